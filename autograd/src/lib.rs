@@ -1,0 +1,1 @@
+//! The tape, reverse-mode differentiation and gradient checking.

@@ -1,0 +1,1 @@
+//! BiFormer: configurations, blocks, initialisation and weight files.

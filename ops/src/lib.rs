@@ -1,0 +1,1 @@
+//! Every differentiable operation, one folder each, and the registry that lists them.

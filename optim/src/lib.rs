@@ -1,0 +1,1 @@
+//! AdamW, schedules, gradient clipping and the moving average of weights.

@@ -1,0 +1,1 @@
+//! BiFormer from buffer to trained model.

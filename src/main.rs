@@ -1,0 +1,2 @@
+//! The `biformer` program.
+fn main() {}
