@@ -1,2 +1,25 @@
-//! Tensors, the buffer pool, the random stream and the CPU kernels that every operation shares.
+//! Tensors: the ground floor. Nothing here knows of gradients.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `tensor.rs` | [`Tensor`]: shape and strides over a shared buffer; views that never copy |
+//! | `shape.rs`, `dtype.rs` | [`Shape`], broadcasting; [`DType`], [`Element`], [`Float`] |
+//! | `buffer.rs` | 64-byte-aligned memory and the pool that hands it out again |
+//! | `rng.rs` | [`rng::Philox`]: random numbers as a function of seed, stream and position |
+//! | `cpu/` | what CPU kernels share: instruction sets, vector mathematics, GEMM, threads |
+//! | `error.rs` | [`Error`]: one variant per kind of failure |
+
+mod buffer;
+pub mod cpu;
+mod dtype;
+mod error;
 pub mod rng;
+mod shape;
+mod tensor;
+
+pub use buffer::{ALIGNMENT, Buffer, PoolStats, pool_stats, reset_peak, set_poison, trim};
+pub use dtype::{DType, Element, Float};
+pub use error::{Error, Result};
+pub use half::bf16;
+pub use shape::{Shape, Strides};
+pub use tensor::Tensor;

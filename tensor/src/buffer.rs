@@ -1,0 +1,190 @@
+//! Memory: 64-byte-aligned buffers that a pool hands out again.
+//!
+//! A training step asks for the same sizes as the step before it. Dropped buffers therefore go back to
+//! the pool and come out again, old contents and all: after the first step the system allocator is no
+//! longer asked, and no memory is cleared only to be overwritten. A fresh buffer is zeroed once, so a
+//! buffer's bytes are always initialised and reading one before writing it is a bug, but never
+//! undefined behaviour. [`set_poison`] makes that bug visible.
+
+use bytemuck::Pod;
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// One cache line, and the width of an AVX-512 register.
+pub const ALIGNMENT: usize = 64;
+
+/// A pooled, aligned block of initialised bytes. Dropping it gives it back to the pool.
+#[derive(Debug)]
+pub struct Buffer {
+    start: NonNull<u8>,
+    capacity: usize,
+    len: usize,
+}
+
+// SAFETY: a Buffer owns its block like a Vec<u8> does; shared access only reads.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+#[derive(Default)]
+struct Pool {
+    /// Free blocks by capacity.
+    free: Mutex<HashMap<usize, Vec<Buffer>>>,
+    in_use: AtomicUsize,
+    peak_in_use: AtomicUsize,
+    held: AtomicUsize,
+    system_allocations: AtomicUsize,
+    poison: AtomicBool,
+}
+
+static POOL: LazyLock<Pool> = LazyLock::new(Pool::default);
+
+/// What the pool has done since the program started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Bytes in live buffers.
+    pub in_use: usize,
+    /// The most bytes that were ever in live buffers at once (since [`reset_peak`]).
+    pub peak_in_use: usize,
+    /// Bytes taken from the system, live or free.
+    pub held: usize,
+    /// How often the system allocator was asked.
+    pub system_allocations: usize,
+}
+
+/// The pool's figures now.
+pub fn pool_stats() -> PoolStats {
+    PoolStats {
+        in_use: POOL.in_use.load(Ordering::Relaxed),
+        peak_in_use: POOL.peak_in_use.load(Ordering::Relaxed),
+        held: POOL.held.load(Ordering::Relaxed),
+        system_allocations: POOL.system_allocations.load(Ordering::Relaxed),
+    }
+}
+
+/// Starts a new measurement of [`PoolStats::peak_in_use`].
+pub fn reset_peak() {
+    POOL.peak_in_use.store(POOL.in_use.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// Fills every buffer that is handed out from now on with 0xFF: NaN in floating point and an impossible
+/// index, so that a kernel that reads what it did not write is caught. For tests.
+pub fn set_poison(on: bool) {
+    POOL.poison.store(on, Ordering::Relaxed);
+}
+
+/// Gives all free blocks back to the system.
+pub fn trim() {
+    let blocks: Vec<Buffer> = free_blocks().drain().flat_map(|(_, blocks)| blocks).collect();
+    for block in blocks {
+        POOL.held.fetch_sub(block.capacity, Ordering::Relaxed);
+        // SAFETY: the block came from alloc_zeroed with this layout and is forgotten right after.
+        unsafe { dealloc(block.start.as_ptr(), layout(block.capacity)) };
+        std::mem::forget(block);
+    }
+}
+
+/// A thread that panicked while it held the lock left a valid map behind: no invariant spans the lock.
+fn free_blocks() -> std::sync::MutexGuard<'static, HashMap<usize, Vec<Buffer>>> {
+    POOL.free.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Capacities come in eight steps per power of two: at most an eighth is wasted, and sizes that nearly
+/// agree (the last, smaller batch) share blocks.
+fn capacity_for(bytes: usize) -> usize {
+    let step = (bytes.max(1).ilog2().saturating_sub(3)).max(ALIGNMENT.ilog2());
+    bytes.max(1).next_multiple_of(1 << step)
+}
+
+fn layout(capacity: usize) -> Layout {
+    // invariant: ALIGNMENT is a power of two, and capacities beyond isize::MAX are refused in `Buffer::new`.
+    Layout::from_size_align(capacity, ALIGNMENT).expect("capacity fits")
+}
+
+impl Buffer {
+    /// A buffer of `len` bytes with arbitrary (but initialised) contents.
+    pub fn new(len: usize) -> Self {
+        assert!(len < isize::MAX as usize / 2, "a buffer of {len} bytes cannot exist");
+        let capacity = capacity_for(len);
+        let recycled = free_blocks().get_mut(&capacity).and_then(Vec::pop);
+        let mut buffer = recycled.unwrap_or_else(|| Self::from_system(capacity));
+        buffer.len = len;
+        let in_use = POOL.in_use.fetch_add(capacity, Ordering::Relaxed) + capacity;
+        POOL.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
+        if POOL.poison.load(Ordering::Relaxed) {
+            buffer.slice_mut::<u32>().fill(u32::MAX);
+        }
+        buffer
+    }
+
+    fn from_system(capacity: usize) -> Self {
+        // SAFETY: capacity_for never returns 0.
+        let start = unsafe { alloc_zeroed(layout(capacity)) };
+        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout(capacity)));
+        POOL.held.fetch_add(capacity, Ordering::Relaxed);
+        POOL.system_allocations.fetch_add(1, Ordering::Relaxed);
+        Self { start, capacity, len: 0 }
+    }
+
+    /// The length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The contents as elements; a remainder shorter than one element is left out.
+    pub fn slice<T: Pod>(&self) -> &[T] {
+        const { assert!(align_of::<T>() <= ALIGNMENT) };
+        let count = self.len / size_of::<T>();
+        // SAFETY: the block is initialised, aligned at least as T needs, at least `len` long, and every
+        // bit pattern of a Pod type is a value.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), count) }
+    }
+
+    /// The contents as elements, to be written.
+    pub fn slice_mut<T: Pod>(&mut self) -> &mut [T] {
+        const { assert!(align_of::<T>() <= ALIGNMENT) };
+        let count = self.len / size_of::<T>();
+        // SAFETY: as in `slice`; `&mut self` excludes every other access.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), count) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        POOL.in_use.fetch_sub(self.capacity, Ordering::Relaxed);
+        let block = Buffer { start: self.start, capacity: self.capacity, len: 0 };
+        free_blocks().entry(self.capacity).or_default().push(block);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacities_waste_at_most_an_eighth() {
+        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
+            let capacity = capacity_for(bytes);
+            assert!(capacity >= bytes && capacity.is_multiple_of(ALIGNMENT));
+            assert!(capacity <= (bytes + bytes / 8).max(bytes + ALIGNMENT), "{bytes} -> {capacity}");
+        }
+    }
+
+    #[test]
+    fn a_dropped_buffer_comes_back_aligned() {
+        let bytes = 77_777_777; // a size that no other test uses
+        let first = Buffer::new(bytes);
+        let address = first.slice::<u32>().as_ptr();
+        assert!((address as usize).is_multiple_of(ALIGNMENT));
+        drop(first);
+        assert_eq!(Buffer::new(bytes).slice::<u32>().as_ptr(), address);
+    }
+}

@@ -1,0 +1,173 @@
+//! Instruction sets, detected at run time: nobody has to set RUSTFLAGS.
+//!
+//! A kernel is an ordinary generic function `fn kernel<T: Float, A: Arch>(...)` marked
+//! `#[inline(always)]`. [`simd!`](crate::simd) compiles it once per instruction set, inside a function
+//! with those target features, where the compiler vectorises its loops; and calls the best one that
+//! this machine has. `A` answers the one question that plain Rust leaves open: whether a fused
+//! multiply-add is one instruction or a slow library call.
+
+use crate::Float;
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// An instruction-set family that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// Whatever the compiler's target guarantees (SSE2 on x86-64, NEON on aarch64).
+    Portable = 0,
+    /// x86-64 with AVX2 and FMA.
+    Avx2 = 1,
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512 = 2,
+}
+
+impl Isa {
+    /// The best that this machine has.
+    pub fn detected() -> Isa {
+        static DETECTED: LazyLock<Isa> = LazyLock::new(detect);
+        *DETECTED
+    }
+
+    /// The one in use: the detected one, or a lesser one that [`limit`] asked for.
+    pub fn current() -> Isa {
+        match LIMIT.load(Ordering::Relaxed) {
+            0 => Isa::Portable,
+            1 => Isa::detected().min(Isa::Avx2),
+            _ => Isa::detected(),
+        }
+    }
+
+    /// The name as it is printed: `avx512`, `avx2`, `neon` or `portable`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Portable if cfg!(target_arch = "aarch64") => "neon",
+            Isa::Portable => "portable",
+        }
+    }
+}
+
+static LIMIT: AtomicU8 = AtomicU8::new(u8::MAX);
+
+/// Uses nothing better than `isa` from now on, so that tests reach every path on one machine.
+pub fn limit(isa: Isa) {
+    LIMIT.store(isa as u8, Ordering::Relaxed);
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> Isa {
+    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+    let avx512 = is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl");
+    match (avx512 && avx2, avx2) {
+        (true, _) => Isa::Avx512,
+        (_, true) => Isa::Avx2,
+        _ => Isa::Portable,
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn detect() -> Isa {
+    Isa::Portable
+}
+
+/// What a kernel asks of the instruction set that it is being compiled for.
+pub trait Arch: Copy {
+    /// Columns of a register tile in [`tile`](crate::cpu::tile), in vectors of 64 bytes.
+    const WIDE: bool;
+    /// a·b + c, rounded once where that is one instruction and twice where it is not.
+    fn mul_add<T: Float>(a: T, b: T, c: T) -> T;
+}
+
+/// With fused multiply-add.
+#[derive(Clone, Copy)]
+pub struct Fused<const WIDE: bool>;
+
+/// Without it.
+#[derive(Clone, Copy)]
+pub struct Plain;
+
+impl<const WIDE: bool> Arch for Fused<WIDE> {
+    const WIDE: bool = WIDE;
+    #[inline(always)]
+    fn mul_add<T: Float>(a: T, b: T, c: T) -> T {
+        num_traits::Float::mul_add(a, b, c)
+    }
+}
+
+impl Arch for Plain {
+    const WIDE: bool = false;
+    #[inline(always)]
+    fn mul_add<T: Float>(a: T, b: T, c: T) -> T {
+        a * b + c
+    }
+}
+
+/// [`Arch`] of the compiler's own target.
+#[cfg(target_arch = "aarch64")]
+pub type Portable = Fused<false>;
+/// [`Arch`] of the compiler's own target.
+#[cfg(not(target_arch = "aarch64"))]
+pub type Portable = Plain;
+
+/// Runs `f` compiled with AVX-512.
+///
+/// # Safety
+/// The machine must have the features named here ([`Isa::detected`] is [`Isa::Avx512`]).
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2")]
+pub unsafe fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+/// Runs `f` compiled with AVX2 and FMA.
+///
+/// # Safety
+/// The machine must have the features named here ([`Isa::detected`] is at least [`Isa::Avx2`]).
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+pub unsafe fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
+    f()
+}
+
+/// Calls a kernel compiled for the best instruction set of this machine. The kernel must be
+/// `#[inline(always)]` and generic over an [`Arch`](crate::cpu::isa::Arch), which is written as `A` in
+/// the call: `simd!(A => gelu::<T, A>(x, y))`.
+#[macro_export]
+macro_rules! simd {
+    ($A:ident => $call:expr) => {{
+        use $crate::cpu::isa;
+        match isa::Isa::current() {
+            #[cfg(target_arch = "x86_64")]
+            isa::Isa::Avx512 => {
+                type $A = isa::Fused<true>;
+                #[allow(clippy::redundant_closure_call)]
+                // SAFETY: Isa::current() is never more than was detected.
+                unsafe {
+                    isa::with_avx512(
+                        #[inline(always)]
+                        || $call,
+                    )
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            isa::Isa::Avx2 => {
+                type $A = isa::Fused<false>;
+                // SAFETY: Isa::current() is never more than was detected.
+                unsafe {
+                    isa::with_avx2(
+                        #[inline(always)]
+                        || $call,
+                    )
+                }
+            }
+            _ => {
+                type $A = isa::Portable;
+                $call
+            }
+        }
+    }};
+}

@@ -1,0 +1,15 @@
+//! What CPU kernels share.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `isa.rs` | instruction sets found at run time; [`simd!`](crate::simd) runs a kernel with the best one |
+//! | `math.rs` | exp and erf that the compiler can vectorise |
+//! | `gemm.rs` | matrix products, split over threads by shape alone |
+//! | `tile.rs` | small matrix products whose operands already lie in the cache |
+//! | `parallel.rs` | threads, and reductions whose order does not depend on them |
+
+pub mod gemm;
+pub mod isa;
+pub mod math;
+pub mod parallel;
+pub mod tile;

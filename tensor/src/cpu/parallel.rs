@@ -1,0 +1,147 @@
+//! Threads, and reductions that do not notice how many there are.
+//!
+//! Work is cut into pieces by its shape alone; which thread takes which piece is left to rayon. A piece
+//! writes only its own part of the result, or its own partial sum, and partial sums are added in the
+//! order of the pieces. So the bits of a result do not depend on the number of threads.
+
+use crate::{Float, Tensor};
+use rayon::prelude::*;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// About how many elementary operations make a piece of work that is worth a thread's while.
+pub const GRAIN: usize = 1 << 14;
+
+/// How many items (rows, images) make a piece, when each costs `work` elementary operations.
+pub fn items_per_task(work: usize) -> usize {
+    (GRAIN / work.max(1)).max(1)
+}
+
+/// A thread pool of `threads` threads (0: one per core) that flush denormals to zero: they carry no
+/// information in a network and cost a hundred cycles each.
+pub fn thread_pool(threads: usize) -> Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|index| format!("worker-{index}"))
+        .start_handler(|_| flush_denormals())
+        .build()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn flush_denormals() {
+    const FLUSH_TO_ZERO: u32 = 1 << 15;
+    const DENORMALS_ARE_ZERO: u32 = 1 << 6;
+    let mut control = 0u32;
+    // SAFETY: stores and loads this thread's SSE control register through a valid pointer; only the two
+    // denormal flags change, and no code in this program relies on denormal results.
+    unsafe {
+        std::arch::asm!("stmxcsr [{}]", in(reg) &mut control, options(nostack));
+        control |= FLUSH_TO_ZERO | DENORMALS_ARE_ZERO;
+        std::arch::asm!("ldmxcsr [{}]", in(reg) &control, options(nostack, readonly));
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn flush_denormals() {}
+
+/// Where a kernel puts one of its gradients: a store when this is the first contribution, an addition
+/// when it is a later one.
+#[derive(Debug)]
+pub struct Out<'a, T> {
+    /// The elements.
+    pub data: &'a mut [T],
+    /// Whether there is something in them already that must be kept.
+    pub accumulate: bool,
+}
+
+impl<'a, T: Float> Out<'a, T> {
+    /// An output to be overwritten.
+    pub fn store(data: &'a mut [T]) -> Self {
+        Out { data, accumulate: false }
+    }
+
+    /// The factor on the old contents: 0 or 1.
+    pub fn beta(&self) -> T {
+        if self.accumulate { T::one() } else { T::zero() }
+    }
+
+    /// Stores or adds `values`, element by element.
+    pub fn put(&mut self, values: &[T]) {
+        put(self.data, values, self.accumulate);
+    }
+}
+
+/// Stores `values` in `data`, or adds them.
+#[inline(always)]
+pub fn put<T: Float>(data: &mut [T], values: &[T], accumulate: bool) {
+    if accumulate {
+        data.iter_mut().zip(values).for_each(|(element, &value)| *element += value);
+    } else {
+        data.copy_from_slice(values);
+    }
+}
+
+/// Sums over a long axis: `items` are cut into at most [`MAX_PIECES`] ranges by their number alone;
+/// `partial(range, sum)` adds up one range into a zeroed row of `width` elements; the rows are then
+/// added in order into `out`.
+pub fn sum_in_pieces<T: Float>(
+    items: usize,
+    work_per_item: usize,
+    width: usize,
+    mut out: Out<'_, T>,
+    partial: impl Fn(Range<usize>, &mut [T]) + Sync,
+) {
+    let per_piece = items_per_task(work_per_item).max(items.div_ceil(MAX_PIECES)).max(1);
+    let pieces = items.div_ceil(per_piece);
+    if pieces == 0 || width == 0 {
+        if !out.accumulate {
+            out.data.fill(T::zero());
+        }
+        return;
+    }
+    let mut rows = Tensor::zeros([pieces, width], T::DTYPE);
+    let rows = rows.as_mut_slice::<T>("sum_in_pieces").expect("invariant: a new tensor is contiguous and unshared");
+    rows.par_chunks_mut(width).enumerate().for_each(|(piece, row)| {
+        let start = piece * per_piece;
+        partial(start..(start + per_piece).min(items), row);
+    });
+    let (total, rest) = rows.split_at_mut(width);
+    rest.chunks(width).for_each(|row| put(total, row, true));
+    out.put(total);
+}
+
+/// The most partial sums that [`sum_in_pieces`] makes.
+pub const MAX_PIECES: usize = 32;
+
+/// A slice that several tasks write at once, each its own elements: for results whose parts interleave
+/// (the columns of one attention head), which `par_chunks_mut` cannot express.
+#[derive(Clone, Copy)]
+pub struct Interleaved<'a, T> {
+    start: *mut T,
+    len: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: handing out parts is unsafe, and its contract forbids two tasks the same element.
+unsafe impl<T: Send> Send for Interleaved<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Interleaved<'_, T> {}
+
+impl<'a, T> Interleaved<'a, T> {
+    /// Takes the slice for as long as the tasks run.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+    }
+
+    /// The elements `range`, to be written by the calling task. Panics when they are out of bounds.
+    ///
+    /// # Safety
+    /// No other task may hold any of these elements at the same time.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)] // that is what this type is for; the contract above guards it
+    pub unsafe fn part(&self, range: Range<usize>) -> &'a mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        // SAFETY: in bounds, and exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}

@@ -1,0 +1,142 @@
+//! Element types: what a tensor can hold, and what a kernel can compute with.
+
+use half::bf16;
+use std::fmt;
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// IEEE 754 binary32: training and inference.
+    F32,
+    /// IEEE 754 binary64: gradient checks and conformance.
+    F64,
+    /// bfloat16, as storage only: kernels widen it to f32.
+    Bf16,
+    /// u32: class labels, routed regions, any position.
+    Index,
+}
+
+impl DType {
+    /// Bytes per element.
+    pub fn size(self) -> usize {
+        match self {
+            DType::F64 => 8,
+            DType::F32 | DType::Index => 4,
+            DType::Bf16 => 2,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::Bf16 => "bf16",
+            DType::Index => "index (u32)",
+        })
+    }
+}
+
+/// A Rust type that can be an element of a tensor. Every bit pattern of it must be a valid value,
+/// which [`bytemuck::Pod`] states: recycled buffers are handed out with old contents.
+pub trait Element: bytemuck::Pod + Default + PartialEq + fmt::Debug + Send + Sync {
+    /// The corresponding [`DType`].
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+impl Element for f64 {
+    const DTYPE: DType = DType::F64;
+}
+impl Element for bf16 {
+    const DTYPE: DType = DType::Bf16;
+}
+impl Element for u32 {
+    const DTYPE: DType = DType::Index;
+}
+
+/// A type that kernels compute with: f32, or f64 to check the very same kernel in double precision.
+pub trait Float:
+    Element + num_traits::Float + num_traits::NumAssign + std::iter::Sum + crate::cpu::math::Transcendental + fmt::Display
+{
+    /// Rounds a constant to this type.
+    fn of(value: f64) -> Self;
+    /// Widens to f64, exactly.
+    fn wide(self) -> f64;
+
+    /// C = A·B + beta·C on raw strided matrices, through `matrixmultiply`, on the calling thread.
+    ///
+    /// # Safety
+    /// For every row and column inside (m, k), (k, n) and (m, n), the pointers with their strides
+    /// (in elements) must address memory that is valid for reading (a, b) and writing (c), and c must
+    /// overlap neither a nor b.
+    #[allow(clippy::too_many_arguments)] // the BLAS signature, known to everyone who reads this
+    unsafe fn gemm_raw(
+        m: usize,
+        k: usize,
+        n: usize,
+        a: *const Self,
+        a_strides: (usize, usize),
+        b: *const Self,
+        b_strides: (usize, usize),
+        beta: Self,
+        c: *mut Self,
+        c_strides: (usize, usize),
+    );
+}
+
+macro_rules! impl_float {
+    ($type:ty, $gemm:path) => {
+        impl Float for $type {
+            #[inline(always)]
+            fn of(value: f64) -> Self {
+                value as $type
+            }
+            #[inline(always)]
+            fn wide(self) -> f64 {
+                f64::from(self)
+            }
+            unsafe fn gemm_raw(
+                m: usize,
+                k: usize,
+                n: usize,
+                a: *const Self,
+                (rsa, csa): (usize, usize),
+                b: *const Self,
+                (rsb, csb): (usize, usize),
+                beta: Self,
+                c: *mut Self,
+                (rsc, csc): (usize, usize),
+            ) {
+                let s = |stride: usize| stride as isize;
+                // SAFETY: the caller's contract is exactly matrixmultiply's.
+                unsafe { $gemm(m, k, n, 1.0, a, s(rsa), s(csa), b, s(rsb), s(csb), beta, c, s(rsc), s(csc)) }
+            }
+        }
+    };
+}
+
+impl_float!(f32, matrixmultiply::sgemm);
+impl_float!(f64, matrixmultiply::dgemm);
+
+/// Runs an expression with a type name bound to the Rust type of a floating-point [`DType`]:
+/// `match_float!(x.dtype(), "gelu", T => kernel::<T>(...))`. Any other type is [`Error::DType`](crate::Error::DType).
+#[macro_export]
+macro_rules! match_float {
+    ($dtype:expr, $op:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            other => return Err($crate::Error::DType { op: $op, expected: "f32 or f64", actual: other }.into()),
+        }
+    };
+}

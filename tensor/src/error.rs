@@ -1,0 +1,99 @@
+//! What can go wrong with a tensor.
+
+use crate::{DType, Shape};
+
+/// A failure of a tensor operation. Every variant names the operation and shows what it met.
+#[derive(Debug, thiserror::Error, Clone, PartialEq)]
+pub enum Error {
+    /// The shapes do not fit the operation.
+    #[error("{op}: expected {expected}, got shape {actual}")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// What would have fitted.
+        expected: String,
+        /// What came.
+        actual: String,
+    },
+    /// Two shapes that must broadcast together do not.
+    #[error("{op}: shapes {left} and {right} do not broadcast together")]
+    Broadcast {
+        /// The operation.
+        op: &'static str,
+        /// The first shape.
+        left: String,
+        /// The second shape.
+        right: String,
+    },
+    /// The element type does not fit the operation.
+    #[error("{op}: expected {expected} elements, got {actual}")]
+    DType {
+        /// The operation.
+        op: &'static str,
+        /// What would have fitted.
+        expected: &'static str,
+        /// What came.
+        actual: DType,
+    },
+    /// The operation needs elements that lie one after another.
+    #[error("{op}: needs contiguous data, got shape {shape} with strides {strides:?}; call contiguous() first")]
+    NotContiguous {
+        /// The operation.
+        op: &'static str,
+        /// The view's shape.
+        shape: String,
+        /// The view's strides, in elements.
+        strides: Vec<usize>,
+    },
+    /// An axis that the tensor does not have.
+    #[error("{op}: axis {axis} of a tensor with {rank} axes")]
+    Axis {
+        /// The operation.
+        op: &'static str,
+        /// The axis asked for.
+        axis: usize,
+        /// How many there are.
+        rank: usize,
+    },
+    /// A position past the end.
+    #[error("{op}: {what} {index} is out of range, must be below {bound}")]
+    OutOfRange {
+        /// The operation.
+        op: &'static str,
+        /// What the position selects.
+        what: &'static str,
+        /// The position.
+        index: usize,
+        /// The first position that does not exist.
+        bound: usize,
+    },
+    /// A parameter of the operation (a probability, an epsilon, a count) that makes no sense.
+    #[error("{op}: {message}")]
+    Argument {
+        /// The operation.
+        op: &'static str,
+        /// What is wrong and what would be right.
+        message: String,
+    },
+    /// Writing to memory that another tensor also sees.
+    #[error("{op}: the buffer is shared with another tensor, so it cannot be written in place")]
+    Shared {
+        /// The operation.
+        op: &'static str,
+    },
+}
+
+/// The result of a tensor operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// A [`Error::Shape`].
+    pub fn shape(op: &'static str, expected: impl Into<String>, actual: &[usize]) -> Self {
+        Error::Shape { op, expected: expected.into(), actual: Shape::from(actual).to_string() }
+    }
+
+    /// An [`Error::Argument`].
+    pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
+        Error::Argument { op, message: message.into() }
+    }
+}

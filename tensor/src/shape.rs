@@ -1,0 +1,115 @@
+//! Shapes and strides.
+
+use crate::{Error, Result};
+use smallvec::SmallVec;
+use std::{fmt, ops::Deref};
+
+/// The extents of a tensor's axes, outermost first. Reads like a slice of `usize`.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Shape(SmallVec<[usize; 6]>);
+
+impl Shape {
+    /// How many elements a tensor of this shape has.
+    pub fn count(&self) -> usize {
+        self.iter().product()
+    }
+
+    /// The strides (in elements) of a contiguous tensor of this shape: the last axis moves by one.
+    pub fn contiguous_strides(&self) -> Strides {
+        let mut strides = Strides::from_elem(0, self.len());
+        let mut step = 1;
+        for axis in (0..self.len()).rev() {
+            strides[axis] = step;
+            step *= self[axis].max(1);
+        }
+        strides
+    }
+
+    /// The shape that both broadcast to by NumPy's rule: aligned at the last axis, extents equal or 1.
+    pub fn broadcast(&self, other: &Shape, op: &'static str) -> Result<Shape> {
+        let rank = self.len().max(other.len());
+        let extent = |shape: &Shape, axis: usize| (axis + shape.len()).checked_sub(rank).map_or(1, |axis| shape[axis]);
+        (0..rank)
+            .map(|axis| match (extent(self, axis), extent(other, axis)) {
+                (a, b) if a == b || b == 1 => Ok(a),
+                (1, b) => Ok(b),
+                _ => Err(Error::Broadcast { op, left: self.to_string(), right: other.to_string() }),
+            })
+            .collect()
+    }
+
+    /// This shape with the extent of one axis changed.
+    pub fn with(&self, axis: usize, extent: usize) -> Shape {
+        let mut shape = self.clone();
+        shape.0[axis] = extent;
+        shape
+    }
+}
+
+/// Steps between neighbours along each axis, in elements; 0 along a broadcast axis.
+pub type Strides = SmallVec<[usize; 6]>;
+
+impl Deref for Shape {
+    type Target = [usize];
+    fn deref(&self) -> &[usize] {
+        &self.0
+    }
+}
+
+impl FromIterator<usize> for Shape {
+    fn from_iter<I: IntoIterator<Item = usize>>(extents: I) -> Self {
+        Shape(extents.into_iter().collect())
+    }
+}
+
+impl From<&[usize]> for Shape {
+    fn from(extents: &[usize]) -> Self {
+        Shape(SmallVec::from_slice(extents))
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(extents: [usize; N]) -> Self {
+        Shape(SmallVec::from_slice(&extents))
+    }
+}
+
+impl From<&Shape> for Shape {
+    fn from(shape: &Shape) -> Self {
+        shape.clone()
+    }
+}
+
+impl From<Vec<usize>> for Shape {
+    fn from(extents: Vec<usize>) -> Self {
+        Shape(SmallVec::from_vec(extents))
+    }
+}
+
+impl PartialEq<[usize]> for Shape {
+    fn eq(&self, other: &[usize]) -> bool {
+        **self == *other
+    }
+}
+
+impl<const N: usize> PartialEq<[usize; N]> for Shape {
+    fn eq(&self, other: &[usize; N]) -> bool {
+        **self == *other
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(")?;
+        for (axis, extent) in self.iter().enumerate() {
+            write!(f, "{}{extent}", if axis > 0 { ", " } else { "" })?;
+        }
+        f.write_str(")")
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

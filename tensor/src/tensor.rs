@@ -1,0 +1,319 @@
+//! The tensor: a shape and strides over a shared buffer.
+
+use crate::{Buffer, DType, Element, Error, Result, Shape, shape::Strides};
+use half::bf16;
+use std::{fmt, ops::Range, sync::Arc};
+
+/// An n-dimensional array. Cloning it, and taking views of it, shares the elements; they can be written
+/// only while nobody else sees them ([`Tensor::as_mut_slice`]).
+#[derive(Clone)]
+pub struct Tensor {
+    buffer: Arc<Buffer>,
+    dtype: DType,
+    shape: Shape,
+    strides: Strides,
+    /// The first element's place in the buffer, in elements.
+    offset: usize,
+}
+
+impl Tensor {
+    /// A tensor whose elements are whatever the recycled buffer held. For results that are about to be
+    /// written in full.
+    pub fn empty(shape: impl Into<Shape>, dtype: DType) -> Self {
+        let shape = shape.into();
+        let buffer = Arc::new(Buffer::new(shape.count() * dtype.size()));
+        Self { buffer, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
+    }
+
+    /// A tensor of zeros.
+    pub fn zeros(shape: impl Into<Shape>, dtype: DType) -> Self {
+        let mut tensor = Self::empty(shape, dtype);
+        tensor.fresh_buffer().slice_mut::<u8>().fill(0);
+        tensor
+    }
+
+    /// A tensor of one value.
+    pub fn full<T: Element>(shape: impl Into<Shape>, value: T) -> Self {
+        let mut tensor = Self::empty(shape, T::DTYPE);
+        tensor.fresh_buffer().slice_mut::<T>().fill(value);
+        tensor
+    }
+
+    /// A tensor without axes that holds one value.
+    pub fn scalar<T: Element>(value: T) -> Self {
+        Self::full([], value)
+    }
+
+    /// A tensor with these elements, last axis fastest. The number of elements must be the shape's.
+    pub fn from_slice<T: Element>(elements: &[T], shape: impl Into<Shape>) -> Result<Self> {
+        let shape = shape.into();
+        if elements.len() != shape.count() {
+            return Err(Error::shape("from_slice", format!("a shape of {} elements", elements.len()), &shape));
+        }
+        let mut tensor = Self::empty(shape, T::DTYPE);
+        tensor.fresh_buffer().slice_mut::<T>().copy_from_slice(elements);
+        Ok(tensor)
+    }
+
+    /// The buffer of a tensor that was just made, which nobody else can see yet.
+    fn fresh_buffer(&mut self) -> &mut Buffer {
+        Arc::get_mut(&mut self.buffer).expect("invariant: a new buffer has one owner")
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The extents as an array, or [`Error::Shape`] when there are not `N` axes. `expected` names the
+    /// axes for the error: `"(N, H, W, C)"`.
+    pub fn dims<const N: usize>(&self, op: &'static str, expected: &str) -> Result<[usize; N]> {
+        self.shape[..].try_into().map_err(|_| Error::shape(op, expected, &self.shape))
+    }
+
+    /// The steps between neighbours, in elements.
+    pub fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The number of elements.
+    pub fn count(&self) -> usize {
+        self.shape.count()
+    }
+
+    /// The bytes of its elements.
+    pub fn bytes(&self) -> usize {
+        self.count() * self.dtype.size()
+    }
+
+    /// Whether the elements lie one after another, last axis fastest.
+    pub fn is_contiguous(&self) -> bool {
+        let mut step = 1;
+        self.shape.iter().zip(&self.strides).rev().all(|(&extent, &stride)| {
+            let fits = extent <= 1 || stride == step;
+            step *= extent.max(1);
+            fits
+        }) || self.count() == 0
+    }
+
+    /// The elements of a contiguous tensor.
+    pub fn as_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
+        self.expect_dtype::<T>(op)?;
+        self.expect_contiguous(op)?;
+        Ok(&self.buffer.slice()[self.offset..][..self.count()])
+    }
+
+    /// The elements of a contiguous tensor, to be written. [`Error::Shared`] when another tensor sees them.
+    pub fn as_mut_slice<T: Element>(&mut self, op: &'static str) -> Result<&mut [T]> {
+        self.expect_dtype::<T>(op)?;
+        self.expect_contiguous(op)?;
+        let range = self.offset..self.offset + self.count();
+        let buffer = Arc::get_mut(&mut self.buffer).ok_or(Error::Shared { op })?;
+        Ok(&mut buffer.slice_mut()[range])
+    }
+
+    /// The buffer from this tensor's first element on: element (i, j, ..) lies at the sum of the
+    /// positions times [`Tensor::strides`].
+    pub fn as_strided_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
+        self.expect_dtype::<T>(op)?;
+        Ok(&self.buffer.slice()[self.offset..])
+    }
+
+    /// Whether no other tensor sees the elements, so that they can be written in place.
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.buffer) == 1
+    }
+
+    fn expect_dtype<T: Element>(&self, op: &'static str) -> Result<()> {
+        if self.dtype == T::DTYPE {
+            return Ok(());
+        }
+        let expected = match T::DTYPE {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::Bf16 => "bf16",
+            DType::Index => "index (u32)",
+        };
+        Err(Error::DType { op, expected, actual: self.dtype })
+    }
+
+    fn expect_contiguous(&self, op: &'static str) -> Result<()> {
+        if self.is_contiguous() {
+            return Ok(());
+        }
+        Err(Error::NotContiguous { op, shape: self.shape.to_string(), strides: self.strides.to_vec() })
+    }
+
+    /// The one element of a tensor that has one element.
+    pub fn item<T: Element>(&self) -> Result<T> {
+        if self.count() != 1 {
+            return Err(Error::shape("item", "one element", &self.shape));
+        }
+        Ok(self.as_strided_slice::<T>("item")?[0])
+    }
+
+    /// A copy of the elements in order, from any view.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        let elements = self.as_strided_slice::<T>("to_vec")?;
+        let mut copy = Vec::with_capacity(self.count());
+        self.for_each_row(|start, stride, len| copy.extend((0..len).map(|i| elements[start + i * stride])));
+        Ok(copy)
+    }
+
+    /// This tensor if it is contiguous, otherwise a contiguous copy.
+    pub fn contiguous(&self) -> Tensor {
+        if self.is_contiguous() {
+            return self.clone();
+        }
+        let mut copy = Self::empty(self.shape.clone(), self.dtype);
+        match self.dtype {
+            DType::F64 => self.copy_into::<f64>(&mut copy),
+            DType::F32 => self.copy_into::<f32>(&mut copy),
+            DType::Index => self.copy_into::<u32>(&mut copy),
+            DType::Bf16 => self.copy_into::<bf16>(&mut copy),
+        }
+        copy
+    }
+
+    fn copy_into<T: Element>(&self, copy: &mut Tensor) {
+        let from = &self.buffer.slice::<T>()[self.offset..];
+        let mut to = copy.fresh_buffer().slice_mut::<T>();
+        self.for_each_row(|start, stride, len| {
+            let (row, rest) = std::mem::take(&mut to).split_at_mut(len);
+            match stride {
+                1 => row.copy_from_slice(&from[start..][..len]),
+                _ => row.iter_mut().enumerate().for_each(|(i, element)| *element = from[start + i * stride]),
+            }
+            to = rest;
+        });
+    }
+
+    /// Calls `visit(start, stride, len)` for each run along the last axis, in order.
+    fn for_each_row(&self, mut visit: impl FnMut(usize, usize, usize)) {
+        if self.count() == 0 {
+            return;
+        }
+        let outer = self.rank().saturating_sub(1);
+        let (len, stride) = if self.rank() == 0 { (1, 1) } else { (self.shape[outer], self.strides[outer]) };
+        let mut position = Strides::from_elem(0, outer);
+        loop {
+            visit(position.iter().zip(&self.strides).map(|(i, stride)| i * stride).sum(), stride, len);
+            let Some(axis) = (0..outer).rev().find(|&axis| position[axis] + 1 < self.shape[axis]) else { return };
+            position[axis] += 1;
+            position[axis + 1..].fill(0);
+        }
+    }
+
+    /// The elements converted to another type. Floating-point types convert to each other, rounding to
+    /// nearest; index tensors stay index tensors.
+    pub fn cast(&self, dtype: DType) -> Result<Tensor> {
+        if dtype == self.dtype {
+            return Ok(self.clone());
+        }
+        let wide: Vec<f64> = match self.dtype {
+            DType::F32 => self.to_vec::<f32>()?.into_iter().map(f64::from).collect(),
+            DType::F64 => self.to_vec::<f64>()?,
+            DType::Bf16 => self.to_vec::<bf16>()?.into_iter().map(f64::from).collect(),
+            DType::Index => return Err(Error::DType { op: "cast", expected: "floating-point", actual: self.dtype }),
+        };
+        match dtype {
+            DType::F32 => Self::from_slice(&wide.iter().map(|&x| x as f32).collect::<Vec<_>>(), self.shape.clone()),
+            DType::F64 => Self::from_slice(&wide, self.shape.clone()),
+            DType::Bf16 => {
+                Self::from_slice(&wide.into_iter().map(bf16::from_f64).collect::<Vec<_>>(), self.shape.clone())
+            }
+            DType::Index => Err(Error::DType { op: "cast", expected: "floating-point", actual: dtype }),
+        }
+    }
+}
+
+/// Views: new shapes and strides over the same elements. None of them copies.
+impl Tensor {
+    fn view(&self, shape: Shape, strides: Strides, offset: usize) -> Tensor {
+        Tensor { buffer: Arc::clone(&self.buffer), dtype: self.dtype, shape, strides, offset }
+    }
+
+    fn expect_axis(&self, op: &'static str, axis: usize) -> Result<()> {
+        if axis < self.rank() { Ok(()) } else { Err(Error::Axis { op, axis, rank: self.rank() }) }
+    }
+
+    /// The same elements in order under another shape of as many elements. Needs a contiguous tensor.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.count() != self.count() {
+            return Err(Error::shape("reshape", format!("{} elements, as in {}", self.count(), self.shape), &shape));
+        }
+        self.expect_contiguous("reshape")?;
+        let strides = shape.contiguous_strides();
+        Ok(self.view(shape, strides, self.offset))
+    }
+
+    /// The axes in another order: axis `i` of the result is axis `order[i]` of this tensor.
+    pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
+        let mut seen = vec![false; self.rank()];
+        for &axis in order {
+            self.expect_axis("permute", axis)?;
+            seen[axis] = true;
+        }
+        if order.len() != self.rank() || seen.contains(&false) {
+            let message = format!("{order:?} does not name each of {} axes once", self.rank());
+            return Err(Error::argument("permute", message));
+        }
+        let shape = order.iter().map(|&axis| self.shape[axis]).collect();
+        let strides = order.iter().map(|&axis| self.strides[axis]).collect();
+        Ok(self.view(shape, strides, self.offset))
+    }
+
+    /// The positions `range` along an axis.
+    pub fn slice(&self, axis: usize, range: Range<usize>) -> Result<Tensor> {
+        self.expect_axis("slice", axis)?;
+        if range.start > range.end || range.end > self.shape[axis] {
+            let bound = self.shape[axis] + 1;
+            return Err(Error::OutOfRange { op: "slice", what: "end", index: range.end.max(range.start), bound });
+        }
+        let offset = if range.is_empty() { self.offset } else { self.offset + range.start * self.strides[axis] };
+        Ok(self.view(self.shape.with(axis, range.len()), self.strides.clone(), offset))
+    }
+
+    /// This tensor repeated, without copying, to a shape that it broadcasts to.
+    pub fn broadcast_to(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if self.shape.broadcast(&shape, "broadcast_to")? != shape {
+            return Err(Error::Broadcast {
+                op: "broadcast_to",
+                left: self.shape.to_string(),
+                right: shape.to_string(),
+            });
+        }
+        let added = shape.len() - self.rank();
+        let strides = (0..shape.len())
+            .map(|axis| if axis < added || self.shape[axis - added] == 1 { 0 } else { self.strides[axis - added] })
+            .collect();
+        Ok(self.view(shape, strides, self.offset))
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 8;
+        write!(f, "Tensor {} {} [", self.dtype, self.shape)?;
+        let values = match self.dtype {
+            DType::Index => self.to_vec::<u32>().map(|v| v.into_iter().map(f64::from).collect()),
+            _ => self.cast(DType::F64).and_then(|wide| wide.to_vec::<f64>()),
+        };
+        for (i, value) in values.unwrap_or_default().iter().take(SHOWN).enumerate() {
+            write!(f, "{}{value}", if i > 0 { ", " } else { "" })?;
+        }
+        write!(f, "{}]", if self.count() > SHOWN { ", ..." } else { "" })
+    }
+}
