@@ -144,25 +144,18 @@ macro_rules! simd {
             #[cfg(target_arch = "x86_64")]
             isa::Isa::Avx512 => {
                 type $A = isa::Fused<true>;
-                #[allow(clippy::redundant_closure_call)]
+                let call = #[inline(always)]
+                || $call;
                 // SAFETY: Isa::current() is never more than was detected.
-                unsafe {
-                    isa::with_avx512(
-                        #[inline(always)]
-                        || $call,
-                    )
-                }
+                unsafe { isa::with_avx512(call) }
             }
             #[cfg(target_arch = "x86_64")]
             isa::Isa::Avx2 => {
                 type $A = isa::Fused<false>;
+                let call = #[inline(always)]
+                || $call;
                 // SAFETY: Isa::current() is never more than was detected.
-                unsafe {
-                    isa::with_avx2(
-                        #[inline(always)]
-                        || $call,
-                    )
-                }
+                unsafe { isa::with_avx2(call) }
             }
             _ => {
                 type $A = isa::Portable;
