@@ -113,24 +113,28 @@ pub type Portable = Fused<false>;
 #[cfg(not(target_arch = "aarch64"))]
 pub type Portable = Plain;
 
-/// Runs `f` compiled with AVX-512.
-///
-/// # Safety
-/// The machine must have the features named here ([`Isa::detected`] is [`Isa::Avx512`]).
+/// Runs `f` compiled with AVX-512, where `f` is `#[inline(always)]`. Panics on a machine without it.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2")]
-pub unsafe fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
-    f()
+pub fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn compiled<R>(f: impl FnOnce() -> R) -> R {
+        f()
+    }
+    assert!(Isa::detected() == Isa::Avx512);
+    // SAFETY: the machine has these features.
+    unsafe { compiled(f) }
 }
 
-/// Runs `f` compiled with AVX2 and FMA.
-///
-/// # Safety
-/// The machine must have the features named here ([`Isa::detected`] is at least [`Isa::Avx2`]).
+/// Runs `f` compiled with AVX2 and FMA, where `f` is `#[inline(always)]`. Panics on a machine without them.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-pub unsafe fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
-    f()
+pub fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
+    #[target_feature(enable = "avx2,fma")]
+    fn compiled<R>(f: impl FnOnce() -> R) -> R {
+        f()
+    }
+    assert!(Isa::detected() >= Isa::Avx2);
+    // SAFETY: the machine has these features.
+    unsafe { compiled(f) }
 }
 
 /// Calls a kernel compiled for the best instruction set of this machine. The kernel must be
@@ -144,18 +148,18 @@ macro_rules! simd {
             #[cfg(target_arch = "x86_64")]
             isa::Isa::Avx512 => {
                 type $A = isa::Fused<true>;
-                let call = #[inline(always)]
-                || $call;
-                // SAFETY: Isa::current() is never more than was detected.
-                unsafe { isa::with_avx512(call) }
+                isa::with_avx512(
+                    #[inline(always)]
+                    || $call,
+                )
             }
             #[cfg(target_arch = "x86_64")]
             isa::Isa::Avx2 => {
                 type $A = isa::Fused<false>;
-                let call = #[inline(always)]
-                || $call;
-                // SAFETY: Isa::current() is never more than was detected.
-                unsafe { isa::with_avx2(call) }
+                isa::with_avx2(
+                    #[inline(always)]
+                    || $call,
+                )
             }
             _ => {
                 type $A = isa::Portable;
