@@ -1,1 +1,24 @@
-//! The tape, reverse-mode differentiation and gradient checking.
+//! Reverse-mode differentiation: a tape that one can read, and the means to check it.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `tape.rs` | [`Tape`], the list of what was computed; [`Var`], a value on it |
+//! | `rule.rs` | [`Rule`], the backward rule of one operation; [`InputGrads`], where it puts its results |
+//! | `backward.rs` | the reverse walk |
+//! | `params.rs` | [`Parameters`] and [`Gradients`], each in one flat buffer |
+//! | `exact.rs` | dual numbers: exact derivatives of reference implementations |
+//! | `gradcheck.rs` | the comparison of a backward rule with differences and with dual numbers |
+//! | `error.rs` | [`Error`] |
+
+mod backward;
+mod error;
+pub mod exact;
+pub mod gradcheck;
+mod params;
+mod rule;
+mod tape;
+
+pub use error::{Error, Result};
+pub use params::{Gradients, Layout, ParamId, Parameters, ParametersBuilder};
+pub use rule::{InputGrads, Rule, Slot};
+pub use tape::{Node, Tape, Var};

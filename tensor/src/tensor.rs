@@ -122,6 +122,15 @@ impl Tensor {
         Ok(&mut buffer.slice_mut()[range])
     }
 
+    /// The bytes of a contiguous tensor, to be written. [`Error::Shared`] when another tensor sees them.
+    pub fn as_mut_bytes(&mut self, op: &'static str) -> Result<&mut [u8]> {
+        self.expect_contiguous(op)?;
+        let size = self.dtype.size();
+        let range = self.offset * size..(self.offset + self.count()) * size;
+        let buffer = Arc::get_mut(&mut self.buffer).ok_or(Error::Shared { op })?;
+        Ok(&mut buffer.slice_mut()[range])
+    }
+
     /// The buffer from this tensor's first element on: element (i, j, ..) lies at the sum of the
     /// positions times [`Tensor::strides`].
     pub fn as_strided_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
@@ -281,8 +290,10 @@ impl Tensor {
             let bound = self.shape[axis] + 1;
             return Err(Error::OutOfRange { op: "slice", what: "end", index: range.end.max(range.start), bound });
         }
-        let offset = if range.is_empty() { self.offset } else { self.offset + range.start * self.strides[axis] };
-        Ok(self.view(self.shape.with(axis, range.len()), self.strides.clone(), offset))
+        let shape = self.shape.with(axis, range.len());
+        // An empty view stays where it is, so that its offset never passes the end of the buffer.
+        let offset = if shape.count() == 0 { self.offset } else { self.offset + range.start * self.strides[axis] };
+        Ok(self.view(shape, self.strides.clone(), offset))
     }
 
     /// This tensor repeated, without copying, to a shape that it broadcasts to.

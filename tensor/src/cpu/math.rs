@@ -32,7 +32,7 @@ impl Transcendental for f32 {
         const ROUND: f32 = 12_582_912.0;
         const LN_2_HIGH: f32 = 0.693_359_4; // its last bits are zero, so n·LN_2_HIGH is exact
         const LN_2_LOW: f32 = -2.121_944_4e-4;
-        let x = if self > 88.7 { 88.7 } else { self };
+        let x = if self > 88.72 { 88.72 } else { self };
         let n = A::mul_add(x, std::f32::consts::LOG2_E, ROUND) - ROUND;
         let r = A::mul_add(n, -LN_2_HIGH, x);
         let r = A::mul_add(n, -LN_2_LOW, r);

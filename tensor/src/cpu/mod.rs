@@ -3,6 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `isa.rs` | instruction sets found at run time; [`simd!`](crate::simd) runs a kernel with the best one |
+//! | `lanes.rs` | sums in a fixed order that the compiler can vectorise |
 //! | `math.rs` | exp and erf that the compiler can vectorise |
 //! | `gemm.rs` | matrix products, split over threads by shape alone |
 //! | `tile.rs` | small matrix products whose operands already lie in the cache |
@@ -10,6 +11,7 @@
 
 pub mod gemm;
 pub mod isa;
+pub mod lanes;
 pub mod math;
 pub mod parallel;
 pub mod tile;

@@ -1,0 +1,78 @@
+//! The reverse walk over the tape.
+
+use crate::rule::{InputGrads, Slots, State, Target};
+use crate::tape::Origin;
+use crate::{Error, Gradients, Result, Tape, Var};
+use smallvec::SmallVec;
+use tensor::{Tensor, match_float};
+
+impl Tape {
+    /// Differentiates a scalar: walks the tape once in reverse and leaves the gradients of its parameters
+    /// and inputs in `gradients`. What each operation saved is freed as the walk passes it.
+    pub fn backward(&self, loss: &Var<'_>, gradients: &mut Gradients) -> Result<()> {
+        if loss.value().count() != 1 {
+            return Err(tensor::Error::shape("backward", "a loss of one element", loss.shape()).into());
+        }
+        let one = match_float!(loss.dtype(), "backward", T => Tensor::full::<T>(loss.shape().clone(), 1.0));
+        self.backward_from(loss, one, gradients)
+    }
+
+    /// As [`Tape::backward`], from any value, given the gradient of something with respect to it.
+    pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
+        let last = output.node().ok_or(Error::NotRecorded { what: "this value" })?;
+        if upstream.shape() != output.shape() || upstream.dtype() != output.dtype() {
+            let expected = format!("an upstream gradient like the value, {} {}", output.dtype(), output.shape());
+            return Err(tensor::Error::shape("backward", expected, upstream.shape()).into());
+        }
+        let mut nodes = self.nodes_mut();
+        let Gradients { arena, inputs } = gradients;
+        inputs.clear();
+        let (arena, written) = match arena {
+            Some(arena) => arena.split()?,
+            None => (vec![], &mut [][..]),
+        };
+        let mut slots = Slots { interior: vec![], arena, written };
+        slots.interior.resize_with(last + 1, State::default);
+        slots.interior[last] = State::Filled(upstream.contiguous());
+        drop(upstream);
+
+        for index in (0..=last).rev() {
+            let State::Filled(upstream) = std::mem::take(&mut slots.interior[index]) else { continue };
+            match &nodes[index].origin {
+                Origin::Input => {
+                    inputs.insert(index, upstream);
+                    continue;
+                }
+                // Only the loss itself being a parameter leads here: other gradients go to the arena.
+                Origin::Parameter(_) => return Err(Error::NotRecorded { what: "a bare parameter" }),
+                Origin::Operation(_) => {}
+                Origin::Consumed(_) => {
+                    return Err(Error::NotRecorded { what: "a value whose tape was walked already" });
+                }
+            }
+            let targets = nodes[index].inputs.iter().map(|source| {
+                source.map(|node| Target {
+                    node,
+                    parameter: match nodes[node].origin {
+                        Origin::Parameter(id) => Some(id.index()),
+                        _ => None,
+                    },
+                    shape: nodes[node].shape.clone(),
+                    dtype: nodes[node].dtype,
+                })
+            });
+            let targets: SmallVec<[Option<Target>; 4]> = targets.collect();
+            if targets.iter().flatten().any(|target| !slots.hold(target)) {
+                return Err(Error::ForeignGradients { parameters: slots.arena.len() });
+            }
+            let name = nodes[index].name();
+            let origin = std::mem::replace(&mut nodes[index].origin, Origin::Consumed(name));
+            if let Origin::Operation(rule) = origin {
+                let mut grads = InputGrads::new(name, targets, &mut slots);
+                rule.backward(upstream, &mut grads)?;
+                grads.finish()?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,46 @@
+//! What can go wrong between a forward pass and its gradients.
+
+/// A failure of the tape, or of an operation that it recorded.
+#[derive(Debug, thiserror::Error, Clone, PartialEq)]
+pub enum Error {
+    /// An operation refused its operands.
+    #[error(transparent)]
+    Tensor(#[from] tensor::Error),
+    /// A backward pass that starts from something that depends on no input and no parameter.
+    #[error("backward: {what} does not depend on any parameter or input of this tape")]
+    NotRecorded {
+        /// What it was to start from.
+        what: &'static str,
+    },
+    /// A backward rule that forgot an input: without this error it would be a silent detach.
+    #[error("backward of {op}: its rule gave no gradient for input {input}")]
+    MissingGradient {
+        /// The operation.
+        op: &'static str,
+        /// The input's position.
+        input: usize,
+    },
+    /// Trainable parameters that the loss does not depend on.
+    #[error("no gradient reaches {}: the loss does not depend on {}", names.join(", "), if names.len() == 1 { "it" } else { "them" })]
+    Unreached {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// An operation produced a NaN or an infinity while the tape was checking for them.
+    #[error("{op} (node {node}) produced a value that is not finite")]
+    NotFinite {
+        /// The operation.
+        op: &'static str,
+        /// Its place on the tape.
+        node: usize,
+    },
+    /// Gradients of another model's parameters, or of another element type.
+    #[error("backward: the gradients are laid out for another model ({parameters} parameters) than the tape's")]
+    ForeignGradients {
+        /// The number of parameters that the gradients are laid out for.
+        parameters: usize,
+    },
+}
+
+/// The result of a recorded operation.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,126 @@
+//! Two independent witnesses of a gradient: differences of the production forward pass, and dual numbers
+//! through the reference.
+
+use crate::exact::{Array, Dual, LANES, Scalar};
+use crate::{Gradients, Result, Tape, Var};
+use tensor::rng::Philox;
+use tensor::{DType, Tensor};
+
+/// A recorded function of several inputs.
+pub trait Function: Sync {
+    /// Computes the value on the inputs' tape.
+    fn apply<'t>(&self, inputs: &[Var<'t>]) -> Result<Var<'t>>;
+}
+
+impl<F> Function for F
+where
+    F: for<'t> Fn(&[Var<'t>]) -> Result<Var<'t>> + Sync,
+{
+    fn apply<'t>(&self, inputs: &[Var<'t>]) -> Result<Var<'t>> {
+        self(inputs)
+    }
+}
+
+/// The value of a function of f64 tensors.
+pub fn value(f: &dyn Function, inputs: &[Tensor]) -> Result<Tensor> {
+    let tape = Tape::inference();
+    let inputs: Vec<Var<'_>> = inputs.iter().map(|input| tape.constant(input.clone())).collect();
+    Ok(f.apply(&inputs)?.into_value())
+}
+
+/// The gradients of <upstream, f(inputs)> by the backward rules: one per input, none for those that are
+/// index tensors.
+pub fn backward(f: &dyn Function, inputs: &[Tensor], upstream: &Tensor) -> Result<Vec<Option<Tensor>>> {
+    backward_with(f, inputs, upstream, |_| ())
+}
+
+/// As [`backward`], with a chance to tamper with the tape between the two passes.
+pub fn backward_with(
+    f: &dyn Function,
+    inputs: &[Tensor],
+    upstream: &Tensor,
+    between: impl FnOnce(&Tape),
+) -> Result<Vec<Option<Tensor>>> {
+    let tape = Tape::new();
+    let leaf = |input: &Tensor| match input.dtype() {
+        DType::Index => tape.constant(input.clone()),
+        _ => tape.input(input.clone()),
+    };
+    let inputs: Vec<Var<'_>> = inputs.iter().map(leaf).collect();
+    let output = f.apply(&inputs)?;
+    between(&tape);
+    let mut gradients = Gradients::default();
+    if output.node().is_some() {
+        tape.backward_from(&output, upstream.clone(), &mut gradients)?;
+    }
+    Ok(inputs.iter().map(|input| gradients.of(input).cloned()).collect())
+}
+
+/// The derivative of <upstream, f(inputs)> with respect to one element of one input, by four-point
+/// central differences: the error falls with the fourth power of the step, so that a step of 1e-3
+/// leaves about 1e-12 of truncation and 1e-12 of rounding.
+pub fn difference(f: &dyn Function, inputs: &[Tensor], upstream: &[f64], input: usize, element: usize) -> Result<f64> {
+    let base = inputs[input].to_vec::<f64>()?;
+    let step = 1e-3;
+    let along = |offset: f64| -> Result<f64> {
+        let mut moved = base.clone();
+        moved[element] += offset * step;
+        let mut inputs = inputs.to_vec();
+        inputs[input] = Tensor::from_slice(&moved, inputs[input].shape().clone())?;
+        let value = value(f, &inputs)?.to_vec::<f64>()?;
+        Ok(value.iter().zip(upstream).map(|(value, upstream)| value * upstream).sum())
+    };
+    Ok((8.0 * (along(1.0)? - along(-1.0)?) - (along(2.0)? - along(-2.0)?)) / (12.0 * step))
+}
+
+/// The exact derivatives of <upstream, f(inputs)> with respect to some elements of one input, by dual
+/// numbers through a reference implementation.
+pub fn exact(
+    reference: &dyn Fn(&[Array<Dual>]) -> Array<Dual>,
+    inputs: &[Array<f64>],
+    upstream: &[f64],
+    input: usize,
+    elements: &[usize],
+) -> Vec<f64> {
+    let mut derivatives = Vec::with_capacity(elements.len());
+    for group in elements.chunks(LANES) {
+        let lift = |array: &Array<f64>| Array {
+            shape: array.shape.clone(),
+            data: array.data.iter().map(|&value| Dual::of(value)).collect(),
+        };
+        let mut lifted: Vec<Array<Dual>> = inputs.iter().map(lift).collect();
+        for (lane, &element) in group.iter().enumerate() {
+            lifted[input].data[element].tangent[lane] = 1.0;
+        }
+        let output = reference(&lifted);
+        for lane in 0..group.len() {
+            derivatives.push(output.data.iter().zip(upstream).map(|(y, u)| y.tangent[lane] * u).sum());
+        }
+    }
+    derivatives
+}
+
+/// All elements of a tensor of `count` elements, or `most` of them chosen by `seed`, in order.
+pub fn sample(count: usize, most: usize, seed: u64) -> Vec<usize> {
+    if count <= most {
+        return (0..count).collect();
+    }
+    let mut chosen = Philox::keyed(seed, &[count as u64]).sequence().permutation(count);
+    chosen.truncate(most);
+    chosen.sort_unstable();
+    chosen
+}
+
+/// The largest difference between two gradients, relative to the larger one's largest element. Two
+/// gradients that vanish agree.
+pub fn relative_error(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len(), "two gradients of the same elements");
+    let scale = a.iter().chain(b).fold(0.0, |scale: f64, x| scale.max(x.abs()));
+    let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, nan_max);
+    if worst == 0.0 { 0.0 } else { worst / scale.max(f64::MIN_POSITIVE) }
+}
+
+/// The larger one; NaN if either is.
+pub fn nan_max(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}

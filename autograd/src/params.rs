@@ -1,0 +1,255 @@
+//! Parameters and their gradients, each in one flat buffer, so that clipping, AdamW and the moving
+//! average are one sweep over memory.
+
+use crate::{Error, Result, Var};
+use std::{collections::HashMap, ops::Range, sync::Arc};
+use tensor::{ALIGNMENT, DType, Element, Shape, Tensor, match_float};
+
+/// Names a parameter of a [`Parameters`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ParamId(usize);
+
+/// Where each parameter lies in the flat buffer. Parameters start on cache lines; the gaps hold zeros.
+#[derive(Debug, PartialEq)]
+pub struct Layout {
+    names: Vec<String>,
+    shapes: Vec<Shape>,
+    spans: Vec<Range<usize>>,
+    len: usize,
+    dtype: DType,
+}
+
+impl Layout {
+    /// All parameters, in the order in which they were added.
+    pub fn ids(&self) -> impl ExactSizeIterator<Item = ParamId> + use<> {
+        (0..self.names.len()).map(ParamId)
+    }
+
+    /// The name of a parameter, as in a state_dict.
+    pub fn name(&self, id: ParamId) -> &str {
+        &self.names[id.0]
+    }
+
+    /// The shape of a parameter.
+    pub fn shape(&self, id: ParamId) -> &Shape {
+        &self.shapes[id.0]
+    }
+
+    /// The elements of the flat buffer that are this parameter's.
+    pub fn span(&self, id: ParamId) -> Range<usize> {
+        self.spans[id.0].clone()
+    }
+
+    /// The parameter with this name.
+    pub fn find(&self, name: &str) -> Option<ParamId> {
+        self.names.iter().position(|other| other == name).map(ParamId)
+    }
+
+    /// The length of the flat buffer, gaps included.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no parameters.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// How many numbers there are to train: the length without the gaps.
+    pub fn count(&self) -> usize {
+        self.spans.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn view(&self, flat: &Tensor, id: ParamId) -> Tensor {
+        flat.slice(0, self.span(id))
+            .and_then(|part| part.reshape(self.shapes[id.0].clone()))
+            .expect("invariant: a span has the size of its shape")
+    }
+}
+
+/// Collects parameters while a model is being built.
+#[derive(Debug, Default)]
+pub struct ParametersBuilder {
+    entries: Vec<(String, Shape, Vec<f64>)>,
+}
+
+impl ParametersBuilder {
+    /// Adds a parameter with its initial values, last axis fastest. Panics when their number is not the
+    /// shape's or the name is taken: both are mistakes in a model's code.
+    pub fn add(&mut self, name: impl Into<String>, shape: impl Into<Shape>, values: Vec<f64>) -> ParamId {
+        let (name, shape) = (name.into(), shape.into());
+        assert_eq!(values.len(), shape.count(), "values of parameter {name} {shape}");
+        assert!(self.entries.iter().all(|(other, ..)| *other != name), "two parameters named {name}");
+        self.entries.push((name, shape, values));
+        ParamId(self.entries.len() - 1)
+    }
+
+    /// Lays all parameters out in one buffer of type `dtype` (f32 or f64).
+    pub fn build(self, dtype: DType) -> Result<Parameters> {
+        let per_line = ALIGNMENT / dtype.size();
+        let mut layout = Layout { names: vec![], shapes: vec![], spans: vec![], len: 0, dtype };
+        for (name, shape, values) in &self.entries {
+            layout.spans.push(layout.len..layout.len + values.len());
+            layout.len = (layout.len + values.len()).next_multiple_of(per_line);
+            layout.names.push(name.clone());
+            layout.shapes.push(shape.clone());
+        }
+        let mut values = Tensor::zeros([layout.len], dtype);
+        match_float!(dtype, "parameters", T => {
+            let flat = values.as_mut_slice::<T>("parameters")?;
+            for (span, (_, _, initial)) in layout.spans.iter().zip(&self.entries) {
+                flat[span.clone()].iter_mut().zip(initial).for_each(|(to, &from)| *to = from as T);
+            }
+        });
+        Ok(Parameters { layout: Arc::new(layout), values })
+    }
+}
+
+/// All trainable parameters of a model, in one flat buffer.
+#[derive(Debug)]
+pub struct Parameters {
+    layout: Arc<Layout>,
+    values: Tensor,
+}
+
+impl Parameters {
+    /// Where each parameter lies.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// One parameter, as a view of the flat buffer. While it lives the buffer cannot be written.
+    pub fn get(&self, id: ParamId) -> Tensor {
+        self.layout.view(&self.values, id)
+    }
+
+    /// The flat buffer, (layout length).
+    pub fn flat(&self) -> &Tensor {
+        &self.values
+    }
+
+    /// The flat buffer, to be written. [`tensor::Error::Shared`] while views of it live: drop the tape first.
+    pub fn flat_mut<T: Element>(&mut self) -> Result<&mut [T]> {
+        Ok(self.values.as_mut_slice("parameters (drop the tape first)")?)
+    }
+
+    /// Overwrites one parameter with a tensor of its shape and type.
+    pub fn set(&mut self, id: ParamId, value: &Tensor) -> Result<()> {
+        let shape = self.layout.shape(id);
+        if value.shape() != shape {
+            return Err(tensor::Error::shape("parameter", shape.to_string(), value.shape()).into());
+        }
+        let span = self.layout.span(id);
+        match_float!(self.layout.dtype, "parameter", T => {
+            let value = value.contiguous();
+            let value = value.as_slice::<T>("parameter")?;
+            self.flat_mut::<T>()?[span].copy_from_slice(value);
+        });
+        Ok(())
+    }
+
+    /// The same values in another buffer (for a moving average, or a second model).
+    pub fn duplicate(&self) -> Result<Parameters> {
+        Ok(Parameters { layout: Arc::clone(&self.layout), values: deep_copy(&self.values)? })
+    }
+}
+
+fn deep_copy(flat: &Tensor) -> Result<Tensor> {
+    match_float!(flat.dtype(), "parameters", T => {
+        Ok(Tensor::from_slice(flat.as_slice::<T>("parameters")?, flat.shape().clone())?)
+    })
+}
+
+/// What backward passes leave behind: the gradients of parameters, flat and laid out like them, and
+/// those of the last walked tape's inputs.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    pub(crate) arena: Option<Arena>,
+    pub(crate) inputs: HashMap<usize, Tensor>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Arena {
+    pub layout: Arc<Layout>,
+    pub flat: Tensor,
+    /// Which parameters have a gradient of this step: the next one is added, not stored.
+    pub written: Vec<bool>,
+}
+
+impl Gradients {
+    /// Room for the gradients of these parameters.
+    pub fn new(parameters: &Parameters) -> Self {
+        let layout = Arc::clone(&parameters.layout);
+        let flat = Tensor::zeros([layout.len], layout.dtype);
+        let written = vec![false; layout.names.len()];
+        Self { arena: Some(Arena { layout, flat, written }), inputs: HashMap::new() }
+    }
+
+    /// Begins a new step: the next backward pass stores its gradients instead of adding them. Without
+    /// this, gradients of several micro-batches add up.
+    pub fn begin_step(&mut self) {
+        if let Some(arena) = &mut self.arena {
+            arena.written.fill(false);
+        }
+    }
+
+    /// The gradient of an input of the last tape, if one reached it.
+    pub fn of(&self, input: &Var<'_>) -> Option<&Tensor> {
+        self.inputs.get(&input.node()?)
+    }
+
+    /// The gradient of a parameter, if one reached it in this step.
+    pub fn parameter(&self, id: ParamId) -> Option<Tensor> {
+        let arena = self.arena.as_ref()?;
+        arena.written[id.0].then(|| arena.layout.view(&arena.flat, id))
+    }
+
+    /// All parameters' gradients, (layout length). A parameter that no gradient reached in this step
+    /// has its old one; [`Gradients::require_all`] excludes that.
+    pub fn flat(&self) -> Option<&Tensor> {
+        self.arena.as_ref().map(|arena| &arena.flat)
+    }
+
+    /// The flat buffer, to be written (clipping).
+    pub fn flat_mut<T: Element>(&mut self) -> Result<&mut [T]> {
+        let arena = self.arena.as_mut().ok_or(Error::NotRecorded { what: "a gradient without parameters" })?;
+        Ok(arena.flat.as_mut_slice("gradients")?)
+    }
+
+    /// [`Error::Unreached`] when the loss does not depend on some parameter.
+    pub fn require_all(&self) -> Result<()> {
+        let Some(arena) = &self.arena else { return Ok(()) };
+        let unreached = arena.layout.ids().filter(|id| !arena.written[id.0]);
+        let names: Vec<String> = unreached.map(|id| arena.layout.name(id).to_owned()).collect();
+        if names.is_empty() { Ok(()) } else { Err(Error::Unreached { names }) }
+    }
+}
+
+impl Arena {
+    /// The flat buffer cut into the parameters' bytes, and which of them hold a gradient of this step.
+    #[allow(clippy::type_complexity)] // two borrows of two fields, used at one place
+    pub fn split(&mut self) -> Result<(Vec<Option<&mut [u8]>>, &mut [bool])> {
+        let size = self.layout.dtype.size();
+        let mut rest = self.flat.as_mut_bytes("gradients")?;
+        let mut taken = 0;
+        let mut parts = Vec::with_capacity(self.layout.spans.len());
+        for span in &self.layout.spans {
+            let (part, after) = rest.split_at_mut((span.end - taken) * size);
+            parts.push(Some(&mut part[(span.start - taken) * size..]));
+            rest = after;
+            taken = span.end;
+        }
+        Ok((parts, &mut self.written))
+    }
+}
+
+impl ParamId {
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+}

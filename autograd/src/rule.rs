@@ -1,0 +1,229 @@
+//! Backward rules, and where they put their gradients.
+
+use crate::{Error, Result};
+use smallvec::SmallVec;
+use tensor::cpu::parallel::{Out, put};
+use tensor::{DType, Float, Shape, Tensor, match_float};
+
+/// The backward rule of one recorded operation: a plain struct of what the operation saved.
+pub trait Rule: 'static {
+    /// The operation's name.
+    fn name(&self) -> &'static str;
+
+    /// What it saved, by name.
+    fn saved(&self) -> Vec<(&'static str, &Tensor)>;
+
+    /// The same tensors, to be rewritten: see [`Tape::tamper`](crate::Tape::tamper).
+    fn saved_mut(&mut self) -> Vec<&mut Tensor>;
+
+    /// Turns the gradient of the operation's value into those of its inputs. `upstream` has the value's
+    /// shape and is contiguous; the rule may reuse its buffer when it is unique.
+    fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()>;
+}
+
+/// Writes the three bookkeeping methods of a [`Rule`]: its name, and its saved tensors by field.
+///
+/// `rule_fields!("linear", x, weight);` inside an `impl Rule for`.
+#[macro_export]
+macro_rules! rule_fields {
+    ($name:expr $(, $field:ident)* $(,)?) => {
+        fn name(&self) -> &'static str {
+            $name
+        }
+        fn saved(&self) -> Vec<(&'static str, &tensor::Tensor)> {
+            vec![$((stringify!($field), &self.$field)),*]
+        }
+        fn saved_mut(&mut self) -> Vec<&mut tensor::Tensor> {
+            vec![$(&mut self.$field),*]
+        }
+    };
+}
+
+/// The gradients under way during a backward pass.
+pub(crate) struct Slots<'a> {
+    /// Per node: its gradient so far.
+    pub interior: Vec<State>,
+    /// Per parameter: its part of the flat buffer, unless a rule holds it.
+    pub arena: Vec<Option<&'a mut [u8]>>,
+    /// Per parameter: whether that part holds a gradient of this step.
+    pub written: &'a mut [bool],
+}
+
+impl Slots<'_> {
+    /// Whether the flat buffer has a part for this target, of its size.
+    pub fn hold(&self, target: &Target) -> bool {
+        let bytes = target.shape.count() * target.dtype.size();
+        let part = |parameter: usize| self.arena.get(parameter)?.as_ref();
+        target.parameter.is_none_or(|parameter| part(parameter).is_some_and(|part| part.len() == bytes))
+    }
+}
+
+#[derive(Default)]
+pub(crate) enum State {
+    #[default]
+    Empty,
+    Filled(Tensor),
+    /// A rule is writing it.
+    Open,
+}
+
+/// What a rule must know of each input.
+pub(crate) struct Target {
+    pub node: usize,
+    pub parameter: Option<usize>,
+    pub shape: Shape,
+    pub dtype: DType,
+}
+
+/// The gradients of one operation's inputs, as its backward rule sees them.
+///
+/// The first contribution to a gradient is stored and later ones are added, without clearing anything
+/// first: [`InputGrads::open`] hands out the memory and says which of the two it is.
+pub struct InputGrads<'s, 'a> {
+    op: &'static str,
+    targets: SmallVec<[Option<Target>; 4]>,
+    slots: &'s mut Slots<'a>,
+    /// Second gradients of a node that is several inputs at once, added when the rule is done.
+    pending: Vec<(usize, Tensor)>,
+    given: SmallVec<[bool; 4]>,
+}
+
+/// A gradient that is being written. Close it with [`InputGrads::close`].
+pub struct Slot<'a> {
+    input: usize,
+    memory: Memory<'a>,
+    accumulate: bool,
+}
+
+enum Memory<'a> {
+    /// Nobody wants this gradient.
+    Unwanted,
+    /// A parameter's part of the flat buffer.
+    Arena(&'a mut [u8]),
+    /// An interior node's buffer.
+    Pooled(Tensor),
+    /// A buffer for the second gradient of a node that is open already.
+    Second(Tensor),
+}
+
+impl Slot<'_> {
+    /// Where the kernel writes, or none when the gradient is not wanted.
+    pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
+        let data = match &mut self.memory {
+            Memory::Unwanted => return Ok(None),
+            Memory::Arena(bytes) => bytemuck::cast_slice_mut(bytes),
+            Memory::Pooled(tensor) | Memory::Second(tensor) => tensor.as_mut_slice::<T>("backward")?,
+        };
+        Ok(Some(Out { data, accumulate: self.accumulate }))
+    }
+}
+
+impl<'s, 'a> InputGrads<'s, 'a> {
+    pub(crate) fn new(
+        op: &'static str,
+        targets: SmallVec<[Option<Target>; 4]>,
+        slots: &'s mut Slots<'a>,
+    ) -> InputGrads<'s, 'a> {
+        let given = SmallVec::from_elem(false, targets.len());
+        InputGrads { op, targets, slots, pending: vec![], given }
+    }
+
+    /// Whether the gradient of this input is needed.
+    pub fn wanted(&self, input: usize) -> bool {
+        self.targets.get(input).is_some_and(Option::is_some)
+    }
+
+    /// Takes the memory for an input's gradient, in the input's shape, contiguous.
+    pub fn open(&mut self, input: usize) -> Result<Slot<'a>> {
+        let Some(Some(target)) = self.targets.get(input) else {
+            return Ok(Slot { input, memory: Memory::Unwanted, accumulate: false });
+        };
+        self.given[input] = true;
+        let fresh = || Tensor::empty(target.shape.clone(), target.dtype);
+        if let Some(parameter) = target.parameter {
+            return Ok(match self.slots.arena[parameter].take() {
+                Some(bytes) => {
+                    let accumulate = std::mem::replace(&mut self.slots.written[parameter], true);
+                    Slot { input, memory: Memory::Arena(bytes), accumulate }
+                }
+                None => Slot { input, memory: Memory::Second(fresh()), accumulate: false },
+            });
+        }
+        Ok(match std::mem::replace(&mut self.slots.interior[target.node], State::Open) {
+            State::Empty => Slot { input, memory: Memory::Pooled(fresh()), accumulate: false },
+            State::Filled(partial) => {
+                let memory = Memory::Pooled(own(partial)?);
+                Slot { input, memory, accumulate: true }
+            }
+            State::Open => Slot { input, memory: Memory::Second(fresh()), accumulate: false },
+        })
+    }
+
+    /// Gives the memory back, written.
+    pub fn close(&mut self, slot: Slot<'a>) {
+        let Some(Some(target)) = self.targets.get(slot.input) else { return };
+        match slot.memory {
+            Memory::Unwanted => {}
+            Memory::Arena(bytes) => {
+                if let Some(parameter) = target.parameter {
+                    self.slots.arena[parameter] = Some(bytes);
+                }
+            }
+            Memory::Pooled(tensor) => self.slots.interior[target.node] = State::Filled(tensor),
+            Memory::Second(tensor) => self.pending.push((slot.input, tensor)),
+        }
+    }
+
+    /// Gives a gradient that exists already: it is moved in if it is the first, and added otherwise.
+    /// It must have the input's shape; a view is copied.
+    pub fn give(&mut self, input: usize, gradient: Tensor) -> Result<()> {
+        let Some(Some(target)) = self.targets.get(input) else { return Ok(()) };
+        if *gradient.shape() != target.shape {
+            let expected = format!("a gradient of shape {}", target.shape);
+            return Err(tensor::Error::shape(self.op, expected, gradient.shape()).into());
+        }
+        if target.parameter.is_none() && matches!(self.slots.interior[target.node], State::Empty) {
+            self.given[input] = true;
+            self.slots.interior[target.node] = State::Filled(gradient.contiguous());
+            return Ok(());
+        }
+        let mut slot = self.open(input)?;
+        match_float!(gradient.dtype(), self.op, T => {
+            if let Some(mut out) = slot.out::<T>()? {
+                out.put(gradient.contiguous().as_slice::<T>(self.op)?);
+            }
+        });
+        self.close(slot);
+        Ok(())
+    }
+
+    /// After the rule: adds second gradients, and makes sure that no wanted one is missing.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        for (input, gradient) in std::mem::take(&mut self.pending) {
+            self.give(input, gradient)?;
+        }
+        for (input, target) in self.targets.iter().enumerate() {
+            let Some(target) = target else { continue };
+            let open = match target.parameter {
+                Some(parameter) => self.slots.arena[parameter].is_none(),
+                None => matches!(self.slots.interior[target.node], State::Open),
+            };
+            if open || !self.given[input] {
+                return Err(Error::MissingGradient { op: self.op, input });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tensor, in a buffer that nobody else sees.
+fn own(tensor: Tensor) -> Result<Tensor> {
+    if tensor.is_unique() && tensor.is_contiguous() {
+        return Ok(tensor);
+    }
+    match_float!(tensor.dtype(), "backward", T => {
+        let mut copy = Tensor::empty(tensor.shape().clone(), tensor.dtype());
+        put(copy.as_mut_slice::<T>("backward")?, tensor.contiguous().as_slice::<T>("backward")?, false);
+        Ok(copy)
+    })
+}

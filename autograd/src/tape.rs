@@ -1,0 +1,236 @@
+//! The tape: a list of what was computed, in order.
+
+use crate::params::{ParamId, Parameters};
+use crate::{Error, Result, Rule};
+use smallvec::SmallVec;
+use std::cell::{Ref, RefCell};
+use std::fmt;
+use tensor::{DType, Shape, Tensor, match_float};
+
+/// A Wengert list: one [`Node`] per recorded operation. Operations append to it while they compute, and
+/// [`Tape::backward`] walks it once in reverse, freeing as it goes.
+#[derive(Default)]
+pub struct Tape {
+    nodes: RefCell<Vec<Node>>,
+    mode: Mode,
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Mode {
+    #[default]
+    Record,
+    Inference,
+    CheckFinite,
+}
+
+/// One entry of the tape.
+pub struct Node {
+    pub(crate) origin: Origin,
+    /// The node of each input; none where no gradient is needed.
+    pub(crate) inputs: SmallVec<[Option<usize>; 4]>,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+}
+
+pub(crate) enum Origin {
+    /// A tensor whose gradient the caller asked for.
+    Input,
+    /// A trainable parameter.
+    Parameter(ParamId),
+    /// The result of an operation.
+    Operation(Box<dyn Rule>),
+    /// An operation whose backward rule has run and whose memory is free again.
+    Consumed(&'static str),
+}
+
+impl Node {
+    /// The operation's name, or `input`, or `parameter`.
+    pub fn name(&self) -> &'static str {
+        match &self.origin {
+            Origin::Input => "input",
+            Origin::Parameter(_) => "parameter",
+            Origin::Operation(rule) => rule.name(),
+            Origin::Consumed(name) => name,
+        }
+    }
+
+    /// The shape of its value.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The nodes of its inputs; none where no gradient is needed.
+    pub fn inputs(&self) -> &[Option<usize>] {
+        &self.inputs
+    }
+
+    /// What it keeps for the backward pass: name and tensor.
+    pub fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+        match &self.origin {
+            Origin::Operation(rule) => rule.saved(),
+            _ => vec![],
+        }
+    }
+}
+
+impl Tape {
+    /// A tape that records.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A tape that records nothing: for inference. Values are freed as soon as they are no longer used.
+    pub fn inference() -> Self {
+        Self { mode: Mode::Inference, ..Self::default() }
+    }
+
+    /// A tape that records, and refuses the first value that is not finite with
+    /// [`Error::NotFinite`]: slower, for finding out where a loss went wrong.
+    pub fn checking_finite() -> Self {
+        Self { mode: Mode::CheckFinite, ..Self::default() }
+    }
+
+    /// A value that needs no gradient: images, labels, masks.
+    pub fn constant(&self, value: Tensor) -> Var<'_> {
+        Var { tape: self, value, node: None }
+    }
+
+    /// A value whose gradient is wanted.
+    pub fn input(&self, value: Tensor) -> Var<'_> {
+        self.leaf(Origin::Input, value)
+    }
+
+    /// A trainable parameter. Its gradient goes to the [`Gradients`](crate::Gradients) of the backward pass.
+    pub fn parameter(&self, parameters: &Parameters, id: ParamId) -> Var<'_> {
+        self.leaf(Origin::Parameter(id), parameters.get(id))
+    }
+
+    fn leaf(&self, origin: Origin, value: Tensor) -> Var<'_> {
+        let node = (self.mode != Mode::Inference).then(|| self.push(origin, SmallVec::new(), &value));
+        Var { tape: self, value, node }
+    }
+
+    fn push(&self, origin: Origin, inputs: SmallVec<[Option<usize>; 4]>, value: &Tensor) -> usize {
+        let mut nodes = self.nodes.borrow_mut();
+        nodes.push(Node { origin, inputs, shape: value.shape().clone(), dtype: value.dtype() });
+        nodes.len() - 1
+    }
+
+    /// Appends an operation: its inputs, its value, and the rule that will turn the gradient of its value
+    /// into those of its inputs. The rule (with all that it saves) is only made when some input needs a
+    /// gradient. There is no way to append an operation without a rule, and so no silent detach.
+    pub fn record<'t, R: Rule>(
+        &'t self,
+        name: &'static str,
+        inputs: &[&Var<'t>],
+        value: Tensor,
+        rule: impl FnOnce() -> R,
+    ) -> Result<Var<'t>> {
+        if self.mode == Mode::CheckFinite && !all_finite(&value)? {
+            return Err(Error::NotFinite { op: name, node: self.nodes.borrow().len() });
+        }
+        let sources: SmallVec<[Option<usize>; 4]> = inputs.iter().map(|input| input.node).collect();
+        let node = sources.iter().any(Option::is_some).then(|| {
+            let rule = rule();
+            debug_assert_eq!(rule.name(), name);
+            self.push(Origin::Operation(Box::new(rule)), sources, &value)
+        });
+        Ok(Var { tape: self, value, node })
+    }
+
+    /// The nodes, in the order in which they were recorded.
+    pub fn nodes(&self) -> Ref<'_, [Node]> {
+        Ref::map(self.nodes.borrow(), Vec::as_slice)
+    }
+
+    /// The bytes that the recorded operations keep for the backward pass (a tensor that several of them
+    /// keep counts each time).
+    pub fn saved_bytes(&self) -> usize {
+        self.nodes.borrow().iter().flat_map(Node::saved).map(|(_, tensor)| tensor.bytes()).sum()
+    }
+
+    pub(crate) fn nodes_mut(&self) -> std::cell::RefMut<'_, Vec<Node>> {
+        self.nodes.borrow_mut()
+    }
+
+    /// Lets `change` rewrite the saved tensors of one node. The checks of the checker use it to make
+    /// backward rules that are deliberately wrong.
+    pub fn tamper(&self, node: usize, change: impl FnOnce(Vec<&mut Tensor>)) {
+        if let Origin::Operation(rule) = &mut self.nodes.borrow_mut()[node].origin {
+            change(rule.saved_mut());
+        }
+    }
+}
+
+fn all_finite(value: &Tensor) -> Result<bool> {
+    if value.dtype() == DType::Index {
+        return Ok(true);
+    }
+    let value = value.contiguous();
+    match_float!(value.dtype(), "finite check", T => Ok(value.as_slice::<T>("finite check")?.iter().all(|x| x.is_finite())))
+}
+
+/// A table of the nodes: what was computed from what, and what is kept for the backward pass.
+impl fmt::Display for Tape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:>5}  {:<18} {:<16} {:<22} keeps", "node", "operation", "from", "shape")?;
+        for (index, node) in self.nodes.borrow().iter().enumerate() {
+            let from: Vec<String> = node.inputs.iter().map(|i| i.map_or("-".into(), |i| i.to_string())).collect();
+            let saved: Vec<String> = node.saved().iter().map(|(name, t)| format!("{name} {}", t.shape())).collect();
+            let (name, shape) = (node.name(), node.shape.to_string());
+            writeln!(f, "{index:>5}  {name:<18} {:<16} {shape:<22} {}", from.join(" "), saved.join(", "))?;
+        }
+        write!(f, "{} bytes kept", self.saved_bytes())
+    }
+}
+
+/// A value on a tape: a tensor, and the node that it came from if a gradient can flow back.
+#[derive(Clone)]
+pub struct Var<'t> {
+    tape: &'t Tape,
+    value: Tensor,
+    node: Option<usize>,
+}
+
+impl<'t> Var<'t> {
+    /// The tape it belongs to.
+    pub fn tape(&self) -> &'t Tape {
+        self.tape
+    }
+
+    /// The value.
+    pub fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    /// The value, letting go of the rest.
+    pub fn into_value(self) -> Tensor {
+        self.value
+    }
+
+    /// The extents.
+    pub fn shape(&self) -> &Shape {
+        self.value.shape()
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.value.dtype()
+    }
+
+    /// Its node on the tape, or none if no gradient can flow back through it.
+    pub fn node(&self) -> Option<usize> {
+        self.node
+    }
+
+    /// The same value, through which no gradient flows. The one use in the model is routing.
+    pub fn detach(&self) -> Var<'t> {
+        Var { tape: self.tape, value: self.value.clone(), node: None }
+    }
+}
+
+impl fmt::Debug for Var<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Var {:?} {:?}", self.node, self.value)
+    }
+}

@@ -1,0 +1,193 @@
+//! What must hold of any differentiable operation, whatever it computes.
+
+use super::gradient::upstream_of;
+use crate::case::{Case, uniform};
+use autograd::gradcheck::{Function, backward, relative_error, value};
+use autograd::{Error, Result, Var};
+use tensor::cpu::parallel::thread_pool;
+use tensor::{DType, Tensor};
+
+/// Relative error that is put down to rounding.
+const ROUNDING: f64 = 1e-12;
+
+type Gradients = Vec<Option<Tensor>>;
+type Law = fn(&Case, &Tensor, &Gradients) -> Result<bool>;
+
+const LAWS: [(&str, Law); 6] = [
+    ("the gradient is linear in the incoming gradient", linear_in_upstream),
+    ("a second contribution to a gradient is added, not stored", used_twice),
+    ("one tensor as several operands collects all their gradients", one_tensor_everywhere),
+    ("two runs give the same bits", repeatable),
+    ("one thread and two give the same bits", threads_do_not_matter),
+    ("a strided view gives the same bits as a copy, or is refused", views_agree),
+];
+
+/// How many laws there are.
+pub(super) const COUNT: usize = LAWS.len();
+
+/// The laws that a case breaks.
+pub(super) fn check(case: &Case) -> Result<Vec<&'static str>> {
+    let upstream = upstream_of(&value(case, &case.inputs)?);
+    let gradients = backward(case, &case.inputs, &upstream)?;
+    let mut broken = vec![];
+    for (name, holds) in LAWS {
+        if !holds(case, &upstream, &gradients)? {
+            broken.push(name);
+        }
+    }
+    Ok(broken)
+}
+
+fn linear_in_upstream(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<bool> {
+    let other = uniform(upstream.shape().clone(), 77);
+    let mixed = combine(upstream, 2.5, &other)?;
+    let of_other = backward(case, &case.inputs, &other)?;
+    let of_mixed = backward(case, &case.inputs, &mixed)?;
+    let expected = gradients.iter().zip(&of_other).map(|(a, b)| match (a, b) {
+        (Some(a), Some(b)) => combine(a, 2.5, b).map(Some),
+        _ => Ok(None),
+    });
+    close(&of_mixed, &expected.collect::<Result<Vec<_>>>()?)
+}
+
+/// f(x) + f(x): every gradient arrives twice at the same place.
+fn used_twice(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<bool> {
+    let twice = Twice(case);
+    let doubled = backward(&twice, &case.inputs, upstream)?;
+    let zeros = |t: &Tensor| Tensor::zeros(t.shape().clone(), t.dtype());
+    let expected = gradients.iter().map(|g| g.as_ref().map(|g| combine(g, 2.0, &zeros(g))).transpose());
+    close(&doubled, &expected.collect::<Result<Vec<_>>>()?)
+}
+
+struct Twice<'a>(&'a Case);
+
+impl Function for Twice<'_> {
+    fn apply<'t>(&self, inputs: &[Var<'t>]) -> Result<Var<'t>> {
+        crate::add(&self.0.apply(inputs)?, &self.0.apply(inputs)?)
+    }
+}
+
+/// Inputs of one shape are replaced by one tensor; its gradient must be the sum of theirs.
+fn one_tensor_everywhere(case: &Case, upstream: &Tensor, _: &Gradients) -> Result<bool> {
+    for first in 0..case.inputs.len() {
+        let like = |i: usize| {
+            let (a, b) = (&case.inputs[first], &case.inputs[i]);
+            a.shape() == b.shape() && a.dtype() == b.dtype() && a.dtype() != DType::Index
+        };
+        let group: Vec<usize> = (first..case.inputs.len()).filter(|&i| like(i)).collect();
+        if group.len() < 2 {
+            continue;
+        }
+        let mut inputs = case.inputs.clone();
+        group.iter().for_each(|&i| inputs[i] = case.inputs[first].clone());
+        let apart = backward(case, &inputs, upstream)?;
+        let together = backward(&Same { case, group: &group }, &inputs, upstream)?;
+        let mut sum: Option<Tensor> = None;
+        for part in group.iter().filter_map(|&i| apart[i].as_ref()) {
+            sum = Some(match sum {
+                Some(sum) => combine(&sum, 1.0, part)?,
+                None => part.clone(),
+            });
+        }
+        if !close(&[together[first].clone()], &[sum])? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+struct Same<'a> {
+    case: &'a Case,
+    group: &'a [usize],
+}
+
+impl Function for Same<'_> {
+    fn apply<'t>(&self, inputs: &[Var<'t>]) -> Result<Var<'t>> {
+        let mut inputs = inputs.to_vec();
+        for &i in &self.group[1..] {
+            inputs[i] = inputs[self.group[0]].clone();
+        }
+        self.case.apply(&inputs)
+    }
+}
+
+fn repeatable(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<bool> {
+    same_bits(gradients, &backward(case, &case.inputs, upstream)?)
+}
+
+fn threads_do_not_matter(case: &Case, upstream: &Tensor, _: &Gradients) -> Result<bool> {
+    let run = |threads: usize| -> Result<(Tensor, Gradients)> {
+        // invariant: a pool of two threads can be made wherever this program runs.
+        let pool = thread_pool(threads).expect("a small thread pool");
+        pool.install(|| Ok((value(case, &case.inputs)?, backward(case, &case.inputs, upstream)?)))
+    };
+    let (one, two) = (run(1)?, run(2)?);
+    Ok(same_bits(&[Some(one.0)], &[Some(two.0)])? && same_bits(&one.1, &two.1)?)
+}
+
+fn views_agree(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<bool> {
+    let value_of_copies = value(case, &case.inputs)?;
+    for input in 0..case.inputs.len() {
+        let mut inputs = case.inputs.clone();
+        let Some(view) = strided(&case.inputs[input])? else { continue };
+        inputs[input] = view;
+        match value(case, &inputs) {
+            Err(Error::Tensor(tensor::Error::NotContiguous { .. })) => continue,
+            Err(error) => return Err(error),
+            Ok(value) => {
+                let agree = same_bits(&[Some(value)], &[Some(value_of_copies.clone())])?;
+                if !agree || !same_bits(&backward(case, &inputs, upstream)?, gradients)? {
+                    return Ok(false);
+                }
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// The same elements with gaps between the rows, if there is more than one row.
+fn strided(tensor: &Tensor) -> Result<Option<Tensor>> {
+    let rank = tensor.rank();
+    if rank < 2 {
+        return Ok(None);
+    }
+    let cols = tensor.shape()[rank - 1];
+    let mut wider = Tensor::zeros(tensor.shape().with(rank - 1, cols + 3), tensor.dtype());
+    if tensor.dtype() == DType::Index {
+        return Ok(None);
+    }
+    let values = tensor.to_vec::<f64>()?;
+    let out = wider.as_mut_slice::<f64>("strided")?;
+    for (row, values) in values.chunks(cols.max(1)).enumerate() {
+        out[row * (cols + 3) + 1..][..cols].copy_from_slice(values);
+    }
+    Ok(Some(wider.slice(rank - 1, 1..cols + 1)?))
+}
+
+/// a·factor + b
+fn combine(a: &Tensor, factor: f64, b: &Tensor) -> Result<Tensor> {
+    let sum: Vec<f64> = a.to_vec::<f64>()?.iter().zip(b.to_vec::<f64>()?).map(|(a, b)| a * factor + b).collect();
+    Ok(Tensor::from_slice(&sum, a.shape().clone())?)
+}
+
+fn close(a: &[Option<Tensor>], b: &[Option<Tensor>]) -> Result<bool> {
+    pairwise(a, b, |a, b| relative_error(a, b) <= ROUNDING)
+}
+
+fn same_bits(a: &[Option<Tensor>], b: &[Option<Tensor>]) -> Result<bool> {
+    pairwise(a, b, |a, b| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()))
+}
+
+fn pairwise(a: &[Option<Tensor>], b: &[Option<Tensor>], agree: impl Fn(&[f64], &[f64]) -> bool) -> Result<bool> {
+    for pair in a.iter().zip(b) {
+        let holds = match pair {
+            (Some(a), Some(b)) => a.shape() == b.shape() && agree(&a.to_vec::<f64>()?, &b.to_vec::<f64>()?),
+            (None, None) => true,
+            _ => false,
+        };
+        if !holds {
+            return Ok(false);
+        }
+    }
+    Ok(a.len() == b.len())
+}

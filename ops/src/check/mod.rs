@@ -1,0 +1,106 @@
+//! The check of an operation, from its cases alone: values, gradients, laws, and whether the check would
+//! notice a wrong backward rule.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `gradient.rs` | value against the reference; gradient against differences and against dual numbers |
+//! | `laws.rs` | what must hold of any operation: linearity, repeatability, views, operands used twice |
+//! | `mutants.rs` | backward rules broken on purpose, each of which the gradient check must catch |
+
+mod gradient;
+mod laws;
+mod mutants;
+
+use crate::case::Case;
+use crate::registry::Op;
+use autograd::gradcheck::nan_max;
+
+/// Largest relative error that a gradient may have against central differences.
+pub const DIFFERENCE_TOLERANCE: f64 = 1e-6;
+/// Largest relative error that a gradient or a value may have against the reference in dual numbers.
+pub const EXACT_TOLERANCE: f64 = 1e-10;
+
+/// What the check of one operation found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// The operation.
+    pub op: &'static str,
+    /// Cases checked.
+    pub cases: usize,
+    /// Gradient elements compared with both witnesses.
+    pub checked: usize,
+    /// Gradient elements of large cases that were left out of the sample.
+    pub skipped: usize,
+    /// The largest relative error of a value against the reference.
+    pub value_error: f64,
+    /// The largest relative error of a gradient against central differences.
+    pub difference_error: f64,
+    /// The largest relative error of a gradient against dual numbers.
+    pub exact_error: f64,
+    /// Laws that were tried on some case.
+    pub laws: usize,
+    /// Broken backward rules that were tried.
+    pub mutants: usize,
+    /// How many of them the gradient check caught.
+    pub killed: usize,
+    /// What fell short, a line each.
+    pub failures: Vec<String>,
+}
+
+impl Report {
+    /// Whether all that was checked holds.
+    pub fn passed(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    /// The share of broken rules that were caught.
+    pub fn kill_rate(&self) -> f64 {
+        if self.mutants == 0 { 1.0 } else { self.killed as f64 / self.mutants as f64 }
+    }
+
+    fn fail(&mut self, case: &Case, what: impl std::fmt::Display) {
+        self.failures.push(format!("{}, case \"{}\": {what}", self.op, case.name));
+    }
+}
+
+/// Checks an operation on all its cases, and the checker on it.
+pub fn check(op: &Op) -> Report {
+    let cases = (op.cases)();
+    let mut report = Report { op: op.name, ..Report::default() };
+    for case in &cases {
+        check_case(case, &mut report);
+    }
+    mutants::check(&cases, &mut report);
+    report
+}
+
+/// Checks one case: value, gradients and laws.
+pub fn check_case(case: &Case, report: &mut Report) {
+    report.cases += 1;
+    match gradient::check(case) {
+        Ok(found) => {
+            report.checked += found.checked;
+            report.skipped += found.skipped;
+            report.value_error = nan_max(report.value_error, found.value_error);
+            report.difference_error = nan_max(report.difference_error, found.difference_error);
+            report.exact_error = nan_max(report.exact_error, found.exact_error);
+            for (what, error, limit) in [
+                ("value against the reference", found.value_error, EXACT_TOLERANCE),
+                ("gradient against differences", found.difference_error, DIFFERENCE_TOLERANCE),
+                ("gradient against dual numbers", found.exact_error, EXACT_TOLERANCE),
+            ] {
+                if error.is_nan() || error > limit {
+                    report.fail(case, format!("{what}: relative error {error:.1e}, more than {limit:.0e}"));
+                }
+            }
+        }
+        Err(error) => report.fail(case, error),
+    }
+    match laws::check(case) {
+        Ok(broken) => {
+            report.laws += laws::COUNT;
+            broken.into_iter().for_each(|law| report.fail(case, law));
+        }
+        Err(error) => report.fail(case, error),
+    }
+}

@@ -1,0 +1,176 @@
+//! Backward rules broken on purpose.
+//!
+//! A check that never fails proves nothing. For every operation each breakage below is tried, on what the
+//! rule returns (per input) and on what it saved (per saved tensor); at least one case must notice. A
+//! breakage that changes no bit on any case (say, two equal operands swapped) is no mutant and does not
+//! count.
+
+use super::Report;
+use super::gradient::Oracle;
+use crate::case::Case;
+use autograd::Result;
+use tensor::{DType, Tensor};
+
+/// How a list of numbers can be spoilt.
+type Breakage = (&'static str, fn(&mut [f64]));
+const BREAKAGES: [Breakage; 5] = [
+    ("a factor 1 + 1e-6", |x| x.iter_mut().for_each(|x| *x *= 1.0 + 1e-6)),
+    ("a term dropped", |x| x.fill(0.0)),
+    ("one element dropped", |x| {
+        if let Some(x) = x.iter_mut().find(|x| **x != 0.0) {
+            *x = 0.0;
+        }
+    }),
+    ("an index off by one", |x| {
+        if !x.is_empty() {
+            x.rotate_right(1);
+        }
+    }),
+    ("a wrong sign", |x| x.iter_mut().for_each(|x| *x = -*x)),
+];
+
+/// What is spoilt, and how.
+#[derive(Clone, Copy)]
+enum Mutant {
+    /// The gradient of one input.
+    Gradient { input: usize, breakage: usize },
+    /// The gradients of two inputs, exchanged.
+    SwappedGradients { first: usize, second: usize },
+    /// A tensor that a node saved.
+    Saved { node: usize, tensor: usize, breakage: usize },
+    /// Two tensors that a node saved, exchanged.
+    SwappedSaved { node: usize, first: usize, second: usize },
+}
+
+enum Outcome {
+    Unchanged,
+    Caught,
+    Survived,
+}
+
+pub(super) fn check(cases: &[Case], report: &mut Report) {
+    let Some(arity) = cases.iter().map(|case| case.inputs.len()).max() else { return };
+    let saved = cases.iter().filter_map(|case| saved_per_node(case).ok()).max_by_key(Vec::len).unwrap_or_default();
+    let mut oracles = vec![];
+    for case in cases {
+        match Oracle::new(case) {
+            Ok(oracle) => oracles.push((case, oracle)),
+            Err(error) => return report.fail(case, error),
+        }
+    }
+    for mutant in all(arity, &saved) {
+        let (mut changed, mut caught) = (false, false);
+        for (case, oracle) in &oracles {
+            match run(mutant, case, oracle) {
+                Ok(Outcome::Unchanged) => {}
+                Ok(Outcome::Survived) => changed = true,
+                // A rule that refuses spoilt data has noticed it as well.
+                Ok(Outcome::Caught) | Err(_) => (changed, caught) = (true, true),
+            }
+            if caught {
+                break;
+            }
+        }
+        report.mutants += usize::from(changed);
+        report.killed += usize::from(caught);
+        if changed && !caught {
+            report.failures.push(format!("{}: no case notices {}", report.op, describe(mutant)));
+        }
+    }
+}
+
+fn all(arity: usize, saved: &[usize]) -> Vec<Mutant> {
+    let breakages = 0..BREAKAGES.len();
+    let mut mutants = vec![];
+    for input in 0..arity {
+        mutants.extend(breakages.clone().map(|breakage| Mutant::Gradient { input, breakage }));
+        mutants.extend((0..input).map(|first| Mutant::SwappedGradients { first, second: input }));
+    }
+    for (node, &tensors) in saved.iter().enumerate() {
+        for tensor in 0..tensors {
+            mutants.extend(breakages.clone().map(|breakage| Mutant::Saved { node, tensor, breakage }));
+            mutants.extend((0..tensor).map(|first| Mutant::SwappedSaved { node, first, second: tensor }));
+        }
+    }
+    mutants
+}
+
+/// How many tensors each node of a case saves.
+fn saved_per_node(case: &Case) -> Result<Vec<usize>> {
+    let mut counts = vec![];
+    Oracle::new(case)?
+        .gradients(case, |tape| counts = tape.nodes().iter().map(|node| node.saved().len()).collect::<Vec<_>>())?;
+    Ok(counts)
+}
+
+fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
+    let mut changed = false;
+    let mut gradients = oracle.gradients(case, |tape| match mutant {
+        Mutant::Saved { node, tensor, breakage } if node < tape.nodes().len() => tape.tamper(node, |mut saved| {
+            if let Some(saved) = saved.get_mut(tensor) {
+                changed = spoil(saved, BREAKAGES[breakage].1);
+            }
+        }),
+        Mutant::SwappedSaved { node, first, second } if node < tape.nodes().len() => tape.tamper(node, |mut saved| {
+            if second < saved.len() && alike(saved[first], saved[second]) {
+                let (left, right) = saved.split_at_mut(second);
+                changed = true;
+                std::mem::swap(&mut *left[first], &mut *right[0]);
+            }
+        }),
+        _ => {}
+    })?;
+    match mutant {
+        Mutant::Gradient { input, breakage } => {
+            if let Some(Some(gradient)) = gradients.get_mut(input) {
+                changed = spoil(gradient, BREAKAGES[breakage].1);
+            }
+        }
+        Mutant::SwappedGradients { first, second } => {
+            if let Ok([Some(a), Some(b)]) = gradients.get_disjoint_mut([first, second])
+                && alike(a, b)
+            {
+                std::mem::swap(a, b);
+                changed = true;
+            }
+        }
+        _ => {}
+    }
+    if !changed {
+        return Ok(Outcome::Unchanged);
+    }
+    Ok(if oracle.accepts(case, &gradients)? { Outcome::Survived } else { Outcome::Caught })
+}
+
+/// Same shape and type, but not the same elements.
+fn alike(a: &Tensor, b: &Tensor) -> bool {
+    a.shape() == b.shape() && a.dtype() == b.dtype() && crate::case::array(a) != crate::case::array(b)
+}
+
+/// Replaces a tensor by a spoilt copy; whether anything changed.
+fn spoil(tensor: &mut Tensor, breakage: fn(&mut [f64])) -> bool {
+    let before = crate::case::array(tensor).data;
+    let mut after = before.clone();
+    breakage(&mut after);
+    let shape = tensor.shape().clone();
+    let spoilt = match tensor.dtype() {
+        DType::Index => Tensor::from_slice(&after.iter().map(|&x| x.abs() as u32).collect::<Vec<_>>(), shape),
+        _ => Tensor::from_slice(&after, shape),
+    };
+    // invariant: as many values as before.
+    *tensor = spoilt.expect("values of the tensor's shape");
+    crate::case::array(tensor).data != before
+}
+
+fn describe(mutant: Mutant) -> String {
+    match mutant {
+        Mutant::Gradient { input, breakage } => format!("{} in the gradient of input {input}", BREAKAGES[breakage].0),
+        Mutant::SwappedGradients { first, second } => format!("the gradients of inputs {first} and {second} swapped"),
+        Mutant::Saved { node, tensor, breakage } => {
+            format!("{} in saved tensor {tensor} of node {node}", BREAKAGES[breakage].0)
+        }
+        Mutant::SwappedSaved { node, first, second } => {
+            format!("saved tensors {first} and {second} of node {node} swapped")
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Layer normalisation over the last axis.
+//!
+//! **Forward.** For each row x (C): μ = mean(x), σ² = mean((x − μ)²), x̂ = (x − μ)·r with r = 1/√(σ² + ε),
+//! y = γ·x̂ + β. γ and β are (C).
+//!
+//! **Backward.** dβ = Σ dy and dγ = Σ dy·x̂ over the rows. For x, with g = γ·dy: x̂ depends on x directly,
+//! through μ and through r, which gives dx = r·(g − mean(g) − x̂·mean(g·x̂)). Saved: x, and μ and r per row;
+//! x̂ is recomputed in the one pass that needs it, so it is never stored.
+//!
+//! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`],
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Ba, Kiros and Hinton, "Layer
+//! normalization", 2016; biased variance, as in `torch.nn.LayerNorm`.
+
+pub mod cases;
+mod cpu;
+pub mod reference;
+
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::{Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "normalises rows to mean 0 and variance 1, then γ·x̂ + β";
+
+/// Normalises x (..., C) over its last axis, then scales by `weight` (C) and shifts by `bias` (C).
+pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f64) -> Result<Var<'t>> {
+    let Some(&channels) = x.shape().last() else {
+        return Err(Error::shape("layer_norm", "x (..., C)", x.shape()).into());
+    };
+    for operand in [weight, bias] {
+        if *operand.shape() != [channels] {
+            return Err(Error::shape("layer_norm", format!("weight and bias of ({channels})"), operand.shape()).into());
+        }
+    }
+    let rows = x.value().count().checked_div(channels).unwrap_or(0);
+    let mut y = Tensor::empty(x.shape().clone(), x.dtype());
+    let (mut mean, mut rstd) = (Tensor::empty([rows], x.dtype()), Tensor::empty([rows], x.dtype()));
+    match_float!(x.dtype(), "layer_norm", T => cpu::forward::<T>(
+        x.value().as_slice("layer_norm")?,
+        weight.value().as_slice("layer_norm")?,
+        bias.value().as_slice("layer_norm")?,
+        epsilon as T,
+        y.as_mut_slice("layer_norm")?,
+        [mean.as_mut_slice("layer_norm")?, rstd.as_mut_slice("layer_norm")?],
+    ));
+    let rule = || LayerNorm { x: x.value().clone(), weight: weight.value().clone(), mean, rstd };
+    x.tape().record("layer_norm", &[x, weight, bias], y, rule)
+}
+
+struct LayerNorm {
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+}
+
+impl Rule for LayerNorm {
+    rule_fields!("layer_norm", x, weight, mean, rstd);
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
+        match_float!(dy.dtype(), "layer_norm", T => cpu::backward::<T>(
+            dy.as_slice("layer_norm")?,
+            self.x.as_slice("layer_norm")?,
+            self.weight.as_slice("layer_norm")?,
+            [self.mean.as_slice("layer_norm")?, self.rstd.as_slice("layer_norm")?],
+            [dx.out()?, dweight.out()?, dbias.out()?],
+        ));
+        [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
+        Ok(())
+    }
+}

@@ -1,0 +1,71 @@
+//! The linear layer: a matrix product over the last axis, and a bias.
+//!
+//! **Forward.** y = x·Wᵀ + b, with x (..., I), W (O, I), b (O) or none, y (..., O).
+//!
+//! **Backward.** From dy (..., O): each y[r, o] = Σᵢ x[r, i] W[o, i] + b[o], hence
+//! dx = dy·W, dW = dyᵀ·x, db = Σᵣ dy[r]. Saved: x and W, the factors of the two products; not y.
+//!
+//! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`] when the last extents
+//! differ, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Linear`, whose
+//! weight layout this is.
+
+pub mod cases;
+mod cpu;
+pub mod reference;
+
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::{Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "x·Wᵀ + b over the last axis";
+
+/// x (..., I) times W (O, I) transposed, plus b (O) if there is one: (..., O).
+pub fn linear<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
+    let [outputs, inputs] = weight.value().dims("linear", "a weight (O, I)")?;
+    if x.shape().last() != Some(&inputs) {
+        return Err(Error::shape(
+            "linear",
+            format!("x (..., {inputs}), as the weight is {}", weight.shape()),
+            x.shape(),
+        )
+        .into());
+    }
+    if let Some(bias) = bias.filter(|bias| *bias.shape() != [outputs]) {
+        return Err(Error::shape("linear", format!("a bias of ({outputs})"), bias.shape()).into());
+    }
+    let mut y = Tensor::empty(x.shape().with(x.shape().len() - 1, outputs), x.dtype());
+    match_float!(x.dtype(), "linear", T => cpu::forward::<T>(
+        x.value().as_slice("linear")?,
+        weight.value().as_slice("linear")?,
+        bias.map(|bias| bias.value().as_slice("linear")).transpose()?,
+        [outputs, inputs],
+        y.as_mut_slice("linear")?,
+    ));
+    let rule = || Linear { x: x.value().clone(), weight: weight.value().clone() };
+    match bias {
+        Some(bias) => x.tape().record("linear", &[x, weight, bias], y, rule),
+        None => x.tape().record("linear", &[x, weight], y, rule),
+    }
+}
+
+struct Linear {
+    x: Tensor,
+    weight: Tensor,
+}
+
+impl Rule for Linear {
+    rule_fields!("linear", x, weight);
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let extents = self.weight.dims("linear", "a weight (O, I)")?;
+        let (mut dx, mut dw, mut db) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
+        match_float!(dy.dtype(), "linear", T => cpu::backward::<T>(
+            dy.as_slice("linear")?,
+            self.x.as_slice("linear")?,
+            self.weight.as_slice("linear")?,
+            extents,
+            [dx.out()?, dw.out()?, db.out()?],
+        ));
+        [dx, dw, db].into_iter().for_each(|slot| grads.close(slot));
+        Ok(())
+    }
+}
