@@ -2,8 +2,7 @@
 //!
 //! The published recipes differ by image size, so two ways of cropping are offered. *Padded* (CIFAR): a window of the
 //! image's own size, shifted by a few pixels over its edges. *Resized* (ImageNet): a window of random area and shape,
-//! resized to the model's input. Both end in one pass that crops, mirrors and
-//! normalises straight into the batch.
+//! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch.
 
 use serde::{Deserialize, Serialize};
 use tensor::rng::{Philox, Sequence};

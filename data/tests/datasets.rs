@@ -83,6 +83,18 @@ fn cifar10_in_its_folder_or_one_above() {
     }
 }
 
+/// `CIFAR10=DIR cargo test -p biformer-data --test datasets -- --ignored`: two readers, two formats, one content.
+#[test]
+#[ignore = "needs the full CIFAR-10"]
+fn the_embedded_images_are_the_first_of_the_full_set() {
+    let source = std::env::var("CIFAR10").expect("the folder of the full CIFAR-10");
+    for (split, len) in [(Split::Train, 50_000), (Split::Test, 10_000)] {
+        let (full, part) = (open(&source, split).unwrap(), open("embedded", split).unwrap());
+        assert_eq!((full.len(), full.classes()), (len, part.classes()));
+        assert!((0..part.len()).all(|index| full.get(index).unwrap() == part.get(index).unwrap()));
+    }
+}
+
 #[test]
 fn cifar100_in_its_folder_or_one_above() {
     let root = tempfile::tempdir().unwrap();
