@@ -1,0 +1,105 @@
+//! CIFAR-10 and CIFAR-100 in their official binary layout (<https://www.cs.toronto.edu/~kriz/cifar.html>).
+//!
+//! A file is a row of records: the label bytes (CIFAR-10: the class; CIFAR-100: the coarse, then the fine class),
+//! then 3072 bytes of pixels as three planes, (3, 32, 32). The planes are interleaved once, at opening.
+
+use std::path::Path;
+
+use crate::picture::read_file;
+use crate::{Error, InMemory, Result, Split, Statistics};
+
+const SIDE: usize = 32;
+const PLANE: usize = SIDE * SIDE;
+/// The most records that one file may hold (the official ones hold up to 50,000).
+const MAX_RECORDS: usize = 100_000;
+/// The longest list of class names that is read, in bytes.
+const MAX_NAMES: u64 = 64 << 10;
+
+/// One of the two formats: the number of classes that each label byte chooses from. The last one is the label used.
+struct Format {
+    name: &'static str,
+    label_classes: &'static [usize],
+    statistics: Statistics,
+}
+
+const CIFAR10: Format = Format { name: "cifar10", label_classes: &[10], statistics: Statistics::CIFAR10 };
+const CIFAR100: Format = Format { name: "cifar100", label_classes: &[20, 100], statistics: Statistics::CIFAR100 };
+
+/// Reads one split of CIFAR-10 from the folder with its `.bin` files and `batches.meta.txt`.
+///
+/// # Errors
+/// [`Error::Missing`], [`Error::Truncated`], [`Error::Label`], [`Error::Unsupported`] or [`Error::Io`], with the
+/// file and, where there is one, the record.
+pub fn open_cifar10(folder: &Path, split: Split) -> Result<InMemory> {
+    let files: &[&str] = match split {
+        Split::Train => {
+            &["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"]
+        }
+        Split::Test => &["test_batch.bin"],
+    };
+    CIFAR10.open(folder, files, "batches.meta.txt")
+}
+
+/// Reads one split of CIFAR-100, with its 100 fine classes, from the folder with `train.bin`, `test.bin` and
+/// `fine_label_names.txt`.
+///
+/// # Errors
+/// As [`open_cifar10`].
+pub fn open_cifar100(folder: &Path, split: Split) -> Result<InMemory> {
+    let file = match split {
+        Split::Train => "train.bin",
+        Split::Test => "test.bin",
+    };
+    CIFAR100.open(folder, &[file], "fine_label_names.txt")
+}
+
+impl Format {
+    fn open(&self, folder: &Path, files: &[&str], names: &str) -> Result<InMemory> {
+        let classes = self.class_names(&folder.join(names))?;
+        let (mut pixels, mut labels) = (Vec::new(), Vec::new());
+        for file in files {
+            self.append(&folder.join(file), &mut pixels, &mut labels)?;
+        }
+        InMemory::new(self.name, classes, self.statistics, SIDE, pixels, labels)
+    }
+
+    fn class_names(&self, path: &Path) -> Result<Vec<String>> {
+        let bytes = read_file(path, MAX_NAMES, "the list of class names")?;
+        let text = String::from_utf8_lossy(&bytes);
+        let names: Vec<String> =
+            text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect();
+        let expected = self.label_classes[self.label_classes.len() - 1];
+        if names.len() != expected {
+            let (expected, got) = (format!("{expected} class names, one a line"), format!("{}", names.len()));
+            return Err(Error::Truncated { path: path.to_owned(), expected, got });
+        }
+        Ok(names)
+    }
+
+    fn append(&self, path: &Path, pixels: &mut Vec<u8>, labels: &mut Vec<u32>) -> Result<()> {
+        let head = self.label_classes.len();
+        let length = head + 3 * PLANE;
+        let bytes = read_file(path, (MAX_RECORDS * length) as u64, "a binary file of records")?;
+        if bytes.is_empty() || !bytes.len().is_multiple_of(length) {
+            return Err(Error::Truncated {
+                path: path.to_owned(),
+                expected: format!("a multiple of {length} bytes, one record or more"),
+                got: format!("{} bytes", bytes.len()),
+            });
+        }
+        pixels.reserve(bytes.len() / length * 3 * PLANE);
+        for (record, bytes) in bytes.chunks_exact(length).enumerate() {
+            let (chosen, planes) = bytes.split_at(head);
+            for (&label, &classes) in chosen.iter().zip(self.label_classes) {
+                if usize::from(label) >= classes {
+                    return Err(Error::Label { path: path.to_owned(), record, label: u32::from(label), classes });
+                }
+            }
+            labels.push(u32::from(chosen[head - 1]));
+            let (red, rest) = planes.split_at(PLANE);
+            let (green, blue) = rest.split_at(PLANE);
+            pixels.extend(red.iter().zip(green).zip(blue).flat_map(|((&r, &g), &b)| [r, g, b]));
+        }
+        Ok(())
+    }
+}

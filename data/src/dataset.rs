@@ -1,0 +1,141 @@
+//! What a data set is, and how one is found on disk.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Image, ImageFolder, Result, cifar, embedded};
+
+/// The part of a data set that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Split {
+    /// The images to learn from.
+    Train,
+    /// The images to be judged by (a folder's `val` or `test`).
+    Test,
+}
+
+impl Split {
+    /// `"train"` or `"test"`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Test => "test",
+        }
+    }
+}
+
+/// The mean and the standard deviation of each colour channel (red, green, blue), of pixels scaled to 0..1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Statistics {
+    /// The mean of each channel.
+    pub mean: [f32; 3],
+    /// The standard deviation of each channel, above 0.
+    pub std: [f32; 3],
+}
+
+impl Statistics {
+    /// Of the 50,000 training images of CIFAR-10.
+    pub const CIFAR10: Self = Self { mean: [0.4914, 0.4822, 0.4465], std: [0.2470, 0.2435, 0.2616] };
+    /// Of the 50,000 training images of CIFAR-100.
+    pub const CIFAR100: Self = Self { mean: [0.5071, 0.4865, 0.4409], std: [0.2673, 0.2564, 0.2762] };
+    /// Of ImageNet-1k, as all published BiFormer weights use them.
+    pub const IMAGENET: Self = Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] };
+}
+
+/// One labelled image.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// The image.
+    pub image: Image,
+    /// Its class, an index into [`Dataset::classes`].
+    pub label: u32,
+}
+
+/// Labelled images that can be asked for in any order, from any thread.
+pub trait Dataset: Send + Sync {
+    /// A short name for messages and reports.
+    fn name(&self) -> &str;
+
+    /// The class names; a label is an index into them.
+    fn classes(&self) -> &[String];
+
+    /// The number of samples.
+    fn len(&self) -> usize;
+
+    /// Whether there is no sample at all.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The sample `index`, the same one each time.
+    ///
+    /// # Errors
+    /// [`Error::Index`] from [`len`](Self::len) on; where images are decoded when asked for, what
+    /// [`load_image`](crate::load_image) reports.
+    fn get(&self, index: usize) -> Result<Sample>;
+
+    /// The channel statistics to normalise with.
+    fn statistics(&self) -> Statistics;
+}
+
+/// Opens one split of a data set: `"embedded"`, or a path whose layout is recognised.
+///
+/// | layout | what is there (in the folder, or one folder down) |
+/// |---|---|
+/// | CIFAR-10 | `cifar-10-batches-bin/` with `data_batch_1.bin` to `_5.bin`, `test_batch.bin`, `batches.meta.txt` |
+/// | CIFAR-100 | `cifar-100-binary/` with `train.bin`, `test.bin`, `fine_label_names.txt` |
+/// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, and the same classes in `val/` or `test/` |
+///
+/// # Errors
+/// [`Error::Missing`] where nothing fits, with what was looked for; [`Error::Unsupported`] where the path is a file
+/// or fits twice; then whatever reading the layout reports.
+pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
+    if source == embedded::SOURCE {
+        return Ok(Arc::new(embedded::open(split)?));
+    }
+    let root = Path::new(source);
+    let unsupported = |what: &str| Error::Unsupported { path: root.to_owned(), what: what.to_owned() };
+    if !root.exists() {
+        return Err(missing(root, "a data set's folder"));
+    }
+    if !root.is_dir() {
+        return Err(unsupported("it is a file; name the folder of a data set"));
+    }
+    let cifar10 = nested(root, "cifar-10-batches-bin", &["data_batch_1.bin", "test_batch.bin", "batches.meta.txt"]);
+    let cifar100 = nested(root, "cifar-100-binary", &["train.bin", "test.bin", "fine_label_names.txt"]);
+    match (cifar10, cifar100, root.join("train").is_dir()) {
+        (Some(folder), None, false) => Ok(Arc::new(cifar::open_cifar10(&folder, split)?)),
+        (None, Some(folder), false) => Ok(Arc::new(cifar::open_cifar100(&folder, split)?)),
+        (None, None, true) => Ok(Arc::new(ImageFolder::open(root, split)?)),
+        (None, None, false) => Err(missing(
+            root,
+            "cifar-10-batches-bin/ (or its data_batch_1.bin), cifar-100-binary/ (or its train.bin), and train/",
+        )),
+        _ => Err(unsupported("it holds more than one data set; name the folder of one of them")),
+    }
+}
+
+/// The folder that holds `files`: `root/folder`, or `root` itself where one of the files lies there. One file is
+/// enough to recognise the layout, so that a missing one can then be named.
+fn nested(root: &Path, folder: &str, files: &[&str]) -> Option<PathBuf> {
+    let inner = root.join(folder);
+    if inner.is_dir() {
+        return Some(inner);
+    }
+    files.iter().any(|file| root.join(file).exists()).then(|| root.to_owned())
+}
+
+fn missing(path: &Path, looked_for: &str) -> Error {
+    Error::Missing {
+        path: path.to_owned(),
+        looked_for: looked_for.to_owned(),
+        help: "Name \"embedded\", a folder with the binary version of CIFAR-10 or CIFAR-100 \
+            (https://www.cs.toronto.edu/~kriz/cifar.html), or an image folder: \
+            train/CLASS/*.png|jpg|jpeg and the same classes in val/ or test/."
+            .to_owned(),
+    }
+}

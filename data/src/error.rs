@@ -1,0 +1,130 @@
+//! What can go wrong between a file and a batch.
+
+use std::path::{Path, PathBuf};
+
+/// The result of everything in this crate that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failure, one variant for each kind. Each message is complete in itself (it includes its cause), so no variant
+/// reports a [`source`](std::error::Error::source) that would say the same again.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file or folder is not there.
+    #[error("{} is missing: looked for {looked_for}. {help}", path.display())]
+    Missing {
+        /// Where it should be.
+        path: PathBuf,
+        /// What was looked for there.
+        looked_for: String,
+        /// The way out.
+        help: String,
+    },
+    /// A file or folder holds less, or another amount, than its format promises.
+    #[error("{} is incomplete: expected {expected}, got {got}", path.display())]
+    Truncated {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the format promises.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+    /// A record's label names no class.
+    #[error("{}, record {record}: label {label} is outside the {classes} classes", path.display())]
+    Label {
+        /// The file.
+        path: PathBuf,
+        /// The record's number in the file, from 0.
+        record: usize,
+        /// The label found.
+        label: u32,
+        /// The number of classes.
+        classes: usize,
+    },
+    /// A file is not an image that can be decoded within the limits.
+    #[error("cannot decode {}: {cause}", path.display())]
+    Undecodable {
+        /// The file.
+        path: PathBuf,
+        /// The decoder's complaint.
+        cause: String,
+    },
+    /// The two splits of an image folder have different classes.
+    #[error("{} and {} have different classes: {only_first:?} only in the first, {only_second:?} only in the second",
+        first.display(), second.display())]
+    ClassesDiffer {
+        /// The training folder.
+        first: PathBuf,
+        /// The evaluation folder.
+        second: PathBuf,
+        /// The first few classes that only the training folder has.
+        only_first: Vec<String>,
+        /// The first few classes that only the evaluation folder has.
+        only_second: Vec<String>,
+    },
+    /// A class folder holds no image.
+    #[error("class {class:?} is empty: {} holds no .png, .jpg or .jpeg file", path.display())]
+    EmptyClass {
+        /// The class.
+        class: String,
+        /// Its folder.
+        path: PathBuf,
+    },
+    /// More images were undecodable than the loader was told to bear.
+    #[error("too many bad images (max_bad_images is {limit}); the first of them: {}", first.join("; "))]
+    TooManyBadImages {
+        /// The number that would have been borne.
+        limit: usize,
+        /// What was wrong with the first few.
+        first: Vec<String>,
+    },
+    /// The operating system refused to read a file or folder.
+    #[error("cannot read {}: {cause}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's complaint.
+        cause: std::io::Error,
+    },
+    /// Something is there, but of a kind that this crate does not read.
+    #[error("{} is not supported: {what}", path.display())]
+    Unsupported {
+        /// The file or folder.
+        path: PathBuf,
+        /// What it is, and what would do.
+        what: String,
+    },
+    /// A setting is out of its range.
+    #[error("setting `{name}`: {problem}")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A sample was asked for that the data set does not have.
+    #[error("{dataset} has {len} samples, no sample {index}")]
+    Index {
+        /// The data set's name.
+        dataset: String,
+        /// The sample asked for.
+        index: usize,
+        /// The number of samples.
+        len: usize,
+    },
+    /// A loader thread could not be started, or panicked.
+    #[error("a loader thread failed: {0}")]
+    Worker(String),
+}
+
+impl Error {
+    /// For `map_err`: the failure to read `path`.
+    pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
+        move |cause| Self::Io { path: path.to_owned(), cause }
+    }
+
+    pub(crate) fn setting(name: &'static str, problem: impl Into<String>) -> Self {
+        Self::Setting { name, problem: problem.into() }
+    }
+}

@@ -1,0 +1,367 @@
+//! Batches, built ahead of their use by a few threads.
+//!
+//! Thread `t` of `T` builds the batches `first + t`, `first + t + T`, ... and hands them over in a bounded channel of
+//! its own; the consumer takes from the channels in turn. So the batches come in order without being sorted, a slow
+//! consumer holds the threads back, and no thread's speed can change what a batch holds:
+//! the order of an epoch is a function of (seed, epoch), the augmentation of a sample one of (seed, epoch, sample).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use tensor::rng::Philox;
+
+use crate::{Dataset, Error, Result, Transform};
+
+/// Name the streams of random numbers: the order of an epoch, and the augmentation of a sample.
+const SHUFFLE: u64 = 0x5348_5546;
+const AUGMENT: u64 = 0x4155_474D;
+/// How many bad images an error names.
+const NAMED: usize = 5;
+/// The largest batch, in bytes.
+const MAX_BATCH_BYTES: u64 = 8 << 30;
+const MAX_WORKERS: usize = 256;
+const MAX_PREFETCH: usize = 1024;
+
+/// How a [`Loader`] makes its batches.
+#[derive(Clone, Debug)]
+pub struct LoaderConfig {
+    /// Samples in a batch, above 0.
+    pub batch_size: usize,
+    /// The seed of the order and of the augmentation.
+    pub seed: u64,
+    /// Whether each epoch has a new random order, or all have the data set's.
+    pub shuffle: bool,
+    /// Whether a last batch that is not full is left out.
+    pub drop_last: bool,
+    /// Threads; 0 for one a core, up to 8.
+    pub workers: usize,
+    /// Batches built ahead of their use, over all threads; at least one a thread.
+    pub prefetch: usize,
+    /// How many undecodable images an epoch (or the part of it that is run) bears before
+    /// [`Error::TooManyBadImages`].
+    pub max_bad_images: usize,
+    /// From an image to its floats.
+    pub transform: Transform,
+}
+
+impl LoaderConfig {
+    /// For training: a random order and full batches only. No bad image is borne.
+    pub fn train(batch_size: usize, seed: u64, transform: Transform) -> Self {
+        let (shuffle, drop_last) = (true, true);
+        Self { batch_size, seed, shuffle, drop_last, workers: 0, prefetch: 4, max_bad_images: 0, transform }
+    }
+
+    /// For evaluation: every sample once, in the data set's order. No bad image is borne.
+    pub fn eval(batch_size: usize, transform: Transform) -> Self {
+        Self { shuffle: false, drop_last: false, ..Self::train(batch_size, 0, transform) }
+    }
+}
+
+/// Some samples, ready for a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Batch {
+    /// The number of this batch in its epoch, from 0.
+    pub index: usize,
+    /// The images, (N, H, W, 3), normalised.
+    pub images: Vec<f32>,
+    /// `[N, H, W, 3]`.
+    pub shape: [usize; 4],
+    /// The classes, (N).
+    pub labels: Vec<u32>,
+    /// The samples' numbers in the data set, (N).
+    pub samples: Vec<usize>,
+    /// The images that could not be decoded. Their slots hold other samples.
+    pub skipped: Vec<Skipped>,
+}
+
+/// An image that could not be decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its slot in the batch, which now holds another sample. An evaluation leaves this slot out of its counts.
+    pub slot: usize,
+    /// Its number in the data set.
+    pub sample: usize,
+    /// The failure, with the file's path.
+    pub reason: String,
+}
+
+/// Makes the batches of any epoch of a data set.
+pub struct Loader {
+    dataset: Arc<dyn Dataset>,
+    config: Arc<LoaderConfig>,
+    workers: usize,
+    spare: Arc<Mutex<Vec<Batch>>>,
+}
+
+impl Loader {
+    /// A loader of `dataset`. No thread starts before [`epoch`](Self::epoch).
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, or an epoch would have no batch.
+    pub fn new(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Result<Self> {
+        let LoaderConfig { batch_size, drop_last, .. } = config;
+        let (len, size) = (dataset.len(), config.transform.size());
+        if batch_size == 0 {
+            return Err(Error::setting("batch_size", "it must be 1 or more"));
+        }
+        if len == 0 || (drop_last && batch_size > len) {
+            let problem = format!("{batch_size} samples make no batch of the {len} in {}", dataset.name());
+            return Err(Error::setting("batch_size", problem));
+        }
+        let factors = [size, size, 3, size_of::<f32>()];
+        let bytes = factors.iter().try_fold(batch_size.min(len) as u64, |n, &m| n.checked_mul(m as u64));
+        if bytes.is_none_or(|bytes| bytes > MAX_BATCH_BYTES) {
+            let problem = format!("{batch_size} images of {size}x{size} take more than {MAX_BATCH_BYTES} bytes");
+            return Err(Error::setting("batch_size", problem));
+        }
+        let workers = match config.workers {
+            0 => thread::available_parallelism().map_or(1, usize::from).min(8),
+            workers => workers.min(MAX_WORKERS),
+        };
+        Ok(Self { dataset, config: Arc::new(config), workers, spare: Arc::default() })
+    }
+
+    /// The data set.
+    pub fn dataset(&self) -> &Arc<dyn Dataset> {
+        &self.dataset
+    }
+
+    /// The number of batches in an epoch.
+    pub fn batches_per_epoch(&self) -> usize {
+        let LoaderConfig { batch_size, drop_last, .. } = *self.config;
+        if drop_last { self.dataset.len() / batch_size } else { self.dataset.len().div_ceil(batch_size) }
+    }
+
+    /// The batches of `epoch` from `first_batch` on: bit for bit those that the whole epoch has from there.
+    pub fn epoch(&self, epoch: u64, first_batch: usize) -> Batches {
+        let total = self.batches_per_epoch();
+        let workers = self.workers.min(total.saturating_sub(first_batch));
+        let order = match self.config.shuffle {
+            true => Philox::keyed(self.config.seed, &[SHUFFLE, epoch]).sequence().permutation(self.dataset.len()),
+            false => (0..self.dataset.len()).collect(),
+        };
+        let job = Arc::new(Job {
+            dataset: Arc::clone(&self.dataset),
+            config: Arc::clone(&self.config),
+            epoch,
+            order,
+            spare: Arc::clone(&self.spare),
+            stop: AtomicBool::new(false),
+        });
+        let mut batches = Batches {
+            job: Arc::clone(&job),
+            bad: Vec::new(),
+            first: first_batch,
+            next: first_batch,
+            total,
+            workers: Vec::with_capacity(workers),
+            failed: None,
+        };
+        for worker in 0..workers {
+            let ahead = self.config.prefetch.min(MAX_PREFETCH).div_ceil(workers);
+            let (sender, receiver) = sync_channel(ahead.max(1));
+            let numbers = (first_batch + worker..total).step_by(workers);
+            let job = Arc::clone(&job);
+            match thread::Builder::new().name(format!("loader-{worker}")).spawn(move || job.work(numbers, &sender)) {
+                Ok(thread) => batches.workers.push(Worker { receiver, thread }),
+                Err(cause) => batches.failed = Some(Error::Worker(format!("cannot start it: {cause}"))),
+            }
+        }
+        batches
+    }
+
+    /// Takes a used batch back, so that its memory serves a later one. Optional.
+    pub fn recycle(&self, batch: Batch) {
+        let mut spare = lock(&self.spare);
+        // No more than can be on their way at once, should someone hand in batches from elsewhere.
+        if spare.len() < 2 * self.workers + self.config.prefetch.min(MAX_PREFETCH) {
+            spare.push(batch);
+        }
+    }
+}
+
+/// The batches of one epoch, in order. Ends after the last one or after an error. Dropping it stops the threads.
+pub struct Batches {
+    job: Arc<Job>,
+    bad: Vec<String>, // the failures so far, at most `max_bad_images`
+    first: usize,
+    next: usize,
+    total: usize,
+    workers: Vec<Worker>,
+    failed: Option<Error>,
+}
+
+struct Worker {
+    receiver: Receiver<Result<Batch>>,
+    thread: JoinHandle<()>,
+}
+
+impl Iterator for Batches {
+    type Item = Result<Batch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let result = match self.failed.take() {
+            Some(error) => Err(error),
+            None if self.next >= self.total => return None,
+            None => self.receive().and_then(|batch| self.judge(batch)),
+        };
+        self.next = if result.is_ok() { self.next + 1 } else { self.total };
+        Some(result)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        // An error ends the iterator early.
+        let left = self.total.saturating_sub(self.next);
+        (left.min(1), Some(left))
+    }
+}
+
+impl Batches {
+    fn receive(&mut self) -> Result<Batch> {
+        let turn = (self.next - self.first) % self.workers.len();
+        if let Ok(result) = self.workers[turn].receiver.recv() {
+            return result;
+        }
+        // The thread hung up before it was done, which only a panic makes it do.
+        let payload = self.workers.remove(turn).thread.join().err();
+        let text = payload.as_ref().and_then(|payload| {
+            payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied())
+        });
+        Err(Error::Worker(format!("it panicked: {}", text.unwrap_or("no message"))))
+    }
+
+    /// Counts the batch's bad images. Done here, in the order of the batches, so that the same batch exceeds the
+    /// limit each time.
+    fn judge(&mut self, batch: Batch) -> Result<Batch> {
+        self.bad.extend(batch.skipped.iter().map(|skipped| skipped.reason.clone()));
+        let limit = self.job.config.max_bad_images;
+        if self.bad.len() > limit {
+            return Err(Error::TooManyBadImages { limit, first: self.bad.drain(..).take(NAMED).collect() });
+        }
+        Ok(batch)
+    }
+}
+
+impl Drop for Batches {
+    fn drop(&mut self) {
+        self.job.stop.store(true, Ordering::Relaxed);
+        // Hang up on all before waiting for any: a thread that waits for room in its channel then ends.
+        let threads: Vec<_> = self.workers.drain(..).map(|worker| worker.thread).collect();
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the threads of one epoch share.
+struct Job {
+    dataset: Arc<dyn Dataset>,
+    config: Arc<LoaderConfig>,
+    epoch: u64,
+    order: Vec<usize>,
+    spare: Arc<Mutex<Vec<Batch>>>,
+    stop: AtomicBool,
+}
+
+impl Job {
+    /// One thread's life: ends with its last batch, with an error, or when nobody listens any more.
+    fn work(&self, numbers: impl Iterator<Item = usize>, sender: &SyncSender<Result<Batch>>) {
+        for number in numbers {
+            let Some(result) = self.build(number) else { return };
+            let failed = result.is_err();
+            if sender.send(result).is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    /// Builds one batch, or nothing when told to stop.
+    fn build(&self, number: usize) -> Option<Result<Batch>> {
+        let LoaderConfig { batch_size, ref transform, .. } = *self.config;
+        let (start, size) = (number * batch_size, transform.size());
+        let end = self.order.len().min(start + batch_size);
+        let image_len = size * size * 3;
+
+        let mut batch = lock(&self.spare).pop().unwrap_or_default();
+        batch.index = number;
+        batch.shape = [end - start, size, size, 3];
+        batch.images.resize((end - start) * image_len, 0.0);
+        batch.labels.clear();
+        batch.samples.clear();
+        batch.samples.extend_from_slice(&self.order[start..end]);
+        batch.skipped.clear();
+
+        for (slot, out) in batch.images.chunks_exact_mut(image_len).enumerate() {
+            if self.stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            let sample = batch.samples[slot];
+            let label = self.load(sample, out).unwrap_or_else(|error| {
+                batch.skipped.push(Skipped { slot, sample, reason: error.to_string() });
+                0
+            });
+            batch.labels.push(label);
+        }
+        if batch.skipped.is_empty() {
+            return Some(Ok(batch));
+        }
+        self.replace_bad(&mut batch, end).map(|result| result.map(|()| batch))
+    }
+
+    /// Fills the slot of each bad image with the next good one of the same batch, counting on from its last slot to
+    /// its first. If all are bad, the next good image of the epoch's order after `end` fills them. Either way the
+    /// result depends on the order and on the data alone.
+    fn replace_bad(&self, batch: &mut Batch, end: usize) -> Option<Result<()>> {
+        let (count, image_len) = (batch.samples.len(), batch.images.len() / batch.samples.len());
+        let mut good = vec![true; count];
+        for skipped in &batch.skipped {
+            good[skipped.slot] = false;
+        }
+        if batch.skipped.len() == count {
+            let mut reasons: Vec<String> = batch.skipped.iter().map(|skipped| skipped.reason.clone()).collect();
+            for step in 0..self.order.len() - count {
+                if self.stop.load(Ordering::Relaxed) {
+                    return None;
+                }
+                let sample = self.order[(end + step) % self.order.len()];
+                match self.load(sample, &mut batch.images[..image_len]) {
+                    Ok(label) => {
+                        (good[0], batch.labels[0], batch.samples[0]) = (true, label, sample);
+                        break;
+                    }
+                    Err(error) => reasons.push(error.to_string()),
+                }
+                if reasons.len() > self.config.max_bad_images {
+                    break;
+                }
+            }
+            if !good[0] {
+                reasons.truncate(NAMED);
+                let limit = self.config.max_bad_images;
+                return Some(Err(Error::TooManyBadImages { limit, first: reasons }));
+            }
+        }
+        for slot in (0..count).filter(|&slot| !good[slot]) {
+            let source = (1..count).map(|step| (slot + step) % count).find(|&source| good[source]).unwrap_or(slot);
+            batch.images.copy_within(source * image_len..(source + 1) * image_len, slot * image_len);
+            batch.labels[slot] = batch.labels[source];
+            batch.samples[slot] = batch.samples[source];
+        }
+        Some(Ok(()))
+    }
+
+    /// Writes one sample's floats to `out`, (H, W, 3), and gives its label.
+    fn load(&self, sample: usize, out: &mut [f32]) -> Result<u32> {
+        let loaded = self.dataset.get(sample)?;
+        let random = Philox::keyed(self.config.seed, &[AUGMENT, self.epoch, sample as u64]);
+        self.config.transform.apply(&loaded.image, &mut random.sequence(), out);
+        Ok(loaded.label)
+    }
+}
+
+/// Locks even after a panic elsewhere: what these locks guard is whole at every moment.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

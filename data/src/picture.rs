@@ -1,0 +1,175 @@
+//! A picture of bytes, and how one is decoded from a file.
+
+use std::fs;
+use std::io::{Cursor, ErrorKind, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+use image::{DynamicImage, ImageDecoder, ImageReader, Limits, metadata::Orientation};
+
+use crate::{Error, Result};
+
+/// The longest file that is read as an image, in bytes.
+const MAX_FILE: u64 = 256 << 20;
+/// The most memory that one decoded image may take, in bytes.
+const MAX_DECODED: u64 = 512 << 20;
+
+/// An RGB picture of bytes, (H, W, 3), at least 1x1.
+///
+/// It is a view of shared bytes: cloning it, or taking it out of a set that lies in memory, copies no pixel.
+#[derive(Clone)]
+pub struct Image {
+    height: usize,
+    width: usize,
+    bytes: Arc<Vec<u8>>,
+    start: usize,
+}
+
+impl Image {
+    /// The picture with these pixels, (height, width, 3), row after row.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where a side is 0 or the number of bytes is not `height * width * 3`.
+    pub fn new(height: usize, width: usize, pixels: Vec<u8>) -> Result<Self> {
+        let fits = height.checked_mul(width).and_then(|area| area.checked_mul(3)) == Some(pixels.len());
+        if pixels.is_empty() || !fits {
+            let problem = format!("{} bytes are no RGB picture of {height}x{width} pixels", pixels.len());
+            return Err(Error::setting("image", problem));
+        }
+        Ok(Self { height, width, bytes: Arc::new(pixels), start: 0 })
+    }
+
+    /// A square picture that begins at byte `start` of a larger store. The caller has checked that it lies inside.
+    pub(crate) fn square_within(bytes: Arc<Vec<u8>>, start: usize, side: usize) -> Self {
+        debug_assert!(side > 0 && start + side * side * 3 <= bytes.len());
+        Self { height: side, width: side, bytes, start }
+    }
+
+    /// The number of rows.
+    pub fn height(&self) -> usize {
+        self.height
+    }
+
+    /// The number of pixels in a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The bytes, (H, W, 3), row after row.
+    pub fn pixels(&self) -> &[u8] {
+        &self.bytes[self.start..self.start + self.height * self.width * 3]
+    }
+
+    /// The red, green and blue of one pixel, or nothing outside the picture.
+    pub fn pixel(&self, row: usize, column: usize) -> Option<[u8; 3]> {
+        if row >= self.height || column >= self.width {
+            return None;
+        }
+        let at = (row * self.width + column) * 3;
+        let pixels = self.pixels();
+        Some([pixels[at], pixels[at + 1], pixels[at + 2]])
+    }
+}
+
+impl PartialEq for Image {
+    fn eq(&self, other: &Self) -> bool {
+        (self.height, self.width) == (other.height, other.width) && self.pixels() == other.pixels()
+    }
+}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Image({}x{} RGB)", self.height, self.width)
+    }
+}
+
+/// Decodes a PNG or JPEG file of any size and colour type to RGB, turned upright as its EXIF data say.
+///
+/// The format is told by the content, not by the name. Transparency is dropped. A file over 256 MiB, or one that
+/// would decode to more than 512 MiB, is refused before the memory is taken.
+///
+/// # Errors
+/// [`Error::Missing`], [`Error::Io`], [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`]
+/// (also for a JPEG that ends early), each with the path.
+pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
+    let path = path.as_ref();
+    decode(&read_file(path, MAX_FILE, "an image file")?, path)
+}
+
+/// Reads a regular file of at most `limit` bytes. A pipe or a device would block or never end, so it is refused.
+pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec<u8>> {
+    let metadata = fs::metadata(path).map_err(|cause| match cause.kind() {
+        ErrorKind::NotFound => Error::Missing {
+            path: path.to_owned(),
+            looked_for: looked_for.to_owned(),
+            help: "Check the path and its spelling.".to_owned(),
+        },
+        _ => Error::Io { path: path.to_owned(), cause },
+    })?;
+    let unsupported = |what: String| Error::Unsupported { path: path.to_owned(), what };
+    if !metadata.is_file() {
+        return Err(unsupported(format!("it is not a regular file; expected {looked_for}")));
+    }
+    if metadata.len() > limit {
+        return Err(unsupported(format!("it has {} bytes, more than the {limit} that are read", metadata.len())));
+    }
+    let mut bytes = Vec::with_capacity(metadata.len() as usize);
+    let file = fs::File::open(path).map_err(Error::io(path))?;
+    // The limit holds for a file that grows while it is read, too.
+    file.take(limit).read_to_end(&mut bytes).map_err(Error::io(path))?;
+    Ok(bytes)
+}
+
+/// Decodes the bytes of an image file; `path` only names them in errors.
+pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
+    let undecodable = |cause: String| Error::Undecodable { path: path.to_owned(), cause };
+    let failed = |cause: image::ImageError| undecodable(cause.to_string());
+
+    if bytes.starts_with(&[0xFF, 0xD8]) && !jpeg_is_whole(bytes) {
+        return Err(undecodable("the JPEG data end before their end marker".to_owned()));
+    }
+    let mut reader = ImageReader::new(Cursor::new(bytes))
+        .with_guessed_format()
+        .map_err(|cause| Error::Io { path: path.to_owned(), cause })?;
+    if reader.format().is_none() {
+        return Err(undecodable("it is neither PNG nor JPEG".to_owned()));
+    }
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(MAX_DECODED);
+    reader.limits(limits);
+
+    let mut decoder = reader.into_decoder().map_err(failed)?;
+    let (width, height) = decoder.dimensions();
+    if decoder.total_bytes() > MAX_DECODED {
+        return Err(undecodable(format!("{width}x{height} pixels need more than {MAX_DECODED} bytes")));
+    }
+    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
+    decoded.apply_orientation(orientation);
+    let rgb = decoded.into_rgb8();
+    let (width, height) = rgb.dimensions();
+    Image::new(height as usize, width as usize, rgb.into_raw()).map_err(|cause| undecodable(cause.to_string()))
+}
+
+/// Whether an end marker follows the first scan. The decoder forgives a JPEG that breaks off, and paints the rest
+/// grey; a training set should not. Segments before the scan are skipped whole, for a thumbnail in them has an end
+/// marker of its own.
+fn jpeg_is_whole(bytes: &[u8]) -> bool {
+    const START_OF_SCAN: u8 = 0xDA;
+    const END_OF_IMAGE: [u8; 2] = [0xFF, 0xD9];
+    let mut at = 2;
+    while let Some(&[0xFF, marker]) = bytes.get(at..at + 2) {
+        if marker == START_OF_SCAN {
+            // Within a scan an 0xFF byte is followed by 0 or a restart marker, so this pair cannot be data.
+            return bytes[at..].windows(2).any(|pair| pair == END_OF_IMAGE);
+        }
+        // An 0xFF before a marker is padding; the other markers here carry their length.
+        at += match (marker, bytes.get(at + 2..at + 4)) {
+            (0xFF, _) => 1,
+            (_, Some(&[high, low])) => 2 + usize::from(u16::from_be_bytes([high, low])),
+            _ => return false,
+        };
+    }
+    // No marker where one belongs: whether that can be decoded is for the decoder to say.
+    at < bytes.len()
+}

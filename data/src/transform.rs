@@ -1,0 +1,258 @@
+//! From the bytes of an image to the normalised floats of a batch, with random cropping and mirroring for training.
+//!
+//! The published recipes differ by image size, so two ways of cropping are offered. *Padded* (CIFAR): a window of the
+//! image's own size, shifted by a few pixels over its edges. *Resized* (ImageNet): a window of random area and shape,
+//! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch.
+
+use serde::{Deserialize, Serialize};
+use tensor::rng::{Philox, Sequence};
+
+use crate::resample::{Filter, Window, resize};
+use crate::{Error, Image, Result, Statistics};
+
+/// The longest side of an image that counts as tiny: it has no margin to spare.
+const TINY: usize = 32;
+/// The largest input size, in pixels a side.
+const MAX_SIZE: usize = 4096;
+/// How often a window of random shape is tried before the largest one is taken.
+const ATTEMPTS: usize = 10;
+/// The ratios of width to height of a random window.
+const RATIOS: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
+
+/// How a training image is cropped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Crop {
+    /// Padded for images of up to 32 x 32 pixels, resized for all others.
+    #[default]
+    Auto,
+    /// A window of the image's own size, shifted by up to [`Augmentation::padding`] pixels each way.
+    Padded,
+    /// A window of random area and shape, resized.
+    Resized,
+}
+
+/// What a padded crop shows beyond the edge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fill {
+    /// Black: the byte 0, normalised as any other.
+    #[default]
+    Zero,
+    /// The mean colour: the float 0.
+    Mean,
+}
+
+/// The random changes made to training images.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Augmentation {
+    /// The way of cropping.
+    pub crop: Crop,
+    /// The largest shift of a padded crop, in pixels (4).
+    pub padding: usize,
+    /// What lies beyond the edge in a padded crop (zero).
+    pub fill: Fill,
+    /// The probability of mirroring left and right (0.5); 0 for digits and text.
+    pub flip: f64,
+    /// The smallest part of the image's area that a resized crop shows (0.08); the largest is all of it.
+    pub min_scale: f64,
+    /// The filter of a resized crop (bicubic).
+    pub filter: Filter,
+}
+
+impl Default for Augmentation {
+    fn default() -> Self {
+        let (crop, fill, filter) = (Crop::Auto, Fill::Zero, Filter::Bicubic);
+        Self { crop, padding: 4, fill, flip: 0.5, min_scale: 0.08, filter }
+    }
+}
+
+/// Turns images into the input of a model: (size, size, 3) floats, channels last, `(byte / 255 - mean) / std`.
+#[derive(Clone, Debug)]
+pub struct Transform {
+    size: usize,
+    augmentation: Option<Augmentation>,
+    /// The normalised value of each byte in each channel: exact, and quicker than computing it.
+    levels: Box<[[f32; 3]; 256]>,
+}
+
+impl Transform {
+    /// The transform for training.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where a number is out of its range.
+    pub fn train(size: usize, statistics: Statistics, augmentation: &Augmentation) -> Result<Self> {
+        let Augmentation { padding, flip, min_scale, .. } = *augmentation;
+        if padding > size {
+            return Err(Error::setting("padding", format!("{padding} is more than the input size {size}")));
+        }
+        if !(0.0..=1.0).contains(&flip) {
+            return Err(Error::setting("flip", format!("{flip} is not a probability in 0..=1")));
+        }
+        if !(min_scale > 0.0 && min_scale <= 1.0) {
+            return Err(Error::setting(
+                "min_scale",
+                format!("{min_scale} is not a part of the area, above 0, up to 1"),
+            ));
+        }
+        Ok(Self { augmentation: Some(augmentation.clone()), ..Self::eval(size, statistics)? })
+    }
+
+    /// The transform for evaluation, which is the same for each epoch: an image of the model's input size stays as it
+    /// is; of another, the shorter side is resized to `size * 256 / 224` and the centre is taken. A tiny image (up to
+    /// 32 x 32 pixels) is shown whole, with its shorter side resized to `size`, as in training.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] where the size is 0 or above 4096, or the statistics are not finite with `std` above 0.
+    pub fn eval(size: usize, statistics: Statistics) -> Result<Self> {
+        if size == 0 || size > MAX_SIZE {
+            return Err(Error::setting("size", format!("{size} is not in 1..={MAX_SIZE}")));
+        }
+        let Statistics { mean, std } = statistics;
+        if !mean.iter().chain(&std).all(|x| x.is_finite()) || std.iter().any(|&x| x <= 0.0) {
+            return Err(Error::setting("statistics", format!("{statistics:?}: need finite numbers and std above 0")));
+        }
+        let level = |byte: usize, channel: usize| {
+            ((byte as f64 / 255.0 - f64::from(mean[channel])) / f64::from(std[channel])) as f32
+        };
+        let levels = Box::new(std::array::from_fn(|byte| std::array::from_fn(|channel| level(byte, channel))));
+        Ok(Self { size, augmentation: None, levels })
+    }
+
+    /// The side of the output, in pixels.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Transforms one image into `out`, (size, size, 3). Only the training transform draws from `random`.
+    ///
+    /// # Panics
+    /// Where `out` has another length.
+    pub fn apply(&self, image: &Image, random: &mut Sequence, out: &mut [f32]) {
+        assert_eq!(out.len(), self.size * self.size * 3, "one image of (size, size, 3)");
+        let tiny = image.height().max(image.width()) <= TINY;
+        let zoomed = if tiny { self.size } else { self.size * 256 / 224 };
+        match &self.augmentation {
+            None => self.centred(image, zoomed, Filter::Bicubic, Shift::default(), Fill::Zero, out),
+            Some(augmentation) => {
+                let padded = match augmentation.crop {
+                    Crop::Auto => tiny,
+                    Crop::Padded => true,
+                    Crop::Resized => false,
+                };
+                // Drawn in this order in both cases: the mirror, then the window.
+                let flip = random.uniform() < augmentation.flip;
+                if padded {
+                    let mut offset =
+                        || random.below(2 * augmentation.padding + 1) as isize - augmentation.padding as isize;
+                    let shift = Shift { down: offset(), right: offset(), flip };
+                    self.centred(image, self.size, augmentation.filter, shift, augmentation.fill, out);
+                } else {
+                    let window = random_window(image.height(), image.width(), augmentation.min_scale, random);
+                    let resized = resize(image, window, self.size, augmentation.filter);
+                    let view = View { pixels: &resized, height: self.size, width: self.size };
+                    self.write(view, Shift { flip, ..Shift::default() }, Fill::Zero, out);
+                }
+            }
+        }
+    }
+
+    /// The centre of the image, shifted. Where the image is not of the input size, the largest centred square is
+    /// first resized to `zoomed` pixels a side.
+    fn centred(&self, image: &Image, zoomed: usize, filter: Filter, shift: Shift, fill: Fill, out: &mut [f32]) {
+        let (height, width) = (image.height(), image.width());
+        if (height, width) == (self.size, self.size) {
+            return self.write(View { pixels: image.pixels(), height, width }, shift, fill, out);
+        }
+        // Taking the square first bounds the work on an image of extreme shape, and changes nothing that is shown.
+        let side = height.min(width);
+        let square = Window { top: (height - side) / 2, left: (width - side) / 2, height: side, width: side };
+        let resized = resize(image, square, zoomed, filter);
+        let margin = ((zoomed - self.size) / 2) as isize;
+        let shift = Shift { down: shift.down + margin, right: shift.right + margin, ..shift };
+        self.write(View { pixels: &resized, height: zoomed, width: zoomed }, shift, fill, out);
+    }
+
+    /// Normalises the window of `view` that begins at row `shift.down` and column `shift.right` into `out`,
+    /// (size, size, 3). Where the window hangs over an edge, it shows `fill`.
+    fn write(&self, view: View<'_>, shift: Shift, fill: Fill, out: &mut [f32]) {
+        let size = self.size;
+        let beyond = match fill {
+            Fill::Zero => self.levels[0],
+            Fill::Mean => [0.0; 3],
+        };
+        // The output's columns `from..to` lie inside the view; the first of them shows its column `first`.
+        let from = shift.right.saturating_neg().clamp(0, size as isize) as usize;
+        let to = (view.width as isize - shift.right).clamp(from as isize, size as isize) as usize;
+        let first = (from as isize + shift.right) as usize;
+        for (y, row) in out.chunks_exact_mut(size * 3).enumerate() {
+            let row = row.as_chunks_mut::<3>().0;
+            let source = y as isize + shift.down;
+            if !(0..view.height as isize).contains(&source) || from == to {
+                row.fill(beyond);
+                continue;
+            }
+            let start = (source as usize * view.width + first) * 3;
+            let pixels = view.pixels[start..start + (to - from) * 3].as_chunks::<3>().0;
+            let normalise = |(out, pixel): (&mut [f32; 3], &[u8; 3])| {
+                *out = std::array::from_fn(|channel| self.levels[usize::from(pixel[channel])][channel]);
+            };
+            if shift.flip {
+                row[..size - to].fill(beyond);
+                row[size - to..size - from].iter_mut().rev().zip(pixels).for_each(normalise);
+                row[size - from..].fill(beyond);
+            } else {
+                row[..from].fill(beyond);
+                row[from..to].iter_mut().zip(pixels).for_each(normalise);
+                row[to..].fill(beyond);
+            }
+        }
+    }
+}
+
+/// Where the output window begins in its source, and whether it is mirrored.
+#[derive(Clone, Copy, Default)]
+struct Shift {
+    down: isize,
+    right: isize,
+    flip: bool,
+}
+
+/// Borrowed pixels, (height, width, 3).
+#[derive(Clone, Copy)]
+struct View<'a> {
+    pixels: &'a [u8],
+    height: usize,
+    width: usize,
+}
+
+/// A window of uniform area in `min_scale..1` of the image and log-uniform shape in 3/4..4/3, anywhere inside; where
+/// none fits in ten attempts, the largest centred one of a permitted shape (Szegedy et al., "Going deeper with
+/// convolutions", 2015, as torchvision has it).
+fn random_window(height: usize, width: usize, min_scale: f64, random: &mut Sequence) -> Window {
+    let (full_height, full_width) = (height as f64, width as f64);
+    for _ in 0..ATTEMPTS {
+        let area = full_height * full_width * random.uniform_in(min_scale, 1.0);
+        let ratio = random.uniform_in(RATIOS[0].ln(), RATIOS[1].ln()).exp();
+        let (h, w) = ((area / ratio).sqrt().round() as usize, (area * ratio).sqrt().round() as usize);
+        if (1..=height).contains(&h) && (1..=width).contains(&w) {
+            let (top, left) = (random.below(height - h + 1), random.below(width - w + 1));
+            return Window { top, left, height: h, width: w };
+        }
+    }
+    let h = full_height.min((full_width / RATIOS[0]).round()).max(1.0) as usize;
+    let w = full_width.min((full_height * RATIOS[1]).round()).max(1.0) as usize;
+    Window { top: (height - h) / 2, left: (width - w) / 2, height: h, width: w }
+}
+
+/// One image as the evaluation of a model with inputs of `size` pixels sees it: (size, size, 3) floats.
+///
+/// # Errors
+/// As [`Transform::eval`].
+pub fn eval_tensor(image: &Image, size: usize, statistics: Statistics) -> Result<Vec<f32>> {
+    let transform = Transform::eval(size, statistics)?;
+    let mut out = vec![0.0; size * size * 3];
+    transform.apply(image, &mut Philox::new(0, 0).sequence(), &mut out); // draws nothing
+    Ok(out)
+}

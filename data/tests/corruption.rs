@@ -1,0 +1,134 @@
+//! Files cut off or changed anywhere: an error that names the file, or a picture, but never a panic.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use data::{Error, Split, load_image, open};
+use image::ImageFormat;
+use proptest::prelude::*;
+use support::*;
+
+/// Lengths from 0 to `full`: any of them, but mostly near the ends of the records.
+fn length(record: usize, full: usize) -> impl Strategy<Value = usize> {
+    let near = (0..=full / record, -2i64..=2).prop_map(move |(records, by)| (records * record) as i64 + by);
+    prop_oneof![0..=full, near.prop_map(move |length| length.clamp(0, full as i64) as usize)]
+}
+
+fn cut(path: &Path, length: usize) {
+    fs::File::options().write(true).open(path).unwrap().set_len(length as u64).unwrap();
+}
+
+/// Cuts `file` to `length` and opens the set: it must give just the whole records, or name the file.
+fn check(root: &Path, file: &Path, split: Split, record: usize, length: usize) -> Result<(), TestCaseError> {
+    cut(file, length);
+    match open(root.to_str().unwrap(), split) {
+        Ok(_) => prop_assert!(length > 0 && length.is_multiple_of(record)),
+        Err(Error::Truncated { path, got, .. }) => {
+            prop_assert!(length == 0 || !length.is_multiple_of(record));
+            prop_assert_eq!((path.as_path(), got), (file, format!("{length} bytes")));
+        }
+        Err(other) => prop_assert!(false, "{}", other),
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn cifar10_cut_anywhere(batch in 1..=5, length in length(3073, 3 * 3073)) {
+        let root = tempfile::tempdir().unwrap();
+        let file = write_cifar10(root.path(), 3).join(format!("data_batch_{batch}.bin"));
+        check(root.path(), &file, Split::Train, 3073, length)?;
+    }
+
+    #[test]
+    fn cifar100_cut_anywhere(length in length(3074, 3 * 3074)) {
+        let root = tempfile::tempdir().unwrap();
+        let file = write_cifar100(root.path(), 3).join("test.bin");
+        check(root.path(), &file, Split::Test, 3074, length)?;
+    }
+
+    #[test]
+    fn class_names_cut_anywhere(length in 0usize..40) {
+        let root = tempfile::tempdir().unwrap();
+        let file = write_cifar10(root.path(), 1).join("batches.meta.txt");
+        cut(&file, length);
+        let error = open(root.path().to_str().unwrap(), Split::Test).err();
+        let named = matches!(&error, Some(Error::Truncated { path, .. }) if *path == file);
+        prop_assert!(named, "{:?}", error);
+    }
+
+    #[test]
+    fn pictures_cut_anywhere(part in 0.0..1.0, jpeg: bool) {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("picture");
+        let bytes = textured(50, 40, if jpeg { ImageFormat::Jpeg } else { ImageFormat::Png });
+        fs::write(&path, &bytes).unwrap();
+        prop_assert!(load_image(&path).is_ok());
+        // The last bytes of a PNG say no more than that it ends.
+        let rest = if jpeg { 0 } else { 12 };
+        cut(&path, ((bytes.len() - rest) as f64 * part) as usize);
+        let error = load_image(&path).err();
+        let named = matches!(&error, Some(Error::Undecodable { path: named, .. }) if *named == path);
+        prop_assert!(named, "{:?}", error);
+    }
+
+    #[test]
+    fn pictures_changed_anywhere(changes in proptest::collection::vec((0.0..1.0, any::<u8>()), 1..8), jpeg: bool) {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("picture");
+        let mut bytes = textured(50, 40, if jpeg { ImageFormat::Jpeg } else { ImageFormat::Png });
+        for (part, value) in changes {
+            let at = (bytes.len() as f64 * part) as usize;
+            bytes[at] = value;
+        }
+        fs::write(&path, &bytes).unwrap();
+        if let Err(error) = load_image(&path) {
+            let told = matches!(error, Error::Undecodable { .. });
+            prop_assert!(told, "{}", error);
+        }
+    }
+}
+
+/// A PNG header that promises 4 billion pixels must not be believed.
+#[test]
+fn a_picture_too_large_is_refused_before_the_memory_is_taken() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("bomb.png");
+    let mut bytes = textured(4, 4, ImageFormat::Png);
+    bytes[16..24].copy_from_slice(&[0, 1, 0, 0, 0, 1, 0, 0]); // 65536 x 65536
+    let checksum = crc32(&bytes[12..29]);
+    bytes[29..33].copy_from_slice(&checksum.to_be_bytes());
+    fs::write(&path, bytes).unwrap();
+    let error = load_image(&path).unwrap_err();
+    assert!(matches!(&error, Error::Undecodable { path: named, .. } if *named == path), "{error}");
+    assert!(!error.to_string().to_lowercase().contains("crc"), "refused for its size, not as damaged: {error}");
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    !bytes
+        .iter()
+        .fold(!0u32, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xEDB8_8320 * (crc & 1))))
+}
+
+/// A phone held upright stores a lying picture and says so in its EXIF data.
+#[test]
+fn a_picture_is_turned_upright() {
+    let jpeg = textured(48, 24, ImageFormat::Jpeg);
+    let tiff = b"Exif\0\0MM\0\x2a\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0";
+    let mut turned = vec![0xFF, 0xD8, 0xFF, 0xE1, 0, tiff.len() as u8 + 2];
+    turned.extend_from_slice(tiff);
+    turned.extend_from_slice(&jpeg[2..]);
+    let root = tempfile::tempdir().unwrap();
+    let load = |name: &str, bytes: &[u8]| {
+        fs::write(root.path().join(name), bytes).unwrap();
+        load_image(root.path().join(name)).unwrap()
+    };
+    let (lying, upright) = (load("lying.jpg", &jpeg), load("upright.jpg", &turned));
+    assert_eq!((upright.height(), upright.width()), (48, 24));
+    // Orientation 6: the stored picture is turned clockwise by a quarter, so its first row is the last column.
+    assert_eq!(upright.pixel(7, 23), lying.pixel(0, 7));
+}

@@ -1,0 +1,244 @@
+//! Each layout is recognised and read as it should be, and each way it can be wrong has its error.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use approx::assert_relative_eq;
+use data::{Dataset, Error, Image, InMemory, Split, Statistics, load_image, open};
+use support::*;
+
+fn fails(source: &Path, split: Split) -> Error {
+    open(source.to_str().unwrap(), split).err().expect("an error")
+}
+
+#[test]
+fn embedded_images_and_labels() {
+    let counts = |set: &dyn Dataset| {
+        let mut counts = vec![0; 10];
+        (0..set.len()).for_each(|index| counts[set.get(index).unwrap().label as usize] += 1);
+        counts
+    };
+    let train = open("embedded", Split::Train).unwrap();
+    let test = open("embedded", Split::Test).unwrap();
+    assert_eq!((train.len(), test.len()), (5000, 1000));
+    assert_eq!(counts(&*train), [505, 460, 519, 486, 519, 488, 519, 486, 520, 498]);
+    assert_eq!(counts(&*test), [103, 89, 100, 103, 90, 86, 112, 102, 106, 109]);
+    assert_eq!(train.classes()[0], "airplane");
+    assert_eq!(train.classes()[9], "truck");
+
+    // Read from the PNG sheets by an independent decoder (zlib and the five filters, in Python).
+    for (set, index, label, row, column, colour) in [
+        (&train, 0, 6, 0, 0, [59, 62, 63]),
+        (&train, 0, 6, 31, 31, [123, 92, 72]),
+        (&train, 101, 3, 5, 17, [62, 57, 41]),
+        (&train, 4999, 6, 16, 3, [41, 29, 14]),
+        (&test, 101, 5, 5, 17, [65, 73, 82]),
+        (&test, 999, 8, 16, 3, [135, 75, 74]),
+    ] {
+        let sample = set.get(index).unwrap();
+        assert_eq!((sample.label, sample.image.pixel(row, column)), (label, Some(colour)), "image {index}");
+    }
+    assert!(matches!(train.get(5000), Err(Error::Index { index: 5000, len: 5000, .. })));
+}
+
+#[test]
+fn embedded_statistics() {
+    let train = open("embedded", Split::Train).unwrap();
+    let (mut sums, mut squares) = ([0f64; 3], [0f64; 3]);
+    for index in 0..train.len() {
+        for pixel in train.get(index).unwrap().image.pixels().as_chunks::<3>().0 {
+            for channel in 0..3 {
+                let value = f64::from(pixel[channel]) / 255.0;
+                sums[channel] += value;
+                squares[channel] += value * value;
+            }
+        }
+    }
+    let count = (train.len() * 1024) as f64;
+    for channel in 0..3 {
+        let mean = sums[channel] / count;
+        let std = (squares[channel] / count - mean * mean).sqrt();
+        // Of these 5,000 images, by the same Python.
+        assert_relative_eq!(mean, [0.491261122, 0.481415418, 0.444467383][channel], max_relative = 1e-8);
+        assert_relative_eq!(std, [0.247599263, 0.244497316, 0.262745477][channel], max_relative = 1e-8);
+        // Near those of the whole set.
+        assert_relative_eq!(mean as f32, train.statistics().mean[channel], max_relative = 0.01);
+        assert_relative_eq!(std as f32, train.statistics().std[channel], max_relative = 0.01);
+    }
+}
+
+#[test]
+fn cifar10_in_its_folder_or_one_above() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = write_cifar10(root.path(), 12);
+    for source in [root.path(), &folder] {
+        let train = open(source.to_str().unwrap(), Split::Train).unwrap();
+        assert_eq!((train.name(), train.len(), train.classes().len()), ("cifar10", 60, 10));
+        assert_eq!(train.statistics(), Statistics::CIFAR10);
+        let sample = train.get(12 + 11).unwrap(); // the last of the second file
+        assert_eq!((sample.label, sample.image.pixel(5, 17)), (1, Some([11, 5, 17])));
+        assert_eq!(open(source.to_str().unwrap(), Split::Test).unwrap().len(), 12);
+    }
+}
+
+/// `CIFAR10=DIR cargo test -p biformer-data --test datasets -- --ignored`: two readers, two formats, one content.
+#[test]
+#[ignore = "needs the full CIFAR-10"]
+fn the_embedded_images_are_the_first_of_the_full_set() {
+    let source = std::env::var("CIFAR10").expect("the folder of the full CIFAR-10");
+    for (split, len) in [(Split::Train, 50_000), (Split::Test, 10_000)] {
+        let (full, part) = (open(&source, split).unwrap(), open("embedded", split).unwrap());
+        assert_eq!((full.len(), full.classes()), (len, part.classes()));
+        assert!((0..part.len()).all(|index| full.get(index).unwrap() == part.get(index).unwrap()));
+    }
+}
+
+#[test]
+fn cifar100_in_its_folder_or_one_above() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = write_cifar100(root.path(), 45);
+    for source in [root.path(), &folder] {
+        let test = open(source.to_str().unwrap(), Split::Test).unwrap();
+        assert_eq!((test.name(), test.len(), test.classes()[99].as_str()), ("cifar100", 45, "class99"));
+        assert_eq!(test.statistics(), Statistics::CIFAR100);
+        let sample = test.get(44).unwrap();
+        assert_eq!((sample.label, sample.image.pixel(31, 2)), (44, Some([44, 31, 2])));
+    }
+}
+
+#[test]
+fn an_image_folder_is_sorted_and_ignores_what_is_no_image() {
+    let root = tempfile::tempdir().unwrap();
+    write_folder(root.path(), 3);
+    fs::write(root.path().join("train/cat/.hidden.png"), "").unwrap();
+    fs::write(root.path().join("train/cat/notes.txt"), "").unwrap();
+    fs::create_dir(root.path().join("train/.cache")).unwrap();
+    fs::write(root.path().join("train/README"), "").unwrap();
+    fs::rename(root.path().join("train/cat/002.png"), root.path().join("train/cat/002.PNG")).unwrap();
+
+    let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+    assert_eq!(train.classes(), ["cat", "dog"]);
+    assert_eq!(train.statistics(), Statistics::IMAGENET);
+    let seen: Vec<_> =
+        (0..train.len()).map(|i| train.get(i).unwrap()).map(|s| (s.label, s.image.pixel(0, 0))).collect();
+    let expected = [(0, 10), (1, 100)].into_iter().flat_map(|(l, r)| (0..3).map(move |n| (l, Some([r, n, 0]))));
+    assert_eq!(seen, expected.collect::<Vec<_>>());
+    let image = train.get(0).unwrap().image;
+    assert_eq!((image.height(), image.width()), (48, 40));
+
+    assert_eq!(open(root.path().to_str().unwrap(), Split::Test).unwrap().len(), 2);
+    fs::rename(root.path().join("val"), root.path().join("test")).unwrap();
+    assert_eq!(open(root.path().to_str().unwrap(), Split::Test).unwrap().len(), 2);
+}
+
+#[test]
+fn what_fits_no_layout_or_two() {
+    let root = tempfile::tempdir().unwrap();
+    let nowhere = fails(&root.path().join("nowhere"), Split::Train);
+    assert!(matches!(nowhere, Error::Missing { .. }) && nowhere.to_string().contains("nowhere is missing"));
+
+    let empty = fails(root.path(), Split::Train).to_string();
+    for hint in ["cifar-10-batches-bin", "cifar-100-binary", "train/CLASS/*.png", "embedded"] {
+        assert!(empty.contains(hint), "{empty}");
+    }
+    fs::write(root.path().join("file"), "").unwrap();
+    assert!(matches!(fails(&root.path().join("file"), Split::Train), Error::Unsupported { .. }));
+
+    write_cifar10(root.path(), 1);
+    write_cifar100(root.path(), 1);
+    let both = fails(root.path(), Split::Train);
+    assert!(matches!(both, Error::Unsupported { .. }) && both.to_string().contains("more than one data set"));
+}
+
+#[test]
+fn a_missing_cifar_file_is_named() {
+    for file in ["data_batch_4.bin", "batches.meta.txt"] {
+        let root = tempfile::tempdir().unwrap();
+        fs::remove_file(write_cifar10(root.path(), 2).join(file)).unwrap();
+        let error = fails(root.path(), Split::Train);
+        assert!(matches!(&error, Error::Missing { path, .. } if path.ends_with(file)), "{error}");
+    }
+}
+
+#[test]
+fn a_label_out_of_range_names_file_and_record() {
+    let root = tempfile::tempdir().unwrap();
+    let file = write_cifar10(root.path(), 5).join("data_batch_3.bin");
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[4 * 3073] = 10;
+    fs::write(&file, bytes).unwrap();
+    let error = fails(root.path(), Split::Train);
+    assert!(matches!(&error, Error::Label { path, record: 4, label: 10, classes: 10 } if *path == file), "{error}");
+
+    // In CIFAR-100, the coarse label is checked, too.
+    for (offset, label, classes) in [(0, 20, 20), (1, 100, 100)] {
+        let root = tempfile::tempdir().unwrap();
+        let file = write_cifar100(root.path(), 3).join("test.bin");
+        let mut bytes = fs::read(&file).unwrap();
+        bytes[2 * 3074 + offset] = label;
+        fs::write(&file, bytes).unwrap();
+        let error = fails(root.path(), Split::Test);
+        assert!(matches!(error, Error::Label { record: 2, classes: found, .. } if found == classes), "{error}");
+    }
+}
+
+#[test]
+fn image_folders_with_something_wrong() {
+    let root = tempfile::tempdir().unwrap();
+    write_picture(&root.path().join("train/cat/1.png"), 8, 8, [0; 3]);
+    let error = fails(root.path(), Split::Train);
+    assert!(matches!(error, Error::Missing { .. }) && error.to_string().contains("val/ or test/"), "{error}");
+
+    fs::create_dir_all(root.path().join("val/cat")).unwrap();
+    let error = fails(root.path(), Split::Test);
+    assert!(matches!(&error, Error::EmptyClass { class, .. } if class == "cat"), "{error}");
+
+    fs::create_dir_all(root.path().join("val/cow")).unwrap();
+    for split in [Split::Train, Split::Test] {
+        let error = fails(root.path(), split);
+        let right = matches!(&error, Error::ClassesDiffer { only_first, only_second, .. }
+            if only_first.is_empty() && only_second == &["cow"]);
+        assert!(right, "{error}");
+    }
+
+    let hollow = tempfile::tempdir().unwrap();
+    fs::create_dir_all(hollow.path().join("train")).unwrap();
+    fs::create_dir_all(hollow.path().join("test")).unwrap();
+    assert!(fails(hollow.path(), Split::Train).to_string().contains("a folder for each class"));
+}
+
+#[test]
+fn what_is_no_image_is_named() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("picture.png");
+    assert!(matches!(load_image(&path), Err(Error::Missing { path: named, .. }) if named == path));
+    fs::write(&path, "hello").unwrap();
+    let error = load_image(&path).unwrap_err();
+    assert!(matches!(error, Error::Undecodable { .. }) && error.to_string().contains("picture.png"), "{error}");
+    assert!(matches!(load_image(root.path()), Err(Error::Unsupported { .. })));
+}
+
+#[cfg(unix)]
+#[test]
+fn what_cannot_be_listed_or_read_is_named() {
+    use std::os::unix::fs::symlink;
+    let root = tempfile::tempdir().unwrap();
+    symlink("circle", root.path().join("circle")).unwrap();
+    assert!(matches!(load_image(root.path().join("circle")), Err(Error::Io { .. })));
+    // A device has no end; it must be refused, not read.
+    assert!(matches!(load_image("/dev/zero"), Err(Error::Unsupported { .. })));
+}
+
+#[test]
+fn pictures_and_sets_that_do_not_add_up() {
+    for (height, width, bytes) in [(0, 3, 0), (2, 2, 11), (usize::MAX, 3, 9)] {
+        assert!(matches!(Image::new(height, width, vec![0; bytes]), Err(Error::Setting { .. })));
+    }
+    let classes = vec!["only".to_owned()];
+    for (side, bytes, labels) in [(0, 0, vec![]), (2, 11, vec![0]), (2, 12, vec![1]), (usize::MAX, 12, vec![0])] {
+        let set = InMemory::new("wrong", classes.clone(), PLAIN, side, vec![0; bytes], labels);
+        assert!(matches!(set, Err(Error::Setting { .. })));
+    }
+}

@@ -1,0 +1,179 @@
+//! Known cases of the transforms, and the bounds of the random ones.
+
+mod support;
+
+use approx::assert_relative_eq;
+use data::{Augmentation, Crop, Error, Fill, Filter, Image, Statistics, Transform, eval_tensor};
+use proptest::prelude::*;
+use serde::Deserialize;
+use serde::de::value::{Error as ValueError, MapDeserializer};
+use support::PLAIN;
+use tensor::rng::{Philox, Sequence};
+
+/// Red counts the rows, green the columns.
+fn ramp(height: usize, width: usize) -> Image {
+    let pixels = (0..height * width).flat_map(|p| [(p / width) as u8, (p % width) as u8, 77]).collect();
+    Image::new(height, width, pixels).unwrap()
+}
+
+fn random(stream: u64) -> Sequence {
+    Philox::new(9, stream).sequence()
+}
+
+fn apply(transform: &Transform, image: &Image, stream: u64) -> Vec<f32> {
+    let mut out = vec![f32::NAN; transform.size().pow(2) * 3];
+    transform.apply(image, &mut random(stream), &mut out);
+    out
+}
+
+/// The bytes behind floats made with plain statistics.
+fn bytes(floats: &[f32]) -> Vec<u8> {
+    floats.iter().map(|x| (x * 255.0).round() as u8).collect()
+}
+
+#[test]
+fn no_shift_and_no_mirror_is_the_identity() {
+    let image = ramp(32, 32);
+    let still = Augmentation { padding: 0, flip: 0.0, ..Augmentation::default() };
+    let train = apply(&Transform::train(32, PLAIN, &still).unwrap(), &image, 0);
+    assert_eq!(bytes(&train), image.pixels());
+    assert_eq!(train, eval_tensor(&image, 32, PLAIN).unwrap());
+
+    let whole = Augmentation { min_scale: 1.0, crop: Crop::Resized, flip: 0.0, ..Augmentation::default() };
+    let resized = apply(&Transform::train(32, PLAIN, &whole).unwrap(), &Image::new(32, 32, vec![5; 3072]).unwrap(), 0);
+    assert_eq!(bytes(&resized), [5; 3072]);
+}
+
+#[test]
+fn a_sure_flip_mirrors() {
+    let flip = Augmentation { padding: 0, flip: 1.0, ..Augmentation::default() };
+    let out = bytes(&apply(&Transform::train(32, PLAIN, &flip).unwrap(), &ramp(32, 32), 0));
+    for (p, pixel) in out.as_chunks::<3>().0.iter().enumerate() {
+        assert_eq!(*pixel, [(p / 32) as u8, 31 - (p % 32) as u8, 77]);
+    }
+}
+
+#[test]
+fn normalisation_is_by_channel() {
+    let image = Image::new(1, 1, vec![0, 128, 255]).unwrap();
+    let Statistics { mean, std } = Statistics::IMAGENET;
+    let out = eval_tensor(&image, 1, Statistics::IMAGENET).unwrap();
+    for (channel, byte) in [0.0, 128.0, 255.0].into_iter().enumerate() {
+        assert_relative_eq!(out[channel], (byte / 255.0 - mean[channel]) / std[channel], max_relative = 1e-6);
+    }
+}
+
+/// Every padded crop is a shifted, perhaps mirrored copy with the fill around it, and every shift occurs.
+#[test]
+fn padded_crops() {
+    for fill in [Fill::Zero, Fill::Mean] {
+        let statistics = Statistics { mean: [0.5; 3], std: [0.25; 3] };
+        let augmentation = Augmentation { padding: 2, fill, ..Augmentation::default() };
+        let transform = Transform::train(8, statistics, &augmentation).unwrap();
+        let beyond = if fill == Fill::Zero { -2.0 } else { 0.0 };
+        let image = ramp(8, 8);
+        let mut seen = std::collections::BTreeSet::new();
+        for stream in 0..1000 {
+            let out = apply(&transform, &image, stream);
+            let find = |down: isize, right: isize, flip: bool| {
+                out.as_chunks::<3>().0.iter().enumerate().all(|(p, pixel)| {
+                    let (y, x) = ((p / 8) as isize + down, (if flip { 7 - p % 8 } else { p % 8 }) as isize + right);
+                    let inside = (0..8).contains(&y) && (0..8).contains(&x);
+                    let expected = [y as f32, x as f32, 77.0].map(|byte| (byte / 255.0 - 0.5) / 0.25);
+                    let expected = if inside { expected } else { [beyond; 3] };
+                    pixel.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6)
+                })
+            };
+            let found = (-2..=2).flat_map(|d| (-2..=2).flat_map(move |r| [(d, r, false), (d, r, true)]));
+            seen.insert(found.into_iter().find(|&(d, r, f)| find(d, r, f)).expect("a shifted copy"));
+        }
+        assert_eq!(seen.len(), 50);
+    }
+}
+
+#[test]
+fn evaluation_of_another_size_shows_the_centre() {
+    // 64 x 128: the centred square, halved to 32, of which 28 are shown.
+    let out = bytes(&eval_tensor(&ramp(64, 128), 28, PLAIN).unwrap());
+    let middle = out[(14 * 28 + 14) * 3..][..3].to_vec();
+    // Row 14 + 2 of the reduced square covers rows 32 and 33, and column 32 + 32 and 33 of the image.
+    assert!(middle[0].abs_diff(32) <= 1 && middle[1].abs_diff(64) <= 1 && middle[2] == 77, "{middle:?}");
+    let corner = out[..3].to_vec();
+    assert!(corner[0].abs_diff(4) <= 1 && corner[1].abs_diff(36) <= 1, "{corner:?}");
+    // A tiny one is shown whole: its first and last rows stay at the edges.
+    let out = bytes(&eval_tensor(&ramp(32, 32), 64, PLAIN).unwrap());
+    assert!(out[0] == 0 && out[(63 * 64 + 63) * 3] == 31);
+}
+
+#[test]
+fn the_same_stream_gives_the_same_bits() {
+    for size in [32, 48] {
+        let transform = Transform::train(size, Statistics::CIFAR10, &Augmentation::default()).unwrap();
+        for image in [ramp(32, 32), ramp(60, 50)] {
+            assert_eq!(apply(&transform, &image, 3), apply(&transform, &image, 3));
+            assert_ne!(apply(&transform, &image, 3), apply(&transform, &image, 4));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Images of any shape: each float is written, and within the range that bytes can give.
+    #[test]
+    fn every_float_is_written(
+        height in 1usize..90, width in 1usize..90, size in 1usize..50, padding in 0usize..8, stream: u64,
+        min_scale in 0.001..1.0, crop in prop_oneof![Just(Crop::Auto), Just(Crop::Padded), Just(Crop::Resized)],
+        filter in prop_oneof![Just(Filter::Bicubic), Just(Filter::Triangle)],
+    ) {
+        let padding = padding.min(size);
+        let augmentation = Augmentation { crop, padding, min_scale, filter, ..Augmentation::default() };
+        let image = ramp(height, width);
+        let train = apply(&Transform::train(size, PLAIN, &augmentation).unwrap(), &image, stream);
+        let eval = eval_tensor(&image, size, PLAIN).unwrap();
+        prop_assert!(train.iter().chain(&eval).all(|x| (0.0..=1.0).contains(x)));
+    }
+}
+
+/// Ten thousand to one: the work stays that of the output.
+#[test]
+fn extreme_shapes() {
+    for (height, width) in [(1, 10_000), (10_000, 1)] {
+        let image = Image::new(height, width, vec![200; 30_000]).unwrap();
+        let transform = Transform::train(16, PLAIN, &Augmentation::default()).unwrap();
+        assert_eq!(bytes(&apply(&transform, &image, 0)), [200; 16 * 16 * 3]);
+        assert_eq!(bytes(&eval_tensor(&image, 16, PLAIN).unwrap()), [200; 16 * 16 * 3]);
+    }
+}
+
+#[test]
+fn settings_out_of_range() {
+    let name = |result: data::Result<Transform>| match result {
+        Err(Error::Setting { name, .. }) => name,
+        other => panic!("{other:?}"),
+    };
+    let standard = Augmentation::default();
+    let train = |augmentation| Transform::train(8, PLAIN, &augmentation);
+    assert_eq!(name(train(Augmentation { padding: 9, ..standard.clone() })), "padding");
+    for flip in [-0.1, 1.1, f64::NAN] {
+        assert_eq!(name(train(Augmentation { flip, ..standard.clone() })), "flip");
+    }
+    for min_scale in [0.0, 1.1, f64::NAN] {
+        assert_eq!(name(train(Augmentation { min_scale, ..standard.clone() })), "min_scale");
+    }
+    for size in [0, usize::MAX] {
+        assert_eq!(name(Transform::eval(size, PLAIN)), "size");
+    }
+    for std in [0.0, -1.0, f32::NAN] {
+        assert_eq!(name(Transform::eval(8, Statistics { std: [1.0, std, 1.0], ..PLAIN })), "statistics");
+    }
+}
+
+#[test]
+fn settings_as_text() {
+    let parse = |field: &'static str, value: f64| {
+        Augmentation::deserialize(MapDeserializer::<_, ValueError>::new([(field, value)].into_iter()))
+    };
+    assert_eq!(parse("flip", 0.0).unwrap(), Augmentation { flip: 0.0, ..Augmentation::default() });
+    assert!(parse("flipp", 0.0).unwrap_err().to_string().contains("unknown field `flipp`"));
+}
