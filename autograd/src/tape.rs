@@ -4,6 +4,7 @@ use crate::params::{ParamId, Parameters};
 use crate::{Error, Result, Rule};
 use smallvec::SmallVec;
 use std::cell::{Ref, RefCell};
+use std::collections::HashSet;
 use std::fmt;
 use tensor::{DType, Shape, Tensor, match_float};
 
@@ -143,10 +144,13 @@ impl Tape {
         Ref::map(self.nodes.borrow(), Vec::as_slice)
     }
 
-    /// The bytes that the recorded operations keep for the backward pass (a tensor that several of them
-    /// keep counts each time).
+    /// The bytes that the recorded operations keep for the backward pass: of each buffer once, however many
+    /// keep it. The parameters' buffer is among them.
     pub fn saved_bytes(&self) -> usize {
-        self.nodes.borrow().iter().flat_map(Node::saved).map(|(_, tensor)| tensor.bytes()).sum()
+        let nodes = self.nodes.borrow();
+        let buffers: HashSet<(usize, usize)> =
+            nodes.iter().flat_map(Node::saved).map(|(_, tensor)| tensor.buffer_id()).collect();
+        buffers.iter().map(|(_, len)| len).sum()
     }
 
     pub(crate) fn nodes_mut(&self) -> std::cell::RefMut<'_, Vec<Node>> {

@@ -1,1 +1,34 @@
-//! BiFormer: configurations, blocks, initialisation and weight files.
+//! BiFormer: what it looks like, and what its weights are called.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `config.rs`, `presets.rs` | [`ModelConfig`] and the models by name |
+//! | `biformer.rs` | [`BiFormer`], stages between mergings, and the head |
+//! | `block.rs`, `attention.rs`, `layers.rs` | a block; the three ways to attend; layers |
+//! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
+//! | `state.rs` | parameters and running statistics, their names and initial values |
+//! | `weights.rs`, `files.rs` | state_dicts in safetensors files |
+//! | `cost.rs` | parameters, multiply-adds and memory, part by part |
+//! | `error.rs` | [`Error`] |
+
+mod attention;
+mod biformer;
+mod block;
+mod config;
+pub mod cost;
+mod error;
+mod files;
+mod layers;
+mod pass;
+mod presets;
+mod state;
+mod weights;
+
+pub use biformer::{BiFormer, Output};
+pub use config::{Attend, FIELDS, Family, Features, ModelConfig, PerStage};
+pub use error::{Error, Result, nearest};
+pub use files::{TensorFile, write_safely};
+pub use pass::{Mode, Pass, Trace};
+pub use presets::{PRESETS, Preset, preset};
+pub use state::{RunningStatistics, StatisticsId};
+pub use weights::Loaded;

@@ -143,6 +143,11 @@ impl Tensor {
         Arc::strong_count(&self.buffer) == 1
     }
 
+    /// The address and length in bytes of the buffer, by which tensors that share it are told from others.
+    pub fn buffer_id(&self) -> (usize, usize) {
+        (self.buffer.slice::<u8>().as_ptr() as usize, self.buffer.len())
+    }
+
     fn expect_dtype<T: Element>(&self, op: &'static str) -> Result<()> {
         if self.dtype == T::DTYPE {
             return Ok(());

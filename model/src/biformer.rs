@@ -1,0 +1,192 @@
+//! The whole model.
+
+use crate::block::Block;
+use crate::config::{Family, Features, ModelConfig};
+use crate::error::Result;
+use crate::layers::{BatchNorm, Conv, LayerNorm, Linear};
+use crate::pass::{Mode, Pass, Trace};
+use crate::state::{Builder, RunningStatistics};
+use autograd::{Parameters, Tape, Var};
+use ops::Conv2d;
+use tensor::{DType, Tensor, match_float};
+
+/// Weight of a new batch in the running statistics.
+const MOMENTUM: f64 = 0.1;
+
+/// BiFormer: stages of blocks, each after a merging that shrinks the map; then a classifier, or the maps.
+pub struct BiFormer {
+    config: ModelConfig,
+    stages: Vec<Stage>,
+    tail: Tail,
+    /// The trainable parameters, under the names of the reference's state_dict.
+    pub parameters: Parameters,
+    /// The running statistics of the BatchNorms.
+    pub statistics: Vec<RunningStatistics>,
+}
+
+struct Stage {
+    merging: Vec<Merging>,
+    blocks: Vec<Block>,
+}
+
+/// A step of what comes before a stage.
+enum Merging {
+    Conv(Conv),
+    Norm(BatchNorm),
+    Gelu,
+}
+
+enum Tail {
+    Classify { norm: BatchNorm, head: Linear },
+    Dense(Vec<LayerNorm>),
+}
+
+/// The result of a pass.
+pub struct Output<'t> {
+    /// Logits (N, classes); or the stages' maps (N, H, W, C), if the model is a dense backbone.
+    pub values: Vec<Var<'t>>,
+    /// Statistics to be applied after a training step, and the routes.
+    pub trace: Trace,
+}
+
+impl<'t> Output<'t> {
+    /// The first value: a classifier's logits, (N, classes).
+    pub fn logits(&self) -> &Var<'t> {
+        &self.values[0]
+    }
+}
+
+impl BiFormer {
+    /// A new model. The seed decides its initial weights.
+    pub fn new(config: &ModelConfig, seed: u64, dtype: DType) -> Result<Self> {
+        config.check()?;
+        let mut builder = Builder::new(seed);
+        let stages = (0..config.stages()).map(|stage| merging(&mut builder, config, stage)).collect::<Vec<_>>();
+        let mut block = 0;
+        let stages = stages
+            .into_iter()
+            .enumerate()
+            .map(|(stage, merging)| {
+                let blocks = (0..config.depth[stage]).map(|index| {
+                    let inner = if config.family == Family::Biformer { "" } else { "blocks." };
+                    let name = format!("stages.{stage}.{inner}{index}");
+                    block += 1;
+                    Block::new(&mut builder, &name, config, stage, config.drop_path_of(block - 1))
+                });
+                Stage { merging, blocks: blocks.collect() }
+            })
+            .collect();
+        let last = config.embed_dim[config.stages() - 1];
+        let tail = match config.features {
+            Features::Logits => Tail::Classify {
+                norm: BatchNorm::new(&mut builder, "norm", last),
+                head: Linear::new(&mut builder, "head", last, config.num_classes, true),
+            },
+            Features::Dense => {
+                let norm = |(stage, &dim)| LayerNorm::new(&mut builder, &format!("extra_norms.{stage}"), dim);
+                Tail::Dense(config.embed_dim.iter().enumerate().map(norm).collect())
+            }
+        };
+        let (parameters, statistics) = builder.build(dtype)?;
+        Ok(Self { config: config.clone(), stages, tail, parameters, statistics })
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// A pass over images (N, H, W, 3).
+    pub fn forward<'t>(&self, tape: &'t Tape, images: &Tensor, mode: Mode) -> Result<Output<'t>> {
+        let pass = Pass::new(tape, mode, &self.parameters, &self.statistics);
+        let values = self.run(&pass, images)?;
+        Ok(Output { values, trace: pass.into_trace() })
+    }
+
+    /// A pass whose options and trace are the caller's.
+    pub fn run<'t>(&self, pass: &Pass<'t, '_>, images: &Tensor) -> Result<Vec<Var<'t>>> {
+        let [_, height, width, _] = images.dims("biformer", "images (N, H, W, 3)")?;
+        self.config.check_image(height, width)?;
+        let mut x = pass.tape().constant(images.clone());
+        let mut maps = vec![];
+        for (index, stage) in self.stages.iter().enumerate() {
+            for step in &stage.merging {
+                x = match step {
+                    Merging::Conv(conv) => conv.forward(pass, &x)?,
+                    Merging::Norm(norm) => norm.forward(pass, &x)?,
+                    Merging::Gelu => ops::gelu(&x)?,
+                };
+            }
+            pass.record_map(|| format!("down{index}"), &x);
+            for block in &stage.blocks {
+                x = block.forward(pass, &x)?;
+            }
+            pass.record_map(|| format!("stage{index}"), &x);
+            if let Tail::Dense(norms) = &self.tail {
+                maps.push(norms[index].forward(pass, &x)?);
+            }
+        }
+        match &self.tail {
+            Tail::Dense(_) => Ok(maps),
+            Tail::Classify { norm, head } => {
+                let pooled = ops::mean_pool(&norm.forward(pass, &x)?)?;
+                Ok(vec![head.forward(pass, &pooled)?])
+            }
+        }
+    }
+
+    /// Takes the statistics of a training step's batches into the running ones.
+    pub fn update_statistics(&mut self, trace: &Trace) -> Result<()> {
+        for (id, batch) in &trace.statistics {
+            let running = &mut self.statistics[id.index()];
+            running.batches += 1;
+            for (running, batch) in [(&mut running.mean, &batch.mean), (&mut running.variance, &batch.variance)] {
+                *running = mix(running, batch)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// (1 − MOMENTUM)·running + MOMENTUM·batch
+fn mix(running: &Tensor, batch: &Tensor) -> tensor::Result<Tensor> {
+    let mut mixed = Tensor::empty(running.shape().clone(), running.dtype());
+    match_float!(running.dtype(), "running statistics", T => {
+        let (old, new) = (running.as_slice::<T>("running statistics")?, batch.as_slice::<T>("running statistics")?);
+        let out = mixed.as_mut_slice::<T>("running statistics")?;
+        for ((out, &old), &new) in out.iter_mut().zip(old).zip(new) {
+            *out = (1.0 - MOMENTUM) as T * old + MOMENTUM as T * new;
+        }
+    });
+    Ok(mixed)
+}
+
+/// What comes before a stage: the stem, or a halving of the map.
+fn merging(builder: &mut Builder, config: &ModelConfig, stage: usize) -> Vec<Merging> {
+    let dims = &config.embed_dim;
+    let name = |index: usize| format!("downsample_layers.{stage}.{index}");
+    let mut conv = |index: usize, channels: [usize; 2], kernel: usize, stride: usize, padding: usize| {
+        Merging::Conv(Conv::new(builder, &name(index), channels, kernel, Conv2d { stride, padding }))
+    };
+    match (config.family, stage) {
+        (Family::Biformer, 0) => {
+            let half = dims[0] / 2;
+            let [first, second] = config.stem_strides;
+            let (a, b) = (conv(0, [3, half], 3, first, 1), conv(3, [half, dims[0]], 3, second, 1));
+            let norm = |builder: &mut Builder, index, channels| Merging::Norm(BatchNorm::new(builder, &name(index), channels));
+            vec![a, norm(builder, 1, half), Merging::Gelu, b, norm(builder, 4, dims[0])]
+        }
+        (Family::Biformer, _) => {
+            let conv = conv(0, [dims[stage - 1], dims[stage]], 3, 2, 1);
+            vec![conv, Merging::Norm(BatchNorm::new(builder, &name(1), dims[stage]))]
+        }
+        (_, 0) => {
+            let conv = conv(0, [3, dims[0]], 4, 4, 0);
+            vec![conv, Merging::Norm(BatchNorm::new(builder, &name(1), dims[0]))]
+        }
+        _ => {
+            let conv = conv(1, [dims[stage - 1], dims[stage]], 2, 2, 0);
+            vec![Merging::Norm(BatchNorm::new(builder, &name(0), dims[stage - 1])), conv]
+        }
+    }
+}

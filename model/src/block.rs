@@ -1,0 +1,73 @@
+//! A block: position, attention, MLP, each added to what came in.
+
+use crate::attention::Attention;
+use crate::config::{Family, ModelConfig};
+use crate::error::Result;
+use crate::layers::{DepthwiseConv, LayerNorm, Linear};
+use crate::pass::Pass;
+use crate::state::{Builder, Init};
+use autograd::{ParamId, Var};
+
+/// x ← x + dwconv(x); x ← x + γ₁·attention(norm(x)); x ← x + γ₂·mlp(norm(x)), on maps (N, H, W, C).
+pub struct Block {
+    position: Option<DepthwiseConv>,
+    norm1: LayerNorm,
+    attention: Attention,
+    norm2: LayerNorm,
+    mlp: [Linear; 2],
+    gamma: Option<[ParamId; 2]>,
+    drop_path: f64,
+}
+
+impl Block {
+    /// A block of a stage, under `name` in the state_dict.
+    pub fn new(builder: &mut Builder, name: &str, config: &ModelConfig, stage: usize, drop_path: f64) -> Self {
+        let (dim, hidden) = (config.embed_dim[stage], config.hidden(stage));
+        let gamma = |builder: &mut Builder, index: usize| {
+            builder.parameter(format!("{name}.gamma{index}"), [dim], Init::Constant(config.layer_scale))
+        };
+        // The published MLPs count an identity, or leave it out.
+        let second = if config.family == Family::Biformer { 3 } else { 2 };
+        let project = if config.family == Family::BiformerStlNchw { Linear::convolution } else { Linear::new };
+        Self {
+            position: (config.pos_kernel > 0)
+                .then(|| DepthwiseConv::new(builder, &format!("{name}.pos_embed"), dim, config.pos_kernel)),
+            norm1: LayerNorm::new(builder, &format!("{name}.norm1"), dim),
+            attention: Attention::new(builder, &format!("{name}.attn"), config, stage),
+            norm2: LayerNorm::new(builder, &format!("{name}.norm2"), dim),
+            mlp: [
+                project(builder, &format!("{name}.mlp.0"), dim, hidden, true),
+                project(builder, &format!("{name}.mlp.{second}"), hidden, dim, true),
+            ],
+            gamma: (config.layer_scale > 0.0).then(|| [gamma(builder, 1), gamma(builder, 2)]),
+            drop_path,
+        }
+    }
+
+    /// The block's map.
+    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+        let x = match &self.position {
+            Some(position) => ops::add(x, &position.forward(pass, x)?)?,
+            None => x.clone(),
+        };
+        let attended = self.attention.forward(pass, &self.norm1.forward(pass, &x)?)?;
+        let x = self.residual(pass, &x, attended, 0)?;
+        let hidden = ops::gelu(&self.mlp[0].forward(pass, &self.norm2.forward(pass, &x)?)?)?;
+        let mixed = self.mlp[1].forward(pass, &hidden)?;
+        self.residual(pass, &x, mixed, 1)
+    }
+
+    /// x + γ·branch, where in training whole samples of the branch are dropped.
+    fn residual<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, branch: Var<'t>, index: usize) -> Result<Var<'t>> {
+        let mut branch = branch;
+        if let Some(gamma) = &self.gamma {
+            branch = ops::mul(&branch, &pass.parameter(gamma[index]))?;
+        }
+        if self.drop_path > 0.0
+            && let Some(stream) = pass.stream()
+        {
+            branch = ops::drop_path(&branch, self.drop_path, stream)?;
+        }
+        Ok(ops::add(x, &branch)?)
+    }
+}

@@ -1,0 +1,157 @@
+//! What a model costs: parameters and multiply-adds by formula, memory by measurement.
+
+use crate::biformer::BiFormer;
+use crate::config::{Attend, Family, ModelConfig};
+use crate::error::Result;
+use crate::pass::Mode;
+use autograd::Tape;
+use serde::Serialize;
+use tensor::{DType, Tensor};
+
+/// Multiply-adds of one image, by kind of work. Normalisations, softmax and GELU are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Macs {
+    /// Linear layers.
+    pub linear: u64,
+    /// Convolutions: stem, merging, position, local context.
+    pub conv: u64,
+    /// Scores and weighted sums of attention.
+    pub attention: u64,
+    /// Region-to-region affinities.
+    pub routing: u64,
+}
+
+impl Macs {
+    /// All kinds together.
+    pub fn total(&self) -> u64 {
+        self.linear + self.conv + self.attention + self.routing
+    }
+
+    fn add(&mut self, other: Macs) {
+        self.linear += other.linear;
+        self.conv += other.conv;
+        self.attention += other.attention;
+        self.routing += other.routing;
+    }
+}
+
+/// One part of a model: a merging, a stage, or the head.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Part {
+    /// Its name.
+    pub name: String,
+    /// What it is made of, in words.
+    pub layers: String,
+    /// The map that it produces, (H, W, C).
+    pub map: [usize; 3],
+    /// Trainable numbers.
+    pub parameters: usize,
+    /// Multiply-adds of one image.
+    pub macs: Macs,
+}
+
+/// The parts of a model for images of a size, in order.
+pub fn parts(config: &ModelConfig, height: usize, width: usize) -> Result<Vec<Part>> {
+    config.check()?;
+    config.check_image(height, width)?;
+    let model = BiFormer::new(config, 0, DType::F32)?;
+    let layout = model.parameters.layout();
+    let count = |prefixes: &[String]| -> usize {
+        let belongs = |name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()));
+        layout.ids().filter(|&id| belongs(layout.name(id))).map(|id| layout.span(id).len()).sum()
+    };
+    let mut parts = vec![];
+    for stage in 0..config.stages() {
+        let map = [height, width].map(|side| config.map_side(side, stage));
+        let dim = config.embed_dim[stage];
+        let shape = [map[0], map[1], dim];
+        parts.push(Part {
+            name: format!("downsample_layers.{stage}"),
+            layers: if stage == 0 { "stem".into() } else { "merging".into() },
+            map: shape,
+            parameters: count(&[format!("downsample_layers.{stage}.")]),
+            macs: merging_macs(config, stage, [height, width]),
+        });
+        let mut macs = Macs::default();
+        (0..config.depth[stage]).for_each(|_| macs.add(block_macs(config, stage, map)));
+        let attends = match config.attend(stage) {
+            Attend::Routed(k) => format!("routed to {k} of {0}x{0} regions", config.n_win.at(stage)),
+            Attend::Full => "full attention".into(),
+            Attend::FullWithContext => "full attention with local context".into(),
+        };
+        parts.push(Part {
+            name: format!("stages.{stage}"),
+            layers: format!("{} blocks, {attends}", config.depth[stage]),
+            map: shape,
+            parameters: count(&[format!("stages.{stage}.")]),
+            macs,
+        });
+    }
+    let last = config.embed_dim[config.stages() - 1];
+    let head = count(&["head.".into()]);
+    parts.push(Part {
+        name: "head".into(),
+        layers: if head > 0 { "norm, mean, linear".into() } else { "a norm per stage".into() },
+        map: [1, 1, if head > 0 { config.num_classes } else { last }],
+        parameters: head + count(&["norm.".into(), "extra_norms.".into()]),
+        macs: Macs { linear: if head > 0 { (last * config.num_classes) as u64 } else { 0 }, ..Macs::default() },
+    });
+    Ok(parts)
+}
+
+fn merging_macs(config: &ModelConfig, stage: usize, image: [usize; 2]) -> Macs {
+    let dims = &config.embed_dim;
+    let pixels = |map: [usize; 2]| (map[0] * map[1]) as u64;
+    let out = pixels(image.map(|side| config.map_side(side, stage)));
+    let conv = match (config.family, stage) {
+        (Family::Biformer, 0) => {
+            let half = dims[0] as u64 / 2;
+            let first = pixels(image.map(|side| side.div_ceil(config.stem_strides[0])));
+            first * 9 * 3 * half + out * 9 * half * dims[0] as u64
+        }
+        (Family::Biformer, _) => out * 9 * (dims[stage - 1] * dims[stage]) as u64,
+        (_, 0) => out * 16 * 3 * dims[0] as u64,
+        _ => out * 4 * (dims[stage - 1] * dims[stage]) as u64,
+    };
+    Macs { conv, ..Macs::default() }
+}
+
+fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
+    let (c, hidden) = (config.embed_dim[stage] as u64, config.hidden(stage) as u64);
+    let tokens = (map[0] * map[1]) as u64;
+    let square = |kernel: usize| (kernel * kernel) as u64;
+    let mut macs = Macs { conv: square(config.pos_kernel) * c * tokens, ..Macs::default() };
+    let mlp = 2 * c * hidden * tokens;
+    match config.attend(stage) {
+        Attend::Routed(k) => {
+            let n_win = config.n_win.at(stage);
+            let padded = map.map(|side| side.next_multiple_of(n_win));
+            let (padded, regions) = ((padded[0] * padded[1]) as u64, (n_win * n_win) as u64);
+            macs.linear = 4 * c * c * padded + mlp;
+            macs.conv += square(config.lce_kernel) * c * padded;
+            macs.attention = 2 * padded * (k as u64 * padded / regions) * c;
+            macs.routing = regions * regions * c;
+        }
+        attend => {
+            macs.linear = 4 * c * c * tokens + mlp;
+            macs.attention = 2 * tokens * tokens * c;
+            if attend == Attend::FullWithContext {
+                macs.conv += square(config.lce_kernel) * c * tokens;
+            }
+        }
+    }
+    macs
+}
+
+/// The bytes that a training step's forward pass keeps for its backward pass, per image, in f32: measured
+/// on a pass over two images.
+pub fn activation_bytes(config: &ModelConfig, height: usize, width: usize) -> Result<usize> {
+    const IMAGES: usize = 2;
+    let model = BiFormer::new(config, 0, DType::F32)?;
+    let tape = Tape::new();
+    let images = Tensor::zeros([IMAGES, height, width, 3], DType::F32);
+    let output = model.forward(&tape, &images, Mode::Train { seed: 0, step: 0 })?;
+    let kept = tape.saved_bytes().saturating_sub(model.parameters.flat().bytes());
+    drop(output);
+    Ok(kept / IMAGES)
+}

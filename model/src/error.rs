@@ -1,0 +1,93 @@
+//! What can go wrong with a model: its configuration, its weights, or the engine below.
+
+/// A failure of a model.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An operation refused its operands.
+    #[error(transparent)]
+    Engine(#[from] autograd::Error),
+    /// A name that no model has.
+    #[error("there is no model named \"{name}\"{}; the models are {}", did_you_mean(nearest), known.join(", "))]
+    UnknownModel {
+        /// What was asked for.
+        name: String,
+        /// The known name that is most like it.
+        nearest: Option<String>,
+        /// All known names.
+        known: Vec<String>,
+    },
+    /// A field that the configuration does not have.
+    #[error("a model has no field \"{key}\"{}; the fields are {}", did_you_mean(nearest), known.join(", "))]
+    UnknownField {
+        /// What was given.
+        key: String,
+        /// The known field that is most like it.
+        nearest: Option<String>,
+        /// All fields.
+        known: Vec<String>,
+    },
+    /// A configuration that no model can have.
+    #[error("model field {field}: {message}")]
+    Config {
+        /// The field.
+        field: &'static str,
+        /// What is wrong with it, and what would be right.
+        message: String,
+    },
+    /// An image size whose maps do not divide into regions.
+    #[error("a {height}x{width} image does not fit without auto_pad: {reason}; {advice}")]
+    ImageSize {
+        /// The image's height.
+        height: usize,
+        /// The image's width.
+        width: usize,
+        /// Which stage fails, and at which size.
+        reason: String,
+        /// Sizes that fit, or what else to do.
+        advice: String,
+    },
+    /// A weight file that does not fit the model. All differences are listed.
+    #[error("{path}: these weights do not fit the model: {}", differences.join("; "))]
+    Weights {
+        /// The file.
+        path: String,
+        /// Missing, surplus and misshapen tensors.
+        differences: Vec<String>,
+    },
+    /// A file that is no safetensors file, or a damaged one.
+    #[error("{path}: not a readable safetensors file: {reason}")]
+    Format {
+        /// The file.
+        path: String,
+        /// What the reader met.
+        reason: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+}
+
+/// The result of a model function.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<tensor::Error> for Error {
+    fn from(error: tensor::Error) -> Self {
+        Error::Engine(error.into())
+    }
+}
+
+fn did_you_mean(nearest: &Option<String>) -> String {
+    nearest.as_ref().map_or(String::new(), |name| format!(" (did you mean \"{name}\"?)"))
+}
+
+/// The known name that is most like `name`, if one is like it at all.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let scored = known.into_iter().map(|other| (strsim::jaro_winkler(name, other), other));
+    let best = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (best.0 > 0.7).then(|| best.1.to_owned())
+}

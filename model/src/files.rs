@@ -1,0 +1,129 @@
+//! Tensor files: safetensors in and out, without ever harming a file that is there.
+
+use crate::error::{Error, Result};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use tensor::{DType, Element, Tensor, bf16};
+
+/// Named tensors and a few strings beside them: the contents of a safetensors file.
+#[derive(Clone, Debug, Default)]
+pub struct TensorFile {
+    /// The tensors by name.
+    pub tensors: BTreeMap<String, Tensor>,
+    /// The file's metadata.
+    pub metadata: HashMap<String, String>,
+}
+
+impl TensorFile {
+    /// Reads a file. f64, f32, bf16 and f16 (widened to f32) tensors, and integers (as index tensors).
+    pub fn read(path: &Path) -> Result<Self> {
+        let bytes = fs::read(path).map_err(|source| io(path, source))?;
+        Self::parse(&bytes, &path.display().to_string())
+    }
+
+    /// The contents of a file's bytes; `path` names it in errors.
+    pub fn parse(bytes: &[u8], path: &str) -> Result<Self> {
+        let format = |reason: String| Error::Format { path: path.to_owned(), reason };
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| format(error.to_string()))?;
+        let views = SafeTensors::deserialize(bytes).map_err(|error| format(error.to_string()))?;
+        let metadata = header.metadata().clone().unwrap_or_default();
+        let mut tensors = BTreeMap::new();
+        for (name, view) in views.iter() {
+            let tensor = from_view(&view).map_err(|reason| format(format!("tensor {name}: {reason}")))?;
+            tensors.insert(name.to_owned(), tensor);
+        }
+        Ok(Self { tensors, metadata })
+    }
+
+    /// The bytes of a file with these contents.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let stored = self.tensors.iter().map(|(name, tensor)| {
+            let (dtype, bytes) = to_bytes(tensor)?;
+            Ok((name, dtype, tensor.shape().to_vec(), bytes))
+        });
+        let stored = stored.collect::<Result<Vec<_>>>()?;
+        let format = |reason: String| Error::Format { path: "tensors to be written".into(), reason };
+        let view = |dtype, shape: &[usize], bytes| TensorView::new(dtype, shape.to_vec(), bytes);
+        let views = stored.iter().map(|(name, dtype, shape, bytes)| Ok((name.as_str(), view(*dtype, shape, bytes)?)));
+        let views = views.collect::<std::result::Result<Vec<_>, safetensors::SafeTensorError>>();
+        let views = views.map_err(|error| format(error.to_string()))?;
+        let metadata = (!self.metadata.is_empty()).then(|| self.metadata.clone());
+        safetensors::serialize(views, metadata).map_err(|error| format(error.to_string()))
+    }
+
+    /// Writes a file: see [`write_safely`].
+    pub fn write(&self, path: &Path) -> Result<()> {
+        write_safely(path, &self.to_bytes()?)
+    }
+}
+
+/// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or
+/// the new one under its name: into a temporary file beside it, synced, then renamed.
+pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
+    let name = path.file_name().map_or_else(|| "file".into(), |name| name.to_string_lossy().into_owned());
+    let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    let written = File::create(&temporary).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    let renamed = written.and_then(|()| fs::rename(&temporary, path));
+    if let Err(source) = renamed {
+        // The first error is the one to tell; a leftover that cannot be removed changes nothing.
+        let _ = fs::remove_file(&temporary);
+        return Err(io(path, source));
+    }
+    #[cfg(unix)]
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        // Makes the rename itself durable; not every file system can, and the file is complete either way.
+        let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    }
+    Ok(())
+}
+
+fn io(path: &Path, source: std::io::Error) -> Error {
+    Error::Io { path: path.display().to_string(), source }
+}
+
+fn from_view(view: &TensorView<'_>) -> std::result::Result<Tensor, String> {
+    let shape = view.shape().to_vec();
+    let make = |result: tensor::Result<Tensor>| result.map_err(|error| error.to_string());
+    let bytes = view.data();
+    match view.dtype() {
+        Dtype::F32 => make(Tensor::from_slice(&numbers(bytes, f32::from_le_bytes), shape)),
+        Dtype::F64 => make(Tensor::from_slice(&numbers(bytes, f64::from_le_bytes), shape)),
+        Dtype::BF16 => make(Tensor::from_slice(&numbers(bytes, bf16::from_le_bytes), shape)),
+        Dtype::F16 => make(Tensor::from_slice(&numbers(bytes, |b| half::f16::from_le_bytes(b).to_f32()), shape)),
+        Dtype::I64 => index(numbers(bytes, i64::from_le_bytes), shape),
+        Dtype::I32 => index(numbers(bytes, i32::from_le_bytes), shape),
+        Dtype::U32 => index(numbers(bytes, u32::from_le_bytes), shape),
+        other => Err(format!("has elements of type {other:?}, which no model uses")),
+    }
+}
+
+fn numbers<T, const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks::<N>().0.iter().map(|&bytes| read(bytes)).collect()
+}
+
+fn index<T: TryInto<u32>>(values: Vec<T>, shape: Vec<usize>) -> std::result::Result<Tensor, String> {
+    let values: Vec<u32> = values
+        .into_iter()
+        .map(|value| value.try_into().map_err(|_| "holds an integer that is negative or too large".to_owned()))
+        .collect::<std::result::Result<_, String>>()?;
+    Tensor::from_slice(&values, shape).map_err(|error| error.to_string())
+}
+
+/// Indices are stored as I64, the type that PyTorch reads them as.
+fn to_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
+    fn flat<T: Element, const N: usize>(tensor: &Tensor, write: impl Fn(T) -> [u8; N]) -> Result<Vec<u8>> {
+        Ok(tensor.to_vec::<T>()?.into_iter().flat_map(write).collect())
+    }
+    Ok(match tensor.dtype() {
+        DType::F32 => (Dtype::F32, flat(tensor, f32::to_le_bytes)?),
+        DType::F64 => (Dtype::F64, flat(tensor, f64::to_le_bytes)?),
+        DType::Bf16 => (Dtype::BF16, flat(tensor, bf16::to_le_bytes)?),
+        DType::Index => (Dtype::I64, flat(tensor, |index: u32| i64::from(index).to_le_bytes())?),
+    })
+}

@@ -1,0 +1,154 @@
+//! Layers: parameters under their state_dict names, and the operation that uses them.
+
+use crate::error::Result;
+use crate::pass::{Mode, Pass};
+use crate::state::{Builder, Init, StatisticsId};
+use autograd::{ParamId, Var};
+
+/// A linear layer, x (..., I) to (..., O).
+pub struct Linear {
+    weight: ParamId,
+    bias: Option<ParamId>,
+    extents: [usize; 2],
+    /// Stored as a 1x1 convolution's weight, (O, I, 1, 1).
+    as_convolution: bool,
+}
+
+impl Linear {
+    /// Linear layers start normal, with zero biases.
+    pub fn new(builder: &mut Builder, name: &str, inputs: usize, outputs: usize, bias: bool) -> Self {
+        let weight = builder.parameter(format!("{name}.weight"), [outputs, inputs], Init::Normal);
+        let bias = bias.then(|| builder.parameter(format!("{name}.bias"), [outputs], Init::Constant(0.0)));
+        Self { weight, bias, extents: [outputs, inputs], as_convolution: false }
+    }
+
+    /// The same function stored, and initialised, as a 1x1 convolution.
+    pub fn convolution(builder: &mut Builder, name: &str, inputs: usize, outputs: usize, bias: bool) -> Self {
+        let init = Init::Uniform { fan_in: inputs };
+        let weight = builder.parameter(format!("{name}.weight"), [outputs, inputs, 1, 1], init);
+        let bias = bias.then(|| builder.parameter(format!("{name}.bias"), [outputs], init));
+        Self { weight, bias, extents: [outputs, inputs], as_convolution: true }
+    }
+
+    /// x·Wᵀ + b
+    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+        let mut weight = pass.parameter(self.weight);
+        if self.as_convolution {
+            weight = ops::reshape(&weight, self.extents)?;
+        }
+        let bias = self.bias.map(|bias| pass.parameter(bias));
+        Ok(ops::linear(x, &weight, bias.as_ref())?)
+    }
+}
+
+/// A convolution with a bias, (N, H, W, I) to (N, H', W', O).
+pub struct Conv {
+    weight: ParamId,
+    bias: ParamId,
+    attributes: ops::Conv2d,
+}
+
+impl Conv {
+    /// A square kernel.
+    pub fn new(
+        builder: &mut Builder,
+        name: &str,
+        [inputs, outputs]: [usize; 2],
+        kernel: usize,
+        attributes: ops::Conv2d,
+    ) -> Self {
+        let init = Init::Uniform { fan_in: inputs * kernel * kernel };
+        let weight = builder.parameter(format!("{name}.weight"), [outputs, inputs, kernel, kernel], init);
+        let bias = builder.parameter(format!("{name}.bias"), [outputs], init);
+        Self { weight, bias, attributes }
+    }
+
+    /// The convolution of a map.
+    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+        Ok(ops::conv2d(x, &pass.parameter(self.weight), Some(&pass.parameter(self.bias)), self.attributes)?)
+    }
+}
+
+/// A depthwise convolution of stride 1 that keeps the map's size.
+pub struct DepthwiseConv {
+    weight: ParamId,
+    bias: ParamId,
+}
+
+impl DepthwiseConv {
+    /// A square, odd kernel.
+    pub fn new(builder: &mut Builder, name: &str, channels: usize, kernel: usize) -> Self {
+        let init = Init::Uniform { fan_in: kernel * kernel };
+        let weight = builder.parameter(format!("{name}.weight"), [channels, 1, kernel, kernel], init);
+        let bias = builder.parameter(format!("{name}.bias"), [channels], init);
+        Self { weight, bias }
+    }
+
+    /// Weight and bias on the tape, for attention that adds this convolution where it writes.
+    pub fn parameters<'t>(&self, pass: &Pass<'t, '_>) -> [Var<'t>; 2] {
+        [pass.parameter(self.weight), pass.parameter(self.bias)]
+    }
+
+    /// The convolution of a map.
+    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+        let [weight, bias] = self.parameters(pass);
+        Ok(ops::dwconv(x, &weight, Some(&bias))?)
+    }
+}
+
+/// Layer normalisation over channels.
+pub struct LayerNorm {
+    weight: ParamId,
+    bias: ParamId,
+}
+
+impl LayerNorm {
+    const EPSILON: f64 = 1e-6;
+
+    /// Starts as the plain normalisation.
+    pub fn new(builder: &mut Builder, name: &str, channels: usize) -> Self {
+        let weight = builder.parameter(format!("{name}.weight"), [channels], Init::Constant(1.0));
+        let bias = builder.parameter(format!("{name}.bias"), [channels], Init::Constant(0.0));
+        Self { weight, bias }
+    }
+
+    /// The normalised tokens.
+    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+        Ok(ops::layer_norm(x, &pass.parameter(self.weight), &pass.parameter(self.bias), Self::EPSILON)?)
+    }
+}
+
+/// Batch normalisation over all but the channels.
+pub struct BatchNorm {
+    weight: ParamId,
+    bias: ParamId,
+    running: StatisticsId,
+}
+
+impl BatchNorm {
+    const EPSILON: f64 = 1e-5;
+
+    /// Starts as the plain normalisation.
+    pub fn new(builder: &mut Builder, name: &str, channels: usize) -> Self {
+        let weight = builder.parameter(format!("{name}.weight"), [channels], Init::Constant(1.0));
+        let bias = builder.parameter(format!("{name}.bias"), [channels], Init::Constant(0.0));
+        Self { weight, bias, running: builder.statistics(name.to_owned(), channels) }
+    }
+
+    /// The normalised map: by the batch's statistics in training, which go into the pass's trace; by the
+    /// running ones otherwise.
+    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+        let (weight, bias) = (pass.parameter(self.weight), pass.parameter(self.bias));
+        match pass.mode() {
+            Mode::Train { .. } => {
+                let (y, batch) = ops::batch_norm_train(x, &weight, &bias, Self::EPSILON)?;
+                pass.record_statistics(self.running, batch);
+                Ok(y)
+            }
+            Mode::Evaluate => {
+                let running = pass.running(self.running);
+                Ok(ops::batch_norm_eval(x, &weight, &bias, &running.mean, &running.variance, Self::EPSILON)?)
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! One pass through a model: what its layers share on the way.
+
+use crate::state::StatisticsId;
+use crate::RunningStatistics;
+use autograd::{ParamId, Parameters, Tape, Var};
+use ops::BatchStatistics;
+use std::cell::{Cell, RefCell};
+use tensor::Tensor;
+use tensor::rng::Philox;
+
+/// Whether a pass is for training or for use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mode {
+    /// Batch statistics; blocks dropped at random, as a function of this seed and this step alone.
+    Train {
+        /// The run's seed.
+        seed: u64,
+        /// The step (or micro-batch) of the run.
+        step: u64,
+    },
+    /// Running statistics, nothing dropped.
+    Evaluate,
+}
+
+/// The state of one pass.
+pub struct Pass<'t, 'm> {
+    tape: &'t Tape,
+    mode: Mode,
+    parameters: &'m Parameters,
+    running: &'m [RunningStatistics],
+    /// Draws so far: each gets a random stream of its own.
+    draws: Cell<u64>,
+    trace: RefCell<Trace>,
+}
+
+/// What a pass leaves behind beside its result.
+#[derive(Debug, Default)]
+pub struct Trace {
+    /// In training, the statistics of each BatchNorm's batch: see
+    /// [`BiFormer::update_statistics`](crate::BiFormer::update_statistics).
+    pub statistics: Vec<(StatisticsId, BatchStatistics)>,
+    /// The routes of each routed attention in order, (N, P, k): its name, and where each region looked.
+    pub routes: Vec<(String, Tensor)>,
+    /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called.
+    pub maps: Vec<(String, Tensor)>,
+    keep_maps: bool,
+}
+
+impl<'t, 'm> Pass<'t, 'm> {
+    /// A pass on a tape.
+    pub fn new(tape: &'t Tape, mode: Mode, parameters: &'m Parameters, running: &'m [RunningStatistics]) -> Self {
+        Self { tape, mode, parameters, running, draws: Cell::new(0), trace: RefCell::default() }
+    }
+
+    /// Keeps the maps after each merging and each stage in the trace.
+    pub fn keep_maps(self) -> Self {
+        self.trace.borrow_mut().keep_maps = true;
+        self
+    }
+
+    /// The tape.
+    pub fn tape(&self) -> &'t Tape {
+        self.tape
+    }
+
+    /// The mode.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// A parameter, on the tape.
+    pub fn parameter(&self, id: ParamId) -> Var<'t> {
+        self.tape.parameter(self.parameters, id)
+    }
+
+    /// The running statistics of a BatchNorm.
+    pub fn running(&self, id: StatisticsId) -> &'m RunningStatistics {
+        &self.running[id.index()]
+    }
+
+    /// A random stream for the next draw, in training.
+    pub fn stream(&self) -> Option<Philox> {
+        const PURPOSE: u64 = 0x64_726F_7021;
+        let Mode::Train { seed, step } = self.mode else { return None };
+        let draw = self.draws.get();
+        self.draws.set(draw + 1);
+        Some(Philox::keyed(seed, &[PURPOSE, step, draw]))
+    }
+
+    pub(crate) fn record_statistics(&self, id: StatisticsId, batch: BatchStatistics) {
+        self.trace.borrow_mut().statistics.push((id, batch));
+    }
+
+    pub(crate) fn record_routes(&self, name: &str, routes: Tensor) {
+        self.trace.borrow_mut().routes.push((name.to_owned(), routes));
+    }
+
+    pub(crate) fn record_map(&self, name: impl FnOnce() -> String, map: &Var<'t>) {
+        let mut trace = self.trace.borrow_mut();
+        if trace.keep_maps {
+            trace.maps.push((name(), map.value().clone()));
+        }
+    }
+
+    /// What the pass left behind.
+    pub fn into_trace(self) -> Trace {
+        self.trace.into_inner()
+    }
+}

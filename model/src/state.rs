@@ -1,0 +1,95 @@
+//! What a model is made of besides its structure: parameters and running statistics, created by name.
+
+use crate::error::Result;
+use autograd::{ParamId, Parameters, ParametersBuilder};
+use tensor::rng::{Philox, Sequence};
+use tensor::{DType, Shape, Tensor};
+
+/// Running statistics of one BatchNorm: what evaluation normalises by.
+#[derive(Clone, Debug)]
+pub struct RunningStatistics {
+    /// The BatchNorm's name.
+    pub name: String,
+    /// (C)
+    pub mean: Tensor,
+    /// (C), unbiased.
+    pub variance: Tensor,
+    /// How many batches went in.
+    pub batches: u64,
+}
+
+/// Names one of a model's [`RunningStatistics`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatisticsId(usize);
+
+impl StatisticsId {
+    pub(crate) fn index(self) -> usize {
+        self.0
+    }
+}
+
+/// How a parameter starts.
+#[derive(Clone, Copy, Debug)]
+pub enum Init {
+    /// All the same.
+    Constant(f64),
+    /// Normal with deviation 0.02: linear layers. (The reference cuts at ±2, a hundred deviations away.)
+    Normal,
+    /// Uniform within ±1/√fan_in, PyTorch's default for convolutions.
+    Uniform {
+        /// Inputs that one output sums over.
+        fan_in: usize,
+    },
+}
+
+/// Collects parameters and statistics under their state_dict names while a model is being built.
+pub struct Builder {
+    parameters: ParametersBuilder,
+    statistics: Vec<(String, usize)>,
+    seed: u64,
+}
+
+impl Builder {
+    /// An empty collection; `seed` decides the initial values.
+    pub fn new(seed: u64) -> Self {
+        Self { parameters: ParametersBuilder::default(), statistics: vec![], seed }
+    }
+
+    /// Adds a parameter. Its initial values depend on the seed and its name alone.
+    pub fn parameter(&mut self, name: String, shape: impl Into<Shape>, init: Init) -> ParamId {
+        const PURPOSE: u64 = 0x69_6E69_7421;
+        let shape = shape.into();
+        let key: Vec<u64> = [PURPOSE].into_iter().chain(name.bytes().map(u64::from)).collect();
+        let mut draws = Philox::keyed(self.seed, &key).sequence();
+        let values = (0..shape.count()).map(|_| init.draw(&mut draws)).collect();
+        self.parameters.add(name, shape, values)
+    }
+
+    /// Adds running statistics of `channels` channels.
+    pub fn statistics(&mut self, name: String, channels: usize) -> StatisticsId {
+        self.statistics.push((name, channels));
+        StatisticsId(self.statistics.len() - 1)
+    }
+
+    /// Lays everything out.
+    pub fn build(self, dtype: DType) -> Result<(Parameters, Vec<RunningStatistics>)> {
+        let filled = |channels: usize, value: f64| Tensor::full([channels], value).cast(dtype);
+        let statistics = self.statistics.into_iter().map(|(name, channels)| {
+            Ok(RunningStatistics { name, mean: filled(channels, 0.0)?, variance: filled(channels, 1.0)?, batches: 0 })
+        });
+        Ok((self.parameters.build(dtype)?, statistics.collect::<Result<_>>()?))
+    }
+}
+
+impl Init {
+    fn draw(self, draws: &mut Sequence) -> f64 {
+        match self {
+            Init::Constant(value) => value,
+            Init::Normal => 0.02 * draws.normal(),
+            Init::Uniform { fan_in } => {
+                let bound = (fan_in as f64).powf(-0.5);
+                draws.uniform_in(-bound, bound)
+            }
+        }
+    }
+}

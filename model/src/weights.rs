@@ -1,0 +1,102 @@
+//! Weights in and out, under the names of the reference's state_dict.
+
+use crate::biformer::BiFormer;
+use crate::config::Features;
+use crate::error::{Error, Result};
+use crate::files::TensorFile;
+use tensor::{DType, Tensor};
+
+/// What loading did beside what was asked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Loaded {
+    /// The file's head was for another number of classes (this many): the model kept its own, untrained one.
+    pub head_replaced: Option<usize>,
+    /// Tensors that the model has and the file lacks, and which kept their initial values. Only a dense
+    /// backbone that takes a classifier's weights has any.
+    pub kept_initial: Vec<String>,
+}
+
+impl BiFormer {
+    /// All weights and running statistics by name.
+    pub fn state_dict(&self) -> Result<TensorFile> {
+        let mut file = TensorFile::default();
+        let layout = self.parameters.layout();
+        for id in layout.ids() {
+            file.tensors.insert(layout.name(id).to_owned(), self.parameters.get(id));
+        }
+        for running in &self.statistics {
+            let name = |field: &str| format!("{}.{field}", running.name);
+            file.tensors.insert(name("running_mean"), running.mean.clone());
+            file.tensors.insert(name("running_var"), running.variance.clone());
+            let batches = u32::try_from(running.batches).unwrap_or(u32::MAX);
+            file.tensors.insert(name("num_batches_tracked"), Tensor::scalar(batches));
+        }
+        Ok(file)
+    }
+
+    /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else;
+    /// otherwise [`Error::Weights`] lists all differences and the model is as it was. Two exceptions, which
+    /// are reported: a head for another number of classes, and a classifier's weights for a dense backbone.
+    /// `path` names the file in errors.
+    pub fn load(&mut self, file: &TensorFile, path: &str) -> Result<Loaded> {
+        let own = self.state_dict()?;
+        let mut loaded = Loaded::default();
+        let rows = |file: &TensorFile| file.tensors.get("head.weight").and_then(|head| head.shape().first().copied());
+        if let (Some(theirs), Some(ours)) = (rows(file), rows(&own))
+            && theirs != ours
+        {
+            loaded.head_replaced = Some(theirs);
+        }
+        let dense = self.config().features == Features::Dense;
+        let skipped = |name: &str| {
+            (loaded.head_replaced.is_some() && name.starts_with("head."))
+                || (dense && (name.starts_with("head.") || name.starts_with("norm.") || name.starts_with("extra_norms.")))
+        };
+        let mut differences = vec![];
+        for (name, tensor) in &own.tensors {
+            match file.tensors.get(name) {
+                Some(other) if other.shape() == tensor.shape() => {
+                    if (other.dtype() == DType::Index) != (tensor.dtype() == DType::Index) {
+                        differences.push(format!("{name} is of type {}", other.dtype()));
+                    }
+                }
+                _ if loaded.head_replaced.is_some() && name.starts_with("head.") => {}
+                Some(other) => differences.push(format!("{name} is {}, should be {}", other.shape(), tensor.shape())),
+                None if skipped(name) => loaded.kept_initial.push(name.clone()),
+                None => differences.push(format!("{name} {} is missing", tensor.shape())),
+            }
+        }
+        let surplus = file.tensors.iter().filter(|(name, _)| !own.tensors.contains_key(*name) && !skipped(name));
+        differences.extend(surplus.map(|(name, tensor)| format!("{name} {} is not part of the model", tensor.shape())));
+        if !differences.is_empty() {
+            return Err(Error::Weights { path: path.to_owned(), differences });
+        }
+        drop(own);
+        self.assign(file, loaded.head_replaced.is_some())?;
+        Ok(loaded)
+    }
+
+    fn assign(&mut self, file: &TensorFile, keep_head: bool) -> Result<()> {
+        let layout = self.parameters.layout().clone();
+        for id in layout.ids() {
+            let name = layout.name(id);
+            if keep_head && name.starts_with("head.") {
+                continue;
+            }
+            if let Some(tensor) = file.tensors.get(name) {
+                self.parameters.set(id, &tensor.cast(layout.dtype())?)?;
+            }
+        }
+        for running in &mut self.statistics {
+            let get = |field: &str| file.tensors.get(&format!("{}.{field}", running.name));
+            if let (Some(mean), Some(variance), Some(batches)) =
+                (get("running_mean"), get("running_var"), get("num_batches_tracked"))
+            {
+                let batches = u64::from(batches.item::<u32>()?);
+                (running.mean, running.variance) = (mean.cast(layout.dtype())?, variance.cast(layout.dtype())?);
+                running.batches = batches;
+            }
+        }
+        Ok(())
+    }
+}

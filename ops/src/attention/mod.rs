@@ -1,0 +1,78 @@
+//! Full multi-head self-attention over all tokens of a map.
+//!
+//! **Forward.** From qkv (N, H, W, 3C), for each image, head and query q: o = Σⱼ softmaxⱼ(s·q·kⱼ) vⱼ over all
+//! tokens j. Heads are consecutive groups of channels; out (N, H, W, C).
+//!
+//! **Backward.** With P = softmax(s·q·kᵀ) and dO the gradient of o: dV = Pᵀ·dO, dP = dO·vᵀ,
+//! dS = P∘(dP − Σⱼ P∘dP), dQ = s·dS·k, dK = s·dSᵀ·q. Saved: qkv and the logarithm of each softmax's
+//! denominator; P is computed again.
+//!
+//! It is bi-level routing attention with the whole map as the one region, routed to itself, and runs its
+//! kernels ([`bra`](crate::bra)). Operands must be contiguous, f32 or f64. Errors:
+//! [`tensor::Error::Argument`], [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`]. Source: Vaswani
+//! et al., "Attention is all you need", 2017; here stage 4 of BiFormer, with s = (C/heads)^(−1/2).
+
+pub mod cases;
+pub mod reference;
+
+use crate::bra::cpu;
+use crate::bra::geometry::Geometry;
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::{DType, Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "multi-head self-attention over all tokens";
+
+/// Multi-head self-attention of qkv (N, H, W, 3C) with scores scaled by `scale`: (N, H, W, C).
+pub fn attention<'t>(qkv: &Var<'t>, heads: usize, scale: f64) -> Result<Var<'t>> {
+    let [images, height, width, channels] = qkv.value().dims("attention", "qkv (N, H, W, 3C)")?;
+    if !channels.is_multiple_of(3) {
+        return Err(Error::shape("attention", "qkv (N, H, W, 3C)", qkv.shape()).into());
+    }
+    let (qk_dim, v_dim) = (channels / 3, channels / 3);
+    let g = Geometry { images, map: [height, width], grid: [1, 1], heads, qk_dim, v_dim, topk: 1 };
+    let g = g.check("attention")?;
+    let mut out = Tensor::empty([images, height, width, v_dim], qkv.dtype());
+    let mut lse = Tensor::empty([images, heads, g.tokens()], qkv.dtype());
+    let routes = to_itself(g);
+    match_float!(qkv.dtype(), "attention", T => {
+        let qkv = qkv.value().as_slice::<T>("attention")?;
+        let (out, lse) = (out.as_mut_slice("attention")?, lse.as_mut_slice("attention")?);
+        cpu::forward::<T>(g, qkv, routes.as_slice("attention")?, scale as T, out, lse);
+    });
+    let rule = || Attention { qkv: qkv.value().clone(), lse, geometry: g, scale };
+    qkv.tape().record("attention", &[qkv], out, rule)
+}
+
+/// The routes of the one region of each image, (N, 1, 1).
+fn to_itself(g: Geometry) -> Tensor {
+    Tensor::zeros([g.images, 1, 1], DType::Index)
+}
+
+struct Attention {
+    qkv: Tensor,
+    lse: Tensor,
+    geometry: Geometry,
+    scale: f64,
+}
+
+impl Rule for Attention {
+    rule_fields!("attention", qkv, lse);
+
+    fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let mut dqkv = grads.open(0)?;
+        let routes = to_itself(self.geometry);
+        match_float!(dout.dtype(), "attention", T => {
+            if let Some(out) = dqkv.out::<T>()? {
+                let (qkv, lse, dout) = (
+                    self.qkv.as_slice("attention")?,
+                    self.lse.as_slice("attention")?,
+                    dout.as_slice("attention")?,
+                );
+                let routes = routes.as_slice("attention")?;
+                cpu::backward::<T>(self.geometry, qkv, routes, self.scale as T, lse, dout, out);
+            }
+        });
+        grads.close(dqkv);
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! Where tokens, heads and regions lie in a (N, H, W, 2D + C) map of queries, keys and values.
+
+use tensor::{Error, Result};
+
+/// The extents of one bi-level routing attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Geometry {
+    /// N.
+    pub images: usize,
+    /// H and W.
+    pub map: [usize; 2],
+    /// Regions along H and W.
+    pub grid: [usize; 2],
+    /// Attention heads.
+    pub heads: usize,
+    /// D: channels of the queries, and of the keys, over all heads.
+    pub qk_dim: usize,
+    /// C: channels of the values, and of the result, over all heads.
+    pub v_dim: usize,
+    /// k: how many regions each region attends to.
+    pub topk: usize,
+}
+
+impl Geometry {
+    /// Checks that everything divides: heads the channels, the grid the map; and that there are k regions.
+    pub fn check(self, op: &'static str) -> Result<Self> {
+        let ([h, w], [rows, cols]) = (self.map, self.grid);
+        if self.heads == 0 || !self.qk_dim.is_multiple_of(self.heads) || !self.v_dim.is_multiple_of(self.heads) {
+            let message = format!("{} heads do not divide {} and {} channels", self.heads, self.qk_dim, self.v_dim);
+            return Err(Error::argument(op, message));
+        }
+        if rows == 0 || cols == 0 || !h.is_multiple_of(rows) || !w.is_multiple_of(cols) {
+            let up = |extent: usize, parts: usize| extent.next_multiple_of(parts.max(1));
+            let fits = format!("pad to {}x{}", up(h, rows), up(w, cols));
+            return Err(Error::argument(op, format!("a {h}x{w} map does not divide into {rows}x{cols} regions ({fits})")));
+        }
+        if self.topk == 0 || self.topk > self.regions() {
+            let message = format!("topk {} must be from 1 to the number of regions, {}", self.topk, self.regions());
+            return Err(Error::argument(op, message));
+        }
+        Ok(self)
+    }
+
+    /// The number of regions.
+    pub fn regions(&self) -> usize {
+        self.grid[0] * self.grid[1]
+    }
+
+    /// The tokens of one image.
+    pub fn tokens(&self) -> usize {
+        self.map[0] * self.map[1]
+    }
+
+    /// The height and width of a region, in tokens.
+    pub fn region_size(&self) -> [usize; 2] {
+        [self.map[0] / self.grid[0], self.map[1] / self.grid[1]]
+    }
+
+    /// The tokens of one region.
+    pub fn region_tokens(&self) -> usize {
+        self.region_size().iter().product()
+    }
+
+    /// The tokens that one query attends to.
+    pub fn keys(&self) -> usize {
+        self.topk * self.region_tokens()
+    }
+
+    /// Elements from one token of the qkv map to the next.
+    pub fn row(&self) -> usize {
+        2 * self.qk_dim + self.v_dim
+    }
+
+    /// Channels of one head: of its queries and keys, and of its values.
+    pub fn head_dims(&self) -> [usize; 2] {
+        [self.qk_dim / self.heads, self.v_dim / self.heads]
+    }
+
+    /// The channel of a token at which one head's query, key and value start.
+    pub fn channels(&self, head: usize) -> [usize; 3] {
+        let [d, dv] = self.head_dims();
+        [head * d, self.qk_dim + head * d, 2 * self.qk_dim + head * dv]
+    }
+
+    /// The pixel (row-major in the image) of token `t` (row-major in the region) of a region (row-major in
+    /// the grid).
+    pub fn pixel(&self, region: usize, t: usize) -> usize {
+        let [rh, rw] = self.region_size();
+        let (row, col) = (region / self.grid[1] * rh + t / rw, region % self.grid[1] * rw + t % rw);
+        row * self.map[1] + col
+    }
+}

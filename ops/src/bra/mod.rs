@@ -1,0 +1,150 @@
+//! Bi-level routing attention (BRA): each region of the map attends, token by token, to the k regions that
+//! match it best, and to nothing else.
+//!
+//! **Forward.** From a map of queries, keys and values qkv (N, H, W, 2D + C), cut into P = Sₕ·S_w regions:
+//! 1. *Routing.* q̂, k̂ (P, D) are the means of each region's queries and keys; region p is routed to the k
+//!    regions r with the largest q̂ₚ·k̂ᵣ (ties to the lower index). All heads share the routes.
+//! 2. *Attention.* For each head and each query q in region p: o = Σⱼ softmaxⱼ(s·q·kⱼ) vⱼ, where j runs over
+//!    all tokens of the k regions of p. The scale s is D^(−1/2) in the published model, not the head's.
+//! 3. *Local context (LCE, "lepe").* out = o + dwconv(v): a depthwise convolution of the values, written
+//!    where the attention wrote. Optional.
+//!
+//! **Backward.** Routing is a choice among regions and has no gradient: this is the one deliberate detach of
+//! the model, as published. For the rest, with P = softmax(S), S = s·q·kᵀ and dO the gradient of o:
+//! dV = Pᵀ·dO, dP = dO·vᵀ, dS = P∘(dP − Σⱼ P∘dP), dQ = s·dS·k, dK = s·dSᵀ·q; a key collects dK and dV from
+//! every region that was routed to it. dV also receives the convolution's input gradient. Saved: qkv, the
+//! routes, and per query and head the logarithm of the softmax's denominator, from which P is computed again.
+//!
+//! [`bra`] is what training runs: keys and values are read where they lie (`cpu/`). [`composed`] spells the
+//! same function out in small operations, and is what it is tested against, and where one learns from.
+//!
+//! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Argument`] when heads, grid or k do not
+//! fit, [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`]. Source: Zhu et al., "BiFormer: vision
+//! transformer with bi-level routing attention", CVPR 2023, algorithm 1.
+
+pub mod cases;
+pub mod composed;
+pub(crate) mod cpu;
+pub(crate) mod geometry;
+pub mod reference;
+mod routing;
+
+use crate::dwconv;
+use autograd::{InputGrads, Result, Rule, Var};
+use geometry::Geometry;
+pub use routing::{Routing, route};
+use tensor::{DType, Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "bi-level routing attention with local context, fused";
+
+/// The attributes of a bi-level routing attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bra {
+    /// Attention heads; they divide D and C.
+    pub heads: usize,
+    /// D, the channels of the queries, and of the keys.
+    pub qk_dim: usize,
+    /// k, how many regions each region attends to.
+    pub topk: usize,
+    /// Regions along H and W; they divide H and W.
+    pub grid: [usize; 2],
+    /// s, the factor on the scores.
+    pub scale: f64,
+    /// The part of the map, from its upper left corner, that counts in the regions' means; none: all of it.
+    /// For maps that were padded with zeros after the projection.
+    pub valid: Option<[usize; 2]>,
+}
+
+impl Bra {
+    pub(crate) fn geometry(&self, qkv: &Tensor) -> tensor::Result<Geometry> {
+        let [images, height, width, channels] = qkv.dims("bra", "qkv (N, H, W, 2D + C)")?;
+        let Some(v_dim) = channels.checked_sub(2 * self.qk_dim) else {
+            return Err(Error::shape("bra", format!("qkv with at least {} channels", 2 * self.qk_dim), qkv.shape()));
+        };
+        let Bra { heads, qk_dim, topk, grid, .. } = *self;
+        Geometry { images, map: [height, width], grid, heads, qk_dim, v_dim, topk }.check("bra")
+    }
+}
+
+/// The result of an attention, and the way it went.
+#[derive(Debug)]
+pub struct Routed<'t> {
+    /// (N, H, W, C)
+    pub out: Var<'t>,
+    /// (N, P, k): for each region the regions that it attended to, best first.
+    pub routes: Tensor,
+}
+
+/// Bi-level routing attention of qkv (N, H, W, 2D + C), plus a depthwise convolution of the values if
+/// `lepe` gives its weight (C, 1, K, K) and bias (C).
+pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> Result<Routed<'t>> {
+    let g = attributes.geometry(qkv.value())?;
+    let routes = route(qkv.value(), attributes)?.routes;
+    let mut out = Tensor::empty([g.images, g.map[0], g.map[1], g.v_dim], qkv.dtype());
+    let mut lse = Tensor::empty([g.images, g.heads, g.tokens()], qkv.dtype());
+    match_float!(qkv.dtype(), "bra", T => {
+        let qkv = qkv.value().as_slice::<T>("bra")?;
+        let (out, lse) = (out.as_mut_slice("bra")?, lse.as_mut_slice("bra")?);
+        cpu::forward::<T>(g, qkv, routes.as_slice("bra")?, attributes.scale as T, out, lse);
+    });
+    let mut inputs = vec![qkv];
+    if let Some([weight, bias]) = lepe {
+        dwconv::add_to(&values(qkv.value(), g)?, weight.value(), bias.value(), &mut out)?;
+        inputs.extend([weight, bias]);
+    }
+    let rule = || Attention {
+        qkv: qkv.value().clone(),
+        routes: routes.clone(),
+        lse,
+        lepe: lepe.map(|[weight, _]| weight.value().clone()),
+        geometry: g,
+        scale: attributes.scale,
+    };
+    let out = qkv.tape().record("bra", &inputs, out, rule)?;
+    Ok(Routed { out, routes })
+}
+
+/// The values within qkv, (N, H, W, C), as a view.
+fn values(qkv: &Tensor, g: Geometry) -> tensor::Result<Tensor> {
+    qkv.slice(3, 2 * g.qk_dim..g.row())
+}
+
+struct Attention {
+    qkv: Tensor,
+    routes: Tensor,
+    lse: Tensor,
+    lepe: Option<Tensor>,
+    geometry: Geometry,
+    scale: f64,
+}
+
+impl Rule for Attention {
+    fn name(&self) -> &'static str {
+        "bra"
+    }
+
+    fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+        let always = [("qkv", &self.qkv), ("routes", &self.routes), ("lse", &self.lse)];
+        always.into_iter().chain(self.lepe.as_ref().map(|weight| ("lepe", weight))).collect()
+    }
+
+    fn saved_mut(&mut self) -> Vec<&mut Tensor> {
+        [&mut self.qkv, &mut self.routes, &mut self.lse].into_iter().chain(self.lepe.as_mut()).collect()
+    }
+
+    fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let Attention { qkv, routes, lse, lepe, geometry: g, scale } = *self;
+        let mut dqkv = grads.open(0)?;
+        match_float!(dout.dtype(), "bra", T => {
+            if let Some(out) = dqkv.out::<T>()? {
+                let (qkv, dout) = (qkv.as_slice("bra")?, dout.as_slice("bra")?);
+                cpu::backward::<T>(g, qkv, routes.as_slice("bra")?, scale as T, lse.as_slice("bra")?, dout, out);
+            }
+        });
+        if let Some(weight) = lepe {
+            todo!()
+        }
+        grads.close(dqkv);
+        Ok(())
+    }
+}
