@@ -1,1 +1,42 @@
-//! AdamW, schedules, gradient clipping and the moving average of weights.
+//! What happens between a gradient and the next step: clipping, AdamW, and the moving average of the
+//! weights; and how the learning rate changes over a run.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `adamw.rs` | [`AdamW`]: moments, bias correction and decoupled weight decay in one sweep |
+//! | `groups.rs` | [`decays`]: which parameters weight decay applies to |
+//! | `clip.rs` | [`gradient_norm`] and [`clip_factor`] |
+//! | `schedule.rs` | [`Schedule`]: warm-up and cosine, per step or as the reference model was trained |
+//! | `ema.rs` | [`Ema`]: the exponential moving average of the weights |
+//! | `error.rs` | [`Error`] |
+//!
+//! One training step, after the backward pass and once its tape is dropped:
+//!
+//! ```
+//! # use optim::{AdamW, Ema, Result, Schedule, clip_factor, gradient_norm};
+//! # fn after_backward(
+//! #     parameters: &mut autograd::Parameters, gradients: &autograd::Gradients, adamw: &mut AdamW,
+//! #     ema: &mut Ema, schedule: &Schedule, step: u64,
+//! # ) -> Result<()> {
+//! let factor = clip_factor(gradient_norm(gradients)?, 5.0)?;
+//! adamw.step_scaled(parameters, gradients, schedule.lr(step), factor)?;
+//! ema.update(parameters)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod adamw;
+mod clip;
+mod ema;
+mod error;
+mod groups;
+mod schedule;
+#[cfg(test)]
+mod testing;
+
+pub use adamw::{AdamW, AdamWConfig, AdamWState};
+pub use clip::{clip_factor, gradient_norm};
+pub use ema::{Ema, EmaConfig, EmaState};
+pub use error::{Error, Result};
+pub use groups::decays;
+pub use schedule::Schedule;

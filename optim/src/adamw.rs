@@ -1,0 +1,220 @@
+//! AdamW: Adam with decoupled weight decay.
+//!
+//! With the gradient g of step t = 1, 2, ..., the learning rate η, the weight decay λ and the decays β₁
+//! and β₂ of the moments, each element of the parameters p goes through
+//!
+//! ```text
+//! p ← p·(1 − η·λ)                          only where decays() says so
+//! m ← m + (1 − β₁)·(g − m)                 the mean of the gradient
+//! v ← β₂·v + (1 − β₂)·g²                   the mean of its square
+//! m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ)        both started at 0, which the division corrects
+//! p ← p − η·m̂/(√v̂ + ε)
+//! ```
+//!
+//! in this order, that of `torch.optim.AdamW`. Decay acts on p and not through g, so that v does not
+//! rescale it. Source: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
+//!
+//! Parameters, gradients and moments are flat buffers of one layout, so a step is a single sweep that
+//! reads four streams and writes three. Each element is computed from its own history only: the bits do
+//! not depend on the number of threads.
+
+use crate::error::{Error, Result, expect, expect_flat, expect_layout};
+use crate::groups::Runs;
+use autograd::{Gradients, Layout, Parameters};
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use tensor::cpu::isa::Arch;
+use tensor::cpu::parallel::GRAIN;
+use tensor::{Float, Tensor, match_float, simd};
+
+/// The settings of [`AdamW`], with the reference recipe's values as defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdamWConfig {
+    /// β₁ and β₂, each in [0, 1): about 1/(1 − β) steps are remembered. Default 0.9 and 0.999.
+    pub betas: [f64; 2],
+    /// ε, positive: bounds the step where gradients vanish. Default 1e-8.
+    pub eps: f64,
+    /// λ, at least 0. Default 0.05.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamWConfig {
+    fn default() -> Self {
+        Self { betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.05 }
+    }
+}
+
+impl AdamWConfig {
+    /// [`Error::Setting`] for a value outside its range.
+    pub fn validate(&self) -> Result<()> {
+        for (what, beta) in ["betas[0]", "betas[1]"].into_iter().zip(self.betas) {
+            expect(what, beta, "in [0, 1)", (0.0..1.0).contains(&beta))?;
+        }
+        // An ε that rounds to 0 would make 0/0 of a zero gradient, and of every gap between parameters.
+        let lowest = f64::from(f32::MIN_POSITIVE);
+        expect("eps", self.eps, "finite and positive, also in f32", self.eps >= lowest && self.eps.is_finite())?;
+        let finite = self.weight_decay >= 0.0 && self.weight_decay.is_finite();
+        expect("weight_decay", self.weight_decay, "finite and at least 0", finite)
+    }
+}
+
+/// The optimiser: its settings, and the moments of every parameter.
+#[derive(Debug)]
+pub struct AdamW {
+    config: AdamWConfig,
+    layout: Arc<Layout>,
+    runs: Runs,
+    steps: u64,
+    m: Tensor,
+    v: Tensor,
+}
+
+/// What a checkpoint keeps of [`AdamW`] to continue with the same bits.
+#[derive(Clone, Debug)]
+pub struct AdamWState {
+    /// t, the number of steps made.
+    pub steps: u64,
+    /// The mean of the gradient, flat, (layout length).
+    pub m: Tensor,
+    /// The mean of its square, flat, (layout length).
+    pub v: Tensor,
+}
+
+impl AdamW {
+    /// An optimiser for these parameters that has made no step. Errors: [`Error::Setting`].
+    pub fn new(parameters: &Parameters, config: AdamWConfig) -> Result<Self> {
+        config.validate()?;
+        let layout = Arc::clone(parameters.layout());
+        let zeros = || Tensor::zeros([layout.len()], layout.dtype());
+        Ok(Self { config, runs: Runs::new(&layout), steps: 0, m: zeros(), v: zeros(), layout })
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &AdamWConfig {
+        &self.config
+    }
+
+    /// The number of steps made.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Makes one step with the learning rate `lr`: [`AdamW::step_scaled`] with the gradients as they are.
+    pub fn step(&mut self, parameters: &mut Parameters, gradients: &Gradients, lr: f64) -> Result<()> {
+        self.step_scaled(parameters, gradients, lr, 1.0)
+    }
+
+    /// Makes one step with the learning rate `lr` along the gradients times `grad_scale`: the
+    /// [`clip_factor`](crate::clip_factor), or one over the number of micro-batches that were added up.
+    ///
+    /// Errors, each before anything has changed: [`Error::Setting`] when `lr` is negative or one of the
+    /// factors is not finite; [`Error::Layout`] for another model's parameters or gradients;
+    /// [`autograd::Error::Unreached`] when some parameter got no gradient in this step (its old one
+    /// would be used again); [`tensor::Error::Shared`] while a tape or a view of the parameters lives.
+    pub fn step_scaled(
+        &mut self,
+        parameters: &mut Parameters,
+        gradients: &Gradients,
+        lr: f64,
+        grad_scale: f64,
+    ) -> Result<()> {
+        expect("lr", lr, "finite and at least 0", lr >= 0.0 && lr.is_finite())?;
+        expect("grad_scale", grad_scale, "finite", grad_scale.is_finite())?;
+        expect_layout(&self.layout, parameters)?;
+        let gradients_flat = gradients.flat().ok_or(Error::NoParameters)?;
+        expect_flat(&self.layout, "gradients", gradients_flat)?;
+        gradients.require_all()?;
+
+        match_float!(self.layout.dtype(), "adamw", T => {
+            let p = parameters.flat_mut::<T>()?;
+            let g = gradients_flat.as_slice::<T>("adamw")?;
+            let m = self.m.as_mut_slice::<T>("adamw (drop its saved state first)")?;
+            let v = self.v.as_mut_slice::<T>("adamw (drop its saved state first)")?;
+            sweep(&Factors::<T>::new(&self.config, self.steps + 1, lr, grad_scale), &self.runs, p, g, m, v);
+        });
+        self.steps += 1;
+        Ok(())
+    }
+
+    /// The state for a checkpoint. Its tensors are the optimiser's own: the next step needs them dropped.
+    pub fn state(&self) -> AdamWState {
+        AdamWState { steps: self.steps, m: self.m.clone(), v: self.v.clone() }
+    }
+
+    /// Continues from a saved state, bit for bit. Errors: [`Error::Layout`] for that of another model.
+    pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
+        expect_flat(&self.layout, "first moments", &state.m)?;
+        expect_flat(&self.layout, "second moments", &state.v)?;
+        match_float!(self.layout.dtype(), "adamw", T => {
+            let own = |moment: &Tensor| Tensor::from_slice(moment.as_slice::<T>("adamw")?, [self.layout.len()]);
+            (self.m, self.v) = (own(&state.m)?, own(&state.v)?);
+        });
+        self.steps = state.steps;
+        Ok(())
+    }
+}
+
+/// The constants of one step, computed in f64 and rounded once.
+struct Factors<T> {
+    /// On the gradient.
+    scale: T,
+    /// 1 − η·λ
+    keep: T,
+    /// 1 − β₁
+    rate_m: T,
+    /// β₂ and 1 − β₂
+    beta_v: T,
+    rate_v: T,
+    /// 1/√(1 − β₂ᵗ), which turns √v into √v̂
+    root: T,
+    eps: T,
+    /// −η/(1 − β₁ᵗ)
+    step: T,
+}
+
+impl<T: Float> Factors<T> {
+    fn new(config: &AdamWConfig, t: u64, lr: f64, scale: f64) -> Self {
+        let [beta_m, beta_v] = config.betas;
+        let correction = |beta: f64| 1.0 - beta.powi(i32::try_from(t).unwrap_or(i32::MAX));
+        Factors {
+            scale: T::of(scale),
+            keep: T::of(1.0 - lr * config.weight_decay),
+            rate_m: T::of(1.0 - beta_m),
+            beta_v: T::of(beta_v),
+            rate_v: T::of(1.0 - beta_v),
+            root: T::of(1.0 / correction(beta_v).sqrt()),
+            eps: T::of(config.eps),
+            step: T::of(-lr / correction(beta_m)),
+        }
+    }
+}
+
+fn sweep<T: Float>(factors: &Factors<T>, runs: &Runs, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
+    let moments = m.par_chunks_mut(GRAIN).zip(v.par_chunks_mut(GRAIN));
+    p.par_chunks_mut(GRAIN).zip(g.par_chunks(GRAIN)).zip(moments).enumerate().for_each(|(chunk, ((p, g), (m, v)))| {
+        let start = chunk * GRAIN;
+        for (run, decays) in runs.within(start..start + p.len()) {
+            let run = run.start - start..run.end - start;
+            let keep = if decays { factors.keep } else { T::one() };
+            let (p, g) = (&mut p[run.clone()], &g[run.clone()]);
+            let (m, v) = (&mut m[run.clone()], &mut v[run]);
+            simd!(A => update::<T, A>(factors, keep, p, g, m, v));
+        }
+    });
+}
+
+#[inline(always)]
+fn update<T: Float, A: Arch>(f: &Factors<T>, keep: T, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
+    for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
+        let g = g * f.scale;
+        *m = A::mul_add(f.rate_m, g - *m, *m);
+        *v = A::mul_add(f.beta_v, *v, f.rate_v * g * g);
+        let deviation = A::mul_add(v.sqrt(), f.root, f.eps);
+        *p = A::mul_add(f.step, *m / deviation, *p * keep);
+    }
+}
+
+#[cfg(test)]
+mod tests;

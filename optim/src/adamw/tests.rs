@@ -1,0 +1,227 @@
+//! AdamW against its formulas, one number at a time.
+
+use super::*;
+use crate::testing::{draw, give, parameters, values};
+use approx::assert_relative_eq;
+use serde::de::value::{Error as SerdeError, MapDeserializer};
+use tensor::DType;
+use tensor::cpu::parallel::thread_pool;
+
+/// Alternately decayed and not; one that spans several chunks; one without elements.
+const SHAPES: [(&str, &[usize]); 7] = [
+    ("stem.weight", &[37, 19]),
+    ("stem.bias", &[19]),
+    ("big.weight", &[301, 149]),
+    ("norm.weight", &[149]),
+    ("none.weight", &[0, 3]),
+    ("conv.weight", &[3, 3, 8]),
+    ("temperature", &[]),
+];
+
+fn gradients_of_step(step: u64) -> Vec<Vec<f64>> {
+    let draw = |(i, (_, shape)): (usize, &(&str, &[usize]))| draw(shape.iter().product(), 100 * step + i as u64);
+    SHAPES.iter().enumerate().map(draw).collect()
+}
+
+fn lr(step: u64) -> f64 {
+    0.01 * step as f64
+}
+
+/// Parameters after the steps `range`, whose moments go on from what `adamw` holds.
+fn run(adamw: &mut AdamW, parameters: &mut Parameters, range: std::ops::RangeInclusive<u64>, grad_scale: f64) {
+    let mut gradients = Gradients::new(parameters);
+    for step in range {
+        give(parameters, &mut gradients, &gradients_of_step(step));
+        adamw.step_scaled(parameters, &gradients, lr(step), grad_scale).unwrap();
+    }
+}
+
+/// The formulas of the module's head, one number at a time.
+fn plain(config: &AdamWConfig, mut p: f64, decays: bool, gradients: &[f64]) -> f64 {
+    let [beta1, beta2] = config.betas;
+    let (mut m, mut v) = (0.0, 0.0);
+    for (t, g) in (1..).zip(gradients) {
+        let lr = lr(t);
+        if decays {
+            p -= lr * config.weight_decay * p;
+        }
+        m = beta1 * m + (1.0 - beta1) * g;
+        v = beta2 * v + (1.0 - beta2) * g * g;
+        let m_hat = m / (1.0 - beta1.powf(t as f64));
+        let v_hat = v / (1.0 - beta2.powf(t as f64));
+        p -= lr * m_hat / (v_hat.sqrt() + config.eps);
+    }
+    p
+}
+
+#[test]
+fn agrees_with_the_plain_formulas() {
+    const STEPS: u64 = 5;
+    let config = AdamWConfig { betas: [0.8, 0.99], eps: 1e-6, weight_decay: 0.3 };
+    let gradients: Vec<Vec<Vec<f64>>> = (1..=STEPS).map(gradients_of_step).collect();
+    for (dtype, grad_scale, tolerance) in [(DType::F64, 1.0, 1e-12), (DType::F64, 0.25, 1e-12), (DType::F32, 1.0, 2e-5)]
+    {
+        let mut parameters = parameters(dtype, &SHAPES);
+        let before = values(&parameters);
+        let mut adamw = AdamW::new(&parameters, config).unwrap();
+        run(&mut adamw, &mut parameters, 1..=STEPS, grad_scale);
+        assert_eq!(adamw.steps(), STEPS);
+        for (i, after) in values(&parameters).iter().enumerate() {
+            for (j, &after) in after.iter().enumerate() {
+                let history: Vec<f64> = gradients.iter().map(|step| grad_scale * step[i][j]).collect();
+                let expected = plain(&config, before[i][j], SHAPES[i].1.len() >= 2, &history);
+                assert_relative_eq!(after, expected, epsilon = tolerance, max_relative = tolerance);
+            }
+        }
+    }
+}
+
+/// m̂ = g and v̂ = g² after one step, so p moves by η·g/(|g| + ε).
+#[test]
+fn one_step_by_hand() {
+    let mut parameters = parameters(DType::F64, &[("weight", &[1, 2]), ("bias", &[1])]);
+    parameters.flat_mut::<f64>().unwrap()[..2].copy_from_slice(&[1.0, -2.0]);
+    let config = AdamWConfig { eps: 0.5, weight_decay: 0.1, ..AdamWConfig::default() };
+    let bias = values(&parameters)[1][0];
+    let mut gradients = Gradients::new(&parameters);
+    give(&parameters, &mut gradients, &[vec![0.5, -1.5], vec![0.0]]);
+    AdamW::new(&parameters, config).unwrap().step(&mut parameters, &gradients, 0.2).unwrap();
+    let after = values(&parameters);
+    assert_relative_eq!(after[0][0], 0.98 - 0.2 * 0.5, epsilon = 1e-14);
+    assert_relative_eq!(after[0][1], -1.96 + 0.2 * 0.75, epsilon = 1e-14);
+    assert_eq!(after[1][0], bias);
+}
+
+#[test]
+fn the_bits_do_not_depend_on_the_number_of_threads() {
+    let bits = [1, 2].map(|threads| {
+        thread_pool(threads).unwrap().install(|| {
+            let mut parameters = parameters(DType::F32, &SHAPES);
+            let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
+            run(&mut adamw, &mut parameters, 1..=3, 1.0);
+            parameters.flat().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        })
+    });
+    assert_eq!(bits[0], bits[1]);
+}
+
+#[test]
+fn a_restored_optimiser_continues_with_the_same_bits() {
+    let mut straight = parameters(DType::F32, &SHAPES);
+    let mut adamw = AdamW::new(&straight, AdamWConfig::default()).unwrap();
+    run(&mut adamw, &mut straight, 1..=3, 1.0);
+    let (state, mut resumed) = (adamw.state(), straight.duplicate().unwrap());
+    let mut other = AdamW::new(&resumed, AdamWConfig::default()).unwrap();
+    other.restore(&state).unwrap();
+    adamw.restore(&state).unwrap();
+    run(&mut adamw, &mut straight, 4..=6, 1.0);
+    run(&mut other, &mut resumed, 4..=6, 1.0);
+    assert_eq!(straight.flat().to_vec::<f32>().unwrap(), resumed.flat().to_vec::<f32>().unwrap());
+    assert_eq!((state.steps, other.steps()), (3, 6));
+}
+
+#[test]
+fn gaps_stay_zero() {
+    let mut parameters = parameters(DType::F32, &SHAPES);
+    let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
+    run(&mut adamw, &mut parameters, 1..=2, 1.0);
+    let layout = Arc::clone(parameters.layout());
+    for flat in [parameters.flat(), &adamw.m, &adamw.v] {
+        let mut flat = flat.to_vec::<f32>().unwrap();
+        layout.ids().for_each(|id| flat[layout.span(id)].fill(0.0));
+        assert!(flat.iter().all(|&x| x == 0.0));
+    }
+}
+
+/// ½·Σ aᵢ·(xᵢ − cᵢ)² with curvatures from 1 to 1000: each coordinate has its own scale.
+#[test]
+fn minimises_a_quadratic() {
+    let mut parameters = parameters(DType::F64, &[("x", &[8])]);
+    let centre = draw(8, 77);
+    let config = AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() };
+    let mut adamw = AdamW::new(&parameters, config).unwrap();
+    let mut gradients = Gradients::new(&parameters);
+    let distance = |parameters: &Parameters| {
+        values(parameters)[0].iter().zip(&centre).map(|(x, c)| (x - c).abs()).fold(0.0, f64::max)
+    };
+    assert!(distance(&parameters) > 0.5);
+    for step in 0..2000 {
+        let slope = |(i, (x, c)): (usize, (&f64, &f64))| 10f64.powf(3.0 * i as f64 / 7.0) * (x - c);
+        let slopes = values(&parameters)[0].iter().zip(&centre).enumerate().map(slope).collect();
+        give(&parameters, &mut gradients, &[slopes]);
+        adamw.step(&mut parameters, &gradients, 0.01 * (1.0 - f64::from(step) / 2000.0)).unwrap();
+    }
+    assert!(distance(&parameters) < 1e-4, "{}", distance(&parameters));
+}
+
+#[test]
+fn foreign_gradients_parameters_and_states_are_refused() {
+    let mut own = parameters(DType::F32, &SHAPES);
+    let foreign = [parameters(DType::F32, &SHAPES[..3]), parameters(DType::F64, &SHAPES)];
+    for mut foreign in foreign {
+        let mut adamw = AdamW::new(&own, AdamWConfig::default()).unwrap();
+        let step = adamw.step(&mut own, &Gradients::new(&foreign), 0.1);
+        assert!(matches!(step, Err(Error::Layout { what: "gradients", .. })));
+        let step = adamw.step(&mut foreign, &Gradients::new(&own), 0.1);
+        assert!(matches!(step, Err(Error::Layout { what: "parameters", .. })));
+        let state = AdamW::new(&foreign, AdamWConfig::default()).unwrap().state();
+        assert!(matches!(adamw.restore(&state), Err(Error::Layout { what: "first moments", .. })));
+        assert_eq!(adamw.step(&mut own, &Gradients::default(), 0.1), Err(Error::NoParameters));
+    }
+}
+
+#[test]
+fn a_refused_step_changes_nothing() {
+    let mut parameters = parameters(DType::F32, &[("a", &[2, 2]), ("b", &[3])]);
+    let before = values(&parameters);
+    let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
+    let mut gradients = Gradients::new(&parameters);
+    give(&parameters, &mut gradients, &[vec![1.0; 4]]);
+    let unreached = autograd::Error::Unreached { names: vec!["b".into()] };
+    assert_eq!(adamw.step(&mut parameters, &gradients, 0.1), Err(unreached.into()));
+
+    give(&parameters, &mut gradients, &[vec![1.0; 4], vec![1.0; 3]]);
+    let tape = autograd::Tape::new();
+    let first = parameters.layout().ids().next().unwrap();
+    let on_tape = tape.parameter(&parameters, first);
+    let refused = adamw.step(&mut parameters, &gradients, 0.1);
+    assert!(matches!(refused, Err(Error::Autograd(autograd::Error::Tensor(tensor::Error::Shared { .. })))));
+    drop(on_tape);
+    let state = adamw.state();
+    let refused = adamw.step(&mut parameters, &gradients, 0.1);
+    assert!(matches!(refused, Err(Error::Tensor(tensor::Error::Shared { .. }))));
+    drop(state);
+    for (lr, scale, name) in [(-1.0, 1.0, "lr"), (f64::NAN, 1.0, "lr"), (0.1, f64::INFINITY, "grad_scale")] {
+        let refused = adamw.step_scaled(&mut parameters, &gradients, lr, scale);
+        assert!(matches!(refused, Err(Error::Setting { what, .. }) if what == name));
+    }
+    assert_eq!((values(&parameters), adamw.steps()), (before.clone(), 0));
+    adamw.step(&mut parameters, &gradients, 0.1).unwrap();
+    assert_ne!(values(&parameters), before);
+}
+
+#[test]
+fn settings() {
+    let read = |name: &str| {
+        let fields = [(name.to_owned(), 0.1)].into_iter();
+        AdamWConfig::deserialize(MapDeserializer::<_, SerdeError>::new(fields))
+    };
+    let expected = AdamWConfig { weight_decay: 0.1, ..AdamWConfig::default() };
+    assert_eq!(read("weight_decay").unwrap(), expected);
+    assert!(read("weight_decya").unwrap_err().to_string().contains("weight_decya"));
+
+    let default = AdamWConfig::default();
+    let wrong = [
+        AdamWConfig { betas: [1.0, 0.999], ..default },
+        AdamWConfig { betas: [0.9, f64::NAN], ..default },
+        AdamWConfig { eps: 0.0, ..default },
+        AdamWConfig { eps: 1e-60, ..default },
+        AdamWConfig { weight_decay: -0.1, ..default },
+        AdamWConfig { weight_decay: f64::INFINITY, ..default },
+    ];
+    let parameters = parameters(DType::F32, &[]);
+    assert!(default.validate().is_ok());
+    for config in wrong {
+        assert!(matches!(AdamW::new(&parameters, config), Err(Error::Setting { .. })), "{config:?}");
+    }
+}

@@ -1,0 +1,76 @@
+//! What can go wrong in an optimiser step.
+
+use autograd::{Layout, Parameters};
+use std::sync::Arc;
+use tensor::{DType, Tensor};
+
+/// A failure of an optimiser step or of its configuration. A step that fails has changed nothing.
+#[derive(Debug, thiserror::Error, Clone, PartialEq)]
+pub enum Error {
+    /// A setting outside its range.
+    #[error("{what} is {value}, but must be {expected}")]
+    Setting {
+        /// Its name in the configuration.
+        what: &'static str,
+        /// What it was set to.
+        value: f64,
+        /// What would have been right.
+        expected: &'static str,
+    },
+    /// Parameters, gradients or saved state of another model or element type.
+    #[error("the {what} are laid out for another model: {actual}, but this one has {expected}")]
+    Layout {
+        /// What does not fit.
+        what: &'static str,
+        /// The flat buffer that was expected.
+        expected: String,
+        /// The one that came.
+        actual: String,
+    },
+    /// Gradients that were made without parameters.
+    #[error("these gradients have no room for parameters: make them with Gradients::new")]
+    NoParameters,
+    /// Gradients that hold a NaN or an infinity.
+    #[error("the norm of the gradients is {norm}: a step along them would destroy the weights")]
+    NonFinite {
+        /// Their norm.
+        norm: f64,
+    },
+    /// Unreached parameters, or a buffer that a tape or a saved state still sees.
+    #[error(transparent)]
+    Autograd(#[from] autograd::Error),
+    /// A tensor that could not be read or written.
+    #[error(transparent)]
+    Tensor(#[from] tensor::Error),
+}
+
+/// The result of an optimiser step.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// [`Error::Setting`] unless `fits`.
+pub(crate) fn expect(what: &'static str, value: f64, expected: &'static str, fits: bool) -> Result<()> {
+    if fits { Ok(()) } else { Err(Error::Setting { what, value, expected }) }
+}
+
+/// [`Error::Layout`] unless these parameters lie as `layout` says.
+pub(crate) fn expect_layout(layout: &Arc<Layout>, parameters: &Parameters) -> Result<()> {
+    // The same Arc is the usual case, and saves comparing a few hundred names at each step.
+    if Arc::ptr_eq(layout, parameters.layout()) || layout == parameters.layout() {
+        return Ok(());
+    }
+    let show = |layout: &Layout| {
+        let (tensors, numbers) = (layout.ids().len(), layout.count());
+        format!("{tensors} parameters of {numbers} {} numbers", layout.dtype())
+    };
+    Err(Error::Layout { what: "parameters", expected: show(layout), actual: show(parameters.layout()) })
+}
+
+/// [`Error::Layout`] unless `flat` is a flat buffer of the layout's length and type.
+pub(crate) fn expect_flat(layout: &Layout, what: &'static str, flat: &Tensor) -> Result<()> {
+    if *flat.shape() == [layout.len()] && flat.dtype() == layout.dtype() {
+        return Ok(());
+    }
+    let show = |dtype: DType, shape: &[usize]| format!("a flat buffer of {dtype} {shape:?}");
+    let (expected, actual) = (show(layout.dtype(), &[layout.len()]), show(flat.dtype(), flat.shape()));
+    Err(Error::Layout { what, expected, actual })
+}
