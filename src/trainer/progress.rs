@@ -1,0 +1,87 @@
+//! What a user sees while a model trains.
+
+use super::checkpoint::Progress;
+use super::folder::EpochMetrics;
+use super::step::Learner;
+use crate::config::RunConfig;
+use data::Batch;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::time::Duration;
+
+/// A progress bar over the whole run, and a line for each epoch.
+pub struct Display {
+    bar: ProgressBar,
+    epochs: usize,
+    steps: usize,
+}
+
+impl Display {
+    /// Says what is about to be trained on what.
+    pub fn new(config: &RunConfig, learner: &Learner, progress: &Progress, steps: usize, images: usize) -> Self {
+        let parameters = learner.model.parameters.layout().count() as f64 / 1e6;
+        let threads = rayon::current_num_threads();
+        let isa = tensor::cpu::isa::Isa::current().name();
+        println!(
+            "Training {} ({parameters:.2} M parameters) on {images} images ({}), {} epochs, {threads} threads ({isa}).",
+            config.model, config.data, config.epochs
+        );
+        println!("Run folder: {}", config.out.display());
+        let bar = ProgressBar::with_draw_target(Some((config.epochs * steps) as u64), ProgressDrawTarget::stderr_with_hz(4));
+        let style = ProgressStyle::with_template("{bar:24} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style.progress_chars("█▓░"));
+        bar.set_position((progress.epoch * steps + progress.batch) as u64);
+        Self { bar, epochs: config.epochs, steps }
+    }
+
+    /// A step is done.
+    pub fn batch(&self, progress: &Progress, lr: f64, images_per_second: f64) {
+        let done = progress.epoch * self.steps + progress.batch;
+        self.bar.set_position(done as u64);
+        let per_step = progress.score.images as f64 / progress.batch.max(1) as f64;
+        let left = (self.epochs * self.steps - done) as f64 * per_step / images_per_second.max(1e-9);
+        self.bar.set_message(format!(
+            "epoch {}/{}  loss {:.3}  accuracy {:>4.1}%  {images_per_second:.0} images/s  lr {lr:.1e}  {} left",
+            progress.epoch + 1,
+            self.epochs,
+            progress.score.mean_loss(),
+            100.0 * progress.score.accuracy(),
+            clock(left)
+        ));
+    }
+
+    /// Names images that could not be decoded.
+    pub fn skipped(&self, batch: &Batch) {
+        for skipped in &batch.skipped {
+            self.bar.suspend(|| eprintln!("passed over image {}: {}", skipped.sample, skipped.reason));
+        }
+    }
+
+    /// An epoch is done.
+    pub fn epoch(&self, metrics: &EpochMetrics) {
+        self.bar.suspend(|| {
+            println!(
+                "epoch {:>3}/{}  train loss {:.3}  accuracy {:>4.1}%   test loss {:.3}  accuracy {:>4.1}%",
+                metrics.epoch,
+                self.epochs,
+                metrics.train_loss,
+                100.0 * metrics.train_accuracy,
+                metrics.test_loss,
+                100.0 * metrics.test_accuracy
+            );
+        });
+    }
+
+    /// Takes the bar away.
+    pub fn close(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Seconds as minutes and seconds, or hours and minutes.
+fn clock(seconds: f64) -> String {
+    let seconds = Duration::from_secs_f64(seconds.clamp(0.0, 1e9)).as_secs();
+    match seconds {
+        0..3600 => format!("{}:{:02}", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}", seconds / 3600, seconds / 60 % 60),
+    }
+}
