@@ -2,8 +2,9 @@
 //! broadcasting rule, and adding a gradient up over the axes along which an operand was repeated.
 
 use rayon::prelude::*;
-use tensor::cpu::parallel::{GRAIN, Out, put};
-use tensor::{Float, Result, Shape, Strides, Tensor};
+use tensor::cpu::lanes::sum_map;
+use tensor::cpu::parallel::{GRAIN, Out, items_per_task, put, sum_in_pieces};
+use tensor::{Float, Result, Shape, Tensor};
 
 /// out[i] = f(a[i], b[i]) over the common shape.
 pub fn zip<T: Float>(op: &'static str, a: &Tensor, b: &Tensor, f: impl Fn(T, T) -> T + Sync) -> Result<Tensor> {
@@ -52,41 +53,50 @@ fn row_start(mut row: usize, t: &Tensor) -> usize {
     start
 }
 
-/// Adds `gradient` up over the axes along which an operand of shape `to` was repeated, in order.
+/// Adds `gradient` up over the axes along which an operand of shape `to` was repeated, in a fixed order:
+/// the last run of repeated axes first, then what is left of them.
 pub fn reduce<T: Float>(op: &'static str, gradient: &Tensor, to: &Shape, mut out: Out<'_, T>) -> Result<()> {
     let elements = gradient.as_slice::<T>(op)?;
-    if gradient.shape() == to {
+    let whole = gradient.shape();
+    let added = whole.len() - to.len();
+    let repeated = |&axis: &usize| axis < added || whole[axis] != to[axis - added];
+    let Some(last) = (0..whole.len()).rev().find(repeated) else {
         out.put(elements);
         return Ok(());
-    }
-    let whole = gradient.shape();
-    // The common case of a bias: only leading axes are repeated.
-    let kept: usize = to.iter().product();
-    if whole.ends_with(to) && kept > 0 {
-        let sum = |range: std::ops::Range<usize>, sum: &mut [T]| {
-            for row in elements[range.start * kept..range.end * kept].chunks_exact(kept) {
-                put(sum, row, true);
-            }
-        };
-        tensor::cpu::parallel::sum_in_pieces(elements.len() / kept, kept, kept, out, sum);
+    };
+    let first = (0..last).rev().take_while(repeated).last().unwrap_or(last);
+    let extents = [whole[first..=last].iter().product(), whole[last + 1..].iter().product()];
+    if !(0..first).any(|axis| repeated(&axis)) {
+        sum_middle(elements, extents, out);
         return Ok(());
     }
-    if !out.accumulate {
-        out.data.fill(T::zero());
+    let left: Shape = (0..whole.len()).map(|axis| if axis < first || axis > last { whole[axis] } else { 1 }).collect();
+    let mut sums = Tensor::empty(left, T::DTYPE);
+    sum_middle(elements, extents, Out::store(sums.as_mut_slice(op)?));
+    reduce(op, &sums, to, out)
+}
+
+/// out (O, I) = Σ x (O, S, I) over S; `extents` are S and I.
+fn sum_middle<T: Float>(x: &[T], [summed, inner]: [usize; 2], Out { data, accumulate }: Out<'_, T>) {
+    let block = summed * inner;
+    let add_rows = |rows: &[T], sum: &mut [T]| match sum {
+        [sum] => *sum += sum_map(rows, |x| x),
+        _ => rows.chunks_exact(inner).for_each(|row| put(sum, row, true)),
+    };
+    let outputs = data.par_chunks_mut(inner.max(1)).enumerate();
+    if block > GRAIN {
+        outputs.for_each(|(place, data)| {
+            let rows = &x[place * block..][..block];
+            sum_in_pieces(summed, inner, inner, Out { data, accumulate }, |range, sum| {
+                add_rows(&rows[range.start * inner..range.end * inner], sum);
+            });
+        });
+    } else {
+        outputs.with_min_len(items_per_task(block)).for_each(|(place, data)| {
+            if !accumulate {
+                data.fill(T::zero());
+            }
+            add_rows(&x[place * block..][..block], data);
+        });
     }
-    let added = whole.len() - to.len();
-    let small = to.contiguous_strides();
-    let strides: Strides = (0..whole.len())
-        .map(|axis| if axis < added || to[axis - added] == 1 { 0 } else { small[axis - added] })
-        .collect();
-    for (place, &element) in elements.iter().enumerate() {
-        let mut rest = place;
-        let mut target = 0;
-        for axis in (0..whole.len()).rev() {
-            target += rest % whole[axis] * strides[axis];
-            rest /= whole[axis];
-        }
-        out.data[target] += element;
-    }
-    Ok(())
 }

@@ -27,7 +27,24 @@ macro_rules! registry {
     };
 }
 
-registry![add, layer_norm, linear,];
+registry![
+    add,
+    concat,
+    contiguous,
+    gather,
+    layer_norm,
+    linear,
+    mul,
+    pad,
+    permute,
+    region_merge,
+    region_partition,
+    reshape,
+    scale,
+    slice,
+    sum,
+    top_k,
+];
 
 /// The operation with this name.
 pub fn find(name: &str) -> Option<&'static Op> {

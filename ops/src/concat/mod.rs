@@ -1,0 +1,98 @@
+//! Tensors one after another along an axis.
+//!
+//! **Forward.** y has the positions of the first part along the axis, then those of the second, and so on;
+//! all other extents are equal.
+//!
+//! **Backward.** Each element goes to one element, so the gradient of a part is the range of dy where the
+//! part lies. Nothing is saved but the places.
+//!
+//! Parts must be contiguous, f32 or f64, all the same. Errors: [`tensor::Error::Argument`] when there is
+//! no part, [`tensor::Error::Axis`], [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`].
+
+pub mod cases;
+mod cpu;
+pub mod reference;
+
+use crate::slab::{Slab, expect_axis};
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::{Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "tensors one after another along an axis";
+
+/// The parts, at least one, one after another along `axis`; their other extents must agree.
+pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
+    let Some(first) = parts.first() else {
+        return Err(Error::argument("concat", "needs at least one part").into());
+    };
+    expect_axis("concat", first.shape(), axis)?;
+    for part in parts {
+        if part.shape().len() != first.shape().len() || part.shape().with(axis, 0) != first.shape().with(axis, 0) {
+            let expected = format!("the extents of the first part {} except along axis {axis}", first.shape());
+            return Err(Error::shape("concat", expected, part.shape()).into());
+        }
+    }
+    let extent = parts.iter().map(|part| part.shape()[axis]).sum();
+    let mut y = Tensor::empty(first.shape().with(axis, extent), first.dtype());
+    match_float!(first.dtype(), "concat", T => {
+        let rows = parts.iter().map(|part| {
+            let width = part.shape()[axis..].iter().product();
+            part.value().as_slice("concat").map(|elements| (elements, width))
+        });
+        cpu::forward::<T>(&rows.collect::<tensor::Result<Vec<_>>>()?, y.as_mut_slice("concat")?);
+    });
+    let whole = y.shape().clone();
+    let rule = || {
+        let place = |start: &mut usize, part: &&Var<'t>| {
+            let range = *start..*start + part.shape()[axis];
+            *start = range.end;
+            Some(Slab::new(&whole, axis, range))
+        };
+        Concat { places: parts.iter().scan(0, place).collect() }
+    };
+    first.tape().record("concat", parts, y, rule)
+}
+
+struct Concat {
+    /// Where each part lies in y.
+    places: Vec<Slab>,
+}
+
+impl Rule for Concat {
+    rule_fields!("concat");
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        for (input, place) in self.places.iter().enumerate() {
+            let mut slot = grads.open(input)?;
+            match_float!(dy.dtype(), "concat", T => {
+                if let Some(out) = slot.out::<T>()? {
+                    place.extract(dy.as_slice("concat")?, out);
+                }
+            });
+            grads.close(slot);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use autograd::Tape;
+    use tensor::DType;
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let tape = Tape::new();
+        let zeros = |shape: &[usize]| tape.constant(Tensor::zeros(shape, DType::F32));
+        let message = |parts: &[&Var<'_>], axis| concat(parts, axis).unwrap_err().to_string();
+        let (a, b) = (zeros(&[2, 3]), zeros(&[2, 4]));
+        assert!(concat(&[&a, &b], 1).is_ok());
+        assert_eq!(
+            message(&[&a, &b], 0),
+            "concat: expected the extents of the first part (2, 3) except along axis 0, got shape (2, 4)"
+        );
+        assert_eq!(message(&[&a], 2), "concat: axis 2 of a tensor with 2 axes");
+        assert_eq!(message(&[], 0), "concat: needs at least one part");
+    }
+}

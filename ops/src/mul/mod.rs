@@ -1,0 +1,55 @@
+//! Multiplication with broadcasting.
+//!
+//! **Forward.** y = a·b element by element, shapes aligned at the last axis, extents equal or 1 (NumPy's
+//! rule).
+//!
+//! **Backward.** ∂y/∂a = b, so da = dy·b, added up over the axes along which a was repeated; db likewise
+//! with a. Saved: both factors, each for the other's gradient.
+//!
+//! Operands may be views; f32 or f64, both the same. Errors: [`tensor::Error::Broadcast`],
+//! [`tensor::Error::DType`].
+
+pub mod cases;
+mod cpu;
+pub mod reference;
+
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::{Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "a·b element by element, with broadcasting";
+
+/// a·b element by element, with broadcasting.
+pub fn mul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
+    let y = match_float!(a.dtype(), "mul", T => cpu::forward::<T>(a.value(), b.value())?);
+    a.tape().record("mul", &[a, b], y, || Mul { a: a.value().clone(), b: b.value().clone() })
+}
+
+struct Mul {
+    a: Tensor,
+    b: Tensor,
+}
+
+impl Rule for Mul {
+    rule_fields!("mul", a, b);
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        for (input, factor, other) in [(0, &self.a, &self.b), (1, &self.b, &self.a)] {
+            if !grads.wanted(input) {
+                continue;
+            }
+            match_float!(dy.dtype(), "mul", T => {
+                let product = cpu::forward::<T>(&dy, other)?;
+                if product.shape() == factor.shape() {
+                    grads.give(input, product)?;
+                    continue;
+                }
+                let mut slot = grads.open(input)?;
+                if let Some(out) = slot.out::<T>()? {
+                    cpu::sum_to(&product, factor.shape(), out)?;
+                }
+                grads.close(slot);
+            });
+        }
+        Ok(())
+    }
+}

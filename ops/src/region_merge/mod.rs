@@ -1,0 +1,88 @@
+//! A map put together from a grid of regions: the inverse of
+//! [`region_partition`](crate::region_partition), where the order of regions and tokens is explained.
+//!
+//! **Forward.** y[n, j·r_h + a, i·r_w + b] = x[n, j·S_w + i, a·r_w + b], with x (N, S_h·S_w, r_h·r_w, C) and
+//! y (N, S_h·r_h, S_w·r_w, C).
+//!
+//! **Backward.** Each element goes to one element, so dx is dy cut into regions again. Nothing is saved
+//! but extents.
+//!
+//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`] when x does not have the grid's
+//! number of regions or a region's number of tokens, [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`].
+
+pub mod cases;
+pub mod reference;
+
+use crate::region_partition::cpu;
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cpu::parallel::Out;
+use tensor::{Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "a map put together from a grid of regions";
+
+/// Puts x (N, S_h·S_w, r_h·r_w, C) together, for a grid of S_h by S_w regions of r_h by r_w tokens:
+/// (N, S_h·r_h, S_w·r_w, C).
+pub fn region_merge<'t>(x: &Var<'t>, grid: [usize; 2], region: [usize; 2]) -> Result<Var<'t>> {
+    let [images, regions, tokens, channels] = x.value().dims("region_merge", "x (N, regions, tokens, C)")?;
+    let ([down, across], [rows, columns]) = (grid, region);
+    if [regions, tokens] != [down * across, rows * columns] {
+        let expected = format!(
+            "x (N, {}, {}, C) for {down}x{across} regions of {rows}x{columns} tokens",
+            down * across,
+            rows * columns
+        );
+        return Err(Error::shape("region_merge", expected, x.shape()).into());
+    }
+    let line = columns * channels;
+    let mut y = Tensor::empty([images, down * rows, across * columns, channels], x.dtype());
+    match_float!(x.dtype(), "region_merge", T => cpu::swap::<T>(
+        x.value().as_slice("region_merge")?,
+        [across, rows, line],
+        Out::store(y.as_mut_slice("region_merge")?),
+    ));
+    x.tape().record("region_merge", &[x], y, || RegionMerge { back: [rows, across, line] })
+}
+
+struct RegionMerge {
+    /// The extents of dy in lines, r_h and S_w, and the elements of a line.
+    back: [usize; 3],
+}
+
+impl Rule for RegionMerge {
+    rule_fields!("region_merge");
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let mut dx = grads.open(0)?;
+        match_float!(dy.dtype(), "region_merge", T => {
+            if let Some(out) = dx.out::<T>()? {
+                cpu::swap(dy.as_slice("region_merge")?, self.back, out);
+            }
+        });
+        grads.close(dx);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::uniform;
+    use crate::region_partition;
+    use autograd::Tape;
+
+    #[test]
+    fn undoes_a_partition() -> Result<()> {
+        let tape = Tape::new();
+        let x = tape.input(uniform([2, 6, 15, 3], 1));
+        let regions = region_partition(&x, [3, 5])?;
+        let merged = region_merge(&regions, [3, 5], [2, 3])?;
+        assert_eq!(merged.shape(), x.shape());
+        assert_eq!(merged.value().to_vec::<f64>()?, x.value().to_vec::<f64>()?);
+        assert_eq!(
+            region_merge(&regions, [3, 5], [2, 2]).unwrap_err().to_string(),
+            "region_merge: expected x (N, 15, 4, C) for 3x5 regions of 2x2 tokens, got shape (2, 15, 6, 3)"
+        );
+        Ok(())
+    }
+}

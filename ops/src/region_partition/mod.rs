@@ -1,0 +1,94 @@
+//! A map cut into a grid of regions.
+//!
+//! **Forward.** x (N, H, W, C) is cut into S_h by S_w regions of r_h = H/S_h by r_w = W/S_w tokens. Regions
+//! are numbered row by row, p = j·S_w + i, and so are the tokens of a region, t = a·r_w + b:
+//! y[n, p, t] = x[n, j·r_h + a, i·r_w + b], of shape (N, S_h·S_w, r_h·r_w, C).
+//!
+//! A line of r_w tokens stays together. In units of such lines x is (N·S_h, r_h, S_w) and y is
+//! (N·S_h, S_w, r_h): the two last axes change places, and that is all.
+//!
+//! **Backward.** Each element goes to one element, so dx is dy with the two axes changed back, which is
+//! [`region_merge`](crate::region_merge). Nothing is saved but extents.
+//!
+//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Argument`] for a grid without regions,
+//! [`tensor::Error::Shape`] when H or W is no multiple of the grid's (it names the next sizes that fit),
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Zhu et al., "BiFormer", 2023,
+//! section 3.2.
+
+pub mod cases;
+pub(crate) mod cpu;
+pub mod reference;
+
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cpu::parallel::Out;
+use tensor::{Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "a map cut into a grid of regions";
+
+/// Cuts x (N, H, W, C) into a grid of S_h by S_w regions: (N, S_h·S_w, r_h·r_w, C).
+pub fn region_partition<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
+    let [images, height, width, channels] = x.value().dims("region_partition", "x (N, H, W, C)")?;
+    let [down, across] = grid;
+    if down == 0 || across == 0 {
+        let message = format!("a grid of {down}x{across} regions; it needs at least 1x1");
+        return Err(Error::argument("region_partition", message).into());
+    }
+    if !height.is_multiple_of(down) || !width.is_multiple_of(across) {
+        let expected = format!(
+            "a map whose height is a multiple of {down} and whose width is a multiple of {across} \
+             (the next that fits is {}x{})",
+            height.next_multiple_of(down),
+            width.next_multiple_of(across)
+        );
+        return Err(Error::shape("region_partition", expected, x.shape()).into());
+    }
+    let [rows, columns] = [height / down, width / across];
+    let line = columns * channels;
+    let mut y = Tensor::empty([images, down * across, rows * columns, channels], x.dtype());
+    match_float!(x.dtype(), "region_partition", T => cpu::swap::<T>(
+        x.value().as_slice("region_partition")?,
+        [rows, across, line],
+        Out::store(y.as_mut_slice("region_partition")?),
+    ));
+    x.tape().record("region_partition", &[x], y, || RegionPartition { back: [across, rows, line] })
+}
+
+struct RegionPartition {
+    /// The extents of dy in lines, S_w and r_h, and the elements of a line.
+    back: [usize; 3],
+}
+
+impl Rule for RegionPartition {
+    rule_fields!("region_partition");
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let mut dx = grads.open(0)?;
+        match_float!(dy.dtype(), "region_partition", T => {
+            if let Some(out) = dx.out::<T>()? {
+                cpu::swap(dy.as_slice("region_partition")?, self.back, out);
+            }
+        });
+        grads.close(dx);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use autograd::Tape;
+    use tensor::DType;
+
+    #[test]
+    fn a_map_that_does_not_divide_is_refused_with_one_that_does() {
+        let tape = Tape::new();
+        let x = tape.input(Tensor::zeros([1, 30, 28, 2], DType::F32));
+        let message = |grid| region_partition(&x, grid).unwrap_err().to_string();
+        assert_eq!(
+            message([7, 7]),
+            "region_partition: expected a map whose height is a multiple of 7 and whose width is a multiple of 7 \
+             (the next that fits is 35x28), got shape (1, 30, 28, 2)"
+        );
+        assert_eq!(message([0, 7]), "region_partition: a grid of 0x7 regions; it needs at least 1x1");
+    }
+}

@@ -1,0 +1,47 @@
+//! Multiplication by a constant.
+//!
+//! **Forward.** y = c·x.
+//!
+//! **Backward.** ∂y/∂x = c, so dx = c·dy. Nothing is saved but c.
+//!
+//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+
+pub mod cases;
+mod cpu;
+pub mod reference;
+
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cpu::parallel::Out;
+use tensor::{Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "c·x for a constant c";
+
+/// `factor` times x.
+pub fn scale<'t>(x: &Var<'t>, factor: f64) -> Result<Var<'t>> {
+    let mut y = Tensor::empty(x.shape(), x.dtype());
+    match_float!(x.dtype(), "scale", T => cpu::scale::<T>(
+        x.value().as_slice("scale")?,
+        factor as T,
+        Out::store(y.as_mut_slice("scale")?),
+    ));
+    x.tape().record("scale", &[x], y, || Scale { factor })
+}
+
+struct Scale {
+    factor: f64,
+}
+
+impl Rule for Scale {
+    rule_fields!("scale");
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let mut dx = grads.open(0)?;
+        match_float!(dy.dtype(), "scale", T => {
+            if let Some(out) = dx.out::<T>()? {
+                cpu::scale(dy.as_slice("scale")?, self.factor as T, out);
+            }
+        });
+        grads.close(dx);
+        Ok(())
+    }
+}

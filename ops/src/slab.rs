@@ -1,0 +1,51 @@
+//! Slabs: the positions `start..end` along one axis, and all positions along the others.
+//!
+//! Seen from outside the axis, a contiguous tensor is a list of equal rows, one per position along the
+//! axes before it, and a slab is the same piece of every row. Cutting a slab out and laying it into zeros
+//! are each other's adjoints, so slices, pads and concatenations need nothing else.
+
+use rayon::prelude::*;
+use std::ops::Range;
+use tensor::cpu::parallel::{Out, items_per_task, put};
+use tensor::{Error, Float, Result, Shape};
+
+/// A slab of a contiguous tensor, in elements.
+pub struct Slab {
+    /// The length of a row of the whole tensor.
+    row: usize,
+    /// Which part of each row belongs to the slab.
+    part: Range<usize>,
+}
+
+impl Slab {
+    /// The positions `range`, which must exist, along an axis of a tensor of this shape.
+    pub fn new(shape: &Shape, axis: usize, range: Range<usize>) -> Self {
+        let inner: usize = shape[axis + 1..].iter().product();
+        Slab { row: shape[axis] * inner, part: range.start * inner..range.end * inner }
+    }
+
+    /// Lays the slab's elements into the whole tensor, among zeros.
+    pub fn insert<T: Float>(&self, slab: &[T], Out { data, accumulate }: Out<'_, T>) {
+        let (row, width) = (self.row.max(1), self.part.len());
+        data.par_chunks_mut(row).with_min_len(items_per_task(row)).enumerate().for_each(|(place, data)| {
+            if !accumulate {
+                data[..self.part.start].fill(T::zero());
+                data[self.part.end..].fill(T::zero());
+            }
+            put(&mut data[self.part.clone()], &slab[place * width..][..width], accumulate);
+        });
+    }
+
+    /// Cuts the slab's elements out of the whole tensor.
+    pub fn extract<T: Float>(&self, whole: &[T], Out { data, accumulate }: Out<'_, T>) {
+        let width = self.part.len().max(1);
+        data.par_chunks_mut(width).with_min_len(items_per_task(width)).enumerate().for_each(|(place, data)| {
+            put(data, &whole[place * self.row + self.part.start..][..width], accumulate);
+        });
+    }
+}
+
+/// [`Error::Axis`] unless a tensor of this shape has the axis.
+pub fn expect_axis(op: &'static str, shape: &Shape, axis: usize) -> Result<()> {
+    if axis < shape.len() { Ok(()) } else { Err(Error::Axis { op, axis, rank: shape.len() }) }
+}

@@ -1,0 +1,43 @@
+//! A range of positions along one axis.
+//!
+//! **Forward.** y[.., i, ..] = x[.., start + i, ..] for start + i < end; y is a view, nothing is copied.
+//!
+//! **Backward.** What was cut away has no influence, so dx is dy in the slice and 0 outside of it. Nothing
+//! is saved but the place of the slice.
+//!
+//! x may be a view, of any type. Errors: [`tensor::Error::Axis`], [`tensor::Error::OutOfRange`].
+
+pub mod cases;
+pub mod reference;
+
+use crate::slab::Slab;
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use std::ops::Range;
+use tensor::{Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "a range of positions along an axis, as a view";
+
+/// A view of the positions `range` of x along `axis`.
+pub fn slice<'t>(x: &Var<'t>, axis: usize, range: Range<usize>) -> Result<Var<'t>> {
+    let y = x.value().slice(axis, range.clone())?;
+    x.tape().record("slice", &[x], y, || Slice { slab: Slab::new(x.shape(), axis, range) })
+}
+
+struct Slice {
+    slab: Slab,
+}
+
+impl Rule for Slice {
+    rule_fields!("slice");
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let mut dx = grads.open(0)?;
+        match_float!(dy.dtype(), "slice", T => {
+            if let Some(out) = dx.out::<T>()? {
+                self.slab.insert(dy.as_slice("slice")?, out);
+            }
+        });
+        grads.close(dx);
+        Ok(())
+    }
+}

@@ -1,0 +1,53 @@
+//! The sum over some axes.
+//!
+//! **Forward.** y = Σ x over the named axes, which stay with extent 1 (`keep`) or disappear. Naming an
+//! axis twice is naming it once; naming none changes nothing. A mean is this sum, scaled by one over the
+//! number of terms.
+//!
+//! **Backward.** Each x enters one sum with derivative 1, so dx is dy repeated along the axes that were
+//! summed: the adjoint of broadcasting is a sum, and of a sum, broadcasting. Nothing is saved but shapes.
+//!
+//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Axis`], [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`].
+
+pub mod cases;
+pub mod reference;
+
+use crate::broadcast;
+use crate::slab::expect_axis;
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cpu::parallel::Out;
+use tensor::{Shape, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "the sum over some axes";
+
+/// x added up over `axes`, which keep the extent 1 or disappear.
+pub fn sum<'t>(x: &Var<'t>, axes: &[usize], keep: bool) -> Result<Var<'t>> {
+    let mut kept = x.shape().clone();
+    for &axis in axes {
+        expect_axis("sum", x.shape(), axis)?;
+        kept = kept.with(axis, 1);
+    }
+    let left = |axis: &usize| keep || !axes.contains(axis);
+    let shape: Shape = (0..kept.len()).filter(left).map(|axis| kept[axis]).collect();
+    let mut y = Tensor::empty(shape, x.dtype());
+    match_float!(x.dtype(), "sum", T => {
+        broadcast::reduce::<T>("sum", x.value(), &kept, Out::store(y.as_mut_slice("sum")?))?;
+    });
+    x.tape().record("sum", &[x], y, || Sum { shape: x.shape().clone(), kept })
+}
+
+struct Sum {
+    /// The shape of x.
+    shape: Shape,
+    /// The same with extent 1 along the summed axes.
+    kept: Shape,
+}
+
+impl Rule for Sum {
+    rule_fields!("sum");
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        grads.give(0, dy.reshape(self.kept)?.broadcast_to(self.shape)?)
+    }
+}

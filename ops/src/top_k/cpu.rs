@@ -1,0 +1,97 @@
+//! CPU kernels of [`top_k`](super::top_k).
+
+use rayon::prelude::*;
+use tensor::Float;
+use tensor::cpu::parallel::{Out, items_per_task};
+
+/// y (R, k) and indices (R, k) from x (R, T); `extents` are T and k.
+pub fn forward<T: Float>(x: &[T], [extent, k]: [usize; 2], y: &mut [T], indices: &mut [u32]) {
+    if k == 0 {
+        return;
+    }
+    y.par_chunks_mut(k)
+        .zip(indices.par_chunks_mut(k))
+        .zip(x.par_chunks(extent))
+        .with_min_len(items_per_task(extent))
+        .for_each(|((y, indices), x)| {
+            select(x, indices);
+            y.iter_mut().zip(indices).for_each(|(y, &mut place)| *y = x[place as usize]);
+        });
+}
+
+/// dx (R, T) from dy (R, k): each dy goes to the place that its element came from.
+pub fn backward<T: Float>(dy: &[T], indices: &[u32], [extent, k]: [usize; 2], out: Out<'_, T>) {
+    let Out { data, accumulate } = out;
+    data.par_chunks_mut(extent.max(1)).with_min_len(items_per_task(extent)).enumerate().for_each(|(row, dx)| {
+        if !accumulate {
+            dx.fill(T::zero());
+        }
+        let chosen = row * k..(row + 1) * k;
+        for (&place, &dy) in indices[chosen.clone()].iter().zip(&dy[chosen]) {
+            dx[place as usize] += dy;
+        }
+    });
+}
+
+/// The places of the largest elements of a row, as many as `places` holds (not more than there are), in
+/// descending order; of equal elements the first comes first. NaNs are smaller than every number.
+///
+/// One pass over the row with the best so far kept sorted: k is small, and most elements are turned away
+/// by a single comparison.
+pub(crate) fn select<T: Float>(row: &[T], places: &mut [u32]) {
+    let mut kept = 0;
+    for (place, &x) in row.iter().enumerate() {
+        if kept == places.len() {
+            match places.last() {
+                Some(&last) if larger(x, row[last as usize]) => kept -= 1,
+                _ => continue,
+            }
+        }
+        let before = places[..kept].partition_point(|&other| !larger(x, row[other as usize]));
+        places.copy_within(before..kept, before + 1);
+        places[before] = place as u32;
+        kept += 1;
+    }
+}
+
+#[inline(always)]
+fn larger<T: Float>(a: T, b: T) -> bool {
+    a > b || (b.is_nan() && !a.is_nan())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selected(row: &[f32], k: usize) -> Vec<u32> {
+        let mut places = vec![u32::MAX; k];
+        select(row, &mut places);
+        places
+    }
+
+    #[test]
+    fn sorted_with_ties_to_the_lower_place() {
+        assert_eq!(selected(&[1.0, 3.0, 2.0, 3.0, 0.0], 3), [1, 3, 2]);
+        assert_eq!(selected(&[7.0; 5], 5), [0, 1, 2, 3, 4]);
+        assert_eq!(selected(&[-0.0, 0.0], 2), [0, 1]);
+        assert_eq!(selected(&[1.0, 2.0, 3.0, 4.0], 4), [3, 2, 1, 0]);
+        assert!(selected(&[1.0], 0).is_empty());
+    }
+
+    #[test]
+    fn nan_is_smaller_than_every_number() {
+        let row = [f32::NAN, 1.0, f32::NEG_INFINITY, f32::NAN, f32::INFINITY];
+        assert_eq!(selected(&row, 3), [4, 1, 2]);
+        assert_eq!(selected(&row, 5), [4, 1, 2, 0, 3]);
+    }
+
+    #[test]
+    fn agrees_with_a_stable_sort() {
+        for k in 0..=40 {
+            let row: Vec<f32> = (0..40).map(|i| ((i * 29 + k * 7) % 13) as f32).collect();
+            let mut sorted: Vec<u32> = (0..40).collect();
+            sorted.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]));
+            assert_eq!(selected(&row, k), sorted[..k]);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The k largest elements of each row, in descending order.
+//!
+//! **Forward.** For each row x (T): y (k) holds its k largest elements, the largest first, and indices (k)
+//! their places. Of equal elements the one at the lower place comes first. A NaN is smaller than every
+//! number, so it is chosen only when the numbers run out.
+//!
+//! **Backward.** As long as the order does not change, y[i] = x[indices[i]], so dx[indices[i]] = dy[i] and 0
+//! elsewhere; where elements are equal this is the derivative of the choice that was made. The indices are
+//! piecewise constant and have no gradient. Saved: the indices.
+//!
+//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Argument`] when k is larger than T,
+//! [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
+//! `torch.topk`, whose order of equal elements is left open; here it is fixed.
+
+pub mod cases;
+pub(crate) mod cpu;
+pub mod reference;
+
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::{DType, Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "the k largest of each row, and where they lie";
+
+/// The k largest elements of each row of x (..., T), in descending order, (..., k), and their places in
+/// the row, an index tensor (..., k).
+pub fn top_k<'t>(x: &Var<'t>, k: usize) -> Result<(Var<'t>, Tensor)> {
+    let Some(&extent) = x.shape().last() else {
+        return Err(Error::shape("top_k", "x (..., T)", x.shape()).into());
+    };
+    if k > extent {
+        let message = format!("k = {k} is more than the {extent} elements of a row");
+        return Err(Error::argument("top_k", message).into());
+    }
+    let shape = x.shape().with(x.shape().len() - 1, k);
+    let (mut y, mut indices) = (Tensor::empty(shape.clone(), x.dtype()), Tensor::empty(shape, DType::Index));
+    match_float!(x.dtype(), "top_k", T => cpu::forward::<T>(
+        x.value().as_slice("top_k")?,
+        [extent, k],
+        y.as_mut_slice("top_k")?,
+        indices.as_mut_slice("top_k")?,
+    ));
+    let rule = || TopK { indices: indices.clone(), extent };
+    Ok((x.tape().record("top_k", &[x], y, rule)?, indices))
+}
+
+struct TopK {
+    indices: Tensor,
+    /// The length of a row of x.
+    extent: usize,
+}
+
+impl Rule for TopK {
+    rule_fields!("top_k", indices);
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let k = dy.shape().last().copied().unwrap_or(0);
+        let mut dx = grads.open(0)?;
+        match_float!(dy.dtype(), "top_k", T => {
+            if let Some(out) = dx.out::<T>()? {
+                cpu::backward(dy.as_slice("top_k")?, self.indices.as_slice("top_k")?, [self.extent, k], out);
+            }
+        });
+        grads.close(dx);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use autograd::{Gradients, Tape};
+
+    #[test]
+    fn more_than_there_are_is_refused() {
+        let tape = Tape::new();
+        let x = tape.input(Tensor::zeros([2, 3], DType::F32));
+        let error = top_k(&x, 4).map(|_| ()).unwrap_err();
+        assert_eq!(error.to_string(), "top_k: k = 4 is more than the 3 elements of a row");
+        assert!(top_k(&tape.input(Tensor::scalar(1.0f32)), 0).is_err());
+    }
+
+    #[test]
+    fn of_equal_elements_the_first_is_chosen_and_gets_the_gradient() -> Result<()> {
+        let tape = Tape::new();
+        let x = tape.input(Tensor::from_slice(&[1.0f32, 5.0, 5.0, 5.0], [1, 4])?);
+        let (y, indices) = top_k(&x, 2)?;
+        assert_eq!(y.value().to_vec::<f32>()?, [5.0, 5.0]);
+        assert_eq!(indices.to_vec::<u32>()?, [1, 2]);
+        let mut gradients = Gradients::default();
+        tape.backward_from(&y, Tensor::from_slice(&[3.0f32, 4.0], [1, 2])?, &mut gradients)?;
+        assert_eq!(gradients.of(&x).map(Tensor::to_vec::<f32>), Some(Ok(vec![0.0, 3.0, 4.0, 0.0])));
+        Ok(())
+    }
+}
