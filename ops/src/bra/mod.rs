@@ -30,10 +30,14 @@ pub mod reference;
 mod routing;
 
 use crate::dwconv;
+use crate::dwconv::cpu::{Extents, Map, MapMut};
 use autograd::{InputGrads, Result, Rule, Var};
 use geometry::Geometry;
+use tensor::cpu::parallel::Out;
+use tensor::{Error, Tensor, match_float};
+
+pub use composed::{RouteKind, bra_composed};
 pub use routing::{Routing, route};
-use tensor::{DType, Error, Tensor, match_float};
 
 pub(crate) const SUMMARY: &str = "bi-level routing attention with local context, fused";
 
@@ -76,46 +80,58 @@ pub struct Routed<'t> {
 }
 
 /// Bi-level routing attention of qkv (N, H, W, 2D + C), plus a depthwise convolution of the values if
-/// `lepe` gives its weight (C, 1, K, K) and bias (C).
+/// `lepe` gives its weight (C, 1, K, K), K odd, and bias (C).
 pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> Result<Routed<'t>> {
     let g = attributes.geometry(qkv.value())?;
+    let context = lepe.map(|[weight, bias]| context(g, weight.value(), bias.value())).transpose()?;
     let routes = route(qkv.value(), attributes)?.routes;
     let mut out = Tensor::empty([g.images, g.map[0], g.map[1], g.v_dim], qkv.dtype());
     let mut lse = Tensor::empty([g.images, g.heads, g.tokens()], qkv.dtype());
     match_float!(qkv.dtype(), "bra", T => {
         let qkv = qkv.value().as_slice::<T>("bra")?;
-        let (out, lse) = (out.as_mut_slice("bra")?, lse.as_mut_slice("bra")?);
-        cpu::forward::<T>(g, qkv, routes.as_slice("bra")?, attributes.scale as T, out, lse);
+        let out = out.as_mut_slice::<T>("bra")?;
+        cpu::forward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, out, lse.as_mut_slice("bra")?);
+        if let (Some(extents), Some([weight, bias])) = (context, lepe) {
+            let bias = bias.value().as_slice("bra")?;
+            let out = MapMut { out: Out { data: out, accumulate: true }, stride: g.v_dim };
+            dwconv::cpu::forward(extents, values(g, qkv), weight.value().as_slice("bra")?, Some(bias), out);
+        }
     });
-    let mut inputs = vec![qkv];
-    if let Some([weight, bias]) = lepe {
-        dwconv::add_to(&values(qkv.value(), g)?, weight.value(), bias.value(), &mut out)?;
-        inputs.extend([weight, bias]);
-    }
+    let lepe: Option<[Var<'t>; 2]> = lepe.map(|pair| pair.map(Var::clone));
+    let inputs: Vec<&Var<'t>> = [qkv].into_iter().chain(lepe.iter().flatten()).collect();
     let rule = || Attention {
         qkv: qkv.value().clone(),
         routes: routes.clone(),
         lse,
-        lepe: lepe.map(|[weight, _]| weight.value().clone()),
-        geometry: g,
-        scale: attributes.scale,
+        lepe: lepe.as_ref().map(|[weight, _]| weight.value().clone()),
+        attributes: *attributes,
     };
     let out = qkv.tape().record("bra", &inputs, out, rule)?;
     Ok(Routed { out, routes })
 }
 
-/// The values within qkv, (N, H, W, C), as a view.
-fn values(qkv: &Tensor, g: Geometry) -> tensor::Result<Tensor> {
-    qkv.slice(3, 2 * g.qk_dim..g.row())
+/// The extents of the local context's convolution.
+fn context(g: Geometry, weight: &Tensor, bias: &Tensor) -> tensor::Result<Extents> {
+    let [filters, group, kernel, across] = weight.dims("bra", "a weight (C, 1, K, K)")?;
+    if [filters, group, kernel] != [g.v_dim, 1, across] || kernel.is_multiple_of(2) || *bias.shape() != [g.v_dim] {
+        let expected = format!("a weight ({0}, 1, K, K) with K odd and a bias ({0})", g.v_dim);
+        return Err(Error::shape("bra", expected, weight.shape()));
+    }
+    Ok(Extents { images: g.images, height: g.map[0], width: g.map[1], channels: g.v_dim, kernel })
+}
+
+/// The values within qkv, where they lie.
+fn values<T>(g: Geometry, qkv: &[T]) -> Map<'_, T> {
+    Map { data: &qkv[(2 * g.qk_dim).min(qkv.len())..], stride: g.row() }
 }
 
 struct Attention {
     qkv: Tensor,
     routes: Tensor,
     lse: Tensor,
+    /// The weight of the local context's convolution.
     lepe: Option<Tensor>,
-    geometry: Geometry,
-    scale: f64,
+    attributes: Bra,
 }
 
 impl Rule for Attention {
@@ -133,18 +149,32 @@ impl Rule for Attention {
     }
 
     fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let Attention { qkv, routes, lse, lepe, geometry: g, scale } = *self;
-        let mut dqkv = grads.open(0)?;
+        let Attention { qkv, routes, lse, lepe, attributes } = *self;
+        let g = attributes.geometry(&qkv)?;
+        let (mut dqkv, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
         match_float!(dout.dtype(), "bra", T => {
-            if let Some(out) = dqkv.out::<T>()? {
-                let (qkv, dout) = (qkv.as_slice("bra")?, dout.as_slice("bra")?);
-                cpu::backward::<T>(g, qkv, routes.as_slice("bra")?, scale as T, lse.as_slice("bra")?, dout, out);
+            let (qkv, dout) = (qkv.as_slice::<T>("bra")?, dout.as_slice::<T>("bra")?);
+            if let Some(out) = dqkv.out()? {
+                cpu::backward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, lse.as_slice("bra")?, dout, out);
+            }
+            if let Some(weight) = &lepe {
+                let extents = Extents { images: g.images, height: g.map[0], width: g.map[1], channels: g.v_dim, kernel: weight.shape()[2] };
+                let upstream = Map { data: dout, stride: g.v_dim };
+                if let Some(out) = dqkv.out::<T>()? {
+                    // The attention has written the values' gradient; the convolution adds to it.
+                    let start = (2 * g.qk_dim).min(out.data.len());
+                    let out = Out { data: &mut out.data[start..], accumulate: true };
+                    dwconv::cpu::backward_input(extents, upstream, weight.as_slice("bra")?, MapMut { out, stride: g.row() });
+                }
+                if let Some(out) = dweight.out()? {
+                    dwconv::cpu::backward_weight(extents, upstream, values(g, qkv), out);
+                }
+                if let Some(out) = dbias.out()? {
+                    dwconv::cpu::backward_bias(extents, upstream, out);
+                }
             }
         });
-        if let Some(weight) = lepe {
-            todo!()
-        }
-        grads.close(dqkv);
+        [dqkv, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }
 }

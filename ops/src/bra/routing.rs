@@ -56,7 +56,8 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             gemm_on_this_thread(queries, keys.t(), Out::store(&mut affinity));
             let rows = affinity.chunks_exact(regions);
             for (row, (routes, logits)) in rows.zip(routes.chunks_mut(g.topk).zip(logits.chunks_mut(g.topk))) {
-                top_k::cpu::select(row, logits, routes);
+                top_k::cpu::select(row, routes);
+                logits.iter_mut().zip(routes).for_each(|(logit, &mut region)| *logit = row[region as usize]);
             }
         },
     );
