@@ -2,7 +2,8 @@
 //!
 //! Seen from outside the axis, a contiguous tensor is a list of equal rows, one per position along the
 //! axes before it, and a slab is the same piece of every row. Cutting a slab out and laying it into zeros
-//! are each other's adjoints, so slices, pads and concatenations need nothing else.
+//! are each other's adjoints: the first puts the parts of a concatenation apart, the second is what a slice
+//! does backward.
 
 use rayon::prelude::*;
 use std::ops::Range;

@@ -1,39 +1,38 @@
-//! Zeros before and after a tensor along one axis.
+//! Zeros at the bottom and the right of a map.
 //!
-//! **Forward.** y has `before` + extent + `after` positions along the axis: zeros, x, zeros. A map
-//! (N, H, W, C) is padded at the bottom with `pad(x, 1, 0, n)` and at the right with `pad(x, 2, 0, n)`.
+//! **Forward.** y[n, h, w] = x[n, h, w] for h < H and w < W, otherwise 0, with x (N, H, W, C) and
+//! y (N, H + bottom, W + right, C).
 //!
-//! **Backward.** The zeros are constants, so dx is the range of dy where x lies. Nothing is saved but that
-//! place.
+//! **Backward.** The zeros are constants, so dx is the upper left part of dy. Nothing is saved but extents.
 //!
-//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Axis`], [`tensor::Error::NotContiguous`],
+//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`].
 
 pub mod cases;
+mod cpu;
 pub mod reference;
 
-use crate::slab::{Slab, expect_axis};
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use tensor::cpu::parallel::Out;
+use cpu::Extents;
 use tensor::{Tensor, match_float};
 
-pub(crate) const SUMMARY: &str = "zeros before and after, along an axis";
+pub(crate) const SUMMARY: &str = "zeros at the bottom and the right of a map";
 
-/// x with `before` positions of zeros before it and `after` behind it, along `axis`.
-pub fn pad<'t>(x: &Var<'t>, axis: usize, before: usize, after: usize) -> Result<Var<'t>> {
-    expect_axis("pad", x.shape(), axis)?;
-    let end = before + x.shape()[axis];
-    let mut y = Tensor::empty(x.shape().with(axis, end + after), x.dtype());
-    let place = Slab::new(y.shape(), axis, before..end);
+/// x (N, H, W, C) with zeros below it and to its right: (N, H + bottom, W + right, C).
+pub fn pad<'t>(x: &Var<'t>, [bottom, right]: [usize; 2]) -> Result<Var<'t>> {
+    let [images, height, width, channels] = x.value().dims("pad", "x (N, H, W, C)")?;
+    let padded = [height + bottom, width + right];
+    let extents =
+        Extents { rows: height, padded_rows: padded[0], row: width * channels, padded_row: padded[1] * channels };
+    let mut y = Tensor::empty([images, padded[0], padded[1], channels], x.dtype());
     match_float!(x.dtype(), "pad", T => {
-        place.insert::<T>(x.value().as_slice("pad")?, Out::store(y.as_mut_slice("pad")?));
+        cpu::forward::<T>(x.value().as_slice("pad")?, extents, y.as_mut_slice("pad")?);
     });
-    x.tape().record("pad", &[x], y, || Pad { place })
+    x.tape().record("pad", &[x], y, || Pad { extents })
 }
 
 struct Pad {
-    /// Where x lies in y.
-    place: Slab,
+    extents: Extents,
 }
 
 impl Rule for Pad {
@@ -43,7 +42,7 @@ impl Rule for Pad {
         let mut dx = grads.open(0)?;
         match_float!(dy.dtype(), "pad", T => {
             if let Some(out) = dx.out::<T>()? {
-                self.place.extract(dy.as_slice("pad")?, out);
+                cpu::backward(dy.as_slice("pad")?, self.extents, out);
             }
         });
         grads.close(dx);

@@ -2,18 +2,10 @@
 
 use autograd::exact::{Array, Scalar};
 
-/// y[.., i, ..] = x[.., i − before, ..] where that exists, otherwise 0
-pub fn pad<S: Scalar>(x: &Array<S>, axis: usize, before: usize, after: usize) -> Array<S> {
-    let mut shape = x.shape.clone();
-    shape[axis] += before + after;
-    Array::from_fn(&shape, |position| {
-        let mut source = position.to_vec();
-        match position[axis].checked_sub(before) {
-            Some(i) if i < x.shape[axis] => {
-                source[axis] = i;
-                x.at(&source)
-            }
-            _ => S::of(0.0),
-        }
+/// y[n, h, w] = x[n, h, w] for h < H and w < W, otherwise 0
+pub fn pad<S: Scalar>(x: &Array<S>, [bottom, right]: [usize; 2]) -> Array<S> {
+    let [n, height, width, c] = x.dims();
+    Array::from_fn(&[n, height + bottom, width + right, c], |y| {
+        if y[1] < height && y[2] < width { x.at(y) } else { S::of(0.0) }
     })
 }

@@ -1,9 +1,9 @@
 //! The axes in another order.
 //!
-//! **Forward.** Axis i of y is axis order[i] of x; y is a view, nothing is copied.
+//! **Forward.** Axis i of y is axis `order[i]` of x; y is a view, nothing is copied.
 //!
-//! **Backward.** Each element goes to one element, so dx is dy with its axes put back: axis order[i] of dx
-//! is axis i of dy, copied so that it is contiguous. Nothing is saved but the order.
+//! **Backward.** Each element goes to one element, so dx is dy with its axes put back: axis `order[i]` of
+//! dx is axis i of dy, copied so that it is contiguous. Nothing is saved but the order.
 //!
 //! x may be a view, of any type. Errors: [`tensor::Error::Axis`], [`tensor::Error::Argument`] when `order`
 //! does not name each axis once.

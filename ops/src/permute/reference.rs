@@ -2,7 +2,7 @@
 
 use autograd::exact::{Array, Scalar};
 
-/// y[.., iⱼ, ..] = x at the position whose axis order[j] is iⱼ
+/// y at (i₀, i₁, ..) is x at the position whose axis `order[j]` is iⱼ
 pub fn permute<S: Scalar>(x: &Array<S>, order: &[usize]) -> Array<S> {
     let shape: Vec<usize> = order.iter().map(|&axis| x.shape[axis]).collect();
     Array::from_fn(&shape, |position| {

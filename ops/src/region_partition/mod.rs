@@ -8,7 +8,7 @@
 //! (N·S_h, S_w, r_h): the two last axes change places, and that is all.
 //!
 //! **Backward.** Each element goes to one element, so dx is dy with the two axes changed back, which is
-//! [`region_merge`](crate::region_merge). Nothing is saved but extents.
+//! [`region_merge`](mod@crate::region_merge). Nothing is saved but extents.
 //!
 //! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Argument`] for a grid without regions,
 //! [`tensor::Error::Shape`] when H or W is no multiple of the grid's (it names the next sizes that fit),

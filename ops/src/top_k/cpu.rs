@@ -13,10 +13,7 @@ pub fn forward<T: Float>(x: &[T], [extent, k]: [usize; 2], y: &mut [T], indices:
         .zip(indices.par_chunks_mut(k))
         .zip(x.par_chunks(extent))
         .with_min_len(items_per_task(extent))
-        .for_each(|((y, indices), x)| {
-            select(x, indices);
-            y.iter_mut().zip(indices).for_each(|(y, &mut place)| *y = x[place as usize]);
-        });
+        .for_each(|((y, indices), x)| select(x, y, indices));
 }
 
 /// dx (R, T) from dy (R, k): each dy goes to the place that its element came from.
@@ -33,23 +30,25 @@ pub fn backward<T: Float>(dy: &[T], indices: &[u32], [extent, k]: [usize; 2], ou
     });
 }
 
-/// The places of the largest elements of a row, as many as `places` holds (not more than there are), in
-/// descending order; of equal elements the first comes first. NaNs are smaller than every number.
+/// The largest elements of a row, as many as `values` and `places` hold (not more than there are), in
+/// descending order, and where they lie; of equal elements the first comes first. NaNs are smaller than
+/// every number.
 ///
 /// One pass over the row with the best so far kept sorted: k is small, and most elements are turned away
 /// by a single comparison.
-pub(crate) fn select<T: Float>(row: &[T], places: &mut [u32]) {
+pub(crate) fn select<T: Float>(row: &[T], values: &mut [T], places: &mut [u32]) {
     let mut kept = 0;
     for (place, &x) in row.iter().enumerate() {
-        if kept == places.len() {
-            match places.last() {
-                Some(&last) if larger(x, row[last as usize]) => kept -= 1,
+        if kept == values.len() {
+            match values.last() {
+                Some(&last) if larger(x, last) => kept -= 1,
                 _ => continue,
             }
         }
-        let before = places[..kept].partition_point(|&other| !larger(x, row[other as usize]));
+        let before = values[..kept].partition_point(|&other| !larger(x, other));
+        values.copy_within(before..kept, before + 1);
         places.copy_within(before..kept, before + 1);
-        places[before] = place as u32;
+        (values[before], places[before]) = (x, place as u32);
         kept += 1;
     }
 }
@@ -64,8 +63,10 @@ mod tests {
     use super::*;
 
     fn selected(row: &[f32], k: usize) -> Vec<u32> {
-        let mut places = vec![u32::MAX; k];
-        select(row, &mut places);
+        let (mut values, mut places) = (vec![0.0; k], vec![u32::MAX; k]);
+        select(row, &mut values, &mut places);
+        let picked: Vec<u32> = places.iter().map(|&place| row[place as usize].to_bits()).collect();
+        assert_eq!(values.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), picked);
         places
     }
 

@@ -4,7 +4,7 @@
 //! their places. Of equal elements the one at the lower place comes first. A NaN is smaller than every
 //! number, so it is chosen only when the numbers run out.
 //!
-//! **Backward.** As long as the order does not change, y[i] = x[indices[i]], so dx[indices[i]] = dy[i] and 0
+//! **Backward.** As long as the order does not change, y is x at the chosen places, so dx is dy there and 0
 //! elsewhere; where elements are equal this is the derivative of the choice that was made. The indices are
 //! piecewise constant and have no gradient. Saved: the indices.
 //!
