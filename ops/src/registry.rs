@@ -27,7 +27,20 @@ macro_rules! registry {
     };
 }
 
-registry![add, layer_norm, linear,];
+registry![
+    add,
+    cross_entropy,
+    drop_path,
+    dropout,
+    gelu,
+    layer_norm,
+    linear,
+    matmul,
+    mean_pool,
+    region_pool,
+    soft_cross_entropy,
+    softmax,
+];
 
 /// The operation with this name.
 pub fn find(name: &str) -> Option<&'static Op> {
