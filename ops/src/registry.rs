@@ -44,6 +44,17 @@ registry![
     slice,
     sum,
     top_k,
+    cross_entropy,
+    drop_path,
+    dropout,
+    gelu,
+    layer_norm,
+    linear,
+    matmul,
+    mean_pool,
+    region_pool,
+    soft_cross_entropy,
+    softmax,
 ];
 
 /// The operation with this name.

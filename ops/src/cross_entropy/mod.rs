@@ -1,0 +1,123 @@
+//! Cross-entropy with class labels, fused with the softmax.
+//!
+//! **Forward.** Logits x (N, K), one label l\[n\] < K per record, smoothing s. The target distribution of
+//! record n is t = (1 − s)·[k = l] + s/K, and the loss is the mean over the records of −Σₖ tₖ·ln pₖ with
+//! p = softmax(x). As ln pₖ = (xₖ − m) − ln Σ exp(x − m) with m = max(x), and Σ t = 1, a record costs
+//! ln Σ exp(x − m) − Σ t·(x − m). The logarithm of a probability that has underflowed is never taken.
+//!
+//! **Backward.** ∂/∂xₖ ln Σ exp(x) = pₖ, hence dxₖ = dy·(pₖ − tₖ)/N. Saved: p and the labels. The logits
+//! would do as well, but p costs the same bytes, lets the logits go, and leaves to backward one pass
+//! without exponentials.
+//!
+//! The labels are an index tensor (N) and get no gradient; x must be contiguous, f32 or f64; the loss has
+//! the shape (). Errors: [`tensor::Error::Shape`] when the shapes do not fit or there is no record (no mean
+//! of nothing), [`tensor::Error::Argument`] for a label that is no class, naming the record, or s outside
+//! [0, 1], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.CrossEntropyLoss`;
+//! label smoothing by Szegedy et al., "Rethinking the Inception architecture", 2016.
+
+pub mod cases;
+pub(crate) mod cpu;
+pub mod reference;
+
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use cpu::Labels;
+use tensor::{Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for class labels, smoothed";
+
+/// The mean cross-entropy of logits (N, K) against the classes `labels` (N, index), smoothed by
+/// `smoothing` in [0, 1]: a scalar.
+pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> Result<Var<'t>> {
+    let [records, classes] = records("cross_entropy", logits.value())?;
+    if *labels.shape() != [records] {
+        let expected = format!("labels ({records}), as the logits are {}", logits.shape());
+        return Err(Error::shape("cross_entropy", expected, labels.shape()).into());
+    }
+    if !(0.0..=1.0).contains(&smoothing) {
+        let message = format!("the label smoothing is {smoothing}, must be from 0 to 1");
+        return Err(Error::argument("cross_entropy", message).into());
+    }
+    let no_class = |&(_, &label): &(usize, &u32)| label as usize >= classes;
+    if let Some((record, label)) = labels.as_slice::<u32>("cross_entropy")?.iter().enumerate().find(no_class) {
+        let message = format!("record {record} has the label {label}, must be below {classes}, the number of classes");
+        return Err(Error::argument("cross_entropy", message).into());
+    }
+    let mut p = Tensor::empty(logits.shape().clone(), logits.dtype());
+    let loss = match_float!(logits.dtype(), "cross_entropy", T => Tensor::scalar(cpu::forward::<T>(
+        logits.value().as_slice("cross_entropy")?,
+        &Labels { labels: labels.as_slice("cross_entropy")?, smoothing: smoothing as T, classes },
+        p.as_mut_slice("cross_entropy")?,
+    )));
+    logits.tape().record("cross_entropy", &[logits], loss, || CrossEntropy { p, labels: labels.clone(), smoothing })
+}
+
+/// The extents of logits (N, K) with something to average over.
+pub(crate) fn records(op: &'static str, logits: &Tensor) -> tensor::Result<[usize; 2]> {
+    let extents = logits.dims(op, "logits (N, K)")?;
+    if extents.contains(&0) {
+        return Err(Error::shape(op, "logits (N, K) of one record and one class or more", logits.shape()));
+    }
+    Ok(extents)
+}
+
+struct CrossEntropy {
+    p: Tensor,
+    labels: Tensor,
+    smoothing: f64,
+}
+
+impl Rule for CrossEntropy {
+    rule_fields!("cross_entropy", p, labels);
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let [_, classes] = records("cross_entropy", &self.p)?;
+        let labels = self.labels.as_slice("cross_entropy")?;
+        let mut dx = grads.open(0)?;
+        match_float!(dy.dtype(), "cross_entropy", T => {
+            if let Some(out) = dx.out::<T>()? {
+                let labels = Labels { labels, smoothing: self.smoothing as T, classes };
+                cpu::backward(dy.item()?, self.p.as_slice("cross_entropy")?, &labels, out);
+            }
+        });
+        grads.close(dx);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::uniform;
+    use autograd::Tape;
+
+    fn refused(shape: [usize; 2], labels: &[u32], smoothing: f64) -> String {
+        let tape = Tape::inference();
+        let labels = Tensor::from_slice(labels, [labels.len()]).unwrap();
+        let loss = cross_entropy(&tape.constant(uniform(shape, 1)), &labels, smoothing);
+        loss.expect_err("nothing to compute").to_string()
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        let message = refused([3, 5], &[4, 5, 0], 0.0);
+        assert!(message.contains("record 1 has the label 5, must be below 5"), "{message}");
+        assert!(refused([0, 5], &[], 0.0).contains("(0, 5)"));
+        assert!(refused([2, 0], &[0, 0], 0.0).contains("(2, 0)"));
+        assert!(refused([2, 3], &[0], 0.0).contains("labels (2)"));
+        for smoothing in [-0.1, 1.1, f64::NAN] {
+            assert!(refused([1, 3], &[0], smoothing).contains("from 0 to 1"));
+        }
+    }
+
+    #[test]
+    fn an_impossible_class_costs_nothing_unless_it_is_the_label() {
+        let tape = Tape::new();
+        let logits = tape.input(Tensor::from_slice(&[0.0f32, f32::NEG_INFINITY, 0.0], [1, 3]).unwrap());
+        let loss = |label: u32| {
+            let labels = Tensor::from_slice(&[label], [1]).unwrap();
+            cross_entropy(&logits, &labels, 0.0).unwrap().value().item::<f32>().unwrap()
+        };
+        assert_eq!(loss(0), std::f32::consts::LN_2);
+        assert_eq!(loss(1), f32::INFINITY);
+    }
+}

@@ -1,0 +1,58 @@
+//! Stochastic depth: dropout of whole samples.
+//!
+//! **Forward.** y\[n\] = kₙ·x\[n\]/(1 − p) for each sample n of x (N, ...), where kₙ is 1 when the random
+//! stream's n-th uniform number is p or more and 0 otherwise. Before an addition to the residual it skips
+//! the layer for the samples whose k is 0. For p = 0 y is x.
+//!
+//! **Backward.** y is linear in x: dx\[n\] = kₙ·dy\[n\]/(1 − p). Nothing is saved: the k are drawn again.
+//!
+//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Argument`] for p outside [0, 1),
+//! [`tensor::Error::Shape`] for a tensor without axes, [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`]. Source: Huang et al., "Deep networks with stochastic depth", ECCV 2016; one
+//! draw per sample, as in timm's `DropPath`.
+
+pub mod cases;
+mod cpu;
+pub mod reference;
+
+use crate::dropout::Keep;
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cpu::parallel::Out;
+use tensor::rng::Philox;
+use tensor::{Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "drops whole samples at random, scales the rest by 1/(1-p)";
+
+/// x (N, ...) with each sample dropped with probability `p`, which `rng` decides, and the others divided
+/// by 1 − p.
+pub fn drop_path<'t>(x: &Var<'t>, p: f64, rng: Philox) -> Result<Var<'t>> {
+    let Some(&samples) = x.shape().first() else {
+        return Err(Error::shape("drop_path", "x (N, ...)", x.shape()).into());
+    };
+    let Some(keep) = Keep::new("drop_path", p, rng)? else { return Ok(x.clone()) };
+    let mut y = Tensor::empty(x.shape().clone(), x.dtype());
+    match_float!(x.dtype(), "drop_path", T => {
+        cpu::apply::<T>(x.value().as_slice("drop_path")?, samples, keep, Out::store(y.as_mut_slice("drop_path")?));
+    });
+    x.tape().record("drop_path", &[x], y, || DropPath { samples, keep })
+}
+
+struct DropPath {
+    samples: usize,
+    keep: Keep,
+}
+
+impl Rule for DropPath {
+    rule_fields!("drop_path");
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let mut dx = grads.open(0)?;
+        match_float!(dy.dtype(), "drop_path", T => {
+            if let Some(out) = dx.out::<T>()? {
+                cpu::apply(dy.as_slice("drop_path")?, self.samples, self.keep, out);
+            }
+        });
+        grads.close(dx);
+        Ok(())
+    }
+}

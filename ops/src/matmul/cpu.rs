@@ -1,0 +1,119 @@
+//! CPU kernels of [`matmul`](super::matmul): the library's matrix product, pair by pair.
+
+use rayon::prelude::*;
+use tensor::cpu::gemm::{Mat, gemm, gemm_on_this_thread};
+use tensor::cpu::parallel::{Out, items_per_task, sum_in_pieces};
+use tensor::{Float, Result, Tensor};
+
+/// The matrices in the last two axes of a tensor, wherever its strides put them.
+#[derive(Clone, Copy)]
+pub struct Matrices<'a, T> {
+    data: &'a [T],
+    /// Extents and strides of the leading axes, which count the matrices.
+    leading: (&'a [usize], &'a [usize]),
+    /// Rows and columns of each.
+    extents: (usize, usize),
+    strides: (usize, usize),
+}
+
+impl<'a, T: Float> Matrices<'a, T> {
+    /// The matrices of a tensor with two axes or more.
+    pub fn new(tensor: &'a Tensor) -> Result<Self> {
+        let (shape, strides) = (&tensor.shape()[..], tensor.strides());
+        let split = tensor.rank() - 2;
+        Ok(Self {
+            data: tensor.as_strided_slice("matmul")?,
+            leading: (&shape[..split], &strides[..split]),
+            extents: (shape[split], shape[split + 1]),
+            strides: (strides[split], strides[split + 1]),
+        })
+    }
+
+    fn t(self) -> Self {
+        let swap = |(row, col)| (col, row);
+        Self { extents: swap(self.extents), strides: swap(self.strides), ..self }
+    }
+
+    /// How many there are.
+    fn count(self) -> usize {
+        self.leading.0.iter().product()
+    }
+
+    /// One of them, counted in row-major order. The same one each time if there are no leading axes.
+    fn at(self, mut index: usize) -> Mat<'a, T> {
+        let mut start = 0;
+        for (&extent, &stride) in self.leading.0.iter().zip(self.leading.1).rev() {
+            start += index % extent * stride;
+            index /= extent;
+        }
+        // Empty matrices may lie past the end.
+        Mat::strided(self.data.get(start..).unwrap_or(&[]), self.extents, self.strides)
+    }
+
+    /// All of them on top of one another as one matrix, if their rows lie at equal distances.
+    fn stacked(self) -> Option<Mat<'a, T>> {
+        let mut rows = self.extents.0;
+        for (&extent, &stride) in self.leading.0.iter().zip(self.leading.1).rev() {
+            if extent > 1 && stride != rows * self.strides.0 {
+                return None;
+            }
+            rows *= extent;
+        }
+        Some(Mat::strided(self.data, (rows, self.extents.1), self.strides))
+    }
+}
+
+pub fn forward<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, y: &mut [T]) {
+    products(a, b, Out::store(y));
+}
+
+pub fn backward<T: Float>(
+    dy: Matrices<'_, T>,
+    a: Matrices<'_, T>,
+    b: Matrices<'_, T>,
+    [da, db]: [Option<Out<'_, T>>; 2],
+) {
+    if let Some(da) = da {
+        products(dy, b.t(), da);
+    }
+    if let Some(db) = db {
+        if b.leading.0.is_empty() { sum_of_products(a.t(), dy, db) } else { products(a.t(), dy, db) }
+    }
+}
+
+/// out[i] = a[i]·b[i], or a[i]·b when b is a single matrix.
+fn products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
+    if b.leading.0.is_empty()
+        && let Some(a) = a.stacked()
+    {
+        return gemm(a, b.at(0), out);
+    }
+    let ((rows, inner), cols) = (a.extents, b.extents.1);
+    let size = rows * cols;
+    if size == 0 {
+        return;
+    }
+    let per_task = items_per_task(size * inner);
+    let accumulate = out.accumulate;
+    out.data.par_chunks_mut(per_task * size).enumerate().for_each(|(task, products)| {
+        for (i, data) in products.chunks_exact_mut(size).enumerate() {
+            let i = task * per_task + i;
+            // It stays on this thread unless it is large, when a few would not keep all threads busy.
+            gemm(a.at(i), b.at(i), Out { data, accumulate });
+        }
+    });
+}
+
+/// out = Σᵢ a[i]·b[i], where b lies in one piece.
+fn sum_of_products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
+    // Side by side, the a[i] make one long product with the stacked b[i].
+    if let (Some(a), Some(b)) = (a.t().stacked(), b.stacked()) {
+        return gemm(a.t(), b, out);
+    }
+    let size = out.data.len();
+    sum_in_pieces(a.count(), size * a.extents.1, size, out, |range, sum| {
+        for i in range {
+            gemm_on_this_thread(a.at(i), b.at(i), Out { data: &mut *sum, accumulate: true });
+        }
+    });
+}

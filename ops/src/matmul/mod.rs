@@ -1,0 +1,67 @@
+//! Products of matrices, one by one along any leading axes.
+//!
+//! **Forward.** y = a·b, with a (..., M, K), b (..., K, N) under the same leading axes, y (..., M, N). A
+//! plain b (K, N) multiplies each matrix of a.
+//!
+//! **Backward.** y\[m, n\] = Σₖ a\[m, k\] b\[k, n\], hence da = dy·bᵀ and db = aᵀ·dy for each pair; a b
+//! that all share collects db over all of them, in order. Saved: a and b, the factors of the two products.
+//!
+//! Operands may be views with any strides, so a transposed or permuted operand (`permute`) costs nothing;
+//! f32 or f64, both the same. Errors: [`tensor::Error::Shape`] when the extents do not fit,
+//! [`tensor::Error::DType`]. Source: `torch.matmul`, of which only the broadcasting of b is kept.
+
+pub mod cases;
+mod cpu;
+pub mod reference;
+
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use cpu::Matrices;
+use tensor::{Error, Shape, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "a·b, batched over leading axes";
+
+/// a (..., M, K) times b (..., K, N) or (K, N): (..., M, N).
+pub fn matmul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
+    let [leading @ .., _, inner] = &a.shape()[..] else {
+        return Err(Error::shape("matmul", "a (..., M, K)", a.shape()).into());
+    };
+    let cols = match &b.shape()[..] {
+        [b_leading @ .., rows, cols] if rows == inner && (b_leading.is_empty() || b_leading == leading) => *cols,
+        _ => {
+            let expected = format!(
+                "b (..., {inner}, N) under the leading axes {}, or b ({inner}, N), as a is {}",
+                Shape::from(leading),
+                a.shape()
+            );
+            return Err(Error::shape("matmul", expected, b.shape()).into());
+        }
+    };
+    let mut y = Tensor::empty(a.shape().with(a.shape().len() - 1, cols), a.dtype());
+    match_float!(a.dtype(), "matmul", T => cpu::forward::<T>(
+        Matrices::new(a.value())?,
+        Matrices::new(b.value())?,
+        y.as_mut_slice("matmul")?,
+    ));
+    a.tape().record("matmul", &[a, b], y, || Matmul { a: a.value().clone(), b: b.value().clone() })
+}
+
+struct Matmul {
+    a: Tensor,
+    b: Tensor,
+}
+
+impl Rule for Matmul {
+    rule_fields!("matmul", a, b);
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let (mut da, mut db) = (grads.open(0)?, grads.open(1)?);
+        match_float!(dy.dtype(), "matmul", T => cpu::backward::<T>(
+            Matrices::new(&dy)?,
+            Matrices::new(&self.a)?,
+            Matrices::new(&self.b)?,
+            [da.out()?, db.out()?],
+        ));
+        [da, db].into_iter().for_each(|slot| grads.close(slot));
+        Ok(())
+    }
+}

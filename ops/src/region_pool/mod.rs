@@ -1,0 +1,104 @@
+//! The mean token of each region.
+//!
+//! **Forward.** The map x (N, H, W, C) is cut by a grid of S_h × S_w regions, each of h × w tokens with
+//! h = H/S_h and w = W/S_w. y (N, S_h·S_w, C) holds per region r = i·S_w + j the mean over its tokens,
+//! y\[n, r, c\] = 1/(h·w) · Σ x\[n, i·h + a, j·w + b, c\] over a < h, b < w.
+//!
+//! **Backward.** Each token has the weight 1/(h·w) in the mean of its own region and in no other, so
+//! dx\[n, y, x, c\] = dy\[n, region of (y, x), c\] / (h·w). Nothing is saved.
+//!
+//! x may be a view whose channels lie side by side (the queries inside a qkv map), f32 or f64. Errors:
+//! [`tensor::Error::Shape`] for another number of axes or an empty map, [`tensor::Error::Argument`] when
+//! the grid does not divide the map, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
+//! Zhu et al., "BiFormer", CVPR 2023, equation 3: what bi-level routing compares regions by.
+
+pub mod cases;
+pub(crate) mod cpu;
+pub mod reference;
+
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use cpu::{Regions, Tokens};
+use tensor::{Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "mean over each region of a grid, (N, H, W, C) -> (N, S, C)";
+
+/// The mean token of each of `grid` = (S_h, S_w) regions of x (N, H, W, C): (N, S_h·S_w, C), regions in
+/// row-major order.
+pub fn region_pool<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
+    let regions = Regions::new("region_pool", x.value(), grid)?;
+    let mut y = Tensor::empty([regions.images, grid[0] * grid[1], regions.channels], x.dtype());
+    match_float!(x.dtype(), "region_pool", T => {
+        cpu::forward::<T>(Tokens::new("region_pool", x.value())?, regions, y.as_mut_slice("region_pool")?);
+    });
+    x.tape().record("region_pool", &[x], y, || RegionPool { regions })
+}
+
+impl Regions {
+    /// How `grid` cuts a map x (N, H, W, C).
+    pub(crate) fn new(op: &'static str, x: &Tensor, grid: [usize; 2]) -> tensor::Result<Self> {
+        let [images, height, width, channels] = x.dims(op, "x (N, H, W, C)")?;
+        if height == 0 || width == 0 {
+            return Err(Error::shape(op, "a map of one token or more, (N, H, W, C)", x.shape()));
+        }
+        let [down, across] = grid;
+        if down == 0 || across == 0 {
+            return Err(Error::argument(op, format!("a grid of {down}x{across} regions; it needs one each way")));
+        }
+        if !height.is_multiple_of(down) || !width.is_multiple_of(across) {
+            let (taller, wider) = (height.next_multiple_of(down), width.next_multiple_of(across));
+            let message = format!(
+                "a grid of {down}x{across} regions does not divide a map of {height}x{width}: it needs a height \
+                 that is a multiple of {down} and a width that is a multiple of {across}, such as {taller}x{wider}"
+            );
+            return Err(Error::argument(op, message));
+        }
+        Ok(Self { images, grid, tokens: [height / down, width / across], channels })
+    }
+}
+
+struct RegionPool {
+    regions: Regions,
+}
+
+impl Rule for RegionPool {
+    rule_fields!("region_pool");
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let mut dx = grads.open(0)?;
+        match_float!(dy.dtype(), "region_pool", T => {
+            if let Some(out) = dx.out::<T>()? {
+                cpu::backward(dy.as_slice("region_pool")?, self.regions, out);
+            }
+        });
+        grads.close(dx);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::uniform;
+    use autograd::Tape;
+
+    #[test]
+    fn a_grid_that_does_not_fit_is_told_what_would() {
+        let tape = Tape::inference();
+        let pool = |shape: [usize; 4], grid| {
+            region_pool(&tape.constant(uniform(shape, 1)), grid).expect_err("does not fit").to_string()
+        };
+        let message = pool([1, 10, 14, 2], [3, 7]);
+        assert!(message.contains("3x7") && message.contains("10x14") && message.contains("such as 12x14"), "{message}");
+        assert!(pool([1, 4, 4, 2], [0, 2]).contains("0x2"));
+        assert!(pool([1, 0, 4, 2], [1, 1]).contains("(1, 0, 4, 2)"));
+        assert!(pool([1, 4, 4, 2], [usize::MAX, 2]).contains("does not divide"));
+    }
+
+    #[test]
+    fn channels_that_lie_apart_are_refused() {
+        let tape = Tape::inference();
+        let planes = uniform([2, 3, 4, 4], 1).permute(&[0, 2, 3, 1]).unwrap();
+        let error = region_pool(&tape.constant(planes), [2, 2]).expect_err("not contiguous");
+        assert!(matches!(error, autograd::Error::Tensor(Error::NotContiguous { .. })), "{error}");
+    }
+}

@@ -1,0 +1,81 @@
+//! Cross-entropy with soft targets, fused with the softmax: for mixed images and token labels.
+//!
+//! **Forward.** Logits x (N, K) and targets t (N, K): the mean over the records of −Σₖ tₖ·ln pₖ with
+//! p = softmax(x), that is of Σt·ln Σ exp(x − m) − Σ t·(x − m) with m = max(x). Σt is 1 for
+//! distributions, but nothing here relies on it.
+//!
+//! **Backward.** dxₖ = dy·(pₖ·Σt − tₖ)/N, as in [`cross_entropy`](crate::cross_entropy). Saved: p, for the
+//! reasons given there, and t.
+//!
+//! The targets are a constant and get no gradient. Both must be contiguous and of one type, f32 or f64;
+//! the loss has the shape (). Errors: [`tensor::Error::Shape`] when the shapes do not fit or there is no
+//! record (no mean of nothing), [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
+//! `torch.nn.CrossEntropyLoss` with class probabilities; timm's `SoftTargetCrossEntropy`.
+
+pub mod cases;
+mod cpu;
+pub mod reference;
+
+use crate::cross_entropy::cpu::{backward, forward};
+use crate::cross_entropy::records;
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use cpu::Soft;
+use tensor::{Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for target distributions";
+
+/// The mean cross-entropy of logits (N, K) against the distributions `targets` (N, K): a scalar.
+pub fn soft_cross_entropy<'t>(logits: &Var<'t>, targets: &Tensor) -> Result<Var<'t>> {
+    let [_, classes] = records("soft_cross_entropy", logits.value())?;
+    if targets.shape() != logits.shape() {
+        let expected = format!("targets like the logits, {}", logits.shape());
+        return Err(Error::shape("soft_cross_entropy", expected, targets.shape()).into());
+    }
+    let mut p = Tensor::empty(logits.shape().clone(), logits.dtype());
+    let loss = match_float!(logits.dtype(), "soft_cross_entropy", T => Tensor::scalar(forward::<T>(
+        logits.value().as_slice("soft_cross_entropy")?,
+        &Soft { targets: targets.as_slice("soft_cross_entropy")?, classes },
+        p.as_mut_slice("soft_cross_entropy")?,
+    )));
+    logits.tape().record("soft_cross_entropy", &[logits], loss, || SoftCrossEntropy { p, targets: targets.clone() })
+}
+
+struct SoftCrossEntropy {
+    p: Tensor,
+    targets: Tensor,
+}
+
+impl Rule for SoftCrossEntropy {
+    rule_fields!("soft_cross_entropy", p, targets);
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let [_, classes] = records("soft_cross_entropy", &self.p)?;
+        let mut dx = grads.open(0)?;
+        match_float!(dy.dtype(), "soft_cross_entropy", T => {
+            if let Some(out) = dx.out::<T>()? {
+                let targets = Soft { targets: self.targets.as_slice("soft_cross_entropy")?, classes };
+                backward(dy.item()?, self.p.as_slice("soft_cross_entropy")?, &targets, out);
+            }
+        });
+        grads.close(dx);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::uniform;
+    use autograd::Tape;
+
+    #[test]
+    fn targets_that_do_not_fit_are_refused() {
+        let tape = Tape::inference();
+        let refused = |logits: [usize; 2], targets: &Tensor| {
+            soft_cross_entropy(&tape.constant(uniform(logits, 1)), targets).expect_err("does not fit").to_string()
+        };
+        assert!(refused([2, 3], &uniform([3, 2], 1)).contains("targets like the logits, (2, 3)"));
+        assert!(refused([0, 3], &uniform([0, 3], 1)).contains("(0, 3)"));
+        assert!(refused([2, 3], &Tensor::full([2, 3], 0.5f32)).contains("expected f64"));
+    }
+}
