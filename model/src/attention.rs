@@ -19,7 +19,15 @@ pub struct Attention {
 
 enum Kind {
     /// Bi-level routing attention. The projection and the padding of the published variants differ in order.
-    Routed { name: String, n_win: usize, topk: usize, heads: usize, soft: bool, auto_pad: bool, pad_after_projection: bool },
+    Routed {
+        name: String,
+        n_win: usize,
+        topk: usize,
+        heads: usize,
+        soft: bool,
+        auto_pad: bool,
+        pad_after_projection: bool,
+    },
     /// Full attention; where the local context comes from, if there is one.
     Full { heads: usize, context: Context },
 }
@@ -40,7 +48,8 @@ impl Attention {
         let nchw = config.family == Family::BiformerStlNchw;
         let project = if nchw { Linear::convolution } else { Linear::new };
         let lepe = |builder: &mut Builder| {
-            (config.lce_kernel > 0).then(|| DepthwiseConv::new(builder, &format!("{name}.lepe"), dim, config.lce_kernel))
+            (config.lce_kernel > 0)
+                .then(|| DepthwiseConv::new(builder, &format!("{name}.lepe"), dim, config.lce_kernel))
         };
         match config.attend(stage) {
             Attend::Routed(topk) => {
@@ -112,13 +121,15 @@ impl Attention {
         let region = map.map(|side| if *pad_after_projection { side / n_win } else { side.div_ceil(*n_win) });
         if region.contains(&0) {
             let reason = format!("a map of {height}x{width} tokens cannot be cut into {n_win}x{n_win} regions");
-            return Err(Error::ImageSize { height, width, reason, advice: "use larger images or a smaller n_win".into() });
+            return Err(Error::ImageSize {
+                height,
+                width,
+                reason,
+                advice: "use larger images or a smaller n_win".into(),
+            });
         }
-        let grid = if *pad_after_projection {
-            [map[0].div_ceil(region[0]), map[1].div_ceil(region[1])]
-        } else {
-            [*n_win; 2]
-        };
+        let grid =
+            if *pad_after_projection { [map[0].div_ceil(region[0]), map[1].div_ceil(region[1])] } else { [*n_win; 2] };
         let padded = [grid[0] * region[0], grid[1] * region[1]];
         if padded != map && !(*auto_pad || *pad_after_projection) {
             let reason = format!("{name} meets a map of {height}x{width} tokens, not a multiple of n_win {n_win}");

@@ -173,7 +173,8 @@ fn merging(builder: &mut Builder, config: &ModelConfig, stage: usize) -> Vec<Mer
             let half = dims[0] / 2;
             let [first, second] = config.stem_strides;
             let (a, b) = (conv(0, [3, half], 3, first, 1), conv(3, [half, dims[0]], 3, second, 1));
-            let norm = |builder: &mut Builder, index, channels| Merging::Norm(BatchNorm::new(builder, &name(index), channels));
+            let norm =
+                |builder: &mut Builder, index, channels| Merging::Norm(BatchNorm::new(builder, &name(index), channels));
             vec![a, norm(builder, 1, half), Merging::Gelu, b, norm(builder, 4, dims[0])]
         }
         (Family::Biformer, _) => {

@@ -270,11 +270,13 @@ impl ModelConfig {
                     let k = self.topks[stage];
                     let regions = n_win * n_win;
                     let choices = "from 1 to that number, -1 (full) or -2 (full, with context)";
-                    let message = format!("{k} in stage {}, which has {n_win}x{n_win} = {regions} regions; {choices}", stage + 1);
+                    let message =
+                        format!("{k} in stage {}, which has {n_win}x{n_win} = {regions} regions; {choices}", stage + 1);
                     return wrong("topks", message);
                 }
                 if self.head_dim == 0 || !dim.is_multiple_of(self.head_dim) {
-                    let message = format!("{} does not divide the {dim} channels of stage {}", self.head_dim, stage + 1);
+                    let message =
+                        format!("{} does not divide the {dim} channels of stage {}", self.head_dim, stage + 1);
                     return wrong("head_dim", message);
                 }
             }
@@ -296,7 +298,9 @@ impl ModelConfig {
         let fits = |side: usize| {
             (0..self.stages()).all(|stage| {
                 let side = self.map_side(side, stage);
-                let divides = self.auto_pad || self.family == Family::BiformerStlNchw || side.is_multiple_of(self.n_win.at(stage));
+                let divides = self.auto_pad
+                    || self.family == Family::BiformerStlNchw
+                    || side.is_multiple_of(self.n_win.at(stage));
                 side > 0 && (divides || !matches!(self.attend(stage), Attend::Routed(_)))
             })
         };
@@ -307,14 +311,19 @@ impl ModelConfig {
         let stage = (0..self.stages())
             .find(|&stage| {
                 let side = self.map_side(bad, stage);
-                side == 0 || (matches!(self.attend(stage), Attend::Routed(_)) && !side.is_multiple_of(self.n_win.at(stage)))
+                side == 0
+                    || (matches!(self.attend(stage), Attend::Routed(_)) && !side.is_multiple_of(self.n_win.at(stage)))
             })
             .unwrap_or(0);
         let side = self.map_side(bad, stage);
-        let reason = format!("stage {} has a side of {side}, not a multiple of n_win {}", stage + 1, self.n_win.at(stage));
+        let reason =
+            format!("stage {} has a side of {side}, not a multiple of n_win {}", stage + 1, self.n_win.at(stage));
         // Sizes that fit come at least once in every product of all strides and windows: look nearby.
         let step = stride.saturating_mul(self.n_win.at(stage).max(1)).max(1);
-        let near = |candidate: usize| (1..=2 * step).find_map(|offset| (candidate + offset > 0 && fits(candidate + offset)).then_some(candidate + offset));
+        let near = |candidate: usize| {
+            (1..=2 * step)
+                .find_map(|offset| (candidate + offset > 0 && fits(candidate + offset)).then_some(candidate + offset))
+        };
         let below = (1..bad).rev().take(2 * step).find(|&side| fits(side));
         let sizes: Vec<String> = [below, near(bad)].into_iter().flatten().map(|side| format!("{side}")).collect();
         let advice = match sizes.is_empty() {
@@ -330,7 +339,8 @@ impl ModelConfig {
         let config = |message: String| Error::Config { field: "--set", message };
         let mut table = serde_json::to_value(self).map_err(|error| config(error.to_string()))?;
         for entry in overrides {
-            let (key, value) = entry.split_once('=').ok_or_else(|| config(format!("\"{entry}\" is not of the form key=value")))?;
+            let (key, value) =
+                entry.split_once('=').ok_or_else(|| config(format!("\"{entry}\" is not of the form key=value")))?;
             if !FIELDS.contains(&key) {
                 let known = FIELDS.map(str::to_owned).to_vec();
                 return Err(Error::UnknownField { key: key.into(), nearest: nearest(key, FIELDS), known });
@@ -345,7 +355,8 @@ impl ModelConfig {
 
 /// A value from the command line: a list where commas or the field ask for one.
 fn parse(text: &str, list: bool) -> serde_json::Value {
-    let scalar = |text: &str| serde_json::from_str(text.trim()).unwrap_or_else(|_| serde_json::Value::from(text.trim()));
+    let scalar =
+        |text: &str| serde_json::from_str(text.trim()).unwrap_or_else(|_| serde_json::Value::from(text.trim()));
     let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
     if list || inner.contains(',') { inner.split(',').map(scalar).collect() } else { scalar(inner) }
 }

@@ -1,7 +1,7 @@
 //! One pass through a model: what its layers share on the way.
 
-use crate::state::StatisticsId;
 use crate::RunningStatistics;
+use crate::state::StatisticsId;
 use autograd::{ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
 use std::cell::{Cell, RefCell};

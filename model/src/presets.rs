@@ -16,11 +16,21 @@ pub struct Preset {
 
 /// All named models, small ones first.
 pub static PRESETS: &[Preset] = &[
-    Preset { name: "nano", summary: "32x32 images, the default: trains in minutes on two cores", image_size: 32, config: nano },
+    Preset {
+        name: "nano",
+        summary: "32x32 images, the default: trains in minutes on two cores",
+        image_size: 32,
+        config: nano,
+    },
     Preset { name: "tiny", summary: "BiFormer-T, 13.1 M parameters", image_size: 224, config: ModelConfig::default },
     Preset { name: "small", summary: "BiFormer-S, 25.5 M parameters", image_size: 224, config: small },
     Preset { name: "base", summary: "BiFormer-B, 56.8 M parameters", image_size: 224, config: base },
-    Preset { name: "stl", summary: "BiFormer-STL, Swin-Tiny's layout, 28.4 M parameters", image_size: 224, config: stl },
+    Preset {
+        name: "stl",
+        summary: "BiFormer-STL, Swin-Tiny's layout, 28.4 M parameters",
+        image_size: 224,
+        config: stl,
+    },
     Preset {
         name: "stl_nchw",
         summary: "the same as published on NCHW modules, padding after the projection",

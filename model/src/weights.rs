@@ -50,7 +50,8 @@ impl BiFormer {
         let dense = self.config().features == Features::Dense;
         let skipped = |name: &str| {
             (loaded.head_replaced.is_some() && name.starts_with("head."))
-                || (dense && (name.starts_with("head.") || name.starts_with("norm.") || name.starts_with("extra_norms.")))
+                || (dense
+                    && (name.starts_with("head.") || name.starts_with("norm.") || name.starts_with("extra_norms.")))
         };
         let mut differences = vec![];
         for (name, tensor) in &own.tensors {

@@ -19,7 +19,8 @@ impl Definition for Attention {
         if let [qkv, weight, bias] = x {
             let [n, h, w, channels] = qkv.dims();
             let start = 2 * self.0.qk_dim;
-            let values = Array::from_fn(&[n, h, w, channels - start], |at| qkv.at(&[at[0], at[1], at[2], start + at[3]]));
+            let values =
+                Array::from_fn(&[n, h, w, channels - start], |at| qkv.at(&[at[0], at[1], at[2], start + at[3]]));
             let context = crate::dwconv::reference::dwconv(&values, weight, Some(bias));
             out.data.iter_mut().zip(context.data).for_each(|(out, context)| *out += context);
         }
@@ -90,10 +91,12 @@ pub fn cases() -> Vec<Case> {
     vec![
         usual().case("2x2 regions, two heads, local context"),
         Setup { kernel: 0, ..usual() }.case("without local context"),
-        Setup { grid: [3, 2], region: [1, 3], dims: [3, 5], topk: 3, kernel: 3, ..usual() }.case("oblong, values wider than keys"),
+        Setup { grid: [3, 2], region: [1, 3], dims: [3, 5], topk: 3, kernel: 3, ..usual() }
+            .case("oblong, values wider than keys"),
         Setup { topk: 4, images: 1, ..usual() }.case("every region attends to all"),
         Setup { region: [1, 1], grid: [3, 3], topk: 4, ..usual() }.case("regions of one token"),
-        Setup { images: 1, grid: [1, 1], region: [9, 8], heads: 1, dims: [2, 2], topk: 1, kernel: 0 }.case("one region, more queries than a block"),
+        Setup { images: 1, grid: [1, 1], region: [9, 8], heads: 1, dims: [2, 2], topk: 1, kernel: 0 }
+            .case("one region, more queries than a block"),
         Setup { images: 0, ..usual() }.case("no images"),
         Setup { grid: [1, 1], region: [1, 1], topk: 1, ..usual() }.case("one token"),
         skewed,

@@ -32,7 +32,10 @@ impl Geometry {
         if rows == 0 || cols == 0 || !h.is_multiple_of(rows) || !w.is_multiple_of(cols) {
             let up = |extent: usize, parts: usize| extent.next_multiple_of(parts.max(1));
             let fits = format!("pad to {}x{}", up(h, rows), up(w, cols));
-            return Err(Error::argument(op, format!("a {h}x{w} map does not divide into {rows}x{cols} regions ({fits})")));
+            return Err(Error::argument(
+                op,
+                format!("a {h}x{w} map does not divide into {rows}x{cols} regions ({fits})"),
+            ));
         }
         if self.topk == 0 || self.topk > self.regions() {
             let message = format!("topk {} must be from 1 to the number of regions, {}", self.topk, self.regions());

@@ -10,15 +10,14 @@ pub fn attention<S: Scalar>(qkv: &Array<S>, attributes: &Bra) -> Array<S> {
     let Bra { heads, qk_dim, topk, grid, .. } = *attributes;
     let v_dim = channels - 2 * qk_dim;
     let g = Geometry { images, map: [height, width], grid, heads, qk_dim, v_dim, topk };
-    let ([d, dv], regions, tokens) = (g.head_dims(), g.regions(), g.region_tokens());
+    let ([d, dv], tokens) = (g.head_dims(), g.region_tokens());
     let scale = S::of(attributes.scale);
     let element = |n: usize, pixel: usize, channel: usize| qkv.data[(n * g.tokens() + pixel) * channels + channel];
     let mut out = Array::zeros(&[images, height, width, v_dim]);
     for n in 0..images {
-        let routes = routes(qkv, n, &g, attributes);
-        for region in 0..regions {
+        for (region, routes) in routes(qkv, n, &g, attributes).iter().enumerate() {
             let keys: Vec<usize> =
-                routes[region].iter().flat_map(|&r| (0..tokens).map(move |t| (r, t))).map(|(r, t)| g.pixel(r, t)).collect();
+                routes.iter().flat_map(|&r| (0..tokens).map(move |t| (r, t))).map(|(r, t)| g.pixel(r, t)).collect();
             for query in (0..tokens).map(|t| g.pixel(region, t)) {
                 for head in 0..heads {
                     let [q0, k0, v0] = g.channels(head);

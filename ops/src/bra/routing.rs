@@ -23,7 +23,8 @@ pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
     let g = attributes.geometry(qkv)?;
     let valid = attributes.valid.unwrap_or(g.map);
     let [rh, rw] = g.region_size();
-    let starts_inside = |axis: usize, size: usize| (g.grid[axis] - 1) * size < valid[axis] && valid[axis] <= g.map[axis];
+    let starts_inside =
+        |axis: usize, size: usize| (g.grid[axis] - 1) * size < valid[axis] && valid[axis] <= g.map[axis];
     if g.tokens() > 0 && !(starts_inside(0, rh) && starts_inside(1, rw)) {
         let message = format!("the valid part {valid:?} of a map {:?} leaves a region of {:?} empty", g.map, g.grid);
         return Err(Error::argument("bra", message));
@@ -56,8 +57,7 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             gemm_on_this_thread(queries, keys.t(), Out::store(&mut affinity));
             let rows = affinity.chunks_exact(regions);
             for (row, (routes, logits)) in rows.zip(routes.chunks_mut(g.topk).zip(logits.chunks_mut(g.topk))) {
-                top_k::cpu::select(row, routes);
-                logits.iter_mut().zip(routes).for_each(|(logit, &mut region)| *logit = row[region as usize]);
+                top_k::cpu::select(row, logits, routes);
             }
         },
     );

@@ -26,7 +26,11 @@ const BREAKAGES: [Breakage; 5] = [
             x.rotate_right(1);
         }
     }),
-    ("a wrong sign", |x| x.iter_mut().for_each(|x| *x = -*x)),
+    ("one wrong sign", |x| {
+        if let Some(x) = x.iter_mut().find(|x| **x != 0.0) {
+            *x = -*x;
+        }
+    }),
 ];
 
 /// What is spoilt, and how.

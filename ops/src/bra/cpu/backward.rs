@@ -12,15 +12,7 @@ use tensor::{Float, simd};
 
 /// dqkv (N, H, W, 2D + C) from the gradient of the result, dout (N, H, W, C). The scores are computed again
 /// from `qkv`, and the probabilities from the scores and `lse` (N, heads, H·W).
-pub fn backward<T: Float>(
-    g: Geometry,
-    qkv: &[T],
-    routes: &[u32],
-    scale: T,
-    lse: &[T],
-    dout: &[T],
-    dqkv: Out<'_, T>,
-) {
+pub fn backward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, lse: &[T], dout: &[T], dqkv: Out<'_, T>) {
     let tokens = g.tokens();
     let accumulate = dqkv.accumulate;
     let dqkv = Interleaved::new(dqkv.data);
@@ -43,32 +35,26 @@ pub fn backward<T: Float>(
 }
 
 /// Computes one head's gradients, giving each pixel's part (0 query, 1 key, 2 value) to `write` once.
-fn backward_head<T: Float>(
-    head: Head<'_, T>,
-    index: usize,
-    lse: &[T],
-    dout: &[T],
-    write: impl Fn(usize, usize, &[T]),
-) {
+fn backward_head<T: Float>(head: Head<'_, T>, index: usize, lse: &[T], dout: &[T], write: impl Fn(usize, usize, &[T])) {
     let g = head.geometry;
     let ([d, dv], tokens, keys) = (g.head_dims(), g.region_tokens(), g.keys());
     let block = tokens.min(QUERY_BLOCK);
     let sizes = [
-        g.tokens() * d, // all keys, transposed
+        g.tokens() * d,  // all keys, transposed
         g.tokens() * dv, // all values, transposed
-        g.tokens() * d, // gradients of all keys
+        g.tokens() * d,  // gradients of all keys
         g.tokens() * dv, // gradients of all values
-        d * keys, // routed keys, transposed
-        dv * keys, // routed values, transposed
-        keys * d, // routed keys
-        keys * d, // gradients of routed keys
-        keys * dv, // gradients of routed values
-        block * d, // queries, then their gradients
-        block * d, // gradients of queries
-        block * dv, // gradients of results
-        block * keys, // probabilities
-        block * keys, // gradients of probabilities, then of scores
-        block, // log-sum-exps
+        d * keys,        // routed keys, transposed
+        dv * keys,       // routed values, transposed
+        keys * d,        // routed keys
+        keys * d,        // gradients of routed keys
+        keys * dv,       // gradients of routed values
+        block * d,       // queries, then their gradients
+        block * d,       // gradients of queries
+        block * dv,      // gradients of results
+        block * keys,    // probabilities
+        block * keys,    // gradients of probabilities, then of scores
+        block,           // log-sum-exps
     ];
     let mut scratch = Scratch::new(sizes.iter().sum());
     let [

@@ -1,0 +1,103 @@
+//! The fused routed attention against the composed one, in f64: results and all gradients.
+
+use autograd::gradcheck::{Function, backward, relative_error, value};
+use autograd::{Result, Var};
+use ops::case::{from_fn, uniform};
+use ops::{Bra, RouteKind, bra, bra_composed};
+use proptest::prelude::*;
+use tensor::Tensor;
+
+const TOLERANCE: f64 = 1e-12;
+
+struct Form {
+    attributes: Bra,
+    fused: bool,
+}
+
+impl Function for Form {
+    fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
+        let lepe = Some([&x[1], &x[2]]);
+        Ok(match self.fused {
+            true => bra(&x[0], lepe, &self.attributes)?.out,
+            false => bra_composed(&x[0], lepe, &self.attributes, RouteKind::Hard)?.out,
+        })
+    }
+}
+
+/// Compares both forms on a map, and gives back the routes.
+fn compare(qkv: &Tensor, attributes: Bra) -> Vec<u32> {
+    let v_dim = qkv.shape()[3] - 2 * attributes.qk_dim;
+    let inputs = [qkv.clone(), uniform([v_dim, 1, 5, 5], 2), uniform([v_dim], 3)];
+    let (fused, composed) = (Form { attributes, fused: true }, Form { attributes, fused: false });
+    let [a, b] = [value(&fused, &inputs).unwrap(), value(&composed, &inputs).unwrap()];
+    let close = |a: &Tensor, b: &Tensor, what: &str| {
+        let error = relative_error(&a.to_vec::<f64>().unwrap(), &b.to_vec::<f64>().unwrap());
+        assert!(error <= TOLERANCE, "{what} of {attributes:?}: relative error {error:.1e}");
+    };
+    close(&a, &b, "result");
+    let upstream = uniform(a.shape().clone(), 4);
+    let [a, b] = [&fused, &composed].map(|form| backward(form, &inputs, &upstream).unwrap());
+    for (input, name) in ["gradient of qkv", "gradient of the weight", "gradient of the bias"].iter().enumerate() {
+        close(a[input].as_ref().unwrap(), b[input].as_ref().unwrap(), name);
+    }
+    ops::route(qkv, &attributes).unwrap().routes.to_vec().unwrap()
+}
+
+fn attributes(heads: usize, head_dim: usize, grid: [usize; 2], topk: usize) -> Bra {
+    let qk_dim = heads * head_dim;
+    Bra { heads, qk_dim, topk, grid, scale: (qk_dim as f64).powf(-0.5), valid: None }
+}
+
+#[test]
+fn every_k_from_one_to_all_regions() {
+    let qkv = uniform([2, 6, 9, 36], 1);
+    for topk in 1..=9 {
+        compare(&qkv, attributes(3, 4, [3, 3], topk));
+    }
+}
+
+#[test]
+fn zero_padding_at_the_bottom_and_right() {
+    // As auto_pad makes it: rows and columns of equal tokens, whole regions of them among them.
+    let qkv = uniform([1, 8, 8, 24], 1);
+    let values = qkv.to_vec::<f64>().unwrap();
+    let padded = |i: usize| i / 24 / 8 >= 5 || i / 24 % 8 >= 3;
+    compare(
+        &from_fn([1, 8, 8, 24], |i| if padded(i) { (i % 24) as f64 / 24.0 } else { values[i] }),
+        attributes(2, 4, [4, 4], 5),
+    );
+}
+
+#[test]
+fn skewed_routing_where_all_regions_choose_the_same_one() {
+    let qkv = uniform([1, 8, 8, 24], 1);
+    let mut values = qkv.to_vec::<f64>().unwrap();
+    for (pixel, token) in values.chunks_mut(24).enumerate() {
+        token[0] = 3.0;
+        let last_region = pixel / 8 >= 6 && pixel % 8 >= 6;
+        token[8] = if last_region { 50.0 } else { 0.0 };
+    }
+    let routes = compare(&Tensor::from_slice(&values, [1, 8, 8, 24]).unwrap(), attributes(2, 4, [4, 4], 1));
+    assert_eq!(routes, [15; 16]);
+}
+
+#[test]
+fn ties_go_to_the_lower_index() {
+    let routes = compare(&from_fn([1, 4, 4, 12], |i| (i % 12) as f64 / 7.0), attributes(1, 4, [2, 2], 3));
+    assert_eq!(routes, [[0, 1, 2]; 4].concat());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn odd_sizes(
+        (n, gh, gw) in (1..3usize, 1..5usize, 1..4usize),
+        (rh, rw) in (1..6usize, 1..4usize),
+        (heads, d, dv) in (1..4usize, 1..6usize, 1..6usize),
+        k in 0..100usize,
+        stream in 10..1000u64,
+    ) {
+        let attributes = attributes(heads, d, [gh, gw], 1 + k % (gh * gw));
+        compare(&uniform([n, gh * rh, gw * rw, heads * (2 * d + dv)], stream), attributes);
+    }
+}
