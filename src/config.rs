@@ -118,25 +118,25 @@ impl RunConfig {
         })
     }
 
-    /// The defaults, changed by a TOML file (if there is one) and then by `overrides` (dotted keys).
-    pub fn load(file: Option<&Path>, overrides: &[(&str, Value)]) -> Result<Self> {
-        let mut changes = match file {
+    /// The defaults, changed by a TOML file (if there is one) and then by `overrides`.
+    pub fn load(file: Option<&Path>, overrides: Vec<(&str, Value)>) -> Result<Self> {
+        let from_file = match file {
             Some(path) => {
-                let text = std::fs::read_to_string(path).with_context(|| format!("configuration {}", path.display()))?;
+                let text =
+                    std::fs::read_to_string(path).with_context(|| format!("configuration {}", path.display()))?;
                 text.parse::<Table>().with_context(|| format!("configuration {}", path.display()))?
             }
             None => Table::new(),
         };
-        for (key, value) in overrides {
-            changes.insert((*key).to_owned(), value.clone());
-        }
-        let name = match changes.get("model") {
+        let overrides: Table = overrides.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let name = match overrides.get("model").or(from_file.get("model")) {
             Some(Value::String(name)) => name.clone(),
             Some(other) => bail!("model: expected a name, got {other}"),
             None => "nano".into(),
         };
         let mut table = Table::try_from(Self::for_model(&name)?).context("default configuration")?;
-        overlay(&mut table, changes, "")?;
+        overlay(&mut table, from_file, "")?;
+        overlay(&mut table, overrides, "")?;
         let origin = file.map_or_else(|| "command line".to_owned(), |path| path.display().to_string());
         let config: Self = table.try_into().with_context(|| format!("configuration ({origin})"))?;
         config.check()?;

@@ -50,14 +50,17 @@ impl Checkpoint {
             bail!("{shown}: there is no checkpoint; give a run folder, or the {FILE_NAME} in it");
         }
         let file = TensorFile::read(&path)?;
-        let get = |key: &str| file.metadata.get(key).with_context(|| format!("{shown}: not a checkpoint of this program (no \"{key}\")"));
+        let get = |key: &str| {
+            file.metadata.get(key).with_context(|| format!("{shown}: not a checkpoint of this program (no \"{key}\")"))
+        };
         let format = get("format")?;
         if format != FORMAT {
             bail!("{shown}: a checkpoint of format \"{format}\", this program reads \"{FORMAT}\"");
         }
         let config = RunConfig::parse(get("config")?).with_context(|| format!("{shown}"))?;
         let progress = serde_json::from_str(get("progress")?).with_context(|| format!("{shown}: its progress"))?;
-        let classes: Vec<String> = serde_json::from_str(get("classes")?).with_context(|| format!("{shown}: its classes"))?;
+        let classes: Vec<String> =
+            serde_json::from_str(get("classes")?).with_context(|| format!("{shown}: its classes"))?;
         if classes.len() != config.architecture.num_classes {
             bail!("{shown}: {} class names for a model of {} classes", classes.len(), config.architecture.num_classes);
         }

@@ -139,7 +139,8 @@ impl RunFolder {
     pub fn metrics(&self) -> Result<Vec<EpochMetrics>> {
         let text = self.read(METRICS)?;
         let parse = |(number, line): (usize, &str)| {
-            serde_json::from_str(line).with_context(|| format!("{} line {}", self.path.join(METRICS).display(), number + 1))
+            serde_json::from_str(line)
+                .with_context(|| format!("{} line {}", self.path.join(METRICS).display(), number + 1))
         };
         text.lines().enumerate().map(parse).collect()
     }

@@ -26,7 +26,8 @@ impl Display {
             config.model, config.data, config.epochs
         );
         println!("Run folder: {}", config.out.display());
-        let bar = ProgressBar::with_draw_target(Some((config.epochs * steps) as u64), ProgressDrawTarget::stderr_with_hz(4));
+        let bar =
+            ProgressBar::with_draw_target(Some((config.epochs * steps) as u64), ProgressDrawTarget::stderr_with_hz(4));
         let style = ProgressStyle::with_template("{bar:24} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style.progress_chars("█▓░"));
         bar.set_position((progress.epoch * steps + progress.batch) as u64);

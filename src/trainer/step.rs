@@ -116,7 +116,9 @@ impl Learner {
         });
         let origin = match pass {
             Err(error) => match error.chain().find_map(|cause| cause.downcast_ref::<Error>()) {
-                Some(Error::NotFinite { op, node }) => format!("the first value that is not finite came from {op}, node {node}"),
+                Some(Error::NotFinite { op, node }) => {
+                    format!("the first value that is not finite came from {op}, node {node}")
+                }
                 _ => error.to_string(),
             },
             Ok(()) => "no operation of the forward pass shows why".to_owned(),
@@ -127,7 +129,8 @@ impl Learner {
     /// The score of the model, or of its average if there is one, on a batch.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<Score> {
         let (images, labels) = tensors(batch, 0, 1)?;
-        let counted: Vec<bool> = (0..batch.labels.len()).map(|slot| batch.skipped.iter().all(|s| s.slot != slot)).collect();
+        let counted: Vec<bool> =
+            (0..batch.labels.len()).map(|slot| batch.skipped.iter().all(|s| s.slot != slot)).collect();
         let tape = Tape::inference();
         let mut score = Score::default();
         self.with_average(|model| {

@@ -1,0 +1,110 @@
+//! `biformer eval`.
+
+use super::{Status, Threads, Trained};
+use crate::trainer::checkpoint::Checkpoint;
+use crate::trainer::step::{Score, score_rows};
+use anyhow::{Context, Result, bail};
+use autograd::Tape;
+use clap::Args;
+use data::{Loader, LoaderConfig, Split, Transform};
+use model::Mode;
+use serde::Serialize;
+use tensor::Tensor;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    trained: Trained,
+    /// The data set; by default the one that the model was trained on.
+    #[arg(long, value_name = "embedded|DIR")]
+    data: Option<String>,
+    /// Images per pass.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    batch_size: usize,
+    /// Prints one JSON object.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+#[derive(Serialize)]
+struct Report {
+    images: u64,
+    top1: f64,
+    top5: f64,
+    loss: f64,
+    classes: Vec<Class>,
+}
+
+#[derive(Serialize)]
+struct Class {
+    name: String,
+    images: u64,
+    top1: f64,
+    top5: f64,
+}
+
+pub fn run(arguments: &Arguments) -> Result<Status> {
+    let report = arguments.threads.run(|| measure(arguments))??;
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+        return Ok(Status::Done);
+    }
+    let width = report.classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0).max("all".len());
+    println!("{:width$}  {:>7}  {:>6}  {:>6}", "class", "images", "top-1", "top-5");
+    for Class { name, images, top1, top5 } in &report.classes {
+        println!("{name:width$}  {images:>7}  {:>5.1}%  {:>5.1}%", 100.0 * top1, 100.0 * top5);
+    }
+    let Report { images, top1, top5, loss, .. } = report;
+    println!("{:width$}  {images:>7}  {:>5.1}%  {:>5.1}%   loss {loss:.4}", "all", 100.0 * top1, 100.0 * top5);
+    Ok(Status::Done)
+}
+
+fn measure(arguments: &Arguments) -> Result<Report> {
+    let path = &arguments.trained.checkpoint;
+    let (model, config, classes) = Checkpoint::read(path)?.into_model(path)?;
+    let source = arguments.data.as_deref().unwrap_or(&config.data);
+    let dataset = data::open(source, Split::Test).with_context(|| format!("data {source}"))?;
+    if dataset.classes() != classes {
+        let (theirs, ours) = (dataset.classes().len(), classes.len());
+        bail!(
+            "data {source} has other classes ({theirs}) than the model was trained on ({ours}): {}",
+            classes.join(", ")
+        );
+    }
+    let transform = Transform::eval(config.image_size, dataset.statistics())?;
+    let mut settings = LoaderConfig::eval(arguments.batch_size, transform);
+    settings.max_bad_images = config.max_bad_images;
+    let loader = Loader::new(dataset, settings)?;
+    let mut per_class = vec![Score::default(); classes.len()];
+    for batch in loader.epoch(0, 0) {
+        let batch = batch?;
+        let tape = Tape::inference();
+        let images = Tensor::from_slice(&batch.images, batch.shape)?;
+        let output = model.forward(&tape, &images, Mode::Evaluate)?;
+        for (slot, &label) in batch.labels.iter().enumerate() {
+            if batch.skipped.iter().all(|skipped| skipped.slot != slot) {
+                let row = output.logits().value().slice(0, slot..slot + 1)?;
+                per_class[label as usize].add(score_rows(&row, &Tensor::from_slice(&[label], [1])?, &[true])?);
+            }
+        }
+        batch.skipped.iter().for_each(|skipped| eprintln!("passed over image {}: {}", skipped.sample, skipped.reason));
+        loader.recycle(batch);
+    }
+    let mut all = Score::default();
+    per_class.iter().for_each(|score| all.add(*score));
+    let class = |(name, score): (String, Score)| Class {
+        name,
+        images: score.images,
+        top1: score.accuracy(),
+        top5: score.top5(),
+    };
+    Ok(Report {
+        images: all.images,
+        top1: all.accuracy(),
+        top5: all.top5(),
+        loss: all.mean_loss(),
+        classes: classes.into_iter().zip(per_class).map(class).collect(),
+    })
+}

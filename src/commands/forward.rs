@@ -1,0 +1,79 @@
+//! `biformer forward`.
+
+use super::{ModelChoice, Status, Threads};
+use anyhow::{Context, Result, bail};
+use autograd::Tape;
+use clap::{Args, ValueEnum};
+use model::{BiFormer, Features, Mode, TensorFile};
+use std::path::PathBuf;
+use tensor::DType;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelChoice,
+    /// Weights under the reference's state_dict names.
+    #[arg(long, value_name = "FILE")]
+    weights: PathBuf,
+    /// A file with the tensor `input`, (N, 3, H, W).
+    #[arg(long, value_name = "FILE")]
+    input: PathBuf,
+    /// Where `logits` go, or `out0`, `out1`, ... (N, C, H, W) of a dense backbone.
+    #[arg(long, value_name = "FILE")]
+    output: PathBuf,
+    /// The precision to compute in.
+    #[arg(long, value_enum, default_value_t = Precision::F32)]
+    dtype: Precision,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Precision {
+    F32,
+    F64,
+}
+
+pub fn run(arguments: &Arguments) -> Result<Status> {
+    arguments.threads.run(|| compute(arguments))??;
+    Ok(Status::Done)
+}
+
+fn compute(arguments: &Arguments) -> Result<()> {
+    let dtype = match arguments.dtype {
+        Precision::F32 => DType::F32,
+        Precision::F64 => DType::F64,
+    };
+    let config = arguments.model.config()?;
+    let mut model = BiFormer::new(&config, 0, dtype)?;
+    let loaded = model.load(&TensorFile::read(&arguments.weights)?, &arguments.weights.display().to_string())?;
+    if let Some(classes) = loaded.head_replaced {
+        bail!(
+            "{}: its head has {classes} classes, the model {}; use --set num_classes={classes}",
+            arguments.weights.display(),
+            config.num_classes
+        );
+    }
+    let shown = arguments.input.display();
+    let file = TensorFile::read(&arguments.input)?;
+    let input = file.tensors.get("input").with_context(|| format!("{shown}: there is no tensor \"input\""))?;
+    let [_, channels, _, _] = input.dims("forward", "input (N, 3, H, W)").with_context(|| format!("{shown}"))?;
+    if channels != 3 {
+        bail!("{shown}: input is {}, expected (N, 3, H, W)", input.shape());
+    }
+    let images = input.cast(dtype)?.permute(&[0, 2, 3, 1])?.contiguous();
+    let tape = Tape::inference();
+    let output = model.forward(&tape, &images, Mode::Evaluate)?;
+    let mut results = TensorFile::default();
+    for (index, value) in output.values.iter().enumerate() {
+        match config.features {
+            Features::Logits => results.tensors.insert("logits".into(), value.value().clone()),
+            Features::Dense => results.tensors.insert(format!("out{index}"), value.value().permute(&[0, 3, 1, 2])?),
+        };
+    }
+    results.write(&arguments.output)?;
+    for (name, tensor) in &results.tensors {
+        println!("{}: {name} {} {}", arguments.output.display(), tensor.dtype(), tensor.shape());
+    }
+    Ok(())
+}

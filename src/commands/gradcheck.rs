@@ -1,0 +1,91 @@
+//! `biformer gradcheck`.
+
+use super::{Status, Threads};
+use anyhow::{Result, bail};
+use clap::Args;
+use ops::check::{DIFFERENCE_TOLERANCE, EXACT_TOLERANCE, Report, check};
+use ops::registry::{OPS, Op, find};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// Only this operation.
+    #[arg(long, value_name = "NAME")]
+    op: Option<String>,
+    /// Writes the report as JSON as well.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+pub fn run(arguments: &Arguments) -> Result<Status> {
+    let ops: Vec<&Op> = match &arguments.op {
+        None => OPS.iter().collect(),
+        Some(name) => match find(name) {
+            Some(op) => vec![op],
+            None => {
+                let known: Vec<&str> = OPS.iter().map(|op| op.name).collect();
+                let hint = model::nearest(name, known.iter().copied());
+                let hint = hint.map_or_else(String::new, |hint| format!(" (did you mean \"{hint}\"?)"));
+                bail!("there is no operation \"{name}\"{hint}; the operations are {}", known.join(", "));
+            }
+        },
+    };
+    println!(
+        "Gradients in f64 against central differences (limit {DIFFERENCE_TOLERANCE:.0e}) and against dual numbers \
+         through the\nreference (limit {EXACT_TOLERANCE:.0e}); laws; and mutants, backward rules broken on purpose, \
+         that must be caught.\n"
+    );
+    println!("operation           cases  checked  skipped  differences  dual numbers   laws  mutants caught");
+    let mut reports = vec![];
+    for op in ops {
+        let report = arguments.threads.run(|| check(op))?;
+        let caught = format!("{}/{} ({:.0}%)", report.killed, report.mutants, 100.0 * report.kill_rate());
+        println!(
+            "{:<19} {:>5}  {:>7}  {:>7}  {:>11}  {:>12}  {:>5}  {caught:>14}{}",
+            report.op,
+            report.cases,
+            report.checked,
+            report.skipped,
+            format!("{:.1e}", report.difference_error),
+            format!("{:.1e}", report.exact_error),
+            report.laws,
+            if report.passed() { "" } else { "  FAILED" }
+        );
+        reports.push(report);
+    }
+    let failures: Vec<&String> = reports.iter().flat_map(|report| &report.failures).collect();
+    println!();
+    failures.iter().for_each(|failure| println!("{failure}"));
+    if let Some(path) = &arguments.json {
+        let all: Vec<Value> = reports.iter().map(as_json).collect();
+        model::write_safely(path, serde_json::to_string_pretty(&all)?.as_bytes())?;
+    }
+    let skipped: usize = reports.iter().map(|report| report.skipped).sum();
+    println!(
+        "{} operations, {} failures. Skipped: {skipped} elements of large cases, by sampling.",
+        reports.len(),
+        failures.len()
+    );
+    Ok(if failures.is_empty() { Status::Done } else { Status::FellShort })
+}
+
+fn as_json(report: &Report) -> Value {
+    json!({
+        "op": report.op,
+        "cases": report.cases,
+        "checked": report.checked,
+        "skipped": report.skipped,
+        "value_error": report.value_error,
+        "difference_error": report.difference_error,
+        "dual_error": report.exact_error,
+        "laws": report.laws,
+        "mutants": report.mutants,
+        "killed": report.killed,
+        "kill_rate": report.kill_rate(),
+        "passed": report.passed(),
+        "failures": report.failures,
+    })
+}

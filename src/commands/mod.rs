@@ -1,0 +1,113 @@
+//! The program's commands, a file each. This file says what they are called and what they take.
+
+mod bench;
+mod eval;
+mod forward;
+mod gradcheck;
+mod info;
+mod predict;
+mod train;
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+use model::{ModelConfig, preset};
+use std::path::PathBuf;
+use tensor::cpu::parallel::thread_pool;
+
+/// Trains, runs and checks BiFormer, the vision transformer with bi-level routing attention.
+///
+/// With no command it trains `nano` on the images inside the program.
+#[derive(Debug, Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    train: train::Arguments,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Trains a model and leaves a run folder with checkpoint, metrics and pictures.
+    Train(train::Arguments),
+    /// Measures a trained model on a data set's test images.
+    Eval(eval::Arguments),
+    /// Classifies pictures.
+    Predict(predict::Arguments),
+    /// Checks every operation's gradients, and that the check would notice wrong ones.
+    Gradcheck(gradcheck::Arguments),
+    /// Shows a model's layers, parameters, multiply-adds and memory.
+    Info(info::Arguments),
+    /// Runs a model on a tensor from a file.
+    Forward(forward::Arguments),
+    /// Times training or inference on synthetic images.
+    Bench(bench::Arguments),
+}
+
+/// How a command ended, if no error stopped it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// As asked.
+    Done,
+    /// It ran, and what it checked does not hold: exit status 1.
+    FellShort,
+    /// Ctrl-C: exit status 130.
+    Interrupted,
+}
+
+/// Runs the command.
+pub fn run(cli: Cli) -> Result<Status> {
+    match cli.command.unwrap_or(Command::Train(cli.train)) {
+        Command::Train(arguments) => train::run(&arguments),
+        Command::Eval(arguments) => eval::run(&arguments),
+        Command::Predict(arguments) => predict::run(&arguments),
+        Command::Gradcheck(arguments) => gradcheck::run(&arguments),
+        Command::Info(arguments) => info::run(&arguments),
+        Command::Forward(arguments) => forward::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
+    }
+}
+
+/// Which model, and what is different about it.
+#[derive(Debug, Args)]
+struct ModelChoice {
+    /// The model: nano, tiny, small, base, stl or stl_nchw.
+    #[arg(long, value_name = "NAME", default_value = "nano")]
+    model: String,
+    /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]
+    set: Vec<String>,
+}
+
+impl ModelChoice {
+    fn config(&self) -> Result<ModelConfig> {
+        Ok(preset(&self.model)?.config().with_overrides(self.set.iter().map(String::as_str))?)
+    }
+
+    fn image_size(&self, asked: Option<usize>) -> Result<usize> {
+        Ok(asked.unwrap_or(preset(&self.model)?.image_size))
+    }
+}
+
+/// How many threads.
+#[derive(Clone, Copy, Debug, Args)]
+struct Threads {
+    /// Threads to compute with; 0 takes one per core. The results have the same bits with any number.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    threads: usize,
+}
+
+impl Threads {
+    /// Runs `work` on a pool of so many threads.
+    fn run<R: Send>(self, work: impl FnOnce() -> R + Send) -> Result<R> {
+        Ok(thread_pool(self.threads).context("starting threads")?.install(work))
+    }
+}
+
+/// Where a trained model lies.
+#[derive(Debug, Args)]
+struct Trained {
+    /// A run folder, or the checkpoint file in it.
+    #[arg(long, value_name = "DIR|FILE")]
+    checkpoint: PathBuf,
+}

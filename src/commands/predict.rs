@@ -1,0 +1,54 @@
+//! `biformer predict`.
+
+use super::{Status, Threads, Trained};
+use crate::trainer::checkpoint::Checkpoint;
+use anyhow::{Context, Result};
+use autograd::Tape;
+use clap::Args;
+use data::{Split, Statistics, eval_tensor, load_image};
+use model::{BiFormer, Mode};
+use std::path::PathBuf;
+use tensor::Tensor;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    trained: Trained,
+    /// PNG or JPEG pictures of any size; the centre square is what the model sees.
+    #[arg(value_name = "IMAGE", required = true)]
+    images: Vec<PathBuf>,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+pub fn run(arguments: &Arguments) -> Result<Status> {
+    let path = &arguments.trained.checkpoint;
+    let (model, config, classes) = Checkpoint::read(path)?.into_model(path)?;
+    // What the training images were normalised by.
+    let dataset = data::open(&config.data, Split::Test);
+    let statistics =
+        dataset.with_context(|| format!("data {} that the model was trained on", config.data))?.statistics();
+    arguments.threads.run(|| {
+        for image in &arguments.images {
+            println!("{}", image.display());
+            let probabilities = classify(&model, image, config.image_size, statistics)?;
+            let mut order: Vec<usize> = (0..probabilities.len()).collect();
+            order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
+            for &class in order.iter().take(5) {
+                println!("  {:>5.1}%  {}", 100.0 * probabilities[class], classes[class]);
+            }
+        }
+        Ok(Status::Done)
+    })?
+}
+
+fn classify(model: &BiFormer, image: &std::path::Path, size: usize, statistics: Statistics) -> Result<Vec<f64>> {
+    let pixels = eval_tensor(&load_image(image)?, size, statistics)?;
+    let tape = Tape::inference();
+    let output = model.forward(&tape, &Tensor::from_slice(&pixels, [1, size, size, 3])?, Mode::Evaluate)?;
+    let logits = output.logits().value().cast(tensor::DType::F64)?.to_vec::<f64>()?;
+    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = logits.iter().map(|x| (x - largest).exp()).collect();
+    let total: f64 = weights.iter().sum();
+    Ok(weights.iter().map(|weight| weight / total).collect())
+}
