@@ -34,6 +34,7 @@ pub fn cases() -> Vec<Case> {
         case("no samples", &[0, 3], 0.2),
         case("empty samples", &[3, 0], 0.2),
         case("more than one thread", &[5, 17_001], 0.3),
+        case("more than one thread, small samples", &[2003, 17], 0.3),
     ]
 }
 

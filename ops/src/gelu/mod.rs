@@ -7,7 +7,7 @@
 //! dx = dy·(Φ(x) + x·φ(x)). Saved: x. Φ(x) could be saved as well, but it costs as many bytes as x and
 //! about as long to read again as to compute again.
 //!
-//! x must be contiguous, f32 or f64. In f32 the error is at most 5e-7·max(1, |x|), from the polynomial
+//! x must be contiguous, f32 or f64. In f32 the error is at most 3e-7·max(1, |x|), from the polynomial
 //! that stands for erf. Errors: [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
 //! Hendrycks and Gimpel, "Gaussian error linear units", 2016; `torch.nn.GELU` without approximation.
 
