@@ -24,11 +24,13 @@ mod presets;
 mod state;
 mod weights;
 
+pub use attention::Attention;
 pub use biformer::{BiFormer, Output};
+pub use block::Block;
 pub use config::{Attend, FIELDS, Family, Features, ModelConfig, PerStage};
 pub use error::{Error, Result, nearest};
 pub use files::{TensorFile, write_safely};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
-pub use state::{RunningStatistics, StatisticsId};
+pub use state::{Builder, Init, RunningStatistics, StatisticsId};
 pub use weights::Loaded;

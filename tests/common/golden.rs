@@ -1,0 +1,119 @@
+//! Reading conformance vectors.
+
+use super::generator;
+use biformer::model::{BiFormer, FIELDS, ModelConfig, TensorFile, preset};
+use biformer::tensor::{DType, Tensor};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// A file of vectors.
+pub struct Vector {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its contents.
+    pub json: Value,
+}
+
+/// All vectors of a kind: the project's own, and those in the folder that BIFORMER_GOLDEN_DIR names.
+pub fn vectors(kind: &str) -> Vec<Vector> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden");
+    let more = std::env::var_os("BIFORMER_GOLDEN_DIR").map(PathBuf::from);
+    let mut found = vec![];
+    for folder in [Some(own), more].into_iter().flatten() {
+        let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        for path in paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "json")) {
+            let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+            if json["kind"] == kind {
+                found.push(Vector { path, json });
+            }
+        }
+    }
+    found
+}
+
+impl Vector {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.json["name"].as_str().unwrap()
+    }
+
+    /// The model that it is about.
+    pub fn config(&self) -> ModelConfig {
+        let family = self.json["model"]["family"].as_str().unwrap_or("biformer");
+        let base = match family {
+            "biformer" => "tiny",
+            "biformer_stl" => "stl",
+            "biformer_stl_nchw" => "stl_nchw",
+            other => panic!("{}: unknown family {other}", self.name()),
+        };
+        let mut table = serde_json::to_value(preset(base).unwrap().config()).unwrap();
+        for (key, value) in self.json["model"].as_object().unwrap() {
+            let key = own_name(key);
+            assert!(FIELDS.contains(&key), "{}: the model has no field {key}", self.name());
+            table[key] = value.clone();
+        }
+        serde_json::from_value(table).unwrap()
+    }
+
+    /// The model with the generated weights.
+    pub fn model(&self, dtype: DType) -> BiFormer {
+        let mut model = BiFormer::new(&self.config(), 0, dtype).unwrap();
+        let weights = generator::state_dict(&model.state_dict().unwrap());
+        model.load(&weights, "generated").unwrap();
+        model
+    }
+
+    /// The complete outputs, beside the file.
+    pub fn outputs(&self, precision: &str) -> TensorFile {
+        TensorFile::read(&self.path.with_file_name(format!("{}.{precision}.safetensors", self.name()))).unwrap()
+    }
+}
+
+/// The name that the project has for a field of the reference.
+fn own_name(key: &str) -> &str {
+    match key {
+        "n_wins" => "n_win",
+        "mlp_ratios" => "mlp_ratio",
+        "side_dwconv" => "lce_kernel",
+        "before_attn_dwconv" => "pos_kernel",
+        "layer_scale_init_value" => "layer_scale",
+        "drop_path_rate" => "drop_path",
+        other => other,
+    }
+}
+
+/// A generated image batch (N, 3, H, W), as (N, H, W, 3).
+pub fn images(key: &str, shape: &[usize], dtype: DType) -> Tensor {
+    generator::tensor(key, shape).permute(&[0, 2, 3, 1]).unwrap().contiguous().cast(dtype).unwrap()
+}
+
+/// A map (N, H, W, C) in the order of (N, C, H, W).
+pub fn nchw(map: &Tensor) -> Vec<f64> {
+    map.cast(DType::F64).unwrap().permute(&[0, 3, 1, 2]).unwrap().to_vec().unwrap()
+}
+
+/// A list of numbers.
+pub fn numbers(json: &Value) -> Vec<f64> {
+    json.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+/// The square root of the sum of squares.
+pub fn l2(values: &[f64]) -> f64 {
+    values.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+/// Asserts that values agree within `tolerance` times the largest of them.
+pub fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
+    let scale = want.iter().fold(0.0_f64, |scale, x| scale.max(x.abs()));
+    assert_within(what, got, want, tolerance * scale);
+}
+
+/// Asserts that values agree within `bound`.
+pub fn assert_within(what: &str, got: &[f64], want: &[f64], bound: f64) {
+    assert_eq!(got.len(), want.len(), "{what}: number of values");
+    for (place, (got, want)) in got.iter().zip(want).enumerate() {
+        assert!((got - want).abs() <= bound, "{what}, element {place}: {got}, should be {want} within {bound:.1e}");
+    }
+}

@@ -1,0 +1,5 @@
+//! What several whole-product tests share.
+#![allow(dead_code)] // each test binary uses its own part
+
+pub mod generator;
+pub mod golden;

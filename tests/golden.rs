@@ -1,0 +1,231 @@
+//! The model against the reference, on vectors that the published code gave.
+
+mod common;
+
+use biformer::autograd::{Gradients, Tape};
+use biformer::model::{Attend, BiFormer, Mode, ModelConfig, Pass, preset};
+use biformer::optim::{AdamW, AdamWConfig};
+use biformer::tensor::{DType, Tensor};
+use common::generator;
+use common::golden::{Vector, assert_close, assert_within, images, l2, nchw, numbers, vectors};
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+#[test]
+fn the_generator_gives_its_known_first_values() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/golden/generator_check.json");
+    let known: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let shape = |key: &str| match key {
+        "input" => vec![2, 3, 224, 224],
+        "downsample_layers.0.0.weight" => vec![32, 3, 3, 3],
+        "stages.0.0.attn.qkv.qkv.weight" => vec![192, 64],
+        "head.weight" => vec![1000, 512],
+        _ => vec![32],
+    };
+    for (key, known) in known.as_object().unwrap() {
+        let first: Vec<f64> = generator::values(key, &shape(key)).iter().take(4).map(|&x| f64::from(x)).collect();
+        assert_eq!(first, numbers(&known["first4"]), "{key}");
+    }
+}
+
+#[test]
+fn state_dict_names_shapes_and_types_are_the_references() {
+    for (name, file) in [("tiny", "tiny"), ("small", "small"), ("base", "base"), ("stl", "stl"), ("stl_nchw", "stl_nchw")] {
+        let path = format!("{}/tests/fixtures/golden/keys_biformer_{file}.txt", env!("CARGO_MANIFEST_DIR"));
+        let theirs: BTreeSet<String> = std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect();
+        let model = BiFormer::new(&preset(name).unwrap().config(), 0, DType::F32).unwrap();
+        let kind = |dtype| if dtype == DType::Index { "int64" } else { "float32" };
+        let ours = model.state_dict().unwrap().tensors;
+        let ours: BTreeSet<String> =
+            ours.iter().map(|(name, t)| format!("{name} {:?} {}", t.shape().to_vec(), kind(t.dtype()))).collect();
+        assert_eq!(ours, theirs, "{name}");
+    }
+}
+
+#[test]
+fn parameter_counts_are_the_published_ones() {
+    for (name, count) in [("tiny", 13_142_760), ("small", 25_536_232), ("base", 56_804_968), ("stl", 28_372_552)] {
+        let model = BiFormer::new(&preset(name).unwrap().config(), 0, DType::F32).unwrap();
+        assert_eq!(model.parameters.layout().count(), count, "{name}");
+    }
+}
+
+#[test]
+fn forward_passes_in_f64() {
+    for vector in vectors("forward") {
+        let model = vector.model(DType::F64);
+        let shape: Vec<usize> = numbers(&vector.json["input"]["shape"]).iter().map(|&x| x as usize).collect();
+        let tape = Tape::inference();
+        let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).keep_maps();
+        let values = model.run(&pass, &images("input", &shape, DType::F64)).unwrap();
+        let trace = pass.into_trace();
+        // The first map that differs is the first to be looked at.
+        for (name, map) in &trace.maps {
+            compare_statistics(&format!("{} {name}", vector.name()), &nchw(map), &vector.json["f64"][name]);
+        }
+        compare_routes(&vector, model.config(), &trace.routes, &shape);
+        let stored = vector.outputs("f64");
+        for (index, value) in values.iter().enumerate() {
+            let (name, got) = match value.value().rank() {
+                2 => ("logits".to_owned(), value.value().to_vec::<f64>().unwrap()),
+                _ => (format!("out{index}"), nchw(value.value())),
+            };
+            let want = &stored.tensors[&name];
+            let tolerance = if want.dtype() == DType::F64 { 1e-9 } else { 1e-6 };
+            let want = want.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+            assert_close(&format!("{} {name}", vector.name()), &got, &want, tolerance);
+        }
+        println!("{}: as the reference", vector.name());
+    }
+}
+
+#[test]
+fn forward_passes_in_f32() {
+    for vector in vectors("forward") {
+        let model = vector.model(DType::F32);
+        let shape: Vec<usize> = numbers(&vector.json["input"]["shape"]).iter().map(|&x| x as usize).collect();
+        let tape = Tape::inference();
+        let output = model.forward(&tape, &images("input", &shape, DType::F32), Mode::Evaluate).unwrap();
+        let stored = vector.outputs("f64");
+        for (index, value) in output.values.iter().enumerate() {
+            let (name, got) = match value.value().rank() {
+                2 => ("logits".to_owned(), value.value().cast(DType::F64).unwrap().to_vec::<f64>().unwrap()),
+                _ => (format!("out{index}"), nchw(value.value())),
+            };
+            let want = stored.tensors[&name].cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+            assert_within(&format!("{} {name}", vector.name()), &got, &want, 1e-4);
+        }
+    }
+}
+
+/// First values, sum, norm and largest value of a map.
+fn compare_statistics(what: &str, got: &[f64], want: &Value) {
+    const TOLERANCE: f64 = 1e-9;
+    let norm = want["l2"].as_f64().unwrap();
+    assert_within(&format!("{what} l2"), &[l2(got)], &[norm], TOLERANCE * norm);
+    assert_within(&format!("{what} sum"), &[got.iter().sum()], &[want["sum"].as_f64().unwrap()], TOLERANCE * norm);
+    assert_close(&format!("{what} first values"), &got[..8], &numbers(&want["first8"]), TOLERANCE);
+    let largest = got.iter().fold(0.0_f64, |largest, x| largest.max(x.abs()));
+    assert_close(&format!("{what} largest"), &[largest], &[want["amax"].as_f64().unwrap()], TOLERANCE);
+}
+
+/// Sets of routed regions, block by block. Regions that are pure padding have identical keys, so that which of
+/// them is taken means nothing: they count as one and the same.
+fn compare_routes(vector: &Vector, config: &ModelConfig, routes: &[(String, Tensor)], shape: &[usize]) {
+    let Some(known) = vector.json["routing"].as_array() else { return };
+    assert_eq!(known.len(), routes.len(), "{}: number of routed attentions", vector.name());
+    for (known, (name, ours)) in known.iter().zip(routes) {
+        let what = format!("{} {name}", vector.name());
+        assert_eq!(known["block"].as_str().unwrap().trim_end_matches(".router"), name, "{what}");
+        let stage: usize = name.split('.').nth(1).unwrap().parse().unwrap();
+        assert!(matches!(config.attend(stage), Attend::Routed(_)));
+        let n_win = config.n_win.at(stage);
+        let padding = |region: usize| {
+            let beyond = |place: usize, side: usize| place * side.div_ceil(n_win) >= side;
+            let map = [shape[2], shape[3]].map(|side| config.map_side(side, stage));
+            beyond(region / n_win, map[0]) || beyond(region % n_win, map[1])
+        };
+        let topk = *ours.shape().last().unwrap();
+        let ours: Vec<usize> = ours.to_vec::<u32>().unwrap().into_iter().map(|region| region as usize).collect();
+        let set = |row: &[usize]| {
+            let mut set: Vec<usize> = row.iter().map(|&r| if padding(r) { usize::MAX } else { r }).collect();
+            set.sort_unstable();
+            set
+        };
+        let row = |key: &str| -> Vec<usize> { numbers(&known[key]).iter().map(|&x| x as usize).collect() };
+        assert_eq!(set(&ours[..topk]), set(&row("row0")), "{what}, first row");
+        assert_eq!(set(&ours[ours.len() - topk..]), set(&row("row_last")), "{what}, last row");
+        if !(0..n_win * n_win).any(padding) {
+            assert_eq!(ours.iter().sum::<usize>() as u64, known["idx_sum"].as_u64().unwrap(), "{what}, sum of indices");
+        }
+    }
+}
+
+#[test]
+fn training_steps() {
+    for vector in vectors("train") {
+        train(&vector);
+        println!("{}: as the reference", vector.name());
+    }
+}
+
+/// The number after a phrase in a description: "label smoothing 0.10" gives 0.1.
+fn described(vector: &Vector, field: &str, phrase: &str) -> f64 {
+    let text = vector.json[field].as_str().unwrap();
+    let after = text.split(phrase).nth(1).unwrap_or_else(|| panic!("{}: no \"{phrase}\" in {text}", vector.name()));
+    after.trim().split([' ', ',', ';']).next().unwrap().parse().unwrap()
+}
+
+fn train(vector: &Vector) {
+    const TOLERANCE: f64 = 1e-7;
+    let json = &vector.json;
+    let mut model = vector.model(DType::F64);
+    let shape: Vec<usize> = numbers(&json["shape"]).iter().map(|&x| x as usize).collect();
+    let classes = json["num_classes"].as_u64().unwrap() as usize;
+    let smoothing = described(vector, "loss", "label smoothing");
+    let lr = described(vector, "optimizer", "lr");
+    let settings = AdamWConfig { weight_decay: described(vector, "optimizer", "weight decay"), ..AdamWConfig::default() };
+    let mut optimizer = AdamW::new(&model.parameters, settings).unwrap();
+    let mut gradients = Gradients::new(&model.parameters);
+    let layout = model.parameters.layout().clone();
+    for (step, loss_wanted) in numbers(&json["losses"]).into_iter().enumerate() {
+        let labels: Vec<u32> = (0..shape[0]).map(|i| ((7 * i + 3 * step + 1) % classes) as u32).collect();
+        let labels = Tensor::from_slice(&labels, [shape[0]]).unwrap();
+        let tape = Tape::new();
+        gradients.begin_step();
+        let mode = Mode::Train { seed: 0, step: step as u64 };
+        let output = model.forward(&tape, &images(&format!("input.{step}"), &shape, DType::F64), mode).unwrap();
+        let loss = biformer::ops::cross_entropy(output.logits(), &labels, smoothing).unwrap();
+        assert_close(&format!("{} loss {step}", vector.name()), &[loss.value().item().unwrap()], &[loss_wanted], TOLERANCE);
+        tape.backward(&loss, &mut gradients).unwrap();
+        let trace = output.trace;
+        drop((output.values, loss));
+        drop(tape);
+        gradients.require_all().unwrap();
+
+        let norm = l2(&gradients.flat().unwrap().to_vec::<f64>().unwrap());
+        let norm_wanted = json["grad_global_norm"][step].as_f64().unwrap();
+        assert_close(&format!("{} gradient norm {step}", vector.name()), &[norm], &[norm_wanted], TOLERANCE);
+        if step == 0 {
+            let wanted = json["grads_step0"].as_object().unwrap();
+            assert_eq!(wanted.len(), layout.ids().len(), "number of gradients");
+            for id in layout.ids() {
+                let got = gradients.parameter(id).unwrap().to_vec::<f64>().unwrap();
+                // A bias before a BatchNorm has no influence: its gradient is rounding noise, in both.
+                let noise = 1e-12 * norm_wanted;
+                compare_summary(&format!("{} gradient of {}", vector.name(), layout.name(id)), &got, &wanted[layout.name(id)], TOLERANCE, noise);
+            }
+        }
+        optimizer.step(&mut model.parameters, &gradients, lr).unwrap();
+        model.update_statistics(&trace).unwrap();
+    }
+    for id in layout.ids() {
+        let got = model.parameters.get(id).to_vec::<f64>().unwrap();
+        let name = layout.name(id);
+        compare_summary(&format!("{} {name} after", vector.name()), &got, &json["params_after"][name], TOLERANCE, 0.0);
+    }
+    for running in &model.statistics {
+        for (field, values) in [("running_mean", &running.mean), ("running_var", &running.variance)] {
+            let name = format!("{}.{field}", running.name);
+            let got = values.to_vec::<f64>().unwrap();
+            compare_summary(&format!("{} {name} after", vector.name()), &got, &json["buffers_after"][&name], TOLERANCE, 0.0);
+        }
+    }
+    let tape = Tape::inference();
+    let output = model.forward(&tape, &images("input.eval", &shape, DType::F64), Mode::Evaluate).unwrap();
+    let got = output.logits().value().to_vec::<f64>().unwrap();
+    let wanted: Vec<f64> = json["eval_logits_after"].as_array().unwrap().iter().flat_map(numbers).collect();
+    assert_close(&format!("{} evaluation logits after", vector.name()), &got, &wanted, TOLERANCE);
+}
+
+/// Norm, sum and first values of a tensor, relative to its norm; differences below `noise` do not count.
+fn compare_summary(what: &str, got: &[f64], want: &Value, tolerance: f64, noise: f64) {
+    let norm = want["l2"].as_f64().unwrap_or_else(|| panic!("{what}: no vector"));
+    let bound = tolerance * norm + noise;
+    assert_within(&format!("{what}, l2"), &[l2(got)], &[norm], bound);
+    let first = numbers(&want["first4"]);
+    assert_within(&format!("{what}, first values"), &got[..first.len()], &first, bound);
+    if let Some(sum) = want["sum"].as_f64() {
+        assert_within(&format!("{what}, sum"), &[got.iter().sum()], &[sum], bound * (got.len() as f64).sqrt());
+    }
+}
