@@ -1,0 +1,107 @@
+"""Throughput of the PyTorch twin on synthetic data; prints one JSON object with --json.
+
+Its arguments mirror those of `biformer bench`, so that both programs can be given the same line.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+from biformer_torch import GATHERS, BiFormer, count_macs, load_config, parameter_groups
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model-json", default="tiny", metavar="FILE|tiny|nano", help="configuration")
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--mode", choices=["train", "infer"], default="train")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before them, compilation included")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--gather", choices=sorted(GATHERS), default="index")
+    parser.add_argument("--attention", choices=["matmul", "sdpa"], default="matmul",
+                        help="matmul has measured faster on CPUs at BiFormer's few keys per query")
+    parser.add_argument("--memory-format", choices=["channels_last", "contiguous"], default="channels_last")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a line of text")
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
+    torch.set_num_threads(args.threads)
+    torch.set_flush_denormal(True)
+    torch.manual_seed(0)
+    config = load_config(args.model_json)
+    memory_format = torch.channels_last if args.memory_format == "channels_last" else torch.contiguous_format
+    model = BiFormer(config, args.gather, args.attention == "sdpa").to(memory_format=memory_format)
+    parameters = sum(p.numel() for p in model.parameters())
+    images = torch.randn(args.batch_size, 3, args.image_size, args.image_size).to(memory_format=memory_format)
+    labels = torch.randint(config["num_classes"], (args.batch_size,))
+    optimizer = torch.optim.AdamW(parameter_groups(model, 0.05), lr=1e-3, fused=True)
+    model.train(args.mode == "train")
+    forward = torch.compile(model) if args.compile else model
+
+    def train_step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(forward(images), labels, label_smoothing=0.1)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    @torch.inference_mode()
+    def infer_step():
+        return forward(images)
+
+    step = train_step if args.mode == "train" else infer_step
+    milliseconds, switches = [], []
+    for i in range(args.warmup + args.steps):
+        switches_before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        start = time.perf_counter()
+        result = step()
+        elapsed = time.perf_counter() - start
+        if i >= args.warmup:
+            milliseconds.append(elapsed * 1e3)
+            switches.append(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - switches_before)
+    if not torch.isfinite(result).all():
+        sys.exit("the last step gave values that are not finite: not a measurement")
+
+    median = statistics.median(milliseconds)
+    report = {
+        "images_per_second": args.batch_size / median * 1e3,
+        "median_step_ms": median,
+        "min_step_ms": min(milliseconds),
+        # Some dozens: quiet. Hundreds: other programs took the cores away, measure again.
+        "involuntary_switches_per_step": statistics.median(switches),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "compile": args.compile,
+        "gather": args.gather,
+        "attention": args.attention,
+        "memory_format": args.memory_format,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "mode": args.mode,
+        "batch_size": args.batch_size,
+        "image_size": args.image_size,
+        "steps": args.steps,
+        "parameters": parameters,
+        "macs_per_image": count_macs(config, args.image_size),
+    }
+    if args.json:
+        print(json.dumps(report))
+    else:
+        print(f"{report['images_per_second']:.1f} images/s, {median:.1f} ms a step, "
+              f"{report['peak_rss_bytes'] / 2**20:.0f} MiB, {parameters / 1e6:.2f} M parameters, "
+              f"{report['macs_per_image'] / 1e6:.1f} M multiply-adds an image")
+
+
+if __name__ == "__main__":
+    main()
