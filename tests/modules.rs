@@ -18,7 +18,6 @@ fn number(description: &str, word: &str) -> usize {
     found.unwrap_or_else(|| panic!("no {word} in \"{description}\""))
 }
 
-
 enum Module {
     Attention(Attention),
     Block(Block),
@@ -99,11 +98,8 @@ fn every_module_vector() {
             }
             "AttentionLePE" | "Attention" => {
                 let topk = if kind == "Attention" { -1 } else { -2 };
-                let config = ModelConfig {
-                    topks: vec![topk],
-                    full_attention_heads: number(description, "heads"),
-                    ..one_stage
-                };
+                let config =
+                    ModelConfig { topks: vec![topk], full_attention_heads: number(description, "heads"), ..one_stage };
                 check(description, known, &config, "lepeattn");
             }
             "Block" => {

@@ -9,9 +9,11 @@ mod slab;
 
 pub mod add;
 pub mod attention;
+pub mod batch_norm;
 pub mod bra;
 pub mod concat;
 pub mod contiguous;
+pub mod conv2d;
 pub mod cross_entropy;
 pub mod drop_path;
 pub mod dropout;
@@ -38,9 +40,11 @@ pub mod top_k;
 
 pub use add::add;
 pub use attention::attention;
+pub use batch_norm::{BatchStatistics, batch_norm_eval, batch_norm_train};
 pub use bra::{Bra, RouteKind, Routed, Routing, bra, bra_composed, route};
 pub use concat::concat;
 pub use contiguous::contiguous;
+pub use conv2d::{Conv2d, conv2d};
 pub use cross_entropy::cross_entropy;
 pub use drop_path::drop_path;
 pub use dropout::dropout;

@@ -30,9 +30,11 @@ macro_rules! registry {
 registry![
     add,
     attention,
+    batch_norm,
     bra,
     concat,
     contiguous,
+    conv2d,
     cross_entropy,
     drop_path,
     dropout,

@@ -97,7 +97,7 @@ fn time(arguments: &Arguments, size: usize) -> Result<Vec<f64>> {
     match arguments.mode {
         Work::Train => {
             let mut learner = Learner::new(&config)?;
-            steps(arguments.steps, |step| Ok(drop(learner.train(&config, &batch, step as u64, 1e-3)?)))
+            steps(arguments.steps, |step| learner.train(&config, &batch, step as u64, 1e-3).map(|_| ()))
         }
         Work::Infer => {
             let model = BiFormer::new(&config.architecture, 0, DType::F32)?;

@@ -97,7 +97,7 @@ impl Trainer {
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         let steps = self.train.batches_per_epoch();
         let schedule = self.config.schedule(steps)?;
-        let mut display = Display::new(&self.config, &self.learner, &self.progress, steps, self.train.dataset().len());
+        let display = Display::new(&self.config, &self.learner, &self.progress, steps, self.train.dataset().len());
         let mut accuracy = self.folder.last_accuracy()?.unwrap_or(0.0);
         while self.progress.epoch < self.config.epochs {
             let epoch = self.progress.epoch;

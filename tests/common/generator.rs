@@ -6,9 +6,9 @@ use biformer::tensor::{DType, Tensor};
 /// The values of the tensor with this name and shape.
 pub fn values(key: &str, shape: &[usize]) -> Vec<f32> {
     let (amplitude, offset) = range(key, shape);
-    let hash = key.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
-    });
+    let hash = key
+        .bytes()
+        .fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3));
     let uniform = |i: u64| {
         let z = hash.wrapping_add((i + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,17 +1,17 @@
 //! CPU kernels of [`dwconv`](super::dwconv), also run by operations that hold its operands inside wider
 //! tensors: every operand has its own distance from one pixel to the next.
 //!
-//! Channels are the vector lanes. The innermost loops run over them for a few neighbouring pixels and taps
-//! at once, so that a pixel and a tap are loaded once for several products. What lies outside the image is
-//! read from a line of zeros, so that no loop knows about borders.
+//! Channels are the vector lanes. Forward, the sums of a few neighbouring pixels stay in registers while the
+//! kernel passes, and each pixel of x is loaded once for all taps of a kernel row; for the weight's gradient
+//! the sums of a kernel row's taps stay while a row of pixels passes. Pixels outside the image are skipped.
 
+use super::registers::{Each, Registers, Vector};
 use rayon::prelude::*;
 use std::ops::Range;
-use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, items_per_task, put, sum_in_pieces};
 use tensor::{Float, Tensor, simd};
 
-/// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K odd.
+/// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`KERNELS`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extents {
     pub images: usize,
@@ -63,27 +63,19 @@ impl Extents {
         let row = row % self.height;
         self.reach().saturating_sub(row)..(self.height + self.reach() - row).min(self.kernel)
     }
-
-    /// The channels in blocks of at most [`CHANNELS`].
-    fn channel_blocks(&self) -> impl Iterator<Item = Range<usize>> {
-        let channels = self.channels;
-        (0..channels).step_by(CHANNELS).map(move |start| start..(start + CHANNELS).min(channels))
-    }
 }
 
-/// Channels whose sums a kernel keeps, in the first-level cache, while pixels and taps pass.
-const CHANNELS: usize = 128;
-/// Neighbouring pixels that a loop over channels takes at once.
-const PIXELS: usize = 4;
+/// The kernel extents that there is code for.
+pub(crate) const KERNELS: [usize; 4] = [1, 3, 5, 7];
 
-/// Calls `$kernel::<T, A, K, K + PIXELS - 1>` for a kernel of extent K.
+/// Calls `$kernel::<T, A, K>` for a kernel of extent K.
 macro_rules! of_extent {
     ($extent:expr, $kernel:ident::<$T:ident, $A:ident>($($argument:expr),* $(,)?)) => {
         match $extent {
-            1 => $kernel::<$T, $A, 1, 4>($($argument),*),
-            3 => $kernel::<$T, $A, 3, 6>($($argument),*),
-            5 => $kernel::<$T, $A, 5, 8>($($argument),*),
-            7 => $kernel::<$T, $A, 7, 10>($($argument),*),
+            1 => $kernel::<$T, $A, 1>($($argument),*),
+            3 => $kernel::<$T, $A, 3>($($argument),*),
+            5 => $kernel::<$T, $A, 5>($($argument),*),
+            7 => $kernel::<$T, $A, 7>($($argument),*),
             other => unreachable!("invariant: a kernel of extent {other} was refused"),
         }
     };
@@ -112,7 +104,8 @@ pub(crate) fn backward_weight<T: Float>(e: Extents, dy: Map<'_, T>, x: Map<'_, T
     let packed = packed.as_mut_slice::<T>("dwconv").expect("a new tensor");
     let rows = if e.is_empty() { 0 } else { e.rows() };
     sum_in_pieces(rows, e.width * e.channels, taps * e.channels, Out::store(packed), |rows, sums| {
-        simd!(A => of_extent!(e.kernel, weight_rows::<T, A>(e, dy, x, rows, sums)));
+        // SAFETY: `simd!` chooses an instruction set that the machine has.
+        simd!(A => unsafe { of_extent!(e.kernel, weight_rows::<T, A>(e, dy, x, rows, sums)) });
     });
     for (channel, dweight_of_channel) in dweight.data.chunks_exact_mut(taps).enumerate() {
         for (tap, dweight_of_tap) in dweight_of_channel.iter_mut().enumerate() {
@@ -155,42 +148,91 @@ fn correlate<T: Float>(e: Extents, x: Map<'_, T>, taps: &[T], bias: Option<&[T]>
         for (row, data) in data.chunks_mut(row_stride).enumerate() {
             let y = MapMut { out: Out { data, accumulate: out.accumulate }, stride };
             let row = task * rows_per_task + row;
-            simd!(A => of_extent!(e.kernel, correlate_row::<T, A>(e, x, taps, bias, row, y)));
+            // SAFETY: `simd!` chooses an instruction set that the machine has.
+            simd!(A => unsafe { of_extent!(e.kernel, correlate_row::<T, A>(e, x, taps, bias, row, y)) });
         }
     });
 }
 
-/// Some channels of one row of an operand.
+/// Repeats a statement with `$i` = 0, 1, .. below `$count`, at most 14, written out: the compiler leaves a
+/// loop of many vector operations a loop, and then what `$i` indexes is in memory instead of registers.
+macro_rules! unrolled {
+    ($i:ident in 0..$count:expr => $body:block) => {
+        unrolled!(@ $i, $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
+    };
+    (@ $i:ident, $count:expr, $body:block, $($n:literal)*) => {
+        $(if $n < $count {
+            let $i: usize = $n;
+            $body
+        })*
+    };
+}
+
+/// Repeats a statement for blocks of channels from `$channel` on, `$COUNT` registers `$V` wide, until all
+/// channels have had their turn.
+macro_rules! channel_blocks {
+    ($T:ident, $A:ident, $channels:expr, ($channel:ident, $V:ident, $COUNT:ident) => $body:block) => {
+        let mut $channel = 0;
+        macro_rules! blocks {
+            ($vector:ty, $count:literal) => {
+                while $channels - $channel >= <$vector as Vector<$T>>::LANES * $count {
+                    type $V<$T, $A> = $vector;
+                    const $COUNT: usize = $count;
+                    $body
+                    $channel += <$vector as Vector<$T>>::LANES * $count;
+                }
+            };
+        }
+        if $A::WIDE {
+            blocks!(<$A as Registers>::Vector<$T>, 2);
+        }
+        blocks!(<$A as Registers>::Vector<$T>, 1);
+        blocks!(Each<$T, $A, 1>, 1);
+    };
+}
+
+/// One row of a map, from one of the channels on.
 #[derive(Clone, Copy)]
 struct Line<'a, T> {
-    map: Map<'a, T>,
-    /// The number of the row's first pixel.
-    first: usize,
+    data: &'a [T],
+    stride: usize,
     width: usize,
-    channel: usize,
-    /// What is read outside the image: zeros, as many as channels.
-    outside: &'a [T],
 }
 
 impl<'a, T: Float> Line<'a, T> {
-    /// The channels of `N` pixels from `column` on; columns left of the image have wrapped around.
     #[inline(always)]
-    fn pixels<const N: usize>(&self, column: usize) -> [&'a [T]; N] {
-        let mut pixels = [self.outside; N];
-        for (i, pixel) in pixels.iter_mut().enumerate() {
-            let column = column.wrapping_add(i);
-            if column < self.width {
-                let start = (self.first + column) * self.map.stride + self.channel;
-                *pixel = &self.map.data[start..][..self.outside.len()];
-            }
-        }
-        pixels
+    fn new(map: Map<'a, T>, row: usize, width: usize, channel: usize) -> Self {
+        Line { data: &map.data[row * width * map.stride + channel..], stride: map.stride, width }
+    }
+
+    /// Some channels of a pixel, if it is on the image; columns left of it have wrapped around.
+    ///
+    /// # Safety
+    /// As of [`Vector::zero`].
+    #[inline(always)]
+    unsafe fn load<V: Vector<T>, const COUNT: usize>(&self, column: usize) -> Option<[V; COUNT]> {
+        // SAFETY: the caller vouches for the instruction set.
+        (column < self.width).then(|| unsafe { load(&self.data[column * self.stride..]) })
     }
 }
 
-/// One row of y, which is row `row` of all N·H.
+/// The first elements of a slice.
+///
+/// # Safety
+/// As of [`Vector::zero`].
 #[inline(always)]
-fn correlate_row<T: Float, A: Arch, const K: usize, const WINDOW: usize>(
+unsafe fn load<T: Float, V: Vector<T>, const COUNT: usize>(from: &[T]) -> [V; COUNT] {
+    let from = &from[..COUNT * V::LANES];
+    // SAFETY: the caller vouches for the instruction set.
+    std::array::from_fn(|i| unsafe { V::load(&from[i * V::LANES..]) })
+}
+
+/// One row of y, which is row `row` of all N·H.
+///
+/// # Safety
+/// The machine must have the instruction set `A`.
+#[inline(always)]
+unsafe fn correlate_row<T: Float, A: Registers, const K: usize>(
     e: Extents,
     x: Map<'_, T>,
     taps: &[T],
@@ -198,114 +240,128 @@ fn correlate_row<T: Float, A: Arch, const K: usize, const WINDOW: usize>(
     row: usize,
     mut y: MapMut<'_, T>,
 ) {
-    let zeros = [T::zero(); CHANNELS];
-    for channels in e.channel_blocks() {
-        let outside = &zeros[..channels.len()];
-        for column in (0..e.width).step_by(PIXELS) {
-            let mut sums = [[T::zero(); CHANNELS]; PIXELS];
-            if let Some(bias) = bias {
-                sums.iter_mut().for_each(|sums| sums[..channels.len()].copy_from_slice(&bias[channels.clone()]));
-            }
-            for ky in e.kernel_rows(row) {
-                let first = (row + ky - e.reach()) * e.width;
-                let line = Line { map: x, first, width: e.width, channel: channels.start, outside };
-                add_taps::<T, A, K, WINDOW>(
-                    &taps[ky * K * e.channels + channels.start..],
-                    e.channels,
-                    line.pixels(column.wrapping_sub(e.reach())),
-                    &mut sums,
-                );
-            }
-            for (pixel, sums) in sums.iter().enumerate().take(e.width - column) {
-                let y_of_pixel = &mut y.out.data[(column + pixel) * y.stride..][channels.clone()];
-                put(y_of_pixel, &sums[..channels.len()], y.out.accumulate);
+    channel_blocks!(T, A, e.channels, (channel, V, COUNT) => {
+        let mut column = 0;
+        while column < e.width {
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe {
+                if e.width - column > 4 {
+                    correlate_block::<T, V<T, A>, K, COUNT, 8>(e, x, taps, bias, [row, column, channel], &mut y);
+                    column += 8;
+                } else {
+                    correlate_block::<T, V<T, A>, K, COUNT, 4>(e, x, taps, bias, [row, column, channel], &mut y);
+                    column += 4;
+                }
             }
         }
-    }
+    });
 }
 
-/// sums[p] += Σₜ taps[t]·x[p + t], channel by channel.
+/// `COUNT` registers of channels of `PIXELS` neighbouring pixels of y.
+///
+/// # Safety
+/// As of [`Vector::zero`].
 #[inline(always)]
-fn add_taps<T: Float, A: Arch, const TAPS: usize, const WINDOW: usize>(
+unsafe fn correlate_block<T: Float, V: Vector<T>, const K: usize, const COUNT: usize, const PIXELS: usize>(
+    e: Extents,
+    x: Map<'_, T>,
     taps: &[T],
-    tap_stride: usize,
-    x: [&[T]; WINDOW],
-    sums: &mut [[T; CHANNELS]; PIXELS],
+    bias: Option<&[T]>,
+    [row, column, channel]: [usize; 3],
+    y: &mut MapMut<'_, T>,
 ) {
-    let channels = x[0].len();
-    let x = x.map(|x| &x[..channels]);
-    let sums = sums.each_mut().map(|sums| &mut sums[..channels]);
-    let taps: [&[T]; TAPS] = std::array::from_fn(|tap| &taps[tap * tap_stride..][..channels]);
-    for c in 0..channels {
-        let mut totals: [T; PIXELS] = std::array::from_fn(|pixel| sums[pixel][c]);
-        for tap in 0..TAPS {
-            for pixel in 0..PIXELS {
-                totals[pixel] = A::mul_add(taps[tap][c], x[pixel + tap][c], totals[pixel]);
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let start: [V; COUNT] = unsafe { bias.map_or([V::zero(); COUNT], |bias| load(&bias[channel..])) };
+    let mut sums = [start; PIXELS];
+    for ky in e.kernel_rows(row) {
+        let taps = &taps[ky * K * e.channels + channel..];
+        // SAFETY: as above.
+        let taps: [[V; COUNT]; K] = std::array::from_fn(|kx| unsafe { load(&taps[kx * e.channels..]) });
+        let line = Line::new(x, row + ky - K / 2, e.width, channel);
+        unrolled!(place in 0..PIXELS + K - 1 => {
+            // SAFETY: as above.
+            if let Some(x) = unsafe { line.load::<V, COUNT>((column + place).wrapping_sub(K / 2)) } {
+                for kx in place.saturating_sub(PIXELS - 1)..K.min(place + 1) {
+                    for i in 0..COUNT {
+                        sums[place - kx][i] = x[i].mul_add(taps[kx][i], sums[place - kx][i]);
+                    }
+                }
             }
-        }
-        for pixel in 0..PIXELS {
-            sums[pixel][c] = totals[pixel];
+        });
+    }
+    for (pixel, sums) in sums.iter().enumerate() {
+        if column + pixel < e.width {
+            let y_of_pixel = &mut y.out.data[(column + pixel) * y.stride + channel..][..COUNT * V::LANES];
+            for (sum, to) in sums.iter().zip(y_of_pixel.chunks_exact_mut(V::LANES)) {
+                // SAFETY: as above.
+                let sum = if y.out.accumulate { unsafe { V::load(to) }.add(*sum) } else { *sum };
+                sum.store(to);
+            }
         }
     }
 }
 
 /// Adds up dweight (K·K, C) over some of the N·H rows.
+///
+/// # Safety
+/// The machine must have the instruction set `A`.
 #[inline(always)]
-fn weight_rows<T: Float, A: Arch, const K: usize, const WINDOW: usize>(
+unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
     e: Extents,
     dy: Map<'_, T>,
     x: Map<'_, T>,
     rows: Range<usize>,
     sums: &mut [T],
 ) {
-    let zeros = [T::zero(); CHANNELS];
     for row in rows {
-        for channels in e.channel_blocks() {
-            let (channel, outside) = (channels.start, &zeros[..channels.len()]);
-            let line = |map, row| Line { map, first: row * e.width, width: e.width, channel, outside };
-            let dy = line(dy, row);
+        channel_blocks!(T, A, e.channels, (channel, V, COUNT) => {
+            let dy = Line::new(dy, row, e.width, channel);
             for ky in e.kernel_rows(row) {
-                let x = line(x, row + ky - e.reach());
-                add_row::<T, A, K, WINDOW>(
-                    dy,
-                    x,
-                    0usize.wrapping_sub(e.reach()),
-                    &mut sums[ky * K * e.channels + channel..],
-                    e.channels,
-                );
+                let x = Line::new(x, row + ky - K / 2, e.width, channel);
+                let sums = &mut sums[ky * K * e.channels + channel..];
+                // SAFETY: the caller vouches for the instruction set.
+                unsafe { weight_taps::<T, V<T, A>, K, COUNT>(dy, x, sums, e.channels) };
             }
-        }
+        });
     }
 }
 
-/// sums[t] += Σⱼ dy[j]·x[j + shift + t] over one row, channel by channel.
+/// sums[kx] += Σⱼ dy[j]·x[j + kx − K/2] over one row, for `COUNT` registers of channels; the sums lie
+/// `stride` apart.
+///
+/// # Safety
+/// As of [`Vector::zero`].
 #[inline(always)]
-fn add_row<T: Float, A: Arch, const TAPS: usize, const WINDOW: usize>(
+unsafe fn weight_taps<T: Float, V: Vector<T>, const K: usize, const COUNT: usize>(
     dy: Line<'_, T>,
     x: Line<'_, T>,
-    shift: usize,
     sums: &mut [T],
-    tap_stride: usize,
+    stride: usize,
 ) {
-    let channels = dy.outside.len();
-    let mut totals = [[T::zero(); CHANNELS]; TAPS];
-    let totals = totals.each_mut().map(|totals| &mut totals[..channels]);
+    const PIXELS: usize = 4;
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let zero = unsafe { V::zero() };
+    let mut totals = [[zero; COUNT]; K];
     for column in (0..dy.width).step_by(PIXELS) {
-        let dy = dy.pixels::<PIXELS>(column).map(|dy| &dy[..channels]);
-        let x = x.pixels::<WINDOW>(column.wrapping_add(shift)).map(|x| &x[..channels]);
-        for c in 0..channels {
-            let mut sums: [T; TAPS] = std::array::from_fn(|tap| totals[tap][c]);
-            for pixel in 0..PIXELS {
-                for tap in 0..TAPS {
-                    sums[tap] = A::mul_add(dy[pixel][c], x[pixel + tap][c], sums[tap]);
+        // SAFETY: as above.
+        let load_dy = |pixel| unsafe { dy.load(column + pixel) }.unwrap_or([zero; COUNT]);
+        let dy: [[V; COUNT]; PIXELS] = std::array::from_fn(load_dy);
+        unrolled!(place in 0..PIXELS + K - 1 => {
+            // SAFETY: as above.
+            if let Some(x) = unsafe { x.load::<V, COUNT>((column + place).wrapping_sub(K / 2)) } {
+                for kx in place.saturating_sub(PIXELS - 1)..K.min(place + 1) {
+                    for i in 0..COUNT {
+                        totals[kx][i] = x[i].mul_add(dy[place - kx][i], totals[kx][i]);
+                    }
                 }
             }
-            for tap in 0..TAPS {
-                totals[tap][c] = sums[tap];
-            }
-        }
+        });
     }
-    for (tap, totals) in totals.iter().enumerate() {
-        put(&mut sums[tap * tap_stride..][..channels], totals, true);
+    for (kx, totals) in totals.iter().enumerate() {
+        let sums = &mut sums[kx * stride..][..COUNT * V::LANES];
+        for (total, sum) in totals.iter().zip(sums.chunks_exact_mut(V::LANES)) {
+            // SAFETY: as above.
+            unsafe { V::load(sum) }.add(*total).store(sum);
+        }
     }
 }

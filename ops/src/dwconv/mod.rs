@@ -17,15 +17,16 @@
 pub mod cases;
 pub(crate) mod cpu;
 pub mod reference;
+mod registers;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use cpu::{Extents, Map, MapMut};
+use cpu::{Extents, KERNELS, Map, MapMut};
 use tensor::cpu::parallel::Out;
 use tensor::{Error, Tensor, match_float};
 
 pub(crate) const SUMMARY: &str = "each channel convolved with its own K×K kernel";
 
-/// x (N, H, W, C) convolved channel by channel with `weight` (C, 1, K, K), K odd, plus `bias` (C) if there
+/// x (N, H, W, C) convolved channel by channel with `weight` (C, 1, K, K), K = 1, 3, 5 or 7, plus `bias` (C) if there
 /// is one: (N, H, W, C).
 pub fn dwconv<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
     let extents = extents(x.value(), weight.value())?;
@@ -51,8 +52,8 @@ pub fn dwconv<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Resu
 fn extents(x: &Tensor, weight: &Tensor) -> tensor::Result<Extents> {
     let [images, height, width, channels] = x.dims("dwconv", "x (N, H, W, C)")?;
     let [filters, group, kernel, across] = weight.dims("dwconv", "a weight (C, 1, K, K)")?;
-    if [filters, group, kernel] != [channels, 1, across] || kernel % 2 == 0 {
-        let expected = format!("a weight ({channels}, 1, K, K) with K odd, as x is {}", x.shape());
+    if [filters, group, kernel] != [channels, 1, across] || !KERNELS.contains(&kernel) {
+        let expected = format!("a weight ({channels}, 1, K, K) with K one of {KERNELS:?}, as x is {}", x.shape());
         return Err(Error::shape("dwconv", expected, weight.shape()));
     }
     Ok(Extents { images, height, width, channels, kernel })
