@@ -1,0 +1,36 @@
+//! The pictures that a run leaves behind.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `curves.rs` | `curves.png`: loss and accuracy over the epochs |
+//! | `routes.rs` | `routing.png`: where a region of an image looks |
+//! | `overlay.rs` | the routed regions, drawn over an image's pixels |
+//! | `canvas.rs` | what both draw on: lines, text, and PNG |
+//! | `DejaVuSans-subset.ttf` | the letters; its licence lies beside it |
+//!
+//! Both share one look: a white page, quiet grey for what orients, strong colours for what matters. The colours are
+//! those of Okabe and Ito, which people with any kind of colour vision tell apart.
+
+mod canvas;
+pub mod curves;
+mod overlay;
+pub mod routes;
+
+use plotters::style::RGBColor;
+
+const PAPER: RGBColor = RGBColor(255, 255, 255);
+/// Headings.
+const INK: RGBColor = RGBColor(32, 36, 40);
+/// Captions and the numbers of an axis.
+const GREY: RGBColor = RGBColor(104, 110, 118);
+/// An axis.
+const AXIS: RGBColor = RGBColor(168, 174, 180);
+/// The lines of a grid.
+const GRID: RGBColor = RGBColor(229, 232, 235);
+const BLUE: RGBColor = RGBColor(0, 114, 178);
+const VERMILION: RGBColor = RGBColor(213, 94, 0);
+
+/// The heights of text, in pixels.
+const HEADING: f64 = 19.0;
+const TEXT: f64 = 15.0;
+const SMALL: f64 = 14.0;

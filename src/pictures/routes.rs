@@ -1,0 +1,310 @@
+//! Where a region looks: the routes of a few attentions, over the images they were chosen for.
+//!
+//! In the spirit of Fig. 4 of the paper (Zhu et al., "BiFormer: Vision Transformer with Bi-Level Routing Attention",
+//! CVPR 2023), which shows, for a point of an image, the regions that its region is routed to.
+
+use super::canvas::{Canvas, SCALE, fitted, text_width};
+use super::overlay;
+use super::{BLUE, GREY, HEADING, INK, PAPER, SMALL, TEXT};
+use anyhow::{Context, Result, bail, ensure};
+use image::{Rgb, RgbImage};
+use model::Trace;
+use plotters::style::RGBColor;
+use plotters::style::text_anchor::HPos;
+use std::path::Path;
+use tensor::Tensor;
+
+/// The most attentions that are shown.
+const COLUMNS: usize = 4;
+/// The most images that are shown: more would make a page that no viewer opens.
+const ROWS: usize = 32;
+/// The side of an image on the page.
+const SIDE: u32 = 192;
+const GAP: u32 = 16;
+const MARGIN: u32 = 28;
+/// What lies above the images: title, legend, and the columns' heads.
+const HEAD: u32 = 158;
+
+/// Draws, as a PNG, where the middle region of each image looks.
+///
+/// `shown` holds images, of which 32 at most are drawn, and the slots of the pass's batch that they were in. Each
+/// gets a row: the image, then for at most four routed attentions, evenly chosen from the first to the last, the
+/// image with one region outlined, the k regions that it attends to tinted (the stronger, the better they scored) and
+/// all others dimmed.
+///
+/// A region is a part of the model's input, so the images should show just that, the centre-cropped square. Whatever
+/// their shape, they are taken for the whole map, without its padding. With no routed attention in the trace only
+/// the images are drawn; with no images there is no file.
+///
+/// # Errors
+/// Routes that are not (N, P, k) region indices below P = S·S, a slot that is not below N, a file that cannot be
+/// written.
+pub fn draw(shown: &[(usize, data::Image)], trace: &Trace, path: &Path) -> Result<()> {
+    let shown = &shown[..shown.len().min(ROWS)];
+    if shown.is_empty() {
+        return Ok(());
+    }
+    let columns = evenly(&trace.routes, COLUMNS).map(|(name, routes)| Column::new(name, routes));
+    let columns = columns.collect::<Result<Vec<_>>>()?;
+
+    let across = |count: usize| MARGIN + (SIDE + GAP) * count as u32;
+    let mut canvas =
+        Canvas::new(across(columns.len() + 1) - GAP + MARGIN, HEAD + (SIDE + GAP) * shown.len() as u32 - GAP + MARGIN)?;
+    draw_head(&mut canvas, &columns)?;
+    for (row, (slot, image)) in shown.iter().enumerate() {
+        let top = HEAD + (SIDE + GAP) * row as u32;
+        let picture = fitted(&to_rgb(image)?, SIDE);
+        place(&mut canvas, &picture, across(0), top);
+        for (index, column) in columns.iter().enumerate() {
+            let looking = column.middle();
+            let routed = column.routed(*slot, looking)?;
+            let drawn = overlay::draw(&picture, column.per_side, looking, routed, 2 * SCALE);
+            place(&mut canvas, &drawn, across(index + 1), top);
+        }
+    }
+    canvas.save(path)
+}
+
+/// A few of the elements: the first, the last, and those evenly between.
+fn evenly<T>(all: &[T], most: usize) -> impl Iterator<Item = &T> {
+    let count = all.len().min(most);
+    let gaps = count.max(2) - 1;
+    (0..count).map(move |index| &all[(index * (all.len() - 1) + gaps / 2) / gaps])
+}
+
+/// The routes of one attention.
+struct Column<'a> {
+    name: &'a str,
+    /// S.
+    per_side: usize,
+    /// N, P and k.
+    shape: [usize; 3],
+    /// (N, P, k)
+    routes: Vec<u32>,
+}
+
+impl<'a> Column<'a> {
+    fn new(name: &'a str, routes: &Tensor) -> Result<Self> {
+        let context = || format!("the routes of {name}");
+        let shape @ [_, regions, k] = routes.dims("picture of routes", "(N, P, k)").with_context(context)?;
+        let routes = routes.to_vec::<u32>().with_context(context)?;
+        let per_side = regions.isqrt();
+        ensure!(per_side * per_side == regions && regions > 0, "{}: {regions} regions are no square", context());
+        ensure!(k <= regions, "{}: {k} of {regions} regions", context());
+        if let Some(beyond) = routes.iter().find(|&&region| region as usize >= regions) {
+            bail!("{}: there is no region {beyond} among {regions}", context());
+        }
+        Ok(Self { name, per_side, shape, routes })
+    }
+
+    /// The region in the middle, or of the four there, the lower right one.
+    fn middle(&self) -> usize {
+        self.per_side / 2 * (self.per_side + 1)
+    }
+
+    /// The k regions that a region of an image looks at, best first.
+    fn routed(&self, slot: usize, region: usize) -> Result<&[u32]> {
+        let [images, regions, k] = self.shape;
+        ensure!(slot < images, "the routes of {} are of {images} images; there is no image {slot}", self.name);
+        let start = (slot * regions + region) * k;
+        Ok(&self.routes[start..start + k])
+    }
+}
+
+/// Draws what lies above the images.
+fn draw_head(canvas: &mut Canvas, columns: &[Column]) -> Result<()> {
+    let left = f64::from(MARGIN);
+    canvas.text("Where a region looks", (left, 42.0), HPos::Left, HEADING, INK)?;
+    if columns.is_empty() {
+        canvas.text("Nowhere: no attention is routed.", (left, 66.0), HPos::Left, SMALL, GREY)?;
+    } else {
+        canvas.text("Its tokens attend to those of k regions only.", (left, 66.0), HPos::Left, SMALL, GREY)?;
+        draw_legend(canvas, left, 90.0)?;
+    }
+    let names = ["image"].into_iter().chain(columns.iter().map(|column| column.name));
+    for (index, name) in names.enumerate() {
+        let left = left + f64::from(SIDE + GAP) * index as f64;
+        let baseline = f64::from(HEAD) - 27.0;
+        canvas.text(&shortened(name)?, (left, baseline), HPos::Left, TEXT, INK)?;
+        if let Some(&[_, regions, k]) = index.checked_sub(1).map(|index| &columns[index].shape) {
+            canvas.text(&format!("k = {k} of {regions}"), (left, baseline + 17.0), HPos::Left, SMALL, GREY)?;
+        }
+    }
+    Ok(())
+}
+
+/// Draws what the colours mean, on a line whose baseline is given.
+fn draw_legend(canvas: &mut Canvas, mut x: f64, baseline: f64) -> Result<()> {
+    /// Steps of the bar from the best region to the last.
+    const STEPS: usize = 6;
+    const SWATCH: f64 = 12.0;
+    let colour = |Rgb([red, green, blue]): Rgb<u8>| RGBColor(red, green, blue);
+    // Stands for any pixel of a picture.
+    let pixel = Rgb([190; 3]);
+    let tints = (0..STEPS).map(|rank| colour(overlay::tinted(pixel, rank, STEPS))).collect();
+    let entries = [
+        ("query region", vec![BLUE]),
+        ("routed, best to last", tints),
+        ("not read", vec![colour(overlay::dimmed(pixel))]),
+    ];
+    let top = baseline - SWATCH + 1.0;
+    for (label, colours) in entries {
+        for &colour in &colours {
+            canvas.rectangle((x, top), (SWATCH, SWATCH), colour)?;
+            if colour == BLUE {
+                // An outline is hollow.
+                canvas.rectangle((x + 2.0, top + 2.0), (SWATCH - 4.0, SWATCH - 4.0), PAPER)?;
+            }
+            x += SWATCH;
+        }
+        canvas.text(label, (x + 7.0, baseline), HPos::Left, SMALL, GREY)?;
+        x += text_width(label, SMALL)? + 24.0;
+    }
+    Ok(())
+}
+
+/// A name that fits above an image.
+fn shortened(name: &str) -> Result<String> {
+    let mut name = name.to_owned();
+    let fits = |name: &str| Ok::<_, anyhow::Error>(text_width(name, TEXT)? <= f64::from(SIDE));
+    if fits(&name)? {
+        return Ok(name);
+    }
+    while !name.is_empty() && !fits(&format!("{name}…"))? {
+        name.pop();
+    }
+    Ok(name + "…")
+}
+
+fn to_rgb(image: &data::Image) -> Result<RgbImage> {
+    let (width, height) = (u32::try_from(image.width())?, u32::try_from(image.height())?);
+    RgbImage::from_raw(width, height, image.pixels().to_vec()).context("an image without all of its pixels")
+}
+
+/// Puts a picture into the middle of its square.
+fn place(canvas: &mut Canvas, picture: &RgbImage, left: u32, top: u32) {
+    let middle = |corner: u32, extent: u32| f64::from(corner) + f64::from(SIDE * SCALE - extent) / f64::from(2 * SCALE);
+    canvas.picture(picture, (middle(left, picture.width()), middle(top, picture.height())));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor::DType;
+
+    fn square(side: usize, byte: u8) -> Result<data::Image> {
+        Ok(data::Image::new(side, side, vec![byte; side * side * 3])?)
+    }
+
+    /// Each region looks at itself and those behind it.
+    fn routes(images: usize, regions: usize, k: usize) -> Result<Tensor> {
+        let looked = |at: usize| ((at / k % regions + at % k) % regions) as u32;
+        Ok(Tensor::from_slice(&(0..images * regions * k).map(looked).collect::<Vec<_>>(), [images, regions, k])?)
+    }
+
+    fn trace(routes: Vec<Tensor>) -> Trace {
+        let mut trace = Trace::default();
+        trace.routes =
+            routes.into_iter().enumerate().map(|(index, routes)| (format!("stages.{index}"), routes)).collect();
+        trace
+    }
+
+    fn drawn(shown: &[(usize, data::Image)], trace: &Trace) -> Result<RgbImage> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("routing.png");
+        draw(shown, trace, &path)?;
+        Ok(image::open(&path)?.into_rgb8())
+    }
+
+    fn size(columns: u32, rows: u32) -> (u32, u32) {
+        (2 * MARGIN + columns * (SIDE + GAP) - GAP, HEAD + rows * (SIDE + GAP) - GAP + MARGIN)
+    }
+
+    #[test]
+    fn there_is_a_row_an_image_and_a_column_an_attention() -> Result<()> {
+        let shown = [(0, square(32, 90)?), (2, square(224, 90)?), (1, data::Image::new(300, 20, vec![90; 18000])?)];
+        for attentions in 0..7 {
+            let all = (0..attentions).map(|_| routes(3, 16, 4)).collect::<Result<_>>()?;
+            let page = drawn(&shown, &trace(all))?;
+            assert_eq!(page.dimensions(), size(1 + attentions.min(4), 3));
+            let margin = |x: u32| x < MARGIN - 2 || x >= page.width() - 20;
+            assert!(page.enumerate_pixels().all(|(x, _, pixel)| !margin(x) || *pixel == Rgb([255; 3])), "cut off");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn routed_regions_are_tinted_and_others_dimmed() -> Result<()> {
+        let page = drawn(&[(1, square(32, 90)?)], &trace(vec![routes(2, 16, 3)?]))?;
+        let region = |region: u32| {
+            let left = MARGIN + SIDE + GAP;
+            page[(left + region % 4 * SIDE / 4 + SIDE / 8, HEAD + region / 4 * SIDE / 4 + SIDE / 8)]
+        };
+        let pixel = Rgb([90; 3]);
+        for at in 0..16 {
+            // The middle region, 10, looks at 10, 11 and 12.
+            let expected = if (10..13).contains(&at) {
+                overlay::tinted(pixel, at as usize - 10, 3)
+            } else {
+                overlay::dimmed(pixel)
+            };
+            assert_eq!(region(at), expected, "region {at}");
+        }
+        assert_eq!(page[(MARGIN + SIDE / 2, HEAD + SIDE / 2)], pixel, "the image itself is as it was");
+        Ok(())
+    }
+
+    #[test]
+    fn any_number_of_regions_will_do() -> Result<()> {
+        let all = trace(vec![routes(1, 1, 1)?, routes(1, 9, 9)?, routes(1, 49, 0)?, routes(1, 1024, 7)?]);
+        assert_eq!(drawn(&[(0, square(7, 90)?)], &all)?.dimensions(), size(5, 1));
+        Ok(())
+    }
+
+    #[test]
+    fn no_images_leave_no_file() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("routing.png");
+        draw(&[], &trace(vec![routes(1, 16, 4)?]), &path)?;
+        assert!(!path.exists());
+        Ok(())
+    }
+
+    #[test]
+    fn routes_that_are_none_are_refused_by_name() -> Result<()> {
+        let wrong = [
+            ("no square", routes(1, 15, 4)?),
+            ("no square", routes(1, 0, 1)?),
+            ("5 of 4 regions", routes(1, 4, 5)?),
+            ("(N, P, k)", routes(1, 16, 4)?.reshape([16, 4])?),
+            ("u32", Tensor::zeros([1, 16, 4], DType::F32)),
+            ("no region 16", Tensor::full([1, 16, 4], 16u32)),
+            ("no image 0", routes(0, 16, 4)?),
+        ];
+        for (problem, routes) in wrong {
+            let error = drawn(&[(0, square(32, 90)?)], &trace(vec![routes])).expect_err(problem);
+            let message = format!("{error:#}");
+            assert!(message.contains("stages.0") && message.contains(problem), "{message}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn attentions_are_chosen_evenly() {
+        let chosen = |count: usize| evenly(&(0..count).collect::<Vec<_>>(), 4).copied().collect::<Vec<_>>();
+        assert_eq!(chosen(0), [0; 0]);
+        assert_eq!(chosen(1), [0]);
+        assert_eq!(chosen(3), [0, 1, 2]);
+        assert_eq!(chosen(5), [0, 1, 3, 4]);
+        assert_eq!(chosen(12), [0, 4, 7, 11]);
+    }
+
+    #[test]
+    fn a_long_name_is_shortened() -> Result<()> {
+        Canvas::new(1, 1)?;
+        assert_eq!(shortened("stages.2.17.attn")?, "stages.2.17.attn");
+        let short = shortened(&"attention.".repeat(9))?;
+        assert!(short.starts_with("attention.att") && short.ends_with('…') && text_width(&short, TEXT)? <= SIDE.into());
+        Ok(())
+    }
+}
