@@ -27,7 +27,7 @@ macro_rules! registry {
     };
 }
 
-registry![add, layer_norm, linear,];
+registry![add, batch_norm, conv2d, dwconv, layer_norm, linear,];
 
 /// The operation with this name.
 pub fn find(name: &str) -> Option<&'static Op> {

@@ -1,0 +1,52 @@
+//! Inputs on which [`conv2d`](super::conv2d) is checked.
+
+use super::Conv2d;
+use crate::case::{Case, Definition, Draw, uniform};
+use autograd::exact::{Array, Scalar};
+use autograd::{Result, Var};
+
+impl Definition for Conv2d {
+    fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
+        super::conv2d(&x[0], &x[1], x.get(2), *self)
+    }
+    fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
+        super::reference::conv2d(&x[0], &x[1], x.get(2), *self)
+    }
+}
+
+/// A case of x, of O and the kernel's extents, of stride and padding.
+fn case(name: &str, x: [usize; 4], [outputs, down, across]: [usize; 3], window: [usize; 2], bias: bool) -> Case {
+    let mut operands = vec![uniform(x, 1), uniform([outputs, x[3], down, across], 2)];
+    if bias {
+        operands.push(uniform([outputs], 3));
+    }
+    Case::new(name, operands, Conv2d { stride: window[0], padding: window[1] })
+}
+
+/// The named cases.
+pub fn cases() -> Vec<Case> {
+    vec![
+        case("downsampling, 3x3, stride 2", [2, 6, 6, 4], [8, 3, 3], [2, 1], true),
+        case("3x3, stride 1", [1, 5, 4, 3], [2, 3, 3], [1, 1], true),
+        case("patches of 4x4", [2, 8, 8, 3], [5, 4, 4], [4, 0], true),
+        case("patches of 2x2, rest left over", [1, 5, 7, 2], [3, 2, 2], [2, 0], false),
+        case("1x1, stride 1", [2, 3, 3, 5], [4, 1, 1], [1, 0], true),
+        case("1x1, stride 3", [1, 7, 5, 2], [2, 1, 1], [3, 0], true),
+        case("a kernel of 2x5, primes", [1, 7, 11, 3], [2, 2, 5], [3, 2], true),
+        case("a kernel larger than the image", [2, 2, 1, 2], [3, 5, 5], [1, 2], true),
+        case("padding wider than the kernel", [1, 2, 2, 2], [2, 1, 1], [2, 2], true),
+        case("one element", [1, 1, 1, 1], [1, 1, 1], [1, 0], true),
+        case("no images", [0, 3, 3, 2], [2, 3, 3], [1, 1], true),
+        case("an image without columns", [1, 3, 0, 2], [2, 3, 2], [1, 1], true),
+        case("no input channels", [1, 3, 3, 0], [2, 3, 3], [1, 1], true),
+        case("no output channels", [1, 3, 3, 2], [0, 3, 3], [1, 1], true),
+        case("several blocks of pixels and of taps", [3, 11, 9, 33], [2, 3, 3], [1, 1], true),
+    ]
+}
+
+/// A case from random numbers.
+pub fn drawn(draw: &Draw) -> Case {
+    let x = [draw.within(0, 0..=2), draw.within(1, 3..=7), draw.within(2, 3..=7), draw.within(3, 0..=3)];
+    let weight = [draw.within(4, 1..=3), draw.within(5, 1..=3), draw.within(6, 1..=3)];
+    case("drawn", x, weight, [draw.within(7, 1..=3), draw.within(5, 0..=2)], draw.within(6, 0..=1) == 1)
+}

@@ -1,0 +1,119 @@
+//! Convolution of images, channels last.
+//!
+//! **Forward.** y[n, i, j, o] = b[o] + Σ_{a,b,c} x[n, i·s + a − p, j·s + b − p, c] · w[o, c, a, b], with x
+//! (N, H, W, I), w (O, I, KH, KW), b (O) or none, stride s, p rows and columns of zeros around the image, and y
+//! (N, (H + 2p − KH)/s + 1, (W + 2p − KW)/s + 1, O), rounded down. As a matrix product: let the row of
+//! `patches` for output pixel (n, i, j) be the KH·KW·I inputs that it sees; then y = patches·W, with W
+//! (KH·KW·I, O) the weight with its axes reordered.
+//!
+//! **Backward.** From y = patches·W + b, as for a linear layer: dW = patchesᵀ·dy, db = Σ dy over the pixels,
+//! and dpatches = dy·Wᵀ, each element of which is added to the element of dx that the patch had copied.
+//! Saved: x and w. The patches, KH·KW/s² times as large as x, are made again, a block at a time, in both
+//! passes: they never exist as a whole.
+//!
+//! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`], [`tensor::Error::Argument`] for a
+//! stride of zero, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d`, whose
+//! weight layout this is.
+
+pub mod cases;
+mod cpu;
+pub mod reference;
+
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use cpu::Geometry;
+use tensor::{Error, Tensor, match_float};
+
+pub(crate) const SUMMARY: &str = "images convolved with a dense kernel";
+
+/// How a kernel moves over an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2d {
+    /// Pixels from one position of the kernel to the next, in both directions; at least 1.
+    pub stride: usize,
+    /// Rows and columns of zeros on each side of the image.
+    pub padding: usize,
+}
+
+/// x (N, H, W, I) convolved with `weight` (O, I, KH, KW), plus `bias` (O) if there is one: (N, HO, WO, O).
+pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window: Conv2d) -> Result<Var<'t>> {
+    let geometry = geometry(x.value(), weight.value(), window)?;
+    let Geometry { images, output: [height, width], outputs, .. } = geometry;
+    if let Some(bias) = bias.filter(|bias| *bias.shape() != [outputs]) {
+        return Err(Error::shape("conv2d", format!("a bias of ({outputs})"), bias.shape()).into());
+    }
+    let mut y = Tensor::empty([images, height, width, outputs], x.dtype());
+    match_float!(x.dtype(), "conv2d", T => cpu::forward::<T>(
+        geometry,
+        x.value().as_slice("conv2d")?,
+        weight.value().as_slice("conv2d")?,
+        bias.map(|bias| bias.value().as_slice("conv2d")).transpose()?,
+        y.as_mut_slice("conv2d")?,
+    ));
+    let rule = || Convolution { x: x.value().clone(), weight: weight.value().clone(), geometry };
+    match bias {
+        Some(bias) => x.tape().record("conv2d", &[x, weight, bias], y, rule),
+        None => x.tape().record("conv2d", &[x, weight], y, rule),
+    }
+}
+
+fn geometry(x: &Tensor, weight: &Tensor, Conv2d { stride, padding }: Conv2d) -> tensor::Result<Geometry> {
+    let [images, height, width, inputs] = x.dims("conv2d", "x (N, H, W, I)")?;
+    let [outputs, weight_inputs, down, across] = weight.dims("conv2d", "a weight (O, I, KH, KW)")?;
+    if weight_inputs != inputs || down == 0 || across == 0 {
+        let expected = format!("a weight (O, {inputs}, KH, KW) with a kernel, as x is {}", x.shape());
+        return Err(Error::shape("conv2d", expected, weight.shape()));
+    }
+    if stride == 0 {
+        return Err(Error::argument("conv2d", "a stride of 0; it must be at least 1"));
+    }
+    let positions = |extent: usize, kernel: usize| {
+        let padded = padding.checked_mul(2)?.checked_add(extent)?;
+        Some(padded.checked_sub(kernel)? / stride + 1)
+    };
+    let output = positions(height, down).zip(positions(width, across)).filter(|&(rows, columns)| {
+        let count = [rows, columns, outputs].into_iter().try_fold(images, usize::checked_mul);
+        count.and_then(|count| count.checked_mul(size_of::<f64>())).is_some()
+    });
+    let Some((rows, columns)) = output else {
+        let expected = format!("an image that a {down}x{across} kernel fits into with {padding} around it");
+        return Err(Error::shape("conv2d", expected, x.shape()));
+    };
+    Ok(Geometry {
+        images,
+        input: [height, width],
+        inputs,
+        kernel: [down, across],
+        output: [rows, columns],
+        outputs,
+        stride,
+        padding,
+    })
+}
+
+struct Convolution {
+    x: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+}
+
+impl Rule for Convolution {
+    rule_fields!("conv2d", x, weight);
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
+        match_float!(dy.dtype(), "conv2d", T => {
+            let dy = dy.as_slice::<T>("conv2d")?;
+            if let Some(dx) = dx.out()? {
+                cpu::backward_input(self.geometry, dy, self.weight.as_slice("conv2d")?, dx);
+            }
+            if let Some(dweight) = dweight.out()? {
+                cpu::backward_weight(self.geometry, dy, self.x.as_slice("conv2d")?, dweight);
+            }
+            if let Some(dbias) = dbias.out()? {
+                cpu::backward_bias(self.geometry, dy, dbias);
+            }
+        });
+        [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
+        Ok(())
+    }
+}

@@ -1,0 +1,50 @@
+//! Inputs on which [`dwconv`](super::dwconv) is checked.
+
+use crate::case::{Case, Definition, Draw, uniform};
+use autograd::exact::{Array, Scalar};
+use autograd::{Result, Var};
+
+struct Dwconv;
+
+impl Definition for Dwconv {
+    fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
+        super::dwconv(&x[0], &x[1], x.get(2))
+    }
+    fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
+        super::reference::dwconv(&x[0], &x[1], x.get(2))
+    }
+}
+
+fn case(name: &str, shape: [usize; 4], kernel: usize, bias: bool) -> Case {
+    let channels = shape[3];
+    let mut operands = vec![uniform(shape, 1), uniform([channels, 1, kernel, kernel], 2)];
+    if bias {
+        operands.push(uniform([channels], 3));
+    }
+    Case::new(name, operands, Dwconv)
+}
+
+/// The named cases.
+pub fn cases() -> Vec<Case> {
+    vec![
+        case("local context of a head, 5x5", [1, 7, 7, 32], 5, true),
+        case("position encoding, 3x3", [2, 4, 4, 16], 3, true),
+        case("without bias", [1, 3, 5, 4], 3, false),
+        case("every width of a block of pixels and channels", [1, 2, 19, 43], 3, true),
+        case("primes", [2, 3, 13, 11], 5, true),
+        case("a kernel larger than the image", [2, 1, 2, 3], 5, true),
+        case("a kernel of 7", [1, 5, 11, 2], 7, true),
+        case("a kernel of 1", [2, 3, 2, 5], 1, true),
+        case("one element", [1, 1, 1, 1], 3, true),
+        case("no images", [0, 3, 3, 2], 3, true),
+        case("no columns", [2, 3, 0, 2], 3, true),
+        case("no channels", [2, 3, 3, 0], 3, true),
+        case("more than one thread", [3, 23, 17, 17], 3, true),
+    ]
+}
+
+/// A case from random numbers.
+pub fn drawn(draw: &Draw) -> Case {
+    let shape = [draw.within(0, 0..=2), draw.within(1, 0..=5), draw.within(2, 0..=12), draw.within(3, 0..=10)];
+    case("drawn", shape, 1 + 2 * draw.within(4, 0..=2), draw.within(5, 0..=1) == 1)
+}

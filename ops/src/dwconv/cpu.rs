@@ -1,0 +1,367 @@
+//! CPU kernels of [`dwconv`](super::dwconv), also run by operations that hold its operands inside wider
+//! tensors: every operand has its own distance from one pixel to the next.
+//!
+//! Channels are the vector lanes. Forward, the sums of a few neighbouring pixels stay in registers while the
+//! kernel passes, and each pixel of x is loaded once for all taps of a kernel row; for the weight's gradient
+//! the sums of a kernel row's taps stay while a row of pixels passes. Pixels outside the image are skipped.
+
+use super::registers::{Each, Registers, Vector};
+use rayon::prelude::*;
+use std::ops::Range;
+use tensor::cpu::parallel::{Out, items_per_task, put, sum_in_pieces};
+use tensor::{Float, Tensor, simd};
+
+/// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`KERNELS`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extents {
+    pub images: usize,
+    pub height: usize,
+    pub width: usize,
+    pub channels: usize,
+    pub kernel: usize,
+}
+
+/// An operand (N, H, W, C) that is read: pixel p, counted in (N, H, W) order, is `data[p * stride..][..C]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Map<'a, T> {
+    pub data: &'a [T],
+    pub stride: usize,
+}
+
+/// An operand (N, H, W, C) that is written, or added to; what lies between its pixels is left alone.
+#[derive(Debug)]
+pub(crate) struct MapMut<'a, T> {
+    pub out: Out<'a, T>,
+    pub stride: usize,
+}
+
+impl Extents {
+    fn rows(&self) -> usize {
+        self.images * self.height
+    }
+
+    fn is_empty(&self) -> bool {
+        self.rows() * self.width * self.channels == 0
+    }
+
+    fn taps(&self) -> usize {
+        self.kernel * self.kernel
+    }
+
+    /// How far a kernel reaches beyond its centre.
+    fn reach(&self) -> usize {
+        self.kernel / 2
+    }
+
+    /// The elements from the first of a map that is not empty to its last.
+    fn span(&self, stride: usize) -> usize {
+        (self.rows() * self.width - 1) * stride + self.channels
+    }
+
+    /// The rows of the kernel that lie on the image when its centre is at row `row` of all N·H.
+    fn kernel_rows(&self, row: usize) -> Range<usize> {
+        let row = row % self.height;
+        self.reach().saturating_sub(row)..(self.height + self.reach() - row).min(self.kernel)
+    }
+}
+
+/// The kernel extents that there is code for.
+pub(crate) const KERNELS: [usize; 4] = [1, 3, 5, 7];
+
+/// Calls `$kernel::<T, A, K>` for a kernel of extent K.
+macro_rules! of_extent {
+    ($extent:expr, $kernel:ident::<$T:ident, $A:ident>($($argument:expr),* $(,)?)) => {
+        match $extent {
+            1 => $kernel::<$T, $A, 1>($($argument),*),
+            3 => $kernel::<$T, $A, 3>($($argument),*),
+            5 => $kernel::<$T, $A, 5>($($argument),*),
+            7 => $kernel::<$T, $A, 7>($($argument),*),
+            other => unreachable!("invariant: a kernel of extent {other} was refused"),
+        }
+    };
+}
+
+/// y = x ∗ weight + bias, or y += x ∗ weight + bias.
+pub(crate) fn forward<T: Float>(e: Extents, x: Map<'_, T>, weight: &[T], bias: Option<&[T]>, y: MapMut<'_, T>) {
+    let taps = packed(e, weight, |tap| tap);
+    // invariant: `packed` returns a contiguous tensor of this type.
+    correlate(e, x, taps.as_slice("dwconv").expect("packed weight"), bias, y);
+}
+
+/// dx = dy ∗ the kernel turned by half a turn, stored or added.
+pub(crate) fn backward_input<T: Float>(e: Extents, dy: Map<'_, T>, weight: &[T], dx: MapMut<'_, T>) {
+    let last = e.taps() - 1;
+    let taps = packed(e, weight, |tap| last - tap);
+    // invariant: as above.
+    correlate(e, dy, taps.as_slice("dwconv").expect("packed weight"), None, dx);
+}
+
+/// dweight (C, 1, K, K) from dy and x.
+pub(crate) fn backward_weight<T: Float>(e: Extents, dy: Map<'_, T>, x: Map<'_, T>, dweight: Out<'_, T>) {
+    let taps = e.taps();
+    let mut packed = Tensor::empty([taps, e.channels], T::DTYPE);
+    // invariant: a new tensor is contiguous and unshared.
+    let packed = packed.as_mut_slice::<T>("dwconv").expect("a new tensor");
+    let rows = if e.is_empty() { 0 } else { e.rows() };
+    sum_in_pieces(rows, e.width * e.channels, taps * e.channels, Out::store(packed), |rows, sums| {
+        // SAFETY: `simd!` chooses an instruction set that the machine has.
+        simd!(A => unsafe { of_extent!(e.kernel, weight_rows::<T, A>(e, dy, x, rows, sums)) });
+    });
+    for (channel, dweight_of_channel) in dweight.data.chunks_exact_mut(taps).enumerate() {
+        for (tap, dweight_of_tap) in dweight_of_channel.iter_mut().enumerate() {
+            let sum = packed[tap * e.channels + channel];
+            *dweight_of_tap = if dweight.accumulate { *dweight_of_tap + sum } else { sum };
+        }
+    }
+}
+
+/// dbias (C) from dy.
+pub(crate) fn backward_bias<T: Float>(e: Extents, dy: Map<'_, T>, dbias: Out<'_, T>) {
+    sum_in_pieces(e.rows() * e.width, e.channels, e.channels, dbias, |pixels, sum| {
+        for pixel in pixels {
+            put(sum, &dy.data[pixel * dy.stride..][..e.channels], true);
+        }
+    });
+}
+
+/// The weight (C, 1, K, K) as (K·K, C), with tap `order(t)` in place t: a tap's channels side by side.
+fn packed<T: Float>(e: Extents, weight: &[T], order: impl Fn(usize) -> usize) -> Tensor {
+    let mut packed = Tensor::empty([e.taps(), e.channels], T::DTYPE);
+    // invariant: a new tensor is contiguous and unshared.
+    let data = packed.as_mut_slice::<T>("dwconv").expect("a new tensor");
+    for (tap, row) in data.chunks_exact_mut(e.channels.max(1)).enumerate() {
+        let from = order(tap);
+        row.iter_mut().enumerate().for_each(|(channel, w)| *w = weight[channel * e.taps() + from]);
+    }
+    packed
+}
+
+/// y = x ∗ taps + bias, with taps (K·K, C).
+fn correlate<T: Float>(e: Extents, x: Map<'_, T>, taps: &[T], bias: Option<&[T]>, y: MapMut<'_, T>) {
+    if e.is_empty() {
+        return;
+    }
+    let MapMut { out, stride } = y;
+    let rows_per_task = items_per_task(e.width * e.channels);
+    let row_stride = e.width * stride;
+    out.data[..e.span(stride)].par_chunks_mut(rows_per_task * row_stride).enumerate().for_each(|(task, data)| {
+        for (row, data) in data.chunks_mut(row_stride).enumerate() {
+            let y = MapMut { out: Out { data, accumulate: out.accumulate }, stride };
+            let row = task * rows_per_task + row;
+            // SAFETY: `simd!` chooses an instruction set that the machine has.
+            simd!(A => unsafe { of_extent!(e.kernel, correlate_row::<T, A>(e, x, taps, bias, row, y)) });
+        }
+    });
+}
+
+/// Repeats a statement with `$i` = 0, 1, .. below `$count`, at most 14, written out: the compiler leaves a
+/// loop of many vector operations a loop, and then what `$i` indexes is in memory instead of registers.
+macro_rules! unrolled {
+    ($i:ident in 0..$count:expr => $body:block) => {
+        unrolled!(@ $i, $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
+    };
+    (@ $i:ident, $count:expr, $body:block, $($n:literal)*) => {
+        $(if $n < $count {
+            let $i: usize = $n;
+            $body
+        })*
+    };
+}
+
+/// Repeats a statement for blocks of channels from `$channel` on, `$COUNT` registers `$V` wide, until all
+/// channels have had their turn.
+macro_rules! channel_blocks {
+    ($T:ident, $A:ident, $channels:expr, ($channel:ident, $V:ident, $COUNT:ident) => $body:block) => {
+        let mut $channel = 0;
+        macro_rules! blocks {
+            ($vector:ty, $count:literal) => {
+                while $channels - $channel >= <$vector as Vector<$T>>::LANES * $count {
+                    type $V<$T, $A> = $vector;
+                    const $COUNT: usize = $count;
+                    $body
+                    $channel += <$vector as Vector<$T>>::LANES * $count;
+                }
+            };
+        }
+        if $A::WIDE {
+            blocks!(<$A as Registers>::Vector<$T>, 2);
+        }
+        blocks!(<$A as Registers>::Vector<$T>, 1);
+        blocks!(Each<$T, $A, 1>, 1);
+    };
+}
+
+/// One row of a map, from one of the channels on.
+#[derive(Clone, Copy)]
+struct Line<'a, T> {
+    data: &'a [T],
+    stride: usize,
+    width: usize,
+}
+
+impl<'a, T: Float> Line<'a, T> {
+    #[inline(always)]
+    fn new(map: Map<'a, T>, row: usize, width: usize, channel: usize) -> Self {
+        Line { data: &map.data[row * width * map.stride + channel..], stride: map.stride, width }
+    }
+
+    /// Some channels of a pixel, if it is on the image; columns left of it have wrapped around.
+    ///
+    /// # Safety
+    /// As of [`Vector::zero`].
+    #[inline(always)]
+    unsafe fn load<V: Vector<T>, const COUNT: usize>(&self, column: usize) -> Option<[V; COUNT]> {
+        // SAFETY: the caller vouches for the instruction set.
+        (column < self.width).then(|| unsafe { load(&self.data[column * self.stride..]) })
+    }
+}
+
+/// The first elements of a slice.
+///
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn load<T: Float, V: Vector<T>, const COUNT: usize>(from: &[T]) -> [V; COUNT] {
+    let from = &from[..COUNT * V::LANES];
+    // SAFETY: the caller vouches for the instruction set.
+    std::array::from_fn(|i| unsafe { V::load(&from[i * V::LANES..]) })
+}
+
+/// One row of y, which is row `row` of all N·H.
+///
+/// # Safety
+/// The machine must have the instruction set `A`.
+#[inline(always)]
+unsafe fn correlate_row<T: Float, A: Registers, const K: usize>(
+    e: Extents,
+    x: Map<'_, T>,
+    taps: &[T],
+    bias: Option<&[T]>,
+    row: usize,
+    mut y: MapMut<'_, T>,
+) {
+    channel_blocks!(T, A, e.channels, (channel, V, COUNT) => {
+        let mut column = 0;
+        while column < e.width {
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe {
+                if e.width - column > 4 {
+                    correlate_block::<T, V<T, A>, K, COUNT, 8>(e, x, taps, bias, [row, column, channel], &mut y);
+                    column += 8;
+                } else {
+                    correlate_block::<T, V<T, A>, K, COUNT, 4>(e, x, taps, bias, [row, column, channel], &mut y);
+                    column += 4;
+                }
+            }
+        }
+    });
+}
+
+/// `COUNT` registers of channels of `PIXELS` neighbouring pixels of y.
+///
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn correlate_block<T: Float, V: Vector<T>, const K: usize, const COUNT: usize, const PIXELS: usize>(
+    e: Extents,
+    x: Map<'_, T>,
+    taps: &[T],
+    bias: Option<&[T]>,
+    [row, column, channel]: [usize; 3],
+    y: &mut MapMut<'_, T>,
+) {
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let start: [V; COUNT] = unsafe { bias.map_or([V::zero(); COUNT], |bias| load(&bias[channel..])) };
+    let mut sums = [start; PIXELS];
+    for ky in e.kernel_rows(row) {
+        let taps = &taps[ky * K * e.channels + channel..];
+        // SAFETY: as above.
+        let taps: [[V; COUNT]; K] = std::array::from_fn(|kx| unsafe { load(&taps[kx * e.channels..]) });
+        let line = Line::new(x, row + ky - K / 2, e.width, channel);
+        unrolled!(place in 0..PIXELS + K - 1 => {
+            // SAFETY: as above.
+            if let Some(x) = unsafe { line.load::<V, COUNT>((column + place).wrapping_sub(K / 2)) } {
+                for kx in place.saturating_sub(PIXELS - 1)..K.min(place + 1) {
+                    for i in 0..COUNT {
+                        sums[place - kx][i] = x[i].mul_add(taps[kx][i], sums[place - kx][i]);
+                    }
+                }
+            }
+        });
+    }
+    for (pixel, sums) in sums.iter().enumerate() {
+        if column + pixel < e.width {
+            let y_of_pixel = &mut y.out.data[(column + pixel) * y.stride + channel..][..COUNT * V::LANES];
+            for (sum, to) in sums.iter().zip(y_of_pixel.chunks_exact_mut(V::LANES)) {
+                // SAFETY: as above.
+                let sum = if y.out.accumulate { unsafe { V::load(to) }.add(*sum) } else { *sum };
+                sum.store(to);
+            }
+        }
+    }
+}
+
+/// Adds up dweight (K·K, C) over some of the N·H rows.
+///
+/// # Safety
+/// The machine must have the instruction set `A`.
+#[inline(always)]
+unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
+    e: Extents,
+    dy: Map<'_, T>,
+    x: Map<'_, T>,
+    rows: Range<usize>,
+    sums: &mut [T],
+) {
+    for row in rows {
+        channel_blocks!(T, A, e.channels, (channel, V, COUNT) => {
+            let dy = Line::new(dy, row, e.width, channel);
+            for ky in e.kernel_rows(row) {
+                let x = Line::new(x, row + ky - K / 2, e.width, channel);
+                let sums = &mut sums[ky * K * e.channels + channel..];
+                // SAFETY: the caller vouches for the instruction set.
+                unsafe { weight_taps::<T, V<T, A>, K, COUNT>(dy, x, sums, e.channels) };
+            }
+        });
+    }
+}
+
+/// sums[kx] += Σⱼ dy[j]·x[j + kx − K/2] over one row, for `COUNT` registers of channels; the sums lie
+/// `stride` apart.
+///
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn weight_taps<T: Float, V: Vector<T>, const K: usize, const COUNT: usize>(
+    dy: Line<'_, T>,
+    x: Line<'_, T>,
+    sums: &mut [T],
+    stride: usize,
+) {
+    const PIXELS: usize = 4;
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let zero = unsafe { V::zero() };
+    let mut totals = [[zero; COUNT]; K];
+    for column in (0..dy.width).step_by(PIXELS) {
+        // SAFETY: as above.
+        let load_dy = |pixel| unsafe { dy.load(column + pixel) }.unwrap_or([zero; COUNT]);
+        let dy: [[V; COUNT]; PIXELS] = std::array::from_fn(load_dy);
+        unrolled!(place in 0..PIXELS + K - 1 => {
+            // SAFETY: as above.
+            if let Some(x) = unsafe { x.load::<V, COUNT>((column + place).wrapping_sub(K / 2)) } {
+                for kx in place.saturating_sub(PIXELS - 1)..K.min(place + 1) {
+                    for i in 0..COUNT {
+                        totals[kx][i] = x[i].mul_add(dy[place - kx][i], totals[kx][i]);
+                    }
+                }
+            }
+        });
+    }
+    for (kx, totals) in totals.iter().enumerate() {
+        let sums = &mut sums[kx * stride..][..COUNT * V::LANES];
+        for (total, sum) in totals.iter().zip(sums.chunks_exact_mut(V::LANES)) {
+            // SAFETY: as above.
+            unsafe { V::load(sum) }.add(*total).store(sum);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Vector registers by name.
+//!
+//! The compiler vectorises loops over slices well, but not sums that must stay in registers while other
+//! loops pass: it keeps arrays of them in memory or builds them from shuffles, at a third of the speed.
+//! Here a register is a value; what is done with it is left to [`Vector`].
+
+use std::marker::PhantomData;
+use tensor::Float;
+use tensor::cpu::isa::{Arch, Fused, Plain};
+
+/// An instruction set with its widest registers.
+pub trait Registers: Arch {
+    /// A register of elements `T`.
+    type Vector<T: Float>: Vector<T>;
+}
+
+/// A register of `LANES` elements, or several that act as one.
+pub trait Vector<T: Float>: Copy {
+    /// How many elements.
+    const LANES: usize;
+
+    /// Zeros.
+    ///
+    /// # Safety
+    /// The machine must have the instruction set that the register belongs to.
+    unsafe fn zero() -> Self;
+
+    /// The first elements of a slice. Panics when there are too few.
+    ///
+    /// # Safety
+    /// As of [`Vector::zero`].
+    unsafe fn load(from: &[T]) -> Self;
+
+    /// Writes the first elements of a slice. Panics when there are too few.
+    fn store(self, to: &mut [T]);
+
+    /// self + other
+    fn add(self, other: Self) -> Self;
+
+    /// self·b + c
+    fn mul_add(self, b: Self, c: Self) -> Self;
+}
+
+/// `N` elements, one operation each; vectorised where the compiler can.
+#[derive(Clone, Copy)]
+pub struct Each<T, A, const N: usize>([T; N], PhantomData<A>);
+
+impl<T: Float, A: Arch, const N: usize> Vector<T> for Each<T, A, N> {
+    const LANES: usize = N;
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Each([T::zero(); N], PhantomData)
+    }
+    #[inline(always)]
+    unsafe fn load(from: &[T]) -> Self {
+        let mut lanes = [T::zero(); N];
+        lanes.copy_from_slice(&from[..N]);
+        Each(lanes, PhantomData)
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [T]) {
+        to[..N].copy_from_slice(&self.0);
+    }
+    #[inline(always)]
+    fn add(mut self, other: Self) -> Self {
+        for lane in 0..N {
+            self.0[lane] += other.0[lane];
+        }
+        self
+    }
+    #[inline(always)]
+    fn mul_add(self, b: Self, mut c: Self) -> Self {
+        for lane in 0..N {
+            c.0[lane] = A::mul_add(self.0[lane], b.0[lane], c.0[lane]);
+        }
+        c
+    }
+}
+
+impl Registers for Plain {
+    type Vector<T: Float> = Each<T, Plain, 4>;
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl<const WIDE: bool> Registers for Fused<WIDE> {
+    type Vector<T: Float> = Each<T, Self, 4>;
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::*;
+    use std::arch::x86_64::*;
+    use tensor::DType;
+
+    macro_rules! register {
+        ($name:ident, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, [$($f32:ident),*], [$($f64:ident),*]) => {
+            /// A register whose bits are `T`s. Whoever has one is on a machine that has the instruction set.
+            #[derive(Clone, Copy)]
+            pub struct $name<T>($register, PhantomData<T>);
+
+            impl Registers for Fused<$wide> {
+                type Vector<T: Float> = $name<T>;
+            }
+
+            impl<T: Float> Vector<T> for $name<T> {
+                const LANES: usize = $bytes / size_of::<T>();
+                register!(@ $cast, $back, [$($f32),*], [$($f64),*]);
+            }
+        };
+        (@ $cast:ident, $back:ident, [$zero:ident, $load:ident, $store:ident, $add:ident, $fma:ident], [$add64:ident, $fma64:ident]) => {
+            #[inline(always)]
+            unsafe fn zero() -> Self {
+                // SAFETY: the caller vouches for the instruction set.
+                Self(unsafe { $zero() }, PhantomData)
+            }
+            #[inline(always)]
+            unsafe fn load(from: &[T]) -> Self {
+                let from = &from[..Self::LANES];
+                // SAFETY: as many elements as the register holds; the caller vouches for the instruction set.
+                Self(unsafe { $load(from.as_ptr().cast()) }, PhantomData)
+            }
+            #[inline(always)]
+            fn store(self, to: &mut [T]) {
+                let to = &mut to[..Self::LANES];
+                // SAFETY: as many elements as the register holds; that it exists vouches for the instruction set.
+                unsafe { $store(to.as_mut_ptr().cast(), self.0) }
+            }
+            #[inline(always)]
+            fn add(self, other: Self) -> Self {
+                // SAFETY: that the registers exist vouches for the instruction set.
+                let sum = unsafe {
+                    match T::DTYPE {
+                        DType::F64 => $back($add64($cast(self.0), $cast(other.0))),
+                        _ => $add(self.0, other.0),
+                    }
+                };
+                Self(sum, PhantomData)
+            }
+            #[inline(always)]
+            fn mul_add(self, b: Self, c: Self) -> Self {
+                // SAFETY: that the registers exist vouches for the instruction set.
+                let sum = unsafe {
+                    match T::DTYPE {
+                        DType::F64 => $back($fma64($cast(self.0), $cast(b.0), $cast(c.0))),
+                        _ => $fma(self.0, b.0, c.0),
+                    }
+                };
+                Self(sum, PhantomData)
+            }
+        };
+    }
+
+    register!(
+        Zmm,
+        __m512,
+        true,
+        64,
+        _mm512_castps_pd,
+        _mm512_castpd_ps,
+        [_mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps],
+        [_mm512_add_pd, _mm512_fmadd_pd]
+    );
+    register!(
+        Ymm,
+        __m256,
+        false,
+        32,
+        _mm256_castps_pd,
+        _mm256_castpd_ps,
+        [_mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_fmadd_ps],
+        [_mm256_add_pd, _mm256_fmadd_pd]
+    );
+}
