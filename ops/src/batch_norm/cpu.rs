@@ -27,7 +27,7 @@ pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [
     let inverse = T::one() / T::of(rows as f64);
     let block = |rows: std::ops::Range<usize>| &x[rows.start * channels..rows.end * channels];
     sum_in_pieces(rows, channels, channels, Out::store(&mut *mean), |rows, sum| {
-        simd!(A => sum_rows::<T, A>(block(rows), sum));
+        simd!(A => sum_rows::<T>(block(rows), sum));
     });
     mean.iter_mut().for_each(|mean| *mean *= inverse);
 
@@ -51,9 +51,8 @@ pub fn reciprocal_deviation<T: Float>(variance: &[T], epsilon: T, rstd: &mut [T]
     rstd.iter_mut().zip(variance).for_each(|(rstd, &variance)| *rstd = T::one() / (variance + epsilon).sqrt());
 }
 
-/// The `A` is that of `simd!`, for which this is compiled; an addition is the same in all.
 #[inline(always)]
-fn sum_rows<T: Float, A: Arch>(x: &[T], sum: &mut [T]) {
+fn sum_rows<T: Float>(x: &[T], sum: &mut [T]) {
     x.chunks_exact(sum.len()).for_each(|x| put(sum, x, true));
 }
 
@@ -69,16 +68,24 @@ fn sum_deviations<T: Float, A: Arch>(x: &[T], mean: &[T], sums: &mut [T]) {
     }
 }
 
-/// y = (x − μ)·rγ + β.
+/// γ·r of each channel, in a buffer of the pool.
+fn scale_of<'a, T: Float>(weight: &[T], rstd: &[T], buffer: &'a mut Tensor) -> &'a [T] {
+    let scale = buffer.as_mut_slice::<T>("batch_norm").expect("invariant: a new tensor is contiguous and unshared");
+    scale.iter_mut().zip(weight).zip(rstd).for_each(|((scale, &weight), &r)| *scale = weight * r);
+    scale
+}
+
+/// y = (x − μ)·γr + β.
 pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T]; 2], y: &mut [T]) {
     let channels = weight.len();
     if channels == 0 {
         return;
     }
-    let scale: Vec<T> = rstd.iter().zip(weight).map(|(&r, &weight)| r * weight).collect();
+    let mut scale = Tensor::empty([channels], T::DTYPE);
+    let scale = scale_of(weight, rstd, &mut scale);
     let block = items_per_task(channels) * channels;
     y.par_chunks_mut(block).zip(x.par_chunks(block)).for_each(|(y, x)| {
-        simd!(A => forward_rows::<T, A>(x, &scale, bias, mean, y));
+        simd!(A => forward_rows::<T, A>(x, scale, bias, mean, y));
     });
 }
 
@@ -124,7 +131,8 @@ pub fn backward<T: Float>(
         dbias.put(sum_dy);
     }
     let Some(dx) = dx else { return };
-    let scale: Vec<T> = rstd.iter().zip(weight).map(|(&r, &weight)| r * weight).collect();
+    let mut scale = Tensor::empty([channels], T::DTYPE);
+    let scale = scale_of(weight, rstd, &mut scale);
     // In place of the sums: what dx takes off, dβ/R and r·dγ/R; nothing in evaluation.
     let inverse = T::one() / T::of(rows as f64);
     sum_dy.iter_mut().for_each(|sum| *sum *= inverse);
@@ -134,8 +142,8 @@ pub fn backward<T: Float>(
     dx.data.par_chunks_mut(block).zip(dy.par_chunks(block).zip(x.par_chunks(block))).for_each(|(data, (dy, x))| {
         let out = Out { data, accumulate };
         match mode {
-            Mode::Train => simd!(A => train_rows::<T, A>(dy, x, mean, &scale, [sum_dy, sum_dy_x], out)),
-            Mode::Eval => simd!(A => eval_rows::<T, A>(dy, &scale, out)),
+            Mode::Train => simd!(A => train_rows::<T, A>(dy, x, mean, scale, [sum_dy, sum_dy_x], out)),
+            Mode::Eval => simd!(A => eval_rows::<T, A>(dy, scale, out)),
         }
     });
 }

@@ -60,9 +60,13 @@ impl Geometry {
         self.taps().div_ceil(self.patch().div_ceil(COLUMNS).max(1))
     }
 
-    fn tap_groups(&self) -> impl Iterator<Item = Range<usize>> {
-        let (taps, size) = (self.taps(), self.taps_per_group());
-        (0..taps).step_by(size).map(move |start| start..(start + size).min(taps))
+    fn tap_groups(&self) -> usize {
+        self.taps().div_ceil(self.taps_per_group())
+    }
+
+    fn tap_group(&self, group: usize) -> Range<usize> {
+        let size = self.taps_per_group();
+        group * size..((group + 1) * size).min(self.taps())
     }
 
     /// Where the inputs of some taps lie in W (KH·KW·I, O).
@@ -121,7 +125,7 @@ pub fn forward<T: Float>(g: Geometry, x: &[T], weight: &[T], bias: Option<&[T]>,
             y.chunks_exact_mut(g.outputs).for_each(|y| y.copy_from_slice(bias));
         }
         let mut buffer = scratch::<T>(pixels.len() * g.taps_per_group() * g.inputs);
-        for taps in g.tap_groups() {
+        for taps in (0..g.tap_groups()).map(|group| g.tap_group(group)) {
             let patches = gather(g, x, pixels.clone(), &taps, slice_of(&mut buffer));
             let weight = Mat::new(&packed[g.rows_of(&taps)], taps.len() * g.inputs, g.outputs);
             let accumulate = bias.is_some() || taps.start > 0;
@@ -149,7 +153,7 @@ pub fn backward_input<T: Float>(g: Geometry, dy: &[T], weight: &[T], dx: Out<'_,
         for start in (0..g.pixels_per_image()).step_by(PIXELS) {
             let pixels = first + start..first + (start + PIXELS).min(g.pixels_per_image());
             let dy = Mat::new(&dy[pixels.start * g.outputs..], pixels.len(), g.outputs);
-            for taps in g.tap_groups() {
+            for taps in (0..g.tap_groups()).map(|group| g.tap_group(group)) {
                 let columns = taps.len() * g.inputs;
                 let weight = Mat::new(&packed[g.rows_of(&taps)], columns, g.outputs);
                 let dpatches = &mut slice_of(&mut buffer)[..pixels.len() * columns];
@@ -174,12 +178,12 @@ pub fn backward_weight<T: Float>(g: Geometry, dy: &[T], x: &[T], dweight: Out<'_
     let packed = slice_of::<T>(&mut packed);
     // Pieces of pixels, as many as their partial sums are worth, times groups of taps.
     let pieces = (MAX_PARTIAL / elements).clamp(1, MAX_PIECES);
-    let per_piece = g.pixels().div_ceil(pieces).next_multiple_of(PIXELS);
+    let per_piece = g.pixels().div_ceil(pieces).next_multiple_of(PIXELS).max(PIXELS);
     sum_in_pieces(g.pixels().div_ceil(per_piece), GRAIN, elements, Out::store(&mut *packed), |pieces, sums| {
         let pixels = pieces.start * per_piece..(pieces.end * per_piece).min(g.pixels());
         let rows = g.taps_per_group() * g.inputs * g.outputs;
-        let groups: Vec<_> = g.tap_groups().collect();
-        sums.par_chunks_mut(rows).zip(groups).for_each(|(sums, taps)| {
+        sums.par_chunks_mut(rows).enumerate().for_each(|(group, sums)| {
+            let taps = g.tap_group(group);
             let mut buffer = scratch::<T>(PIXELS * taps.len() * g.inputs);
             for start in pixels.clone().step_by(PIXELS) {
                 let pixels = start..(start + PIXELS).min(pixels.end);
