@@ -1,4 +1,11 @@
-//! Differentiable operations.
+//! Differentiable operations: a folder each, always built the same way (`README.md` tells how).
+//!
+//! | elsewhere in this crate | what it holds |
+//! |---|---|
+//! | `registry.rs` | the list of all operations |
+//! | `case.rs` | cases: inputs on which an operation is checked, compared and timed |
+//! | `check/` | the check of an operation from its cases, and the check of that check |
+//! | `broadcast.rs`, `slab.rs`, `reference.rs` | what several operations share |
 
 mod broadcast;
 pub mod case;
@@ -20,9 +27,6 @@ pub mod dropout;
 pub mod dwconv;
 pub mod gather;
 pub mod gelu;
-pub mod batch_norm;
-pub mod conv2d;
-pub mod dwconv;
 pub mod layer_norm;
 pub mod linear;
 pub mod matmul;
@@ -54,9 +58,6 @@ pub use dropout::dropout;
 pub use dwconv::dwconv;
 pub use gather::gather;
 pub use gelu::gelu;
-pub use batch_norm::{BatchStatistics, batch_norm_eval, batch_norm_train};
-pub use conv2d::{Conv2d, conv2d};
-pub use dwconv::dwconv;
 pub use layer_norm::layer_norm;
 pub use linear::linear;
 pub use matmul::matmul;

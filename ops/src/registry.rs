@@ -59,7 +59,6 @@ registry![
     sum,
     top_k,
 ];
-registry![add, batch_norm, conv2d, dwconv, layer_norm, linear,];
 
 /// The operation with this name.
 pub fn find(name: &str) -> Option<&'static Op> {
