@@ -117,3 +117,34 @@ impl Rule for Convolution {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use autograd::Tape;
+    use tensor::DType;
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let refused = |x: [usize; 4], weight: [usize; 4], stride, padding| {
+            let tape = Tape::inference();
+            let [x, weight] = [x, weight].map(|shape| tape.constant(Tensor::zeros(shape, DType::F32)));
+            match conv2d(&x, &weight, None, Conv2d { stride, padding }) {
+                Err(autograd::Error::Tensor(error)) => error,
+                other => panic!("{other:?}"),
+            }
+        };
+        let argument = refused([1, 4, 4, 3], [2, 3, 3, 3], 0, 1);
+        assert!(matches!(argument, Error::Argument { op: "conv2d", .. }), "{argument}");
+        for (x, weight, padding) in [
+            ([1, 4, 4, 3], [2, 2, 3, 3], 1),
+            ([1, 4, 4, 3], [2, 3, 0, 3], 1),
+            ([1, 4, 2, 3], [2, 3, 3, 3], 0),
+            ([1, 4, 4, 3], [2, 3, 3, 3], usize::MAX),
+            ([1, 4, 4, 3], [2, 3, 3, 3], usize::MAX / 4),
+        ] {
+            let error = refused(x, weight, 1, padding);
+            assert!(matches!(error, Error::Shape { op: "conv2d", .. }), "{error}");
+        }
+    }
+}

@@ -66,13 +66,12 @@ impl Extents {
 }
 
 /// The kernel extents that there is code for.
-pub(crate) const KERNELS: [usize; 4] = [1, 3, 5, 7];
+pub(crate) const KERNELS: [usize; 3] = [3, 5, 7];
 
 /// Calls `$kernel::<T, A, K>` for a kernel of extent K.
 macro_rules! of_extent {
     ($extent:expr, $kernel:ident::<$T:ident, $A:ident>($($argument:expr),* $(,)?)) => {
         match $extent {
-            1 => $kernel::<$T, $A, 1>($($argument),*),
             3 => $kernel::<$T, $A, 3>($($argument),*),
             5 => $kernel::<$T, $A, 5>($($argument),*),
             7 => $kernel::<$T, $A, 7>($($argument),*),
