@@ -79,7 +79,7 @@ unsafe fn blocks<T: Float, A: Registers>(
                         k,
                         (a.data.as_ptr().add($row * a.row_stride), a.row_stride, a.col_stride),
                         (b.data.get(column..).unwrap_or_default(), b.stride),
-                        (&mut c[$row * c_stride + column..], c_stride),
+                        (c.as_mut_ptr().add($row * c_stride + column), c_stride),
                         accumulate,
                     );
                 }
@@ -98,16 +98,18 @@ unsafe fn blocks<T: Float, A: Registers>(
     columns!(Each<T, A, 1>, 1, [4 1]);
 }
 
-/// One tile of the result, held in HEIGHT·COUNT registers.
+/// One tile of C = A·B or C += A·B, held in HEIGHT·COUNT registers. A is read element by element, B and C in
+/// rows. Panics when B is too short.
 ///
 /// # Safety
-/// `a` must reach HEIGHT rows of k columns, and the machine must have the registers.
+/// `a` must reach HEIGHT rows of k columns, `c` HEIGHT rows of as many columns as COUNT registers hold, which
+/// nobody else may use; and the machine must have the registers.
 #[inline(always)]
-unsafe fn tile<T: Float, V: Vector<T>, const HEIGHT: usize, const COUNT: usize>(
+pub(super) unsafe fn tile<T: Float, V: Vector<T>, const HEIGHT: usize, const COUNT: usize>(
     k: usize,
     (a, a_row, a_col): (*const T, usize, usize),
     (b, b_row): (&[T], usize),
-    (c, c_row): (&mut [T], usize),
+    (c, c_row): (*mut T, usize),
     accumulate: bool,
 ) {
     // SAFETY: the caller vouches for the registers.
@@ -123,7 +125,8 @@ unsafe fn tile<T: Float, V: Vector<T>, const HEIGHT: usize, const COUNT: usize>(
         });
     }
     unrolled!(i in 0..HEIGHT => {
-        let c = &mut c[i * c_row..];
+        // SAFETY: row i of C has these columns, and nobody else uses them.
+        let c = unsafe { std::slice::from_raw_parts_mut(c.add(i * c_row), COUNT * V::LANES) };
         unrolled!(j in 0..COUNT => {
             let c = &mut c[j * V::LANES..];
             // SAFETY: the caller vouches for the registers.
