@@ -1,6 +1,7 @@
 //! What a BiFormer looks like: the fields, and what they must fulfil.
 
 use crate::error::{Error, Result, nearest};
+use ops::dwconv::KERNELS;
 use serde::{Deserialize, Serialize};
 
 /// The layouts that were published.
@@ -228,8 +229,8 @@ impl ModelConfig {
             return wrong("num_classes", "at least one class".into());
         }
         for (field, kernel) in [("lce_kernel", self.lce_kernel), ("pos_kernel", self.pos_kernel)] {
-            if kernel > 0 && kernel.is_multiple_of(2) {
-                return wrong(field, format!("{kernel} is even; a centred kernel is odd, or 0 for none"));
+            if kernel > 0 && !KERNELS.contains(&kernel) {
+                return wrong(field, format!("{kernel} is not one of {KERNELS:?}, or 0 for none"));
             }
         }
         if self.lce_kernel == 0 && (0..stages).any(|stage| self.attend(stage) == Attend::FullWithContext) {

@@ -11,7 +11,7 @@ use tensor::cpu::parallel::{Out, items_per_task, put, sum_in_pieces};
 use tensor::cpu::registers::{Each, Registers, Vector};
 use tensor::{Float, Tensor, simd, unrolled};
 
-/// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`KERNELS`].
+/// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`KERNELS`](super::KERNELS).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extents {
     pub images: usize,
@@ -64,9 +64,6 @@ impl Extents {
         self.reach().saturating_sub(row)..(self.height + self.reach() - row).min(self.kernel)
     }
 }
-
-/// The kernel extents that there is code for.
-pub(crate) const KERNELS: [usize; 3] = [3, 5, 7];
 
 /// Calls `$kernel::<T, A, K>` for a kernel of extent K.
 macro_rules! of_extent {

@@ -19,20 +19,21 @@ pub(crate) mod cpu;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use cpu::{Extents, KERNELS, Map, MapMut};
+use cpu::{Extents, Map, MapMut};
+
 use tensor::cpu::parallel::Out;
 use tensor::{Error, Tensor, match_float};
 
+/// The kernels' extents K that there are.
+pub const KERNELS: [usize; 3] = [3, 5, 7];
 pub(crate) const SUMMARY: &str = "each channel convolved with its own K×K kernel";
 
 /// x (N, H, W, C) convolved channel by channel with `weight` (C, 1, K, K), K = 3, 5 or 7, plus `bias` (C) if there
 /// is one: (N, H, W, C).
 pub fn dwconv<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
-    let extents = extents(x.value(), weight.value())?;
+    let map = x.value().dims("dwconv", "x (N, H, W, C)")?;
+    let extents = extents("dwconv", map, weight.value(), bias.map(Var::value))?;
     let channels = extents.channels;
-    if let Some(bias) = bias.filter(|bias| *bias.shape() != [channels]) {
-        return Err(Error::shape("dwconv", format!("a bias of ({channels})"), bias.shape()).into());
-    }
     let mut y = Tensor::empty(x.shape().clone(), x.dtype());
     match_float!(x.dtype(), "dwconv", T => cpu::forward::<T>(
         extents,
@@ -48,12 +49,20 @@ pub fn dwconv<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Resu
     }
 }
 
-fn extents(x: &Tensor, weight: &Tensor) -> tensor::Result<Extents> {
-    let [images, height, width, channels] = x.dims("dwconv", "x (N, H, W, C)")?;
-    let [filters, group, kernel, across] = weight.dims("dwconv", "a weight (C, 1, K, K)")?;
+/// The extents of a convolution of a map (N, H, W, C), if weight and bias fit it.
+pub(crate) fn extents(
+    op: &'static str,
+    [images, height, width, channels]: [usize; 4],
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> tensor::Result<Extents> {
+    let [filters, group, kernel, across] = weight.dims(op, "a weight (C, 1, K, K)")?;
     if [filters, group, kernel] != [channels, 1, across] || !KERNELS.contains(&kernel) {
-        let expected = format!("a weight ({channels}, 1, K, K) with K one of {KERNELS:?}, as x is {}", x.shape());
-        return Err(Error::shape("dwconv", expected, weight.shape()));
+        let expected = format!("a weight ({channels}, 1, K, K) with K one of {KERNELS:?}");
+        return Err(Error::shape(op, expected, weight.shape()));
+    }
+    if let Some(bias) = bias.filter(|bias| *bias.shape() != [channels]) {
+        return Err(Error::shape(op, format!("a bias of ({channels})"), bias.shape()));
     }
     Ok(Extents { images, height, width, channels, kernel })
 }
@@ -67,7 +76,8 @@ impl Rule for Dwconv {
     rule_fields!("dwconv", x, weight);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let extents = extents(&self.x, &self.weight)?;
+        let map = self.x.dims("dwconv", "x (N, H, W, C)")?;
+        let extents = extents("dwconv", map, &self.weight, None)?;
         let stride = extents.channels;
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
         match_float!(dy.dtype(), "dwconv", T => {
@@ -163,7 +173,7 @@ mod tests {
     #[test]
     fn maps_inside_wider_tensors_on_every_instruction_set() {
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-            limit(isa);
+            let _limited = limit(isa);
             kernels_agree_with_the_reference::<f32>(1e-5);
             kernels_agree_with_the_reference::<f64>(1e-13);
         }

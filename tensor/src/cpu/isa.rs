@@ -7,8 +7,8 @@
 //! multiply-add is one instruction or a slow library call.
 
 use crate::Float;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// An instruction-set family that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,10 +49,26 @@ impl Isa {
 }
 
 static LIMIT: AtomicU8 = AtomicU8::new(u8::MAX);
+static LIMITING: Mutex<()> = Mutex::new(());
 
-/// Uses nothing better than `isa` from now on, so that tests reach every path on one machine.
-pub fn limit(isa: Isa) {
+/// While it lives, nothing better than an instruction set is used anywhere in the program: see [`limit`].
+pub struct Limited {
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Uses nothing better than `isa` until the result is dropped, so that tests reach every path on one machine.
+/// Waits while another limit is in force.
+pub fn limit(isa: Isa) -> Limited {
+    // A test that failed while it held the lock left nothing behind that matters.
+    let turn = LIMITING.lock().unwrap_or_else(PoisonError::into_inner);
     LIMIT.store(isa as u8, Ordering::Relaxed);
+    Limited { _turn: turn }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        LIMIT.store(u8::MAX, Ordering::Relaxed);
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
