@@ -316,10 +316,16 @@ impl ModelConfig {
             0 => format!("nothing is left of a side of {side} in stage {}", stage + 1),
             _ => format!("a side of {side} is {map} in stage {}, which n_win = {n_win} does not divide", stage + 1),
         };
-        // Sizes that fit come at least once in every product of all strides and windows: look nearby.
-        let step = self.strides()[self.stages() - 1].saturating_mul(n_win.max(1));
-        let below = (1..side).rev().take(2 * step).find(|&side| bad(side).is_none());
-        let above = (side + 1..=MOST_SIDE).take(2 * step).find(|&side| bad(side).is_none());
+        // Sizes that fit come at least once in every product of all strides and windows: look nearby, for one
+        // that is halved without rounding or else for any.
+        let stride = self.strides()[self.stages() - 1];
+        let near = 2 * stride.saturating_mul(n_win.max(1));
+        let fits = |exact: bool| move |&side: &usize| bad(side).is_none() && (!exact || side.is_multiple_of(stride));
+        let nearest = |sides: &dyn Fn() -> Box<dyn Iterator<Item = usize>>| {
+            [true, false].into_iter().find_map(|exact| sides().take(near).find(fits(exact)))
+        };
+        let below = nearest(&|| Box::new((1..side).rev()));
+        let above = nearest(&|| Box::new(side + 1..=MOST_SIDE));
         let sizes: Vec<String> = [below, above].into_iter().flatten().map(|side| side.to_string()).collect();
         let sizes = if sizes.is_empty() { None } else { Some(format!("a side of {} fits", sizes.join(" or "))) };
         let padding = (map > 0 && self.family != Family::BiformerStlNchw).then(|| "set auto_pad = true".to_owned());

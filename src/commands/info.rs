@@ -3,8 +3,10 @@
 use super::{ModelChoice, Status, Threads};
 use anyhow::Result;
 use clap::Args;
+use model::BiFormer;
 use model::cost::{Macs, activation_bytes, parts};
 use serde_json::json;
+use tensor::DType;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -23,8 +25,10 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     let config = arguments.model.config()?;
     let size = arguments.model.image_size(arguments.image_size)?;
-    let (parts, activations) =
-        arguments.threads.run(|| Ok((parts(&config, size, size)?, activation_bytes(&config, size, size)?)))?;
+    let (parts, activations) = arguments.threads.run(|| {
+        let model = BiFormer::new(&config, 0, DType::F32)?;
+        Ok((parts(&model, size, size)?, activation_bytes(&model, size, size)?))
+    })?;
     let parameters: usize = parts.iter().map(|part| part.parameters).sum();
     let total: u64 = parts.iter().map(|part| part.macs.total()).sum();
     if arguments.json {

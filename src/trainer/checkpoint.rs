@@ -56,10 +56,11 @@ impl DataFacts {
             return Ok(());
         }
         let what = match theirs.iter().zip(ours).find(|(theirs, ours)| theirs != ours) {
-            Some((theirs, ours)) if theirs.len() == ours.len() => format!("\"{theirs}\" where \"{ours}\" should be"),
-            _ => format!("{} of them, not {}", theirs.len(), ours.len()),
+            _ if theirs.len() != ours.len() => format!("{} of them, not {}", theirs.len(), ours.len()),
+            Some((theirs, ours)) => format!("\"{theirs}\" where \"{ours}\" should be"),
+            None => "in another order".to_owned(),
         };
-        bail!("data {source}: other classes than the model was trained on ({what}); name those data, or the like")
+        bail!("data {source}: other classes than the model was trained on ({what}); name data with those classes")
     }
 }
 

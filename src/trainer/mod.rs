@@ -128,7 +128,7 @@ impl Trainer {
         while !self.finished() {
             let started = Instant::now();
             let rate = self.train_epoch(stop, display)?;
-            let test = if stop.load(Ordering::Relaxed) { None } else { self.evaluate(stop)? };
+            let test = if stop.load(Ordering::Relaxed) { None } else { self.evaluate(stop, display)? };
             let Some(test) = test else {
                 self.save()?;
                 return Ok(Outcome::Interrupted);
@@ -182,12 +182,13 @@ impl Trainer {
     }
 
     /// The score on the test images, or nothing when `stop` was set before it was complete.
-    fn evaluate(&mut self, stop: &AtomicBool) -> Result<Option<Score>> {
+    fn evaluate(&mut self, stop: &AtomicBool, display: &Display) -> Result<Option<Score>> {
         let Self { learner, test, progress, .. } = self;
         let score = learner.with_average(|model| {
             let mut total = Score::default();
             for batch in test.epoch(0, 0) {
                 let batch = batch?;
+                display.skipped(&batch);
                 total.add(step::evaluate(model, &batch)?);
                 test.recycle(batch);
                 if stop.load(Ordering::Relaxed) {
