@@ -1,7 +1,9 @@
 //! The `biformer` program: see `biformer --help`.
 
 use biformer::commands::{self, Cli, Status};
+use biformer::config::one_line;
 use clap::Parser;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -10,9 +12,16 @@ fn main() -> ExitCode {
         Ok(Status::Done) => ExitCode::SUCCESS,
         Ok(Status::FellShort) => ExitCode::from(1),
         Ok(Status::Interrupted) => ExitCode::from(130),
+        // Whoever read the output has seen enough: `biformer info | head -3`.
+        Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // Not eprintln!, which panics where there is nobody to tell.
+            let _ = writeln!(io::stderr(), "error: {}", one_line(&format!("{error:#}")));
             ExitCode::from(2)
         }
     }
+}
+
+fn closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -21,7 +21,7 @@ pub enum Error {
         help: String,
     },
     /// A file or folder holds less, or another amount, than its format promises.
-    #[error("{} is incomplete: expected {expected}, got {got}", path.display())]
+    #[error("{} is incomplete: expected {expected}, got {got}; copy or download it again", path.display())]
     Truncated {
         /// The file or folder.
         path: PathBuf,
@@ -31,7 +31,8 @@ pub enum Error {
         got: String,
     },
     /// A record's label names no class.
-    #[error("{}, record {record}: label {label} is outside the {classes} classes", path.display())]
+    #[error("{}, record {record}: label {label} is outside the {classes} classes (0 to {}); the file is damaged, or of \
+        another data set", path.display(), classes.saturating_sub(1))]
     Label {
         /// The file.
         path: PathBuf,
@@ -43,7 +44,7 @@ pub enum Error {
         classes: usize,
     },
     /// A file is not an image that can be decoded within the limits.
-    #[error("cannot decode {}: {cause}", path.display())]
+    #[error("cannot decode {} as PNG or JPEG: {cause}", path.display())]
     Undecodable {
         /// The file.
         path: PathBuf,
@@ -51,8 +52,8 @@ pub enum Error {
         cause: String,
     },
     /// The two splits of an image folder have different classes.
-    #[error("{} and {} have different classes: {only_first:?} only in the first, {only_second:?} only in the second",
-        first.display(), second.display())]
+    #[error("{} and {} have different classes: {only_first:?} only in the first, {only_second:?} only in the second; \
+        give both the same folders", first.display(), second.display())]
     ClassesDiffer {
         /// The training folder.
         first: PathBuf,
@@ -64,7 +65,7 @@ pub enum Error {
         only_second: Vec<String>,
     },
     /// A class folder holds no image.
-    #[error("class {class:?} is empty: {} holds no .png, .jpg or .jpeg file", path.display())]
+    #[error("class {class:?} is empty: {} holds no .png, .jpg or .jpeg file; remove the folder or fill it", path.display())]
     EmptyClass {
         /// The class.
         class: String,
@@ -72,7 +73,8 @@ pub enum Error {
         path: PathBuf,
     },
     /// More images were undecodable than the loader was told to bear.
-    #[error("too many bad images (max_bad_images is {limit}); the first of them: {}", first.join("; "))]
+    #[error("too many bad images (max_bad_images is {limit}); repair or remove them, or raise it; the first of them: {}",
+        first.join("; "))]
     TooManyBadImages {
         /// The number that would have been borne.
         limit: usize,

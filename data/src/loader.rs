@@ -76,6 +76,21 @@ pub struct Batch {
     pub skipped: Vec<Skipped>,
 }
 
+impl Batch {
+    /// Which slots an evaluation counts, (N): those that hold a sample of their own.
+    pub fn counted(&self) -> Vec<bool> {
+        let mut counted = vec![true; self.labels.len()];
+        self.skipped.iter().for_each(|skipped| counted[skipped.slot] = false);
+        counted
+    }
+
+    /// The floats of the image in a slot, (H, W, 3).
+    pub fn image(&self, slot: usize) -> &[f32] {
+        let len = self.shape[1..].iter().product::<usize>();
+        &self.images[slot * len..(slot + 1) * len]
+    }
+}
+
 /// An image that could not be decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
@@ -126,6 +141,11 @@ impl Loader {
     /// The data set.
     pub fn dataset(&self) -> &Arc<dyn Dataset> {
         &self.dataset
+    }
+
+    /// What makes floats of its images.
+    pub fn transform(&self) -> &Transform {
+        &self.config.transform
     }
 
     /// The number of batches in an epoch.

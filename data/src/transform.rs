@@ -125,6 +125,17 @@ impl Transform {
         self.size
     }
 
+    /// The picture that normalised floats (size, size, 3) show: what a model saw, for people to see.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for another number of floats.
+    pub fn picture(&self, floats: &[f32]) -> Result<Image> {
+        let (black, white) = (self.levels[0], self.levels[255]);
+        let byte = |channel: usize, x: f32| 255.0 * (x - black[channel]) / (white[channel] - black[channel]);
+        let bytes = floats.iter().enumerate().map(|(index, &x)| byte(index % 3, x).round() as u8).collect();
+        Image::new(self.size, self.size, bytes)
+    }
+
     /// Transforms one image into `out`, (size, size, 3). Only the training transform draws from `random`.
     ///
     /// # Panics

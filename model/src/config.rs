@@ -1,6 +1,6 @@
 //! What a BiFormer looks like: the fields, and what they must fulfil.
 
-use crate::error::{Error, Result, nearest};
+use crate::error::{Error, Result};
 use ops::dwconv::KERNELS;
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub enum Features {
 
 /// One value for all stages, or one for each.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected one number, or a list with a number for each stage")]
 pub enum PerStage<T> {
     /// The same everywhere.
     All(T),
@@ -137,26 +137,16 @@ pub enum Attend {
     FullWithContext,
 }
 
-/// The fields of [`ModelConfig`], as they are written in files and on the command line.
-pub const FIELDS: [&str; 17] = [
-    "family",
-    "features",
-    "num_classes",
-    "depth",
-    "embed_dim",
-    "topks",
-    "n_win",
-    "head_dim",
-    "full_attention_heads",
-    "mlp_ratio",
-    "lce_kernel",
-    "pos_kernel",
-    "stem_strides",
-    "auto_pad",
-    "soft_routing",
-    "layer_scale",
-    "drop_path",
-];
+// Limits far beyond any real model: they keep the arithmetic on sizes from overflowing, and a slip of the
+// keyboard from asking for more memory than there is.
+const MOST_STAGES: usize = 12;
+const MOST_BLOCKS: usize = 256;
+const MOST_CHANNELS: usize = 1 << 16;
+const MOST_CLASSES: usize = 1 << 20;
+const MOST_PARAMETERS: f64 = 4e9;
+/// The largest side of an image, and the most tokens of the first stage's map.
+const MOST_SIDE: usize = 1 << 13;
+const MOST_TOKENS: usize = 1 << 22;
 
 impl ModelConfig {
     /// The number of stages.
@@ -208,8 +198,9 @@ impl ModelConfig {
     pub fn check(&self) -> Result<()> {
         let wrong = |field: &'static str, message: String| Err(Error::Config { field, message });
         let stages = self.stages();
-        if stages == 0 || self.depth.contains(&0) {
-            return wrong("depth", format!("every stage needs a block, got {:?}", self.depth));
+        if !(1..=MOST_STAGES).contains(&stages) || self.depth.iter().any(|blocks| !(1..=MOST_BLOCKS).contains(blocks)) {
+            let limits = format!("1 to {MOST_STAGES} stages, each of 1 to {MOST_BLOCKS} blocks");
+            return wrong("depth", format!("expected {limits}, got {:?}", self.depth));
         }
         if self.features == Features::Dense && self.family == Family::BiformerStlNchw {
             return wrong("features", "dense features are those of the biformer and biformer_stl layouts".into());
@@ -225,8 +216,8 @@ impl ModelConfig {
         if !self.mlp_ratio.fits(stages) {
             return wrong("mlp_ratio", format!("one value, or one for each of {stages} stages"));
         }
-        if self.num_classes == 0 {
-            return wrong("num_classes", "at least one class".into());
+        if !(1..=MOST_CLASSES).contains(&self.num_classes) {
+            return wrong("num_classes", format!("{} classes, expected 1 to {MOST_CLASSES}", self.num_classes));
         }
         for (field, kernel) in [("lce_kernel", self.lce_kernel), ("pos_kernel", self.pos_kernel)] {
             if kernel > 0 && !KERNELS.contains(&kernel) {
@@ -248,16 +239,29 @@ impl ModelConfig {
         if self.family == Family::Biformer && !self.embed_dim[0].is_multiple_of(2) {
             return wrong("embed_dim", format!("the stem starts with half of {} channels", self.embed_dim[0]));
         }
-        (0..stages).try_for_each(|stage| self.check_stage(stage))
+        (0..stages).try_for_each(|stage| self.check_stage(stage))?;
+        let parameters = self.rough_size();
+        if parameters > MOST_PARAMETERS {
+            let message = format!("{:?} with depth {:?} makes {parameters:.0e} parameters", self.embed_dim, self.depth);
+            return wrong("embed_dim", format!("{message}, more than the {MOST_PARAMETERS:.0e} that fit in memory"));
+        }
+        Ok(())
+    }
+
+    /// About how many parameters there are; in floating point, where no configuration overflows.
+    fn rough_size(&self) -> f64 {
+        let dims: Vec<f64> = self.embed_dim.iter().map(|&dim| dim as f64).collect();
+        let blocks = (0..self.stages())
+            .map(|stage| self.depth[stage] as f64 * dims[stage].powi(2) * (4.0 + 2.0 * self.mlp_ratio.at(stage)));
+        let mergings = dims.windows(2).map(|pair| 9.0 * pair[0] * pair[1]);
+        blocks.chain(mergings).sum::<f64>() + 5.0 * dims[0].powi(2) + dims[dims.len() - 1] * self.num_classes as f64
     }
 
     fn check_stage(&self, stage: usize) -> Result<()> {
         let wrong = |field: &'static str, message: String| Err(Error::Config { field, message });
         let (dim, n_win, ratio) = (self.embed_dim[stage], self.n_win.at(stage), self.mlp_ratio.at(stage));
-        // Far beyond any real model; keeps the arithmetic on sizes from overflowing.
-        const MOST: usize = 1 << 16;
-        if dim == 0 || dim > MOST {
-            return wrong("embed_dim", format!("{dim} channels in stage {}, from 1 to {MOST}", stage + 1));
+        if !(1..=MOST_CHANNELS).contains(&dim) {
+            return wrong("embed_dim", format!("{dim} channels in stage {}, expected 1 to {MOST_CHANNELS}", stage + 1));
         }
         if !(ratio > 0.0 && ratio <= 64.0) || self.hidden(stage) == 0 {
             return wrong("mlp_ratio", format!("{ratio} in stage {} leaves no sensible MLP", stage + 1));
@@ -295,69 +299,50 @@ impl ModelConfig {
     /// Checks that an image of this size fits: that every map has tokens and, without auto_pad, divides into
     /// regions.
     pub fn check_image(&self, height: usize, width: usize) -> Result<()> {
-        let stride = *self.strides().last().unwrap_or(&1);
-        let fits = |side: usize| {
-            (0..self.stages()).all(|stage| {
-                let side = self.map_side(side, stage);
-                let divides = self.auto_pad
-                    || self.family == Family::BiformerStlNchw
-                    || side.is_multiple_of(self.n_win.at(stage));
-                side > 0 && (divides || !matches!(self.attend(stage), Attend::Routed(_)))
-            })
-        };
-        if fits(height) && fits(width) {
+        let unfit = |reason: String, advice: String| Err(Error::ImageSize { height, width, reason, advice });
+        let tokens: Option<usize> = (height.max(width) <= MOST_SIDE)
+            .then(|| [height, width].iter().map(|&side| self.map_side(side, 0)).product())
+            .filter(|&tokens| tokens <= MOST_TOKENS);
+        if tokens.is_none() {
+            let reason = format!("more than {MOST_SIDE} pixels a side, or {MOST_TOKENS} tokens in stage 1");
+            return unfit(reason, "use a smaller one".into());
+        }
+        let bad = |side: usize| (0..self.stages()).find(|&stage| !self.side_fits(side, stage));
+        let Some((side, stage)) = [height, width].into_iter().find_map(|side| Some((side, bad(side)?))) else {
             return Ok(());
-        }
-        let bad = if fits(height) { width } else { height };
-        let stage = (0..self.stages())
-            .find(|&stage| {
-                let side = self.map_side(bad, stage);
-                side == 0
-                    || (matches!(self.attend(stage), Attend::Routed(_)) && !side.is_multiple_of(self.n_win.at(stage)))
-            })
-            .unwrap_or(0);
-        let side = self.map_side(bad, stage);
-        let reason =
-            format!("stage {} has a side of {side}, not a multiple of n_win {}", stage + 1, self.n_win.at(stage));
-        // Sizes that fit come at least once in every product of all strides and windows: look nearby.
-        let step = stride.saturating_mul(self.n_win.at(stage).max(1)).max(1);
-        let near = |candidate: usize| {
-            (1..=2 * step)
-                .find_map(|offset| (candidate + offset > 0 && fits(candidate + offset)).then_some(candidate + offset))
         };
-        let below = (1..bad).rev().take(2 * step).find(|&side| fits(side));
-        let sizes: Vec<String> = [below, near(bad)].into_iter().flatten().map(|side| format!("{side}")).collect();
-        let advice = match sizes.is_empty() {
-            true => "set auto_pad = true".to_owned(),
-            false => format!("a side of {} fits, or set auto_pad = true", sizes.join(" or ")),
+        let (map, n_win) = (self.map_side(side, stage), self.n_win.at(stage));
+        let reason = match map {
+            0 => format!("nothing is left of a side of {side} in stage {}", stage + 1),
+            _ => format!("a side of {side} is {map} in stage {}, which n_win = {n_win} does not divide", stage + 1),
         };
-        Err(Error::ImageSize { height, width, reason, advice })
+        // Sizes that fit come at least once in every product of all strides and windows: look nearby, for one
+        // that is halved without rounding or else for any.
+        let stride = self.strides()[self.stages() - 1];
+        let near = 2 * stride.saturating_mul(n_win.max(1));
+        let fits = |exact: bool| move |&side: &usize| bad(side).is_none() && (!exact || side.is_multiple_of(stride));
+        let nearest = |sides: &dyn Fn() -> Box<dyn Iterator<Item = usize>>| {
+            [true, false].into_iter().find_map(|exact| sides().take(near).find(fits(exact)))
+        };
+        let below = nearest(&|| Box::new((1..side).rev()));
+        let above = nearest(&|| Box::new(side + 1..=MOST_SIDE));
+        let sizes: Vec<String> = [below, above].into_iter().flatten().map(|side| side.to_string()).collect();
+        let sizes = if sizes.is_empty() { None } else { Some(format!("a side of {} fits", sizes.join(" or "))) };
+        let padding = (map > 0 && self.family != Family::BiformerStlNchw).then(|| "set auto_pad = true".to_owned());
+        let advice: Vec<String> = [sizes, padding].into_iter().flatten().collect();
+        unfit(reason, advice.join(", or "))
     }
 
-    /// This configuration with fields changed as on a command line: `n_win=8`, `topks=1,4,16,-2`,
-    /// `auto_pad=true`.
-    pub fn with_overrides<'a>(&self, overrides: impl IntoIterator<Item = &'a str>) -> Result<Self> {
-        let config = |message: String| Error::Config { field: "--set", message };
-        let mut table = serde_json::to_value(self).map_err(|error| config(error.to_string()))?;
-        for entry in overrides {
-            let (key, value) =
-                entry.split_once('=').ok_or_else(|| config(format!("\"{entry}\" is not of the form key=value")))?;
-            if !FIELDS.contains(&key) {
-                let known = FIELDS.map(str::to_owned).to_vec();
-                return Err(Error::UnknownField { key: key.into(), nearest: nearest(key, FIELDS), known });
+    /// Whether a stage's map of an image with this side has tokens and divides into regions where it must.
+    fn side_fits(&self, image_side: usize, stage: usize) -> bool {
+        let side = self.map_side(image_side, stage);
+        let n_win = self.n_win.at(stage);
+        side > 0
+            && match (self.attend(stage), self.family) {
+                (Attend::Full | Attend::FullWithContext, _) => true,
+                // Its regions are rounded down, and must not vanish.
+                (_, Family::BiformerStlNchw) => side >= n_win,
+                _ => self.auto_pad || side.is_multiple_of(n_win),
             }
-            table[key] = parse(value, matches!(table[key], serde_json::Value::Array(_)));
-        }
-        let changed: Self = serde_json::from_value(table).map_err(|error| config(error.to_string()))?;
-        changed.check()?;
-        Ok(changed)
     }
-}
-
-/// A value from the command line: a list where commas or the field ask for one.
-fn parse(text: &str, list: bool) -> serde_json::Value {
-    let scalar =
-        |text: &str| serde_json::from_str(text.trim()).unwrap_or_else(|_| serde_json::Value::from(text.trim()));
-    let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
-    if list || inner.contains(',') { inner.split(',').map(scalar).collect() } else { scalar(inner) }
 }

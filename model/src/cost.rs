@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::pass::Mode;
 use autograd::Tape;
 use serde::Serialize;
-use tensor::{DType, Tensor};
+use tensor::Tensor;
 
 /// Multiply-adds of one image, by kind of work. Normalisations, softmax and GELU are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -51,10 +51,9 @@ pub struct Part {
 }
 
 /// The parts of a model for images of a size, in order.
-pub fn parts(config: &ModelConfig, height: usize, width: usize) -> Result<Vec<Part>> {
-    config.check()?;
+pub fn parts(model: &BiFormer, height: usize, width: usize) -> Result<Vec<Part>> {
+    let config = model.config();
     config.check_image(height, width)?;
-    let model = BiFormer::new(config, 0, DType::F32)?;
     let layout = model.parameters.layout();
     let count = |prefixes: &[String]| -> usize {
         let belongs = |name: &str| prefixes.iter().any(|prefix| name.starts_with(prefix.as_str()));
@@ -143,13 +142,12 @@ fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
     macs
 }
 
-/// The bytes that a training step's forward pass keeps for its backward pass, per image, in f32: measured
-/// on a pass over two images.
-pub fn activation_bytes(config: &ModelConfig, height: usize, width: usize) -> Result<usize> {
+/// The bytes that a training step's forward pass keeps for its backward pass, per image, in the
+/// model's precision: measured on a pass over two images.
+pub fn activation_bytes(model: &BiFormer, height: usize, width: usize) -> Result<usize> {
     const IMAGES: usize = 2;
-    let model = BiFormer::new(config, 0, DType::F32)?;
     let tape = Tape::new();
-    let images = Tensor::zeros([IMAGES, height, width, 3], DType::F32);
+    let images = Tensor::zeros([IMAGES, height, width, 3], model.parameters.layout().dtype());
     let output = model.forward(&tape, &images, Mode::Train { seed: 0, step: 0 })?;
     let kept = tape.saved_bytes().saturating_sub(model.parameters.flat().bytes());
     drop(output);

@@ -34,8 +34,16 @@ pub enum Error {
         /// What is wrong with it, and what would be right.
         message: String,
     },
-    /// An image size whose maps do not divide into regions.
-    #[error("a {height}x{width} image does not fit without auto_pad: {reason}; {advice}")]
+    /// A change of one field that cannot be understood.
+    #[error("--set {entry}: {reason}")]
+    Override {
+        /// The change, as it was given.
+        entry: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// An image size whose maps do not divide into regions, or have no tokens, or too many.
+    #[error("a {height}x{width} image does not fit: {reason}; {advice}")]
     ImageSize {
         /// The image's height.
         height: usize,
@@ -47,7 +55,7 @@ pub enum Error {
         advice: String,
     },
     /// A weight file that does not fit the model. All differences are listed.
-    #[error("{path}: these weights do not fit the model: {}", differences.join("; "))]
+    #[error("{path}: these weights do not fit the model: {}; use the configuration that they belong to", differences.join("; "))]
     Weights {
         /// The file.
         path: String,
@@ -55,7 +63,7 @@ pub enum Error {
         differences: Vec<String>,
     },
     /// A file that is no safetensors file, or a damaged one.
-    #[error("{path}: not a readable safetensors file: {reason}")]
+    #[error("{path}: not a safetensors file, or a damaged one ({reason}); take another copy of it")]
     Format {
         /// The file.
         path: String,
@@ -63,12 +71,12 @@ pub enum Error {
         reason: String,
     },
     /// A file that cannot be read or written.
-    #[error("{path}: {source}")]
+    #[error("{path}: {cause}")]
     Io {
         /// The file.
         path: String,
-        /// The system's reason.
-        source: std::io::Error,
+        /// The system's reason. (Not called `source`: the message includes it already.)
+        cause: std::io::Error,
     },
 }
 

@@ -20,7 +20,7 @@ pub struct TensorFile {
 impl TensorFile {
     /// Reads a file. f64, f32, bf16 and f16 (widened to f32) tensors, and integers (as index tensors).
     pub fn read(path: &Path) -> Result<Self> {
-        let bytes = fs::read(path).map_err(|source| io(path, source))?;
+        let bytes = read_regular(path).map_err(|cause| io(path, cause))?;
         Self::parse(&bytes, &path.display().to_string())
     }
 
@@ -60,9 +60,22 @@ impl TensorFile {
     }
 }
 
+/// The bytes of a regular file. A device or a pipe might never end.
+fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
+    if fs::metadata(path)?.is_file() { fs::read(path) } else { Err(std::io::Error::other(NOT_REGULAR)) }
+}
+
+const NOT_REGULAR: &str = "it is there, but not as a regular file; name another path";
+
 /// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or
-/// the new one under its name: into a temporary file beside it, synced, then renamed.
+/// the new one under its name: into a temporary file beside it, synced, then renamed. What is there and no
+/// regular file (a folder, a device) is left alone.
 pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(io(path, std::io::Error::other(NOT_REGULAR)));
+    }
+    // Through a link, to the file that it names: renaming would replace the link.
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let name = path.file_name().map_or_else(|| "file".into(), |name| name.to_string_lossy().into_owned());
     let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
     let written = File::create(&temporary).and_then(|mut file| {
@@ -70,10 +83,10 @@ pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
         file.sync_all()
     });
     let renamed = written.and_then(|()| fs::rename(&temporary, path));
-    if let Err(source) = renamed {
+    if let Err(cause) = renamed {
         // The first error is the one to tell; a leftover that cannot be removed changes nothing.
         let _ = fs::remove_file(&temporary);
-        return Err(io(path, source));
+        return Err(io(path, cause));
     }
     #[cfg(unix)]
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -83,12 +96,16 @@ pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn io(path: &Path, source: std::io::Error) -> Error {
-    Error::Io { path: path.display().to_string(), source }
+fn io(path: &Path, cause: std::io::Error) -> Error {
+    Error::Io { path: path.display().to_string(), cause }
 }
 
 fn from_view(view: &TensorView<'_>) -> std::result::Result<Tensor, String> {
     let shape = view.shape().to_vec();
+    // Empty, and yet too large: an extent of 0 hides the others from the reader's own checks.
+    if shape.iter().try_fold(1, |count: usize, &extent| count.checked_mul(extent.max(1))).is_none() {
+        return Err(format!("has the impossible shape {shape:?}"));
+    }
     let make = |result: tensor::Result<Tensor>| result.map_err(|error| error.to_string());
     let bytes = view.data();
     match view.dtype() {

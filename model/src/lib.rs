@@ -3,6 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `config.rs`, `presets.rs` | [`ModelConfig`] and the models by name |
+//! | `overrides.rs` | single fields of a configuration, by name |
 //! | `biformer.rs` | [`BiFormer`], stages between mergings, and the head |
 //! | `block.rs`, `attention.rs`, `layers.rs` | a block; the three ways to attend; layers |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
@@ -19,6 +20,7 @@ pub mod cost;
 mod error;
 mod files;
 mod layers;
+mod overrides;
 mod pass;
 mod presets;
 mod state;
@@ -27,9 +29,10 @@ mod weights;
 pub use attention::Attention;
 pub use biformer::{BiFormer, Output};
 pub use block::Block;
-pub use config::{Attend, FIELDS, Family, Features, ModelConfig, PerStage};
+pub use config::{Attend, Family, Features, ModelConfig, PerStage};
 pub use error::{Error, Result, nearest};
 pub use files::{TensorFile, write_safely};
+pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};

@@ -46,12 +46,14 @@ enum Work {
 const WARM_UP: usize = 2;
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
-    if arguments.steps == 0 || arguments.batch_size == 0 {
-        bail!("--steps and --batch-size must be at least 1");
+    const MOST: usize = 1 << 20;
+    for (option, value) in [("--steps", arguments.steps), ("--batch-size", arguments.batch_size)] {
+        if !(1..=MOST).contains(&value) {
+            bail!("{option} {value}: expected 1 to {MOST}");
+        }
     }
     let size = arguments.model.image_size(arguments.image_size)?;
-    let (mut times, threads) =
-        arguments.threads.run(|| Ok::<_, anyhow::Error>((time(arguments, size)?, rayon::current_num_threads())))??;
+    let (mut times, threads) = arguments.threads.run(|| Ok((time(arguments, size)?, rayon::current_num_threads())))?;
     times.sort_by(f64::total_cmp);
     let median = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
     let rate = arguments.batch_size as f64 / median;
@@ -69,9 +71,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             "threads": threads,
             "isa": isa,
         });
-        println!("{object}");
+        say!("{object}");
     } else {
-        println!(
+        say!(
             "{} {size}x{size}, batch {}, {:?}: {rate:.1} images/s, median step {:.1} ms, {threads} threads, {isa}{}",
             arguments.model.model,
             arguments.batch_size,
@@ -89,6 +91,10 @@ fn time(arguments: &Arguments, size: usize) -> Result<Vec<f64>> {
     config.architecture = arguments.model.config()?;
     config.architecture.check_image(size, size)?;
     let shape = [arguments.batch_size, size, size, 3];
+    let bytes = shape.iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
+    if bytes > 8e9 {
+        bail!("--batch-size {}: its images alone take {:.0} GB, more than 8", arguments.batch_size, bytes / 1e9);
+    }
     let random = Philox::new(0, 0);
     let images: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
     let classes = config.architecture.num_classes;

@@ -1,9 +1,10 @@
 //! `biformer eval`.
 
 use super::{Status, Threads, Trained};
-use crate::trainer::checkpoint::Checkpoint;
+use crate::trainer::checkpoint::TrainedModel;
+use crate::trainer::progress::warn_of_skipped;
 use crate::trainer::step::{Score, score_rows};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use autograd::Tape;
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, Transform};
@@ -46,34 +47,29 @@ struct Class {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
-    let report = arguments.threads.run(|| measure(arguments))??;
+    let report = arguments.threads.run(|| measure(arguments))?;
     if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        say!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(Status::Done);
     }
     let width = report.classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0).max("all".len());
-    println!("{:width$}  {:>7}  {:>6}  {:>6}", "class", "images", "top-1", "top-5");
+    say!("{:width$}  {:>7}  {:>6}  {:>6}", "class", "images", "top-1", "top-5");
     for Class { name, images, top1, top5 } in &report.classes {
-        println!("{name:width$}  {images:>7}  {:>5.1}%  {:>5.1}%", 100.0 * top1, 100.0 * top5);
+        say!("{name:width$}  {images:>7}  {:>5.1}%  {:>5.1}%", 100.0 * top1, 100.0 * top5);
     }
     let Report { images, top1, top5, loss, .. } = report;
-    println!("{:width$}  {images:>7}  {:>5.1}%  {:>5.1}%   loss {loss:.4}", "all", 100.0 * top1, 100.0 * top5);
+    say!("{:width$}  {images:>7}  {:>5.1}%  {:>5.1}%   loss {loss:.4}", "all", 100.0 * top1, 100.0 * top5);
     Ok(Status::Done)
 }
 
 fn measure(arguments: &Arguments) -> Result<Report> {
-    let path = &arguments.trained.checkpoint;
-    let (model, config, classes) = Checkpoint::read(path)?.into_model(path)?;
+    let TrainedModel { model, config, data: known } = arguments.trained.load()?;
+    let classes = &known.classes;
     let source = arguments.data.as_deref().unwrap_or(&config.data);
     let dataset = data::open(source, Split::Test).with_context(|| format!("data {source}"))?;
-    if dataset.classes() != classes {
-        let (theirs, ours) = (dataset.classes().len(), classes.len());
-        bail!(
-            "data {source} has other classes ({theirs}) than the model was trained on ({ours}): {}",
-            classes.join(", ")
-        );
-    }
-    let transform = Transform::eval(config.image_size, dataset.statistics())?;
+    known.expect_classes(source, dataset.classes())?;
+    // What the model's training images were normalised by, whatever these are.
+    let transform = Transform::eval(config.image_size, known.statistics)?;
     let mut settings = LoaderConfig::eval(arguments.batch_size, transform);
     settings.max_bad_images = config.max_bad_images;
     let loader = Loader::new(dataset, settings)?;
@@ -83,13 +79,11 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         let tape = Tape::inference();
         let images = Tensor::from_slice(&batch.images, batch.shape)?;
         let output = model.forward(&tape, &images, Mode::Evaluate)?;
-        for (slot, &label) in batch.labels.iter().enumerate() {
-            if batch.skipped.iter().all(|skipped| skipped.slot != slot) {
-                let row = output.logits().value().slice(0, slot..slot + 1)?;
-                per_class[label as usize].add(score_rows(&row, &Tensor::from_slice(&[label], [1])?, &[true])?);
-            }
+        for (slot, (&label, counted)) in batch.labels.iter().zip(batch.counted()).enumerate() {
+            let row = output.logits().value().slice(0, slot..slot + 1)?;
+            per_class[label as usize].add(score_rows(&row, &Tensor::from_slice(&[label], [1])?, &[counted])?);
         }
-        batch.skipped.iter().for_each(|skipped| eprintln!("passed over image {}: {}", skipped.sample, skipped.reason));
+        warn_of_skipped(&batch);
         loader.recycle(batch);
     }
     let mut all = Score::default();
@@ -105,6 +99,6 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         top1: all.accuracy(),
         top5: all.top5(),
         loss: all.mean_loss(),
-        classes: classes.into_iter().zip(per_class).map(class).collect(),
+        classes: known.classes.into_iter().zip(per_class).map(class).collect(),
     })
 }

@@ -35,7 +35,7 @@ enum Precision {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
-    arguments.threads.run(|| compute(arguments))??;
+    arguments.threads.run(|| compute(arguments))?;
     Ok(Status::Done)
 }
 
@@ -56,10 +56,16 @@ fn compute(arguments: &Arguments) -> Result<()> {
     }
     let shown = arguments.input.display();
     let file = TensorFile::read(&arguments.input)?;
-    let input = file.tensors.get("input").with_context(|| format!("{shown}: there is no tensor \"input\""))?;
+    let input = file.tensors.get("input").with_context(|| {
+        let names: Vec<&str> = file.tensors.keys().take(5).map(String::as_str).collect();
+        format!("{shown}: expected a tensor named \"input\", (N, 3, H, W); there is {}", names.join(", "))
+    })?;
     let [_, channels, _, _] = input.dims("forward", "input (N, 3, H, W)").with_context(|| format!("{shown}"))?;
-    if channels != 3 {
+    if channels != 3 || input.count() == 0 {
         bail!("{shown}: input is {}, expected (N, 3, H, W)", input.shape());
+    }
+    if input.dtype() == DType::Index {
+        bail!("{shown}: input holds integers, expected normalised floats");
     }
     let images = input.cast(dtype)?.permute(&[0, 2, 3, 1])?.contiguous();
     let tape = Tape::inference();
@@ -73,7 +79,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
     }
     results.write(&arguments.output)?;
     for (name, tensor) in &results.tensors {
-        println!("{}: {name} {} {}", arguments.output.display(), tensor.dtype(), tensor.shape());
+        say!("{}: {name} {} {}", arguments.output.display(), tensor.dtype(), tensor.shape());
     }
     Ok(())
 }

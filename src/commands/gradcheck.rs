@@ -33,17 +33,21 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             }
         },
     };
-    println!(
+    arguments.threads.run(|| check_all(arguments, &ops))
+}
+
+fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
+    say!(
         "Gradients in f64 against central differences (limit {DIFFERENCE_TOLERANCE:.0e}) and against dual numbers \
          through the\nreference (limit {EXACT_TOLERANCE:.0e}); laws; and mutants, backward rules broken on purpose, \
          that must be caught.\n"
     );
-    println!("operation           cases  checked  skipped  differences  dual numbers   laws  mutants caught");
+    say!("operation           cases  checked  skipped  differences  dual numbers   laws  mutants caught");
     let mut reports = vec![];
     for op in ops {
-        let report = arguments.threads.run(|| check(op))?;
+        let report = check(op);
         let caught = format!("{}/{} ({:.0}%)", report.killed, report.mutants, 100.0 * report.kill_rate());
-        println!(
+        say!(
             "{:<19} {:>5}  {:>7}  {:>7}  {:>11}  {:>12}  {:>5}  {caught:>14}{}",
             report.op,
             report.cases,
@@ -57,14 +61,16 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         reports.push(report);
     }
     let failures: Vec<&String> = reports.iter().flat_map(|report| &report.failures).collect();
-    println!();
-    failures.iter().for_each(|failure| println!("{failure}"));
+    say!("");
+    for failure in &failures {
+        say!("{failure}");
+    }
     if let Some(path) = &arguments.json {
         let all: Vec<Value> = reports.iter().map(as_json).collect();
         model::write_safely(path, serde_json::to_string_pretty(&all)?.as_bytes())?;
     }
     let skipped: usize = reports.iter().map(|report| report.skipped).sum();
-    println!(
+    say!(
         "{} operations, {} failures. Skipped: {skipped} elements of large cases, by sampling.",
         reports.len(),
         failures.len()

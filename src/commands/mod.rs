@@ -1,5 +1,13 @@
 //! The program's commands, a file each. This file says what they are called and what they take.
 
+/// Prints a line of a command's result. Where `println!` would panic, on a full disk or a closed pipe, the
+/// command ends with an error.
+macro_rules! say {
+    ($($part:tt)*) => {
+        $crate::commands::print_line(format_args!($($part)*))?
+    };
+}
+
 mod bench;
 mod eval;
 mod forward;
@@ -8,9 +16,13 @@ mod info;
 mod predict;
 mod train;
 
-use anyhow::{Context, Result};
+use crate::config::MOST_THREADS;
+use crate::trainer::checkpoint::{Checkpoint, TrainedModel};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use model::{ModelConfig, preset};
+use std::fmt;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use tensor::cpu::parallel::thread_pool;
 
@@ -68,6 +80,12 @@ pub fn run(cli: Cli) -> Result<Status> {
     }
 }
 
+fn print_line(line: fmt::Arguments<'_>) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_fmt(line)?;
+    out.write_all(b"\n")
+}
+
 /// Which model, and what is different about it.
 #[derive(Debug, Args)]
 struct ModelChoice {
@@ -98,9 +116,13 @@ struct Threads {
 }
 
 impl Threads {
-    /// Runs `work` on a pool of so many threads.
-    fn run<R: Send>(self, work: impl FnOnce() -> R + Send) -> Result<R> {
-        Ok(thread_pool(self.threads).context("starting threads")?.install(work))
+    /// Runs `work` on a pool of so many threads. Everything that computes runs on one: its threads flush
+    /// denormals, and others do not.
+    fn run<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+        if self.threads > MOST_THREADS {
+            bail!("--threads {}: expected up to {MOST_THREADS}, or 0 for one per core", self.threads);
+        }
+        thread_pool(self.threads).context("starting threads")?.install(work)
     }
 }
 
@@ -110,4 +132,10 @@ struct Trained {
     /// A run folder, or the checkpoint file in it.
     #[arg(long, value_name = "DIR|FILE")]
     checkpoint: PathBuf,
+}
+
+impl Trained {
+    fn load(&self) -> Result<TrainedModel> {
+        Checkpoint::read(&self.checkpoint)?.into_model()
+    }
 }

@@ -1,11 +1,11 @@
 //! `biformer predict`.
 
 use super::{Status, Threads, Trained};
-use crate::trainer::checkpoint::Checkpoint;
-use anyhow::{Context, Result};
+use crate::trainer::checkpoint::TrainedModel;
+use anyhow::Result;
 use autograd::Tape;
 use clap::Args;
-use data::{Split, Statistics, eval_tensor, load_image};
+use data::{Statistics, eval_tensor, load_image};
 use model::{BiFormer, Mode};
 use std::path::PathBuf;
 use tensor::Tensor;
@@ -22,24 +22,19 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
-    let path = &arguments.trained.checkpoint;
-    let (model, config, classes) = Checkpoint::read(path)?.into_model(path)?;
-    // What the training images were normalised by.
-    let dataset = data::open(&config.data, Split::Test);
-    let statistics =
-        dataset.with_context(|| format!("data {} that the model was trained on", config.data))?.statistics();
     arguments.threads.run(|| {
+        let TrainedModel { model, config, data } = arguments.trained.load()?;
         for image in &arguments.images {
-            println!("{}", image.display());
-            let probabilities = classify(&model, image, config.image_size, statistics)?;
+            let probabilities = classify(&model, image, config.image_size, data.statistics)?;
             let mut order: Vec<usize> = (0..probabilities.len()).collect();
             order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
+            say!("{}", image.display());
             for &class in order.iter().take(5) {
-                println!("  {:>5.1}%  {}", 100.0 * probabilities[class], classes[class]);
+                say!("  {:>5.1}%  {}", 100.0 * probabilities[class], data.classes[class]);
             }
         }
         Ok(Status::Done)
-    })?
+    })
 }
 
 fn classify(model: &BiFormer, image: &std::path::Path, size: usize, statistics: Statistics) -> Result<Vec<f64>> {

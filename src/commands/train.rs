@@ -1,16 +1,17 @@
 //! `biformer train`.
 
 use super::Status;
-use crate::config::RunConfig;
+use crate::config::{Changes, RunConfig};
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result};
 use clap::Args;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tensor::cpu::parallel::thread_pool;
-use toml::Value;
+use toml::{Table, Value};
 
 /// The command line wins over the configuration file, which wins over the defaults.
 #[derive(Debug, Args)]
@@ -43,41 +44,78 @@ pub struct Arguments {
     /// The run folder; runs/MODEL by default.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Goes on where the run folder's checkpoint was made.
+    /// Goes on where the run folder's checkpoint was made, with the configuration that the run began with. What
+    /// has been computed cannot change any more; what can is --epochs (the rest of the run then follows the
+    /// learning rates of the longer or shorter one), --data if the images have moved, --threads, and
+    /// checkpoint_every and max_bad_images of the file.
     #[arg(long)]
     resume: bool,
 }
 
 impl Arguments {
-    fn config(&self) -> Result<RunConfig> {
-        let mut changes: Vec<(&str, Value)> = vec![];
-        let integer = |value: usize| i64::try_from(value).map(Value::Integer).context("a number is too large");
-        if let Some(model) = &self.model {
-            changes.push(("model", Value::String(model.clone())));
-        }
-        if let Some(data) = &self.data {
-            changes.push(("data", Value::String(data.clone())));
-        }
-        for (key, value) in [("epochs", self.epochs), ("batch_size", self.batch_size), ("threads", self.threads)] {
-            if let Some(value) = value {
-                changes.push((key, integer(value)?));
-            }
-        }
-        if let Some(lr) = self.lr {
-            changes.push(("schedule", Value::Table([("peak".to_owned(), Value::Float(lr))].into_iter().collect())));
-        }
-        if let Some(seed) = self.seed {
-            changes.push(("seed", Value::Integer(i64::try_from(seed).context("--seed is too large")?)));
-        }
-        if let Some(out) = &self.out {
-            changes.push(("out", Value::String(out.display().to_string())));
-        }
-        RunConfig::load(self.config.as_deref(), changes)
+    fn changes(&self) -> Result<Changes> {
+        let integer = |value: u64| i64::try_from(value).map(Value::Integer).context("a number is too large");
+        let number = |value: Option<usize>| value.map(|value| integer(value as u64)).transpose();
+        let peak = |lr: f64| Value::Table([("peak".to_owned(), Value::Float(lr))].into_iter().collect());
+        let out = self.out.as_ref().map(|out| out.to_str().context("--out: expected a path in UTF-8")).transpose()?;
+        let flags = [
+            ("model", self.model.clone().map(Value::String)),
+            ("data", self.data.clone().map(Value::String)),
+            ("epochs", number(self.epochs)?),
+            ("batch_size", number(self.batch_size)?),
+            ("schedule", self.lr.map(peak)),
+            ("seed", self.seed.map(integer).transpose()?),
+            ("threads", number(self.threads)?),
+            ("out", out.map(|out| Value::String(out.to_owned()))),
+        ];
+        let given = flags.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+        Changes::gather(self.config.as_deref(), given.collect::<Table>())
     }
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
-    let config = arguments.config()?;
+    let changes = arguments.changes()?;
+    let stop = stop_on_ctrl_c()?;
+    let (mut trainer, pool) = if arguments.resume {
+        let (checkpoint, config) = Trainer::stored(&changes)?;
+        let pool = thread_pool(config.threads).context("starting threads")?;
+        (pool.install(|| Trainer::resume(&checkpoint, config))?, pool)
+    } else {
+        let config = RunConfig::changed(&changes)?;
+        let pool = thread_pool(config.threads).context("starting threads")?;
+        (pool.install(|| Trainer::new(config))?, pool)
+    };
+    pool.install(|| train(&mut trainer, &stop))
+}
+
+fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
+    let started = Instant::now();
+    let folder = trainer.folder().path().display().to_string();
+    if trainer.finished() {
+        // The pictures may be what a killed run did not come to.
+        trainer.draw()?;
+        say!("{folder}: all {} epochs of this run are done already.", trainer.epochs());
+        say!("Train it further with: biformer train --resume --out {folder} --epochs N");
+        return Ok(Status::Done);
+    }
+    let outcome = trainer.run(stop)?;
+    trainer.draw()?;
+    match outcome {
+        Outcome::Finished { accuracy } => {
+            let seconds = started.elapsed().as_secs();
+            say!("Test accuracy {:.1}% after {}:{:02} min.", 100.0 * accuracy, seconds / 60, seconds % 60);
+            say!("{folder}: config.toml, metrics.jsonl, checkpoint.safetensors, curves.png, routing.png");
+            Ok(Status::Done)
+        }
+        Outcome::Interrupted => {
+            say!("Stopped; the checkpoint is saved. Go on with: biformer train --resume --out {folder}");
+            Ok(Status::Interrupted)
+        }
+    }
+}
+
+/// What Ctrl-C (or a request to terminate) sets.
+fn stop_on_ctrl_c() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let asked = Arc::clone(&stop);
     ctrlc::set_handler(move || {
@@ -85,27 +123,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         if asked.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        eprintln!("\nStopping after this step (press Ctrl-C again to stop at once) ...");
+        let _ = writeln!(io::stderr(), "\nStopping after this step (press Ctrl-C again to stop at once) ...");
     })
     .context("Ctrl-C handler")?;
-    let pool = thread_pool(config.threads).context("starting threads")?;
-    pool.install(|| {
-        let started = Instant::now();
-        let mut trainer = if arguments.resume { Trainer::resume(config)? } else { Trainer::new(config)? };
-        let outcome = trainer.run(&stop)?;
-        let folder = trainer.folder().path().display().to_string();
-        trainer.draw()?;
-        match outcome {
-            Outcome::Finished { accuracy } => {
-                let seconds = started.elapsed().as_secs();
-                println!("Test accuracy {:.1}% after {}:{:02} min.", 100.0 * accuracy, seconds / 60, seconds % 60);
-                println!("{folder}: config.toml, metrics.jsonl, checkpoint.safetensors, curves.png, routing.png");
-                Ok(Status::Done)
-            }
-            Outcome::Interrupted => {
-                println!("Stopped; the checkpoint is saved. Go on with: biformer train --resume --out {folder}");
-                Ok(Status::Interrupted)
-            }
-        }
-    })
+    Ok(stop)
 }

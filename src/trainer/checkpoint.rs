@@ -1,13 +1,15 @@
 //! Checkpoints: one safetensors file with weights, running statistics, moments and average, and beside them,
-//! as metadata, the configuration, the classes' names and the place in the run.
+//! as metadata, the configuration, the place in the run, and what must be known of the data.
 
-use super::step::{Score, checkpoint_names, take_average};
+use super::step::Score;
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
+use autograd::Parameters;
+use data::{Dataset, Statistics};
 use model::{BiFormer, TensorFile};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use tensor::DType;
+use tensor::{DType, Tensor};
 
 /// The name of a run folder's checkpoint.
 pub const FILE_NAME: &str = "checkpoint.safetensors";
@@ -29,42 +31,105 @@ pub struct Progress {
     pub average_updates: u64,
 }
 
+/// What a run must remember of its data: to be used where they are not, and to notice when they have changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataFacts {
+    /// The classes' names.
+    pub classes: Vec<String>,
+    /// What images are normalised by.
+    pub statistics: Statistics,
+    /// The number of training images.
+    pub train_images: usize,
+}
+
+impl DataFacts {
+    /// Those of a training set.
+    pub fn of(train: &dyn Dataset) -> Self {
+        Self { classes: train.classes().to_vec(), statistics: train.statistics(), train_images: train.len() }
+    }
+
+    /// Checks that other data have the same classes.
+    pub fn expect_classes(&self, source: &str, theirs: &[String]) -> Result<()> {
+        let ours = &self.classes;
+        if theirs == ours {
+            return Ok(());
+        }
+        let what = match theirs.iter().zip(ours).find(|(theirs, ours)| theirs != ours) {
+            _ if theirs.len() != ours.len() => format!("{} of them, not {}", theirs.len(), ours.len()),
+            Some((theirs, ours)) => format!("\"{theirs}\" where \"{ours}\" should be"),
+            None => "in another order".to_owned(),
+        };
+        bail!("data {source}: other classes than the model was trained on ({what}); name data with those classes")
+    }
+}
+
 /// What a run must remember.
 pub struct Checkpoint {
+    /// Where it was read.
+    path: PathBuf,
     /// Its configuration.
     pub config: RunConfig,
     /// Its place.
     pub progress: Progress,
-    /// The classes' names.
-    pub classes: Vec<String>,
+    /// What it was trained on.
+    pub data: DataFacts,
     /// All tensors.
     pub file: TensorFile,
 }
 
+/// A model that was trained, with what is needed to use it.
+pub struct TrainedModel {
+    /// The model, with the averaged weights if the run kept an average.
+    pub model: BiFormer,
+    /// The run's configuration.
+    pub config: RunConfig,
+    /// What it was trained on.
+    pub data: DataFacts,
+}
+
 impl Checkpoint {
+    /// A checkpoint to be written.
+    pub fn new(config: RunConfig, progress: Progress, data: DataFacts, file: TensorFile) -> Self {
+        Self { path: PathBuf::new(), config, progress, data, file }
+    }
+
     /// Reads a checkpoint from its file, or from a run folder.
     pub fn read(path: &Path) -> Result<Self> {
         let path = if path.is_dir() { path.join(FILE_NAME) } else { PathBuf::from(path) };
-        let shown = path.display();
+        let shown = path.display().to_string();
         if !path.exists() {
             bail!("{shown}: there is no checkpoint; give a run folder, or the {FILE_NAME} in it");
         }
         let file = TensorFile::read(&path)?;
+        Self::parse(path, file).with_context(|| format!("{shown}: not a checkpoint that can be used"))
+    }
+
+    fn parse(path: PathBuf, file: TensorFile) -> Result<Self> {
         let get = |key: &str| {
-            file.metadata.get(key).with_context(|| format!("{shown}: not a checkpoint of this program (no \"{key}\")"))
+            let hint = "expected one that \"biformer train\" wrote";
+            file.metadata.get(key).map(String::as_str).with_context(|| format!("it says no \"{key}\"; {hint}"))
         };
         let format = get("format")?;
         if format != FORMAT {
-            bail!("{shown}: a checkpoint of format \"{format}\", this program reads \"{FORMAT}\"");
+            bail!("it is of format \"{format}\", this program reads \"{FORMAT}\"; use the program that wrote it");
         }
-        let config = RunConfig::parse(get("config")?).with_context(|| format!("{shown}"))?;
-        let progress = serde_json::from_str(get("progress")?).with_context(|| format!("{shown}: its progress"))?;
-        let classes: Vec<String> =
-            serde_json::from_str(get("classes")?).with_context(|| format!("{shown}: its classes"))?;
-        if classes.len() != config.architecture.num_classes {
-            bail!("{shown}: {} class names for a model of {} classes", classes.len(), config.architecture.num_classes);
+        let config = RunConfig::parse(get("config")?)?;
+        let progress: Progress = serde_json::from_str(get("progress")?).context("its progress")?;
+        let data: DataFacts = serde_json::from_str(get("data")?).context("its data")?;
+        let (named, classes) = (data.classes.len(), config.architecture.num_classes);
+        if named != classes {
+            bail!("it names {named} classes for a model of {classes}");
         }
-        Ok(Self { config, progress, classes, file })
+        if progress.epoch > config.epochs {
+            bail!("it is in epoch {} of a run of {}", progress.epoch + 1, config.epochs);
+        }
+        Ok(Self { path, config, progress, data, file })
+    }
+
+    /// Where it was read.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Writes it; an old one under that name survives whatever goes wrong.
@@ -73,21 +138,50 @@ impl Checkpoint {
         metadata.insert("format".into(), FORMAT.into());
         metadata.insert("config".into(), self.config.to_toml()?);
         metadata.insert("progress".into(), serde_json::to_string(&self.progress)?);
-        metadata.insert("classes".into(), serde_json::to_string(&self.classes)?);
+        metadata.insert("data".into(), serde_json::to_string(&self.data)?);
         Ok(self.file.write(path)?)
     }
 
-    /// The trained model: with the averaged weights, if the run kept an average.
-    pub fn into_model(mut self, path: &Path) -> Result<(BiFormer, RunConfig, Vec<String>)> {
+    /// The model that was trained.
+    pub fn into_model(mut self) -> Result<TrainedModel> {
+        let shown = self.path.display().to_string();
         let mut model = BiFormer::new(&self.config.architecture, 0, DType::F32)?;
         let tensors = &mut self.file.tensors;
-        tensors.remove(checkpoint_names::M);
-        tensors.remove(checkpoint_names::V);
-        let average = tensors.remove(checkpoint_names::AVERAGE);
-        model.load(&self.file, &path.display().to_string())?;
+        tensors.remove(tensor_names::M);
+        tensors.remove(tensor_names::V);
+        let average = tensors.remove(tensor_names::AVERAGE);
+        load_all(&mut model, &self.file, &shown)?;
         if let Some(average) = average {
-            take_average(&mut model.parameters, &average).with_context(|| path.display().to_string())?;
+            take_average(&mut model.parameters, &average).context(shown)?;
         }
-        Ok((model, self.config, self.classes))
+        Ok(TrainedModel { model, config: self.config, data: self.data })
     }
+}
+
+/// Names of the tensors that a checkpoint holds beside the model's.
+pub mod tensor_names {
+    /// AdamW's first moments, flat.
+    pub const M: &str = "optimizer.m";
+    /// AdamW's second moments, flat.
+    pub const V: &str = "optimizer.v";
+    /// The averaged parameters, flat.
+    pub const AVERAGE: &str = "average.parameters";
+}
+
+/// Loads weights of which none may be left out: unlike those for another number of classes.
+pub fn load_all(model: &mut BiFormer, file: &TensorFile, path: &str) -> Result<()> {
+    if let Some(classes) = model.load(file, path)?.head_replaced {
+        bail!("{path}: its head has {classes} classes, its configuration {}", model.config().num_classes);
+    }
+    Ok(())
+}
+
+/// A model's parameters replaced by averaged ones, from a checkpoint's flat buffer.
+fn take_average(parameters: &mut Parameters, flat: &Tensor) -> Result<()> {
+    let (own, average) = (parameters.flat().shape().clone(), flat.as_slice::<f32>("average")?);
+    if *flat.shape() != own {
+        bail!("the averaged parameters are {}, the model's {own}", flat.shape());
+    }
+    parameters.flat_mut::<f32>()?.copy_from_slice(average);
+    Ok(())
 }

@@ -5,7 +5,7 @@ use super::step::Score;
 use crate::config::RunConfig;
 use crate::pictures;
 use anyhow::{Context, Result, bail};
-use data::{Batch, Dataset};
+use data::{Batch, Transform};
 use model::{Trace, write_safely};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -70,13 +70,15 @@ impl RunFolder {
     pub fn create(config: &RunConfig) -> Result<Self> {
         let folder = Self { path: config.out.clone() };
         let shown = folder.path.display();
-        if folder.checkpoint().exists() || folder.path.join(METRICS).exists() {
-            bail!("{shown} holds a run already: go on with --resume, or choose another folder with --out");
+        if folder.checkpoint().exists() {
+            bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
+        }
+        if folder.path.join(METRICS).exists() {
+            bail!("run folder {shown}: holds a run without its checkpoint; choose another with --out, or remove it");
         }
         fs::create_dir_all(&folder.path)
             .with_context(|| format!("run folder {shown}: cannot be made; choose another with --out"))?;
-        write_safely(&folder.path.join(CONFIG), config.to_toml()?.as_bytes())
-            .with_context(|| format!("run folder {shown}: cannot be written; choose another with --out"))?;
+        folder.write_config(config)?;
         Ok(folder)
     }
 
@@ -84,9 +86,20 @@ impl RunFolder {
     pub fn open(path: &Path) -> Result<Self> {
         let folder = Self { path: path.to_owned() };
         if !folder.checkpoint().exists() {
-            bail!("{}: there is no checkpoint to resume from; leave --resume out to start a run", path.display());
+            bail!(
+                "run folder {}: there is no {FILE_NAME} to resume from; name the right folder with --out, or leave \
+                 --resume out to start a run",
+                path.display()
+            );
         }
         Ok(folder)
+    }
+
+    /// Writes the configuration.
+    pub fn write_config(&self, config: &RunConfig) -> Result<()> {
+        write_safely(&self.path.join(CONFIG), config.to_toml()?.as_bytes()).with_context(|| {
+            format!("run folder {}: cannot be written; choose another with --out", self.path.display())
+        })
     }
 
     /// Where it is.
@@ -122,14 +135,21 @@ impl RunFolder {
         fs::read_to_string(&path).with_context(|| path.display().to_string())
     }
 
-    /// Keeps the lines of the first epochs: a run that is resumed from an earlier checkpoint writes the later
-    /// ones again.
-    pub fn keep_epochs(&self, epochs: usize) -> Result<()> {
+    /// Goes back to the state after so many epochs: a run that is resumed from an earlier checkpoint writes the
+    /// later lines again. What a killed process left half-written goes away, too.
+    pub fn rewind(&self, epochs: usize) -> Result<()> {
         for name in [METRICS, TIMINGS] {
             let text = self.read(name)?;
             let kept: String = text.lines().take(epochs).flat_map(|line| [line, "\n"]).collect();
             if kept != text {
                 write_safely(&self.path.join(name), kept.as_bytes())?;
+            }
+        }
+        for entry in fs::read_dir(&self.path)?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with('.') && name.ends_with(".tmp") {
+                // Another process's litter: worth removing, not worth failing over.
+                let _ = fs::remove_file(entry.path());
             }
         }
         Ok(())
@@ -156,13 +176,12 @@ impl RunFolder {
         pictures::curves::draw(&self.metrics()?, &path).with_context(|| path.display().to_string())
     }
 
-    /// Draws where the regions of a few images of a batch look.
-    pub fn draw_routes(&self, batch: &Batch, trace: &Trace, dataset: &dyn Dataset) -> Result<()> {
+    /// Draws where the regions of a few images of a batch look, over what the model saw of them.
+    pub fn draw_routes(&self, batch: &Batch, trace: &Trace, transform: &Transform) -> Result<()> {
         let path = self.path.join("routing.png");
-        let mut shown = vec![];
-        for (slot, &sample) in batch.samples.iter().enumerate().take(PICTURED) {
-            shown.push((slot, dataset.get(sample)?.image));
-        }
+        let counted = batch.counted();
+        let slots = (0..counted.len()).filter(|&slot| counted[slot]).take(PICTURED);
+        let shown = slots.map(|slot| Ok((slot, transform.picture(batch.image(slot))?))).collect::<Result<Vec<_>>>()?;
         pictures::routes::draw(&shown, trace, &path).with_context(|| path.display().to_string())
     }
 }

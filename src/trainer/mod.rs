@@ -12,11 +12,12 @@ pub mod folder;
 pub mod progress;
 pub mod step;
 
-use crate::config::RunConfig;
+use crate::config::{Changes, RunConfig};
 use anyhow::{Context, Result, bail};
-use checkpoint::{Checkpoint, Progress};
-use data::{Batch, Dataset, Loader, LoaderConfig, Split, Transform};
+use checkpoint::{Checkpoint, DataFacts, Progress};
+use data::{Dataset, Loader, LoaderConfig, Split, Transform};
 use folder::{EpochMetrics, RunFolder};
+use optim::Schedule;
 use progress::Display;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,51 +42,62 @@ pub struct Trainer {
     folder: RunFolder,
     learner: Learner,
     progress: Progress,
+    facts: DataFacts,
     train: Loader,
     test: Loader,
 }
 
 impl Trainer {
-    /// A new run: makes its folder, which must not hold a run already.
+    /// A new run: makes its folder, which must not hold a run already. From then on there is always a checkpoint
+    /// in it, so that it can be resumed whenever it ends.
     pub fn new(mut config: RunConfig) -> Result<Self> {
         let (train, test) = open_data(&config)?;
         adopt_classes(&mut config, train.as_ref())?;
-        let folder = RunFolder::create(&config)?;
+        let facts = DataFacts::of(train.as_ref());
+        let (train, test) = loaders(&config, &facts, train, test)?;
         let learner = Learner::new(&config)?;
-        Self::assemble(config, folder, learner, Progress::default(), train, test)
+        let folder = RunFolder::create(&config)?;
+        let trainer = Self { config, folder, learner, progress: Progress::default(), facts, train, test };
+        trainer.save()?;
+        Ok(trainer)
     }
 
-    /// A run taken up where its checkpoint left it.
-    pub fn resume(config: RunConfig) -> Result<Self> {
-        let folder = RunFolder::open(&config.out)?;
+    /// The checkpoint of the run folder that is asked for, and the configuration that the run goes on with.
+    pub fn stored(changes: &Changes) -> Result<(Checkpoint, RunConfig)> {
+        let folder = RunFolder::open(&changes.folder()?)?;
         let checkpoint = Checkpoint::read(&folder.checkpoint())?;
-        let (train, test) = open_data(&checkpoint.config)?;
-        let mut learner = Learner::new(&checkpoint.config)?;
-        learner.restore(&checkpoint)?;
-        let mut stored = checkpoint.config;
-        stored.threads = config.threads;
-        stored.out = config.out;
-        folder.keep_epochs(checkpoint.progress.epoch)?;
-        Self::assemble(stored, folder, learner, checkpoint.progress, train, test)
+        let mut config = checkpoint.config.resumed(changes)?;
+        // Wherever the folder was when the run began.
+        folder.path().clone_into(&mut config.out);
+        let (asked, done) = (config.epochs, checkpoint.progress.epoch);
+        if asked < done || (asked == done && checkpoint.progress.batch > 0) {
+            bail!("epochs = {asked}: this run has done {done} and is on its way; ask for more, or start another run");
+        }
+        Ok((checkpoint, config))
     }
 
-    fn assemble(
-        config: RunConfig,
-        folder: RunFolder,
-        learner: Learner,
-        progress: Progress,
-        train: Arc<dyn Dataset>,
-        test: Arc<dyn Dataset>,
-    ) -> Result<Self> {
-        let (size, statistics) = (config.image_size, train.statistics());
-        let varied = Transform::train(size, statistics, &config.augmentation)?;
-        let mut train_config = LoaderConfig::train(config.batch_size, config.seed, varied);
-        train_config.max_bad_images = config.max_bad_images;
-        let mut test_config = LoaderConfig::eval(config.batch_size, Transform::eval(size, statistics)?);
-        test_config.max_bad_images = config.max_bad_images;
-        let train = Loader::new(train, train_config)?;
-        let test = Loader::new(test, test_config)?;
-        Ok(Self { config, folder, learner, progress, train, test })
+    /// A run taken up where its checkpoint left it: see [`Trainer::stored`].
+    pub fn resume(checkpoint: &Checkpoint, config: RunConfig) -> Result<Self> {
+        let (facts, progress) = (checkpoint.data.clone(), checkpoint.progress.clone());
+        let (train, test) = open_data(&config)?;
+        facts.expect_classes(&config.data, train.classes())?;
+        let (images, then) = (train.len(), facts.train_images);
+        if images != then {
+            bail!(
+                "data {}: {images} training images, the run began with {then}; give it those with --data",
+                config.data
+            );
+        }
+        let (train, test) = loaders(&config, &facts, train, test)?;
+        let (batch, steps) = (progress.batch, train.batches_per_epoch());
+        if batch > steps {
+            bail!("{}: it is in batch {batch} of {steps}; take another copy of it", checkpoint.path().display());
+        }
+        let learner = Learner::resume(checkpoint)?;
+        let folder = RunFolder::open(&config.out)?;
+        folder.rewind(progress.epoch)?;
+        folder.write_config(&config)?;
+        Ok(Self { config, folder, learner, progress, facts, train, test })
     }
 
     /// The run folder.
@@ -93,76 +105,143 @@ impl Trainer {
         &self.folder
     }
 
+    /// The number of epochs.
+    pub fn epochs(&self) -> usize {
+        self.config.epochs
+    }
+
+    /// Whether all epochs are done.
+    pub fn finished(&self) -> bool {
+        self.progress.epoch >= self.config.epochs
+    }
+
     /// Trains until all epochs are done or `stop` is set.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         let steps = self.train.batches_per_epoch();
-        let schedule = self.config.schedule(steps)?;
         let display = Display::new(&self.config, &self.learner, &self.progress, steps, self.train.dataset().len());
-        let mut accuracy = self.folder.last_accuracy()?.unwrap_or(0.0);
-        while self.progress.epoch < self.config.epochs {
-            let epoch = self.progress.epoch;
-            let mut clock = Stopwatch::start();
-            for batch in self.train.epoch(epoch as u64, self.progress.batch) {
-                let batch = batch?;
-                display.skipped(&batch);
-                let step = (epoch * steps + self.progress.batch) as u64;
-                let score = self.learner.train(&self.config, &batch, step, schedule.lr(step)).with_context(|| {
-                    let number = self.progress.batch + 1;
-                    format!("epoch {}, batch {number} of {steps}, learning rate {:.3e}", epoch + 1, schedule.lr(step))
-                })?;
-                self.train.recycle(batch);
-                self.progress.batch += 1;
-                self.progress.score.add(score);
-                clock.images += score.images;
-                display.batch(&self.progress, schedule.lr(step), clock.rate());
-                if stop.load(Ordering::Relaxed) {
-                    self.save()?;
-                    display.close();
-                    return Ok(Outcome::Interrupted);
-                }
-            }
-            let test = self.evaluate()?;
-            accuracy = test.accuracy();
+        let outcome = self.run_epochs(stop, &display);
+        display.close();
+        outcome
+    }
+
+    fn run_epochs(&mut self, stop: &AtomicBool, display: &Display) -> Result<Outcome> {
+        while !self.finished() {
+            let started = Instant::now();
+            let rate = self.train_epoch(stop, display)?;
+            let test = if stop.load(Ordering::Relaxed) { None } else { self.evaluate(stop, display)? };
+            let Some(test) = test else {
+                self.save()?;
+                return Ok(Outcome::Interrupted);
+            };
             self.progress.epoch += 1;
-            let lr = schedule.lr((self.progress.epoch * steps).saturating_sub(1) as u64);
+            let last_step = (self.progress.epoch * self.train.batches_per_epoch()).saturating_sub(1) as u64;
+            let lr = self.schedule()?.lr(last_step);
             let metrics = EpochMetrics::new(self.progress.epoch, lr, self.progress.score, test);
             self.progress.batch = 0;
             self.progress.score = Score::default();
-            self.folder.append(&metrics, clock.started.elapsed(), clock.rate())?;
+            // In this order: a kill between the two leaves a line too many, which resuming takes back.
+            self.folder.append(&metrics, started.elapsed(), rate).with_context(|| self.unsaved())?;
             self.save()?;
             display.epoch(&metrics);
         }
-        display.close();
-        Ok(Outcome::Finished { accuracy })
+        Ok(Outcome::Finished { accuracy: self.folder.last_accuracy()?.unwrap_or(0.0) })
     }
 
-    /// The score on the test images.
-    pub fn evaluate(&mut self) -> Result<Score> {
-        let mut total = Score::default();
-        for batch in self.test.epoch(0, 0) {
+    /// Trains on what is left of an epoch, or until `stop` is set, and gives the images per second.
+    fn train_epoch(&mut self, stop: &AtomicBool, display: &Display) -> Result<f64> {
+        let (epoch, steps) = (self.progress.epoch, self.train.batches_per_epoch());
+        let schedule = self.schedule()?;
+        let mut clock = Stopwatch::start();
+        for batch in self.train.epoch(epoch as u64, self.progress.batch) {
             let batch = batch?;
-            total.add(self.learner.evaluate(&batch)?);
-            self.test.recycle(batch);
+            display.skipped(&batch);
+            let step = (epoch * steps + self.progress.batch) as u64;
+            let lr = schedule.lr(step);
+            let score = self.learner.train(&self.config, &batch, step, lr).with_context(|| {
+                let number = self.progress.batch + 1;
+                format!("step {} (epoch {}, batch {number} of {steps}), learning rate {lr:.3e}", step + 1, epoch + 1)
+            })?;
+            self.train.recycle(batch);
+            self.progress.batch += 1;
+            self.progress.score.add(score);
+            clock.images += score.images;
+            display.batch(&self.progress, lr, clock.rate());
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let every = self.config.checkpoint_every as u64;
+            if every > 0 && (step + 1).is_multiple_of(every) {
+                self.save()?;
+            }
         }
-        Ok(total)
+        Ok(clock.rate())
+    }
+
+    fn schedule(&self) -> Result<Schedule> {
+        self.config.schedule(self.train.batches_per_epoch())
+    }
+
+    /// The score on the test images, or nothing when `stop` was set before it was complete.
+    fn evaluate(&mut self, stop: &AtomicBool, display: &Display) -> Result<Option<Score>> {
+        let Self { learner, test, progress, .. } = self;
+        let score = learner.with_average(|model| {
+            let mut total = Score::default();
+            for batch in test.epoch(0, 0) {
+                let batch = batch?;
+                display.skipped(&batch);
+                total.add(step::evaluate(model, &batch)?);
+                test.recycle(batch);
+                if stop.load(Ordering::Relaxed) {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(total))
+        });
+        score.with_context(|| format!("test images after epoch {}", progress.epoch + 1))
     }
 
     /// Writes the run's pictures: curves, and where regions of a few test images look.
     pub fn draw(&mut self) -> Result<()> {
         self.folder.draw_curves()?;
-        let batch: Option<Batch> = self.test.epoch(0, 0).next().transpose()?;
-        if let Some(batch) = batch {
-            let trace = self.learner.trace(&batch)?;
-            self.folder.draw_routes(&batch, &trace, self.train.dataset().as_ref())?;
+        if let Some(batch) = self.test.epoch(0, 0).next().transpose()? {
+            let trace = self.learner.with_average(|model| step::trace(model, &batch))?;
+            self.folder.draw_routes(&batch, &trace, self.test.transform())?;
         }
         Ok(())
     }
 
     fn save(&self) -> Result<()> {
-        let classes = self.train.dataset().classes().to_vec();
-        let checkpoint = self.learner.checkpoint(&self.config, &self.progress, classes)?;
-        checkpoint.write(&self.folder.checkpoint())
+        let checkpoint = self.learner.checkpoint(&self.config, &self.progress, self.facts.clone())?;
+        checkpoint.write(&self.folder.checkpoint()).with_context(|| self.unsaved())
     }
+
+    /// What is to be said when something cannot be saved.
+    fn unsaved(&self) -> String {
+        let folder = self.folder.path().display();
+        match self.folder.checkpoint().exists() {
+            true => format!(
+                "saving failed, the checkpoint before it is unharmed; make room and go on with --resume --out {folder}"
+            ),
+            false => "saving failed; make room, or choose another folder with --out".to_owned(),
+        }
+    }
+}
+
+/// What hands out the batches to train on, and those to test on.
+fn loaders(
+    config: &RunConfig,
+    facts: &DataFacts,
+    train: Arc<dyn Dataset>,
+    test: Arc<dyn Dataset>,
+) -> Result<(Loader, Loader)> {
+    let (size, statistics) = (config.image_size, facts.statistics);
+    let varied = Transform::train(size, statistics, &config.augmentation).context("augmentation")?;
+    let mut training = LoaderConfig::train(config.batch_size, config.seed, varied);
+    let mut testing = LoaderConfig::eval(config.batch_size, Transform::eval(size, statistics)?);
+    training.max_bad_images = config.max_bad_images;
+    testing.max_bad_images = config.max_bad_images;
+    let source = || format!("data {}", config.data);
+    Ok((Loader::new(train, training).with_context(source)?, Loader::new(test, testing).with_context(source)?))
 }
 
 /// Both splits of a data set, which must have the same classes.

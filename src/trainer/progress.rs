@@ -6,7 +6,15 @@ use super::step::Learner;
 use crate::config::RunConfig;
 use data::Batch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, Write};
 use std::time::Duration;
+
+/// Prints a line; not println!, which panics where nobody reads on. Training does not depend on its audience.
+macro_rules! tell {
+    ($stream:expr, $($part:tt)*) => {{
+        let _ = writeln!($stream, $($part)*);
+    }};
+}
 
 /// A progress bar over the whole run, and a line for each epoch.
 pub struct Display {
@@ -21,11 +29,14 @@ impl Display {
         let parameters = learner.model.parameters.layout().count() as f64 / 1e6;
         let threads = rayon::current_num_threads();
         let isa = tensor::cpu::isa::Isa::current().name();
-        println!(
+        tell!(
+            io::stdout(),
             "Training {} ({parameters:.2} M parameters) on {images} images ({}), {} epochs, {threads} threads ({isa}).",
-            config.model, config.data, config.epochs
+            config.model,
+            config.data,
+            config.epochs
         );
-        println!("Run folder: {}", config.out.display());
+        tell!(io::stdout(), "Run folder: {}", config.out.display());
         let bar =
             ProgressBar::with_draw_target(Some((config.epochs * steps) as u64), ProgressDrawTarget::stderr_with_hz(4));
         let style = ProgressStyle::with_template("{bar:24} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -52,15 +63,14 @@ impl Display {
 
     /// Names images that could not be decoded.
     pub fn skipped(&self, batch: &Batch) {
-        for skipped in &batch.skipped {
-            self.bar.suspend(|| eprintln!("passed over image {}: {}", skipped.sample, skipped.reason));
-        }
+        self.bar.suspend(|| warn_of_skipped(batch));
     }
 
     /// An epoch is done.
     pub fn epoch(&self, metrics: &EpochMetrics) {
         self.bar.suspend(|| {
-            println!(
+            tell!(
+                io::stdout(),
                 "epoch {:>3}/{}  train loss {:.3}  accuracy {:>4.1}%   test loss {:.3}  accuracy {:>4.1}%",
                 metrics.epoch,
                 self.epochs,
@@ -75,6 +85,13 @@ impl Display {
     /// Takes the bar away.
     pub fn close(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// Names a batch's images that could not be decoded.
+pub fn warn_of_skipped(batch: &Batch) {
+    for skipped in &batch.skipped {
+        tell!(io::stderr(), "passed over image {}: {}", skipped.sample, skipped.reason);
     }
 }
 

@@ -1,13 +1,14 @@
 //! One training step, and one evaluation.
 
-use super::checkpoint::{Checkpoint, Progress};
+use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, tensor_names};
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
-use autograd::{Error, Gradients, Parameters, Tape};
+use autograd::{Gradients, Tape};
 use data::Batch;
 use model::{BiFormer, Mode, Trace};
 use optim::{AdamW, AdamWState, Ema, EmaState, clip_factor, gradient_norm};
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use tensor::{DType, Tensor};
 
 /// How well a number of images were classified.
@@ -85,7 +86,7 @@ impl Learner {
                 let loss = ops::cross_entropy(logits, &labels, config.label_smoothing)?;
                 let mean = f64::from(loss.value().item::<f32>()?);
                 if !mean.is_finite() {
-                    return Err(self.explain(&images, &labels, mode, config.label_smoothing, mean));
+                    return Err(explain(&self.model, &images, &labels, mode, mean));
                 }
                 score.add(scored(logits.value(), &labels, mean)?);
                 let share = ops::scale(&loss, 1.0 / parts as f64)?;
@@ -95,10 +96,9 @@ impl Learner {
             drop(tape);
             self.model.update_statistics(&trace)?;
         }
-        let factor = match config.clip_norm {
-            0.0 => 1.0,
-            limit => clip_factor(gradient_norm(&self.gradients)?, limit).context("the gradient's norm")?,
-        };
+        // The norm is looked at in any case: a step along a gradient that is not finite would destroy the weights.
+        let longest = if config.clip_norm == 0.0 { f64::INFINITY } else { config.clip_norm };
+        let factor = clip_factor(gradient_norm(&self.gradients)?, longest).context(LOWER_RATE)?;
         self.optimizer.step_scaled(&mut self.model.parameters, &self.gradients, lr, factor)?;
         if let Some(average) = &mut self.average {
             average.update(&self.model.parameters)?;
@@ -106,111 +106,90 @@ impl Learner {
         Ok(score)
     }
 
-    /// Runs a pass whose loss was not finite again, looking at every value, to name the first operation that
-    /// went wrong.
-    fn explain(&self, images: &Tensor, labels: &Tensor, mode: Mode, smoothing: f64, loss: f64) -> anyhow::Error {
-        let tape = Tape::checking_finite();
-        let pass = self.model.forward(&tape, images, mode).map_err(anyhow::Error::from).and_then(|output| {
-            ops::cross_entropy(output.logits(), labels, smoothing)?;
-            Ok(())
-        });
-        let origin = match pass {
-            Err(error) => match error.chain().find_map(|cause| cause.downcast_ref::<Error>()) {
-                Some(Error::NotFinite { op, node }) => {
-                    format!("the first value that is not finite came from {op}, node {node}")
-                }
-                _ => error.to_string(),
-            },
-            Ok(()) => "no operation of the forward pass shows why".to_owned(),
-        };
-        anyhow::anyhow!("the loss is {loss}: {origin}; try a lower schedule.peak or a smaller clip_norm")
-    }
-
-    /// The score of the model, or of its average if there is one, on a batch.
-    pub fn evaluate(&mut self, batch: &Batch) -> Result<Score> {
-        let (images, labels) = tensors(batch, 0, 1)?;
-        let counted: Vec<bool> =
-            (0..batch.labels.len()).map(|slot| batch.skipped.iter().all(|s| s.slot != slot)).collect();
-        let tape = Tape::inference();
-        let mut score = Score::default();
-        self.with_average(|model| {
-            let output = model.forward(&tape, &images, Mode::Evaluate)?;
-            score = score_rows(output.logits().value(), &labels, &counted)?;
-            Ok(())
-        })?;
-        Ok(score)
-    }
-
-    /// What a pass over a batch leaves behind: where regions looked.
-    pub fn trace(&mut self, batch: &Batch) -> Result<Trace> {
-        let (images, _) = tensors(batch, 0, 1)?;
-        let tape = Tape::inference();
-        let mut trace = Trace::default();
-        self.with_average(|model| {
-            trace = model.forward(&tape, &images, Mode::Evaluate)?.trace;
-            Ok(())
-        })?;
-        Ok(trace)
-    }
-
-    /// Lets `work` see the model with the averaged weights in place of its own, if there is an average.
-    fn with_average(&mut self, work: impl FnOnce(&BiFormer) -> Result<()>) -> Result<()> {
-        let Some(average) = &mut self.average else { return work(&self.model) };
+    /// Lets `work` see the model as it is to be used: with the averaged weights in place of its own, if there is
+    /// an average. Whatever comes of it, the model then has its own again.
+    pub fn with_average<R>(&mut self, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
+        let Some(average) = &self.average else { return work(&self.model) };
         let own = std::mem::replace(&mut self.model.parameters, average.average().duplicate()?);
         let result = work(&self.model);
         self.model.parameters = own;
         result
     }
 
-    /// What is needed to go on from here.
-    pub fn checkpoint(&self, config: &RunConfig, progress: &Progress, classes: Vec<String>) -> Result<Checkpoint> {
+    /// What is needed to go on from here. Weights that are not finite are refused: nobody could go on from there.
+    pub fn checkpoint(&self, config: &RunConfig, progress: &Progress, data: DataFacts) -> Result<Checkpoint> {
+        if self.model.parameters.flat().as_slice::<f32>("checkpoint")?.iter().any(|weight| !weight.is_finite()) {
+            bail!("{LOWER_RATE}: after step {} some weights are not finite", self.optimizer.steps());
+        }
         let AdamWState { steps, m, v } = self.optimizer.state();
         let average = self.average.as_ref().map(Ema::state);
         let mut file = self.model.state_dict()?;
         let mut progress = progress.clone();
         progress.optimizer_steps = steps;
-        file.tensors.insert(checkpoint_names::M.into(), m);
-        file.tensors.insert(checkpoint_names::V.into(), v);
+        file.tensors.insert(tensor_names::M.into(), m);
+        file.tensors.insert(tensor_names::V.into(), v);
         if let Some(EmaState { updates, average }) = average {
             progress.average_updates = updates;
-            file.tensors.insert(checkpoint_names::AVERAGE.into(), average);
+            file.tensors.insert(tensor_names::AVERAGE.into(), average);
         }
-        Ok(Checkpoint { config: config.clone(), progress, classes, file })
+        Ok(Checkpoint::new(config.clone(), progress, data, file))
     }
 
-    /// Goes back to where a checkpoint was made.
-    pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
+    /// A learner that goes on where a checkpoint was made.
+    pub fn resume(checkpoint: &Checkpoint) -> Result<Self> {
+        let shown = checkpoint.path().display().to_string();
+        let mut learner = Self::new(&checkpoint.config)?;
         let mut file = checkpoint.file.clone();
-        let mut take = |name: &str| file.tensors.remove(name).with_context(|| format!("the checkpoint has no {name}"));
-        let (m, v) = (take(checkpoint_names::M)?, take(checkpoint_names::V)?);
-        self.optimizer.restore(&AdamWState { steps: checkpoint.progress.optimizer_steps, m, v })?;
-        if let Some(average) = &mut self.average {
+        let mut take =
+            |name: &str| file.tensors.remove(name).with_context(|| format!("{shown}: there is no tensor {name}"));
+        let (m, v) = (take(tensor_names::M)?, take(tensor_names::V)?);
+        let moments = AdamWState { steps: checkpoint.progress.optimizer_steps, m, v };
+        learner.optimizer.restore(&moments).with_context(|| shown.clone())?;
+        if let Some(average) = &mut learner.average {
             let updates = checkpoint.progress.average_updates;
-            average.restore(&EmaState { updates, average: take(checkpoint_names::AVERAGE)? })?;
+            let state = EmaState { updates, average: take(tensor_names::AVERAGE)? };
+            average.restore(&state).with_context(|| shown.clone())?;
         }
-        self.model.load(&file, "checkpoint")?;
+        load_all(&mut learner.model, &file, &shown)?;
+        Ok(learner)
+    }
+}
+
+/// The way out of a run that diverges.
+const LOWER_RATE: &str = "training diverged (try a lower --lr, a smaller clip_norm or a longer warm-up)";
+
+/// The score of a model on a batch.
+pub fn evaluate(model: &BiFormer, batch: &Batch) -> Result<Score> {
+    let (images, labels) = tensors(batch, 0, 1)?;
+    let tape = Tape::inference();
+    let output = model.forward(&tape, &images, Mode::Evaluate)?;
+    let score = score_rows(output.logits().value(), &labels, &batch.counted())?;
+    if !score.loss.is_finite() {
+        return Err(explain(model, &images, &labels, Mode::Evaluate, score.mean_loss()));
+    }
+    Ok(score)
+}
+
+/// Runs a pass whose loss was not finite again, looking at every value, to name the first operation that went
+/// wrong.
+fn explain(model: &BiFormer, images: &Tensor, labels: &Tensor, mode: Mode, loss: f64) -> anyhow::Error {
+    let tape = Tape::checking_finite();
+    let pass = model.forward(&tape, images, mode).map_err(anyhow::Error::from).and_then(|output| {
+        ops::cross_entropy(output.logits(), labels, 0.0)?;
         Ok(())
-    }
+    });
+    let first = match pass {
+        Err(error) => format!("the first operation to go wrong: {error:#}"),
+        Ok(()) => "no operation of the forward pass shows why".to_owned(),
+    };
+    anyhow::anyhow!("{LOWER_RATE}: the loss is {loss}; {first}")
 }
 
-/// Names of the tensors that a checkpoint holds beside the model's.
-pub mod checkpoint_names {
-    /// AdamW's first moments, flat.
-    pub const M: &str = "optimizer.m";
-    /// AdamW's second moments, flat.
-    pub const V: &str = "optimizer.v";
-    /// The averaged parameters, flat.
-    pub const AVERAGE: &str = "average.parameters";
-}
-
-/// A model's parameters replaced by averaged ones, from a checkpoint's flat buffer.
-pub fn take_average(parameters: &mut Parameters, flat: &Tensor) -> Result<()> {
-    let (own, average) = (parameters.flat().shape().clone(), flat.as_slice::<f32>("average")?);
-    if *flat.shape() != own {
-        bail!("the averaged parameters are {}, the model's {own}", flat.shape());
-    }
-    parameters.flat_mut::<f32>()?.copy_from_slice(average);
-    Ok(())
+/// What a pass over a batch leaves behind: where regions looked.
+pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {
+    let (images, _) = tensors(batch, 0, 1)?;
+    let tape = Tape::inference();
+    Ok(model.forward(&tape, &images, Mode::Evaluate)?.trace)
 }
 
 /// Part `part` of `parts` of a batch: images (N, H, W, 3) and labels (N).
@@ -238,7 +217,13 @@ pub fn score_rows(logits: &Tensor, labels: &Tensor, counted: &[bool]) -> Result<
         let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let total: f64 = row.iter().map(|&x| f64::from(x - largest).exp()).sum();
-        let before = row.iter().enumerate().filter(|&(i, &x)| x > own || (x == own && i < label as usize)).count();
+        // Not simply x > own: a row of NaN is not right.
+        let wins = |(class, x): (usize, &f32)| match x.partial_cmp(&own) {
+            Some(Ordering::Less) => false,
+            Some(Ordering::Equal) => class < label as usize,
+            _ => true,
+        };
+        let before = row.iter().enumerate().filter(|&entry| wins(entry)).count();
         score.loss += total.ln() - f64::from(own - largest);
         score.right += u64::from(before == 0);
         score.right_in_five += u64::from(before < 5);

@@ -3,3 +3,5 @@
 
 pub mod generator;
 pub mod golden;
+pub mod program;
+pub mod samples;

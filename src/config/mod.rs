@@ -1,12 +1,22 @@
 //! The configuration of a run: what can be set in a TOML file and on the command line.
 
+mod changes;
+
+pub use changes::{Changes, one_line};
+
 use anyhow::{Context, Result, bail};
+use changes::{differences, parse_table};
 use data::Augmentation;
-use model::{ModelConfig, nearest, preset};
+use model::{Features, ModelConfig, preset};
 use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
-use toml::{Table, Value};
+use std::path::PathBuf;
+use toml::Table;
+
+/// The most threads that can be asked for.
+pub const MOST_THREADS: usize = 1024;
+/// What may differ when a run goes on. All else decides what has been computed already.
+const CHANGEABLE: [&str; 6] = ["data", "out", "epochs", "threads", "max_bad_images", "checkpoint_every"];
 
 /// Everything that decides what a training run computes. The effective one is written to the run folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -36,6 +46,9 @@ pub struct RunConfig {
     pub clip_norm: f64,
     /// So many undecodable images are passed over in an epoch before training stops.
     pub max_bad_images: usize,
+    /// Steps from one checkpoint to the next within an epoch, for the case that the program is killed; 0 for
+    /// checkpoints at the ends of epochs only. They change nothing in what is computed.
+    pub checkpoint_every: usize,
     /// How the learning rate changes.
     pub schedule: ScheduleConfig,
     /// The optimiser.
@@ -110,6 +123,7 @@ impl RunConfig {
             label_smoothing: 0.1,
             clip_norm: 5.0,
             max_bad_images: 0,
+            checkpoint_every: 500,
             schedule: ScheduleConfig { rule: Rule::Cosine, peak: 2e-3, start: 1e-5, min: 1e-5, warmup_epochs: 1.0 },
             optimizer: AdamWConfig::default(),
             ema: AverageConfig { enabled: false, decay: 0.999, warmup: true },
@@ -118,35 +132,39 @@ impl RunConfig {
         })
     }
 
-    /// The defaults, changed by a TOML file (if there is one) and then by `overrides`.
-    pub fn load(file: Option<&Path>, overrides: Vec<(&str, Value)>) -> Result<Self> {
-        let from_file = match file {
-            Some(path) => {
-                let text =
-                    std::fs::read_to_string(path).with_context(|| format!("configuration {}", path.display()))?;
-                text.parse::<Table>().with_context(|| format!("configuration {}", path.display()))?
-            }
-            None => Table::new(),
-        };
-        let overrides: Table = overrides.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        let name = match overrides.get("model").or(from_file.get("model")) {
-            Some(Value::String(name)) => name.clone(),
-            Some(other) => bail!("model: expected a name, got {other}"),
-            None => "nano".into(),
-        };
-        let mut table = Table::try_from(Self::for_model(&name)?).context("default configuration")?;
-        overlay(&mut table, from_file, "")?;
-        overlay(&mut table, overrides, "")?;
-        let origin = file.map_or_else(|| "command line".to_owned(), |path| path.display().to_string());
-        let config: Self = table.try_into().with_context(|| format!("configuration ({origin})"))?;
-        config.check()?;
+    /// The configuration of a new run: the model's defaults, changed.
+    pub fn changed(changes: &Changes) -> Result<Self> {
+        Self::for_model(changes.model()?)?.with(changes)
+    }
+
+    /// The configuration of a run that goes on: this one, in which only that is changed that may (see
+    /// `CHANGEABLE`). Asking once more for what it has already is no change.
+    pub fn resumed(&self, changes: &Changes) -> Result<Self> {
+        let changed = self.with(changes)?;
+        let differences = differences(&Table::try_from(self)?, &Table::try_from(&changed)?);
+        if let Some((name, was, asked)) = differences.iter().find(|(name, ..)| !CHANGEABLE.contains(&name.as_str())) {
+            bail!(
+                "{name} = {asked} cannot be had: this run began with {was} and is to go on as it began (only {} can \
+                 change); leave it out, or start another run with another --out",
+                CHANGEABLE.join(", ")
+            );
+        }
+        Ok(changed)
+    }
+
+    fn with(&self, changes: &Changes) -> Result<Self> {
+        let mut table = Table::try_from(self).context("configuration to start from")?;
+        let named = || format!("configuration ({})", changes.origin());
+        changes.apply(&mut table).with_context(named)?;
+        let config = from_table(table).with_context(named)?;
+        config.check().with_context(named)?;
         Ok(config)
     }
 
     /// The configuration that a run folder or checkpoint holds.
     pub fn parse(text: &str) -> Result<Self> {
-        let config: Self = toml::from_str(text).context("stored configuration")?;
-        config.check()?;
+        let config = parse_table(text).and_then(from_table).context("stored configuration")?;
+        config.check().context("stored configuration")?;
         Ok(config)
     }
 
@@ -156,29 +174,49 @@ impl RunConfig {
     }
 
     fn check(&self) -> Result<()> {
-        self.architecture.check()?;
-        self.architecture.check_image(self.image_size, self.image_size)?;
-        let positive = |name: &str, value: usize| if value == 0 { bail!("{name} must be at least 1") } else { Ok(()) };
-        positive("epochs", self.epochs)?;
-        positive("batch_size", self.batch_size)?;
-        positive("micro_batches", self.micro_batches)?;
-        positive("image_size", self.image_size)?;
+        self.architecture.check().context("architecture")?;
+        self.architecture.check_image(self.image_size, self.image_size).context("image_size and architecture")?;
+        if self.architecture.features != Features::Logits {
+            bail!(
+                "architecture.features: only \"logits\" can be trained, a dense backbone is for use in other programs"
+            );
+        }
+        let ScheduleConfig { peak, start, min, warmup_epochs, .. } = self.schedule;
+        for (name, value, most) in [
+            ("epochs", self.epochs, 1 << 20),
+            ("batch_size", self.batch_size, 1 << 20),
+            ("micro_batches", self.micro_batches, 1 << 20),
+        ] {
+            if !(1..=most).contains(&value) {
+                bail!("{name} = {value}, expected 1 to {most}");
+            }
+        }
         if !self.batch_size.is_multiple_of(self.micro_batches) {
             bail!("micro_batches = {} does not divide batch_size = {}", self.micro_batches, self.batch_size);
         }
+        if self.threads > MOST_THREADS {
+            bail!("threads = {}, expected up to {MOST_THREADS}, or 0 for one per core", self.threads);
+        }
         if !(0.0..1.0).contains(&self.label_smoothing) {
-            bail!("label_smoothing = {} must be in [0, 1)", self.label_smoothing);
+            bail!("label_smoothing = {}, expected at least 0 and less than 1", self.label_smoothing);
         }
         if !(self.clip_norm >= 0.0 && self.clip_norm.is_finite()) {
-            bail!("clip_norm = {} must be 0 (never) or more", self.clip_norm);
+            bail!("clip_norm = {}, expected a length above 0, or 0 for no clipping", self.clip_norm);
         }
-        if !(self.schedule.warmup_epochs >= 0.0 && self.schedule.warmup_epochs <= self.epochs as f64) {
-            let ScheduleConfig { warmup_epochs, .. } = self.schedule;
-            bail!("schedule.warmup_epochs = {warmup_epochs} must be from 0 to epochs = {}", self.epochs);
+        if !(peak > 0.0 && peak.is_finite()) {
+            bail!("schedule.peak = {peak}, expected a learning rate above 0, for instance 0.001");
         }
-        self.optimizer.validate()?;
-        self.ema.settings().validate()?;
-        self.schedule(1)?;
+        for (name, rate) in [("start", start), ("min", min)] {
+            if !(0.0..=peak).contains(&rate) {
+                bail!("schedule.{name} = {rate}, expected from 0 to schedule.peak = {peak}");
+            }
+        }
+        if !(0.0..=self.epochs as f64).contains(&warmup_epochs) {
+            bail!("schedule.warmup_epochs = {warmup_epochs}, expected from 0 to epochs = {}", self.epochs);
+        }
+        self.optimizer.validate().context("optimizer")?;
+        self.ema.settings().validate().context("ema")?;
+        self.schedule(1).context("schedule")?;
         Ok(())
     }
 
@@ -208,24 +246,7 @@ impl RunConfig {
     }
 }
 
-/// Puts changes over a table, key by key; a key that the table does not have is an error that names the
-/// nearest one.
-fn overlay(base: &mut Table, changes: Table, path: &str) -> Result<()> {
-    for (key, change) in changes {
-        let name = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-        let known: Vec<String> = base.keys().cloned().collect();
-        match (base.get_mut(&key), change) {
-            (None, _) => {
-                let hint = nearest(&key, known.iter().map(String::as_str));
-                let hint = hint.map_or_else(String::new, |hint| format!(" (did you mean \"{hint}\"?)"));
-                bail!("there is no configuration key \"{name}\"{hint}; known here: {}", known.join(", "));
-            }
-            (Some(Value::Table(inner)), Value::Table(change)) => overlay(inner, change, &name)?,
-            (Some(Value::Table(_)), other) => bail!("{name}: expected a table, got {other}"),
-            // 1 is a fine way to write 1.0.
-            (Some(value @ Value::Float(_)), Value::Integer(change)) => *value = Value::Float(change as f64),
-            (Some(value), change) => *value = change,
-        }
-    }
-    Ok(())
+/// A table as a configuration, or the field that is wrong, in one line.
+fn from_table(table: Table) -> Result<RunConfig> {
+    table.try_into().map_err(|error: toml::de::Error| anyhow::anyhow!(one_line(&error.to_string())))
 }

@@ -1,0 +1,73 @@
+//! Fields of a configuration by name: how they are written in files and on the command line.
+
+use crate::config::ModelConfig;
+use crate::error::{Error, Result, nearest};
+use serde_json::Value;
+
+/// The fields of [`ModelConfig`], as they are written in files and on the command line.
+pub const FIELDS: [&str; 17] = [
+    "family",
+    "features",
+    "num_classes",
+    "depth",
+    "embed_dim",
+    "topks",
+    "n_win",
+    "head_dim",
+    "full_attention_heads",
+    "mlp_ratio",
+    "lce_kernel",
+    "pos_kernel",
+    "stem_strides",
+    "auto_pad",
+    "soft_routing",
+    "layer_scale",
+    "drop_path",
+];
+
+/// What the published code calls some of them.
+const ALIASES: [(&str, &str); 6] = [
+    ("n_wins", "n_win"),
+    ("mlp_ratios", "mlp_ratio"),
+    ("side_dwconv", "lce_kernel"),
+    ("before_attn_dwconv", "pos_kernel"),
+    ("layer_scale_init_value", "layer_scale"),
+    ("drop_path_rate", "drop_path"),
+];
+
+/// The name that a field has here, whether it is given by that or by the published code's.
+pub fn field_name(key: &str) -> &str {
+    ALIASES.iter().find(|(theirs, _)| *theirs == key).map_or(key, |(_, ours)| ours)
+}
+
+impl ModelConfig {
+    /// This configuration with fields changed as on a command line: `n_win=8`, `topks=1,4,16,-2`,
+    /// `auto_pad=true`.
+    pub fn with_overrides<'a>(&self, overrides: impl IntoIterator<Item = &'a str>) -> Result<Self> {
+        let mut config = self.clone();
+        for entry in overrides {
+            // One by one, so that a value of the wrong kind is told together with its field.
+            let wrong = |reason: String| Error::Override { entry: entry.to_owned(), reason };
+            let (key, value) = entry
+                .split_once('=')
+                .ok_or_else(|| wrong("expected key=value, for instance n_win=8 or topks=1,4,16,-2".into()))?;
+            let key = field_name(key.trim());
+            if !FIELDS.contains(&key) {
+                let known = FIELDS.map(str::to_owned).to_vec();
+                return Err(Error::UnknownField { key: key.into(), nearest: nearest(key, FIELDS), known });
+            }
+            let mut table = serde_json::to_value(&config).map_err(|error| wrong(error.to_string()))?;
+            table[key] = parse(value, table[key].is_array());
+            config = serde_json::from_value(table).map_err(|error| wrong(error.to_string()))?;
+        }
+        config.check()?;
+        Ok(config)
+    }
+}
+
+/// A value from the command line: a list where commas or the field ask for one.
+fn parse(text: &str, list: bool) -> Value {
+    let scalar = |text: &str| serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::from(text.trim()));
+    let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
+    if list || inner.contains(',') { inner.split(',').map(scalar).collect() } else { scalar(inner) }
+}

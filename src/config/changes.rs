@@ -1,0 +1,133 @@
+//! What someone asked for: a TOML file, and over it the command line.
+
+use anyhow::{Context, Result, bail};
+use model::{field_name, nearest};
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// Fields of a configuration that are to differ from where it starts.
+#[derive(Clone, Debug, Default)]
+pub struct Changes {
+    table: Table,
+    /// Where they come from, for errors.
+    origin: String,
+}
+
+impl Changes {
+    /// Those of a TOML file, if there is one, and over them those of the command line.
+    pub fn gather(file: Option<&Path>, flags: Table) -> Result<Self> {
+        let mut table = match file {
+            Some(path) => {
+                let named = || format!("configuration {}", path.display());
+                let text = std::fs::read_to_string(path).with_context(named)?;
+                parse_table(&text).with_context(named)?
+            }
+            None => Table::new(),
+        };
+        let origin = match file {
+            None => "command line".to_owned(),
+            Some(path) if flags.is_empty() => path.display().to_string(),
+            Some(path) => format!("{} and command line", path.display()),
+        };
+        merge(&mut table, flags);
+        Ok(Self { table, origin })
+    }
+
+    /// The model that is asked for, `nano` unless another is.
+    pub fn model(&self) -> Result<&str> {
+        self.text("model").map(|name| name.unwrap_or("nano"))
+    }
+
+    /// The run folder that is asked for, that of the model unless another is.
+    pub fn folder(&self) -> Result<PathBuf> {
+        Ok(match self.text("out")? {
+            Some(out) => out.into(),
+            None => Path::new("runs").join(self.model()?),
+        })
+    }
+
+    fn text(&self, key: &str) -> Result<Option<&str>> {
+        match self.table.get(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => bail!("{key}: expected a text in quotes, got {}", one_line(&other.to_string())),
+        }
+    }
+
+    /// Makes the changes in a configuration's table.
+    pub fn apply(&self, table: &mut Table) -> Result<()> {
+        overlay(table, &self.table, "")
+    }
+
+    /// Where the changes come from, for errors.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+}
+
+/// A TOML text as a table, or what is wrong with it, in one line.
+pub fn parse_table(text: &str) -> Result<Table> {
+    text.parse::<Table>().map_err(|error| {
+        let line =
+            error.span().map_or(0, |span| text.as_bytes()[..span.start.min(text.len())].split(|&b| b == b'\n').count());
+        anyhow::anyhow!("line {line}: {}", one_line(error.message()))
+    })
+}
+
+/// A text without its line breaks.
+pub fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Puts one table over another, whatever is in them.
+fn merge(base: &mut Table, over: Table) {
+    for (key, value) in over {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(inner)), Value::Table(value)) => merge(inner, value),
+            (_, value) => _ = base.insert(key, value),
+        }
+    }
+}
+
+/// Puts changes over a configuration, key by key; a key that it does not have is an error that names the
+/// nearest one.
+fn overlay(base: &mut Table, changes: &Table, path: &str) -> Result<()> {
+    for (key, change) in changes {
+        let key = if path == "architecture" { field_name(key) } else { key };
+        let name = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
+        if !base.contains_key(key) {
+            let known: Vec<&str> = base.keys().map(String::as_str).collect();
+            let hint = nearest(key, known.iter().copied());
+            let hint = hint.map_or_else(String::new, |hint| format!(" (did you mean \"{hint}\"?)"));
+            bail!("there is no configuration key \"{name}\"{hint}; known here: {}", known.join(", "));
+        }
+        let value = &mut base[key];
+        match (value, change) {
+            (Value::Table(inner), Value::Table(change)) => overlay(inner, change, &name)?,
+            (Value::Table(_), other) => bail!("{name}: expected a table, got {}", one_line(&other.to_string())),
+            // 1 is a fine way to write 1.0.
+            (value @ Value::Float(_), Value::Integer(change)) => *value = Value::Float(*change as f64),
+            (value, change) => *value = change.clone(),
+        }
+    }
+    Ok(())
+}
+
+/// The fields in which two tables differ: dotted name, here and there.
+pub fn differences(here: &Table, there: &Table) -> Vec<(String, String, String)> {
+    let mut found = vec![];
+    for (key, here) in here {
+        match (here, there.get(key)) {
+            (Value::Table(here), Some(Value::Table(there))) => {
+                let inner = differences(here, there).into_iter();
+                found.extend(inner.map(|(name, here, there)| (format!("{key}.{name}"), here, there)));
+            }
+            (here, Some(there)) if here == there => {}
+            (here, there) => {
+                let show = |value: &Value| one_line(&value.to_string());
+                found.push((key.clone(), show(here), there.map_or_else(String::new, show)));
+            }
+        }
+    }
+    found
+}

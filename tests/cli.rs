@@ -1,0 +1,252 @@
+//! Every command's way through the real program, on a small model and small data.
+
+mod common;
+
+use common::program::{Ran, biformer, fresh, text};
+use common::{generator, golden, samples};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+struct Trained {
+    data: PathBuf,
+    run: PathBuf,
+    said: Ran,
+}
+
+/// A run that several tests look at.
+fn trained() -> &'static Trained {
+    static RUN: OnceLock<Trained> = OnceLock::new();
+    RUN.get_or_init(|| {
+        let folder = fresh("cli");
+        let (data, run) = (samples::cifar10(&folder.join("data")), folder.join("run"));
+        let config = samples::config(&folder, "");
+        let said = biformer(&["train", "--config", text(&config), "--data", text(&data), "--out", text(&run)]).ok();
+        Trained { data, run, said }
+    })
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn metrics(run: &Path) -> Vec<Value> {
+    fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().map(json).collect()
+}
+
+#[test]
+fn train_leaves_a_complete_run_folder() {
+    let Trained { run, said, .. } = trained();
+    let metrics = metrics(run);
+    assert_eq!(metrics.len(), 3);
+    assert!(metrics[2]["train_loss"].as_f64() < metrics[0]["train_loss"].as_f64(), "it learns: {metrics:?}");
+    for picture in ["curves.png", "routing.png"] {
+        assert!(image::open(run.join(picture)).unwrap().width() > 100, "{picture}");
+    }
+    let config: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
+    assert_eq!(config["batch_size"].as_integer(), Some(16), "as asked");
+    assert_eq!(config["clip_norm"].as_float(), Some(5.0), "as by default");
+    let mut files: Vec<String> = common::program::contents(run).into_keys().collect();
+    files.sort();
+    let expected =
+        ["checkpoint.safetensors", "config.toml", "curves.png", "metrics.jsonl", "routing.png", "timings.jsonl"];
+    assert_eq!(files, expected);
+    assert!(said.out.contains("Test accuracy") && said.out.contains(text(run)), "{said:?}");
+    // Without a terminal: a line for each epoch, and no bar.
+    assert_eq!(said.out.lines().filter(|line| line.starts_with("epoch")).count(), 3, "{said:?}");
+    assert_eq!(said.err, "");
+}
+
+#[test]
+fn the_command_line_wins_over_the_file_and_no_command_means_train() {
+    let folder = fresh("cli-precedence");
+    let (config, run) = (samples::config(&folder, "seed = 5"), folder.join("run"));
+    let Trained { data, .. } = trained();
+    let arguments =
+        ["--config", text(&config), "--data", text(data), "--out", text(&run), "--epochs", "1", "--lr", "2e-3"];
+    biformer(&arguments).ok();
+    let stored: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
+    assert_eq!(stored["epochs"].as_integer(), Some(1));
+    assert_eq!(stored["schedule"]["peak"].as_float(), Some(2e-3));
+    assert_eq!(stored["seed"].as_integer(), Some(5));
+    assert_eq!(metrics(&run).len(), 1);
+}
+
+#[test]
+fn eval_measures_what_training_measured() {
+    let Trained { run, data, .. } = trained();
+    let said = biformer(&["eval", "--checkpoint", text(run), "--batch-size", "16", "--json"]).ok();
+    let report = json(&said.out);
+    let last = &metrics(run)[2];
+    assert_eq!(report["images"], samples::TEST);
+    assert_eq!(report["top1"], last["test_accuracy"]);
+    assert_eq!(report["top5"], last["test_top5"]);
+    approx::assert_relative_eq!(
+        report["loss"].as_f64().unwrap(),
+        last["test_loss"].as_f64().unwrap(),
+        max_relative = 1e-6
+    );
+    let classes = report["classes"].as_array().unwrap();
+    assert_eq!(classes.len(), 10);
+    assert_eq!(classes.iter().map(|class| class["images"].as_u64().unwrap()).sum::<u64>(), samples::TEST as u64);
+
+    let file = run.join("checkpoint.safetensors");
+    let table = biformer(&["eval", "--checkpoint", text(&file), "--data", text(data), "--threads", "1"]).ok().out;
+    assert!(table.contains("seven") && table.contains("top-5") && table.contains("loss"), "{table}");
+}
+
+#[test]
+fn predict_takes_pictures_of_any_size_and_needs_no_data() {
+    let folder = fresh("cli-predict");
+    // As on another machine: nothing but the checkpoint.
+    let checkpoint = folder.join("elsewhere.safetensors");
+    fs::copy(trained().run.join("checkpoint.safetensors"), &checkpoint).unwrap();
+    let pictures = [("wide.png", 91, 37), ("high.jpg", 33, 210), ("dot.png", 1, 1), ("exact.jpeg", 32, 32)];
+    let paths = pictures.map(|(name, width, height)| {
+        let path = folder.join(name);
+        samples::picture(&path, width, height, [200, 100, 50]);
+        path
+    });
+    let mut arguments = vec!["predict", "--checkpoint", text(&checkpoint)];
+    arguments.extend(paths.iter().map(|path| text(path)));
+    let said = biformer(&arguments).ok().out;
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 4 * 6, "{said}");
+    for (index, path) in paths.iter().enumerate() {
+        assert_eq!(lines[6 * index], text(path));
+        let shares =
+            lines[6 * index + 1..][..5].iter().map(|line| line.trim().split('%').next().unwrap().parse::<f64>());
+        let shares = shares.collect::<Result<Vec<_>, _>>().unwrap();
+        assert!(shares.is_sorted_by(|a, b| a >= b) && shares.iter().sum::<f64>() < 100.3, "{said}");
+    }
+}
+
+#[test]
+fn an_image_folder_works_like_cifar() {
+    let folder = fresh("cli-folder");
+    let (data, run) = (samples::image_folder(&folder.join("data")), folder.join("run"));
+    let config = samples::config(&folder, "image_size = 32");
+    let shared = ["--data", text(&data)];
+    let out = ["--out", text(&run), "--batch-size", "5", "--epochs", "2"];
+    let train = [&["train", "--config", text(&config)][..], &shared, &out].concat();
+    biformer(&train).ok();
+    let report = json(&biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out);
+    assert_eq!(report["images"], 8);
+    assert_eq!(report["classes"][1]["name"], "light");
+    assert!(image::open(run.join("routing.png")).is_ok());
+}
+
+#[test]
+fn gradcheck_reports_and_writes_json() {
+    let folder = fresh("cli-gradcheck");
+    let report = folder.join("report.json");
+    let said = biformer(&["gradcheck", "--op", "linear", "--json", text(&report)]).ok().out;
+    assert!(said.contains("linear") && said.contains("0 failures") && said.contains("100%"), "{said}");
+    let report = json(&fs::read_to_string(report).unwrap());
+    assert_eq!(report[0]["op"], "linear");
+    assert_eq!(report[0]["passed"], true);
+    assert_eq!(report[0]["kill_rate"], 1.0);
+    assert!(report[0]["dual_error"].as_f64().unwrap() < 1e-10);
+}
+
+#[test]
+fn info_knows_the_published_sizes() {
+    for (model, parameters) in [("tiny", 13_142_760), ("small", 25_536_232), ("base", 56_804_968), ("stl", 28_372_552)]
+    {
+        let info = json(&biformer(&["info", "--model", model, "--image-size", "224", "--json"]).ok().out);
+        assert_eq!(info["parameters"], parameters, "{model}");
+        assert!(
+            info["macs"].as_u64().unwrap() > 1_000_000_000 && info["activation_bytes_per_image"].as_u64() > Some(0)
+        );
+    }
+    let said = biformer(&["info"]).ok().out;
+    assert!(
+        said.contains("nano, images of 32x32") && said.contains("in all") && said.contains("activations"),
+        "{said}"
+    );
+    biformer(&["info", "--model", "stl_nchw", "--image-size", "64", "--set", "n_win=2", "topks=1,2,3,-1"]).ok();
+}
+
+#[test]
+fn forward_gives_the_references_logits() {
+    use biformer::model::TensorFile;
+    let folder = fresh("cli-forward");
+    let vector = golden::vectors("forward").into_iter().find(|vector| vector.name() == "tiny_224").unwrap();
+    let [weights, input, output] =
+        ["weights", "input", "output"].map(|name| folder.join(format!("{name}.safetensors")));
+    let like = biformer::model::BiFormer::new(&vector.config(), 0, biformer::tensor::DType::F32).unwrap();
+    generator::state_dict(&like.state_dict().unwrap()).write(&weights).unwrap();
+    let shape: Vec<usize> = golden::numbers(&vector.json["input"]["shape"]).iter().map(|&x| x as usize).collect();
+    let mut file = TensorFile::default();
+    let values = biformer::tensor::Tensor::from_slice(&generator::values("input", &shape), shape).unwrap();
+    file.tensors.insert("input".into(), values);
+    file.write(&input).unwrap();
+    let files = ["--weights", text(&weights), "--input", text(&input), "--output", text(&output)];
+    let logits = |name: &str, file: &TensorFile| {
+        file.tensors[name].cast(biformer::tensor::DType::F64).unwrap().to_vec::<f64>().unwrap()
+    };
+    let wanted = logits("logits", &vector.outputs("f64"));
+    for (dtype, bound) in [("f64", 1e-9), ("f32", 1e-4)] {
+        biformer(&[&["forward", "--model", "tiny", "--dtype", dtype][..], &files].concat()).ok();
+        let written = TensorFile::read(&output).unwrap();
+        golden::assert_within(dtype, &logits("logits", &written), &wanted, bound);
+    }
+    // A dense backbone takes a classifier's weights; a field goes by the published code's name as well.
+    let set = ["--set", "features=dense", "n_wins=7", "auto_pad=true"];
+    let said = biformer(&[&["forward", "--model", "tiny"][..], &files, &set].concat()).ok().out;
+    assert!(said.contains("out3 f32 (1, 512, 7, 7)") || said.contains("out3 f32 (2, 512, 7, 7)"), "{said}");
+}
+
+#[test]
+fn bench_tells_speed_and_memory() {
+    let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
+    for mode in ["train", "infer"] {
+        let arguments = ["bench", "--mode", mode, "--batch-size", "4", "--steps", "2", "--threads", "1", "--json"];
+        let report = json(&biformer(&[&arguments[..], &set].concat()).ok().out);
+        for field in ["images_per_second", "median_step_ms"] {
+            assert!(report[field].as_f64().unwrap() > 0.0, "{report}");
+        }
+        assert!(!cfg!(target_os = "linux") || report["peak_rss_bytes"].as_u64().unwrap() > 1 << 20);
+        assert_eq!(report["threads"], 1);
+        assert!(!report["isa"].as_str().unwrap().is_empty());
+    }
+    let said = biformer(&[&["bench", "--batch-size", "2", "--steps", "1"][..], &set].concat()).ok().out;
+    assert!(said.contains("images/s"), "{said}");
+}
+
+#[test]
+fn help_tells_every_option() {
+    let commands: [(&str, &[&str]); 7] = [
+        ("train", &["config", "model", "data", "epochs", "batch-size", "lr", "seed", "threads", "out", "resume"]),
+        ("eval", &["checkpoint", "data", "json", "threads"]),
+        ("predict", &["checkpoint", "threads"]),
+        ("gradcheck", &["op", "json", "threads"]),
+        ("info", &["model", "image-size", "set", "json"]),
+        ("forward", &["model", "weights", "input", "output", "dtype", "set", "threads"]),
+        ("bench", &["model", "image-size", "batch-size", "mode", "steps", "threads", "set", "json"]),
+    ];
+    let all = biformer(&["--help"]).ok().out;
+    for (command, options) in commands {
+        assert!(all.contains(command), "{all}");
+        let help = biformer(&[command, "--help"]).ok().out;
+        for option in options {
+            assert!(help.contains(&format!("--{option}")), "{command} --help says nothing of --{option}");
+        }
+    }
+    assert!(all.contains("--epochs"), "with no command, train's options hold: {all}");
+}
+
+/// `biformer info | head -1`, and a disk that is full for what is printed.
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_cannot_be_written_is_no_panic() {
+    use common::program::command;
+    let mut child = command(&["info"]).spawn().unwrap();
+    drop(child.stdout.take());
+    let ended = Ran::from(child.wait_with_output().unwrap());
+    assert!(ended.status == Some(0) && ended.err.is_empty(), "{ended:?}");
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let ended = Ran::from(command(&["info"]).stdout(full).spawn().unwrap().wait_with_output().unwrap());
+    ended.refused(&["No space left"]);
+}

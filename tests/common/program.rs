@@ -1,0 +1,110 @@
+//! Running the real program, and looking at what it leaves behind.
+
+use biformer::model::TensorFile;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+/// What a finished program said.
+#[derive(Debug)]
+pub struct Ran {
+    /// Its exit status; none if a signal ended it.
+    pub status: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+/// Runs the program to its end.
+pub fn biformer(arguments: &[&str]) -> Ran {
+    Ran::from(command(arguments).output().unwrap())
+}
+
+/// The program, to be started.
+pub fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_biformer"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Sends a running program a signal, by name.
+pub fn signal(child: &Child, name: &str) {
+    let sent = Command::new("sh").arg("-c").arg(format!("kill -{name} {}", child.id())).status().unwrap();
+    assert!(sent.success());
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Self { status: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+    }
+}
+
+impl Ran {
+    /// Asserts that all went well.
+    #[track_caller]
+    pub fn ok(self) -> Self {
+        assert_eq!(self.status, Some(0), "{self:?}");
+        self
+    }
+
+    /// Asserts that it was refused as bad input is to be: exit status 2 and one line that says all of `parts`.
+    #[track_caller]
+    pub fn refused(self, parts: &[&str]) {
+        assert_eq!(self.status, Some(2), "{self:?}");
+        assert_eq!(self.err.lines().count(), 1, "not one line: {:?}", self.err);
+        assert!(self.err.starts_with("error: "), "{}", self.err);
+        for part in parts {
+            assert!(self.err.contains(part), "nothing of {part:?} in: {}", self.err);
+        }
+        // For whoever runs the tests with --nocapture: they are to be read by people.
+        print!("{}", self.err);
+    }
+}
+
+/// An empty folder of this name, for a test to work in. It stays until the next run, to be looked at.
+pub fn fresh(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    if path.exists() {
+        fs::remove_dir_all(&path).unwrap();
+    }
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+/// A path as an argument.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// All files in a folder, by name.
+pub fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap_or_default()))
+        .collect()
+}
+
+/// What must be the same for equal runs: the metrics, and the bits of every tensor of the checkpoint.
+#[track_caller]
+pub fn assert_same_run(what: &str, a: &Path, b: &Path) {
+    let metrics = |run: &Path| fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    assert_eq!(metrics(a), metrics(b), "{what}: metrics");
+    let tensors = |run: &Path| {
+        let mut file = TensorFile::read(&run.join("checkpoint.safetensors")).unwrap();
+        // The configuration names the folder and the threads.
+        file.metadata.clear();
+        file.to_bytes().unwrap()
+    };
+    assert!(tensors(a) == tensors(b), "{what}: some tensor of the checkpoint differs");
+}
+
+/// The place in the run that a checkpoint was made at: epoch and batch.
+pub fn place(run: &Path) -> Option<(u64, u64)> {
+    let path = run.join("checkpoint.safetensors");
+    let file = path.exists().then(|| TensorFile::read(&path).expect("a checkpoint is whole at every moment"))?;
+    let progress: serde_json::Value = serde_json::from_str(&file.metadata["progress"]).unwrap();
+    Some((progress["epoch"].as_u64()?, progress["batch"].as_u64()?))
+}

@@ -1,0 +1,85 @@
+//! Small data sets, and the configuration of a small model.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Training images of [`cifar10`].
+pub const TRAIN: usize = 5 * RECORDS;
+/// Test images of [`cifar10`].
+pub const TEST: usize = RECORDS;
+const RECORDS: usize = 32;
+
+/// Writes a data set in the binary layout of CIFAR-10: five files of training images and one of test images, ten
+/// classes that differ in colour, with some noise. Gives its folder.
+pub fn cifar10(folder: &Path) -> PathBuf {
+    let data = folder.join("cifar-10-batches-bin");
+    fs::create_dir_all(&data).unwrap();
+    let files = (1..=5).map(|file| format!("data_batch_{file}.bin")).chain(["test_batch.bin".to_owned()]);
+    for (number, name) in files.enumerate() {
+        let bytes: Vec<u8> = (0..RECORDS).flat_map(|record| image(number * RECORDS + record)).collect();
+        fs::write(data.join(name), bytes).unwrap();
+    }
+    fs::write(data.join("batches.meta.txt"), "zero\none\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine\n").unwrap();
+    folder.to_owned()
+}
+
+/// A record: its label, and three planes of 32x32.
+fn image(index: usize) -> Vec<u8> {
+    let class = index * 7 % 10;
+    let mut record = vec![class as u8];
+    for plane in 0..3 {
+        let level = (class * (plane + 3) * 31) % 200;
+        record.extend((0..1024).map(|pixel| (level + (pixel * 13 + index * 29) % 40) as u8));
+    }
+    record
+}
+
+/// Writes an image folder of two classes, with two images more in training than in validation; images are wider
+/// than high. Gives its folder.
+pub fn image_folder(folder: &Path) -> PathBuf {
+    for (split, count) in [("train", 10), ("val", 4)] {
+        for (class, red) in [("dark", 20), ("light", 220)] {
+            let inside = folder.join(split).join(class);
+            fs::create_dir_all(&inside).unwrap();
+            for number in 0..count {
+                picture(&inside.join(format!("{number}.png")), 48, 40, [red, number * 9, 90]);
+            }
+        }
+    }
+    folder.to_owned()
+}
+
+/// A picture with a bright right half, in the format that its name tells.
+pub fn picture(path: &Path, width: u32, height: u32, colour: [u8; 3]) {
+    let paint =
+        |x, _| if 2 * x > width { image::Rgb(colour.map(|c| c.saturating_add(30))) } else { image::Rgb(colour) };
+    image::RgbImage::from_fn(width, height, paint).save(path).unwrap();
+}
+
+/// The small model and a short schedule, as a file's text.
+pub const CONFIG: &str = "\
+epochs = 3
+batch_size = 16
+[schedule]
+peak = 0.004
+warmup_epochs = 0.5
+[ema]
+enabled = true
+decay = 0.9
+[architecture]
+depth = [1, 1]
+embed_dim = [16, 32]
+topks = [2, -2]
+n_win = 2
+head_dim = 8
+full_attention_heads = 4
+stem_strides = [2, 2]
+drop_path = 0.1
+";
+
+/// Writes [`CONFIG`], with other fields before it.
+pub fn config(folder: &Path, fields: &str) -> PathBuf {
+    let path = folder.join("config-asked.toml");
+    fs::write(&path, format!("{fields}\n{CONFIG}")).unwrap();
+    path
+}

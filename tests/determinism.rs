@@ -1,0 +1,169 @@
+//! The same seed gives the same bits: twice, with any number of threads, and however often a run is stopped.
+
+mod common;
+
+use biformer::config::Changes;
+use biformer::trainer::{Outcome, Trainer};
+use common::program::{Ran, assert_same_run, biformer, command, fresh, place, signal, text};
+use common::samples;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Steps of an epoch of the small data in batches of 16.
+const STEPS: u64 = samples::TRAIN as u64 / 16;
+
+struct Shared {
+    folder: PathBuf,
+    data: PathBuf,
+    config: PathBuf,
+    /// A run that nothing disturbed.
+    whole: PathBuf,
+}
+
+fn shared() -> &'static Shared {
+    static SHARED: OnceLock<Shared> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let folder = fresh("determinism");
+        let data = samples::cifar10(&folder.join("data"));
+        let config = samples::config(&folder, "checkpoint_every = 1\nlabel_smoothing = 0.0");
+        let whole = folder.join("whole");
+        let shared = Shared { folder, data, config, whole };
+        biformer(&shared.train("whole", &["--threads", "1"])).ok();
+        shared
+    })
+}
+
+impl Shared {
+    fn train<'a>(&'a self, run: &str, more: &[&'a str]) -> Vec<&'a str> {
+        let out: &'a str = Box::leak(text(&self.folder.join(run)).to_owned().into_boxed_str());
+        let arguments = ["train", "--config", text(&self.config), "--data", text(&self.data), "--out", out];
+        [&arguments, more].concat()
+    }
+
+    fn run(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_bits_with_any_number_of_threads() {
+    let shared = shared();
+    for threads in ["1", "2", "3"] {
+        let name = format!("threads-{threads}");
+        biformer(&shared.train(&name, &["--threads", threads])).ok();
+        assert_same_run(&name, &shared.whole, &shared.run(&name));
+    }
+    biformer(&shared.train("other-seed", &["--seed", "2"])).ok();
+    let metrics = |run: &Path| std::fs::read(run.join("metrics.jsonl")).unwrap();
+    assert_ne!(metrics(&shared.whole), metrics(&shared.run("other-seed")), "the seed decides");
+}
+
+/// Stopped after every single step of an epoch, between its last step and the test, and then left alone.
+#[test]
+fn a_run_that_is_stopped_at_every_step_goes_on_to_the_bit() {
+    let shared = shared();
+    let run = shared.run("steps");
+    let flags = [("data", text(&shared.data)), ("out", text(&run))];
+    let flags = flags.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned().into())).collect();
+    let changes = Changes::gather(Some(&shared.config), flags).unwrap();
+    let pool = biformer::tensor::cpu::parallel::thread_pool(2).unwrap();
+    let mut trainer = Trainer::new(biformer::config::RunConfig::changed(&changes).unwrap()).unwrap();
+    for step in 1..=STEPS + 1 {
+        let outcome = pool.install(|| trainer.run(&AtomicBool::new(true))).unwrap();
+        assert_eq!(outcome, Outcome::Interrupted);
+        // With no step left of the epoch, and its test not to be begun, nothing moves.
+        assert_eq!(place(&run), Some((0, step.min(STEPS))));
+        drop(trainer);
+        let (checkpoint, config) = Trainer::stored(&changes).unwrap();
+        trainer = pool.install(|| Trainer::resume(&checkpoint, config)).unwrap();
+    }
+    let outcome = pool.install(|| trainer.run(&AtomicBool::new(false))).unwrap();
+    assert!(matches!(outcome, Outcome::Finished { .. }));
+    assert_same_run("stopped at every step", &shared.whole, &run);
+}
+
+/// Waits until a run's checkpoint is past a place; gives false if the run ended before.
+fn wait_until(child: &mut Child, run: &Path, reached: impl Fn(Option<(u64, u64)>) -> bool) -> bool {
+    let started = Instant::now();
+    while !reached(place(run)) {
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
+        assert!(started.elapsed() < Duration::from_secs(60), "the run does not get on");
+        sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+#[test]
+fn ctrl_c_saves_and_says_how_to_go_on() {
+    let shared = shared();
+    // The run may be quicker than this test; then it must be tried again.
+    for attempt in 0..5 {
+        let name = format!("ctrl-c-{attempt}");
+        let run = shared.run(&name);
+        let mut child = command(&shared.train(&name, &[])).spawn().unwrap();
+        if !wait_until(&mut child, &run, |place| place >= Some((0, 2))) {
+            continue;
+        }
+        signal(&child, "INT");
+        let ended = Ran::from(child.wait_with_output().unwrap());
+        if ended.status == Some(0) {
+            continue;
+        }
+        assert_eq!(ended.status, Some(130), "{ended:?}");
+        assert!(ended.out.contains("biformer train --resume --out"), "{ended:?}");
+        assert!(place(&run) < Some((3, 0)), "it stopped before the end");
+        let resumed = biformer(&shared.train(&name, &["--resume"])).ok();
+        assert!(resumed.out.contains("Test accuracy"), "{resumed:?}");
+        assert_same_run("Ctrl-C", &shared.whole, &run);
+        return;
+    }
+    panic!("every run was over before it could be stopped");
+}
+
+#[test]
+fn a_run_that_is_killed_again_and_again_never_breaks() {
+    let shared = shared();
+    let run = shared.run("killed");
+    let mut kills = 0;
+    for attempt in 0..60u64 {
+        let resume: &[&str] = if place(&run).is_some() { &["--resume"] } else { &[] };
+        let mut child = command(&shared.train("killed", resume)).spawn().unwrap();
+        // Somewhere between its start and its end: while it reads, trains, saves, tests.
+        sleep(Duration::from_millis(4 + attempt * 37 % 90));
+        if child.try_wait().unwrap().is_none() {
+            child.kill().unwrap();
+            kills += 1;
+        }
+        let ended = Ran::from(child.wait_with_output().unwrap());
+        assert!(ended.status.is_none() || ended.status == Some(0), "a broken folder: {ended:?}");
+        if place(&run).is_some_and(|place| place > (1, 4)) {
+            break;
+        }
+    }
+    assert!(kills > 2, "{kills} kills");
+    biformer(&shared.train("killed", &["--resume"])).ok();
+    assert_same_run("killed", &shared.whole, &run);
+    let left: Vec<String> = common::program::contents(&run).into_keys().filter(|name| name.ends_with("tmp")).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_finished_run_says_so_and_can_be_made_longer() {
+    let shared = shared();
+    let name = "longer";
+    biformer(&shared.train(name, &["--epochs", "2"])).ok();
+    let before = common::program::contents(&shared.run(name));
+    let said = biformer(&shared.train(name, &["--resume", "--epochs", "2"])).ok().out;
+    assert!(said.contains("all 2 epochs of this run are done already") && said.contains("--epochs N"), "{said}");
+    assert_eq!(before, common::program::contents(&shared.run(name)), "nothing changes");
+    // The file asks for 3.
+    biformer(&shared.train(name, &["--resume"])).ok();
+    assert_eq!(place(&shared.run(name)), Some((3, 0)));
+    biformer(&shared.train(name, &["--resume", "--epochs", "2"])).refused(&["epochs = 2", "has done 3"]);
+}

@@ -1,0 +1,100 @@
+//! The order of the house: which crate may know which, and what belongs to an operation.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use toml::{Table, Value};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// What each crate may know of the others. No crate reaches upward, and data know nothing of models.
+const MAY_KNOW: [(&str, &[&str]); 7] = [
+    ("tensor", &[]),
+    ("autograd", &["tensor"]),
+    ("ops", &["tensor", "autograd"]),
+    ("model", &["tensor", "autograd", "ops"]),
+    ("optim", &["tensor", "autograd"]),
+    ("data", &["tensor"]),
+    (".", &["tensor", "autograd", "ops", "model", "optim", "data"]),
+];
+
+fn manifest(folder: &str) -> Table {
+    let path = Path::new(ROOT).join(folder).join("Cargo.toml");
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).parse().unwrap()
+}
+
+/// The names in every table of dependencies: those for building, for tests, and for one platform too.
+fn dependencies(table: &Table, found: &mut BTreeSet<String>) {
+    for (key, value) in table {
+        let Value::Table(inner) = value else { continue };
+        match key.as_str() {
+            "workspace" => {}
+            _ if key.ends_with("dependencies") => found.extend(inner.keys().cloned()),
+            _ => dependencies(inner, found),
+        }
+    }
+}
+
+#[test]
+fn crates_know_only_those_below_them() {
+    let workspace = manifest(".");
+    let members = workspace["workspace"]["members"].as_array().unwrap();
+    let members: BTreeSet<&str> = members.iter().map(|member| member.as_str().unwrap()).collect();
+    let known: BTreeMap<&str, &[&str]> = MAY_KNOW.into_iter().collect();
+    for member in &members {
+        assert!(known.contains_key(member), "the crate {member} has no place in the order; give it one");
+    }
+    for (krate, may) in known {
+        let mut found = BTreeSet::new();
+        dependencies(&manifest(krate), &mut found);
+        for dependency in found.iter().map(|name| name.strip_prefix("biformer-").unwrap_or(name)) {
+            let ours = members.contains(dependency);
+            assert!(!ours || may.contains(&dependency), "{krate} depends on {dependency}, which it must not know");
+        }
+    }
+}
+
+#[test]
+fn an_operation_is_a_folder_with_all_that_belongs_to_it() {
+    let registered: BTreeSet<String> = biformer::ops::registry::OPS.iter().map(|op| op.name.to_owned()).collect();
+    let source = Path::new(ROOT).join("ops/src");
+    let mut folders = BTreeSet::new();
+    for entry in fs::read_dir(&source).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_dir()) {
+        let (name, path) = (entry.file_name().into_string().unwrap(), entry.path());
+        // The checker is no operation.
+        if name == "check" {
+            continue;
+        }
+        for file in ["mod.rs", "reference.rs", "cases.rs"] {
+            assert!(path.join(file).is_file(), "ops/src/{name} has no {file}");
+        }
+        let text = fs::read_to_string(path.join("mod.rs")).unwrap();
+        assert!(text.starts_with("//!"), "ops/src/{name}/mod.rs begins with the mathematics");
+        folders.insert(name);
+    }
+    assert_eq!(folders, registered, "folders in ops/src, and operations in the registry");
+}
+
+#[test]
+fn no_file_is_two_rooms() {
+    fn long(folder: &Path, found: &mut Vec<String>) {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                long(&path, found);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                let lines = fs::read_to_string(&path).unwrap().lines().count();
+                if lines > 440 {
+                    found.push(format!("{} has {lines} lines", path.display()));
+                }
+            }
+        }
+    }
+    let mut found = vec![];
+    let crates = MAY_KNOW.map(|(krate, _)| Path::new(ROOT).join(krate));
+    crates
+        .iter()
+        .flat_map(|krate| ["src", "tests"].map(|part| krate.join(part)))
+        .filter(|path| path.is_dir())
+        .for_each(|path| long(&path, &mut found));
+    assert!(found.is_empty(), "about 400 lines are enough for a file: {found:?}");
+}

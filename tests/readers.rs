@@ -1,0 +1,154 @@
+//! Files cut off or changed anywhere, and configurations of anything: errors, but never a panic.
+
+mod common;
+
+use biformer::config::{Changes, RunConfig};
+use biformer::model::TensorFile;
+use biformer::tensor::Tensor;
+use biformer::trainer::checkpoint::Checkpoint;
+use common::program::{biformer, fresh, text};
+use common::samples;
+use proptest::prelude::*;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// A small checkpoint's bytes, and the length of its header.
+fn checkpoint() -> &'static (Vec<u8>, usize) {
+    static BYTES: OnceLock<(Vec<u8>, usize)> = OnceLock::new();
+    BYTES.get_or_init(|| {
+        let folder = fresh("readers");
+        let data = samples::cifar10(&folder.join("data"));
+        let (config, run) = (samples::config(&folder, ""), folder.join("run"));
+        let files = ["--config", text(&config), "--data", text(&data), "--out", text(&run)];
+        biformer(&[&["train", "--epochs", "1"][..], &files].concat()).ok();
+        let bytes = fs::read(run.join("checkpoint.safetensors")).unwrap();
+        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 8;
+        (bytes, header)
+    })
+}
+
+/// Reads bytes as the program reads a checkpoint: into a model.
+fn read(bytes: &[u8], name: &str) -> bool {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("readers-{name}.safetensors"));
+    fs::write(&path, bytes).unwrap();
+    Checkpoint::read(&path).and_then(Checkpoint::into_model).is_ok()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_checkpoint_cut_anywhere(share in 0.0..1.0f64, in_header in any::<bool>()) {
+        let (bytes, header) = checkpoint();
+        let end = if in_header { *header } else { bytes.len() };
+        prop_assert!(TensorFile::parse(&bytes[..(share * end as f64) as usize], "cut").is_err());
+    }
+
+    #[test]
+    fn a_checkpoint_with_bytes_changed(changes in prop::collection::vec((0.0..1.0f64, any::<u8>()), 1..4)) {
+        let (bytes, header) = checkpoint();
+        let mut bytes = bytes.clone();
+        for (place, byte) in changes {
+            bytes[(place * *header as f64) as usize] ^= byte;
+        }
+        // Some changes leave a checkpoint: the digits of a learning rate, a name's letter.
+        read(&bytes, "changed");
+    }
+
+    #[test]
+    fn a_header_that_says_anything(dims in prop::collection::vec(any::<usize>(), 0..5), from in 0usize..32, to in 0usize..32) {
+        let header = format!("{{\"x\":{{\"dtype\":\"F32\",\"shape\":{dims:?},\"data_offsets\":[{from},{to}]}}}}");
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.bytes());
+        bytes.resize(bytes.len() + 16, 0);
+        let _ = TensorFile::parse(&bytes, "made up");
+    }
+
+    #[test]
+    fn a_configuration_of_anything(text in toml_text()) {
+        let _ = RunConfig::parse(&text);
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("readers-config.toml");
+        fs::write(&path, &text).unwrap();
+        if let Ok(changes) = Changes::gather(Some(&path), toml::Table::new()) {
+            let fresh = RunConfig::changed(&changes);
+            // What is accepted is accepted again when it is read back.
+            if let Ok(config) = fresh {
+                prop_assert_eq!(RunConfig::parse(&config.to_toml().unwrap()).unwrap(), config.clone());
+                prop_assert!(config.resumed(&changes).is_ok());
+            }
+        }
+    }
+}
+
+/// Mostly lines with keys that exist, and values of which many are wrong.
+fn toml_text() -> impl Strategy<Value = String> {
+    let base = toml::Table::try_from(RunConfig::for_model("nano").unwrap()).unwrap();
+    let mut keys = vec![];
+    for (key, value) in &base {
+        match value {
+            toml::Value::Table(inner) => keys.extend(inner.keys().map(|field| format!("{key}.{field}"))),
+            _ => keys.push(key.clone()),
+        }
+    }
+    keys.extend(["architecture".into(), "archtecture.x".into(), "schedule".into(), "".into()]);
+    let value = prop_oneof![
+        any::<i64>().prop_map(|x| x.to_string()),
+        (0i64..40).prop_map(|x| x.to_string()),
+        any::<f64>().prop_map(|x| format!("{x:?}")),
+        (0.0..1.0f64).prop_map(|x| x.to_string()),
+        any::<bool>().prop_map(|x| x.to_string()),
+        prop::collection::vec(-3i64..20, 0..5).prop_map(|x| format!("{x:?}")),
+        prop::sample::select(vec![
+            "\"nano\"",
+            "\"tiny\"",
+            "\"\"",
+            "{}",
+            "[[]]",
+            "\"cosine\"",
+            "nan",
+            "-inf",
+            "'x",
+            "7 #"
+        ])
+        .prop_map(str::to_owned),
+        any::<String>().prop_map(|x| format!("{x:?}")),
+    ];
+    let line = (prop::sample::select(keys), value).prop_map(|(key, value)| format!("{key} = {value}"));
+    let lines = prop::collection::vec(line, 0..4).prop_map(|lines| lines.join("\n"));
+    prop_oneof![9 => lines, 1 => any::<String>()]
+}
+
+#[test]
+fn an_empty_tensor_of_impossible_shape() {
+    let header = "{\"x\":{\"dtype\":\"F32\",\"shape\":[0,1099511627776,1099511627776],\"data_offsets\":[0,0]}}";
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.bytes());
+    let error = TensorFile::parse(&bytes, "made up").unwrap_err().to_string();
+    assert!(error.contains("made up") && error.contains("impossible shape"), "{error}");
+}
+
+#[test]
+fn a_header_longer_than_the_file_takes_no_memory() {
+    let mut bytes = u64::MAX.to_le_bytes().to_vec();
+    bytes.extend([b'{'; 40]);
+    assert!(TensorFile::parse(&bytes, "made up").is_err());
+    bytes[..8].copy_from_slice(&(90_000_000u64).to_le_bytes());
+    assert!(TensorFile::parse(&bytes, "made up").is_err());
+}
+
+#[test]
+fn files_are_written_whole_through_links_and_never_over_devices() {
+    let folder = fresh("readers-write");
+    let mut file = TensorFile::default();
+    file.tensors.insert("x".into(), Tensor::full([3], 1f32));
+    let (target, link) = (folder.join("target"), folder.join("link"));
+    file.write(&target).unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    file.tensors.insert("x".into(), Tensor::full([4], 2f32));
+    file.write(&link).unwrap();
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(*TensorFile::read(&target).unwrap().tensors["x"].shape(), [4]);
+    assert!(file.write(&folder).unwrap_err().to_string().contains("regular file"));
+    assert_eq!(common::program::contents(&folder).len(), 2);
+}
