@@ -21,5 +21,7 @@ pub use tensor;
 
 pub mod commands;
 pub mod config;
+#[cfg(doctest)]
+mod guide;
 pub mod pictures;
 pub mod trainer;
