@@ -5,11 +5,11 @@
 //! kernel passes, and each pixel of x is loaded once for all taps of a kernel row; for the weight's gradient
 //! the sums of a kernel row's taps stay while a row of pixels passes. Pixels outside the image are skipped.
 
-use super::registers::{Each, Registers, Vector};
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::parallel::{Out, items_per_task, put, sum_in_pieces};
-use tensor::{Float, Tensor, simd};
+use tensor::cpu::registers::{Each, Registers, Vector};
+use tensor::{Float, Tensor, simd, unrolled};
 
 /// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`KERNELS`].
 #[derive(Clone, Copy, Debug)]
@@ -151,20 +151,6 @@ fn correlate<T: Float>(e: Extents, x: Map<'_, T>, taps: &[T], bias: Option<&[T]>
             simd!(A => unsafe { of_extent!(e.kernel, correlate_row::<T, A>(e, x, taps, bias, row, y)) });
         }
     });
-}
-
-/// Repeats a statement with `$i` = 0, 1, .. below `$count`, at most 14, written out: the compiler leaves a
-/// loop of many vector operations a loop, and then what `$i` indexes is in memory instead of registers.
-macro_rules! unrolled {
-    ($i:ident in 0..$count:expr => $body:block) => {
-        unrolled!(@ $i, $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
-    };
-    (@ $i:ident, $count:expr, $body:block, $($n:literal)*) => {
-        $(if $n < $count {
-            let $i: usize = $n;
-            $body
-        })*
-    };
 }
 
 /// Repeats a statement for blocks of channels from `$channel` on, `$COUNT` registers `$V` wide, until all

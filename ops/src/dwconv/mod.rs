@@ -17,7 +17,6 @@
 pub mod cases;
 pub(crate) mod cpu;
 pub mod reference;
-mod registers;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::{Extents, KERNELS, Map, MapMut};
