@@ -191,7 +191,9 @@ fn every_link_leads_to_a_file() {
     assert!(files.len() >= 9, "{files:?}");
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
-        for target in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        let pictures = text.split("<img src=\"").skip(1).filter_map(|rest| rest.split('"').next());
+        for target in links.chain(pictures) {
             let elsewhere = target.contains("://") || target.is_empty() || target.contains(char::is_whitespace);
             let exists = file.parent().is_some_and(|folder| folder.join(target).exists());
             assert!(elsewhere || exists, "{} links to {target}, which is not there", file.display());
