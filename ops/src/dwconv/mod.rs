@@ -1,13 +1,13 @@
 //! Depthwise convolution: one K×K kernel per channel, stride 1, zeros around the image.
 //!
-//! **Forward.** y[n, i, j, c] = b[c] + Σ_{a,b} x[n, i + a − P, j + b − P, c] · w[c, 0, a, b], with K odd and
+//! **Forward.** y[n, i, j, c] = b\[c\] + Σ_{a,b} x[n, i + a − P, j + b − P, c] · w[c, 0, a, b], with K odd and
 //! P = (K − 1)/2, so that y has the shape of x (N, H, W, C); w is (C, 1, K, K), b (C) or none. Terms outside
 //! the image are zero.
 //!
 //! **Backward.** x[n, i', j', c] meets w[c, 0, a, b] in y[n, i' − a + P, j' − b + P, c], hence
 //! dx[n, i', j', c] = Σ_{a,b} dy[n, i' − a + P, j' − b + P, c] · w[c, 0, a, b]: the same correlation, of dy
 //! with the kernel turned by half a turn (a → K − 1 − a). dw[c, 0, a, b] = Σ_{n,i,j} dy[n, i, j, c] ·
-//! x[n, i + a − P, j + b − P, c] and db[c] = Σ_{n,i,j} dy[n, i, j, c]. Saved: x and w.
+//! x[n, i + a − P, j + b − P, c] and db\[c\] = Σ_{n,i,j} dy[n, i, j, c]. Saved: x and w.
 //!
 //! K is 3, 5 or 7: the kernels are compiled for each. Operands must be contiguous, f32 or f64. Errors:
 //! [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d` with
