@@ -3,7 +3,7 @@
 
 use autograd::{Tape, Var};
 use biformer::commands::Cli;
-use biformer::config::RunConfig;
+use biformer::config::{Changes, RunConfig};
 use clap::Parser;
 use ops::registry::{OPS, Op};
 use std::fmt::Write;
@@ -153,7 +153,7 @@ fn the_readmes_configuration_is_understood() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("example.toml");
         std::fs::write(&path, example).unwrap();
-        RunConfig::load(Some(&path), vec![]).unwrap();
+        RunConfig::changed(&Changes::gather(Some(&path), toml::Table::new()).unwrap()).unwrap();
     }
 }
 
