@@ -145,7 +145,7 @@ impl Checkpoint {
     /// The model that was trained.
     pub fn into_model(mut self) -> Result<TrainedModel> {
         let shown = self.path.display().to_string();
-        let mut model = BiFormer::new(&self.config.architecture, 0, DType::F32)?;
+        let mut model = BiFormer::blank(&self.config.architecture, DType::F32)?;
         let tensors = &mut self.file.tensors;
         tensors.remove(tensor_names::M);
         tensors.remove(tensor_names::V);
