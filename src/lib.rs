@@ -11,6 +11,42 @@
 //! | [`optim`] | AdamW, schedules, clipping, the moving average of weights |
 //! | [`data`] | data sets, transforms, the loader |
 //! | this one | the trainer ([`trainer`]), its configuration ([`config`]), pictures ([`pictures`]), and the program's commands ([`commands`]) |
+//!
+//! A gradient, in a few lines:
+//!
+//! ```
+//! use biformer::autograd::{Gradients, Result, Tape};
+//! use biformer::ops;
+//! use biformer::tensor::Tensor;
+//!
+//! # fn main() -> Result<()> {
+//! let tape = Tape::new();
+//! let x = tape.input(Tensor::from_slice(&[-1.0, 2.0], [2])?);
+//! let loss = ops::sum(&ops::gelu(&x)?, &[0], false)?;
+//! let mut gradients = Gradients::default();
+//! tape.backward(&loss, &mut gradients)?;
+//! println!("{:?}", gradients.of(&x));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A whole training run, as the program does it:
+//!
+//! ```no_run
+//! use biformer::{config::RunConfig, trainer::Trainer};
+//! use std::sync::atomic::AtomicBool;
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! let mut config = RunConfig::for_model("nano")?;
+//! config.epochs = 2;
+//! let mut trainer = Trainer::new(config)?;
+//! println!("{:?}", trainer.run(&AtomicBool::new(false))?);
+//! trainer.draw()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The folder `docs/` leads through all of it in six chapters, and `examples/` has four pages to run.
 
 pub use autograd;
 pub use data;
@@ -21,5 +57,7 @@ pub use tensor;
 
 pub mod commands;
 pub mod config;
+#[cfg(doctest)]
+mod guide;
 pub mod pictures;
 pub mod trainer;

@@ -22,3 +22,6 @@ pub use error::{Error, Result};
 pub use params::{Gradients, Layout, ParamId, Parameters, ParametersBuilder};
 pub use rule::{InputGrads, Rule, Slot};
 pub use tape::{Node, Tape, Var};
+// For `rule_fields!`, so that a rule can be written in a crate that does not name the tensor crate itself.
+#[doc(hidden)]
+pub use tensor;

@@ -190,6 +190,11 @@ impl Gradients {
         Self { arena: Some(Arena { layout, flat, written }), inputs: HashMap::new() }
     }
 
+    /// How the parameters' gradients are laid out, if there are any.
+    pub fn layout(&self) -> Option<&Arc<Layout>> {
+        self.arena.as_ref().map(|arena| &arena.layout)
+    }
+
     /// Begins a new step: the next backward pass stores its gradients instead of adding them. Without
     /// this, gradients of several micro-batches add up.
     pub fn begin_step(&mut self) {

@@ -30,10 +30,10 @@ macro_rules! rule_fields {
         fn name(&self) -> &'static str {
             $name
         }
-        fn saved(&self) -> Vec<(&'static str, &tensor::Tensor)> {
+        fn saved(&self) -> Vec<(&'static str, &$crate::tensor::Tensor)> {
             vec![$((stringify!($field), &self.$field)),*]
         }
-        fn saved_mut(&mut self) -> Vec<&mut tensor::Tensor> {
+        fn saved_mut(&mut self) -> Vec<&mut $crate::tensor::Tensor> {
             vec![$(&mut self.$field),*]
         }
     };

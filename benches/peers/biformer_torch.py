@@ -32,16 +32,28 @@ DEFAULTS = {
 }
 
 # Keys that describe a configuration without shaping the model.
-LABELS = {"name", "family", "features", "image_size"}
+LABELS = {"name", "image_size"}
+
+# Fields of the Rust model's configuration for which the twin has this one value.
+FIXED = {
+    "family": "biformer",
+    "features": "logits",
+    "lce_kernel": 5,
+    "pos_kernel": 3,
+    "soft_routing": False,
+    "layer_scale": 0.0,
+}
 
 PRESETS = {
     "tiny": {},
     # For 32x32 images. The Rust program is the authority: `run.py` takes the configuration from it.
     "nano": {
-        "depth": [1, 1, 2, 1],
-        "embed_dim": [32, 64, 128, 256],
+        "depth": [2, 3, 2],
+        "embed_dim": [48, 96, 192],
         "n_win": 4,
-        "topks": [2, 4, -2, -2],
+        "topks": [4, 8, -2],
+        "head_dim": 24,
+        "full_attention_heads": 6,
         "num_classes": 10,
         "stem_strides": [2, 1],
     },
@@ -56,10 +68,14 @@ def load_config(source):
         else:
             with open(source) as file:
                 source = json.load(file)
-    unknown = set(source) - set(DEFAULTS) - LABELS
+    for key, value in FIXED.items():
+        if source.get(key, value) != value:
+            raise ValueError(f"the twin has {key} = {value!r} only, not {source[key]!r}")
+    source = {key: value for key, value in source.items() if key not in LABELS | FIXED.keys()}
+    unknown = set(source) - set(DEFAULTS)
     if unknown:
         raise ValueError(f"configuration keys that the twin does not know: {sorted(unknown)}")
-    config = {**DEFAULTS, **{key: value for key, value in source.items() if key not in LABELS}}
+    config = {**DEFAULTS, **source}
     if config["stem"] != "conv":
         raise ValueError(f"stem {config['stem']!r}: the twin has only \"conv\"")
     stages = len(config["depth"])

@@ -1,6 +1,7 @@
 //! What a BiFormer looks like: the fields, and what they must fulfil.
 
 use crate::error::{Error, Result};
+use ops::dwconv::KERNELS;
 use serde::{Deserialize, Serialize};
 
 /// The layouts that were published.
@@ -142,7 +143,6 @@ const MOST_STAGES: usize = 12;
 const MOST_BLOCKS: usize = 256;
 const MOST_CHANNELS: usize = 1 << 16;
 const MOST_CLASSES: usize = 1 << 20;
-const MOST_KERNEL: usize = 63;
 const MOST_PARAMETERS: f64 = 4e9;
 /// The largest side of an image, and the most tokens of the first stage's map.
 const MOST_SIDE: usize = 1 << 13;
@@ -220,8 +220,8 @@ impl ModelConfig {
             return wrong("num_classes", format!("{} classes, expected 1 to {MOST_CLASSES}", self.num_classes));
         }
         for (field, kernel) in [("lce_kernel", self.lce_kernel), ("pos_kernel", self.pos_kernel)] {
-            if kernel > MOST_KERNEL || (kernel > 0 && kernel.is_multiple_of(2)) {
-                return wrong(field, format!("{kernel}, expected 0 for none or an odd size up to {MOST_KERNEL}"));
+            if kernel > 0 && !KERNELS.contains(&kernel) {
+                return wrong(field, format!("{kernel} is not one of {KERNELS:?}, or 0 for none"));
             }
         }
         if self.lce_kernel == 0 && (0..stages).any(|stage| self.attend(stage) == Attend::FullWithContext) {

@@ -1,6 +1,6 @@
 //! The fused routed attention against the composed one, in f64: results and all gradients.
 
-use autograd::gradcheck::{Function, backward, relative_error, value};
+use autograd::gradcheck::{Function, backward, difference, relative_error, value};
 use autograd::{Result, Var};
 use ops::case::{from_fn, uniform};
 use ops::{Bra, RouteKind, bra, bra_composed};
@@ -85,6 +85,45 @@ fn skewed_routing_where_all_regions_choose_the_same_one() {
 fn ties_go_to_the_lower_index() {
     let routes = compare(&from_fn([1, 4, 4, 12], |i| (i % 12) as f64 / 7.0), attributes(1, 4, [2, 2], 3));
     assert_eq!(routes, [[0, 1, 2]; 4].concat());
+}
+
+/// The composed form with the choice of regions learned.
+struct Soft(Bra);
+
+impl Function for Soft {
+    fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
+        Ok(bra_composed(&x[0], Some([&x[1], &x[2]]), &self.0, RouteKind::Soft)?.out)
+    }
+}
+
+#[test]
+fn soft_routing_has_the_gradient_of_its_differences() {
+    // Regions well apart in their first channel, so that no small change alters a route.
+    let qkv = uniform([1, 4, 6, 12], 1);
+    let values = qkv.to_vec::<f64>().unwrap();
+    let spread = |i: usize| match i % 12 {
+        0 => 1.0,
+        4 => (i / 12 / 12 * 3 + i / 12 % 6 / 2) as f64,
+        _ => 0.0,
+    };
+    let qkv = from_fn([1, 4, 6, 12], |i| 0.3 * values[i] + spread(i));
+    let inputs = [qkv, uniform([4, 1, 5, 5], 2), uniform([4], 3)];
+    let soft = Soft(attributes(1, 4, [2, 3], 3));
+    let output = value(&soft, &inputs).unwrap();
+    let upstream = uniform(output.shape().clone(), 4);
+    let weights = upstream.to_vec::<f64>().unwrap();
+    let gradients = backward(&soft, &inputs, &upstream).unwrap();
+    for (input, gradient) in gradients.iter().enumerate() {
+        let gradient = gradient.as_ref().unwrap().to_vec::<f64>().unwrap();
+        let differences: Vec<f64> =
+            (0..gradient.len()).map(|element| difference(&soft, &inputs, &weights, input, element).unwrap()).collect();
+        let error = relative_error(&gradient, &differences);
+        assert!(error <= 1e-6, "input {input}: relative error {error:.1e}");
+    }
+    // And it differs from hard routing, whose gradient does not reach the choice.
+    let hard = Form { attributes: soft.0, fused: false };
+    let hard = backward(&hard, &inputs, &upstream).unwrap()[0].as_ref().unwrap().to_vec::<f64>().unwrap();
+    assert!(relative_error(&gradients[0].as_ref().unwrap().to_vec::<f64>().unwrap(), &hard) > 1e-3);
 }
 
 proptest! {

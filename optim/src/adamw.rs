@@ -122,9 +122,9 @@ impl AdamW {
     ) -> Result<()> {
         expect("lr", lr, "finite and at least 0", lr >= 0.0 && lr.is_finite())?;
         expect("grad_scale", grad_scale, "finite", grad_scale.is_finite())?;
-        expect_layout(&self.layout, parameters)?;
+        expect_layout(&self.layout, "parameters", parameters.layout())?;
+        expect_layout(&self.layout, "gradients", gradients.layout().ok_or(Error::NoParameters)?)?;
         let gradients_flat = gradients.flat().ok_or(Error::NoParameters)?;
-        expect_flat(&self.layout, "gradients", gradients_flat)?;
         gradients.require_all()?;
 
         match_float!(self.layout.dtype(), "adamw", T => {

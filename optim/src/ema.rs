@@ -89,7 +89,7 @@ impl Ema {
     /// Errors: [`Error::Layout`](crate::Error::Layout) for another model's parameters;
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
     pub fn update(&mut self, parameters: &Parameters) -> Result<()> {
-        expect_layout(self.average.layout(), parameters)?;
+        expect_layout(self.average.layout(), "parameters", parameters.layout())?;
         let rate = 1.0 - self.config.decay_at(self.updates);
         match_float!(parameters.layout().dtype(), "ema", T => {
             let p = parameters.flat().as_slice::<T>("ema")?;

@@ -1,6 +1,6 @@
 //! What can go wrong in an optimiser step.
 
-use autograd::{Layout, Parameters};
+use autograd::Layout;
 use std::sync::Arc;
 use tensor::{DType, Tensor};
 
@@ -52,17 +52,17 @@ pub(crate) fn expect(what: &'static str, value: f64, expected: &'static str, fit
     if fits { Ok(()) } else { Err(Error::Setting { what, value, expected }) }
 }
 
-/// [`Error::Layout`] unless these parameters lie as `layout` says.
-pub(crate) fn expect_layout(layout: &Arc<Layout>, parameters: &Parameters) -> Result<()> {
+/// [`Error::Layout`] unless `what` lies as `layout` says.
+pub(crate) fn expect_layout(layout: &Arc<Layout>, what: &'static str, other: &Arc<Layout>) -> Result<()> {
     // The same Arc is the usual case, and saves comparing a few hundred names at each step.
-    if Arc::ptr_eq(layout, parameters.layout()) || layout == parameters.layout() {
+    if Arc::ptr_eq(layout, other) || layout == other {
         return Ok(());
     }
     let show = |layout: &Layout| {
         let (tensors, numbers) = (layout.ids().len(), layout.count());
         format!("{tensors} parameters of {numbers} {} numbers", layout.dtype())
     };
-    Err(Error::Layout { what: "parameters", expected: show(layout), actual: show(parameters.layout()) })
+    Err(Error::Layout { what, expected: show(layout), actual: show(other) })
 }
 
 /// [`Error::Layout`] unless `flat` is a flat buffer of the layout's length and type.

@@ -66,30 +66,10 @@ pub trait Float:
     fn of(value: f64) -> Self;
     /// Widens to f64, exactly.
     fn wide(self) -> f64;
-
-    /// C = A·B + beta·C on raw strided matrices, through `matrixmultiply`, on the calling thread.
-    ///
-    /// # Safety
-    /// For every row and column inside (m, k), (k, n) and (m, n), the pointers with their strides
-    /// (in elements) must address memory that is valid for reading (a, b) and writing (c), and c must
-    /// overlap neither a nor b.
-    #[allow(clippy::too_many_arguments)] // the BLAS signature, known to everyone who reads this
-    unsafe fn gemm_raw(
-        m: usize,
-        k: usize,
-        n: usize,
-        a: *const Self,
-        a_strides: (usize, usize),
-        b: *const Self,
-        b_strides: (usize, usize),
-        beta: Self,
-        c: *mut Self,
-        c_strides: (usize, usize),
-    );
 }
 
 macro_rules! impl_float {
-    ($type:ty, $gemm:path) => {
+    ($type:ty) => {
         impl Float for $type {
             #[inline(always)]
             fn of(value: f64) -> Self {
@@ -99,28 +79,12 @@ macro_rules! impl_float {
             fn wide(self) -> f64 {
                 f64::from(self)
             }
-            unsafe fn gemm_raw(
-                m: usize,
-                k: usize,
-                n: usize,
-                a: *const Self,
-                (rsa, csa): (usize, usize),
-                b: *const Self,
-                (rsb, csb): (usize, usize),
-                beta: Self,
-                c: *mut Self,
-                (rsc, csc): (usize, usize),
-            ) {
-                let s = |stride: usize| stride as isize;
-                // SAFETY: the caller's contract is exactly matrixmultiply's.
-                unsafe { $gemm(m, k, n, 1.0, a, s(rsa), s(csa), b, s(rsb), s(csb), beta, c, s(rsc), s(csc)) }
-            }
         }
     };
 }
 
-impl_float!(f32, matrixmultiply::sgemm);
-impl_float!(f64, matrixmultiply::dgemm);
+impl_float!(f32);
+impl_float!(f64);
 
 /// Runs an expression with a type name bound to the Rust type of a floating-point [`DType`]:
 /// `match_float!(x.dtype(), "gelu", T => kernel::<T>(...))`. Any other type is [`Error::DType`](crate::Error::DType).

@@ -27,7 +27,8 @@ struct Eval {
 
 impl Definition for Eval {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
-        super::batch_norm_eval(&x[0], &x[1], &x[2], &self.mean, &self.variance, self.epsilon)
+        let [mean, variance] = [self.mean.cast(x[0].dtype())?, self.variance.cast(x[0].dtype())?];
+        super::batch_norm_eval(&x[0], &x[1], &x[2], &mean, &variance, self.epsilon)
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         let constants = |tensor| array(tensor).data.into_iter().map(S::of).collect();

@@ -30,7 +30,7 @@ pub mod reference;
 mod routing;
 
 use crate::dwconv;
-use crate::dwconv::cpu::{Extents, Map, MapMut};
+use crate::dwconv::cpu::{Map, MapMut};
 use autograd::{InputGrads, Result, Rule, Var};
 use geometry::Geometry;
 use tensor::cpu::parallel::Out;
@@ -83,9 +83,11 @@ pub struct Routed<'t> {
 /// `lepe` gives its weight (C, 1, K, K), K odd, and bias (C).
 pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> Result<Routed<'t>> {
     let g = attributes.geometry(qkv.value())?;
-    let context = lepe.map(|[weight, bias]| context(g, weight.value(), bias.value())).transpose()?;
+    let map = [g.images, g.map[0], g.map[1], g.v_dim];
+    let context = lepe.map(|[weight, bias]| dwconv::extents("bra", map, weight.value(), Some(bias.value())));
+    let context = context.transpose()?;
     let routes = route(qkv.value(), attributes)?.routes;
-    let mut out = Tensor::empty([g.images, g.map[0], g.map[1], g.v_dim], qkv.dtype());
+    let mut out = Tensor::empty(map, qkv.dtype());
     let mut lse = Tensor::empty([g.images, g.heads, g.tokens()], qkv.dtype());
     match_float!(qkv.dtype(), "bra", T => {
         let qkv = qkv.value().as_slice::<T>("bra")?;
@@ -108,16 +110,6 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
     };
     let out = qkv.tape().record("bra", &inputs, out, rule)?;
     Ok(Routed { out, routes })
-}
-
-/// The extents of the local context's convolution.
-fn context(g: Geometry, weight: &Tensor, bias: &Tensor) -> tensor::Result<Extents> {
-    let [filters, group, kernel, across] = weight.dims("bra", "a weight (C, 1, K, K)")?;
-    if [filters, group, kernel] != [g.v_dim, 1, across] || kernel.is_multiple_of(2) || *bias.shape() != [g.v_dim] {
-        let expected = format!("a weight ({0}, 1, K, K) with K odd and a bias ({0})", g.v_dim);
-        return Err(Error::shape("bra", expected, weight.shape()));
-    }
-    Ok(Extents { images: g.images, height: g.map[0], width: g.map[1], channels: g.v_dim, kernel })
 }
 
 /// The values within qkv, where they lie.
@@ -158,7 +150,7 @@ impl Rule for Attention {
                 cpu::backward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, lse.as_slice("bra")?, dout, out);
             }
             if let Some(weight) = &lepe {
-                let extents = Extents { images: g.images, height: g.map[0], width: g.map[1], channels: g.v_dim, kernel: weight.shape()[2] };
+                let extents = dwconv::extents("bra", [g.images, g.map[0], g.map[1], g.v_dim], weight, None)?;
                 let upstream = Map { data: dout, stride: g.v_dim };
                 if let Some(out) = dqkv.out::<T>()? {
                     // The attention has written the values' gradient; the convolution adds to it.

@@ -134,25 +134,26 @@ pub fn forward<T: Float>(g: Geometry, x: &[T], weight: &[T], bias: Option<&[T]>,
     });
 }
 
-/// dx (N, H, W, I) from dy: each task has an image, as patches of one image overlap.
+/// dx (N, H, W, I) from dy. Patches of one image overlap, so a task has whole images: as many as make a block.
 pub fn backward_input<T: Float>(g: Geometry, dy: &[T], weight: &[T], dx: Out<'_, T>) {
-    let image = g.input[0] * g.input[1] * g.inputs;
     if dx.data.is_empty() {
         return;
     }
     let mut packed = scratch::<T>(g.patch() * g.outputs);
     let packed = slice_of::<T>(&mut packed);
     pack(g, weight, packed);
-    dx.data.par_chunks_mut(image).enumerate().for_each(|(image, data)| {
+    let images = (PIXELS / g.pixels_per_image()).max(1);
+    let image = g.input[0] * g.input[1] * g.inputs;
+    dx.data.par_chunks_mut(images * image).enumerate().for_each(|(task, data)| {
         if !dx.accumulate {
             data.fill(T::zero());
         }
-        let first = image * g.pixels_per_image();
-        let offset = image * data.len();
-        let mut buffer = scratch::<T>(PIXELS.min(g.pixels_per_image()) * g.taps_per_group() * g.inputs);
-        for start in (0..g.pixels_per_image()).step_by(PIXELS) {
-            let pixels = first + start..first + (start + PIXELS).min(g.pixels_per_image());
-            let dy = Mat::new(&dy[pixels.start * g.outputs..], pixels.len(), g.outputs);
+        let (first, offset) = (task * images * g.pixels_per_image(), task * images * image);
+        let end = first + data.len() / image * g.pixels_per_image();
+        let mut buffer = scratch::<T>(PIXELS.min(end - first) * g.taps_per_group() * g.inputs);
+        for start in (first..end).step_by(PIXELS) {
+            let pixels = start..(start + PIXELS).min(end);
+            let dy = Mat::new(&dy[start * g.outputs..], pixels.len(), g.outputs);
             for taps in (0..g.tap_groups()).map(|group| g.tap_group(group)) {
                 let columns = taps.len() * g.inputs;
                 let weight = Mat::new(&packed[g.rows_of(&taps)], columns, g.outputs);

@@ -1,6 +1,6 @@
 //! Convolution of images, channels last.
 //!
-//! **Forward.** y[n, i, j, o] = b[o] + Σ_{a,b,c} x[n, i·s + a − p, j·s + b − p, c] · w[o, c, a, b], with x
+//! **Forward.** y[n, i, j, o] = b\[o\] + Σ_{a,b,c} x[n, i·s + a − p, j·s + b − p, c] · w[o, c, a, b], with x
 //! (N, H, W, I), w (O, I, KH, KW), b (O) or none, stride s, p rows and columns of zeros around the image, and y
 //! (N, (H + 2p − KH)/s + 1, (W + 2p − KW)/s + 1, O), rounded down. As a matrix product: let the row of
 //! `patches` for output pixel (n, i, j) be the KH·KW·I inputs that it sees; then y = patches·W, with W
@@ -115,5 +115,36 @@ impl Rule for Convolution {
         });
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use autograd::Tape;
+    use tensor::DType;
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let refused = |x: [usize; 4], weight: [usize; 4], stride, padding| {
+            let tape = Tape::inference();
+            let [x, weight] = [x, weight].map(|shape| tape.constant(Tensor::zeros(shape, DType::F32)));
+            match conv2d(&x, &weight, None, Conv2d { stride, padding }) {
+                Err(autograd::Error::Tensor(error)) => error,
+                other => panic!("{other:?}"),
+            }
+        };
+        let argument = refused([1, 4, 4, 3], [2, 3, 3, 3], 0, 1);
+        assert!(matches!(argument, Error::Argument { op: "conv2d", .. }), "{argument}");
+        for (x, weight, padding) in [
+            ([1, 4, 4, 3], [2, 2, 3, 3], 1),
+            ([1, 4, 4, 3], [2, 3, 0, 3], 1),
+            ([1, 4, 2, 3], [2, 3, 3, 3], 0),
+            ([1, 4, 4, 3], [2, 3, 3, 3], usize::MAX),
+            ([1, 4, 4, 3], [2, 3, 3, 3], usize::MAX / 4),
+        ] {
+            let error = refused(x, weight, 1, padding);
+            assert!(matches!(error, Error::Shape { op: "conv2d", .. }), "{error}");
+        }
     }
 }

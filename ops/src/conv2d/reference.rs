@@ -3,7 +3,7 @@
 use super::Conv2d;
 use autograd::exact::{Array, Scalar};
 
-/// y[n, i, j, o] = b[o] + Σ x[n, i·s + a − p, j·s + b − p, c] w[o, c, a, b] over the taps on the image.
+/// y[n, i, j, o] = b\[o\] + Σ x[n, i·s + a − p, j·s + b − p, c] w[o, c, a, b] over the taps on the image.
 pub fn conv2d<S: Scalar>(
     x: &Array<S>,
     weight: &Array<S>,

@@ -3,7 +3,7 @@
 use autograd::exact::{Array, Scalar};
 use tensor::rng::Philox;
 
-/// x[n]/(1 − p) where the n-th uniform number is p or more, 0 elsewhere.
+/// x\[n\]/(1 − p) where the n-th uniform number is p or more, 0 elsewhere.
 pub fn drop_path<S: Scalar>(x: &Array<S>, p: f64, rng: Philox) -> Array<S> {
     let sample: usize = x.shape[1..].iter().product();
     let kept = |n: usize| f64::from(rng.uniform(n as u64)) >= p;

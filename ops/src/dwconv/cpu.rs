@@ -5,13 +5,13 @@
 //! kernel passes, and each pixel of x is loaded once for all taps of a kernel row; for the weight's gradient
 //! the sums of a kernel row's taps stay while a row of pixels passes. Pixels outside the image are skipped.
 
-use super::registers::{Each, Registers, Vector};
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::parallel::{Out, items_per_task, put, sum_in_pieces};
-use tensor::{Float, Tensor, simd};
+use tensor::cpu::registers::{Each, Registers, Vector};
+use tensor::{Float, Tensor, simd, unrolled};
 
-/// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`KERNELS`].
+/// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`KERNELS`](super::KERNELS).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extents {
     pub images: usize,
@@ -65,14 +65,10 @@ impl Extents {
     }
 }
 
-/// The kernel extents that there is code for.
-pub(crate) const KERNELS: [usize; 4] = [1, 3, 5, 7];
-
 /// Calls `$kernel::<T, A, K>` for a kernel of extent K.
 macro_rules! of_extent {
     ($extent:expr, $kernel:ident::<$T:ident, $A:ident>($($argument:expr),* $(,)?)) => {
         match $extent {
-            1 => $kernel::<$T, $A, 1>($($argument),*),
             3 => $kernel::<$T, $A, 3>($($argument),*),
             5 => $kernel::<$T, $A, 5>($($argument),*),
             7 => $kernel::<$T, $A, 7>($($argument),*),
@@ -152,20 +148,6 @@ fn correlate<T: Float>(e: Extents, x: Map<'_, T>, taps: &[T], bias: Option<&[T]>
             simd!(A => unsafe { of_extent!(e.kernel, correlate_row::<T, A>(e, x, taps, bias, row, y)) });
         }
     });
-}
-
-/// Repeats a statement with `$i` = 0, 1, .. below `$count`, at most 14, written out: the compiler leaves a
-/// loop of many vector operations a loop, and then what `$i` indexes is in memory instead of registers.
-macro_rules! unrolled {
-    ($i:ident in 0..$count:expr => $body:block) => {
-        unrolled!(@ $i, $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
-    };
-    (@ $i:ident, $count:expr, $body:block, $($n:literal)*) => {
-        $(if $n < $count {
-            let $i: usize = $n;
-            $body
-        })*
-    };
 }
 
 /// Repeats a statement for blocks of channels from `$channel` on, `$COUNT` registers `$V` wide, until all

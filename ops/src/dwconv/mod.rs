@@ -1,39 +1,39 @@
 //! Depthwise convolution: one K×K kernel per channel, stride 1, zeros around the image.
 //!
-//! **Forward.** y[n, i, j, c] = b[c] + Σ_{a,b} x[n, i + a − P, j + b − P, c] · w[c, 0, a, b], with K odd and
+//! **Forward.** y[n, i, j, c] = b\[c\] + Σ_{a,b} x[n, i + a − P, j + b − P, c] · w[c, 0, a, b], with K odd and
 //! P = (K − 1)/2, so that y has the shape of x (N, H, W, C); w is (C, 1, K, K), b (C) or none. Terms outside
 //! the image are zero.
 //!
 //! **Backward.** x[n, i', j', c] meets w[c, 0, a, b] in y[n, i' − a + P, j' − b + P, c], hence
 //! dx[n, i', j', c] = Σ_{a,b} dy[n, i' − a + P, j' − b + P, c] · w[c, 0, a, b]: the same correlation, of dy
 //! with the kernel turned by half a turn (a → K − 1 − a). dw[c, 0, a, b] = Σ_{n,i,j} dy[n, i, j, c] ·
-//! x[n, i + a − P, j + b − P, c] and db[c] = Σ_{n,i,j} dy[n, i, j, c]. Saved: x and w.
+//! x[n, i + a − P, j + b − P, c] and db\[c\] = Σ_{n,i,j} dy[n, i, j, c]. Saved: x and w.
 //!
-//! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`],
-//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d` with
+//! K is 3, 5 or 7: the kernels are compiled for each. Operands must be contiguous, f32 or f64. Errors:
+//! [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d` with
 //! `groups = C, padding = K // 2`, whose weight layout this is. In BiFormer: the position encoding (K = 3)
 //! and the local context enhancement of the values (K = 5).
 
 pub mod cases;
 pub(crate) mod cpu;
 pub mod reference;
-mod registers;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use cpu::{Extents, KERNELS, Map, MapMut};
+use cpu::{Extents, Map, MapMut};
+
 use tensor::cpu::parallel::Out;
 use tensor::{Error, Tensor, match_float};
 
+/// The kernels' extents K that there are.
+pub const KERNELS: [usize; 3] = [3, 5, 7];
 pub(crate) const SUMMARY: &str = "each channel convolved with its own K×K kernel";
 
-/// x (N, H, W, C) convolved channel by channel with `weight` (C, 1, K, K), K = 1, 3, 5 or 7, plus `bias` (C) if there
+/// x (N, H, W, C) convolved channel by channel with `weight` (C, 1, K, K), K = 3, 5 or 7, plus `bias` (C) if there
 /// is one: (N, H, W, C).
 pub fn dwconv<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
-    let extents = extents(x.value(), weight.value())?;
+    let map = x.value().dims("dwconv", "x (N, H, W, C)")?;
+    let extents = extents("dwconv", map, weight.value(), bias.map(Var::value))?;
     let channels = extents.channels;
-    if let Some(bias) = bias.filter(|bias| *bias.shape() != [channels]) {
-        return Err(Error::shape("dwconv", format!("a bias of ({channels})"), bias.shape()).into());
-    }
     let mut y = Tensor::empty(x.shape().clone(), x.dtype());
     match_float!(x.dtype(), "dwconv", T => cpu::forward::<T>(
         extents,
@@ -49,12 +49,20 @@ pub fn dwconv<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Resu
     }
 }
 
-fn extents(x: &Tensor, weight: &Tensor) -> tensor::Result<Extents> {
-    let [images, height, width, channels] = x.dims("dwconv", "x (N, H, W, C)")?;
-    let [filters, group, kernel, across] = weight.dims("dwconv", "a weight (C, 1, K, K)")?;
+/// The extents of a convolution of a map (N, H, W, C), if weight and bias fit it.
+pub(crate) fn extents(
+    op: &'static str,
+    [images, height, width, channels]: [usize; 4],
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> tensor::Result<Extents> {
+    let [filters, group, kernel, across] = weight.dims(op, "a weight (C, 1, K, K)")?;
     if [filters, group, kernel] != [channels, 1, across] || !KERNELS.contains(&kernel) {
-        let expected = format!("a weight ({channels}, 1, K, K) with K one of {KERNELS:?}, as x is {}", x.shape());
-        return Err(Error::shape("dwconv", expected, weight.shape()));
+        let expected = format!("a weight ({channels}, 1, K, K) with K one of {KERNELS:?}");
+        return Err(Error::shape(op, expected, weight.shape()));
+    }
+    if let Some(bias) = bias.filter(|bias| *bias.shape() != [channels]) {
+        return Err(Error::shape(op, format!("a bias of ({channels})"), bias.shape()));
     }
     Ok(Extents { images, height, width, channels, kernel })
 }
@@ -68,7 +76,8 @@ impl Rule for Dwconv {
     rule_fields!("dwconv", x, weight);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let extents = extents(&self.x, &self.weight)?;
+        let map = self.x.dims("dwconv", "x (N, H, W, C)")?;
+        let extents = extents("dwconv", map, &self.weight, None)?;
         let stride = extents.channels;
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
         match_float!(dy.dtype(), "dwconv", T => {
@@ -85,5 +94,100 @@ impl Rule for Dwconv {
         });
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::{array, uniform};
+    use autograd::Tape;
+    use autograd::exact::Array;
+    use tensor::cpu::isa::{Isa, limit};
+    use tensor::{DType, Float};
+
+    /// The elements of a map that lies, from `offset` on, in pixels of `stride` elements; the rest is 7.
+    fn spread<T: Float>(map: &Array<f64>, offset: usize, stride: usize) -> Vec<T> {
+        let channels = map.shape[3];
+        let mut wide = vec![T::of(7.0); map.data.len() / channels * stride];
+        for (place, &value) in map.data.iter().enumerate() {
+            wide[place / channels * stride + offset + place % channels] = T::of(value);
+        }
+        wide
+    }
+
+    fn assert_close<T: Float>(got: &[T], expected: &[f64], tolerance: f64, what: &str) {
+        assert_eq!(got.len(), expected.len());
+        for (&got, &expected) in got.iter().zip(expected) {
+            assert!((got.wide() - expected).abs() <= tolerance, "{what}: {got}, not {expected}");
+        }
+    }
+
+    fn kernels_agree_with_the_reference<T: Float>(tolerance: f64) {
+        for (shape, kernel) in [([2, 5, 11, 51], 5), ([1, 4, 3, 8], 3), ([1, 3, 9, 19], 7), ([2, 1, 4, 33], 3)] {
+            let channels = shape[3];
+            let e = Extents { images: shape[0], height: shape[1], width: shape[2], channels, kernel };
+            let [x, dy, old] = [1, 2, 3].map(|stream| array(&uniform(shape, stream)));
+            let weight = array(&uniform([channels, 1, kernel, kernel], 4));
+            let bias = array(&uniform([channels], 5));
+            // As the values of a qkv buffer (N, H, W, 3C) that ends where they end, beside an output of its own.
+            let (offset, stride) = (2 * channels, 3 * channels);
+            let of = |values: &Array<f64>| values.data.iter().map(|&value| T::of(value)).collect::<Vec<T>>();
+            let (x_wide, old_wide) = (spread::<T>(&x, offset, stride), spread::<T>(&old, offset, stride));
+            let (narrow_dy, weights) = (Map { data: &of(&dy), stride: channels }, of(&weight));
+            let x_map = Map { data: &x_wide[offset..], stride };
+
+            let mut y = of(&old);
+            let out = MapMut { out: Out { data: &mut y, accumulate: true }, stride: channels };
+            cpu::forward(e, x_map, &weights, Some(&of(&bias)), out);
+            let value = reference::dwconv(&x, &weight, Some(&bias));
+            let expected: Vec<f64> = value.data.iter().zip(&old.data).map(|(y, old)| y + old).collect();
+            assert_close(&y, &expected, tolerance, "y");
+
+            let turned = Array::from_fn(&weight.shape, |p| weight.at(&[p[0], 0, kernel - 1 - p[2], kernel - 1 - p[3]]));
+            let dx = reference::dwconv(&dy, &turned, None);
+            for accumulate in [false, true] {
+                let mut wide = old_wide.clone();
+                let out = MapMut { out: Out { data: &mut wide[offset..], accumulate }, stride };
+                cpu::backward_input(e, narrow_dy, &weights, out);
+                let sum = dx.data.iter().zip(&old.data).map(|(dx, old)| if accumulate { dx + old } else { *dx });
+                let expected = spread::<f64>(&Array { data: sum.collect(), ..dx.clone() }, offset, stride);
+                assert_close(&wide, &expected, tolerance, "dx");
+            }
+
+            let mut dweight = of(&weight);
+            cpu::backward_weight(e, narrow_dy, x_map, Out::store(&mut dweight));
+            let mut from_narrow = vec![T::zero(); dweight.len()];
+            let narrow_x = Map { data: &of(&x), stride: channels };
+            cpu::backward_weight(e, narrow_dy, narrow_x, Out::store(&mut from_narrow));
+            assert_eq!(dweight, from_narrow);
+            // <dy, dwconv(x, w)> is linear in w, so <dw, w> must give it back.
+            let products = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            let dweight: Vec<f64> = dweight.iter().map(|dw| dw.wide()).collect();
+            let expected = products(&dy.data, &reference::dwconv(&x, &weight, None).data);
+            let got = products(&dweight, &weight.data);
+            assert!((got - expected).abs() <= 100.0 * tolerance, "<dw, w> is {got}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn maps_inside_wider_tensors_on_every_instruction_set() {
+        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+            let _limited = limit(isa);
+            kernels_agree_with_the_reference::<f32>(1e-5);
+            kernels_agree_with_the_reference::<f64>(1e-13);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let tape = Tape::inference();
+        let x = tape.constant(Tensor::zeros([1, 4, 4, 3], DType::F32));
+        for weight in [[3, 1, 1, 1], [3, 1, 4, 4], [3, 1, 9, 9], [3, 1, 3, 5], [3, 3, 3, 3], [2, 1, 3, 3], [3, 1, 0, 0]]
+        {
+            let weight = tape.constant(Tensor::zeros(weight, DType::F32));
+            let error = dwconv(&x, &weight, None).unwrap_err();
+            assert!(matches!(error, autograd::Error::Tensor(Error::Shape { op: "dwconv", .. })), "{error}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use autograd::exact::{Array, Scalar};
 
-/// y[n, i, j, c] = b[c] + Σ x[n, i + a − K/2, j + b − K/2, c] w[c, 0, a, b] over the taps (a, b) on the image.
+/// y[n, i, j, c] = b\[c\] + Σ x[n, i + a − K/2, j + b − K/2, c] w[c, 0, a, b] over the taps (a, b) on the image.
 pub fn dwconv<S: Scalar>(x: &Array<S>, weight: &Array<S>, bias: Option<&Array<S>>) -> Array<S> {
     let [_, height, width, _] = x.dims();
     let [_, _, kernel, _] = weight.dims();

@@ -1,9 +1,8 @@
 //! CPU kernels of [`linear`](super::linear).
 
-use rayon::prelude::*;
 use tensor::Float;
-use tensor::cpu::gemm::{Mat, gemm};
-use tensor::cpu::parallel::{GRAIN, Out, put, sum_in_pieces};
+use tensor::cpu::gemm::{Mat, gemm, gemm_plus_row};
+use tensor::cpu::parallel::{Out, put, sum_in_pieces};
 
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O).
 pub fn forward<T: Float>(x: &[T], weight: &[T], bias: Option<&[T]>, [outputs, inputs]: [usize; 2], y: &mut [T]) {
@@ -11,14 +10,11 @@ pub fn forward<T: Float>(x: &[T], weight: &[T], bias: Option<&[T]>, [outputs, in
         return;
     }
     let rows = y.len() / outputs;
-    // The product adds to a result that starts as the bias.
-    if let Some(bias) = bias {
-        let rows_per_task = (GRAIN / outputs).max(1);
-        y.par_chunks_mut(rows_per_task * outputs)
-            .for_each(|rows| rows.chunks_exact_mut(outputs).for_each(|row| row.copy_from_slice(bias)));
+    let (x, weight) = (Mat::new(x, rows, inputs), Mat::new(weight, outputs, inputs).t());
+    match bias {
+        Some(bias) => gemm_plus_row(x, weight, bias, y),
+        None => gemm(x, weight, Out::store(y)),
     }
-    let out = Out { data: y, accumulate: bias.is_some() };
-    gemm(Mat::new(x, rows, inputs), Mat::new(weight, outputs, inputs).t(), out);
 }
 
 /// dx (R, I), dweight (O, I) and dbias (O) from dy (R, O).

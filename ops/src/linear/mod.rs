@@ -2,8 +2,8 @@
 //!
 //! **Forward.** y = x·Wᵀ + b, with x (..., I), W (O, I), b (O) or none, y (..., O).
 //!
-//! **Backward.** From dy (..., O): each y[r, o] = Σᵢ x[r, i] W[o, i] + b[o], hence
-//! dx = dy·W, dW = dyᵀ·x, db = Σᵣ dy[r]. Saved: x and W, the factors of the two products; not y.
+//! **Backward.** From dy (..., O): each y[r, o] = Σᵢ x[r, i] W[o, i] + b\[o\], hence
+//! dx = dy·W, dW = dyᵀ·x, db = Σᵣ dy\[r\]. Saved: x and W, the factors of the two products; not y.
 //!
 //! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`] when the last extents
 //! differ, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Linear`, whose

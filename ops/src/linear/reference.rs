@@ -2,7 +2,7 @@
 
 use autograd::exact::{Array, Scalar};
 
-/// y[r, o] = Σᵢ x[r, i] w[o, i] + b[o]
+/// y[r, o] = Σᵢ x[r, i] w[o, i] + b\[o\]
 pub fn linear<S: Scalar>(x: &Array<S>, weight: &Array<S>, bias: Option<&Array<S>>) -> Array<S> {
     let [outputs, inputs] = weight.dims();
     let mut shape = x.shape.clone();

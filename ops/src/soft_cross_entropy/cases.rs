@@ -12,7 +12,7 @@ struct SoftCrossEntropy {
 
 impl Definition for SoftCrossEntropy {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
-        super::soft_cross_entropy(&x[0], &self.targets)
+        super::soft_cross_entropy(&x[0], &self.targets.cast(x[0].dtype())?)
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         super::reference::soft_cross_entropy(&x[0], &array(&self.targets))

@@ -4,7 +4,7 @@
 //! p = softmax(x), that is of Σt·ln Σ exp(x − m) − Σ t·(x − m) with m = max(x). Σt is 1 for
 //! distributions, but nothing here relies on it.
 //!
-//! **Backward.** dxₖ = dy·(pₖ·Σt − tₖ)/N, as in [`cross_entropy`](crate::cross_entropy). Saved: p, for the
+//! **Backward.** dxₖ = dy·(pₖ·Σt − tₖ)/N, as in [`cross_entropy`](mod@crate::cross_entropy). Saved: p, for the
 //! reasons given there, and t.
 //!
 //! The targets are a constant and get no gradient. Both must be contiguous and of one type, f32 or f64;

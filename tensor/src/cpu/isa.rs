@@ -7,8 +7,8 @@
 //! multiply-add is one instruction or a slow library call.
 
 use crate::Float;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// An instruction-set family that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,10 +49,26 @@ impl Isa {
 }
 
 static LIMIT: AtomicU8 = AtomicU8::new(u8::MAX);
+static LIMITING: Mutex<()> = Mutex::new(());
 
-/// Uses nothing better than `isa` from now on, so that tests reach every path on one machine.
-pub fn limit(isa: Isa) {
+/// While it lives, nothing better than an instruction set is used anywhere in the program: see [`limit`].
+pub struct Limited {
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Uses nothing better than `isa` until the result is dropped, so that tests reach every path on one machine.
+/// Waits while another limit is in force.
+pub fn limit(isa: Isa) -> Limited {
+    // A test that failed while it held the lock left nothing behind that matters.
+    let turn = LIMITING.lock().unwrap_or_else(PoisonError::into_inner);
     LIMIT.store(isa as u8, Ordering::Relaxed);
+    Limited { _turn: turn }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        LIMIT.store(u8::MAX, Ordering::Relaxed);
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -76,8 +92,10 @@ fn detect() -> Isa {
 
 /// What a kernel asks of the instruction set that it is being compiled for.
 pub trait Arch: Copy {
-    /// Columns of a register tile in [`tile`](crate::cpu::tile), in vectors of 64 bytes.
+    /// Whether there are 32 registers of 64 bytes.
     const WIDE: bool;
+    /// Runs `f`, which is `#[inline(always)]`, compiled for this instruction set. Panics on a machine without it.
+    fn run<R>(f: impl FnOnce() -> R) -> R;
     /// a·b + c, rounded once where that is one instruction and twice where it is not.
     fn mul_add<T: Float>(a: T, b: T, c: T) -> T;
 }
@@ -93,6 +111,13 @@ pub struct Plain;
 impl<const WIDE: bool> Arch for Fused<WIDE> {
     const WIDE: bool = WIDE;
     #[inline(always)]
+    fn run<R>(f: impl FnOnce() -> R) -> R {
+        #[cfg(target_arch = "x86_64")]
+        return if WIDE { with_avx512(f) } else { with_avx2(f) };
+        #[cfg(not(target_arch = "x86_64"))]
+        return f();
+    }
+    #[inline(always)]
     fn mul_add<T: Float>(a: T, b: T, c: T) -> T {
         num_traits::Float::mul_add(a, b, c)
     }
@@ -100,6 +125,10 @@ impl<const WIDE: bool> Arch for Fused<WIDE> {
 
 impl Arch for Plain {
     const WIDE: bool = false;
+    #[inline(always)]
+    fn run<R>(f: impl FnOnce() -> R) -> R {
+        f()
+    }
     #[inline(always)]
     fn mul_add<T: Float>(a: T, b: T, c: T) -> T {
         a * b + c
@@ -113,9 +142,8 @@ pub type Portable = Fused<false>;
 #[cfg(not(target_arch = "aarch64"))]
 pub type Portable = Plain;
 
-/// Runs `f` compiled with AVX-512, where `f` is `#[inline(always)]`. Panics on a machine without it.
 #[cfg(target_arch = "x86_64")]
-pub fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
+fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     fn compiled<R>(f: impl FnOnce() -> R) -> R {
         f()
@@ -125,9 +153,8 @@ pub fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
     unsafe { compiled(f) }
 }
 
-/// Runs `f` compiled with AVX2 and FMA, where `f` is `#[inline(always)]`. Panics on a machine without them.
 #[cfg(target_arch = "x86_64")]
-pub fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
+fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
     #[target_feature(enable = "avx2,fma")]
     fn compiled<R>(f: impl FnOnce() -> R) -> R {
         f()
@@ -143,27 +170,30 @@ pub fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
 #[macro_export]
 macro_rules! simd {
     ($A:ident => $call:expr) => {{
-        use $crate::cpu::isa;
-        match isa::Isa::current() {
+        use $crate::cpu::isa::{Arch, Fused, Isa, Portable};
+        match Isa::current() {
             #[cfg(target_arch = "x86_64")]
-            isa::Isa::Avx512 => {
-                type $A = isa::Fused<true>;
-                isa::with_avx512(
+            Isa::Avx512 => {
+                type $A = Fused<true>;
+                $A::run(
                     #[inline(always)]
                     || $call,
                 )
             }
             #[cfg(target_arch = "x86_64")]
-            isa::Isa::Avx2 => {
-                type $A = isa::Fused<false>;
-                isa::with_avx2(
+            Isa::Avx2 => {
+                type $A = Fused<false>;
+                $A::run(
                     #[inline(always)]
                     || $call,
                 )
             }
             _ => {
-                type $A = isa::Portable;
-                $call
+                type $A = Portable;
+                $A::run(
+                    #[inline(always)]
+                    || $call,
+                )
             }
         }
     }};

@@ -7,19 +7,19 @@ use crate::Float;
 
 const LANES: usize = 16;
 
-/// Σ f(x[i]).
+/// `Σ f(x[i])`.
 #[inline(always)]
 pub fn sum_map<T: Float>(x: &[T], f: impl Fn(T) -> T) -> T {
     sum_zipped([x], |[x]| f(x))
 }
 
-/// Σ f(x[i], y[i]). Panics when the lengths differ.
+/// `Σ f(x[i], y[i])`. Panics when the lengths differ.
 #[inline(always)]
 pub fn sum_map2<T: Float>(x: &[T], y: &[T], f: impl Fn(T, T) -> T) -> T {
     sum_zipped([x, y], |[x, y]| f(x, y))
 }
 
-/// Σ f(x[i], y[i], z[i]). Panics when the lengths differ.
+/// `Σ f(x[i], y[i], z[i])`. Panics when the lengths differ.
 #[inline(always)]
 pub fn sum_map3<T: Float>(x: &[T], y: &[T], z: &[T], f: impl Fn(T, T, T) -> T) -> T {
     sum_zipped([x, y, z], |[x, y, z]| f(x, y, z))

@@ -6,6 +6,7 @@
 //! | `lanes.rs` | sums in a fixed order that the compiler can vectorise |
 //! | `math.rs` | exp and erf that the compiler can vectorise |
 //! | `gemm.rs` | matrix products, split over threads by shape alone |
+//! | `registers.rs` | vector registers by name, for sums that must stay in them |
 //! | `tile.rs` | small matrix products whose operands already lie in the cache |
 //! | `parallel.rs` | threads, and reductions whose order does not depend on them |
 
@@ -14,4 +15,5 @@ pub mod isa;
 pub mod lanes;
 pub mod math;
 pub mod parallel;
+pub mod registers;
 pub mod tile;

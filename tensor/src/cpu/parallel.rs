@@ -144,4 +144,12 @@ impl<'a, T> Interleaved<'a, T> {
         // SAFETY: in bounds, and exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
+
+    /// The address of an element, to be written through by the one task that it belongs to. Panics when it is
+    /// out of bounds.
+    #[inline(always)]
+    pub fn at(&self, index: usize) -> *mut T {
+        assert!(index < self.len, "{index} of {}", self.len);
+        self.start.wrapping_add(index)
+    }
 }

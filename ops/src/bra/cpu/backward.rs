@@ -1,6 +1,6 @@
 //! Backward kernel of routed attention.
 
-use super::{Head, QUERY_BLOCK, Scratch};
+use super::{Head, Part, QUERY_BLOCK, Scratch};
 use crate::bra::geometry::Geometry;
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
@@ -27,29 +27,30 @@ pub fn backward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, lse:
         };
         let dout = &dout[image * tokens * g.v_dim..][..tokens * g.v_dim];
         backward_head(operands, head, lse, dout, |pixel, part, row| {
-            let start = (image * tokens + pixel) * g.row() + operands.channels[part];
+            let start = (image * tokens + pixel) * g.row() + operands.channels[part as usize];
             // SAFETY: this task alone writes this head's channels of this image.
             put(unsafe { dqkv.part(start..start + row.len()) }, row, accumulate);
         });
     });
 }
 
-/// Computes one head's gradients, giving each pixel's part (0 query, 1 key, 2 value) to `write` once.
-fn backward_head<T: Float>(head: Head<'_, T>, index: usize, lse: &[T], dout: &[T], write: impl Fn(usize, usize, &[T])) {
+/// Computes one head's gradients, giving each pixel's parts to `write` once.
+fn backward_head<T: Float>(head: Head<'_, T>, index: usize, lse: &[T], dout: &[T], write: impl Fn(usize, Part, &[T])) {
     let g = head.geometry;
     let ([d, dv], tokens, keys) = (g.head_dims(), g.region_tokens(), g.keys());
     let block = tokens.min(QUERY_BLOCK);
     let sizes = [
+        g.tokens() * d,  // all queries
+        g.tokens() * d,  // all keys
         g.tokens() * d,  // all keys, transposed
         g.tokens() * dv, // all values, transposed
         g.tokens() * d,  // gradients of all keys
         g.tokens() * dv, // gradients of all values
+        keys * d,        // routed keys
         d * keys,        // routed keys, transposed
         dv * keys,       // routed values, transposed
-        keys * d,        // routed keys
         keys * d,        // gradients of routed keys
         keys * dv,       // gradients of routed values
-        block * d,       // queries, then their gradients
         block * d,       // gradients of queries
         block * dv,      // gradients of results
         block * keys,    // probabilities
@@ -58,34 +59,37 @@ fn backward_head<T: Float>(head: Head<'_, T>, index: usize, lse: &[T], dout: &[T
     ];
     let mut scratch = Scratch::new(sizes.iter().sum());
     let [
+        all_queries,
         all_keys,
-        all_values,
+        all_keys_t,
+        all_values_t,
         all_dk,
         all_dv,
+        key_rows,
         keys_t,
         values_t,
-        key_rows,
         dk,
         dv_rows,
-        queries,
         dq,
         dresult,
         p,
         ds,
         logs,
     ] = scratch.parts(sizes);
-    head.transposed(1, all_keys);
-    head.transposed(2, all_values);
+    head.regions(Part::Query, head.scale, all_queries);
+    head.regions(Part::Key, T::one(), all_keys);
+    head.transposed_regions(Part::Key, all_keys_t);
+    head.transposed_regions(Part::Value, all_values_t);
     all_dk.fill(T::zero());
     all_dv.fill(T::zero());
     for region in 0..g.regions() {
-        head.routed_columns(region, all_keys, d, keys_t);
-        head.routed_columns(region, all_values, dv, values_t);
-        head.routed_rows(region, 1, key_rows);
+        head.routed_rows(region, all_keys, key_rows);
+        head.routed_columns(region, all_keys_t, keys_t);
+        head.routed_columns(region, all_values_t, values_t);
         for start in (0..tokens).step_by(block.max(1)) {
             let rows = start..(start + block).min(tokens);
             let count = rows.len();
-            head.rows(region, rows.clone(), 0, head.scale, queries);
+            let queries = &all_queries[(region * tokens + start) * d..];
             for (i, t) in rows.clone().enumerate() {
                 let pixel = g.pixel(region, t);
                 logs[i] = lse[pixel];
@@ -105,7 +109,7 @@ fn backward_head<T: Float>(head: Head<'_, T>, index: usize, lse: &[T], dout: &[T
             for (i, t) in rows.enumerate() {
                 let dq = &mut dq[i * d..][..d];
                 dq.iter_mut().for_each(|x| *x *= head.scale);
-                write(g.pixel(region, t), 0, dq);
+                write(g.pixel(region, t), Part::Query, dq);
             }
         }
         for (slot, &routed) in head.routes(region).iter().enumerate() {
@@ -117,8 +121,8 @@ fn backward_head<T: Float>(head: Head<'_, T>, index: usize, lse: &[T], dout: &[T
     for region in 0..g.regions() {
         for t in 0..tokens {
             let (pixel, place) = (g.pixel(region, t), region * tokens + t);
-            write(pixel, 1, &all_dk[place * d..][..d]);
-            write(pixel, 2, &all_dv[place * dv..][..dv]);
+            write(pixel, Part::Key, &all_dk[place * d..][..d]);
+            write(pixel, Part::Value, &all_dv[place * dv..][..dv]);
         }
     }
 }

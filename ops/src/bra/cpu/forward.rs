@@ -1,6 +1,6 @@
 //! Forward kernel of routed attention.
 
-use super::{Head, QUERY_BLOCK, Scratch};
+use super::{Head, Part, QUERY_BLOCK, Scratch};
 use crate::bra::geometry::Geometry;
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
@@ -40,18 +40,29 @@ fn forward_head<T: Float>(head: Head<'_, T>, lse: &mut [T], write: impl Fn(usize
     let g = head.geometry;
     let ([d, dv], tokens, keys) = (g.head_dims(), g.region_tokens(), g.keys());
     let block = tokens.min(QUERY_BLOCK);
-    let sizes = [g.tokens() * d, d * keys, keys * dv, block * d, block * keys, block * dv, 2 * block];
+    let sizes = [
+        g.tokens() * d,  // all queries
+        g.tokens() * d,  // all keys, transposed
+        g.tokens() * dv, // all values
+        d * keys,        // routed keys, transposed
+        keys * dv,       // routed values
+        block * keys,    // scores
+        block * dv,      // results
+        2 * block,       // sums of exponentials and their logarithms
+    ];
     let mut scratch = Scratch::new(sizes.iter().sum());
-    let [all_keys, keys_t, values, queries, scores, result, stats] = scratch.parts(sizes);
+    let [all_queries, all_keys, all_values, keys_t, values, scores, result, stats] = scratch.parts(sizes);
     let (sums, logs) = stats.split_at_mut(block);
-    head.transposed(1, all_keys);
+    head.regions(Part::Query, head.scale, all_queries);
+    head.transposed_regions(Part::Key, all_keys);
+    head.regions(Part::Value, T::one(), all_values);
     for region in 0..g.regions() {
-        head.routed_columns(region, all_keys, d, keys_t);
-        head.routed_rows(region, 2, values);
+        head.routed_columns(region, all_keys, keys_t);
+        head.routed_rows(region, all_values, values);
         for start in (0..tokens).step_by(block.max(1)) {
             let rows = start..(start + block).min(tokens);
             let count = rows.len();
-            head.rows(region, rows.clone(), 0, head.scale, queries);
+            let queries = &all_queries[(region * tokens + start) * d..];
             let left = Left { data: queries, row_stride: d, col_stride: 1 };
             product([count, d, keys], left, Right { data: keys_t, stride: keys }, scores, keys, false);
             simd!(A => exponentials::<T, A>(&mut scores[..count * keys], &mut sums[..count], &mut logs[..count]));

@@ -54,49 +54,93 @@ struct Head<'a, T> {
     scale: T,
 }
 
+/// Which of a token's channels: those of its query, its key or its value.
+#[derive(Clone, Copy)]
+enum Part {
+    Query = 0,
+    Key = 1,
+    Value = 2,
+}
+
 impl<'a, T: Float> Head<'a, T> {
     fn routes(&self, region: usize) -> &'a [u32] {
         &self.routes[region * self.geometry.topk..][..self.geometry.topk]
     }
 
-    /// Copies channels of a region's tokens, scaled, into rows: (tokens, dim).
-    fn rows(&self, region: usize, tokens: std::ops::Range<usize>, part: usize, scale: T, out: &mut [T]) {
-        let dim = self.geometry.head_dims()[part / 2];
-        for (t, out) in tokens.zip(out.chunks_exact_mut(dim.max(1))) {
-            let from = &self.qkv[self.geometry.pixel(region, t) * self.geometry.row() + self.channels[part]..][..dim];
+    /// Channels of one head's part.
+    fn dim(&self, part: Part) -> usize {
+        self.geometry.head_dims()[part as usize / 2]
+    }
+
+    /// The channels of one token, where they lie.
+    fn token(&self, region: usize, t: usize, part: Part) -> &'a [T] {
+        let start = self.geometry.pixel(region, t) * self.geometry.row() + self.channels[part as usize];
+        &self.qkv[start..][..self.dim(part)]
+    }
+
+    /// All tokens' channels, scaled, region after region: (P, tokens, dim). Done once, so that bringing a routed
+    /// region into a tile is a copy of one run.
+    fn regions(&self, part: Part, scale: T, out: &mut [T]) {
+        let (tokens, dim) = (self.geometry.region_tokens(), self.dim(part));
+        for (place, out) in out.chunks_exact_mut(dim.max(1)).enumerate() {
+            let from = self.token(place / tokens, place % tokens, part);
             out.iter_mut().zip(from).for_each(|(out, &from)| *out = from * scale);
         }
     }
 
-    /// Copies the rows of all regions routed to, one region after the other: (k·tokens, dim).
-    fn routed_rows(&self, region: usize, part: usize, out: &mut [T]) {
-        let (tokens, dim) = (self.geometry.region_tokens(), self.geometry.head_dims()[part / 2]);
-        for (slot, &routed) in self.routes(region).iter().enumerate() {
-            self.rows(routed as usize, 0..tokens, part, T::one(), &mut out[slot * tokens * dim..][..tokens * dim]);
-        }
-    }
-
-    /// All keys or values of the head, each region transposed: (P, dim, tokens). Done once, so that bringing
-    /// a routed region into a transposed tile is a copy of runs and not of single elements.
-    fn transposed(&self, part: usize, out: &mut [T]) {
-        let (tokens, dim) = (self.geometry.region_tokens(), self.geometry.head_dims()[part / 2]);
+    /// All tokens' channels, each region transposed: (P, dim, tokens).
+    fn transposed_regions(&self, part: Part, out: &mut [T]) {
+        let (tokens, dim) = (self.geometry.region_tokens(), self.dim(part));
         for (region, block) in out.chunks_exact_mut((tokens * dim).max(1)).enumerate() {
             for t in 0..tokens {
-                let start = self.geometry.pixel(region, t) * self.geometry.row() + self.channels[part];
-                for (channel, &value) in self.qkv[start..][..dim].iter().enumerate() {
+                for (channel, &value) in self.token(region, t, part).iter().enumerate() {
                     block[channel * tokens + t] = value;
                 }
             }
         }
     }
 
-    /// The tile (dim, k·tokens) of the regions routed to, from [`Head::transposed`].
-    fn routed_columns(&self, region: usize, transposed: &[T], dim: usize, out: &mut [T]) {
-        let (tokens, keys) = (self.geometry.region_tokens(), self.geometry.keys());
+    /// The tile (k·tokens, dim) of the regions routed to, from [`Head::regions`].
+    fn routed_rows(&self, region: usize, all: &[T], out: &mut [T]) {
+        let len = out.len() / self.geometry.topk;
+        for (out, &routed) in out.chunks_exact_mut(len.max(1)).zip(self.routes(region)) {
+            out.copy_from_slice(&all[routed as usize * len..][..len]);
+        }
+    }
+
+    /// The tile (dim, k·tokens) of the regions routed to, from [`Head::transposed_regions`].
+    fn routed_columns(&self, region: usize, all: &[T], out: &mut [T]) {
+        // Runs of the usual lengths are moved in registers; a call for each would cost more than the product.
+        match self.geometry.region_tokens() {
+            4 => self.routed_runs(region, all, out, |out: &mut [T; 4], run| *out = *run),
+            16 => self.routed_runs(region, all, out, |out: &mut [T; 16], run| *out = *run),
+            64 => self.routed_runs(region, all, out, |out: &mut [T; 64], run| *out = *run),
+            tokens => {
+                let dim = out.len() / self.geometry.keys().max(1);
+                for (slot, &routed) in self.routes(region).iter().enumerate() {
+                    let block = &all[routed as usize * tokens * dim..][..tokens * dim];
+                    for (run, out) in block.chunks_exact(tokens).zip(out.chunks_exact_mut(self.geometry.keys())) {
+                        out[slot * tokens..][..tokens].copy_from_slice(run);
+                    }
+                }
+            }
+        }
+    }
+
+    fn routed_runs<const N: usize>(
+        &self,
+        region: usize,
+        all: &[T],
+        out: &mut [T],
+        copy: impl Fn(&mut [T; N], &[T; N]),
+    ) {
+        let (all, out) = (all.as_chunks::<N>().0, out.as_chunks_mut::<N>().0);
+        let topk = self.geometry.topk;
+        let dim = out.len() / topk;
         for (slot, &routed) in self.routes(region).iter().enumerate() {
-            let block = &transposed[routed as usize * tokens * dim..][..tokens * dim];
-            for (channel, run) in block.chunks_exact(tokens).enumerate() {
-                out[channel * keys + slot * tokens..][..tokens].copy_from_slice(run);
+            let block = &all[routed as usize * dim..][..dim];
+            for (run, out) in block.iter().zip(out[slot..].iter_mut().step_by(topk)) {
+                copy(out, run);
             }
         }
     }

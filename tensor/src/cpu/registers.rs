@@ -4,14 +4,16 @@
 //! loops pass: it keeps arrays of them in memory or builds them from shuffles, at a third of the speed.
 //! Here a register is a value; what is done with it is left to [`Vector`].
 
+use super::isa::{Arch, Fused, Plain};
+use crate::Float;
 use std::marker::PhantomData;
-use tensor::Float;
-use tensor::cpu::isa::{Arch, Fused, Plain};
 
 /// An instruction set with its widest registers.
 pub trait Registers: Arch {
     /// A register of elements `T`.
     type Vector<T: Float>: Vector<T>;
+    /// A smaller one, for what does not fill the other.
+    type Half<T: Float>: Vector<T>;
 }
 
 /// A register of `LANES` elements, or several that act as one.
@@ -24,6 +26,12 @@ pub trait Vector<T: Float>: Copy {
     /// # Safety
     /// The machine must have the instruction set that the register belongs to.
     unsafe fn zero() -> Self;
+
+    /// One element in all places.
+    ///
+    /// # Safety
+    /// As of [`Vector::zero`].
+    unsafe fn splat(element: T) -> Self;
 
     /// The first elements of a slice. Panics when there are too few.
     ///
@@ -50,6 +58,10 @@ impl<T: Float, A: Arch, const N: usize> Vector<T> for Each<T, A, N> {
     #[inline(always)]
     unsafe fn zero() -> Self {
         Each([T::zero(); N], PhantomData)
+    }
+    #[inline(always)]
+    unsafe fn splat(element: T) -> Self {
+        Each([element; N], PhantomData)
     }
     #[inline(always)]
     unsafe fn load(from: &[T]) -> Self {
@@ -79,27 +91,30 @@ impl<T: Float, A: Arch, const N: usize> Vector<T> for Each<T, A, N> {
 
 impl Registers for Plain {
     type Vector<T: Float> = Each<T, Plain, 4>;
+    type Half<T: Float> = Each<T, Plain, 2>;
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 impl<const WIDE: bool> Registers for Fused<WIDE> {
     type Vector<T: Float> = Each<T, Self, 4>;
+    type Half<T: Float> = Each<T, Self, 2>;
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::*;
+    use crate::DType;
     use std::arch::x86_64::*;
-    use tensor::DType;
 
     macro_rules! register {
-        ($name:ident, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, [$($f32:ident),*], [$($f64:ident),*]) => {
+        ($name:ident, $half:ty, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, [$($f32:ident),*], [$($f64:ident),*]) => {
             /// A register whose bits are `T`s. Whoever has one is on a machine that has the instruction set.
             #[derive(Clone, Copy)]
             pub struct $name<T>($register, PhantomData<T>);
 
             impl Registers for Fused<$wide> {
                 type Vector<T: Float> = $name<T>;
+                type Half<T: Float> = $half;
             }
 
             impl<T: Float> Vector<T> for $name<T> {
@@ -107,11 +122,22 @@ mod x86 {
                 register!(@ $cast, $back, [$($f32),*], [$($f64),*]);
             }
         };
-        (@ $cast:ident, $back:ident, [$zero:ident, $load:ident, $store:ident, $add:ident, $fma:ident], [$add64:ident, $fma64:ident]) => {
+        (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $add:ident, $fma:ident], [$splat64:ident, $add64:ident, $fma64:ident]) => {
             #[inline(always)]
             unsafe fn zero() -> Self {
                 // SAFETY: the caller vouches for the instruction set.
                 Self(unsafe { $zero() }, PhantomData)
+            }
+            #[inline(always)]
+            unsafe fn splat(element: T) -> Self {
+                // SAFETY: the caller vouches for the instruction set; the element is read as what it is.
+                let register = unsafe {
+                    match T::DTYPE {
+                        DType::F64 => $back($splat64(std::mem::transmute_copy(&element))),
+                        _ => $splat(std::mem::transmute_copy(&element)),
+                    }
+                };
+                Self(register, PhantomData)
             }
             #[inline(always)]
             unsafe fn load(from: &[T]) -> Self {
@@ -152,22 +178,39 @@ mod x86 {
 
     register!(
         Zmm,
+        Ymm<T>,
         __m512,
         true,
         64,
         _mm512_castps_pd,
         _mm512_castpd_ps,
-        [_mm512_setzero_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps],
-        [_mm512_add_pd, _mm512_fmadd_pd]
+        [_mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps],
+        [_mm512_set1_pd, _mm512_add_pd, _mm512_fmadd_pd]
     );
     register!(
         Ymm,
+        Each<T, Self, 4>,
         __m256,
         false,
         32,
         _mm256_castps_pd,
         _mm256_castpd_ps,
-        [_mm256_setzero_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_fmadd_ps],
-        [_mm256_add_pd, _mm256_fmadd_pd]
+        [_mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_fmadd_ps],
+        [_mm256_set1_pd, _mm256_add_pd, _mm256_fmadd_pd]
     );
+}
+
+/// Repeats a statement with `$i` = 0, 1, .. below `$count`, at most 14, written out: the compiler leaves a
+/// loop of many vector operations a loop, and then what `$i` indexes is in memory instead of registers.
+#[macro_export]
+macro_rules! unrolled {
+    ($i:ident in 0..$count:expr => $body:block) => {
+        $crate::unrolled!(@ $i, $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
+    };
+    (@ $i:ident, $count:expr, $body:block, $($n:literal)*) => {
+        $(if $n < $count {
+            let $i: usize = $n;
+            $body
+        })*
+    };
 }

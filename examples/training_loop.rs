@@ -1,0 +1,61 @@
+//! A training loop from the library's parts: data, model, loss, backward, AdamW.
+//!
+//! What the program's trainer adds to this: checkpoints, evaluation, clipping, a moving average, pictures.
+//!
+//! `cargo run --release --example training_loop`
+
+use anyhow::{Result, ensure};
+use biformer::autograd::{Gradients, Tape};
+use biformer::data::{self, Augmentation, Loader, LoaderConfig, Split, Transform};
+use biformer::model::{BiFormer, Mode, preset};
+use biformer::optim::{AdamW, AdamWConfig, Schedule};
+use biformer::tensor::{DType, Tensor};
+use biformer::{ops, optim};
+
+const SEED: u64 = 1;
+const STEPS: u64 = 60;
+
+/// Trains for some seconds, and shows that the loss falls.
+pub fn main() -> Result<()> {
+    // nano, made narrower and shallower so that this takes seconds.
+    let config = preset("nano")?.config().with_overrides(["depth=1,1,1", "embed_dim=24,48,96"])?;
+    let mut model = BiFormer::new(&config, SEED, DType::F32)?;
+    let mut gradients = Gradients::new(&model.parameters);
+    let mut adamw = AdamW::new(&model.parameters, AdamWConfig::default())?;
+    let schedule = Schedule::Cosine { peak: 3e-3, start: 1e-4, min: 1e-5, warmup_steps: 10, total_steps: STEPS };
+
+    let images = data::open("embedded", Split::Train)?;
+    let transform = Transform::train(32, images.statistics(), &Augmentation::default())?;
+    let loader = Loader::new(images, LoaderConfig::train(32, SEED, transform))?;
+
+    let mut losses = vec![];
+    for (step, batch) in (0..STEPS).zip(loader.epoch(0, 0)) {
+        let batch = batch?;
+        let images = Tensor::from_slice(&batch.images, batch.shape)?; // (N, H, W, 3)
+        let labels = Tensor::from_slice(&batch.labels, [batch.labels.len()])?; // (N)
+
+        gradients.begin_step(); // the next gradient of each parameter is stored, later ones are added
+        let tape = Tape::new();
+        let output = model.forward(&tape, &images, Mode::Train { seed: SEED, step })?;
+        let loss = ops::cross_entropy(output.logits(), &labels, 0.1)?;
+        losses.push(loss.value().item::<f32>()?);
+        tape.backward(&loss, &mut gradients)?;
+        gradients.require_all()?; // a parameter without a path to the loss is an error
+
+        let trace = output.trace; // the batch's statistics, for BatchNorm in evaluation
+        drop((output.values, loss)); // once nothing looks at the parameters they can be written
+        drop(tape);
+        model.update_statistics(&trace)?;
+        let factor = optim::clip_factor(optim::gradient_norm(&gradients)?, 5.0)?;
+        adamw.step_scaled(&mut model.parameters, &gradients, schedule.lr(step), factor)?;
+        if step % 10 == 9 {
+            println!("step {:>2}  mean loss of the last ten {:.3}", step + 1, mean(&losses[step as usize - 9..]));
+        }
+    }
+    ensure!(mean(&losses[50..]) < mean(&losses[..10]), "the loss did not fall");
+    Ok(())
+}
+
+fn mean(losses: &[f32]) -> f32 {
+    losses.iter().sum::<f32>() / losses.len() as f32
+}

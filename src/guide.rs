@@ -1,0 +1,22 @@
+//! The guided reading in `docs/`, as tests: `cargo test --doc` compiles and runs every piece of its code.
+
+#[doc = include_str!("../README.md")]
+mod readme {}
+
+#[doc = include_str!("../docs/01-tensors.md")]
+mod tensors {}
+
+#[doc = include_str!("../docs/02-tape.md")]
+mod tape {}
+
+#[doc = include_str!("../docs/03-operation.md")]
+mod operation {}
+
+#[doc = include_str!("../docs/04-attention.md")]
+mod attention {}
+
+#[doc = include_str!("../docs/05-model.md")]
+mod model {}
+
+#[doc = include_str!("../docs/06-trainer.md")]
+mod trainer {}

@@ -1,0 +1,202 @@
+//! What the documentation says is so: the table of operations is the registry's, the README's commands and
+//! configuration are understood, and every link leads somewhere.
+
+use autograd::{Tape, Var};
+use biformer::commands::Cli;
+use biformer::config::{Changes, RunConfig};
+use clap::Parser;
+use ops::registry::{OPS, Op};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use tensor::{DType, Tensor};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// The blocks of code in a language, without their fences.
+fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
+    let opening = format!("\n```{language}\n");
+    text.split(opening.as_str()).skip(1).map(|rest| rest.split("\n```").next().unwrap_or(rest)).collect()
+}
+
+// ---- The table of operations ----
+
+/// One tensor, as the table shows it.
+fn shown(tensor: &Tensor) -> String {
+    let kind = if tensor.dtype() == DType::Index { " of indices" } else { "" };
+    format!("{}{kind}", tensor.shape())
+}
+
+/// What the first case of an operation takes, gives, and keeps for the backward pass.
+fn first_case(op: &Op) -> (String, String, Vec<&'static str>) {
+    let case = &(op.cases)()[0];
+    let tape = Tape::new();
+    let leaf = |input: &Tensor| match input.dtype() {
+        DType::Index => tape.constant(input.clone()),
+        _ => tape.input(input.clone()),
+    };
+    let inputs: Vec<Var<'_>> = case.inputs.iter().map(leaf).collect();
+    let value = autograd::gradcheck::Function::apply(case, &inputs).unwrap();
+    let nodes = tape.nodes();
+    let node = nodes.iter().rfind(|node| node.name().starts_with(op.name)).unwrap_or_else(|| {
+        let names: Vec<&str> = nodes.iter().map(|node| node.name()).collect();
+        panic!("{} is not on its tape: {names:?}", op.name)
+    });
+    let taken: Vec<String> = case.inputs.iter().map(shown).collect();
+    (taken.join(", "), shown(value.value()), node.saved().iter().map(|(name, _)| *name).collect())
+}
+
+fn table() -> String {
+    let mut text = String::from(
+        "# The operations\n\
+         Every differentiable operation, from the registry (`ops/src/registry.rs`). This file is generated: \
+         `UPDATE=1 cargo test --release --test docs` writes it, and the same test without `UPDATE` fails when it is \
+         out of date.\n\n\
+         *Keeps* is what lives from the forward to the backward pass; a view or a shared buffer costs nothing extra. \
+         *Example* is the first case: the inputs' shapes, then the result's. `biformer gradcheck` measures every \
+         operation on all its cases, against differences, dual numbers, laws and mutants ([chapter \
+         3](03-operation.md)).\n\n\
+         | operation | computes | keeps | example |\n|---|---|---|---|\n",
+    );
+    for op in OPS {
+        let (taken, given, kept) = first_case(op);
+        let kept = if kept.is_empty() { "nothing".to_owned() } else { kept.join(", ") };
+        let name = op.name;
+        writeln!(text, "| [`{name}`](../ops/src/{name}/mod.rs) | {} | {kept} | {taken} → {given} |", op.summary)
+            .unwrap();
+    }
+    text.push_str("\n## What each is checked on\n");
+    for op in OPS {
+        let names: Vec<String> = (op.cases)().into_iter().map(|case| case.name).collect();
+        writeln!(text, "- **{}**, {} cases: {}", op.name, names.len(), names.join("; ")).unwrap();
+    }
+    text
+}
+
+#[test]
+fn the_table_of_operations_is_the_registrys() {
+    let (path, now) = (root().join("docs/operations.md"), table());
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &now).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == now, "docs/operations.md is out of date: UPDATE=1 cargo test --release --test docs");
+}
+
+#[test]
+fn every_operation_has_a_folder_with_all_its_files() {
+    for op in OPS {
+        for file in ["mod.rs", "reference.rs", "cases.rs"] {
+            let path = root().join("ops/src").join(op.name).join(file);
+            assert!(path.exists(), "{} is missing", path.display());
+        }
+    }
+}
+
+// ---- The README ----
+
+/// The program's command lines in a text's shell blocks, split into words, the program's name first.
+fn command_lines(text: &str) -> Vec<Vec<&str>> {
+    let lines = blocks(text, "sh").into_iter().flat_map(str::lines).map(without_comment);
+    let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
+    words.filter_map(program).collect()
+}
+
+fn without_comment(line: &str) -> &str {
+    line.split(" #").next().unwrap_or(line).trim()
+}
+
+/// The words from the program's name on, if it is this program that they run.
+fn program(words: Vec<&str>) -> Option<Vec<&str>> {
+    match &words[..] {
+        ["biformer", ..] => Some(words),
+        ["cargo", "run", "--release"] => Some(vec!["biformer"]),
+        ["cargo", "run", "--release", "--", arguments @ ..] => Some([&["biformer"], arguments].concat()),
+        _ => None,
+    }
+}
+
+#[test]
+fn the_program_understands_every_command_line_in_the_readme() {
+    let text = read("README.md");
+    let lines = command_lines(&text);
+    assert!(lines.len() >= 8, "found only {lines:?}");
+    for words in lines {
+        if let Err(error) = Cli::try_parse_from(&words)
+            && error.exit_code() != 0
+        {
+            panic!("{}: {error}", words.join(" "));
+        }
+    }
+}
+
+#[test]
+fn the_readmes_first_screen_has_the_two_commands() {
+    let text = read("README.md");
+    let first = blocks(&text, "sh")[0];
+    let commands: Vec<&str> = first.lines().map(without_comment).collect();
+    assert_eq!(commands.len(), 2, "{first}");
+    assert!(commands[0].starts_with("cargo run ") && commands[1].starts_with("cargo test "), "{first}");
+}
+
+#[test]
+fn the_readmes_configuration_is_understood() {
+    let text = read("README.md");
+    let examples = blocks(&text, "toml");
+    assert!(!examples.is_empty());
+    for example in examples {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("example.toml");
+        std::fs::write(&path, example).unwrap();
+        RunConfig::changed(&Changes::gather(Some(&path), toml::Table::new()).unwrap()).unwrap();
+    }
+}
+
+// ---- Quotations and links ----
+
+#[test]
+fn quoted_code_is_in_the_source() {
+    let (chapter, source) = (read("docs/03-operation.md"), read("ops/src/layer_norm/mod.rs"));
+    let quoted = blocks(&chapter, "rust,ignore");
+    assert!(!quoted.is_empty());
+    quoted.iter().for_each(|code| assert!(source.contains(code), "no longer in layer_norm/mod.rs:\n{code}"));
+}
+
+/// All Markdown files, of the project and its folders.
+fn markdown() -> Vec<PathBuf> {
+    let mut found = vec![];
+    let mut folders = vec![root().to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if path.is_dir() && !name.starts_with('.') && !["target", "runs"].contains(&name.as_str()) {
+                folders.push(path);
+            } else if name.ends_with(".md") {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_link_leads_to_a_file() {
+    let files = markdown();
+    assert!(files.len() >= 9, "{files:?}");
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        let pictures = text.split("<img src=\"").skip(1).filter_map(|rest| rest.split('"').next());
+        for target in links.chain(pictures) {
+            let elsewhere = target.contains("://") || target.is_empty() || target.contains(char::is_whitespace);
+            let exists = file.parent().is_some_and(|folder| folder.join(target).exists());
+            assert!(elsewhere || exists, "{} links to {target}, which is not there", file.display());
+        }
+    }
+}

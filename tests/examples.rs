@@ -1,0 +1,40 @@
+//! Every example runs to its end: they are pages of the documentation, and must not rot.
+
+#[path = "../examples/bra_on_one_image.rs"]
+mod bra_on_one_image;
+#[path = "../examples/new_operation.rs"]
+mod new_operation;
+#[path = "../examples/tensor_and_gradient.rs"]
+mod tensor_and_gradient;
+#[path = "../examples/training_loop.rs"]
+mod training_loop;
+
+#[test]
+fn a_tensor_and_a_gradient() {
+    tensor_and_gradient::main().unwrap();
+}
+
+#[test]
+fn a_new_operation() {
+    new_operation::main().unwrap();
+}
+
+#[test]
+fn bra_on_one_image_() {
+    bra_on_one_image::main().unwrap();
+}
+
+#[test]
+fn a_training_loop() {
+    training_loop::main().unwrap();
+}
+
+#[test]
+fn every_example_is_tested() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let tested = include_str!("examples.rs").contains(&format!("../examples/{name}"));
+        assert!(tested, "examples/{name} is not run by tests/examples.rs");
+    }
+}
