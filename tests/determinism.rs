@@ -78,8 +78,8 @@ fn a_run_that_is_stopped_at_every_step_goes_on_to_the_bit() {
         // With no step left of the epoch, and its test not to be begun, nothing moves.
         assert_eq!(place(&run), Some((0, step.min(STEPS))));
         drop(trainer);
-        let (checkpoint, config) = Trainer::stored(&changes).unwrap();
-        trainer = pool.install(|| Trainer::resume(&checkpoint, config)).unwrap();
+        let config = Trainer::resumed_config(&changes).unwrap();
+        trainer = pool.install(|| Trainer::resume(config)).unwrap();
     }
     let outcome = pool.install(|| trainer.run(&AtomicBool::new(false))).unwrap();
     assert!(matches!(outcome, Outcome::Finished { .. }));

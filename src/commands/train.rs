@@ -76,16 +76,11 @@ impl Arguments {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     let changes = arguments.changes()?;
     let stop = stop_on_ctrl_c()?;
-    let (mut trainer, pool) = if arguments.resume {
-        let (checkpoint, config) = Trainer::stored(&changes)?;
-        let pool = thread_pool(config.threads).context("starting threads")?;
-        (pool.install(|| Trainer::resume(&checkpoint, config))?, pool)
-    } else {
-        let config = RunConfig::changed(&changes)?;
-        let pool = thread_pool(config.threads).context("starting threads")?;
-        (pool.install(|| Trainer::new(config))?, pool)
-    };
-    pool.install(|| train(&mut trainer, &stop))
+    let config = if arguments.resume { Trainer::resumed_config(&changes)? } else { RunConfig::changed(&changes)? };
+    thread_pool(config.threads).context("starting threads")?.install(|| {
+        let mut trainer = if arguments.resume { Trainer::resume(config)? } else { Trainer::new(config)? };
+        train(&mut trainer, &stop)
+    })
 }
 
 fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {

@@ -137,19 +137,26 @@ impl RunConfig {
         Self::for_model(changes.model()?)?.with(changes)
     }
 
-    /// The configuration of a run that goes on: this one, in which only that is changed that may (see
-    /// `CHANGEABLE`). Asking once more for what it has already is no change.
+    /// The configuration of a run that goes on: this one, changed. Asking once more for what it has already is no
+    /// change; other changes must be such that may be: see [`RunConfig::expect_resumable`].
     pub fn resumed(&self, changes: &Changes) -> Result<Self> {
         let changed = self.with(changes)?;
-        let differences = differences(&Table::try_from(self)?, &Table::try_from(&changed)?);
-        if let Some((name, was, asked)) = differences.iter().find(|(name, ..)| !CHANGEABLE.contains(&name.as_str())) {
-            bail!(
+        self.expect_resumable(&changed)?;
+        Ok(changed)
+    }
+
+    /// Checks that a run that began with this configuration can go on with another one: that they differ only in
+    /// where things are, in the number of epochs or threads, and in what does not change a result.
+    pub fn expect_resumable(&self, other: &Self) -> Result<()> {
+        let differences = differences(&Table::try_from(self)?, &Table::try_from(other)?);
+        match differences.iter().find(|(name, ..)| !CHANGEABLE.contains(&name.as_str())) {
+            None => Ok(()),
+            Some((name, was, asked)) => bail!(
                 "{name} = {asked} cannot be had: this run began with {was} and is to go on as it began (only {} can \
                  change); leave it out, or start another run with another --out",
                 CHANGEABLE.join(", ")
-            );
+            ),
         }
-        Ok(changed)
     }
 
     fn with(&self, changes: &Changes) -> Result<Self> {

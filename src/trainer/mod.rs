@@ -62,25 +62,29 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// The checkpoint of the run folder that is asked for, and the configuration that the run goes on with.
-    pub fn stored(changes: &Changes) -> Result<(Checkpoint, RunConfig)> {
+    /// The configuration that the run in a folder goes on with: its own, but for what is asked to be different.
+    pub fn resumed_config(changes: &Changes) -> Result<RunConfig> {
         let folder = RunFolder::open(&changes.folder()?)?;
-        let checkpoint = Checkpoint::read(&folder.checkpoint())?;
-        let mut config = checkpoint.config.resumed(changes)?;
+        let mut config = Checkpoint::read(&folder.checkpoint())?.config.resumed(changes)?;
         // Wherever the folder was when the run began.
         folder.path().clone_into(&mut config.out);
-        let (asked, done) = (config.epochs, checkpoint.progress.epoch);
-        if asked < done || (asked == done && checkpoint.progress.batch > 0) {
-            bail!("epochs = {asked}: this run has done {done} and is on its way; ask for more, or start another run");
-        }
-        Ok((checkpoint, config))
+        Ok(config)
     }
 
-    /// A run taken up where its checkpoint left it: see [`Trainer::stored`].
-    pub fn resume(checkpoint: &Checkpoint, config: RunConfig) -> Result<Self> {
+    /// The run in the configuration's folder, taken up where its checkpoint left it. In what decides a result the
+    /// configuration must be that of the run.
+    pub fn resume(mut config: RunConfig) -> Result<Self> {
+        let folder = RunFolder::open(&config.out)?;
+        let checkpoint = Checkpoint::read(&folder.checkpoint())?;
         let (facts, progress) = (checkpoint.data.clone(), checkpoint.progress.clone());
+        let (asked, done) = (config.epochs, progress.epoch);
+        if asked < done || (asked == done && progress.batch > 0) {
+            bail!("epochs = {asked}: this run has done {done} and is on its way; ask for more, or start another run");
+        }
         let (train, test) = open_data(&config)?;
         facts.expect_classes(&config.data, train.classes())?;
+        adopt_classes(&mut config, train.as_ref())?;
+        checkpoint.config.expect_resumable(&config)?;
         let (images, then) = (train.len(), facts.train_images);
         if images != then {
             bail!(
@@ -93,8 +97,7 @@ impl Trainer {
         if batch > steps {
             bail!("{}: it is in batch {batch} of {steps}; take another copy of it", checkpoint.path().display());
         }
-        let learner = Learner::resume(checkpoint)?;
-        let folder = RunFolder::open(&config.out)?;
+        let learner = Learner::resume(&checkpoint)?;
         folder.rewind(progress.epoch)?;
         folder.write_config(&config)?;
         Ok(Self { config, folder, learner, progress, facts, train, test })

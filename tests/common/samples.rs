@@ -1,5 +1,6 @@
 //! Small data sets, and the configuration of a small model.
 
+use super::program::{Ran, biformer, fresh, text};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -82,4 +83,30 @@ pub fn config(folder: &Path, fields: &str) -> PathBuf {
     let path = folder.join("config-asked.toml");
     fs::write(&path, format!("{fields}\n{CONFIG}")).unwrap();
     path
+}
+
+/// A finished run of one epoch, and what it was made from.
+pub struct Trained {
+    /// The data set.
+    pub data: PathBuf,
+    /// The configuration's file.
+    pub config: PathBuf,
+    /// The run folder.
+    pub run: PathBuf,
+}
+
+/// Trains the small model for an epoch, in a folder of this name.
+pub fn trained(name: &str) -> Trained {
+    let folder = fresh(name);
+    let (data, config, run) = (cifar10(&folder.join("data")), config(&folder, ""), folder.join("run"));
+    train(&folder, "", &data, &["--epochs", "1"]).ok();
+    Trained { data, config, run }
+}
+
+/// Trains the small model, with some fields changed and some more arguments, into the folder's `run`.
+pub fn train(folder: &Path, fields: &str, data: &Path, more: &[&str]) -> Ran {
+    let config = config(folder, fields);
+    let run = folder.join("run");
+    let shared = ["train", "--config", text(&config), "--data", text(data), "--out", text(&run)];
+    biformer(&[&shared[..], more].concat())
 }

@@ -1,0 +1,226 @@
+//! Files that the program is to read or write and cannot: weights, checkpoints, run folders, full disks. What it
+//! says is one line with the way out, and nothing on disk is harmed.
+
+mod common;
+
+use biformer::model::TensorFile;
+use biformer::tensor::Tensor;
+use common::program::{Ran, biformer, command, contents, fresh, text};
+use common::samples::{self, Trained};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+fn shared() -> &'static Trained {
+    static SHARED: OnceLock<Trained> = OnceLock::new();
+    SHARED.get_or_init(|| samples::trained("bad-files"))
+}
+
+/// A copy of the finished run, whose checkpoint a test may damage.
+fn copied_run(name: &str) -> PathBuf {
+    let folder = fresh(name);
+    for (file, bytes) in contents(&shared().run) {
+        fs::write(folder.join(file), bytes).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn weights_of_another_model() {
+    let folder = fresh("bad-weights");
+    let [weights, input, output] =
+        ["weights", "input", "output"].map(|name| folder.join(format!("{name}.safetensors")));
+    let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
+    let config = biformer::model::preset("nano").unwrap().config().with_overrides(set[1..].iter().copied()).unwrap();
+    let model = biformer::model::BiFormer::new(&config, 0, biformer::tensor::DType::F32).unwrap();
+    let right = model.state_dict().unwrap();
+    let mut images = TensorFile::default();
+    images.tensors.insert("input".into(), Tensor::full([1, 3, 32, 32], 0.5f32));
+    images.write(&input).unwrap();
+    let files = ["--weights", text(&weights), "--input", text(&input), "--output", text(&output)];
+    let forward = || biformer(&[&["forward"][..], &files, &set].concat());
+
+    let mut wrong = right.clone();
+    wrong.tensors.remove("norm.bias");
+    wrong.tensors.remove("stages.0.0.norm1.weight");
+    wrong.tensors.insert("stages.9.0.norm1.weight".into(), Tensor::full([2], 1f32));
+    wrong.tensors.insert("stages.1.0.norm2.bias".into(), Tensor::full([47], 1f32));
+    wrong.tensors.insert("stages.2.0.norm2.bias".into(), Tensor::full([96], 1u32));
+    wrong.write(&weights).unwrap();
+    forward().refused(&[
+        "weights.safetensors: these weights do not fit",
+        "norm.bias (96) is missing",
+        "stages.0.0.norm1.weight (24) is missing",
+        "stages.9.0.norm1.weight (2) is not part of the model",
+        "stages.1.0.norm2.bias is (47), should be (48)",
+        "stages.2.0.norm2.bias is of type",
+    ]);
+    let mut wrong = right.clone();
+    wrong.tensors.insert("head.weight".into(), Tensor::full([7, 96], 1f32));
+    wrong.tensors.insert("head.bias".into(), Tensor::full([7], 1f32));
+    wrong.write(&weights).unwrap();
+    forward().refused(&["head has 7 classes, the model 10", "--set num_classes=7"]);
+
+    right.write(&weights).unwrap();
+    let say = |tensors: &[(&str, Tensor)]| {
+        let tensors = tensors.iter().map(|(name, tensor)| ((*name).to_owned(), tensor.clone())).collect();
+        TensorFile { tensors, ..TensorFile::default() }.write(&input).unwrap();
+    };
+    say(&[("images", Tensor::full([1, 3, 32, 32], 0f32))]);
+    forward().refused(&["input.safetensors", "a tensor named \"input\"", "there is images"]);
+    for shape in [vec![1, 32, 32, 3], vec![3, 32, 32], vec![0, 3, 32, 32]] {
+        say(&[("input", Tensor::full(shape, 0f32))]);
+        forward().refused(&["input.safetensors", "(N, 3, H, W)"]);
+    }
+    say(&[("input", Tensor::full([1, 3, 32, 32], 0u32))]);
+    forward().refused(&["holds integers"]);
+    say(&[("input", Tensor::full([1, 3, 33, 32], 0f32))]);
+    forward().refused(&["a 33x32 image does not fit", "a side of 32 or 48"]);
+    say(&[("input", Tensor::full([1, 3, 32, 32], f32::NAN))]);
+    forward().ok();
+    say(&[("input", Tensor::full([1, 3, 32, 32], 0f32))]);
+    assert!(output.exists());
+    let files = ["--weights", text(&weights), "--input", text(&input), "--output", "/nowhere/y.safetensors"];
+    biformer(&[&["forward"][..], &files, &set].concat()).refused(&["/nowhere/y.safetensors"]);
+    let files = ["--weights", "/dev/zero", "--input", text(&input), "--output", "/dev/null"];
+    biformer(&[&["forward"][..], &files, &set].concat()).refused(&["/dev/zero", "regular file"]);
+    let files = ["--weights", text(&weights), "--input", text(&input), "--output", "/dev/null"];
+    biformer(&[&["forward"][..], &files, &set].concat()).refused(&["/dev/null", "regular file"]);
+}
+
+#[test]
+fn checkpoints_that_are_none() {
+    let whole = fs::read(shared().run.join("checkpoint.safetensors")).unwrap();
+    let run = copied_run("bad-checkpoint");
+    let file = run.join("checkpoint.safetensors");
+    let refused = |parts: &[&str]| {
+        let before = contents(&run);
+        let data = text(&shared().data);
+        let config = text(&shared().config);
+        let resume = ["train", "--resume", "--config", config, "--data", data, "--out", text(&run)];
+        for arguments in [&["eval", "--checkpoint", text(&run)][..], &resume] {
+            biformer(arguments).refused(parts);
+        }
+        assert!(before == contents(&run), "nothing is harmed");
+    };
+    for length in [0, 7, 200, whole.len() / 2, whole.len() - 1] {
+        fs::write(&file, &whole[..length]).unwrap();
+        refused(&["checkpoint.safetensors", "damaged", "another copy"]);
+    }
+    fs::write(&file, "PK\u{3}\u{4} archive/data.pkl, as PyTorch writes them").unwrap();
+    refused(&["checkpoint.safetensors: not a safetensors file"]);
+    fs::write(&file, &whole).unwrap();
+    let stored = TensorFile::read(&file).unwrap();
+    let change = |change: &dyn Fn(&mut TensorFile)| {
+        let mut changed = stored.clone();
+        change(&mut changed);
+        changed.write(&file).unwrap();
+    };
+    change(&|file| file.metadata.clear());
+    refused(&["not a checkpoint", "\"format\"", "biformer train"]);
+    change(&|file| _ = file.metadata.insert("format".into(), "biformer-checkpoint-99".into()));
+    refused(&["format \"biformer-checkpoint-99\"", "this program reads"]);
+    change(&|file| file.metadata.get_mut("config").unwrap().insert_str(0, "colour = 3\n"));
+    refused(&["stored configuration", "colour"]);
+    change(&|file| {
+        let config = file.metadata["config"].replace("embed_dim = [16, 32]", "embed_dim = [8000, 8000]");
+        file.metadata.insert("config".into(), config);
+    });
+    refused(&["numbers, and its configuration is of a model of"]);
+    change(&|file| _ = file.metadata.insert("progress".into(), "{\"epoch\": -1}".into()));
+    refused(&["its progress"]);
+    change(&|file| _ = file.metadata.insert("data".into(), "{\"classes\": []}".into()));
+    refused(&["its data"]);
+    change(&|file| {
+        file.tensors.remove("norm.weight");
+        file.tensors.insert("norm.wait".into(), Tensor::full([32], 1f32));
+    });
+    refused(&["norm.weight (32) is missing", "norm.wait (32) is not part"]);
+    change(&|file| {
+        file.tensors.insert("head.weight".into(), Tensor::full([3, 32], 1f32));
+        file.tensors.insert("head.bias".into(), Tensor::full([3], 1f32));
+    });
+    refused(&["its head has 3 classes, its configuration 10"]);
+    fs::remove_file(&file).unwrap();
+    biformer(&["eval", "--checkpoint", text(&run)]).refused(&["there is no checkpoint", "run folder"]);
+    biformer(&["train", "--resume", "--out", text(&run)]).refused(&["there is no checkpoint.safetensors", "--out"]);
+
+    for tensor in ["optimizer.m", "average.parameters"] {
+        change(&|file| _ = file.tensors.insert(tensor.into(), Tensor::full([5], 1f32)));
+        biformer(&["train", "--resume", "--epochs", "4", "--out", text(&run)])
+            .refused(&["checkpoint.safetensors", "laid out"]);
+        change(&|file| _ = file.tensors.remove(tensor));
+        biformer(&["train", "--resume", "--epochs", "4", "--out", text(&run)]).refused(&["there is no tensor", tensor]);
+    }
+}
+
+#[test]
+fn a_resumed_run_stays_what_it_was() {
+    let Trained { data, config, .. } = shared();
+    let run = copied_run("bad-resume");
+    let before = contents(&run);
+    let resume = |more: &[&str]| biformer(&[&["train", "--resume", "--out", text(&run)], more].concat());
+    resume(&["--lr", "0.1"]).refused(&["schedule.peak = 0.1", "began with 0.004", "leave it out"]);
+    resume(&["--batch-size", "8"]).refused(&["batch_size = 8", "began with 16", "epochs"]);
+    resume(&["--model", "tiny"]).refused(&["model = \"tiny\""]);
+    resume(&["--epochs", "0"]).refused(&["epochs = 0"]);
+    biformer(&["train", "--config", text(config), "--out", text(&run)]).refused(&[
+        "bad-resume: holds a run already",
+        "--resume",
+        "--out",
+    ]);
+    let other = samples::image_folder(&fresh("bad-resume-data"));
+    resume(&["--epochs", "2", "--data", text(&other)]).refused(&["other classes"]);
+    let fewer = samples::cifar10(&fresh("bad-resume-fewer"));
+    let file = fewer.join("cifar-10-batches-bin/data_batch_5.bin");
+    fs::File::options().write(true).open(file).unwrap().set_len(3073).unwrap();
+    resume(&["--epochs", "2", "--data", text(&fewer)]).refused(&["129 training images", "began with 160"]);
+    assert!(before == contents(&run), "nothing is harmed");
+    // What it has already may be said again; and data may move.
+    let moved = samples::cifar10(&fresh("bad-resume-moved"));
+    let same = ["--lr", "0.004", "--batch-size", "16", "--data", text(&moved), "--epochs", "2"];
+    resume(&same).ok();
+    assert_ne!(data, &moved);
+}
+
+#[test]
+fn run_folders_that_cannot_be() {
+    let folder = fresh("bad-folder");
+    let file = folder.join("a-file");
+    fs::write(&file, "precious").unwrap();
+    let Trained { data, config, .. } = shared();
+    for out in [file.clone(), file.join("below"), "/proc/self/run".into()] {
+        let arguments = ["train", "--config", text(config), "--data", text(data), "--out", text(&out)];
+        biformer(&arguments).refused(&["run folder", text(&out), "choose another with --out"]);
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"precious");
+}
+
+/// A limit on the size of files stands for a disk that fills up: the small ones fit, the checkpoint does not.
+#[cfg(unix)]
+#[test]
+fn a_disk_that_fills_up_harms_no_checkpoint() {
+    let run = copied_run("full-disk");
+    let before = contents(&run);
+    let script = "trap '' XFSZ; ulimit -f 16; exec \"$0\" \"$@\"";
+    let limited = |arguments: &[&str]| {
+        let program = command(&[]).get_program().to_owned();
+        let output = std::process::Command::new("bash").args(["-c", script]).arg(program).args(arguments).output();
+        Ran::from(output.unwrap())
+    };
+    let config = text(&shared().config);
+    limited(&["train", "--resume", "--config", config, "--out", text(&run), "--epochs", "2"]).refused(&[
+        "saving failed, the checkpoint before it is unharmed",
+        "make room",
+        "--resume --out",
+        "checkpoint.safetensors",
+    ]);
+    let after = contents(&run);
+    assert!(before["checkpoint.safetensors"] == after["checkpoint.safetensors"], "the checkpoint before");
+    assert!(after.keys().eq(before.keys()), "and nothing half-written: {:?}", after.keys());
+    // With room again, it goes on.
+    biformer(&["train", "--resume", "--out", text(&run), "--epochs", "2"]).ok();
+    let new = fresh("full-disk-new").join("run");
+    let data = text(&shared().data);
+    limited(&["train", "--config", config, "--data", data, "--out", text(&new)]).refused(&["saving failed; make room"]);
+}
