@@ -144,6 +144,7 @@ fn names_that_do_not_exist() {
     biformer(&["info", "--set", "topk=1"]).refused(&["no field \"topk\"", "did you mean \"topks\"", "head_dim"]);
     train(&folder, "epoch = 4", data, &[]).refused(&["config-asked.toml", "\"epoch\"", "did you mean \"epochs\""]);
     train(&folder, "optimizer.beta = 1", data, &[]).refused(&["\"optimizer.beta\"", "\"betas\""]);
+    biformer(&["train", "--config", "/dev/zero"]).refused(&["/dev/zero", "TOML"]);
     biformer(&["train", "--config", "/nowhere.toml"]).refused(&["configuration /nowhere.toml", "No such file"]);
     assert!(!folder.join("run").exists());
 }
@@ -314,6 +315,11 @@ fn checkpoints_that_are_none() {
     refused(&["format \"biformer-checkpoint-99\"", "this program reads"]);
     change(&|file| file.metadata.get_mut("config").unwrap().insert_str(0, "colour = 3\n"));
     refused(&["stored configuration", "colour"]);
+    change(&|file| {
+        let config = file.metadata["config"].replace("embed_dim = [16, 32]", "embed_dim = [8000, 8000]");
+        file.metadata.insert("config".into(), config);
+    });
+    refused(&["numbers, and its configuration is of a model of"]);
     change(&|file| _ = file.metadata.insert("progress".into(), "{\"epoch\": -1}".into()));
     refused(&["its progress"]);
     change(&|file| _ = file.metadata.insert("data".into(), "{\"classes\": []}".into()));

@@ -35,7 +35,7 @@ fn state_dict_names_shapes_and_types_are_the_references() {
     {
         let path = format!("{}/tests/fixtures/golden/keys_biformer_{file}.txt", env!("CARGO_MANIFEST_DIR"));
         let theirs: BTreeSet<String> = std::fs::read_to_string(path).unwrap().lines().map(str::to_owned).collect();
-        let model = BiFormer::new(&preset(name).unwrap().config(), 0, DType::F32).unwrap();
+        let model = BiFormer::blank(&preset(name).unwrap().config(), DType::F32).unwrap();
         let kind = |dtype| if dtype == DType::Index { "int64" } else { "float32" };
         let ours = model.state_dict().unwrap().tensors;
         let ours: BTreeSet<String> =
@@ -47,7 +47,7 @@ fn state_dict_names_shapes_and_types_are_the_references() {
 #[test]
 fn parameter_counts_are_the_published_ones() {
     for (name, count) in [("tiny", 13_142_760), ("small", 25_536_232), ("base", 56_804_968), ("stl", 28_372_552)] {
-        let model = BiFormer::new(&preset(name).unwrap().config(), 0, DType::F32).unwrap();
+        let model = BiFormer::blank(&preset(name).unwrap().config(), DType::F32).unwrap();
         assert_eq!(model.parameters.layout().count(), count, "{name}");
     }
 }

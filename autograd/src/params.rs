@@ -73,19 +73,35 @@ impl Layout {
 }
 
 /// Collects parameters while a model is being built.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct ParametersBuilder {
-    entries: Vec<(String, Shape, Vec<f64>)>,
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    name: String,
+    shape: Shape,
+    /// Made only when they are written to the flat buffer, one parameter at a time.
+    values: Box<dyn FnOnce() -> Vec<f64>>,
 }
 
 impl ParametersBuilder {
     /// Adds a parameter with its initial values, last axis fastest. Panics when their number is not the
     /// shape's or the name is taken: both are mistakes in a model's code.
     pub fn add(&mut self, name: impl Into<String>, shape: impl Into<Shape>, values: Vec<f64>) -> ParamId {
+        self.add_with(name, shape, || values)
+    }
+
+    /// As [`ParametersBuilder::add`], with values that are made when the parameters are laid out.
+    pub fn add_with(
+        &mut self,
+        name: impl Into<String>,
+        shape: impl Into<Shape>,
+        values: impl FnOnce() -> Vec<f64> + 'static,
+    ) -> ParamId {
         let (name, shape) = (name.into(), shape.into());
-        assert_eq!(values.len(), shape.count(), "values of parameter {name} {shape}");
-        assert!(self.entries.iter().all(|(other, ..)| *other != name), "two parameters named {name}");
-        self.entries.push((name, shape, values));
+        assert!(self.entries.iter().all(|other| other.name != name), "two parameters named {name}");
+        self.entries.push(Entry { name, shape, values: Box::new(values) });
         ParamId(self.entries.len() - 1)
     }
 
@@ -93,20 +109,22 @@ impl ParametersBuilder {
     pub fn build(self, dtype: DType) -> Result<Parameters> {
         let per_line = ALIGNMENT / dtype.size();
         let mut layout = Layout { names: vec![], shapes: vec![], spans: vec![], len: 0, dtype };
-        for (name, shape, values) in &self.entries {
-            layout.spans.push(layout.len..layout.len + values.len());
-            layout.len = (layout.len + values.len()).next_multiple_of(per_line);
+        for Entry { name, shape, .. } in &self.entries {
+            layout.spans.push(layout.len..layout.len + shape.count());
+            layout.len = (layout.len + shape.count()).next_multiple_of(per_line);
             layout.names.push(name.clone());
             layout.shapes.push(shape.clone());
         }
-        let mut values = Tensor::zeros([layout.len], dtype);
+        let mut flat = Tensor::zeros([layout.len], dtype);
         match_float!(dtype, "parameters", T => {
-            let flat = values.as_mut_slice::<T>("parameters")?;
-            for (span, (_, _, initial)) in layout.spans.iter().zip(&self.entries) {
-                flat[span.clone()].iter_mut().zip(initial).for_each(|(to, &from)| *to = from as T);
+            let flat = flat.as_mut_slice::<T>("parameters")?;
+            for (span, Entry { name, shape, values }) in layout.spans.iter().zip(self.entries) {
+                let values = values();
+                assert_eq!(values.len(), span.len(), "values of parameter {name} {shape}");
+                flat[span.clone()].iter_mut().zip(values).for_each(|(to, from)| *to = from as T);
             }
         });
-        Ok(Parameters { layout: Arc::new(layout), values })
+        Ok(Parameters { layout: Arc::new(layout), values: flat })
     }
 }
 

@@ -177,3 +177,13 @@ fn settings_as_text() {
     assert_eq!(parse("flip", 0.0).unwrap(), Augmentation { flip: 0.0, ..Augmentation::default() });
     assert!(parse("flipp", 0.0).unwrap_err().to_string().contains("unknown field `flipp`"));
 }
+
+#[test]
+fn floats_turn_back_into_the_picture_that_they_show() {
+    let image = ramp(24, 24);
+    for statistics in [PLAIN, Statistics::CIFAR10, Statistics::IMAGENET] {
+        let transform = Transform::eval(24, statistics).unwrap();
+        assert_eq!(transform.picture(&eval_tensor(&image, 24, statistics).unwrap()).unwrap(), image);
+    }
+    assert!(Transform::eval(24, PLAIN).unwrap().picture(&[0.0; 7]).is_err());
+}

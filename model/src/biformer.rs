@@ -59,8 +59,16 @@ impl<'t> Output<'t> {
 impl BiFormer {
     /// A new model. The seed decides its initial weights.
     pub fn new(config: &ModelConfig, seed: u64, dtype: DType) -> Result<Self> {
+        Self::build(config, Builder::new(seed), dtype)
+    }
+
+    /// A model whose weights are all zero: to be loaded, or only looked at.
+    pub fn blank(config: &ModelConfig, dtype: DType) -> Result<Self> {
+        Self::build(config, Builder::blank(), dtype)
+    }
+
+    fn build(config: &ModelConfig, mut builder: Builder, dtype: DType) -> Result<Self> {
         config.check()?;
-        let mut builder = Builder::new(seed);
         let stages = (0..config.stages()).map(|stage| merging(&mut builder, config, stage)).collect::<Vec<_>>();
         let mut block = 0;
         let stages = stages

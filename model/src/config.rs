@@ -249,7 +249,7 @@ impl ModelConfig {
     }
 
     /// About how many parameters there are; in floating point, where no configuration overflows.
-    fn rough_size(&self) -> f64 {
+    pub fn rough_size(&self) -> f64 {
         let dims: Vec<f64> = self.embed_dim.iter().map(|&dim| dim as f64).collect();
         let blocks = (0..self.stages())
             .map(|stage| self.depth[stage] as f64 * dims[stage].powi(2) * (4.0 + 2.0 * self.mlp_ratio.at(stage)));

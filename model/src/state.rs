@@ -46,23 +46,30 @@ pub enum Init {
 pub struct Builder {
     parameters: ParametersBuilder,
     statistics: Vec<(String, usize)>,
-    seed: u64,
+    /// None: everything is zero.
+    seed: Option<u64>,
 }
 
 impl Builder {
     /// An empty collection; `seed` decides the initial values.
     pub fn new(seed: u64) -> Self {
-        Self { parameters: ParametersBuilder::default(), statistics: vec![], seed }
+        Self { parameters: ParametersBuilder::default(), statistics: vec![], seed: Some(seed) }
+    }
+
+    /// An empty collection for a model that is only looked at: all its values are zero, which costs nothing.
+    pub fn blank() -> Self {
+        Self { parameters: ParametersBuilder::default(), statistics: vec![], seed: None }
     }
 
     /// Adds a parameter. Its initial values depend on the seed and its name alone.
     pub fn parameter(&mut self, name: String, shape: impl Into<Shape>, init: Init) -> ParamId {
         const PURPOSE: u64 = 0x69_6E69_7421;
         let shape = shape.into();
+        let count = shape.count();
+        let Some(seed) = self.seed else { return self.parameters.add_with(name, shape, move || vec![0.0; count]) };
         let key: Vec<u64> = [PURPOSE].into_iter().chain(name.bytes().map(u64::from)).collect();
-        let mut draws = Philox::keyed(self.seed, &key).sequence();
-        let values = (0..shape.count()).map(|_| init.draw(&mut draws)).collect();
-        self.parameters.add(name, shape, values)
+        let mut draws = Philox::keyed(seed, &key).sequence();
+        self.parameters.add_with(name, shape, move || (0..count).map(|_| init.draw(&mut draws)).collect())
     }
 
     /// Adds running statistics of `channels` channels.

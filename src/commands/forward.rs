@@ -45,7 +45,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
         Precision::F64 => DType::F64,
     };
     let config = arguments.model.config()?;
-    let mut model = BiFormer::new(&config, 0, dtype)?;
+    let mut model = BiFormer::blank(&config, dtype)?;
     let loaded = model.load(&TensorFile::read(&arguments.weights)?, &arguments.weights.display().to_string())?;
     if let Some(classes) = loaded.head_replaced {
         bail!(

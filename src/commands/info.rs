@@ -26,7 +26,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let config = arguments.model.config()?;
     let size = arguments.model.image_size(arguments.image_size)?;
     let (parts, activations) = arguments.threads.run(|| {
-        let model = BiFormer::new(&config, 0, DType::F32)?;
+        let model = BiFormer::blank(&config, DType::F32)?;
         Ok((parts(&model, size, size)?, activation_bytes(&model, size, size)?))
     })?;
     let parameters: usize = parts.iter().map(|part| part.parameters).sum();

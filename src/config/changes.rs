@@ -2,6 +2,8 @@
 
 use anyhow::{Context, Result, bail};
 use model::{field_name, nearest};
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
@@ -19,7 +21,7 @@ impl Changes {
         let mut table = match file {
             Some(path) => {
                 let named = || format!("configuration {}", path.display());
-                let text = std::fs::read_to_string(path).with_context(named)?;
+                let text = read_text(path).with_context(named)?;
                 parse_table(&text).with_context(named)?
             }
             None => Table::new(),
@@ -63,6 +65,16 @@ impl Changes {
     pub fn origin(&self) -> &str {
         &self.origin
     }
+}
+
+/// The text of a file, which may be a pipe, but not one without end.
+fn read_text(path: &Path) -> Result<String> {
+    const MOST: u64 = 1 << 20;
+    let mut text = String::new();
+    if File::open(path)?.take(MOST).read_to_string(&mut text)? as u64 == MOST {
+        bail!("more than {MOST} bytes; expected a TOML file like a run folder's config.toml");
+    }
+    Ok(text)
 }
 
 /// A TOML text as a table, or what is wrong with it, in one line.

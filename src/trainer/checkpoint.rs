@@ -121,6 +121,12 @@ impl Checkpoint {
         if named != classes {
             bail!("it names {named} classes for a model of {classes}");
         }
+        // Before a model is made: a damaged configuration must not ask for more memory than the file is large.
+        let (stored, wanted) =
+            (file.tensors.values().map(Tensor::count).sum::<usize>(), config.architecture.rough_size());
+        if wanted > stored as f64 + 1e6 {
+            bail!("it holds {stored} numbers, and its configuration is of a model of {wanted:.0}; take another copy");
+        }
         if progress.epoch > config.epochs {
             bail!("it is in epoch {} of a run of {}", progress.epoch + 1, config.epochs);
         }
@@ -145,7 +151,7 @@ impl Checkpoint {
     /// The model that was trained.
     pub fn into_model(mut self) -> Result<TrainedModel> {
         let shown = self.path.display().to_string();
-        let mut model = BiFormer::new(&self.config.architecture, 0, DType::F32)?;
+        let mut model = BiFormer::blank(&self.config.architecture, DType::F32)?;
         let tensors = &mut self.file.tensors;
         tensors.remove(tensor_names::M);
         tensors.remove(tensor_names::V);

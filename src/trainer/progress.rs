@@ -29,17 +29,23 @@ impl Display {
         let parameters = learner.model.parameters.layout().count() as f64 / 1e6;
         let threads = rayon::current_num_threads();
         let isa = tensor::cpu::isa::Isa::current().name();
+        let (model, data, epochs) = (&config.model, &config.data, config.epochs);
         tell!(
             io::stdout(),
-            "Training {} ({parameters:.2} M parameters) on {images} images ({}), {} epochs, {threads} threads ({isa}).",
-            config.model,
-            config.data,
-            config.epochs
+            "Training {model} ({parameters:.2} M parameters) on {images} images ({data}), {epochs} epoch{}, \
+             {threads} thread{} ({isa}).",
+            plural(epochs),
+            plural(threads)
         );
+        if (progress.epoch, progress.batch) != (0, 0) {
+            let (epoch, batch) = (progress.epoch + 1, progress.batch);
+            tell!(io::stdout(), "Going on in epoch {epoch}, where {batch} of {steps} batches are done.");
+        }
         tell!(io::stdout(), "Run folder: {}", config.out.display());
         let bar =
             ProgressBar::with_draw_target(Some((config.epochs * steps) as u64), ProgressDrawTarget::stderr_with_hz(4));
-        let style = ProgressStyle::with_template("{bar:24} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+        let style =
+            ProgressStyle::with_template("{bar:24} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style.progress_chars("█▓░"));
         bar.set_position((progress.epoch * steps + progress.batch) as u64);
         Self { bar, epochs: config.epochs, steps }
@@ -51,8 +57,9 @@ impl Display {
         self.bar.set_position(done as u64);
         let per_step = progress.score.images as f64 / progress.batch.max(1) as f64;
         let left = (self.epochs * self.steps - done) as f64 * per_step / images_per_second.max(1e-9);
+        // What matters less comes last: a narrow terminal cuts it off.
         self.bar.set_message(format!(
-            "epoch {}/{}  loss {:.3}  accuracy {:>4.1}%  {images_per_second:.0} images/s  lr {lr:.1e}  {} left",
+            "epoch {}/{}  loss {:.3}  accuracy {:>4.1}%  {} left  {images_per_second:.0} images/s  lr {lr:.1e}",
             progress.epoch + 1,
             self.epochs,
             progress.score.mean_loss(),
@@ -86,6 +93,10 @@ impl Display {
     pub fn close(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }
 
 /// Names a batch's images that could not be decoded.

@@ -231,3 +231,33 @@ pub fn score_rows(logits: &Tensor, labels: &Tensor, counted: &[bool]) -> Result<
     }
     Ok(score)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn score(logits: &[f32], label: u32) -> Result<Score> {
+        let logits = Tensor::from_slice(logits, [1, logits.len()])?;
+        score_rows(&logits, &Tensor::from_slice(&[label], [1])?, &[true])
+    }
+
+    #[test]
+    fn a_row_is_right_where_its_label_is_first() -> Result<()> {
+        let row = [0.5, 2.0, 2.0, -1.0, 0.0, 0.1, 0.2];
+        let right: Vec<u64> = (0..7).map(|label| Ok(score(&row, label)?.right)).collect::<Result<_>>()?;
+        assert_eq!(right, [0, 1, 0, 0, 0, 0, 0], "of equal ones, the lower class");
+        let in_five: Vec<u64> = (0..7).map(|label| Ok(score(&row, label)?.right_in_five)).collect::<Result<_>>()?;
+        assert_eq!(in_five, [1, 1, 1, 0, 0, 1, 1]);
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_is_right_about_nan() -> Result<()> {
+        for (row, label) in [([f32::NAN; 7], 0), ([0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0, 0.0], 2)] {
+            let score = score(&row, label)?;
+            assert_eq!([score.right, score.right_in_five, score.images], [0, 0, 1]);
+            assert!(!score.mean_loss().is_finite());
+        }
+        Ok(())
+    }
+}

@@ -64,7 +64,7 @@ impl Philox {
 
     /// A reader that takes the stream's numbers one after another, from its start.
     pub fn sequence(self) -> Sequence {
-        Sequence { philox: self, next: 0 }
+        Sequence { philox: self, next: 0, block: [0; 4] }
     }
 }
 
@@ -87,14 +87,19 @@ fn splitmix(word: u64) -> u64 {
 pub struct Sequence {
     philox: Philox,
     next: u64,
+    /// The block that `next` lies in, unless it begins one.
+    block: [u32; 4],
 }
 
 impl Sequence {
     /// The next word.
     pub fn word(&mut self) -> u32 {
-        let word = self.philox.word(self.next);
+        let place = (self.next % 4) as usize;
+        if place == 0 {
+            self.block = self.philox.block(self.next / 4);
+        }
         self.next += 1;
-        word
+        self.block[place]
     }
 
     /// The next uniform number in [0, 1) with 53 random bits.
@@ -142,6 +147,13 @@ mod tests {
         assert_eq!(ones.block(u64::MAX), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         let pi = Philox::new(0x299f_31d0_a409_3822, 0x0370_7344_1319_8a2e);
         assert_eq!(pi.block(0x85a3_08d3_243f_6a88), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    }
+
+    #[test]
+    fn a_sequence_is_the_stream_in_order() {
+        let philox = Philox::new(5, 6);
+        let mut sequence = philox.sequence();
+        assert!((0..11).all(|index| sequence.word() == philox.word(index)));
     }
 
     #[test]

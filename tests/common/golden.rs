@@ -59,7 +59,7 @@ impl Vector {
 
     /// The model with the generated weights.
     pub fn model(&self, dtype: DType) -> BiFormer {
-        let mut model = BiFormer::new(&self.config(), 0, dtype).unwrap();
+        let mut model = BiFormer::blank(&self.config(), dtype).unwrap();
         let weights = generator::state_dict(&model.state_dict().unwrap());
         model.load(&weights, "generated").unwrap();
         model
