@@ -138,6 +138,25 @@ fn an_image_folder_works_like_cifar() {
 }
 
 #[test]
+fn a_run_can_start_from_the_weights_of_another() {
+    let Trained { data, run, .. } = trained();
+    let folder = fresh("cli-weights");
+    let weights = format!("weights = {:?}", text(run));
+    let start = |data: &Path, fields: &str, name: &str| {
+        let (config, out) = (samples::config(&folder, fields), folder.join(name));
+        let shared = ["train", "--config", text(&config), "--data", text(data), "--out", text(&out), "--epochs", "1"];
+        (biformer(&shared).ok(), metrics(&out)[0]["train_loss"].as_f64().unwrap())
+    };
+    let ((_, scratch), (said, tuned)) = (start(data, "", "scratch"), start(data, &weights, "tuned"));
+    assert!(tuned < scratch, "{tuned} after training, {scratch} before");
+    assert!(!said.out.contains("fresh"), "{said:?}");
+    // Another number of classes: everything but the head is taken over.
+    let two = samples::image_folder(&folder.join("two"));
+    let (said, _) = start(&two, &format!("{weights}\nimage_size = 32"), "two-classes");
+    assert!(said.out.contains("is for 10 classes: this model gets a fresh one"), "{said:?}");
+}
+
+#[test]
 fn gradcheck_reports_and_writes_json() {
     let folder = fresh("cli-gradcheck");
     let report = folder.join("report.json");

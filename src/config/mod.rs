@@ -26,6 +26,9 @@ pub struct RunConfig {
     pub model: String,
     /// `embedded`, or the folder of a data set.
     pub data: String,
+    /// Weights to start from: a run folder, its checkpoint, or a state_dict in a safetensors file; empty to start
+    /// from random ones. A head for another number of classes is replaced by a fresh one.
+    pub weights: String,
     /// The run folder.
     pub out: PathBuf,
     /// Passes over the training images.
@@ -113,6 +116,7 @@ impl RunConfig {
         Ok(Self {
             model: name.to_owned(),
             data: "embedded".into(),
+            weights: String::new(),
             out: PathBuf::from("runs").join(name),
             epochs: 12,
             batch_size: 64,

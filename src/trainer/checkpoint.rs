@@ -174,6 +174,18 @@ pub mod tensor_names {
     pub const AVERAGE: &str = "average.parameters";
 }
 
+/// The weights in a run folder or its checkpoint (averaged, if the run kept an average), or in any file of a
+/// model's state_dict.
+pub fn read_weights(path: &Path) -> Result<TensorFile> {
+    if !path.is_dir() {
+        let file = TensorFile::read(path)?;
+        if !file.metadata.contains_key("format") || !file.tensors.contains_key(tensor_names::M) {
+            return Ok(file);
+        }
+    }
+    Ok(Checkpoint::read(path)?.into_model()?.model.state_dict()?)
+}
+
 /// Loads weights of which none may be left out: unlike those for another number of classes.
 pub fn load_all(model: &mut BiFormer, file: &TensorFile, path: &str) -> Result<()> {
     if let Some(classes) = model.load(file, path)?.head_replaced {

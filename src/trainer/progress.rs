@@ -37,6 +37,10 @@ impl Display {
             plural(epochs),
             plural(threads)
         );
+        if let Some(classes) = learner.loaded.head_replaced {
+            let weights = &config.weights;
+            tell!(io::stdout(), "The head of {weights} is for {classes} classes: this model gets a fresh one.");
+        }
         if (progress.epoch, progress.batch) != (0, 0) {
             let (epoch, batch) = (progress.epoch + 1, progress.batch);
             tell!(io::stdout(), "Going on in epoch {epoch}, where {batch} of {steps} batches are done.");

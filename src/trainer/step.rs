@@ -1,14 +1,15 @@
 //! One training step, and one evaluation.
 
-use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, tensor_names};
+use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, read_weights, tensor_names};
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
 use autograd::{Gradients, Tape};
 use data::Batch;
-use model::{BiFormer, Mode, Trace};
+use model::{BiFormer, Loaded, Mode, Trace};
 use optim::{AdamW, AdamWState, Ema, EmaState, clip_factor, gradient_norm};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
+use std::path::Path;
 use tensor::{DType, Tensor};
 
 /// How well a number of images were classified.
@@ -56,18 +57,28 @@ pub struct Learner {
     gradients: Gradients,
     optimizer: AdamW,
     average: Option<Ema>,
+    /// What was different about the weights that the run started from.
+    pub loaded: Loaded,
 }
 
 impl Learner {
-    /// A learner that knows nothing yet.
+    /// A learner at the start of a run: with random weights, or with those that the configuration names.
     pub fn new(config: &RunConfig) -> Result<Self> {
-        let model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
+        let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
+        let mut loaded = Loaded::default();
+        if !config.weights.is_empty() {
+            loaded = model.load(&read_weights(Path::new(&config.weights))?, &config.weights)?;
+        }
+        Self::around(model, loaded, config)
+    }
+
+    fn around(model: BiFormer, loaded: Loaded, config: &RunConfig) -> Result<Self> {
         let average = match config.ema.enabled {
             true => Some(Ema::new(&model.parameters, config.ema.settings())?),
             false => None,
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
-        Ok(Self { gradients: Gradients::new(&model.parameters), optimizer, average, model })
+        Ok(Self { gradients: Gradients::new(&model.parameters), optimizer, average, model, loaded })
     }
 
     /// One step on a batch: gradients of all its micro-batches, clipped; AdamW; the average; the running
@@ -138,7 +149,8 @@ impl Learner {
     /// A learner that goes on where a checkpoint was made.
     pub fn resume(checkpoint: &Checkpoint) -> Result<Self> {
         let shown = checkpoint.path().display().to_string();
-        let mut learner = Self::new(&checkpoint.config)?;
+        let config = &checkpoint.config;
+        let mut learner = Self::around(BiFormer::blank(&config.architecture, DType::F32)?, Loaded::default(), config)?;
         let mut file = checkpoint.file.clone();
         let mut take =
             |name: &str| file.tensors.remove(name).with_context(|| format!("{shown}: there is no tensor {name}"));
