@@ -118,7 +118,7 @@ impl RunConfig {
             data: "embedded".into(),
             weights: String::new(),
             out: PathBuf::from("runs").join(name),
-            epochs: 12,
+            epochs: 24,
             batch_size: 64,
             micro_batches: 1,
             image_size: preset.image_size,

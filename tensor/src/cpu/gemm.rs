@@ -12,7 +12,7 @@
 
 use super::parallel::{Interleaved, Out, put, sum_in_pieces};
 use super::registers::{Registers, Vector};
-use super::tile::tile;
+use super::tile::{Begin, tile};
 use crate::{Float, Tensor, simd};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -73,32 +73,27 @@ pub fn gemm<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, c: Out<'_, T>) {
             gemm_on_this_thread(a.cols(range.clone()), b.rows(range), Out::store(sum));
         });
     }
-    let start = if c.accumulate { Start::Kept } else { Start::Zero };
-    simd!(A => multiply::<T, A>(a, b, start, c.data, true));
+    let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
+    simd!(A => multiply::<T, A>(a, b, begin, c.data, true));
 }
 
 /// C = A·B + row, where the row is added to every row of A·B.
 pub fn gemm_plus_row<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, row: &[T], c: &mut [T]) {
     assert_eq!(row.len(), b.cols, "length of the row that is added to a matrix product");
-    simd!(A => multiply::<T, A>(a, b, Start::Row(row), c, true));
+    // As wide as whole panels, so that the last one has its part.
+    let mut padded = vec![T::zero(); row.len().next_multiple_of(WIDEST)];
+    padded[..row.len()].copy_from_slice(row);
+    simd!(A => multiply::<T, A>(a, b, Begin::Row(&padded), c, true));
 }
 
 /// As [`gemm`], without other threads: for batches that are already spread over them.
 pub fn gemm_on_this_thread<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, c: Out<'_, T>) {
-    let start = if c.accumulate { Start::Kept } else { Start::Zero };
-    simd!(A => multiply::<T, A>(a, b, start, c.data, false));
-}
-
-/// What a product is added to.
-#[derive(Clone, Copy)]
-enum Start<'a, T> {
-    Zero,
-    Kept,
-    Row(&'a [T]),
+    let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
+    simd!(A => multiply::<T, A>(a, b, begin, c.data, false));
 }
 
 #[inline(always)]
-fn multiply<T: Float, A: Registers>(a: Mat<'_, T>, b: Mat<'_, T>, start: Start<'_, T>, c: &mut [T], threads: bool) {
+fn multiply<T: Float, A: Registers>(a: Mat<'_, T>, b: Mat<'_, T>, begin: Begin<'_, T>, c: &mut [T], threads: bool) {
     let (m, k, n) = (a.rows, a.cols, b.cols);
     assert_eq!(k, b.rows, "inner extents of a matrix product");
     assert_eq!(c.len(), m * n, "size of a matrix product");
@@ -121,12 +116,12 @@ fn multiply<T: Float, A: Registers>(a: Mat<'_, T>, b: Mat<'_, T>, start: Start<'
         (0..tasks).into_par_iter().for_each(|task| {
             A::run(
                 #[inline(always)]
-                || unsafe { block::<T, A>(a, &packed, start, &c, rows_of(task), panels_of(task)) },
+                || unsafe { block::<T, A>(a, &packed, begin, &c, rows_of(task), panels_of(task)) },
             );
         });
     } else {
         for task in 0..tasks {
-            unsafe { block::<T, A>(a, &packed, start, &c, rows_of(task), panels_of(task)) };
+            unsafe { block::<T, A>(a, &packed, begin, &c, rows_of(task), panels_of(task)) };
         }
     }
 }
@@ -154,7 +149,13 @@ impl<T: Float> Packed<T> {
             if b.col_stride == 1 {
                 for (p, to) in to.chunks_exact_mut(width).enumerate() {
                     let from = &b.data[p * b.row_stride + columns.start..][..columns.len()];
-                    to[..columns.len()].copy_from_slice(from);
+                    if let (Ok(to), Ok(from)) = (<&mut [T; WIDEST]>::try_from(&mut *to), <&[T; WIDEST]>::try_from(from))
+                    {
+                        // In registers, without a call.
+                        *to = *from;
+                    } else {
+                        to[..columns.len()].copy_from_slice(from);
+                    }
                 }
             } else {
                 for (j, column) in columns.enumerate() {
@@ -183,45 +184,47 @@ impl<T: Float> Packed<T> {
 unsafe fn block<T: Float, A: Registers>(
     a: Mat<'_, T>,
     b: &Packed<T>,
-    start: Start<'_, T>,
+    begin: Begin<'_, T>,
     c: &Interleaved<'_, T>,
     rows: Range<usize>,
     panels: Range<usize>,
 ) {
     let (k, n) = b.extents;
-    let columns = panels.start * b.width..(panels.end * b.width).min(n);
-    if let Start::Row(row) = start {
-        for i in rows.clone() {
-            // SAFETY: this task's rows and columns.
-            unsafe { c.part(i * n + columns.start..i * n + columns.end) }.copy_from_slice(&row[columns.clone()]);
-        }
-    }
+    let lanes = A::Vector::<T>::LANES;
     let mut first = 0;
     // At least once, so that an empty inner axis gives zeros.
     while first == 0 || first < k {
         let depth = DEPTH.min(k - first);
-        let accumulate = first > 0 || !matches!(start, Start::Zero);
         for panel in panels.clone() {
             let column = panel * b.width;
             let width = b.width.min(n - column);
             let from = b.panel(panel, first);
+            let begin = match begin {
+                _ if first > 0 => Begin::Kept,
+                Begin::Row(row) => Begin::Row(&row[column..]),
+                begin => begin,
+            };
             let mut row = rows.start;
             macro_rules! tiles {
-                ($($height:literal)*) => {$(
+                ($count:literal, $($height:literal)*) => {$(
                     while rows.end - row >= $height {
                         let left = a.data.as_ptr().wrapping_add(row * a.row_stride + first * a.col_stride);
                         let left = (left, a.row_stride, a.col_stride);
-                        if width == b.width {
+                        if width == $count * lanes {
                             let c = (c.at(row * n + column), n);
                             // SAFETY: this task's rows and columns; the rows of A are inside it, as `Mat::strided`
                             // checked.
-                            unsafe { tile::<T, A::Vector<T>, $height, 2>(depth, left, (from, b.width), c, accumulate) };
+                            unsafe { tile::<T, A::Vector<T>, $height, $count>(depth, left, (from, b.width), c, begin) };
                         } else {
                             // A panel that is wider than what is left of C is computed aside.
                             let mut aside = [T::zero(); $height * WIDEST];
                             let c_aside = (aside.as_mut_ptr(), b.width);
+                            let (apart, accumulate) = match begin {
+                                Begin::Kept => (Begin::Zero, true),
+                                begin => (begin, false),
+                            };
                             // SAFETY: as above; no panel is wider than WIDEST.
-                            unsafe { tile::<T, A::Vector<T>, $height, 2>(depth, left, (from, b.width), c_aside, false) };
+                            unsafe { tile::<T, A::Vector<T>, $height, $count>(depth, left, (from, b.width), c_aside, apart) };
                             for (i, aside) in aside.chunks_exact(b.width).take($height).enumerate() {
                                 let start = (row + i) * n + column;
                                 // SAFETY: this task's rows and columns.
@@ -232,10 +235,19 @@ unsafe fn block<T: Float, A: Registers>(
                     }
                 )*};
             }
-            if A::WIDE {
-                tiles!(8 4 1);
-            } else {
-                tiles!(4 1);
+            match (A::WIDE, width > lanes) {
+                (true, true) => {
+                    tiles!(2, 8 4 1);
+                }
+                (true, false) => {
+                    tiles!(1, 8 4 1);
+                }
+                (false, true) => {
+                    tiles!(2, 4 1);
+                }
+                (false, false) => {
+                    tiles!(1, 4 1);
+                }
             }
         }
         first += DEPTH;

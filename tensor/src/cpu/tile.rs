@@ -80,7 +80,7 @@ unsafe fn blocks<T: Float, A: Registers>(
                         (a.data.as_ptr().add($row * a.row_stride), a.row_stride, a.col_stride),
                         (b.data.get(column..).unwrap_or_default(), b.stride),
                         (c.as_mut_ptr().add($row * c_stride + column), c_stride),
-                        accumulate,
+                        if accumulate { Begin::Kept } else { Begin::Zero },
                     );
                 }
                 $row += $height;
@@ -98,8 +98,19 @@ unsafe fn blocks<T: Float, A: Registers>(
     columns!(Each<T, A, 1>, 1, [4 1]);
 }
 
-/// One tile of C = A·B or C += A·B, held in HEIGHT·COUNT registers. A is read element by element, B and C in
-/// rows. Panics when B is too short.
+/// What the sums of a tile start from, and whether they are added to C.
+#[derive(Clone, Copy)]
+pub(super) enum Begin<'a, T> {
+    /// C = A·B
+    Zero,
+    /// C += A·B
+    Kept,
+    /// C = A·B + row, with the row's part for this tile's columns.
+    Row(&'a [T]),
+}
+
+/// One tile of C = A·B, C += A·B or C = A·B + row, held in HEIGHT·COUNT registers. A is read element by element,
+/// B and C in rows. Panics when B or the row is too short.
 ///
 /// # Safety
 /// `a` must reach HEIGHT rows of k columns, `c` HEIGHT rows of as many columns as COUNT registers hold, which
@@ -110,10 +121,13 @@ pub(super) unsafe fn tile<T: Float, V: Vector<T>, const HEIGHT: usize, const COU
     (a, a_row, a_col): (*const T, usize, usize),
     (b, b_row): (&[T], usize),
     (c, c_row): (*mut T, usize),
-    accumulate: bool,
+    begin: Begin<'_, T>,
 ) {
     // SAFETY: the caller vouches for the registers.
-    let mut sums = unsafe { [[V::zero(); COUNT]; HEIGHT] };
+    let mut sums = match begin {
+        Begin::Row(row) => [std::array::from_fn(|j| unsafe { V::load(&row[j * V::LANES..]) }); HEIGHT],
+        _ => unsafe { [[V::zero(); COUNT]; HEIGHT] },
+    };
     for p in 0..k {
         let row = &b[p * b_row..];
         // SAFETY: the caller vouches for the registers.
@@ -130,7 +144,7 @@ pub(super) unsafe fn tile<T: Float, V: Vector<T>, const HEIGHT: usize, const COU
         unrolled!(j in 0..COUNT => {
             let c = &mut c[j * V::LANES..];
             // SAFETY: the caller vouches for the registers.
-            let sum = if accumulate { unsafe { V::load(c) }.add(sums[i][j]) } else { sums[i][j] };
+            let sum = if let Begin::Kept = begin { unsafe { V::load(c) }.add(sums[i][j]) } else { sums[i][j] };
             sum.store(c);
         });
     });
