@@ -19,6 +19,9 @@ impl Tape {
 
     /// As [`Tape::backward`], from any value, given the gradient of something with respect to it.
     pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
+        if !std::ptr::eq(output.tape(), self) {
+            return Err(Error::ForeignVar { op: "backward" });
+        }
         let last = output.node().ok_or(Error::NotRecorded { what: "this value" })?;
         if upstream.shape() != output.shape() || upstream.dtype() != output.dtype() {
             let expected = format!("an upstream gradient like the value, {} {}", output.dtype(), output.shape());

@@ -12,6 +12,12 @@ pub enum Error {
         /// What it was to start from.
         what: &'static str,
     },
+    /// A value of one tape used on another: its gradient would be lost, or go to the wrong place.
+    #[error("{op}: a value of another tape; values can only be combined on the tape that they were made on")]
+    ForeignVar {
+        /// The operation.
+        op: &'static str,
+    },
     /// A backward rule that forgot an input: without this error it would be a silent detach.
     #[error("backward of {op}: its rule gave no gradient for input {input}")]
     MissingGradient {

@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 use smallvec::SmallVec;
-use tensor::cpu::parallel::{Out, put};
+use tensor::cpu::parallel::Out;
 use tensor::{DType, Float, Shape, Tensor, match_float};
 
 /// The backward rule of one recorded operation: a plain struct of what the operation saved.
@@ -223,7 +223,7 @@ fn own(tensor: Tensor) -> Result<Tensor> {
     }
     match_float!(tensor.dtype(), "backward", T => {
         let mut copy = Tensor::empty(tensor.shape().clone(), tensor.dtype());
-        put(copy.as_mut_slice::<T>("backward")?, tensor.contiguous().as_slice::<T>("backward")?, false);
+        Out::store(copy.as_mut_slice::<T>("backward")?).put(tensor.contiguous().as_slice::<T>("backward")?);
         Ok(copy)
     })
 }

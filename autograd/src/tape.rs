@@ -127,6 +127,9 @@ impl Tape {
         value: Tensor,
         rule: impl FnOnce() -> R,
     ) -> Result<Var<'t>> {
+        if inputs.iter().any(|input| !std::ptr::eq(input.tape, self)) {
+            return Err(Error::ForeignVar { op: name });
+        }
         if self.mode == Mode::CheckFinite && !all_finite(&value)? {
             return Err(Error::NotFinite { op: name, node: self.nodes.borrow().len() });
         }

@@ -7,7 +7,7 @@
 //! undefined behaviour. [`set_poison`] makes that bug visible.
 
 use bytemuck::Pod;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -74,17 +74,6 @@ pub fn reset_peak() {
 /// index, so that a kernel that reads what it did not write is caught. For tests.
 pub fn set_poison(on: bool) {
     POOL.poison.store(on, Ordering::Relaxed);
-}
-
-/// Gives all free blocks back to the system.
-pub fn trim() {
-    let blocks: Vec<Buffer> = free_blocks().drain().flat_map(|(_, blocks)| blocks).collect();
-    for block in blocks {
-        POOL.held.fetch_sub(block.capacity, Ordering::Relaxed);
-        // SAFETY: the block came from alloc_zeroed with this layout and is forgotten right after.
-        unsafe { dealloc(block.start.as_ptr(), layout(block.capacity)) };
-        std::mem::forget(block);
-    }
 }
 
 /// A thread that panicked while it held the lock left a valid map behind: no invariant spans the lock.

@@ -10,7 +10,7 @@ pub enum DType {
     F32,
     /// IEEE 754 binary64: gradient checks and conformance.
     F64,
-    /// bfloat16, as storage only: kernels widen it to f32.
+    /// bfloat16, for storage only: to compute, cast it to f32.
     Bf16,
     /// u32: class labels, routed regions, any position.
     Index,
@@ -40,9 +40,20 @@ impl fmt::Display for DType {
 
 /// A Rust type that can be an element of a tensor. Every bit pattern of it must be a valid value,
 /// which [`bytemuck::Pod`] states: recycled buffers are handed out with old contents.
-pub trait Element: bytemuck::Pod + Default + PartialEq + fmt::Debug + Send + Sync {
+///
+/// It cannot be implemented elsewhere: vector registers are chosen by [`Element::DTYPE`], which must tell the truth.
+pub trait Element: sealed::Sealed + bytemuck::Pod + Default + PartialEq + fmt::Debug + Send + Sync {
     /// The corresponding [`DType`].
     const DTYPE: DType;
+}
+
+mod sealed {
+    /// Closes [`Element`](super::Element).
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for f64 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for u32 {}
 }
 
 impl Element for f32 {

@@ -9,9 +9,17 @@ use std::{fmt, ops::Deref};
 pub struct Shape(SmallVec<[usize; 6]>);
 
 impl Shape {
-    /// How many elements a tensor of this shape has.
+    /// How many elements a tensor of this shape has. Panics when that is more than a `usize` can count; shapes
+    /// that a user can ask for are checked with [`Shape::checked_count`] before.
     pub fn count(&self) -> usize {
-        self.iter().product()
+        self.checked_count().unwrap_or_else(|| panic!("a tensor of shape {self} cannot exist"))
+    }
+
+    /// How many elements a tensor of this shape has, if a `usize` can count them (and the extents before a
+    /// zero, so that strides do not overflow either).
+    pub fn checked_count(&self) -> Option<usize> {
+        let extents = self.iter().try_fold(1usize, |count, &extent| count.checked_mul(extent.max(1)))?;
+        Some(if self.contains(&0) { 0 } else { extents })
     }
 
     /// The strides (in elements) of a contiguous tensor of this shape: the last axis moves by one.

@@ -21,7 +21,9 @@ impl Tensor {
     /// written in full.
     pub fn empty(shape: impl Into<Shape>, dtype: DType) -> Self {
         let shape = shape.into();
-        let buffer = Arc::new(Buffer::new(shape.count() * dtype.size()));
+        let bytes = shape.count().checked_mul(dtype.size());
+        let bytes = bytes.unwrap_or_else(|| panic!("a tensor of shape {shape} cannot exist"));
+        let buffer = Arc::new(Buffer::new(bytes));
         Self { buffer, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
     }
 
@@ -47,7 +49,7 @@ impl Tensor {
     /// A tensor with these elements, last axis fastest. The number of elements must be the shape's.
     pub fn from_slice<T: Element>(elements: &[T], shape: impl Into<Shape>) -> Result<Self> {
         let shape = shape.into();
-        if elements.len() != shape.count() {
+        if shape.checked_count() != Some(elements.len()) {
             return Err(Error::shape("from_slice", format!("a shape of {} elements", elements.len()), &shape));
         }
         let mut tensor = Self::empty(shape, T::DTYPE);
@@ -264,7 +266,7 @@ impl Tensor {
     /// The same elements in order under another shape of as many elements. Needs a contiguous tensor.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        if shape.count() != self.count() {
+        if shape.checked_count() != Some(self.count()) {
             return Err(Error::shape("reshape", format!("{} elements, as in {}", self.count(), self.shape), &shape));
         }
         self.expect_contiguous("reshape")?;
@@ -304,7 +306,7 @@ impl Tensor {
     /// This tensor repeated, without copying, to a shape that it broadcasts to.
     pub fn broadcast_to(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        if self.shape.broadcast(&shape, "broadcast_to")? != shape {
+        if self.shape.broadcast(&shape, "broadcast_to")? != shape || shape.checked_count().is_none() {
             return Err(Error::Broadcast {
                 op: "broadcast_to",
                 left: self.shape.to_string(),
@@ -323,13 +325,21 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
         write!(f, "Tensor {} {} [", self.dtype, self.shape)?;
-        let values = match self.dtype {
-            DType::Index => self.to_vec::<u32>().map(|v| v.into_iter().map(f64::from).collect()),
-            _ => self.cast(DType::F64).and_then(|wide| wide.to_vec::<f64>()),
-        };
-        for (i, value) in values.unwrap_or_default().iter().take(SHOWN).enumerate() {
-            write!(f, "{}{value}", if i > 0 { ", " } else { "" })?;
-        }
+        let (mut shown, mut result) = (0, Ok(()));
+        self.for_each_row(|start, stride, len| {
+            for i in 0..len.min(SHOWN - shown) {
+                let place = self.offset + start + i * stride;
+                let comma = if shown > 0 { ", " } else { "" };
+                result = result.and(match self.dtype {
+                    DType::F32 => write!(f, "{comma}{}", self.buffer.slice::<f32>()[place]),
+                    DType::F64 => write!(f, "{comma}{}", self.buffer.slice::<f64>()[place]),
+                    DType::Bf16 => write!(f, "{comma}{}", self.buffer.slice::<bf16>()[place]),
+                    DType::Index => write!(f, "{comma}{}", self.buffer.slice::<u32>()[place]),
+                });
+                shown += 1;
+            }
+        });
+        result?;
         write!(f, "{}]", if self.count() > SHOWN { ", ..." } else { "" })
     }
 }

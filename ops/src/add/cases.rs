@@ -28,6 +28,7 @@ pub fn cases() -> Vec<Case> {
         case("both repeated", &[4, 1], &[1, 3]),
         case("a scalar", &[], &[2, 3]),
         case("one element", &[1], &[1]),
+        case("more than one task", &[5, 4001], &[5, 4001]),
         case("no elements", &[0, 3], &[3]),
     ]
 }

@@ -95,6 +95,10 @@ pub fn cases() -> Vec<Case> {
             .case("oblong, values wider than keys"),
         Setup { topk: 4, images: 1, ..usual() }.case("every region attends to all"),
         Setup { region: [1, 1], grid: [3, 3], topk: 4, ..usual() }.case("regions of one token"),
+        Setup { images: 1, region: [4, 4], heads: 1, dims: [3, 2], topk: 3, kernel: 0, ..usual() }
+            .case("runs of 16 tokens"),
+        Setup { images: 1, grid: [1, 2], region: [8, 8], heads: 1, dims: [1, 2], topk: 2, kernel: 0 }
+            .case("runs of 64 tokens"),
         Setup { images: 1, grid: [1, 1], region: [9, 8], heads: 1, dims: [2, 2], topk: 1, kernel: 0 }
             .case("one region, more queries than a block"),
         Setup { images: 0, ..usual() }.case("no images"),

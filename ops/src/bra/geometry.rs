@@ -25,6 +25,9 @@ impl Geometry {
     /// Checks that everything divides: heads the channels, the grid the map; and that there are k regions.
     pub fn check(self, op: &'static str) -> Result<Self> {
         let ([h, w], [rows, cols]) = (self.map, self.grid);
+        if self.qk_dim == 0 {
+            return Err(Error::argument(op, "queries and keys need at least one channel"));
+        }
         if self.heads == 0 || !self.qk_dim.is_multiple_of(self.heads) || !self.v_dim.is_multiple_of(self.heads) {
             let message = format!("{} heads do not divide {} and {} channels", self.heads, self.qk_dim, self.v_dim);
             return Err(Error::argument(op, message));

@@ -42,6 +42,9 @@ pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
     Ok(Routing { routes, logits })
 }
 
+/// Regions whose affinities are computed together.
+const ROWS: usize = 64;
+
 fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes: &mut [u32], logits: &mut [T]) {
     let regions = g.regions();
     let per_image = regions * g.topk;
@@ -51,13 +54,20 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             let qkv = &qkv[image * image_len..][..image_len];
             let means = means(g, valid, qkv);
             let (queries, keys) = means.split_at(regions * g.qk_dim);
-            let scaled: Vec<T> = queries.iter().map(|&x| x * scale).collect();
-            let mut affinity = vec![T::zero(); regions * regions];
-            let (queries, keys) = (Mat::new(&scaled, regions, g.qk_dim), Mat::new(keys, regions, g.qk_dim));
-            gemm_on_this_thread(queries, keys.t(), Out::store(&mut affinity));
-            let rows = affinity.chunks_exact(regions);
-            for (row, (routes, logits)) in rows.zip(routes.chunks_mut(g.topk).zip(logits.chunks_mut(g.topk))) {
-                top_k::cpu::select(row, logits, routes);
+            // The affinities of a block of rows at a time: P² numbers are never held.
+            let mut affinity = vec![T::zero(); ROWS.min(regions) * regions];
+            let keys = Mat::new(keys, regions, g.qk_dim).t();
+            let blocks = queries.chunks(ROWS * g.qk_dim);
+            let chosen = routes.chunks_mut(ROWS * g.topk).zip(logits.chunks_mut(ROWS * g.topk));
+            for (queries, (routes, logits)) in blocks.zip(chosen) {
+                let rows = queries.len() / g.qk_dim;
+                let affinity = &mut affinity[..rows * regions];
+                gemm_on_this_thread(Mat::new(queries, rows, g.qk_dim), keys, Out::store(affinity));
+                let chosen = routes.chunks_mut(g.topk).zip(logits.chunks_mut(g.topk));
+                for (row, (routes, logits)) in affinity.chunks_exact_mut(regions).zip(chosen) {
+                    row.iter_mut().for_each(|x| *x *= scale);
+                    top_k::cpu::select(row, logits, routes);
+                }
             }
         },
     );

@@ -35,8 +35,8 @@ impl<'a, T: Float> Mat<'a, T> {
 
     /// A matrix with any strides. Panics when it does not lie inside `data`.
     pub fn strided(data: &'a [T], (rows, cols): (usize, usize), (row_stride, col_stride): (usize, usize)) -> Self {
-        let end = if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + (cols - 1) * col_stride + 1 };
-        assert!(end <= data.len(), "a {rows}x{cols} matrix needs {end} elements, there are {}", data.len());
+        let fits = last_place((rows, cols), (row_stride, col_stride)).is_some_and(|last| last < data.len());
+        assert!(rows == 0 || cols == 0 || fits, "a {rows}x{cols} matrix does not fit in {} elements", data.len());
         Self { data, rows, cols, row_stride, col_stride }
     }
 
@@ -54,6 +54,13 @@ impl<'a, T: Float> Mat<'a, T> {
     }
 }
 
+/// Where the last element of a matrix lies, if a `usize` can say it. The unsafe kernels rely on this not
+/// wrapping around.
+pub(super) fn last_place((rows, cols): (usize, usize), (row_stride, col_stride): (usize, usize)) -> Option<usize> {
+    let down = rows.checked_sub(1)?.checked_mul(row_stride)?;
+    down.checked_add(cols.checked_sub(1)?.checked_mul(col_stride)?)
+}
+
 /// Products larger than this many multiply-adds are cut into pieces of about this many (some 10 µs).
 const PIECE: usize = 1 << 20;
 /// Rows of B that are multiplied before the next: as many as keep a panel in the first-level cache.
@@ -66,10 +73,11 @@ const MAX_PARTIAL: usize = 1 << 18;
 pub fn gemm<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, c: Out<'_, T>) {
     let (m, k, n) = (a.rows, a.cols, b.cols);
     // A weight gradient: small result, one long inner axis over all tokens.
-    if m * n <= MAX_PARTIAL && k >= 4 * m.max(n) && m * n * k > 2 * PIECE {
+    if m * n <= MAX_PARTIAL && k >= 4 * m.max(n) && m * n * k > 2 * PIECE && k >= 8 * DEPTH {
         assert_eq!(k, b.rows, "inner extents of a matrix product");
         assert_eq!(c.data.len(), m * n, "size of a matrix product");
-        return sum_in_pieces(k, m * n, m * n, c, |range, sum| {
+        return sum_in_pieces(k.div_ceil(DEPTH), DEPTH * m * n, m * n, c, |blocks, sum| {
+            let range = blocks.start * DEPTH..(blocks.end * DEPTH).min(k);
             gemm_on_this_thread(a.cols(range.clone()), b.rows(range), Out::store(sum));
         });
     }

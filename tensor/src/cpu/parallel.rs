@@ -32,8 +32,9 @@ fn flush_denormals() {
     const FLUSH_TO_ZERO: u32 = 1 << 15;
     const DENORMALS_ARE_ZERO: u32 = 1 << 6;
     let mut control = 0u32;
-    // SAFETY: stores and loads this thread's SSE control register through a valid pointer; only the two
-    // denormal flags change, and no code in this program relies on denormal results.
+    // SAFETY: stores and loads this thread's SSE control register through a valid pointer. Rust assumes the
+    // default floating-point environment when it folds constants; the two flags that change here alter only
+    // results that are denormal, which no code in this program relies on, folded or not.
     unsafe {
         std::arch::asm!("stmxcsr [{}]", in(reg) &mut control, options(nostack));
         control |= FLUSH_TO_ZERO | DENORMALS_ARE_ZERO;
@@ -41,7 +42,19 @@ fn flush_denormals() {
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn flush_denormals() {
+    const FLUSH_TO_ZERO: u64 = 1 << 24;
+    // SAFETY: as on x86-64; FPCR.FZ flushes denormal inputs and results.
+    unsafe {
+        let mut control: u64;
+        std::arch::asm!("mrs {}, fpcr", out(reg) control, options(nomem, nostack));
+        control |= FLUSH_TO_ZERO;
+        std::arch::asm!("msr fpcr, {}", in(reg) control, options(nomem, nostack));
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn flush_denormals() {}
 
 /// Where a kernel puts one of its gradients: a store when this is the first contribution, an addition
@@ -60,14 +73,12 @@ impl<'a, T: Float> Out<'a, T> {
         Out { data, accumulate: false }
     }
 
-    /// The factor on the old contents: 0 or 1.
-    pub fn beta(&self) -> T {
-        if self.accumulate { T::one() } else { T::zero() }
-    }
-
     /// Stores or adds `values`, element by element.
     pub fn put(&mut self, values: &[T]) {
-        put(self.data, values, self.accumulate);
+        assert_eq!(self.data.len(), values.len(), "values of an output");
+        let accumulate = self.accumulate;
+        let chunks = self.data.par_chunks_mut(GRAIN).zip(values.par_chunks(GRAIN));
+        chunks.for_each(|(data, values)| put(data, values, accumulate));
     }
 }
 
@@ -82,13 +93,13 @@ pub fn put<T: Float>(data: &mut [T], values: &[T], accumulate: bool) {
 }
 
 /// Sums over a long axis: `items` are cut into at most [`MAX_PIECES`] ranges by their number alone;
-/// `partial(range, sum)` adds up one range into a zeroed row of `width` elements; the rows are then
-/// added in order into `out`.
+/// `partial(range, sum)` adds one range up into a row of `width` zeros; the rows are then added in order into
+/// `out`.
 pub fn sum_in_pieces<T: Float>(
     items: usize,
     work_per_item: usize,
     width: usize,
-    mut out: Out<'_, T>,
+    out: Out<'_, T>,
     partial: impl Fn(Range<usize>, &mut [T]) + Sync,
 ) {
     let per_piece = items_per_task(work_per_item).max(items.div_ceil(MAX_PIECES)).max(1);
@@ -99,15 +110,22 @@ pub fn sum_in_pieces<T: Float>(
         }
         return;
     }
-    let mut rows = Tensor::zeros([pieces, width], T::DTYPE);
+    let mut rows = Tensor::empty([pieces, width], T::DTYPE);
     let rows = rows.as_mut_slice::<T>("sum_in_pieces").expect("invariant: a new tensor is contiguous and unshared");
     rows.par_chunks_mut(width).enumerate().for_each(|(piece, row)| {
         let start = piece * per_piece;
+        row.fill(T::zero());
         partial(start..(start + per_piece).min(items), row);
     });
+    // Columns are shared out among the threads; each is added up in the order of the pieces.
     let (total, rest) = rows.split_at_mut(width);
-    rest.chunks(width).for_each(|row| put(total, row, true));
-    out.put(total);
+    let accumulate = out.accumulate;
+    let columns = total.par_chunks_mut(GRAIN).zip(out.data.par_chunks_mut(GRAIN)).enumerate();
+    columns.for_each(|(chunk, (total, out))| {
+        let start = chunk * GRAIN;
+        rest.chunks(width).for_each(|row| put(total, &row[start..start + total.len()], true));
+        put(out, total, accumulate);
+    });
 }
 
 /// The most partial sums that [`sum_in_pieces`] makes.
@@ -136,7 +154,7 @@ impl<'a, T> Interleaved<'a, T> {
     /// The elements `range`, to be written by the calling task. Panics when they are out of bounds.
     ///
     /// # Safety
-    /// No other task may hold any of these elements at the same time.
+    /// Nobody, neither another task nor the calling one, may hold any of these elements at the same time.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)] // that is what this type is for; the contract above guards it
     pub unsafe fn part(&self, range: Range<usize>) -> &'a mut [T] {

@@ -4,6 +4,7 @@
 //! inner extent is a head's 32 channels. Here the result's rows stay in registers, B is read in rows as
 //! it lies, and A element by element with any strides.
 
+use super::gemm::last_place;
 use super::registers::{Each, Registers, Vector};
 use crate::{Float, simd, unrolled};
 
@@ -40,11 +41,11 @@ pub fn product<T: Float>(
     if m == 0 || n == 0 {
         return;
     }
-    let last = |rows: usize, row: usize, cols: usize, col: usize| (rows - 1) * row + (cols - 1) * col;
-    assert!(last(m, c_stride, n, 1) < c.len(), "C of a {m}x{k}x{n} product");
+    let inside = |extents, strides, len| last_place(extents, strides).is_some_and(|last| last < len);
+    assert!(inside((m, n), (c_stride, 1), c.len()), "C of a {m}x{k}x{n} product");
     if k > 0 {
-        assert!(last(m, a.row_stride, k, a.col_stride) < a.data.len(), "A of a {m}x{k}x{n} product");
-        assert!(last(k, b.stride, n, 1) < b.data.len(), "B of a {m}x{k}x{n} product");
+        assert!(inside((m, k), (a.row_stride, a.col_stride), a.data.len()), "A of a {m}x{k}x{n} product");
+        assert!(inside((k, n), (b.stride, 1), b.data.len()), "B of a {m}x{k}x{n} product");
     }
     // SAFETY: the extents lie inside the operands, as just checked.
     simd!(A => unsafe { blocks::<T, A>([m, k, n], a, b, c, c_stride, accumulate) });

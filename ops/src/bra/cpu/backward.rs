@@ -18,13 +18,7 @@ pub fn backward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, lse:
     let dqkv = Interleaved::new(dqkv.data);
     lse.par_chunks(tokens.max(1)).enumerate().for_each(|(task, lse)| {
         let (image, head) = (task / g.heads, task % g.heads);
-        let operands = Head {
-            geometry: g,
-            qkv: &qkv[image * tokens * g.row()..][..tokens * g.row()],
-            channels: g.channels(head),
-            routes: &routes[image * g.regions() * g.topk..],
-            scale,
-        };
+        let operands = Head::new(g, qkv, routes, scale, task);
         let dout = &dout[image * tokens * g.v_dim..][..tokens * g.v_dim];
         backward_head(operands, head, lse, dout, |pixel, part, row| {
             let start = (image * tokens + pixel) * g.row() + operands.channels[part as usize];

@@ -19,13 +19,7 @@ pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: 
     let out = Interleaved::new(out);
     lse.par_chunks_mut(tokens.max(1)).enumerate().for_each(|(task, lse)| {
         let (image, head) = (task / g.heads, task % g.heads);
-        let operands = Head {
-            geometry: g,
-            qkv: &qkv[image * tokens * g.row()..][..tokens * g.row()],
-            channels: g.channels(head),
-            routes: &routes[image * g.regions() * g.topk..],
-            scale,
-        };
+        let operands = Head::new(g, qkv, routes, scale, task);
         forward_head(operands, lse, |pixel, row, factor| {
             let start = (image * tokens + pixel) * g.v_dim + head * row.len();
             // SAFETY: this task alone writes this head's channels of this image.

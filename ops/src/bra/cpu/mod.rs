@@ -63,6 +63,19 @@ enum Part {
 }
 
 impl<'a, T: Float> Head<'a, T> {
+    /// The head of a task: task / heads is its image, task % heads its place there.
+    fn new(geometry: Geometry, qkv: &'a [T], routes: &'a [u32], scale: T, task: usize) -> Self {
+        let (image, head) = (task / geometry.heads, task % geometry.heads);
+        let (pixels, per_image) = (geometry.tokens() * geometry.row(), geometry.regions() * geometry.topk);
+        Self {
+            geometry,
+            qkv: &qkv[image * pixels..][..pixels],
+            channels: geometry.channels(head),
+            routes: &routes[image * per_image..][..per_image],
+            scale,
+        }
+    }
+
     fn routes(&self, region: usize) -> &'a [u32] {
         &self.routes[region * self.geometry.topk..][..self.geometry.topk]
     }
