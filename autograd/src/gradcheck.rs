@@ -84,20 +84,31 @@ pub fn exact(
 ) -> Vec<f64> {
     let mut derivatives = Vec::with_capacity(elements.len());
     for group in elements.chunks(LANES) {
-        let lift = |array: &Array<f64>| Array {
-            shape: array.shape.clone(),
-            data: array.data.iter().map(|&value| Dual::of(value)).collect(),
-        };
-        let mut lifted: Vec<Array<Dual>> = inputs.iter().map(lift).collect();
-        for (lane, &element) in group.iter().enumerate() {
-            lifted[input].data[element].tangent[lane] = 1.0;
-        }
-        let output = reference(&lifted);
-        for lane in 0..group.len() {
-            derivatives.push(output.data.iter().zip(upstream).map(|(y, u)| y.tangent[lane] * u).sum());
-        }
+        let direction = |lane: usize, element: usize| f64::from(u8::from(group.get(lane) == Some(&element)));
+        derivatives.extend(&exact_along(reference, inputs, upstream, input, &direction)[..group.len()]);
     }
     derivatives
+}
+
+/// The exact derivatives of <upstream, f(inputs)> when one input moves along [`LANES`] directions, given by lane and
+/// element.
+pub fn exact_along(
+    reference: &dyn Fn(&[Array<Dual>]) -> Array<Dual>,
+    inputs: &[Array<f64>],
+    upstream: &[f64],
+    input: usize,
+    direction: &dyn Fn(usize, usize) -> f64,
+) -> [f64; LANES] {
+    let lift = |array: &Array<f64>| Array {
+        shape: array.shape.clone(),
+        data: array.data.iter().map(|&value| Dual::of(value)).collect(),
+    };
+    let mut lifted: Vec<Array<Dual>> = inputs.iter().map(lift).collect();
+    for (element, number) in lifted[input].data.iter_mut().enumerate() {
+        number.tangent = std::array::from_fn(|lane| direction(lane, element));
+    }
+    let output = reference(&lifted);
+    std::array::from_fn(|lane| output.data.iter().zip(upstream).map(|(y, u)| y.tangent[lane] * u).sum())
 }
 
 /// All elements of a tensor of `count` elements, or `most` of them chosen by `seed`, in order.

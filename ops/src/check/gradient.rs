@@ -2,10 +2,13 @@
 
 use crate::case::{Case, array, uniform};
 use autograd::Result;
-use autograd::gradcheck::{backward_with, difference, exact, nan_max, relative_error, sample, value};
+use autograd::exact::LANES;
+use autograd::gradcheck::{backward_with, difference, exact, exact_along, nan_max, relative_error, sample, value};
+use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
-/// At most this many elements of each input are compared; the rest of a large case is skipped.
+/// At most this many elements of each input are compared one by one; the rest of a large case is skipped, and only
+/// seen all together along random directions.
 const SAMPLE: usize = 48;
 
 #[derive(Default)]
@@ -51,8 +54,29 @@ pub(super) fn check(case: &Case) -> Result<Found> {
         found.difference_error = nan_max(found.difference_error, relative_error(&of_rule, &differences));
         let exact = exact(&|x| case.dual_reference(x), &case.arrays(), &weights, input, &elements);
         found.exact_error = nan_max(found.exact_error, relative_error(&of_rule, &exact));
+        if count > SAMPLE {
+            let along = along_random_directions(case, &weights, input, gradient.as_ref())?;
+            found.exact_error = nan_max(found.exact_error, along);
+        }
     }
     Ok(found)
+}
+
+/// The difference between a whole gradient and the exact one, seen along random directions in which every element
+/// counts: a wrong element that is not in the sample shows here. Relative to the gradient's norm.
+fn along_random_directions(case: &Case, weights: &[f64], input: usize, gradient: Option<&Tensor>) -> Result<f64> {
+    let count = case.inputs[input].count();
+    let random = Philox::new(0xD1CE, input as u64);
+    let direction = |lane: usize, element: usize| match random.word((element * LANES + lane) as u64) & 1 {
+        0 => -1.0,
+        _ => 1.0,
+    };
+    let exact = exact_along(&|x| case.dual_reference(x), &case.arrays(), weights, input, &direction);
+    let gradient = at(gradient, &(0..count).collect::<Vec<_>>())?;
+    let norm = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
+    let along = |lane: usize| -> f64 { (0..count).map(|element| gradient[element] * direction(lane, element)).sum() };
+    let worst = (0..LANES).map(|lane| (along(lane) - exact[lane]).abs()).fold(0.0, nan_max);
+    Ok(if worst == 0.0 { 0.0 } else { worst / norm.max(f64::MIN_POSITIVE) })
 }
 
 /// Some elements of a gradient; zeros where there is none, which is what a missing gradient claims.
@@ -84,9 +108,19 @@ impl Oracle {
         Ok(Self { upstream, exact })
     }
 
-    /// The gradients by a backward rule whose saved tensors `tamper` may spoil.
-    pub fn gradients(&self, case: &Case, tamper: impl FnOnce(&autograd::Tape)) -> Result<Vec<Option<Tensor>>> {
-        backward_with(case, &case.inputs, &self.upstream, tamper)
+    /// The gradient of the value that the exact ones were computed for.
+    pub fn upstream(&self) -> &Tensor {
+        &self.upstream
+    }
+
+    /// The gradients by a backward rule that is given `upstream`, and whose saved tensors `tamper` may spoil.
+    pub fn gradients(
+        &self,
+        case: &Case,
+        upstream: &Tensor,
+        tamper: impl FnOnce(&autograd::Tape),
+    ) -> Result<Vec<Option<Tensor>>> {
+        backward_with(case, &case.inputs, upstream, tamper)
     }
 
     /// Whether these gradients agree with the exact ones.

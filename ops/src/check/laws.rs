@@ -128,16 +128,18 @@ fn threads_do_not_matter(case: &Case, upstream: &Tensor, _: &Gradients) -> Resul
 fn views_agree(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<bool> {
     let value_of_copies = value(case, &case.inputs)?;
     for input in 0..case.inputs.len() {
-        let mut inputs = case.inputs.clone();
-        let Some(view) = strided(&case.inputs[input])? else { continue };
-        inputs[input] = view;
-        match value(case, &inputs) {
-            Err(Error::Tensor(tensor::Error::NotContiguous { .. })) => continue,
-            Err(error) => return Err(error),
-            Ok(value) => {
-                let agree = same_bits(&[Some(value)], &[Some(value_of_copies.clone())])?;
-                if !agree || !same_bits(&backward(case, &inputs, upstream)?, gradients)? {
-                    return Ok(false);
+        for view in [with_gaps, transposed] {
+            let mut inputs = case.inputs.clone();
+            let Some(view) = view(&case.inputs[input])? else { continue };
+            inputs[input] = view;
+            match value(case, &inputs) {
+                Err(Error::Tensor(tensor::Error::NotContiguous { .. })) => continue,
+                Err(error) => return Err(error),
+                Ok(value) => {
+                    let agree = same_bits(&[Some(value)], &[Some(value_of_copies.clone())])?;
+                    if !agree || !same_bits(&backward(case, &inputs, upstream)?, gradients)? {
+                        return Ok(false);
+                    }
                 }
             }
         }
@@ -145,17 +147,24 @@ fn views_agree(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<
     Ok(true)
 }
 
+/// The same elements, stored with the last two axes exchanged, if there are two.
+fn transposed(tensor: &Tensor) -> Result<Option<Tensor>> {
+    if tensor.rank() < 2 {
+        return Ok(None);
+    }
+    let mut order: Vec<usize> = (0..tensor.rank()).collect();
+    order.swap(tensor.rank() - 2, tensor.rank() - 1);
+    Ok(Some(tensor.permute(&order)?.contiguous().permute(&order)?))
+}
+
 /// The same elements with gaps between the rows, if there is more than one row.
-fn strided(tensor: &Tensor) -> Result<Option<Tensor>> {
+fn with_gaps(tensor: &Tensor) -> Result<Option<Tensor>> {
     let rank = tensor.rank();
-    if rank < 2 {
+    if rank < 2 || tensor.dtype() == DType::Index {
         return Ok(None);
     }
     let cols = tensor.shape()[rank - 1];
     let mut wider = Tensor::zeros(tensor.shape().with(rank - 1, cols + 3), tensor.dtype());
-    if tensor.dtype() == DType::Index {
-        return Ok(None);
-    }
     let values = tensor.to_vec::<f64>()?;
     let out = wider.as_mut_slice::<f64>("strided")?;
     for (row, values) in values.chunks(cols.max(1)).enumerate() {

@@ -1,9 +1,9 @@
 //! Backward rules broken on purpose.
 //!
-//! A check that never fails proves nothing. For every operation each breakage below is tried, on what the
-//! rule returns (per input) and on what it saved (per saved tensor); at least one case must notice. A
-//! breakage that changes no bit on any case (say, two equal operands swapped) is no mutant and does not
-//! count.
+//! A check that never fails proves nothing. For every operation each breakage below is tried on what its rule
+//! reads (the incoming gradient, and each tensor that it saved) and on what it returns (the gradient of each
+//! input); at least one case must notice. A breakage that changes no bit on any case (say, two equal operands
+//! swapped) is no mutant and does not count.
 
 use super::Report;
 use super::gradient::Oracle;
@@ -36,6 +36,8 @@ const BREAKAGES: [Breakage; 5] = [
 /// What is spoilt, and how.
 #[derive(Clone, Copy)]
 enum Mutant {
+    /// The incoming gradient, as the rule reads it.
+    Upstream { breakage: usize },
     /// The gradient of one input.
     Gradient { input: usize, breakage: usize },
     /// The gradients of two inputs, exchanged.
@@ -85,7 +87,7 @@ pub(super) fn check(cases: &[Case], report: &mut Report) {
 
 fn all(arity: usize, saved: &[usize]) -> Vec<Mutant> {
     let breakages = 0..BREAKAGES.len();
-    let mut mutants = vec![];
+    let mut mutants: Vec<Mutant> = breakages.clone().map(|breakage| Mutant::Upstream { breakage }).collect();
     for input in 0..arity {
         mutants.extend(breakages.clone().map(|breakage| Mutant::Gradient { input, breakage }));
         mutants.extend((0..input).map(|first| Mutant::SwappedGradients { first, second: input }));
@@ -102,14 +104,21 @@ fn all(arity: usize, saved: &[usize]) -> Vec<Mutant> {
 /// How many tensors each node of a case saves.
 fn saved_per_node(case: &Case) -> Result<Vec<usize>> {
     let mut counts = vec![];
-    Oracle::new(case)?
-        .gradients(case, |tape| counts = tape.nodes().iter().map(|node| node.saved().len()).collect::<Vec<_>>())?;
+    let oracle = Oracle::new(case)?;
+    let upstream = oracle.upstream().clone();
+    oracle.gradients(case, &upstream, |tape| {
+        counts = tape.nodes().iter().map(|node| node.saved().len()).collect::<Vec<_>>()
+    })?;
     Ok(counts)
 }
 
 fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
     let mut changed = false;
-    let mut gradients = oracle.gradients(case, |tape| match mutant {
+    let mut upstream = oracle.upstream().clone();
+    if let Mutant::Upstream { breakage } = mutant {
+        changed = spoil(&mut upstream, BREAKAGES[breakage].1);
+    }
+    let mut gradients = oracle.gradients(case, &upstream, |tape| match mutant {
         Mutant::Saved { node, tensor, breakage } if node < tape.nodes().len() => tape.tamper(node, |mut saved| {
             if let Some(saved) = saved.get_mut(tensor) {
                 changed = spoil(saved, BREAKAGES[breakage].1);
@@ -168,6 +177,7 @@ fn spoil(tensor: &mut Tensor, breakage: fn(&mut [f64])) -> bool {
 
 fn describe(mutant: Mutant) -> String {
     match mutant {
+        Mutant::Upstream { breakage } => format!("{} in the incoming gradient", BREAKAGES[breakage].0),
         Mutant::Gradient { input, breakage } => format!("{} in the gradient of input {input}", BREAKAGES[breakage].0),
         Mutant::SwappedGradients { first, second } => format!("the gradients of inputs {first} and {second} swapped"),
         Mutant::Saved { node, tensor, breakage } => {
