@@ -22,6 +22,7 @@ pub static PRESETS: &[Preset] = &[
         image_size: 32,
         config: nano,
     },
+    Preset { name: "micro", summary: "32x32 images, a third of nano's work", image_size: 32, config: micro },
     Preset { name: "tiny", summary: "BiFormer-T, 13.1 M parameters", image_size: 224, config: ModelConfig::default },
     Preset { name: "small", summary: "BiFormer-S, 25.5 M parameters", image_size: 224, config: small },
     Preset { name: "base", summary: "BiFormer-B, 56.8 M parameters", image_size: 224, config: base },
@@ -64,6 +65,18 @@ fn nano() -> ModelConfig {
         n_win: PerStage::All(4),
         head_dim: 24,
         full_attention_heads: 6,
+        stem_strides: [2, 1],
+        ..ModelConfig::default()
+    }
+}
+
+fn micro() -> ModelConfig {
+    ModelConfig {
+        num_classes: 10,
+        depth: vec![1, 1, 2, 1],
+        embed_dim: vec![32, 64, 128, 256],
+        topks: vec![2, 4, -2, -2],
+        n_win: PerStage::All(4),
         stem_strides: [2, 1],
         ..ModelConfig::default()
     }

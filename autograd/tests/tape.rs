@@ -1,0 +1,189 @@
+//! What the tape promises: gradients that add up, and nothing lost in silence.
+
+use autograd::{
+    Error, Gradients, InputGrads, ParamId, Parameters, ParametersBuilder, Result, Rule, Tape, Var, rule_fields,
+};
+use tensor::{DType, Tensor};
+
+/// a·b, element by element; the simplest operation with two inputs.
+fn times<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
+    let (x, y) = (a.value().to_vec::<f64>()?, b.value().to_vec::<f64>()?);
+    let product: Vec<f64> = x.iter().zip(&y).map(|(x, y)| x * y).collect();
+    let rule = || Times { a: a.value().clone(), b: b.value().clone() };
+    a.tape().record("times", &[a, b], Tensor::from_slice(&product, a.shape())?, rule)
+}
+
+struct Times {
+    a: Tensor,
+    b: Tensor,
+}
+
+impl Rule for Times {
+    rule_fields!("times", a, b);
+
+    fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        // Both open at once, as a fused kernel has them.
+        let (mut da, mut db) = (grads.open(0)?, grads.open(1)?);
+        let upstream = upstream.as_slice::<f64>("times")?;
+        for (slot, other) in [(&mut da, &self.b), (&mut db, &self.a)] {
+            let other = other.to_vec::<f64>()?;
+            if let Some(mut out) = slot.out::<f64>()? {
+                out.put(&upstream.iter().zip(&other).map(|(u, o)| u * o).collect::<Vec<_>>());
+            }
+        }
+        grads.close(da);
+        grads.close(db);
+        Ok(())
+    }
+}
+
+fn vector(values: &[f64]) -> Tensor {
+    Tensor::from_slice(values, [values.len()]).unwrap()
+}
+
+/// Parameters p (2) and q (3).
+fn parameters() -> (Parameters, ParamId, ParamId) {
+    let mut builder = ParametersBuilder::default();
+    let p = builder.add("p", [2], vec![2.0, 3.0]);
+    let q = builder.add("q", [3], vec![1.0; 3]);
+    (builder.build(DType::F64).unwrap(), p, q)
+}
+
+/// One pass over x·p, from the gradient (1, 1).
+fn pass(parameters: &Parameters, p: ParamId, x: &[f64], gradients: &mut Gradients) {
+    let tape = Tape::new();
+    let y = times(&tape.constant(vector(x)), &tape.parameter(parameters, p)).unwrap();
+    tape.backward_from(&y, vector(&[1.0, 1.0]), gradients).unwrap();
+}
+
+fn of(gradients: &Gradients, id: ParamId) -> Vec<f64> {
+    gradients.parameter(id).unwrap().to_vec().unwrap()
+}
+
+#[test]
+fn micro_batches_add_up_until_the_next_step_begins() {
+    let (parameters, p, _) = parameters();
+    let mut gradients = Gradients::new(&parameters);
+    gradients.begin_step();
+    pass(&parameters, p, &[5.0, 7.0], &mut gradients);
+    assert_eq!(of(&gradients, p), [5.0, 7.0]);
+    pass(&parameters, p, &[1.0, 2.0], &mut gradients);
+    assert_eq!(of(&gradients, p), [6.0, 9.0]);
+    gradients.begin_step();
+    assert!(gradients.parameter(p).is_none());
+    pass(&parameters, p, &[1.0, 2.0], &mut gradients);
+    assert_eq!(of(&gradients, p), [1.0, 2.0], "stored, not added to the last step's");
+}
+
+#[test]
+fn a_parameter_at_several_places_collects_all_its_gradients() {
+    let (parameters, p, _) = parameters();
+    let mut gradients = Gradients::new(&parameters);
+    // p·p, with p recorded once and twice: twice an input of one operation, and two nodes.
+    for nodes in [1, 2] {
+        let tape = Tape::new();
+        let first = tape.parameter(&parameters, p);
+        let second = if nodes == 1 { first.clone() } else { tape.parameter(&parameters, p) };
+        let y = times(&times(&first, &second).unwrap(), &first).unwrap();
+        gradients.begin_step();
+        tape.backward_from(&y, vector(&[1.0, 1.0]), &mut gradients).unwrap();
+        assert_eq!(of(&gradients, p), [12.0, 27.0], "3p², {nodes} nodes");
+    }
+}
+
+#[test]
+fn inputs_and_constants() {
+    let tape = Tape::new();
+    let (x, c) = (tape.input(vector(&[2.0])), tape.constant(vector(&[5.0])));
+    let y = times(&times(&x, &x).unwrap(), &c).unwrap();
+    let mut gradients = Gradients::default();
+    tape.backward(&y, &mut gradients).unwrap();
+    assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap(), [20.0]);
+    assert!(gradients.of(&c).is_none());
+    assert!(tape.to_string().contains("times"), "{tape}");
+    assert_eq!(tape.saved_bytes(), 0, "freed on the way");
+}
+
+#[test]
+fn an_inference_tape_records_nothing() {
+    let tape = Tape::inference();
+    let x = tape.input(vector(&[2.0]));
+    let y = times(&x, &x).unwrap();
+    assert!(tape.nodes().is_empty() && y.node().is_none());
+    let error = tape.backward(&y, &mut Gradients::default()).unwrap_err();
+    assert!(matches!(error, Error::NotRecorded { .. }), "{error}");
+}
+
+#[test]
+fn a_value_of_another_tape_is_refused() {
+    let (one, two) = (Tape::new(), Tape::new());
+    let (a, b) = (one.input(vector(&[1.0])), two.input(vector(&[1.0])));
+    assert!(matches!(times(&a, &b).unwrap_err(), Error::ForeignVar { op: "times" }));
+    let y = times(&a, &a).unwrap();
+    assert!(matches!(two.backward(&y, &mut Gradients::default()).unwrap_err(), Error::ForeignVar { .. }));
+}
+
+#[test]
+fn a_tape_is_walked_once() {
+    let tape = Tape::new();
+    let x = tape.input(vector(&[2.0]));
+    let y = times(&x, &x).unwrap();
+    tape.backward(&y, &mut Gradients::default()).unwrap();
+    let error = tape.backward(&y, &mut Gradients::default()).unwrap_err();
+    assert!(error.to_string().contains("walked already"), "{error}");
+}
+
+#[test]
+fn a_rule_that_forgets_an_input_is_an_error() {
+    struct Forgetful;
+    impl Rule for Forgetful {
+        rule_fields!("forgetful");
+        fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+            grads.give(0, upstream)
+        }
+    }
+    let tape = Tape::new();
+    let (a, b) = (tape.input(vector(&[1.0])), tape.input(vector(&[1.0])));
+    let y = tape.record("forgetful", &[&a, &b], vector(&[1.0]), || Forgetful).unwrap();
+    let error = tape.backward(&y, &mut Gradients::default()).unwrap_err();
+    assert_eq!(error, Error::MissingGradient { op: "forgetful", input: 1 });
+}
+
+#[test]
+fn parameters_that_the_loss_does_not_depend_on_are_named() {
+    let (parameters, p, _) = parameters();
+    let mut gradients = Gradients::new(&parameters);
+    pass(&parameters, p, &[1.0, 1.0], &mut gradients);
+    assert_eq!(gradients.require_all().unwrap_err(), Error::Unreached { names: vec!["q".into()] });
+}
+
+#[test]
+fn gradients_of_another_model_are_refused() {
+    let (parameters, p, _) = parameters();
+    let mut builder = ParametersBuilder::default();
+    builder.add("other", [7], vec![0.0; 7]);
+    let other = builder.build(DType::F64).unwrap();
+    let tape = Tape::new();
+    let y = times(&tape.constant(vector(&[1.0, 1.0])), &tape.parameter(&parameters, p)).unwrap();
+    let error = tape.backward_from(&y, vector(&[1.0, 1.0]), &mut Gradients::new(&other)).unwrap_err();
+    assert!(matches!(error, Error::ForeignGradients { .. }), "{error}");
+}
+
+#[test]
+fn parameters_are_not_written_while_somebody_looks_at_them() {
+    let (mut parameters, p, _) = parameters();
+    let view = parameters.get(p);
+    let error = parameters.flat_mut::<f64>().unwrap_err();
+    assert!(matches!(error, Error::Tensor(tensor::Error::Shared { .. })), "{error}");
+    drop(view);
+    parameters.flat_mut::<f64>().unwrap()[0] = 9.0;
+    assert_eq!(parameters.get(p).to_vec::<f64>().unwrap(), [9.0, 3.0]);
+}
+
+#[test]
+fn the_first_value_that_is_not_finite_is_named() {
+    let tape = Tape::checking_finite();
+    let x = tape.input(vector(&[1e200]));
+    let y = times(&x, &x).unwrap_err();
+    assert_eq!(y, Error::NotFinite { op: "times", node: 1 });
+}

@@ -1,0 +1,119 @@
+//! Views against a model: a tensor as a function from positions to elements.
+
+use proptest::prelude::*;
+use tensor::{DType, Error, Tensor};
+
+/// Extents, and the elements in order.
+type Model = (Vec<usize>, Vec<u32>);
+
+fn positions(shape: &[usize]) -> Vec<Vec<usize>> {
+    shape.iter().fold(vec![vec![]], |all, &extent| {
+        all.iter().flat_map(|start| (0..extent).map(move |i| [&start[..], &[i]].concat())).collect()
+    })
+}
+
+/// The model of a view: its extents, and where each of its positions lies in what it is a view of.
+fn seen((shape, elements): &Model, extents: Vec<usize>, source: impl Fn(&[usize]) -> Vec<usize>) -> Model {
+    let place = |at: &[usize]| at.iter().zip(shape).fold(0, |place, (i, extent)| place * extent + i);
+    let elements = positions(&extents).iter().map(|at| elements[place(&source(at))]).collect();
+    (extents, elements)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn a_chain_of_views_shows_the_right_elements(
+        shape in prop::collection::vec(0usize..5, 1..4),
+        steps in prop::collection::vec((0u8..4, any::<[u8; 3]>()), 0..6),
+    ) {
+        let count: usize = shape.iter().product();
+        let elements: Vec<u32> = (0..count as u32).collect();
+        let mut tensor = Tensor::from_slice(&elements, shape.clone()).unwrap();
+        let mut model: Model = (shape, elements);
+        for (kind, [a, b, c]) in steps {
+            let rank = model.0.len();
+            let axis = usize::from(a) % rank;
+            match kind {
+                0 => {
+                    let mut order: Vec<usize> = (0..rank).collect();
+                    order.swap(axis, usize::from(b) % rank);
+                    tensor = tensor.permute(&order).unwrap();
+                    let extents = order.iter().map(|&axis| model.0[axis]).collect();
+                    // A swap is its own inverse.
+                    model = seen(&model, extents, |at| order.iter().map(|&axis| at[axis]).collect());
+                }
+                1 => {
+                    let extent = model.0[axis];
+                    let start = usize::from(b) % (extent + 1);
+                    let end = start + usize::from(c) % (extent - start + 1);
+                    tensor = tensor.slice(axis, start..end).unwrap();
+                    let mut extents = model.0.clone();
+                    extents[axis] = end - start;
+                    model = seen(&model, extents, |at| {
+                        let mut at = at.to_vec();
+                        at[axis] += start;
+                        at
+                    });
+                }
+                2 => {
+                    let extents = [&[1 + usize::from(b) % 3][..], &model.0].concat();
+                    tensor = tensor.broadcast_to(extents.clone()).unwrap();
+                    model = seen(&model, extents, |at| at[1..].to_vec());
+                }
+                _ => {
+                    let extents = vec![model.1.len(), 1];
+                    let reshaped = tensor.reshape(extents.clone());
+                    if tensor.is_contiguous() {
+                        tensor = reshaped.unwrap();
+                    } else {
+                        let refused = matches!(reshaped, Err(Error::NotContiguous { .. }));
+                        prop_assert!(refused);
+                        tensor = tensor.contiguous().reshape(extents.clone()).unwrap();
+                    }
+                    model.0 = extents;
+                }
+            }
+            prop_assert_eq!(&tensor.shape()[..], &model.0[..]);
+            prop_assert_eq!(tensor.to_vec::<u32>().unwrap(), model.1.clone());
+            let copy = tensor.contiguous();
+            prop_assert_eq!(copy.as_slice::<u32>("test").unwrap(), &model.1[..]);
+            let shown = format!("{tensor:?}");
+            prop_assert!(shown.starts_with("Tensor index"));
+        }
+    }
+}
+
+#[test]
+fn what_does_not_exist_is_refused() {
+    let t = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0], [2, 3]).unwrap();
+    assert!(matches!(t.slice(2, 0..1), Err(Error::Axis { axis: 2, rank: 2, .. })));
+    assert!(matches!(t.slice(1, 2..4), Err(Error::OutOfRange { index: 4, .. })));
+    assert!(matches!(t.permute(&[0, 0]), Err(Error::Argument { .. })));
+    assert!(matches!(t.broadcast_to([2, 2]), Err(Error::Broadcast { .. })));
+    assert!(matches!(t.reshape([4]), Err(Error::Shape { .. })));
+    assert!(matches!(t.as_slice::<f64>("test"), Err(Error::DType { .. })));
+    assert!(matches!(Tensor::from_slice(&[1u32], [2]), Err(Error::Shape { .. })));
+    // Extents whose product a usize cannot hold.
+    let none = Tensor::zeros([0], DType::F32);
+    assert!(matches!(none.reshape([1 << 62, 4]), Err(Error::Shape { .. })));
+    assert!(matches!(none.reshape([1 << 62, 4, 0]), Err(Error::Shape { .. })));
+}
+
+#[test]
+fn a_shared_buffer_is_not_written() {
+    let mut t = Tensor::zeros([2, 2], DType::F32);
+    let view = t.slice(0, 0..1).unwrap();
+    assert!(matches!(t.as_mut_slice::<f32>("test"), Err(Error::Shared { .. })));
+    drop(view);
+    t.as_mut_slice::<f32>("test").unwrap()[3] = 1.0;
+    assert_eq!(t.to_vec::<f32>().unwrap(), [0.0, 0.0, 0.0, 1.0]);
+}
+
+#[test]
+fn casting_rounds_to_nearest() {
+    let t = Tensor::from_slice(&[1.0 + 2f64.powi(-25), 1.0 + 3.0 * 2f64.powi(-25), 3.0e-310], [3]).unwrap();
+    assert_eq!(t.cast(DType::F32).unwrap().to_vec::<f32>().unwrap(), [1.0, 1.0 + 2f32.powi(-23), 0.0]);
+    let t = Tensor::from_slice(&[1.0f32 + 2f32.powi(-9), 1.0 + 3.0 * 2f32.powi(-9)], [2]).unwrap();
+    let halved = t.cast(DType::Bf16).unwrap().cast(DType::F32).unwrap();
+    assert_eq!(halved.to_vec::<f32>().unwrap(), [1.0, 1.0 + 2f32.powi(-7)]);
+}
