@@ -1,4 +1,4 @@
-//! The copy of a view: the one place where a view's elements are laid one after another.
+//! The copy of a view, its elements one after another: the way to give a view to an operation that needs that.
 //!
 //! **Forward.** y = x, contiguous. A tensor that is contiguous already is not copied.
 //!

@@ -2,7 +2,7 @@
 //!
 //! A block is [`PIXELS`] output pixels by a group of kernel taps of about [`COLUMNS`] inputs: what the matrix
 //! product keeps in the second-level cache anyway. So the buffer of a task stays small whatever the image
-//! and the kernel, and each task packs the weight once for many pixels.
+//! and the kernel, and the weight is packed once for many pixels.
 
 use rayon::prelude::*;
 use std::ops::Range;
