@@ -4,6 +4,7 @@ use crate::biformer::BiFormer;
 use crate::config::{Attend, Family, ModelConfig};
 use crate::error::Result;
 use crate::pass::Mode;
+use crate::regions::Regions;
 use autograd::Tape;
 use serde::Serialize;
 use tensor::Tensor;
@@ -123,12 +124,14 @@ fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
     let mlp = 2 * c * hidden * tokens;
     match config.attend(stage) {
         Attend::Routed(k) => {
-            let n_win = config.n_win.at(stage);
-            let padded = map.map(|side| side.next_multiple_of(n_win));
-            let (padded, regions) = ((padded[0] * padded[1]) as u64, (n_win * n_win) as u64);
-            macs.linear = 4 * c * c * padded + mlp;
+            let area = |[height, width]: [usize; 2]| (height * width) as u64;
+            let cut = config.regions(map, stage).unwrap_or(Regions { grid: [1, 1], size: map });
+            let (padded, regions) = (area(cut.padded()), area(cut.grid));
+            // What is projected to queries, keys and values; the result is cropped before its own projection.
+            let projected = if config.family == Family::BiformerStlNchw { tokens } else { padded };
+            macs.linear = 3 * c * c * projected + c * c * tokens + mlp;
             macs.conv += square(config.lce_kernel) * c * padded;
-            macs.attention = 2 * padded * (k as u64 * padded / regions) * c;
+            macs.attention = 2 * padded * (k as u64 * area(cut.size)) * c;
             macs.routing = regions * regions * c;
         }
         attend => {
