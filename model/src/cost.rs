@@ -156,3 +156,25 @@ pub fn activation_bytes(model: &BiFormer, height: usize, width: usize) -> Result
     drop(output);
     Ok(kept / IMAGES)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::presets::preset;
+    use tensor::DType;
+
+    /// A map of 16x16 and n_win = 5: rounded up that is 5x5 regions of 4x4 tokens, rounded down 6x6 of 3x3.
+    #[test]
+    fn maps_that_do_not_divide_cost_what_each_layout_pads() -> Result<()> {
+        for (name, regions, tokens, padded) in [("stl", 25, 16, 400), ("stl_nchw", 36, 9, 324)] {
+            let fields = ["depth=1", "embed_dim=32", "topks=2", "n_win=5", "auto_pad=true"];
+            let config = preset(name)?.config().with_overrides(fields)?;
+            let stage = parts(&BiFormer::blank(&config, DType::F32)?, 64, 64)?.swap_remove(1);
+            assert_eq!(stage.macs.routing, regions * regions * 32, "{name}");
+            assert_eq!(stage.macs.attention, 2 * padded * 2 * tokens * 32, "{name}");
+            let projected = if name == "stl" { padded } else { 256 };
+            assert_eq!(stage.macs.linear, 32 * 32 * (3 * projected + 256 + 8 * 256), "{name}");
+        }
+        Ok(())
+    }
+}
