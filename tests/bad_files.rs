@@ -194,6 +194,15 @@ fn run_folders_that_cannot_be() {
         biformer(&arguments).refused(&["run folder", text(&out), "choose another with --out"]);
     }
     assert_eq!(fs::read(&file).unwrap(), b"precious");
+    // Somebody else's files of the names that a run writes.
+    for name in ["config.toml", "metrics.jsonl", "timings.jsonl", "curves.png", "routing.png"] {
+        let out = fresh("bad-folder-taken");
+        fs::write(out.join(name), "precious").unwrap();
+        let arguments = ["train", "--config", text(config), "--data", text(data), "--out", text(&out)];
+        biformer(&arguments).refused(&["bad-folder-taken", name, "choose another with --out"]);
+        assert_eq!(fs::read(out.join(name)).unwrap(), b"precious");
+        assert_eq!(contents(&out).len(), 1, "nothing beside it");
+    }
 }
 
 /// A limit on the size of files stands for a disk that fills up: the small ones fit, the checkpoint does not.
@@ -222,5 +231,9 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     biformer(&["train", "--resume", "--out", text(&run), "--epochs", "2"]).ok();
     let new = fresh("full-disk-new").join("run");
     let data = text(&shared().data);
-    limited(&["train", "--config", config, "--data", data, "--out", text(&new)]).refused(&["saving failed; make room"]);
+    let train = ["train", "--config", config, "--data", data, "--out", text(&new), "--epochs", "1"];
+    limited(&train).refused(&["saving failed; make room"]);
+    // What did not begin is not in the way.
+    assert!(contents(&new).is_empty());
+    biformer(&train).ok();
 }

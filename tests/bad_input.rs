@@ -3,6 +3,8 @@
 
 mod common;
 
+use biformer::model::TensorFile;
+use biformer::tensor::Tensor;
 use common::program::{biformer, fresh, text};
 use common::samples::{self, Trained, train};
 use std::fs;
@@ -74,7 +76,8 @@ fn images_that_cannot_be_decoded() {
     let eval = biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok();
     assert!(eval.out.contains("\"images\": 7") && eval.err.contains("light/1.png"), "{eval:?}");
     fs::write(data.join("val/dark/0.png"), "").unwrap();
-    biformer(&["eval", "--checkpoint", text(&run)]).refused(&["dark/0.png", "max_bad_images is 1"]);
+    biformer(&["eval", "--checkpoint", text(&run)]).refused(&["dark/0.png", "max_bad_images is 1", "--max-bad-images"]);
+    biformer(&["eval", "--checkpoint", text(&run), "--max-bad-images", "2"]).ok();
     let bad = data.join("train/dark/3.png");
     biformer(&["predict", "--checkpoint", text(&run), text(&bad)]).refused(&["dark/3.png", "PNG or JPEG"]);
     biformer(&["predict", "--checkpoint", text(&run), "/nowhere.png"]).refused(&["/nowhere.png is missing"]);
@@ -154,7 +157,8 @@ fn values_that_make_no_sense() {
 
 #[test]
 fn models_that_cannot_be() {
-    let cases: [(&[&str], &[&str]); 14] = [
+    let cases: [(&[&str], &[&str]); 15] = [
+        (&["n_win=65"], &["n_win: 65 in stage 1, expected 1 to 64"]),
         (&["topks=17,8,-2"], &["topks: 17 in stage 1", "4x4 = 16 regions", "from 1 to that number"]),
         (&["topks=0,8,-2"], &["topks: 0 in stage 1"]),
         (&["topks=1,2"], &["topks: 2 values for the 3 stages"]),
@@ -179,6 +183,10 @@ fn models_that_cannot_be() {
     for size in ["0", "1000000000", "18446744073709551615"] {
         biformer(&["info", "--image-size", size]).refused(&["image does not fit"]);
     }
+    let nchw = ["info", "--model", "stl_nchw"];
+    biformer(&[&nchw[..], &["--set", "soft_routing=true"]].concat()).refused(&["soft_routing", "biformer_stl_nchw"]);
+    biformer(&[&nchw[..], &["--image-size", "64"]].concat())
+        .refused(&["a side of 64 is 4 in stage 3, too little for n_win = 7 regions", "a side of 128 fits"]);
     biformer(&["info", "--model", "tiny", "--image-size", "200"]).refused(&["a side of 112 or 224 fits"]);
     biformer(&["bench", "--batch-size", "1000000"]).refused(&["--batch-size 1000000", "GB"]);
     biformer(&["bench", "--steps", "0"]).refused(&["--steps 0"]);
@@ -198,6 +206,35 @@ fn a_loss_that_is_not_finite() {
         status == Some(2) && (err.contains("operation to go wrong") || err.contains("norm of the gradients")),
         "{err}"
     );
-    // What was saved before can still be used.
-    biformer(&["eval", "--checkpoint", text(&folder.join("run"))]).ok();
+    // What was saved before is whole, and of weights that are numbers.
+    let saved = TensorFile::read(&folder.join("run/checkpoint.safetensors")).unwrap();
+    assert!(saved.tensors["head.weight"].to_vec::<f32>().unwrap().iter().all(|weight| weight.is_finite()));
+}
+
+/// Weights so large that one layer's results are no numbers, and a trained model whose weights are none.
+#[test]
+fn the_first_operation_to_go_wrong_is_named() {
+    let folder = fresh("huge-weights");
+    let shared = shared();
+    let mut huge = biformer::trainer::checkpoint::read_weights(&shared.run).unwrap();
+    let weight = huge.tensors.get_mut("stages.1.0.mlp.0.weight").unwrap();
+    *weight = Tensor::full(weight.shape().clone(), f32::MAX);
+    let file = folder.join("huge.safetensors");
+    huge.write(&file).unwrap();
+    let parts = ["step 1 (epoch 1, batch 1 of 10)", "training diverged", "first operation to go wrong", "linear"];
+    train(&folder, "", &shared.data, &["--weights", text(&file)]).refused(&parts);
+
+    let mut checkpoint = TensorFile::read(&shared.run.join("checkpoint.safetensors")).unwrap();
+    let average = checkpoint.tensors.get_mut("average.parameters").unwrap();
+    *average = Tensor::full(average.shape().clone(), f32::NAN);
+    checkpoint.write(&file).unwrap();
+    biformer(&["eval", "--checkpoint", text(&file)]).refused(&[
+        "huge.safetensors",
+        "the loss is NaN",
+        "first operation to go wrong",
+        "conv2d",
+    ]);
+    let picture = folder.join("picture.png");
+    samples::picture(&picture, 32, 32, [9, 90, 200]);
+    biformer(&["predict", "--checkpoint", text(&file), text(&picture)]).refused(&["not finite", "another run"]);
 }

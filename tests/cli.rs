@@ -141,19 +141,54 @@ fn an_image_folder_works_like_cifar() {
 fn a_run_can_start_from_the_weights_of_another() {
     let Trained { data, run, .. } = trained();
     let folder = fresh("cli-weights");
-    let weights = format!("weights = {:?}", text(run));
-    let start = |data: &Path, fields: &str, name: &str| {
+    let start = |data: &Path, fields: &str, name: &str, weights: &[&str]| {
         let (config, out) = (samples::config(&folder, fields), folder.join(name));
         let shared = ["train", "--config", text(&config), "--data", text(data), "--out", text(&out), "--epochs", "1"];
-        (biformer(&shared).ok(), metrics(&out)[0]["train_loss"].as_f64().unwrap())
+        (biformer(&[&shared[..], weights].concat()).ok(), metrics(&out)[0]["train_loss"].as_f64().unwrap())
     };
-    let ((_, scratch), (said, tuned)) = (start(data, "", "scratch"), start(data, &weights, "tuned"));
+    let (_, scratch) = start(data, "", "scratch", &[]);
+    let (said, tuned) = start(data, "", "tuned", &["--weights", text(run)]);
     assert!(tuned < scratch, "{tuned} after training, {scratch} before");
     assert!(!said.out.contains("fresh"), "{said:?}");
     // Another number of classes: everything but the head is taken over.
     let two = samples::image_folder(&folder.join("two"));
-    let (said, _) = start(&two, &format!("{weights}\nimage_size = 32"), "two-classes");
+    let fields = format!("weights = {:?}\nimage_size = 32", text(run));
+    let (said, _) = start(&two, &fields, "two-classes", &[]);
     assert!(said.out.contains("is for 10 classes: this model gets a fresh one"), "{said:?}");
+}
+
+/// What is off by default: soft routing, layer scale, the reference's schedule, micro-batches.
+#[test]
+fn everything_that_is_off_can_be_trained() {
+    let folder = fresh("cli-options");
+    let (config, run) = (samples::config(&folder, "micro_batches = 2"), folder.join("run"));
+    let with = fs::read_to_string(&config).unwrap().replace("[schedule]", "[schedule]\nrule = \"timm\"");
+    let with = with.replace("warmup_epochs = 0.5", "warmup_epochs = 1.0");
+    fs::write(&config, with + "soft_routing = true\nlayer_scale = 0.1\n").unwrap();
+    let Trained { data, .. } = trained();
+    biformer(&["train", "--config", text(&config), "--data", text(data), "--out", text(&run)]).ok();
+    let metrics = metrics(&run);
+    let of = |key: &str| metrics.iter().map(|line| line[key].as_f64().unwrap()).collect::<Vec<f64>>();
+    assert_eq!(of("learning_rate")[0], 1e-5, "constant within an epoch");
+    assert!(of("train_loss")[2] < of("train_loss")[0], "it learns: {metrics:?}");
+    let report = json(&biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out);
+    assert_eq!(report["top1"], metrics[2]["test_accuracy"]);
+    let stored = biformer::model::TensorFile::read(&run.join("checkpoint.safetensors")).unwrap();
+    let gamma = stored.tensors["stages.0.0.gamma1"].to_vec::<f32>().unwrap();
+    assert!(gamma.iter().any(|&factor| (factor - 0.1).abs() > 1e-6), "{gamma:?}");
+}
+
+#[test]
+fn cifar_100_works_like_cifar_10() {
+    let folder = fresh("cli-cifar100");
+    let (data, run) = (samples::cifar100(&folder.join("data")), folder.join("run"));
+    let config = samples::config(&folder, "");
+    let train = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--epochs", "1"];
+    biformer(&train).ok();
+    let report = json(&biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out);
+    assert_eq!(report["images"], samples::TEST);
+    let classes = report["classes"].as_array().unwrap();
+    assert_eq!((classes.len(), classes[42]["name"].as_str()), (100, Some("class 42")));
 }
 
 #[test]
@@ -215,6 +250,43 @@ fn forward_gives_the_references_logits() {
     let set = ["--set", "features=dense", "n_wins=7", "auto_pad=true"];
     let said = biformer(&[&["forward", "--model", "tiny"][..], &files, &set].concat()).ok().out;
     assert!(said.contains("out3 f32 (1, 512, 7, 7)") || said.contains("out3 f32 (2, 512, 7, 7)"), "{said}");
+    assert!(said.contains("lacks extra_norms.0.bias, extra_norms.0.weight"), "it says what the file lacks: {said}");
+    // Its norms are those of a new model: every pixel of a map has the variance 1.
+    let written = TensorFile::read(&output).unwrap();
+    for (name, channels) in [("out0", 64), ("out3", 512)] {
+        let pixels = written.tensors[name].permute(&[0, 2, 3, 1]).unwrap().contiguous().to_vec::<f32>().unwrap();
+        let squares: f64 = pixels[..channels].iter().map(|&x| f64::from(x).powi(2)).sum();
+        approx::assert_relative_eq!(squares / channels as f64, 1.0, max_relative = 1e-3);
+    }
+}
+
+#[test]
+fn forward_takes_a_run_folder_and_says_what_weights_may_be() {
+    use biformer::model::TensorFile;
+    use biformer::tensor::Tensor;
+    let folder = fresh("cli-forward-run");
+    let [input, output] = ["input", "output"].map(|name| folder.join(format!("{name}.safetensors")));
+    let mut file = TensorFile::default();
+    file.tensors.insert("input".into(), Tensor::full([1, 3, 32, 32], 0.5f32));
+    file.write(&input).unwrap();
+    let run = &trained().run;
+    let forward = |weights: &Path| {
+        let files = ["--weights", text(weights), "--input", text(&input), "--output", text(&output)];
+        let fields = samples::CONFIG.split("[architecture]\n").nth(1).unwrap().replace([' ', '[', ']'], "");
+        let set: Vec<&str> = ["--set"].into_iter().chain(fields.lines()).collect();
+        biformer(&[&["forward"][..], &files, &set].concat())
+    };
+    let logits = |weights: &Path| {
+        forward(weights).ok();
+        TensorFile::read(&output).unwrap().tensors["logits"].to_vec::<f32>().unwrap()
+    };
+    assert_eq!(logits(run), logits(&run.join("checkpoint.safetensors")));
+    forward(Path::new("/nowhere.safetensors")).refused(&[
+        "/nowhere.safetensors",
+        "expected",
+        "state_dict",
+        "run folder",
+    ]);
 }
 
 #[test]
@@ -237,8 +309,11 @@ fn bench_tells_speed_and_memory() {
 #[test]
 fn help_tells_every_option() {
     let commands: [(&str, &[&str]); 7] = [
-        ("train", &["config", "model", "data", "epochs", "batch-size", "lr", "seed", "threads", "out", "resume"]),
-        ("eval", &["checkpoint", "data", "json", "threads"]),
+        (
+            "train",
+            &["config", "model", "data", "weights", "epochs", "batch-size", "lr", "seed", "threads", "out", "resume"],
+        ),
+        ("eval", &["checkpoint", "data", "max-bad-images", "json", "threads"]),
         ("predict", &["checkpoint", "threads"]),
         ("gradcheck", &["op", "json", "threads"]),
         ("info", &["model", "image-size", "set", "json"]),
@@ -252,6 +327,9 @@ fn help_tells_every_option() {
         for option in options {
             assert!(help.contains(&format!("--{option}")), "{command} --help says nothing of --{option}");
         }
+    }
+    for preset in biformer::model::PRESETS {
+        assert!(all.contains(preset.name), "{}", preset.name);
     }
     assert!(all.contains("--epochs"), "with no command, train's options hold: {all}");
 }

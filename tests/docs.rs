@@ -88,16 +88,6 @@ fn the_table_of_operations_is_the_registrys() {
     assert!(written == now, "docs/operations.md is out of date: UPDATE=1 cargo test --release --test docs");
 }
 
-#[test]
-fn every_operation_has_a_folder_with_all_its_files() {
-    for op in OPS {
-        for file in ["mod.rs", "reference.rs", "cases.rs"] {
-            let path = root().join("ops/src").join(op.name).join(file);
-            assert!(path.exists(), "{} is missing", path.display());
-        }
-    }
-}
-
 // ---- The README ----
 
 /// The program's command lines in a text's shell blocks, split into words, the program's name first.

@@ -3,7 +3,7 @@
 mod common;
 
 use biformer::autograd::{Gradients, Tape};
-use biformer::model::{Attend, BiFormer, Mode, ModelConfig, Pass, preset};
+use biformer::model::{BiFormer, Mode, ModelConfig, Pass, preset};
 use biformer::optim::{AdamW, AdamWConfig};
 use biformer::tensor::{DType, Tensor};
 use common::generator;
@@ -114,18 +114,17 @@ fn compare_statistics(what: &str, got: &[f64], want: &Value) {
 /// Sets of routed regions, block by block. Regions that are pure padding have identical keys, so that which of
 /// them is taken means nothing: they count as one and the same.
 fn compare_routes(vector: &Vector, config: &ModelConfig, routes: &[(String, Tensor)], shape: &[usize]) {
-    let Some(known) = vector.json["routing"].as_array() else { return };
+    let Some(known) = vector.json["routing"].as_array().filter(|known| !known.is_empty()) else { return };
     assert_eq!(known.len(), routes.len(), "{}: number of routed attentions", vector.name());
     for (known, (name, ours)) in known.iter().zip(routes) {
         let what = format!("{} {name}", vector.name());
         assert_eq!(known["block"].as_str().unwrap().trim_end_matches(".router"), name, "{what}");
         let stage: usize = name.split('.').nth(1).unwrap().parse().unwrap();
-        assert!(matches!(config.attend(stage), Attend::Routed(_)));
-        let n_win = config.n_win.at(stage);
+        let map = [shape[2], shape[3]].map(|side| config.map_side(side, stage));
+        let cut = config.regions(map, stage).expect("a stage that routes");
         let padding = |region: usize| {
-            let beyond = |place: usize, side: usize| place * side.div_ceil(n_win) >= side;
-            let map = [shape[2], shape[3]].map(|side| config.map_side(side, stage));
-            beyond(region / n_win, map[0]) || beyond(region % n_win, map[1])
+            let place = [region / cut.grid[1], region % cut.grid[1]];
+            (0..2).any(|axis| place[axis] * cut.size[axis] >= map[axis])
         };
         let [_, regions, topk] = ours.dims("routes", "(N, P, k)").unwrap();
         let ours: Vec<usize> = ours.to_vec::<u32>().unwrap().into_iter().map(|region| region as usize).collect();
@@ -139,7 +138,8 @@ fn compare_routes(vector: &Vector, config: &ModelConfig, routes: &[(String, Tens
         // Both rows are the first image's.
         let last = (regions - 1) * topk;
         assert_eq!(set(&ours[last..last + topk]), set(&row("row_last")), "{what}, last row");
-        if !(0..n_win * n_win).any(padding) {
+        assert_eq!(regions, cut.grid[0] * cut.grid[1], "{what}, regions");
+        if !(0..regions).any(padding) {
             assert_eq!(ours.iter().sum::<usize>() as u64, known["idx_sum"].as_u64().unwrap(), "{what}, sum of indices");
         }
     }
@@ -153,11 +153,12 @@ fn training_steps() {
     }
 }
 
-/// The number after a phrase in a description: "label smoothing 0.10" gives 0.1.
-fn described(vector: &Vector, field: &str, phrase: &str) -> f64 {
+/// The numbers after a phrase in a description: "betas 0.9,0.999" gives [0.9, 0.999].
+fn described<const N: usize>(vector: &Vector, field: &str, phrase: &str) -> [f64; N] {
     let text = vector.json[field].as_str().unwrap();
     let after = text.split(phrase).nth(1).unwrap_or_else(|| panic!("{}: no \"{phrase}\" in {text}", vector.name()));
-    after.trim().split([' ', ',', ';']).next().unwrap().parse().unwrap()
+    let mut numbers = after.trim().split([' ', ',', ';']).map(|number| number.parse().unwrap());
+    std::array::from_fn(|_| numbers.next().unwrap())
 }
 
 fn train(vector: &Vector) {
@@ -166,10 +167,11 @@ fn train(vector: &Vector) {
     let mut model = vector.model(DType::F64);
     let shape: Vec<usize> = numbers(&json["shape"]).iter().map(|&x| x as usize).collect();
     let classes = json["num_classes"].as_u64().unwrap() as usize;
-    let smoothing = described(vector, "loss", "label smoothing");
-    let lr = described(vector, "optimizer", "lr");
-    let settings =
-        AdamWConfig { weight_decay: described(vector, "optimizer", "weight decay"), ..AdamWConfig::default() };
+    let [smoothing] = described(vector, "loss", "label smoothing");
+    let [lr] = described(vector, "optimizer", "lr");
+    let ([eps], [weight_decay]) =
+        (described(vector, "optimizer", "eps"), described(vector, "optimizer", "weight decay"));
+    let settings = AdamWConfig { betas: described(vector, "optimizer", "betas"), eps, weight_decay };
     let mut optimizer = AdamW::new(&model.parameters, settings).unwrap();
     let mut gradients = Gradients::new(&model.parameters);
     let layout = model.parameters.layout().clone();

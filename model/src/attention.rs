@@ -4,6 +4,7 @@ use crate::config::{Attend, Family, ModelConfig};
 use crate::error::{Error, Result};
 use crate::layers::{DepthwiseConv, Linear};
 use crate::pass::Pass;
+use crate::regions::Regions;
 use crate::state::Builder;
 use autograd::Var;
 use ops::Bra;
@@ -19,15 +20,7 @@ pub struct Attention {
 
 enum Kind {
     /// Bi-level routing attention. The projection and the padding of the published variants differ in order.
-    Routed {
-        name: String,
-        n_win: usize,
-        topk: usize,
-        heads: usize,
-        soft: bool,
-        auto_pad: bool,
-        pad_after_projection: bool,
-    },
+    Routed { name: String, family: Family, n_win: usize, topk: usize, heads: usize, soft: bool, auto_pad: bool },
     /// Full attention; where the local context comes from, if there is one.
     Full { heads: usize, context: Context },
 }
@@ -56,12 +49,12 @@ impl Attention {
                 let (qkv, out) = if nchw { ("qkv_linear", "output_linear") } else { ("qkv.qkv", "wo") };
                 let kind = Kind::Routed {
                     name: name.to_owned(),
+                    family: config.family,
                     n_win: config.n_win.at(stage),
                     topk,
                     heads: dim / config.head_dim,
                     soft: config.soft_routing,
                     auto_pad: config.auto_pad,
-                    pad_after_projection: nchw,
                 };
                 Self {
                     kind,
@@ -111,15 +104,12 @@ impl Attention {
     }
 
     fn routed<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
-        let Kind::Routed { name, n_win, topk, heads, soft, auto_pad, pad_after_projection } = &self.kind else {
+        let Kind::Routed { name, family, n_win, topk, heads, soft, auto_pad } = &self.kind else {
             return Ok(x.clone());
         };
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
         let map = [height, width];
-        // Where regions are cut: S by S of them, padded up to equal size; or, in the NCHW variant, regions of
-        // a rounded-down size, as many as it takes.
-        let region = map.map(|side| if *pad_after_projection { side / n_win } else { side.div_ceil(*n_win) });
-        if region.contains(&0) {
+        let Some(regions) = Regions::of(map, *n_win, *family) else {
             let reason = format!("a map of {height}x{width} tokens cannot be cut into {n_win}x{n_win} regions");
             return Err(Error::ImageSize {
                 height,
@@ -127,15 +117,14 @@ impl Attention {
                 reason,
                 advice: "use larger images or a smaller n_win".into(),
             });
-        }
-        let grid =
-            if *pad_after_projection { [map[0].div_ceil(region[0]), map[1].div_ceil(region[1])] } else { [*n_win; 2] };
-        let padded = [grid[0] * region[0], grid[1] * region[1]];
-        if padded != map && !(*auto_pad || *pad_after_projection) {
+        };
+        let (grid, padded) = (regions.grid, regions.padded());
+        let pad_after_projection = *family == Family::BiformerStlNchw;
+        if padded != map && !(*auto_pad || pad_after_projection) {
             let reason = format!("{name} meets a map of {height}x{width} tokens, not a multiple of n_win {n_win}");
             return Err(Error::ImageSize { height, width, reason, advice: "set auto_pad = true".into() });
         }
-        let qkv = if *pad_after_projection {
+        let qkv = if pad_after_projection {
             pad(&self.qkv.forward(pass, x)?, map, padded)?
         } else {
             self.qkv.forward(pass, &pad(x, map, padded)?)?

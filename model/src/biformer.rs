@@ -62,7 +62,7 @@ impl BiFormer {
         Self::build(config, Builder::new(seed), dtype)
     }
 
-    /// A model whose weights are all zero: to be loaded, or only looked at.
+    /// A model without drawn weights, zero in their place: to be loaded, or only looked at.
     pub fn blank(config: &ModelConfig, dtype: DType) -> Result<Self> {
         Self::build(config, Builder::blank(), dtype)
     }

@@ -1,6 +1,7 @@
 //! What a BiFormer looks like: the fields, and what they must fulfil.
 
 use crate::error::{Error, Result};
+use crate::regions::Regions;
 use ops::dwconv::KERNELS;
 use serde::{Deserialize, Serialize};
 
@@ -144,7 +145,9 @@ const MOST_BLOCKS: usize = 256;
 const MOST_CHANNELS: usize = 1 << 16;
 const MOST_CLASSES: usize = 1 << 20;
 const MOST_PARAMETERS: f64 = 4e9;
-/// The largest side of an image, and the most tokens of the first stage's map.
+/// Routing compares all regions with all others.
+const MOST_N_WIN: usize = 64;
+/// The largest side of an image, and the most tokens of a stage's map with its padding.
 const MOST_SIDE: usize = 1 << 13;
 const MOST_TOKENS: usize = 1 << 22;
 
@@ -204,6 +207,11 @@ impl ModelConfig {
         }
         if self.features == Features::Dense && self.family == Family::BiformerStlNchw {
             return wrong("features", "dense features are those of the biformer and biformer_stl layouts".into());
+        }
+        if self.soft_routing && self.family == Family::BiformerStlNchw {
+            let message =
+                "true, but the biformer_stl_nchw layout routes hard only; use biformer_stl, or set it to false";
+            return wrong("soft_routing", message.into());
         }
         for (field, len) in [("embed_dim", self.embed_dim.len()), ("topks", self.topks.len())] {
             if len != stages {
@@ -268,8 +276,8 @@ impl ModelConfig {
         }
         match self.attend(stage) {
             Attend::Routed(k) => {
-                if n_win == 0 || n_win > 1024 {
-                    return wrong("n_win", format!("{n_win} in stage {}, from 1 to 1024", stage + 1));
+                if !(1..=MOST_N_WIN).contains(&n_win) {
+                    return wrong("n_win", format!("{n_win} in stage {}, expected 1 to {MOST_N_WIN}", stage + 1));
                 }
                 if k == 0 || k > n_win * n_win {
                     let k = self.topks[stage];
@@ -300,12 +308,15 @@ impl ModelConfig {
     /// regions.
     pub fn check_image(&self, height: usize, width: usize) -> Result<()> {
         let unfit = |reason: String, advice: String| Err(Error::ImageSize { height, width, reason, advice });
-        let tokens: Option<usize> = (height.max(width) <= MOST_SIDE)
-            .then(|| [height, width].iter().map(|&side| self.map_side(side, 0)).product())
-            .filter(|&tokens| tokens <= MOST_TOKENS);
-        if tokens.is_none() {
-            let reason = format!("more than {MOST_SIDE} pixels a side, or {MOST_TOKENS} tokens in stage 1");
-            return unfit(reason, "use a smaller one".into());
+        let large = |stage: usize| {
+            let map = [height, width].map(|side| self.map_side(side, stage));
+            let Regions { grid, size } = self.regions(map, stage).unwrap_or(Regions { grid: [1, 1], size: map });
+            let regions: usize = grid.iter().product();
+            regions * size[0] * size[1] > MOST_TOKENS || regions > MOST_N_WIN * MOST_N_WIN
+        };
+        if height.max(width) > MOST_SIDE || (0..self.stages()).any(large) {
+            let most = format!("{MOST_TOKENS} tokens or {} regions in a stage", MOST_N_WIN * MOST_N_WIN);
+            return unfit(format!("more than {MOST_SIDE} pixels a side, {most}"), "use a smaller one".into());
         }
         let bad = |side: usize| (0..self.stages()).find(|&stage| !self.side_fits(side, stage));
         let Some((side, stage)) = [height, width].into_iter().find_map(|side| Some((side, bad(side)?))) else {
@@ -314,6 +325,9 @@ impl ModelConfig {
         let (map, n_win) = (self.map_side(side, stage), self.n_win.at(stage));
         let reason = match map {
             0 => format!("nothing is left of a side of {side} in stage {}", stage + 1),
+            _ if map < n_win && self.family == Family::BiformerStlNchw => {
+                format!("a side of {side} is {map} in stage {}, too little for n_win = {n_win} regions", stage + 1)
+            }
             _ => format!("a side of {side} is {map} in stage {}, which n_win = {n_win} does not divide", stage + 1),
         };
         // Sizes that fit come at least once in every product of all strides and windows: look nearby, for one

@@ -4,6 +4,7 @@ use crate::biformer::BiFormer;
 use crate::config::{Attend, Family, ModelConfig};
 use crate::error::Result;
 use crate::pass::Mode;
+use crate::regions::Regions;
 use autograd::Tape;
 use serde::Serialize;
 use tensor::Tensor;
@@ -123,12 +124,14 @@ fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
     let mlp = 2 * c * hidden * tokens;
     match config.attend(stage) {
         Attend::Routed(k) => {
-            let n_win = config.n_win.at(stage);
-            let padded = map.map(|side| side.next_multiple_of(n_win));
-            let (padded, regions) = ((padded[0] * padded[1]) as u64, (n_win * n_win) as u64);
-            macs.linear = 4 * c * c * padded + mlp;
+            let area = |[height, width]: [usize; 2]| (height * width) as u64;
+            let cut = config.regions(map, stage).unwrap_or(Regions { grid: [1, 1], size: map });
+            let (padded, regions) = (area(cut.padded()), area(cut.grid));
+            // What is projected to queries, keys and values; the result is cropped before its own projection.
+            let projected = if config.family == Family::BiformerStlNchw { tokens } else { padded };
+            macs.linear = 3 * c * c * projected + c * c * tokens + mlp;
             macs.conv += square(config.lce_kernel) * c * padded;
-            macs.attention = 2 * padded * (k as u64 * padded / regions) * c;
+            macs.attention = 2 * padded * (k as u64 * area(cut.size)) * c;
             macs.routing = regions * regions * c;
         }
         attend => {
@@ -152,4 +155,26 @@ pub fn activation_bytes(model: &BiFormer, height: usize, width: usize) -> Result
     let kept = tape.saved_bytes().saturating_sub(model.parameters.flat().bytes());
     drop(output);
     Ok(kept / IMAGES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::presets::preset;
+    use tensor::DType;
+
+    /// A map of 16x16 and n_win = 5: rounded up that is 5x5 regions of 4x4 tokens, rounded down 6x6 of 3x3.
+    #[test]
+    fn maps_that_do_not_divide_cost_what_each_layout_pads() -> Result<()> {
+        for (name, regions, tokens, padded) in [("stl", 25, 16, 400), ("stl_nchw", 36, 9, 324)] {
+            let fields = ["depth=1", "embed_dim=32", "topks=2", "n_win=5", "auto_pad=true"];
+            let config = preset(name)?.config().with_overrides(fields)?;
+            let stage = parts(&BiFormer::blank(&config, DType::F32)?, 64, 64)?.swap_remove(1);
+            assert_eq!(stage.macs.routing, regions * regions * 32, "{name}");
+            assert_eq!(stage.macs.attention, 2 * padded * 2 * tokens * 32, "{name}");
+            let projected = if name == "stl" { padded } else { 256 };
+            assert_eq!(stage.macs.linear, 32 * 32 * (3 * projected + 256 + 8 * 256), "{name}");
+        }
+        Ok(())
+    }
 }

@@ -3,6 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `config.rs`, `presets.rs` | [`ModelConfig`] and the models by name |
+//! | `regions.rs` | how routed attention cuts a map into regions |
 //! | `overrides.rs` | single fields of a configuration, by name |
 //! | `biformer.rs` | [`BiFormer`], stages between mergings, and the head |
 //! | `block.rs`, `attention.rs`, `layers.rs` | a block; the three ways to attend; layers |
@@ -23,6 +24,7 @@ mod layers;
 mod overrides;
 mod pass;
 mod presets;
+mod regions;
 mod state;
 mod weights;
 
@@ -35,5 +37,6 @@ pub use files::{TensorFile, write_safely};
 pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
+pub use regions::Regions;
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};
 pub use weights::Loaded;

@@ -71,3 +71,23 @@ fn parse(text: &str, list: bool) -> Value {
     let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
     if list || inner.contains(',') { inner.split(',').map(scalar).collect() } else { scalar(inner) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn fields_and_aliases_are_those_that_files_have() {
+        let table = serde_json::to_value(ModelConfig::default()).unwrap();
+        let keys: BTreeSet<&str> = table.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(keys, BTreeSet::from(FIELDS));
+        for (theirs, ours) in ALIASES {
+            let mut renamed = table.as_object().unwrap().clone();
+            let value = renamed.remove(ours).unwrap();
+            renamed.insert(theirs.to_owned(), value);
+            let read: ModelConfig = serde_json::from_value(renamed.into()).unwrap();
+            assert_eq!(read, ModelConfig::default(), "{theirs}");
+        }
+    }
+}

@@ -46,7 +46,7 @@ pub enum Init {
 pub struct Builder {
     parameters: ParametersBuilder,
     statistics: Vec<(String, usize)>,
-    /// None: everything is zero.
+    /// None: what would be drawn is zero.
     seed: Option<u64>,
 }
 
@@ -56,7 +56,8 @@ impl Builder {
         Self { parameters: ParametersBuilder::default(), statistics: vec![], seed: Some(seed) }
     }
 
-    /// An empty collection for a model that is only looked at: all its values are zero, which costs nothing.
+    /// An empty collection for a model that is to be loaded or only looked at: nothing is drawn. Constants are what
+    /// they are elsewhere: a file that lacks a norm's weight must not leave a norm that gives zeros.
     pub fn blank() -> Self {
         Self { parameters: ParametersBuilder::default(), statistics: vec![], seed: None }
     }
@@ -66,7 +67,11 @@ impl Builder {
         const PURPOSE: u64 = 0x69_6E69_7421;
         let shape = shape.into();
         let count = shape.count();
-        let Some(seed) = self.seed else { return self.parameters.add_with(name, shape, move || vec![0.0; count]) };
+        let seed = match (init, self.seed) {
+            (Init::Constant(value), _) => return self.parameters.add_with(name, shape, move || vec![value; count]),
+            (_, None) => return self.parameters.add_with(name, shape, move || vec![0.0; count]),
+            (_, Some(seed)) => seed,
+        };
         let key: Vec<u64> = [PURPOSE].into_iter().chain(name.bytes().map(u64::from)).collect();
         let mut draws = Philox::keyed(seed, &key).sequence();
         self.parameters.add_with(name, shape, move || (0..count).map(|_| init.draw(&mut draws)).collect())

@@ -30,7 +30,8 @@ pub struct Arguments {
     /// Steps that are timed, after two that are not.
     #[arg(long, value_name = "N", default_value_t = 10)]
     steps: usize,
-    /// Prints one JSON object.
+    /// Prints one JSON object. Its peak_rss_bytes, the largest resident memory, is null where the system does not
+    /// tell: elsewhere than on Linux.
     #[arg(long)]
     json: bool,
     #[command(flatten)]

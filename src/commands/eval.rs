@@ -3,14 +3,11 @@
 use super::{Status, Threads, Trained};
 use crate::trainer::checkpoint::TrainedModel;
 use crate::trainer::progress::warn_of_skipped;
-use crate::trainer::step::{Score, score_rows};
+use crate::trainer::step::{Score, evaluate};
 use anyhow::{Context, Result};
-use autograd::Tape;
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, Transform};
-use model::Mode;
 use serde::Serialize;
-use tensor::Tensor;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -22,6 +19,9 @@ pub struct Arguments {
     /// Images per pass.
     #[arg(long, value_name = "N", default_value_t = 128)]
     batch_size: usize,
+    /// So many undecodable images are passed over; by default as many as in the run.
+    #[arg(long, value_name = "N")]
+    max_bad_images: Option<usize>,
     /// Prints one JSON object.
     #[arg(long)]
     json: bool,
@@ -71,18 +71,13 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     // What the model's training images were normalised by, whatever these are.
     let transform = Transform::eval(config.image_size, known.statistics)?;
     let mut settings = LoaderConfig::eval(arguments.batch_size, transform);
-    settings.max_bad_images = config.max_bad_images;
+    settings.max_bad_images = arguments.max_bad_images.unwrap_or(config.max_bad_images);
     let loader = Loader::new(dataset, settings)?;
     let mut per_class = vec![Score::default(); classes.len()];
     for batch in loader.epoch(0, 0) {
         let batch = batch?;
-        let tape = Tape::inference();
-        let images = Tensor::from_slice(&batch.images, batch.shape)?;
-        let output = model.forward(&tape, &images, Mode::Evaluate)?;
-        for (slot, (&label, counted)) in batch.labels.iter().zip(batch.counted()).enumerate() {
-            let row = output.logits().value().slice(0, slot..slot + 1)?;
-            per_class[label as usize].add(score_rows(&row, &Tensor::from_slice(&[label], [1])?, &[counted])?);
-        }
+        let scores = evaluate(&model, &batch).with_context(|| arguments.trained.checkpoint.display().to_string())?;
+        scores.into_iter().for_each(|(label, score)| per_class[label as usize].add(score));
         warn_of_skipped(&batch);
         loader.recycle(batch);
     }

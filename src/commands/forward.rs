@@ -1,6 +1,7 @@
 //! `biformer forward`.
 
 use super::{ModelChoice, Status, Threads};
+use crate::trainer::checkpoint::read_weights;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::{Args, ValueEnum};
@@ -12,8 +13,8 @@ use tensor::DType;
 pub struct Arguments {
     #[command(flatten)]
     model: ModelChoice,
-    /// Weights under the reference's state_dict names.
-    #[arg(long, value_name = "FILE")]
+    /// Weights: a safetensors file under the reference's state_dict names, a run folder, or the checkpoint in it.
+    #[arg(long, value_name = "FILE|DIR")]
     weights: PathBuf,
     /// A file with the tensor `input`, (N, 3, H, W).
     #[arg(long, value_name = "FILE")]
@@ -46,13 +47,16 @@ fn compute(arguments: &Arguments) -> Result<()> {
     };
     let config = arguments.model.config()?;
     let mut model = BiFormer::blank(&config, dtype)?;
-    let loaded = model.load(&TensorFile::read(&arguments.weights)?, &arguments.weights.display().to_string())?;
+    let weights = arguments.weights.display().to_string();
+    let loaded = model.load(&read_weights(&arguments.weights)?, &weights)?;
     if let Some(classes) = loaded.head_replaced {
         bail!(
-            "{}: its head has {classes} classes, the model {}; use --set num_classes={classes}",
-            arguments.weights.display(),
+            "{weights}: its head has {classes} classes, the model {}; use --set num_classes={classes}",
             config.num_classes
         );
+    }
+    if !loaded.kept_initial.is_empty() {
+        say!("{weights}: lacks {}, which are as a new model has them", loaded.kept_initial.join(", "));
     }
     let shown = arguments.input.display();
     let file = TensorFile::read(&arguments.input)?;

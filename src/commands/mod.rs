@@ -20,7 +20,7 @@ use crate::config::MOST_THREADS;
 use crate::trainer::checkpoint::{Checkpoint, TrainedModel};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
-use model::{ModelConfig, preset};
+use model::{ModelConfig, PRESETS, preset};
 use std::fmt;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -86,11 +86,16 @@ fn print_line(line: fmt::Arguments<'_>) -> io::Result<()> {
     out.write_all(b"\n")
 }
 
+/// The models by name, in a sentence.
+fn model_names() -> String {
+    let names: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
+    names.join(", ")
+}
+
 /// Which model, and what is different about it.
 #[derive(Debug, Args)]
 struct ModelChoice {
-    /// The model: nano, tiny, small, base, stl or stl_nchw.
-    #[arg(long, value_name = "NAME", default_value = "nano")]
+    #[arg(long, value_name = "NAME", default_value = "nano", help = format!("The model: {}", model_names()))]
     model: String,
     /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
     #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]

@@ -2,7 +2,7 @@
 
 use super::{Status, Threads, Trained};
 use crate::trainer::checkpoint::TrainedModel;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use autograd::Tape;
 use clap::Args;
 use data::{Statistics, eval_tensor, load_image};
@@ -42,6 +42,9 @@ fn classify(model: &BiFormer, image: &std::path::Path, size: usize, statistics: 
     let tape = Tape::inference();
     let output = model.forward(&tape, &Tensor::from_slice(&pixels, [1, size, size, 3])?, Mode::Evaluate)?;
     let logits = output.logits().value().cast(tensor::DType::F64)?.to_vec::<f64>()?;
+    if logits.iter().any(|logit| !logit.is_finite()) {
+        bail!("the model's logits are not finite: its weights are of no use, take those of another run");
+    }
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = logits.iter().map(|x| (x - largest).exp()).collect();
     let total: f64 = weights.iter().sum();

@@ -1,6 +1,6 @@
 //! `biformer train`.
 
-use super::Status;
+use super::{Status, model_names};
 use crate::config::{Changes, RunConfig};
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result};
@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use tensor::cpu::parallel::thread_pool;
 use toml::{Table, Value};
 
 /// The command line wins over the configuration file, which wins over the defaults.
@@ -19,13 +18,16 @@ pub struct Arguments {
     /// A TOML file; any field of a run folder's config.toml can be given in it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The model: nano (the default), tiny, small, base, stl or stl_nchw.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = model_help())]
     model: Option<String>,
     /// `embedded` (the default: 6,000 images of CIFAR-10 inside the program), or a folder with CIFAR-10 or
     /// CIFAR-100 in their binary layout, or with train/CLASS/*.png|jpg and val/ or test/.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
+    /// Weights to start from: a run folder, the checkpoint in it, or a state_dict in a safetensors file. A head for
+    /// another number of classes is replaced by a fresh one.
+    #[arg(long, value_name = "DIR|FILE")]
+    weights: Option<PathBuf>,
     /// Passes over the training images.
     #[arg(long, value_name = "N")]
     epochs: Option<usize>,
@@ -57,7 +59,12 @@ impl Arguments {
         let integer = |value: u64| i64::try_from(value).map(Value::Integer).context("a number is too large");
         let number = |value: Option<usize>| value.map(|value| integer(value as u64)).transpose();
         let peak = |lr: f64| Value::Table([("peak".to_owned(), Value::Float(lr))].into_iter().collect());
-        let out = self.out.as_ref().map(|out| out.to_str().context("--out: expected a path in UTF-8")).transpose()?;
+        let path = |flag: &str, path: &Option<PathBuf>| {
+            let text = |path: &PathBuf| path.to_str().map(str::to_owned);
+            path.as_ref()
+                .map(|path| text(path).with_context(|| format!("{flag}: expected a path in UTF-8")))
+                .transpose()
+        };
         let flags = [
             ("model", self.model.clone().map(Value::String)),
             ("data", self.data.clone().map(Value::String)),
@@ -66,21 +73,28 @@ impl Arguments {
             ("schedule", self.lr.map(peak)),
             ("seed", self.seed.map(integer).transpose()?),
             ("threads", number(self.threads)?),
-            ("out", out.map(|out| Value::String(out.to_owned()))),
+            ("weights", path("--weights", &self.weights)?.map(Value::String)),
+            ("out", path("--out", &self.out)?.map(Value::String)),
         ];
         let given = flags.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         Changes::gather(self.config.as_deref(), given.collect::<Table>())
     }
 }
 
+fn model_help() -> String {
+    let names = model_names();
+    format!(
+        "The model: {names}; nano by default. The published models get nano's recipe (24 epochs, batches of 64, one \
+         learning rate) unless a configuration says otherwise"
+    )
+}
+
 pub fn run(arguments: &Arguments) -> Result<Status> {
     let changes = arguments.changes()?;
     let stop = stop_on_ctrl_c()?;
     let config = if arguments.resume { Trainer::resumed_config(&changes)? } else { RunConfig::changed(&changes)? };
-    thread_pool(config.threads).context("starting threads")?.install(|| {
-        let mut trainer = if arguments.resume { Trainer::resume(config)? } else { Trainer::new(config)? };
-        train(&mut trainer, &stop)
-    })
+    let mut trainer = if arguments.resume { Trainer::resume(config)? } else { Trainer::new(config)? };
+    train(&mut trainer, &stop)
 }
 
 fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {

@@ -1,10 +1,10 @@
 //! Checkpoints: one safetensors file with weights, running statistics, moments and average, and beside them,
 //! as metadata, the configuration, the place in the run, and what must be known of the data.
 
+use super::average;
 use super::step::Score;
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
-use autograd::Parameters;
 use data::{Dataset, Statistics};
 use model::{BiFormer, TensorFile};
 use serde::{Deserialize, Serialize};
@@ -80,7 +80,7 @@ pub struct Checkpoint {
 
 /// A model that was trained, with what is needed to use it.
 pub struct TrainedModel {
-    /// The model, with the averaged weights if the run kept an average.
+    /// The model, with the averaged weights and statistics if the run kept an average.
     pub model: BiFormer,
     /// The run's configuration.
     pub config: RunConfig,
@@ -155,10 +155,14 @@ impl Checkpoint {
         let tensors = &mut self.file.tensors;
         tensors.remove(tensor_names::M);
         tensors.remove(tensor_names::V);
-        let average = tensors.remove(tensor_names::AVERAGE);
+        let averages = [tensor_names::AVERAGE, tensor_names::AVERAGE_STATISTICS].map(|name| tensors.remove(name));
         load_all(&mut model, &self.file, &shown)?;
-        if let Some(average) = average {
-            take_average(&mut model.parameters, &average).context(shown)?;
+        match &averages {
+            [Some(parameters), Some(statistics)] => {
+                average::adopt(&mut model, parameters, statistics).context(shown)?;
+            }
+            [None, None] => {}
+            _ => bail!("{shown}: half of the average is missing; take another copy, or train again"),
         }
         Ok(TrainedModel { model, config: self.config, data: self.data })
     }
@@ -172,11 +176,20 @@ pub mod tensor_names {
     pub const V: &str = "optimizer.v";
     /// The averaged parameters, flat.
     pub const AVERAGE: &str = "average.parameters";
+    /// The averaged statistics of the BatchNorms, flat.
+    pub const AVERAGE_STATISTICS: &str = "average.statistics";
 }
 
 /// The weights in a run folder or its checkpoint (averaged, if the run kept an average), or in any file of a
 /// model's state_dict.
 pub fn read_weights(path: &Path) -> Result<TensorFile> {
+    if !path.exists() {
+        bail!(
+            "weights {}: there is no such file; expected a safetensors file with a model's state_dict, a run folder, or \
+             the {FILE_NAME} in it",
+            path.display()
+        );
+    }
     if !path.is_dir() {
         let file = TensorFile::read(path)?;
         if !file.metadata.contains_key("format") || !file.tensors.contains_key(tensor_names::M) {
@@ -191,15 +204,5 @@ pub fn load_all(model: &mut BiFormer, file: &TensorFile, path: &str) -> Result<(
     if let Some(classes) = model.load(file, path)?.head_replaced {
         bail!("{path}: its head has {classes} classes, its configuration {}", model.config().num_classes);
     }
-    Ok(())
-}
-
-/// A model's parameters replaced by averaged ones, from a checkpoint's flat buffer.
-fn take_average(parameters: &mut Parameters, flat: &Tensor) -> Result<()> {
-    let (own, average) = (parameters.flat().shape().clone(), flat.as_slice::<f32>("average")?);
-    if *flat.shape() != own {
-        bail!("the averaged parameters are {}, the model's {own}", flat.shape());
-    }
-    parameters.flat_mut::<f32>()?.copy_from_slice(average);
     Ok(())
 }

@@ -15,6 +15,8 @@ use std::time::Duration;
 const CONFIG: &str = "config.toml";
 const METRICS: &str = "metrics.jsonl";
 const TIMINGS: &str = "timings.jsonl";
+const CURVES: &str = "curves.png";
+const ROUTING: &str = "routing.png";
 /// How many test images the picture of routed regions shows.
 const PICTURED: usize = 6;
 
@@ -66,19 +68,20 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Makes the folder and writes the configuration. A folder that holds a run already is left alone.
+    /// Makes the folder. One that holds a run already, or anything else that a run would write over, is left alone.
     pub fn create(config: &RunConfig) -> Result<Self> {
         let folder = Self { path: config.out.clone() };
         let shown = folder.path.display();
         if folder.checkpoint().exists() {
             bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
         }
-        if folder.path.join(METRICS).exists() {
-            bail!("run folder {shown}: holds a run without its checkpoint; choose another with --out, or remove it");
+        if let Some(name) =
+            [CONFIG, METRICS, TIMINGS, CURVES, ROUTING].iter().find(|name| folder.path.join(name).exists())
+        {
+            bail!("run folder {shown}: there is a {name}, and no checkpoint; choose another with --out, or remove it");
         }
         fs::create_dir_all(&folder.path)
             .with_context(|| format!("run folder {shown}: cannot be made; choose another with --out"))?;
-        folder.write_config(config)?;
         Ok(folder)
     }
 
@@ -147,7 +150,7 @@ impl RunFolder {
         }
         for entry in fs::read_dir(&self.path)?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with('.') && name.ends_with(".tmp") {
+            if is_temporary(&name) {
                 // Another process's litter: worth removing, not worth failing over.
                 let _ = fs::remove_file(entry.path());
             }
@@ -172,16 +175,44 @@ impl RunFolder {
 
     /// Draws the training curves.
     pub fn draw_curves(&self) -> Result<()> {
-        let path = self.path.join("curves.png");
+        let path = self.path.join(CURVES);
         pictures::curves::draw(&self.metrics()?, &path).with_context(|| path.display().to_string())
     }
 
     /// Draws where the regions of a few images of a batch look, over what the model saw of them.
     pub fn draw_routes(&self, batch: &Batch, trace: &Trace, transform: &Transform) -> Result<()> {
-        let path = self.path.join("routing.png");
+        let path = self.path.join(ROUTING);
         let counted = batch.counted();
         let slots = (0..counted.len()).filter(|&slot| counted[slot]).take(PICTURED);
         let shown = slots.map(|slot| Ok((slot, transform.picture(batch.image(slot))?))).collect::<Result<Vec<_>>>()?;
         pictures::routes::draw(&shown, trace, &path).with_context(|| path.display().to_string())
+    }
+}
+
+/// Whether a file is one that [`write_safely`] begins for one of a run's files, and that a killed process left.
+fn is_temporary(name: &str) -> bool {
+    let written = [CONFIG, METRICS, TIMINGS, CURVES, ROUTING, FILE_NAME];
+    let number = |rest: &str| rest.strip_suffix(".tmp").is_some_and(is_number);
+    let of = |written: &str| name.strip_prefix('.')?.strip_prefix(written)?.strip_prefix('.').map(number);
+    written.into_iter().any(|written| of(written) == Some(true))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_that_a_run_begins_are_temporary() {
+        assert!(
+            [".config.toml.12.tmp", ".checkpoint.safetensors.4711.tmp", ".routing.png.1.tmp"].map(is_temporary)
+                == [true; 3]
+        );
+        let others =
+            ["config.toml", ".notes.12.tmp", ".config.toml.tmp", ".config.toml..tmp", ".config.toml.a.tmp", ".x.tmp"];
+        assert!(others.map(is_temporary) == [false; 6]);
     }
 }

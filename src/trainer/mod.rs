@@ -3,10 +3,12 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `step.rs` | [`Learner`]: model, optimiser and average; one training step, one evaluation |
+//! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to go on to the bit, and how it is stored |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
 //! | `progress.rs` | what a user sees while it trains |
 
+mod average;
 pub mod checkpoint;
 pub mod folder;
 pub mod progress;
@@ -19,10 +21,12 @@ use data::{Dataset, Loader, LoaderConfig, Split, Transform};
 use folder::{EpochMetrics, RunFolder};
 use optim::Schedule;
 use progress::Display;
+use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use step::{Learner, Score};
+use tensor::cpu::parallel::thread_pool;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,8 +40,10 @@ pub enum Outcome {
     Interrupted,
 }
 
-/// A training run.
+/// A training run. It computes on threads of its own, as many as its configuration asks for; they flush denormals,
+/// which other threads do not.
 pub struct Trainer {
+    pool: Arc<ThreadPool>,
     config: RunConfig,
     folder: RunFolder,
     learner: Learner,
@@ -50,15 +56,22 @@ pub struct Trainer {
 impl Trainer {
     /// A new run: makes its folder, which must not hold a run already. From then on there is always a checkpoint
     /// in it, so that it can be resumed whenever it ends.
-    pub fn new(mut config: RunConfig) -> Result<Self> {
+    pub fn new(config: RunConfig) -> Result<Self> {
+        let pool = threads(&config)?;
+        Arc::clone(&pool).install(|| Self::begin(pool, config))
+    }
+
+    fn begin(pool: Arc<ThreadPool>, mut config: RunConfig) -> Result<Self> {
         let (train, test) = open_data(&config)?;
         adopt_classes(&mut config, train.as_ref())?;
         let facts = DataFacts::of(train.as_ref());
         let (train, test) = loaders(&config, &facts, train, test)?;
         let learner = Learner::new(&config)?;
         let folder = RunFolder::create(&config)?;
-        let trainer = Self { config, folder, learner, progress: Progress::default(), facts, train, test };
+        let trainer = Self { pool, config, folder, learner, progress: Progress::default(), facts, train, test };
+        // In this order: a folder with a checkpoint can be resumed, one with anything less would be in the way.
         trainer.save()?;
+        trainer.folder.write_config(&trainer.config)?;
         Ok(trainer)
     }
 
@@ -73,7 +86,12 @@ impl Trainer {
 
     /// The run in the configuration's folder, taken up where its checkpoint left it. In what decides a result the
     /// configuration must be that of the run.
-    pub fn resume(mut config: RunConfig) -> Result<Self> {
+    pub fn resume(config: RunConfig) -> Result<Self> {
+        let pool = threads(&config)?;
+        Arc::clone(&pool).install(|| Self::go_on(pool, config))
+    }
+
+    fn go_on(pool: Arc<ThreadPool>, mut config: RunConfig) -> Result<Self> {
         let folder = RunFolder::open(&config.out)?;
         let checkpoint = Checkpoint::read(&folder.checkpoint())?;
         let (facts, progress) = (checkpoint.data.clone(), checkpoint.progress.clone());
@@ -100,7 +118,7 @@ impl Trainer {
         let learner = Learner::resume(&checkpoint)?;
         folder.rewind(progress.epoch)?;
         folder.write_config(&config)?;
-        Ok(Self { config, folder, learner, progress, facts, train, test })
+        Ok(Self { pool, config, folder, learner, progress, facts, train, test })
     }
 
     /// The run folder.
@@ -120,11 +138,13 @@ impl Trainer {
 
     /// Trains until all epochs are done or `stop` is set.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
-        let steps = self.train.batches_per_epoch();
-        let display = Display::new(&self.config, &self.learner, &self.progress, steps, self.train.dataset().len());
-        let outcome = self.run_epochs(stop, &display);
-        display.close();
-        outcome
+        Arc::clone(&self.pool).install(|| {
+            let (steps, images) = (self.train.batches_per_epoch(), self.train.dataset().len());
+            let display = Display::new(&self.config, &self.learner, &self.progress, steps, images);
+            let outcome = self.run_epochs(stop, &display);
+            display.close();
+            outcome
+        })
     }
 
     fn run_epochs(&mut self, stop: &AtomicBool, display: &Display) -> Result<Outcome> {
@@ -192,7 +212,7 @@ impl Trainer {
             for batch in test.epoch(0, 0) {
                 let batch = batch?;
                 display.skipped(&batch);
-                total.add(step::evaluate(model, &batch)?);
+                step::evaluate(model, &batch)?.into_iter().for_each(|(_, score)| total.add(score));
                 test.recycle(batch);
                 if stop.load(Ordering::Relaxed) {
                     return Ok(None);
@@ -206,11 +226,13 @@ impl Trainer {
     /// Writes the run's pictures: curves, and where regions of a few test images look.
     pub fn draw(&mut self) -> Result<()> {
         self.folder.draw_curves()?;
-        if let Some(batch) = self.test.epoch(0, 0).next().transpose()? {
-            let trace = self.learner.with_average(|model| step::trace(model, &batch))?;
-            self.folder.draw_routes(&batch, &trace, self.test.transform())?;
-        }
-        Ok(())
+        Arc::clone(&self.pool).install(|| {
+            if let Some(batch) = self.test.epoch(0, 0).next().transpose()? {
+                let trace = self.learner.with_average(|model| step::trace(model, &batch))?;
+                self.folder.draw_routes(&batch, &trace, self.test.transform())?;
+            }
+            Ok(())
+        })
     }
 
     fn save(&self) -> Result<()> {
@@ -228,6 +250,11 @@ impl Trainer {
             false => "saving failed; make room, or choose another folder with --out".to_owned(),
         }
     }
+}
+
+/// The threads that a run computes on.
+fn threads(config: &RunConfig) -> Result<Arc<ThreadPool>> {
+    Ok(Arc::new(thread_pool(config.threads).context("starting threads")?))
 }
 
 /// What hands out the batches to train on, and those to test on.

@@ -49,7 +49,7 @@ impl Display {
         let bar =
             ProgressBar::with_draw_target(Some((config.epochs * steps) as u64), ProgressDrawTarget::stderr_with_hz(4));
         let style =
-            ProgressStyle::with_template("{bar:24} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressStyle::with_template("{bar:10} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style.progress_chars("█▓░"));
         bar.set_position((progress.epoch * steps + progress.batch) as u64);
         Self { bar, epochs: config.epochs, steps }
@@ -61,15 +61,7 @@ impl Display {
         self.bar.set_position(done as u64);
         let per_step = progress.score.images as f64 / progress.batch.max(1) as f64;
         let left = (self.epochs * self.steps - done) as f64 * per_step / images_per_second.max(1e-9);
-        // What matters less comes last: a narrow terminal cuts it off.
-        self.bar.set_message(format!(
-            "epoch {}/{}  loss {:.3}  accuracy {:>4.1}%  {} left  {images_per_second:.0} images/s  lr {lr:.1e}",
-            progress.epoch + 1,
-            self.epochs,
-            progress.score.mean_loss(),
-            100.0 * progress.score.accuracy(),
-            clock(left)
-        ));
+        self.bar.set_message(message(progress, self.epochs, left, images_per_second, lr));
     }
 
     /// Names images that could not be decoded.
@@ -103,6 +95,17 @@ fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
+/// What stands behind the bar. What matters less comes last: a narrow terminal cuts it off.
+fn message(progress: &Progress, epochs: usize, seconds_left: f64, images_per_second: f64, lr: f64) -> String {
+    format!(
+        "epoch {}/{epochs}  loss {:.3}  accuracy {:>4.1}%  {} left  {images_per_second:.0} images/s  lr {lr:.1e}",
+        progress.epoch + 1,
+        progress.score.mean_loss(),
+        100.0 * progress.score.accuracy(),
+        clock(seconds_left)
+    )
+}
+
 /// Names a batch's images that could not be decoded.
 pub fn warn_of_skipped(batch: &Batch) {
     for skipped in &batch.skipped {
@@ -116,5 +119,20 @@ fn clock(seconds: f64) -> String {
     match seconds {
         0..3600 => format!("{}:{:02}", seconds / 60, seconds % 60),
         _ => format!("{}h{:02}", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trainer::step::Score;
+
+    #[test]
+    fn eighty_columns_show_speed_and_time_left() {
+        let score = Score { loss: 6907.8, right: 1000, right_in_five: 1000, images: 1000 };
+        let progress = Progress { epoch: 298, score, ..Progress::default() };
+        let shown = message(&progress, 300, 45_000.0, 1234.5, 1e-3);
+        let shown = &shown[..80 - "██████████ ".chars().count()];
+        assert!(shown.contains("12h30 left") && shown.contains("1234 images/s"), "{shown}");
     }
 }

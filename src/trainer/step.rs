@@ -1,12 +1,13 @@
 //! One training step, and one evaluation.
 
+use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, read_weights, tensor_names};
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
 use autograd::{Gradients, Tape};
 use data::Batch;
 use model::{BiFormer, Loaded, Mode, Trace};
-use optim::{AdamW, AdamWState, Ema, EmaState, clip_factor, gradient_norm};
+use optim::{AdamW, AdamWState, clip_factor, gradient_norm};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::path::Path;
@@ -56,7 +57,7 @@ pub struct Learner {
     pub model: BiFormer,
     gradients: Gradients,
     optimizer: AdamW,
-    average: Option<Ema>,
+    average: Option<Average>,
     /// What was different about the weights that the run started from.
     pub loaded: Loaded,
 }
@@ -74,15 +75,15 @@ impl Learner {
 
     fn around(model: BiFormer, loaded: Loaded, config: &RunConfig) -> Result<Self> {
         let average = match config.ema.enabled {
-            true => Some(Ema::new(&model.parameters, config.ema.settings())?),
+            true => Some(Average::new(&model, config.ema.settings())?),
             false => None,
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
         Ok(Self { gradients: Gradients::new(&model.parameters), optimizer, average, model, loaded })
     }
 
-    /// One step on a batch: gradients of all its micro-batches, clipped; AdamW; the average; the running
-    /// statistics.
+    /// One step on a batch: gradients of all its micro-batches, each of which also moves the running statistics;
+    /// their sum, clipped; AdamW; the average.
     pub fn train(&mut self, config: &RunConfig, batch: &Batch, step: u64, lr: f64) -> Result<Score> {
         self.gradients.begin_step();
         let parts = config.micro_batches.min(batch.labels.len()).max(1);
@@ -97,7 +98,8 @@ impl Learner {
                 let loss = ops::cross_entropy(logits, &labels, config.label_smoothing)?;
                 let mean = f64::from(loss.value().item::<f32>()?);
                 if !mean.is_finite() {
-                    return Err(explain(&self.model, &images, &labels, mode, mean));
+                    let first = first_to_go_wrong(&self.model, &images, &labels, mode);
+                    bail!("{LOWER_RATE}: the loss is {mean}; {first}");
                 }
                 score.add(scored(logits.value(), &labels, mean)?);
                 let share = ops::scale(&loss, 1.0 / parts as f64)?;
@@ -112,19 +114,17 @@ impl Learner {
         let factor = clip_factor(gradient_norm(&self.gradients)?, longest).context(LOWER_RATE)?;
         self.optimizer.step_scaled(&mut self.model.parameters, &self.gradients, lr, factor)?;
         if let Some(average) = &mut self.average {
-            average.update(&self.model.parameters)?;
+            average.update(&self.model)?;
         }
         Ok(score)
     }
 
-    /// Lets `work` see the model as it is to be used: with the averaged weights in place of its own, if there is
-    /// an average. Whatever comes of it, the model then has its own again.
+    /// Lets `work` see the model as it is to be used: averaged, if there is an average.
     pub fn with_average<R>(&mut self, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
-        let Some(average) = &self.average else { return work(&self.model) };
-        let own = std::mem::replace(&mut self.model.parameters, average.average().duplicate()?);
-        let result = work(&self.model);
-        self.model.parameters = own;
-        result
+        match &self.average {
+            Some(average) => average.lend(&mut self.model, work),
+            None => work(&self.model),
+        }
     }
 
     /// What is needed to go on from here. Weights that are not finite are refused: nobody could go on from there.
@@ -133,15 +133,16 @@ impl Learner {
             bail!("{LOWER_RATE}: after step {} some weights are not finite", self.optimizer.steps());
         }
         let AdamWState { steps, m, v } = self.optimizer.state();
-        let average = self.average.as_ref().map(Ema::state);
         let mut file = self.model.state_dict()?;
         let mut progress = progress.clone();
         progress.optimizer_steps = steps;
         file.tensors.insert(tensor_names::M.into(), m);
         file.tensors.insert(tensor_names::V.into(), v);
-        if let Some(EmaState { updates, average }) = average {
+        if let Some(average) = &self.average {
+            let AverageState { updates, parameters, statistics } = average.state()?;
             progress.average_updates = updates;
-            file.tensors.insert(tensor_names::AVERAGE.into(), average);
+            file.tensors.insert(tensor_names::AVERAGE.into(), parameters);
+            file.tensors.insert(tensor_names::AVERAGE_STATISTICS.into(), statistics);
         }
         Ok(Checkpoint::new(config.clone(), progress, data, file))
     }
@@ -159,8 +160,9 @@ impl Learner {
         learner.optimizer.restore(&moments).with_context(|| shown.clone())?;
         if let Some(average) = &mut learner.average {
             let updates = checkpoint.progress.average_updates;
-            let state = EmaState { updates, average: take(tensor_names::AVERAGE)? };
-            average.restore(&state).with_context(|| shown.clone())?;
+            let (parameters, statistics) = (take(tensor_names::AVERAGE)?, take(tensor_names::AVERAGE_STATISTICS)?);
+            let state = AverageState { updates, parameters, statistics };
+            average.restore(state).with_context(|| shown.clone())?;
         }
         load_all(&mut learner.model, &file, &shown)?;
         Ok(learner)
@@ -170,31 +172,35 @@ impl Learner {
 /// The way out of a run that diverges.
 const LOWER_RATE: &str = "training diverged (try a lower --lr, a smaller clip_norm or a longer warm-up)";
 
-/// The score of a model on a batch.
-pub fn evaluate(model: &BiFormer, batch: &Batch) -> Result<Score> {
+/// A model's scores on those images of a batch that count, with the labels that they have.
+pub fn evaluate(model: &BiFormer, batch: &Batch) -> Result<Vec<(u32, Score)>> {
     let (images, labels) = tensors(batch, 0, 1)?;
     let tape = Tape::inference();
     let output = model.forward(&tape, &images, Mode::Evaluate)?;
-    let score = score_rows(output.logits().value(), &labels, &batch.counted())?;
-    if !score.loss.is_finite() {
-        return Err(explain(model, &images, &labels, Mode::Evaluate, score.mean_loss()));
+    let scores = score_rows(output.logits().value(), &labels)?;
+    let counted = batch.labels.iter().copied().zip(scores).zip(batch.counted());
+    let counted: Vec<(u32, Score)> = counted.filter_map(|(scored, counts)| counts.then_some(scored)).collect();
+    match counted.iter().find(|(_, score)| !score.loss.is_finite()) {
+        None => Ok(counted),
+        Some((_, score)) => {
+            let first = first_to_go_wrong(model, &images, &labels, Mode::Evaluate);
+            bail!("the loss is {}; {first}; the weights are of no use, take those of another run", score.loss)
+        }
     }
-    Ok(score)
 }
 
 /// Runs a pass whose loss was not finite again, looking at every value, to name the first operation that went
 /// wrong.
-fn explain(model: &BiFormer, images: &Tensor, labels: &Tensor, mode: Mode, loss: f64) -> anyhow::Error {
+fn first_to_go_wrong(model: &BiFormer, images: &Tensor, labels: &Tensor, mode: Mode) -> String {
     let tape = Tape::checking_finite();
     let pass = model.forward(&tape, images, mode).map_err(anyhow::Error::from).and_then(|output| {
         ops::cross_entropy(output.logits(), labels, 0.0)?;
         Ok(())
     });
-    let first = match pass {
+    match pass {
         Err(error) => format!("the first operation to go wrong: {error:#}"),
         Ok(()) => "no operation of the forward pass shows why".to_owned(),
-    };
-    anyhow::anyhow!("{LOWER_RATE}: the loss is {loss}; {first}")
+    }
 }
 
 /// What a pass over a batch leaves behind: where regions looked.
@@ -215,17 +221,16 @@ fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<(Tensor, Tensor)>
 
 /// The score of logits (N, K), given their mean training loss.
 fn scored(logits: &Tensor, labels: &Tensor, mean_loss: f64) -> Result<Score> {
-    let counted = vec![true; labels.count()];
-    let score = score_rows(logits, labels, &counted)?;
+    let mut score = Score::default();
+    score_rows(logits, labels)?.into_iter().for_each(|row| score.add(row));
     Ok(Score { loss: mean_loss * score.images as f64, ..score })
 }
 
-/// The score of those rows of logits (N, K) that count, with the plain cross-entropy as loss.
-pub fn score_rows(logits: &Tensor, labels: &Tensor, counted: &[bool]) -> Result<Score> {
+/// The score of each row of logits (N, K), with the plain cross-entropy as loss.
+fn score_rows(logits: &Tensor, labels: &Tensor) -> Result<Vec<Score>> {
     let [_, classes] = logits.dims("score", "logits (N, K)")?;
     let (logits, labels) = (logits.as_slice::<f32>("score")?, labels.as_slice::<u32>("score")?);
-    let mut score = Score::default();
-    for ((row, &label), _) in logits.chunks(classes).zip(labels).zip(counted).filter(|(_, counted)| **counted) {
+    let score = |(row, &label): (&[f32], &u32)| {
         let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let total: f64 = row.iter().map(|&x| f64::from(x - largest).exp()).sum();
@@ -236,12 +241,14 @@ pub fn score_rows(logits: &Tensor, labels: &Tensor, counted: &[bool]) -> Result<
             _ => true,
         };
         let before = row.iter().enumerate().filter(|&entry| wins(entry)).count();
-        score.loss += total.ln() - f64::from(own - largest);
-        score.right += u64::from(before == 0);
-        score.right_in_five += u64::from(before < 5);
-        score.images += 1;
-    }
-    Ok(score)
+        Ok(Score {
+            loss: total.ln() - f64::from(own - largest),
+            right: u64::from(before == 0),
+            right_in_five: u64::from(before < 5),
+            images: 1,
+        })
+    };
+    logits.chunks(classes).zip(labels).map(score).collect()
 }
 
 #[cfg(test)]
@@ -250,7 +257,7 @@ mod tests {
 
     fn score(logits: &[f32], label: u32) -> Result<Score> {
         let logits = Tensor::from_slice(logits, [1, logits.len()])?;
-        score_rows(&logits, &Tensor::from_slice(&[label], [1])?, &[true])
+        Ok(score_rows(&logits, &Tensor::from_slice(&[label], [1])?)?[0])
     }
 
     #[test]
@@ -260,6 +267,35 @@ mod tests {
         assert_eq!(right, [0, 1, 0, 0, 0, 0, 0], "of equal ones, the lower class");
         let in_five: Vec<u64> = (0..7).map(|label| Ok(score(&row, label)?.right_in_five)).collect::<Result<_>>()?;
         assert_eq!(in_five, [1, 1, 1, 0, 0, 1, 1]);
+        Ok(())
+    }
+
+    /// Each part normalises by itself, so that the gradient of a batch in parts is the mean of the parts' own.
+    #[test]
+    fn micro_batches_give_the_mean_of_their_gradients() -> Result<()> {
+        let mut config = RunConfig::for_model("nano")?;
+        config.architecture = config.architecture.with_overrides(["depth=1,1,1", "embed_dim=24,48,96"])?;
+        let batch = |images: std::ops::Range<usize>| {
+            let pixels = images.start * 3072..images.end * 3072;
+            let pixel = |i: usize| (i as f32 * 0.37).sin() + (i / 3072) as f32 * 0.1;
+            let labels = images.clone().map(|image| image as u32 % 10).collect();
+            let shape = [images.len(), 32, 32, 3];
+            Batch { index: 0, images: pixels.map(pixel).collect(), shape, labels, samples: vec![], skipped: vec![] }
+        };
+        let gradients = |parts: usize, batch: &Batch| -> Result<(Vec<f32>, u64)> {
+            let config = RunConfig { micro_batches: parts, ..config.clone() };
+            let mut learner = Learner::new(&config)?;
+            learner.train(&config, batch, 0, 1e-3)?;
+            let flat = learner.gradients.flat().context("gradients")?.to_vec::<f32>()?;
+            Ok((flat, learner.model.statistics[0].batches))
+        };
+        let (whole, batches) = gradients(2, &batch(0..8))?;
+        assert_eq!(batches, 2, "each part goes into the running statistics");
+        let (first, second) = (gradients(1, &batch(0..4))?.0, gradients(1, &batch(4..8))?.0);
+        let scale = whole.iter().fold(0f32, |scale, x| scale.max(x.abs()));
+        for (whole, (first, second)) in whole.iter().zip(first.iter().zip(&second)) {
+            assert!((whole - 0.5 * (first + second)).abs() < 1e-5 * scale, "{whole} of {first} and {second}");
+        }
         Ok(())
     }
 

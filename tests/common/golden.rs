@@ -1,7 +1,7 @@
 //! Reading conformance vectors.
 
 use super::generator;
-use biformer::model::{BiFormer, FIELDS, ModelConfig, TensorFile, preset};
+use biformer::model::{BiFormer, FIELDS, ModelConfig, TensorFile, field_name, preset};
 use biformer::tensor::{DType, Tensor};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -14,23 +14,37 @@ pub struct Vector {
     pub json: Value,
 }
 
-/// All vectors of a kind: the project's own, and those in the folder that BIFORMER_GOLDEN_DIR names.
+/// All vectors of a kind: the project's own, and those in the folder that BIFORMER_GOLDEN_DIR names. A folder in
+/// which there are none is a mistake: a comparison with nothing would pass.
 pub fn vectors(kind: &str) -> Vec<Vector> {
+    let of_kind = |vectors: Vec<Vector>| vectors.into_iter().filter(|vector| vector.json["kind"] == kind);
     let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden");
-    let more = std::env::var_os("BIFORMER_GOLDEN_DIR").map(PathBuf::from);
-    let mut found = vec![];
-    for folder in [Some(own), more].into_iter().flatten() {
-        let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-        paths.sort();
-        for path in paths.into_iter().filter(|path| path.extension().is_some_and(|end| end == "json")) {
-            let json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-            if json["kind"] == kind {
-                found.push(Vector { path, json });
-            }
-        }
+    let mut found: Vec<Vector> = of_kind(vectors_in(&own)).collect();
+    assert!(!found.is_empty(), "{}: no vectors of kind {kind}", own.display());
+    if let Some(more) = std::env::var_os("BIFORMER_GOLDEN_DIR").map(PathBuf::from) {
+        let more_found = vectors_in(&more);
+        assert!(!more_found.is_empty(), "BIFORMER_GOLDEN_DIR = {}: no vectors of any kind", more.display());
+        found.extend(of_kind(more_found));
     }
     found
+}
+
+/// All vectors in a folder, by name.
+fn vectors_in(folder: &Path) -> Vec<Vector> {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|end| end == "json"));
+    paths.sort();
+    let read = |path: PathBuf| {
+        let json = serde_json::from_slice(&std::fs::read(&path).unwrap());
+        Vector { json: json.unwrap_or_else(|error| panic!("{}: {error}", path.display())), path }
+    };
+    // Other files of JSON lie there too.
+    paths
+        .into_iter()
+        .map(read)
+        .filter(|vector| ["forward", "train"].iter().any(|kind| vector.json["kind"] == *kind))
+        .collect()
 }
 
 impl Vector {
@@ -50,7 +64,7 @@ impl Vector {
         };
         let mut table = serde_json::to_value(preset(base).unwrap().config()).unwrap();
         for (key, value) in self.json["model"].as_object().unwrap() {
-            let key = own_name(key);
+            let key = field_name(key);
             assert!(FIELDS.contains(&key), "{}: the model has no field {key}", self.name());
             table[key] = value.clone();
         }
@@ -68,19 +82,6 @@ impl Vector {
     /// The complete outputs, beside the file.
     pub fn outputs(&self, precision: &str) -> TensorFile {
         TensorFile::read(&self.path.with_file_name(format!("{}.{precision}.safetensors", self.name()))).unwrap()
-    }
-}
-
-/// The name that the project has for a field of the reference.
-fn own_name(key: &str) -> &str {
-    match key {
-        "n_wins" => "n_win",
-        "mlp_ratios" => "mlp_ratio",
-        "side_dwconv" => "lce_kernel",
-        "before_attn_dwconv" => "pos_kernel",
-        "layer_scale_init_value" => "layer_scale",
-        "drop_path_rate" => "drop_path",
-        other => other,
     }
 }
 

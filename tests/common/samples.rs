@@ -24,6 +24,20 @@ pub fn cifar10(folder: &Path) -> PathBuf {
     folder.to_owned()
 }
 
+/// Writes a data set in the binary layout of CIFAR-100, with as many images as [`cifar10`]. Gives its folder.
+pub fn cifar100(folder: &Path) -> PathBuf {
+    let data = folder.join("cifar-100-binary");
+    fs::create_dir_all(&data).unwrap();
+    for (name, first, count) in [("train.bin", 0, TRAIN), ("test.bin", TRAIN, TEST)] {
+        // The coarse label comes first, then the fine one.
+        let record = |index: usize| [vec![0, (index * 7 % 100) as u8], image(index)[1..].to_vec()].concat();
+        fs::write(data.join(name), (first..first + count).flat_map(record).collect::<Vec<u8>>()).unwrap();
+    }
+    let names: String = (0..100).map(|class| format!("class {class}\n")).collect();
+    fs::write(data.join("fine_label_names.txt"), names).unwrap();
+    folder.to_owned()
+}
+
 /// A record: its label, and three planes of 32x32.
 fn image(index: usize) -> Vec<u8> {
     let class = index * 7 % 10;

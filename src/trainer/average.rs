@@ -1,0 +1,158 @@
+//! The moving average of a model: of its weights, and of the statistics that its BatchNorms evaluate by.
+//!
+//! The running statistics are those of the trained weights' activations. Averaged weights have others, which are
+//! measured by no pass; but where the weights move slowly, the average of the statistics is close to them, as timm's
+//! `ModelEma` does it.
+
+use anyhow::{Result, bail};
+use autograd::Parameters;
+use model::{BiFormer, RunningStatistics};
+use optim::{Ema, EmaConfig, EmaState};
+use tensor::Tensor;
+
+/// Follows a model slowly.
+pub struct Average {
+    config: EmaConfig,
+    parameters: Ema,
+    /// Of each BatchNorm in order: the mean, then the variance.
+    statistics: Vec<f32>,
+}
+
+/// What a checkpoint keeps of [`Average`].
+pub struct AverageState {
+    /// The number of updates made.
+    pub updates: u64,
+    /// The averaged parameters, flat.
+    pub parameters: Tensor,
+    /// The averaged statistics, flat.
+    pub statistics: Tensor,
+}
+
+impl Average {
+    /// An average that starts at this model.
+    pub fn new(model: &BiFormer, config: EmaConfig) -> Result<Self> {
+        let parameters = Ema::new(&model.parameters, config)?;
+        let mut statistics = vec![];
+        for values in tensors(&model.statistics) {
+            statistics.extend_from_slice(values.as_slice::<f32>("average")?);
+        }
+        Ok(Self { config, parameters, statistics })
+    }
+
+    /// Moves the average towards a model, by the same step in all its numbers: e ← e + (1 − d)·(x − e).
+    pub fn update(&mut self, model: &BiFormer) -> Result<()> {
+        let rate = (1.0 - self.config.decay_at(self.parameters.updates())) as f32;
+        self.parameters.update(&model.parameters)?;
+        let mut averages = self.statistics.iter_mut();
+        for values in tensors(&model.statistics) {
+            // The values first: the side that a zip asks first loses a number when the other ends.
+            for (&value, average) in values.as_slice::<f32>("average")?.iter().zip(averages.by_ref()) {
+                *average += rate * (value - *average);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets `work` see a model with the averages in place of its own numbers. Whatever comes of it, the model then
+    /// has its own again.
+    pub fn lend<R>(&self, model: &mut BiFormer, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
+        let averages = self.parameters.average().duplicate()?;
+        let mut statistics = model.statistics.clone();
+        fill(&mut statistics, &self.statistics)?;
+        let own =
+            (std::mem::replace(&mut model.parameters, averages), std::mem::replace(&mut model.statistics, statistics));
+        let result = work(model);
+        (model.parameters, model.statistics) = own;
+        result
+    }
+
+    /// The state for a checkpoint. Its parameters are the average's own: the next update needs them dropped.
+    pub fn state(&self) -> Result<AverageState> {
+        let EmaState { updates, average: parameters } = self.parameters.state();
+        let statistics = Tensor::from_slice(&self.statistics, [self.statistics.len()])?;
+        Ok(AverageState { updates, parameters, statistics })
+    }
+
+    /// Continues from a saved state, bit for bit.
+    pub fn restore(&mut self, state: AverageState) -> Result<()> {
+        let AverageState { updates, parameters, statistics } = state;
+        self.parameters.restore(&EmaState { updates, average: parameters })?;
+        let values = statistics.as_slice::<f32>("averaged statistics")?;
+        expect_count(values, self.statistics.len())?;
+        self.statistics.copy_from_slice(values);
+        Ok(())
+    }
+}
+
+/// Replaces a model's numbers by the averages of a checkpoint.
+pub fn adopt(model: &mut BiFormer, parameters: &Tensor, statistics: &Tensor) -> Result<()> {
+    copy_parameters(&mut model.parameters, parameters)?;
+    fill(&mut model.statistics, statistics.as_slice::<f32>("averaged statistics")?)
+}
+
+fn copy_parameters(parameters: &mut Parameters, flat: &Tensor) -> Result<()> {
+    let (own, average) = (parameters.flat().shape().clone(), flat.as_slice::<f32>("average")?);
+    if *flat.shape() != own {
+        bail!("the averaged parameters are {}, the model's {own}", flat.shape());
+    }
+    parameters.flat_mut::<f32>()?.copy_from_slice(average);
+    Ok(())
+}
+
+/// Fills statistics from their flat form.
+fn fill(statistics: &mut [RunningStatistics], mut flat: &[f32]) -> Result<()> {
+    expect_count(flat, tensors(statistics).map(Tensor::count).sum())?;
+    for running in statistics {
+        for values in [&mut running.mean, &mut running.variance] {
+            let (own, rest) = flat.split_at(values.count());
+            *values = Tensor::from_slice(own, values.shape().clone())?;
+            flat = rest;
+        }
+    }
+    Ok(())
+}
+
+fn expect_count(flat: &[f32], count: usize) -> Result<()> {
+    if flat.len() != count {
+        bail!("the averaged statistics are laid out for {} numbers, the model has {count}", flat.len());
+    }
+    Ok(())
+}
+
+fn tensors(statistics: &[RunningStatistics]) -> impl Iterator<Item = &Tensor> {
+    statistics.iter().flat_map(|running| [&running.mean, &running.variance])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::preset;
+    use tensor::DType;
+
+    #[test]
+    fn weights_and_statistics_are_averaged_alike_and_lent() -> Result<()> {
+        let config = preset("nano")?.config().with_overrides(["depth=1,1,1", "embed_dim=24,48,96"])?;
+        let mut model = BiFormer::new(&config, 0, DType::F32)?;
+        model.parameters.flat_mut::<f32>()?.fill(0.0);
+        let channels = model.statistics[0].mean.count();
+        let mut average = Average::new(&model, EmaConfig { decay: 0.75, warmup: false })?;
+        model.parameters.flat_mut::<f32>()?.fill(4.0);
+        // Means start at 0, variances at 1.
+        model.statistics[0].mean = Tensor::full([channels], 4f32);
+        model.statistics[0].variance = Tensor::full([channels], 5f32);
+        average.update(&model)?;
+        let numbers = |model: &BiFormer| -> Result<[f32; 3]> {
+            let running = &model.statistics[0];
+            let first = |tensor: &Tensor| Ok::<f32, tensor::Error>(tensor.as_slice::<f32>("test")?[0]);
+            Ok([first(model.parameters.flat())?, first(&running.mean)?, first(&running.variance)?])
+        };
+        assert_eq!(average.lend(&mut model, numbers)?, [1.0, 1.0, 2.0]);
+        assert_eq!(numbers(&model)?, [4.0, 4.0, 5.0]);
+        let AverageState { parameters, statistics, .. } = average.state()?;
+        adopt(&mut model, &parameters, &statistics)?;
+        assert_eq!(numbers(&model)?, [1.0, 1.0, 2.0]);
+        let short = Tensor::full([3], 0f32);
+        assert!(adopt(&mut model, &parameters, &short).unwrap_err().to_string().contains("laid out for 3 numbers"));
+        Ok(())
+    }
+}
