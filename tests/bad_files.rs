@@ -145,7 +145,7 @@ fn checkpoints_that_are_none() {
     biformer(&["eval", "--checkpoint", text(&run)]).refused(&["there is no checkpoint", "run folder"]);
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["there is no checkpoint.safetensors", "--out"]);
 
-    for tensor in ["optimizer.m", "average.parameters"] {
+    for tensor in ["optimizer.m", "average.parameters", "average.statistics"] {
         change(&|file| _ = file.tensors.insert(tensor.into(), Tensor::full([5], 1f32)));
         biformer(&["train", "--resume", "--epochs", "4", "--out", text(&run)])
             .refused(&["checkpoint.safetensors", "laid out"]);

@@ -67,10 +67,9 @@ impl Builder {
         const PURPOSE: u64 = 0x69_6E69_7421;
         let shape = shape.into();
         let count = shape.count();
-        let seed = match (init, self.seed) {
-            (Init::Constant(value), _) => return self.parameters.add_with(name, shape, move || vec![value; count]),
-            (_, None) => return self.parameters.add_with(name, shape, move || vec![0.0; count]),
-            (_, Some(seed)) => seed,
+        let Some(seed) = self.seed else {
+            let value = if let Init::Constant(value) = init { value } else { 0.0 };
+            return self.parameters.add_with(name, shape, move || vec![value; count]);
         };
         let key: Vec<u64> = [PURPOSE].into_iter().chain(name.bytes().map(u64::from)).collect();
         let mut draws = Philox::keyed(seed, &key).sequence();
