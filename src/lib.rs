@@ -15,11 +15,9 @@
 //! A gradient, in a few lines:
 //!
 //! ```
-//! use biformer::autograd::{Gradients, Result, Tape};
-//! use biformer::ops;
-//! use biformer::tensor::Tensor;
+//! use biformer::prelude::*;
 //!
-//! # fn main() -> Result<()> {
+//! # fn main() -> biformer::autograd::Result<()> {
 //! let tape = Tape::new();
 //! let x = tape.input(Tensor::from_slice(&[-1.0, 2.0], [2])?);
 //! let loss = ops::sum(&ops::gelu(&x)?, &[0], false)?;
@@ -61,3 +59,12 @@ pub mod config;
 mod guide;
 pub mod pictures;
 pub mod trainer;
+
+/// What a program that uses this library begins with: `use biformer::prelude::*;`
+pub mod prelude {
+    pub use crate::autograd::{Gradients, Parameters, Tape, Var};
+    pub use crate::model::{BiFormer, Mode, ModelConfig, preset};
+    pub use crate::ops;
+    pub use crate::optim::{AdamW, AdamWConfig, Schedule};
+    pub use crate::tensor::{DType, Shape, Tensor};
+}

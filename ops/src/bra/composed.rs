@@ -48,8 +48,8 @@ pub fn bra_composed<'t>(
     // Gather the keys and values of those regions, (N, P, k, T, ·).
     let [q, key, v_regions] = [
         region_partition(&q, g.grid)?,
-        gather(&region_partition(&key, g.grid)?, &routes)?,
-        gather(&region_partition(&v, g.grid)?, &routes)?,
+        gather(&region_partition(&key, g.grid)?, 1, &routes)?,
+        gather(&region_partition(&v, g.grid)?, 1, &routes)?,
     ];
     let (key, v_regions) = match kind {
         RouteKind::Hard => (key, v_regions),

@@ -1,8 +1,9 @@
-//! Rows picked by index, for each image on its own.
+//! Rows picked by index along an axis.
 //!
-//! **Forward.** With x (N, R, rest...) and indices (N, Q...), y[n, q] = x[n, indices[n, q]], of shape
-//! (N, Q..., rest...). In routing attention x holds the keys and values of R regions, (N, R, T, C), and
-//! indices (N, R, k) the k regions that each region attends to; y is then (N, R, k, T, C).
+//! **Forward.** With x (N..., R, rest...), whose axis of extent R is the chosen one, and indices (N..., Q...),
+//! y[n, q] = x[n, indices[n, q]], of shape (N..., Q..., rest...): each n has picks of its own. In routing
+//! attention x holds the keys and values of R regions, (N, R, T, C), and indices (N, R, k) the k regions that
+//! each region attends to; y is then (N, R, k, T, C). Along axis 0 there is no n, as in a table look-up.
 //!
 //! **Backward.** A row may be picked many times, so dx[n, r] = Σ dy[n, q] over all q with
 //! indices[n, q] = r. The indices are turned round first (for each row, the positions that picked it), so
@@ -21,17 +22,17 @@ pub mod reference;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::{Error, Shape, Tensor, match_float};
 
-pub(crate) const SUMMARY: &str = "rows picked by index, for each image on its own";
+pub(crate) const SUMMARY: &str = "rows picked by index along an axis";
 
-/// Picks rows of x (N, R, rest...) by indices (N, Q...): (N, Q..., rest...).
-pub fn gather<'t>(x: &Var<'t>, indices: &Tensor) -> Result<Var<'t>> {
-    let &[images, rows, ref rest @ ..] = &x.shape()[..] else {
-        return Err(Error::shape("gather", "x (N, R, ...)", x.shape()).into());
+/// Picks rows of x (N..., R, rest...) along `axis` by indices (N..., Q...): (N..., Q..., rest...).
+pub fn gather<'t>(x: &Var<'t>, axis: usize, indices: &Tensor) -> Result<Var<'t>> {
+    let Some((lead, [rows, rest @ ..])) = x.shape().split_at_checked(axis) else {
+        return Err(Error::Axis { op: "gather", axis, rank: x.shape().len() }.into());
     };
-    if indices.shape().first() != Some(&images) {
-        return Err(
-            Error::shape("gather", format!("indices ({images}, ...), as x is {}", x.shape()), indices.shape()).into()
-        );
+    let rows = *rows;
+    if !indices.shape().starts_with(lead) {
+        let expected = format!("indices that begin with {}, as x is {}", Shape::from(lead), x.shape());
+        return Err(Error::shape("gather", expected, indices.shape()).into());
     }
     let picked = indices.as_slice::<u32>("gather")?;
     if let Some(&index) = picked.iter().find(|&&index| index as usize >= rows) {
@@ -39,7 +40,7 @@ pub fn gather<'t>(x: &Var<'t>, indices: &Tensor) -> Result<Var<'t>> {
     }
     let shape: Shape = indices.shape().iter().chain(rest).copied().collect();
     let mut y = Tensor::empty(shape, x.dtype());
-    let extents = [images, rows, rest.iter().product()];
+    let extents = [lead.iter().product(), rows, rest.iter().product()];
     match_float!(x.dtype(), "gather", T => {
         cpu::forward::<T>(x.value().as_slice("gather")?, picked, extents, y.as_mut_slice("gather")?);
     });
@@ -48,7 +49,7 @@ pub fn gather<'t>(x: &Var<'t>, indices: &Tensor) -> Result<Var<'t>> {
 
 struct Gather {
     indices: Tensor,
-    /// N, R, and the elements of a row.
+    /// All N together, R, and the elements of a row.
     extents: [usize; 3],
 }
 
@@ -78,15 +79,21 @@ mod tests {
         let tape = Tape::new();
         let x = tape.input(Tensor::zeros([2, 3, 4], DType::F32));
         let indices = Tensor::from_slice(&[0u32, 2, 7, 1], [2, 2]).unwrap();
-        assert_eq!(gather(&x, &indices).unwrap_err().to_string(), "gather: index 7 is out of range, must be below 3");
+        assert_eq!(
+            gather(&x, 1, &indices).unwrap_err().to_string(),
+            "gather: index 7 is out of range, must be below 3"
+        );
     }
 
     #[test]
     fn indices_of_another_batch_are_refused() {
         let tape = Tape::new();
         let x = tape.input(Tensor::zeros([2, 3, 4], DType::F32));
-        let error = gather(&x, &Tensor::zeros([3, 2], DType::Index)).unwrap_err();
-        assert_eq!(error.to_string(), "gather: expected indices (2, ...), as x is (2, 3, 4), got shape (3, 2)");
-        assert!(gather(&x, &Tensor::zeros([2, 2], DType::F32)).is_err());
+        let error = gather(&x, 1, &Tensor::zeros([3, 2], DType::Index)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "gather: expected indices that begin with (2), as x is (2, 3, 4), got shape (3, 2)"
+        );
+        assert!(gather(&x, 1, &Tensor::zeros([2, 2], DType::F32)).is_err());
     }
 }
