@@ -118,23 +118,25 @@ fn multiply<T: Float, A: Registers>(a: Mat<'_, T>, b: Mat<'_, T>, begin: Begin<'
     let c = Interleaved::new(c);
     let rows_of = |task: usize| task / across * rows..((task / across + 1) * rows).min(m);
     let panels_of = |task: usize| task % across * panels_per_task..((task % across + 1) * panels_per_task).min(panels);
-    // SAFETY (of both calls): no two tasks share both rows and panels, and `simd!` chose an instruction set that
-    // is there.
     if threads && tasks > 1 {
         (0..tasks).into_par_iter().for_each(|task| {
             A::run(
                 #[inline(always)]
-                || unsafe { block::<T, A>(a, &packed, begin, &c, rows_of(task), panels_of(task)) },
+                || {
+                    // SAFETY: no two tasks share both rows and panels, and `A::run` makes sure of the instruction set.
+                    unsafe { block::<T, A>(a, &packed, begin, &c, rows_of(task), panels_of(task)) }
+                },
             );
         });
     } else {
         for task in 0..tasks {
+            // SAFETY: one block after another, and `simd!` chose an instruction set that is there.
             unsafe { block::<T, A>(a, &packed, begin, &c, rows_of(task), panels_of(task)) };
         }
     }
 }
 
-/// B in panels: each DEPTH rows of `width` columns one after another, the last columns filled up with zeros.
+/// B in panels of `width` columns, each panel's rows one after another; the last one is filled up with zeros.
 struct Packed<T> {
     memory: Tensor,
     extents: (usize, usize),
