@@ -2,8 +2,9 @@
 
 use crate::rule::{InputGrads, Slots, State, Target};
 use crate::tape::Origin;
-use crate::{Error, Gradients, Result, Tape, Var};
+use crate::{Error, Gradients, Result, Tape, Var, recompute};
 use smallvec::SmallVec;
+use std::collections::HashMap;
 use tensor::{Tensor, match_float};
 
 impl Tape {
@@ -27,7 +28,6 @@ impl Tape {
             let expected = format!("an upstream gradient like the value, {} {}", output.dtype(), output.shape());
             return Err(tensor::Error::shape("backward", expected, upstream.shape()).into());
         }
-        let mut nodes = self.nodes_mut();
         let Gradients { arena, inputs } = gradients;
         inputs.clear();
         let (arena, written) = match arena {
@@ -38,7 +38,12 @@ impl Tape {
         slots.interior.resize_with(last + 1, State::default);
         slots.interior[last] = State::Filled(upstream.contiguous());
         drop(upstream);
+        self.walk(last, &mut slots, inputs)
+    }
 
+    /// The walk, from node `last` on. Gradients of the tape's inputs go to `inputs`.
+    pub(crate) fn walk(&self, last: usize, slots: &mut Slots<'_>, inputs: &mut HashMap<usize, Tensor>) -> Result<()> {
+        let mut nodes = self.nodes_mut();
         for index in (0..=last).rev() {
             let State::Filled(upstream) = std::mem::take(&mut slots.interior[index]) else { continue };
             match &nodes[index].origin {
@@ -70,8 +75,9 @@ impl Tape {
             }
             let name = nodes[index].name();
             let origin = std::mem::replace(&mut nodes[index].origin, Origin::Consumed(name));
-            if let Origin::Operation(rule) = origin {
-                let mut grads = InputGrads::new(name, targets, &mut slots);
+            if let Origin::Operation(mut rule) = origin {
+                recompute::recall(rule.as_mut(), &nodes[index].forgotten, &nodes)?;
+                let mut grads = InputGrads::new(name, targets, slots);
                 rule.backward(upstream, &mut grads)?;
                 grads.finish()?;
             }

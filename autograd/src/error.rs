@@ -40,6 +40,12 @@ pub enum Error {
         /// Its place on the tape.
         node: usize,
     },
+    /// A [segment](crate::Tape::segment) that did not do the same when it was run a second time.
+    #[error("backward: a segment could not be computed again: {reason}")]
+    Recompute {
+        /// What went wrong.
+        reason: String,
+    },
     /// Gradients of another model's parameters, or of another element type.
     #[error("backward: the gradients are laid out for another model ({parameters} parameters) than the tape's")]
     ForeignGradients {

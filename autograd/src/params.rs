@@ -171,6 +171,11 @@ impl Parameters {
         Ok(())
     }
 
+    /// The same values in the same buffer. While both live neither can be written.
+    pub fn share(&self) -> Parameters {
+        Parameters { layout: Arc::clone(&self.layout), values: self.values.clone() }
+    }
+
     /// The same values in another buffer (for a moving average, or a second model).
     pub fn duplicate(&self) -> Result<Parameters> {
         Ok(Parameters { layout: Arc::clone(&self.layout), values: deep_copy(&self.values)? })

@@ -1,9 +1,13 @@
 //! Backward rules, and where they put their gradients.
 
-use crate::{Error, Result};
+use crate::{Error, Result, Tape};
 use smallvec::SmallVec;
+use std::collections::HashMap;
 use tensor::cpu::parallel::Out;
 use tensor::{DType, Float, Shape, Tensor, match_float};
+
+/// Computes the value of an operation once more: see [`Rule::again`].
+pub type Again<'a> = Box<dyn FnOnce() -> Result<Tensor> + 'a>;
 
 /// The backward rule of one recorded operation: a plain struct of what the operation saved.
 pub trait Rule: 'static {
@@ -15,6 +19,12 @@ pub trait Rule: 'static {
 
     /// The same tensors, to be rewritten: see [`Tape::tamper`](crate::Tape::tamper).
     fn saved_mut(&mut self) -> Vec<&mut Tensor>;
+
+    /// How to compute the operation's value once more, to the bit, from what the rule holds; none where that cannot
+    /// be done, or takes long. See [`Tape::recomputing_cheap`](crate::Tape::recomputing_cheap).
+    fn again(&self) -> Option<Again<'_>> {
+        None
+    }
 
     /// Turns the gradient of the operation's value into those of its inputs. `upstream` has the value's
     /// shape and is contiguous; the rule may reuse its buffer when it is unique.
@@ -194,6 +204,44 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             }
         });
         self.close(slot);
+        Ok(())
+    }
+
+    /// Lets the walk of another tape, from node `last` on, give the gradients: those of its nodes `inputs` are those
+    /// of the operation's inputs. What has been added up already goes in and comes out again, so that the order
+    /// of the additions is that of one long tape.
+    pub(crate) fn walk(
+        &mut self,
+        tape: &Tape,
+        inputs: &[Option<usize>],
+        last: Option<usize>,
+        upstream: Tensor,
+    ) -> Result<()> {
+        // What the walk does not reach does not depend on the input, and has no gradient on one long tape either.
+        self.given.fill(true);
+        let Some(last) = last else { return Ok(()) };
+        if let Some(input) = inputs.iter().position(|&input| input == Some(last)) {
+            return self.give(input, upstream);
+        }
+        let mut interior: Vec<State> = (0..=last).map(|_| State::Empty).collect();
+        for (input, target) in inputs.iter().zip(&self.targets) {
+            if let (&Some(input), Some(target)) = (input, target)
+                && target.parameter.is_none()
+            {
+                interior[input] = std::mem::take(&mut self.slots.interior[target.node]);
+            }
+        }
+        interior[last] = State::Filled(upstream);
+        let outside = std::mem::replace(&mut self.slots.interior, interior);
+        let mut gradients = HashMap::new();
+        let walked = tape.walk(last, self.slots, &mut gradients);
+        self.slots.interior = outside;
+        walked?;
+        for (input, node) in inputs.iter().enumerate() {
+            if let Some(gradient) = node.and_then(|node| gradients.remove(&node)) {
+                self.give(input, gradient)?;
+            }
+        }
         Ok(())
     }
 

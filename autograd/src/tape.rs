@@ -1,6 +1,7 @@
 //! The tape: a list of what was computed, in order.
 
 use crate::params::{ParamId, Parameters};
+use crate::recompute::{self, Forgotten};
 use crate::{Error, Result, Rule};
 use smallvec::SmallVec;
 use std::cell::{Ref, RefCell};
@@ -17,9 +18,11 @@ pub struct Tape {
 }
 
 #[derive(Clone, Copy, Default, PartialEq)]
-enum Mode {
+pub(crate) enum Mode {
     #[default]
     Record,
+    RecomputeCheap,
+    RecomputeSegments,
     Inference,
     CheckFinite,
 }
@@ -29,6 +32,8 @@ pub struct Node {
     pub(crate) origin: Origin,
     /// The node of each input; none where no gradient is needed.
     pub(crate) inputs: SmallVec<[Option<usize>; 4]>,
+    /// What its rule does not keep, to be computed again.
+    pub(crate) forgotten: SmallVec<[Forgotten; 1]>,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
 }
@@ -65,7 +70,7 @@ impl Node {
         &self.inputs
     }
 
-    /// What it keeps for the backward pass: name and tensor.
+    /// What it keeps for the backward pass: name and tensor, which is empty where the value is computed again.
     pub fn saved(&self) -> Vec<(&'static str, &Tensor)> {
         match &self.origin {
             Origin::Operation(rule) => rule.saved(),
@@ -78,6 +83,18 @@ impl Tape {
     /// A tape that records.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A tape that records, but keeps no value that can be computed again quickly: those of GELU and layer
+    /// normalisation. The gradients have the same bits.
+    pub fn recomputing_cheap() -> Self {
+        Self { mode: Mode::RecomputeCheap, ..Self::default() }
+    }
+
+    /// A tape that records, but keeps of each [segment](Tape::segment) only its inputs, and runs it a second time
+    /// in the backward pass. The gradients have the same bits.
+    pub fn recomputing_segments() -> Self {
+        Self { mode: Mode::RecomputeSegments, ..Self::default() }
     }
 
     /// A tape that records nothing: for inference. Values are freed as soon as they are no longer used.
@@ -107,13 +124,14 @@ impl Tape {
     }
 
     fn leaf(&self, origin: Origin, value: Tensor) -> Var<'_> {
-        let node = (self.mode != Mode::Inference).then(|| self.push(origin, SmallVec::new(), &value));
+        let node = (self.mode != Mode::Inference).then(|| self.push(origin, &[], SmallVec::new(), &value));
         Var { tape: self, value, node }
     }
 
-    fn push(&self, origin: Origin, inputs: SmallVec<[Option<usize>; 4]>, value: &Tensor) -> usize {
+    fn push(&self, origin: Origin, inputs: &[&Var<'_>], forgotten: SmallVec<[Forgotten; 1]>, value: &Tensor) -> usize {
+        let inputs = inputs.iter().map(|input| input.node).collect();
         let mut nodes = self.nodes.borrow_mut();
-        nodes.push(Node { origin, inputs, shape: value.shape().clone(), dtype: value.dtype() });
+        nodes.push(Node { origin, inputs, forgotten, shape: value.shape().clone(), dtype: value.dtype() });
         nodes.len() - 1
     }
 
@@ -127,19 +145,36 @@ impl Tape {
         value: Tensor,
         rule: impl FnOnce() -> R,
     ) -> Result<Var<'t>> {
-        if inputs.iter().any(|input| !std::ptr::eq(input.tape, self)) {
-            return Err(Error::ForeignVar { op: name });
-        }
+        self.expect_own(name, inputs)?;
         if self.mode == Mode::CheckFinite && !all_finite(&value)? {
             return Err(Error::NotFinite { op: name, node: self.nodes.borrow().len() });
         }
-        let sources: SmallVec<[Option<usize>; 4]> = inputs.iter().map(|input| input.node).collect();
-        let node = sources.iter().any(Option::is_some).then(|| {
-            let rule = rule();
+        let node = inputs.iter().any(|input| input.node.is_some()).then(|| {
+            let mut rule = rule();
             debug_assert_eq!(rule.name(), name);
-            self.push(Origin::Operation(Box::new(rule)), sources, &value)
+            let forgotten = match self.mode {
+                Mode::RecomputeCheap => recompute::forget(&mut rule, inputs, &self.nodes()),
+                _ => SmallVec::new(),
+            };
+            self.push(Origin::Operation(Box::new(rule)), inputs, forgotten, &value)
         });
         Ok(Var { tape: self, value, node })
+    }
+
+    /// Appends a line whether or not its inputs need gradients: a segment may have parameters of its own.
+    pub(crate) fn append<'t>(&'t self, inputs: &[&Var<'t>], value: Tensor, rule: impl Rule) -> Result<Var<'t>> {
+        self.expect_own(rule.name(), inputs)?;
+        let node = Some(self.push(Origin::Operation(Box::new(rule)), inputs, SmallVec::new(), &value));
+        Ok(Var { tape: self, value, node })
+    }
+
+    fn expect_own(&self, op: &'static str, inputs: &[&Var<'_>]) -> Result<()> {
+        let own = inputs.iter().all(|input| std::ptr::eq(input.tape, self));
+        if own { Ok(()) } else { Err(Error::ForeignVar { op }) }
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// The nodes, in the order in which they were recorded.
@@ -183,7 +218,12 @@ impl fmt::Display for Tape {
         writeln!(f, "{:>5}  {:<18} {:<16} {:<22} keeps", "node", "operation", "from", "shape")?;
         for (index, node) in self.nodes.borrow().iter().enumerate() {
             let from: Vec<String> = node.inputs.iter().map(|i| i.map_or("-".into(), |i| i.to_string())).collect();
-            let saved: Vec<String> = node.saved().iter().map(|(name, t)| format!("{name} {}", t.shape())).collect();
+            let again = |place: usize| node.forgotten.iter().find(|forgotten| forgotten.saved == place);
+            let keeps = |(place, (name, tensor)): (usize, &(&str, &Tensor))| match again(place) {
+                Some(forgotten) => format!("{name} of {}, again", forgotten.node),
+                None => format!("{name} {}", tensor.shape()),
+            };
+            let saved: Vec<String> = node.saved().iter().enumerate().map(keeps).collect();
             let (name, shape) = (node.name(), node.shape.to_string());
             writeln!(f, "{index:>5}  {name:<18} {:<16} {shape:<22} {}", from.join(" "), saved.join(", "))?;
         }

@@ -8,6 +8,7 @@ use crate::pass::{Mode, Pass, Trace};
 use crate::state::{Builder, RunningStatistics};
 use autograd::{Parameters, Tape, Var};
 use ops::Conv2d;
+use std::sync::Arc;
 use tensor::{DType, Tensor, match_float};
 
 /// Weight of a new batch in the running statistics.
@@ -26,7 +27,8 @@ pub struct BiFormer {
 
 struct Stage {
     merging: Vec<Merging>,
-    blocks: Vec<Block>,
+    /// Shared with the tapes that run a block once more in the backward pass.
+    blocks: Vec<Arc<Block>>,
 }
 
 /// A step of what comes before a stage.
@@ -79,7 +81,7 @@ impl BiFormer {
                     let inner = if config.family == Family::Biformer { "" } else { "blocks." };
                     let name = format!("stages.{stage}.{inner}{index}");
                     block += 1;
-                    Block::new(&mut builder, &name, config, stage, config.drop_path_of(block - 1))
+                    Arc::new(Block::new(&mut builder, &name, config, stage, config.drop_path_of(block - 1)))
                 });
                 Stage { merging, blocks: blocks.collect() }
             })
@@ -127,7 +129,8 @@ impl BiFormer {
             }
             pass.record_map(|| format!("down{index}"), &x);
             for block in &stage.blocks {
-                x = block.forward(pass, &x)?;
+                let block = Arc::clone(block);
+                x = pass.segment(&x, move |pass, x| block.forward(pass, x))?;
             }
             pass.record_map(|| format!("stage{index}"), &x);
             if let Tail::Dense(norms) = &self.tail {

@@ -1,6 +1,7 @@
 //! One pass through a model: what its layers share on the way.
 
 use crate::RunningStatistics;
+use crate::error::{Error, Result};
 use crate::state::StatisticsId;
 use autograd::{ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
@@ -46,6 +47,14 @@ pub struct Trace {
     keep_maps: bool,
 }
 
+impl Trace {
+    fn append(&mut self, later: Trace) {
+        self.statistics.extend(later.statistics);
+        self.routes.extend(later.routes);
+        self.maps.extend(later.maps);
+    }
+}
+
 impl<'t, 'm> Pass<'t, 'm> {
     /// A pass on a tape.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &'m Parameters, running: &'m [RunningStatistics]) -> Self {
@@ -66,6 +75,26 @@ impl<'t, 'm> Pass<'t, 'm> {
     /// The mode.
     pub fn mode(&self) -> Mode {
         self.mode
+    }
+
+    /// A part of the model from x on, as a [segment](Tape::segment) of the tape: one that recomputes segments keeps x
+    /// and nothing else of it. `work` runs on a pass that goes on from this one, and a second time on one that
+    /// draws the same random streams; the trace takes in what the first run leaves behind.
+    pub fn segment(
+        &self,
+        x: &Var<'t>,
+        work: impl for<'s> Fn(&Pass<'s, '_>, &Var<'s>) -> Result<Var<'s>> + 'static,
+    ) -> Result<Var<'t>> {
+        let (mode, draws) = (self.mode, self.draws.get());
+        let (parameters, running) = (self.parameters.share(), self.running.to_vec());
+        let (y, (draws, trace)) = self.tape.segment(&[x], move |tape, inputs| {
+            let pass = Pass { draws: Cell::new(draws), ..Pass::new(tape, mode, &parameters, &running) };
+            let y = work(&pass, &inputs[0])?;
+            Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
+        })?;
+        self.draws.set(draws);
+        self.trace.borrow_mut().append(trace);
+        Ok(y)
     }
 
     /// A parameter, on the tape.

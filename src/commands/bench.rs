@@ -1,7 +1,7 @@
 //! `biformer bench`.
 
 use super::{ModelChoice, Status, Threads};
-use crate::config::RunConfig;
+use crate::config::{Recompute, RunConfig};
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
 use autograd::Tape;
@@ -27,6 +27,9 @@ pub struct Arguments {
     /// What to time: a whole training step (forward, loss, backward, AdamW), or a forward pass.
     #[arg(long, value_enum, default_value_t = Work::Train)]
     mode: Work,
+    /// What a training step computes again in its backward pass instead of keeping it, to save memory.
+    #[arg(long, value_enum, default_value_t)]
+    recompute: Recompute,
     /// Steps that are timed, after two that are not.
     #[arg(long, value_name = "N", default_value_t = 10)]
     steps: usize,
@@ -91,6 +94,7 @@ fn time(arguments: &Arguments, size: usize) -> Result<Vec<f64>> {
     let mut config = RunConfig::for_model(&arguments.model.model)?;
     config.architecture = arguments.model.config()?;
     config.architecture.check_image(size, size)?;
+    config.recompute = arguments.recompute;
     let shape = [arguments.batch_size, size, size, 3];
     let bytes = shape.iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
     if bytes > 8e9 {

@@ -1,7 +1,7 @@
 //! `biformer train`.
 
 use super::{Status, model_names};
-use crate::config::{Changes, RunConfig};
+use crate::config::{Changes, Recompute, RunConfig};
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -34,6 +34,9 @@ pub struct Arguments {
     /// Images per step.
     #[arg(long, value_name = "N")]
     batch_size: Option<usize>,
+    /// What the backward pass computes again instead of keeping it, to save memory. The results have the same bits.
+    #[arg(long, value_enum)]
+    recompute: Option<Recompute>,
     /// The highest learning rate.
     #[arg(long, value_name = "X")]
     lr: Option<f64>,
@@ -48,7 +51,7 @@ pub struct Arguments {
     out: Option<PathBuf>,
     /// Goes on where the run folder's checkpoint was made, with the configuration that the run began with. What
     /// has been computed cannot change any more; what can is --epochs (the rest of the run then follows the
-    /// learning rates of the longer or shorter one), --data if the images have moved, --threads, and
+    /// learning rates of the longer or shorter one), --data if the images have moved, --threads, --recompute, and
     /// checkpoint_every and max_bad_images of the file.
     #[arg(long)]
     resume: bool,
@@ -70,6 +73,7 @@ impl Arguments {
             ("data", self.data.clone().map(Value::String)),
             ("epochs", number(self.epochs)?),
             ("batch_size", number(self.batch_size)?),
+            ("recompute", self.recompute.map(Value::try_from).transpose()?),
             ("schedule", self.lr.map(peak)),
             ("seed", self.seed.map(integer).transpose()?),
             ("threads", number(self.threads)?),

@@ -5,7 +5,9 @@ mod changes;
 pub use changes::{Changes, one_line};
 
 use anyhow::{Context, Result, bail};
+use autograd::Tape;
 use changes::{differences, parse_table};
+use clap::ValueEnum;
 use data::Augmentation;
 use model::{Features, ModelConfig, preset};
 use optim::{AdamWConfig, EmaConfig, Schedule};
@@ -16,7 +18,7 @@ use toml::Table;
 /// The most threads that can be asked for.
 pub const MOST_THREADS: usize = 1024;
 /// What may differ when a run goes on. All else decides what has been computed already.
-const CHANGEABLE: [&str; 6] = ["data", "out", "epochs", "threads", "max_bad_images", "checkpoint_every"];
+const CHANGEABLE: [&str; 7] = ["data", "out", "epochs", "threads", "recompute", "max_bad_images", "checkpoint_every"];
 
 /// Everything that decides what a training run computes. The effective one is written to the run folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +39,9 @@ pub struct RunConfig {
     pub batch_size: usize,
     /// Parts that a batch is computed in, one after the other, to save memory; their gradients add up.
     pub micro_batches: usize,
+    /// What the backward pass computes again instead of keeping it. The results have the same bits either way.
+    #[serde(default)] // runs from before there was a choice kept everything
+    pub recompute: Recompute,
     /// The side of the images as the model sees them.
     pub image_size: usize,
     /// Decides initial weights, order, augmentation and dropped blocks.
@@ -62,6 +67,31 @@ pub struct RunConfig {
     pub augmentation: Augmentation,
     /// The model.
     pub architecture: ModelConfig,
+}
+
+/// How much of the forward pass is computed again in the backward pass, to save memory: see
+/// [`autograd::Tape::segment`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Nothing: fastest
+    #[default]
+    None,
+    /// The results of GELU and layer normalisation: a third less memory, hardly slower
+    Cheap,
+    /// All of each block, of which only the input is kept: least memory, slower by about a quarter
+    Block,
+}
+
+impl Recompute {
+    /// A tape that keeps the rest.
+    pub fn tape(self) -> Tape {
+        match self {
+            Recompute::None => Tape::new(),
+            Recompute::Cheap => Tape::recomputing_cheap(),
+            Recompute::Block => Tape::recomputing_segments(),
+        }
+    }
 }
 
 /// The learning rate over a run.
@@ -121,6 +151,7 @@ impl RunConfig {
             epochs: 24,
             batch_size: 64,
             micro_batches: 1,
+            recompute: Recompute::None,
             image_size: preset.image_size,
             seed: 1,
             threads: 0,

@@ -91,7 +91,7 @@ impl Learner {
         for part in 0..parts {
             let (images, labels) = tensors(batch, part, parts)?;
             let mode = Mode::Train { seed: config.seed, step: step * config.micro_batches as u64 + part as u64 };
-            let tape = Tape::new();
+            let tape = config.recompute.tape();
             let trace = {
                 let output = self.model.forward(&tape, &images, mode)?;
                 let logits = output.logits();

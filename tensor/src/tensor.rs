@@ -145,6 +145,12 @@ impl Tensor {
         Arc::strong_count(&self.buffer) == 1
     }
 
+    /// Whether the other tensor is a clone of this one: the same elements of the same buffer in the same order.
+    pub fn is_same_view(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.buffer, &other.buffer)
+            && (self.offset, &self.shape, &self.strides) == (other.offset, &other.shape, &other.strides)
+    }
+
     /// The address and length in bytes of the buffer, by which tensors that share it are told from others.
     pub fn buffer_id(&self) -> (usize, usize) {
         (self.buffer.slice::<u8>().as_ptr() as usize, self.buffer.len())

@@ -15,18 +15,22 @@ pub mod cases;
 mod cpu;
 pub mod reference;
 
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use autograd::{Again, InputGrads, Result, Rule, Var, rule_fields};
 use tensor::{Tensor, match_float};
 
 pub(crate) const SUMMARY: &str = "x·Φ(x), the exact Gaussian error linear unit";
 
 /// x·Φ(x), element by element.
 pub fn gelu<'t>(x: &Var<'t>) -> Result<Var<'t>> {
+    x.tape().record("gelu", &[x], value(x.value())?, || Gelu { x: x.value().clone() })
+}
+
+fn value(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::empty(x.shape().clone(), x.dtype());
     match_float!(x.dtype(), "gelu", T => {
-        cpu::forward::<T>(x.value().as_slice("gelu")?, y.as_mut_slice("gelu")?);
+        cpu::forward::<T>(x.as_slice("gelu")?, y.as_mut_slice("gelu")?);
     });
-    x.tape().record("gelu", &[x], y, || Gelu { x: x.value().clone() })
+    Ok(y)
 }
 
 struct Gelu {
@@ -35,6 +39,10 @@ struct Gelu {
 
 impl Rule for Gelu {
     rule_fields!("gelu", x);
+
+    fn again(&self) -> Option<Again<'_>> {
+        Some(Box::new(|| value(&self.x)))
+    }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;

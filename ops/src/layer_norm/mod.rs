@@ -15,7 +15,7 @@ pub mod cases;
 mod cpu;
 pub mod reference;
 
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use autograd::{Again, InputGrads, Result, Rule, Var, rule_fields};
 use tensor::{Error, Tensor, match_float};
 
 pub(crate) const SUMMARY: &str = "normalises rows to mean 0 and variance 1, then γ·x̂ + β";
@@ -30,19 +30,27 @@ pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f6
             return Err(Error::shape("layer_norm", format!("weight and bias of ({channels})"), operand.shape()).into());
         }
     }
-    let rows = x.value().count().checked_div(channels).unwrap_or(0);
+    let [y, mean, rstd] = value([x.value(), weight.value(), bias.value()], epsilon)?;
+    x.tape().record("layer_norm", &[x, weight, bias], y, || {
+        let [x, weight, bias] = [x, weight, bias].map(|operand| operand.value().clone());
+        LayerNorm { x, weight, mean, rstd, bias, epsilon }
+    })
+}
+
+/// y and the rows' mean and rstd, (R) each, of x, weight and bias.
+fn value([x, weight, bias]: [&Tensor; 3], epsilon: f64) -> Result<[Tensor; 3]> {
+    let rows = x.count().checked_div(weight.count()).unwrap_or(0);
     let mut y = Tensor::empty(x.shape().clone(), x.dtype());
     let (mut mean, mut rstd) = (Tensor::empty([rows], x.dtype()), Tensor::empty([rows], x.dtype()));
     match_float!(x.dtype(), "layer_norm", T => cpu::forward::<T>(
-        x.value().as_slice("layer_norm")?,
-        weight.value().as_slice("layer_norm")?,
-        bias.value().as_slice("layer_norm")?,
+        x.as_slice("layer_norm")?,
+        weight.as_slice("layer_norm")?,
+        bias.as_slice("layer_norm")?,
         epsilon as T,
         y.as_mut_slice("layer_norm")?,
         [mean.as_mut_slice("layer_norm")?, rstd.as_mut_slice("layer_norm")?],
     ));
-    let rule = || LayerNorm { x: x.value().clone(), weight: weight.value().clone(), mean, rstd };
-    x.tape().record("layer_norm", &[x, weight, bias], y, rule)
+    Ok([y, mean, rstd])
 }
 
 struct LayerNorm {
@@ -50,10 +58,20 @@ struct LayerNorm {
     weight: Tensor,
     mean: Tensor,
     rstd: Tensor,
+    /// These two only for computing the value again; the gradients do not depend on them.
+    bias: Tensor,
+    epsilon: f64,
 }
 
 impl Rule for LayerNorm {
     rule_fields!("layer_norm", x, weight, mean, rstd);
+
+    fn again(&self) -> Option<Again<'_>> {
+        Some(Box::new(|| {
+            let [y, ..] = value([&self.x, &self.weight, &self.bias], self.epsilon)?;
+            Ok(y)
+        }))
+    }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);

@@ -1,0 +1,122 @@
+//! Time for memory: what a tape does not keep, and how the backward pass gets it all the same.
+//!
+//! Two kinds of tapes keep less than [`Tape::new`], each by one rule:
+//!
+//! - [`Tape::recomputing_cheap`]: a value that its operation [can give again](Rule::again) quickly is not kept by
+//!   the operations that read it. Before one of them runs backward the value is computed once more.
+//! - [`Tape::recomputing_segments`]: of a [segment](Tape::segment) only the inputs are kept. Backward runs the
+//!   segment once more, on a tape of its own, and walks that.
+//!
+//! Either way the same kernels run on the same numbers, and gradients are added up in the same order: they have
+//! the same bits as if everything had been kept.
+
+use crate::tape::{Mode, Node, Origin};
+use crate::{Error, InputGrads, Result, Rule, Tape, Var};
+use smallvec::SmallVec;
+use std::fmt::Display;
+use tensor::Tensor;
+
+/// A tensor that a rule would have saved, were its operation not able to give it again.
+pub(crate) struct Forgotten {
+    /// Which of the tensors that the rule saves.
+    pub saved: usize,
+    /// The node whose value it is.
+    pub node: usize,
+}
+
+/// Takes out of a new rule the values of `inputs` that can be computed again.
+pub(crate) fn forget(rule: &mut impl Rule, inputs: &[&Var<'_>], nodes: &[Node]) -> SmallVec<[Forgotten; 1]> {
+    let can_again = |node: usize| matches!(&nodes[node].origin, Origin::Operation(rule) if rule.again().is_some());
+    let mut forgotten = SmallVec::new();
+    for (saved, tensor) in rule.saved_mut().into_iter().enumerate() {
+        let source = inputs.iter().find(|input| input.value().is_same_view(tensor)).and_then(|input| input.node());
+        if let Some(node) = source.filter(|&node| can_again(node)) {
+            *tensor = Tensor::empty([0], tensor.dtype());
+            forgotten.push(Forgotten { saved, node });
+        }
+    }
+    forgotten
+}
+
+/// Puts back into a rule, whose turn it is, what [`forget`] took out.
+pub(crate) fn recall(rule: &mut dyn Rule, forgotten: &[Forgotten], nodes: &[Node]) -> Result<()> {
+    for &Forgotten { saved, node } in forgotten {
+        // The walk has not come to the node yet: it lies before the rule's own.
+        if let Origin::Operation(source) = &nodes[node].origin
+            && let Some(again) = source.again()
+        {
+            *rule.saved_mut()[saved] = again()?;
+        }
+    }
+    Ok(())
+}
+
+impl Tape {
+    /// Runs `work`, a part of a computation, as one line of the tape, if this is a tape that
+    /// [recomputes segments](Tape::recomputing_segments): then only `inputs` are kept, and the backward pass runs
+    /// `work` a second time, which must do exactly the same again. On any other tape `work` runs as it stands.
+    ///
+    /// `work` gets the tape to compute on and the inputs there; parameters it puts on that tape itself. What it
+    /// returns beside its value is handed on the first time and dropped the second. Errors: those of `work`; in
+    /// the backward pass as [`Error::Recompute`].
+    pub fn segment<'t, T, E: From<Error> + Display>(
+        &'t self,
+        inputs: &[&Var<'t>],
+        work: impl for<'s> Fn(&'s Tape, &[Var<'s>]) -> std::result::Result<(Var<'s>, T), E> + 'static,
+    ) -> std::result::Result<(Var<'t>, T), E> {
+        if self.mode() != Mode::RecomputeSegments {
+            let inputs: Vec<Var<'t>> = inputs.iter().map(|&input| input.clone()).collect();
+            return work(self, &inputs);
+        }
+        let kept: Vec<Tensor> = inputs.iter().map(|input| input.value().clone()).collect();
+        let (value, rest) = {
+            let tape = Tape::inference();
+            let inputs: Vec<Var<'_>> = kept.iter().map(|input| tape.constant(input.clone())).collect();
+            let (output, rest) = work(&tape, &inputs)?;
+            (output.into_value(), rest)
+        };
+        let work: Box<Work> = Box::new(move |tape, inputs| match work(tape, inputs) {
+            Ok((output, _)) => Ok(output),
+            Err(error) => Err(Error::Recompute { reason: error.to_string() }),
+        });
+        Ok((self.append(inputs, value, Segment { inputs: kept, work })?, rest))
+    }
+}
+
+type Work = dyn for<'s> Fn(&'s Tape, &[Var<'s>]) -> Result<Var<'s>>;
+
+struct Segment {
+    inputs: Vec<Tensor>,
+    work: Box<Work>,
+}
+
+impl Rule for Segment {
+    fn name(&self) -> &'static str {
+        "segment"
+    }
+
+    fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+        self.inputs.iter().map(|input| ("input", input)).collect()
+    }
+
+    fn saved_mut(&mut self) -> Vec<&mut Tensor> {
+        self.inputs.iter_mut().collect()
+    }
+
+    fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let Segment { inputs, work } = *self;
+        let tape = Tape::new();
+        let place = |(index, input)| if grads.wanted(index) { tape.input(input) } else { tape.constant(input) };
+        let inputs: Vec<Var<'_>> = inputs.into_iter().enumerate().map(place).collect();
+        let output = work(&tape, &inputs)?;
+        if output.shape() != upstream.shape() {
+            let reason = format!("its result is {} now, and was {}", output.shape(), upstream.shape());
+            return Err(Error::Recompute { reason });
+        }
+        // Only nodes from here on: what no rule saved is free before the walk begins.
+        let nodes: SmallVec<[Option<usize>; 4]> = inputs.iter().map(Var::node).collect();
+        let last = output.node();
+        drop((inputs, output));
+        grads.walk(&tape, &nodes, last, upstream)
+    }
+}

@@ -1,0 +1,110 @@
+//! Segments: what runs twice gives the gradients that running once would give.
+
+use autograd::{Error, Gradients, InputGrads, ParametersBuilder, Result, Rule, Tape, Var, rule_fields};
+use std::cell::Cell;
+use tensor::{DType, Tensor};
+
+/// a·b, element by element.
+fn times<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
+    let product = multiply(a.value(), b.value())?;
+    a.tape().record("times", &[a, b], product, || Times { a: a.value().clone(), b: b.value().clone() })
+}
+
+fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (x, y) = (a.to_vec::<f64>()?, b.to_vec::<f64>()?);
+    let product: Vec<f64> = x.iter().zip(&y).map(|(x, y)| x * y).collect();
+    Ok(Tensor::from_slice(&product, a.shape())?)
+}
+
+struct Times {
+    a: Tensor,
+    b: Tensor,
+}
+
+impl Rule for Times {
+    rule_fields!("times", a, b);
+
+    fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        grads.give(0, multiply(&upstream, &self.b)?)?;
+        grads.give(1, multiply(&upstream, &self.a)?)
+    }
+}
+
+fn vector(values: &[f64]) -> Tensor {
+    Tensor::from_slice(values, [values.len()]).unwrap()
+}
+
+/// Two sums of three terms differ in their last bits with the order: the inner uses of x must come in the place
+/// that they have on one long tape.
+#[test]
+fn the_order_of_additions_is_that_of_one_long_tape() {
+    let gradient = |tape: Tape| {
+        let x = tape.input(vector(&[0.1, 1.3]));
+        let inner = |inputs: &[Var<'_>]| inputs[0].value().clone();
+        let (y, seen) = tape
+            .segment(&[&x], move |_, inputs| {
+                let square = times(&inputs[0], &inputs[0])?;
+                Ok::<_, Error>((times(&square, &inputs[0])?, inner(inputs)))
+            })
+            .unwrap();
+        assert!(seen.is_same_view(x.value()), "what the first run returns beside its value");
+        let z = times(&times(&y, &x).unwrap(), &x).unwrap();
+        let mut gradients = Gradients::default();
+        tape.backward_from(&z, vector(&[0.7, 1.1]), &mut gradients).unwrap();
+        gradients.of(&x).unwrap().to_vec::<f64>().unwrap()
+    };
+    let (one, two) = (gradient(Tape::new()), gradient(Tape::recomputing_segments()));
+    assert_eq!(one, two);
+    assert!((one[0] - 5.0 * 0.1f64.powi(4) * 0.7).abs() < 1e-15, "{one:?}");
+}
+
+#[test]
+fn a_segment_keeps_its_inputs_and_reaches_its_parameters() {
+    let mut builder = ParametersBuilder::default();
+    let p = builder.add("p", [2], vec![2.0, 3.0]);
+    let parameters = builder.build(DType::F64).unwrap();
+    let mut gradients = Gradients::new(&parameters);
+    let tape = Tape::recomputing_segments();
+    let x = tape.constant(vector(&[5.0, 7.0])); // no input needs a gradient, but p does
+    let shared = parameters.share();
+    let (y, ()) = tape
+        .segment(&[&x], move |tape, inputs| {
+            let p = tape.parameter(&shared, p);
+            Ok::<_, Error>((times(&times(&inputs[0], &p)?, &p)?, ()))
+        })
+        .unwrap();
+    assert_eq!(tape.nodes().iter().map(|node| node.name()).collect::<Vec<_>>(), ["segment"]);
+    assert_eq!(tape.saved_bytes(), x.value().bytes());
+    tape.backward_from(&y, vector(&[1.0, 1.0]), &mut gradients).unwrap();
+    assert_eq!(gradients.parameter(p).unwrap().to_vec::<f64>().unwrap(), [20.0, 42.0]); // 2·x·p
+}
+
+#[test]
+fn a_segment_may_give_back_its_input_take_one_twice_and_ignore_one() {
+    let tape = Tape::recomputing_segments();
+    let [x, ignored] = [[2.0], [3.0]].map(|values| tape.input(vector(&values)));
+    let (same, ()) = tape.segment(&[&x, &ignored], |_, inputs| Ok::<_, Error>((inputs[0].clone(), ()))).unwrap();
+    let (y, ()) =
+        tape.segment(&[&same, &same], |_, inputs| Ok::<_, Error>((times(&inputs[0], &inputs[1])?, ()))).unwrap();
+    let mut gradients = Gradients::default();
+    tape.backward_from(&y, vector(&[1.0]), &mut gradients).unwrap();
+    assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap(), [4.0]);
+    assert!(gradients.of(&ignored).is_none());
+}
+
+#[test]
+fn a_segment_that_does_something_else_the_second_time_is_an_error() {
+    let runs = Cell::new(0);
+    let tape = Tape::recomputing_segments();
+    let x = tape.input(vector(&[2.0, 3.0]));
+    let (y, ()) = tape
+        .segment(&[&x], move |_, inputs| {
+            if runs.replace(1) > 0 {
+                return Err(Error::NotRecorded { what: "the second run" });
+            }
+            Ok((times(&inputs[0], &inputs[0])?, ()))
+        })
+        .unwrap();
+    let error = tape.backward_from(&y, vector(&[1.0, 1.0]), &mut Gradients::default()).unwrap_err();
+    assert!(matches!(&error, Error::Recompute { reason } if reason.contains("the second run")), "{error}");
+}
