@@ -1,6 +1,6 @@
 //! Backward rules, and where they put their gradients.
 
-use crate::{Error, Result};
+use crate::{Error, MultiplyAdds, Result};
 use smallvec::SmallVec;
 use tensor::cpu::parallel::Out;
 use tensor::{DType, Float, Shape, Tensor, match_float};
@@ -19,6 +19,11 @@ pub trait Rule: 'static {
     /// Turns the gradient of the operation's value into those of its inputs. `upstream` has the value's
     /// shape and is contiguous; the rule may reuse its buffer when it is unique.
     fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()>;
+
+    /// The multiply-adds of an operation whose time goes into them, for a value of this shape. For profiles.
+    fn multiply_adds(&self, _value: &Shape) -> MultiplyAdds {
+        MultiplyAdds::default()
+    }
 }
 
 /// Writes the three bookkeeping methods of a [`Rule`]: its name, and its saved tensors by field.

@@ -1,11 +1,12 @@
 //! The tape: a list of what was computed, in order.
 
 use crate::params::{ParamId, Parameters};
-use crate::{Error, Result, Rule};
+use crate::{Error, Profile, Result, Rule};
 use smallvec::SmallVec;
 use std::cell::{Ref, RefCell};
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 use tensor::{DType, Shape, Tensor, match_float};
 
 /// A Wengert list: one [`Node`] per recorded operation. Operations append to it while they compute, and
@@ -14,6 +15,7 @@ use tensor::{DType, Shape, Tensor, match_float};
 pub struct Tape {
     nodes: RefCell<Vec<Node>>,
     mode: Mode,
+    pub(crate) profile: Option<Arc<Profile>>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -91,6 +93,11 @@ impl Tape {
         Self { mode: Mode::CheckFinite, ..Self::default() }
     }
 
+    /// The same tape, watched: the profile measures each operation and each backward rule.
+    pub fn profiled(self, profile: Option<Arc<Profile>>) -> Self {
+        Self { profile, ..self }
+    }
+
     /// A value that needs no gradient: images, labels, masks.
     pub fn constant(&self, value: Tensor) -> Var<'_> {
         Var { tape: self, value, node: None }
@@ -134,11 +141,15 @@ impl Tape {
             return Err(Error::NotFinite { op: name, node: self.nodes.borrow().len() });
         }
         let sources: SmallVec<[Option<usize>; 4]> = inputs.iter().map(|input| input.node).collect();
-        let node = sources.iter().any(Option::is_some).then(|| {
-            let rule = rule();
-            debug_assert_eq!(rule.name(), name);
-            self.push(Origin::Operation(Box::new(rule)), sources, &value)
-        });
+        let needed = sources.iter().any(Option::is_some);
+        // A profile asks the rule for the operation's arithmetic, also where nobody asks for gradients.
+        let rule = (needed || self.profile.is_some()).then(rule);
+        debug_assert!(rule.as_ref().is_none_or(|rule| rule.name() == name));
+        if let (Some(profile), Some(rule)) = (&self.profile, &rule) {
+            profile.forward(rule, inputs.iter().map(|input| input.value()), &value);
+        }
+        let rule = rule.filter(|_| needed);
+        let node = rule.map(|rule| self.push(Origin::Operation(Box::new(rule)), sources, &value));
         Ok(Var { tape: self, value, node })
     }
 
