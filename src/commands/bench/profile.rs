@@ -117,30 +117,25 @@ impl fmt::Display for Report {
         )?;
         for row in &self.rows {
             let Row { work, pass, calls_per_step: calls, ms_per_step: ms, .. } = row;
-            write!(f, "{work:<20} {pass:<9} {calls:>5.0} {ms:>9.3} {:>5.1} %", 100.0 * row.share)?;
-            write!(
-                f,
-                "  {}  {}",
-                rate(row.gflops, row.gflops_of_ceiling),
-                rate(row.gb_per_s, row.gb_per_s_of_ceiling)
-            )?;
-            writeln!(f)?;
+            let time = format!("{work:<20} {pass:<9} {calls:>5.0} {ms:>9.3} {:>5.1} %", 100.0 * row.share);
+            let arithmetic = rate(row.gflops, row.gflops_of_ceiling);
+            let line = format!("{time}  {arithmetic}  {}", rate(row.gb_per_s, row.gb_per_s_of_ceiling));
+            writeln!(f, "{}", line.trim_end())?;
         }
         let total: f64 = self.rows.iter().map(|row| row.ms_per_step).sum();
         writeln!(f, "{:<20} {:<9} {:>5} {total:>9.3} {:>5.1} %\n", "in all", "", "", 100.0)?;
         let Ceilings { gflops, gb_per_s } = self.ceilings;
+        let mebibytes = (COPIED * size_of::<f32>()) >> 20;
         write!(
             f,
-            "The most that this machine does with these threads: {gflops:.1} GFLOP/s (a product of {EXTENT}x{EXTENT} f32 \
-             matrices) and {gb_per_s:.1} GB/s (a copy of {} MiB, reads and writes together). GB/s count what an \
-             operation must read and write: more than the most are possible in caches, and where a tensor is handed on \
-             unchanged.",
-            (COPIED * size_of::<f32>()) >> 20
+            "The most that this machine does with these threads: {gflops:.1} GFLOP/s, a product of {EXTENT}x{EXTENT} f32\n\
+             matrices, and {gb_per_s:.1} GB/s, a copy of {mebibytes} MiB, reads and writes together. GB/s count what an\n\
+             operation must read and write; caches, and tensors that are handed on unchanged, can make it more than that."
         )
     }
 }
 
-/// A rate and its part of the most, in 17 columns; nothing where there is nothing to count.
+/// A rate and its part of the most, in 17 columns; blank where there is nothing to count.
 fn rate(value: f64, of_ceiling: f64) -> String {
     if value == 0.0 {
         return format!("{:17}", "");
