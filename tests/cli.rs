@@ -307,6 +307,46 @@ fn bench_tells_speed_and_memory() {
 }
 
 #[test]
+fn bench_tells_where_the_time_goes() {
+    let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
+    for (mode, expected) in [
+        ("train", &[("linear", "forward"), ("linear", "backward"), ("bra", "backward"), ("optimizer", "")][..]),
+        ("infer", &[("linear", "forward"), ("bra", "forward"), ("other", "")][..]),
+    ] {
+        let arguments = ["bench", "--profile", "--mode", mode, "--batch-size", "4", "--steps", "3", "--json"];
+        let report = json(&biformer(&[&arguments[..], &set].concat()).ok().out);
+        let (profile, median) = (&report["profile"], report["median_step_ms"].as_f64().unwrap());
+        for ceiling in ["gflops", "gb_per_s"] {
+            assert!(profile["ceilings"][ceiling].as_f64().unwrap() > 0.1, "{report}");
+        }
+        let rows = profile["rows"].as_array().unwrap();
+        let of = |row: &Value, key: &str| row[key].as_f64().unwrap();
+        let sum = |key: &str| rows.iter().map(|row| of(row, key)).sum::<f64>();
+        approx::assert_relative_eq!(sum("share"), 1.0, max_relative = 1e-9);
+        // Not the median, but the mean: steps are too few and too short here for the two to be close.
+        assert!((0.5..3.0).contains(&(sum("ms_per_step") / median)), "{report}");
+        for (work, pass) in expected {
+            let row = rows.iter().find(|row| row["work"] == *work && row["pass"] == *pass);
+            let row = row.unwrap_or_else(|| panic!("no {work} {pass}: {report}"));
+            assert!(of(row, "calls_per_step") >= 1.0 && of(row, "ms_per_step") > 0.0, "{row}");
+            assert_eq!(of(row, "gflops") > 0.0 && of(row, "gb_per_s") > 0.0, !pass.is_empty(), "{row}");
+        }
+    }
+    let said = biformer(&[&["bench", "--profile", "--batch-size", "2", "--steps", "1"][..], &set].concat()).ok().out;
+    for part in ["linear", "bra", "optimizer", "GFLOP/s", "in all", "100.0 %", "The most that this machine does"] {
+        assert!(said.contains(part), "{said}");
+    }
+}
+
+#[test]
+fn bench_takes_images_that_are_not_square() {
+    let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
+    let arguments = ["bench", "--image-size", "32x64", "--batch-size", "1", "--steps", "1", "--json"];
+    let report = json(&biformer(&[&arguments[..], &set].concat()).ok().out);
+    assert_eq!(report["image_size"], serde_json::json!([32, 64]));
+}
+
+#[test]
 fn help_tells_every_option() {
     let commands: [(&str, &[&str]); 7] = [
         (
@@ -318,7 +358,7 @@ fn help_tells_every_option() {
         ("gradcheck", &["op", "json", "threads"]),
         ("info", &["model", "image-size", "set", "json"]),
         ("forward", &["model", "weights", "input", "output", "dtype", "set", "threads"]),
-        ("bench", &["model", "image-size", "batch-size", "mode", "steps", "threads", "set", "json"]),
+        ("bench", &["model", "image-size", "batch-size", "mode", "steps", "threads", "set", "json", "profile"]),
     ];
     let all = biformer(&["--help"]).ok().out;
     for (command, options) in commands {

@@ -2,7 +2,7 @@
 
 use crate::rule::{InputGrads, Slots, State, Target};
 use crate::tape::Origin;
-use crate::{Error, Gradients, Result, Tape, Var, recompute};
+use crate::{Error, Gradients, Result, Rule, Tape, Var, recompute};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use tensor::{Tensor, match_float};
@@ -77,11 +77,25 @@ impl Tape {
             let origin = std::mem::replace(&mut nodes[index].origin, Origin::Consumed(name));
             if let Origin::Operation(mut rule) = origin {
                 recompute::recall(rule.as_mut(), &nodes[index].forgotten, &nodes)?;
+                let work = self.profile.as_ref().map(|_| work(rule.as_ref(), &upstream, &targets));
                 let mut grads = InputGrads::new(name, targets, slots);
                 rule.backward(upstream, &mut grads)?;
                 grads.finish()?;
+                if let (Some(profile), Some((multiply_adds, bytes))) = (&self.profile, work) {
+                    profile.backward(name, multiply_adds, bytes);
+                }
             }
         }
         Ok(())
     }
+}
+
+/// What a backward rule has before it: the multiply-adds of the wanted gradients, and the bytes of the tensors that
+/// go in (the upstream gradient and what the operation saved) and come out.
+fn work(rule: &dyn Rule, upstream: &Tensor, targets: &[Option<Target>]) -> (u64, usize) {
+    let costs = rule.multiply_adds(upstream.shape()).gradients;
+    let multiply_adds = targets.iter().zip(costs).filter_map(|(target, cost)| target.as_ref().map(|_| cost)).sum();
+    let saved: usize = rule.saved().iter().map(|(_, tensor)| tensor.bytes()).sum();
+    let gradients: usize = targets.iter().flatten().map(|target| target.shape.count() * target.dtype.size()).sum();
+    (multiply_adds, upstream.bytes() + saved + gradients)
 }

@@ -6,6 +6,7 @@
 //! | `rule.rs` | [`Rule`], the backward rule of one operation; [`InputGrads`], where it puts its results |
 //! | `backward.rs` | the reverse walk |
 //! | `recompute.rs` | values that are computed again in the backward pass instead of being kept |
+//! | `profile.rs` | [`Profile`]: where the time of a pass goes |
 //! | `params.rs` | [`Parameters`] and [`Gradients`], each in one flat buffer |
 //! | `exact.rs` | dual numbers: exact derivatives of reference implementations |
 //! | `gradcheck.rs` | the comparison of a backward rule with differences and with dual numbers |
@@ -16,12 +17,14 @@ mod error;
 pub mod exact;
 pub mod gradcheck;
 mod params;
+mod profile;
 mod recompute;
 mod rule;
 mod tape;
 
 pub use error::{Error, Result};
 pub use params::{Gradients, Layout, ParamId, Parameters, ParametersBuilder};
+pub use profile::{Line, MultiplyAdds, Profile, Work};
 pub use rule::{Again, InputGrads, Rule, Slot};
 pub use tape::{Node, Tape, Var};
 // For `rule_fields!`, so that a rule can be written in a crate that does not name the tensor crate itself.

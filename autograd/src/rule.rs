@@ -1,6 +1,6 @@
 //! Backward rules, and where they put their gradients.
 
-use crate::{Error, Result, Tape};
+use crate::{Error, MultiplyAdds, Result, Tape};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use tensor::cpu::parallel::Out;
@@ -29,6 +29,11 @@ pub trait Rule: 'static {
     /// Turns the gradient of the operation's value into those of its inputs. `upstream` has the value's
     /// shape and is contiguous; the rule may reuse its buffer when it is unique.
     fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()>;
+
+    /// The multiply-adds of an operation whose time goes into them, for a value of this shape. For profiles.
+    fn multiply_adds(&self, _value: &Shape) -> MultiplyAdds {
+        MultiplyAdds::default()
+    }
 }
 
 /// Writes the three bookkeeping methods of a [`Rule`]: its name, and its saved tensors by field.

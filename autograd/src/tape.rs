@@ -2,11 +2,12 @@
 
 use crate::params::{ParamId, Parameters};
 use crate::recompute::{self, Forgotten};
-use crate::{Error, Result, Rule};
+use crate::{Error, Profile, Result, Rule};
 use smallvec::SmallVec;
 use std::cell::{Ref, RefCell};
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 use tensor::{DType, Shape, Tensor, match_float};
 
 /// A Wengert list: one [`Node`] per recorded operation. Operations append to it while they compute, and
@@ -15,6 +16,7 @@ use tensor::{DType, Shape, Tensor, match_float};
 pub struct Tape {
     nodes: RefCell<Vec<Node>>,
     mode: Mode,
+    pub(crate) profile: Option<Arc<Profile>>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -108,6 +110,11 @@ impl Tape {
         Self { mode: Mode::CheckFinite, ..Self::default() }
     }
 
+    /// The same tape, watched: the profile measures each operation and each backward rule.
+    pub fn profiled(self, profile: Option<Arc<Profile>>) -> Self {
+        Self { profile, ..self }
+    }
+
     /// A value that needs no gradient: images, labels, masks.
     pub fn constant(&self, value: Tensor) -> Var<'_> {
         Var { tape: self, value, node: None }
@@ -149,9 +156,14 @@ impl Tape {
         if self.mode == Mode::CheckFinite && !all_finite(&value)? {
             return Err(Error::NotFinite { op: name, node: self.nodes.borrow().len() });
         }
-        let node = inputs.iter().any(|input| input.node.is_some()).then(|| {
-            let mut rule = rule();
-            debug_assert_eq!(rule.name(), name);
+        let needed = inputs.iter().any(|input| input.node.is_some());
+        // A profile asks the rule for the operation's arithmetic, also where nobody asks for gradients.
+        let rule = (needed || self.profile.is_some()).then(rule);
+        debug_assert!(rule.as_ref().is_none_or(|rule| rule.name() == name));
+        if let (Some(profile), Some(rule)) = (&self.profile, &rule) {
+            profile.forward(rule, inputs.iter().map(|input| input.value()), &value);
+        }
+        let node = rule.filter(|_| needed).map(|mut rule| {
             let forgotten = match self.mode {
                 Mode::RecomputeCheap => recompute::forget(&mut rule, inputs, &self.nodes()),
                 _ => SmallVec::new(),

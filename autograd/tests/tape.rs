@@ -1,9 +1,11 @@
 //! What the tape promises: gradients that add up, and nothing lost in silence.
 
 use autograd::{
-    Error, Gradients, InputGrads, ParamId, Parameters, ParametersBuilder, Result, Rule, Tape, Var, rule_fields,
+    Error, Gradients, InputGrads, MultiplyAdds, ParamId, Parameters, ParametersBuilder, Profile, Result, Rule, Tape,
+    Var, Work, rule_fields,
 };
-use tensor::{DType, Tensor};
+use std::sync::Arc;
+use tensor::{DType, Shape, Tensor};
 
 /// a·b, element by element; the simplest operation with two inputs.
 fn times<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
@@ -34,6 +36,10 @@ impl Rule for Times {
         grads.close(da);
         grads.close(db);
         Ok(())
+    }
+
+    fn multiply_adds(&self, value: &Shape) -> MultiplyAdds {
+        MultiplyAdds::product(value.count())
     }
 }
 
@@ -186,4 +192,30 @@ fn the_first_value_that_is_not_finite_is_named() {
     let x = tape.input(vector(&[1e200]));
     let y = times(&x, &x).unwrap_err();
     assert_eq!(y, Error::NotFinite { op: "times", node: 1 });
+}
+
+#[test]
+fn a_profile_counts_what_is_recorded_and_what_is_walked() {
+    let profile = Arc::<Profile>::default();
+    let tape = Tape::new().profiled(Some(profile.clone()));
+    let (x, c) = (tape.input(vector(&[2.0, 3.0])), tape.constant(vector(&[5.0, 7.0])));
+    let y = times(&times(&x, &x).unwrap(), &c).unwrap();
+    profile.lap("rest");
+    tape.backward_from(&y, vector(&[1.0, 1.0]), &mut Gradients::default()).unwrap();
+    let lines = profile.lines();
+    let counts: Vec<_> = lines.iter().map(|l| (l.name, l.work, l.calls, l.multiply_adds, l.bytes)).collect();
+    let expected = [
+        ("times", Work::Forward, 2, 4, 2 * 3 * 16),
+        ("rest", Work::Other, 1, 0, 0),
+        // Of the constant there is no gradient: upstream, two saved factors, and one gradient or two.
+        ("times", Work::Backward, 2, 2 + 4, (4 + 5) * 16),
+    ];
+    assert_eq!(counts, expected);
+
+    profile.restart();
+    let tape = Tape::inference().profiled(Some(profile.clone()));
+    let x = tape.input(vector(&[2.0]));
+    let y = times(&x, &x).unwrap();
+    assert!(tape.nodes().is_empty() && y.node().is_none(), "watched, it still records nothing");
+    assert_eq!(profile.lines()[0].multiply_adds, 1);
 }

@@ -4,13 +4,14 @@ use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, read_weights, tensor_names};
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
-use autograd::{Gradients, Tape};
+use autograd::{Gradients, Profile, Tape};
 use data::Batch;
 use model::{BiFormer, Loaded, Mode, Trace};
 use optim::{AdamW, AdamWState, clip_factor, gradient_norm};
 use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::path::Path;
+use std::sync::Arc;
 use tensor::{DType, Tensor};
 
 /// How well a number of images were classified.
@@ -58,6 +59,8 @@ pub struct Learner {
     gradients: Gradients,
     optimizer: AdamW,
     average: Option<Average>,
+    /// Measures each step, if there is one.
+    pub profile: Option<Arc<Profile>>,
     /// What was different about the weights that the run started from.
     pub loaded: Loaded,
 }
@@ -79,19 +82,21 @@ impl Learner {
             false => None,
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
-        Ok(Self { gradients: Gradients::new(&model.parameters), optimizer, average, model, loaded })
+        Ok(Self { gradients: Gradients::new(&model.parameters), optimizer, average, profile: None, model, loaded })
     }
 
     /// One step on a batch: gradients of all its micro-batches, each of which also moves the running statistics;
     /// their sum, clipped; AdamW; the average.
     pub fn train(&mut self, config: &RunConfig, batch: &Batch, step: u64, lr: f64) -> Result<Score> {
+        let lap = |name| self.profile.iter().for_each(|profile| profile.lap(name));
         self.gradients.begin_step();
         let parts = config.micro_batches.min(batch.labels.len()).max(1);
         let mut score = Score::default();
         for part in 0..parts {
             let (images, labels) = tensors(batch, part, parts)?;
             let mode = Mode::Train { seed: config.seed, step: step * config.micro_batches as u64 + part as u64 };
-            let tape = config.recompute.tape();
+            lap("copy of the images");
+            let tape = config.recompute.tape().profiled(self.profile.clone());
             let trace = {
                 let output = self.model.forward(&tape, &images, mode)?;
                 let logits = output.logits();
@@ -102,19 +107,24 @@ impl Learner {
                     bail!("{LOWER_RATE}: the loss is {mean}; {first}");
                 }
                 score.add(scored(logits.value(), &labels, mean)?);
+                lap("score");
                 let share = ops::scale(&loss, 1.0 / parts as f64)?;
                 tape.backward(&share, &mut self.gradients)?;
                 output.trace
             };
             drop(tape);
             self.model.update_statistics(&trace)?;
+            lap("running statistics");
         }
         // The norm is looked at in any case: a step along a gradient that is not finite would destroy the weights.
         let longest = if config.clip_norm == 0.0 { f64::INFINITY } else { config.clip_norm };
         let factor = clip_factor(gradient_norm(&self.gradients)?, longest).context(LOWER_RATE)?;
+        lap("gradient norm");
         self.optimizer.step_scaled(&mut self.model.parameters, &self.gradients, lr, factor)?;
+        lap("optimizer");
         if let Some(average) = &mut self.average {
             average.update(&self.model)?;
+            lap("moving average");
         }
         Ok(score)
     }

@@ -17,8 +17,8 @@ pub mod reference;
 
 use crate::bra::cpu;
 use crate::bra::geometry::Geometry;
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use tensor::{DType, Error, Tensor, match_float};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
+use tensor::{DType, Error, Shape, Tensor, match_float};
 
 pub(crate) const SUMMARY: &str = "multi-head self-attention over all tokens";
 
@@ -74,5 +74,10 @@ impl Rule for Attention {
         });
         grads.close(dqkv);
         Ok(())
+    }
+
+    fn multiply_adds(&self, _out: &Shape) -> MultiplyAdds {
+        let value = self.geometry.multiply_adds();
+        MultiplyAdds { value, gradients: [2 * value, 0] }
     }
 }

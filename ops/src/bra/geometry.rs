@@ -72,6 +72,12 @@ impl Geometry {
         self.topk * self.region_tokens()
     }
 
+    /// The multiply-adds of the scores and of the weighted sums of values: each of the two products has two
+    /// gradients, and they cost as much again.
+    pub fn multiply_adds(&self) -> u64 {
+        (self.images * self.tokens() * self.keys() * (self.qk_dim + self.v_dim)) as u64
+    }
+
     /// Elements from one token of the qkv map to the next.
     pub fn row(&self) -> usize {
         2 * self.qk_dim + self.v_dim

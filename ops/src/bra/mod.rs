@@ -31,10 +31,10 @@ mod routing;
 
 use crate::dwconv;
 use crate::dwconv::cpu::{Map, MapMut};
-use autograd::{InputGrads, Result, Rule, Var};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var};
 use geometry::Geometry;
 use tensor::cpu::parallel::Out;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Error, Shape, Tensor, match_float};
 
 pub use composed::{RouteKind, bra_composed};
 pub use routing::{Routing, route};
@@ -168,5 +168,14 @@ impl Rule for Attention {
         });
         [dqkv, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
+    }
+
+    /// Of routing, attention and local context.
+    fn multiply_adds(&self, out: &Shape) -> MultiplyAdds {
+        let Ok(g) = self.attributes.geometry(&self.qkv) else { return MultiplyAdds::default() };
+        let routing = (g.images * g.regions().pow(2) * g.qk_dim) as u64;
+        let taps = self.lepe.as_ref().map_or(0, |weight| weight.shape()[1..].iter().product());
+        let (attention, context) = (g.multiply_adds(), (out.count() * taps) as u64);
+        MultiplyAdds { value: routing + attention + context, gradients: [2 * attention + context, context] }
     }
 }

@@ -19,9 +19,9 @@ pub mod cases;
 mod cpu;
 pub mod reference;
 
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use cpu::Geometry;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Error, Shape, Tensor, match_float};
 
 pub(crate) const SUMMARY: &str = "images convolved with a dense kernel";
 
@@ -115,6 +115,11 @@ impl Rule for Convolution {
         });
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
+    }
+
+    /// Of all the kernel's positions, also where it meets zeros around the image.
+    fn multiply_adds(&self, y: &Shape) -> MultiplyAdds {
+        MultiplyAdds::product(y.count() * self.weight.shape()[1..].iter().product::<usize>())
     }
 }
 

@@ -18,11 +18,11 @@ pub mod cases;
 pub(crate) mod cpu;
 pub mod reference;
 
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use cpu::{Extents, Map, MapMut};
 
 use tensor::cpu::parallel::Out;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Error, Shape, Tensor, match_float};
 
 /// The kernels' extents K that there are.
 pub const KERNELS: [usize; 3] = [3, 5, 7];
@@ -94,6 +94,11 @@ impl Rule for Dwconv {
         });
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
+    }
+
+    /// Of all the kernel's positions, also where it meets zeros around the image.
+    fn multiply_adds(&self, y: &Shape) -> MultiplyAdds {
+        MultiplyAdds::product(y.count() * self.weight.shape()[1..].iter().product::<usize>())
     }
 }
 

@@ -13,8 +13,8 @@ pub mod cases;
 mod cpu;
 pub mod reference;
 
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use tensor::{Error, Tensor, match_float};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
+use tensor::{Error, Shape, Tensor, match_float};
 
 pub(crate) const SUMMARY: &str = "x·Wᵀ + b over the last axis";
 
@@ -67,5 +67,9 @@ impl Rule for Linear {
         ));
         [dx, dw, db].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
+    }
+
+    fn multiply_adds(&self, y: &Shape) -> MultiplyAdds {
+        MultiplyAdds::product(y.count() * self.x.shape().last().unwrap_or(&0))
     }
 }

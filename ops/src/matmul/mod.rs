@@ -14,7 +14,7 @@ pub mod cases;
 mod cpu;
 pub mod reference;
 
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use cpu::Matrices;
 use tensor::{Error, Shape, Tensor, match_float};
 
@@ -63,5 +63,9 @@ impl Rule for Matmul {
         ));
         [da, db].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
+    }
+
+    fn multiply_adds(&self, y: &Shape) -> MultiplyAdds {
+        MultiplyAdds::product(y.count() * self.a.shape().last().unwrap_or(&0))
     }
 }

@@ -1,14 +1,25 @@
 //! `biformer bench`.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `mod.rs` | training and inference, timed as a whole |
+//! | `profile.rs` | `--profile`: the parts of a step, beside what this machine can do |
+
+mod profile;
 
 use super::{ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
-use autograd::Tape;
+use autograd::{Profile, Tape};
 use clap::{Args, ValueEnum};
 use data::Batch;
-use model::{BiFormer, Mode};
+use model::{BiFormer, Mode, preset};
+use profile::Report;
 use serde_json::json;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Instant;
 use tensor::cpu::isa::Isa;
 use tensor::rng::Philox;
@@ -18,9 +29,9 @@ use tensor::{DType, Tensor};
 pub struct Arguments {
     #[command(flatten)]
     model: ModelChoice,
-    /// The side of the images; by default the one that the model is meant for.
-    #[arg(long, value_name = "N")]
-    image_size: Option<usize>,
+    /// The images' side, or height and width (600x500); by default what the model is meant for.
+    #[arg(long, value_name = "N|HxW")]
+    image_size: Option<ImageSize>,
     /// Images per step.
     #[arg(long, value_name = "N", default_value_t = 128)]
     batch_size: usize,
@@ -33,6 +44,11 @@ pub struct Arguments {
     /// Steps that are timed, after two that are not.
     #[arg(long, value_name = "N", default_value_t = 10)]
     steps: usize,
+    /// Says where the time goes: for each operation, forward and backward, its time, its share, its GFLOP/s and GB/s,
+    /// and what part they are of the most that this machine does, which is measured as well. An operation's
+    /// arithmetic and traffic are the least that its mathematics needs.
+    #[arg(long)]
+    profile: bool,
     /// Prints one JSON object. Its peak_rss_bytes, the largest resident memory, is null where the system does not
     /// tell: elsewhere than on Linux.
     #[arg(long)]
@@ -47,6 +63,26 @@ enum Work {
     Infer,
 }
 
+/// Height and width in pixels.
+#[derive(Clone, Copy, Debug)]
+struct ImageSize([usize; 2]);
+
+impl FromStr for ImageSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let side = |side: &str| side.parse().map_err(|_| "expected a side or HxW, such as 224 or 600x500");
+        let (height, width) = text.split_once('x').unwrap_or((text, text));
+        Ok(Self([side(height)?, side(width)?]))
+    }
+}
+
+impl fmt::Display for ImageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.0[0], self.0[1])
+    }
+}
+
 const WARM_UP: usize = 2;
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
@@ -56,16 +92,24 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             bail!("{option} {value}: expected 1 to {MOST}");
         }
     }
-    let size = arguments.model.image_size(arguments.image_size)?;
-    let (mut times, threads) = arguments.threads.run(|| Ok((time(arguments, size)?, rayon::current_num_threads())))?;
+    let usual = preset(&arguments.model.model)?.image_size;
+    let size = arguments.image_size.unwrap_or(ImageSize([usual; 2]));
+    let profile = arguments.profile.then(Arc::<Profile>::default);
+    let (mut times, peak, report, threads) = arguments.threads.run(|| {
+        let times = time(arguments, size, profile.as_ref())?;
+        // Before the ceilings are measured, which takes memory of its own.
+        let peak = peak_resident_bytes();
+        let report = profile.as_ref().map(|profile| Report::new(profile, arguments.steps));
+        Ok((times, peak, report, rayon::current_num_threads()))
+    })?;
     times.sort_by(f64::total_cmp);
     let median = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
     let rate = arguments.batch_size as f64 / median;
-    let (isa, peak) = (Isa::current().name(), peak_resident_bytes());
+    let isa = Isa::current().name();
     if arguments.json {
-        let object = json!({
+        let mut object = json!({
             "model": arguments.model.model,
-            "image_size": size,
+            "image_size": size.0,
             "batch_size": arguments.batch_size,
             "mode": format!("{:?}", arguments.mode).to_lowercase(),
             "images_per_second": rate,
@@ -75,27 +119,34 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             "threads": threads,
             "isa": isa,
         });
+        if let Some(report) = report {
+            object["profile"] = serde_json::to_value(report)?;
+        }
         say!("{object}");
     } else {
         say!(
-            "{} {size}x{size}, batch {}, {:?}: {rate:.1} images/s, median step {:.1} ms, {threads} threads, {isa}{}",
+            "{} {size}, batch {}, {:?}: {rate:.1} images/s, median step {:.1} ms, {threads} threads, {isa}{}",
             arguments.model.model,
             arguments.batch_size,
             arguments.mode,
             1e3 * median,
             peak.map_or_else(String::new, |bytes| format!(", peak memory {:.0} MB", bytes as f64 / 1e6))
         );
+        if let Some(report) = report {
+            say!("\n{report}");
+        }
     }
     Ok(Status::Done)
 }
 
 /// The seconds of each step.
-fn time(arguments: &Arguments, size: usize) -> Result<Vec<f64>> {
+fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) -> Result<Vec<f64>> {
+    let [height, width] = size.0;
     let mut config = RunConfig::for_model(&arguments.model.model)?;
     config.architecture = arguments.model.config()?;
-    config.architecture.check_image(size, size)?;
+    config.architecture.check_image(height, width)?;
     config.recompute = arguments.recompute;
-    let shape = [arguments.batch_size, size, size, 3];
+    let shape = [arguments.batch_size, height, width, 3];
     let bytes = shape.iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
     if bytes > 8e9 {
         bail!("--batch-size {}: its images alone take {:.0} GB, more than 8", arguments.batch_size, bytes / 1e9);
@@ -108,13 +159,14 @@ fn time(arguments: &Arguments, size: usize) -> Result<Vec<f64>> {
     match arguments.mode {
         Work::Train => {
             let mut learner = Learner::new(&config)?;
-            steps(arguments.steps, |step| learner.train(&config, &batch, step as u64, 1e-3).map(|_| ()))
+            learner.profile = profile.cloned();
+            steps(arguments.steps, profile, |step| learner.train(&config, &batch, step as u64, 1e-3).map(|_| ()))
         }
         Work::Infer => {
             let model = BiFormer::new(&config.architecture, 0, DType::F32)?;
             let images = Tensor::from_slice(&batch.images, shape)?;
-            steps(arguments.steps, |_| {
-                let tape = Tape::inference();
+            steps(arguments.steps, profile, |_| {
+                let tape = Tape::inference().profiled(profile.cloned());
                 model.forward(&tape, &images, Mode::Evaluate)?;
                 Ok(())
             })
@@ -122,11 +174,15 @@ fn time(arguments: &Arguments, size: usize) -> Result<Vec<f64>> {
     }
 }
 
-fn steps(count: usize, mut work: impl FnMut(usize) -> Result<()>) -> Result<Vec<f64>> {
+fn steps(count: usize, profile: Option<&Arc<Profile>>, mut work: impl FnMut(usize) -> Result<()>) -> Result<Vec<f64>> {
     let mut times = vec![];
     for step in 0..WARM_UP + count {
+        if let Some(profile) = profile.filter(|_| step == WARM_UP) {
+            profile.restart();
+        }
         let started = Instant::now();
         work(step)?;
+        profile.iter().for_each(|profile| profile.lap("other"));
         if step >= WARM_UP {
             times.push(started.elapsed().as_secs_f64());
         }

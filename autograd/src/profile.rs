@@ -1,0 +1,130 @@
+//! Where the time of a pass goes: operation by operation, with the arithmetic and the memory traffic of each.
+//!
+//! It works like a stopwatch with laps. An operation computes and is recorded then, so the time since the last
+//! lap is its own; a backward rule's lap ends when it has run; and whoever does other work between the two calls
+//! [`Profile::lap`]. Every moment belongs to one line, and so the lines add up to the whole.
+
+use crate::Rule;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tensor::Tensor;
+
+/// Multiply-adds of an operation, as many as its mathematics needs: what a kernel computes again to save memory
+/// does not count. Additions alone, normalisations and elementary functions do not count either.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MultiplyAdds {
+    /// For the value.
+    pub value: u64,
+    /// For the gradients of the first and of the second input.
+    pub gradients: [u64; 2],
+}
+
+impl MultiplyAdds {
+    /// Of a product of two inputs: a gradient is the product of the other one with the upstream gradient, and as
+    /// much work as the value.
+    pub fn product(count: usize) -> Self {
+        Self { value: count as u64, gradients: [count as u64; 2] }
+    }
+}
+
+/// Which work a line of a profile is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// The values of an operation.
+    Forward,
+    /// The gradients of an operation's inputs.
+    Backward,
+    /// No operation.
+    Other,
+}
+
+/// What was measured about one kind of work.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Line {
+    /// The operation's name, or that of other work.
+    pub name: &'static str,
+    /// Values, gradients, or neither.
+    pub work: Work,
+    /// How often.
+    pub calls: u64,
+    /// Wall-clock time.
+    pub seconds: f64,
+    /// Multiply-adds, as the operation's rule counts them.
+    pub multiply_adds: u64,
+    /// The least traffic with memory: each tensor that goes in or comes out, once. A view of an input is none.
+    pub bytes: u64,
+}
+
+/// A stopwatch that knows what it measures. A tape fills it in: see [`Tape::profiled`](crate::Tape::profiled).
+#[derive(Default)]
+pub struct Profile {
+    laps: Mutex<Laps>,
+}
+
+struct Laps {
+    last: Instant,
+    lines: Vec<Line>,
+}
+
+impl Default for Laps {
+    fn default() -> Self {
+        Self { last: Instant::now(), lines: vec![] }
+    }
+}
+
+impl Profile {
+    /// Forgets what was measured, and starts now.
+    pub fn restart(&self) {
+        *self.laps() = Laps::default();
+    }
+
+    /// The time since the last lap went into work of this name that is no operation.
+    pub fn lap(&self, name: &'static str) {
+        self.add(name, Work::Other, 0, 0);
+    }
+
+    /// What was measured, in the order in which it first happened.
+    pub fn lines(&self) -> Vec<Line> {
+        self.laps().lines.clone()
+    }
+
+    /// An operation has computed its value.
+    pub(crate) fn forward<'a>(
+        &self,
+        rule: &dyn Rule,
+        mut inputs: impl Iterator<Item = &'a Tensor> + Clone,
+        value: &Tensor,
+    ) {
+        let moved = value.bytes() + inputs.clone().map(Tensor::bytes).sum::<usize>();
+        let is_view = inputs.any(|input| input.buffer_id() == value.buffer_id());
+        let bytes = if is_view { 0 } else { moved };
+        self.add(rule.name(), Work::Forward, rule.multiply_adds(value.shape()).value, bytes);
+    }
+
+    /// A backward rule has run: it read and wrote `bytes`.
+    pub(crate) fn backward(&self, name: &'static str, multiply_adds: u64, bytes: usize) {
+        self.add(name, Work::Backward, multiply_adds, bytes);
+    }
+
+    fn add(&self, name: &'static str, work: Work, multiply_adds: u64, bytes: usize) {
+        let mut laps = self.laps();
+        let Laps { last, lines } = &mut *laps;
+        let now = Instant::now();
+        let seconds = (now - std::mem::replace(last, now)).as_secs_f64();
+        let place = lines.iter().position(|line| line.name == name && line.work == work);
+        let place = place.unwrap_or_else(|| {
+            lines.push(Line { name, work, calls: 0, seconds: 0.0, multiply_adds: 0, bytes: 0 });
+            lines.len() - 1
+        });
+        let line = &mut lines[place];
+        line.calls += 1;
+        line.seconds += seconds;
+        line.multiply_adds += multiply_adds;
+        line.bytes += bytes as u64;
+    }
+
+    /// A thread that panicked within a lap left figures behind, and nothing that could be broken.
+    fn laps(&self) -> MutexGuard<'_, Laps> {
+        self.laps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

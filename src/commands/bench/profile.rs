@@ -1,0 +1,144 @@
+//! `biformer bench --profile`: the parts of a step, beside what this machine can do.
+
+use autograd::{Line, Profile, Work};
+use rayon::prelude::*;
+use serde::Serialize;
+use std::fmt;
+use std::hint::black_box;
+use std::time::Instant;
+use tensor::cpu::gemm::{Mat, gemm};
+use tensor::cpu::parallel::Out;
+
+/// The most that this machine does with the threads in use.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Ceilings {
+    /// Of a large product of f32 matrices, two operations a multiply-add.
+    gflops: f64,
+    /// Of a copy of more than the caches hold, read and written bytes together.
+    gb_per_s: f64,
+}
+
+/// One kind of work in a step.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    work: &'static str,
+    /// `forward`, `backward`, or empty for what is no operation.
+    pass: &'static str,
+    calls_per_step: f64,
+    ms_per_step: f64,
+    /// The part of the step's time, from 0 to 1.
+    share: f64,
+    gflops: f64,
+    gflops_of_ceiling: f64,
+    gb_per_s: f64,
+    gb_per_s_of_ceiling: f64,
+}
+
+/// Where the time of a step goes, the largest part first.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    ceilings: Ceilings,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    /// Of a profile that watched so many steps. Measures the ceilings, on the thread pool that it is called on.
+    pub fn new(profile: &Profile, steps: usize) -> Self {
+        let (ceilings, lines, steps) = (Ceilings::measure(), profile.lines(), steps as f64);
+        let total: f64 = lines.iter().map(|line| line.seconds).sum();
+        let row = |line: &Line| {
+            let per_nanosecond = |count: u64| count as f64 / line.seconds.max(f64::MIN_POSITIVE) / 1e9;
+            let (gflops, gb_per_s) = (per_nanosecond(2 * line.multiply_adds), per_nanosecond(line.bytes));
+            Row {
+                work: line.name,
+                pass: match line.work {
+                    Work::Forward => "forward",
+                    Work::Backward => "backward",
+                    Work::Other => "",
+                },
+                calls_per_step: line.calls as f64 / steps,
+                ms_per_step: 1e3 * line.seconds / steps,
+                share: line.seconds / total.max(f64::MIN_POSITIVE),
+                gflops,
+                gflops_of_ceiling: gflops / ceilings.gflops,
+                gb_per_s,
+                gb_per_s_of_ceiling: gb_per_s / ceilings.gb_per_s,
+            }
+        };
+        let mut rows: Vec<Row> = lines.iter().map(row).collect();
+        rows.sort_by(|a, b| b.ms_per_step.total_cmp(&a.ms_per_step));
+        Self { ceilings, rows }
+    }
+}
+
+/// Extent of the matrices whose product shows the arithmetic that there is.
+const EXTENT: usize = 1536;
+/// f32 elements whose copy shows the bandwidth that there is: 256 MiB, and as much for the copy.
+const COPIED: usize = 64 << 20;
+
+impl Ceilings {
+    fn measure() -> Self {
+        let (a, b) = (vec![1f32; EXTENT * EXTENT], vec![0.5f32; EXTENT * EXTENT]);
+        let mut c = vec![0f32; EXTENT * EXTENT];
+        let product = seconds(|| {
+            gemm(Mat::new(&a, EXTENT, EXTENT), Mat::new(&b, EXTENT, EXTENT), Out::store(&mut c));
+            black_box(&c);
+        });
+        let (from, mut to) = (vec![1f32; COPIED], vec![0f32; COPIED]);
+        let part = COPIED.div_ceil(rayon::current_num_threads());
+        let copy = seconds(|| {
+            to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(to, from)| to.copy_from_slice(from));
+            black_box(&to);
+        });
+        let bytes = 2 * COPIED * size_of::<f32>();
+        Self { gflops: 2.0 * (EXTENT as f64).powi(3) / product / 1e9, gb_per_s: bytes as f64 / copy / 1e9 }
+    }
+}
+
+/// The median time of five runs, after one that is not timed.
+fn seconds(mut work: impl FnMut()) -> f64 {
+    work();
+    let mut times = [(); 5].map(|()| {
+        let started = Instant::now();
+        work();
+        started.elapsed().as_secs_f64()
+    });
+    times.sort_by(f64::total_cmp);
+    times[2]
+}
+
+/// A table, and what its figures are compared with.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<20} {:<9} {:>5} {:>9} {:>7}  {:>8} {:>8}  {:>7} {:>8}",
+            "work", "pass", "calls", "ms/step", "share", "GFLOP/s", "of most", "GB/s", "of most"
+        )?;
+        for row in &self.rows {
+            let Row { work, pass, calls_per_step: calls, ms_per_step: ms, .. } = row;
+            let time = format!("{work:<20} {pass:<9} {calls:>5.0} {ms:>9.3} {:>5.1} %", 100.0 * row.share);
+            let arithmetic = rate(row.gflops, row.gflops_of_ceiling);
+            let line = format!("{time}  {arithmetic}  {}", rate(row.gb_per_s, row.gb_per_s_of_ceiling));
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        let total: f64 = self.rows.iter().map(|row| row.ms_per_step).sum();
+        writeln!(f, "{:<20} {:<9} {:>5} {total:>9.3} {:>5.1} %\n", "in all", "", "", 100.0)?;
+        let Ceilings { gflops, gb_per_s } = self.ceilings;
+        let mebibytes = (COPIED * size_of::<f32>()) >> 20;
+        write!(
+            f,
+            "The most that this machine does with these threads: {gflops:.1} GFLOP/s, a product of {EXTENT}x{EXTENT} f32\n\
+             matrices, and {gb_per_s:.1} GB/s, a copy of {mebibytes} MiB, reads and writes together. GB/s count what an\n\
+             operation must read and write; caches, and tensors that are handed on unchanged, can make it more than that."
+        )
+    }
+}
+
+/// A rate and its part of the most, in 17 columns; blank where there is nothing to count.
+fn rate(value: f64, of_ceiling: f64) -> String {
+    if value == 0.0 {
+        return format!("{:17}", "");
+    }
+    format!("{value:>8.1} {:>6.1} %", 100.0 * of_ceiling)
+}
