@@ -1,8 +1,8 @@
 //! The reverse walk over the tape.
 
 use crate::rule::{InputGrads, Slots, State, Target};
-use crate::tape::Origin;
-use crate::{Error, Gradients, Result, Rule, Tape, Var, recompute};
+use crate::tape::{Node, Origin};
+use crate::{Error, Gradients, Profile, Result, Rule, Tape, Var, recompute};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use tensor::{Tensor, match_float};
@@ -38,56 +38,61 @@ impl Tape {
         slots.interior.resize_with(last + 1, State::default);
         slots.interior[last] = State::Filled(upstream.contiguous());
         drop(upstream);
-        self.walk(last, &mut slots, inputs)
+        walk(&mut self.nodes_mut(), self.profile(), last, &mut slots, inputs)
     }
+}
 
-    /// The walk, from node `last` on. Gradients of the tape's inputs go to `inputs`.
-    pub(crate) fn walk(&self, last: usize, slots: &mut Slots<'_>, inputs: &mut HashMap<usize, Tensor>) -> Result<()> {
-        let mut nodes = self.nodes_mut();
-        for index in (0..=last).rev() {
-            let State::Filled(upstream) = std::mem::take(&mut slots.interior[index]) else { continue };
-            match &nodes[index].origin {
-                Origin::Input => {
-                    inputs.insert(index, upstream);
-                    continue;
-                }
-                // Only the loss itself being a parameter leads here: other gradients go to the arena.
-                Origin::Parameter(_) => return Err(Error::NotRecorded { what: "a bare parameter" }),
-                Origin::Operation(_) => {}
-                Origin::Consumed(_) => {
-                    return Err(Error::NotRecorded { what: "a value whose tape was walked already" });
-                }
+/// The walk over a tape's nodes, from `last` on. Gradients of the tape's inputs go to `inputs`.
+pub(crate) fn walk(
+    nodes: &mut [Node],
+    profile: Option<&Profile>,
+    last: usize,
+    slots: &mut Slots<'_>,
+    inputs: &mut HashMap<usize, Tensor>,
+) -> Result<()> {
+    for index in (0..=last).rev() {
+        let State::Filled(upstream) = std::mem::take(&mut slots.interior[index]) else { continue };
+        match &nodes[index].origin {
+            Origin::Input => {
+                inputs.insert(index, upstream);
+                continue;
             }
-            let targets = nodes[index].inputs.iter().map(|source| {
-                source.map(|node| Target {
-                    node,
-                    parameter: match nodes[node].origin {
-                        Origin::Parameter(id) => Some(id.index()),
-                        _ => None,
-                    },
-                    shape: nodes[node].shape.clone(),
-                    dtype: nodes[node].dtype,
-                })
-            });
-            let targets: SmallVec<[Option<Target>; 4]> = targets.collect();
-            if targets.iter().flatten().any(|target| !slots.hold(target)) {
-                return Err(Error::ForeignGradients { parameters: slots.arena.len() });
-            }
-            let name = nodes[index].name();
-            let origin = std::mem::replace(&mut nodes[index].origin, Origin::Consumed(name));
-            if let Origin::Operation(mut rule) = origin {
-                recompute::recall(rule.as_mut(), &nodes[index].forgotten, &nodes)?;
-                let work = self.profile.as_ref().map(|_| work(rule.as_ref(), &upstream, &targets));
-                let mut grads = InputGrads::new(name, targets, slots);
-                rule.backward(upstream, &mut grads)?;
-                grads.finish()?;
-                if let (Some(profile), Some((multiply_adds, bytes))) = (&self.profile, work) {
-                    profile.backward(name, multiply_adds, bytes);
-                }
+            // Only the loss itself being a parameter leads here: other gradients go to the arena.
+            Origin::Parameter(_) => return Err(Error::NotRecorded { what: "a bare parameter" }),
+            Origin::Operation(_) => {}
+            Origin::Consumed(_) => {
+                return Err(Error::NotRecorded { what: "a value whose tape was walked already" });
             }
         }
-        Ok(())
+        let targets = nodes[index].inputs.iter().map(|source| {
+            source.map(|node| Target {
+                node,
+                parameter: match nodes[node].origin {
+                    Origin::Parameter(id) => Some(id.index()),
+                    _ => None,
+                },
+                shape: nodes[node].shape.clone(),
+                dtype: nodes[node].dtype,
+            })
+        });
+        let targets: SmallVec<[Option<Target>; 4]> = targets.collect();
+        if targets.iter().flatten().any(|target| !slots.hold(target)) {
+            return Err(Error::ForeignGradients { parameters: slots.arena.len() });
+        }
+        let name = nodes[index].name();
+        let origin = std::mem::replace(&mut nodes[index].origin, Origin::Consumed(name));
+        if let Origin::Operation(mut rule) = origin {
+            recompute::recall(rule.as_mut(), &nodes[index].forgotten, nodes)?;
+            let work = profile.map(|profile| (profile, work(rule.as_ref(), &upstream, &targets)));
+            let mut grads = InputGrads::new(name, targets, slots);
+            rule.backward(upstream, &mut grads)?;
+            grads.finish()?;
+            if let Some((profile, (multiply_adds, bytes))) = work {
+                profile.backward(name, multiply_adds, bytes);
+            }
+        }
     }
+    Ok(())
 }
 
 /// What a backward rule has before it: the multiply-adds of the wanted gradients, and the bytes of the tensors that

@@ -7,6 +7,7 @@
 //! | `backward.rs` | the reverse walk |
 //! | `recompute.rs` | values that are computed again in the backward pass instead of being kept |
 //! | `profile.rs` | [`Profile`]: where the time of a pass goes |
+//! | `pieces.rs` | a batch in pieces that stay in the cache |
 //! | `params.rs` | [`Parameters`] and [`Gradients`], each in one flat buffer |
 //! | `exact.rs` | dual numbers: exact derivatives of reference implementations |
 //! | `gradcheck.rs` | the comparison of a backward rule with differences and with dual numbers |
@@ -17,6 +18,7 @@ mod error;
 pub mod exact;
 pub mod gradcheck;
 mod params;
+mod pieces;
 mod profile;
 mod recompute;
 mod rule;

@@ -5,7 +5,7 @@
 //! [`Profile::lap`]. Every moment belongs to one line, and so the lines add up to the whole.
 
 use crate::Rule;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use tensor::Tensor;
 
@@ -72,6 +72,20 @@ impl Default for Laps {
     }
 }
 
+impl Laps {
+    fn take_in(&mut self, new: Line) {
+        match self.lines.iter_mut().find(|line| line.name == new.name && line.work == new.work) {
+            Some(line) => {
+                line.calls += new.calls;
+                line.seconds += new.seconds;
+                line.multiply_adds += new.multiply_adds;
+                line.bytes += new.bytes;
+            }
+            None => self.lines.push(new),
+        }
+    }
+}
+
 impl Profile {
     /// Forgets what was measured, and starts now.
     pub fn restart(&self) {
@@ -106,21 +120,22 @@ impl Profile {
         self.add(name, Work::Backward, multiply_adds, bytes);
     }
 
+    /// What others measured since the last lap, several at once, is over: the time since then is shared out among
+    /// their lines, each in proportion to its own time.
+    pub(crate) fn absorb<'p>(&self, others: impl Iterator<Item = &'p Arc<Self>>) {
+        let lines: Vec<Line> = others.flat_map(|other| other.lines()).collect();
+        let total: f64 = lines.iter().map(|line| line.seconds).sum();
+        let mut laps = self.laps();
+        let now = Instant::now();
+        let share = (now - std::mem::replace(&mut laps.last, now)).as_secs_f64() / total.max(f64::MIN_POSITIVE);
+        lines.into_iter().for_each(|line| laps.take_in(Line { seconds: share * line.seconds, ..line }));
+    }
+
     fn add(&self, name: &'static str, work: Work, multiply_adds: u64, bytes: usize) {
         let mut laps = self.laps();
-        let Laps { last, lines } = &mut *laps;
         let now = Instant::now();
-        let seconds = (now - std::mem::replace(last, now)).as_secs_f64();
-        let place = lines.iter().position(|line| line.name == name && line.work == work);
-        let place = place.unwrap_or_else(|| {
-            lines.push(Line { name, work, calls: 0, seconds: 0.0, multiply_adds: 0, bytes: 0 });
-            lines.len() - 1
-        });
-        let line = &mut lines[place];
-        line.calls += 1;
-        line.seconds += seconds;
-        line.multiply_adds += multiply_adds;
-        line.bytes += bytes as u64;
+        let seconds = (now - std::mem::replace(&mut laps.last, now)).as_secs_f64();
+        laps.take_in(Line { name, work, calls: 1, seconds, multiply_adds, bytes: bytes as u64 });
     }
 
     /// A thread that panicked within a lap left figures behind, and nothing that could be broken.

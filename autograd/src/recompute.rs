@@ -62,7 +62,7 @@ impl Tape {
     pub fn segment<'t, T, E: From<Error> + Display>(
         &'t self,
         inputs: &[&Var<'t>],
-        work: impl for<'s> Fn(&'s Tape, &[Var<'s>]) -> std::result::Result<(Var<'s>, T), E> + 'static,
+        work: impl for<'s> Fn(&'s Tape, &[Var<'s>]) -> std::result::Result<(Var<'s>, T), E> + Send + 'static,
     ) -> std::result::Result<(Var<'t>, T), E> {
         if self.mode() != Mode::RecomputeSegments {
             let inputs: Vec<Var<'t>> = inputs.iter().map(|&input| input.clone()).collect();
@@ -83,7 +83,7 @@ impl Tape {
     }
 }
 
-type Work = dyn for<'s> Fn(&'s Tape, &[Var<'s>]) -> Result<Var<'s>>;
+type Work = dyn for<'s> Fn(&'s Tape, &[Var<'s>]) -> Result<Var<'s>> + Send;
 
 struct Segment {
     inputs: Vec<Tensor>,

@@ -1,5 +1,6 @@
 //! Backward rules, and where they put their gradients.
 
+use crate::backward::walk;
 use crate::{Error, MultiplyAdds, Result, Tape};
 use smallvec::SmallVec;
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use tensor::{DType, Float, Shape, Tensor, match_float};
 pub type Again<'a> = Box<dyn FnOnce() -> Result<Tensor> + 'a>;
 
 /// The backward rule of one recorded operation: a plain struct of what the operation saved.
-pub trait Rule: 'static {
+pub trait Rule: Send + 'static {
     /// The operation's name.
     fn name(&self) -> &'static str;
 
@@ -239,7 +240,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         interior[last] = State::Filled(upstream);
         let outside = std::mem::replace(&mut self.slots.interior, interior);
         let mut gradients = HashMap::new();
-        let walked = tape.walk(last, self.slots, &mut gradients);
+        let walked = walk(&mut tape.nodes_mut(), tape.profile(), last, self.slots, &mut gradients);
         self.slots.interior = outside;
         walked?;
         for (input, node) in inputs.iter().enumerate() {
@@ -248,6 +249,11 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             }
         }
         Ok(())
+    }
+
+    /// The parts of the flat buffer of gradients, and which of them hold a gradient of this step.
+    pub(crate) fn parameters(&mut self) -> (&mut [Option<&'a mut [u8]>], &mut [bool]) {
+        (&mut self.slots.arena, self.slots.written)
     }
 
     /// After the rule: adds second gradients, and makes sure that no wanted one is missing.

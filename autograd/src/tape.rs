@@ -79,6 +79,13 @@ impl Node {
             _ => vec![],
         }
     }
+
+    pub(crate) fn saved_mut(&mut self) -> Vec<&mut Tensor> {
+        match &mut self.origin {
+            Origin::Operation(rule) => rule.saved_mut(),
+            _ => vec![],
+        }
+    }
 }
 
 impl Tape {
@@ -187,6 +194,22 @@ impl Tape {
 
     pub(crate) fn mode(&self) -> Mode {
         self.mode
+    }
+
+    pub(crate) fn profile(&self) -> Option<&Profile> {
+        self.profile.as_deref()
+    }
+
+    pub(crate) fn shared_profile(&self) -> Option<Arc<Profile>> {
+        self.profile.clone()
+    }
+
+    pub(crate) fn in_mode(mode: Mode) -> Self {
+        Self { mode, ..Self::default() }
+    }
+
+    pub(crate) fn into_nodes(self) -> Vec<Node> {
+        self.nodes.into_inner()
     }
 
     /// The nodes, in the order in which they were recorded.

@@ -128,10 +128,12 @@ impl BiFormer {
                 };
             }
             pass.record_map(|| format!("down{index}"), &x);
-            for block in &stage.blocks {
-                let block = Arc::clone(block);
-                x = pass.segment(&x, move |pass, x| block.forward(pass, x))?;
-            }
+            x = pass.in_pieces(&x, images_per_piece(&x), |pass, x| {
+                stage.blocks.iter().try_fold(x.clone(), |x, block| {
+                    let block = Arc::clone(block);
+                    pass.segment(&x, move |pass, x| block.forward(pass, x))
+                })
+            })?;
             pass.record_map(|| format!("stage{index}"), &x);
             if let Tail::Dense(norms) = &self.tail {
                 maps.push(norms[index].forward(pass, &x)?);
@@ -157,6 +159,18 @@ impl BiFormer {
         }
         Ok(())
     }
+}
+
+/// How many images of a map x (N, H, W, C) run through a stage together: as many as keep a block's widest maps,
+/// which have about 3C channels, in a core's cache; but so many tokens that reading a layer's weights costs little
+/// beside using them.
+fn images_per_piece(x: &Var<'_>) -> usize {
+    const CACHE: usize = 1 << 19;
+    let extents = x.shape();
+    let channels = extents[3];
+    let tokens = (extents[1] * extents[2]).max(1);
+    let fit = CACHE / (3 * tokens * channels * x.dtype().size()).max(1);
+    fit.max(channels.div_ceil(tokens)).max(1)
 }
 
 /// (1 − MOMENTUM)·running + MOMENTUM·batch

@@ -31,6 +31,8 @@ pub struct Pass<'t, 'm> {
     running: &'m [RunningStatistics],
     /// Draws so far: each gets a random stream of its own.
     draws: Cell<u64>,
+    /// Which image of the batch is the first of this pass.
+    first_image: usize,
     trace: RefCell<Trace>,
 }
 
@@ -53,12 +55,26 @@ impl Trace {
         self.routes.extend(later.routes);
         self.maps.extend(later.maps);
     }
+
+    /// The traces of a part that ran on pieces of the batch, as if it had run on all of it.
+    fn joined(pieces: Vec<Trace>) -> Result<Trace> {
+        let join = |of: fn(&Trace) -> &Vec<(String, Tensor)>| -> Result<Vec<(String, Tensor)>> {
+            let first = pieces.first().map_or(&[][..], |first| of(first));
+            let joined = first.iter().enumerate().map(|(place, (name, _))| {
+                let parts: Vec<Tensor> = pieces.iter().map(|piece| of(piece)[place].1.clone()).collect();
+                Ok((name.clone(), Tensor::join(&parts)?))
+            });
+            joined.collect()
+        };
+        let (routes, maps) = (join(|piece| &piece.routes)?, join(|piece| &piece.maps)?);
+        Ok(Trace { routes, maps, ..Trace::default() })
+    }
 }
 
 impl<'t, 'm> Pass<'t, 'm> {
     /// A pass on a tape.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &'m Parameters, running: &'m [RunningStatistics]) -> Self {
-        Self { tape, mode, parameters, running, draws: Cell::new(0), trace: RefCell::default() }
+        Self { tape, mode, parameters, running, draws: Cell::new(0), first_image: 0, trace: RefCell::default() }
     }
 
     /// Keeps the maps after each merging and each stage in the trace.
@@ -83,17 +99,44 @@ impl<'t, 'm> Pass<'t, 'm> {
     pub fn segment(
         &self,
         x: &Var<'t>,
-        work: impl for<'s> Fn(&Pass<'s, '_>, &Var<'s>) -> Result<Var<'s>> + 'static,
+        work: impl for<'s> Fn(&Pass<'s, '_>, &Var<'s>) -> Result<Var<'s>> + Send + 'static,
     ) -> Result<Var<'t>> {
-        let (mode, draws) = (self.mode, self.draws.get());
+        let (mode, draws, first_image) = (self.mode, self.draws.get(), self.first_image);
         let (parameters, running) = (self.parameters.share(), self.running.to_vec());
         let (y, (draws, trace)) = self.tape.segment(&[x], move |tape, inputs| {
-            let pass = Pass { draws: Cell::new(draws), ..Pass::new(tape, mode, &parameters, &running) };
+            let pass = Pass { draws: Cell::new(draws), first_image, ..Pass::new(tape, mode, &parameters, &running) };
             let y = work(&pass, &inputs[0])?;
             Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
         })?;
         self.draws.set(draws);
         self.trace.borrow_mut().append(trace);
+        Ok(y)
+    }
+
+    /// A part of the model from x (N, ...) on, which treats each image by itself, on `size` images at a time: see
+    /// [`Tape::in_pieces`].
+    pub fn in_pieces(
+        &self,
+        x: &Var<'t>,
+        size: usize,
+        work: impl for<'s> Fn(&Pass<'s, '_>, &Var<'s>) -> Result<Var<'s>> + Sync,
+    ) -> Result<Var<'t>> {
+        if x.shape().first().is_none_or(|&images| images <= size) {
+            return work(self, x);
+        }
+        let (mode, parameters, running) = (self.mode, self.parameters, self.running);
+        let (draws, first) = (self.draws.get(), self.first_image);
+        let keep_maps = self.trace.borrow().keep_maps;
+        let (y, left) = self.tape.in_pieces(x, size, |x, images| {
+            let trace = RefCell::new(Trace { keep_maps, ..Trace::default() });
+            let first_image = first + images.start;
+            let pass = Pass { tape: x.tape(), mode, parameters, running, draws: Cell::new(draws), first_image, trace };
+            let y = work(&pass, x)?;
+            Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
+        })?;
+        let (draws, traces): (Vec<u64>, Vec<Trace>) = left.into_iter().unzip();
+        self.draws.set(draws.into_iter().fold(self.draws.get(), u64::max));
+        self.trace.borrow_mut().append(Trace::joined(traces)?);
         Ok(y)
     }
 
@@ -113,7 +156,7 @@ impl<'t, 'm> Pass<'t, 'm> {
         let Mode::Train { seed, step } = self.mode else { return None };
         let draw = self.draws.get();
         self.draws.set(draw + 1);
-        Some(Philox::keyed(seed, &[PURPOSE, step, draw]))
+        Some(Philox::keyed(seed, &[PURPOSE, step, draw, self.first_image as u64]))
     }
 
     pub(crate) fn record_statistics(&self, id: StatisticsId, batch: BatchStatistics) {

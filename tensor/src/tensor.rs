@@ -207,6 +207,28 @@ impl Tensor {
         copy
     }
 
+    /// Tensors of one type, alike but for their first extents, one after another along the first axis. Errors:
+    /// [`Error::Argument`] for none, [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`].
+    pub fn join(parts: &[Tensor]) -> Result<Tensor> {
+        let first = parts.first().ok_or_else(|| Error::argument("join", "needs at least one tensor"))?;
+        first.expect_axis("join", 0)?;
+        let mut joined = Self::empty(first.shape.with(0, parts.iter().map(|part| part.shape[0]).sum()), first.dtype);
+        let mut rest = joined.as_mut_bytes("join")?;
+        for part in parts {
+            if part.rank() != first.rank() || part.shape.with(0, first.shape[0]) != first.shape {
+                return Err(Error::shape("join", format!("{} but for the first extent", first.shape), &part.shape));
+            }
+            if part.dtype != first.dtype {
+                return Err(Error::DType { op: "join", expected: "one type", actual: part.dtype });
+            }
+            part.expect_contiguous("join")?;
+            let (own, after) = rest.split_at_mut(part.count() * part.dtype.size());
+            own.copy_from_slice(&part.buffer.slice::<u8>()[part.offset * part.dtype.size()..][..own.len()]);
+            rest = after;
+        }
+        Ok(joined)
+    }
+
     fn copy_into<T: Element>(&self, copy: &mut Tensor) {
         let from = &self.buffer.slice::<T>()[self.offset..];
         let mut to = copy.fresh_buffer().slice_mut::<T>();

@@ -1,0 +1,236 @@
+//! A batch in pieces: a few samples at a time, each piece on a tape of its own.
+//!
+//! Most of a network treats each sample by itself. In pieces small enough, what one operation writes the next one
+//! finds in the core's own cache, where a whole batch would go to memory and back after every operation; and as
+//! pieces do not wait for each other, every core has one of its own.
+//!
+//! The pieces are cut by the batch alone. Their parameters' gradients are added up within groups of pieces in order,
+//! and then group by group: the same bits with any number of threads.
+
+use crate::backward::walk;
+use crate::rule::{InputGrads, Slots, State};
+use crate::tape::{Node, Origin};
+use crate::{Error, Profile, Result, Rule, Tape, Var};
+use rayon::prelude::*;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+use tensor::cpu::parallel::{GRAIN, Out, put};
+use tensor::{Float, Tensor, match_float};
+
+/// So many groups of pieces have gradients of their own, at most.
+const GROUPS: usize = 4;
+
+impl Tape {
+    /// Runs `work` on pieces of x (N, ...), as alike as can be and of at most `size` samples, and joins their values
+    /// along the first axis. `work` gets the piece and which samples it holds; what else it returns is handed
+    /// on, piece by piece. It runs on several threads at once, and must treat each sample by itself.
+    ///
+    /// Errors: those of `work`, of the first piece that has one.
+    pub fn in_pieces<'t, S: Send, E: From<Error> + Send>(
+        &'t self,
+        x: &Var<'t>,
+        size: usize,
+        work: impl for<'s> Fn(&Var<'s>, Range<usize>) -> std::result::Result<(Var<'s>, S), E> + Sync,
+    ) -> std::result::Result<(Var<'t>, Vec<S>), E> {
+        let samples = x.shape().first().copied().unwrap_or(0);
+        // At least one, so that an empty batch has a result of the right shape.
+        let count = samples.div_ceil(size.max(1)).max(1);
+        let (value, wanted, mode) = (x.value(), x.node().is_some(), self.mode());
+        let profiled = self.profile().is_some();
+        let run = |piece: usize| -> std::result::Result<_, E> {
+            let samples = piece * samples / count..(piece + 1) * samples / count;
+            let profile = profiled.then(|| Arc::new(Profile::default()));
+            let tape = Tape::in_mode(mode).profiled(profile.clone());
+            let part = value.slice(0, samples.clone()).map_err(Error::from)?;
+            let (input, output, value, rest) = {
+                let x = if wanted { tape.input(part) } else { tape.constant(part) };
+                let (y, rest) = work(&x, samples.clone())?;
+                (x.node(), y.node(), y.into_value(), rest)
+            };
+            Ok((Piece { nodes: tape.into_nodes(), profile, input, output, samples }, value, rest))
+        };
+        let done: Vec<_> = (0..count).into_par_iter().with_max_len(1).map(run).collect();
+        let (mut pieces, mut values, mut rests) = (vec![], vec![], vec![]);
+        for run in done {
+            let (piece, value, rest) = run?;
+            pieces.push(piece);
+            values.push(value);
+            rests.push(rest);
+        }
+        let joined = Tensor::join(&values).map_err(Error::from)?;
+        drop(values);
+        let profile = self.shared_profile();
+        absorb(&profile, pieces.iter().map(|piece| &piece.profile));
+        let y = match pieces.iter().any(|piece| piece.output.is_some()) {
+            true => self.append(&[x], joined, Pieces { pieces, profile })?,
+            false => self.constant(joined),
+        };
+        Ok((y, rests))
+    }
+}
+
+/// Shares the time that the pieces took out among what they did.
+fn absorb<'p>(profile: &Option<Arc<Profile>>, pieces: impl IntoIterator<Item = &'p Option<Arc<Profile>>>) {
+    if let Some(profile) = profile {
+        profile.absorb(pieces.into_iter().flatten());
+    }
+}
+
+/// What was recorded of one piece.
+struct Piece {
+    nodes: Vec<Node>,
+    profile: Option<Arc<Profile>>,
+    /// The nodes of its part of x and of its value.
+    input: Option<usize>,
+    output: Option<usize>,
+    samples: Range<usize>,
+}
+
+struct Pieces {
+    pieces: Vec<Piece>,
+    profile: Option<Arc<Profile>>,
+}
+
+impl Rule for Pieces {
+    fn name(&self) -> &'static str {
+        "pieces"
+    }
+
+    fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+        self.pieces.iter().flat_map(|piece| &piece.nodes).flat_map(Node::saved).collect()
+    }
+
+    fn saved_mut(&mut self) -> Vec<&mut Tensor> {
+        self.pieces.iter_mut().flat_map(|piece| &mut piece.nodes).flat_map(Node::saved_mut).collect()
+    }
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        match_float!(dy.dtype(), "pieces", T => self.walk::<T>(&dy, grads))
+    }
+}
+
+impl Pieces {
+    fn walk<T: Float>(mut self, dy: &Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let room = Room::of(&self.pieces);
+        let mut slot = grads.open(0)?;
+        let dx = slot.out::<T>()?;
+        let samples = dy.shape().first().copied().unwrap_or(0);
+        let row = dx.as_ref().map_or(0, |dx| dx.data.len() / samples.max(1));
+        let accumulate = dx.as_ref().is_some_and(|dx| dx.accumulate);
+        let mut rest = dx.map_or(&mut [][..], |dx| dx.data);
+        let mut groups = vec![];
+        for pieces in in_groups(std::mem::take(&mut self.pieces)) {
+            let samples: usize = pieces.iter().map(|piece| piece.samples.len()).sum();
+            let (data, after) = rest.split_at_mut(samples * row);
+            groups.push((pieces, Out { data, accumulate }));
+            rest = after;
+        }
+        let profiles: Vec<_> =
+            groups.iter().flat_map(|(pieces, _)| pieces).map(|piece| piece.profile.clone()).collect();
+        let partial = |(pieces, dx)| room.walk::<T>(pieces, dy, dx, row);
+        let partials: Vec<Result<Partial>> = groups.into_par_iter().with_max_len(1).map(partial).collect();
+        grads.close(slot);
+        room.add_up::<T>(&partials.into_iter().collect::<Result<Vec<_>>>()?, grads)?;
+        absorb(&self.profile, &profiles);
+        Ok(())
+    }
+}
+
+/// Neighbouring pieces together, in at most [`GROUPS`] groups.
+fn in_groups(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
+    let size = pieces.len().div_ceil(GROUPS).max(1);
+    let mut pieces = pieces.into_iter();
+    std::iter::from_fn(|| Some(pieces.by_ref().take(size).collect::<Vec<_>>()).filter(|group| !group.is_empty()))
+        .collect()
+}
+
+/// Room for the gradients of those parameters that the pieces use: where each begins, in elements.
+struct Room {
+    places: BTreeMap<usize, Range<usize>>,
+    len: usize,
+}
+
+/// The gradients of a group, and of which parameters there are any.
+struct Partial {
+    flat: Tensor,
+    written: Vec<bool>,
+}
+
+impl Room {
+    fn of(pieces: &[Piece]) -> Self {
+        let (mut places, mut len) = (BTreeMap::new(), 0);
+        for node in pieces.iter().flat_map(|piece| &piece.nodes) {
+            if let Origin::Parameter(id) = node.origin {
+                places.entry(id.index()).or_insert_with(|| {
+                    len += node.shape.count();
+                    len - node.shape.count()..len
+                });
+            }
+        }
+        Self { places, len }
+    }
+
+    /// Walks the tapes of a group in order, from dy (N, ...) to the group's part of dx, whose rows have `row` elements.
+    fn walk<T: Float>(&self, pieces: Vec<Piece>, dy: &Tensor, dx: Out<'_, T>, row: usize) -> Result<Partial> {
+        let parameters = self.places.last_key_value().map_or(0, |(&last, _)| last + 1);
+        let mut partial = Partial { flat: Tensor::empty([self.len], T::DTYPE), written: vec![false; parameters] };
+        let mut arena: Vec<Option<&mut [u8]>> = (0..parameters).map(|_| None).collect();
+        let mut ordered: Vec<_> = self.places.iter().collect();
+        ordered.sort_by_key(|(_, place)| place.start);
+        let mut rest = partial.flat.as_mut_bytes("pieces")?;
+        for (&parameter, place) in ordered {
+            let (part, after) = rest.split_at_mut(place.len() * size_of::<T>());
+            arena[parameter] = Some(part);
+            rest = after;
+        }
+        let mut slots = Slots { interior: vec![], arena, written: &mut partial.written };
+        let mut dx_rest = dx.data;
+        for Piece { mut nodes, profile, input, output, samples } in pieces {
+            profile.as_ref().inspect(|profile| profile.restart());
+            let (data, after) = dx_rest.split_at_mut(samples.len() * row);
+            dx_rest = after;
+            let mut inputs = HashMap::new();
+            if let Some(last) = output {
+                slots.interior = (0..=last).map(|_| State::Empty).collect();
+                slots.interior[last] = State::Filled(dy.slice(0, samples)?);
+                walk(&mut nodes, profile.as_deref(), last, &mut slots, &mut inputs)?;
+            }
+            match input.and_then(|input| inputs.remove(&input)) {
+                Some(gradient) => put(data, gradient.as_slice("pieces")?, dx.accumulate),
+                None if !dx.accumulate => data.fill(T::zero()),
+                None => {}
+            }
+        }
+        drop(slots);
+        Ok(partial)
+    }
+
+    /// Adds the groups' gradients, in order, to those of the whole tape.
+    fn add_up<T: Float>(&self, partials: &[Partial], grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let (arena, written) = grads.parameters();
+        for (&parameter, place) in &self.places {
+            let parts = partials.iter().filter(|partial| partial.written[parameter]);
+            let parts = parts.map(|partial| Ok(&partial.flat.as_slice::<T>("pieces")?[place.clone()]));
+            let parts: Vec<&[T]> = parts.collect::<Result<_>>()?;
+            let Some(sum) = arena
+                .get_mut(parameter)
+                .and_then(Option::as_mut)
+                .filter(|sum| sum.len() == size_of::<T>() * place.len())
+            else {
+                return Err(Error::ForeignGradients { parameters: arena.len() });
+            };
+            if parts.is_empty() {
+                continue;
+            }
+            let accumulate = std::mem::replace(&mut written[parameter], true);
+            let chunks = bytemuck::cast_slice_mut::<u8, T>(sum).par_chunks_mut(GRAIN).enumerate();
+            chunks.for_each(|(chunk, sum)| {
+                for (index, part) in parts.iter().enumerate() {
+                    put(sum, &part[chunk * GRAIN..][..sum.len()], accumulate || index > 0);
+                }
+            });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,129 @@
+//! A batch in pieces computes what the whole batch does, with the same bits for any number of threads.
+
+use autograd::{Gradients, ParamId, Parameters, ParametersBuilder, Profile, Result, Tape, Var, Work};
+use std::ops::Range;
+use std::sync::Arc;
+use tensor::cpu::parallel::thread_pool;
+use tensor::{DType, Tensor};
+
+const SAMPLES: usize = 11;
+const WIDTH: usize = 6;
+
+/// Value, gradient of x, and gradients of the parameters.
+type Results = [Vec<f64>; 3];
+
+struct Network {
+    parameters: Parameters,
+    ids: Vec<ParamId>,
+}
+
+fn waves(count: usize, stride: f64) -> Vec<f64> {
+    (0..count).map(|i| (i as f64 * stride).sin()).collect()
+}
+
+impl Network {
+    fn new() -> Self {
+        let mut builder = ParametersBuilder::default();
+        // The last one is used outside of the pieces as well, the first one nowhere.
+        let shapes: [&[usize]; 5] = [&[3], &[WIDTH, WIDTH], &[WIDTH], &[WIDTH], &[WIDTH]];
+        let add = |(index, shape): (usize, &&[usize])| {
+            builder.add(index.to_string(), *shape, waves(shape.iter().product(), 0.3 + index as f64))
+        };
+        let ids = shapes.iter().enumerate().map(add).collect();
+        Self { parameters: builder.build(DType::F64).unwrap(), ids }
+    }
+
+    fn layers<'t>(&self, x: &Var<'t>) -> Result<Var<'t>> {
+        let [_, weight, bias, gamma, beta] = [0, 1, 2, 3, 4].map(|i| x.tape().parameter(&self.parameters, self.ids[i]));
+        let hidden = ops::gelu(&ops::linear(x, &weight, Some(&bias))?)?;
+        ops::add(x, &ops::layer_norm(&hidden, &gamma, &beta, 1e-6)?)
+    }
+
+    fn run(&self, size: Option<usize>, tape: &Tape, gradients: &mut Gradients) -> Result<Results> {
+        let input = tape.input(Tensor::from_slice(&waves(SAMPLES * 2 * WIDTH, 0.7), [SAMPLES, 2, WIDTH])?);
+        let x = ops::scale(&input, 0.5)?;
+        let y = match size {
+            None => self.layers(&x)?,
+            Some(size) => {
+                let (y, samples) =
+                    tape.in_pieces(&x, size, |x, samples| Ok::<_, autograd::Error>((self.layers(x)?, samples)))?;
+                assert!(samples.iter().all(|samples| (1..=size).contains(&samples.len())), "{samples:?}");
+                assert_eq!(samples.iter().map(Range::len).sum::<usize>(), SAMPLES);
+                y
+            }
+        };
+        // x has another use beside the pieces, and so has a parameter.
+        let y = ops::add(&ops::add(&y, &x)?, &tape.parameter(&self.parameters, self.ids[4]))?;
+        let loss = ops::sum(&ops::mul(&y, &y)?, &[0, 1, 2], false)?;
+        let value = y.value().to_vec::<f64>()?;
+        tape.backward(&loss, gradients)?;
+        let dx = gradients.of(&input).expect("gradient of x").to_vec()?;
+        Ok([value, dx, gradients.flat().expect("gradients").to_vec()?])
+    }
+
+    fn results(&self, size: Option<usize>, threads: usize) -> Results {
+        let run = || {
+            let mut gradients = Gradients::new(&self.parameters);
+            let results = self.run(size, &Tape::new(), &mut gradients)?;
+            assert!(gradients.parameter(self.ids[0]).is_none(), "no gradient where none reaches");
+            Ok::<_, autograd::Error>(results)
+        };
+        thread_pool(threads).unwrap().install(run).unwrap()
+    }
+}
+
+#[test]
+fn pieces_of_every_size_agree_with_the_whole() {
+    tensor::set_poison(true);
+    let network = Network::new();
+    let whole = network.results(None, 1);
+    for size in [1, 2, 3, 5, SAMPLES, 100] {
+        let pieces = network.results(Some(size), 2);
+        assert_eq!(pieces[0], whole[0], "values in pieces of {size}");
+        for (pieces, whole) in pieces.iter().zip(&whole).skip(1) {
+            for (piece, whole) in pieces.iter().zip(whole) {
+                assert!((piece - whole).abs() <= 1e-12 * whole.abs().max(1.0), "{size}: {piece} is not {whole}");
+            }
+        }
+        for threads in [1, 3, 8] {
+            assert_eq!(network.results(Some(size), threads), pieces, "pieces of {size}, {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn gradients_add_up_over_passes_and_errors_come_out() {
+    let network = Network::new();
+    let mut gradients = Gradients::new(&network.parameters);
+    let [_, _, once] = network.run(Some(3), &Tape::new(), &mut gradients).unwrap();
+    let [_, _, twice] = network.run(Some(3), &Tape::new(), &mut gradients).unwrap();
+    assert!(once.iter().zip(&twice).all(|(once, twice)| (twice - 2.0 * once).abs() <= 1e-12 * once.abs()));
+
+    let tape = Tape::new();
+    let x = tape.constant(Tensor::zeros([4, WIDTH], DType::F64));
+    let refused = tape.in_pieces(&x, 1, |x, samples| match samples.start {
+        0 => Ok((x.clone(), ())),
+        start => Err(autograd::Error::NotFinite { op: "test", node: start }),
+    });
+    assert_eq!(refused.unwrap_err().to_string(), autograd::Error::NotFinite { op: "test", node: 1 }.to_string());
+    let empty = tape.constant(Tensor::zeros([0, WIDTH], DType::F64));
+    let (y, _) = tape.in_pieces(&empty, 4, |x, _| Ok::<_, autograd::Error>((network.layers(x)?, ()))).unwrap();
+    assert_eq!(*y.shape(), [0, WIDTH]);
+}
+
+#[test]
+fn a_profile_sees_into_the_pieces() {
+    let (network, profile) = (Network::new(), Arc::new(Profile::default()));
+    let tape = Tape::new().profiled(Some(Arc::clone(&profile)));
+    profile.restart();
+    let started = std::time::Instant::now();
+    network.run(Some(2), &tape, &mut Gradients::new(&network.parameters)).unwrap();
+    let elapsed = started.elapsed().as_secs_f64();
+    let lines = profile.lines();
+    for work in [Work::Forward, Work::Backward] {
+        let linear = lines.iter().find(|line| line.name == "linear" && line.work == work).expect("a line");
+        assert_eq!(linear.calls, 6, "pieces of at most 2 of 11 samples");
+    }
+    let total: f64 = lines.iter().map(|line| line.seconds).sum();
+    assert!(total <= elapsed, "{total} s in {elapsed} s");
+}
