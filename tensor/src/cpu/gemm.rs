@@ -3,7 +3,7 @@
 //! BiFormer's products have tens of thousands of rows (tokens) and inner and outer extents of 32 to 1,000. A
 //! library that packs both operands spends as long on packing as on multiplying there: `matrixmultiply`
 //! reaches 70 to 150 of 260 GFLOP/s a core. Here only B, the small operand, is packed, once for all
-//! threads: into panels as wide as two registers, so that a tile's rows of B are one run of memory. A is
+//! threads: into panels two or three registers wide, so that a tile's rows of B are one run of memory. A is
 //! read where it lies, element by element, with any strides; so the transposes in a backward pass cost
 //! nothing.
 //!
@@ -148,7 +148,8 @@ struct Packed<T> {
 impl<T: Float> Packed<T> {
     #[inline(always)]
     fn new<A: Registers>(b: Mat<'_, T>) -> Self {
-        let width = 2 * A::Vector::<T>::LANES;
+        let lanes = A::Vector::<T>::LANES;
+        let width = lanes * registers_per_row(b.cols.div_ceil(lanes));
         let panels = b.cols.div_ceil(width);
         let mut memory = Tensor::empty([panels * width * b.rows], T::DTYPE);
         let to = memory.as_mut_slice::<T>("gemm").expect("invariant: a new tensor is contiguous and unshared");
@@ -160,13 +161,13 @@ impl<T: Float> Packed<T> {
             if b.col_stride == 1 {
                 for (p, to) in to.chunks_exact_mut(width).enumerate() {
                     let from = &b.data[p * b.row_stride + columns.start..][..columns.len()];
-                    if let (Ok(to), Ok(from)) = (<&mut [T; WIDEST]>::try_from(&mut *to), <&[T; WIDEST]>::try_from(from))
-                    {
-                        // In registers, without a call.
-                        *to = *from;
-                    } else {
-                        to[..columns.len()].copy_from_slice(from);
+                    // In registers: a call for each row would take longer.
+                    let (runs, rest) = (from.chunks_exact(lanes), from.chunks_exact(lanes).remainder());
+                    for (to, from) in to.chunks_exact_mut(lanes).zip(runs) {
+                        // SAFETY: `A` is there, as it is for the caller.
+                        unsafe { A::Vector::<T>::load(from) }.store(to);
                     }
+                    to[from.len() - rest.len()..][..rest.len()].iter_mut().zip(rest).for_each(|(to, &from)| *to = from);
                 }
             } else if b.row_stride == 1 {
                 let from = b.data.get(columns.start * b.col_stride..).unwrap_or_default();
@@ -252,17 +253,23 @@ unsafe fn block<T: Float, A: Registers>(
                     }
                 )*};
             }
-            match (A::WIDE, width > lanes) {
-                (true, true) => {
+            match (A::WIDE, width.div_ceil(lanes)) {
+                (true, 3) => {
+                    tiles!(3, 8 4 1);
+                }
+                (true, 2) => {
                     tiles!(2, 8 4 1);
                 }
-                (true, false) => {
+                (true, _) => {
                     tiles!(1, 8 4 1);
                 }
-                (false, true) => {
+                (false, 3) => {
+                    tiles!(3, 4 1);
+                }
+                (false, 2) => {
                     tiles!(2, 4 1);
                 }
-                (false, false) => {
+                (false, _) => {
                     tiles!(1, 4 1);
                 }
             }
@@ -271,8 +278,14 @@ unsafe fn block<T: Float, A: Registers>(
     }
 }
 
-/// The most columns of a panel: two registers of 16 elements.
-const WIDEST: usize = 32;
+/// How many registers make a row of a panel, 2 or 3, when B is so many registers wide: 3 where that alone fills all
+/// panels, as one that is not full keeps the multipliers less busy. 8·3 sums and a row of B just fit in 32 registers.
+fn registers_per_row(registers: usize) -> usize {
+    if registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
+}
+
+/// The most columns of a panel: three registers of 16 elements.
+const WIDEST: usize = 48;
 
 #[cfg(test)]
 mod tests {
