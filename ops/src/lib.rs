@@ -55,7 +55,7 @@ pub use conv2d::{Conv2d, conv2d};
 pub use cross_entropy::cross_entropy;
 pub use drop_path::drop_path;
 pub use dropout::dropout;
-pub use dwconv::dwconv;
+pub use dwconv::{dwconv, dwconv_residual};
 pub use gather::gather;
 pub use gelu::gelu;
 pub use layer_norm::layer_norm;

@@ -30,7 +30,7 @@ pub mod reference;
 mod routing;
 
 use crate::dwconv;
-use crate::dwconv::cpu::{Map, MapMut};
+use crate::dwconv::cpu::{Kernel, Map, MapMut};
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var};
 use geometry::Geometry;
 use tensor::cpu::parallel::Out;
@@ -96,7 +96,8 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
         if let (Some(extents), Some([weight, bias])) = (context, lepe) {
             let bias = bias.value().as_slice("bra")?;
             let out = MapMut { out: Out { data: out, accumulate: true }, stride: g.v_dim };
-            dwconv::cpu::forward(extents, values(g, qkv), weight.value().as_slice("bra")?, Some(bias), out);
+            let kernel = Kernel { weight: weight.value().as_slice("bra")?, residual: false };
+            dwconv::cpu::forward(extents, values(g, qkv), kernel, Some(bias), out);
         }
     });
     let lepe: Option<[Var<'t>; 2]> = lepe.map(|pair| pair.map(Var::clone));
@@ -156,14 +157,10 @@ impl Rule for Attention {
                     // The attention has written the values' gradient; the convolution adds to it.
                     let start = (2 * g.qk_dim).min(out.data.len());
                     let out = Out { data: &mut out.data[start..], accumulate: true };
-                    dwconv::cpu::backward_input(extents, upstream, weight.as_slice("bra")?, MapMut { out, stride: g.row() });
+                    let kernel = Kernel { weight: weight.as_slice("bra")?, residual: false };
+                    dwconv::cpu::backward_input(extents, upstream, kernel, MapMut { out, stride: g.row() });
                 }
-                if let Some(out) = dweight.out()? {
-                    dwconv::cpu::backward_weight(extents, upstream, values(g, qkv), out);
-                }
-                if let Some(out) = dbias.out()? {
-                    dwconv::cpu::backward_bias(extents, upstream, out);
-                }
+                dwconv::cpu::backward_weight(extents, upstream, values(g, qkv), dweight.out()?, dbias.out()?);
             }
         });
         [dqkv, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));

@@ -5,8 +5,9 @@ use crate::bra::geometry::Geometry;
 use crate::top_k;
 use rayon::prelude::*;
 use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
-use tensor::cpu::parallel::Out;
-use tensor::{DType, Error, Float, Result, Tensor, match_float};
+use tensor::cpu::isa::Arch;
+use tensor::cpu::parallel::{Out, put};
+use tensor::{DType, Error, Float, Result, Tensor, match_float, simd};
 
 /// Where each region looks.
 #[derive(Clone, Debug)]
@@ -51,21 +52,25 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
     let image_len = g.tokens() * g.row();
     routes.par_chunks_mut(per_image).zip(logits.par_chunks_mut(per_image)).enumerate().for_each(
         |(image, (routes, logits))| {
-            let qkv = &qkv[image * image_len..][..image_len];
-            let means = means(g, valid, qkv);
-            let (queries, keys) = means.split_at(regions * g.qk_dim);
+            // A row of means is a region's query and then its key.
+            let row = 2 * g.qk_dim;
+            let mut scratch = Tensor::empty([regions * row + ROWS.min(regions) * regions], T::DTYPE);
+            // invariant: a new tensor is contiguous and unshared.
+            let scratch = scratch.as_mut_slice::<T>("bra").expect("a new tensor");
+            let (means, affinity) = scratch.split_at_mut(regions * row);
+            simd!(A => region_means::<T, A>(g, valid, &qkv[image * image_len..][..image_len], means));
             // The affinities of a block of rows at a time: P² numbers are never held.
-            let mut affinity = vec![T::zero(); ROWS.min(regions) * regions];
-            let keys = Mat::new(keys, regions, g.qk_dim).t();
-            let blocks = queries.chunks(ROWS * g.qk_dim);
+            let keys = Mat::strided(&means[g.qk_dim..], (g.qk_dim, regions), (1, row));
+            let blocks = means.chunks(ROWS * row);
             let chosen = routes.chunks_mut(ROWS * g.topk).zip(logits.chunks_mut(ROWS * g.topk));
             for (queries, (routes, logits)) in blocks.zip(chosen) {
-                let rows = queries.len() / g.qk_dim;
+                let rows = queries.len() / row;
                 let affinity = &mut affinity[..rows * regions];
-                gemm_on_this_thread(Mat::new(queries, rows, g.qk_dim), keys, Out::store(affinity));
+                let queries = Mat::strided(queries, (rows, g.qk_dim), (row, 1));
+                gemm_on_this_thread(queries, keys, Out::store(affinity));
+                affinity.iter_mut().for_each(|x| *x *= scale);
                 let chosen = routes.chunks_mut(g.topk).zip(logits.chunks_mut(g.topk));
-                for (row, (routes, logits)) in affinity.chunks_exact_mut(regions).zip(chosen) {
-                    row.iter_mut().for_each(|x| *x *= scale);
+                for (row, (routes, logits)) in affinity.chunks_exact(regions).zip(chosen) {
                     top_k::cpu::select(row, logits, routes);
                 }
             }
@@ -73,28 +78,20 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
     );
 }
 
-/// The means of one image's queries and then of its keys over each region's valid tokens: 2·(P, D).
-fn means<T: Float>(g: Geometry, valid: [usize; 2], qkv: &[T]) -> Vec<T> {
-    let mut means = vec![T::zero(); 2 * g.regions() * g.qk_dim];
-    let [rh, rw] = g.region_size();
-    for row in 0..valid[0] {
-        for col in 0..valid[1] {
-            let region = row / rh * g.grid[1] + col / rw;
-            let token = &qkv[(row * g.map[1] + col) * g.row()..][..2 * g.qk_dim];
-            let (query, key) = token.split_at(g.qk_dim);
-            for (part, values) in [query, key].into_iter().enumerate() {
-                let sum = &mut means[(part * g.regions() + region) * g.qk_dim..][..g.qk_dim];
-                sum.iter_mut().zip(values).for_each(|(sum, &x)| *sum += x);
+/// The means of one image's queries and keys over each region's valid tokens, (P, 2D).
+#[inline(always)]
+fn region_means<T: Float, A: Arch>(g: Geometry, valid: [usize; 2], qkv: &[T], means: &mut [T]) {
+    let ([rh, rw], width) = (g.region_size(), 2 * g.qk_dim);
+    for (region, mean) in means.chunks_exact_mut(width).enumerate() {
+        let (top, left) = (region / g.grid[1] * rh, region % g.grid[1] * rw);
+        let (bottom, right) = ((top + rh).min(valid[0]), (left + rw).min(valid[1]));
+        mean.fill(T::zero());
+        for row in top..bottom {
+            for col in left..right {
+                put(mean, &qkv[(row * g.map[1] + col) * g.row()..][..width], true);
             }
         }
-    }
-    for (index, mean) in means.chunks_exact_mut(g.qk_dim.max(1)).enumerate() {
-        let region = index % g.regions();
-        let within = |start: usize, size: usize, valid: usize| (start + size).min(valid) - start;
-        let (row, col) = (region / g.grid[1] * rh, region % g.grid[1] * rw);
-        let tokens = within(row, rh, valid[0]) * within(col, rw, valid[1]);
-        let inverse = T::one() / T::of(tokens as f64);
+        let inverse = T::one() / T::of(((bottom - top) * (right - left)) as f64);
         mean.iter_mut().for_each(|x| *x *= inverse);
     }
-    means
 }

@@ -4,24 +4,36 @@ use crate::case::{Case, Definition, Draw, uniform};
 use autograd::exact::{Array, Scalar};
 use autograd::{Result, Var};
 
-struct Dwconv;
+/// With or without x itself added.
+struct Dwconv {
+    residual: bool,
+}
 
 impl Definition for Dwconv {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
-        super::dwconv(&x[0], &x[1], x.get(2))
+        let op = if self.residual { super::dwconv_residual } else { super::dwconv };
+        op(&x[0], &x[1], x.get(2))
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
-        super::reference::dwconv(&x[0], &x[1], x.get(2))
+        let mut y = super::reference::dwconv(&x[0], &x[1], x.get(2));
+        if self.residual {
+            y.data.iter_mut().zip(&x[0].data).for_each(|(y, &x)| *y += x);
+        }
+        y
     }
 }
 
 fn case(name: &str, shape: [usize; 4], kernel: usize, bias: bool) -> Case {
+    with_residual(name, shape, kernel, bias, false)
+}
+
+fn with_residual(name: &str, shape: [usize; 4], kernel: usize, bias: bool, residual: bool) -> Case {
     let channels = shape[3];
     let mut operands = vec![uniform(shape, 1), uniform([channels, 1, kernel, kernel], 2)];
     if bias {
         operands.push(uniform([channels], 3));
     }
-    Case::new(name, operands, Dwconv)
+    Case::new(name, operands, Dwconv { residual })
 }
 
 /// The named cases.
@@ -39,11 +51,14 @@ pub fn cases() -> Vec<Case> {
         case("no columns", [2, 3, 0, 2], 3, true),
         case("no channels", [2, 3, 3, 0], 3, true),
         case("more than one thread", [3, 23, 17, 17], 3, true),
+        with_residual("position encoding with its residual", [2, 4, 5, 16], 3, true, true),
+        with_residual("a residual, 5x5, without bias", [1, 3, 6, 5], 5, false, true),
     ]
 }
 
 /// A case from random numbers.
 pub fn drawn(draw: &Draw) -> Case {
     let shape = [draw.within(0, 0..=2), draw.within(1, 0..=5), draw.within(2, 0..=12), draw.within(3, 0..=10)];
-    case("drawn", shape, 3 + 2 * draw.within(4, 0..=2), draw.within(5, 0..=1) == 1)
+    let [bias, residual] = [5, 6].map(|index| draw.within(index, 0..=1) == 1);
+    with_residual("drawn", shape, 3 + 2 * draw.within(4, 0..=2), bias, residual)
 }

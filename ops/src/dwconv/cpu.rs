@@ -7,7 +7,7 @@
 
 use rayon::prelude::*;
 use std::ops::Range;
-use tensor::cpu::parallel::{Out, items_per_task, put, sum_in_pieces};
+use tensor::cpu::parallel::{Out, items_per_task, sum_in_pieces};
 use tensor::cpu::registers::{Each, Registers, Vector};
 use tensor::{Float, Tensor, simd, unrolled};
 
@@ -77,57 +77,80 @@ macro_rules! of_extent {
     };
 }
 
-/// y = x ∗ weight + bias, or y += x ∗ weight + bias.
-pub(crate) fn forward<T: Float>(e: Extents, x: Map<'_, T>, weight: &[T], bias: Option<&[T]>, y: MapMut<'_, T>) {
-    let taps = packed(e, weight, |tap| tap);
+/// What x is convolved with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel<'a, T> {
+    /// (C, 1, K, K)
+    pub weight: &'a [T],
+    /// Whether x itself is added to the result: as if the centre of the weight were greater by one.
+    pub residual: bool,
+}
+
+/// y = x ∗ kernel + bias, or y += x ∗ kernel + bias.
+pub(crate) fn forward<T: Float>(
+    e: Extents,
+    x: Map<'_, T>,
+    kernel: Kernel<'_, T>,
+    bias: Option<&[T]>,
+    y: MapMut<'_, T>,
+) {
+    let taps = packed(e, kernel, |tap| tap);
     // invariant: `packed` returns a contiguous tensor of this type.
     correlate(e, x, taps.as_slice("dwconv").expect("packed weight"), bias, y);
 }
 
 /// dx = dy ∗ the kernel turned by half a turn, stored or added.
-pub(crate) fn backward_input<T: Float>(e: Extents, dy: Map<'_, T>, weight: &[T], dx: MapMut<'_, T>) {
+pub(crate) fn backward_input<T: Float>(e: Extents, dy: Map<'_, T>, kernel: Kernel<'_, T>, dx: MapMut<'_, T>) {
     let last = e.taps() - 1;
-    let taps = packed(e, weight, |tap| last - tap);
+    let taps = packed(e, kernel, |tap| last - tap);
     // invariant: as above.
     correlate(e, dy, taps.as_slice("dwconv").expect("packed weight"), None, dx);
 }
 
-/// dweight (C, 1, K, K) from dy and x.
-pub(crate) fn backward_weight<T: Float>(e: Extents, dy: Map<'_, T>, x: Map<'_, T>, dweight: Out<'_, T>) {
+/// dweight (C, 1, K, K) and dbias (C), where they are wanted, from dy and x in one pass.
+pub(crate) fn backward_weight<T: Float>(
+    e: Extents,
+    dy: Map<'_, T>,
+    x: Map<'_, T>,
+    dweight: Option<Out<'_, T>>,
+    dbias: Option<Out<'_, T>>,
+) {
+    if dweight.is_none() && dbias.is_none() {
+        return;
+    }
     let taps = e.taps();
-    let mut packed = Tensor::empty([taps, e.channels], T::DTYPE);
+    let mut packed = Tensor::empty([taps + 1, e.channels], T::DTYPE);
     // invariant: a new tensor is contiguous and unshared.
     let packed = packed.as_mut_slice::<T>("dwconv").expect("a new tensor");
     let rows = if e.is_empty() { 0 } else { e.rows() };
-    sum_in_pieces(rows, e.width * e.channels, taps * e.channels, Out::store(packed), |rows, sums| {
+    sum_in_pieces(rows, e.width * e.channels, packed.len(), Out::store(packed), |rows, sums| {
         // SAFETY: `simd!` chooses an instruction set that the machine has.
         simd!(A => unsafe { of_extent!(e.kernel, weight_rows::<T, A>(e, dy, x, rows, sums)) });
     });
-    for (channel, dweight_of_channel) in dweight.data.chunks_exact_mut(taps).enumerate() {
-        for (tap, dweight_of_tap) in dweight_of_channel.iter_mut().enumerate() {
-            let sum = packed[tap * e.channels + channel];
-            *dweight_of_tap = if dweight.accumulate { *dweight_of_tap + sum } else { sum };
+    let (dweight_sums, dbias_sums) = packed.split_at(taps * e.channels);
+    if let Some(dweight) = dweight {
+        for (channel, dweight_of_channel) in dweight.data.chunks_exact_mut(taps).enumerate() {
+            for (tap, dweight_of_tap) in dweight_of_channel.iter_mut().enumerate() {
+                let sum = dweight_sums[tap * e.channels + channel];
+                *dweight_of_tap = if dweight.accumulate { *dweight_of_tap + sum } else { sum };
+            }
         }
+    }
+    if let Some(mut dbias) = dbias {
+        dbias.put(dbias_sums);
     }
 }
 
-/// dbias (C) from dy.
-pub(crate) fn backward_bias<T: Float>(e: Extents, dy: Map<'_, T>, dbias: Out<'_, T>) {
-    sum_in_pieces(e.rows() * e.width, e.channels, e.channels, dbias, |pixels, sum| {
-        for pixel in pixels {
-            put(sum, &dy.data[pixel * dy.stride..][..e.channels], true);
-        }
-    });
-}
-
-/// The weight (C, 1, K, K) as (K·K, C), with tap `order(t)` in place t: a tap's channels side by side.
-fn packed<T: Float>(e: Extents, weight: &[T], order: impl Fn(usize) -> usize) -> Tensor {
+/// The kernel as (K·K, C), with tap `order(t)` in place t: a tap's channels side by side.
+fn packed<T: Float>(e: Extents, kernel: Kernel<'_, T>, order: impl Fn(usize) -> usize) -> Tensor {
     let mut packed = Tensor::empty([e.taps(), e.channels], T::DTYPE);
     // invariant: a new tensor is contiguous and unshared.
     let data = packed.as_mut_slice::<T>("dwconv").expect("a new tensor");
     for (tap, row) in data.chunks_exact_mut(e.channels.max(1)).enumerate() {
         let from = order(tap);
-        row.iter_mut().enumerate().for_each(|(channel, w)| *w = weight[channel * e.taps() + from]);
+        let identity = if kernel.residual && from == e.taps() / 2 { T::one() } else { T::zero() };
+        let weights = kernel.weight.iter().skip(from).step_by(e.taps());
+        row.iter_mut().zip(weights).for_each(|(tap, &weight)| *tap = weight + identity);
     }
     packed
 }
@@ -283,7 +306,10 @@ unsafe fn correlate_block<T: Float, V: Vector<T>, const K: usize, const COUNT: u
     }
 }
 
-/// Adds up dweight (K·K, C) over some of the N·H rows.
+/// Rows whose sums stay in registers together; as many as the first-level cache holds of a usual map.
+const ROWS: usize = 8;
+
+/// Adds up dweight (K·K, C), and dbias (C) after it, over some of the N·H rows.
 ///
 /// # Safety
 /// The machine must have the instruction set `A`.
@@ -295,52 +321,73 @@ unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
     rows: Range<usize>,
     sums: &mut [T],
 ) {
-    for row in rows {
+    for start in rows.clone().step_by(ROWS) {
+        let rows = start..(start + ROWS).min(rows.end);
         channel_blocks!(T, A, e.channels, (channel, V, COUNT) => {
-            let dy = Line::new(dy, row, e.width, channel);
-            for ky in e.kernel_rows(row) {
-                let x = Line::new(x, row + ky - K / 2, e.width, channel);
+            for ky in 0..K {
                 let sums = &mut sums[ky * K * e.channels + channel..];
-                // SAFETY: the caller vouches for the instruction set.
-                unsafe { weight_taps::<T, V<T, A>, K, COUNT>(dy, x, sums, e.channels) };
+                // SAFETY: the caller vouches for the instruction set, here and below.
+                unsafe { weight_taps::<T, V<T, A>, K, COUNT>(e, dy, x, rows.clone(), [ky, channel], sums) };
             }
+            let sums = &mut sums[K * K * e.channels + channel..];
+            // SAFETY: as above.
+            let mut totals: [V<T, A>; COUNT] = unsafe { load(sums) };
+            for row in rows.clone() {
+                let dy = Line::new(dy, row, e.width, channel);
+                for column in 0..e.width {
+                    for (i, total) in totals.iter_mut().enumerate() {
+                        // SAFETY: as above.
+                        *total = unsafe { V::<T, A>::load(&dy.data[column * dy.stride + i * V::<T, A>::LANES..]) }.add(*total);
+                    }
+                }
+            }
+            totals.iter().zip(sums.chunks_exact_mut(V::<T, A>::LANES)).for_each(|(total, sum)| total.store(sum));
         });
     }
 }
 
-/// sums[kx] += Σⱼ dy[j]·x[j + kx − K/2] over one row, for `COUNT` registers of channels; the sums lie
-/// `stride` apart.
+/// sums[kx] += Σⱼ dy[j]·x[j + kx − K/2] over some rows of dy and the rows of x that row `ky` of the kernel meets, for
+/// `COUNT` registers of channels.
 ///
 /// # Safety
 /// As of [`Vector::zero`].
 #[inline(always)]
 unsafe fn weight_taps<T: Float, V: Vector<T>, const K: usize, const COUNT: usize>(
-    dy: Line<'_, T>,
-    x: Line<'_, T>,
+    e: Extents,
+    dy: Map<'_, T>,
+    x: Map<'_, T>,
+    rows: Range<usize>,
+    [ky, channel]: [usize; 2],
     sums: &mut [T],
-    stride: usize,
 ) {
     const PIXELS: usize = 4;
     // SAFETY: the caller vouches for the instruction set, here and below.
     let zero = unsafe { V::zero() };
     let mut totals = [[zero; COUNT]; K];
-    for column in (0..dy.width).step_by(PIXELS) {
-        // SAFETY: as above.
-        let load_dy = |pixel| unsafe { dy.load(column + pixel) }.unwrap_or([zero; COUNT]);
-        let dy: [[V; COUNT]; PIXELS] = std::array::from_fn(load_dy);
-        unrolled!(place in 0..PIXELS + K - 1 => {
-            // SAFETY: as above.
-            if let Some(x) = unsafe { x.load::<V, COUNT>((column + place).wrapping_sub(K / 2)) } {
-                for kx in place.saturating_sub(PIXELS - 1)..K.min(place + 1) {
-                    for i in 0..COUNT {
-                        totals[kx][i] = x[i].mul_add(dy[place - kx][i], totals[kx][i]);
+    for row in rows.filter(|&row| e.kernel_rows(row).contains(&ky)) {
+        let (dy, x) = (Line::new(dy, row, e.width, channel), Line::new(x, row + ky - K / 2, e.width, channel));
+        for column in (0..e.width).step_by(PIXELS) {
+            let mut dy_of_pixels = [[zero; COUNT]; PIXELS];
+            unrolled!(pixel in 0..PIXELS => {
+                // SAFETY: as above.
+                if let Some(dy) = unsafe { dy.load(column + pixel) } {
+                    dy_of_pixels[pixel] = dy;
+                }
+            });
+            unrolled!(place in 0..PIXELS + K - 1 => {
+                // SAFETY: as above.
+                if let Some(x) = unsafe { x.load::<V, COUNT>((column + place).wrapping_sub(K / 2)) } {
+                    for kx in place.saturating_sub(PIXELS - 1)..K.min(place + 1) {
+                        for i in 0..COUNT {
+                            totals[kx][i] = x[i].mul_add(dy_of_pixels[place - kx][i], totals[kx][i]);
+                        }
                     }
                 }
-            }
-        });
+            });
+        }
     }
     for (kx, totals) in totals.iter().enumerate() {
-        let sums = &mut sums[kx * stride..][..COUNT * V::LANES];
+        let sums = &mut sums[kx * e.channels..][..COUNT * V::LANES];
         for (total, sum) in totals.iter().zip(sums.chunks_exact_mut(V::LANES)) {
             // SAFETY: as above.
             unsafe { V::load(sum) }.add(*total).store(sum);

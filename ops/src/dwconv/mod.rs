@@ -9,6 +9,9 @@
 //! with the kernel turned by half a turn (a → K − 1 − a). dw[c, 0, a, b] = Σ_{n,i,j} dy[n, i, j, c] ·
 //! x[n, i + a − P, j + b − P, c] and db\[c\] = Σ_{n,i,j} dy[n, i, j, c]. Saved: x and w.
 //!
+//! **Residual.** [`dwconv_residual`] is x + dwconv(x), the position encoding as it is used: the kernel's centre
+//! (a = b = P) greater by one in y and in dx, and all else as above.
+//!
 //! K is 3, 5 or 7: the kernels are compiled for each. Operands must be contiguous, f32 or f64. Errors:
 //! [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d` with
 //! `groups = C, padding = K // 2`, whose weight layout this is. In BiFormer: the position encoding (K = 3)
@@ -19,7 +22,7 @@ pub(crate) mod cpu;
 pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
-use cpu::{Extents, Map, MapMut};
+use cpu::{Extents, Kernel, Map, MapMut};
 
 use tensor::cpu::parallel::Out;
 use tensor::{Error, Shape, Tensor, match_float};
@@ -31,6 +34,16 @@ pub(crate) const SUMMARY: &str = "each channel convolved with its own K×K kerne
 /// x (N, H, W, C) convolved channel by channel with `weight` (C, 1, K, K), K = 3, 5 or 7, plus `bias` (C) if there
 /// is one: (N, H, W, C).
 pub fn dwconv<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
+    convolve(x, weight, bias, false)
+}
+
+/// x + [`dwconv`]`(x, weight, bias)` in one pass: a residual around a convolution is one whose kernel's centre is
+/// greater by one, forward and backward.
+pub fn dwconv_residual<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
+    convolve(x, weight, bias, true)
+}
+
+fn convolve<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, residual: bool) -> Result<Var<'t>> {
     let map = x.value().dims("dwconv", "x (N, H, W, C)")?;
     let extents = extents("dwconv", map, weight.value(), bias.map(Var::value))?;
     let channels = extents.channels;
@@ -38,11 +51,11 @@ pub fn dwconv<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Resu
     match_float!(x.dtype(), "dwconv", T => cpu::forward::<T>(
         extents,
         Map { data: x.value().as_slice("dwconv")?, stride: channels },
-        weight.value().as_slice("dwconv")?,
+        Kernel { weight: weight.value().as_slice("dwconv")?, residual },
         bias.map(|bias| bias.value().as_slice("dwconv")).transpose()?,
         MapMut { out: Out::store(y.as_mut_slice("dwconv")?), stride: channels },
     ));
-    let rule = || Dwconv { x: x.value().clone(), weight: weight.value().clone() };
+    let rule = || Dwconv { x: x.value().clone(), weight: weight.value().clone(), residual };
     match bias {
         Some(bias) => x.tape().record("dwconv", &[x, weight, bias], y, rule),
         None => x.tape().record("dwconv", &[x, weight], y, rule),
@@ -70,6 +83,7 @@ pub(crate) fn extents(
 struct Dwconv {
     x: Tensor,
     weight: Tensor,
+    residual: bool,
 }
 
 impl Rule for Dwconv {
@@ -83,14 +97,11 @@ impl Rule for Dwconv {
         match_float!(dy.dtype(), "dwconv", T => {
             let dy = Map::<T> { data: dy.as_slice("dwconv")?, stride };
             if let Some(out) = dx.out()? {
-                cpu::backward_input(extents, dy, self.weight.as_slice("dwconv")?, MapMut { out, stride });
+                let kernel = Kernel { weight: self.weight.as_slice("dwconv")?, residual: self.residual };
+                cpu::backward_input(extents, dy, kernel, MapMut { out, stride });
             }
-            if let Some(out) = dweight.out()? {
-                cpu::backward_weight(extents, dy, Map { data: self.x.as_slice("dwconv")?, stride }, out);
-            }
-            if let Some(out) = dbias.out()? {
-                cpu::backward_bias(extents, dy, out);
-            }
+            let x = Map { data: self.x.as_slice("dwconv")?, stride };
+            cpu::backward_weight(extents, dy, x, dweight.out()?, dbias.out()?);
         });
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
@@ -140,11 +151,12 @@ mod tests {
             let of = |values: &Array<f64>| values.data.iter().map(|&value| T::of(value)).collect::<Vec<T>>();
             let (x_wide, old_wide) = (spread::<T>(&x, offset, stride), spread::<T>(&old, offset, stride));
             let (narrow_dy, weights) = (Map { data: &of(&dy), stride: channels }, of(&weight));
+            let kernel_of_weights = Kernel { weight: &weights, residual: false };
             let x_map = Map { data: &x_wide[offset..], stride };
 
             let mut y = of(&old);
             let out = MapMut { out: Out { data: &mut y, accumulate: true }, stride: channels };
-            cpu::forward(e, x_map, &weights, Some(&of(&bias)), out);
+            cpu::forward(e, x_map, kernel_of_weights, Some(&of(&bias)), out);
             let value = reference::dwconv(&x, &weight, Some(&bias));
             let expected: Vec<f64> = value.data.iter().zip(&old.data).map(|(y, old)| y + old).collect();
             assert_close(&y, &expected, tolerance, "y");
@@ -154,17 +166,17 @@ mod tests {
             for accumulate in [false, true] {
                 let mut wide = old_wide.clone();
                 let out = MapMut { out: Out { data: &mut wide[offset..], accumulate }, stride };
-                cpu::backward_input(e, narrow_dy, &weights, out);
+                cpu::backward_input(e, narrow_dy, kernel_of_weights, out);
                 let sum = dx.data.iter().zip(&old.data).map(|(dx, old)| if accumulate { dx + old } else { *dx });
                 let expected = spread::<f64>(&Array { data: sum.collect(), ..dx.clone() }, offset, stride);
                 assert_close(&wide, &expected, tolerance, "dx");
             }
 
             let mut dweight = of(&weight);
-            cpu::backward_weight(e, narrow_dy, x_map, Out::store(&mut dweight));
+            cpu::backward_weight(e, narrow_dy, x_map, Some(Out::store(&mut dweight)), None);
             let mut from_narrow = vec![T::zero(); dweight.len()];
             let narrow_x = Map { data: &of(&x), stride: channels };
-            cpu::backward_weight(e, narrow_dy, narrow_x, Out::store(&mut from_narrow));
+            cpu::backward_weight(e, narrow_dy, narrow_x, Some(Out::store(&mut from_narrow)), None);
             assert_eq!(dweight, from_narrow);
             // <dy, dwconv(x, w)> is linear in w, so <dw, w> must give it back.
             let products = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();

@@ -1,4 +1,4 @@
-//! exp and erf without branches or table look-ups, so that loops over them vectorise in f32. In f64,
+//! exp, ln and erf without branches or table look-ups, so that loops over them vectorise in f32. In f64,
 //! which only checks use, they are the C library's and `libm`'s.
 
 use super::isa::Arch;
@@ -8,6 +8,9 @@ use crate::Float;
 pub trait Transcendental: Sized {
     /// e^x. In f32: relative error below 2 ulp; 0 below x = -86.6 (no denormal results); NaN stays NaN.
     fn exp<A: Arch>(self) -> Self;
+    /// The natural logarithm of a positive number. In f32: within 2 ulp of ln x, or 1e-7 near x = 1; of denormal
+    /// numbers, zero and negative numbers it is not a logarithm; infinity and NaN stay what they are.
+    fn logarithm<A: Arch>(self) -> Self;
     /// The error function. In f32: absolute error below 5e-7.
     fn erf<A: Arch>(self) -> Self;
 }
@@ -18,10 +21,17 @@ impl Transcendental for f64 {
         f64::exp(self)
     }
     #[inline(always)]
+    fn logarithm<A: Arch>(self) -> Self {
+        f64::ln(self)
+    }
+    #[inline(always)]
     fn erf<A: Arch>(self) -> Self {
         libm::erf(self)
     }
 }
+
+const LN_2_HIGH: f32 = 0.693_359_4; // its last bits are zero, so n·LN_2_HIGH is exact
+const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 impl Transcendental for f32 {
     /// x = n·ln 2 + r with |r| <= ln 2 / 2; e^r by Taylor's series to r^7 (whose next term is below
@@ -30,8 +40,6 @@ impl Transcendental for f32 {
     fn exp<A: Arch>(self) -> f32 {
         // Adding and subtracting 1.5 * 2^23 rounds to an integer in the default rounding mode.
         const ROUND: f32 = 12_582_912.0;
-        const LN_2_HIGH: f32 = 0.693_359_4; // its last bits are zero, so n·LN_2_HIGH is exact
-        const LN_2_LOW: f32 = -2.121_944_4e-4;
         let x = if self > 88.72 { 88.72 } else { self };
         let shifted = A::mul_add(x, std::f32::consts::LOG2_E, ROUND);
         let n = shifted - ROUND;
@@ -45,6 +53,35 @@ impl Transcendental for f32 {
         let value = series * half_power * 2.0;
         let value = if x < -86.6 { 0.0 } else { value };
         if self > 88.72 { f32::INFINITY } else { value }
+    }
+
+    /// x = 2^n·m with m in [√½, √2); ln m = f − f²/2 + f³·P(f) with f = m − 1. The coefficients are those of
+    /// Cephes' `logf`.
+    #[inline(always)]
+    fn logarithm<A: Arch>(self) -> f32 {
+        const ROOT_HALF: u32 = std::f32::consts::FRAC_1_SQRT_2.to_bits();
+        let above = self.to_bits().wrapping_sub(ROOT_HALF);
+        let n = (above as i32 >> 23) as f32;
+        let f = f32::from_bits((above & 0x007f_ffff) + ROOT_HALF) - 1.0;
+        let series = horner::<A>(
+            f,
+            [
+                7.037_683_6e-2,
+                -1.151_461e-1,
+                1.167_699_9e-1,
+                -1.242_014_1e-1,
+                1.424_932_3e-1,
+                -1.666_805_8e-1,
+                2.000_071_5e-1,
+                -2.499_999_4e-1,
+                3.333_333_1e-1,
+            ],
+        );
+        let square = f * f;
+        let low = A::mul_add(series * f, square, n * LN_2_LOW);
+        let value = A::mul_add(-0.5, square, low) + f;
+        let value = A::mul_add(n, LN_2_HIGH, value);
+        if self < f32::INFINITY { value } else { self }
     }
 
     /// x·P(x²)/Q(x²) on [-4, 4], beyond which erf is ±1 in f32. The coefficients minimise the largest
@@ -119,6 +156,21 @@ mod tests {
             assert_eq!(exp(89.0), f32::INFINITY);
             assert!(exp(f32::NAN).is_nan());
         });
+    }
+
+    #[test]
+    fn logarithm_is_within_two_ulp() {
+        for ln in [<f32 as Transcendental>::logarithm::<Plain>, <f32 as Transcendental>::logarithm::<Fused<true>>] {
+            for bits in (f32::MIN_POSITIVE.to_bits()..f32::INFINITY.to_bits()).step_by(4099) {
+                let x = f32::from_bits(bits);
+                let exact = f64::from(x).ln();
+                let error = (f64::from(ln(x)) - exact).abs();
+                assert!(error <= (2.4e-7 * exact.abs()).max(1e-7), "ln({x}) = {}, not {exact}", ln(x));
+            }
+            assert_eq!(ln(1.0), 0.0);
+            assert_eq!(ln(f32::INFINITY), f32::INFINITY);
+            assert!(ln(f32::NAN).is_nan());
+        }
     }
 
     #[test]

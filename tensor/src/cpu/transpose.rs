@@ -1,7 +1,7 @@
-//! Transposes in registers: a block of N rows of N elements each, N the elements of a register.
+//! Transposes: as many rows as a register has elements become columns, four at a time.
 
-use super::registers::Vector;
-use crate::{Float, unrolled};
+use super::registers::{MOST_LANES, Vector};
+use crate::Float;
 
 /// Writes the transpose of `from` (rows × columns, `from_stride` apart) to `to` (columns × rows, `to_stride` apart).
 /// Panics when a slice is too short.
@@ -16,52 +16,25 @@ pub unsafe fn transpose<T: Float, V: Vector<T>>(
     to: &mut [T],
     to_stride: usize,
 ) {
-    let whole = |extent: usize| extent / V::LANES * V::LANES;
-    for row in (0..whole(rows)).step_by(V::LANES) {
-        for column in (0..whole(columns)).step_by(V::LANES) {
-            let from = &from[row * from_stride + column..];
-            let to = &mut to[column * to_stride + row..];
-            // SAFETY: the caller vouches for the instruction set.
-            unsafe {
-                match V::LANES {
-                    16 => block::<T, V, 16>(from, from_stride, to, to_stride),
-                    8 => block::<T, V, 8>(from, from_stride, to, to_stride),
-                    4 => block::<T, V, 4>(from, from_stride, to, to_stride),
-                    _ => block::<T, V, 2>(from, from_stride, to, to_stride),
-                }
+    let whole = [rows / V::LANES * V::LANES, columns / 4 * 4];
+    for row in (0..whole[0]).step_by(V::LANES) {
+        let mut starts = [from.as_ptr(); MOST_LANES];
+        for lane in 0..V::LANES {
+            starts[lane] = from[(row + lane) * from_stride..][..columns].as_ptr();
+        }
+        for column in (0..whole[1]).step_by(4) {
+            // SAFETY: each row has these columns; the caller vouches for the instruction set.
+            let block = unsafe { V::columns(&starts, column) };
+            for (place, block) in block.into_iter().enumerate() {
+                block.store(&mut to[(column + place) * to_stride + row..]);
             }
         }
     }
-    // The edges: the rows and columns that fill no block.
+    // The edges: rows that fill no register, and columns that are fewer than four.
     for column in 0..columns {
-        for row in if column < whole(columns) { whole(rows) } else { 0 }..rows {
+        for row in if column < whole[1] { whole[0] } else { 0 }..rows {
             to[column * to_stride + row] = from[row * from_stride + column];
         }
-    }
-}
-
-/// One block. Interleaving row i with row i + N/2 shifts the bits of a place in the block, taken as a number, around
-/// by one; after log₂ N rounds, row and column have changed places.
-///
-/// # Safety
-/// As of [`transpose`].
-#[inline(always)]
-unsafe fn block<T: Float, V: Vector<T>, const N: usize>(
-    from: &[T],
-    from_stride: usize,
-    to: &mut [T],
-    to_stride: usize,
-) {
-    // SAFETY: the caller vouches for the instruction set.
-    let mut rows: [V; N] = std::array::from_fn(|row| unsafe { V::load(&from[row * from_stride..]) });
-    unrolled!(_round in 0..N.ilog2() as usize => {
-        let old = rows;
-        unrolled!(pair in 0..N / 2 => {
-            [rows[2 * pair], rows[2 * pair + 1]] = old[pair].interleave(old[pair + N / 2]);
-        });
-    });
-    for (column, row) in rows.into_iter().enumerate() {
-        row.store(&mut to[column * to_stride..]);
     }
 }
 
