@@ -189,6 +189,8 @@ fn models_that_cannot_be() {
         .refused(&["a side of 64 is 4 in stage 3, too little for n_win = 7 regions", "a side of 128 fits"]);
     biformer(&["info", "--model", "tiny", "--image-size", "200"]).refused(&["a side of 112 or 224 fits"]);
     biformer(&["bench", "--batch-size", "1000000"]).refused(&["--batch-size 1000000", "GB"]);
+    biformer(&["bench", "--op", "bra", "--largest", "100000"]).refused(&["--largest 100000", "56 to 896"]);
+    biformer(&["bench", "--model", "tiny", "--image-size", "600x500"]).refused(&["600x500 image", "auto_pad = true"]);
     biformer(&["bench", "--steps", "0"]).refused(&["--steps 0"]);
     biformer(&["bench", "--threads", "99999"]).refused(&["--threads 99999", "1024"]);
 }

@@ -339,6 +339,29 @@ fn bench_tells_where_the_time_goes() {
 }
 
 #[test]
+fn bench_sweeps_attention_over_growing_maps() {
+    let plot = fresh("cli-sweep").join("scaling.png");
+    let arguments = ["bench", "--op", "bra", "--largest", "56", "--threads", "1", "--json", "--plot", text(&plot)];
+    let report = json(&biformer(&arguments).ok().out);
+    for (curve, attention, regions) in [(0, "bra", [7, 14]), (1, "attention", [1, 1])] {
+        let curve = &report["curves"][curve];
+        assert_eq!(curve["attention"], attention);
+        let points = curve["points"].as_array().unwrap();
+        assert_eq!(points.len(), 2);
+        for (point, (regions, tokens)) in points.iter().zip(regions.into_iter().zip([784, 3136])) {
+            assert_eq!((&point["regions_per_side"], &point["tokens"]), (&regions.into(), &tokens.into()));
+            let time = |key: &str| point[key].as_f64().unwrap();
+            assert!(0.0 < time("forward_ms") && time("forward_ms") < time("forward_backward_ms"), "{point}");
+        }
+    }
+    // Unlike time, it does not depend on how busy the machine is.
+    assert!(report["curves"][0]["extra_bytes_exponent"].as_f64().unwrap() < 1.1, "{report}");
+    assert!(image::open(&plot).unwrap().width() > 100);
+    let said = biformer(&["bench", "--op", "bra", "--largest", "56"]).ok().out;
+    assert!(said.contains("tokens^") && said.contains("attention"), "{said}");
+}
+
+#[test]
 fn bench_takes_images_that_are_not_square() {
     let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
     let arguments = ["bench", "--image-size", "32x64", "--batch-size", "1", "--steps", "1", "--json"];
@@ -358,7 +381,10 @@ fn help_tells_every_option() {
         ("gradcheck", &["op", "json", "threads"]),
         ("info", &["model", "image-size", "set", "json"]),
         ("forward", &["model", "weights", "input", "output", "dtype", "set", "threads"]),
-        ("bench", &["model", "image-size", "batch-size", "mode", "steps", "threads", "set", "json", "profile"]),
+        (
+            "bench",
+            &["model", "image-size", "batch-size", "mode", "steps", "threads", "set", "json", "profile", "op", "plot"],
+        ),
     ];
     let all = biformer(&["--help"]).ok().out;
     for (command, options) in commands {

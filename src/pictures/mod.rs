@@ -1,20 +1,22 @@
-//! The pictures that a run leaves behind.
+//! The pictures that the program draws.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | `curves.rs` | `curves.png`: loss and accuracy over the epochs |
 //! | `routes.rs` | `routing.png`: where a region of an image looks |
+//! | `scaling.rs` | how the time of attention grows with the map |
 //! | `overlay.rs` | the routed regions, drawn over an image's pixels |
-//! | `canvas.rs` | what both draw on: lines, text, and PNG |
+//! | `canvas.rs` | what all draw on: lines, text, and PNG |
 //! | `DejaVuSans-subset.ttf` | the letters; its licence lies beside it |
 //!
-//! Both share one look: a white page, quiet grey for what orients, strong colours for what matters. The colours are
+//! They share one look: a white page, quiet grey for what orients, strong colours for what matters. The colours are
 //! those of Okabe and Ito, which people with any kind of colour vision tell apart.
 
 mod canvas;
 pub mod curves;
 mod overlay;
 pub mod routes;
+pub mod scaling;
 
 use plotters::style::RGBColor;
 

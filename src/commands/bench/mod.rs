@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `mod.rs` | training and inference, timed as a whole |
 //! | `profile.rs` | `--profile`: the parts of a step, beside what this machine can do |
+//! | `sweep.rs` | `--op bra`: attention on maps of growing size |
 
 mod profile;
+mod sweep;
 
 use super::{ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
@@ -18,6 +20,7 @@ use model::{BiFormer, Mode, preset};
 use profile::Report;
 use serde_json::json;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -49,6 +52,16 @@ pub struct Arguments {
     /// arithmetic and traffic are the least that its mathematics needs.
     #[arg(long)]
     profile: bool,
+    /// Instead of a model: bi-level routing attention and full attention on square maps of 28, 56, 112, ... tokens a
+    /// side, with as many regions as equation 9 of the paper asks for. Says how time and memory grow with the tokens.
+    #[arg(long, value_enum, conflicts_with_all = ["model", "set", "image_size", "batch_size", "mode", "steps", "profile"])]
+    op: Option<Swept>,
+    /// With --op: the side of the largest map, in tokens.
+    #[arg(long, value_name = "N", default_value_t = 448, requires = "op")]
+    largest: usize,
+    /// With --op: draws the two curves to this PNG file.
+    #[arg(long, value_name = "FILE", requires = "op")]
+    plot: Option<PathBuf>,
     /// Prints one JSON object. Its peak_rss_bytes, the largest resident memory, is null where the system does not
     /// tell: elsewhere than on Linux.
     #[arg(long)]
@@ -61,6 +74,11 @@ pub struct Arguments {
 enum Work {
     Train,
     Infer,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Swept {
+    Bra,
 }
 
 /// Height and width in pixels.
@@ -86,6 +104,10 @@ impl fmt::Display for ImageSize {
 const WARM_UP: usize = 2;
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
+    if arguments.op == Some(Swept::Bra) {
+        let Arguments { largest, plot, json, .. } = arguments;
+        return arguments.threads.run(|| sweep::run(*largest, plot.as_deref(), *json));
+    }
     const MOST: usize = 1 << 20;
     for (option, value) in [("--steps", arguments.steps), ("--batch-size", arguments.batch_size)] {
         if !(1..=MOST).contains(&value) {
