@@ -47,7 +47,7 @@ impl Block {
     /// The block's map.
     pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
         let x = match &self.position {
-            Some(position) => ops::add(x, &position.forward(pass, x)?)?,
+            Some(position) => position.residual(pass, x)?,
             None => x.clone(),
         };
         let attended = self.attention.forward(pass, &self.norm1.forward(pass, &x)?)?;

@@ -94,6 +94,12 @@ impl DepthwiseConv {
         let [weight, bias] = self.parameters(pass);
         Ok(ops::dwconv(x, &weight, Some(&bias))?)
     }
+
+    /// The map plus its convolution.
+    pub fn residual<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+        let [weight, bias] = self.parameters(pass);
+        Ok(ops::dwconv_residual(x, &weight, Some(&bias))?)
+    }
 }
 
 /// Layer normalisation over channels.

@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 use tensor::cpu::lanes::sum_map;
-use tensor::cpu::parallel::{GRAIN, Out, items_per_task, put, sum_in_pieces};
+use tensor::cpu::parallel::{GRAIN, Out, add_rows, items_per_task, sum_in_pieces};
 use tensor::{Float, Result, Shape, Tensor};
 
 /// out[i] = f(a[i], b[i]) over the common shape.
@@ -81,7 +81,7 @@ fn sum_middle<T: Float>(x: &[T], [summed, inner]: [usize; 2], Out { data, accumu
     let block = summed * inner;
     let add_rows = |rows: &[T], sum: &mut [T]| match sum {
         [sum] => *sum += sum_map(rows, |x| x),
-        _ => rows.chunks_exact(inner).for_each(|row| put(sum, row, true)),
+        _ => add_rows(rows, sum),
     };
     let outputs = data.par_chunks_mut(inner.max(1)).enumerate();
     if block > GRAIN {

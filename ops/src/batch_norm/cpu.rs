@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
-use tensor::cpu::parallel::{Out, items_per_task, put, sum_in_pieces};
+use tensor::cpu::parallel::{Out, add_rows, items_per_task, sum_in_pieces};
 use tensor::{Float, Tensor, simd};
 
 /// Where the statistics come from.
@@ -27,7 +27,7 @@ pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [
     let inverse = T::one() / T::of(rows as f64);
     let block = |rows: std::ops::Range<usize>| &x[rows.start * channels..rows.end * channels];
     sum_in_pieces(rows, channels, channels, Out::store(&mut *mean), |rows, sum| {
-        simd!(A => sum_rows::<T>(block(rows), sum));
+        simd!(_A => add_rows(block(rows), sum));
     });
     mean.iter_mut().for_each(|mean| *mean *= inverse);
 
@@ -49,11 +49,6 @@ pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [
 /// 1/√(variance + ε).
 pub fn reciprocal_deviation<T: Float>(variance: &[T], epsilon: T, rstd: &mut [T]) {
     rstd.iter_mut().zip(variance).for_each(|(rstd, &variance)| *rstd = T::one() / (variance + epsilon).sqrt());
-}
-
-#[inline(always)]
-fn sum_rows<T: Float>(x: &[T], sum: &mut [T]) {
-    x.chunks_exact(sum.len()).for_each(|x| put(sum, x, true));
 }
 
 #[inline(always)]

@@ -7,8 +7,9 @@
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
-use tensor::cpu::parallel::{GRAIN, MAX_PIECES, Out, put, sum_in_pieces};
-use tensor::{Float, Tensor};
+use tensor::cpu::parallel::{GRAIN, MAX_PIECES, Out, add_rows, put, sum_in_pieces};
+use tensor::cpu::registers::{Registers, copy_run};
+use tensor::{Float, Tensor, simd};
 
 /// Output pixels per block.
 const PIXELS: usize = 256;
@@ -159,11 +160,7 @@ pub fn backward_input<T: Float>(g: Geometry, dy: &[T], weight: &[T], dx: Out<'_,
                 let weight = Mat::new(&packed[g.rows_of(&taps)], columns, g.outputs);
                 let dpatches = &mut slice_of(&mut buffer)[..pixels.len() * columns];
                 gemm_on_this_thread(dy, weight.t(), Out::store(dpatches));
-                for (pixel, dpatch) in pixels.clone().zip(dpatches.chunks_exact(columns)) {
-                    g.for_each_run(pixel, &taps, |in_patch, in_x| {
-                        put(&mut data[in_x.start - offset..in_x.end - offset], &dpatch[in_patch], true);
-                    });
-                }
+                simd!(_A => scatter(g, dpatches, pixels.clone(), &taps, offset, data));
             }
         }
     });
@@ -208,7 +205,7 @@ pub fn backward_weight<T: Float>(g: Geometry, dy: &[T], x: &[T], dweight: Out<'_
 /// dbias (O) = Σ dy over the pixels.
 pub fn backward_bias<T: Float>(g: Geometry, dy: &[T], dbias: Out<'_, T>) {
     sum_in_pieces(g.pixels(), g.outputs, g.outputs, dbias, |pixels, sum| {
-        dy[pixels.start * g.outputs..pixels.end * g.outputs].chunks_exact(g.outputs).for_each(|dy| put(sum, dy, true));
+        simd!(_A => add_rows(&dy[pixels.start * g.outputs..pixels.end * g.outputs], sum));
     });
 }
 
@@ -231,14 +228,46 @@ fn gather<'a, T: Float>(
 ) -> Mat<'a, T> {
     let columns = taps.len() * g.inputs;
     let patches = &mut buffer[..pixels.len() * columns];
-    for (pixel, patch) in pixels.clone().zip(patches.chunks_exact_mut(columns.max(1))) {
+    // SAFETY: `simd!` chooses an instruction set that the machine has.
+    simd!(A => unsafe { gather_rows::<T, A>(g, x, pixels.clone(), taps, patches) });
+    Mat::new(patches, pixels.len(), columns)
+}
+
+/// # Safety
+/// The machine must have the instruction set `A`.
+#[inline(always)]
+unsafe fn gather_rows<T: Float, A: Registers>(
+    g: Geometry,
+    x: &[T],
+    pixels: Range<usize>,
+    taps: &Range<usize>,
+    patches: &mut [T],
+) {
+    for (pixel, patch) in pixels.zip(patches.chunks_exact_mut((taps.len() * g.inputs).max(1))) {
         let mut end = 0;
         g.for_each_run(pixel, taps, |in_patch, in_x| {
             patch[end..in_patch.start].fill(T::zero());
-            patch[in_patch.clone()].copy_from_slice(&x[in_x]);
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe { copy_run::<T, A::Vector<T>>(&mut patch[in_patch.clone()], &x[in_x]) };
             end = in_patch.end;
         });
         patch[end..].fill(T::zero());
     }
-    Mat::new(patches, pixels.len(), columns)
+}
+
+/// Adds gradients of patches to those of x, of which `dx` has the elements from `offset` on.
+#[inline(always)]
+fn scatter<T: Float>(
+    g: Geometry,
+    dpatches: &[T],
+    pixels: Range<usize>,
+    taps: &Range<usize>,
+    offset: usize,
+    dx: &mut [T],
+) {
+    for (pixel, dpatch) in pixels.zip(dpatches.chunks_exact((taps.len() * g.inputs).max(1))) {
+        g.for_each_run(pixel, taps, |in_patch, in_x| {
+            put(&mut dx[in_x.start - offset..in_x.end - offset], &dpatch[in_patch], true);
+        });
+    }
 }

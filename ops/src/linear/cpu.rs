@@ -1,7 +1,7 @@
 //! CPU kernels of [`linear`](super::linear).
 
 use tensor::cpu::gemm::{Mat, gemm, gemm_plus_row};
-use tensor::cpu::parallel::{Out, put, sum_in_pieces};
+use tensor::cpu::parallel::{Out, add_rows, sum_in_pieces};
 use tensor::{Float, simd};
 
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O).
@@ -35,12 +35,7 @@ pub fn backward<T: Float>(
     }
     if let Some(dbias) = dbias {
         sum_in_pieces(rows, outputs, outputs, dbias, |range, sum| {
-            simd!(_A => add_rows::<T>(&dy[range.start * outputs..range.end * outputs], sum));
+            simd!(_A => add_rows(&dy[range.start * outputs..range.end * outputs], sum));
         });
     }
-}
-
-#[inline(always)]
-fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
-    rows.chunks_exact(sum.len()).for_each(|row| put(sum, row, true));
 }

@@ -11,7 +11,7 @@
 //! number of threads. Tested against `matrixmultiply`.
 
 use super::parallel::{Interleaved, Out, put, sum_in_pieces};
-use super::registers::{Registers, Vector};
+use super::registers::{Registers, Vector, copy_run};
 use super::tile::{Begin, tile};
 use super::transpose::transpose;
 use crate::{Float, Tensor, simd};
@@ -161,13 +161,8 @@ impl<T: Float> Packed<T> {
             if b.col_stride == 1 {
                 for (p, to) in to.chunks_exact_mut(width).enumerate() {
                     let from = &b.data[p * b.row_stride + columns.start..][..columns.len()];
-                    // In registers: a call for each row would take longer.
-                    let (runs, rest) = (from.chunks_exact(lanes), from.chunks_exact(lanes).remainder());
-                    for (to, from) in to.chunks_exact_mut(lanes).zip(runs) {
-                        // SAFETY: `A` is there, as it is for the caller.
-                        unsafe { A::Vector::<T>::load(from) }.store(to);
-                    }
-                    to[from.len() - rest.len()..][..rest.len()].iter_mut().zip(rest).for_each(|(to, &from)| *to = from);
+                    // SAFETY: `A` is there, as it is for the caller.
+                    unsafe { copy_run::<T, A::Vector<T>>(&mut to[..from.len()], from) };
                 }
             } else if b.row_stride == 1 {
                 let from = b.data.get(columns.start * b.col_stride..).unwrap_or_default();

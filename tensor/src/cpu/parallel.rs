@@ -92,6 +92,12 @@ pub fn put<T: Float>(data: &mut [T], values: &[T], accumulate: bool) {
     }
 }
 
+/// Adds up rows as long as `sum`, in order.
+#[inline(always)]
+pub fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
+    rows.chunks_exact(sum.len().max(1)).for_each(|row| put(sum, row, true));
+}
+
 /// Sums over a long axis: `items` are cut into at most [`MAX_PIECES`] ranges by their number alone;
 /// `partial(range, sum)` adds one range up into a row of `width` zeros; the rows are then added in order into
 /// `out`.

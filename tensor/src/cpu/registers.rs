@@ -68,6 +68,22 @@ pub trait Vector<T: Float>: Copy {
     }
 }
 
+/// Copies a run of elements register by register: for runs so short that a call would take longer. Panics when the
+/// lengths differ.
+///
+/// # Safety
+/// The machine must have the instruction set that the register `V` belongs to.
+#[inline(always)]
+pub unsafe fn copy_run<T: Float, V: Vector<T>>(to: &mut [T], from: &[T]) {
+    assert_eq!(to.len(), from.len(), "lengths of a run");
+    let whole = from.len() / V::LANES * V::LANES;
+    for start in (0..whole).step_by(V::LANES) {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe { V::load(&from[start..]) }.store(&mut to[start..]);
+    }
+    to[whole..].iter_mut().zip(&from[whole..]).for_each(|(to, &from)| *to = from);
+}
+
 /// [`Vector::columns`] for any register.
 ///
 /// # Safety
