@@ -87,7 +87,13 @@ pub(crate) struct Kernel<'a, T> {
 }
 
 /// y = x ∗ kernel + bias, or y += x ∗ kernel + bias.
-pub(crate) fn forward<T: Float>(e: Extents, x: Map<'_, T>, kernel: Kernel<'_, T>, bias: Option<&[T]>, y: MapMut<'_, T>) {
+pub(crate) fn forward<T: Float>(
+    e: Extents,
+    x: Map<'_, T>,
+    kernel: Kernel<'_, T>,
+    bias: Option<&[T]>,
+    y: MapMut<'_, T>,
+) {
     let taps = packed(e, kernel, |tap| tap);
     // invariant: `packed` returns a contiguous tensor of this type.
     correlate(e, x, taps.as_slice("dwconv").expect("packed weight"), bias, y);

@@ -81,8 +81,11 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
             let [q, k, v] = [(Part::Query, own), (Part::Key, routed), (Part::Value, routed)]
                 .map(|(part, pixels)| head.tokens(part, pixels));
             let dout = Right { data: dout, rows: own.apart(g.v_dim) };
-            let target = |part, rows, accumulate| {
-                Target { data: dqkv, offset: offset + head.channels[part as usize], rows, accumulate }
+            let target = |part, rows, accumulate| Target {
+                data: dqkv,
+                offset: offset + head.channels[part as usize],
+                rows,
+                accumulate,
             };
             // SAFETY: both by the caller's word; the pixels of a region, and of several, are different ones.
             unsafe {

@@ -7,11 +7,12 @@
 
 use super::{QUERY_BLOCK, Tokens};
 use std::ops::Range;
-use tensor::{Float, unrolled};
 use tensor::cpu::math::Transcendental;
 use tensor::cpu::parallel::Interleaved;
 use tensor::cpu::registers::{MOST_LANES, Registers, Vector};
-use tensor::cpu::tile::{Apart, Left, Right, Target, product, transpose};
+use tensor::cpu::tile::{Apart, Left, Right, Target, product};
+use tensor::cpu::transpose::transpose;
+use tensor::{Float, unrolled};
 
 /// A register of elements from a place on. The caller vouches for the instruction set, as of [`Vector::zero`].
 macro_rules! load {
@@ -137,11 +138,16 @@ impl Layout {
             ((keys, self.keys), (queries, count))
         };
         let down = Left { data: down.data, rows: down.rows, col_stride: 1 };
-        let target =
-            Target { data: Interleaved::new(out), offset: 0, rows: Apart(self.stride), accumulate: false };
+        let target = Target { data: Interleaved::new(out), offset: 0, rows: Apart(self.stride), accumulate: false };
         // SAFETY: the caller vouches for the instruction set; `out` is borrowed for this alone, in separate rows.
         unsafe {
-            transpose::<T, A>([columns, dim], across, factor, transposed, self.stride);
+            A::run(
+                #[inline(always)]
+                || transpose::<T, A::Vector<T>>([columns, dim], across, transposed, self.stride),
+            );
+            if factor != T::one() {
+                transposed[..dim * self.stride].iter_mut().for_each(|x| *x *= factor);
+            }
             let across = Right { data: &*transposed, rows: Apart(self.stride) };
             product::<T, A>([rows, dim, columns.next_multiple_of(MOST_LANES)], down, across, target);
         }
@@ -166,7 +172,8 @@ impl Layout {
         } else {
             for query in 0..count {
                 self.close::<T>(query, scores);
-                let largest = fold!(self.along::<T, A>(query), lowest, max, |largest, at| load!(scores, at).max(largest));
+                let largest =
+                    fold!(self.along::<T, A>(query), lowest, max, |largest, at| load!(scores, at).max(largest));
                 logs[query] = join!(largest, |a: T, b: T| if a > b { a } else { b });
             }
         }
