@@ -12,7 +12,7 @@
 
 use super::parallel::{Interleaved, Out, put, sum_in_pieces};
 use super::registers::{Registers, Vector, copy_run};
-use super::tile::{Begin, tile};
+use super::tile::{Apart, Begin, Right, tile};
 use super::transpose::transpose;
 use crate::{Float, Tensor, simd};
 use rayon::prelude::*;
@@ -168,7 +168,8 @@ impl<T: Float> Packed<T> {
                 let from = b.data.get(columns.start * b.col_stride..).unwrap_or_default();
                 // SAFETY: `A` is there, as it is for the caller.
                 unsafe {
-                    transpose::<T, A::Vector<T>>([columns.len(), b.rows], from, b.col_stride, to, width);
+                    let from = Right { data: from, rows: Apart(b.col_stride) };
+                    transpose::<T, A::Vector<T>>([columns.len(), b.rows], from, to, width);
                 }
             } else {
                 for (j, column) in columns.enumerate() {

@@ -51,22 +51,18 @@ pub trait Vector<T: Float>: Copy {
     /// self·other
     fn mul(self, other: Self) -> Self;
 
-    /// The larger of each pair of elements; `other` where one of them is not a number.
+    /// The larger of each pair of elements; `other`'s where one of them is not a number.
     fn max(self, other: Self) -> Self;
 
     /// self·b + c
     fn mul_add(self, b: Self, c: Self) -> Self;
 
-    /// Four columns, from `column` on, of a matrix of `LANES` rows, given where they start.
-    ///
-    /// # Safety
-    /// As of [`Vector::zero`], and each row must have these columns.
-    #[inline(always)]
-    unsafe fn columns(rows: &[*const T; MOST_LANES], column: usize) -> [Self; 4] {
-        // SAFETY: the caller vouches for the instruction set and for the rows.
-        unsafe { by_element(rows, column) }
-    }
+    /// The elements of both taken in turn, self[0], other[0], self[1], ..: two registers full.
+    fn interleave(self, other: Self) -> [Self; 2];
 }
+
+/// No register has more elements.
+pub const MOST_LANES: usize = 16;
 
 /// Copies a run of elements register by register: for runs so short that a call would take longer. Panics when the
 /// lengths differ.
@@ -83,29 +79,6 @@ pub unsafe fn copy_run<T: Float, V: Vector<T>>(to: &mut [T], from: &[T]) {
     }
     to[whole..].iter_mut().zip(&from[whole..]).for_each(|(to, &from)| *to = from);
 }
-
-/// [`Vector::columns`] for any register.
-///
-/// # Safety
-/// As of [`Vector::columns`].
-#[inline(always)]
-unsafe fn by_element<T: Float, V: Vector<T>>(rows: &[*const T; MOST_LANES], first: usize) -> [V; 4] {
-    // SAFETY: the caller vouches for the instruction set, here and below.
-    let mut columns = [unsafe { V::zero() }; 4];
-    for (place, column) in columns.iter_mut().enumerate() {
-        let mut elements = [T::zero(); MOST_LANES];
-        for lane in 0..V::LANES {
-            // SAFETY: the row has these columns, by the caller's word.
-            elements[lane] = unsafe { *rows[lane].add(first + place) };
-        }
-        // SAFETY: as above.
-        *column = unsafe { V::load(&elements) };
-    }
-    columns
-}
-
-/// No register has more elements.
-pub const MOST_LANES: usize = 16;
 
 /// `N` elements, one operation each; vectorised where the compiler can.
 #[derive(Clone, Copy)]
@@ -166,6 +139,11 @@ impl<T: Float, A: Arch, const N: usize> Vector<T> for Each<T, A, N> {
         }
         c
     }
+    #[inline(always)]
+    fn interleave(self, other: Self) -> [Self; 2] {
+        let turn = |place: usize| if place.is_multiple_of(2) { self.0[place / 2] } else { other.0[place / 2] };
+        [0, N].map(|start| Each(std::array::from_fn(|lane| turn(start + lane)), PhantomData))
+    }
 }
 
 impl Registers for Plain {
@@ -186,7 +164,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     macro_rules! register {
-        ($name:ident, $half:ty, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, $columns:ident, $f32:tt, $f64:tt, $pairs:tt) => {
+        ($name:ident, $half:ty, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, $f32:tt, $f64:tt, $pairs:tt, $interleave:ident) => {
             /// A register whose bits are `T`s. Whoever has one is on a machine that has the instruction set.
             #[derive(Clone, Copy)]
             pub struct $name<T>($register, PhantomData<T>);
@@ -198,10 +176,15 @@ mod x86 {
 
             impl<T: Float> Vector<T> for $name<T> {
                 const LANES: usize = $bytes / size_of::<T>();
-                register!(@ $cast, $back, $columns, $f32, $f64, $pairs);
+                register!(@ $cast, $back, $f32, $f64, $pairs);
+                #[inline(always)]
+                fn interleave(self, other: Self) -> [Self; 2] {
+                    // SAFETY: that the registers exist vouches for the instruction set.
+                    unsafe { $interleave(self.0, other.0, T::DTYPE) }.map(|register| Self(register, PhantomData))
+                }
             }
         };
-        (@ $cast:ident, $back:ident, $columns:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*]) => {
+        (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*]) => {
             #[inline(always)]
             unsafe fn zero() -> Self {
                 // SAFETY: the caller vouches for the instruction set.
@@ -242,19 +225,6 @@ mod x86 {
                 Self(result, PhantomData)
             })*
             #[inline(always)]
-            unsafe fn columns(rows: &[*const T; MOST_LANES], column: usize) -> [Self; 4] {
-                // SAFETY: the caller vouches for the instruction set and for the rows' lengths.
-                unsafe {
-                    match T::DTYPE {
-                        DType::F64 => by_element(rows, column),
-                        _ => {
-                            let [a, b, c, d] = $columns(rows, column);
-                            [Self(a, PhantomData), Self(b, PhantomData), Self(c, PhantomData), Self(d, PhantomData)]
-                        }
-                    }
-                }
-            }
-            #[inline(always)]
             fn mul_add(self, b: Self, c: Self) -> Self {
                 // SAFETY: that the registers exist vouches for the instruction set.
                 let sum = unsafe {
@@ -276,11 +246,15 @@ mod x86 {
         64,
         _mm512_castps_pd,
         _mm512_castpd_ps,
-        columns_of_16,
         [_mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps],
         [_mm512_set1_pd, _mm512_fmadd_pd],
-        [add _mm512_add_ps _mm512_add_pd, sub _mm512_sub_ps _mm512_sub_pd, mul _mm512_mul_ps _mm512_mul_pd,
-         max _mm512_max_ps _mm512_max_pd]
+        [
+            add _mm512_add_ps _mm512_add_pd,
+            sub _mm512_sub_ps _mm512_sub_pd,
+            mul _mm512_mul_ps _mm512_mul_pd,
+            max _mm512_max_ps _mm512_max_pd
+        ],
+        interleave_512
     );
     register!(
         Ymm,
@@ -290,76 +264,50 @@ mod x86 {
         32,
         _mm256_castps_pd,
         _mm256_castpd_ps,
-        columns_of_8,
         [_mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps],
         [_mm256_set1_pd, _mm256_fmadd_pd],
-        [add _mm256_add_ps _mm256_add_pd, sub _mm256_sub_ps _mm256_sub_pd, mul _mm256_mul_ps _mm256_mul_pd,
-         max _mm256_max_ps _mm256_max_pd]
+        [
+            add _mm256_add_ps _mm256_add_pd,
+            sub _mm256_sub_ps _mm256_sub_pd,
+            mul _mm256_mul_ps _mm256_mul_pd,
+            max _mm256_max_ps _mm256_max_pd
+        ],
+        interleave_256
     );
 
-    // Four rows lie in the quarters of a register, whose elements change places within their quarters.
-    macro_rules! columns {
-        ($name:ident, $register:ty, $load:expr, [$low:ident, $high:ident, $low_pair:ident, $high_pair:ident], $cast:ident, $back:ident) => {
-            #[inline(always)]
-            unsafe fn $name<T>(rows: &[*const T; MOST_LANES], column: usize) -> [$register; 4] {
-                // SAFETY: the caller vouches for the instruction set and for four f32 in each row.
-                unsafe {
-                    let (a, b, c, d) = (
-                        $load(rows, 0, column),
-                        $load(rows, 1, column),
-                        $load(rows, 2, column),
-                        $load(rows, 3, column),
-                    );
-                    let (ab, cd) = ($cast($low(a, b)), $cast($low(c, d)));
-                    let (ab_high, cd_high) = ($cast($high(a, b)), $cast($high(c, d)));
-                    [
-                        $back($low_pair(ab, cd)),
-                        $back($high_pair(ab, cd)),
-                        $back($low_pair(ab_high, cd_high)),
-                        $back($high_pair(ab_high, cd_high)),
-                    ]
-                }
-            }
-        };
-    }
-    columns!(
-        columns_of_16,
-        __m512,
-        every_fourth_of_16,
-        [_mm512_unpacklo_ps, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpackhi_pd],
-        _mm512_castps_pd,
-        _mm512_castpd_ps
-    );
-    columns!(
-        columns_of_8,
-        __m256,
-        every_fourth_of_8,
-        [_mm256_unpacklo_ps, _mm256_unpackhi_ps, _mm256_unpacklo_pd, _mm256_unpackhi_pd],
-        _mm256_castps_pd,
-        _mm256_castpd_ps
-    );
-
-    /// Four elements, from `column` on, of each fourth row, from row `first` on.
+    /// # Safety
+    /// The machine must have AVX-512 F.
     #[inline(always)]
-    unsafe fn every_fourth_of_16<T>(rows: &[*const T; MOST_LANES], first: usize, column: usize) -> __m512 {
-        // SAFETY: the caller vouches for AVX-512 and for four f32 in each row.
+    unsafe fn interleave_512(a: __m512, b: __m512, dtype: DType) -> [__m512; 2] {
+        // SAFETY: the caller vouches for the instruction set.
         unsafe {
-            let register = _mm512_castps128_ps512(_mm_loadu_ps(rows[first].add(column).cast()));
-            let register = _mm512_insertf32x4::<1>(register, _mm_loadu_ps(rows[first + 4].add(column).cast()));
-            let register = _mm512_insertf32x4::<2>(register, _mm_loadu_ps(rows[first + 8].add(column).cast()));
-            _mm512_insertf32x4::<3>(register, _mm_loadu_ps(rows[first + 12].add(column).cast()))
+            if dtype == DType::F64 {
+                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                let low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+                let high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+                [low, high].map(|order| _mm512_castpd_ps(_mm512_permutex2var_pd(a, order, b)))
+            } else {
+                let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+                [low, high].map(|order| _mm512_permutex2var_ps(a, order, b))
+            }
         }
     }
 
-    /// As [`every_fourth_of_16`], of 8 rows.
+    /// # Safety
+    /// The machine must have AVX.
     #[inline(always)]
-    unsafe fn every_fourth_of_8<T>(rows: &[*const T; MOST_LANES], first: usize, column: usize) -> __m256 {
-        // SAFETY: the caller vouches for AVX2 and for four f32 in each row.
+    unsafe fn interleave_256(a: __m256, b: __m256, dtype: DType) -> [__m256; 2] {
+        // Unpacking interleaves within each half of a register.
+        // SAFETY: the caller vouches for the instruction set.
         unsafe {
-            _mm256_set_m128(
-                _mm_loadu_ps(rows[first + 4].add(column).cast()),
-                _mm_loadu_ps(rows[first].add(column).cast()),
-            )
+            let (low, high) = if dtype == DType::F64 {
+                let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+                (_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)))
+            } else {
+                (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b))
+            };
+            [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)]
         }
     }
 }

@@ -6,7 +6,7 @@
 //! that the tokens of scattered regions are multiplied without being gathered.
 
 use super::parallel::Interleaved;
-use super::registers::{Each, MOST_LANES, Registers, Vector};
+use super::registers::{Each, Registers, Vector};
 use crate::{Float, unrolled};
 
 /// Where the rows of a matrix start.
@@ -242,55 +242,6 @@ unsafe fn load<T: Float, V: Vector<T>>(from: *const T) -> V {
     unsafe { V::load(std::slice::from_raw_parts(from, V::LANES)) }
 }
 
-/// The transpose (columns×count), rows `stride` apart, of `count` rows of `columns` elements of `x`, times a
-/// factor. Panics when an operand is too short.
-///
-/// # Safety
-/// The machine must have the instruction set `A`.
-#[inline(always)]
-pub unsafe fn transpose<T: Float, A: Registers>(
-    [count, columns]: [usize; 2],
-    x: Right<'_, T, impl Rows>,
-    factor: T,
-    out: &mut [T],
-    stride: usize,
-) {
-    if count == 0 || columns == 0 {
-        return;
-    }
-    let inside = last(x.rows, [count, columns], 1).is_some_and(|last| last < x.data.len());
-    assert!(inside, "a {count}x{columns} matrix");
-    let end = (columns - 1).checked_mul(stride).and_then(|start| start.checked_add(count));
-    assert!(end.is_some_and(|end| end <= out.len()), "the transpose of a {count}x{columns} matrix");
-    let lanes = A::Vector::<T>::LANES;
-    let (whole_rows, whole_columns) = (count / lanes * lanes, columns / 4 * 4);
-    // SAFETY: the caller vouches for the instruction set.
-    let factors = unsafe { A::Vector::splat(factor) };
-    for row in (0..whole_rows).step_by(lanes) {
-        let mut starts = [x.data.as_ptr(); MOST_LANES];
-        for (lane, start) in starts[..lanes].iter_mut().enumerate() {
-            // SAFETY: the row lies inside the matrix.
-            *start = unsafe { start.add(x.rows.start(row + lane)) };
-        }
-        for column in (0..whole_columns).step_by(4) {
-            // SAFETY: so do four columns from here on; the caller vouches for the instruction set.
-            let block = unsafe { A::Vector::columns(&starts, column) };
-            unrolled!(place in 0..4 => {
-                let at = out.as_mut_ptr().wrapping_add((column + place) * stride + row);
-                // SAFETY: a register from here on lies inside the transpose, which lies inside `out`.
-                block[place].mul(factors).store(unsafe { std::slice::from_raw_parts_mut(at, lanes) });
-            });
-        }
-    }
-    for row in 0..count {
-        let from = &x.data[x.rows.start(row)..][..columns];
-        let done = if row < whole_rows { whole_columns } else { 0 };
-        for (column, &element) in from.iter().enumerate().skip(done) {
-            out[column * stride + row] = element * factor;
-        }
-    }
-}
-
 /// What the sums of a tile start from, and whether they are added to C.
 #[derive(Clone, Copy)]
 pub(super) enum Begin<'a, T> {
@@ -395,25 +346,6 @@ mod tests {
                     let (expected, _) = scattered(&c, m, n);
                     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                     assert_eq!(bits(&c_apart), bits(&expected), "{isa:?} {m}x{k}x{n}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn transposes_on_every_instruction_set() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-            let _limited = limit(isa);
-            for [count, columns] in [[1, 1], [16, 24], [64, 32], [49, 7], [37, 6], [0, 3], [3, 0]] {
-                let (x, rows) = scattered(&random(count * columns, 1), count, columns);
-                let right = Right { data: &x, rows: Listed::new(&rows, columns) };
-                let mut out = vec![7.0; columns * (count + 2)];
-                // SAFETY: `simd!` chooses what the machine has.
-                simd!(A => unsafe { transpose::<f32, A>([count, columns], right, 0.5, &mut out, count + 2) });
-                for (place, &got) in out.iter().enumerate() {
-                    let (column, row) = (place / (count + 2), place % (count + 2));
-                    let expected = rows.get(row).map_or(7.0, |&row| 0.5 * x[row as usize * columns + column]);
-                    assert_eq!(got, expected, "{isa:?} {count}x{columns}: row {row}, column {column}");
                 }
             }
         }

@@ -1,40 +1,72 @@
-//! Transposes: as many rows as a register has elements become columns, four at a time.
+//! Transposes in registers: a block of N rows of N elements each, N the elements of a register.
 
-use super::registers::{MOST_LANES, Vector};
-use crate::Float;
+use super::registers::Vector;
+use super::tile::{Right, Rows};
+use crate::{Float, unrolled};
 
-/// Writes the transpose of `from` (rows × columns, `from_stride` apart) to `to` (columns × rows, `to_stride` apart).
-/// Panics when a slice is too short.
+/// Writes the transpose of `from` (rows × columns) to `to` (columns × rows, `to_stride` apart). Panics when a slice is
+/// too short.
 ///
 /// # Safety
 /// The machine must have the instruction set that the register `V` belongs to.
 #[inline(always)]
 pub unsafe fn transpose<T: Float, V: Vector<T>>(
     [rows, columns]: [usize; 2],
-    from: &[T],
-    from_stride: usize,
+    from: Right<'_, T, impl Rows>,
     to: &mut [T],
     to_stride: usize,
 ) {
-    let whole = [rows / V::LANES * V::LANES, columns / 4 * 4];
-    for row in (0..whole[0]).step_by(V::LANES) {
-        let mut starts = [from.as_ptr(); MOST_LANES];
-        for lane in 0..V::LANES {
-            starts[lane] = from[(row + lane) * from_stride..][..columns].as_ptr();
+    if rows < V::LANES || columns < V::LANES {
+        for row in 0..rows {
+            for (column, &element) in from.data[from.rows.start(row)..][..columns].iter().enumerate() {
+                to[column * to_stride + row] = element;
+            }
         }
-        for column in (0..whole[1]).step_by(4) {
-            // SAFETY: each row has these columns; the caller vouches for the instruction set.
-            let block = unsafe { V::columns(&starts, column) };
-            for (place, block) in block.into_iter().enumerate() {
-                block.store(&mut to[(column + place) * to_stride + row..]);
+        return;
+    }
+    // The last blocks may overlap those before them.
+    for row in (0..rows).step_by(V::LANES).map(|row| row.min(rows - V::LANES)) {
+        for column in (0..columns).step_by(V::LANES).map(|column| column.min(columns - V::LANES)) {
+            let to = &mut to[column * to_stride + row..];
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe {
+                match V::LANES {
+                    16 => block::<T, V, 16>(from, [row, column], to, to_stride),
+                    8 => block::<T, V, 8>(from, [row, column], to, to_stride),
+                    4 => block::<T, V, 4>(from, [row, column], to, to_stride),
+                    _ => block::<T, V, 2>(from, [row, column], to, to_stride),
+                }
             }
         }
     }
-    // The edges: rows that fill no register, and columns that are fewer than four.
-    for column in 0..columns {
-        for row in if column < whole[1] { whole[0] } else { 0 }..rows {
-            to[column * to_stride + row] = from[row * from_stride + column];
-        }
+}
+
+/// One block, from an element on. Interleaving row i with row i + N/2 shifts the bits of a place in the block, taken
+/// as a number, around by one; after log₂ N rounds, row and column have changed places.
+///
+/// # Safety
+/// As of [`transpose`].
+#[inline(always)]
+unsafe fn block<T: Float, V: Vector<T>, const N: usize>(
+    from: Right<'_, T, impl Rows>,
+    [row, column]: [usize; 2],
+    to: &mut [T],
+    to_stride: usize,
+) {
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let mut rows = [unsafe { V::zero() }; N];
+    for (i, register) in rows.iter_mut().enumerate() {
+        // SAFETY: as above.
+        *register = unsafe { V::load(&from.data[from.rows.start(row + i) + column..]) };
+    }
+    unrolled!(_round in 0..N.ilog2() as usize => {
+        let old = rows;
+        unrolled!(pair in 0..N / 2 => {
+            [rows[2 * pair], rows[2 * pair + 1]] = old[pair].interleave(old[pair + N / 2]);
+        });
+    });
+    for (column, row) in rows.into_iter().enumerate() {
+        row.store(&mut to[column * to_stride..]);
     }
 }
 
@@ -43,6 +75,7 @@ mod tests {
     use super::*;
     use crate::cpu::isa::{Isa, limit};
     use crate::cpu::registers::Registers;
+    use crate::cpu::tile::{Apart, Listed};
     use crate::simd;
 
     fn check<T: Float>() {
@@ -50,15 +83,22 @@ mod tests {
             let _limited = limit(isa);
             for [rows, columns] in [[16, 16], [1, 1], [0, 3], [5, 40], [37, 18], [32, 48]] {
                 let from: Vec<T> = (0..rows * columns).map(|i| T::of(i as f64)).collect();
-                let mut to = vec![T::zero(); rows * columns];
+                // The same from rows in order and from rows out of a list, which is their order turned around.
+                let list: Vec<u32> = (0..rows as u32).rev().collect();
+                let turned: Vec<T> = from.chunks(columns.max(1)).rev().flatten().copied().collect();
+                let [mut to, mut to_from_list] = [(); 2].map(|()| vec![T::zero(); rows * columns]);
                 // SAFETY: `simd!` chooses an instruction set that is there.
                 simd!(A => unsafe {
-                    transpose::<T, <A as Registers>::Vector<T>>([rows, columns], &from, columns, &mut to, rows)
+                    let from = Right { data: &from, rows: Apart(columns) };
+                    transpose::<T, <A as Registers>::Vector<T>>([rows, columns], from, &mut to, rows);
+                    let from = Right { data: &turned, rows: Listed::new(&list, columns) };
+                    transpose::<T, <A as Registers>::Vector<T>>([rows, columns], from, &mut to_from_list, rows);
                 });
                 for (place, &element) in to.iter().enumerate() {
                     let (column, row) = (place / rows, place % rows);
                     assert_eq!(element, from[row * columns + column], "{isa:?} {rows}x{columns}");
                 }
+                assert_eq!(to, to_from_list, "{isa:?} {rows}x{columns}");
             }
         }
     }

@@ -10,7 +10,8 @@ use std::ops::Range;
 use tensor::cpu::math::Transcendental;
 use tensor::cpu::parallel::Interleaved;
 use tensor::cpu::registers::{MOST_LANES, Registers, Vector};
-use tensor::cpu::tile::{Apart, Left, Right, Target, product, transpose};
+use tensor::cpu::tile::{Apart, Left, Right, Target, product};
+use tensor::cpu::transpose::transpose;
 use tensor::{Float, unrolled};
 
 /// A register of elements from a place on. The caller vouches for the instruction set, as of [`Vector::zero`].
@@ -140,7 +141,13 @@ impl Layout {
         let target = Target { data: Interleaved::new(out), offset: 0, rows: Apart(self.stride), accumulate: false };
         // SAFETY: the caller vouches for the instruction set; `out` is borrowed for this alone, in separate rows.
         unsafe {
-            transpose::<T, A>([columns, dim], across, factor, transposed, self.stride);
+            A::run(
+                #[inline(always)]
+                || transpose::<T, A::Vector<T>>([columns, dim], across, transposed, self.stride),
+            );
+            if factor != T::one() {
+                transposed[..dim * self.stride].iter_mut().for_each(|x| *x *= factor);
+            }
             let across = Right { data: &*transposed, rows: Apart(self.stride) };
             product::<T, A>([rows, dim, columns.next_multiple_of(MOST_LANES)], down, across, target);
         }
