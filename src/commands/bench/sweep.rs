@@ -58,8 +58,8 @@ pub fn run(largest: usize, plot: Option<&Path>, json: bool) -> Result<Status> {
     if !(2 * SMALLEST..=32 * SMALLEST).contains(&largest) {
         bail!("--largest {largest}: expected {} to {}", 2 * SMALLEST, 32 * SMALLEST);
     }
-    let routed = Curve::measure("bra", largest, regions_per_side, |side, qkv| {
-        let grid = [regions_per_side(side); 2];
+    let routed = Curve::measure("bra", largest, regions_per_side, |regions, qkv| {
+        let grid = [regions; 2];
         let scale = (CHANNELS as f64).powf(-0.5);
         Ok(bra(qkv, None, &Bra { heads: HEADS, qk_dim: CHANNELS, topk: TOPK, grid, scale, valid: None })?.out)
     })?;
@@ -114,7 +114,7 @@ impl Curve {
         // Four times the tokens take at most sixteen times as long.
         while side <= largest && points.last().is_none_or(|last| 16.0 * last.forward_backward_ms <= 1e3 * PATIENCE) {
             let regions = regions_per_side(side);
-            points.push(point(side, regions, |qkv| attend(side, qkv))?);
+            points.push(point(side, regions, |qkv| attend(regions, qkv))?);
             side *= 2;
         }
         let exponent = |value: fn(&Point) -> f64| exponent(points.iter().map(|p| (p.tokens as f64, value(p))));
