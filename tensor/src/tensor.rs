@@ -30,7 +30,7 @@ impl Tensor {
     /// A tensor of zeros.
     pub fn zeros(shape: impl Into<Shape>, dtype: DType) -> Self {
         let mut tensor = Self::empty(shape, dtype);
-        tensor.fresh_buffer().slice_mut::<u8>().fill(0);
+        tensor.fresh_buffer().clear();
         tensor
     }
 
