@@ -1,7 +1,8 @@
 //! `biformer bench`.
 
-use super::{ModelChoice, Status, Threads};
+use super::{MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
+use crate::memory::{expect_room_to_train, peak_resident_bytes};
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
 use autograd::Tape;
@@ -50,10 +51,9 @@ enum Work {
 const WARM_UP: usize = 2;
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
-    const MOST: usize = 1 << 20;
     for (option, value) in [("--steps", arguments.steps), ("--batch-size", arguments.batch_size)] {
-        if !(1..=MOST).contains(&value) {
-            bail!("{option} {value}: expected 1 to {MOST}");
+        if !(1..=MOST_IMAGES).contains(&value) {
+            bail!("{option} {value}: expected 1 to {MOST_IMAGES}");
         }
     }
     let size = arguments.model.image_size(arguments.image_size)?;
@@ -94,11 +94,14 @@ fn time(arguments: &Arguments, size: usize) -> Result<Vec<f64>> {
     let mut config = RunConfig::for_model(&arguments.model.model)?;
     config.architecture = arguments.model.config()?;
     config.architecture.check_image(size, size)?;
-    config.recompute = arguments.recompute;
+    (config.image_size, config.batch_size, config.recompute) = (size, arguments.batch_size, arguments.recompute);
     let shape = [arguments.batch_size, size, size, 3];
     let bytes = shape.iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
     if bytes > 8e9 {
         bail!("--batch-size {}: its images alone take {:.0} GB, more than 8", arguments.batch_size, bytes / 1e9);
+    }
+    if arguments.mode == Work::Train {
+        expect_room_to_train(&config)?;
     }
     let random = Philox::new(0, 0);
     let images: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
@@ -132,12 +135,4 @@ fn steps(count: usize, mut work: impl FnMut(usize) -> Result<()>) -> Result<Vec<
         }
     }
     Ok(times)
-}
-
-/// The largest resident memory of this process so far, where the system tells (Linux).
-fn peak_resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-    let kilobytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(1024 * kilobytes)
 }
