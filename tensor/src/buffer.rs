@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// One cache line, and the width of an AVX-512 register.
 pub const ALIGNMENT: usize = 64;
@@ -29,6 +29,7 @@ pub struct Buffer {
     /// machine: the rounding of capacities costs none.
     initialised: usize,
     len: usize,
+    scratch: bool,
 }
 
 // SAFETY: a Buffer owns its block like a Vec<u8> does; shared access only reads.
@@ -36,10 +37,14 @@ unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
+/// Blocks by capacity.
+type Blocks = Mutex<BTreeMap<usize, Vec<Buffer>>>;
+
 #[derive(Default)]
 struct Pool {
-    /// Free blocks by capacity.
-    free: Mutex<BTreeMap<usize, Vec<Buffer>>>,
+    /// Free blocks: those of values, and those of tasks.
+    values: Blocks,
+    scratch: Blocks,
     in_use: AtomicUsize,
     peak_in_use: AtomicUsize,
     held: AtomicUsize,
@@ -54,7 +59,7 @@ static POOL: LazyLock<Pool> = LazyLock::new(Pool::default);
 /// What the pool has done since the program started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Bytes in live buffers.
+    /// Bytes of live buffers.
     pub in_use: usize,
     /// The most bytes that were ever in live buffers at once (since [`reset_peak`]).
     pub peak_in_use: usize,
@@ -87,8 +92,10 @@ pub fn reset_peak() {
 
 /// Gives the free blocks back to the system.
 pub fn trim_pool() {
-    let free = std::mem::take(&mut *free_blocks());
-    free.into_values().flatten().for_each(Buffer::back_to_system);
+    for scratch in [false, true] {
+        let free = std::mem::take(&mut *free_blocks(scratch));
+        free.into_values().flatten().for_each(Buffer::back_to_system);
+    }
 }
 
 /// Fills every buffer that is handed out from now on with 0xFF: NaN in floating point and an impossible
@@ -97,9 +104,11 @@ pub fn set_poison(on: bool) {
     POOL.poison.store(on, Ordering::Relaxed);
 }
 
-/// A thread that panicked while it held the lock left a valid map behind: no invariant spans the lock.
-fn free_blocks() -> std::sync::MutexGuard<'static, BTreeMap<usize, Vec<Buffer>>> {
-    POOL.free.lock().unwrap_or_else(PoisonError::into_inner)
+/// The free blocks of values, or those of tasks. A thread that panicked while it held the lock left a valid map
+/// behind: no invariant spans the lock.
+fn free_blocks(scratch: bool) -> MutexGuard<'static, BTreeMap<usize, Vec<Buffer>>> {
+    let blocks = if scratch { &POOL.scratch } else { &POOL.values };
+    blocks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Capacities come in eight steps per power of two: at most an eighth is wasted, and sizes that nearly
@@ -117,6 +126,9 @@ fn most_spacious(capacity: usize) -> usize {
     if capacity < SMALL { capacity } else { 2 * capacity }
 }
 
+/// Scratch buffers that a thread may have at once: a task's own, and that of the matrix product which it calls.
+const PER_THREAD: usize = 2;
+
 fn layout(capacity: usize) -> Layout {
     // invariant: ALIGNMENT is a power of two, and capacities beyond isize::MAX are refused in `Buffer::new`.
     Layout::from_size_align(capacity, ALIGNMENT).expect("capacity fits")
@@ -125,14 +137,32 @@ fn layout(capacity: usize) -> Layout {
 impl Buffer {
     /// A buffer of `len` bytes with arbitrary (but initialised) contents.
     pub fn new(len: usize) -> Self {
+        Self::take(len, false)
+    }
+
+    /// The same for a task, which gives it back before it ends. How many tasks run at once is left to chance; so the
+    /// first that finds no block takes enough for all threads from the system, and no later one has to ask.
+    pub fn scratch(len: usize) -> Self {
+        Self::take(len, true)
+    }
+
+    fn take(len: usize, scratch: bool) -> Self {
         assert!(len < isize::MAX as usize / 2, "a buffer of {len} bytes cannot exist");
         let capacity = capacity_for(len);
+        let most = if scratch { usize::MAX } else { most_spacious(capacity) };
         // One lock for the search, and none while the system is asked.
-        let recycled = free_blocks().range_mut(capacity..=most_spacious(capacity)).find_map(|(_, blocks)| blocks.pop());
-        let mut buffer = recycled.unwrap_or_else(|| Self::from_system(capacity));
+        let recycled = free_blocks(scratch).range_mut(capacity..=most).find_map(|(_, blocks)| blocks.pop());
+        let mut buffer = recycled.unwrap_or_else(|| {
+            if scratch {
+                let others = 1..PER_THREAD * rayon::current_num_threads();
+                let others: Vec<Buffer> = others.map(|_| Self::from_system(capacity, scratch)).collect();
+                free_blocks(scratch).entry(capacity).or_default().extend(others);
+            }
+            Self::from_system(capacity, scratch)
+        });
         buffer.len = len;
         buffer.initialise();
-        let in_use = POOL.in_use.fetch_add(buffer.capacity, Ordering::Relaxed) + buffer.capacity;
+        let in_use = POOL.in_use.fetch_add(len, Ordering::Relaxed) + len;
         POOL.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
         if POOL.poison.load(Ordering::Relaxed) {
             buffer.slice_mut::<u32>().fill(u32::MAX);
@@ -140,13 +170,13 @@ impl Buffer {
         buffer
     }
 
-    fn from_system(capacity: usize) -> Self {
+    fn from_system(capacity: usize, scratch: bool) -> Self {
         // SAFETY: capacity_for never returns 0.
         let start = unsafe { alloc(layout(capacity)) };
         let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout(capacity)));
         POOL.held.fetch_add(capacity, Ordering::Relaxed);
         POOL.system_allocations.fetch_add(1, Ordering::Relaxed);
-        Self { start, capacity, initialised: 0, len: 0 }
+        Self { start, capacity, initialised: 0, len: 0, scratch }
     }
 
     /// Zeros up to the length, where the block has never been used.
@@ -202,9 +232,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        POOL.in_use.fetch_sub(self.capacity, Ordering::Relaxed);
+        POOL.in_use.fetch_sub(self.len, Ordering::Relaxed);
         let block = Buffer { len: 0, ..*self };
-        free_blocks().entry(self.capacity).or_default().push(block);
+        free_blocks(self.scratch).entry(self.capacity).or_default().push(block);
     }
 }
 
@@ -234,5 +264,21 @@ mod tests {
         }
         let less_than_half = Buffer::new(bytes / 3);
         assert_ne!(less_than_half.slice::<u32>().as_ptr(), address);
+    }
+
+    /// In every order of sizes, once each size was asked for.
+    #[test]
+    fn scratch_for_all_threads_is_there_at_once() {
+        let threads = crate::cpu::parallel::thread_pool(3).unwrap();
+        threads.install(|| {
+            let sizes = [1_111_111, 2_222_222, 555_555];
+            sizes.iter().for_each(|&size| drop(Buffer::scratch(size)));
+            let blocks = || free_blocks(true).values().flatten().filter(|block| block.capacity > 500_000).count();
+            assert_eq!(blocks(), 2 * PER_THREAD * 3, "for two sizes; the third is served by larger blocks");
+            for size in sizes {
+                let all: Vec<Buffer> = (0..PER_THREAD * 3).map(|_| Buffer::scratch(size)).collect();
+                assert_eq!(blocks() + all.len(), 2 * PER_THREAD * 3);
+            }
+        });
     }
 }

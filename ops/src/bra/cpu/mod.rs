@@ -28,7 +28,7 @@ struct Scratch<T> {
 
 impl<T: Float> Scratch<T> {
     fn new(elements: usize) -> Self {
-        Self { memory: Tensor::empty([elements], T::DTYPE), element: std::marker::PhantomData }
+        Self { memory: Tensor::scratch(elements, T::DTYPE), element: std::marker::PhantomData }
     }
 
     fn parts<const N: usize>(&mut self, sizes: [usize; N]) -> [&mut [T]; N] {
