@@ -219,6 +219,10 @@ fn info_knows_the_published_sizes() {
         said.contains("nano, images of 32x32") && said.contains("in all") && said.contains("activations"),
         "{said}"
     );
+    assert!(said.contains("Training in batches of 64 takes about") && said.contains("Inference in"), "{said}");
+    let dense = biformer(&["info", "--set", "features=dense", "--json"]).ok().out;
+    assert!(json(&dense)["training_bytes"].is_null() && json(&dense)["inference_bytes"].is_u64(), "{dense}");
+    biformer(&["info", "--batch-size", "0"]).refused(&["--batch-size 0", "1 to"]);
     biformer(&["info", "--model", "stl_nchw", "--image-size", "64", "--set", "n_win=2", "topks=1,2,3,-1"]).ok();
 }
 
@@ -374,16 +378,42 @@ fn help_tells_every_option() {
     let commands: [(&str, &[&str]); 7] = [
         (
             "train",
-            &["config", "model", "data", "weights", "epochs", "batch-size", "lr", "seed", "threads", "out", "resume"],
+            &[
+                "config",
+                "model",
+                "data",
+                "weights",
+                "epochs",
+                "batch-size",
+                "recompute",
+                "lr",
+                "seed",
+                "threads",
+                "out",
+                "resume",
+            ],
         ),
         ("eval", &["checkpoint", "data", "max-bad-images", "json", "threads"]),
         ("predict", &["checkpoint", "threads"]),
         ("gradcheck", &["op", "json", "threads"]),
-        ("info", &["model", "image-size", "set", "json"]),
+        ("info", &["model", "image-size", "batch-size", "recompute", "set", "json"]),
         ("forward", &["model", "weights", "input", "output", "dtype", "set", "threads"]),
         (
             "bench",
-            &["model", "image-size", "batch-size", "mode", "steps", "threads", "set", "json", "profile", "op", "plot"],
+            &[
+                "model",
+                "image-size",
+                "batch-size",
+                "mode",
+                "recompute",
+                "steps",
+                "threads",
+                "set",
+                "json",
+                "profile",
+                "op",
+                "plot",
+            ],
         ),
     ];
     let all = biformer(&["--help"]).ok().out;

@@ -66,6 +66,20 @@ fn the_same_seed_gives_the_same_bits_with_any_number_of_threads() {
     assert_ne!(metrics(&shared.whole), metrics(&shared.run("other-seed")), "the seed decides");
 }
 
+#[test]
+fn what_is_computed_again_changes_nothing() {
+    let shared = shared();
+    biformer(&shared.train("cheap", &["--recompute", "cheap"])).ok();
+    assert_same_run("cheap", &shared.whole, &shared.run("cheap"));
+    // Another choice is fine for the rest of a run.
+    biformer(&shared.train("block", &["--recompute", "block", "--epochs", "1"])).ok();
+    biformer(&shared.train("block", &["--resume", "--recompute", "none"])).ok();
+    let gone_on = shared.run("block");
+    biformer(&shared.train("plain", &["--epochs", "1"])).ok();
+    biformer(&shared.train("plain", &["--resume"])).ok();
+    assert_same_run("block", &shared.run("plain"), &gone_on);
+}
+
 /// Stopped after every single step of an epoch, between its last step and the test, and then left alone.
 #[test]
 fn a_run_that_is_stopped_at_every_step_goes_on_to_the_bit() {

@@ -1,10 +1,12 @@
 //! `biformer info`.
 
-use super::{ModelChoice, Status, Threads};
-use anyhow::Result;
+use super::{MOST_IMAGES, ModelChoice, Status, Threads};
+use crate::config::{Recompute, RunConfig};
+use crate::memory;
+use anyhow::{Result, bail};
 use clap::Args;
-use model::BiFormer;
 use model::cost::{Macs, activation_bytes, parts};
+use model::{BiFormer, Features};
 use serde_json::json;
 use tensor::DType;
 
@@ -15,7 +17,14 @@ pub struct Arguments {
     /// The side of the images; by default the one that the model is meant for.
     #[arg(long, value_name = "N")]
     image_size: Option<usize>,
-    /// Prints one JSON object, with the configuration.
+    /// Images per step, for the memory that training and inference take.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    batch_size: usize,
+    /// What a training step computes again in its backward pass instead of keeping it.
+    #[arg(long, value_enum, default_value_t)]
+    recompute: Recompute,
+    /// Prints one JSON object, with the configuration. Its training_bytes are null where the model cannot be trained:
+    /// a dense backbone.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -25,9 +34,20 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     let config = arguments.model.config()?;
     let size = arguments.model.image_size(arguments.image_size)?;
-    let (parts, activations) = arguments.threads.run(|| {
+    let batch = arguments.batch_size;
+    if !(1..=MOST_IMAGES).contains(&batch) {
+        bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
+    }
+    let mut run = RunConfig::for_model(&arguments.model.model)?;
+    (run.image_size, run.batch_size, run.recompute) = (size, batch, arguments.recompute);
+    run.architecture = config.clone();
+    let trainable = config.features == Features::Logits;
+    let (parts, activations, training, inference) = arguments.threads.run(|| {
         let model = BiFormer::blank(&config, DType::F32)?;
-        Ok((parts(&model, size, size)?, activation_bytes(&model, size, size)?))
+        let (parts, activations) = (parts(&model, size, size)?, activation_bytes(&model, size, size)?);
+        drop(model);
+        let training = if trainable { Some(memory::training(&run)?) } else { None };
+        Ok((parts, activations, training, memory::inference(&run)?))
     })?;
     let parameters: usize = parts.iter().map(|part| part.parameters).sum();
     let total: u64 = parts.iter().map(|part| part.macs.total()).sum();
@@ -38,6 +58,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             "parameters": parameters,
             "macs": total,
             "activation_bytes_per_image": activations,
+            "batch_size": batch,
+            "training_bytes": training,
+            "inference_bytes": inference,
             "parts": parts,
             "config": config,
         });
@@ -67,5 +90,15 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         sum(|m| m.routing)
     );
     say!("A training step keeps {:.2} MB of activations per image in f32.", activations as f64 / 1e6);
+    let megabytes = |bytes: u64| bytes as f64 / 1e6;
+    if let Some(training) = training {
+        let how = match arguments.recompute {
+            Recompute::None => "",
+            Recompute::Cheap => " with recompute = \"cheap\"",
+            Recompute::Block => " with recompute = \"block\"",
+        };
+        say!("Training in batches of {batch}{how} takes about {:.0} MB of memory.", megabytes(training));
+    }
+    say!("Inference in batches of {batch} takes about {:.0} MB.", megabytes(inference));
     Ok(Status::Done)
 }

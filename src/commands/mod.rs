@@ -92,6 +92,9 @@ fn model_names() -> String {
     names.join(", ")
 }
 
+/// The most images per step, and the most steps, that can be asked for.
+const MOST_IMAGES: usize = 1 << 20;
+
 /// Which model, and what is different about it.
 #[derive(Debug, Args)]
 struct ModelChoice {

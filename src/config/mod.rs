@@ -77,9 +77,9 @@ pub enum Recompute {
     /// Nothing: fastest
     #[default]
     None,
-    /// The results of GELU and layer normalisation: a third less memory, hardly slower
+    /// The results of GELU and layer normalisation: a fifth less memory, hardly slower
     Cheap,
-    /// All of each block, of which only the input is kept: least memory, slower by about a quarter
+    /// All of each block, of which only the input is kept: about half the memory, slower by a third
     Block,
 }
 

@@ -15,6 +15,7 @@ pub mod progress;
 pub mod step;
 
 use crate::config::{Changes, RunConfig};
+use crate::memory;
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, DataFacts, Progress};
 use data::{Dataset, Loader, LoaderConfig, Split, Transform};
@@ -66,6 +67,7 @@ impl Trainer {
         adopt_classes(&mut config, train.as_ref())?;
         let facts = DataFacts::of(train.as_ref());
         let (train, test) = loaders(&config, &facts, train, test)?;
+        memory::expect_room_to_train(&config)?;
         let learner = Learner::new(&config)?;
         let folder = RunFolder::create(&config)?;
         let trainer = Self { pool, config, folder, learner, progress: Progress::default(), facts, train, test };
@@ -115,6 +117,7 @@ impl Trainer {
         if batch > steps {
             bail!("{}: it is in batch {batch} of {steps}; take another copy of it", checkpoint.path().display());
         }
+        memory::expect_room_to_train(&config)?;
         let learner = Learner::resume(&checkpoint)?;
         folder.rewind(progress.epoch)?;
         folder.write_config(&config)?;

@@ -76,6 +76,11 @@ impl Learner {
         Self::around(model, loaded, config)
     }
 
+    /// A learner of a model without weights: to measure what a step takes.
+    pub fn blank(config: &RunConfig) -> Result<Self> {
+        Self::around(BiFormer::blank(&config.architecture, DType::F32)?, Loaded::default(), config)
+    }
+
     fn around(model: BiFormer, loaded: Loaded, config: &RunConfig) -> Result<Self> {
         let average = match config.ema.enabled {
             true => Some(Average::new(&model, config.ema.settings())?),

@@ -2,16 +2,20 @@
 //!
 //! A training step asks for the same sizes as the step before it. Dropped buffers therefore go back to
 //! the pool and come out again, old contents and all: after the first step the system allocator is no
-//! longer asked, and no memory is cleared only to be overwritten. A fresh buffer is zeroed once, so a
+//! longer asked, and no memory is cleared only to be overwritten. A fresh buffer is zero, so a
 //! buffer's bytes are always initialised and reading one before writing it is a bug, but never
 //! undefined behaviour. [`set_poison`] makes that bug visible.
+//!
+//! A network's maps shrink from stage to stage. What an early stage has given back serves the later ones too:
+//! a large request that finds no free block of its own size takes the smallest larger one, up to twice its size.
 
 use bytemuck::Pod;
-use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
-use std::collections::HashMap;
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::collections::BTreeMap;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// One cache line, and the width of an AVX-512 register.
 pub const ALIGNMENT: usize = 64;
@@ -21,7 +25,11 @@ pub const ALIGNMENT: usize = 64;
 pub struct Buffer {
     start: NonNull<u8>,
     capacity: usize,
+    /// The largest length that it has had. What lies behind is not initialised yet, and takes no memory of the
+    /// machine: the rounding of capacities costs none.
+    initialised: usize,
     len: usize,
+    scratch: bool,
 }
 
 // SAFETY: a Buffer owns its block like a Vec<u8> does; shared access only reads.
@@ -29,14 +37,20 @@ unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
+/// Blocks by capacity.
+type Blocks = Mutex<BTreeMap<usize, Vec<Buffer>>>;
+
 #[derive(Default)]
 struct Pool {
-    /// Free blocks by capacity.
-    free: Mutex<HashMap<usize, Vec<Buffer>>>,
+    /// Free blocks: those of values, and those of tasks.
+    values: Blocks,
+    scratch: Blocks,
     in_use: AtomicUsize,
     peak_in_use: AtomicUsize,
     held: AtomicUsize,
+    resident: AtomicUsize,
     system_allocations: AtomicUsize,
+    cleared: AtomicUsize,
     poison: AtomicBool,
 }
 
@@ -45,14 +59,18 @@ static POOL: LazyLock<Pool> = LazyLock::new(Pool::default);
 /// What the pool has done since the program started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Bytes in live buffers.
+    /// Bytes of live buffers.
     pub in_use: usize,
     /// The most bytes that were ever in live buffers at once (since [`reset_peak`]).
     pub peak_in_use: usize,
     /// Bytes taken from the system, live or free.
     pub held: usize,
+    /// Those of them that have been part of a buffer: what the pool takes of the machine's memory.
+    pub resident: usize,
     /// How often the system allocator was asked.
     pub system_allocations: usize,
+    /// Bytes of buffers that were filled with zeros on request ([`Buffer::clear`]).
+    pub cleared: usize,
 }
 
 /// The pool's figures now.
@@ -61,7 +79,9 @@ pub fn pool_stats() -> PoolStats {
         in_use: POOL.in_use.load(Ordering::Relaxed),
         peak_in_use: POOL.peak_in_use.load(Ordering::Relaxed),
         held: POOL.held.load(Ordering::Relaxed),
+        resident: POOL.resident.load(Ordering::Relaxed),
         system_allocations: POOL.system_allocations.load(Ordering::Relaxed),
+        cleared: POOL.cleared.load(Ordering::Relaxed),
     }
 }
 
@@ -70,15 +90,25 @@ pub fn reset_peak() {
     POOL.peak_in_use.store(POOL.in_use.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
+/// Gives the free blocks back to the system.
+pub fn trim_pool() {
+    for scratch in [false, true] {
+        let free = std::mem::take(&mut *free_blocks(scratch));
+        free.into_values().flatten().for_each(Buffer::back_to_system);
+    }
+}
+
 /// Fills every buffer that is handed out from now on with 0xFF: NaN in floating point and an impossible
 /// index, so that a kernel that reads what it did not write is caught. For tests.
 pub fn set_poison(on: bool) {
     POOL.poison.store(on, Ordering::Relaxed);
 }
 
-/// A thread that panicked while it held the lock left a valid map behind: no invariant spans the lock.
-fn free_blocks() -> std::sync::MutexGuard<'static, HashMap<usize, Vec<Buffer>>> {
-    POOL.free.lock().unwrap_or_else(PoisonError::into_inner)
+/// The free blocks of values, or those of tasks. A thread that panicked while it held the lock left a valid map
+/// behind: no invariant spans the lock.
+fn free_blocks(scratch: bool) -> MutexGuard<'static, BTreeMap<usize, Vec<Buffer>>> {
+    let blocks = if scratch { &POOL.scratch } else { &POOL.values };
+    blocks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Capacities come in eight steps per power of two: at most an eighth is wasted, and sizes that nearly
@@ -88,6 +118,17 @@ fn capacity_for(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of(1 << step)
 }
 
+/// The largest free block that may serve a request. With more than twice the size, values that live long would sit
+/// in blocks that larger ones need; with less, every stage of a network would have memory of its own. Small values
+/// are not worth it: statistics that live on from step to step would take ever other blocks.
+fn most_spacious(capacity: usize) -> usize {
+    const SMALL: usize = 1 << 16;
+    if capacity < SMALL { capacity } else { 2 * capacity }
+}
+
+/// Scratch buffers that a thread may have at once: a task's own, and that of the matrix product which it calls.
+const PER_THREAD: usize = 2;
+
 fn layout(capacity: usize) -> Layout {
     // invariant: ALIGNMENT is a power of two, and capacities beyond isize::MAX are refused in `Buffer::new`.
     Layout::from_size_align(capacity, ALIGNMENT).expect("capacity fits")
@@ -96,12 +137,32 @@ fn layout(capacity: usize) -> Layout {
 impl Buffer {
     /// A buffer of `len` bytes with arbitrary (but initialised) contents.
     pub fn new(len: usize) -> Self {
+        Self::take(len, false)
+    }
+
+    /// The same for a task, which gives it back before it ends. How many tasks run at once is left to chance; so the
+    /// first that finds no block takes enough for all threads from the system, and no later one has to ask.
+    pub fn scratch(len: usize) -> Self {
+        Self::take(len, true)
+    }
+
+    fn take(len: usize, scratch: bool) -> Self {
         assert!(len < isize::MAX as usize / 2, "a buffer of {len} bytes cannot exist");
         let capacity = capacity_for(len);
-        let recycled = free_blocks().get_mut(&capacity).and_then(Vec::pop);
-        let mut buffer = recycled.unwrap_or_else(|| Self::from_system(capacity));
+        let most = if scratch { usize::MAX } else { most_spacious(capacity) };
+        // One lock for the search, and none while the system is asked.
+        let recycled = free_blocks(scratch).range_mut(capacity..=most).find_map(|(_, blocks)| blocks.pop());
+        let mut buffer = recycled.unwrap_or_else(|| {
+            if scratch {
+                let others = 1..PER_THREAD * rayon::current_num_threads();
+                let others: Vec<Buffer> = others.map(|_| Self::from_system(capacity, scratch)).collect();
+                free_blocks(scratch).entry(capacity).or_default().extend(others);
+            }
+            Self::from_system(capacity, scratch)
+        });
         buffer.len = len;
-        let in_use = POOL.in_use.fetch_add(capacity, Ordering::Relaxed) + capacity;
+        buffer.initialise();
+        let in_use = POOL.in_use.fetch_add(len, Ordering::Relaxed) + len;
         POOL.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
         if POOL.poison.load(Ordering::Relaxed) {
             buffer.slice_mut::<u32>().fill(u32::MAX);
@@ -109,13 +170,30 @@ impl Buffer {
         buffer
     }
 
-    fn from_system(capacity: usize) -> Self {
+    fn from_system(capacity: usize, scratch: bool) -> Self {
         // SAFETY: capacity_for never returns 0.
-        let start = unsafe { alloc_zeroed(layout(capacity)) };
+        let start = unsafe { alloc(layout(capacity)) };
         let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout(capacity)));
         POOL.held.fetch_add(capacity, Ordering::Relaxed);
         POOL.system_allocations.fetch_add(1, Ordering::Relaxed);
-        Self { start, capacity, len: 0 }
+        Self { start, capacity, initialised: 0, len: 0, scratch }
+    }
+
+    /// Zeros up to the length, where the block has never been used.
+    fn initialise(&mut self) {
+        let fresh = self.len.saturating_sub(self.initialised);
+        // SAFETY: `len` is at most the capacity of the block, which is this buffer's alone.
+        unsafe { self.start.add(self.len - fresh).write_bytes(0, fresh) };
+        POOL.resident.fetch_add(fresh, Ordering::Relaxed);
+        self.initialised += fresh;
+    }
+
+    fn back_to_system(self) {
+        let block = ManuallyDrop::new(self);
+        POOL.held.fetch_sub(block.capacity, Ordering::Relaxed);
+        POOL.resident.fetch_sub(block.initialised, Ordering::Relaxed);
+        // SAFETY: `from_system` took the block with this layout, and nobody else has it.
+        unsafe { dealloc(block.start.as_ptr(), layout(block.capacity)) };
     }
 
     /// The length in bytes.
@@ -132,7 +210,7 @@ impl Buffer {
     pub fn slice<T: Pod>(&self) -> &[T] {
         const { assert!(align_of::<T>() <= ALIGNMENT) };
         let count = self.len / size_of::<T>();
-        // SAFETY: the block is initialised, aligned at least as T needs, at least `len` long, and every
+        // SAFETY: the block is initialised up to `len`, aligned at least as T needs, and every
         // bit pattern of a Pod type is a value.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), count) }
     }
@@ -144,13 +222,19 @@ impl Buffer {
         // SAFETY: as in `slice`; `&mut self` excludes every other access.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), count) }
     }
+
+    /// Fills the buffer with zeros. It is counted, because a kernel that overwrites its result has no use for it.
+    pub fn clear(&mut self) {
+        POOL.cleared.fetch_add(self.len, Ordering::Relaxed);
+        self.slice_mut::<u8>().fill(0);
+    }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        POOL.in_use.fetch_sub(self.capacity, Ordering::Relaxed);
-        let block = Buffer { start: self.start, capacity: self.capacity, len: 0 };
-        free_blocks().entry(self.capacity).or_default().push(block);
+        POOL.in_use.fetch_sub(self.len, Ordering::Relaxed);
+        let block = Buffer { len: 0, ..*self };
+        free_blocks(self.scratch).entry(self.capacity).or_default().push(block);
     }
 }
 
@@ -168,12 +252,33 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_buffer_comes_back_aligned() {
-        let bytes = 77_777_777; // a size that no other test uses
+    fn a_dropped_buffer_comes_back_aligned_and_serves_what_is_smaller() {
+        let bytes = 77_777_777; // larger than what any other test uses
         let first = Buffer::new(bytes);
+        assert!(first.slice::<u8>().iter().all(|&byte| byte == 0), "fresh memory is zero");
         let address = first.slice::<u32>().as_ptr();
         assert!((address as usize).is_multiple_of(ALIGNMENT));
         drop(first);
-        assert_eq!(Buffer::new(bytes).slice::<u32>().as_ptr(), address);
+        for bytes in [bytes, bytes * 2 / 3, bytes] {
+            assert_eq!(Buffer::new(bytes).slice::<u32>().as_ptr(), address, "{bytes}");
+        }
+        let less_than_half = Buffer::new(bytes / 3);
+        assert_ne!(less_than_half.slice::<u32>().as_ptr(), address);
+    }
+
+    /// In every order of sizes, once each size was asked for.
+    #[test]
+    fn scratch_for_all_threads_is_there_at_once() {
+        let threads = crate::cpu::parallel::thread_pool(3).unwrap();
+        threads.install(|| {
+            let sizes = [1_111_111, 2_222_222, 555_555];
+            sizes.iter().for_each(|&size| drop(Buffer::scratch(size)));
+            let blocks = || free_blocks(true).values().flatten().filter(|block| block.capacity > 500_000).count();
+            assert_eq!(blocks(), 2 * PER_THREAD * 3, "for two sizes; the third is served by larger blocks");
+            for size in sizes {
+                let all: Vec<Buffer> = (0..PER_THREAD * 3).map(|_| Buffer::scratch(size)).collect();
+                assert_eq!(blocks() + all.len(), 2 * PER_THREAD * 3);
+            }
+        });
     }
 }

@@ -27,10 +27,18 @@ impl Tensor {
         Self { buffer, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
     }
 
+    /// `count` elements for the duration of a task: as [`Tensor::empty`], from memory that is kept for tasks, see
+    /// [`Buffer::scratch`].
+    pub fn scratch(count: usize, dtype: DType) -> Self {
+        let shape = Shape::from([count]);
+        let buffer = Arc::new(Buffer::scratch(count * dtype.size()));
+        Self { buffer, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
+    }
+
     /// A tensor of zeros.
     pub fn zeros(shape: impl Into<Shape>, dtype: DType) -> Self {
         let mut tensor = Self::empty(shape, dtype);
-        tensor.fresh_buffer().slice_mut::<u8>().fill(0);
+        tensor.fresh_buffer().clear();
         tensor
     }
 

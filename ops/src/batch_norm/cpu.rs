@@ -108,13 +108,15 @@ pub fn backward<T: Float>(
         return;
     }
     let rows = dy.len() / channels;
-    let mut sums = Tensor::zeros([2, channels], T::DTYPE);
+    let mut sums = Tensor::empty([2, channels], T::DTYPE);
     let sums = sums.as_mut_slice::<T>("batch_norm").expect("invariant: a new tensor is contiguous and unshared");
     if mode == Mode::Train || dweight.is_some() || dbias.is_some() {
         sum_in_pieces(rows, 2 * channels, 2 * channels, Out::store(&mut *sums), |rows, sums| {
             let block = rows.start * channels..rows.end * channels;
             simd!(A => sum_gradients::<T, A>(&dy[block.clone()], &x[block], mean, sums));
         });
+    } else {
+        sums.fill(T::zero());
     }
     // Σ dy and Σ dy·x̂: the gradients of β and γ.
     let (sum_dy, sum_dy_x) = sums.split_at_mut(channels);

@@ -104,7 +104,7 @@ impl Geometry {
 
 /// A buffer of the pool, for the duration of a task.
 fn scratch<T: Float>(count: usize) -> Tensor {
-    Tensor::empty([count], T::DTYPE)
+    Tensor::scratch(count, T::DTYPE)
 }
 
 fn slice_of<T: Float>(scratch: &mut Tensor) -> &mut [T] {

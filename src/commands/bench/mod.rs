@@ -9,8 +9,9 @@
 mod profile;
 mod sweep;
 
-use super::{ModelChoice, Status, Threads};
+use super::{MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
+use crate::memory::{expect_room_to_train, peak_resident_bytes};
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
 use autograd::{Profile, Tape};
@@ -108,10 +109,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let Arguments { largest, plot, json, .. } = arguments;
         return arguments.threads.run(|| sweep::run(*largest, plot.as_deref(), *json));
     }
-    const MOST: usize = 1 << 20;
     for (option, value) in [("--steps", arguments.steps), ("--batch-size", arguments.batch_size)] {
-        if !(1..=MOST).contains(&value) {
-            bail!("{option} {value}: expected 1 to {MOST}");
+        if !(1..=MOST_IMAGES).contains(&value) {
+            bail!("{option} {value}: expected 1 to {MOST_IMAGES}");
         }
     }
     let usual = preset(&arguments.model.model)?.image_size;
@@ -167,11 +167,15 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     let mut config = RunConfig::for_model(&arguments.model.model)?;
     config.architecture = arguments.model.config()?;
     config.architecture.check_image(height, width)?;
-    config.recompute = arguments.recompute;
+    (config.batch_size, config.recompute) = (arguments.batch_size, arguments.recompute);
     let shape = [arguments.batch_size, height, width, 3];
     let bytes = shape.iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
     if bytes > 8e9 {
         bail!("--batch-size {}: its images alone take {:.0} GB, more than 8", arguments.batch_size, bytes / 1e9);
+    }
+    if arguments.mode == Work::Train && height == width {
+        config.image_size = height;
+        expect_room_to_train(&config)?;
     }
     let random = Philox::new(0, 0);
     let images: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
@@ -210,12 +214,4 @@ fn steps(count: usize, profile: Option<&Arc<Profile>>, mut work: impl FnMut(usiz
         }
     }
     Ok(times)
-}
-
-/// The largest resident memory of this process so far, where the system tells (Linux).
-fn peak_resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-    let kilobytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(1024 * kilobytes)
 }

@@ -109,7 +109,7 @@ fn multiply<T: Float, A: Registers>(a: Mat<'_, T>, b: Mat<'_, T>, begin: Begin<'
     if m == 0 || n == 0 {
         return;
     }
-    let packed = Packed::new::<A>(b);
+    let packed = Packed::new::<A>(b, threads);
     // Tall products are cut by rows; flat ones, and those of few rows, by panels as well.
     let panels = n.div_ceil(packed.width);
     let rows = (PIECE / (k * n).max(1)).clamp(32, 1024).next_multiple_of(8);
@@ -147,11 +147,12 @@ struct Packed<T> {
 
 impl<T: Float> Packed<T> {
     #[inline(always)]
-    fn new<A: Registers>(b: Mat<'_, T>) -> Self {
+    fn new<A: Registers>(b: Mat<'_, T>, threads: bool) -> Self {
         let lanes = A::Vector::<T>::LANES;
         let width = lanes * registers_per_row(b.cols.div_ceil(lanes));
         let panels = b.cols.div_ceil(width);
-        let mut memory = Tensor::empty([panels * width * b.rows], T::DTYPE);
+        let count = panels * width * b.rows;
+        let mut memory = if threads { Tensor::empty([count], T::DTYPE) } else { Tensor::scratch(count, T::DTYPE) };
         let to = memory.as_mut_slice::<T>("gemm").expect("invariant: a new tensor is contiguous and unshared");
         for (panel, to) in to.chunks_exact_mut((width * b.rows).max(1)).enumerate() {
             let columns = panel * width..((panel + 1) * width).min(b.cols);

@@ -1,0 +1,128 @@
+//! How much memory training and inference take: measured on a few images, and foretold for many.
+//!
+//! Nearly all of it lies in the buffer pool, and the pool is asked. What a batch takes grows by the same amount for
+//! each image, from the second on, so two small batches tell what a large one needs.
+
+use crate::config::RunConfig;
+use crate::trainer::step::Learner;
+use anyhow::{Result, bail};
+use autograd::Tape;
+use data::Batch;
+use model::{BiFormer, Mode};
+use tensor::{DType, Tensor, pool_stats, trim_pool};
+
+/// About how many pixels may be computed for a forecast: a second of work for the largest models.
+const PIXELS: usize = 6 * 224 * 224;
+/// What the program takes besides the pool and its images, about: code, threads, what the allocator keeps. (Not
+/// measured: once something has been freed, the system cannot tell how much of it is still counted.)
+const PROGRAM: u64 = 12_000_000;
+
+/// The resident bytes at the peak of training as configured, without the data set. It runs a few steps, on up to four images of 224x224;
+/// the free blocks of the pool are given back to the system. Errors: those of a training step.
+pub fn training(config: &RunConfig) -> Result<u64> {
+    let at_once = config.batch_size.div_ceil(config.micro_batches);
+    let size = config.image_size;
+    let classes = config.architecture.num_classes;
+    let model = forecast(at_once, size, |images| {
+        let config = RunConfig { micro_batches: 1, ..config.clone() };
+        let labels = (0..images).map(|image| (image % classes) as u32).collect();
+        let shape = [images, size, size, 3];
+        let pixels = vec![0.5; shape.iter().product()];
+        let batch = Batch { index: 0, images: pixels, shape, labels, samples: vec![], skipped: vec![] };
+        Learner::blank(&config)?.train(&config, &batch, 0, 1e-3).map(|_| ())
+    })?;
+    Ok(PROGRAM + model + image_bytes(config.batch_size, size))
+}
+
+/// The resident bytes at the peak of inference on `batch_size` images of `config.image_size` at once.
+pub fn inference(config: &RunConfig) -> Result<u64> {
+    let size = config.image_size;
+    let model = forecast(config.batch_size, size, |images| {
+        let model = BiFormer::blank(&config.architecture, DType::F32)?;
+        let images = Tensor::full([images, size, size, 3], 0.5f32);
+        model.forward(&Tape::inference(), &images, Mode::Evaluate)?;
+        Ok(())
+    })?;
+    Ok(PROGRAM + model + image_bytes(config.batch_size, size))
+}
+
+/// Refuses what would not fit into the machine's memory, where the system tells how much is free, and says what
+/// to do instead. Nothing is foretold that is so small that foretelling it would take as much.
+pub fn expect_room_to_train(config: &RunConfig) -> Result<()> {
+    let at_once = config.batch_size.div_ceil(config.micro_batches);
+    let Some(free) = status_bytes("/proc/meminfo", "MemAvailable:") else { return Ok(()) };
+    if at_once <= measured_images(config.image_size) {
+        return Ok(());
+    }
+    expect_room(training(config)?, free)
+}
+
+fn expect_room(needed: u64, free: u64) -> Result<()> {
+    if needed <= free {
+        return Ok(());
+    }
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    bail!(
+        "this training takes about {:.1} GB of memory and {:.1} GB are free: choose a smaller batch_size, more \
+         micro_batches, or recompute = \"block\"",
+        gigabytes(needed),
+        gigabytes(free)
+    )
+}
+
+/// The largest batch that is measured.
+fn measured_images(size: usize) -> usize {
+    (PIXELS / (size * size).max(1)).max(2)
+}
+
+/// The bytes of the pool at the peak of `work` on so many images.
+fn forecast(images: usize, size: usize, work: impl Fn(usize) -> Result<()>) -> Result<u64> {
+    let measured = |images: usize| {
+        trim_pool();
+        let before = pool_stats().resident;
+        work(images)?;
+        let taken = pool_stats().resident - before;
+        trim_pool();
+        Ok::<_, anyhow::Error>(taken as u64)
+    };
+    let large = measured_images(size);
+    if images <= large {
+        return measured(images);
+    }
+    // Not fewer than a batch has groups of pieces, which have gradients of their own.
+    let small = (large * 2 / 3).max(1);
+    let (less, more) = (measured(small)?, measured(large)?);
+    Ok(more + more.saturating_sub(less) * (images - large) as u64 / (large - small) as u64)
+}
+
+/// The images of a batch as they come from the data set, in f32.
+fn image_bytes(images: usize, size: usize) -> u64 {
+    (images * size * size * 3 * 4) as u64
+}
+
+/// The largest resident memory of this process so far, where the system tells (Linux).
+pub fn peak_resident_bytes() -> Option<u64> {
+    status_bytes("/proc/self/status", "VmHWM:")
+}
+
+/// An entry of one of Linux's tables of sizes in kB.
+fn status_bytes(path: &str, key: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(path).ok()?;
+    let line = status.lines().find(|line| line.starts_with(key))?;
+    let kilobytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(1024 * kilobytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_ways_out() {
+        assert!(expect_room(1_000_000, 1_000_000).is_ok());
+        let error = expect_room(3_260_000_000, 2_000_000_000).unwrap_err().to_string();
+        for part in ["3.3 GB", "2.0 GB", "batch_size", "micro_batches", "recompute = \"block\""] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
