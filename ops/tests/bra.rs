@@ -5,7 +5,8 @@ use autograd::{Result, Var};
 use ops::case::{from_fn, uniform};
 use ops::{Bra, RouteKind, bra, bra_composed};
 use proptest::prelude::*;
-use tensor::Tensor;
+use tensor::cpu::isa::{Isa, limit};
+use tensor::{DType, Tensor};
 
 const TOLERANCE: f64 = 1e-12;
 
@@ -53,6 +54,37 @@ fn every_k_from_one_to_all_regions() {
     let qkv = uniform([2, 6, 9, 36], 1);
     for topk in 1..=9 {
         compare(&qkv, attributes(3, 4, [3, 3], topk));
+    }
+}
+
+#[test]
+fn every_way_through_the_registers_on_every_instruction_set() {
+    for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+        let _limited = limit(isa);
+        for (map, grid, topk, [heads, dim]) in [
+            ([16, 16], [4, 4], 4, [2, 24]), // 16 queries fill a register
+            ([8, 8], [4, 4], 8, [1, 24]),   // 4 queries do not, 32 keys do
+            ([6, 6], [3, 3], 3, [1, 7]),    // 12 keys neither, nor the channels
+            ([7, 7], [1, 1], 1, [2, 32]),   // 49 of both
+            ([9, 10], [1, 1], 1, [1, 5]),   // more than a block, the last of 26
+        ] {
+            let attributes = attributes(heads, dim, grid, topk);
+            let qkv = uniform([2, map[0], map[1], 3 * heads * dim], 1);
+            compare(&qkv, attributes);
+            let inputs = [qkv, uniform([heads * dim, 1, 5, 5], 2), uniform([heads * dim], 3)];
+            let upstream = uniform([2, map[0], map[1], heads * dim], 4);
+            let [single, double] = [DType::F32, DType::F64].map(|dtype| {
+                let inputs = inputs.each_ref().map(|input| input.cast(dtype).unwrap());
+                let form = Form { attributes, fused: true };
+                let gradients = backward(&form, &inputs, &upstream.cast(dtype).unwrap()).unwrap();
+                let results = [Some(value(&form, &inputs).unwrap())].into_iter().chain(gradients);
+                results.map(|x| x.unwrap().cast(DType::F64).unwrap().to_vec::<f64>().unwrap()).collect::<Vec<_>>()
+            });
+            for (single, double) in single.iter().zip(&double) {
+                let error = relative_error(single, double);
+                assert!(error <= 1e-5, "{isa:?}, {attributes:?}: relative error {error:.1e}");
+            }
+        }
     }
 }
 

@@ -5,7 +5,6 @@ use crate::bra::geometry::Geometry;
 use crate::top_k;
 use rayon::prelude::*;
 use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
-use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, put};
 use tensor::{DType, Error, Float, Result, Tensor, match_float, simd};
 
@@ -58,7 +57,7 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             // invariant: a new tensor is contiguous and unshared.
             let scratch = scratch.as_mut_slice::<T>("bra").expect("a new tensor");
             let (means, affinity) = scratch.split_at_mut(regions * row);
-            simd!(A => region_means::<T, A>(g, valid, &qkv[image * image_len..][..image_len], means));
+            simd!(A => region_means::<T>(g, valid, &qkv[image * image_len..][..image_len], means));
             // The affinities of a block of rows at a time: P² numbers are never held.
             let keys = Mat::strided(&means[g.qk_dim..], (g.qk_dim, regions), (1, row));
             let blocks = means.chunks(ROWS * row);
@@ -80,7 +79,7 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
 
 /// The means of one image's queries and keys over each region's valid tokens, (P, 2D).
 #[inline(always)]
-fn region_means<T: Float, A: Arch>(g: Geometry, valid: [usize; 2], qkv: &[T], means: &mut [T]) {
+fn region_means<T: Float>(g: Geometry, valid: [usize; 2], qkv: &[T], means: &mut [T]) {
     let ([rh, rw], width) = (g.region_size(), 2 * g.qk_dim);
     for (region, mean) in means.chunks_exact_mut(width).enumerate() {
         let (top, left) = (region / g.grid[1] * rh, region % g.grid[1] * rw);

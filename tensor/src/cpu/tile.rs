@@ -103,7 +103,7 @@ pub struct Target<'a, T, R> {
 /// The place of the last element of some rows, if a `usize` can say it: the unsafe code below relies on this not
 /// wrapping around.
 #[inline(always)]
-fn last(rows: impl Rows, [count, columns]: [usize; 2], col_stride: usize) -> Option<usize> {
+pub(super) fn last(rows: impl Rows, [count, columns]: [usize; 2], col_stride: usize) -> Option<usize> {
     rows.last_start(count)?.checked_add((columns - 1).checked_mul(col_stride)?)
 }
 
@@ -237,7 +237,7 @@ unsafe fn small_tile<T: Float, V: Vector<T>, AR: Rows, BR: Rows, CR: Rows, const
 /// # Safety
 /// As of [`Vector::zero`], and there must be as many elements.
 #[inline(always)]
-unsafe fn load<T: Float, V: Vector<T>>(from: *const T) -> V {
+pub(super) unsafe fn load<T: Float, V: Vector<T>>(from: *const T) -> V {
     // SAFETY: both by the caller's word.
     unsafe { V::load(std::slice::from_raw_parts(from, V::LANES)) }
 }

@@ -1,7 +1,7 @@
 //! Transposes in registers: a block of N rows of N elements each, N the elements of a register.
 
 use super::registers::Vector;
-use super::tile::{Right, Rows};
+use super::tile::{Apart, Right, Rows, last, load};
 use crate::{Float, unrolled};
 
 /// Writes the transpose of `from` (rows × columns) to `to` (columns × rows, `to_stride` apart). Panics when a slice is
@@ -16,6 +16,13 @@ pub unsafe fn transpose<T: Float, V: Vector<T>>(
     to: &mut [T],
     to_stride: usize,
 ) {
+    if rows == 0 || columns == 0 {
+        return;
+    }
+    let inside = last(from.rows, [rows, columns], 1).is_some_and(|last| last < from.data.len());
+    assert!(inside, "a {rows}x{columns} matrix");
+    let inside = last(Apart(to_stride), [columns, rows], 1).is_some_and(|last| last < to.len());
+    assert!(inside, "the transpose of a {rows}x{columns} matrix");
     if rows < V::LANES || columns < V::LANES {
         for row in 0..rows {
             for (column, &element) in from.data[from.rows.start(row)..][..columns].iter().enumerate() {
@@ -27,8 +34,9 @@ pub unsafe fn transpose<T: Float, V: Vector<T>>(
     // The last blocks may overlap those before them.
     for row in (0..rows).step_by(V::LANES).map(|row| row.min(rows - V::LANES)) {
         for column in (0..columns).step_by(V::LANES).map(|column| column.min(columns - V::LANES)) {
-            let to = &mut to[column * to_stride + row..];
-            // SAFETY: the caller vouches for the instruction set.
+            let to = to.as_mut_ptr().wrapping_add(column * to_stride + row);
+            // SAFETY: the block lies inside both matrices, which lie inside their slices, as just checked; the caller
+            // vouches for the instruction set.
             unsafe {
                 match V::LANES {
                     16 => block::<T, V, 16>(from, [row, column], to, to_stride),
@@ -45,19 +53,19 @@ pub unsafe fn transpose<T: Float, V: Vector<T>>(
 /// as a number, around by one; after log₂ N rounds, row and column have changed places.
 ///
 /// # Safety
-/// As of [`transpose`].
+/// As of [`transpose`], and the block must lie inside `from` and, from `to` on, inside memory that nobody else uses.
 #[inline(always)]
 unsafe fn block<T: Float, V: Vector<T>, const N: usize>(
     from: Right<'_, T, impl Rows>,
     [row, column]: [usize; 2],
-    to: &mut [T],
+    to: *mut T,
     to_stride: usize,
 ) {
-    // SAFETY: the caller vouches for the instruction set, here and below.
+    // SAFETY: the caller vouches for the instruction set and the memory, here and below.
     let mut rows = [unsafe { V::zero() }; N];
     for (i, register) in rows.iter_mut().enumerate() {
         // SAFETY: as above.
-        *register = unsafe { V::load(&from.data[from.rows.start(row + i) + column..]) };
+        *register = unsafe { load(from.data.as_ptr().add(from.rows.start(row + i) + column)) };
     }
     unrolled!(_round in 0..N.ilog2() as usize => {
         let old = rows;
@@ -66,7 +74,8 @@ unsafe fn block<T: Float, V: Vector<T>, const N: usize>(
         });
     });
     for (column, row) in rows.into_iter().enumerate() {
-        row.store(&mut to[column * to_stride..]);
+        // SAFETY: as above.
+        row.store(unsafe { std::slice::from_raw_parts_mut(to.add(column * to_stride), N) });
     }
 }
 
@@ -75,7 +84,7 @@ mod tests {
     use super::*;
     use crate::cpu::isa::{Isa, limit};
     use crate::cpu::registers::Registers;
-    use crate::cpu::tile::{Apart, Listed};
+    use crate::cpu::tile::Listed;
     use crate::simd;
 
     fn check<T: Float>() {

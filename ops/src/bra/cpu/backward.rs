@@ -90,8 +90,8 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
             // SAFETY: both by the caller's word; the pixels of a region, and of several, are different ones.
             unsafe {
                 // P = exp(s·q·kᵀ − lse); dP = dO·vᵀ; s·dS = s·P∘(dP − Σ P∘dP)
-                layout.products::<T, A>([count, d], q, k, head.scale, transposed, p);
-                layout.products::<T, A>([count, dv], dout, v, T::one(), transposed, ds);
+                layout.products::<T, A>([count, d], q, k, transposed, p);
+                layout.products::<T, A>([count, dv], dout, v, transposed, ds);
                 layout.gradients::<T, A>(count, head.scale, p, ds, logs);
                 // dV += Pᵀ·dO; dK += s·dSᵀ·q; dQ = s·dS·k
                 product::<T, A>([keys, count, dv], layout.by_key(p), dout, target(Part::Value, routed, true));

@@ -65,8 +65,8 @@ unsafe fn forward_regions<T: Float, A: Registers>(
             let target = Target { data: out, offset: places[0], rows, accumulate: false };
             // SAFETY: both by the caller's word; a region's pixels are different ones.
             unsafe {
-                layout.products::<T, A>([count, d], q, k, head.scale, transposed, scores);
-                layout.softmax::<T, A>(count, scores, logs);
+                layout.products::<T, A>([count, d], q, k, transposed, scores);
+                layout.softmax::<T, A>(count, head.scale, scores, logs);
                 product::<T, A>([count, keys, dv], layout.by_query(scores), v, target);
             }
             for (&pixel, &log) in own.iter().zip(&*logs) {

@@ -118,7 +118,7 @@ impl Layout {
         Left { data, rows: Apart(row), col_stride: column }
     }
 
-    /// factor · (`count` queries) · keysᵀ over `dim` channels.
+    /// (`count` queries) · keysᵀ over `dim` channels.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.
@@ -128,7 +128,6 @@ impl Layout {
         [count, dim]: [usize; 2],
         queries: Tokens<'_, T>,
         keys: Tokens<'_, T>,
-        factor: T,
         transposed: &mut [T],
         out: &mut [T],
     ) {
@@ -145,49 +144,52 @@ impl Layout {
                 #[inline(always)]
                 || transpose::<T, A::Vector<T>>([columns, dim], across, transposed, self.stride),
             );
-            if factor != T::one() {
-                transposed[..dim * self.stride].iter_mut().for_each(|x| *x *= factor);
-            }
             let across = Right { data: &*transposed, rows: Apart(self.stride) };
             product::<T, A>([rows, dim, columns.next_multiple_of(MOST_LANES)], down, across, target);
         }
     }
 
-    /// Replaces the scores of `count` queries by their softmax over the keys; also gives the logarithms of its
-    /// denominators. `logs` has room for whole registers.
+    /// Replaces the products of `count` queries by the softmax over the keys of factor · product; also gives the
+    /// logarithms of its denominators. `logs` has room for whole registers.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    pub unsafe fn softmax<T: Float, A: Registers>(&self, count: usize, scores: &mut [T], logs: &mut [T]) {
+    pub unsafe fn softmax<T: Float, A: Registers>(&self, count: usize, factor: T, scores: &mut [T], logs: &mut [T]) {
         // SAFETY: the caller vouches for the instruction set, here and below.
         let (zero, lowest) = unsafe { (A::Vector::zero(), A::Vector::splat(T::neg_infinity())) };
+        // SAFETY: as above.
+        let factors = unsafe { A::Vector::splat(factor) };
         let lanes = A::Vector::<T>::LANES;
         let mut sums = [T::one(); QUERY_BLOCK];
         if self.queries_across {
             for column in (0..count).step_by(lanes) {
-                let largest = fold!(self.down(column), lowest, max, |largest, at| load!(scores, at).max(largest));
+                let largest =
+                    fold!(self.down(column), lowest, max, |largest, at| load!(scores, at).mul(factors).max(largest));
                 largest.store(&mut logs[column..]);
             }
         } else {
             for query in 0..count {
-                self.close::<T>(query, scores);
-                let largest =
-                    fold!(self.along::<T, A>(query), lowest, max, |largest, at| load!(scores, at).max(largest));
+                // For now, so that what lies there is not the largest.
+                let first = scores[query * self.stride];
+                self.fill_rest(query, scores, first);
+                let largest = fold!(self.along::<T, A>(query), lowest, max, |largest, at| {
+                    load!(scores, at).mul(factors).max(largest)
+                });
                 logs[query] = join!(largest, |a: T, b: T| if a > b { a } else { b });
             }
         }
         // SAFETY: as above.
-        unsafe { self.exponentials::<T, A>(count, scores, logs) };
+        unsafe { self.exponentials::<T, A>(count, factor, scores, logs) };
         if self.queries_across {
             for column in (0..count).step_by(lanes) {
                 let sum = fold!(self.down(column), zero, add, |sum, at| load!(scores, at).add(sum));
                 sum.store(&mut sums[column..]);
             }
         } else {
-            for query in 0..count {
+            for (query, sum_of_query) in sums[..count].iter_mut().enumerate() {
                 let sum = fold!(self.along::<T, A>(query), zero, add, |sum, at| load!(scores, at).add(sum));
-                sums[query] = join!(sum, |a: T, b: T| a + b);
+                *sum_of_query = join!(sum, |a: T, b: T| a + b);
             }
         }
         for (log, sum) in logs[..count].iter_mut().zip(&mut sums) {
@@ -197,8 +199,8 @@ impl Layout {
         for_each!(self, count, sums, |at, inverse| load!(scores, at).mul(inverse).store(&mut scores[at..]));
     }
 
-    /// From the scores of `count` queries and the gradients of their softmax P: in place of the scores P, and in
-    /// place of its gradients those of the scores, times a factor.
+    /// From the products of `count` queries and the gradients of P, the softmax of factor · product: P in place of
+    /// the products, and in place of its gradients those of the products.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.
@@ -212,45 +214,51 @@ impl Layout {
         logs: &[T],
     ) {
         // SAFETY: the caller vouches for the instruction set, here and below.
-        let (zero, factor) = unsafe { (A::Vector::zero(), A::Vector::splat(factor)) };
+        let (zero, factors) = unsafe { (A::Vector::zero(), A::Vector::splat(factor)) };
         let mut deltas = [T::zero(); QUERY_BLOCK];
-        if !self.queries_across {
-            (0..count).for_each(|query| self.close::<T>(query, p));
-        }
         // SAFETY: as above.
-        unsafe { self.exponentials::<T, A>(count, p, logs) };
+        unsafe { self.exponentials::<T, A>(count, factor, p, logs) };
         if self.queries_across {
             for column in (0..count).step_by(A::Vector::<T>::LANES) {
                 let delta = fold!(self.down(column), zero, add, |sum, at| load!(p, at).mul_add(load!(dp, at), sum));
                 delta.store(&mut deltas[column..]);
             }
         } else {
-            for query in 0..count {
+            for (query, delta_of_query) in deltas[..count].iter_mut().enumerate() {
                 let delta =
                     fold!(self.along::<T, A>(query), zero, add, |sum, at| load!(p, at).mul_add(load!(dp, at), sum));
-                deltas[query] = join!(delta, |a: T, b: T| a + b);
+                *delta_of_query = join!(delta, |a: T, b: T| a + b);
             }
         }
         for_each!(self, count, deltas, |at, delta| {
-            load!(dp, at).sub(delta).mul(load!(p, at).mul(factor)).store(&mut dp[at..]);
+            load!(dp, at).sub(delta).mul(load!(p, at).mul(factors)).store(&mut dp[at..]);
         });
     }
 
-    /// exp(score − the query's number) in place of each score.
+    /// exp(factor · product − the query's number) in place of each product.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    unsafe fn exponentials<T: Float, A: Registers>(&self, count: usize, scores: &mut [T], numbers: &[T]) {
-        for_each!(self, count, numbers, |at, number| load!(scores, at).sub(number).store(&mut scores[at..]));
+    unsafe fn exponentials<T: Float, A: Registers>(&self, count: usize, factor: T, products: &mut [T], numbers: &[T]) {
+        // SAFETY: the caller vouches for the instruction set.
+        let factors = unsafe { A::Vector::splat(factor) };
+        for_each!(self, count, numbers, |at, number| {
+            load!(products, at).mul(factors).sub(number).store(&mut products[at..]);
+        });
         let rows = if self.queries_across { self.keys } else { count };
-        scores[..rows * self.stride].iter_mut().for_each(|x| *x = Transcendental::exp::<A>(*x));
+        products[..rows * self.stride].iter_mut().for_each(|x| *x = Transcendental::exp::<A>(*x));
+        if !self.queries_across {
+            (0..count).for_each(|query| self.fill_rest(query, products, T::zero()));
+        }
     }
 
-    /// What lies between the keys of a query and the end of their last register counts for nothing.
+    /// Sets what lies between the last key of a query and the end of its register.
     #[inline(always)]
-    fn close<T: Float>(&self, query: usize, scores: &mut [T]) {
-        scores[query * self.stride..][self.keys..self.stride].fill(T::neg_infinity());
+    fn fill_rest<T: Float>(&self, query: usize, scores: &mut [T], value: T) {
+        if self.keys < self.stride {
+            scores[query * self.stride..][self.keys..self.stride].fill(value);
+        }
     }
 
     /// Where the registers of neighbouring queries lie, key by key.
