@@ -1,8 +1,8 @@
 //! CPU kernels of [`linear`](super::linear).
 
-use tensor::Float;
 use tensor::cpu::gemm::{Mat, gemm, gemm_plus_row};
 use tensor::cpu::parallel::{Out, put, sum_in_pieces};
+use tensor::{Float, simd};
 
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O).
 pub fn forward<T: Float>(x: &[T], weight: &[T], bias: Option<&[T]>, [outputs, inputs]: [usize; 2], y: &mut [T]) {
@@ -35,9 +35,12 @@ pub fn backward<T: Float>(
     }
     if let Some(dbias) = dbias {
         sum_in_pieces(rows, outputs, outputs, dbias, |range, sum| {
-            for row in dy[range.start * outputs..range.end * outputs].chunks_exact(outputs) {
-                put(sum, row, true);
-            }
+            simd!(_A => add_rows::<T>(&dy[range.start * outputs..range.end * outputs], sum));
         });
     }
+}
+
+#[inline(always)]
+fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
+    rows.chunks_exact(sum.len()).for_each(|row| put(sum, row, true));
 }

@@ -13,6 +13,7 @@
 use super::parallel::{Interleaved, Out, put, sum_in_pieces};
 use super::registers::{Registers, Vector};
 use super::tile::{Begin, tile};
+use super::transpose::transpose;
 use crate::{Float, Tensor, simd};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -167,6 +168,12 @@ impl<T: Float> Packed<T> {
                     } else {
                         to[..columns.len()].copy_from_slice(from);
                     }
+                }
+            } else if b.row_stride == 1 {
+                let from = b.data.get(columns.start * b.col_stride..).unwrap_or_default();
+                // SAFETY: `A` is there, as it is for the caller.
+                unsafe {
+                    transpose::<T, A::Vector<T>>([columns.len(), b.rows], from, b.col_stride, to, width);
                 }
             } else {
                 for (j, column) in columns.enumerate() {

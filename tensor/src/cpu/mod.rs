@@ -8,6 +8,7 @@
 //! | `gemm.rs` | matrix products, split over threads by shape alone |
 //! | `registers.rs` | vector registers by name, for sums that must stay in them |
 //! | `tile.rs` | small matrix products whose operands already lie in the cache |
+//! | `transpose.rs` | transposes, a block at a time in registers |
 //! | `parallel.rs` | threads, and reductions whose order does not depend on them |
 
 pub mod gemm;
@@ -17,3 +18,4 @@ pub mod math;
 pub mod parallel;
 pub mod registers;
 pub mod tile;
+pub mod transpose;

@@ -47,6 +47,9 @@ pub trait Vector<T: Float>: Copy {
 
     /// self·b + c
     fn mul_add(self, b: Self, c: Self) -> Self;
+
+    /// The elements of both taken in turn, self[0], other[0], self[1], ..: two registers full.
+    fn interleave(self, other: Self) -> [Self; 2];
 }
 
 /// `N` elements, one operation each; vectorised where the compiler can.
@@ -87,6 +90,11 @@ impl<T: Float, A: Arch, const N: usize> Vector<T> for Each<T, A, N> {
         }
         c
     }
+    #[inline(always)]
+    fn interleave(self, other: Self) -> [Self; 2] {
+        let turn = |place: usize| if place.is_multiple_of(2) { self.0[place / 2] } else { other.0[place / 2] };
+        [0, N].map(|start| Each(std::array::from_fn(|lane| turn(start + lane)), PhantomData))
+    }
 }
 
 impl Registers for Plain {
@@ -107,7 +115,7 @@ mod x86 {
     use std::arch::x86_64::*;
 
     macro_rules! register {
-        ($name:ident, $half:ty, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, [$($f32:ident),*], [$($f64:ident),*]) => {
+        ($name:ident, $half:ty, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, [$($f32:ident),*], [$($f64:ident),*], $interleave:ident) => {
             /// A register whose bits are `T`s. Whoever has one is on a machine that has the instruction set.
             #[derive(Clone, Copy)]
             pub struct $name<T>($register, PhantomData<T>);
@@ -120,6 +128,11 @@ mod x86 {
             impl<T: Float> Vector<T> for $name<T> {
                 const LANES: usize = $bytes / size_of::<T>();
                 register!(@ $cast, $back, [$($f32),*], [$($f64),*]);
+                #[inline(always)]
+                fn interleave(self, other: Self) -> [Self; 2] {
+                    // SAFETY: that the registers exist vouches for the instruction set.
+                    unsafe { $interleave(self.0, other.0, T::DTYPE) }.map(|register| Self(register, PhantomData))
+                }
             }
         };
         (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $add:ident, $fma:ident], [$splat64:ident, $add64:ident, $fma64:ident]) => {
@@ -185,7 +198,8 @@ mod x86 {
         _mm512_castps_pd,
         _mm512_castpd_ps,
         [_mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_add_ps, _mm512_fmadd_ps],
-        [_mm512_set1_pd, _mm512_add_pd, _mm512_fmadd_pd]
+        [_mm512_set1_pd, _mm512_add_pd, _mm512_fmadd_pd],
+        interleave_512
     );
     register!(
         Ymm,
@@ -196,8 +210,45 @@ mod x86 {
         _mm256_castps_pd,
         _mm256_castpd_ps,
         [_mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_add_ps, _mm256_fmadd_ps],
-        [_mm256_set1_pd, _mm256_add_pd, _mm256_fmadd_pd]
+        [_mm256_set1_pd, _mm256_add_pd, _mm256_fmadd_pd],
+        interleave_256
     );
+
+    /// # Safety
+    /// The machine must have AVX-512 F.
+    #[inline(always)]
+    unsafe fn interleave_512(a: __m512, b: __m512, dtype: DType) -> [__m512; 2] {
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            if dtype == DType::F64 {
+                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+                let low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+                let high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+                [low, high].map(|order| _mm512_castpd_ps(_mm512_permutex2var_pd(a, order, b)))
+            } else {
+                let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+                [low, high].map(|order| _mm512_permutex2var_ps(a, order, b))
+            }
+        }
+    }
+
+    /// # Safety
+    /// The machine must have AVX.
+    #[inline(always)]
+    unsafe fn interleave_256(a: __m256, b: __m256, dtype: DType) -> [__m256; 2] {
+        // Unpacking interleaves within each half of a register.
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            let (low, high) = if dtype == DType::F64 {
+                let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+                (_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)))
+            } else {
+                (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b))
+            };
+            [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)]
+        }
+    }
 }
 
 /// Repeats a statement with `$i` = 0, 1, .. below `$count`, at most 14, written out: the compiler leaves a
