@@ -6,7 +6,7 @@
 use biformer::config::RunConfig;
 use biformer::data::{Loader, LoaderConfig, Split, Transform, open};
 use biformer::tensor::cpu::parallel::thread_pool;
-use biformer::tensor::{PoolStats, pool_stats};
+use biformer::tensor::{PoolStats, pool_stats, trim_pool};
 use biformer::trainer::step::Learner;
 
 const BATCH: usize = 16;
@@ -20,6 +20,7 @@ fn a_training_step_takes_its_memory_from_the_pool() {
     let transform = Transform::train(config.image_size, train.statistics(), &config.augmentation).unwrap();
     let loader = Loader::new(train, LoaderConfig::train(config.batch_size, config.seed, transform)).unwrap();
     let steps = |threads: usize| -> Vec<PoolStats> {
+        trim_pool(); // what another number of threads left behind
         let mut learner = Learner::new(&config).unwrap();
         let steps = || {
             let batches = loader.epoch(0, 0).take(5).enumerate();

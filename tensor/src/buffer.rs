@@ -120,7 +120,7 @@ fn capacity_for(bytes: usize) -> usize {
 
 /// The largest free block that may serve a request. With more than twice the size, values that live long would sit
 /// in blocks that larger ones need; with less, every stage of a network would have memory of its own. Small values
-/// are not worth it: statistics that live on from step to step would take ever other blocks.
+/// are not worth it: running statistics, which each step makes anew, would move through blocks that others need.
 fn most_spacious(capacity: usize) -> usize {
     const SMALL: usize = 1 << 16;
     if capacity < SMALL { capacity } else { 2 * capacity }
