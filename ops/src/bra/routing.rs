@@ -5,7 +5,7 @@ use crate::bra::geometry::Geometry;
 use crate::top_k;
 use rayon::prelude::*;
 use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
-use tensor::cpu::parallel::Out;
+use tensor::cpu::parallel::{Out, items_per_task};
 use tensor::{DType, Error, Float, Result, Tensor, match_float};
 
 /// Where each region looks.
@@ -54,12 +54,12 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             let qkv = &qkv[image * image_len..][..image_len];
             let means = means(g, valid, qkv);
             let (queries, keys) = means.split_at(regions * g.qk_dim);
-            // The affinities of a block of rows at a time: P² numbers are never held.
-            let mut affinity = vec![T::zero(); ROWS.min(regions) * regions];
             let keys = Mat::new(keys, regions, g.qk_dim).t();
-            let blocks = queries.chunks(ROWS * g.qk_dim);
-            let chosen = routes.chunks_mut(ROWS * g.topk).zip(logits.chunks_mut(ROWS * g.topk));
-            for (queries, (routes, logits)) in blocks.zip(chosen) {
+            // The affinities of a block of rows at a time: P² numbers are never held.
+            let block = || vec![T::zero(); ROWS.min(regions) * regions];
+            let chosen = routes.par_chunks_mut(ROWS * g.topk).zip(logits.par_chunks_mut(ROWS * g.topk));
+            let blocks = queries.par_chunks(ROWS * g.qk_dim).zip(chosen);
+            blocks.for_each_init(block, |affinity, (queries, (routes, logits))| {
                 let rows = queries.len() / g.qk_dim;
                 let affinity = &mut affinity[..rows * regions];
                 gemm_on_this_thread(Mat::new(queries, rows, g.qk_dim), keys, Out::store(affinity));
@@ -68,7 +68,7 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
                     row.iter_mut().for_each(|x| *x *= scale);
                     top_k::cpu::select(row, logits, routes);
                 }
-            }
+            });
         },
     );
 }
@@ -77,24 +77,29 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
 fn means<T: Float>(g: Geometry, valid: [usize; 2], qkv: &[T]) -> Vec<T> {
     let mut means = vec![T::zero(); 2 * g.regions() * g.qk_dim];
     let [rh, rw] = g.region_size();
-    for row in 0..valid[0] {
-        for col in 0..valid[1] {
-            let region = row / rh * g.grid[1] + col / rw;
-            let token = &qkv[(row * g.map[1] + col) * g.row()..][..2 * g.qk_dim];
-            let (query, key) = token.split_at(g.qk_dim);
-            for (part, values) in [query, key].into_iter().enumerate() {
-                let sum = &mut means[(part * g.regions() + region) * g.qk_dim..][..g.qk_dim];
-                sum.iter_mut().zip(values).for_each(|(sum, &x)| *sum += x);
+    let (queries, keys) = means.split_at_mut(g.regions() * g.qk_dim);
+    let across = g.grid[1] * g.qk_dim;
+    let rows = queries.par_chunks_mut(across).zip(keys.par_chunks_mut(across)).enumerate();
+    let per_task = items_per_task(rh * g.map[1] * 2 * g.qk_dim);
+    rows.with_min_len(per_task).for_each(|(row, (queries, keys))| {
+        let lines = row * rh..((row + 1) * rh).min(valid[0]);
+        for line in lines.clone() {
+            for col in 0..valid[1] {
+                let token = &qkv[(line * g.map[1] + col) * g.row()..][..2 * g.qk_dim];
+                let (query, key) = token.split_at(g.qk_dim);
+                for (sums, values) in [(&mut *queries, query), (&mut *keys, key)] {
+                    let sum = &mut sums[col / rw * g.qk_dim..][..g.qk_dim];
+                    sum.iter_mut().zip(values).for_each(|(sum, &x)| *sum += x);
+                }
             }
         }
-    }
-    for (index, mean) in means.chunks_exact_mut(g.qk_dim.max(1)).enumerate() {
-        let region = index % g.regions();
-        let within = |start: usize, size: usize, valid: usize| (start + size).min(valid) - start;
-        let (row, col) = (region / g.grid[1] * rh, region % g.grid[1] * rw);
-        let tokens = within(row, rh, valid[0]) * within(col, rw, valid[1]);
-        let inverse = T::one() / T::of(tokens as f64);
-        mean.iter_mut().for_each(|x| *x *= inverse);
-    }
+        for sums in [queries, keys] {
+            for (col, mean) in sums.chunks_exact_mut(g.qk_dim).enumerate() {
+                let tokens = lines.len() * (((col + 1) * rw).min(valid[1]) - col * rw);
+                let inverse = T::one() / T::of(tokens as f64);
+                mean.iter_mut().for_each(|x| *x *= inverse);
+            }
+        }
+    });
     means
 }
