@@ -319,7 +319,7 @@ fn bench_tells_where_the_time_goes() {
     ] {
         let arguments = ["bench", "--profile", "--mode", mode, "--batch-size", "4", "--steps", "3", "--json"];
         let report = json(&biformer(&[&arguments[..], &set].concat()).ok().out);
-        let (profile, least) = (&report["profile"], report["min_step_ms"].as_f64().unwrap());
+        let (profile, fastest) = (&report["profile"], report["min_step_ms"].as_f64().unwrap());
         for ceiling in ["gflops", "gb_per_s"] {
             assert!(profile["ceilings"][ceiling].as_f64().unwrap() > 0.1, "{report}");
         }
@@ -327,8 +327,8 @@ fn bench_tells_where_the_time_goes() {
         let of = |row: &Value, key: &str| row[key].as_f64().unwrap();
         let sum = |key: &str| rows.iter().map(|row| of(row, key)).sum::<f64>();
         approx::assert_relative_eq!(sum("share"), 1.0, max_relative = 1e-9);
-        // The mean of the steps; one that was interrupted may have been far longer than the others.
-        assert!(sum("ms_per_step") > 0.5 * least, "{report}");
+        // The mean step, all of it.
+        assert!(sum("ms_per_step") > 0.99 * fastest, "{report}");
         for (work, pass) in expected {
             let row = rows.iter().find(|row| row["work"] == *work && row["pass"] == *pass);
             let row = row.unwrap_or_else(|| panic!("no {work} {pass}: {report}"));

@@ -126,6 +126,10 @@ fn most_spacious(capacity: usize) -> usize {
     if capacity < SMALL { capacity } else { 2 * capacity }
 }
 
+/// Values up to this size may be those of a piece of a batch. How many pieces run at once is left to chance as well, so
+/// such values are taken for all threads. Blocks cost nothing until they are used.
+const OF_A_PIECE: usize = 1 << 22;
+
 /// Scratch buffers that a thread may have at once: a task's own, and that of the matrix product which it calls.
 const PER_THREAD: usize = 2;
 
@@ -153,11 +157,14 @@ impl Buffer {
         // One lock for the search, and none while the system is asked.
         let recycled = free_blocks(scratch).range_mut(capacity..=most).find_map(|(_, blocks)| blocks.pop());
         let mut buffer = recycled.unwrap_or_else(|| {
-            if scratch {
-                let others = 1..PER_THREAD * rayon::current_num_threads();
-                let others: Vec<Buffer> = others.map(|_| Self::from_system(capacity, scratch)).collect();
-                free_blocks(scratch).entry(capacity).or_default().extend(others);
-            }
+            let threads = rayon::current_num_threads();
+            let blocks = match scratch {
+                true => PER_THREAD * threads,
+                false if capacity <= OF_A_PIECE => threads,
+                false => 1,
+            };
+            let others: Vec<Buffer> = (1..blocks).map(|_| Self::from_system(capacity, scratch)).collect();
+            free_blocks(scratch).entry(capacity).or_default().extend(others);
             Self::from_system(capacity, scratch)
         });
         buffer.len = len;

@@ -1,11 +1,12 @@
 //! Region-to-region routing: which regions does each region attend to?
 
 use super::Bra;
+use super::cpu::elements_mut;
 use crate::bra::geometry::Geometry;
 use crate::top_k;
 use rayon::prelude::*;
 use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
-use tensor::cpu::parallel::{Out, put};
+use tensor::cpu::parallel::{Out, items_per_task, put};
 use tensor::{DType, Error, Float, Result, Tensor, match_float, simd};
 
 /// Where each region looks.
@@ -51,20 +52,22 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
     let image_len = g.tokens() * g.row();
     routes.par_chunks_mut(per_image).zip(logits.par_chunks_mut(per_image)).enumerate().for_each(
         |(image, (routes, logits))| {
+            let qkv = &qkv[image * image_len..][..image_len];
             // A row of means is a region's query and then its key.
             let row = 2 * g.qk_dim;
-            let mut scratch = Tensor::empty([regions * row + ROWS.min(regions) * regions], T::DTYPE);
-            // invariant: a new tensor is contiguous and unshared.
-            let scratch = scratch.as_mut_slice::<T>("bra").expect("a new tensor");
-            let (means, affinity) = scratch.split_at_mut(regions * row);
-            simd!(A => region_means::<T>(g, valid, &qkv[image * image_len..][..image_len], means));
+            let mut means = Tensor::scratch(regions * row, T::DTYPE);
+            let means = elements_mut::<T>(&mut means);
+            let lines = means.par_chunks_mut((g.grid[1] * row).max(1)).enumerate();
+            let lines = lines.with_min_len(items_per_task(g.region_size()[0] * g.map[1] * row));
+            lines.for_each(|(line, means)| simd!(_A => region_means::<T>(g, valid, qkv, line, means)));
+            let (means, keys) = (&*means, Mat::strided(&means[g.qk_dim..], (g.qk_dim, regions), (1, row)));
             // The affinities of a block of rows at a time: P² numbers are never held.
-            let keys = Mat::strided(&means[g.qk_dim..], (g.qk_dim, regions), (1, row));
-            let blocks = means.chunks(ROWS * row);
-            let chosen = routes.chunks_mut(ROWS * g.topk).zip(logits.chunks_mut(ROWS * g.topk));
-            for (queries, (routes, logits)) in blocks.zip(chosen) {
+            let chosen = routes.par_chunks_mut(ROWS * g.topk).zip(logits.par_chunks_mut(ROWS * g.topk));
+            let blocks = means.par_chunks((ROWS * row).max(1)).zip(chosen);
+            blocks.for_each(|(queries, (routes, logits))| {
                 let rows = queries.len() / row;
-                let affinity = &mut affinity[..rows * regions];
+                let mut affinity = Tensor::scratch(rows * regions, T::DTYPE);
+                let affinity = elements_mut::<T>(&mut affinity);
                 let queries = Mat::strided(queries, (rows, g.qk_dim), (row, 1));
                 gemm_on_this_thread(queries, keys, Out::store(affinity));
                 affinity.iter_mut().for_each(|x| *x *= scale);
@@ -72,18 +75,18 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
                 for (row, (routes, logits)) in affinity.chunks_exact(regions).zip(chosen) {
                     top_k::cpu::select(row, logits, routes);
                 }
-            }
+            });
         },
     );
 }
 
-/// The means of one image's queries and keys over each region's valid tokens, (P, 2D).
+/// The means of one image's queries and keys over the valid tokens of each region in a line of the grid, (S_w, 2D).
 #[inline(always)]
-fn region_means<T: Float>(g: Geometry, valid: [usize; 2], qkv: &[T], means: &mut [T]) {
+fn region_means<T: Float>(g: Geometry, valid: [usize; 2], qkv: &[T], line: usize, means: &mut [T]) {
     let ([rh, rw], width) = (g.region_size(), 2 * g.qk_dim);
-    for (region, mean) in means.chunks_exact_mut(width).enumerate() {
-        let (top, left) = (region / g.grid[1] * rh, region % g.grid[1] * rw);
-        let (bottom, right) = ((top + rh).min(valid[0]), (left + rw).min(valid[1]));
+    let (top, bottom) = (line * rh, ((line + 1) * rh).min(valid[0]));
+    for (place, mean) in means.chunks_exact_mut(width).enumerate() {
+        let (left, right) = (place * rw, ((place + 1) * rw).min(valid[1]));
         mean.fill(T::zero());
         for row in top..bottom {
             for col in left..right {

@@ -61,7 +61,7 @@ impl Pixels {
 }
 
 /// The elements of scratch memory.
-fn elements_mut<T: Element>(tensor: &mut Tensor) -> &mut [T] {
+pub(super) fn elements_mut<T: Element>(tensor: &mut Tensor) -> &mut [T] {
     tensor.as_mut_slice("bra").expect("invariant: a new tensor is contiguous and unshared")
 }
 
