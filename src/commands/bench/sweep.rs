@@ -70,6 +70,7 @@ pub fn run(largest: usize, plot: Option<&Path>, json: bool) -> Result<Status> {
         |_, qkv| attention(qkv, HEADS, ((CHANNELS / HEADS) as f64).powf(-0.5)),
     )?;
     let (threads, isa) = (rayon::current_num_threads(), Isa::current().name());
+    let setting = format!("{CHANNELS} channels, {HEADS} heads, k = {TOPK}, f32, threads: {threads}, {isa}");
     let curves = [routed, full];
     if json {
         let object = json!({
@@ -77,7 +78,7 @@ pub fn run(largest: usize, plot: Option<&Path>, json: bool) -> Result<Status> {
         });
         say!("{object}");
     } else {
-        say!("{CHANNELS} channels, {HEADS} heads, k = {TOPK}, f32, {threads} threads, {isa}");
+        say!("{setting}");
         for curve in &curves {
             curve.print()?;
         }
@@ -88,9 +89,8 @@ pub fn run(largest: usize, plot: Option<&Path>, json: bool) -> Result<Status> {
             points: curve.points.iter().map(|point| (point.tokens as f64, point.forward_backward_ms / 1e3)).collect(),
             exponent: curve.forward_backward_exponent,
         };
-        let caption = format!("{CHANNELS} channels, {HEADS} heads, k = {TOPK}, f32, {threads} threads, {isa}");
         let [routed, full] = &curves;
-        scaling::draw([growth(routed, "bi-level routing attention"), growth(full, "full attention")], &caption, path)?;
+        scaling::draw([growth(routed, "bi-level routing attention"), growth(full, "full attention")], &setting, path)?;
     }
     Ok(Status::Done)
 }
