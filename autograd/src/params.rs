@@ -6,7 +6,7 @@ use std::{collections::HashMap, ops::Range, sync::Arc};
 use tensor::{ALIGNMENT, DType, Element, Shape, Tensor, match_float};
 
 /// Names a parameter of a [`Parameters`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId(usize);
 
 /// Where each parameter lies in the flat buffer. Parameters start on cache lines; the gaps hold zeros.

@@ -9,14 +9,14 @@
 
 use crate::backward::walk;
 use crate::rule::{InputGrads, Slots, State};
-use crate::tape::{Node, Origin};
-use crate::{Error, Profile, Result, Rule, Tape, Var};
+use crate::tape::Node;
+use crate::{Error, ParamId, Profile, Result, Rule, Tape, Var};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use tensor::cpu::parallel::{GRAIN, Out, put};
-use tensor::{Float, Tensor, match_float};
+use tensor::{Float, Shape, Tensor, match_float};
 
 /// So many groups of pieces have gradients of their own, at most.
 const GROUPS: usize = 4;
@@ -48,12 +48,14 @@ impl Tape {
                 let (y, rest) = work(&x, samples.clone())?;
                 (x.node(), y.node(), y.into_value(), rest)
             };
-            Ok((Piece { nodes: tape.into_nodes(), profile, input, output, samples }, value, rest))
+            let (nodes, used) = tape.into_parts();
+            Ok((Piece { nodes, profile, input, output, samples }, used, value, rest))
         };
         let done: Vec<_> = (0..count).into_par_iter().with_max_len(1).map(run).collect();
-        let (mut pieces, mut values, mut rests) = (vec![], vec![], vec![]);
+        let (mut pieces, mut values, mut rests, mut parameters) = (vec![], vec![], vec![], BTreeMap::new());
         for run in done {
-            let (piece, value, rest) = run?;
+            let (piece, used, value, rest) = run?;
+            parameters.extend(used);
             pieces.push(piece);
             values.push(value);
             rests.push(rest);
@@ -63,9 +65,10 @@ impl Tape {
         let profile = self.shared_profile();
         absorb(&profile, pieces.iter().map(|piece| &piece.profile));
         let y = match pieces.iter().any(|piece| piece.output.is_some()) {
-            true => self.append(&[x], joined, Pieces { pieces, profile })?,
+            true => self.append(&[x], joined, Pieces { pieces, room: Room::of(&parameters), profile })?,
             false => self.constant(joined),
         };
+        self.also_uses(parameters);
         Ok((y, rests))
     }
 }
@@ -89,6 +92,7 @@ struct Piece {
 
 struct Pieces {
     pieces: Vec<Piece>,
+    room: Room,
     profile: Option<Arc<Profile>>,
 }
 
@@ -112,7 +116,7 @@ impl Rule for Pieces {
 
 impl Pieces {
     fn walk<T: Float>(mut self, dy: &Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let room = Room::of(&self.pieces);
+        let room = &self.room;
         let mut slot = grads.open(0)?;
         let dx = slot.out::<T>()?;
         let samples = dy.shape().first().copied().unwrap_or(0);
@@ -158,16 +162,13 @@ struct Partial {
 }
 
 impl Room {
-    fn of(pieces: &[Piece]) -> Self {
-        let (mut places, mut len) = (BTreeMap::new(), 0);
-        for node in pieces.iter().flat_map(|piece| &piece.nodes) {
-            if let Origin::Parameter(id) = node.origin {
-                places.entry(id.index()).or_insert_with(|| {
-                    len += node.shape.count();
-                    len - node.shape.count()..len
-                });
-            }
-        }
+    fn of(parameters: &BTreeMap<ParamId, Shape>) -> Self {
+        let mut len = 0;
+        let place = |(id, shape): (&ParamId, &Shape)| {
+            len += shape.count();
+            (id.index(), len - shape.count()..len)
+        };
+        let places = parameters.iter().map(place).collect();
         Self { places, len }
     }
 
@@ -176,10 +177,8 @@ impl Room {
         let parameters = self.places.last_key_value().map_or(0, |(&last, _)| last + 1);
         let mut partial = Partial { flat: Tensor::empty([self.len], T::DTYPE), written: vec![false; parameters] };
         let mut arena: Vec<Option<&mut [u8]>> = (0..parameters).map(|_| None).collect();
-        let mut ordered: Vec<_> = self.places.iter().collect();
-        ordered.sort_by_key(|(_, place)| place.start);
         let mut rest = partial.flat.as_mut_bytes("pieces")?;
-        for (&parameter, place) in ordered {
+        for (&parameter, place) in &self.places {
             let (part, after) = rest.split_at_mut(place.len() * size_of::<T>());
             arena[parameter] = Some(part);
             rest = after;

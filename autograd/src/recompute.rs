@@ -69,12 +69,13 @@ impl Tape {
             return work(self, &inputs);
         }
         let kept: Vec<Tensor> = inputs.iter().map(|input| input.value().clone()).collect();
+        let tape = Tape::inference();
         let (value, rest) = {
-            let tape = Tape::inference();
             let inputs: Vec<Var<'_>> = kept.iter().map(|input| tape.constant(input.clone())).collect();
             let (output, rest) = work(&tape, &inputs)?;
             (output.into_value(), rest)
         };
+        self.also_uses(tape.into_parts().1);
         let work: Box<Work> = Box::new(move |tape, inputs| match work(tape, inputs) {
             Ok((output, _)) => Ok(output),
             Err(error) => Err(Error::Recompute { reason: error.to_string() }),

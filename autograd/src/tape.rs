@@ -5,7 +5,7 @@ use crate::recompute::{self, Forgotten};
 use crate::{Error, Profile, Result, Rule};
 use smallvec::SmallVec;
 use std::cell::{Ref, RefCell};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use tensor::{DType, Shape, Tensor, match_float};
@@ -15,6 +15,8 @@ use tensor::{DType, Shape, Tensor, match_float};
 #[derive(Default)]
 pub struct Tape {
     nodes: RefCell<Vec<Node>>,
+    /// The parameters that were put on it, also in parts of a computation that are one node.
+    used: RefCell<BTreeMap<ParamId, Shape>>,
     mode: Mode,
     pub(crate) profile: Option<Arc<Profile>>,
 }
@@ -134,7 +136,9 @@ impl Tape {
 
     /// A trainable parameter. Its gradient goes to the [`Gradients`](crate::Gradients) of the backward pass.
     pub fn parameter(&self, parameters: &Parameters, id: ParamId) -> Var<'_> {
-        self.leaf(Origin::Parameter(id), parameters.get(id))
+        let value = parameters.get(id);
+        self.used.borrow_mut().insert(id, value.shape().clone());
+        self.leaf(Origin::Parameter(id), value)
     }
 
     fn leaf(&self, origin: Origin, value: Tensor) -> Var<'_> {
@@ -204,12 +208,17 @@ impl Tape {
         self.profile.clone()
     }
 
+    pub(crate) fn also_uses(&self, parameters: BTreeMap<ParamId, Shape>) {
+        self.used.borrow_mut().extend(parameters);
+    }
+
     pub(crate) fn in_mode(mode: Mode) -> Self {
         Self { mode, ..Self::default() }
     }
 
-    pub(crate) fn into_nodes(self) -> Vec<Node> {
-        self.nodes.into_inner()
+    /// The nodes, and the parameters that were used.
+    pub(crate) fn into_parts(self) -> (Vec<Node>, BTreeMap<ParamId, Shape>) {
+        (self.nodes.into_inner(), self.used.into_inner())
     }
 
     /// The nodes, in the order in which they were recorded.

@@ -93,8 +93,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let megabytes = |bytes: u64| bytes as f64 / 1e6;
     if let Some(training) = training {
         let how = match arguments.recompute {
-            Recompute::None => "",
-            Recompute::Cheap => " with recompute = \"cheap\"",
+            Recompute::None => " with recompute = \"none\"",
+            Recompute::Cheap => "",
             Recompute::Block => " with recompute = \"block\"",
         };
         say!("Training in batches of {batch}{how} takes about {:.0} MB of memory.", megabytes(training));

@@ -40,7 +40,7 @@ pub struct RunConfig {
     /// Parts that a batch is computed in, one after the other, to save memory; their gradients add up.
     pub micro_batches: usize,
     /// What the backward pass computes again instead of keeping it. The results have the same bits either way.
-    #[serde(default)] // runs from before there was a choice kept everything
+    #[serde(default)] // runs from before there was a choice; it changes no result
     pub recompute: Recompute,
     /// The side of the images as the model sees them.
     pub image_size: usize,
@@ -74,12 +74,12 @@ pub struct RunConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
-    /// Nothing: fastest
-    #[default]
+    /// Nothing
     None,
-    /// The results of GELU and layer normalisation: a fifth less memory, hardly slower
+    /// The results of GELU and layer normalisation: less memory, and no slower, as less of it is written and read
+    #[default]
     Cheap,
-    /// All of each block, of which only the input is kept: about half the memory, slower by a third
+    /// All of each block, of which only the input is kept: far less memory, somewhat slower
     Block,
 }
 
@@ -151,7 +151,7 @@ impl RunConfig {
             epochs: 24,
             batch_size: 64,
             micro_batches: 1,
-            recompute: Recompute::None,
+            recompute: Recompute::default(),
             image_size: preset.image_size,
             seed: 1,
             threads: 0,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::path::Path;
 use std::sync::Arc;
-use tensor::{DType, Tensor};
+use tensor::{DType, Tensor, reserve_pool};
 
 /// How well a number of images were classified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -59,6 +59,8 @@ pub struct Learner {
     gradients: Gradients,
     optimizer: AdamW,
     average: Option<Average>,
+    /// Whether the pool has been prepared for further steps like the first.
+    reserved: bool,
     /// Measures each step, if there is one.
     pub profile: Option<Arc<Profile>>,
     /// What was different about the weights that the run started from.
@@ -87,7 +89,8 @@ impl Learner {
             false => None,
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
-        Ok(Self { gradients: Gradients::new(&model.parameters), optimizer, average, profile: None, model, loaded })
+        let gradients = Gradients::new(&model.parameters);
+        Ok(Self { gradients, optimizer, average, reserved: false, profile: None, model, loaded })
     }
 
     /// One step on a batch: gradients of all its micro-batches, each of which also moves the running statistics;
@@ -130,6 +133,9 @@ impl Learner {
         if let Some(average) = &mut self.average {
             average.update(&self.model)?;
             lap("moving average");
+        }
+        if !std::mem::replace(&mut self.reserved, true) {
+            reserve_pool();
         }
         Ok(score)
     }

@@ -98,6 +98,22 @@ pub fn trim_pool() {
     }
 }
 
+/// Takes spare blocks from the system for a computation that has run once and will run again: of each size as many as
+/// every thread may come to need at once, and a quarter of those that there are. Which pieces of a batch run at the same
+/// time is left to chance, and with it which of the free blocks serves which request; the spare ones make up for that.
+/// They take no memory until they are used.
+pub fn reserve_pool() {
+    // Larger ones are those of operations on whole batches, which run one after the other.
+    const OF_A_PIECE: usize = 1 << 24;
+    let threads = rayon::current_num_threads();
+    let sizes: Vec<(usize, usize)> =
+        free_blocks(false).range(..=OF_A_PIECE).map(|(&size, blocks)| (size, blocks.len())).collect();
+    for (capacity, blocks) in sizes {
+        let spare: Vec<Buffer> = (0..2 * threads + blocks / 4).map(|_| Buffer::from_system(capacity, false)).collect();
+        free_blocks(false).entry(capacity).or_default().splice(0..0, spare);
+    }
+}
+
 /// Fills every buffer that is handed out from now on with 0xFF: NaN in floating point and an impossible
 /// index, so that a kernel that reads what it did not write is caught. For tests.
 pub fn set_poison(on: bool) {
@@ -126,10 +142,6 @@ fn most_spacious(capacity: usize) -> usize {
     if capacity < SMALL { capacity } else { 2 * capacity }
 }
 
-/// Values up to this size may be those of a piece of a batch. How many pieces run at once is left to chance as well, so
-/// such values are taken for all threads. Blocks cost nothing until they are used.
-const OF_A_PIECE: usize = 1 << 22;
-
 /// Scratch buffers that a thread may have at once: a task's own, and that of the matrix product which it calls.
 const PER_THREAD: usize = 2;
 
@@ -157,14 +169,11 @@ impl Buffer {
         // One lock for the search, and none while the system is asked.
         let recycled = free_blocks(scratch).range_mut(capacity..=most).find_map(|(_, blocks)| blocks.pop());
         let mut buffer = recycled.unwrap_or_else(|| {
-            let threads = rayon::current_num_threads();
-            let blocks = match scratch {
-                true => PER_THREAD * threads,
-                false if capacity <= OF_A_PIECE => threads,
-                false => 1,
-            };
-            let others: Vec<Buffer> = (1..blocks).map(|_| Self::from_system(capacity, scratch)).collect();
-            free_blocks(scratch).entry(capacity).or_default().extend(others);
+            if scratch {
+                let others = 1..PER_THREAD * rayon::current_num_threads();
+                let others: Vec<Buffer> = others.map(|_| Self::from_system(capacity, scratch)).collect();
+                free_blocks(scratch).entry(capacity).or_default().extend(others);
+            }
             Self::from_system(capacity, scratch)
         });
         buffer.len = len;

@@ -17,7 +17,7 @@ pub mod rng;
 mod shape;
 mod tensor;
 
-pub use buffer::{ALIGNMENT, Buffer, PoolStats, pool_stats, reset_peak, set_poison, trim_pool};
+pub use buffer::{ALIGNMENT, Buffer, PoolStats, pool_stats, reserve_pool, reset_peak, set_poison, trim_pool};
 pub use dtype::{DType, Element, Float};
 pub use error::{Error, Result};
 pub use half::bf16;

@@ -1,0 +1,90 @@
+//! What `biformer bench` prints: speed, memory, profile, sweep.
+
+mod common;
+
+use common::program::{biformer, fresh, text};
+use serde_json::Value;
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn bench_tells_speed_and_memory() {
+    let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
+    for mode in ["train", "infer"] {
+        let arguments = ["bench", "--mode", mode, "--batch-size", "4", "--steps", "2", "--threads", "1", "--json"];
+        let report = json(&biformer(&[&arguments[..], &set].concat()).ok().out);
+        for field in ["images_per_second", "median_step_ms"] {
+            assert!(report[field].as_f64().unwrap() > 0.0, "{report}");
+        }
+        assert!(!cfg!(target_os = "linux") || report["peak_rss_bytes"].as_u64().unwrap() > 1 << 20);
+        assert_eq!(report["threads"], 1);
+        assert!(!report["isa"].as_str().unwrap().is_empty());
+    }
+    let said = biformer(&[&["bench", "--batch-size", "2", "--steps", "1"][..], &set].concat()).ok().out;
+    assert!(said.contains("images/s"), "{said}");
+}
+
+#[test]
+fn bench_tells_where_the_time_goes() {
+    let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
+    for (mode, expected) in [
+        ("train", &[("linear", "forward"), ("linear", "backward"), ("bra", "backward"), ("optimizer", "")][..]),
+        ("infer", &[("linear", "forward"), ("bra", "forward"), ("other", "")][..]),
+    ] {
+        let arguments = ["bench", "--profile", "--mode", mode, "--batch-size", "4", "--steps", "3", "--json"];
+        let report = json(&biformer(&[&arguments[..], &set].concat()).ok().out);
+        let (profile, fastest) = (&report["profile"], report["min_step_ms"].as_f64().unwrap());
+        for ceiling in ["gflops", "gb_per_s"] {
+            assert!(profile["ceilings"][ceiling].as_f64().unwrap() > 0.1, "{report}");
+        }
+        let rows = profile["rows"].as_array().unwrap();
+        let of = |row: &Value, key: &str| row[key].as_f64().unwrap();
+        let sum = |key: &str| rows.iter().map(|row| of(row, key)).sum::<f64>();
+        approx::assert_relative_eq!(sum("share"), 1.0, max_relative = 1e-9);
+        // The mean step, all of it.
+        assert!(sum("ms_per_step") > 0.99 * fastest, "{report}");
+        for (work, pass) in expected {
+            let row = rows.iter().find(|row| row["work"] == *work && row["pass"] == *pass);
+            let row = row.unwrap_or_else(|| panic!("no {work} {pass}: {report}"));
+            assert!(of(row, "calls_per_step") >= 1.0 && of(row, "ms_per_step") > 0.0, "{row}");
+            assert_eq!(of(row, "gflops") > 0.0 && of(row, "gb_per_s") > 0.0, !pass.is_empty(), "{row}");
+        }
+    }
+    let said = biformer(&[&["bench", "--profile", "--batch-size", "2", "--steps", "1"][..], &set].concat()).ok().out;
+    for part in ["linear", "bra", "optimizer", "GFLOP/s", "in all", "100.0 %", "The most that this machine does"] {
+        assert!(said.contains(part), "{said}");
+    }
+}
+
+#[test]
+fn bench_sweeps_attention_over_growing_maps() {
+    let plot = fresh("cli-sweep").join("scaling.png");
+    let arguments = ["bench", "--op", "bra", "--largest", "56", "--threads", "1", "--json", "--plot", text(&plot)];
+    let report = json(&biformer(&arguments).ok().out);
+    for (curve, attention, regions) in [(0, "bra", [7, 14]), (1, "attention", [1, 1])] {
+        let curve = &report["curves"][curve];
+        assert_eq!(curve["attention"], attention);
+        let points = curve["points"].as_array().unwrap();
+        assert_eq!(points.len(), 2);
+        for (point, (regions, tokens)) in points.iter().zip(regions.into_iter().zip([784, 3136])) {
+            assert_eq!((&point["regions_per_side"], &point["tokens"]), (&regions.into(), &tokens.into()));
+            let time = |key: &str| point[key].as_f64().unwrap();
+            assert!(0.0 < time("forward_ms") && time("forward_ms") < time("forward_backward_ms"), "{point}");
+        }
+    }
+    // Unlike time, it does not depend on how busy the machine is.
+    assert!(report["curves"][0]["extra_bytes_exponent"].as_f64().unwrap() < 1.1, "{report}");
+    assert!(image::open(&plot).unwrap().width() > 100);
+    let said = biformer(&["bench", "--op", "bra", "--largest", "56"]).ok().out;
+    assert!(said.contains("tokens^") && said.contains("attention"), "{said}");
+}
+
+#[test]
+fn bench_takes_images_that_are_not_square() {
+    let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
+    let arguments = ["bench", "--image-size", "32x64", "--batch-size", "1", "--steps", "1", "--json"];
+    let report = json(&biformer(&[&arguments[..], &set].concat()).ok().out);
+    assert_eq!(report["image_size"], serde_json::json!([32, 64]));
+}
