@@ -29,6 +29,7 @@ def arguments():
     parser.add_argument("--gather", choices=sorted(GATHERS), default="index")
     parser.add_argument("--attention", choices=["matmul", "sdpa"], default="matmul",
                         help="matmul has measured faster on CPUs at BiFormer's few keys per query")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: weights and images, for inference")
     parser.add_argument("--memory-format", choices=["channels_last", "contiguous"], default="channels_last")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a line of text")
     return parser.parse_args()
@@ -36,6 +37,8 @@ def arguments():
 
 def main():
     args = arguments()
+    if args.dtype == "bf16" and args.mode == "train":
+        sys.exit("--dtype bf16 is for --mode infer")
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
     torch.manual_seed(0)
@@ -47,6 +50,8 @@ def main():
     labels = torch.randint(config["num_classes"], (args.batch_size,))
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.05), lr=1e-3, fused=True)
     model.train(args.mode == "train")
+    if args.dtype == "bf16":
+        model, images = model.to(torch.bfloat16), images.to(torch.bfloat16)
     forward = torch.compile(model) if args.compile else model
 
     def train_step():
@@ -89,6 +94,7 @@ def main():
         "memory_format": args.memory_format,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "mode": args.mode,
+        "dtype": args.dtype,
         "batch_size": args.batch_size,
         "image_size": args.image_size,
         "steps": args.steps,

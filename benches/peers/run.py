@@ -41,7 +41,7 @@ def arguments():
     parser.add_argument("--steps", type=int, default=10, help="measured steps of each run")
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=["eager", "compile", "published"],
-                        help="forms of the twin to run beside the Rust engine")
+                        help="forms of the twin to run beside the Rust engine; bf16 is for inference only")
     parser.add_argument("--venv", type=Path, default=cache / "biformer-peers")
     parser.add_argument("--no-build", action="store_true", help="measure the Rust binary as it is")
     return parser.parse_args()
@@ -50,6 +50,7 @@ def arguments():
 SIDES = {
     "eager": ("PyTorch, eager", []),
     "compile": ("PyTorch, torch.compile", ["--compile"]),
+    "bf16": ("PyTorch, torch.compile, bf16", ["--compile", "--dtype", "bf16"]),
     "published": ("PyTorch, eager, gather as published", ["--gather", "published"]),
 }
 
@@ -179,7 +180,8 @@ def main():
         twin = None
         tables = []
         for mode in args.mode:
-            runs = {side: [] for side in ["rust", *args.sides]}
+            sides = [side for side in args.sides if side != "bf16" or mode == "infer"]
+            runs = {side: [] for side in ["rust", *sides]}
             for i in range(args.rounds):
                 for side in runs:
                     note(f"{mode}: round {i + 1} of {args.rounds}, {side}")

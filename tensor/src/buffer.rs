@@ -142,8 +142,9 @@ fn most_spacious(capacity: usize) -> usize {
     if capacity < SMALL { capacity } else { 2 * capacity }
 }
 
-/// Scratch buffers that a thread may have at once: a task's own, and that of the matrix product which it calls.
-const PER_THREAD: usize = 2;
+/// Scratch buffers that a thread may have at once: those of a task and of one within it, and that of the matrix product
+/// which that calls.
+const PER_THREAD: usize = 3;
 
 fn layout(capacity: usize) -> Layout {
     // invariant: ALIGNMENT is a power of two, and capacities beyond isize::MAX are refused in `Buffer::new`.

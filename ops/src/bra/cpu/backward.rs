@@ -59,7 +59,7 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
     let ([d, dv], keys, block) = (g.head_dims(), g.keys(), g.region_tokens().min(QUERY_BLOCK));
     let layout = Layout::new(block, keys);
     let sizes = [layout.transposed_len(d.max(dv)), layout.len(), layout.len(), QUERY_BLOCK];
-    let mut scratch = Tensor::empty([sizes.iter().sum::<usize>()], T::DTYPE);
+    let mut scratch = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
     let [transposed, p, ds, logs] = parts(&mut scratch, sizes);
     if !accumulate {
         for (part, dim) in [(Part::Key, d), (Part::Value, dv)] {

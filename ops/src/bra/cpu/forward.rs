@@ -10,8 +10,10 @@ use tensor::cpu::registers::Registers;
 use tensor::cpu::tile::{Listed, Target, product};
 use tensor::{Float, Tensor, simd};
 
-/// A head's regions are shared out when there are fewer heads than this, all images' together.
+/// A head's regions are shared out when there are fewer heads than this, all images' together,
 const TASKS: usize = 32;
+/// in shares of at least so many multiply-adds (some 10 µs).
+const SHARE: usize = 1 << 20;
 
 /// out (N, H, W, C) = softmax(scale·q·kᵀ)·v over each query's routed regions, and the logarithm of each
 /// softmax's denominator, lse (N, heads, H·W) in pixel order.
@@ -23,7 +25,8 @@ pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: 
         return;
     }
     let pixels = Pixels::new(g, routes);
-    let shares = (TASKS / heads).clamp(1, g.regions());
+    let work = g.tokens() * g.keys() * g.head_dims().iter().sum::<usize>();
+    let shares = (TASKS / heads).min(work / SHARE).clamp(1, g.regions());
     let share = g.regions().div_ceil(shares);
     let (out, lse) = (Interleaved::new(out), Interleaved::new(lse));
     (0..heads * shares).into_par_iter().for_each(|task| {
@@ -54,7 +57,7 @@ unsafe fn forward_regions<T: Float, A: Registers>(
     let ([d, dv], keys, block) = (g.head_dims(), g.keys(), g.region_tokens().min(QUERY_BLOCK));
     let layout = Layout::new(block, keys);
     let sizes = [layout.transposed_len(d), layout.len(), QUERY_BLOCK];
-    let mut scratch = Tensor::empty([sizes.iter().sum::<usize>()], T::DTYPE);
+    let mut scratch = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
     let [transposed, scores, logs] = parts(&mut scratch, sizes);
     for region in regions {
         let routed = head.routed(region);
