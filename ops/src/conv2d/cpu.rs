@@ -6,9 +6,11 @@
 
 use rayon::prelude::*;
 use std::ops::Range;
-use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
-use tensor::cpu::parallel::{GRAIN, MAX_PIECES, Out, add_rows, put, sum_in_pieces};
+use tensor::cpu::gemm::{Mat, gemm, gemm_on_this_thread};
+use tensor::cpu::parallel::{GRAIN, MAX_PIECES, Out, add_rows, items_per_task, put, sum_in_pieces};
 use tensor::cpu::registers::{Registers, copy_run};
+use tensor::cpu::tile::{Apart, Right};
+use tensor::cpu::transpose::transpose;
 use tensor::{Float, Tensor, simd};
 
 /// Output pixels per block.
@@ -130,7 +132,9 @@ pub fn forward<T: Float>(g: Geometry, x: &[T], weight: &[T], bias: Option<&[T]>,
             let patches = gather(g, x, pixels.clone(), &taps, slice_of(&mut buffer));
             let weight = Mat::new(&packed[g.rows_of(&taps)], taps.len() * g.inputs, g.outputs);
             let accumulate = bias.is_some() || taps.start > 0;
-            gemm_on_this_thread(patches, weight, Out { data: &mut *y, accumulate });
+            // Few blocks leave threads without work, which the products then share.
+            let product = if g.pixels() > 8 * PIXELS { gemm_on_this_thread } else { gemm };
+            product(patches, weight, Out { data: &mut *y, accumulate });
         }
     });
 }
@@ -211,10 +215,20 @@ pub fn backward_bias<T: Float>(g: Geometry, dy: &[T], dbias: Out<'_, T>) {
 
 /// The weight (O, I, KH, KW) as W (KH·KW·I, O).
 fn pack<T: Float>(g: Geometry, weight: &[T], packed: &mut [T]) {
-    packed.par_chunks_mut(g.outputs.max(1)).enumerate().for_each(|(row, packed)| {
+    // As (I·KH·KW, O) first, which is a transpose; then its rows in their order.
+    const ROWS: usize = 64;
+    let mut transposed = scratch::<T>(g.patch() * g.outputs);
+    let transposed = slice_of::<T>(&mut transposed);
+    transposed.par_chunks_mut((ROWS * g.outputs).max(1)).enumerate().for_each(|(block, to)| {
+        let from = Right { data: &weight[block * ROWS..], rows: Apart(g.patch()) };
+        let extents = [g.outputs, to.len() / g.outputs];
+        // SAFETY: `simd!` chooses an instruction set that the machine has.
+        simd!(A => unsafe { transpose::<T, <A as Registers>::Vector<T>>(extents, from, to, g.outputs) });
+    });
+    let rows = packed.par_chunks_mut(g.outputs.max(1)).enumerate().with_min_len(items_per_task(g.outputs));
+    rows.for_each(|(row, packed)| {
         let (tap, input) = (row / g.inputs, row % g.inputs);
-        let from = weight[input * g.taps() + tap..].iter().step_by(g.patch());
-        packed.iter_mut().zip(from).for_each(|(packed, &w)| *packed = w);
+        packed.copy_from_slice(&transposed[(input * g.taps() + tap) * g.outputs..][..g.outputs]);
     });
 }
 

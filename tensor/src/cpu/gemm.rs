@@ -10,7 +10,7 @@
 //! Work is cut by shape alone, and each sum runs in the order of the inner index: the same bits with any
 //! number of threads. Tested against `matrixmultiply`.
 
-use super::parallel::{Interleaved, Out, put, sum_in_pieces};
+use super::parallel::{GRAIN, Interleaved, Out, items_per_task, put, sum_in_pieces};
 use super::registers::{Registers, Vector, copy_run};
 use super::tile::{Apart, Begin, Right, tile};
 use super::transpose::transpose;
@@ -154,31 +154,21 @@ impl<T: Float> Packed<T> {
         let count = panels * width * b.rows;
         let mut memory = if threads { Tensor::empty([count], T::DTYPE) } else { Tensor::scratch(count, T::DTYPE) };
         let to = memory.as_mut_slice::<T>("gemm").expect("invariant: a new tensor is contiguous and unshared");
-        for (panel, to) in to.chunks_exact_mut((width * b.rows).max(1)).enumerate() {
-            let columns = panel * width..((panel + 1) * width).min(b.cols);
-            if columns.len() < width {
-                to.fill(T::zero());
-            }
-            if b.col_stride == 1 {
-                for (p, to) in to.chunks_exact_mut(width).enumerate() {
-                    let from = &b.data[p * b.row_stride + columns.start..][..columns.len()];
-                    // SAFETY: `A` is there, as it is for the caller.
-                    unsafe { copy_run::<T, A::Vector<T>>(&mut to[..from.len()], from) };
-                }
-            } else if b.row_stride == 1 {
-                let from = b.data.get(columns.start * b.col_stride..).unwrap_or_default();
-                // SAFETY: `A` is there, as it is for the caller.
-                unsafe {
-                    let from = Right { data: from, rows: Apart(b.col_stride) };
-                    transpose::<T, A::Vector<T>>([columns.len(), b.rows], from, to, width);
-                }
-            } else {
-                for (j, column) in columns.enumerate() {
-                    for (p, to) in to.chunks_exact_mut(width).enumerate() {
-                        to[j] = b.data[p * b.row_stride + column * b.col_stride];
-                    }
-                }
-            }
+        let pack = |(panel, to): (usize, &mut [T])| {
+            A::run(
+                #[inline(always)]
+                || {
+                    let columns = panel * width..((panel + 1) * width).min(b.cols);
+                    // SAFETY: `A::run` makes sure of the instruction set.
+                    unsafe { pack_panel::<T, A>(b.cols(columns), to, width) }
+                },
+            );
+        };
+        let size = (width * b.rows).max(1);
+        if threads && count > GRAIN {
+            to.par_chunks_exact_mut(size).enumerate().with_min_len(items_per_task(size)).for_each(pack);
+        } else {
+            to.chunks_exact_mut(size).enumerate().for_each(pack);
         }
         Self { memory, extents: (b.rows, b.cols), width, element: std::marker::PhantomData }
     }
@@ -188,6 +178,32 @@ impl<T: Float> Packed<T> {
     fn panel(&self, panel: usize, row: usize) -> &[T] {
         let all = self.memory.as_slice::<T>("gemm").expect("invariant: packed in this type");
         &all[(panel * self.extents.0 + row) * self.width..]
+    }
+}
+
+/// Some columns of B in the rows of a panel.
+///
+/// # Safety
+/// The machine must have the instruction set `A`.
+#[inline(always)]
+unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut [T], width: usize) {
+    if b.cols < width {
+        to.fill(T::zero());
+    }
+    if b.col_stride == 1 {
+        for (p, to) in to.chunks_exact_mut(width).enumerate() {
+            let from = &b.data[p * b.row_stride..][..b.cols];
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe { copy_run::<T, A::Vector<T>>(&mut to[..from.len()], from) };
+        }
+    } else if b.row_stride == 1 {
+        let from = Right { data: b.data, rows: Apart(b.col_stride) };
+        // SAFETY: as above.
+        unsafe { transpose::<T, A::Vector<T>>([b.cols, b.rows], from, to, width) };
+    } else {
+        for (p, to) in to.chunks_exact_mut(width).enumerate() {
+            (0..b.cols).for_each(|j| to[j] = b.data[p * b.row_stride + j * b.col_stride]);
+        }
     }
 }
 
