@@ -57,7 +57,7 @@ pub trait Vector<T: Float>: Copy {
     /// self·b + c
     fn mul_add(self, b: Self, c: Self) -> Self;
 
-    /// The elements of both taken in turn, self[0], other[0], self[1], ..: two registers full.
+    /// The elements of both taken in turn, the first of each, the second of each, ..: two registers full.
     fn interleave(self, other: Self) -> [Self; 2];
 }
 
