@@ -18,7 +18,7 @@ const PIXELS: usize = 6 * 224 * 224;
 const PROGRAM: u64 = 12_000_000;
 
 /// The resident bytes at the peak of training steps as configured, without the data set. (Testing, which takes a
-/// batch whole, needs less, unless there are many micro-batches.) It runs a few steps, on up to four images of 224x224;
+/// batch whole, needs less, unless there are many micro-batches.) It runs a few steps, on up to six images of 224x224;
 /// the free blocks of the pool are given back to the system. Errors: those of a training step.
 pub fn training(config: &RunConfig) -> Result<u64> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);

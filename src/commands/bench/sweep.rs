@@ -26,6 +26,9 @@ const TOPK: usize = 4;
 const SMALLEST: usize = 28;
 /// A map that would take longer than this many seconds, forward and backward, is left out.
 const PATIENCE: f64 = 10.0;
+/// Four times the tokens take at most so many times as long: sixteen for the arithmetic of full attention, and up to
+/// four for keys and values that no longer fit into a cache.
+const GROWTH: f64 = 64.0;
 
 /// What was measured on one square map.
 #[derive(Clone, Debug, Serialize)]
@@ -111,8 +114,8 @@ impl Curve {
     ) -> Result<Self> {
         let mut points: Vec<Point> = vec![];
         let mut side = SMALLEST;
-        // Four times the tokens take at most sixteen times as long.
-        while side <= largest && points.last().is_none_or(|last| 16.0 * last.forward_backward_ms <= 1e3 * PATIENCE) {
+        let affordable = |last: &Point| GROWTH * last.forward_backward_ms <= 1e3 * PATIENCE;
+        while side <= largest && points.last().is_none_or(affordable) {
             let regions = regions_per_side(side);
             points.push(point(side, regions, |qkv| attend(regions, qkv))?);
             side *= 2;
