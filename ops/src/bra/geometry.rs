@@ -93,12 +93,4 @@ impl Geometry {
         let [d, dv] = self.head_dims();
         [head * d, self.qk_dim + head * d, 2 * self.qk_dim + head * dv]
     }
-
-    /// The pixel (row-major in the image) of token `t` (row-major in the region) of a region (row-major in
-    /// the grid).
-    pub fn pixel(&self, region: usize, t: usize) -> usize {
-        let [rh, rw] = self.region_size();
-        let (row, col) = (region / self.grid[1] * rh + t / rw, region % self.grid[1] * rw + t % rw);
-        row * self.map[1] + col
-    }
 }

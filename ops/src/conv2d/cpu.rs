@@ -9,7 +9,6 @@ use std::ops::Range;
 use tensor::cpu::gemm::{Mat, gemm, gemm_on_this_thread};
 use tensor::cpu::parallel::{GRAIN, MAX_PIECES, Out, add_rows, items_per_task, put, sum_in_pieces};
 use tensor::cpu::registers::{Registers, copy_run};
-use tensor::cpu::tile::{Apart, Right};
 use tensor::cpu::transpose::transpose;
 use tensor::{Float, Tensor, simd};
 
@@ -220,10 +219,10 @@ fn pack<T: Float>(g: Geometry, weight: &[T], packed: &mut [T]) {
     let mut transposed = scratch::<T>(g.patch() * g.outputs);
     let transposed = slice_of::<T>(&mut transposed);
     transposed.par_chunks_mut((ROWS * g.outputs).max(1)).enumerate().for_each(|(block, to)| {
-        let from = Right { data: &weight[block * ROWS..], rows: Apart(g.patch()) };
         let extents = [g.outputs, to.len() / g.outputs];
+        let (from, to) = ((&weight[block * ROWS..], g.patch()), (to, g.outputs));
         // SAFETY: `simd!` chooses an instruction set that the machine has.
-        simd!(A => unsafe { transpose::<T, <A as Registers>::Vector<T>>(extents, from, to, g.outputs) });
+        simd!(A => unsafe { transpose::<T, <A as Registers>::Vector<T>>(extents, from, to) });
     });
     let rows = packed.par_chunks_mut(g.outputs.max(1)).enumerate().with_min_len(items_per_task(g.outputs));
     rows.for_each(|(row, packed)| {

@@ -12,7 +12,7 @@
 
 use super::parallel::{GRAIN, Interleaved, Out, items_per_task, put, sum_in_pieces};
 use super::registers::{Registers, Vector, copy_run};
-use super::tile::{Apart, Begin, Right, tile};
+use super::tile::{Begin, tile};
 use super::transpose::transpose;
 use crate::{Float, Tensor, simd};
 use rayon::prelude::*;
@@ -197,9 +197,8 @@ unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut [T], width:
             unsafe { copy_run::<T, A::Vector<T>>(&mut to[..from.len()], from) };
         }
     } else if b.row_stride == 1 {
-        let from = Right { data: b.data, rows: Apart(b.col_stride) };
         // SAFETY: as above.
-        unsafe { transpose::<T, A::Vector<T>>([b.cols, b.rows], from, to, width) };
+        unsafe { transpose::<T, A::Vector<T>>([b.cols, b.rows], (b.data, b.col_stride), (to, width)) };
     } else {
         for (p, to) in to.chunks_exact_mut(width).enumerate() {
             (0..b.cols).for_each(|j| to[j] = b.data[p * b.row_stride + j * b.col_stride]);

@@ -7,7 +7,7 @@
 //! | `math.rs` | exp and erf that the compiler can vectorise |
 //! | `gemm.rs` | matrix products, split over threads by shape alone |
 //! | `registers.rs` | vector registers by name, for sums that must stay in them |
-//! | `tile.rs` | small matrix products whose operands already lie in the cache |
+//! | `tile.rs` | a tile of a matrix product, in registers |
 //! | `transpose.rs` | transposes, a block at a time in registers |
 //! | `parallel.rs` | threads, and reductions whose order does not depend on them |
 
@@ -17,5 +17,5 @@ pub mod lanes;
 pub mod math;
 pub mod parallel;
 pub mod registers;
-pub mod tile;
+mod tile;
 pub mod transpose;

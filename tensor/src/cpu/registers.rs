@@ -4,7 +4,7 @@
 //! loops pass: it keeps arrays of them in memory or builds them from shuffles, at a third of the speed.
 //! Here a register is a value; what is done with it is left to [`Vector`].
 
-use super::isa::{Arch, Fused, Plain};
+use super::isa::{Arch, Plain};
 use crate::Float;
 use std::marker::PhantomData;
 
@@ -12,8 +12,6 @@ use std::marker::PhantomData;
 pub trait Registers: Arch {
     /// A register of elements `T`.
     type Vector<T: Float>: Vector<T>;
-    /// A smaller one, for what does not fill the other.
-    type Half<T: Float>: Vector<T>;
 }
 
 /// A register of `LANES` elements, or several that act as one.
@@ -59,13 +57,41 @@ pub trait Vector<T: Float>: Copy {
 
     /// The elements of both taken in turn, the first of each, the second of each, ..: two registers full.
     fn interleave(self, other: Self) -> [Self; 2];
+
+    /// The first four elements of a slice, over and over. Panics when there are fewer.
+    ///
+    /// # Safety
+    /// As of [`Vector::zero`].
+    unsafe fn load_quads(from: &[T]) -> Self;
+
+    /// The first elements of a slice, a quarter of `LANES`, each four times. Panics when there are too few.
+    ///
+    /// # Safety
+    /// As of [`Vector::zero`].
+    unsafe fn spread(from: &[T]) -> Self;
+
+    /// Of each four elements a, b, c, d: b, a, d, c.
+    fn swap_neighbours(self) -> Self;
+
+    /// Of each four elements a, b, c, d: c, d, a, b.
+    fn swap_pairs(self) -> Self;
+}
+
+/// A register from memory.
+///
+/// # Safety
+/// As of [`Vector::zero`], and there must be as many elements, which nobody writes meanwhile.
+#[inline(always)]
+pub unsafe fn load<T: Float, V: Vector<T>>(from: *const T) -> V {
+    // SAFETY: both by the caller's word.
+    unsafe { V::load(std::slice::from_raw_parts(from, V::LANES)) }
 }
 
 /// No register has more elements.
 pub const MOST_LANES: usize = 16;
 
-/// Copies a run of elements register by register: for runs so short that a call would take longer. Panics when the
-/// lengths differ.
+/// Copies a run of elements register by register, of which the last may overlap the one before it: for runs so short
+/// that a call would take longer. Panics when the lengths differ.
 ///
 /// # Safety
 /// The machine must have the instruction set that the register `V` belongs to.
@@ -77,7 +103,12 @@ pub unsafe fn copy_run<T: Float, V: Vector<T>>(to: &mut [T], from: &[T]) {
         // SAFETY: the caller vouches for the instruction set.
         unsafe { V::load(&from[start..]) }.store(&mut to[start..]);
     }
-    to[whole..].iter_mut().zip(&from[whole..]).for_each(|(to, &from)| *to = from);
+    match from.len().checked_sub(V::LANES) {
+        // SAFETY: as above.
+        Some(last) if whole < from.len() => unsafe { V::load(&from[last..]) }.store(&mut to[last..]),
+        Some(_) => {}
+        None => to.iter_mut().zip(from).for_each(|(to, &from)| *to = from),
+    }
 }
 
 /// `N` elements, one operation each; vectorised where the compiler can.
@@ -144,173 +175,35 @@ impl<T: Float, A: Arch, const N: usize> Vector<T> for Each<T, A, N> {
         let turn = |place: usize| if place.is_multiple_of(2) { self.0[place / 2] } else { other.0[place / 2] };
         [0, N].map(|start| Each(std::array::from_fn(|lane| turn(start + lane)), PhantomData))
     }
+    #[inline(always)]
+    unsafe fn load_quads(from: &[T]) -> Self {
+        Each(std::array::from_fn(|lane| from[lane % 4]), PhantomData)
+    }
+    #[inline(always)]
+    unsafe fn spread(from: &[T]) -> Self {
+        Each(std::array::from_fn(|lane| from[lane / 4]), PhantomData)
+    }
+    #[inline(always)]
+    fn swap_neighbours(self) -> Self {
+        Each(std::array::from_fn(|lane| self.0[lane ^ 1]), PhantomData)
+    }
+    #[inline(always)]
+    fn swap_pairs(self) -> Self {
+        Each(std::array::from_fn(|lane| self.0[lane ^ 2]), PhantomData)
+    }
 }
 
 impl Registers for Plain {
     type Vector<T: Float> = Each<T, Plain, 4>;
-    type Half<T: Float> = Each<T, Plain, 2>;
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-impl<const WIDE: bool> Registers for Fused<WIDE> {
+impl<const WIDE: bool> Registers for super::isa::Fused<WIDE> {
     type Vector<T: Float> = Each<T, Self, 4>;
-    type Half<T: Float> = Each<T, Self, 2>;
 }
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::*;
-    use crate::DType;
-    use std::arch::x86_64::*;
-
-    macro_rules! register {
-        ($name:ident, $half:ty, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, $f32:tt, $f64:tt, $pairs:tt, $interleave:ident) => {
-            /// A register whose bits are `T`s. Whoever has one is on a machine that has the instruction set.
-            #[derive(Clone, Copy)]
-            pub struct $name<T>($register, PhantomData<T>);
-
-            impl Registers for Fused<$wide> {
-                type Vector<T: Float> = $name<T>;
-                type Half<T: Float> = $half;
-            }
-
-            impl<T: Float> Vector<T> for $name<T> {
-                const LANES: usize = $bytes / size_of::<T>();
-                register!(@ $cast, $back, $f32, $f64, $pairs);
-                #[inline(always)]
-                fn interleave(self, other: Self) -> [Self; 2] {
-                    // SAFETY: that the registers exist vouches for the instruction set.
-                    unsafe { $interleave(self.0, other.0, T::DTYPE) }.map(|register| Self(register, PhantomData))
-                }
-            }
-        };
-        (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*]) => {
-            #[inline(always)]
-            unsafe fn zero() -> Self {
-                // SAFETY: the caller vouches for the instruction set.
-                Self(unsafe { $zero() }, PhantomData)
-            }
-            #[inline(always)]
-            unsafe fn splat(element: T) -> Self {
-                // SAFETY: the caller vouches for the instruction set; the element is read as what it is.
-                let register = unsafe {
-                    match T::DTYPE {
-                        DType::F64 => $back($splat64(std::mem::transmute_copy(&element))),
-                        _ => $splat(std::mem::transmute_copy(&element)),
-                    }
-                };
-                Self(register, PhantomData)
-            }
-            #[inline(always)]
-            unsafe fn load(from: &[T]) -> Self {
-                let from = &from[..Self::LANES];
-                // SAFETY: as many elements as the register holds; the caller vouches for the instruction set.
-                Self(unsafe { $load(from.as_ptr().cast()) }, PhantomData)
-            }
-            #[inline(always)]
-            fn store(self, to: &mut [T]) {
-                let to = &mut to[..Self::LANES];
-                // SAFETY: as many elements as the register holds; that it exists vouches for the instruction set.
-                unsafe { $store(to.as_mut_ptr().cast(), self.0) }
-            }
-            $(#[inline(always)]
-            fn $name(self, other: Self) -> Self {
-                // SAFETY: that the registers exist vouches for the instruction set.
-                let result = unsafe {
-                    match T::DTYPE {
-                        DType::F64 => $back($op64($cast(self.0), $cast(other.0))),
-                        _ => $op(self.0, other.0),
-                    }
-                };
-                Self(result, PhantomData)
-            })*
-            #[inline(always)]
-            fn mul_add(self, b: Self, c: Self) -> Self {
-                // SAFETY: that the registers exist vouches for the instruction set.
-                let sum = unsafe {
-                    match T::DTYPE {
-                        DType::F64 => $back($fma64($cast(self.0), $cast(b.0), $cast(c.0))),
-                        _ => $fma(self.0, b.0, c.0),
-                    }
-                };
-                Self(sum, PhantomData)
-            }
-        };
-    }
-
-    register!(
-        Zmm,
-        Ymm<T>,
-        __m512,
-        true,
-        64,
-        _mm512_castps_pd,
-        _mm512_castpd_ps,
-        [_mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps],
-        [_mm512_set1_pd, _mm512_fmadd_pd],
-        [
-            add _mm512_add_ps _mm512_add_pd,
-            sub _mm512_sub_ps _mm512_sub_pd,
-            mul _mm512_mul_ps _mm512_mul_pd,
-            max _mm512_max_ps _mm512_max_pd
-        ],
-        interleave_512
-    );
-    register!(
-        Ymm,
-        Each<T, Self, 4>,
-        __m256,
-        false,
-        32,
-        _mm256_castps_pd,
-        _mm256_castpd_ps,
-        [_mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps],
-        [_mm256_set1_pd, _mm256_fmadd_pd],
-        [
-            add _mm256_add_ps _mm256_add_pd,
-            sub _mm256_sub_ps _mm256_sub_pd,
-            mul _mm256_mul_ps _mm256_mul_pd,
-            max _mm256_max_ps _mm256_max_pd
-        ],
-        interleave_256
-    );
-
-    /// # Safety
-    /// The machine must have AVX-512 F.
-    #[inline(always)]
-    unsafe fn interleave_512(a: __m512, b: __m512, dtype: DType) -> [__m512; 2] {
-        // SAFETY: the caller vouches for the instruction set.
-        unsafe {
-            if dtype == DType::F64 {
-                let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
-                let low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-                let high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
-                [low, high].map(|order| _mm512_castpd_ps(_mm512_permutex2var_pd(a, order, b)))
-            } else {
-                let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-                let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-                [low, high].map(|order| _mm512_permutex2var_ps(a, order, b))
-            }
-        }
-    }
-
-    /// # Safety
-    /// The machine must have AVX.
-    #[inline(always)]
-    unsafe fn interleave_256(a: __m256, b: __m256, dtype: DType) -> [__m256; 2] {
-        // Unpacking interleaves within each half of a register.
-        // SAFETY: the caller vouches for the instruction set.
-        unsafe {
-            let (low, high) = if dtype == DType::F64 {
-                let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
-                (_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)))
-            } else {
-                (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b))
-            };
-            [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)]
-        }
-    }
-}
+mod x86;
 
 /// Repeats a statement with `$i` = 0, 1, .. below `$count`, at most 14, written out: the compiler leaves a
 /// loop of many vector operations a loop, and then what `$i` indexes is in memory instead of registers.

@@ -1,31 +1,30 @@
 //! Transposes in registers: a block of N rows of N elements each, N the elements of a register.
 
-use super::registers::Vector;
-use super::tile::{Apart, Right, Rows, last, load};
+use super::gemm::last_place;
+use super::registers::{Vector, load};
 use crate::{Float, unrolled};
 
-/// Writes the transpose of `from` (rows × columns) to `to` (columns × rows, `to_stride` apart). Panics when a slice is
-/// too short.
+/// Writes the transpose of `from` (rows × columns) to `to` (columns × rows); rows of each lie as many elements apart
+/// as is said beside it. Panics when a slice is too short.
 ///
 /// # Safety
 /// The machine must have the instruction set that the register `V` belongs to.
 #[inline(always)]
 pub unsafe fn transpose<T: Float, V: Vector<T>>(
     [rows, columns]: [usize; 2],
-    from: Right<'_, T, impl Rows>,
-    to: &mut [T],
-    to_stride: usize,
+    (from, from_stride): (&[T], usize),
+    (to, to_stride): (&mut [T], usize),
 ) {
     if rows == 0 || columns == 0 {
         return;
     }
-    let inside = last(from.rows, [rows, columns], 1).is_some_and(|last| last < from.data.len());
+    let inside = last_place((rows, columns), (from_stride, 1)).is_some_and(|last| last < from.len());
     assert!(inside, "a {rows}x{columns} matrix");
-    let inside = last(Apart(to_stride), [columns, rows], 1).is_some_and(|last| last < to.len());
+    let inside = last_place((columns, rows), (to_stride, 1)).is_some_and(|last| last < to.len());
     assert!(inside, "the transpose of a {rows}x{columns} matrix");
     if rows < V::LANES || columns < V::LANES {
         for row in 0..rows {
-            for (column, &element) in from.data[from.rows.start(row)..][..columns].iter().enumerate() {
+            for (column, &element) in from[row * from_stride..][..columns].iter().enumerate() {
                 to[column * to_stride + row] = element;
             }
         }
@@ -34,15 +33,16 @@ pub unsafe fn transpose<T: Float, V: Vector<T>>(
     // The last blocks may overlap those before them.
     for row in (0..rows).step_by(V::LANES).map(|row| row.min(rows - V::LANES)) {
         for column in (0..columns).step_by(V::LANES).map(|column| column.min(columns - V::LANES)) {
-            let to = to.as_mut_ptr().wrapping_add(column * to_stride + row);
+            let from = (from.as_ptr().wrapping_add(row * from_stride + column), from_stride);
+            let to = (to.as_mut_ptr().wrapping_add(column * to_stride + row), to_stride);
             // SAFETY: the block lies inside both matrices, which lie inside their slices, as just checked; the caller
             // vouches for the instruction set.
             unsafe {
                 match V::LANES {
-                    16 => block::<T, V, 16>(from, [row, column], to, to_stride),
-                    8 => block::<T, V, 8>(from, [row, column], to, to_stride),
-                    4 => block::<T, V, 4>(from, [row, column], to, to_stride),
-                    _ => block::<T, V, 2>(from, [row, column], to, to_stride),
+                    16 => block::<T, V, 16>(from, to),
+                    8 => block::<T, V, 8>(from, to),
+                    4 => block::<T, V, 4>(from, to),
+                    _ => block::<T, V, 2>(from, to),
                 }
             }
         }
@@ -53,19 +53,17 @@ pub unsafe fn transpose<T: Float, V: Vector<T>>(
 /// as a number, around by one; after log₂ N rounds, row and column have changed places.
 ///
 /// # Safety
-/// As of [`transpose`], and the block must lie inside `from` and, from `to` on, inside memory that nobody else uses.
+/// As of [`transpose`], and `from` and `to` must have room for a block; nobody else may use that of `to`.
 #[inline(always)]
 unsafe fn block<T: Float, V: Vector<T>, const N: usize>(
-    from: Right<'_, T, impl Rows>,
-    [row, column]: [usize; 2],
-    to: *mut T,
-    to_stride: usize,
+    (from, from_stride): (*const T, usize),
+    (to, to_stride): (*mut T, usize),
 ) {
     // SAFETY: the caller vouches for the instruction set and the memory, here and below.
     let mut rows = [unsafe { V::zero() }; N];
     for (i, register) in rows.iter_mut().enumerate() {
         // SAFETY: as above.
-        *register = unsafe { load(from.data.as_ptr().add(from.rows.start(row + i) + column)) };
+        *register = unsafe { load(from.add(i * from_stride)) };
     }
     unrolled!(_round in 0..N.ilog2() as usize => {
         let old = rows;
@@ -84,7 +82,6 @@ mod tests {
     use super::*;
     use crate::cpu::isa::{Isa, limit};
     use crate::cpu::registers::Registers;
-    use crate::cpu::tile::Listed;
     use crate::simd;
 
     fn check<T: Float>() {
@@ -92,22 +89,16 @@ mod tests {
             let _limited = limit(isa);
             for [rows, columns] in [[16, 16], [1, 1], [0, 3], [5, 40], [37, 18], [32, 48]] {
                 let from: Vec<T> = (0..rows * columns).map(|i| T::of(i as f64)).collect();
-                // The same from rows in order and from rows out of a list, which is their order turned around.
-                let list: Vec<u32> = (0..rows as u32).rev().collect();
-                let turned: Vec<T> = from.chunks(columns.max(1)).rev().flatten().copied().collect();
-                let [mut to, mut to_from_list] = [(); 2].map(|()| vec![T::zero(); rows * columns]);
+                let mut to = vec![T::zero(); rows * columns];
                 // SAFETY: `simd!` chooses an instruction set that is there.
                 simd!(A => unsafe {
-                    let from = Right { data: &from, rows: Apart(columns) };
-                    transpose::<T, <A as Registers>::Vector<T>>([rows, columns], from, &mut to, rows);
-                    let from = Right { data: &turned, rows: Listed::new(&list, columns) };
-                    transpose::<T, <A as Registers>::Vector<T>>([rows, columns], from, &mut to_from_list, rows);
+                    let (from, to) = ((&from[..], columns), (&mut to[..], rows));
+                    transpose::<T, <A as Registers>::Vector<T>>([rows, columns], from, to);
                 });
                 for (place, &element) in to.iter().enumerate() {
                     let (column, row) = (place / rows, place % rows);
                     assert_eq!(element, from[row * columns + column], "{isa:?} {rows}x{columns}");
                 }
-                assert_eq!(to, to_from_list, "{isa:?} {rows}x{columns}");
             }
         }
     }

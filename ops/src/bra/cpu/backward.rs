@@ -1,12 +1,13 @@
 //! Backward kernel of routed attention.
 
-use super::scores::Layout;
-use super::{Head, Part, Pixels, QUERY_BLOCK, parts};
+use super::products::Quads;
+use super::quads::{QUAD, row_width};
+use super::scores::NUMBERS;
+use super::{Block, Head, IN_ORDER, Part, parts, pixels};
 use crate::bra::geometry::Geometry;
 use rayon::prelude::*;
 use tensor::cpu::parallel::{Interleaved, Out};
 use tensor::cpu::registers::Registers;
-use tensor::cpu::tile::{Listed, Right, Target, product};
 use tensor::{Float, Tensor, simd};
 
 /// dqkv (N, H, W, 2D + C) from the gradient of the result, dout (N, H, W, C). The scores are computed again
@@ -16,88 +17,85 @@ pub fn backward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, lse:
     if tokens == 0 {
         return;
     }
-    let pixels = Pixels::new(g, routes);
+    let pixels = pixels(g);
+    let lists = [pixels.as_slice("bra").expect("invariant: a new tensor is contiguous"), routes];
     let accumulate = dqkv.accumulate;
     let dqkv = Interleaved::new(dqkv.data);
-    lse.par_chunks(tokens).enumerate().for_each(|(task, lse)| {
-        let (image, index) = (task / g.heads, task % g.heads);
-        let head = Head::new(g, qkv, &pixels, scale, [image, index]);
-        let gradients = Gradients {
-            // Without a channel of values there is nothing after the last start.
-            dout: &dout[(image * tokens * g.v_dim + index * g.head_dims()[1]).min(dout.len())..],
-            lse,
-            dqkv,
-            offset: image * tokens * g.row(),
-            accumulate,
-        };
-        // SAFETY: `simd!` chooses an instruction set that the machine has; this task alone writes this head's
-        // channels of this image.
-        simd!(A => unsafe { backward_head::<T, A>(head, gradients) });
-    });
+    simd!(A => lse.par_chunks(tokens).enumerate().for_each(|(index, lse)| {
+        let head = Head::new(g, qkv, lists, scale, index);
+        // SAFETY: this task alone writes this head's channels of this image.
+        unsafe { backward_head::<T, A>(head, Gradients { dout, lse, dqkv, accumulate }) };
+    }));
 }
 
-/// What backward reads and writes for one head, apart from its operands.
+/// What backward reads and writes apart from a head's operands.
+#[derive(Clone, Copy)]
 struct Gradients<'a, T> {
-    /// (H·W, C), from the head's first channel on.
+    /// (N, H, W, C)
     dout: &'a [T],
-    /// (H·W)
+    /// The head's (H·W).
     lse: &'a [T],
+    /// (N, H, W, 2D + C)
     dqkv: Interleaved<'a, T>,
-    /// Where the image starts in dqkv.
-    offset: usize,
     accumulate: bool,
 }
 
 /// Computes one head's gradients.
 ///
 /// # Safety
-/// The machine must have the instruction set `A`, and nobody else may use this head's channels of dqkv.
-#[inline(always)]
+/// Nobody else may use this head's channels of dqkv.
 unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gradients<'_, T>) {
-    let g = head.geometry;
-    let Gradients { dout, lse, dqkv, offset, accumulate } = gradients;
-    let ([d, dv], keys, block) = (g.head_dims(), g.keys(), g.region_tokens().min(QUERY_BLOCK));
-    let layout = Layout::new(block, keys);
-    let sizes = [layout.transposed_len(d.max(dv)), layout.len(), layout.len(), QUERY_BLOCK];
+    let Gradients { dout, lse, dqkv, accumulate } = gradients;
+    let [queries, keys, values] = [Part::Query, Part::Key, Part::Value].map(|part| head.channels(part));
+    let [d, dv] = head.geometry.head_dims();
+    let [width, v_width] = [d, dv].map(row_width::<T, A>);
+    // The columns of keys and values, the rows of keys, and the gradients of both.
+    let sizes = [d, dv, width, width, v_width].map(|width| head.all().quads() * QUAD * width);
+    let mut packed = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
+    let [key_columns, value_columns, key_rows, dkeys, dvalues] = parts(&mut packed, sizes);
+    keys.columns::<T, A>(head.qkv, head.all(), key_columns);
+    values.columns::<T, A>(head.qkv, head.all(), value_columns);
+    keys.rows::<T, A>(head.qkv, head.all(), key_rows);
+    dkeys.fill(T::zero());
+    dvalues.fill(T::zero());
+    let largest = head.largest_block();
+    let [columns, rows, dout_rows] = [d.max(dv), width, v_width].map(|width| largest[0] * largest[1] * QUAD * width);
+    let scores = head.scores(largest).blocks.len();
+    let sizes = [columns, rows, dout_rows, rows, scores, scores];
     let mut scratch = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
-    let [transposed, p, ds, logs] = parts(&mut scratch, sizes);
-    if !accumulate {
-        for (part, dim) in [(Part::Key, d), (Part::Value, dv)] {
-            for pixel in 0..g.tokens() {
-                let start = offset + pixel * g.row() + head.channels[part as usize];
-                // SAFETY: nobody else uses this head's channels, by the caller's word.
-                unsafe { dqkv.part(start..start + dim) }.fill(T::zero());
-            }
+    let [columns, rows, dout_rows, drows, p, ds] = parts(&mut scratch, sizes);
+    let mut routed = vec![];
+    for Block { regions, pixels } in head.blocks(0..head.geometry.regions()) {
+        head.route(regions.clone(), &mut routed);
+        let (routed, in_order) = (&routed[..], &IN_ORDER[..pixels.quads()]);
+        let block = head.scores([regions.len(), pixels.quads() / regions.len()]);
+        let (p, ds) = (&mut p[..block.blocks.len()], &mut ds[..block.blocks.len()]);
+        // Zero where there is no query.
+        let mut logs = [T::zero(); NUMBERS];
+        for (place, pixel) in pixels.places() {
+            logs[place * QUAD..][..QUAD].fill(lse[pixel]);
         }
+        // P = exp(s·q·kᵀ − lse); dP = dO·vᵀ; s·dS = s·P∘(dP − Σ P∘dP)
+        queries.columns::<T, A>(head.qkv, pixels, columns);
+        block.blocks.scores::<T, A>(d, columns, Quads { data: key_columns, quads: routed }, p);
+        head.results().columns::<T, A>(dout, pixels, columns);
+        block.blocks.scores::<T, A>(dv, columns, Quads { data: value_columns, quads: routed }, ds);
+        block.gradients::<T, A>(head.scale, p, ds, &mut logs);
+        // dV += Pᵀ·dO; dK += s·dSᵀ·q; dQ = s·dS·k
+        head.results().rows::<T, A>(dout, pixels, dout_rows);
+        let (from, to) = (Quads { data: &*dout_rows, quads: in_order }, Quads { data: &mut *dvalues, quads: routed });
+        block.blocks.by_key(p).times::<A>(v_width, from, to, true);
+        queries.rows::<T, A>(head.qkv, pixels, rows);
+        let (from, to) = (Quads { data: &*rows, quads: in_order }, Quads { data: &mut *dkeys, quads: routed });
+        block.blocks.by_key(ds).times::<A>(width, from, to, true);
+        let (from, to) = (Quads { data: &*key_rows, quads: routed }, Quads { data: &mut *drows, quads: in_order });
+        block.blocks.by_query(ds).times::<A>(width, from, to, false);
+        // SAFETY: nobody else uses this head's channels, by the caller's word.
+        unsafe { queries.write::<T, A>(drows, pixels, dqkv, accumulate) };
     }
-    for region in 0..g.regions() {
-        let routed = head.routed(region);
-        for own in head.own(region).chunks(block) {
-            let count = own.len();
-            for (log, &pixel) in logs.iter_mut().zip(own) {
-                *log = lse[pixel as usize];
-            }
-            let own = Listed::new(own, g.row());
-            let [q, k, v] = [(Part::Query, own), (Part::Key, routed), (Part::Value, routed)]
-                .map(|(part, pixels)| head.tokens(part, pixels));
-            let dout = Right { data: dout, rows: own.apart(g.v_dim) };
-            let target = |part, rows, accumulate| Target {
-                data: dqkv,
-                offset: offset + head.channels[part as usize],
-                rows,
-                accumulate,
-            };
-            // SAFETY: both by the caller's word; the pixels of a region, and of several, are different ones.
-            unsafe {
-                // P = exp(s·q·kᵀ − lse); dP = dO·vᵀ; s·dS = s·P∘(dP − Σ P∘dP)
-                layout.products::<T, A>([count, d], q, k, transposed, p);
-                layout.products::<T, A>([count, dv], dout, v, transposed, ds);
-                layout.gradients::<T, A>(count, head.scale, p, ds, logs);
-                // dV += Pᵀ·dO; dK += s·dSᵀ·q; dQ = s·dS·k
-                product::<T, A>([keys, count, dv], layout.by_key(p), dout, target(Part::Value, routed, true));
-                product::<T, A>([keys, count, d], layout.by_key(ds), q, target(Part::Key, routed, true));
-                product::<T, A>([count, keys, d], layout.by_query(ds), k, target(Part::Query, own, accumulate));
-            }
-        }
+    // SAFETY: as above.
+    unsafe {
+        keys.write::<T, A>(dkeys, head.all(), dqkv, accumulate);
+        values.write::<T, A>(dvalues, head.all(), dqkv, accumulate);
     }
 }

@@ -1,13 +1,14 @@
 //! Forward kernel of routed attention.
 
-use super::scores::Layout;
-use super::{Head, Part, Pixels, QUERY_BLOCK, parts};
+use super::products::Quads;
+use super::quads::{QUAD, row_width};
+use super::scores::NUMBERS;
+use super::{Block, Head, IN_ORDER, Part, parts, pixels};
 use crate::bra::geometry::Geometry;
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::parallel::Interleaved;
 use tensor::cpu::registers::Registers;
-use tensor::cpu::tile::{Listed, Target, product};
 use tensor::{Float, Tensor, simd};
 
 /// A head's regions are shared out when there are fewer heads than this, all images' together,
@@ -20,62 +21,73 @@ const SHARE: usize = 1 << 20;
 ///
 /// `qkv` is (N, H, W, 2D + C) and `routes` (N, P, k), with every route below P.
 pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: &mut [T], lse: &mut [T]) {
-    let heads = g.images * g.heads;
-    if heads == 0 || g.tokens() == 0 {
+    if g.images == 0 || g.tokens() == 0 {
         return;
     }
-    let pixels = Pixels::new(g, routes);
-    let work = g.tokens() * g.keys() * g.head_dims().iter().sum::<usize>();
-    let shares = (TASKS / heads).min(work / SHARE).clamp(1, g.regions());
-    let share = g.regions().div_ceil(shares);
+    let pixels = pixels(g);
+    let lists = [pixels.as_slice("bra").expect("invariant: a new tensor is contiguous"), routes];
     let (out, lse) = (Interleaved::new(out), Interleaved::new(lse));
-    (0..heads * shares).into_par_iter().for_each(|task| {
-        let (index, first) = (task / shares, task % shares * share);
-        let regions = first.min(g.regions())..(first + share).min(g.regions());
-        let (image, head) = (index / g.heads, index % g.heads);
-        let operands = Head::new(g, qkv, &pixels, scale, [image, head]);
-        let places = [image * g.tokens() * g.v_dim + head * g.head_dims()[1], index * g.tokens()];
-        // SAFETY: `simd!` chooses an instruction set that the machine has; this task alone writes these regions
-        // of this head.
-        simd!(A => unsafe { forward_regions::<T, A>(operands, regions, out, lse, places) });
+    simd!(A => {
+        let heads = (0..g.images * g.heads).into_par_iter();
+        heads.for_each(|index| forward_head::<T, A>(Head::new(g, qkv, lists, scale, index), out, lse))
     });
 }
 
-/// Computes some regions of one head, whose results and logarithms start at `places`.
+/// Computes one head.
+fn forward_head<T: Float, A: Registers>(head: Head<'_, T>, out: Interleaved<'_, T>, lse: Interleaved<'_, T>) {
+    let g = head.geometry;
+    let ([d, dv], quads) = (g.head_dims(), head.all().quads());
+    let sizes = [d, row_width::<T, A>(dv)].map(|width| quads * QUAD * width);
+    let mut packed = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
+    let [keys, values] = parts(&mut packed, sizes);
+    head.channels(Part::Key).columns::<T, A>(head.qkv, head.all(), keys);
+    head.channels(Part::Value).rows::<T, A>(head.qkv, head.all(), values);
+    let (keys, values) = (&*keys, &*values);
+    let work = g.tokens() * g.keys() * (d + dv);
+    let shares = (TASKS / (g.images * g.heads)).min(work / SHARE).clamp(1, g.regions());
+    let share = g.regions().div_ceil(shares);
+    (0..shares).into_par_iter().for_each(|task| {
+        let regions = (task * share).min(g.regions())..((task + 1) * share).min(g.regions());
+        // SAFETY: this task alone writes these regions of this head.
+        unsafe { forward_regions::<T, A>(head, regions, [keys, values], out, lse) };
+    });
+}
+
+/// Computes some regions of one head, from the columns of its keys and the rows of its values.
 ///
 /// # Safety
-/// The machine must have the instruction set `A`, and nobody else may use these regions' results and logarithms.
-#[inline(always)]
+/// Nobody else may use these regions' results and logarithms.
 unsafe fn forward_regions<T: Float, A: Registers>(
     head: Head<'_, T>,
     regions: Range<usize>,
+    [keys, values]: [&[T]; 2],
     out: Interleaved<'_, T>,
     lse: Interleaved<'_, T>,
-    places: [usize; 2],
 ) {
-    let g = head.geometry;
-    let ([d, dv], keys, block) = (g.head_dims(), g.keys(), g.region_tokens().min(QUERY_BLOCK));
-    let layout = Layout::new(block, keys);
-    let sizes = [layout.transposed_len(d), layout.len(), QUERY_BLOCK];
+    let (g, queries, results, largest) =
+        (head.geometry, head.channels(Part::Query), head.results(), head.largest_block());
+    let quads = largest[0] * largest[1];
+    let width = row_width::<T, A>(results.dim);
+    let sizes = [quads * QUAD * queries.dim, head.scores(largest).blocks.len(), quads * QUAD * width];
     let mut scratch = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
-    let [transposed, scores, logs] = parts(&mut scratch, sizes);
-    for region in regions {
-        let routed = head.routed(region);
-        let [k, v] = [Part::Key, Part::Value].map(|part| head.tokens(part, routed));
-        for own in head.own(region).chunks(block) {
-            let (count, rows) = (own.len(), Listed::new(own, g.v_dim));
-            let q = head.tokens(Part::Query, rows);
-            let target = Target { data: out, offset: places[0], rows, accumulate: false };
-            // SAFETY: both by the caller's word; a region's pixels are different ones.
-            unsafe {
-                layout.products::<T, A>([count, d], q, k, transposed, scores);
-                layout.softmax::<T, A>(count, head.scale, scores, logs);
-                product::<T, A>([count, keys, dv], layout.by_query(scores), v, target);
-            }
-            for (&pixel, &log) in own.iter().zip(&*logs) {
-                // SAFETY: nobody else uses this region's logarithms, by the caller's word.
-                unsafe { lse.at(places[1] + pixel as usize).write(log) };
-            }
+    let [columns, scores, rows] = parts(&mut scratch, sizes);
+    let (mut logs, mut routed) = ([T::zero(); NUMBERS], vec![]);
+    for Block { regions, pixels } in head.blocks(regions) {
+        head.route(regions.clone(), &mut routed);
+        let (keys, values) = (Quads { data: keys, quads: &routed }, Quads { data: values, quads: &routed });
+        let block = head.scores([regions.len(), pixels.quads() / regions.len()]);
+        let scores = &mut scores[..block.blocks.len()];
+        queries.columns::<T, A>(head.qkv, pixels, columns);
+        block.blocks.scores::<T, A>(queries.dim, columns, keys, scores);
+        block.softmax::<T, A>(head.scale, scores, &mut logs);
+        let to = Quads { data: &mut *rows, quads: &IN_ORDER[..pixels.quads()] };
+        block.blocks.by_query(scores).times::<A>(width, values, to, false);
+        // SAFETY: nobody else uses these regions' results and logarithms, by the caller's word.
+        unsafe { results.write::<T, A>(rows, pixels, out, false) };
+        let first = (head.image * g.heads + head.index) * g.tokens();
+        for (place, pixel) in pixels.places() {
+            // SAFETY: as above.
+            unsafe { lse.at(first + pixel).write(logs[place * QUAD]) };
         }
     }
 }

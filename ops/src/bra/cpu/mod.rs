@@ -1,35 +1,39 @@
-//! Routed attention where the keys and values lie.
+//! Routed attention of one head at a time.
 //!
-//! A region is a list of pixels ([`Pixels`]), and the products of attention take the rows of both operands
-//! and of the result out of such lists: keys, values and their gradients are never gathered, neither as a tensor
-//! nor as a tile. Only the operand that lies across the registers (`scores.rs`) is transposed, a block at a time.
+//! A head's keys and values are laid out once, region by region (`quads.rs`), in a few dozen kilobytes that stay in
+//! the core's cache; whoever attends to a region reads them there. Nothing is gathered k times over, neither as a
+//! tensor nor as a tile: the quads of the routed regions are a list, and the products (`products.rs`) follow it.
 //!
-//! Forward, a task is some regions of one head of one image. Backward it is a whole head: it owns all of the
-//! head's keys, and adds their gradients up in place in the order of the regions. No atomics, and the same bits
-//! with any number of threads. (A GPU, which needs more tasks than heads, takes the inverted list of the routes
-//! instead.)
+//! Forward, a task is a head of an image, or some of its regions. Backward it is a whole head: it owns all of the
+//! head's keys, and adds their gradients up in the order of the regions. No atomics, and the same bits with any number
+//! of threads. (A GPU, which needs more tasks than heads, takes the inverted list of the routes instead.)
 
 mod backward;
 mod forward;
+mod products;
+mod quads;
 mod scores;
 
 pub use backward::backward;
 pub use forward::forward;
 
 use super::geometry::Geometry;
-use rayon::prelude::*;
-use tensor::cpu::parallel::items_per_task;
-use tensor::cpu::tile::{Listed, Right};
-use tensor::{DType, Element, Float, Tensor};
+use products::Blocks;
+use quads::{Channels, Pixels, QUAD};
+use scores::Scores;
+use std::ops::Range;
+use tensor::{DType, Element, Tensor};
 
-/// Queries of one region are taken in blocks of at most this many, so that the scores of a block stay in
-/// the cache when a region is a whole map.
-const QUERY_BLOCK: usize = 64;
+/// Queries are taken in blocks of at most so many quads, so that their scores stay in the cache when a region is a
+/// whole map; small regions several at a time, as a block has work of its own.
+const QUERY_QUADS: usize = 8;
 
-/// Zeros to work in, cut into parts of these sizes.
-fn parts<T: Float, const N: usize>(scratch: &mut Tensor, sizes: [usize; N]) -> [&mut [T]; N] {
+/// The quads of a block of queries, in order.
+const IN_ORDER: [u32; QUERY_QUADS] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+/// Scratch memory cut into parts of these sizes.
+fn parts<T: Element, const N: usize>(scratch: &mut Tensor, sizes: [usize; N]) -> [&mut [T]; N] {
     let mut rest = elements_mut(scratch);
-    rest.fill(T::zero());
     sizes.map(|size| {
         let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
         rest = after;
@@ -37,55 +41,23 @@ fn parts<T: Float, const N: usize>(scratch: &mut Tensor, sizes: [usize; N]) -> [
     })
 }
 
-/// The pixels of regions, in which all heads of an image agree.
-struct Pixels {
-    /// (P, tokens): each region's own.
-    own: Tensor,
-    /// (N, P, k·tokens): those of all keys that a region attends to.
-    routed: Tensor,
-}
-
-impl Pixels {
-    /// Of a map that is not empty.
-    fn new(g: Geometry, routes: &[u32]) -> Self {
-        let (tokens, regions) = (g.region_tokens(), g.regions());
-        let mut own = Tensor::empty([regions, tokens], DType::Index);
-        let mut routed = Tensor::empty([g.images, regions, g.keys()], DType::Index);
-        let places = elements_mut(&mut own);
-        let all = (0..regions).flat_map(|region| (0..tokens).map(move |t| g.pixel(region, t) as u32));
-        places.iter_mut().zip(all).for_each(|(place, pixel)| *place = pixel);
-        let copies = elements_mut(&mut routed).par_chunks_mut(tokens).zip(routes).with_min_len(items_per_task(tokens));
-        copies.for_each(|(copy, &region)| copy.copy_from_slice(&places[region as usize * tokens..][..tokens]));
-        Self { own, routed }
-    }
-}
-
 /// The elements of scratch memory.
 pub(super) fn elements_mut<T: Element>(tensor: &mut Tensor) -> &mut [T] {
     tensor.as_mut_slice("bra").expect("invariant: a new tensor is contiguous and unshared")
 }
 
-/// The elements of scratch memory.
-fn elements<T: Element>(tensor: &Tensor) -> &[T] {
-    tensor.as_slice("bra").expect("invariant: a new tensor is contiguous")
-}
-
-/// Some tokens' channels of one head, (·, dim), where they lie.
-type Tokens<'a, T> = Right<'a, T, Listed<'a>>;
-
-/// One head of one image: its operands, read in place.
-#[derive(Clone, Copy)]
-struct Head<'a, T> {
-    geometry: Geometry,
-    /// (H·W, 2D + C)
-    qkv: &'a [T],
-    /// Where the head's queries, keys and values start in a row of `qkv`.
-    channels: [usize; 3],
-    /// (P, tokens)
-    own: &'a [u32],
-    /// (P, k·tokens)
-    routed: &'a [u32],
-    scale: T,
+/// The pixels of each region of a map that is not empty, one region after the other: (P, tokens).
+fn pixels(g: Geometry) -> Tensor {
+    let mut pixels = Tensor::empty([g.regions(), g.region_tokens()], DType::Index);
+    let ([rows, columns], [height, width]) = (g.grid, g.region_size());
+    let starts = (0..rows * columns).flat_map(|region| {
+        let corner = region / columns * height * g.map[1] + region % columns * width;
+        (0..height).map(move |row| corner + row * g.map[1])
+    });
+    for (run, start) in elements_mut::<u32>(&mut pixels).chunks_exact_mut(width).zip(starts) {
+        run.iter_mut().zip(start..).for_each(|(place, pixel)| *place = pixel as u32);
+    }
+    pixels
 }
 
 /// Which of a token's channels: those of its query, its key or its value.
@@ -96,36 +68,92 @@ enum Part {
     Value = 2,
 }
 
-impl<'a, T: Float> Head<'a, T> {
-    fn new(geometry: Geometry, qkv: &'a [T], pixels: &'a Pixels, scale: T, [image, head]: [usize; 2]) -> Self {
-        let (row, routed) = (geometry.tokens() * geometry.row(), geometry.regions() * geometry.keys());
-        Self {
-            geometry,
-            qkv: &qkv[image * row..][..row],
-            channels: geometry.channels(head),
-            own: elements(&pixels.own),
-            routed: &elements(&pixels.routed)[image * routed..][..routed],
-            scale,
+/// One head of one image.
+#[derive(Clone, Copy)]
+struct Head<'a, T> {
+    geometry: Geometry,
+    image: usize,
+    index: usize,
+    /// (N, H, W, 2D + C)
+    qkv: &'a [T],
+    /// (P, tokens)
+    pixels: &'a [u32],
+    /// The image's (P, k).
+    routes: &'a [u32],
+    scale: T,
+}
+
+impl<'a, T> Head<'a, T> {
+    /// The head `index`, counted through all images, of qkv (N, H, W, 2D + C) and routes (N, P, k).
+    fn new(geometry: Geometry, qkv: &'a [T], [pixels, routes]: [&'a [u32]; 2], scale: T, index: usize) -> Self {
+        let (image, index) = (index / geometry.heads, index % geometry.heads);
+        let routed = geometry.regions() * geometry.topk;
+        Self { geometry, image, index, qkv, pixels, routes: &routes[image * routed..][..routed], scale }
+    }
+
+    /// Where its queries, keys or values lie in qkv.
+    fn channels(&self, part: Part) -> Channels {
+        let g = self.geometry;
+        let first = self.image * g.tokens() * g.row() + g.channels(self.index)[part as usize];
+        Channels { first, stride: g.row(), dim: g.head_dims()[usize::from(matches!(part, Part::Value))] }
+    }
+
+    /// Where its results lie in (N, H, W, C).
+    fn results(&self) -> Channels {
+        let g = self.geometry;
+        let dim = g.head_dims()[1];
+        Channels { first: self.image * g.tokens() * g.v_dim + self.index * dim, stride: g.v_dim, dim }
+    }
+
+    /// All pixels.
+    fn all(&self) -> Pixels<'a> {
+        Pixels { list: self.pixels, region: self.geometry.region_tokens() }
+    }
+
+    /// The quads of a region.
+    fn quads(&self) -> usize {
+        self.geometry.region_tokens().div_ceil(QUAD)
+    }
+
+    /// The largest block of queries: of so many regions, so many quads.
+    fn largest_block(&self) -> [usize; 2] {
+        let quads = self.quads().min(QUERY_QUADS);
+        [(QUERY_QUADS / quads).min(self.geometry.regions()), quads]
+    }
+
+    /// The queries of some regions in blocks: several regions, or parts of one.
+    fn blocks(&self, regions: Range<usize>) -> impl Iterator<Item = Block<'a>> + use<'a, T> {
+        let (all, [together, quads]) = (self.all(), self.largest_block());
+        regions.clone().step_by(together).flat_map(move |first| {
+            let last = (first + together).min(regions.end);
+            let pixels = &all.list[first * all.region..last * all.region];
+            let size = if together > 1 { pixels.len() } else { quads * QUAD };
+            pixels.chunks(size.max(1)).map(move |list| {
+                let pixels = Pixels { list, region: list.len() / (last - first) };
+                Block { regions: first..last, pixels }
+            })
+        })
+    }
+
+    /// The scores of so many regions' queries, so many quads each.
+    fn scores(&self, [regions, queries]: [usize; 2]) -> Scores {
+        let quads = self.quads();
+        let blocks = Blocks { regions, queries, keys: self.geometry.topk * quads };
+        Scores { blocks, region: [self.geometry.region_tokens(), quads] }
+    }
+
+    /// The quads of the keys that these regions attend to, one region's after the other's.
+    fn route(&self, regions: Range<usize>, quads: &mut Vec<u32>) {
+        let (topk, each) = (self.geometry.topk, self.quads() as u32);
+        quads.clear();
+        for &region in &self.routes[regions.start * topk..regions.end * topk] {
+            quads.extend(region * each..(region + 1) * each);
         }
     }
+}
 
-    /// The tokens with these pixels.
-    #[inline(always)]
-    fn tokens(&self, part: Part, pixels: Listed<'a>) -> Tokens<'a, T> {
-        Right { data: &self.qkv[self.channels[part as usize]..], rows: pixels.apart(self.geometry.row()) }
-    }
-
-    /// The pixels of a region.
-    #[inline(always)]
-    fn own(&self, region: usize) -> &'a [u32] {
-        let tokens = self.geometry.region_tokens();
-        &self.own[region * tokens..][..tokens]
-    }
-
-    /// The pixels of all keys that a region attends to.
-    #[inline(always)]
-    fn routed(&self, region: usize) -> Listed<'a> {
-        let keys = self.geometry.keys();
-        Listed::new(&self.routed[region * keys..][..keys], self.geometry.row())
-    }
+/// A block of queries.
+struct Block<'a> {
+    regions: Range<usize>,
+    pixels: Pixels<'a>,
 }

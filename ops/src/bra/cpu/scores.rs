@@ -1,18 +1,18 @@
-//! The scores of a block of queries against the keys that they attend to, and what becomes of them.
+//! What becomes of the scores of a block of queries: their softmax over the keys, and its gradient.
 //!
-//! A register holds the scores of neighbouring queries with one key, or of one query with neighbouring keys,
-//! whichever fills it: regions of 16 tokens and more have queries enough, smaller ones have keys (4 queries with
-//! 64 keys). The products are the same, with the operands' parts exchanged; only sums over the keys go down the
-//! registers in the one case, and along them in the other.
+//! A query's numbers (the largest of its scores, its sum, ..) are kept four times side by side, as they are needed:
+//! once for each key of a quad.
 
-use super::{QUERY_BLOCK, Tokens};
+use super::QUERY_QUADS;
+use super::products::{BLOCK, Blocks};
+use super::quads::QUAD;
 use std::ops::Range;
 use tensor::cpu::math::Transcendental;
-use tensor::cpu::parallel::Interleaved;
-use tensor::cpu::registers::{MOST_LANES, Registers, Vector};
-use tensor::cpu::tile::{Apart, Left, Right, Target, product};
-use tensor::cpu::transpose::transpose;
+use tensor::cpu::registers::{Registers, Vector};
 use tensor::{Float, unrolled};
+
+/// Room for the numbers of a block of queries.
+pub(super) const NUMBERS: usize = QUERY_QUADS * BLOCK;
 
 /// A register of elements from a place on. The caller vouches for the instruction set, as of [`Vector::zero`].
 macro_rules! load {
@@ -39,200 +39,95 @@ macro_rules! fold {
     }};
 }
 
-/// The elements of a register, joined in pairs.
-macro_rules! join {
-    ($register:expr, $join:expr) => {{
-        let mut elements = [T::zero(); MOST_LANES];
-        $register.store(&mut elements);
-        let mut width = A::Vector::<T>::LANES / 2;
-        while width > 0 {
-            for lane in 0..width {
-                elements[lane] = $join(elements[lane], elements[lane + width]);
-            }
-            width /= 2;
-        }
-        elements[0]
+/// Of each quad of a register's elements all four joined, in all four places.
+macro_rules! across {
+    ($register:expr, $join:ident) => {{
+        let pairs = $register.$join($register.swap_neighbours());
+        pairs.$join(pairs.swap_pairs())
     }};
 }
 
-/// A statement for each register of the scores of `$count` queries, with the queries' own numbers at its side.
-macro_rules! for_each {
-    ($layout:expr, $count:expr, $numbers:expr, |$at:ident, $number:ident| $step:expr) => {
-        if $layout.queries_across {
-            for column in (0..$count).step_by(A::Vector::<T>::LANES) {
-                let $number = load!($numbers, column);
-                for $at in $layout.down(column) {
-                    $step;
-                }
-            }
-        } else {
-            for query in 0..$count {
-                // SAFETY: the caller vouches for the instruction set.
-                let $number = unsafe { A::Vector::<T>::splat($numbers[query]) };
-                for $at in $layout.along::<T, A>(query) {
-                    $step;
-                }
-            }
-        }
-    };
-}
-
-/// Where the score of a query with a key lies.
+/// The tokens of the regions that a block of scores is about: which of its keys there are.
 #[derive(Clone, Copy)]
-pub(super) struct Layout {
-    keys: usize,
-    /// Whether queries lie side by side, or else keys.
-    queries_across: bool,
-    /// From one row of scores to the next: whole registers.
-    stride: usize,
-    rows: usize,
+pub(super) struct Scores {
+    pub blocks: Blocks,
+    /// Tokens of a region, and its quads.
+    pub region: [usize; 2],
 }
 
-impl Layout {
-    /// Of blocks of at most so many queries, with so many keys.
-    pub fn new(queries: usize, keys: usize) -> Self {
-        let queries_across = queries >= MOST_LANES;
-        let (across, rows) = if queries_across { (queries, keys) } else { (keys, queries) };
-        Self { keys, queries_across, stride: across.next_multiple_of(MOST_LANES), rows }
+impl Scores {
+    /// Replaces the products of queries and keys by the softmax over the keys of factor · product; also gives the
+    /// logarithms of its denominators.
+    pub fn softmax<T: Float, A: Registers>(self, factor: T, scores: &mut [T], logs: &mut [T]) {
+        A::run(
+            #[inline(always)]
+            // SAFETY: `A::run` makes sure of the instruction set.
+            || unsafe { self.softmax_here::<T, A>(factor, scores, logs) },
+        );
     }
 
-    /// How many elements the scores of a block take.
-    pub fn len(&self) -> usize {
-        self.rows * self.stride
-    }
-
-    /// How many elements [`Layout::products`] needs to work in, for tokens of `dim` channels.
-    pub fn transposed_len(&self, dim: usize) -> usize {
-        dim * self.stride
-    }
-
-    /// Scores or what was made of them as a matrix (queries, keys).
-    pub fn by_query<'a, T>(&self, scores: &'a [T]) -> Left<'a, T, Apart> {
-        let (row, column) = if self.queries_across { (1, self.stride) } else { (self.stride, 1) };
-        Left { data: scores, rows: Apart(row), col_stride: column }
-    }
-
-    /// The same as a matrix (keys, queries).
-    pub fn by_key<'a, T>(&self, scores: &'a [T]) -> Left<'a, T, Apart> {
-        let Left { data, rows: Apart(column), col_stride: row } = self.by_query(scores);
-        Left { data, rows: Apart(row), col_stride: column }
-    }
-
-    /// (`count` queries) · keysᵀ over `dim` channels.
-    ///
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    pub unsafe fn products<T: Float, A: Registers>(
-        &self,
-        [count, dim]: [usize; 2],
-        queries: Tokens<'_, T>,
-        keys: Tokens<'_, T>,
-        transposed: &mut [T],
-        out: &mut [T],
-    ) {
-        let ((across, columns), (down, rows)) = if self.queries_across {
-            ((queries, count), (keys, self.keys))
-        } else {
-            ((keys, self.keys), (queries, count))
-        };
-        let down = Left { data: down.data, rows: down.rows, col_stride: 1 };
-        let target = Target { data: Interleaved::new(out), offset: 0, rows: Apart(self.stride), accumulate: false };
-        // SAFETY: the caller vouches for the instruction set; `out` is borrowed for this alone, in separate rows.
-        unsafe {
-            A::run(
-                #[inline(always)]
-                || transpose::<T, A::Vector<T>>([columns, dim], across, transposed, self.stride),
-            );
-            let across = Right { data: &*transposed, rows: Apart(self.stride) };
-            product::<T, A>([rows, dim, columns.next_multiple_of(MOST_LANES)], down, across, target);
-        }
-    }
-
-    /// Replaces the products of `count` queries by the softmax over the keys of factor · product; also gives the
-    /// logarithms of its denominators. `logs` has room for whole registers.
-    ///
-    /// # Safety
-    /// The machine must have the instruction set `A`.
-    #[inline(always)]
-    pub unsafe fn softmax<T: Float, A: Registers>(&self, count: usize, factor: T, scores: &mut [T], logs: &mut [T]) {
+    unsafe fn softmax_here<T: Float, A: Registers>(self, factor: T, scores: &mut [T], logs: &mut [T]) {
         // SAFETY: the caller vouches for the instruction set, here and below.
         let (zero, lowest) = unsafe { (A::Vector::zero(), A::Vector::splat(T::neg_infinity())) };
         // SAFETY: as above.
         let factors = unsafe { A::Vector::splat(factor) };
-        let lanes = A::Vector::<T>::LANES;
-        let mut sums = [T::one(); QUERY_BLOCK];
-        if self.queries_across {
-            for column in (0..count).step_by(lanes) {
-                let largest =
-                    fold!(self.down(column), lowest, max, |largest, at| load!(scores, at).mul(factors).max(largest));
-                largest.store(&mut logs[column..]);
-            }
-        } else {
-            for query in 0..count {
-                // For now, so that what lies there is not the largest.
-                let first = scores[query * self.stride];
-                self.fill_rest(query, scores, first);
-                let largest = fold!(self.along::<T, A>(query), lowest, max, |largest, at| {
-                    load!(scores, at).mul(factors).max(largest)
-                });
-                logs[query] = join!(largest, |a: T, b: T| if a > b { a } else { b });
-            }
+        // What no key stands behind may not be the largest.
+        self.fill_spare(scores, |first_of_query| first_of_query);
+        for (register, log) in self.numbers::<T, A>(logs) {
+            let largest = fold!(self.along::<T, A>(register), lowest, max, |largest, at| {
+                load!(scores, at).mul(factors).max(largest)
+            });
+            across!(largest, max).store(log);
         }
         // SAFETY: as above.
-        unsafe { self.exponentials::<T, A>(count, factor, scores, logs) };
-        if self.queries_across {
-            for column in (0..count).step_by(lanes) {
-                let sum = fold!(self.down(column), zero, add, |sum, at| load!(scores, at).add(sum));
-                sum.store(&mut sums[column..]);
-            }
-        } else {
-            for (query, sum_of_query) in sums[..count].iter_mut().enumerate() {
-                let sum = fold!(self.along::<T, A>(query), zero, add, |sum, at| load!(scores, at).add(sum));
-                *sum_of_query = join!(sum, |a: T, b: T| a + b);
-            }
+        unsafe { self.exponentials::<T, A>(factor, scores, logs) };
+        let mut sums = [T::zero(); NUMBERS];
+        let (sums, logs) = (&mut sums[..self.blocks.quads() * BLOCK], &mut logs[..self.blocks.quads() * BLOCK]);
+        for (register, sum_of_query) in self.numbers::<T, A>(sums) {
+            let sum = fold!(self.along::<T, A>(register), zero, add, |sum, at| load!(scores, at).add(sum));
+            across!(sum, add).store(sum_of_query);
         }
-        for (log, sum) in logs[..count].iter_mut().zip(&mut sums) {
+        for (log, sum) in logs.iter_mut().zip(&mut *sums) {
             *log += Transcendental::logarithm::<A>(*sum);
             *sum = T::one() / *sum;
         }
-        for_each!(self, count, sums, |at, inverse| load!(scores, at).mul(inverse).store(&mut scores[at..]));
+        for (register, inverse) in self.numbers::<T, A>(sums) {
+            let inverse = load!(inverse, 0);
+            for at in self.along::<T, A>(register) {
+                load!(scores, at).mul(inverse).store(&mut scores[at..]);
+            }
+        }
     }
 
-    /// From the products of `count` queries and the gradients of P, the softmax of factor · product: P in place of
+    /// From the products of queries and keys and the gradients of P, the softmax of factor · product: P in place of
     /// the products, and in place of its gradients those of the products.
-    ///
+    pub fn gradients<T: Float, A: Registers>(self, factor: T, p: &mut [T], dp: &mut [T], logs: &mut [T]) {
+        A::run(
+            #[inline(always)]
+            // SAFETY: `A::run` makes sure of the instruction set.
+            || unsafe { self.gradients_here::<T, A>(factor, p, dp, logs) },
+        );
+    }
+
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    pub unsafe fn gradients<T: Float, A: Registers>(
-        &self,
-        count: usize,
-        factor: T,
-        p: &mut [T],
-        dp: &mut [T],
-        logs: &[T],
-    ) {
+    unsafe fn gradients_here<T: Float, A: Registers>(self, factor: T, p: &mut [T], dp: &mut [T], logs: &mut [T]) {
         // SAFETY: the caller vouches for the instruction set, here and below.
         let (zero, factors) = unsafe { (A::Vector::zero(), A::Vector::splat(factor)) };
-        let mut deltas = [T::zero(); QUERY_BLOCK];
         // SAFETY: as above.
-        unsafe { self.exponentials::<T, A>(count, factor, p, logs) };
-        if self.queries_across {
-            for column in (0..count).step_by(A::Vector::<T>::LANES) {
-                let delta = fold!(self.down(column), zero, add, |sum, at| load!(p, at).mul_add(load!(dp, at), sum));
-                delta.store(&mut deltas[column..]);
-            }
-        } else {
-            for (query, delta_of_query) in deltas[..count].iter_mut().enumerate() {
-                let delta =
-                    fold!(self.along::<T, A>(query), zero, add, |sum, at| load!(p, at).mul_add(load!(dp, at), sum));
-                *delta_of_query = join!(delta, |a: T, b: T| a + b);
+        unsafe { self.exponentials::<T, A>(factor, p, logs) };
+        for register in 0..self.blocks.registers::<T, A>() {
+            let places = self.along::<T, A>(register);
+            let delta = fold!(places.clone(), zero, add, |sum, at| load!(p, at).mul_add(load!(dp, at), sum));
+            let delta = across!(delta, add);
+            for at in places {
+                load!(dp, at).sub(delta).mul(load!(p, at).mul(factors)).store(&mut dp[at..]);
             }
         }
-        for_each!(self, count, deltas, |at, delta| {
-            load!(dp, at).sub(delta).mul(load!(p, at).mul(factors)).store(&mut dp[at..]);
-        });
     }
 
     /// exp(factor · product − the query's number) in place of each product.
@@ -240,36 +135,47 @@ impl Layout {
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    unsafe fn exponentials<T: Float, A: Registers>(&self, count: usize, factor: T, products: &mut [T], numbers: &[T]) {
+    unsafe fn exponentials<T: Float, A: Registers>(self, factor: T, products: &mut [T], numbers: &mut [T]) {
         // SAFETY: the caller vouches for the instruction set.
         let factors = unsafe { A::Vector::splat(factor) };
-        for_each!(self, count, numbers, |at, number| {
-            load!(products, at).mul(factors).sub(number).store(&mut products[at..]);
-        });
-        let rows = if self.queries_across { self.keys } else { count };
-        products[..rows * self.stride].iter_mut().for_each(|x| *x = Transcendental::exp::<A>(*x));
-        if !self.queries_across {
-            (0..count).for_each(|query| self.fill_rest(query, products, T::zero()));
+        for (register, number) in self.numbers::<T, A>(numbers) {
+            let number = load!(number, 0);
+            for at in self.along::<T, A>(register) {
+                load!(products, at).mul(factors).sub(number).store(&mut products[at..]);
+            }
+        }
+        for x in products.iter_mut() {
+            *x = Transcendental::exp::<A>(*x);
+        }
+        self.fill_spare(products, |_| T::zero());
+    }
+
+    /// Sets the scores that no key stands behind, from the query's first score of the same quad.
+    #[inline(always)]
+    fn fill_spare<T: Float>(self, scores: &mut [T], value: impl Fn(T) -> T) {
+        let [tokens, quads] = self.region;
+        let last = tokens % QUAD;
+        if last > 0 {
+            // The last quad of each region.
+            for block in scores.chunks_exact_mut(BLOCK).skip(quads - 1).step_by(quads) {
+                for query in block.chunks_exact_mut(QUAD) {
+                    let value = value(query[0]);
+                    query[last..].fill(value);
+                }
+            }
         }
     }
 
-    /// Sets what lies between the last key of a query and the end of its register.
+    /// Each register of a quad of keys' scores, with the queries' numbers.
     #[inline(always)]
-    fn fill_rest<T: Float>(&self, query: usize, scores: &mut [T], value: T) {
-        if self.keys < self.stride {
-            scores[query * self.stride..][self.keys..self.stride].fill(value);
-        }
+    fn numbers<T: Float, A: Registers>(self, numbers: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
+        numbers.chunks_exact_mut(A::Vector::<T>::LANES).take(self.blocks.registers::<T, A>()).enumerate()
     }
 
-    /// Where the registers of neighbouring queries lie, key by key.
+    /// Where the scores of a register's queries lie, quad by quad of keys.
     #[inline(always)]
-    fn down(&self, column: usize) -> std::iter::StepBy<Range<usize>> {
-        (column..self.keys * self.stride).step_by(self.stride)
-    }
-
-    /// Where the registers of a query lie.
-    #[inline(always)]
-    fn along<T: Float, A: Registers>(&self, query: usize) -> std::iter::StepBy<Range<usize>> {
-        (query * self.stride..(query + 1) * self.stride).step_by(A::Vector::<T>::LANES)
+    fn along<T: Float, A: Registers>(self, register: usize) -> std::iter::StepBy<Range<usize>> {
+        let first = self.blocks.place::<T, A>(register);
+        (first..first + self.blocks.keys * BLOCK).step_by(BLOCK)
     }
 }

@@ -1,0 +1,183 @@
+//! Tokens in fours.
+//!
+//! A head's operands are taken out of the map once and laid out region by region, in quads: four tokens of a region,
+//! the last quad of a region filled up with zeros. As *rows*, a quad is four rows of channels; as *columns*, it is
+//! the four tokens' elements side by side, channel by channel.
+
+use tensor::Float;
+use tensor::cpu::parallel::{Interleaved, put};
+use tensor::cpu::registers::{Registers, Vector, copy_run};
+
+/// The tokens of a quad.
+pub(super) const QUAD: usize = 4;
+
+/// The pixels of some regions, or of a part of one.
+#[derive(Clone, Copy)]
+pub(super) struct Pixels<'a> {
+    pub list: &'a [u32],
+    /// How many of them each region has.
+    pub region: usize,
+}
+
+impl<'a> Pixels<'a> {
+    /// The quads of all regions.
+    pub fn quads(self) -> usize {
+        self.list.len() / self.region * self.region.div_ceil(QUAD)
+    }
+
+    /// Each pixel with its token's place in the quads.
+    #[inline(always)]
+    pub fn places(self) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let next = self.region.next_multiple_of(QUAD);
+        let regions = self.list.chunks_exact(self.region).zip((0..).step_by(next));
+        regions.flat_map(|(pixels, first)| (first..).zip(pixels.iter().map(|&pixel| pixel as usize)))
+    }
+}
+
+/// Where one head's queries, keys, values or results lie in a map.
+#[derive(Clone, Copy)]
+pub(super) struct Channels {
+    /// The first of the image's first pixel.
+    pub first: usize,
+    /// Elements from one pixel to the next.
+    pub stride: usize,
+    pub dim: usize,
+}
+
+impl Channels {
+    /// Panics unless all of these pixels' lie inside a map of `len` elements.
+    fn expect_inside(self, pixels: Pixels<'_>, len: usize) {
+        let largest = pixels.list.iter().fold(0, |largest, &pixel| largest.max(pixel));
+        let start = (largest as usize).checked_mul(self.stride).and_then(|start| start.checked_add(self.first));
+        let end = start.and_then(|start| start.checked_add(self.dim));
+        assert!(end.is_some_and(|end| end <= len), "pixel {largest} of a map of {len} elements");
+    }
+
+    /// A pixel's.
+    ///
+    /// # Safety
+    /// They must lie inside the map.
+    #[inline(always)]
+    unsafe fn of<T>(self, map: &[T], pixel: usize) -> &[T] {
+        // SAFETY: by the caller's word.
+        unsafe { map.get_unchecked(self.first + pixel * self.stride..).get_unchecked(..self.dim) }
+    }
+
+    /// Writes the quads of some pixels as rows of [`row_width`] elements.
+    pub fn rows<T: Float, A: Registers>(self, map: &[T], pixels: Pixels<'_>, to: &mut [T]) {
+        self.expect_inside(pixels, map.len());
+        let width = row_width::<T, A>(self.dim);
+        let to = &mut to[..pixels.quads() * QUAD * width];
+        A::run(
+            #[inline(always)]
+            || {
+                if !pixels.region.is_multiple_of(QUAD) {
+                    to.fill(T::zero());
+                }
+                for (place, pixel) in pixels.places() {
+                    let row = &mut to[place * width..][..width];
+                    // SAFETY: inside, as just checked; `A::run` makes sure of the instruction set.
+                    unsafe {
+                        if self.dim < width {
+                            A::Vector::<T>::zero().store(&mut row[width - A::Vector::<T>::LANES..]);
+                        }
+                        copy_run::<T, A::Vector<T>>(&mut row[..self.dim], self.of(map, pixel));
+                    }
+                }
+            },
+        );
+    }
+
+    /// Writes the quads of some pixels as columns.
+    pub fn columns<T: Float, A: Registers>(self, map: &[T], pixels: Pixels<'_>, to: &mut [T]) {
+        self.expect_inside(pixels, map.len());
+        let size = QUAD * self.dim;
+        let to = &mut to[..pixels.quads() * size];
+        A::run(
+            #[inline(always)]
+            || {
+                let regions = to.chunks_exact_mut((pixels.region.div_ceil(QUAD) * size).max(1));
+                for (to, pixels) in regions.zip(pixels.list.chunks_exact(pixels.region)) {
+                    for (to, quad) in to.chunks_exact_mut(size).zip(pixels.chunks(QUAD)) {
+                        match *quad {
+                            [a, b, c, d] if self.dim >= A::Vector::<T>::LANES => {
+                                let quad = [a, b, c, d];
+                                // SAFETY: inside, as just checked; `A::run` makes sure of the instruction set.
+                                unsafe {
+                                    let tokens = [0, 1, 2, 3].map(|place| self.of(map, quad[place] as usize));
+                                    columns_of_quad::<T, A::Vector<T>>(tokens, to);
+                                }
+                            }
+                            _ => {
+                                to.fill(T::zero());
+                                for (place, &pixel) in quad.iter().enumerate() {
+                                    // SAFETY: as above.
+                                    let token = unsafe { self.of(map, pixel as usize) };
+                                    to.chunks_exact_mut(QUAD).zip(token).for_each(|(to, &element)| to[place] = element);
+                                }
+                            }
+                        }
+                    }
+                }
+            },
+        );
+    }
+
+    /// Writes the quads of some pixels, rows of [`row_width`] elements, to where they lie in a map, or adds them there.
+    ///
+    /// # Safety
+    /// Nobody else may use the head's channels of these pixels.
+    pub unsafe fn write<T: Float, A: Registers>(
+        self,
+        rows: &[T],
+        pixels: Pixels<'_>,
+        map: Interleaved<'_, T>,
+        accumulate: bool,
+    ) {
+        let width = row_width::<T, A>(self.dim);
+        A::run(
+            #[inline(always)]
+            || {
+                for (place, pixel) in pixels.places() {
+                    let (row, start) = (&rows[place * width..][..self.dim], self.first + pixel * self.stride);
+                    // SAFETY: nobody else uses them, by the caller's word; `A::run` makes sure of the instruction set.
+                    unsafe {
+                        let to = map.part(start..start + self.dim);
+                        if accumulate {
+                            put(to, row, true);
+                        } else {
+                            copy_run::<T, A::Vector<T>>(to, row);
+                        }
+                    }
+                }
+            },
+        );
+    }
+}
+
+/// The columns of a quad, whose channels fill a register or more.
+///
+/// # Safety
+/// The machine must have the register.
+#[inline(always)]
+unsafe fn columns_of_quad<T: Float, V: Vector<T>>([a, b, c, d]: [&[T]; QUAD], to: &mut [T]) {
+    // The last registers may overlap those before them.
+    for channel in (0..a.len()).step_by(V::LANES) {
+        let channel = channel.min(a.len() - V::LANES);
+        // SAFETY: the caller vouches for the register.
+        let (a, b, c, d) =
+            unsafe { (V::load(&a[channel..]), V::load(&b[channel..]), V::load(&c[channel..]), V::load(&d[channel..])) };
+        let ([a, c], [b, d]) = (a.interleave(c), b.interleave(d));
+        let ([first, second], [third, fourth]) = (a.interleave(b), c.interleave(d));
+        let to = &mut to[QUAD * channel..][..QUAD * V::LANES];
+        first.store(to);
+        second.store(&mut to[V::LANES..]);
+        third.store(&mut to[2 * V::LANES..]);
+        fourth.store(&mut to[3 * V::LANES..]);
+    }
+}
+
+/// A row of so many channels, filled up to whole registers.
+pub(super) fn row_width<T: Float, A: Registers>(dim: usize) -> usize {
+    dim.next_multiple_of(A::Vector::<T>::LANES)
+}

@@ -1,0 +1,276 @@
+//! The registers of x86-64: AVX-512's and AVX2's.
+//!
+//! A register holds bits, which are f32s or f64s by the element type `T`; the functions below choose by it.
+
+use super::{Registers, Vector};
+use crate::cpu::isa::Fused;
+use crate::{DType, Float};
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+
+macro_rules! register {
+    ($name:ident, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, $f32:tt, $f64:tt, $pairs:tt, $interleave:ident, $quads:ident, $spread:ident, $swap:ident) => {
+        /// A register whose bits are `T`s. Whoever has one is on a machine that has the instruction set.
+        #[derive(Clone, Copy)]
+        pub struct $name<T>($register, PhantomData<T>);
+
+        impl Registers for Fused<$wide> {
+            type Vector<T: Float> = $name<T>;
+        }
+
+        impl<T: Float> Vector<T> for $name<T> {
+            const LANES: usize = $bytes / size_of::<T>();
+            register!(@ $cast, $back, $f32, $f64, $pairs);
+            #[inline(always)]
+            fn interleave(self, other: Self) -> [Self; 2] {
+                // SAFETY: that the registers exist vouches for the instruction set.
+                unsafe { $interleave(self.0, other.0, T::DTYPE) }.map(|register| Self(register, PhantomData))
+            }
+            #[inline(always)]
+            unsafe fn load_quads(from: &[T]) -> Self {
+                // SAFETY: four elements; the caller vouches for the instruction set.
+                Self(unsafe { $quads(from[..4].as_ptr().cast(), T::DTYPE) }, PhantomData)
+            }
+            #[inline(always)]
+            unsafe fn spread(from: &[T]) -> Self {
+                // SAFETY: a quarter as many elements as the register holds; as above.
+                Self(unsafe { $spread(from[..Self::LANES / 4].as_ptr().cast(), T::DTYPE) }, PhantomData)
+            }
+            #[inline(always)]
+            fn swap_neighbours(self) -> Self {
+                // SAFETY: that the register exists vouches for the instruction set.
+                Self(unsafe { $swap::<0b10_11_00_01>(self.0, T::DTYPE) }, PhantomData)
+            }
+            #[inline(always)]
+            fn swap_pairs(self) -> Self {
+                // SAFETY: as above.
+                Self(unsafe { $swap::<0b01_00_11_10>(self.0, T::DTYPE) }, PhantomData)
+            }
+        }
+    };
+    (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*]) => {
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: the caller vouches for the instruction set.
+            Self(unsafe { $zero() }, PhantomData)
+        }
+        #[inline(always)]
+        unsafe fn splat(element: T) -> Self {
+            // SAFETY: the caller vouches for the instruction set; the element is read as what it is.
+            let register = unsafe {
+                match T::DTYPE {
+                    DType::F64 => $back($splat64(std::mem::transmute_copy(&element))),
+                    _ => $splat(std::mem::transmute_copy(&element)),
+                }
+            };
+            Self(register, PhantomData)
+        }
+        #[inline(always)]
+        unsafe fn load(from: &[T]) -> Self {
+            let from = &from[..Self::LANES];
+            // SAFETY: as many elements as the register holds; the caller vouches for the instruction set.
+            Self(unsafe { $load(from.as_ptr().cast()) }, PhantomData)
+        }
+        #[inline(always)]
+        fn store(self, to: &mut [T]) {
+            let to = &mut to[..Self::LANES];
+            // SAFETY: as many elements as the register holds; that it exists vouches for the instruction set.
+            unsafe { $store(to.as_mut_ptr().cast(), self.0) }
+        }
+        $(#[inline(always)]
+        fn $name(self, other: Self) -> Self {
+            // SAFETY: that the registers exist vouches for the instruction set.
+            let result = unsafe {
+                match T::DTYPE {
+                    DType::F64 => $back($op64($cast(self.0), $cast(other.0))),
+                    _ => $op(self.0, other.0),
+                }
+            };
+            Self(result, PhantomData)
+        })*
+        #[inline(always)]
+        fn mul_add(self, b: Self, c: Self) -> Self {
+            // SAFETY: that the registers exist vouches for the instruction set.
+            let sum = unsafe {
+                match T::DTYPE {
+                    DType::F64 => $back($fma64($cast(self.0), $cast(b.0), $cast(c.0))),
+                    _ => $fma(self.0, b.0, c.0),
+                }
+            };
+            Self(sum, PhantomData)
+        }
+    };
+}
+
+register!(
+    Zmm,
+    __m512,
+    true,
+    64,
+    _mm512_castps_pd,
+    _mm512_castpd_ps,
+    [_mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps],
+    [_mm512_set1_pd, _mm512_fmadd_pd],
+    [
+        add _mm512_add_ps _mm512_add_pd,
+        sub _mm512_sub_ps _mm512_sub_pd,
+        mul _mm512_mul_ps _mm512_mul_pd,
+        max _mm512_max_ps _mm512_max_pd
+    ],
+    interleave_512,
+    quads_512,
+    spread_512,
+    swap_512
+);
+register!(
+    Ymm,
+    __m256,
+    false,
+    32,
+    _mm256_castps_pd,
+    _mm256_castpd_ps,
+    [_mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps],
+    [_mm256_set1_pd, _mm256_fmadd_pd],
+    [
+        add _mm256_add_ps _mm256_add_pd,
+        sub _mm256_sub_ps _mm256_sub_pd,
+        mul _mm256_mul_ps _mm256_mul_pd,
+        max _mm256_max_ps _mm256_max_pd
+    ],
+    interleave_256,
+    quads_256,
+    spread_256,
+    swap_256
+);
+
+/// # Safety
+/// The machine must have AVX-512 F.
+#[inline(always)]
+unsafe fn interleave_512(a: __m512, b: __m512, dtype: DType) -> [__m512; 2] {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        if dtype == DType::F64 {
+            let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+            let low = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+            let high = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+            [low, high].map(|order| _mm512_castpd_ps(_mm512_permutex2var_pd(a, order, b)))
+        } else {
+            let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            [low, high].map(|order| _mm512_permutex2var_ps(a, order, b))
+        }
+    }
+}
+
+/// # Safety
+/// The machine must have AVX.
+#[inline(always)]
+unsafe fn interleave_256(a: __m256, b: __m256, dtype: DType) -> [__m256; 2] {
+    // Unpacking interleaves within each half of a register.
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        let (low, high) = if dtype == DType::F64 {
+            let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+            (_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)))
+        } else {
+            (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b))
+        };
+        [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)]
+    }
+}
+
+/// Four elements four times (f32) or twice (f64).
+///
+/// # Safety
+/// The machine must have AVX-512 F, and there must be four elements.
+#[inline(always)]
+unsafe fn quads_512(from: *const f32, dtype: DType) -> __m512 {
+    // SAFETY: both by the caller's word.
+    unsafe {
+        match dtype {
+            DType::F64 => _mm512_castpd_ps(_mm512_broadcast_f64x4(_mm256_loadu_pd(from.cast()))),
+            _ => _mm512_broadcast_f32x4(_mm_loadu_ps(from)),
+        }
+    }
+}
+
+/// Four elements twice (f32) or once (f64).
+///
+/// # Safety
+/// The machine must have AVX, and there must be four elements.
+#[inline(always)]
+unsafe fn quads_256(from: *const f32, dtype: DType) -> __m256 {
+    // SAFETY: both by the caller's word.
+    unsafe {
+        match dtype {
+            DType::F64 => _mm256_castpd_ps(_mm256_loadu_pd(from.cast())),
+            _ => _mm256_broadcast_ps(&_mm_loadu_ps(from)),
+        }
+    }
+}
+
+/// Four elements (f32) or two (f64), each four times.
+///
+/// # Safety
+/// The machine must have AVX-512 F, and there must be as many elements.
+#[inline(always)]
+unsafe fn spread_512(from: *const f32, dtype: DType) -> __m512 {
+    // SAFETY: both by the caller's word.
+    unsafe {
+        if dtype == DType::F64 {
+            let order = _mm512_setr_epi64(0, 0, 0, 0, 1, 1, 1, 1);
+            let two = _mm512_castpd128_pd512(_mm_loadu_pd(from.cast()));
+            _mm512_castpd_ps(_mm512_permutexvar_pd(order, two))
+        } else {
+            let order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+            _mm512_permutexvar_ps(order, _mm512_castps128_ps512(_mm_loadu_ps(from)))
+        }
+    }
+}
+
+/// Two elements (f32) or one (f64), each four times.
+///
+/// # Safety
+/// The machine must have AVX2, and there must be as many elements.
+#[inline(always)]
+unsafe fn spread_256(from: *const f32, dtype: DType) -> __m256 {
+    // SAFETY: both by the caller's word.
+    unsafe {
+        if dtype == DType::F64 {
+            _mm256_castpd_ps(_mm256_set1_pd(*from.cast()))
+        } else {
+            let two = _mm256_castps128_ps256(_mm_castpd_ps(_mm_load_sd(from.cast())));
+            _mm256_permutevar8x32_ps(two, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1))
+        }
+    }
+}
+
+/// Another order of each four elements.
+///
+/// # Safety
+/// The machine must have AVX-512 F.
+#[inline(always)]
+unsafe fn swap_512<const ORDER: i32>(register: __m512, dtype: DType) -> __m512 {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        match dtype {
+            DType::F64 => _mm512_castpd_ps(_mm512_permutex_pd::<ORDER>(_mm512_castps_pd(register))),
+            _ => _mm512_permute_ps::<ORDER>(register),
+        }
+    }
+}
+
+/// Another order of each four elements.
+///
+/// # Safety
+/// The machine must have AVX2.
+#[inline(always)]
+unsafe fn swap_256<const ORDER: i32>(register: __m256, dtype: DType) -> __m256 {
+    // SAFETY: the caller vouches for the instruction set.
+    unsafe {
+        match dtype {
+            DType::F64 => _mm256_castpd_ps(_mm256_permute4x64_pd::<ORDER>(_mm256_castps_pd(register))),
+            _ => _mm256_permute_ps::<ORDER>(register),
+        }
+    }
+}
