@@ -6,9 +6,10 @@
 
 use rayon::prelude::*;
 use std::ops::Range;
-use tensor::cpu::gemm::{Mat, gemm, gemm_on_this_thread};
-use tensor::cpu::parallel::{GRAIN, MAX_PIECES, Out, add_rows, items_per_task, put, sum_in_pieces};
-use tensor::cpu::registers::{Registers, copy_run};
+use tensor::cpu::gemm::{Mat, gemm_on_this_thread, gemm_packed};
+use tensor::cpu::packed::Packed;
+use tensor::cpu::parallel::{GRAIN, Out, add_rows, put, sum_in_pieces};
+use tensor::cpu::registers::{Registers, Vector, copy_run};
 use tensor::cpu::transpose::transpose;
 use tensor::{Float, Tensor, simd};
 
@@ -16,8 +17,8 @@ use tensor::{Float, Tensor, simd};
 const PIXELS: usize = 256;
 /// Inputs per block, about: whole taps of the kernel.
 const COLUMNS: usize = 256;
-/// The most elements of partial sums for the weight's gradient.
-const MAX_PARTIAL: usize = 1 << 22;
+/// The weight's gradient is cut into at least so many tasks, where there are as many.
+const TASKS: usize = 16;
 
 /// All extents of a convolution.
 #[derive(Clone, Copy, Debug)]
@@ -71,33 +72,46 @@ impl Geometry {
         group * size..((group + 1) * size).min(self.taps())
     }
 
-    /// Where the inputs of some taps lie in W (KH·KW·I, O).
-    fn rows_of(&self, taps: &Range<usize>) -> Range<usize> {
-        taps.start * self.inputs * self.outputs..taps.end * self.inputs * self.outputs
-    }
-
-    /// Calls `visit(in_patch, in_x)` for each run of neighbouring elements that the patch of output pixel
-    /// `pixel`, reduced to some taps, shares with x; in order. The rest of the patch is padding.
+    /// Calls `visit(pixel, in_patch, in_x)` for each run of neighbouring elements that the patch of one of these output
+    /// pixels, counted from 0, shares with x, when the patch is reduced to some taps; in order. The rest of a patch is
+    /// padding.
     #[inline(always)]
-    fn for_each_run(&self, pixel: usize, taps: &Range<usize>, mut visit: impl FnMut(Range<usize>, Range<usize>)) {
+    fn for_each_run(
+        &self,
+        pixels: Range<usize>,
+        taps: &Range<usize>,
+        mut visit: impl FnMut(usize, Range<usize>, Range<usize>),
+    ) {
         let ([height, width], [_, across]) = (self.input, self.kernel);
-        let (image, place) = (pixel / self.pixels_per_image(), pixel % self.pixels_per_image());
-        let (top, left) = (place / self.output[1] * self.stride, place % self.output[1] * self.stride);
-        for a in taps.start / across..taps.end.div_ceil(across) {
-            // Row and columns are counted in the padded image until they are known to be inside.
-            let row = top + a;
-            if row < self.padding || row >= height + self.padding {
-                continue;
+        let (mut image, place) = (pixels.start / self.pixels_per_image(), pixels.start % self.pixels_per_image());
+        let (mut row, mut column) = (place / self.output[1], place % self.output[1]);
+        let kernel_rows = taps.start / across..taps.end.div_ceil(across);
+        for pixel in 0..pixels.len() {
+            let (top, left) = (row * self.stride, column * self.stride);
+            for a in kernel_rows.clone() {
+                // Row and columns are counted in the padded image until they are known to be inside.
+                let row = top + a;
+                if row < self.padding || row >= height + self.padding {
+                    continue;
+                }
+                let first_tap = a * across;
+                let columns = taps.start.saturating_sub(first_tap)..(taps.end - first_tap).min(across);
+                let start = columns.start.max(self.padding.saturating_sub(left));
+                let end = columns.end.min((width + self.padding).saturating_sub(left));
+                if start < end {
+                    let in_patch = (first_tap + start - taps.start) * self.inputs;
+                    let in_x =
+                        ((image * height + row - self.padding) * width + left + start - self.padding) * self.inputs;
+                    let len = (end - start) * self.inputs;
+                    visit(pixel, in_patch..in_patch + len, in_x..in_x + len);
+                }
             }
-            let first_tap = a * across;
-            let columns = taps.start.saturating_sub(first_tap)..(taps.end - first_tap).min(across);
-            let start = columns.start.max(self.padding.saturating_sub(left));
-            let end = columns.end.min((width + self.padding).saturating_sub(left));
-            if start < end {
-                let in_patch = (first_tap + start - taps.start) * self.inputs;
-                let pixel = (image * height + row - self.padding) * width + left + start - self.padding;
-                let len = (end - start) * self.inputs;
-                visit(in_patch..in_patch + len, pixel * self.inputs..pixel * self.inputs + len);
+            column += 1;
+            if column == self.output[1] {
+                (row, column) = (row + 1, 0);
+            }
+            if row == self.output[0] {
+                (image, row) = (image + 1, 0);
             }
         }
     }
@@ -117,9 +131,7 @@ pub fn forward<T: Float>(g: Geometry, x: &[T], weight: &[T], bias: Option<&[T]>,
     if y.is_empty() {
         return;
     }
-    let mut packed = scratch::<T>(g.patch() * g.outputs);
-    let packed = slice_of::<T>(&mut packed);
-    pack(g, weight, packed);
+    let weight = Packed::filled((g.patch(), g.outputs), |outputs, to, width| pack(g, weight, outputs, to, width));
     y.par_chunks_mut(PIXELS * g.outputs).enumerate().for_each(|(block, y)| {
         let pixels = block * PIXELS..block * PIXELS + y.len() / g.outputs;
         // The products add to a result that starts as the bias.
@@ -129,11 +141,8 @@ pub fn forward<T: Float>(g: Geometry, x: &[T], weight: &[T], bias: Option<&[T]>,
         let mut buffer = scratch::<T>(pixels.len() * g.taps_per_group() * g.inputs);
         for taps in (0..g.tap_groups()).map(|group| g.tap_group(group)) {
             let patches = gather(g, x, pixels.clone(), &taps, slice_of(&mut buffer));
-            let weight = Mat::new(&packed[g.rows_of(&taps)], taps.len() * g.inputs, g.outputs);
-            let accumulate = bias.is_some() || taps.start > 0;
-            // Few blocks leave threads without work, which the products then share.
-            let product = if g.pixels() > 8 * PIXELS { gemm_on_this_thread } else { gemm };
-            product(patches, weight, Out { data: &mut *y, accumulate });
+            let rows = taps.start * g.inputs..taps.end * g.inputs;
+            gemm_packed(patches, &weight, rows, Out { data: &mut *y, accumulate: bias.is_some() || taps.start > 0 });
         }
     });
 }
@@ -143,9 +152,14 @@ pub fn backward_input<T: Float>(g: Geometry, dy: &[T], weight: &[T], dx: Out<'_,
     if dx.data.is_empty() {
         return;
     }
-    let mut packed = scratch::<T>(g.patch() * g.outputs);
-    let packed = slice_of::<T>(&mut packed);
-    pack(g, weight, packed);
+    let groups = (0..g.tap_groups()).map(|group| {
+        let taps = g.tap_group(group);
+        let (first, count) = (taps.start * g.inputs, taps.len() * g.inputs);
+        Packed::filled((g.outputs, count), |columns, to, width| {
+            pack_transposed(g, weight, first + columns.start..first + columns.end, to, width);
+        })
+    });
+    let groups: Vec<_> = groups.collect();
     let images = (PIXELS / g.pixels_per_image()).max(1);
     let image = g.input[0] * g.input[1] * g.inputs;
     dx.data.par_chunks_mut(images * image).enumerate().for_each(|(task, data)| {
@@ -158,11 +172,10 @@ pub fn backward_input<T: Float>(g: Geometry, dy: &[T], weight: &[T], dx: Out<'_,
         for start in (first..end).step_by(PIXELS) {
             let pixels = start..(start + PIXELS).min(end);
             let dy = Mat::new(&dy[start * g.outputs..], pixels.len(), g.outputs);
-            for taps in (0..g.tap_groups()).map(|group| g.tap_group(group)) {
-                let columns = taps.len() * g.inputs;
-                let weight = Mat::new(&packed[g.rows_of(&taps)], columns, g.outputs);
-                let dpatches = &mut slice_of(&mut buffer)[..pixels.len() * columns];
-                gemm_on_this_thread(dy, weight.t(), Out::store(dpatches));
+            for (group, weight) in groups.iter().enumerate() {
+                let taps = g.tap_group(group);
+                let dpatches = &mut slice_of(&mut buffer)[..pixels.len() * taps.len() * g.inputs];
+                gemm_packed(dy, weight, 0..g.outputs, Out::store(dpatches));
                 simd!(_A => scatter(g, dpatches, pixels.clone(), &taps, offset, data));
             }
         }
@@ -175,12 +188,12 @@ pub fn backward_weight<T: Float>(g: Geometry, dy: &[T], x: &[T], dweight: Out<'_
     if elements == 0 {
         return;
     }
-    let mut packed = scratch::<T>(elements);
-    let packed = slice_of::<T>(&mut packed);
-    // Pieces of pixels, as many as their partial sums are worth, times groups of taps.
-    let pieces = (MAX_PARTIAL / elements).clamp(1, MAX_PIECES);
+    let mut sums = scratch::<T>(elements);
+    let sums = slice_of::<T>(&mut sums);
+    // Groups of taps, and where those are few, pieces of pixels with partial sums.
+    let pieces = (TASKS / g.tap_groups()).max(1);
     let per_piece = g.pixels().div_ceil(pieces).next_multiple_of(PIXELS).max(PIXELS);
-    sum_in_pieces(g.pixels().div_ceil(per_piece), GRAIN, elements, Out::store(&mut *packed), |pieces, sums| {
+    sum_in_pieces(g.pixels().div_ceil(per_piece), GRAIN, elements, Out::store(&mut *sums), |pieces, sums| {
         let pixels = pieces.start * per_piece..(pieces.end * per_piece).min(g.pixels());
         let rows = g.taps_per_group() * g.inputs * g.outputs;
         sums.par_chunks_mut(rows).enumerate().for_each(|(group, sums)| {
@@ -194,11 +207,14 @@ pub fn backward_weight<T: Float>(g: Geometry, dy: &[T], x: &[T], dweight: Out<'_
             }
         });
     });
-    let accumulate = dweight.accumulate;
-    dweight.data.par_chunks_mut(g.patch()).enumerate().for_each(|(output, dweight)| {
-        for (input, dweight) in dweight.chunks_exact_mut(g.taps()).enumerate() {
-            for (tap, dweight) in dweight.iter_mut().enumerate() {
-                let sum = packed[(tap * g.inputs + input) * g.outputs + output];
+    let (sums, accumulate) = (&*sums, dweight.accumulate);
+    // As many outputs at a time as a line of the cache holds.
+    const OUTPUTS: usize = 16;
+    dweight.data.par_chunks_mut(OUTPUTS * g.patch()).enumerate().for_each(|(block, dweight)| {
+        for place in 0..g.patch() {
+            let (input, tap) = (place / g.taps(), place % g.taps());
+            let sums = &sums[(tap * g.inputs + input) * g.outputs + block * OUTPUTS..];
+            for (dweight, &sum) in dweight[place..].iter_mut().step_by(g.patch()).zip(sums) {
                 *dweight = if accumulate { *dweight + sum } else { sum };
             }
         }
@@ -212,23 +228,31 @@ pub fn backward_bias<T: Float>(g: Geometry, dy: &[T], dbias: Out<'_, T>) {
     });
 }
 
-/// The weight (O, I, KH, KW) as W (KH·KW·I, O).
-fn pack<T: Float>(g: Geometry, weight: &[T], packed: &mut [T]) {
-    // As (I·KH·KW, O) first, which is a transpose; then its rows in their order.
-    const ROWS: usize = 64;
-    let mut transposed = scratch::<T>(g.patch() * g.outputs);
+/// Some columns of the weight (O, I, KH, KW) as W (KH·KW·I, O), in rows of `width` elements.
+fn pack<T: Float>(g: Geometry, weight: &[T], outputs: Range<usize>, to: &mut [T], width: usize) {
+    // As (I·KH·KW, outputs) first, which is a transpose; then its rows in their order.
+    let count = outputs.len();
+    let mut transposed = scratch::<T>(g.patch() * count);
     let transposed = slice_of::<T>(&mut transposed);
-    transposed.par_chunks_mut((ROWS * g.outputs).max(1)).enumerate().for_each(|(block, to)| {
-        let extents = [g.outputs, to.len() / g.outputs];
-        let (from, to) = ((&weight[block * ROWS..], g.patch()), (to, g.outputs));
-        // SAFETY: `simd!` chooses an instruction set that the machine has.
-        simd!(A => unsafe { transpose::<T, <A as Registers>::Vector<T>>(extents, from, to) });
-    });
-    let rows = packed.par_chunks_mut(g.outputs.max(1)).enumerate().with_min_len(items_per_task(g.outputs));
-    rows.for_each(|(row, packed)| {
+    let from = (&weight[outputs.start * g.patch()..], g.patch());
+    // SAFETY: `simd!` chooses an instruction set that the machine has.
+    simd!(A => unsafe { transpose::<T, <A as Registers>::Vector<T>>([count, g.patch()], from, (transposed, count)) });
+    for (row, to) in to.chunks_exact_mut(width).enumerate() {
         let (tap, input) = (row / g.inputs, row % g.inputs);
-        packed.copy_from_slice(&transposed[(input * g.taps() + tap) * g.outputs..][..g.outputs]);
-    });
+        let (to, beyond) = to.split_at_mut(count);
+        to.copy_from_slice(&transposed[(input * g.taps() + tap) * count..][..count]);
+        beyond.fill(T::zero());
+    }
+}
+
+/// Some columns of the weight (O, I, KH, KW) as Wᵀ (O, KH·KW·I), in rows of `width` elements.
+fn pack_transposed<T: Float>(g: Geometry, weight: &[T], columns: Range<usize>, to: &mut [T], width: usize) {
+    let places: Vec<usize> = columns.map(|column| column % g.inputs * g.taps() + column / g.inputs).collect();
+    for (to, weight) in to.chunks_exact_mut(width).zip(weight.chunks_exact(g.patch())) {
+        let (to, beyond) = to.split_at_mut(places.len());
+        to.iter_mut().zip(&places).for_each(|(to, &place)| *to = weight[place]);
+        beyond.fill(T::zero());
+    }
 }
 
 /// Copies the patches of some output pixels, reduced to some taps, into the rows of a matrix.
@@ -256,16 +280,25 @@ unsafe fn gather_rows<T: Float, A: Registers>(
     taps: &Range<usize>,
     patches: &mut [T],
 ) {
-    for (pixel, patch) in pixels.zip(patches.chunks_exact_mut((taps.len() * g.inputs).max(1))) {
-        let mut end = 0;
-        g.for_each_run(pixel, taps, |in_patch, in_x| {
-            patch[end..in_patch.start].fill(T::zero());
-            // SAFETY: the caller vouches for the instruction set.
-            unsafe { copy_run::<T, A::Vector<T>>(&mut patch[in_patch.clone()], &x[in_x]) };
-            end = in_patch.end;
-        });
-        patch[end..].fill(T::zero());
-    }
+    let columns = taps.len() * g.inputs;
+    let mut end = 0;
+    g.for_each_run(pixels, taps, |pixel, in_patch, in_x| {
+        let run = pixel * columns + in_patch.start..pixel * columns + in_patch.end;
+        if end < run.start {
+            patches[end..run.start].fill(T::zero());
+        }
+        end = run.end;
+        let lanes = A::Vector::<T>::LANES;
+        // SAFETY: the caller vouches for the instruction set.
+        unsafe {
+            match (patches.get_mut(run.start..run.start + lanes), x.get(in_x.start..in_x.start + lanes)) {
+                // A register's worth of a short run: what is too much is overwritten by what follows.
+                (Some(to), Some(from)) if run.len() < lanes => A::Vector::load(from).store(to),
+                _ => copy_run::<T, A::Vector<T>>(&mut patches[run], &x[in_x]),
+            }
+        }
+    });
+    patches[end..].fill(T::zero());
 }
 
 /// Adds gradients of patches to those of x, of which `dx` has the elements from `offset` on.
@@ -278,9 +311,9 @@ fn scatter<T: Float>(
     offset: usize,
     dx: &mut [T],
 ) {
-    for (pixel, dpatch) in pixels.zip(dpatches.chunks_exact((taps.len() * g.inputs).max(1))) {
-        g.for_each_run(pixel, taps, |in_patch, in_x| {
-            put(&mut dx[in_x.start - offset..in_x.end - offset], &dpatch[in_patch], true);
-        });
-    }
+    let columns = taps.len() * g.inputs;
+    g.for_each_run(pixels, taps, |pixel, in_patch, in_x| {
+        let dpatch = &dpatches[pixel * columns..][in_patch];
+        put(&mut dx[in_x.start - offset..in_x.end - offset], dpatch, true);
+    });
 }

@@ -10,22 +10,23 @@
 //! Work is cut by shape alone, and each sum runs in the order of the inner index: the same bits with any
 //! number of threads. Tested against `matrixmultiply`.
 
-use super::parallel::{GRAIN, Interleaved, Out, items_per_task, put, sum_in_pieces};
-use super::registers::{Registers, Vector, copy_run};
+use super::isa::Isa;
+use super::packed::{Packed, WIDEST};
+use super::parallel::{Interleaved, Out, put, sum_in_pieces};
+use super::registers::{Registers, Vector};
 use super::tile::{Begin, tile};
-use super::transpose::transpose;
-use crate::{Float, Tensor, simd};
+use crate::{Float, simd};
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// A matrix that is read: element (i, j) lies at `i * row_stride + j * col_stride` of a slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Mat<'a, T> {
-    data: &'a [T],
-    rows: usize,
-    cols: usize,
-    row_stride: usize,
-    col_stride: usize,
+    pub(super) data: &'a [T],
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) row_stride: usize,
+    pub(super) col_stride: usize,
 }
 
 impl<'a, T: Float> Mat<'a, T> {
@@ -50,7 +51,7 @@ impl<'a, T: Float> Mat<'a, T> {
         Self { data: &self.data[(range.start * self.row_stride).min(self.data.len())..], rows: range.len(), ..self }
     }
 
-    fn cols(self, range: Range<usize>) -> Self {
+    pub(super) fn cols(self, range: Range<usize>) -> Self {
         self.t().rows(range).t()
     }
 }
@@ -83,7 +84,7 @@ pub fn gemm<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, c: Out<'_, T>) {
         });
     }
     let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
-    simd!(A => multiply::<T, A>(a, b, begin, c.data, true));
+    multiply(a, b, begin, c.data, true);
 }
 
 /// C = A·B + row, where the row is added to every row of A·B.
@@ -92,24 +93,48 @@ pub fn gemm_plus_row<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, row: &[T], c: &mut 
     // As wide as whole panels, so that the last one has its part.
     let mut padded = vec![T::zero(); row.len().next_multiple_of(WIDEST)];
     padded[..row.len()].copy_from_slice(row);
-    simd!(A => multiply::<T, A>(a, b, Begin::Row(&padded), c, true));
+    multiply(a, b, Begin::Row(&padded), c, true);
 }
 
 /// As [`gemm`], without other threads: for batches that are already spread over them.
 pub fn gemm_on_this_thread<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, c: Out<'_, T>) {
     let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
-    simd!(A => multiply::<T, A>(a, b, begin, c.data, false));
+    multiply(a, b, begin, c.data, false);
+}
+
+/// As [`gemm`], where B is some rows of a matrix that is packed already: for the products of many blocks with the same.
+pub fn gemm_packed<T: Float>(a: Mat<'_, T>, b: &Packed<T>, rows: Range<usize>, c: Out<'_, T>) {
+    let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
+    simd!(b.isa, A => multiply_packed::<T, A>(a, b, rows, begin, c.data, true));
+}
+
+fn multiply<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, begin: Begin<'_, T>, c: &mut [T], threads: bool) {
+    assert_eq!(a.cols, b.rows, "inner extents of a matrix product");
+    assert_eq!(c.len(), a.rows * b.cols, "size of a matrix product");
+    if !c.is_empty() {
+        let isa = Isa::current();
+        simd!(isa, A => {
+            multiply_packed::<T, A>(a, &Packed::with::<A>(b, isa, threads), 0..b.rows, begin, c, threads)
+        });
+    }
 }
 
 #[inline(always)]
-fn multiply<T: Float, A: Registers>(a: Mat<'_, T>, b: Mat<'_, T>, begin: Begin<'_, T>, c: &mut [T], threads: bool) {
-    let (m, k, n) = (a.rows, a.cols, b.cols);
-    assert_eq!(k, b.rows, "inner extents of a matrix product");
+fn multiply_packed<T: Float, A: Registers>(
+    a: Mat<'_, T>,
+    packed: &Packed<T>,
+    depth: Range<usize>,
+    begin: Begin<'_, T>,
+    c: &mut [T],
+    threads: bool,
+) {
+    let (m, k, n) = (a.rows, depth.len(), packed.extents.1);
+    assert_eq!(a.cols, k, "inner extents of a matrix product");
+    assert!(depth.end <= packed.extents.0, "rows of a packed matrix");
     assert_eq!(c.len(), m * n, "size of a matrix product");
-    if m == 0 || n == 0 {
+    if c.is_empty() {
         return;
     }
-    let packed = Packed::new::<A>(b, threads);
     // Tall products are cut by rows; flat ones, and those of few rows, by panels as well.
     let panels = n.div_ceil(packed.width);
     let rows = (PIECE / (k * n).max(1)).clamp(32, 1024).next_multiple_of(8);
@@ -125,101 +150,32 @@ fn multiply<T: Float, A: Registers>(a: Mat<'_, T>, b: Mat<'_, T>, begin: Begin<'
                 #[inline(always)]
                 || {
                     // SAFETY: no two tasks share both rows and panels, and `A::run` makes sure of the instruction set.
-                    unsafe { block::<T, A>(a, &packed, begin, &c, rows_of(task), panels_of(task)) }
+                    unsafe { block::<T, A>(a, (packed, depth.start), begin, &c, rows_of(task), panels_of(task)) }
                 },
             );
         });
     } else {
         for task in 0..tasks {
             // SAFETY: one block after another, and `simd!` chose an instruction set that is there.
-            unsafe { block::<T, A>(a, &packed, begin, &c, rows_of(task), panels_of(task)) };
+            unsafe { block::<T, A>(a, (packed, depth.start), begin, &c, rows_of(task), panels_of(task)) };
         }
     }
 }
 
-/// B in panels of `width` columns, each panel's rows one after another; the last one is filled up with zeros.
-struct Packed<T> {
-    memory: Tensor,
-    extents: (usize, usize),
-    width: usize,
-    element: std::marker::PhantomData<T>,
-}
-
-impl<T: Float> Packed<T> {
-    #[inline(always)]
-    fn new<A: Registers>(b: Mat<'_, T>, threads: bool) -> Self {
-        let lanes = A::Vector::<T>::LANES;
-        let width = lanes * registers_per_row(b.cols.div_ceil(lanes));
-        let panels = b.cols.div_ceil(width);
-        let count = panels * width * b.rows;
-        let mut memory = if threads { Tensor::empty([count], T::DTYPE) } else { Tensor::scratch(count, T::DTYPE) };
-        let to = memory.as_mut_slice::<T>("gemm").expect("invariant: a new tensor is contiguous and unshared");
-        let pack = |(panel, to): (usize, &mut [T])| {
-            A::run(
-                #[inline(always)]
-                || {
-                    let columns = panel * width..((panel + 1) * width).min(b.cols);
-                    // SAFETY: `A::run` makes sure of the instruction set.
-                    unsafe { pack_panel::<T, A>(b.cols(columns), to, width) }
-                },
-            );
-        };
-        let size = (width * b.rows).max(1);
-        if threads && count > GRAIN {
-            to.par_chunks_exact_mut(size).enumerate().with_min_len(items_per_task(size)).for_each(pack);
-        } else {
-            to.chunks_exact_mut(size).enumerate().for_each(pack);
-        }
-        Self { memory, extents: (b.rows, b.cols), width, element: std::marker::PhantomData }
-    }
-
-    /// Rows of a panel, from one on.
-    #[inline(always)]
-    fn panel(&self, panel: usize, row: usize) -> &[T] {
-        let all = self.memory.as_slice::<T>("gemm").expect("invariant: packed in this type");
-        &all[(panel * self.extents.0 + row) * self.width..]
-    }
-}
-
-/// Some columns of B in the rows of a panel.
-///
-/// # Safety
-/// The machine must have the instruction set `A`.
-#[inline(always)]
-unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut [T], width: usize) {
-    if b.cols < width {
-        to.fill(T::zero());
-    }
-    if b.col_stride == 1 {
-        for (p, to) in to.chunks_exact_mut(width).enumerate() {
-            let from = &b.data[p * b.row_stride..][..b.cols];
-            // SAFETY: the caller vouches for the instruction set.
-            unsafe { copy_run::<T, A::Vector<T>>(&mut to[..from.len()], from) };
-        }
-    } else if b.row_stride == 1 {
-        // SAFETY: as above.
-        unsafe { transpose::<T, A::Vector<T>>([b.cols, b.rows], (b.data, b.col_stride), (to, width)) };
-    } else {
-        for (p, to) in to.chunks_exact_mut(width).enumerate() {
-            (0..b.cols).for_each(|j| to[j] = b.data[p * b.row_stride + j * b.col_stride]);
-        }
-    }
-}
-
-/// Some rows and panels of C.
+/// Some rows and panels of C; A meets the rows of B below `above`.
 ///
 /// # Safety
 /// No other task may write these at the same time, and the machine must have the instruction set `A`.
 #[inline(always)]
 unsafe fn block<T: Float, A: Registers>(
     a: Mat<'_, T>,
-    b: &Packed<T>,
+    (b, above): (&Packed<T>, usize),
     begin: Begin<'_, T>,
     c: &Interleaved<'_, T>,
     rows: Range<usize>,
     panels: Range<usize>,
 ) {
-    let (k, n) = b.extents;
+    let (k, n) = (a.cols, b.extents.1);
     let lanes = A::Vector::<T>::LANES;
     let mut first = 0;
     // At least once, so that an empty inner axis gives zeros.
@@ -228,7 +184,7 @@ unsafe fn block<T: Float, A: Registers>(
         for panel in panels.clone() {
             let column = panel * b.width;
             let width = b.width.min(n - column);
-            let from = b.panel(panel, first);
+            let from = b.panel(panel, above + first);
             let begin = match begin {
                 _ if first > 0 => Begin::Kept,
                 Begin::Row(row) => Begin::Row(&row[column..]),
@@ -289,15 +245,6 @@ unsafe fn block<T: Float, A: Registers>(
         first += DEPTH;
     }
 }
-
-/// How many registers make a row of a panel, 2 or 3, when B is so many registers wide: 3 where that alone fills all
-/// panels, as one that is not full keeps the multipliers less busy. 8·3 sums and a row of B just fit in 32 registers.
-fn registers_per_row(registers: usize) -> usize {
-    if registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
-}
-
-/// The most columns of a panel: three registers of 16 elements.
-const WIDEST: usize = 48;
 
 #[cfg(test)]
 mod tests {

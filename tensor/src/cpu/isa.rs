@@ -166,12 +166,15 @@ fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
 
 /// Calls a kernel compiled for the best instruction set of this machine. The kernel must be
 /// `#[inline(always)]` and generic over an [`Arch`](crate::cpu::isa::Arch), which is written as `A` in
-/// the call: `simd!(A => gelu::<T, A>(x, y))`.
+/// the call: `simd!(A => gelu::<T, A>(x, y))`. Or for one that this machine has: `simd!(isa, A => ..)`.
 #[macro_export]
 macro_rules! simd {
-    ($A:ident => $call:expr) => {{
+    ($A:ident => $call:expr) => {
+        $crate::simd!($crate::cpu::isa::Isa::current(), $A => $call)
+    };
+    ($isa:expr, $A:ident => $call:expr) => {{
         use $crate::cpu::isa::{Arch, Fused, Isa, Portable};
-        match Isa::current() {
+        match $isa {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 type $A = Fused<true>;

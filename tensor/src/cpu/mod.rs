@@ -6,6 +6,7 @@
 //! | `lanes.rs` | sums in a fixed order that the compiler can vectorise |
 //! | `math.rs` | exp and erf that the compiler can vectorise |
 //! | `gemm.rs` | matrix products, split over threads by shape alone |
+//! | `packed.rs` | the right operand of a product, in panels |
 //! | `registers.rs` | vector registers by name, for sums that must stay in them |
 //! | `tile.rs` | a tile of a matrix product, in registers |
 //! | `transpose.rs` | transposes, a block at a time in registers |
@@ -15,6 +16,7 @@ pub mod gemm;
 pub mod isa;
 pub mod lanes;
 pub mod math;
+pub mod packed;
 pub mod parallel;
 pub mod registers;
 mod tile;

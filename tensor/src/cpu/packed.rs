@@ -1,0 +1,117 @@
+//! The right operand of a matrix product, laid out so that a tile's rows of it are one run of memory.
+
+use super::gemm::Mat;
+use super::isa::Isa;
+use super::parallel::{GRAIN, items_per_task};
+use super::registers::{Registers, Vector, copy_run};
+use super::transpose::transpose;
+use crate::{Float, Tensor, simd};
+use rayon::prelude::*;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// The right operand of a product in panels of `width` columns, each panel's rows one after another; the last one is
+/// filled up with zeros.
+pub struct Packed<T> {
+    memory: Tensor,
+    pub(super) extents: (usize, usize),
+    pub(super) width: usize,
+    /// Whose registers it was packed for.
+    pub(super) isa: Isa,
+    element: PhantomData<T>,
+}
+
+impl<T: Float> Packed<T> {
+    /// Packs a matrix, with other threads' help.
+    pub fn new(b: Mat<'_, T>) -> Self {
+        let isa = Isa::current();
+        simd!(isa, A => Self::with::<A>(b, isa, true))
+    }
+
+    /// A matrix of these (rows, columns), of which `fill` writes a panel: some columns, in rows as long as is said.
+    pub fn filled((rows, cols): (usize, usize), fill: impl Fn(Range<usize>, &mut [T], usize) + Sync) -> Self {
+        let isa = Isa::current();
+        simd!(isa, A => Self::panels::<A>((rows, cols), isa, true, |columns, to, width| fill(columns, to, width)))
+    }
+
+    #[inline(always)]
+    pub(super) fn with<A: Registers>(b: Mat<'_, T>, isa: Isa, threads: bool) -> Self {
+        Self::panels::<A>((b.rows, b.cols), isa, threads, |columns, to, width| {
+            A::run(
+                #[inline(always)]
+                || {
+                    // SAFETY: `A::run` makes sure of the instruction set.
+                    unsafe { pack_panel::<T, A>(b.cols(columns), to, width) }
+                },
+            );
+        })
+    }
+
+    #[inline(always)]
+    fn panels<A: Registers>(
+        (rows, cols): (usize, usize),
+        isa: Isa,
+        threads: bool,
+        fill: impl Fn(Range<usize>, &mut [T], usize) + Sync,
+    ) -> Self {
+        let width = Self::panel_width::<A>(cols);
+        let count = cols.div_ceil(width) * width * rows;
+        let mut memory = if threads { Tensor::empty([count], T::DTYPE) } else { Tensor::scratch(count, T::DTYPE) };
+        let to = memory.as_mut_slice::<T>("gemm").expect("invariant: a new tensor is contiguous and unshared");
+        let fill = |(panel, to): (usize, &mut [T])| fill(panel * width..((panel + 1) * width).min(cols), to, width);
+        let size = (width * rows).max(1);
+        if threads && count > GRAIN {
+            to.par_chunks_exact_mut(size).enumerate().with_min_len(items_per_task(size)).for_each(fill);
+        } else {
+            to.chunks_exact_mut(size).enumerate().for_each(fill);
+        }
+        Self { memory, extents: (rows, cols), width, isa, element: PhantomData }
+    }
+
+    #[inline(always)]
+    fn panel_width<A: Registers>(columns: usize) -> usize {
+        let lanes = A::Vector::<T>::LANES;
+        lanes * registers_per_row(columns.div_ceil(lanes))
+    }
+
+    /// Rows of a panel, from one on.
+    #[inline(always)]
+    pub(super) fn panel(&self, panel: usize, row: usize) -> &[T] {
+        let all = self.memory.as_slice::<T>("gemm").expect("invariant: packed in this type");
+        &all[(panel * self.extents.0 + row) * self.width..]
+    }
+}
+
+/// Some columns of B in the rows of a panel.
+///
+/// # Safety
+/// The machine must have the instruction set `A`.
+#[inline(always)]
+unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut [T], width: usize) {
+    if b.cols < width {
+        to.fill(T::zero());
+    }
+    if b.col_stride == 1 {
+        for (p, to) in to.chunks_exact_mut(width).enumerate() {
+            let from = &b.data[p * b.row_stride..][..b.cols];
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe { copy_run::<T, A::Vector<T>>(&mut to[..from.len()], from) };
+        }
+    } else if b.row_stride == 1 {
+        // SAFETY: as above.
+        unsafe { transpose::<T, A::Vector<T>>([b.cols, b.rows], (b.data, b.col_stride), (to, width)) };
+    } else {
+        for (p, to) in to.chunks_exact_mut(width).enumerate() {
+            (0..b.cols).for_each(|j| to[j] = b.data[p * b.row_stride + j * b.col_stride]);
+        }
+    }
+}
+
+/// How many registers make a row of a panel, 2 or 3, when B is so many registers wide: 3 where that alone fills all
+/// panels, as one that is not full keeps the multipliers less busy. 8·3 sums and a row of B just fit in 32 registers.
+fn registers_per_row(registers: usize) -> usize {
+    if registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
+}
+
+/// The most columns of a panel: three registers of 16 elements.
+pub(super) const WIDEST: usize = 48;
