@@ -49,24 +49,27 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
     let [queries, keys, values] = [Part::Query, Part::Key, Part::Value].map(|part| head.channels(part));
     let [d, dv] = head.geometry.head_dims();
     let [width, v_width] = [d, dv].map(row_width::<T, A>);
-    // The columns of keys and values, the rows of keys, and the gradients of both.
+    // The columns of keys and values, the rows of keys, and the gradients of both, as far as they are needed.
     let sizes = [d, dv, width, width, v_width].map(|width| head.all().quads() * QUAD * width);
     let mut packed = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
     let [key_columns, value_columns, key_rows, dkeys, dvalues] = parts(&mut packed, sizes);
-    keys.columns::<T, A>(head.qkv, head.all(), key_columns);
-    values.columns::<T, A>(head.qkv, head.all(), value_columns);
-    keys.rows::<T, A>(head.qkv, head.all(), key_rows);
-    dkeys.fill(T::zero());
-    dvalues.fill(T::zero());
     let largest = head.largest_block();
     let [columns, rows, dout_rows] = [d.max(dv), width, v_width].map(|width| largest[0] * largest[1] * QUAD * width);
     let scores = head.scores(largest).blocks.len();
     let sizes = [columns, rows, dout_rows, rows, scores, scores];
     let mut scratch = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
     let [columns, rows, dout_rows, drows, p, ds] = parts(&mut scratch, sizes);
-    let mut routed = vec![];
+    let (mut routed, mut fresh) = (vec![], head.all_fresh());
     for Block { regions, pixels } in head.blocks(0..head.geometry.regions()) {
         head.route(regions.clone(), &mut routed);
+        for region in head.take_fresh(regions.clone(), &mut fresh) {
+            let pixels = head.pixels_of(region);
+            keys.columns::<T, A>(head.qkv, pixels, head.part_of(region, d, key_columns));
+            values.columns::<T, A>(head.qkv, pixels, head.part_of(region, dv, value_columns));
+            keys.rows::<T, A>(head.qkv, pixels, head.part_of(region, width, key_rows));
+            head.part_of(region, width, dkeys).fill(T::zero());
+            head.part_of(region, v_width, dvalues).fill(T::zero());
+        }
         let (routed, in_order) = (&routed[..], &IN_ORDER[..pixels.quads()]);
         let block = head.scores([regions.len(), pixels.quads() / regions.len()]);
         let (p, ds) = (&mut p[..block.blocks.len()], &mut ds[..block.blocks.len()]);
@@ -93,9 +96,19 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
         // SAFETY: nobody else uses this head's channels, by the caller's word.
         unsafe { queries.write::<T, A>(drows, pixels, dqkv, accumulate) };
     }
-    // SAFETY: as above.
-    unsafe {
-        keys.write::<T, A>(dkeys, head.all(), dqkv, accumulate);
-        values.write::<T, A>(dvalues, head.all(), dqkv, accumulate);
+    for (region, nobody_attends) in fresh.into_iter().enumerate() {
+        let pixels = head.pixels_of(region);
+        let [dkeys, dvalues] =
+            [head.part_of(region, width, dkeys), head.part_of(region, v_width, dvalues)].map(|gradients| {
+                if nobody_attends {
+                    gradients.fill(T::zero());
+                }
+                &*gradients
+            });
+        // SAFETY: as above.
+        unsafe {
+            keys.write::<T, A>(dkeys, pixels, dqkv, accumulate);
+            values.write::<T, A>(dvalues, pixels, dqkv, accumulate);
+        }
     }
 }

@@ -26,62 +26,57 @@ pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: 
     }
     let pixels = pixels(g);
     let lists = [pixels.as_slice("bra").expect("invariant: a new tensor is contiguous"), routes];
-    let (out, lse) = (Interleaved::new(out), Interleaved::new(lse));
-    simd!(A => {
-        let heads = (0..g.images * g.heads).into_par_iter();
-        heads.for_each(|index| forward_head::<T, A>(Head::new(g, qkv, lists, scale, index), out, lse))
-    });
-}
-
-/// Computes one head.
-fn forward_head<T: Float, A: Registers>(head: Head<'_, T>, out: Interleaved<'_, T>, lse: Interleaved<'_, T>) {
-    let g = head.geometry;
-    let ([d, dv], quads) = (g.head_dims(), head.all().quads());
-    let sizes = [d, row_width::<T, A>(dv)].map(|width| quads * QUAD * width);
-    let mut packed = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
-    let [keys, values] = parts(&mut packed, sizes);
-    head.channels(Part::Key).columns::<T, A>(head.qkv, head.all(), keys);
-    head.channels(Part::Value).rows::<T, A>(head.qkv, head.all(), values);
-    let (keys, values) = (&*keys, &*values);
-    let work = g.tokens() * g.keys() * (d + dv);
-    let shares = (TASKS / (g.images * g.heads)).min(work / SHARE).clamp(1, g.regions());
+    let heads = g.images * g.heads;
+    let work = g.tokens() * g.keys() * g.head_dims().iter().sum::<usize>();
+    let shares = (TASKS / heads).min(work / SHARE).clamp(1, g.regions());
     let share = g.regions().div_ceil(shares);
-    (0..shares).into_par_iter().for_each(|task| {
-        let regions = (task * share).min(g.regions())..((task + 1) * share).min(g.regions());
+    let (out, lse) = (Interleaved::new(out), Interleaved::new(lse));
+    simd!(A => (0..heads * shares).into_par_iter().for_each(|task| {
+        let (index, first) = (task / shares, task % shares * share);
+        let regions = first.min(g.regions())..(first + share).min(g.regions());
         // SAFETY: this task alone writes these regions of this head.
-        unsafe { forward_regions::<T, A>(head, regions, [keys, values], out, lse) };
-    });
+        unsafe { forward_regions::<T, A>(Head::new(g, qkv, lists, scale, index), regions, out, lse) };
+    }));
 }
 
-/// Computes some regions of one head, from the columns of its keys and the rows of its values.
+/// Computes some regions of one head.
 ///
 /// # Safety
 /// Nobody else may use these regions' results and logarithms.
 unsafe fn forward_regions<T: Float, A: Registers>(
     head: Head<'_, T>,
     regions: Range<usize>,
-    [keys, values]: [&[T]; 2],
     out: Interleaved<'_, T>,
     lse: Interleaved<'_, T>,
 ) {
-    let (g, queries, results, largest) =
-        (head.geometry, head.channels(Part::Query), head.results(), head.largest_block());
-    let quads = largest[0] * largest[1];
-    let width = row_width::<T, A>(results.dim);
-    let sizes = [quads * QUAD * queries.dim, head.scores(largest).blocks.len(), quads * QUAD * width];
+    let g = head.geometry;
+    let [queries, keys, values] = [Part::Query, Part::Key, Part::Value].map(|part| head.channels(part));
+    let (results, largest, v_width) = (head.results(), head.largest_block(), row_width::<T, A>(values.dim));
+    // The columns of keys and the rows of values, as far as they are needed.
+    let sizes = [keys.dim, v_width].map(|width| head.all().quads() * QUAD * width);
+    let mut packed = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
+    let [key_columns, value_rows] = parts(&mut packed, sizes);
+    let quads = largest[0] * largest[1] * QUAD;
+    let sizes = [quads * queries.dim, head.scores(largest).blocks.len(), quads * v_width];
     let mut scratch = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
     let [columns, scores, rows] = parts(&mut scratch, sizes);
-    let (mut logs, mut routed) = ([T::zero(); NUMBERS], vec![]);
+    let (mut logs, mut routed, mut fresh) = ([T::zero(); NUMBERS], vec![], head.all_fresh());
     for Block { regions, pixels } in head.blocks(regions) {
         head.route(regions.clone(), &mut routed);
-        let (keys, values) = (Quads { data: keys, quads: &routed }, Quads { data: values, quads: &routed });
+        for region in head.take_fresh(regions.clone(), &mut fresh) {
+            let pixels = head.pixels_of(region);
+            keys.columns::<T, A>(head.qkv, pixels, head.part_of(region, keys.dim, key_columns));
+            values.rows::<T, A>(head.qkv, pixels, head.part_of(region, v_width, value_rows));
+        }
+        let routed = &routed[..];
         let block = head.scores([regions.len(), pixels.quads() / regions.len()]);
         let scores = &mut scores[..block.blocks.len()];
         queries.columns::<T, A>(head.qkv, pixels, columns);
-        block.blocks.scores::<T, A>(queries.dim, columns, keys, scores);
+        block.blocks.scores::<T, A>(queries.dim, columns, Quads { data: key_columns, quads: routed }, scores);
         block.softmax::<T, A>(head.scale, scores, &mut logs);
+        let from = Quads { data: &*value_rows, quads: routed };
         let to = Quads { data: &mut *rows, quads: &IN_ORDER[..pixels.quads()] };
-        block.blocks.by_query(scores).times::<A>(width, values, to, false);
+        block.blocks.by_query(scores).times::<A>(v_width, from, to, false);
         // SAFETY: nobody else uses these regions' results and logarithms, by the caller's word.
         unsafe { results.write::<T, A>(rows, pixels, out, false) };
         let first = (head.image * g.heads + head.index) * g.tokens();

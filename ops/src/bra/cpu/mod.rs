@@ -1,7 +1,7 @@
 //! Routed attention of one head at a time.
 //!
-//! A head's keys and values are laid out once, region by region (`quads.rs`), in a few dozen kilobytes that stay in
-//! the core's cache; whoever attends to a region reads them there. Nothing is gathered k times over, neither as a
+//! The keys and values of a region are laid out (`quads.rs`) when it is attended to for the first time, and stay in the
+//! core's cache for the others that attend to it. Nothing is gathered k times over, neither as a
 //! tensor nor as a tile: the quads of the routed regions are a list, and the products (`products.rs`) follow it.
 //!
 //! Forward, a task is a head of an image, or some of its regions. Backward it is a whole head: it owns all of the
@@ -110,6 +110,37 @@ impl<'a, T> Head<'a, T> {
         Pixels { list: self.pixels, region: self.geometry.region_tokens() }
     }
 
+    /// The pixels of a region.
+    fn pixels_of(&self, region: usize) -> Pixels<'a> {
+        let all = self.all();
+        Pixels { list: &all.list[region * all.region..][..all.region], ..all }
+    }
+
+    /// A region's part of what has `width` elements for each token.
+    fn part_of<'t>(&self, region: usize, width: usize, of_all: &'t mut [T]) -> &'t mut [T] {
+        let size = self.quads() * QUAD * width;
+        &mut of_all[region * size..][..size]
+    }
+
+    /// That no region has been attended to yet.
+    fn all_fresh(&self) -> Vec<bool> {
+        vec![true; self.geometry.regions()]
+    }
+
+    /// The regions that these attend to and that were fresh until now.
+    fn take_fresh<'t>(
+        &self,
+        regions: Range<usize>,
+        fresh: &'t mut [bool],
+    ) -> impl Iterator<Item = usize> + use<'a, 't, T> {
+        let routes = self.routes_of(regions).iter().map(|&region| region as usize);
+        routes.filter(|&region| std::mem::take(&mut fresh[region]))
+    }
+
+    fn routes_of(&self, regions: Range<usize>) -> &'a [u32] {
+        &self.routes[regions.start * self.geometry.topk..regions.end * self.geometry.topk]
+    }
+
     /// The quads of a region.
     fn quads(&self) -> usize {
         self.geometry.region_tokens().div_ceil(QUAD)
@@ -144,11 +175,9 @@ impl<'a, T> Head<'a, T> {
 
     /// The quads of the keys that these regions attend to, one region's after the other's.
     fn route(&self, regions: Range<usize>, quads: &mut Vec<u32>) {
-        let (topk, each) = (self.geometry.topk, self.quads() as u32);
+        let each = self.quads() as u32;
         quads.clear();
-        for &region in &self.routes[regions.start * topk..regions.end * topk] {
-            quads.extend(region * each..(region + 1) * each);
-        }
+        quads.extend(self.routes_of(regions).iter().flat_map(|&region| region * each..(region + 1) * each));
     }
 }
 
