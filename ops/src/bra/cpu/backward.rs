@@ -62,13 +62,13 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
     let (mut routed, mut fresh) = (vec![], head.all_fresh());
     for Block { regions, pixels } in head.blocks(0..head.geometry.regions()) {
         head.route(regions.clone(), &mut routed);
-        for region in head.take_fresh(regions.clone(), &mut fresh) {
-            let pixels = head.pixels_of(region);
-            keys.columns::<T, A>(head.qkv, pixels, head.part_of(region, d, key_columns));
-            values.columns::<T, A>(head.qkv, pixels, head.part_of(region, dv, value_columns));
-            keys.rows::<T, A>(head.qkv, pixels, head.part_of(region, width, key_rows));
-            head.part_of(region, width, dkeys).fill(T::zero());
-            head.part_of(region, v_width, dvalues).fill(T::zero());
+        for fresh in head.take_fresh(regions.clone(), &mut fresh) {
+            let pixels = head.pixels_of(fresh.clone());
+            keys.columns::<T, A>(head.qkv, pixels, head.part_of(fresh.clone(), d, key_columns));
+            values.columns::<T, A>(head.qkv, pixels, head.part_of(fresh.clone(), dv, value_columns));
+            keys.rows::<T, A>(head.qkv, pixels, head.part_of(fresh.clone(), width, key_rows));
+            head.part_of(fresh.clone(), width, dkeys).fill(T::zero());
+            head.part_of(fresh, v_width, dvalues).fill(T::zero());
         }
         let (routed, in_order) = (&routed[..], &IN_ORDER[..pixels.quads()]);
         let block = head.scores([regions.len(), pixels.quads() / regions.len()]);
@@ -96,19 +96,19 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
         // SAFETY: nobody else uses this head's channels, by the caller's word.
         unsafe { queries.write::<T, A>(drows, pixels, dqkv, accumulate) };
     }
-    for (region, nobody_attends) in fresh.into_iter().enumerate() {
-        let pixels = head.pixels_of(region);
-        let [dkeys, dvalues] =
-            [head.part_of(region, width, dkeys), head.part_of(region, v_width, dvalues)].map(|gradients| {
-                if nobody_attends {
-                    gradients.fill(T::zero());
-                }
-                &*gradients
-            });
+    for (place, nobody_attends) in fresh.into_iter().enumerate() {
+        let together = head.together();
+        let regions = place * together..((place + 1) * together).min(head.geometry.regions());
+        let gradients = [(width, &mut *dkeys), (v_width, &mut *dvalues)];
+        let [dkeys, dvalues] = gradients.map(|(width, all)| head.part_of(regions.clone(), width, all));
+        if nobody_attends {
+            dkeys.fill(T::zero());
+            dvalues.fill(T::zero());
+        }
         // SAFETY: as above.
         unsafe {
-            keys.write::<T, A>(dkeys, pixels, dqkv, accumulate);
-            values.write::<T, A>(dvalues, pixels, dqkv, accumulate);
+            keys.write::<T, A>(dkeys, head.pixels_of(regions.clone()), dqkv, accumulate);
+            values.write::<T, A>(dvalues, head.pixels_of(regions), dqkv, accumulate);
         }
     }
 }

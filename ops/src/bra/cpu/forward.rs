@@ -13,8 +13,8 @@ use tensor::{Float, Tensor, simd};
 
 /// A head's regions are shared out when there are fewer heads than this, all images' together,
 const TASKS: usize = 32;
-/// in shares of at least so many multiply-adds (some 10 µs).
-const SHARE: usize = 1 << 20;
+/// in shares of at least so many multiply-adds (some 40 µs), as each lays out its keys for itself.
+const SHARE: usize = 1 << 22;
 
 /// out (N, H, W, C) = softmax(scale·q·kᵀ)·v over each query's routed regions, and the logarithm of each
 /// softmax's denominator, lse (N, heads, H·W) in pixel order.
@@ -63,10 +63,10 @@ unsafe fn forward_regions<T: Float, A: Registers>(
     let (mut logs, mut routed, mut fresh) = ([T::zero(); NUMBERS], vec![], head.all_fresh());
     for Block { regions, pixels } in head.blocks(regions) {
         head.route(regions.clone(), &mut routed);
-        for region in head.take_fresh(regions.clone(), &mut fresh) {
-            let pixels = head.pixels_of(region);
-            keys.columns::<T, A>(head.qkv, pixels, head.part_of(region, keys.dim, key_columns));
-            values.rows::<T, A>(head.qkv, pixels, head.part_of(region, v_width, value_rows));
+        for fresh in head.take_fresh(regions.clone(), &mut fresh) {
+            let pixels = head.pixels_of(fresh.clone());
+            keys.columns::<T, A>(head.qkv, pixels, head.part_of(fresh.clone(), keys.dim, key_columns));
+            values.rows::<T, A>(head.qkv, pixels, head.part_of(fresh, v_width, value_rows));
         }
         let routed = &routed[..];
         let block = head.scores([regions.len(), pixels.quads() / regions.len()]);

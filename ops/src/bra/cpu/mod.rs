@@ -28,6 +28,9 @@ use tensor::{DType, Element, Tensor};
 /// whole map; small regions several at a time, as a block has work of its own.
 const QUERY_QUADS: usize = 8;
 
+/// So many tokens, at least, are laid out at a time.
+const LAID_OUT: usize = 64;
+
 /// The quads of a block of queries, in order.
 const IN_ORDER: [u32; QUERY_QUADS] = [0, 1, 2, 3, 4, 5, 6, 7];
 
@@ -110,31 +113,40 @@ impl<'a, T> Head<'a, T> {
         Pixels { list: self.pixels, region: self.geometry.region_tokens() }
     }
 
-    /// The pixels of a region.
-    fn pixels_of(&self, region: usize) -> Pixels<'a> {
+    /// The pixels of some regions.
+    fn pixels_of(&self, regions: Range<usize>) -> Pixels<'a> {
         let all = self.all();
-        Pixels { list: &all.list[region * all.region..][..all.region], ..all }
+        Pixels { list: &all.list[regions.start * all.region..regions.end * all.region], ..all }
     }
 
-    /// A region's part of what has `width` elements for each token.
-    fn part_of<'t>(&self, region: usize, width: usize, of_all: &'t mut [T]) -> &'t mut [T] {
+    /// Some regions' part of what has `width` elements for each token.
+    fn part_of<'t>(&self, regions: Range<usize>, width: usize, of_all: &'t mut [T]) -> &'t mut [T] {
         let size = self.quads() * QUAD * width;
-        &mut of_all[region * size..][..size]
+        &mut of_all[regions.start * size..regions.end * size]
     }
 
-    /// That no region has been attended to yet.
+    /// Neighbouring regions that are laid out together, so many of them at a time.
+    fn together(&self) -> usize {
+        (LAID_OUT / self.geometry.region_tokens()).max(1)
+    }
+
+    /// Of all such neighbours, that nobody has attended to them yet.
     fn all_fresh(&self) -> Vec<bool> {
-        vec![true; self.geometry.regions()]
+        vec![true; self.geometry.regions().div_ceil(self.together())]
     }
 
-    /// The regions that these attend to and that were fresh until now.
+    /// The neighbours among which some regions attend to one, and which were fresh until now.
     fn take_fresh<'t>(
         &self,
         regions: Range<usize>,
         fresh: &'t mut [bool],
-    ) -> impl Iterator<Item = usize> + use<'a, 't, T> {
-        let routes = self.routes_of(regions).iter().map(|&region| region as usize);
-        routes.filter(|&region| std::mem::take(&mut fresh[region]))
+    ) -> impl Iterator<Item = Range<usize>> + use<'a, 't, T> {
+        let (together, all) = (self.together(), self.geometry.regions());
+        self.routes_of(regions).iter().filter_map(move |&region| {
+            let place = region as usize / together;
+            let range = place * together..((place + 1) * together).min(all);
+            std::mem::take(&mut fresh[place]).then_some(range)
+        })
     }
 
     fn routes_of(&self, regions: Range<usize>) -> &'a [u32] {

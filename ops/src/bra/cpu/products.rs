@@ -68,16 +68,16 @@ impl Blocks {
                                 let mut key = 0;
                                 $(while self.keys - key >= $width {
                                     let (mut rows, mut places) = ([queries; $height], [to; $height]);
-                                    for (i, (row, place)) in rows.iter_mut().zip(&mut places).enumerate() {
+                                    unrolled!(i in 0..$height => {
                                         let element = (register + i) * A::Vector::<T>::LANES;
-                                        *row = row.wrapping_add(element / BLOCK * size + element % BLOCK / QUAD);
+                                        rows[i] = rows[i].wrapping_add(element / BLOCK * size + element % BLOCK / QUAD);
                                         let start = self.place::<T, A>(register + i) + key * BLOCK;
-                                        *place = place.wrapping_add(start);
-                                    }
+                                        places[i] = places[i].wrapping_add(start);
+                                    });
                                     let mut columns = [columns; $width];
-                                    for (columns, &quad) in columns.iter_mut().zip(&quads[key..]) {
-                                        *columns = columns.wrapping_add(quad as usize * size);
-                                    }
+                                    unrolled!(j in 0..$width => {
+                                        columns[j] = columns[j].wrapping_add(quads[key + j] as usize * size);
+                                    });
                                     // SAFETY: all of it lies inside the slices, as just checked; `A::run` makes sure
                                     // of the instruction set.
                                     unsafe {
@@ -188,10 +188,10 @@ impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN
                                 let mut column = 0;
                                 $(while width - column >= $count * lanes {
                                     let mut places = [target.wrapping_add(column); $quads * QUAD];
-                                    for (row, place) in places.iter_mut().enumerate() {
+                                    unrolled!(row in 0..$quads * QUAD => {
                                         let start = to[quad + row / QUAD] as usize * size + row % QUAD * width;
-                                        *place = place.wrapping_add(start);
-                                    }
+                                        places[row] = places[row].wrapping_add(start);
+                                    });
                                     let weights = weights.wrapping_add(quad * self.row_quad);
                                     let rows = (from.wrapping_add(column), steps, width);
                                     // SAFETY: all of it lies inside the slices, as just checked; `A::run` makes sure
