@@ -1,8 +1,8 @@
 //! CPU kernels of [`top_k`](super::top_k).
 
 use rayon::prelude::*;
-use tensor::Float;
 use tensor::cpu::parallel::{Out, items_per_task};
+use tensor::{Float, simd};
 
 /// y (R, k) and indices (R, k) from x (R, T); `extents` are T and k.
 pub fn forward<T: Float>(x: &[T], [extent, k]: [usize; 2], y: &mut [T], indices: &mut [u32]) {
@@ -30,13 +30,41 @@ pub fn backward<T: Float>(dy: &[T], indices: &[u32], [extent, k]: [usize; 2], ou
     });
 }
 
+/// Rows of at most so many elements are ranked by comparing each with each, where many of them are wanted: without a
+/// branch that depends on them.
+const RANKED: usize = 64;
+
 /// The largest elements of a row, as many as `values` and `places` hold (not more than there are), in
 /// descending order, and where they lie; of equal elements the first comes first. NaNs are smaller than
 /// every number.
-///
+pub(crate) fn select<T: Float>(row: &[T], values: &mut [T], places: &mut [u32]) {
+    if row.len() <= RANKED && 4 * values.len() >= row.len() {
+        simd!(_A => rank(row, values, places));
+    } else {
+        insert(row, values, places);
+    }
+}
+
+/// An element's place in the order is the number of those that come before it.
+#[inline(always)]
+fn rank<T: Float>(row: &[T], values: &mut [T], places: &mut [u32]) {
+    for (place, &x) in row.iter().enumerate() {
+        let mut before = 0u32;
+        for &earlier in &row[..place] {
+            before += u32::from(!larger(x, earlier));
+        }
+        for &later in &row[place + 1..] {
+            before += u32::from(larger(later, x));
+        }
+        if let (Some(value), Some(to)) = (values.get_mut(before as usize), places.get_mut(before as usize)) {
+            (*value, *to) = (x, place as u32);
+        }
+    }
+}
+
 /// One pass over the row with the best so far kept sorted: k is small, and most elements are turned away
 /// by a single comparison.
-pub(crate) fn select<T: Float>(row: &[T], values: &mut [T], places: &mut [u32]) {
+fn insert<T: Float>(row: &[T], values: &mut [T], places: &mut [u32]) {
     let mut kept = 0;
     for (place, &x) in row.iter().enumerate() {
         if kept == values.len() {
@@ -55,7 +83,7 @@ pub(crate) fn select<T: Float>(row: &[T], values: &mut [T], places: &mut [u32]) 
 
 #[inline(always)]
 fn larger<T: Float>(a: T, b: T) -> bool {
-    a > b || (b.is_nan() && !a.is_nan())
+    (a > b) | (b.is_nan() & !a.is_nan())
 }
 
 #[cfg(test)]
@@ -88,9 +116,9 @@ mod tests {
 
     #[test]
     fn agrees_with_a_stable_sort() {
-        for k in 0..=40 {
-            let row: Vec<f32> = (0..40).map(|i| ((i * 29 + k * 7) % 13) as f32).collect();
-            let mut sorted: Vec<u32> = (0..40).collect();
+        for (k, len) in (0..=40).flat_map(|k| [(k, 40), (k, RANKED), (k, RANKED + 1), (k, 200)]) {
+            let row: Vec<f32> = (0..len).map(|i| ((i * 29 + k * 7) % 13) as f32).collect();
+            let mut sorted: Vec<u32> = (0..len as u32).collect();
             sorted.sort_by(|&a, &b| row[b as usize].total_cmp(&row[a as usize]));
             assert_eq!(selected(&row, k), sorted[..k]);
         }

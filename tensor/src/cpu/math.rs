@@ -45,7 +45,7 @@ impl Transcendental for f32 {
         let n = shifted - ROUND;
         let r = A::mul_add(n, -LN_2_HIGH, x);
         let r = A::mul_add(n, -LN_2_LOW, r);
-        let series = horner::<A>(r, [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0]);
+        let series = horner::<A, _>(r, [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0]);
         // n as an integer is what the addition of ROUND left in the low bits: unlike `n as i32`, which must
         // saturate, this vectorises. 2^128 is not an f32, so 2^n is made as 2 · 2^(n-1).
         let exponent = shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(126);
@@ -63,7 +63,7 @@ impl Transcendental for f32 {
         let above = self.to_bits().wrapping_sub(ROOT_HALF);
         let n = (above as i32 >> 23) as f32;
         let f = f32::from_bits((above & 0x007f_ffff) + ROOT_HALF) - 1.0;
-        let series = horner::<A>(
+        let series = horner::<A, _>(
             f,
             [
                 7.037_683_6e-2,
@@ -92,7 +92,7 @@ impl Transcendental for f32 {
         let x = if self > 4.0 { 4.0 } else { self };
         let x = if x < -4.0 { -4.0 } else { x };
         let t = x * x;
-        let numerator = horner::<A>(
+        let numerator = horner::<A, _>(
             t,
             [
                 1.911_101_1e-8,
@@ -104,7 +104,7 @@ impl Transcendental for f32 {
                 std::f32::consts::FRAC_2_SQRT_PI,
             ],
         );
-        let denominator = horner::<A>(t, [1.021_074e-3, 1.495_775e-2, 1.179_692_2e-1, 5.168_88e-1, 1.0]);
+        let denominator = horner::<A, _>(t, [1.021_074e-3, 1.495_775e-2, 1.179_692_2e-1, 5.168_88e-1, 1.0]);
         // Exactly ±1 from there on, so that GELU's left tail is exactly 0.
         let value = x * numerator / denominator;
         let value = if self >= 4.0 { 1.0 } else { value };
@@ -114,8 +114,9 @@ impl Transcendental for f32 {
 
 /// The polynomial with these coefficients, highest power first.
 #[inline(always)]
-fn horner<A: Arch>(x: f32, coefficients: impl IntoIterator<Item = f32>) -> f32 {
-    coefficients.into_iter().fold(0.0, |sum, coefficient| A::mul_add(sum, x, coefficient))
+fn horner<A: Arch, const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
+    let [first, rest @ ..] = coefficients.as_slice() else { return 0.0 };
+    rest.iter().fold(*first, |sum, &coefficient| A::mul_add(sum, x, coefficient))
 }
 
 /// The density of the standard normal distribution.

@@ -87,6 +87,24 @@ pub unsafe fn load<T: Float, V: Vector<T>>(from: *const T) -> V {
     unsafe { V::load(std::slice::from_raw_parts(from, V::LANES)) }
 }
 
+/// Asks for some memory that will be read soon, so that it is in the cache by then. Results do not depend on it.
+#[inline(always)]
+pub fn fetch<T>(memory: &[T]) {
+    const LINE: usize = 64;
+    let bytes = memory.as_ptr_range();
+    let (first, end) = (bytes.start as usize / LINE * LINE, bytes.end as usize);
+    for line in (first..end).step_by(LINE) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, which every x86-64 machine takes, for any address.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(line as *const i8);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
+    }
+}
+
 /// No register has more elements.
 pub const MOST_LANES: usize = 16;
 

@@ -62,6 +62,7 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
     let (mut routed, mut fresh) = (vec![], head.all_fresh());
     for Block { regions, pixels } in head.blocks(0..head.geometry.regions()) {
         head.route(regions.clone(), &mut routed);
+        head.fetch_next(pixels);
         for fresh in head.take_fresh(regions.clone(), &mut fresh) {
             let pixels = head.pixels_of(fresh.clone());
             keys.columns::<T, A>(head.qkv, pixels, head.part_of(fresh.clone(), d, key_columns));

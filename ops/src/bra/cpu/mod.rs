@@ -86,7 +86,7 @@ struct Head<'a, T> {
     scale: T,
 }
 
-impl<'a, T> Head<'a, T> {
+impl<'a, T: Copy> Head<'a, T> {
     /// The head `index`, counted through all images, of qkv (N, H, W, 2D + C) and routes (N, P, k).
     fn new(geometry: Geometry, qkv: &'a [T], [pixels, routes]: [&'a [u32]; 2], scale: T, index: usize) -> Self {
         let (image, index) = (index / geometry.heads, index % geometry.heads);
@@ -99,6 +99,18 @@ impl<'a, T> Head<'a, T> {
         let g = self.geometry;
         let first = self.image * g.tokens() * g.row() + g.channels(self.index)[part as usize];
         Channels { first, stride: g.row(), dim: g.head_dims()[usize::from(matches!(part, Part::Value))] }
+    }
+
+    /// Has the cache fetch what the next head has at some pixels, while this one is being worked on: a head's part of a
+    /// token is so short that the processor does not see the next one coming.
+    fn fetch_next(&self, pixels: Pixels<'_>) {
+        let (g, next) = (self.geometry, self.image * self.geometry.heads + self.index + 1);
+        if next < g.images * g.heads {
+            let next = Self { image: next / g.heads, index: next % g.heads, ..*self };
+            for part in [Part::Query, Part::Key, Part::Value] {
+                next.channels(part).fetch(self.qkv, pixels);
+            }
+        }
     }
 
     /// Where its results lie in (N, H, W, C).

@@ -6,7 +6,7 @@
 
 use tensor::Float;
 use tensor::cpu::parallel::{Interleaved, put};
-use tensor::cpu::registers::{Registers, Vector, copy_run};
+use tensor::cpu::registers::{Registers, Vector, copy_run, fetch};
 
 /// The tokens of a quad.
 pub(super) const QUAD: usize = 4;
@@ -61,6 +61,14 @@ impl Channels {
     unsafe fn of<T>(self, map: &[T], pixel: usize) -> &[T] {
         // SAFETY: by the caller's word.
         unsafe { map.get_unchecked(self.first + pixel * self.stride..).get_unchecked(..self.dim) }
+    }
+
+    /// Has the cache fetch some pixels' elements, which the next task will read.
+    pub fn fetch<T>(self, map: &[T], pixels: Pixels<'_>) {
+        for &pixel in pixels.list {
+            let start = self.first + pixel as usize * self.stride;
+            fetch(&map[start..start + self.dim]);
+        }
     }
 
     /// Writes the quads of some pixels as rows of [`row_width`] elements.
