@@ -1,9 +1,9 @@
 //! The right operand of a matrix product, laid out so that a tile's rows of it are one run of memory.
 
-use super::gemm::Mat;
+use super::gemm::{Mat, last_place};
 use super::isa::Isa;
 use super::parallel::{GRAIN, items_per_task};
-use super::registers::{Registers, Vector, copy_run};
+use super::registers::{Registers, Vector, copy_run, load};
 use super::transpose::transpose;
 use crate::{Float, Tensor, simd};
 use rayon::prelude::*;
@@ -91,7 +91,14 @@ unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut [T], width:
     if b.cols < width {
         to.fill(T::zero());
     }
-    if b.col_stride == 1 {
+    if b.col_stride == 1 && b.cols == width {
+        match width / A::Vector::<T>::LANES {
+            // SAFETY: the caller vouches for the instruction set; the panel is as wide as that.
+            2 => unsafe { copy_rows::<T, A::Vector<T>, 2>(b, to) },
+            // SAFETY: as above.
+            _ => unsafe { copy_rows::<T, A::Vector<T>, 3>(b, to) },
+        }
+    } else if b.col_stride == 1 {
         for (p, to) in to.chunks_exact_mut(width).enumerate() {
             let from = &b.data[p * b.row_stride..][..b.cols];
             // SAFETY: the caller vouches for the instruction set.
@@ -103,6 +110,30 @@ unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut [T], width:
     } else {
         for (p, to) in to.chunks_exact_mut(width).enumerate() {
             (0..b.cols).for_each(|j| to[j] = b.data[p * b.row_stride + j * b.col_stride]);
+        }
+    }
+}
+
+/// The rows of a matrix as wide as a panel of COUNT registers.
+///
+/// # Safety
+/// The machine must have the register, and the matrix and its packed rows must be so wide.
+#[inline(always)]
+unsafe fn copy_rows<T: Float, V: Vector<T>, const COUNT: usize>(b: Mat<'_, T>, to: &mut [T]) {
+    if b.rows == 0 {
+        return;
+    }
+    let inside = last_place((b.rows, b.cols), (b.row_stride, 1)).is_some_and(|last| last < b.data.len());
+    assert!(inside && b.cols == COUNT * V::LANES && to.len() >= b.rows * b.cols, "rows of a panel");
+    let (from, to) = (b.data.as_ptr(), to.as_mut_ptr());
+    for row in 0..b.rows {
+        for register in 0..COUNT {
+            let place = register * V::LANES;
+            // SAFETY: inside both, as just checked; the caller vouches for the register.
+            unsafe {
+                let elements = load::<T, V>(from.add(row * b.row_stride + place));
+                elements.store(std::slice::from_raw_parts_mut(to.add(row * b.cols + place), V::LANES));
+            }
         }
     }
 }
