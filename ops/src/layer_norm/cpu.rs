@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::lanes::{sum_map, sum_map2, sum_map3};
-use tensor::cpu::parallel::{GRAIN, Out, sum_in_pieces};
+use tensor::cpu::parallel::{GRAIN, Out, add_rows, sum_in_pieces};
 use tensor::{Float, simd};
 
 pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], epsilon: T, y: &mut [T], [mean, rstd]: [&mut [T]; 2]) {
@@ -72,9 +72,7 @@ pub fn backward<T: Float>(
     }
     if let Some(dbias) = dbias {
         sum_in_pieces(mean.len(), channels, channels, dbias, |range, sum| {
-            for dy in dy[range.start * channels..range.end * channels].chunks_exact(channels) {
-                sum.iter_mut().zip(dy).for_each(|(sum, &dy)| *sum += dy);
-            }
+            simd!(_A => add_rows(&dy[range.start * channels..range.end * channels], sum));
         });
     }
 }
