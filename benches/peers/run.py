@@ -52,6 +52,7 @@ SIDES = {
     "compile": ("PyTorch, torch.compile", ["--compile"]),
     "bf16": ("PyTorch, torch.compile, bf16", ["--compile", "--dtype", "bf16"]),
     "published": ("PyTorch, eager, gather as published", ["--gather", "published"]),
+    "published-compile": ("PyTorch, torch.compile, gather as published", ["--gather", "published", "--compile"]),
 }
 
 
@@ -89,7 +90,8 @@ def prepare_python(folder):
     if python.exists() and subprocess.run(probe, capture_output=True).returncode == 0:
         return python
     note(f"installing PyTorch into {folder} (once)")
-    venv.create(folder, with_pip=True)
+    if not python.exists():
+        venv.create(folder, with_pip=True)
     install = [str(python), "-m", "pip", "install", "--quiet"]
     if subprocess.run([*install, "torch", "--index-url", CPU_WHEELS]).returncode != 0:
         note("the index of CPU builds did not answer: taking the default build")
