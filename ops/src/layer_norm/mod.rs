@@ -30,27 +30,21 @@ pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f6
             return Err(Error::shape("layer_norm", format!("weight and bias of ({channels})"), operand.shape()).into());
         }
     }
-    let [y, mean, rstd] = value([x.value(), weight.value(), bias.value()], epsilon)?;
-    x.tape().record("layer_norm", &[x, weight, bias], y, || {
-        let [x, weight, bias] = [x, weight, bias].map(|operand| operand.value().clone());
-        LayerNorm { x, weight, mean, rstd, bias, epsilon }
-    })
-}
-
-/// y and the rows' mean and rstd, (R) each, of x, weight and bias.
-fn value([x, weight, bias]: [&Tensor; 3], epsilon: f64) -> Result<[Tensor; 3]> {
-    let rows = x.count().checked_div(weight.count()).unwrap_or(0);
+    let rows = x.value().count().checked_div(channels).unwrap_or(0);
     let mut y = Tensor::empty(x.shape().clone(), x.dtype());
     let (mut mean, mut rstd) = (Tensor::empty([rows], x.dtype()), Tensor::empty([rows], x.dtype()));
     match_float!(x.dtype(), "layer_norm", T => cpu::forward::<T>(
-        x.as_slice("layer_norm")?,
-        weight.as_slice("layer_norm")?,
-        bias.as_slice("layer_norm")?,
+        x.value().as_slice("layer_norm")?,
+        weight.value().as_slice("layer_norm")?,
+        bias.value().as_slice("layer_norm")?,
         epsilon as T,
         y.as_mut_slice("layer_norm")?,
         [mean.as_mut_slice("layer_norm")?, rstd.as_mut_slice("layer_norm")?],
     ));
-    Ok([y, mean, rstd])
+    x.tape().record("layer_norm", &[x, weight, bias], y, || {
+        let [x, weight, bias] = [x, weight, bias].map(|operand| operand.value().clone());
+        LayerNorm { x, weight, mean, rstd, bias }
+    })
 }
 
 struct LayerNorm {
@@ -58,9 +52,8 @@ struct LayerNorm {
     weight: Tensor,
     mean: Tensor,
     rstd: Tensor,
-    /// These two only for computing the value again; the gradients do not depend on them.
+    /// Only for computing the value again; the gradients do not depend on it.
     bias: Tensor,
-    epsilon: f64,
 }
 
 impl Rule for LayerNorm {
@@ -68,7 +61,14 @@ impl Rule for LayerNorm {
 
     fn again(&self) -> Option<Again<'_>> {
         Some(Box::new(|| {
-            let [y, ..] = value([&self.x, &self.weight, &self.bias], self.epsilon)?;
+            let mut y = Tensor::empty(self.x.shape().clone(), self.x.dtype());
+            match_float!(self.x.dtype(), "layer_norm", T => cpu::again::<T>(
+                self.x.as_slice("layer_norm")?,
+                self.weight.as_slice("layer_norm")?,
+                self.bias.as_slice("layer_norm")?,
+                [self.mean.as_slice("layer_norm")?, self.rstd.as_slice("layer_norm")?],
+                y.as_mut_slice("layer_norm")?,
+            ));
             Ok(y)
         }))
     }
