@@ -40,6 +40,9 @@ pub fn cases() -> Vec<Case> {
         case("an image without columns", [1, 3, 0, 2], [2, 3, 2], [1, 1], true),
         case("no input channels", [1, 3, 3, 0], [2, 3, 3], [1, 1], true),
         case("no output channels", [1, 3, 3, 2], [0, 3, 3], [1, 1], true),
+        case("a stride longer than the image", [2, 3, 2, 2], [3, 2, 2], [9, 1], true),
+        case("images between whose rows a block ends", [9, 5, 13, 1], [2, 3, 3], [2, 1], false),
+        case("several parts of the weight", [1, 2, 3, 97], [130, 2, 3], [2, 1], false),
         case("several blocks of pixels and of taps", [3, 11, 9, 33], [2, 3, 3], [1, 1], true),
     ]
 }

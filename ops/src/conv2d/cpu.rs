@@ -1,121 +1,29 @@
-//! CPU kernels of [`conv2d`](super::conv2d): matrix products over blocks of patches.
+//! CPU kernels of [`conv2d`](super::conv2d): matrix products that read patches where they lie.
 //!
-//! A block is [`PIXELS`] output pixels by a group of kernel taps of about [`COLUMNS`] inputs: what the matrix
-//! product keeps in the second-level cache anyway. So the buffer of a task stays small whatever the image
-//! and the kernel, and the weight is packed once for many pixels.
+//! Each row of the kernel sees a run of neighbouring elements of the image. So there is no matrix of patches: the rows of
+//! the image that a block of output pixels sees are copied into a *band*, with the zeros around them, and the product is
+//! told where each patch starts in it and how far apart its runs lie.
+//!
+//! The gradient of x is made the same way. Of the pixels of x, those whose coordinates leave the same remainders by the
+//! stride see the same taps; so it is stride² convolutions of dy, and each element is written once.
 
+use super::geometry::Geometry;
 use rayon::prelude::*;
 use std::ops::Range;
-use tensor::cpu::gemm::{Mat, gemm_on_this_thread, gemm_packed};
+use tensor::cpu::gemm::{Mat, Patches, gemm_packed, gemm_patches};
 use tensor::cpu::packed::Packed;
-use tensor::cpu::parallel::{GRAIN, Out, add_rows, put, sum_in_pieces};
+use tensor::cpu::parallel::{GRAIN, Out, add_rows, sum_in_pieces};
 use tensor::cpu::registers::{Registers, Vector, copy_run};
-use tensor::cpu::transpose::transpose;
 use tensor::{Float, Tensor, simd};
 
-/// Output pixels per block.
+/// Output pixels per block, about: whole rows.
 const PIXELS: usize = 256;
-/// Inputs per block, about: whole taps of the kernel.
-const COLUMNS: usize = 256;
-/// The weight's gradient is cut into at least so many tasks, where there are as many.
+/// Elements of a patch, about, and outputs, at most, whose weights' gradient a task computes.
+const COLUMNS: usize = 288;
+const OUTPUTS: usize = 128;
+/// The weight's gradient is cut into at least so many tasks, unless a task had fewer pixels than that.
 const TASKS: usize = 16;
-
-/// All extents of a convolution.
-#[derive(Clone, Copy, Debug)]
-pub struct Geometry {
-    /// N.
-    pub images: usize,
-    /// H and W.
-    pub input: [usize; 2],
-    /// I.
-    pub inputs: usize,
-    /// KH and KW.
-    pub kernel: [usize; 2],
-    /// HO and WO.
-    pub output: [usize; 2],
-    /// O.
-    pub outputs: usize,
-    pub stride: usize,
-    pub padding: usize,
-}
-
-impl Geometry {
-    fn taps(&self) -> usize {
-        self.kernel[0] * self.kernel[1]
-    }
-
-    /// Elements of a patch: KH·KW·I.
-    fn patch(&self) -> usize {
-        self.taps() * self.inputs
-    }
-
-    fn pixels_per_image(&self) -> usize {
-        self.output[0] * self.output[1]
-    }
-
-    /// N·HO·WO.
-    fn pixels(&self) -> usize {
-        self.images * self.pixels_per_image()
-    }
-
-    /// How many taps make a group of about [`COLUMNS`] inputs, all groups alike but the last.
-    fn taps_per_group(&self) -> usize {
-        self.taps().div_ceil(self.patch().div_ceil(COLUMNS).max(1))
-    }
-
-    fn tap_groups(&self) -> usize {
-        self.taps().div_ceil(self.taps_per_group())
-    }
-
-    fn tap_group(&self, group: usize) -> Range<usize> {
-        let size = self.taps_per_group();
-        group * size..((group + 1) * size).min(self.taps())
-    }
-
-    /// Calls `visit(pixel, in_patch, in_x)` for each run of neighbouring elements that the patch of one of these output
-    /// pixels, counted from 0, shares with x, when the patch is reduced to some taps; in order. The rest of a patch is
-    /// padding.
-    #[inline(always)]
-    fn for_each_run(
-        &self,
-        pixels: Range<usize>,
-        taps: &Range<usize>,
-        mut visit: impl FnMut(usize, Range<usize>, Range<usize>),
-    ) {
-        let ([height, width], [_, across]) = (self.input, self.kernel);
-        let (mut image, place) = (pixels.start / self.pixels_per_image(), pixels.start % self.pixels_per_image());
-        let (mut row, mut column) = (place / self.output[1], place % self.output[1]);
-        let kernel_rows = taps.start / across..taps.end.div_ceil(across);
-        for pixel in 0..pixels.len() {
-            let (top, left) = (row * self.stride, column * self.stride);
-            for a in kernel_rows.clone() {
-                // Row and columns are counted in the padded image until they are known to be inside.
-                let row = top + a;
-                if row < self.padding || row >= height + self.padding {
-                    continue;
-                }
-                let first_tap = a * across;
-                let columns = taps.start.saturating_sub(first_tap)..(taps.end - first_tap).min(across);
-                let start = columns.start.max(self.padding.saturating_sub(left));
-                let end = columns.end.min((width + self.padding).saturating_sub(left));
-                if start < end {
-                    let in_patch = (first_tap + start - taps.start) * self.inputs;
-                    let in_x =
-                        ((image * height + row - self.padding) * width + left + start - self.padding) * self.inputs;
-                    let len = (end - start) * self.inputs;
-                    visit(pixel, in_patch..in_patch + len, in_x..in_x + len);
-                }
-            }
-            column += 1;
-            if column == self.output[1] {
-                (row, column) = (row + 1, 0);
-            }
-            if row == self.output[0] {
-                (image, row) = (image + 1, 0);
-            }
-        }
-    }
-}
+const LEAST: usize = 1024;
 
 /// A buffer of the pool, for the duration of a task.
 fn scratch<T: Float>(count: usize) -> Tensor {
@@ -126,63 +34,166 @@ fn slice_of<T: Float>(scratch: &mut Tensor) -> &mut [T] {
     scratch.as_mut_slice("conv2d").expect("invariant: a new tensor is contiguous and unshared")
 }
 
+/// How the patches of an axis's positions lie in the band.
+struct Band {
+    /// Columns of zeros before the first of the map.
+    left: usize,
+    /// Columns in all, each of so many channels.
+    columns: usize,
+    channels: usize,
+}
+
+impl Band {
+    /// What x must be cut to for its patches, row by row of the output.
+    fn of_input(g: &Geometry) -> Self {
+        let columns = (g.output[1].max(1) - 1) * g.stride + g.kernel[1];
+        Self { left: g.padding, columns, channels: g.inputs }
+    }
+
+    /// What dy must be cut to for the gradient of x, row by row of x.
+    fn of_output(g: &Geometry) -> Self {
+        let left = g.kernel[1].div_ceil(g.stride) - 1;
+        Self { left, columns: left + (g.input[1].max(1) - 1 + g.padding) / g.stride + 1, channels: g.outputs }
+    }
+
+    /// Elements of a row.
+    fn row(&self) -> usize {
+        self.columns * self.channels
+    }
+
+    /// Copies a row of a map's columns into a row of the band; zeros if there is none.
+    fn copy<T: Float>(&self, from: Option<&[T]>, to: &mut [T]) {
+        let from = from.unwrap_or_default();
+        let (before, rest) = to.split_at_mut((self.left * self.channels).min(to.len()));
+        let (inside, after) = rest.split_at_mut(from.len().min(rest.len()));
+        before.fill(T::zero());
+        inside.copy_from_slice(&from[..inside.len()]);
+        after.fill(T::zero());
+    }
+
+    /// Cuts some rows of a map, which are counted through all images, out of it.
+    fn cut<T: Float>(&self, map: &[T], width: usize, rows: impl Iterator<Item = Option<usize>>, to: &mut [T]) {
+        let size = width * self.channels;
+        for (row, to) in rows.zip(to.chunks_exact_mut(self.row().max(1))) {
+            self.copy(row.map(|row| &map[row * size..][..size]), to);
+        }
+    }
+}
+
+/// The patches of a block of output rows, as far as some rows of the kernel see them.
+struct Seen {
+    band: Band,
+    /// Where each pixel's patch starts, and each of its runs from there.
+    starts: Vec<usize>,
+    runs: Vec<usize>,
+}
+
+impl Seen {
+    /// By so many rows of the kernel, in blocks of so many rows.
+    fn new(g: &Geometry, rows: usize, kernel_rows: usize) -> Self {
+        let band = Band::of_input(g);
+        let step = g.stride * g.inputs;
+        let starts = (0..rows).flat_map(|row| {
+            let first = row * kernel_rows * band.row();
+            (0..g.output[1]).map(move |column| first + column * step)
+        });
+        let (starts, runs) = (starts.collect(), (0..kernel_rows).map(|row| row * band.row()).collect());
+        Self { band, starts, runs }
+    }
+
+    /// Elements of the band of so many rows of the output.
+    fn size(&self, rows: usize) -> usize {
+        rows * self.runs.len() * self.band.row()
+    }
+
+    /// Cuts the band out of x for some rows of the output, counted through all images, and kernel rows from one on.
+    fn cut<T: Float>(&self, g: &Geometry, x: &[T], rows: Range<usize>, first: usize, to: &mut [T]) {
+        let kernel_rows = first..first + self.runs.len();
+        let seen = rows.flat_map(|row| kernel_rows.clone().map(move |below| g.input_row(row, below)));
+        self.band.cut(x, g.input[1], seen, to);
+    }
+}
+
 /// y (N, HO, WO, O) = patches·W + bias.
 pub fn forward<T: Float>(g: Geometry, x: &[T], weight: &[T], bias: Option<&[T]>, y: &mut [T]) {
     if y.is_empty() {
         return;
     }
-    let weight = Packed::filled((g.patch(), g.outputs), |outputs, to, width| pack(g, weight, outputs, to, width));
-    y.par_chunks_mut(PIXELS * g.outputs).enumerate().for_each(|(block, y)| {
-        let pixels = block * PIXELS..block * PIXELS + y.len() / g.outputs;
+    let mut reordered = Tensor::empty([weight.len()], T::DTYPE);
+    let weight = Packed::new(Mat::new(reorder(&g, weight, &mut reordered), g.outputs, g.patch()).t());
+    let (size, rows) = (g.output[1] * g.outputs, rows_of(PIXELS, g.output[1]));
+    let seen = Seen::new(&g, rows, g.kernel[0]);
+    let places: Vec<usize> = (0..rows * g.output[1]).map(|pixel| pixel * g.outputs).collect();
+    y.par_chunks_mut(rows * size).enumerate().for_each(|(block, y)| {
+        let (first, count) = (block * rows, y.len() / size);
         // The products add to a result that starts as the bias.
         if let Some(bias) = bias {
             y.chunks_exact_mut(g.outputs).for_each(|y| y.copy_from_slice(bias));
         }
-        let mut buffer = scratch::<T>(pixels.len() * g.taps_per_group() * g.inputs);
-        for taps in (0..g.tap_groups()).map(|group| g.tap_group(group)) {
-            let patches = gather(g, x, pixels.clone(), &taps, slice_of(&mut buffer));
-            let rows = taps.start * g.inputs..taps.end * g.inputs;
-            gemm_packed(patches, &weight, rows, Out { data: &mut *y, accumulate: bias.is_some() || taps.start > 0 });
-        }
+        let mut band = scratch::<T>(seen.size(count));
+        let data = slice_of(&mut band);
+        seen.cut(&g, x, first..first + count, 0, data);
+        let pixels = count * g.output[1];
+        let patches = Patches { data, starts: &seen.starts[..pixels], runs: &seen.runs, len: g.run() };
+        gemm_patches(patches, &weight, Out { data: y, accumulate: bias.is_some() }, &places[..pixels]);
     });
 }
 
-/// dx (N, H, W, I) from dy. Patches of one image overlap, so a task has whole images: as many as make a block.
+/// dx (N, H, W, I) from dy.
 pub fn backward_input<T: Float>(g: Geometry, dy: &[T], weight: &[T], dx: Out<'_, T>) {
     if dx.data.is_empty() {
         return;
     }
-    let groups = (0..g.tap_groups()).map(|group| {
-        let taps = g.tap_group(group);
-        let (first, count) = (taps.start * g.inputs, taps.len() * g.inputs);
-        Packed::filled((g.outputs, count), |columns, to, width| {
-            pack_transposed(g, weight, first + columns.start..first + columns.end, to, width);
-        })
-    });
-    let groups: Vec<_> = groups.collect();
-    let images = (PIXELS / g.pixels_per_image()).max(1);
-    let image = g.input[0] * g.input[1] * g.inputs;
-    dx.data.par_chunks_mut(images * image).enumerate().for_each(|(task, data)| {
-        if !dx.accumulate {
-            data.fill(T::zero());
-        }
-        let (first, offset) = (task * images * g.pixels_per_image(), task * images * image);
-        let end = first + data.len() / image * g.pixels_per_image();
-        let mut buffer = scratch::<T>(PIXELS.min(end - first) * g.taps_per_group() * g.inputs);
-        for start in (first..end).step_by(PIXELS) {
-            let pixels = start..(start + PIXELS).min(end);
-            let dy = Mat::new(&dy[start * g.outputs..], pixels.len(), g.outputs);
-            for (group, weight) in groups.iter().enumerate() {
-                let taps = g.tap_group(group);
-                let dpatches = &mut slice_of(&mut buffer)[..pixels.len() * taps.len() * g.inputs];
-                gemm_packed(dy, weight, 0..g.outputs, Out::store(dpatches));
-                simd!(_A => scatter(g, dpatches, pixels.clone(), &taps, offset, data));
+    let band = Band::of_output(&g);
+    let pairs = || g.remainders(0).flat_map(|down| g.remainders(1).map(move |across| [down, across]));
+    let mut reordered = Tensor::empty([weight.len()], T::DTYPE);
+    let weight = reorder(&g, weight, &mut reordered);
+    let weights: Vec<Packed<T>> = pairs().map(|remainders| pack_taps(&g, weight, remainders)).collect();
+    let (size, rows) = (g.input[1] * g.inputs, rows_of(PIXELS * weights.len(), g.input[1]));
+    let accumulate = dx.accumulate;
+    dx.data.par_chunks_mut(rows * size).enumerate().for_each(|(block, dx)| {
+        let x_rows = block * rows..block * rows + dx.len() / size;
+        let mut weights = weights.iter();
+        for down in g.remainders(0) {
+            let taps_down = g.taps_of(0, down).len();
+            // The rows of x that these taps meet, and the row of dy that the first of them meets there.
+            let met = x_rows.clone().enumerate().filter_map(|(place, row)| {
+                let (image, row) = (row / g.input[0], row % g.input[0]);
+                g.position(row, down).map(|position| (place, image, position))
+            });
+            let met: Vec<_> = met.collect();
+            let mut buffer = scratch::<T>(met.len() * taps_down * band.row());
+            let data = slice_of(&mut buffer);
+            let dy_rows = met.iter().flat_map(|&(_, image, position)| {
+                (0..taps_down).map(move |tap| {
+                    let row = position.checked_sub(tap).filter(|&row| row < g.output[0])?;
+                    Some(image * g.output[0] + row)
+                })
+            });
+            band.cut(dy, g.output[1], dy_rows, data);
+            let runs: Vec<usize> = (0..taps_down).map(|tap| tap * band.row()).collect();
+            for across in g.remainders(1) {
+                let taps_across = g.taps_of(1, across).len();
+                let (mut starts, mut places) = (vec![], vec![]);
+                for (of_band, &(place, ..)) in met.iter().enumerate() {
+                    for column in 0..g.input[1] {
+                        if let Some(position) = g.position(column, across) {
+                            let first = band.left + position + 1 - taps_across.max(1);
+                            starts.push(of_band * taps_down * band.row() + first * g.outputs);
+                            places.push((place * g.input[1] + column) * g.inputs);
+                        }
+                    }
+                }
+                // Zeros, where no tap meets x.
+                let taps = Patches { data: &*data, starts: &starts, runs: &runs, len: taps_across * g.outputs };
+                let weight = weights.next().expect("invariant: one for each pair of remainders");
+                gemm_patches(taps, weight, Out { data: &mut *dx, accumulate }, &places);
             }
         }
     });
 }
 
-/// dweight (O, I, KH, KW) = patchesᵀ·dy, reordered.
+/// dweight (O, I, KH, KW) = dyᵀ·patches, reordered.
 pub fn backward_weight<T: Float>(g: Geometry, dy: &[T], x: &[T], dweight: Out<'_, T>) {
     let elements = g.patch() * g.outputs;
     if elements == 0 {
@@ -190,33 +201,47 @@ pub fn backward_weight<T: Float>(g: Geometry, dy: &[T], x: &[T], dweight: Out<'_
     }
     let mut sums = scratch::<T>(elements);
     let sums = slice_of::<T>(&mut sums);
-    // Groups of taps, and where those are few, pieces of pixels with partial sums.
-    let pieces = (TASKS / g.tap_groups()).max(1);
-    let per_piece = g.pixels().div_ceil(pieces).next_multiple_of(PIXELS).max(PIXELS);
-    sum_in_pieces(g.pixels().div_ceil(per_piece), GRAIN, elements, Out::store(&mut *sums), |pieces, sums| {
-        let pixels = pieces.start * per_piece..(pieces.end * per_piece).min(g.pixels());
-        let rows = g.taps_per_group() * g.inputs * g.outputs;
-        sums.par_chunks_mut(rows).enumerate().for_each(|(group, sums)| {
-            let taps = g.tap_group(group);
-            let mut buffer = scratch::<T>(PIXELS * taps.len() * g.inputs);
-            for start in pixels.clone().step_by(PIXELS) {
-                let pixels = start..(start + PIXELS).min(pixels.end);
-                let dy = Mat::new(&dy[start * g.outputs..], pixels.len(), g.outputs);
-                let patches = gather(g, x, pixels, &taps, slice_of(&mut buffer));
-                gemm_on_this_thread(patches.t(), dy, Out { data: &mut *sums, accumulate: true });
+    // Parts of the gradient, and where those are few, pieces of the pixels with partial sums.
+    let parts = parts(&g);
+    let rows = rows_of(PIXELS, g.output[1]);
+    let blocks = (g.images * g.output[0]).div_ceil(rows);
+    let per_piece = blocks.div_ceil((TASKS / parts.len()).max(1)).max(LEAST / PIXELS);
+    let of_blocks = |blocks: Range<usize>, sums: &mut [T]| {
+        parts.par_iter().zip(split(sums, &parts)).for_each(|(part, sums)| {
+            for block in blocks.clone() {
+                let rows = block * rows..((block + 1) * rows).min(g.images * g.output[0]);
+                let pixels = rows.len() * g.output[1];
+                let dy = &dy[rows.start * g.output[1] * g.outputs + part.outputs.start..];
+                let dy = Mat::strided(dy, (pixels, part.outputs.len()), (g.outputs, 1)).t();
+                let patches = pack_patches(&g, x, rows, &part.elements);
+                gemm_packed(dy, &patches, Out { data: &mut *sums, accumulate: block > blocks.start });
             }
         });
-    });
+    };
+    if blocks > 0 && blocks <= per_piece {
+        of_blocks(0..blocks, sums);
+    } else {
+        sum_in_pieces(blocks.div_ceil(per_piece), GRAIN, elements, Out::store(&mut *sums), |pieces, sums| {
+            of_blocks(pieces.start * per_piece..(pieces.end * per_piece).min(blocks), sums);
+        });
+    }
     let (sums, accumulate) = (&*sums, dweight.accumulate);
-    // As many outputs at a time as a line of the cache holds.
-    const OUTPUTS: usize = 16;
-    dweight.data.par_chunks_mut(OUTPUTS * g.patch()).enumerate().for_each(|(block, dweight)| {
-        for place in 0..g.patch() {
-            let (input, tap) = (place / g.taps(), place % g.taps());
-            let sums = &sums[(tap * g.inputs + input) * g.outputs + block * OUTPUTS..];
-            for (dweight, &sum) in dweight[place..].iter_mut().step_by(g.patch()).zip(sums) {
-                *dweight = if accumulate { *dweight + sum } else { sum };
+    dweight.data.par_chunks_mut(g.patch()).enumerate().for_each(|(output, dweight)| {
+        let mut start = 0;
+        for Part { elements, outputs } in &parts {
+            if outputs.contains(&output) {
+                let sums = &sums[start + (output - outputs.start) * elements.len()..][..elements.len()];
+                // Tap by tap, as far as the part reaches.
+                for tap in elements.start / g.inputs..elements.end.div_ceil(g.inputs) {
+                    let first = elements.start.max(tap * g.inputs);
+                    let end = elements.end.min((tap + 1) * g.inputs);
+                    let dweight = dweight[(first - tap * g.inputs) * g.taps() + tap..].iter_mut().step_by(g.taps());
+                    for (dweight, &sum) in dweight.zip(&sums[first - elements.start..end - elements.start]) {
+                        *dweight = if accumulate { *dweight + sum } else { sum };
+                    }
+                }
             }
+            start += outputs.len() * elements.len();
         }
     });
 }
@@ -228,92 +253,124 @@ pub fn backward_bias<T: Float>(g: Geometry, dy: &[T], dbias: Out<'_, T>) {
     });
 }
 
-/// Some columns of the weight (O, I, KH, KW) as W (KH·KW·I, O), in rows of `width` elements.
-fn pack<T: Float>(g: Geometry, weight: &[T], outputs: Range<usize>, to: &mut [T], width: usize) {
-    // As (I·KH·KW, outputs) first, which is a transpose; then its rows in their order.
-    let count = outputs.len();
-    let mut transposed = scratch::<T>(g.patch() * count);
-    let transposed = slice_of::<T>(&mut transposed);
-    let from = (&weight[outputs.start * g.patch()..], g.patch());
-    // SAFETY: `simd!` chooses an instruction set that the machine has.
-    simd!(A => unsafe { transpose::<T, <A as Registers>::Vector<T>>([count, g.patch()], from, (transposed, count)) });
-    for (row, to) in to.chunks_exact_mut(width).enumerate() {
-        let (tap, input) = (row / g.inputs, row % g.inputs);
-        let (to, beyond) = to.split_at_mut(count);
-        to.copy_from_slice(&transposed[(input * g.taps() + tap) * count..][..count]);
-        beyond.fill(T::zero());
-    }
+/// So many rows have about this many pixels.
+fn rows_of(pixels: usize, width: usize) -> usize {
+    (pixels / width.max(1)).max(1)
 }
 
-/// Some columns of the weight (O, I, KH, KW) as Wᵀ (O, KH·KW·I), in rows of `width` elements.
-fn pack_transposed<T: Float>(g: Geometry, weight: &[T], columns: Range<usize>, to: &mut [T], width: usize) {
-    let places: Vec<usize> = columns.map(|column| column % g.inputs * g.taps() + column / g.inputs).collect();
-    for (to, weight) in to.chunks_exact_mut(width).zip(weight.chunks_exact(g.patch())) {
-        let (to, beyond) = to.split_at_mut(places.len());
-        to.iter_mut().zip(&places).for_each(|(to, &place)| *to = weight[place]);
-        beyond.fill(T::zero());
-    }
+/// A part of the weight's gradient.
+struct Part {
+    /// Of a patch.
+    elements: Range<usize>,
+    outputs: Range<usize>,
 }
 
-/// Copies the patches of some output pixels, reduced to some taps, into the rows of a matrix.
-fn gather<'a, T: Float>(
-    g: Geometry,
-    x: &[T],
-    pixels: Range<usize>,
-    taps: &Range<usize>,
-    buffer: &'a mut [T],
-) -> Mat<'a, T> {
-    let columns = taps.len() * g.inputs;
-    let patches = &mut buffer[..pixels.len() * columns];
-    // SAFETY: `simd!` chooses an instruction set that the machine has.
-    simd!(A => unsafe { gather_rows::<T, A>(g, x, pixels.clone(), taps, patches) });
-    Mat::new(patches, pixels.len(), columns)
+/// The weight's gradient in parts of about [`COLUMNS`] elements of a patch, which are several whole runs or a part of
+/// one, by [`OUTPUTS`].
+fn parts(g: &Geometry) -> Vec<Part> {
+    let (patch, run) = (g.patch(), g.run());
+    let whole = (COLUMNS / run).max(1) * run;
+    let size = if run > COLUMNS { run.div_ceil(run.div_ceil(COLUMNS)) } else { whole };
+    let ranges = |start: usize, end: usize, size: usize| {
+        (start..end).step_by(size).map(move |start| start..(start + size).min(end))
+    };
+    let outputs = g.outputs.div_ceil(g.outputs.div_ceil(OUTPUTS));
+    ranges(0, patch, whole)
+        .flat_map(|runs| ranges(runs.start, runs.end, size))
+        .flat_map(|elements| {
+            ranges(0, g.outputs, outputs).map(move |outputs| Part { elements: elements.clone(), outputs })
+        })
+        .collect()
 }
 
+/// The sums of each part: (outputs, elements).
+fn split<'a, T>(mut sums: &'a mut [T], parts: &[Part]) -> Vec<&'a mut [T]> {
+    let parts = parts.iter().map(|Part { elements, outputs }| {
+        let (part, rest) = std::mem::take(&mut sums).split_at_mut(outputs.len() * elements.len());
+        sums = rest;
+        part
+    });
+    parts.collect()
+}
+
+/// The patches of some rows of output pixels, reduced to some of their elements, as a matrix (pixels, elements).
+fn pack_patches<T: Float>(g: &Geometry, x: &[T], rows: Range<usize>, elements: &Range<usize>) -> Packed<T> {
+    let run = g.run();
+    let kernel_rows = elements.start / run..elements.end.div_ceil(run);
+    let seen = Seen::new(g, rows.len(), kernel_rows.len());
+    let mut band = scratch::<T>(seen.size(rows.len()));
+    let band = slice_of::<T>(&mut band);
+    seen.cut(g, x, rows, kernel_rows.start, band);
+    let first = elements.start - kernel_rows.start * run;
+    Packed::filled((seen.starts.len(), elements.len()), false, |columns, to, width| {
+        let (start, end) = (first + columns.start, first + columns.end);
+        // Where the columns lie from the start of a patch, run by run.
+        let parts: Vec<(usize, usize)> = (start / run..end.div_ceil(run))
+            .map(|row| {
+                let (from, to) = (start.max(row * run), end.min((row + 1) * run));
+                (seen.runs[row] + from - row * run, to - from)
+            })
+            .collect();
+        if columns.len() < width {
+            to.fill(T::zero());
+        }
+        // SAFETY: `simd!` chooses an instruction set that the machine has.
+        simd!(A => unsafe { copy_parts::<T, A>(band, &seen.starts, &parts, to, width) });
+    })
+}
+
+/// Copies some (start, length) of each patch into its row of a panel.
+///
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-unsafe fn gather_rows<T: Float, A: Registers>(
-    g: Geometry,
-    x: &[T],
-    pixels: Range<usize>,
-    taps: &Range<usize>,
-    patches: &mut [T],
+unsafe fn copy_parts<T: Float, A: Registers>(
+    band: &[T],
+    patches: &[usize],
+    parts: &[(usize, usize)],
+    to: &mut [T],
+    width: usize,
 ) {
-    let columns = taps.len() * g.inputs;
-    let mut end = 0;
-    g.for_each_run(pixels, taps, |pixel, in_patch, in_x| {
-        let run = pixel * columns + in_patch.start..pixel * columns + in_patch.end;
-        if end < run.start {
-            patches[end..run.start].fill(T::zero());
-        }
-        end = run.end;
-        let lanes = A::Vector::<T>::LANES;
-        // SAFETY: the caller vouches for the instruction set.
-        unsafe {
-            match (patches.get_mut(run.start..run.start + lanes), x.get(in_x.start..in_x.start + lanes)) {
-                // A register's worth of a short run: what is too much is overwritten by what follows.
-                (Some(to), Some(from)) if run.len() < lanes => A::Vector::load(from).store(to),
-                _ => copy_run::<T, A::Vector<T>>(&mut patches[run], &x[in_x]),
+    let lanes = A::Vector::<T>::LANES;
+    for (row, patch) in patches.iter().enumerate() {
+        let mut place = row * width;
+        for &(start, len) in parts {
+            let from = patch + start;
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe {
+                match (to.get_mut(place..place + lanes), band.get(from..from + lanes)) {
+                    // A register's worth of a short part: what is too much is overwritten by what follows.
+                    (Some(to), Some(from)) if len < lanes => A::Vector::load(from).store(to),
+                    _ => copy_run::<T, A::Vector<T>>(&mut to[place..place + len], &band[from..from + len]),
+                }
             }
+            place += len;
         }
-    });
-    patches[end..].fill(T::zero());
+    }
 }
 
-/// Adds gradients of patches to those of x, of which `dx` has the elements from `offset` on.
-#[inline(always)]
-fn scatter<T: Float>(
-    g: Geometry,
-    dpatches: &[T],
-    pixels: Range<usize>,
-    taps: &Range<usize>,
-    offset: usize,
-    dx: &mut [T],
-) {
-    let columns = taps.len() * g.inputs;
-    g.for_each_run(pixels, taps, |pixel, in_patch, in_x| {
-        let dpatch = &dpatches[pixel * columns..][in_patch];
-        put(&mut dx[in_x.start - offset..in_x.end - offset], dpatch, true);
+/// The weight (O, I, KH, KW) as (O, KH·KW, I), so that the inputs of a tap are neighbours.
+fn reorder<'a, T: Float>(g: &Geometry, weight: &[T], buffer: &'a mut Tensor) -> &'a [T] {
+    let to = slice_of::<T>(buffer);
+    to.par_chunks_mut(g.patch().max(1)).zip(weight.par_chunks(g.patch().max(1))).for_each(|(to, weight)| {
+        for (tap, to) in to.chunks_exact_mut(g.inputs).enumerate() {
+            to.iter_mut().zip(weight[tap..].iter().step_by(g.taps())).for_each(|(to, &weight)| *to = weight);
+        }
     });
+    to
+}
+
+/// Of the reordered weight the taps that x meets where its coordinates leave these remainders, as (taps·O, I): rows of
+/// taps downwards, which meet dy upwards, and columns from right to left, so that they meet it from left to right.
+fn pack_taps<T: Float>(g: &Geometry, weight: &[T], [down, across]: [usize; 2]) -> Packed<T> {
+    let across = || g.taps_of(1, across).rev();
+    let taps: Vec<usize> = g.taps_of(0, down).flat_map(|a| across().map(move |b| a * g.kernel[1] + b)).collect();
+    Packed::filled((taps.len() * g.outputs, g.inputs), true, |inputs, to, width| {
+        for (row, to) in to.chunks_exact_mut(width).enumerate() {
+            let (tap, output) = (taps[row / g.outputs], row % g.outputs);
+            let (to, beyond) = to.split_at_mut(inputs.len());
+            to.copy_from_slice(&weight[(output * g.taps() + tap) * g.inputs..][inputs.clone()]);
+            beyond.fill(T::zero());
+        }
+    })
 }

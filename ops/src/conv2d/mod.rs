@@ -8,8 +8,8 @@
 //!
 //! **Backward.** From y = patches·W + b, as for a linear layer: dW = patchesᵀ·dy, db = Σ dy over the pixels,
 //! and dpatches = dy·Wᵀ, each element of which is added to the element of dx that the patch had copied.
-//! Saved: x and w. The patches, KH·KW/s² times as large as x, are made again, a block at a time, in both
-//! passes: they never exist as a whole.
+//! Saved: x and w. The patches, KH·KW/s² times as large as x, never exist: the products read them where they lie in x,
+//! and dx is a convolution of dy.
 //!
 //! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`], [`tensor::Error::Argument`] for a
 //! stride of zero, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d`, whose
@@ -17,10 +17,11 @@
 
 pub mod cases;
 mod cpu;
+mod geometry;
 pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
-use cpu::Geometry;
+use geometry::Geometry;
 use tensor::{Error, Shape, Tensor, match_float};
 
 pub(crate) const SUMMARY: &str = "images convolved with a dense kernel";

@@ -10,11 +10,12 @@
 //! Work is cut by shape alone, and each sum runs in the order of the inner index: the same bits with any
 //! number of threads. Tested against `matrixmultiply`.
 
+use super::block::{DEPTH, Left, Rows, block};
 use super::isa::Isa;
 use super::packed::{Packed, WIDEST};
-use super::parallel::{Interleaved, Out, put, sum_in_pieces};
-use super::registers::{Registers, Vector};
-use super::tile::{Begin, tile};
+use super::parallel::{Interleaved, Out, sum_in_pieces};
+use super::registers::Registers;
+use super::tile::{Begin, Runs};
 use crate::{Float, simd};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -65,8 +66,6 @@ pub(super) fn last_place((rows, cols): (usize, usize), (row_stride, col_stride):
 
 /// Products larger than this many multiply-adds are cut into pieces of about this many (some 10 µs).
 const PIECE: usize = 1 << 20;
-/// Rows of B that are multiplied before the next: as many as keep a panel in the first-level cache.
-const DEPTH: usize = 256;
 /// The largest result for which partial sums over the inner axis are worth their memory.
 const MAX_PARTIAL: usize = 1 << 18;
 
@@ -102,10 +101,46 @@ pub fn gemm_on_this_thread<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, c: Out<'_, T>
     multiply(a, b, begin, c.data, false);
 }
 
-/// As [`gemm`], where B is some rows of a matrix that is packed already: for the products of many blocks with the same.
-pub fn gemm_packed<T: Float>(a: Mat<'_, T>, b: &Packed<T>, rows: Range<usize>, c: Out<'_, T>) {
+/// As [`gemm_on_this_thread`], where B is packed already.
+pub fn gemm_packed<T: Float>(a: Mat<'_, T>, b: &Packed<T>, c: Out<'_, T>) {
     let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
-    simd!(b.isa, A => multiply_packed::<T, A>(a, b, rows, begin, c.data, true));
+    simd!(b.isa, A => multiply_packed::<T, A>(a, b, begin, c.data, false));
+}
+
+/// Patches of an image where they lie, which may overlap: element (i, p) is `data[starts[i] + runs[p / len] + p % len]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Patches<'a, T> {
+    /// What contains them.
+    pub data: &'a [T],
+    /// Where each patch starts.
+    pub starts: &'a [usize],
+    /// Where each run of neighbouring elements starts, from the start of a patch.
+    pub runs: &'a [usize],
+    /// How long a run is.
+    pub len: usize,
+}
+
+/// As [`gemm_packed`], where A are patches, and row i of C begins at element `starts[i]` of `c`. What lies between the
+/// rows is left alone. Panics when a patch or a row of C does not lie inside.
+pub fn gemm_patches<T: Float>(a: Patches<'_, T>, b: &Packed<T>, c: Out<'_, T>, starts: &[usize]) {
+    let (k, n) = b.extents;
+    let largest = |list: &[usize]| list.iter().fold(0, |largest, &start| largest.max(start));
+    let inside = |starts: &[usize], rest: Option<usize>, len: usize| {
+        rest.and_then(|rest| rest.checked_add(largest(starts))).is_some_and(|end| starts.is_empty() || end <= len)
+    };
+    assert_eq!(a.runs.len() * a.len, k, "inner extents of a matrix product");
+    assert_eq!(a.starts.len(), starts.len(), "rows of a matrix product");
+    let reach = a.len.checked_add(largest(a.runs));
+    assert!(k == 0 || inside(a.starts, reach, a.data.len()), "patches of {} elements", a.data.len());
+    assert!(inside(starts, Some(n), c.data.len()), "rows of a matrix product");
+    // An empty run, where there is none, has the zeros written.
+    let (runs, len) = if a.runs.is_empty() { (&[0][..], 0) } else { (a.runs, a.len) };
+    let left = Left { data: a.data, rows: Rows::At(a.starts), runs: Runs { starts: runs, len, step: 1 } };
+    let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
+    let c = (Interleaved::new(c.data), Rows::At(starts));
+    // SAFETY: `c` is this call's alone, the operands lie inside, as just checked, and `simd!` chooses an instruction set
+    // that is there.
+    simd!(b.isa, A => unsafe { block::<T, A>(left, b, begin, c, 0..starts.len(), 0..n.div_ceil(b.width)) });
 }
 
 fn multiply<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, begin: Begin<'_, T>, c: &mut [T], threads: bool) {
@@ -114,7 +149,7 @@ fn multiply<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, begin: Begin<'_, T>, c: &mut
     if !c.is_empty() {
         let isa = Isa::current();
         simd!(isa, A => {
-            multiply_packed::<T, A>(a, &Packed::with::<A>(b, isa, threads), 0..b.rows, begin, c, threads)
+            multiply_packed::<T, A>(a, &Packed::with::<A>(b, isa, threads), begin, c, threads)
         });
     }
 }
@@ -123,14 +158,12 @@ fn multiply<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, begin: Begin<'_, T>, c: &mut
 fn multiply_packed<T: Float, A: Registers>(
     a: Mat<'_, T>,
     packed: &Packed<T>,
-    depth: Range<usize>,
     begin: Begin<'_, T>,
     c: &mut [T],
     threads: bool,
 ) {
-    let (m, k, n) = (a.rows, depth.len(), packed.extents.1);
+    let (m, (k, n)) = (a.rows, packed.extents);
     assert_eq!(a.cols, k, "inner extents of a matrix product");
-    assert!(depth.end <= packed.extents.0, "rows of a packed matrix");
     assert_eq!(c.len(), m * n, "size of a matrix product");
     if c.is_empty() {
         return;
@@ -141,7 +174,9 @@ fn multiply_packed<T: Float, A: Registers>(
     let panels_per_task = if m > 2 * rows { panels } else { (PIECE / (k * m * packed.width).max(1)).clamp(1, panels) };
     let across = panels.div_ceil(panels_per_task);
     let tasks = m.div_ceil(rows) * across;
-    let c = Interleaved::new(c);
+    let left =
+        Left { data: a.data, rows: Rows::Every(a.row_stride), runs: Runs { starts: &[0], len: k, step: a.col_stride } };
+    let c = (Interleaved::new(c), Rows::Every(n));
     let rows_of = |task: usize| task / across * rows..((task / across + 1) * rows).min(m);
     let panels_of = |task: usize| task % across * panels_per_task..((task % across + 1) * panels_per_task).min(panels);
     if threads && tasks > 1 {
@@ -150,99 +185,15 @@ fn multiply_packed<T: Float, A: Registers>(
                 #[inline(always)]
                 || {
                     // SAFETY: no two tasks share both rows and panels, and `A::run` makes sure of the instruction set.
-                    unsafe { block::<T, A>(a, (packed, depth.start), begin, &c, rows_of(task), panels_of(task)) }
+                    unsafe { block::<T, A>(left, packed, begin, c, rows_of(task), panels_of(task)) }
                 },
             );
         });
     } else {
         for task in 0..tasks {
             // SAFETY: one block after another, and `simd!` chose an instruction set that is there.
-            unsafe { block::<T, A>(a, (packed, depth.start), begin, &c, rows_of(task), panels_of(task)) };
+            unsafe { block::<T, A>(left, packed, begin, c, rows_of(task), panels_of(task)) };
         }
-    }
-}
-
-/// Some rows and panels of C; A meets the rows of B below `above`.
-///
-/// # Safety
-/// No other task may write these at the same time, and the machine must have the instruction set `A`.
-#[inline(always)]
-unsafe fn block<T: Float, A: Registers>(
-    a: Mat<'_, T>,
-    (b, above): (&Packed<T>, usize),
-    begin: Begin<'_, T>,
-    c: &Interleaved<'_, T>,
-    rows: Range<usize>,
-    panels: Range<usize>,
-) {
-    let (k, n) = (a.cols, b.extents.1);
-    let lanes = A::Vector::<T>::LANES;
-    let mut first = 0;
-    // At least once, so that an empty inner axis gives zeros.
-    while first == 0 || first < k {
-        let depth = DEPTH.min(k - first);
-        for panel in panels.clone() {
-            let column = panel * b.width;
-            let width = b.width.min(n - column);
-            let from = b.panel(panel, above + first);
-            let begin = match begin {
-                _ if first > 0 => Begin::Kept,
-                Begin::Row(row) => Begin::Row(&row[column..]),
-                begin => begin,
-            };
-            let mut row = rows.start;
-            macro_rules! tiles {
-                ($count:literal, $($height:literal)*) => {$(
-                    while rows.end - row >= $height {
-                        let left = a.data.as_ptr().wrapping_add(row * a.row_stride + first * a.col_stride);
-                        let left = (left, a.row_stride, a.col_stride);
-                        if width == $count * lanes {
-                            let c = (c.at(row * n + column), n);
-                            // SAFETY: this task's rows and columns; the rows of A are inside it, as `Mat::strided`
-                            // checked.
-                            unsafe { tile::<T, A::Vector<T>, $height, $count>(depth, left, (from, b.width), c, begin) };
-                        } else {
-                            // A panel that is wider than what is left of C is computed aside.
-                            let mut aside = [T::zero(); $height * WIDEST];
-                            let c_aside = (aside.as_mut_ptr(), b.width);
-                            let (apart, accumulate) = match begin {
-                                Begin::Kept => (Begin::Zero, true),
-                                begin => (begin, false),
-                            };
-                            // SAFETY: as above; no panel is wider than WIDEST.
-                            unsafe { tile::<T, A::Vector<T>, $height, $count>(depth, left, (from, b.width), c_aside, apart) };
-                            for (i, aside) in aside.chunks_exact(b.width).take($height).enumerate() {
-                                let start = (row + i) * n + column;
-                                // SAFETY: this task's rows and columns.
-                                put(unsafe { c.part(start..start + width) }, &aside[..width], accumulate);
-                            }
-                        }
-                        row += $height;
-                    }
-                )*};
-            }
-            match (A::WIDE, width.div_ceil(lanes)) {
-                (true, 3) => {
-                    tiles!(3, 8 4 1);
-                }
-                (true, 2) => {
-                    tiles!(2, 8 4 1);
-                }
-                (true, _) => {
-                    tiles!(1, 8 4 1);
-                }
-                (false, 3) => {
-                    tiles!(3, 4 1);
-                }
-                (false, 2) => {
-                    tiles!(2, 4 1);
-                }
-                (false, _) => {
-                    tiles!(1, 4 1);
-                }
-            }
-        }
-        first += DEPTH;
     }
 }
 
@@ -283,6 +234,36 @@ mod tests {
         for (m, k, n) in [(0, 3, 2), (3, 0, 2), (1, 1, 1), (7, 5, 3), (700, 64, 65), (49, 300, 777), (31, 9000, 17)] {
             check(m, k, n, false);
             check(m, k, n, true);
+        }
+    }
+
+    #[test]
+    fn patches_are_multiplied_where_they_lie() {
+        let image = random(5000, 1);
+        // Overlapping patches, in any order, of few long runs and of many short ones; rows of C apart from each other.
+        for (runs, len, n) in [(vec![0, 900], 300, 20), (vec![7, 50, 3], 5, 33), (vec![0], 0, 3), (vec![], 4, 3)] {
+            let starts: Vec<usize> = (0..13).map(|i| (i * 7 % 13) * 11).collect();
+            let k = runs.len() * len;
+            let copied: Vec<f64> = starts
+                .iter()
+                .flat_map(|start| runs.iter().flat_map(move |run| start + run..start + run + len))
+                .map(|place| image[place])
+                .collect();
+            let b = random(k * n, 2);
+            let mut expected = vec![0.0; 13 * n];
+            gemm(Mat::new(&copied, 13, k), Mat::new(&b, k, n), Out::store(&mut expected));
+            let c_starts: Vec<usize> = (0..13).map(|i| i * (n + 2) + 1).collect();
+            for accumulate in [false, true] {
+                let mut c = vec![0.5; 13 * (n + 2)];
+                let patches = Patches { data: &image, starts: &starts, runs: &runs, len };
+                let b = Packed::new(Mat::new(&b, k, n));
+                gemm_patches(patches, &b, Out { data: &mut c, accumulate }, &c_starts);
+                for (row, expected) in c.chunks_exact(n + 2).zip(expected.chunks_exact(n)) {
+                    assert_eq!((row[0], row[n + 1]), (0.5, 0.5), "between the rows");
+                    let start = if accumulate { 0.5 } else { 0.0 };
+                    assert!(row[1..].iter().zip(expected).all(|(got, want)| (got - want - start).abs() < 1e-12));
+                }
+            }
         }
     }
 

@@ -28,10 +28,15 @@ impl<T: Float> Packed<T> {
         simd!(isa, A => Self::with::<A>(b, isa, true))
     }
 
-    /// A matrix of these (rows, columns), of which `fill` writes a panel: some columns, in rows as long as is said.
-    pub fn filled((rows, cols): (usize, usize), fill: impl Fn(Range<usize>, &mut [T], usize) + Sync) -> Self {
+    /// A matrix of these (rows, columns), of which `fill` writes a panel: some columns, in rows as long as is said. With
+    /// other threads' help, or for the duration of a task.
+    pub fn filled(
+        (rows, cols): (usize, usize),
+        threads: bool,
+        fill: impl Fn(Range<usize>, &mut [T], usize) + Sync,
+    ) -> Self {
         let isa = Isa::current();
-        simd!(isa, A => Self::panels::<A>((rows, cols), isa, true, |columns, to, width| fill(columns, to, width)))
+        simd!(isa, A => Self::panels::<A>((rows, cols), isa, threads, |columns, to, width| fill(columns, to, width)))
     }
 
     #[inline(always)]

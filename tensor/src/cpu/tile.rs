@@ -14,18 +14,26 @@ pub(super) enum Begin<'a, T> {
     Row(&'a [T]),
 }
 
+/// The elements of a row of A, from where the row starts: in runs of `len` elements, `step` apart.
+#[derive(Clone, Copy)]
+pub(super) struct Runs<'a> {
+    pub starts: &'a [usize],
+    pub len: usize,
+    pub step: usize,
+}
+
 /// One tile of C = A·B, C += A·B or C = A·B + row, held in HEIGHT·COUNT registers. A is read element by element,
 /// B and C in rows. Panics when B or the row is too short.
 ///
 /// # Safety
-/// `a` must reach HEIGHT rows of k columns, `c` HEIGHT rows of as many columns as COUNT registers hold, which
-/// nobody else may use; and the machine must have the registers.
+/// Each row of `a` must have the elements of `runs`, each of `c` as many as COUNT registers hold, which nobody else may
+/// use; and the machine must have the registers.
 #[inline(always)]
 pub(super) unsafe fn tile<T: Float, V: Vector<T>, const HEIGHT: usize, const COUNT: usize>(
-    k: usize,
-    (a, a_row, a_col): (*const T, usize, usize),
+    a: [*const T; HEIGHT],
+    runs: Runs<'_>,
     (b, b_row): (&[T], usize),
-    (c, c_row): (*mut T, usize),
+    c: [*mut T; HEIGHT],
     begin: Begin<'_, T>,
 ) {
     // SAFETY: the caller vouches for the registers.
@@ -33,19 +41,25 @@ pub(super) unsafe fn tile<T: Float, V: Vector<T>, const HEIGHT: usize, const COU
         Begin::Row(row) => [std::array::from_fn(|j| unsafe { V::load(&row[j * V::LANES..]) }); HEIGHT],
         _ => unsafe { [[V::zero(); COUNT]; HEIGHT] },
     };
-    for p in 0..k {
-        let row = &b[p * b_row..];
-        // SAFETY: the caller vouches for the registers.
-        let b: [V; COUNT] = std::array::from_fn(|j| unsafe { V::load(&row[j * V::LANES..]) });
-        unrolled!(i in 0..HEIGHT => {
-            // SAFETY: element (i, p) of A exists, and the registers do.
-            let a = unsafe { V::splat(*a.add(i * a_row + p * a_col)) };
-            unrolled!(j in 0..COUNT => { sums[i][j] = a.mul_add(b[j], sums[i][j]); });
-        });
+    let mut b = b;
+    for &start in runs.starts {
+        let mut a = a;
+        unrolled!(i in 0..HEIGHT => { a[i] = a[i].wrapping_add(start); });
+        for p in 0..runs.len {
+            let row = &b[p * b_row..];
+            // SAFETY: the caller vouches for the registers.
+            let b: [V; COUNT] = std::array::from_fn(|j| unsafe { V::load(&row[j * V::LANES..]) });
+            unrolled!(i in 0..HEIGHT => {
+                // SAFETY: the row has this element, and the registers are there.
+                let a = unsafe { V::splat(*a[i].add(p * runs.step)) };
+                unrolled!(j in 0..COUNT => { sums[i][j] = a.mul_add(b[j], sums[i][j]); });
+            });
+        }
+        b = &b[(runs.len * b_row).min(b.len())..];
     }
     unrolled!(i in 0..HEIGHT => {
-        // SAFETY: row i of C has these columns, and nobody else uses them.
-        let c = unsafe { std::slice::from_raw_parts_mut(c.add(i * c_row), COUNT * V::LANES) };
+        // SAFETY: this row of C has these columns, and nobody else uses them.
+        let c = unsafe { std::slice::from_raw_parts_mut(c[i], COUNT * V::LANES) };
         unrolled!(j in 0..COUNT => {
             let c = &mut c[j * V::LANES..];
             // SAFETY: the caller vouches for the registers.
