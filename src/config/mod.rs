@@ -159,7 +159,7 @@ impl RunConfig {
             clip_norm: 5.0,
             max_bad_images: 0,
             checkpoint_every: 500,
-            schedule: ScheduleConfig { rule: Rule::Cosine, peak: 2e-3, start: 1e-5, min: 1e-5, warmup_epochs: 1.0 },
+            schedule: ScheduleConfig { rule: Rule::Cosine, peak: 1e-3, start: 1e-5, min: 1e-5, warmup_epochs: 1.0 },
             optimizer: AdamWConfig::default(),
             ema: AverageConfig { enabled: false, decay: 0.999, warmup: true },
             augmentation: Augmentation::default(),
