@@ -34,7 +34,7 @@ fn slice_of<T: Float>(scratch: &mut Tensor) -> &mut [T] {
     scratch.as_mut_slice("conv2d").expect("invariant: a new tensor is contiguous and unshared")
 }
 
-/// How the patches of an axis's positions lie in the band.
+/// Rows of a map, each with zeros where a patch reaches over its ends.
 struct Band {
     /// Columns of zeros before the first of the map.
     left: usize,
@@ -89,7 +89,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// By so many rows of the kernel, in blocks of so many rows.
+    /// Of so many rows of the output, by so many rows of the kernel.
     fn new(g: &Geometry, rows: usize, kernel_rows: usize) -> Self {
         let band = Band::of_input(g);
         let step = g.stride * g.inputs;
