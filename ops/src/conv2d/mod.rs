@@ -71,9 +71,14 @@ fn geometry(x: &Tensor, weight: &Tensor, Conv2d { stride, padding }: Conv2d) -> 
         let padded = padding.checked_mul(2)?.checked_add(extent)?;
         Some(padded.checked_sub(kernel)? / stride + 1)
     };
-    let output = positions(height, down).zip(positions(width, across)).filter(|&(rows, columns)| {
-        let count = [rows, columns, outputs].into_iter().try_fold(images, usize::checked_mul);
+    let can_be = |extents: [usize; 3]| {
+        let count = extents.into_iter().try_fold(images, usize::checked_mul);
         count.and_then(|count| count.checked_mul(size_of::<f64>())).is_some()
+    };
+    // The kernels copy rows of the padded image, so that must be countable too.
+    let padded = |extent: usize| extent.saturating_add(padding.saturating_mul(2));
+    let output = positions(height, down).zip(positions(width, across)).filter(|&(rows, columns)| {
+        can_be([rows, columns, outputs]) && can_be([padded(height), padded(width), inputs.max(1)])
     });
     let Some((rows, columns)) = output else {
         let expected = format!("an image that a {down}x{across} kernel fits into with {padding} around it");
@@ -142,14 +147,15 @@ mod tests {
         };
         let argument = refused([1, 4, 4, 3], [2, 3, 3, 3], 0, 1);
         assert!(matches!(argument, Error::Argument { op: "conv2d", .. }), "{argument}");
-        for (x, weight, padding) in [
-            ([1, 4, 4, 3], [2, 2, 3, 3], 1),
-            ([1, 4, 4, 3], [2, 3, 0, 3], 1),
-            ([1, 4, 2, 3], [2, 3, 3, 3], 0),
-            ([1, 4, 4, 3], [2, 3, 3, 3], usize::MAX),
-            ([1, 4, 4, 3], [2, 3, 3, 3], usize::MAX / 4),
+        for (x, weight, stride, padding) in [
+            ([1, 4, 4, 3], [2, 2, 3, 3], 1, 1),
+            ([1, 4, 4, 3], [2, 3, 0, 3], 1, 1),
+            ([1, 4, 2, 3], [2, 3, 3, 3], 1, 0),
+            ([1, 4, 4, 3], [2, 3, 3, 3], 1, usize::MAX),
+            ([1, 4, 4, 3], [2, 3, 3, 3], 1, usize::MAX / 4),
+            ([1, 4, 4, 3], [2, 3, 3, 3], usize::MAX / 4, usize::MAX / 4),
         ] {
-            let error = refused(x, weight, 1, padding);
+            let error = refused(x, weight, stride, padding);
             assert!(matches!(error, Error::Shape { op: "conv2d", .. }), "{error}");
         }
     }
