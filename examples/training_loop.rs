@@ -20,7 +20,7 @@ pub fn main() -> Result<()> {
     // nano, made narrower and shallower so that this takes seconds.
     let config = preset("nano")?.config().with_overrides(["depth=1,1,1", "embed_dim=24,48,96"])?;
     let mut model = BiFormer::new(&config, SEED, DType::F32)?;
-    let mut gradients = Gradients::new(&model.parameters);
+    let mut gradients = Gradients::new(&model.parameters)?;
     let mut adamw = AdamW::new(&model.parameters, AdamWConfig::default())?;
     let schedule = Schedule::Cosine { peak: 3e-3, start: 1e-4, min: 1e-5, warmup_steps: 10, total_steps: STEPS };
 

@@ -258,7 +258,8 @@ fn forward_gives_the_references_logits() {
     // Its norms are those of a new model: every pixel of a map has the variance 1.
     let written = TensorFile::read(&output).unwrap();
     for (name, channels) in [("out0", 64), ("out3", 512)] {
-        let pixels = written.tensors[name].permute(&[0, 2, 3, 1]).unwrap().contiguous().to_vec::<f32>().unwrap();
+        let pixels =
+            written.tensors[name].permute(&[0, 2, 3, 1]).unwrap().contiguous().unwrap().to_vec::<f32>().unwrap();
         let squares: f64 = pixels[..channels].iter().map(|&x| f64::from(x).powi(2)).sum();
         approx::assert_relative_eq!(squares / channels as f64, 1.0, max_relative = 1e-3);
     }

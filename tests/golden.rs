@@ -173,7 +173,7 @@ fn train(vector: &Vector) {
         (described(vector, "optimizer", "eps"), described(vector, "optimizer", "weight decay"));
     let settings = AdamWConfig { betas: described(vector, "optimizer", "betas"), eps, weight_decay };
     let mut optimizer = AdamW::new(&model.parameters, settings).unwrap();
-    let mut gradients = Gradients::new(&model.parameters);
+    let mut gradients = Gradients::new(&model.parameters).unwrap();
     let layout = model.parameters.layout().clone();
     for (step, loss_wanted) in numbers(&json["losses"]).into_iter().enumerate() {
         let labels: Vec<u32> = (0..shape[0]).map(|i| ((7 * i + 3 * step + 1) % classes) as u32).collect();

@@ -51,7 +51,7 @@ fn check(description: &str, known: &Value, config: &ModelConfig, prefix: &str) {
     let shape: Vec<usize> = numbers(&known["shape"]).iter().map(|&x| x as usize).collect();
     let mut input = generator::tensor("input", &shape);
     if is_block {
-        input = input.permute(&[0, 2, 3, 1]).unwrap().contiguous();
+        input = input.permute(&[0, 2, 3, 1]).unwrap().contiguous().unwrap();
     }
     let tape = Tape::inference();
     let pass = Pass::new(&tape, Mode::Evaluate, &parameters, &statistics);

@@ -15,6 +15,7 @@ impl Tape {
             return Err(tensor::Error::shape("backward", "a loss of one element", loss.shape()).into());
         }
         let one = match_float!(loss.dtype(), "backward", T => Tensor::full::<T>(loss.shape().clone(), 1.0));
+        let one = one.to_device(&loss.value().device())?;
         self.backward_from(loss, one, gradients)
     }
 
@@ -36,7 +37,7 @@ impl Tape {
         };
         let mut slots = Slots { interior: vec![], arena, written };
         slots.interior.resize_with(last + 1, State::default);
-        slots.interior[last] = State::Filled(upstream.contiguous());
+        slots.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
         walk(&mut self.nodes_mut(), self.profile(), last, &mut slots, inputs)
     }
@@ -84,7 +85,7 @@ pub(crate) fn walk(
         if let Origin::Operation(mut rule) = origin {
             recompute::recall(rule.as_mut(), &nodes[index].forgotten, nodes)?;
             let work = profile.map(|profile| (profile, work(rule.as_ref(), &upstream, &targets)));
-            let mut grads = InputGrads::new(name, targets, slots);
+            let mut grads = InputGrads::new(name, upstream.device(), targets, slots);
             rule.backward(upstream, &mut grads)?;
             grads.finish()?;
             if let Some((profile, (multiply_adds, bytes))) = work {

@@ -1,9 +1,10 @@
 //! Parameters and their gradients, each in one flat buffer, so that clipping, AdamW and the moving
 //! average are one sweep over memory.
 
+use crate::rule::Part;
 use crate::{Error, Result, Var};
 use std::{collections::HashMap, ops::Range, sync::Arc};
-use tensor::{ALIGNMENT, DType, Element, Shape, Tensor, match_float};
+use tensor::{ALIGNMENT, DType, Device, Element, Shape, Tensor, match_float};
 
 /// Names a parameter of a [`Parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -163,12 +164,7 @@ impl Parameters {
             return Err(tensor::Error::shape("parameter", shape.to_string(), value.shape()).into());
         }
         let span = self.layout.span(id);
-        match_float!(self.layout.dtype, "parameter", T => {
-            let value = value.contiguous();
-            let value = value.as_slice::<T>("parameter")?;
-            self.flat_mut::<T>()?[span].copy_from_slice(value);
-        });
-        Ok(())
+        Ok(self.values.overwrite(span.start, value)?)
     }
 
     /// The same values in the same buffer. While both live neither can be written.
@@ -178,14 +174,13 @@ impl Parameters {
 
     /// The same values in another buffer (for a moving average, or a second model).
     pub fn duplicate(&self) -> Result<Parameters> {
-        Ok(Parameters { layout: Arc::clone(&self.layout), values: deep_copy(&self.values)? })
+        Ok(Parameters { layout: Arc::clone(&self.layout), values: self.values.duplicate()? })
     }
-}
 
-fn deep_copy(flat: &Tensor) -> Result<Tensor> {
-    match_float!(flat.dtype(), "parameters", T => {
-        Ok(Tensor::from_slice(flat.as_slice::<T>("parameters")?, flat.shape().clone())?)
-    })
+    /// The same values on a device.
+    pub fn to_device(&self, device: &Device) -> Result<Parameters> {
+        Ok(Parameters { layout: Arc::clone(&self.layout), values: self.values.to_device(device)? })
+    }
 }
 
 /// What backward passes leave behind: the gradients of parameters, flat and laid out like them, and
@@ -205,12 +200,12 @@ pub(crate) struct Arena {
 }
 
 impl Gradients {
-    /// Room for the gradients of these parameters.
-    pub fn new(parameters: &Parameters) -> Self {
+    /// Room for the gradients of these parameters, on their device. [`tensor::Error::OutOfMemory`] on a GPU that has none.
+    pub fn new(parameters: &Parameters) -> Result<Self> {
         let layout = Arc::clone(&parameters.layout);
-        let flat = Tensor::zeros([layout.len], layout.dtype);
+        let flat = Tensor::zeros_on(&parameters.values.device(), [layout.len], layout.dtype)?;
         let written = vec![false; layout.names.len()];
-        Self { arena: Some(Arena { layout, flat, written }), inputs: HashMap::new() }
+        Ok(Self { arena: Some(Arena { layout, flat, written }), inputs: HashMap::new() })
     }
 
     /// How the parameters' gradients are laid out, if there are any.
@@ -261,14 +256,17 @@ impl Gradients {
 impl Arena {
     /// The flat buffer cut into the parameters' bytes, and which of them hold a gradient of this step.
     #[allow(clippy::type_complexity)] // two borrows of two fields, used at one place
-    pub fn split(&mut self) -> Result<(Vec<Option<&mut [u8]>>, &mut [bool])> {
+    pub fn split(&mut self) -> Result<(Vec<Option<Part<'_>>>, &mut [bool])> {
         let size = self.layout.dtype.size();
-        let mut rest = self.flat.as_mut_bytes("gradients")?;
+        let mut rest = match self.flat.device() {
+            Device::Cpu => Part::Cpu(self.flat.as_mut_bytes("gradients")?),
+            Device::Cuda(_) => Part::Cuda(self.flat.as_span("gradients")?),
+        };
         let mut taken = 0;
         let mut parts = Vec::with_capacity(self.layout.spans.len());
         for span in &self.layout.spans {
-            let (part, after) = rest.split_at_mut((span.end - taken) * size);
-            parts.push(Some(&mut part[(span.start - taken) * size..]));
+            let (part, after) = rest.split_at((span.end - taken) * size);
+            parts.push(Some(part.split_at((span.start - taken) * size).1));
             rest = after;
             taken = span.end;
         }

@@ -8,7 +8,7 @@
 //! and then group by group: the same bits with any number of threads.
 
 use crate::backward::walk;
-use crate::rule::{InputGrads, Slots, State};
+use crate::rule::{InputGrads, Part, Slots, State};
 use crate::tape::Node;
 use crate::{Error, ParamId, Profile, Result, Rule, Tape, Var};
 use rayon::prelude::*;
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use tensor::cpu::parallel::{GRAIN, Out, put};
-use tensor::{Float, Shape, Tensor, match_float};
+use tensor::{Device, Float, Shape, Tensor, match_float};
 
 /// So many groups of pieces have gradients of their own, at most.
 const GROUPS: usize = 4;
@@ -34,6 +34,11 @@ impl Tape {
         work: impl for<'s> Fn(&Var<'s>, Range<usize>) -> std::result::Result<(Var<'s>, S), E> + Sync,
     ) -> std::result::Result<(Var<'t>, Vec<S>), E> {
         let samples = x.shape().first().copied().unwrap_or(0);
+        // A GPU has no core that a piece could stay in, and takes the batch whole.
+        if x.value().device() != Device::Cpu {
+            let (y, rest) = work(x, 0..samples)?;
+            return Ok((y, vec![rest]));
+        }
         // At least one, so that an empty batch has a result of the right shape.
         let count = samples.div_ceil(size.max(1)).max(1);
         let (value, wanted, mode) = (x.value(), x.node().is_some(), self.mode());
@@ -176,11 +181,11 @@ impl Room {
     fn walk<T: Float>(&self, pieces: Vec<Piece>, dy: &Tensor, dx: Out<'_, T>, row: usize) -> Result<Partial> {
         let parameters = self.places.last_key_value().map_or(0, |(&last, _)| last + 1);
         let mut partial = Partial { flat: Tensor::empty([self.len], T::DTYPE), written: vec![false; parameters] };
-        let mut arena: Vec<Option<&mut [u8]>> = (0..parameters).map(|_| None).collect();
+        let mut arena: Vec<Option<Part<'_>>> = (0..parameters).map(|_| None).collect();
         let mut rest = partial.flat.as_mut_bytes("pieces")?;
         for (&parameter, place) in &self.places {
             let (part, after) = rest.split_at_mut(place.len() * size_of::<T>());
-            arena[parameter] = Some(part);
+            arena[parameter] = Some(Part::Cpu(part));
             rest = after;
         }
         let mut slots = Slots { interior: vec![], arena, written: &mut partial.written };
@@ -212,11 +217,8 @@ impl Room {
             let parts = partials.iter().filter(|partial| partial.written[parameter]);
             let parts = parts.map(|partial| Ok(&partial.flat.as_slice::<T>("pieces")?[place.clone()]));
             let parts: Vec<&[T]> = parts.collect::<Result<_>>()?;
-            let Some(sum) = arena
-                .get_mut(parameter)
-                .and_then(Option::as_mut)
-                .filter(|sum| sum.len() == size_of::<T>() * place.len())
-            else {
+            let part = arena.get_mut(parameter).and_then(Option::as_mut);
+            let Some(Part::Cpu(sum)) = part.filter(|sum| sum.bytes() == size_of::<T>() * place.len()) else {
                 return Err(Error::ForeignGradients { parameters: arena.len() });
             };
             if parts.is_empty() {

@@ -5,7 +5,7 @@ use crate::{Error, MultiplyAdds, Result, Tape};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use tensor::cpu::parallel::Out;
-use tensor::{DType, Float, Shape, Tensor, match_float};
+use tensor::{DType, Device, Error as TensorError, Float, Shape, Tensor, cuda, match_float};
 
 /// Computes the value of an operation once more: see [`Rule::again`].
 pub type Again<'a> = Box<dyn FnOnce() -> Result<Tensor> + 'a>;
@@ -60,7 +60,7 @@ pub(crate) struct Slots<'a> {
     /// Per node: its gradient so far.
     pub interior: Vec<State>,
     /// Per parameter: its part of the flat buffer, unless a rule holds it.
-    pub arena: Vec<Option<&'a mut [u8]>>,
+    pub arena: Vec<Option<Part<'a>>>,
     /// Per parameter: whether that part holds a gradient of this step.
     pub written: &'a mut [bool],
 }
@@ -70,7 +70,36 @@ impl Slots<'_> {
     pub fn hold(&self, target: &Target) -> bool {
         let bytes = target.shape.count() * target.dtype.size();
         let part = |parameter: usize| self.arena.get(parameter)?.as_ref();
-        target.parameter.is_none_or(|parameter| part(parameter).is_some_and(|part| part.len() == bytes))
+        target.parameter.is_none_or(|parameter| part(parameter).is_some_and(|part| part.bytes() == bytes))
+    }
+}
+
+/// A parameter's part of the flat buffer of gradients.
+pub(crate) enum Part<'a> {
+    Cpu(&'a mut [u8]),
+    Cuda(cuda::Span<'a>),
+}
+
+impl Part<'_> {
+    /// Two parts: up to a byte, and from there on.
+    pub fn split_at(self, bytes: usize) -> (Self, Self) {
+        match self {
+            Part::Cpu(all) => {
+                let (part, after) = all.split_at_mut(bytes);
+                (Part::Cpu(part), Part::Cpu(after))
+            }
+            Part::Cuda(all) => {
+                let (part, after) = all.split_at(bytes);
+                (Part::Cuda(part), Part::Cuda(after))
+            }
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        match self {
+            Part::Cpu(bytes) => bytes.len(),
+            Part::Cuda(span) => span.len(),
+        }
     }
 }
 
@@ -97,6 +126,7 @@ pub(crate) struct Target {
 /// first: [`InputGrads::open`] hands out the memory and says which of the two it is.
 pub struct InputGrads<'s, 'a> {
     op: &'static str,
+    device: Device,
     targets: SmallVec<[Option<Target>; 4]>,
     slots: &'s mut Slots<'a>,
     /// Second gradients of a node that is several inputs at once, added when the rule is done.
@@ -107,6 +137,7 @@ pub struct InputGrads<'s, 'a> {
 /// A gradient that is being written. Close it with [`InputGrads::close`].
 pub struct Slot<'a> {
     input: usize,
+    dtype: DType,
     memory: Memory<'a>,
     accumulate: bool,
 }
@@ -115,7 +146,7 @@ enum Memory<'a> {
     /// Nobody wants this gradient.
     Unwanted,
     /// A parameter's part of the flat buffer.
-    Arena(&'a mut [u8]),
+    Arena(Part<'a>),
     /// An interior node's buffer.
     Pooled(Tensor),
     /// A buffer for the second gradient of a node that is open already.
@@ -123,25 +154,37 @@ enum Memory<'a> {
 }
 
 impl Slot<'_> {
-    /// Where the kernel writes, or none when the gradient is not wanted.
+    /// Where a CPU kernel writes, or none when the gradient is not wanted.
     pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
         let data = match &mut self.memory {
             Memory::Unwanted => return Ok(None),
-            Memory::Arena(bytes) => bytemuck::cast_slice_mut(bytes),
+            Memory::Arena(Part::Cpu(bytes)) => bytemuck::cast_slice_mut(bytes),
+            Memory::Arena(Part::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
             Memory::Pooled(tensor) | Memory::Second(tensor) => tensor.as_mut_slice::<T>("backward")?,
         };
         Ok(Some(Out { data, accumulate: self.accumulate }))
+    }
+
+    /// Where a GPU kernel writes, or none when the gradient is not wanted.
+    pub fn out_on_gpu(&mut self) -> Result<Option<cuda::Out<'_>>> {
+        match &mut self.memory {
+            Memory::Unwanted => Ok(None),
+            Memory::Arena(Part::Cuda(span)) => Ok(Some(span.out(self.dtype, self.accumulate))),
+            Memory::Arena(Part::Cpu(_)) => Err(elsewhere("cuda", "cpu")),
+            Memory::Pooled(tensor) | Memory::Second(tensor) => Ok(Some(tensor.as_out("backward", self.accumulate)?)),
+        }
     }
 }
 
 impl<'s, 'a> InputGrads<'s, 'a> {
     pub(crate) fn new(
         op: &'static str,
+        device: Device,
         targets: SmallVec<[Option<Target>; 4]>,
         slots: &'s mut Slots<'a>,
     ) -> InputGrads<'s, 'a> {
         let given = SmallVec::from_elem(false, targets.len());
-        InputGrads { op, targets, slots, pending: vec![], given }
+        InputGrads { op, device, targets, slots, pending: vec![], given }
     }
 
     /// Whether the gradient of this input is needed.
@@ -152,26 +195,27 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     /// Takes the memory for an input's gradient, in the input's shape, contiguous.
     pub fn open(&mut self, input: usize) -> Result<Slot<'a>> {
         let Some(Some(target)) = self.targets.get(input) else {
-            return Ok(Slot { input, memory: Memory::Unwanted, accumulate: false });
+            return Ok(Slot { input, dtype: DType::F32, memory: Memory::Unwanted, accumulate: false });
         };
         self.given[input] = true;
-        let fresh = || Tensor::empty(target.shape.clone(), target.dtype);
+        let dtype = target.dtype;
+        let fresh = || Tensor::empty_on(&self.device, target.shape.clone(), dtype);
         if let Some(parameter) = target.parameter {
             return Ok(match self.slots.arena[parameter].take() {
-                Some(bytes) => {
+                Some(part) => {
                     let accumulate = std::mem::replace(&mut self.slots.written[parameter], true);
-                    Slot { input, memory: Memory::Arena(bytes), accumulate }
+                    Slot { input, dtype, memory: Memory::Arena(part), accumulate }
                 }
-                None => Slot { input, memory: Memory::Second(fresh()), accumulate: false },
+                None => Slot { input, dtype, memory: Memory::Second(fresh()?), accumulate: false },
             });
         }
         Ok(match std::mem::replace(&mut self.slots.interior[target.node], State::Open) {
-            State::Empty => Slot { input, memory: Memory::Pooled(fresh()), accumulate: false },
+            State::Empty => Slot { input, dtype, memory: Memory::Pooled(fresh()?), accumulate: false },
             State::Filled(partial) => {
                 let memory = Memory::Pooled(own(partial)?);
-                Slot { input, memory, accumulate: true }
+                Slot { input, dtype, memory, accumulate: true }
             }
-            State::Open => Slot { input, memory: Memory::Second(fresh()), accumulate: false },
+            State::Open => Slot { input, dtype, memory: Memory::Second(fresh()?), accumulate: false },
         })
     }
 
@@ -180,9 +224,9 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         let Some(Some(target)) = self.targets.get(slot.input) else { return };
         match slot.memory {
             Memory::Unwanted => {}
-            Memory::Arena(bytes) => {
+            Memory::Arena(part) => {
                 if let Some(parameter) = target.parameter {
-                    self.slots.arena[parameter] = Some(bytes);
+                    self.slots.arena[parameter] = Some(part);
                 }
             }
             Memory::Pooled(tensor) => self.slots.interior[target.node] = State::Filled(tensor),
@@ -200,15 +244,23 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         }
         if target.parameter.is_none() && matches!(self.slots.interior[target.node], State::Empty) {
             self.given[input] = true;
-            self.slots.interior[target.node] = State::Filled(gradient.contiguous());
+            self.slots.interior[target.node] = State::Filled(gradient.contiguous()?);
             return Ok(());
         }
+        let gradient = gradient.contiguous()?;
         let mut slot = self.open(input)?;
-        match_float!(gradient.dtype(), self.op, T => {
-            if let Some(mut out) = slot.out::<T>()? {
-                out.put(gradient.contiguous().as_slice::<T>(self.op)?);
+        match gradient.device() {
+            Device::Cpu => match_float!(gradient.dtype(), self.op, T => {
+                if let Some(mut out) = slot.out::<T>()? {
+                    out.put(gradient.as_slice::<T>(self.op)?);
+                }
+            }),
+            Device::Cuda(_) => {
+                if let Some(out) = slot.out_on_gpu()? {
+                    cuda::elements::put(out, &gradient)?;
+                }
             }
-        });
+        }
         self.close(slot);
         Ok(())
     }
@@ -252,7 +304,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     }
 
     /// The parts of the flat buffer of gradients, and which of them hold a gradient of this step.
-    pub(crate) fn parameters(&mut self) -> (&mut [Option<&'a mut [u8]>], &mut [bool]) {
+    pub(crate) fn parameters(&mut self) -> (&mut [Option<Part<'a>>], &mut [bool]) {
         (&mut self.slots.arena, self.slots.written)
     }
 
@@ -280,9 +332,17 @@ fn own(tensor: Tensor) -> Result<Tensor> {
     if tensor.is_unique() && tensor.is_contiguous() {
         return Ok(tensor);
     }
+    if tensor.device() != Device::Cpu {
+        return Ok(tensor.duplicate()?);
+    }
+    // As a copy, on all threads.
     match_float!(tensor.dtype(), "backward", T => {
         let mut copy = Tensor::empty(tensor.shape().clone(), tensor.dtype());
-        Out::store(copy.as_mut_slice::<T>("backward")?).put(tensor.contiguous().as_slice::<T>("backward")?);
+        Out::store(copy.as_mut_slice::<T>("backward")?).put(tensor.contiguous()?.as_slice::<T>("backward")?);
         Ok(copy)
     })
+}
+
+fn elsewhere(expected: &str, actual: &str) -> Error {
+    TensorError::Device { op: "backward", expected: expected.into(), actual: actual.into() }.into()
 }

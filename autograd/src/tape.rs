@@ -8,7 +8,7 @@ use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
-use tensor::{DType, Shape, Tensor, match_float};
+use tensor::{DType, Device, Shape, Tensor, match_float};
 
 /// A Wengert list: one [`Node`] per recorded operation. Operations append to it while they compute, and
 /// [`Tape::backward`] walks it once in reverse, freeing as it goes.
@@ -252,7 +252,8 @@ fn all_finite(value: &Tensor) -> Result<bool> {
     if value.dtype() == DType::Index {
         return Ok(true);
     }
-    let value = value.contiguous();
+    let value = value.to_device(&Device::Cpu)?.contiguous()?;
+    let value = if value.dtype() == DType::Bf16 { value.cast(DType::F32)? } else { value };
     match_float!(value.dtype(), "finite check", T => Ok(value.as_slice::<T>("finite check")?.iter().all(|x| x.is_finite())))
 }
 

@@ -63,7 +63,7 @@ fn a_segment_keeps_its_inputs_and_reaches_its_parameters() {
     let mut builder = ParametersBuilder::default();
     let p = builder.add("p", [2], vec![2.0, 3.0]);
     let parameters = builder.build(DType::F64).unwrap();
-    let mut gradients = Gradients::new(&parameters);
+    let mut gradients = Gradients::new(&parameters).unwrap();
     let tape = Tape::recomputing_segments();
     let x = tape.constant(vector(&[5.0, 7.0])); // no input needs a gradient, but p does
     let shared = parameters.share();

@@ -136,7 +136,7 @@ fn adamw() {
     let mut builder = ParametersBuilder::default();
     let id = builder.add("weight", [COUNT], (0..COUNT).map(|i| (i as f64).sin()).collect());
     let mut parameters = builder.build(DType::F32).expect("one parameter");
-    let mut gradients = Gradients::new(&parameters);
+    let mut gradients = Gradients::new(&parameters).unwrap();
     gradients.begin_step();
     let tape = Tape::new();
     let weight = tape.parameter(&parameters, id);

@@ -27,7 +27,7 @@ struct Step {
 fn step(model: &BiFormer, images: &Tensor, tape: &Tape) -> Result<Step> {
     let output = model.forward(tape, images, Mode::Train { seed: 3, step: 5 })?;
     let kept = (tape.saved_bytes() - model.parameters.flat().bytes()) as f64;
-    let mut gradients = Gradients::new(&model.parameters);
+    let mut gradients = Gradients::new(&model.parameters).unwrap();
     gradients.begin_step();
     let upstream = output.logits().value().clone();
     tape.backward_from(output.logits(), upstream, &mut gradients)?;

@@ -13,6 +13,10 @@ pub trait Definition: Send + Sync + 'static {
     fn apply<'t>(&self, inputs: &[Var<'t>]) -> autograd::Result<Var<'t>>;
     /// The reference, over any scalar. Index inputs come as numbers.
     fn reference<S: Scalar>(&self, inputs: &[Array<S>]) -> Array<S>;
+    /// Whether an input is a parameter, which stays in f32 where activations are bf16.
+    fn is_parameter(&self, _input: usize) -> bool {
+        false
+    }
 }
 
 /// [`Definition`] with the scalars that are used filled in, so that cases of all operations fit in one list.
@@ -20,6 +24,7 @@ trait AnyDefinition: Send + Sync {
     fn apply<'t>(&self, inputs: &[Var<'t>]) -> autograd::Result<Var<'t>>;
     fn reference(&self, inputs: &[Array<f64>]) -> Array<f64>;
     fn dual_reference(&self, inputs: &[Array<Dual>]) -> Array<Dual>;
+    fn is_parameter(&self, input: usize) -> bool;
 }
 
 impl<D: Definition> AnyDefinition for D {
@@ -31,6 +36,9 @@ impl<D: Definition> AnyDefinition for D {
     }
     fn dual_reference(&self, inputs: &[Array<Dual>]) -> Array<Dual> {
         Definition::reference(self, inputs)
+    }
+    fn is_parameter(&self, input: usize) -> bool {
+        Definition::is_parameter(self, input)
     }
 }
 
@@ -64,10 +72,14 @@ impl Case {
         self.definition.dual_reference(inputs)
     }
 
-    /// The inputs in another floating-point type.
+    /// The inputs in another floating-point type; parameters in the type of its sums.
     pub fn inputs_as(&self, dtype: DType) -> tensor::Result<Vec<Tensor>> {
-        let cast = |input: &Tensor| if input.dtype() == DType::Index { Ok(input.clone()) } else { input.cast(dtype) };
-        self.inputs.iter().map(cast).collect()
+        let cast = |(place, input): (usize, &Tensor)| match input.dtype() {
+            DType::Index => Ok(input.clone()),
+            _ if self.definition.is_parameter(place) => input.cast(dtype.wide()),
+            _ => input.cast(dtype),
+        };
+        self.inputs.iter().enumerate().map(cast).collect()
     }
 }
 

@@ -2,6 +2,7 @@
 //! mutants, benches, the audit table) starts from here.
 
 use crate::case::{Case, Draw};
+use tensor::cuda::Module;
 
 /// An operation as the registry knows it.
 pub struct Op {
@@ -13,6 +14,8 @@ pub struct Op {
     pub cases: fn() -> Vec<Case>,
     /// A small case from random numbers.
     pub drawn: fn(&Draw) -> Case,
+    /// Its CUDA kernels, unless it runs those of others.
+    pub kernels: Option<&'static Module>,
 }
 
 macro_rules! registry {
@@ -23,6 +26,7 @@ macro_rules! registry {
             summary: crate::$name::SUMMARY,
             cases: crate::$name::cases::cases,
             drawn: crate::$name::cases::drawn,
+            kernels: crate::$name::MODULE,
         }),*];
     };
 }
@@ -59,6 +63,11 @@ registry![
     sum,
     top_k,
 ];
+
+/// All CUDA kernels: those of tensors, and those of the operations.
+pub fn kernels() -> impl Iterator<Item = &'static Module> {
+    std::iter::once(&tensor::cuda::elements::KERNELS).chain(OPS.iter().filter_map(|op| op.kernels))
+}
 
 /// The operation with this name.
 pub fn find(name: &str) -> Option<&'static Op> {

@@ -63,7 +63,7 @@ impl Network {
 
     fn results(&self, size: Option<usize>, threads: usize) -> Results {
         let run = || {
-            let mut gradients = Gradients::new(&self.parameters);
+            let mut gradients = Gradients::new(&self.parameters).unwrap();
             let results = self.run(size, &Tape::new(), &mut gradients)?;
             assert!(gradients.parameter(self.ids[0]).is_none(), "no gradient where none reaches");
             Ok::<_, autograd::Error>(results)
@@ -94,7 +94,7 @@ fn pieces_of_every_size_agree_with_the_whole() {
 #[test]
 fn gradients_add_up_over_passes_and_errors_come_out() {
     let network = Network::new();
-    let mut gradients = Gradients::new(&network.parameters);
+    let mut gradients = Gradients::new(&network.parameters).unwrap();
     let [_, _, once] = network.run(Some(3), &Tape::new(), &mut gradients).unwrap();
     let [_, _, twice] = network.run(Some(3), &Tape::new(), &mut gradients).unwrap();
     assert!(once.iter().zip(&twice).all(|(once, twice)| (twice - 2.0 * once).abs() <= 1e-12 * once.abs()));
@@ -117,7 +117,7 @@ fn a_profile_sees_into_the_pieces() {
     let tape = Tape::new().profiled(Some(Arc::clone(&profile)));
     profile.restart();
     let started = std::time::Instant::now();
-    network.run(Some(2), &tape, &mut Gradients::new(&network.parameters)).unwrap();
+    network.run(Some(2), &tape, &mut Gradients::new(&network.parameters).unwrap()).unwrap();
     let elapsed = started.elapsed().as_secs_f64();
     let lines = profile.lines();
     for work in [Work::Forward, Work::Backward] {

@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn three_and_four_make_five() {
         let parameters = parameters(DType::F32, &[("a", &[2]), ("b", &[1, 1])]);
-        let mut gradients = Gradients::new(&parameters);
+        let mut gradients = Gradients::new(&parameters).unwrap();
         assert_eq!(gradient_norm(&gradients).unwrap(), 0.0);
         give(&parameters, &mut gradients, &[vec![0.0, 3.0], vec![-4.0]]);
         assert_eq!(gradient_norm(&gradients).unwrap(), 5.0);
@@ -81,7 +81,7 @@ mod tests {
     fn the_norm_is_that_of_a_plain_sum_with_any_number_of_threads() {
         for dtype in [DType::F32, DType::F64] {
             let parameters = parameters(dtype, &[("a", &[613, 301]), ("b", &[17])]);
-            let mut gradients = Gradients::new(&parameters);
+            let mut gradients = Gradients::new(&parameters).unwrap();
             let values = [draw(613 * 301, 1), draw(17, 2)];
             give(&parameters, &mut gradients, &values);
             let norms =
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn squares_beyond_f32_do_not_overflow() {
         let parameters = parameters(DType::F32, &[("a", &[2])]);
-        let mut gradients = Gradients::new(&parameters);
+        let mut gradients = Gradients::new(&parameters).unwrap();
         give(&parameters, &mut gradients, &[vec![3e30, 4e30]]);
         assert_relative_eq!(gradient_norm(&gradients).unwrap(), 5e30, max_relative = 1e-6);
     }
@@ -115,7 +115,7 @@ mod tests {
     fn what_is_not_finite_is_reported() {
         for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             let parameters = parameters(DType::F32, &[("a", &[50])]);
-            let mut gradients = Gradients::new(&parameters);
+            let mut gradients = Gradients::new(&parameters).unwrap();
             let mut values = vec![1.0; 50];
             values[37] = value;
             give(&parameters, &mut gradients, &[values]);

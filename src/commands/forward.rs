@@ -71,7 +71,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
     if input.dtype() == DType::Index {
         bail!("{shown}: input holds integers, expected normalised floats");
     }
-    let images = input.cast(dtype)?.permute(&[0, 2, 3, 1])?.contiguous();
+    let images = input.cast(dtype)?.permute(&[0, 2, 3, 1])?.contiguous()?;
     let tape = Tape::inference();
     let output = model.forward(&tape, &images, Mode::Evaluate)?;
     let mut results = TensorFile::default();

@@ -89,7 +89,7 @@ impl Learner {
             false => None,
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
-        let gradients = Gradients::new(&model.parameters);
+        let gradients = Gradients::new(&model.parameters)?;
         Ok(Self { gradients, optimizer, average, reserved: false, profile: None, model, loaded })
     }
 

@@ -17,6 +17,22 @@ pub enum DType {
 }
 
 impl DType {
+    /// The type of sums and statistics over elements of this type, and of parameters that are no matrices: f64 for
+    /// f64, f32 for f32 and bf16.
+    pub fn wide(self) -> DType {
+        if self == DType::Bf16 { DType::F32 } else { self }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::Bf16 => "bf16",
+            DType::Index => "index (u32)",
+        }
+    }
+
     /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
@@ -29,12 +45,7 @@ impl DType {
 
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-            DType::Bf16 => "bf16",
-            DType::Index => "index (u32)",
-        })
+        f.pad(self.name())
     }
 }
 

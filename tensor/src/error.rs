@@ -75,6 +75,39 @@ pub enum Error {
         /// What is wrong and what would be right.
         message: String,
     },
+    /// Tensors on different devices, or an operation that a device does not have.
+    #[error("{op}: expected a tensor on {expected}, got one on {actual}")]
+    Device {
+        /// The operation.
+        op: &'static str,
+        /// Where it should be.
+        expected: String,
+        /// Where it is.
+        actual: String,
+    },
+    /// A GPU without room for a tensor.
+    #[error(
+        "no room on the GPU for {tensor}, {} more; its tensors take {} of {}: a smaller batch or --recompute needs less",
+        megabytes(*bytes), megabytes(*in_use), megabytes(*total)
+    )]
+    OutOfMemory {
+        /// Type and shape.
+        tensor: String,
+        /// Its size.
+        bytes: usize,
+        /// The bytes of tensors that live.
+        in_use: usize,
+        /// The GPU's memory.
+        total: usize,
+    },
+    /// A GPU that is not there, cannot be used, or failed.
+    #[error("{device}: {message}")]
+    Gpu {
+        /// Which.
+        device: String,
+        /// What is missing or went wrong, and the way out.
+        message: String,
+    },
     /// Writing to memory that another tensor also sees.
     #[error("{op}: the buffer is shared with another tensor, so it cannot be written in place")]
     Shared {
@@ -86,7 +119,27 @@ pub enum Error {
 /// The result of a tensor operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
+fn megabytes(bytes: usize) -> String {
+    format!("{:.1} MB", bytes as f64 / 1e6)
+}
+
 impl Error {
+    /// The same, of a tensor that is known by now.
+    pub(crate) fn of_tensor(self, tensor: String) -> Self {
+        match self {
+            Error::OutOfMemory { bytes, in_use, total, .. } => Error::OutOfMemory { tensor, bytes, in_use, total },
+            other => other,
+        }
+    }
+
+    /// The same, within a kernel.
+    pub(crate) fn within(self, kernel: &str) -> Self {
+        match self {
+            Error::Gpu { device, message } => Error::Gpu { device, message: format!("{kernel}: {message}") },
+            other => other,
+        }
+    }
+
     /// A [`Error::Shape`].
     pub fn shape(op: &'static str, expected: impl Into<String>, actual: &[usize]) -> Self {
         Error::Shape { op, expected: expected.into(), actual: Shape::from(actual).to_string() }

@@ -6,11 +6,15 @@
 //! | `shape.rs`, `dtype.rs` | [`Shape`], broadcasting; [`DType`], [`Element`], [`Float`] |
 //! | `buffer.rs` | 64-byte-aligned memory and the pool that hands it out again |
 //! | `rng.rs` | [`rng::Philox`]: random numbers as a function of seed, stream and position |
+//! | `device.rs` | [`Device`]: the machine's memory, or a GPU's |
 //! | `cpu/` | what CPU kernels share: instruction sets, vector mathematics, GEMM, threads |
+//! | `cuda/` | GPUs: memory, kernels, matrix products; and a CPU that plays one |
 //! | `error.rs` | [`Error`]: one variant per kind of failure |
 
 mod buffer;
 pub mod cpu;
+pub mod cuda;
+mod device;
 mod dtype;
 mod error;
 pub mod rng;
@@ -18,6 +22,7 @@ mod shape;
 mod tensor;
 
 pub use buffer::{ALIGNMENT, Buffer, PoolStats, pool_stats, reserve_pool, reset_peak, set_poison, trim_pool};
+pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use error::{Error, Result};
 pub use half::bf16;

@@ -1,6 +1,7 @@
 //! The tensor: a shape and strides over a shared buffer.
 
-use crate::{Buffer, DType, Element, Error, Result, Shape, shape::Strides};
+use crate::cuda::{Gpu, Memory, Out, Span, elements};
+use crate::{Buffer, DType, Device, Element, Error, Result, Shape, shape::Strides};
 use half::bf16;
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -8,12 +9,19 @@ use std::{fmt, ops::Range, sync::Arc};
 /// only while nobody else sees them ([`Tensor::as_mut_slice`]).
 #[derive(Clone)]
 pub struct Tensor {
-    buffer: Arc<Buffer>,
+    storage: Storage,
     dtype: DType,
     shape: Shape,
     strides: Strides,
     /// The first element's place in the buffer, in elements.
     offset: usize,
+}
+
+/// The memory that tensors share.
+#[derive(Clone)]
+enum Storage {
+    Cpu(Arc<Buffer>),
+    Cuda(Arc<Memory>),
 }
 
 impl Tensor {
@@ -23,16 +31,98 @@ impl Tensor {
         let shape = shape.into();
         let bytes = shape.count().checked_mul(dtype.size());
         let bytes = bytes.unwrap_or_else(|| panic!("a tensor of shape {shape} cannot exist"));
-        let buffer = Arc::new(Buffer::new(bytes));
-        Self { buffer, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
+        let storage = Storage::Cpu(Arc::new(Buffer::new(bytes)));
+        Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
+    }
+
+    /// As [`Tensor::empty`], on a device. [`Error::OutOfMemory`] where a GPU has no room.
+    pub fn empty_on(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
+        let Device::Cuda(gpu) = device else { return Ok(Self::empty(shape, dtype)) };
+        let shape = shape.into();
+        let bytes = shape.count().checked_mul(dtype.size());
+        let bytes = bytes.unwrap_or_else(|| panic!("a tensor of shape {shape} cannot exist"));
+        let memory = Memory::new(gpu, bytes).map_err(|error| error.of_tensor(format!("{dtype} {shape}")))?;
+        let storage = Storage::Cuda(Arc::new(memory));
+        Ok(Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0 })
+    }
+
+    /// As [`Tensor::zeros`], on a device.
+    pub fn zeros_on(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
+        let Device::Cuda(gpu) = device else { return Ok(Self::zeros(shape, dtype)) };
+        let zeros = Self::empty_on(device, shape, dtype)?;
+        // SAFETY: the memory is this tensor's alone, and as long.
+        unsafe { gpu.driver().fill(zeros.address("zeros", gpu)?, 0, zeros.bytes())? };
+        Ok(zeros)
+    }
+
+    /// This tensor on a device: itself if it is there, otherwise a contiguous copy.
+    pub fn to_device(&self, device: &Device) -> Result<Tensor> {
+        match (&self.storage, device) {
+            (Storage::Cpu(_), Device::Cpu) => Ok(self.clone()),
+            (Storage::Cuda(memory), Device::Cuda(gpu)) if Arc::ptr_eq(memory.gpu(), gpu) => Ok(self.clone()),
+            (Storage::Cpu(_), Device::Cuda(gpu)) => {
+                let from = self.contiguous()?;
+                let to = Self::empty_on(device, self.shape.clone(), self.dtype)?;
+                // SAFETY: the new tensor is nobody else's, and as long.
+                unsafe { gpu.driver().upload(from.as_bytes("to_device")?, to.address("to_device", gpu)?)? };
+                Ok(to)
+            }
+            (Storage::Cuda(memory), Device::Cpu) => {
+                let from = self.contiguous()?;
+                let mut to = Self::empty(self.shape.clone(), self.dtype);
+                let address = from.address("to_device", memory.gpu())?;
+                // SAFETY: the contiguous copy is as long.
+                unsafe { memory.gpu().driver().download(address, to.as_mut_bytes("to_device")?)? };
+                Ok(to)
+            }
+            (Storage::Cuda(_), Device::Cuda(_)) => self.to_device(&Device::Cpu)?.to_device(device),
+        }
+    }
+
+    /// Overwrites the elements from the `start`-th on of a contiguous tensor, wherever it is, with those of a tensor in the
+    /// machine's memory. Errors: [`Error::OutOfRange`], [`Error::DType`], [`Error::Shared`] when another tensor sees them.
+    pub fn overwrite(&mut self, start: usize, from: &Tensor) -> Result<()> {
+        if from.count() > self.count().saturating_sub(start) {
+            let (index, bound) = (start + from.count(), self.count() + 1);
+            return Err(Error::OutOfRange { op: "overwrite", what: "the end", index, bound });
+        }
+        if from.dtype != self.dtype {
+            return Err(Error::DType { op: "overwrite", expected: "the same type of", actual: from.dtype });
+        }
+        let from = from.contiguous()?;
+        let (from, start) = (from.as_bytes("overwrite")?, start * self.dtype.size());
+        match self.device() {
+            Device::Cpu => self.as_mut_bytes("overwrite")?[start..][..from.len()].copy_from_slice(from),
+            Device::Cuda(gpu) => {
+                let address = self.address_mut("overwrite", &gpu)? + start as u64;
+                // SAFETY: the memory is this tensor's alone, and long enough.
+                unsafe { gpu.driver().upload(from, address)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// The same elements in a buffer of their own, contiguous, on the same device.
+    pub fn duplicate(&self) -> Result<Tensor> {
+        let from = self.contiguous()?;
+        let mut copy = Self::empty_on(&self.device(), self.shape.clone(), self.dtype)?;
+        match self.device() {
+            Device::Cpu => copy.as_mut_bytes("duplicate")?.copy_from_slice(from.as_bytes("duplicate")?),
+            Device::Cuda(gpu) => {
+                let (from, to) = (from.address("duplicate", &gpu)?, copy.address_mut("duplicate", &gpu)?);
+                // SAFETY: both have these bytes, and share none.
+                unsafe { gpu.driver().copy(from, to, copy.bytes())? };
+            }
+        }
+        Ok(copy)
     }
 
     /// `count` elements for the duration of a task: as [`Tensor::empty`], from memory that is kept for tasks, see
     /// [`Buffer::scratch`].
     pub fn scratch(count: usize, dtype: DType) -> Self {
         let shape = Shape::from([count]);
-        let buffer = Arc::new(Buffer::scratch(count * dtype.size()));
-        Self { buffer, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
+        let storage = Storage::Cpu(Arc::new(Buffer::scratch(count * dtype.size())));
+        Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
     }
 
     /// A tensor of zeros.
@@ -67,7 +157,11 @@ impl Tensor {
 
     /// The buffer of a tensor that was just made, which nobody else can see yet.
     fn fresh_buffer(&mut self) -> &mut Buffer {
-        Arc::get_mut(&mut self.buffer).expect("invariant: a new buffer has one owner")
+        match &mut self.storage {
+            Storage::Cpu(buffer) => Arc::get_mut(buffer),
+            Storage::Cuda(_) => None,
+        }
+        .expect("invariant: a new buffer has one owner")
     }
 
     /// The extents.
@@ -120,7 +214,7 @@ impl Tensor {
     pub fn as_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
         self.expect_dtype::<T>(op)?;
         self.expect_contiguous(op)?;
-        Ok(&self.buffer.slice()[self.offset..][..self.count()])
+        Ok(&self.host(op)?.slice()[self.offset..][..self.count()])
     }
 
     /// The elements of a contiguous tensor, to be written. [`Error::Shared`] when another tensor sees them.
@@ -128,7 +222,7 @@ impl Tensor {
         self.expect_dtype::<T>(op)?;
         self.expect_contiguous(op)?;
         let range = self.offset..self.offset + self.count();
-        let buffer = Arc::get_mut(&mut self.buffer).ok_or(Error::Shared { op })?;
+        let buffer = self.host_mut(op)?;
         Ok(&mut buffer.slice_mut()[range])
     }
 
@@ -137,7 +231,7 @@ impl Tensor {
         self.expect_contiguous(op)?;
         let size = self.dtype.size();
         let range = self.offset * size..(self.offset + self.count()) * size;
-        let buffer = Arc::get_mut(&mut self.buffer).ok_or(Error::Shared { op })?;
+        let buffer = self.host_mut(op)?;
         Ok(&mut buffer.slice_mut()[range])
     }
 
@@ -145,43 +239,118 @@ impl Tensor {
     /// positions times [`Tensor::strides`].
     pub fn as_strided_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
         self.expect_dtype::<T>(op)?;
-        Ok(&self.buffer.slice()[self.offset..])
+        Ok(&self.host(op)?.slice()[self.offset..])
+    }
+
+    /// The bytes of a contiguous tensor in the machine's memory.
+    fn as_bytes(&self, op: &'static str) -> Result<&[u8]> {
+        self.expect_contiguous(op)?;
+        Ok(&self.host(op)?.slice()[self.offset * self.dtype.size()..][..self.bytes()])
+    }
+
+    fn host(&self, op: &'static str) -> Result<&Arc<Buffer>> {
+        match &self.storage {
+            Storage::Cpu(buffer) => Ok(buffer),
+            Storage::Cuda(_) => Err(self.wrong_device(op, &Device::Cpu)),
+        }
+    }
+
+    fn host_mut(&mut self, op: &'static str) -> Result<&mut Buffer> {
+        self.host(op)?;
+        match &mut self.storage {
+            Storage::Cpu(buffer) => Arc::get_mut(buffer).ok_or(Error::Shared { op }),
+            Storage::Cuda(_) => Err(Error::Shared { op }),
+        }
+    }
+
+    fn wrong_device(&self, op: &'static str, expected: &Device) -> Error {
+        Error::Device { op, expected: expected.to_string(), actual: self.device().to_string() }
+    }
+
+    /// Where its elements are.
+    pub fn device(&self) -> Device {
+        match &self.storage {
+            Storage::Cpu(_) => Device::Cpu,
+            Storage::Cuda(memory) => Device::Cuda(Arc::clone(memory.gpu())),
+        }
+    }
+
+    /// The GPU that has its elements. [`Error::Device`] when none has.
+    pub fn gpu(&self, op: &'static str) -> Result<&Arc<Gpu>> {
+        match &self.storage {
+            Storage::Cuda(memory) => Ok(memory.gpu()),
+            Storage::Cpu(_) => Err(Error::Device { op, expected: "cuda".into(), actual: Device::Cpu.to_string() }),
+        }
+    }
+
+    /// The address of its first element in a GPU's memory. [`Error::Device`] when it is not there.
+    pub(crate) fn address(&self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
+        match &self.storage {
+            Storage::Cuda(memory) if Arc::ptr_eq(memory.gpu(), gpu) => {
+                Ok(memory.address() + (self.offset * self.dtype.size()) as u64)
+            }
+            _ => Err(self.wrong_device(op, &Device::Cuda(Arc::clone(gpu)))),
+        }
+    }
+
+    /// As [`Tensor::address`], of a contiguous tensor that is to be written. [`Error::Shared`] when another tensor sees
+    /// its elements.
+    pub(crate) fn address_mut(&mut self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
+        self.expect_contiguous(op)?;
+        if self.is_unique() { self.address(op, gpu) } else { Err(Error::Shared { op }) }
+    }
+
+    /// A contiguous tensor on a GPU as the place of a gradient. Errors: [`Error::Device`], [`Error::Shared`].
+    pub fn as_out(&mut self, op: &'static str, accumulate: bool) -> Result<Out<'_>> {
+        let gpu = Arc::clone(self.gpu(op)?);
+        let address = self.address_mut(op, &gpu)?;
+        Ok(Out::new(self.gpu(op)?, address, self.count(), self.dtype, accumulate))
+    }
+
+    /// The memory of a contiguous tensor on a GPU, to be written. Errors: [`Error::Device`], [`Error::Shared`].
+    pub fn as_span(&mut self, op: &'static str) -> Result<Span<'_>> {
+        let gpu = Arc::clone(self.gpu(op)?);
+        let address = self.address_mut(op, &gpu)?;
+        Ok(Span::new(self.gpu(op)?, address, self.bytes()))
     }
 
     /// Whether no other tensor sees the elements, so that they can be written in place.
     pub fn is_unique(&self) -> bool {
-        Arc::strong_count(&self.buffer) == 1
+        match &self.storage {
+            Storage::Cpu(buffer) => Arc::strong_count(buffer) == 1,
+            Storage::Cuda(memory) => Arc::strong_count(memory) == 1,
+        }
     }
 
     /// Whether the other tensor is a clone of this one: the same elements of the same buffer in the same order.
     pub fn is_same_view(&self, other: &Tensor) -> bool {
-        Arc::ptr_eq(&self.buffer, &other.buffer)
+        self.buffer_id() == other.buffer_id()
             && (self.offset, &self.shape, &self.strides) == (other.offset, &other.shape, &other.strides)
     }
 
     /// The address and length in bytes of the buffer, by which tensors that share it are told from others.
     pub fn buffer_id(&self) -> (usize, usize) {
-        (self.buffer.slice::<u8>().as_ptr() as usize, self.buffer.len())
+        match &self.storage {
+            Storage::Cpu(buffer) => (buffer.slice::<u8>().as_ptr() as usize, buffer.len()),
+            Storage::Cuda(memory) => (memory.address() as usize, memory.len()),
+        }
     }
 
     fn expect_dtype<T: Element>(&self, op: &'static str) -> Result<()> {
-        if self.dtype == T::DTYPE {
-            return Ok(());
-        }
-        let expected = match T::DTYPE {
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-            DType::Bf16 => "bf16",
-            DType::Index => "index (u32)",
-        };
-        Err(Error::DType { op, expected, actual: self.dtype })
+        self.expect(op, T::DTYPE)
+    }
+
+    /// [`Error::DType`] unless the elements are of this type.
+    pub fn expect(&self, op: &'static str, dtype: DType) -> Result<()> {
+        if self.dtype == dtype { Ok(()) } else { Err(Error::DType { op, expected: dtype.name(), actual: self.dtype }) }
     }
 
     fn expect_contiguous(&self, op: &'static str) -> Result<()> {
-        if self.is_contiguous() {
-            return Ok(());
-        }
-        Err(Error::NotContiguous { op, shape: self.shape.to_string(), strides: self.strides.to_vec() })
+        if self.is_contiguous() { Ok(()) } else { Err(self.not_contiguous(op)) }
+    }
+
+    pub(crate) fn not_contiguous(&self, op: &'static str) -> Error {
+        Error::NotContiguous { op, shape: self.shape.to_string(), strides: self.strides.to_vec() }
     }
 
     /// The one element of a tensor that has one element.
@@ -189,30 +358,36 @@ impl Tensor {
         if self.count() != 1 {
             return Err(Error::shape("item", "one element", &self.shape));
         }
-        Ok(self.as_strided_slice::<T>("item")?[0])
+        Ok(self.to_device(&Device::Cpu)?.as_strided_slice::<T>("item")?[0])
     }
 
-    /// A copy of the elements in order, from any view.
+    /// A copy of the elements in order, from any view on any device.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if let Storage::Cuda(_) = &self.storage {
+            return self.to_device(&Device::Cpu)?.to_vec();
+        }
         let elements = self.as_strided_slice::<T>("to_vec")?;
         let mut copy = Vec::with_capacity(self.count());
         self.for_each_row(|start, stride, len| copy.extend((0..len).map(|i| elements[start + i * stride])));
         Ok(copy)
     }
 
-    /// This tensor if it is contiguous, otherwise a contiguous copy.
-    pub fn contiguous(&self) -> Tensor {
+    /// This tensor if it is contiguous, otherwise a contiguous copy. Errors: those of a GPU.
+    pub fn contiguous(&self) -> Result<Tensor> {
         if self.is_contiguous() {
-            return self.clone();
+            return Ok(self.clone());
+        }
+        if let Storage::Cuda(_) = &self.storage {
+            return elements::contiguous(self);
         }
         let mut copy = Self::empty(self.shape.clone(), self.dtype);
         match self.dtype {
-            DType::F64 => self.copy_into::<f64>(&mut copy),
-            DType::F32 => self.copy_into::<f32>(&mut copy),
-            DType::Index => self.copy_into::<u32>(&mut copy),
-            DType::Bf16 => self.copy_into::<bf16>(&mut copy),
+            DType::F64 => self.copy_into::<f64>(&mut copy)?,
+            DType::F32 => self.copy_into::<f32>(&mut copy)?,
+            DType::Index => self.copy_into::<u32>(&mut copy)?,
+            DType::Bf16 => self.copy_into::<bf16>(&mut copy)?,
         }
-        copy
+        Ok(copy)
     }
 
     /// Tensors of one type, alike but for their first extents, one after another along the first axis. Errors:
@@ -220,8 +395,6 @@ impl Tensor {
     pub fn join(parts: &[Tensor]) -> Result<Tensor> {
         let first = parts.first().ok_or_else(|| Error::argument("join", "needs at least one tensor"))?;
         first.expect_axis("join", 0)?;
-        let mut joined = Self::empty(first.shape.with(0, parts.iter().map(|part| part.shape[0]).sum()), first.dtype);
-        let mut rest = joined.as_mut_bytes("join")?;
         for part in parts {
             if part.rank() != first.rank() || part.shape.with(0, first.shape[0]) != first.shape {
                 return Err(Error::shape("join", format!("{} but for the first extent", first.shape), &part.shape));
@@ -230,15 +403,32 @@ impl Tensor {
                 return Err(Error::DType { op: "join", expected: "one type", actual: part.dtype });
             }
             part.expect_contiguous("join")?;
-            let (own, after) = rest.split_at_mut(part.count() * part.dtype.size());
-            own.copy_from_slice(&part.buffer.slice::<u8>()[part.offset * part.dtype.size()..][..own.len()]);
-            rest = after;
+        }
+        let shape = first.shape.with(0, parts.iter().map(|part| part.shape[0]).sum());
+        let mut joined = Self::empty_on(&first.device(), shape, first.dtype)?;
+        match first.device() {
+            Device::Cpu => {
+                let mut rest = joined.as_mut_bytes("join")?;
+                for part in parts {
+                    let (own, after) = rest.split_at_mut(part.bytes());
+                    own.copy_from_slice(part.as_bytes("join")?);
+                    rest = after;
+                }
+            }
+            Device::Cuda(gpu) => {
+                let mut to = joined.address_mut("join", &gpu)?;
+                for part in parts {
+                    // SAFETY: the joined tensor is as long as its parts together, and shares nothing with them.
+                    unsafe { gpu.driver().copy(part.address("join", &gpu)?, to, part.bytes())? };
+                    to += part.bytes() as u64;
+                }
+            }
         }
         Ok(joined)
     }
 
-    fn copy_into<T: Element>(&self, copy: &mut Tensor) {
-        let from = &self.buffer.slice::<T>()[self.offset..];
+    fn copy_into<T: Element>(&self, copy: &mut Tensor) -> Result<()> {
+        let from = self.as_strided_slice::<T>("contiguous")?;
         let mut to = copy.fresh_buffer().slice_mut::<T>();
         self.for_each_row(|start, stride, len| {
             let (row, rest) = std::mem::take(&mut to).split_at_mut(len);
@@ -248,6 +438,7 @@ impl Tensor {
             }
             to = rest;
         });
+        Ok(())
     }
 
     /// Calls `visit(start, stride, len)` for each run along the last axis, in order.
@@ -272,6 +463,9 @@ impl Tensor {
         if dtype == self.dtype {
             return Ok(self.clone());
         }
+        if let Storage::Cuda(_) = &self.storage {
+            return elements::cast(&self.contiguous()?, dtype);
+        }
         let wide: Vec<f64> = match self.dtype {
             DType::F32 => self.to_vec::<f32>()?.into_iter().map(f64::from).collect(),
             DType::F64 => self.to_vec::<f64>()?,
@@ -292,7 +486,7 @@ impl Tensor {
 /// Views: new shapes and strides over the same elements. None of them copies.
 impl Tensor {
     fn view(&self, shape: Shape, strides: Strides, offset: usize) -> Tensor {
-        Tensor { buffer: Arc::clone(&self.buffer), dtype: self.dtype, shape, strides, offset }
+        Tensor { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset }
     }
 
     fn expect_axis(&self, op: &'static str, axis: usize) -> Result<()> {
@@ -361,16 +555,17 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 8;
         write!(f, "Tensor {} {} [", self.dtype, self.shape)?;
+        let Storage::Cpu(buffer) = &self.storage else { return write!(f, "on {}]", self.device()) };
         let (mut shown, mut result) = (0, Ok(()));
         self.for_each_row(|start, stride, len| {
             for i in 0..len.min(SHOWN - shown) {
                 let place = self.offset + start + i * stride;
                 let comma = if shown > 0 { ", " } else { "" };
                 result = result.and(match self.dtype {
-                    DType::F32 => write!(f, "{comma}{}", self.buffer.slice::<f32>()[place]),
-                    DType::F64 => write!(f, "{comma}{}", self.buffer.slice::<f64>()[place]),
-                    DType::Bf16 => write!(f, "{comma}{}", self.buffer.slice::<bf16>()[place]),
-                    DType::Index => write!(f, "{comma}{}", self.buffer.slice::<u32>()[place]),
+                    DType::F32 => write!(f, "{comma}{}", buffer.slice::<f32>()[place]),
+                    DType::F64 => write!(f, "{comma}{}", buffer.slice::<f64>()[place]),
+                    DType::Bf16 => write!(f, "{comma}{}", buffer.slice::<bf16>()[place]),
+                    DType::Index => write!(f, "{comma}{}", buffer.slice::<u32>()[place]),
                 });
                 shown += 1;
             }

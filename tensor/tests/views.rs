@@ -68,14 +68,14 @@ proptest! {
                     } else {
                         let refused = matches!(reshaped, Err(Error::NotContiguous { .. }));
                         prop_assert!(refused);
-                        tensor = tensor.contiguous().reshape(extents.clone()).unwrap();
+                        tensor = tensor.contiguous().unwrap().reshape(extents.clone()).unwrap();
                     }
                     model.0 = extents;
                 }
             }
             prop_assert_eq!(&tensor.shape()[..], &model.0[..]);
             prop_assert_eq!(tensor.to_vec::<u32>().unwrap(), model.1.clone());
-            let copy = tensor.contiguous();
+            let copy = tensor.contiguous().unwrap();
             prop_assert_eq!(copy.as_slice::<u32>("test").unwrap(), &model.1[..]);
             let shown = format!("{tensor:?}");
             prop_assert!(shown.starts_with("Tensor index"));

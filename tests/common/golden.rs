@@ -87,7 +87,7 @@ impl Vector {
 
 /// A generated image batch (N, 3, H, W), as (N, H, W, 3).
 pub fn images(key: &str, shape: &[usize], dtype: DType) -> Tensor {
-    generator::tensor(key, shape).permute(&[0, 2, 3, 1]).unwrap().contiguous().cast(dtype).unwrap()
+    generator::tensor(key, shape).permute(&[0, 2, 3, 1]).unwrap().contiguous().unwrap().cast(dtype).unwrap()
 }
 
 /// A map (N, H, W, C) in the order of (N, C, H, W).

@@ -1,6 +1,6 @@
 //! CPU kernels of [`add`](super::add).
 
-use crate::broadcast;
+use crate::broadcast::cpu as broadcast;
 use tensor::cpu::parallel::Out;
 use tensor::{Float, Result, Shape, Tensor};
 

@@ -18,8 +18,10 @@ pub mod reference;
 use crate::bra::cpu;
 use crate::bra::geometry::Geometry;
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
+use tensor::cuda::Module;
 use tensor::{DType, Error, Shape, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "multi-head self-attention over all tokens";
 
 /// Multi-head self-attention of qkv (N, H, W, 3C) with scores scaled by `scale`: (N, H, W, C).

@@ -17,6 +17,9 @@ impl Definition for Train {
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         super::reference::batch_norm(&x[0], &x[1], &x[2], super::reference::statistics(&x[0]), self.epsilon)
     }
+    fn is_parameter(&self, input: usize) -> bool {
+        input > 0
+    }
 }
 
 struct Eval {
@@ -34,6 +37,9 @@ impl Definition for Eval {
         let constants = |tensor| array(tensor).data.into_iter().map(S::of).collect();
         let statistics = [constants(&self.mean), constants(&self.variance)];
         super::reference::batch_norm(&x[0], &x[1], &x[2], statistics, self.epsilon)
+    }
+    fn is_parameter(&self, input: usize) -> bool {
+        input > 0
     }
 }
 

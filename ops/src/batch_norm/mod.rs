@@ -21,8 +21,10 @@ pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Mode;
+use tensor::cuda::Module;
 use tensor::{Error, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "normalises channels over the batch, then γ·x̂ + β";
 
 /// What a batch tells about its channels.

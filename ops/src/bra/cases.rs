@@ -26,6 +26,9 @@ impl Definition for Attention {
         }
         out
     }
+    fn is_parameter(&self, input: usize) -> bool {
+        input > 0
+    }
 }
 
 /// qkv whose routing does not hang by a hair: the first channel of the keys has a mean of its own in each

@@ -34,11 +34,13 @@ use crate::dwconv::cpu::{Kernel, Map, MapMut};
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var};
 use geometry::Geometry;
 use tensor::cpu::parallel::Out;
+use tensor::cuda::Module;
 use tensor::{Error, Shape, Tensor, match_float};
 
 pub use composed::{RouteKind, bra_composed};
 pub use routing::{Routing, route};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "bi-level routing attention with local context, fused";
 
 /// The attributes of a bi-level routing attention.

@@ -50,7 +50,6 @@ fn linear_in_upstream(case: &Case, upstream: &Tensor, gradients: &Gradients) -> 
     close(&of_mixed, &expected.collect::<Result<Vec<_>>>()?)
 }
 
-/// f(x) + f(x): every gradient arrives twice at the same place.
 fn used_twice(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<bool> {
     let twice = Twice(case);
     let doubled = backward(&twice, &case.inputs, upstream)?;
@@ -59,7 +58,8 @@ fn used_twice(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<b
     close(&doubled, &expected.collect::<Result<Vec<_>>>()?)
 }
 
-struct Twice<'a>(&'a Case);
+/// f(x) + f(x): every gradient arrives twice at the same place.
+pub(super) struct Twice<'a>(pub &'a Case);
 
 impl Function for Twice<'_> {
     fn apply<'t>(&self, inputs: &[Var<'t>]) -> Result<Var<'t>> {
@@ -154,7 +154,7 @@ fn transposed(tensor: &Tensor) -> Result<Option<Tensor>> {
     }
     let mut order: Vec<usize> = (0..tensor.rank()).collect();
     order.swap(tensor.rank() - 2, tensor.rank() - 1);
-    Ok(Some(tensor.permute(&order)?.contiguous().permute(&order)?))
+    Ok(Some(tensor.permute(&order)?.contiguous()?.permute(&order)?))
 }
 
 /// The same elements with gaps between the rows, if there is more than one row.

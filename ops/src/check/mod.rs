@@ -4,9 +4,11 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `gradient.rs` | value against the reference; gradient against differences and against dual numbers |
+//! | `device.rs` | a GPU against the CPU |
 //! | `laws.rs` | what must hold of any operation: linearity, repeatability, views, operands used twice |
 //! | `mutants.rs` | backward rules broken on purpose, each of which the gradient check must catch |
 
+pub mod device;
 mod gradient;
 mod laws;
 mod mutants;

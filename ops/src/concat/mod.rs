@@ -16,8 +16,10 @@ pub mod reference;
 
 use crate::slab::{Slab, expect_axis};
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cuda::Module;
 use tensor::{Error, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "tensors one after another along an axis";
 
 /// The parts, at least one, one after another along `axis`; their other extents must agree.

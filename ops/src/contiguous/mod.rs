@@ -11,12 +11,14 @@ pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::Tensor;
+use tensor::cuda::Module;
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a view copied, so that its elements lie one after another";
 
 /// x with its elements one after another.
 pub fn contiguous<'t>(x: &Var<'t>) -> Result<Var<'t>> {
-    x.tape().record("contiguous", &[x], x.value().contiguous(), || Contiguous)
+    x.tape().record("contiguous", &[x], x.value().contiguous()?, || Contiguous)
 }
 
 struct Contiguous;

@@ -12,6 +12,9 @@ impl Definition for Conv2d {
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         super::reference::conv2d(&x[0], &x[1], x.get(2), *self)
     }
+    fn is_parameter(&self, input: usize) -> bool {
+        input > 0
+    }
 }
 
 /// A case of x, of O and the kernel's extents, of stride and padding.

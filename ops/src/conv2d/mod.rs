@@ -22,8 +22,10 @@ pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use geometry::Geometry;
+use tensor::cuda::Module;
 use tensor::{Error, Shape, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "images convolved with a dense kernel";
 
 /// How a kernel moves over an image.

@@ -21,8 +21,10 @@ pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Labels;
+use tensor::cuda::Module;
 use tensor::{Error, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for class labels, smoothed";
 
 /// The mean cross-entropy of logits (N, K) against the classes `labels` (N, index), smoothed by

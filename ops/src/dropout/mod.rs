@@ -16,9 +16,11 @@ pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
+use tensor::cuda::Module;
 use tensor::rng::Philox;
 use tensor::{Error, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "drops elements at random, scales the rest by 1/(1-p)";
 
 /// x with each element dropped with probability `p`, which `rng` decides, and the others divided by 1 − p.

@@ -21,6 +21,9 @@ impl Definition for Dwconv {
         }
         y
     }
+    fn is_parameter(&self, input: usize) -> bool {
+        input > 0
+    }
 }
 
 fn case(name: &str, shape: [usize; 4], kernel: usize, bias: bool) -> Case {

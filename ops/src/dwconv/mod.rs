@@ -25,10 +25,12 @@ use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use cpu::{Extents, Kernel, Map, MapMut};
 
 use tensor::cpu::parallel::Out;
+use tensor::cuda::Module;
 use tensor::{Error, Shape, Tensor, match_float};
 
 /// The kernels' extents K that there are.
 pub const KERNELS: [usize; 3] = [3, 5, 7];
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "each channel convolved with its own K×K kernel";
 
 /// x (N, H, W, C) convolved channel by channel with `weight` (C, 1, K, K), K = 3, 5 or 7, plus `bias` (C) if there

@@ -20,8 +20,10 @@ pub(crate) mod cpu;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cuda::Module;
 use tensor::{Error, Shape, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "rows picked by index along an axis";
 
 /// Picks rows of x (N..., R, rest...) along `axis` by indices (N..., Q...): (N..., Q..., rest...).

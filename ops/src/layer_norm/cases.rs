@@ -15,6 +15,9 @@ impl Definition for LayerNorm {
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         super::reference::layer_norm(&x[0], &x[1], &x[2], self.epsilon)
     }
+    fn is_parameter(&self, input: usize) -> bool {
+        input > 0
+    }
 }
 
 fn case(name: &str, shape: &[usize], epsilon: f64) -> Case {

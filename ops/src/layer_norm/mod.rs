@@ -7,17 +7,20 @@
 //! through μ and through r, which gives dx = r·(g − mean(g) − x̂·mean(g·x̂)). Saved: x, and μ and r per row;
 //! x̂ is recomputed in the one pass that needs it, so it is never stored.
 //!
-//! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`],
+//! Operands must be contiguous; f32 or f64, and on a GPU also x in bf16 with γ and β in f32. Errors: [`tensor::Error::Shape`],
 //! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Ba, Kiros and Hinton, "Layer
 //! normalization", 2016; biased variance, as in `torch.nn.LayerNorm`.
 
 pub mod cases;
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use autograd::{Again, InputGrads, Result, Rule, Var, rule_fields};
-use tensor::{Error, Tensor, match_float};
+use tensor::cuda::Module;
+use tensor::{Device, Error, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "normalises rows to mean 0 and variance 1, then γ·x̂ + β";
 
 /// Normalises x (..., C) over its last axis, then scales by `weight` (C) and shifts by `bias` (C).
@@ -31,16 +34,24 @@ pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f6
         }
     }
     let rows = x.value().count().checked_div(channels).unwrap_or(0);
-    let mut y = Tensor::empty(x.shape().clone(), x.dtype());
-    let (mut mean, mut rstd) = (Tensor::empty([rows], x.dtype()), Tensor::empty([rows], x.dtype()));
-    match_float!(x.dtype(), "layer_norm", T => cpu::forward::<T>(
-        x.value().as_slice("layer_norm")?,
-        weight.value().as_slice("layer_norm")?,
-        bias.value().as_slice("layer_norm")?,
-        epsilon as T,
-        y.as_mut_slice("layer_norm")?,
-        [mean.as_mut_slice("layer_norm")?, rstd.as_mut_slice("layer_norm")?],
-    ));
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
+    let moment = || Tensor::empty_on(&device, [rows], x.dtype().wide());
+    let (mut mean, mut rstd) = (moment()?, moment()?);
+    match &device {
+        Device::Cpu => match_float!(x.dtype(), "layer_norm", T => cpu::forward::<T>(
+            x.value().as_slice("layer_norm")?,
+            weight.value().as_slice("layer_norm")?,
+            bias.value().as_slice("layer_norm")?,
+            epsilon as T,
+            y.as_mut_slice("layer_norm")?,
+            [mean.as_mut_slice("layer_norm")?, rstd.as_mut_slice("layer_norm")?],
+        )),
+        Device::Cuda(gpu) => {
+            let [weight, bias] = [weight.value(), bias.value()];
+            cuda::forward(gpu, x.value(), [weight, bias], epsilon, &mut y, [&mut mean, &mut rstd])?;
+        }
+    }
     x.tape().record("layer_norm", &[x, weight, bias], y, || {
         let [x, weight, bias] = [x, weight, bias].map(|operand| operand.value().clone());
         LayerNorm { x, weight, mean, rstd, bias }
@@ -61,27 +72,37 @@ impl Rule for LayerNorm {
 
     fn again(&self) -> Option<Again<'_>> {
         Some(Box::new(|| {
-            let mut y = Tensor::empty(self.x.shape().clone(), self.x.dtype());
-            match_float!(self.x.dtype(), "layer_norm", T => cpu::again::<T>(
-                self.x.as_slice("layer_norm")?,
-                self.weight.as_slice("layer_norm")?,
-                self.bias.as_slice("layer_norm")?,
-                [self.mean.as_slice("layer_norm")?, self.rstd.as_slice("layer_norm")?],
-                y.as_mut_slice("layer_norm")?,
-            ));
+            let mut y = Tensor::empty_on(&self.x.device(), self.x.shape().clone(), self.x.dtype())?;
+            let (scale, moments) = ([&self.weight, &self.bias], [&self.mean, &self.rstd]);
+            match self.x.device() {
+                Device::Cpu => match_float!(self.x.dtype(), "layer_norm", T => cpu::again::<T>(
+                    self.x.as_slice("layer_norm")?,
+                    self.weight.as_slice("layer_norm")?,
+                    self.bias.as_slice("layer_norm")?,
+                    [self.mean.as_slice("layer_norm")?, self.rstd.as_slice("layer_norm")?],
+                    y.as_mut_slice("layer_norm")?,
+                )),
+                Device::Cuda(gpu) => cuda::again(&gpu, &self.x, scale, moments, &mut y)?,
+            }
             Ok(y)
         }))
     }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
-        match_float!(dy.dtype(), "layer_norm", T => cpu::backward::<T>(
-            dy.as_slice("layer_norm")?,
-            self.x.as_slice("layer_norm")?,
-            self.weight.as_slice("layer_norm")?,
-            [self.mean.as_slice("layer_norm")?, self.rstd.as_slice("layer_norm")?],
-            [dx.out()?, dweight.out()?, dbias.out()?],
-        ));
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "layer_norm", T => cpu::backward::<T>(
+                dy.as_slice("layer_norm")?,
+                self.x.as_slice("layer_norm")?,
+                self.weight.as_slice("layer_norm")?,
+                [self.mean.as_slice("layer_norm")?, self.rstd.as_slice("layer_norm")?],
+                [dx.out()?, dweight.out()?, dbias.out()?],
+            )),
+            Device::Cuda(gpu) => {
+                let outs = [dx.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
+                cuda::backward(&gpu, &dy, &self.x, &self.weight, [&self.mean, &self.rstd], outs)?;
+            }
+        }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }

@@ -13,6 +13,9 @@ impl Definition for Linear {
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         super::reference::linear(&x[0], &x[1], x.get(2))
     }
+    fn is_parameter(&self, input: usize) -> bool {
+        input > 0
+    }
 }
 
 fn case(name: &str, rows: &[usize], inputs: usize, outputs: usize, bias: bool) -> Case {

@@ -5,17 +5,21 @@
 //! **Backward.** From dy (..., O): each y[r, o] = Σᵢ x[r, i] W[o, i] + b\[o\], hence
 //! dx = dy·W, dW = dyᵀ·x, db = Σᵣ dy\[r\]. Saved: x and W, the factors of the two products; not y.
 //!
-//! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`] when the last extents
+//! Operands must be contiguous; f32 or f64, and on a GPU also x in bf16 with W and b in f32: W is rounded
+//! to bf16, and products are summed in f32. Errors: [`tensor::Error::Shape`] when the last extents
 //! differ, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Linear`, whose
 //! weight layout this is.
 
 pub mod cases;
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
-use tensor::{Error, Shape, Tensor, match_float};
+use tensor::cuda::Module;
+use tensor::{Device, Error, Shape, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "x·Wᵀ + b over the last axis";
 
 /// x (..., I) times W (O, I) transposed, plus b (O) if there is one: (..., O).
@@ -32,14 +36,18 @@ pub fn linear<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Resu
     if let Some(bias) = bias.filter(|bias| *bias.shape() != [outputs]) {
         return Err(Error::shape("linear", format!("a bias of ({outputs})"), bias.shape()).into());
     }
-    let mut y = Tensor::empty(x.shape().with(x.shape().len() - 1, outputs), x.dtype());
-    match_float!(x.dtype(), "linear", T => cpu::forward::<T>(
-        x.value().as_slice("linear")?,
-        weight.value().as_slice("linear")?,
-        bias.map(|bias| bias.value().as_slice("linear")).transpose()?,
-        [outputs, inputs],
-        y.as_mut_slice("linear")?,
-    ));
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, x.shape().with(x.shape().len() - 1, outputs), x.dtype())?;
+    match &device {
+        Device::Cpu => match_float!(x.dtype(), "linear", T => cpu::forward::<T>(
+            x.value().as_slice("linear")?,
+            weight.value().as_slice("linear")?,
+            bias.map(|bias| bias.value().as_slice("linear")).transpose()?,
+            [outputs, inputs],
+            y.as_mut_slice("linear")?,
+        )),
+        Device::Cuda(gpu) => cuda::forward(gpu, x.value(), weight.value(), bias.map(Var::value), &mut y)?,
+    }
     let rule = || Linear { x: x.value().clone(), weight: weight.value().clone() };
     match bias {
         Some(bias) => x.tape().record("linear", &[x, weight, bias], y, rule),
@@ -58,13 +66,19 @@ impl Rule for Linear {
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let extents = self.weight.dims("linear", "a weight (O, I)")?;
         let (mut dx, mut dw, mut db) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
-        match_float!(dy.dtype(), "linear", T => cpu::backward::<T>(
-            dy.as_slice("linear")?,
-            self.x.as_slice("linear")?,
-            self.weight.as_slice("linear")?,
-            extents,
-            [dx.out()?, dw.out()?, db.out()?],
-        ));
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "linear", T => cpu::backward::<T>(
+                dy.as_slice("linear")?,
+                self.x.as_slice("linear")?,
+                self.weight.as_slice("linear")?,
+                extents,
+                [dx.out()?, dw.out()?, db.out()?],
+            )),
+            Device::Cuda(_) => {
+                let outs = [dx.out_on_gpu()?, dw.out_on_gpu()?, db.out_on_gpu()?];
+                cuda::backward(&dy, &self.x, &self.weight, outs)?;
+            }
+        }
         [dx, dw, db].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }

@@ -16,8 +16,10 @@ pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use cpu::Matrices;
+use tensor::cuda::Module;
 use tensor::{Error, Shape, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a·b, batched over leading axes";
 
 /// a (..., M, K) times b (..., K, N) or (K, N): (..., M, N).

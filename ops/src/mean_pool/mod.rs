@@ -15,8 +15,10 @@ pub mod reference;
 
 use crate::region_pool::cpu::{Regions, Tokens};
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cuda::Module;
 use tensor::{Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "mean over height and width, (N, H, W, C) -> (N, C)";
 
 /// The mean of x (N, H, W, C) over its tokens: (N, C).

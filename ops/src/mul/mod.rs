@@ -6,22 +6,32 @@
 //! **Backward.** ∂y/∂a = b, so da = dy·b, added up over the axes along which a was repeated; db likewise
 //! with a. Saved: both factors, each for the other's gradient.
 //!
-//! Operands may be views; f32 or f64, both the same. Errors: [`tensor::Error::Broadcast`],
+//! Operands may be views; f32 or f64 (on a GPU also bf16), both the same. Errors: [`tensor::Error::Broadcast`],
 //! [`tensor::Error::DType`].
 
 pub mod cases;
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use tensor::{Tensor, match_float};
+use tensor::cuda::Module;
+use tensor::{Device, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "a·b element by element, with broadcasting";
 
 /// a·b element by element, with broadcasting.
 pub fn mul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
-    let y = match_float!(a.dtype(), "mul", T => cpu::forward::<T>(a.value(), b.value())?);
+    let y = product(a.value(), b.value())?;
     a.tape().record("mul", &[a, b], y, || Mul { a: a.value().clone(), b: b.value().clone() })
+}
+
+fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    Ok(match a.device() {
+        Device::Cpu => match_float!(a.dtype(), "mul", T => cpu::forward::<T>(a, b)?),
+        Device::Cuda(_) => cuda::forward(a, b)?,
+    })
 }
 
 struct Mul {
@@ -37,18 +47,23 @@ impl Rule for Mul {
             if !grads.wanted(input) {
                 continue;
             }
-            match_float!(dy.dtype(), "mul", T => {
-                let product = cpu::forward::<T>(&dy, other)?;
-                if product.shape() == factor.shape() {
-                    grads.give(input, product)?;
-                    continue;
+            let product = product(&dy, other)?;
+            if product.shape() == factor.shape() {
+                grads.give(input, product)?;
+                continue;
+            }
+            let mut slot = grads.open(input)?;
+            match dy.device() {
+                Device::Cpu => match_float!(dy.dtype(), "mul", T => {
+                    if let Some(out) = slot.out::<T>()? {
+                        cpu::sum_to(&product, factor.shape(), out)?;
+                    }
+                }),
+                Device::Cuda(_) => {
+                    slot.out_on_gpu()?.map_or(Ok(()), |out| cuda::sum_to(&product, factor.shape(), out))?;
                 }
-                let mut slot = grads.open(input)?;
-                if let Some(out) = slot.out::<T>()? {
-                    cpu::sum_to(&product, factor.shape(), out)?;
-                }
-                grads.close(slot);
-            });
+            }
+            grads.close(slot);
         }
         Ok(())
     }

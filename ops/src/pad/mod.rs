@@ -14,8 +14,10 @@ pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Extents;
+use tensor::cuda::Module;
 use tensor::{Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "zeros at the bottom and the right of a map";
 
 /// x (N, H, W, C) with zeros below it and to its right: (N, H + bottom, W + right, C).

@@ -14,7 +14,9 @@ pub mod reference;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use smallvec::SmallVec;
 use tensor::Tensor;
+use tensor::cuda::Module;
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "the axes in another order, as a view";
 
 /// A view of x whose axis `i` is axis `order[i]` of x.

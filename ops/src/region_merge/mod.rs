@@ -17,8 +17,10 @@ pub mod reference;
 use crate::region_partition::cpu;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
+use tensor::cuda::Module;
 use tensor::{Error, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map put together from a grid of regions";
 
 /// Puts x (N, S_h·S_w, r_h·r_w, C) together, for a grid of S_h by S_w regions of r_h by r_w tokens:

@@ -21,8 +21,10 @@ pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
+use tensor::cuda::Module;
 use tensor::{Error, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map cut into a grid of regions";
 
 /// Cuts x (N, H, W, C) into a grid of S_h by S_w regions: (N, S_h·S_w, r_h·r_w, C).

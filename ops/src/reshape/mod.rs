@@ -12,8 +12,10 @@ pub mod cases;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cuda::Module;
 use tensor::{Shape, Tensor};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "the same elements under another shape, as a view";
 
 /// The elements of x in order, under another shape of as many elements.

@@ -12,8 +12,10 @@ pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
+use tensor::cuda::Module;
 use tensor::{Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "c·x for a constant c";
 
 /// `factor` times x.

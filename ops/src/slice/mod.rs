@@ -13,8 +13,10 @@ pub mod reference;
 use crate::slab::Slab;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use std::ops::Range;
+use tensor::cuda::Module;
 use tensor::{Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a range of positions along an axis, as a view";
 
 /// A view of the positions `range` of x along `axis`.

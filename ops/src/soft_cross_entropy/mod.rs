@@ -20,8 +20,10 @@ use crate::cross_entropy::cpu::{backward, forward};
 use crate::cross_entropy::records;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Soft;
+use tensor::cuda::Module;
 use tensor::{Error, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for target distributions";
 
 /// The mean cross-entropy of logits (N, K) against the distributions `targets` (N, K): a scalar.

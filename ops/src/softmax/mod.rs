@@ -16,8 +16,10 @@ pub(crate) mod cpu;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cuda::Module;
 use tensor::{Error, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "exp(x) / Σ exp(x) over the last axis";
 
 /// The softmax of x (..., C) over its last axis.

@@ -17,8 +17,10 @@ use crate::broadcast;
 use crate::slab::expect_axis;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
+use tensor::cuda::Module;
 use tensor::{Shape, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "the sum over some axes";
 
 /// x added up over `axes`, which keep the extent 1 or disappear.
@@ -32,7 +34,7 @@ pub fn sum<'t>(x: &Var<'t>, axes: &[usize], keep: bool) -> Result<Var<'t>> {
     let shape: Shape = (0..kept.len()).filter(left).map(|axis| kept[axis]).collect();
     let mut y = Tensor::empty(shape, x.dtype());
     match_float!(x.dtype(), "sum", T => {
-        broadcast::reduce::<T>("sum", x.value(), &kept, Out::store(y.as_mut_slice("sum")?))?;
+        broadcast::cpu::reduce::<T>("sum", x.value(), &kept, Out::store(y.as_mut_slice("sum")?))?;
     });
     x.tape().record("sum", &[x], y, || Sum { shape: x.shape().clone(), kept })
 }

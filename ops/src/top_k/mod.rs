@@ -17,8 +17,10 @@ pub(crate) mod cpu;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use tensor::cuda::Module;
 use tensor::{DType, Error, Tensor, match_float};
 
+pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "the k largest of each row, and where they lie";
 
 /// The k largest elements of each row of x (..., T), in descending order, (..., k), and their places in

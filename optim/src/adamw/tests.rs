@@ -29,7 +29,7 @@ fn lr(step: u64) -> f64 {
 
 /// Parameters after the steps `range`, whose moments go on from what `adamw` holds.
 fn run(adamw: &mut AdamW, parameters: &mut Parameters, range: std::ops::RangeInclusive<u64>, grad_scale: f64) {
-    let mut gradients = Gradients::new(parameters);
+    let mut gradients = Gradients::new(parameters).unwrap();
     for step in range {
         give(parameters, &mut gradients, &gradients_of_step(step));
         adamw.step_scaled(parameters, &gradients, lr(step), grad_scale).unwrap();
@@ -83,7 +83,7 @@ fn one_step_by_hand() {
     parameters.flat_mut::<f64>().unwrap()[..2].copy_from_slice(&[1.0, -2.0]);
     let config = AdamWConfig { eps: 0.5, weight_decay: 0.1, ..AdamWConfig::default() };
     let bias = values(&parameters)[1][0];
-    let mut gradients = Gradients::new(&parameters);
+    let mut gradients = Gradients::new(&parameters).unwrap();
     give(&parameters, &mut gradients, &[vec![0.5, -1.5], vec![0.0]]);
     AdamW::new(&parameters, config).unwrap().step(&mut parameters, &gradients, 0.2).unwrap();
     let after = values(&parameters);
@@ -140,7 +140,7 @@ fn minimises_a_quadratic() {
     let centre = draw(8, 77);
     let config = AdamWConfig { weight_decay: 0.0, ..AdamWConfig::default() };
     let mut adamw = AdamW::new(&parameters, config).unwrap();
-    let mut gradients = Gradients::new(&parameters);
+    let mut gradients = Gradients::new(&parameters).unwrap();
     let distance = |parameters: &Parameters| {
         values(parameters)[0].iter().zip(&centre).map(|(x, c)| (x - c).abs()).fold(0.0, f64::max)
     };
@@ -160,9 +160,9 @@ fn foreign_gradients_parameters_and_states_are_refused() {
     let foreign = [parameters(DType::F32, &SHAPES[..3]), parameters(DType::F64, &SHAPES)];
     for mut foreign in foreign {
         let mut adamw = AdamW::new(&own, AdamWConfig::default()).unwrap();
-        let step = adamw.step(&mut own, &Gradients::new(&foreign), 0.1);
+        let step = adamw.step(&mut own, &Gradients::new(&foreign).unwrap(), 0.1);
         assert!(matches!(step, Err(Error::Layout { what: "gradients", .. })));
-        let step = adamw.step(&mut foreign, &Gradients::new(&own), 0.1);
+        let step = adamw.step(&mut foreign, &Gradients::new(&own).unwrap(), 0.1);
         assert!(matches!(step, Err(Error::Layout { what: "parameters", .. })));
         let state = AdamW::new(&foreign, AdamWConfig::default()).unwrap().state();
         assert!(matches!(adamw.restore(&state), Err(Error::Layout { what: "first moments", .. })));
@@ -175,7 +175,7 @@ fn a_refused_step_changes_nothing() {
     let mut parameters = parameters(DType::F32, &[("a", &[2, 2]), ("b", &[3])]);
     let before = values(&parameters);
     let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
-    let mut gradients = Gradients::new(&parameters);
+    let mut gradients = Gradients::new(&parameters).unwrap();
     give(&parameters, &mut gradients, &[vec![1.0; 4]]);
     let unreached = autograd::Error::Unreached { names: vec!["b".into()] };
     assert_eq!(adamw.step(&mut parameters, &gradients, 0.1), Err(unreached.into()));

@@ -1,6 +1,6 @@
-//! What element-by-element operations of two operands share: walking them together by NumPy's
-//! broadcasting rule, and adding a gradient up over the axes along which an operand was repeated.
+//! CPU kernels of [`broadcast`](super).
 
+use super::{last_repeated, summed};
 use rayon::prelude::*;
 use tensor::cpu::lanes::sum_map;
 use tensor::cpu::parallel::{GRAIN, Out, add_rows, items_per_task, sum_in_pieces};
@@ -58,20 +58,17 @@ fn row_start(mut row: usize, t: &Tensor) -> usize {
 pub fn reduce<T: Float>(op: &'static str, gradient: &Tensor, to: &Shape, mut out: Out<'_, T>) -> Result<()> {
     let elements = gradient.as_slice::<T>(op)?;
     let whole = gradient.shape();
-    let added = whole.len() - to.len();
-    let repeated = |&axis: &usize| axis < added || whole[axis] != to[axis - added];
-    let Some(last) = (0..whole.len()).rev().find(repeated) else {
+    let Some((axes, others)) = last_repeated(whole, to) else {
         out.put(elements);
         return Ok(());
     };
-    let first = (0..last).rev().take_while(repeated).last().unwrap_or(last);
+    let (first, last) = (*axes.start(), *axes.end());
     let extents = [whole[first..=last].iter().product(), whole[last + 1..].iter().product()];
-    if !(0..first).any(|axis| repeated(&axis)) {
+    if !others {
         sum_middle(elements, extents, out);
         return Ok(());
     }
-    let left: Shape = (0..whole.len()).map(|axis| if axis < first || axis > last { whole[axis] } else { 1 }).collect();
-    let mut sums = Tensor::empty(left, T::DTYPE);
+    let mut sums = Tensor::empty(summed(whole, &axes), T::DTYPE);
     sum_middle(elements, extents, Out::store(sums.as_mut_slice(op)?));
     reduce(op, &sums, to, out)
 }

@@ -1,0 +1,35 @@
+//! The same on a GPU, with kernels of the operation at hand.
+
+use super::{last_repeated, summed};
+use tensor::cuda::elements::sum_rows;
+use tensor::cuda::{Module, Out, elements};
+use tensor::{Result, Shape, Tensor};
+
+/// out[i] = f(a[i], b[i]) over the common shape, by a kernel `(const T* a, Layout, const T* b, Layout, T* out, i64 count)`.
+pub fn zip(module: &'static Module, kernel: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let shape = a.shape().broadcast(b.shape(), module.name)?;
+    let mut out = Tensor::empty_on(&a.device(), shape.clone(), a.dtype())?;
+    b.expect(module.name, a.dtype())?;
+    let (a, b) = (a.broadcast_to(shape.clone())?, b.broadcast_to(shape)?);
+    let launch = module.launch(a.gpu(module.name)?, kernel, a.dtype())?.over(out.count()).view(&a)?.view(&b)?;
+    let count = out.count();
+    // SAFETY: both layouts are of `count` elements, as many as the result has, of one type.
+    unsafe { launch.output(&mut out)?.count(count).run()? };
+    Ok(out)
+}
+
+/// Adds `gradient` up over the axes along which an operand of shape `to` was repeated, in a fixed order: the last run of
+/// repeated axes first, then what is left of them.
+pub fn reduce(op: &'static str, gradient: &Tensor, to: &Shape, out: Out<'_>) -> Result<()> {
+    let whole = gradient.shape();
+    let Some((axes, others)) = last_repeated(whole, to) else { return elements::put(out, gradient) };
+    let (first, last) = (*axes.start(), *axes.end());
+    let product = |extents: &[usize]| extents.iter().product();
+    let extents = [product(&whole[..first]), product(&whole[first..=last]), product(&whole[last + 1..])];
+    if !others {
+        return sum_rows(gradient, extents, out);
+    }
+    let mut sums = Tensor::empty_on(&gradient.device(), summed(whole, &axes), gradient.dtype())?;
+    sum_rows(gradient, extents, sums.as_out(op, false)?)?;
+    reduce(op, &sums, to, out)
+}

@@ -1,0 +1,23 @@
+//! What element-by-element operations of two operands share: walking them together by NumPy's
+//! broadcasting rule, and adding a gradient up over the axes along which an operand was repeated.
+
+pub mod cpu;
+pub mod cuda;
+
+use std::ops::RangeInclusive;
+use tensor::Shape;
+
+/// The last run of neighbouring axes of `whole` along which an operand of shape `to` was repeated, and whether there are
+/// others before it.
+fn last_repeated(whole: &Shape, to: &Shape) -> Option<(RangeInclusive<usize>, bool)> {
+    let added = whole.len() - to.len();
+    let repeated = |&axis: &usize| axis < added || whole[axis] != to[axis - added];
+    let last = (0..whole.len()).rev().find(repeated)?;
+    let first = (0..last).rev().take_while(repeated).last().unwrap_or(last);
+    Some((first..=last, (0..first).any(|axis| repeated(&axis))))
+}
+
+/// A shape with extents of 1 along some of its axes.
+fn summed(whole: &Shape, axes: &RangeInclusive<usize>) -> Shape {
+    (0..whole.len()).map(|axis| if axes.contains(&axis) { 1 } else { whole[axis] }).collect()
+}

@@ -1,0 +1,77 @@
+//! An operation on a GPU against the same operation on the CPU in f64, and against itself.
+
+use super::gradient::upstream_of;
+use super::laws::Twice;
+use crate::case::{Case, array};
+use autograd::gradcheck::{backward, nan_max, relative_error, value};
+use autograd::{Error, Result};
+use tensor::{DType, Device, Tensor};
+
+/// Largest relative error of a value or a gradient on a GPU, by the type of the activations: f64 differs from the CPU in
+/// the order of sums alone, f32 also in its elementary functions, and bf16 rounds each result to 8 bits.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-11,
+        DType::F32 => 2e-5,
+        _ => 1.5e-2,
+    }
+}
+
+/// What a comparison found.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Parity {
+    /// The largest relative error of a value.
+    pub value: f64,
+    /// The largest relative error of a gradient.
+    pub gradient: f64,
+}
+
+/// Compares a case on a device, in a type, with the CPU in f64 on the same (rounded) inputs. Two runs must have equal
+/// bits, and a gradient that comes twice must be added. Errors: those of the operation, and [`Error::Tensor`] where bits
+/// differ or a gradient is missing.
+pub fn parity(case: &Case, device: &Device, dtype: DType) -> Result<Parity> {
+    let rounded = case.inputs_as(dtype)?;
+    let wide = |x: &Tensor| if x.dtype() == DType::Index { Ok(x.clone()) } else { x.cast(DType::F64) };
+    let exact: Vec<Tensor> = rounded.iter().map(wide).collect::<tensor::Result<_>>()?;
+    let there: Vec<Tensor> = rounded.iter().map(|x| x.to_device(device)).collect::<tensor::Result<_>>()?;
+
+    let (expected, got) = (value(case, &exact)?, value(case, &there)?);
+    if expected.shape() != got.shape() {
+        return Err(tensor::Error::shape("parity", expected.shape().to_string(), got.shape()).into());
+    }
+    let upstream = upstream_of(&expected).cast(got.dtype())?;
+    let gradients = backward(case, &there, &upstream.to_device(device)?)?;
+    let expected_gradients = backward(case, &exact, &upstream.cast(DType::F64)?)?;
+    let doubled = backward(&Twice(case), &there, &upstream.to_device(device)?)?;
+    let again = (value(case, &there)?, backward(case, &there, &upstream.to_device(device)?)?);
+    same_bits(&got, &again.0)?;
+
+    let mut found = Parity { value: error_of(&got, &expected), gradient: 0.0 };
+    for (input, (gradient, expected)) in gradients.iter().zip(&expected_gradients).enumerate() {
+        let (Some(gradient), Some(expected)) = (gradient, expected) else {
+            if gradient.is_some() != expected.is_some() {
+                return Err(Error::MissingGradient { op: "parity", input });
+            }
+            continue;
+        };
+        found.gradient = nan_max(found.gradient, error_of(gradient, expected));
+        if let (Some(doubled), Some(again)) = (&doubled[input], &again.1[input]) {
+            same_bits(gradient, again)?;
+            let twice: Vec<f64> = array(expected).data.iter().map(|x| 2.0 * x).collect();
+            found.gradient = nan_max(found.gradient, relative_error(&array(doubled).data, &twice));
+        }
+    }
+    Ok(found)
+}
+
+fn error_of(got: &Tensor, expected: &Tensor) -> f64 {
+    relative_error(&array(got).data, &array(expected).data)
+}
+
+fn same_bits(a: &Tensor, b: &Tensor) -> Result<()> {
+    let (a, b) = (array(a).data, array(b).data);
+    if a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()) {
+        return Ok(());
+    }
+    Err(tensor::Error::argument("parity", "two runs differ").into())
+}

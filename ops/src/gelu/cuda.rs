@@ -1,0 +1,26 @@
+//! CUDA kernels of [`gelu`](super::gelu).
+
+use std::sync::Arc;
+use tensor::cuda::{Gpu, Module, Out};
+use tensor::{Result, Tensor};
+
+pub static KERNELS: Module = Module {
+    name: "gelu",
+    source: include_str!("kernel.cu"),
+    headers: &[],
+    kernels: &["gelu_forward<T>", "gelu_backward<T>"],
+};
+
+pub fn forward(gpu: &Arc<Gpu>, x: &Tensor, y: &mut Tensor) -> Result<()> {
+    let launch = KERNELS.launch(gpu, "gelu_forward<T>", x.dtype())?.over_packs(x.count(), x.dtype());
+    // SAFETY: y has as many elements as x, of its type.
+    unsafe { launch.input(x)?.output(y)?.count(x.count()).run() }
+}
+
+pub fn backward(gpu: &Arc<Gpu>, dy: &Tensor, x: &Tensor, dx: Option<Out<'_>>) -> Result<()> {
+    let Some(dx) = dx else { return Ok(()) };
+    dx.expect("gelu", x.dtype())?;
+    let launch = KERNELS.launch(gpu, "gelu_backward<T>", x.dtype())?.over_packs(x.count(), x.dtype());
+    // SAFETY: dy and dx have as many elements as x, of its type.
+    unsafe { launch.input(dy)?.input(x)?.out(Some(&dx)).count(x.count()).run() }
+}

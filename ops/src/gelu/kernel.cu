@@ -1,0 +1,36 @@
+// Φ(x), the distribution function of the standard normal distribution.
+template <typename W>
+__device__ __forceinline__ W distribution(W x) {
+    return W(0.5) * (W(1) + erf(x * W(0.70710678118654752440)));
+}
+
+// y = x·Φ(x)
+template <typename T>
+__global__ void gelu_forward(const T* x, T* y, i64 count) {
+    i64 i = first_element() * Pack<T>::size;
+    if (i >= count) return;
+    Pack<T> in = load_pack(x + i, count - i), out;
+#pragma unroll
+    for (int j = 0; j < Pack<T>::size; j++) {
+        wide<T> value = widen(in.at[j]);
+        out.at[j] = narrow<T>(value * distribution(value));
+    }
+    store_pack(y + i, out, count - i);
+}
+
+// dx = dy·(Φ(x) + x·φ(x))
+template <typename T>
+__global__ void gelu_backward(const T* dy, const T* x, T* dx, int accumulate, i64 count) {
+    typedef wide<T> W;
+    i64 i = first_element() * Pack<T>::size;
+    if (i >= count) return;
+    Pack<T> at = load_pack(x + i, count - i), upstream = load_pack(dy + i, count - i);
+    W slopes[Pack<T>::size];
+#pragma unroll
+    for (int j = 0; j < Pack<T>::size; j++) {
+        W value = widen(at.at[j]);
+        W density = W(0.39894228040143267794) * exp(W(-0.5) * value * value);
+        slopes[j] = widen(upstream.at[j]) * (distribution(value) + value * density);
+    }
+    put_pack(dx + i, slopes, count - i, accumulate);
+}

@@ -1,0 +1,37 @@
+//! The GPU's side of [`linear`](super::linear): matrix products by cuBLASLt, and the bias.
+
+use std::sync::Arc;
+use tensor::cuda::elements::sum_rows;
+use tensor::cuda::{Factor, Gpu, Module, Out, gemm};
+use tensor::{Result, Tensor};
+
+pub static KERNELS: Module =
+    Module { name: "linear", source: include_str!("kernel.cu"), headers: &[], kernels: &["add_bias<T>"] };
+
+/// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O).
+pub fn forward(gpu: &Arc<Gpu>, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
+    let [outputs, inputs] = weight.dims("linear", "a weight (O, I)")?;
+    let count = y.count();
+    let rows = count.checked_div(outputs).unwrap_or(0);
+    let weight = weight.cast(x.dtype())?;
+    let (x_factor, weight) = (Factor::plain(x), Factor::transposed(&weight));
+    gemm("linear", x_factor, weight, 1, [rows, outputs, inputs], y.as_out("linear", false)?)?;
+    let Some(bias) = bias else { return Ok(()) };
+    let launch = KERNELS.launch(gpu, "add_bias<T>", x.dtype())?.over_packs(count, x.dtype());
+    // SAFETY: y is (rows, outputs), the bias (outputs).
+    unsafe { launch.output(y)?.input(bias)?.count(count).extents([outputs])?.run() }
+}
+
+/// dx (R, I), dweight (O, I) and dbias (O) from dy (R, O).
+pub fn backward(dy: &Tensor, x: &Tensor, weight: &Tensor, [dx, dweight, dbias]: [Option<Out<'_>>; 3]) -> Result<()> {
+    let [outputs, inputs] = weight.dims("linear", "a weight (O, I)")?;
+    let rows = dy.count().checked_div(outputs).unwrap_or(0);
+    if let Some(dx) = dx {
+        let weight = weight.cast(dy.dtype())?;
+        gemm("linear", Factor::plain(dy), Factor::plain(&weight), 1, [rows, inputs, outputs], dx)?;
+    }
+    if let Some(dweight) = dweight {
+        gemm("linear", Factor::transposed(dy), Factor::plain(x), 1, [outputs, inputs, rows], dweight)?;
+    }
+    dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias))
+}

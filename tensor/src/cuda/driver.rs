@@ -1,0 +1,158 @@
+//! What the rest of this project needs of a GPU, in a dozen functions. Two things give it: a GPU of NVIDIA's
+//! ([`nvidia`](super::nvidia)), and the CPU playing one ([`emulated`](super::emulated)).
+
+use super::Module;
+use crate::{DType, Result};
+use std::ffi::c_void;
+
+/// A kernel of a loaded module: its place in the driver's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Function(pub(super) usize);
+
+/// An argument of a kernel, as the kernel declares it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arg {
+    /// A pointer to device memory; 0 for none.
+    Pointer(u64),
+    /// `int`
+    I32(i32),
+    /// `i64`
+    I64(i64),
+    /// `float`
+    F32(f32),
+    /// `double`
+    F64(f64),
+    /// `Layout`: six extents, then six strides.
+    Layout([i64; 12]),
+}
+
+impl Arg {
+    /// Where its value lies, as a launch wants to know.
+    pub(super) fn value(&self) -> *mut c_void {
+        match self {
+            Arg::Pointer(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Arg::I32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Arg::I64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Arg::F32(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Arg::F64(value) => std::ptr::from_ref(value).cast_mut().cast(),
+            Arg::Layout(value) => std::ptr::from_ref(value).cast_mut().cast(),
+        }
+    }
+
+    /// The letter by which `emulated/device.h` calls a parameter of this type.
+    pub(super) fn letter(self) -> u8 {
+        match self {
+            Arg::Pointer(_) => b'p',
+            Arg::I32(_) => b'i',
+            Arg::I64(_) => b'l',
+            Arg::F32(_) => b'f',
+            Arg::F64(_) => b'd',
+            Arg::Layout(_) => b'v',
+        }
+    }
+}
+
+/// How many threads run a kernel, and the bytes of shared memory that each block gets beside what it declares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Blocks along x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block, a multiple of 32.
+    pub threads: u32,
+    /// Bytes.
+    pub shared: u32,
+}
+
+/// A matrix of a product, in device memory, row-major; `transposed` says that it lies there as its transpose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Operand {
+    /// Where it begins.
+    pub address: u64,
+    /// Whether the transpose is what lies there.
+    pub transposed: bool,
+    /// From one matrix of a batch to the next, in elements.
+    pub stride: usize,
+}
+
+/// C = A·B, or C += A·B, for each matrix of a batch: A is (m, k), B is (k, n), C is (m, n).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Product {
+    /// (m, n, k)
+    pub extents: [usize; 3],
+    /// How many products.
+    pub batch: usize,
+    /// A.
+    pub a: Operand,
+    /// B.
+    pub b: Operand,
+    /// C; never transposed.
+    pub c: Operand,
+    /// The type of A and B.
+    pub inputs: DType,
+    /// The type of C: that of the inputs, or f32.
+    pub output: DType,
+    /// Whether the product is added to what C holds.
+    pub accumulate: bool,
+    /// Whether f32 operands may be rounded to TF32, whose mantissa has 10 bits.
+    pub tf32: bool,
+}
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Properties {
+    /// Its name, as the vendor gives it.
+    pub name: String,
+    /// The compute capability: 9.0 is (9, 0).
+    pub capability: (u32, u32),
+    /// Multiprocessors.
+    pub multiprocessors: usize,
+    /// Bytes of memory.
+    pub memory: usize,
+    /// The most bytes of shared memory that a block can have.
+    pub shared_memory: usize,
+}
+
+/// A device. Everything but a download is asynchronous, and happens in the order in which it was asked for.
+///
+/// # Safety
+/// Of the unsafe functions: addresses lie, with all the bytes that are read or written there, in memory of
+/// [`Driver::allocate`] that has not been freed.
+#[allow(clippy::missing_safety_doc)] // said above, once
+pub trait Driver: Send + Sync {
+    /// What it is.
+    fn properties(&self) -> &Properties;
+
+    /// New memory, aligned to 256 bytes; none where there is not enough.
+    fn allocate(&self, bytes: usize) -> Result<Option<u64>>;
+
+    /// Gives memory back.
+    unsafe fn free(&self, address: u64);
+
+    /// Free bytes of memory.
+    fn free_memory(&self) -> Result<usize>;
+
+    /// Copies from the host.
+    unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()>;
+
+    /// Copies to the host, once everything asked for before has been done.
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
+
+    /// Copies within the device, between places that do not overlap.
+    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
+
+    /// Fills memory with a byte.
+    unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()>;
+
+    /// Compiles a module, or takes it from the cache on disk, and gives its kernels, in the order of
+    /// [`Module::instances`].
+    fn load(&self, module: &Module) -> Result<Vec<Function>>;
+
+    /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
+    unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
+
+    /// Multiplies matrices.
+    unsafe fn multiply(&self, product: &Product) -> Result<()>;
+
+    /// Waits until everything asked for has been done, and reports what went wrong on the way.
+    fn synchronize(&self) -> Result<()>;
+}

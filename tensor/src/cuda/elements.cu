@@ -1,0 +1,49 @@
+// What tensors need of a device: copies of views, conversions, sums.
+
+// to[i] = element i of a view. It only moves bits, so T is any type of the right size.
+template <typename T>
+__global__ void copy_view(const T* from, Layout view, T* to, i64 count) {
+    for (i64 i = first_element(); i < count; i += all_threads()) to[i] = from[view.place(i)];
+}
+
+template <typename From, typename To>
+__global__ void convert(const From* from, To* to, i64 count) {
+    for (i64 i = first_element(); i < count; i += all_threads()) to[i] = narrow<To>(wide<To>(widen(from[i])));
+}
+
+template <typename T>
+__global__ void put_values(T* to, int accumulate, const T* values, i64 count) {
+    for (i64 i = first_element(); i < count; i += all_threads()) put(to + i, widen(values[i]), accumulate);
+}
+
+// Columns and rows of a block of `sum_rows`.
+constexpr int COLUMNS = 32, ROWS = 8;
+
+// partial[piece][outer][column] = the sum of x (outer, rows, columns) over the piece's rows, in a fixed order.
+template <typename T>
+__global__ void sum_rows(const T* x, wide<T>* partial, i64 rows, int columns, int pieces) {
+    __shared__ wide<T> sums[ROWS][COLUMNS];
+    int column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS, row = threadIdx.x / COLUMNS;
+    i64 piece = blockIdx.y, outer = blockIdx.z;
+    i64 begin = rows * piece / pieces, end = rows * (piece + 1) / pieces;
+    wide<T> sum = 0;
+    if (column < columns) {
+        for (i64 r = begin + row; r < end; r += ROWS) sum += widen(x[(outer * rows + r) * columns + column]);
+    }
+    sums[row][threadIdx.x % COLUMNS] = sum;
+    __syncthreads();
+    if (row == 0 && column < columns) {
+        for (int r = 1; r < ROWS; r++) sum += sums[r][threadIdx.x];
+        partial[(piece * gridDim.z + outer) * columns + column] = sum;
+    }
+}
+
+// to[i] (+)= the sum of partial[piece][i] over the pieces, in order; partial sums lie `stride` elements apart.
+template <typename T>
+__global__ void finish_sums(const wide<T>* partial, int pieces, i64 stride, T* to, int accumulate, i64 count) {
+    i64 i = first_element();
+    if (i >= count) return;
+    wide<T> sum = 0;
+    for (int piece = 0; piece < pieces; piece++) sum += partial[piece * stride + i];
+    put(to + i, sum, accumulate);
+}

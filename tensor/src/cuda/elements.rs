@@ -1,0 +1,107 @@
+//! What tensors need of a device: copies of views, conversions, sums.
+
+use super::{Module, Out};
+use crate::{DType, Error, Result, Tensor};
+
+/// Rows that make a piece of a sum worth a block's while, and the most pieces that there are.
+const PIECE: usize = 256;
+const MOST_PIECES: usize = 512;
+
+/// The kernels.
+pub static KERNELS: Module = Module {
+    name: "elements",
+    source: include_str!("elements.cu"),
+    headers: &[],
+    kernels: &[
+        "copy_view<T>",
+        "convert<float, double>",
+        "convert<float, bf16>",
+        "convert<double, float>",
+        "convert<double, bf16>",
+        "convert<bf16, float>",
+        "convert<bf16, double>",
+        "put_values<T>",
+        "sum_rows<T>",
+        "finish_sums<T>",
+    ],
+};
+
+/// A contiguous copy of a view on a GPU.
+pub(crate) fn contiguous(view: &Tensor) -> Result<Tensor> {
+    let mut copy = Tensor::empty_on(&view.device(), view.shape().clone(), view.dtype())?;
+    let gpu = view.gpu("contiguous")?;
+    // Indices are moved as what they are as wide as.
+    let moved = if view.dtype() == DType::Index { DType::F32 } else { view.dtype() };
+    let launch = KERNELS.launch(gpu, "copy_view<T>", moved)?.over(view.count());
+    // SAFETY: the layout is the view's, and the copy has as many elements.
+    unsafe { launch.view(view)?.output(&mut copy)?.count(view.count()).run()? };
+    Ok(copy)
+}
+
+/// A contiguous tensor on a GPU in another floating-point type.
+pub(crate) fn cast(from: &Tensor, dtype: DType) -> Result<Tensor> {
+    let kernel = match (from.dtype(), dtype) {
+        (DType::F32, DType::F64) => "convert<float, double>",
+        (DType::F32, DType::Bf16) => "convert<float, bf16>",
+        (DType::F64, DType::F32) => "convert<double, float>",
+        (DType::F64, DType::Bf16) => "convert<double, bf16>",
+        (DType::Bf16, DType::F32) => "convert<bf16, float>",
+        (DType::Bf16, DType::F64) => "convert<bf16, double>",
+        (DType::Index, _) => {
+            return Err(Error::DType { op: "cast", expected: "floating-point", actual: from.dtype() });
+        }
+        (_, other) => return Err(Error::DType { op: "cast", expected: "floating-point", actual: other }),
+    };
+    let mut to = Tensor::empty_on(&from.device(), from.shape().clone(), dtype)?;
+    let launch = KERNELS.launch(from.gpu("cast")?, kernel, from.dtype())?.over(from.count());
+    // SAFETY: both have as many elements, of the types in the kernel's name.
+    unsafe { launch.input(from)?.output(&mut to)?.count(from.count()).run()? };
+    Ok(to)
+}
+
+/// Stores or adds a contiguous tensor, element by element. Errors: [`Error::DType`], [`Error::Shape`].
+pub fn put(out: Out<'_>, values: &Tensor) -> Result<()> {
+    out.expect("put", values.dtype())?;
+    if out.count() != values.count() {
+        return Err(Error::shape("put", format!("{} elements", out.count()), values.shape()));
+    }
+    let launch = KERNELS.launch(out.gpu(), "put_values<T>", values.dtype())?.over(values.count());
+    // SAFETY: both have as many elements, of one type.
+    unsafe { launch.out(Some(&out)).input(values)?.count(values.count()).run() }
+}
+
+/// Into how many pieces the rows of a sum are cut: by their number alone.
+pub fn pieces(rows: usize) -> usize {
+    rows.div_ceil(PIECE).clamp(1, MOST_PIECES)
+}
+
+/// out (O, I) = Σ x (O, S, I) over S, in a fixed order; `extents` are O, S and I. `out` has the type of x, or that of
+/// its sums ([`DType::wide`]). Errors: [`Error::DType`], [`Error::NotContiguous`].
+pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) -> Result<()> {
+    let gpu = out.gpu();
+    let (pieces, sums) = (pieces(rows), x.dtype().wide());
+    let mut partial = Tensor::empty_on(&x.device(), [pieces, outer, columns], sums)?;
+    let blocks = [columns.div_ceil(32), pieces, outer];
+    let launch = KERNELS.launch(gpu, "sum_rows<T>", x.dtype())?.grid(blocks).input(x)?.output(&mut partial)?;
+    // SAFETY: x has O·S·I elements, and there is a place for each partial sum.
+    unsafe { launch.count(rows).extents([columns, pieces])?.run()? };
+    finish_sums(&partial, 0, out)
+}
+
+/// out = the sum over the first axis of partial sums (pieces, ...), of the elements from `start` on, in order. Errors:
+/// [`Error::NotContiguous`].
+pub fn finish_sums(partial: &Tensor, start: usize, out: Out<'_>) -> Result<()> {
+    let pieces = partial.shape().first().copied().unwrap_or(1);
+    let stride = partial.count().checked_div(pieces).unwrap_or(0);
+    let count = out.count();
+    if start + count > stride {
+        return Err(Error::shape("finish_sums", format!("{} sums", start + count), partial.shape()));
+    }
+    if out.dtype().wide() != partial.dtype() {
+        return Err(Error::DType { op: "finish_sums", expected: "the type of the sums", actual: out.dtype() });
+    }
+    let part = partial.reshape([partial.count()])?.slice(0, start..partial.count())?;
+    let launch = KERNELS.launch(out.gpu(), "finish_sums<T>", out.dtype())?.over(count).input(&part)?;
+    // SAFETY: every piece has the sums that are added up, by the check above.
+    unsafe { launch.extents([pieces])?.count(stride).out(Some(&out)).count(count).run() }
+}

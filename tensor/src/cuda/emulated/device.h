@@ -1,0 +1,435 @@
+// CUDA on a CPU, for kernels of this project: what `prelude.cuh` builds on when a kernel is compiled by the system's C++
+// compiler. It is for finding mistakes, not for speed.
+//
+// A block's threads are fibers on one thread of the host. They take turns only where they wait for each other: at a
+// barrier of the block, or at an exchange within a warp. In between each runs undisturbed, so a forgotten barrier would go
+// unnoticed if they always came in the same order; therefore the order is drawn anew from a seed, turn by turn, and
+// asynchronous copies move nothing before they are waited for. Blocks come in random order too. Threads that wait for what
+// cannot come any more are reported, not waited for.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __constant__ static const
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __shared__ static
+#define DYNAMIC_SHARED(type, name) type* name = reinterpret_cast<type*>(emulated::block.dynamic_shared)
+
+struct Index3 {
+    unsigned x, y, z;
+};
+
+static Index3 threadIdx, blockIdx, blockDim, gridDim;
+
+struct Layout; // of prelude.cuh
+
+namespace emulated {
+
+struct Copy {
+    void* to;
+    const void* from;
+    unsigned bytes;
+};
+
+struct Fiber {
+    void* stack_pointer;
+    Index3 index;
+    bool done;
+    std::vector<std::vector<Copy>> copies; // by group, the last one still open
+};
+
+// A meeting of a block's threads or a warp's: who has come, and how many meetings there have been.
+struct Meeting {
+    unsigned size, arrived, held;
+};
+
+struct Warp {
+    Meeting meeting;
+    uint64_t given[32][6];
+    float accumulator[32][4];
+    uint64_t taken[32][4];
+};
+
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<Warp> warps;
+    Meeting meeting;
+    unsigned current;
+    void* scheduler;
+    unsigned char* dynamic_shared;
+    uint64_t random;
+    uint64_t events; // meetings held and threads finished: without any the block is stuck
+    const char* error;
+    void (*body)(void**);
+    void** arguments;
+};
+
+static Block block;
+
+inline uint64_t draw() { // splitmix64
+    uint64_t z = block.random += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+#if defined(__x86_64__)
+extern "C" void emulated_switch(void** from, void* to);
+asm(R"(
+.text
+.local emulated_switch
+.type emulated_switch, @function
+emulated_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+)");
+constexpr int SAVED_WORDS = 6;
+#elif defined(__aarch64__)
+extern "C" void emulated_switch(void** from, void* to);
+asm(R"(
+.text
+.local emulated_switch
+.type emulated_switch, %function
+emulated_switch:
+    sub sp, sp, #160
+    stp x19, x20, [sp, #0]
+    stp x21, x22, [sp, #16]
+    stp x23, x24, [sp, #32]
+    stp x25, x26, [sp, #48]
+    stp x27, x28, [sp, #64]
+    stp x29, x30, [sp, #80]
+    stp d8, d9, [sp, #96]
+    stp d10, d11, [sp, #112]
+    stp d12, d13, [sp, #128]
+    stp d14, d15, [sp, #144]
+    mov x2, sp
+    str x2, [x0]
+    mov sp, x1
+    ldp x19, x20, [sp, #0]
+    ldp x21, x22, [sp, #16]
+    ldp x23, x24, [sp, #32]
+    ldp x25, x26, [sp, #48]
+    ldp x27, x28, [sp, #64]
+    ldp x29, x30, [sp, #80]
+    ldp d8, d9, [sp, #96]
+    ldp d10, d11, [sp, #112]
+    ldp d12, d13, [sp, #128]
+    ldp d14, d15, [sp, #144]
+    add sp, sp, #160
+    ret
+)");
+#else
+#error "the emulated device knows how to switch fibers on x86-64 and aarch64"
+#endif
+
+inline void to_scheduler() { emulated_switch(&block.fibers[block.current].stack_pointer, block.scheduler); }
+
+// Waits until all members of a meeting have come; the last one runs `work` for all.
+template <typename Work>
+inline void meet(Meeting& meeting, Work work) {
+    unsigned held = meeting.held;
+    if (++meeting.arrived == meeting.size) {
+        work();
+        meeting.arrived = 0;
+        meeting.held++;
+        block.events++;
+        to_scheduler(); // so that the last one to come is not always the first to go on
+    } else {
+        while (meeting.held == held) to_scheduler();
+    }
+}
+
+inline Warp& own_warp() { return block.warps[block.current / 32]; }
+inline unsigned own_lane() { return block.current % 32; }
+
+// Every lane of the warp gives a value and takes that of the lane `source(lane)`.
+template <typename T, typename Source>
+inline T exchange(T value, Source source) {
+    static_assert(sizeof(T) <= 8, "a shuffle moves at most 8 bytes");
+    Warp& warp = own_warp();
+    unsigned lane = own_lane();
+    memcpy(&warp.given[lane][0], &value, sizeof(T));
+    meet(warp.meeting, [&] {
+        for (int i = 0; i < 32; i++) warp.taken[i][0] = warp.given[source(i)][0];
+    });
+    T result;
+    memcpy(&result, &warp.taken[lane][0], sizeof(T));
+    return result;
+}
+
+inline float from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+inline unsigned short round_to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if (value != value) return 0x7fff;
+    return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+constexpr size_t STACK = 128 << 10;
+
+inline void begin_fiber() {
+    block.body(block.arguments);
+    Fiber& fiber = block.fibers[block.current];
+    if (!fiber.copies.empty() && !block.error) {
+        for (auto& group : fiber.copies)
+            if (!group.empty()) block.error = "a thread ended with asynchronous copies that it did not wait for";
+    }
+    fiber.done = true;
+    block.events++;
+    for (;;) to_scheduler();
+}
+
+struct Launch {
+    unsigned grid[3], threads[3], shared_bytes;
+    uint64_t seed;
+    void** arguments;
+};
+
+inline void prepare_fiber(Fiber& fiber, char* stack) {
+    uintptr_t top = (reinterpret_cast<uintptr_t>(stack) + STACK) & ~uintptr_t(63);
+    void** words = reinterpret_cast<void**>(top);
+#if defined(__x86_64__)
+    *--words = nullptr; // where begin_fiber would return to
+    *--words = reinterpret_cast<void*>(begin_fiber);
+    for (int i = 0; i < SAVED_WORDS; i++) *--words = nullptr;
+#else
+    words -= 20;
+    memset(words, 0, 160);
+    words[11] = reinterpret_cast<void*>(begin_fiber); // the link register
+#endif
+    fiber.stack_pointer = words;
+    fiber.done = false;
+    fiber.copies.clear();
+}
+
+inline void run_block(char* stacks) {
+    unsigned threads = block.fibers.size();
+    block.meeting = {threads, 0, 0};
+    for (unsigned w = 0; w < block.warps.size(); w++) block.warps[w].meeting = {32, 0, 0};
+    for (unsigned t = 0; t < threads; t++) {
+        prepare_fiber(block.fibers[t], stacks + STACK * t);
+        block.fibers[t].index = {t % blockDim.x, t / blockDim.x % blockDim.y, t / (blockDim.x * blockDim.y)};
+    }
+    std::vector<unsigned> order(threads);
+    for (unsigned t = 0; t < threads; t++) order[t] = t;
+    for (unsigned left = threads; left > 0 && !block.error;) {
+        for (unsigned t = threads - 1; t > 0; t--) std::swap(order[t], order[draw() % (t + 1)]);
+        uint64_t events = block.events;
+        for (unsigned t : order) {
+            Fiber& fiber = block.fibers[t];
+            if (fiber.done) continue;
+            block.current = t;
+            threadIdx = fiber.index;
+            emulated_switch(&block.scheduler, fiber.stack_pointer);
+            if (fiber.done) {
+                left--;
+                block.meeting.size--; // a barrier waits for the threads that are left
+                if (block.meeting.size > 0 && block.meeting.arrived == block.meeting.size) {
+                    block.meeting.arrived = 0;
+                    block.meeting.held++;
+                }
+            }
+        }
+        if (left > 0 && block.events == events)
+            block.error = "threads wait at a barrier or for a warp's lanes that never come";
+    }
+}
+
+template <typename T>
+struct Letter;
+template <typename T>
+struct Letter<T*> {
+    static constexpr char value = 'p';
+};
+template <>
+struct Letter<Layout> {
+    static constexpr char value = 'v';
+};
+template <>
+struct Letter<int> {
+    static constexpr char value = 'i';
+};
+template <>
+struct Letter<unsigned> {
+    static constexpr char value = 'i';
+};
+template <>
+struct Letter<long long> {
+    static constexpr char value = 'l';
+};
+template <>
+struct Letter<unsigned long long> {
+    static constexpr char value = 'l';
+};
+template <>
+struct Letter<float> {
+    static constexpr char value = 'f';
+};
+template <>
+struct Letter<double> {
+    static constexpr char value = 'd';
+};
+
+template <typename Kernel>
+struct Entry;
+
+template <typename... P>
+struct Entry<void (*)(P...)> {
+    // A letter per parameter, to be held against the arguments of a launch.
+    static const char* signature() {
+        static const char letters[] = {Letter<P>::value..., 0};
+        return letters;
+    }
+
+    template <void (*kernel)(P...), size_t... I>
+    static void call(void** arguments, std::index_sequence<I...>) {
+        kernel(*static_cast<P*>(arguments[I])...);
+    }
+
+    template <void (*kernel)(P...)>
+    static void body(void** arguments) {
+        call<kernel>(arguments, std::index_sequence_for<P...>());
+    }
+
+    // Runs the grid; null, or what went wrong.
+    template <void (*kernel)(P...)>
+    static const char* launch(const Launch& launch) {
+        gridDim = {launch.grid[0], launch.grid[1], launch.grid[2]};
+        blockDim = {launch.threads[0], launch.threads[1], launch.threads[2]};
+        unsigned threads = blockDim.x * blockDim.y * blockDim.z;
+        if (threads == 0 || threads % 32 || threads > 1024) return "a block of this many threads cannot be launched";
+        static char* stacks = nullptr;
+        static unsigned room = 0;
+        if (room < threads) {
+            free(stacks);
+            stacks = static_cast<char*>(malloc(STACK * threads));
+            room = stacks ? threads : 0;
+            if (!stacks) return "there is no memory for the threads' stacks";
+        }
+        std::vector<unsigned char> shared(launch.shared_bytes + 64);
+        uintptr_t start = (reinterpret_cast<uintptr_t>(shared.data()) + 63) & ~uintptr_t(63);
+        block.dynamic_shared = reinterpret_cast<unsigned char*>(start);
+        block.fibers.resize(threads);
+        block.warps.resize(threads / 32);
+        block.random = launch.seed;
+        block.error = nullptr;
+        block.body = body<kernel>;
+        block.arguments = launch.arguments;
+        uint64_t blocks = uint64_t(gridDim.x) * gridDim.y * gridDim.z;
+        // Some stride without a common divisor visits every block once.
+        uint64_t stride = blocks > 1 ? draw() % blocks | 1 : 1;
+        auto divisor = [](uint64_t a, uint64_t b) {
+            while (b) std::swap(a %= b, b);
+            return a;
+        };
+        while (divisor(blocks, stride) != 1) stride++;
+        for (uint64_t i = 0, b = blocks ? draw() % blocks : 0; i < blocks && !block.error; i++, b = (b + stride) % blocks) {
+            memset(block.dynamic_shared, 0xff, launch.shared_bytes);
+            blockIdx = {unsigned(b % gridDim.x), unsigned(b / gridDim.x % gridDim.y), unsigned(b / gridDim.x / gridDim.y)};
+            run_block(stacks);
+        }
+        return block.error;
+    }
+};
+
+} // namespace emulated
+
+#define EMULATED_ENTRY(number, ...)                                                                       \
+    extern "C" const char* signature_##number() {                                                         \
+        return emulated::Entry<decltype(&__VA_ARGS__)>::signature();                                      \
+    }                                                                                                     \
+    extern "C" const char* launch_##number(const emulated::Launch* launch) {                              \
+        return emulated::Entry<decltype(&__VA_ARGS__)>::template launch<&__VA_ARGS__>(*launch);           \
+    }
+
+// What CUDA C++ has built in.
+
+inline void __syncthreads() { emulated::meet(emulated::block.meeting, [] {}); }
+inline void __syncwarp(unsigned = ~0u) { emulated::meet(emulated::own_warp().meeting, [] {}); }
+
+template <typename T>
+inline T __shfl_xor_sync(unsigned, T value, int mask) {
+    return emulated::exchange(value, [mask](int lane) { return lane ^ mask; });
+}
+template <typename T>
+inline T __shfl_sync(unsigned, T value, int source) {
+    // Each lane names its own source, so the sources are exchanged first.
+    emulated::Warp& warp = emulated::own_warp();
+    unsigned lane = emulated::own_lane();
+    memcpy(&warp.given[lane][0], &value, sizeof(T));
+    warp.given[lane][1] = source & 31;
+    emulated::meet(warp.meeting, [&] {
+        for (int i = 0; i < 32; i++) warp.taken[i][0] = warp.given[warp.given[i][1]][0];
+    });
+    T result;
+    memcpy(&result, &warp.taken[lane][0], sizeof(T));
+    return result;
+}
+template <typename T>
+inline T __shfl_down_sync(unsigned, T value, unsigned step) {
+    return emulated::exchange(value, [step](int lane) { return lane + step < 32 ? lane + step : lane; });
+}
+template <typename T>
+inline T __shfl_up_sync(unsigned, T value, unsigned step) {
+    return emulated::exchange(value, [step](int lane) { return unsigned(lane) >= step ? lane - step : lane; });
+}
+inline unsigned __ballot_sync(unsigned, int predicate) {
+    emulated::Warp& warp = emulated::own_warp();
+    unsigned lane = emulated::own_lane();
+    warp.given[lane][0] = predicate != 0;
+    emulated::meet(warp.meeting, [&] {
+        uint64_t bits = 0;
+        for (int i = 0; i < 32; i++) bits |= warp.given[i][0] << i;
+        for (int i = 0; i < 32; i++) warp.taken[i][0] = bits;
+    });
+    return static_cast<unsigned>(warp.taken[lane][0]);
+}
+
+inline float __uint_as_float(unsigned bits) { return emulated::from_bits(bits); }
+inline float __int_as_float(int bits) { return emulated::from_bits(static_cast<uint32_t>(bits)); }
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t(a) * b >> 32); }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
+using std::erf;
+using std::exp;
+using std::fma;
+using std::log;
+using std::max;
+using std::min;
+using std::pow;
+using std::sqrt;
+inline float rsqrt(float x) { return 1.0f / sqrt(x); }
+inline double rsqrt(double x) { return 1.0 / sqrt(x); }

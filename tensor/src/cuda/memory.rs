@@ -1,0 +1,130 @@
+//! Memory of a device, and its pool.
+
+use super::Gpu;
+use crate::{DType, Error, Result};
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// A block of a device's memory. Dropping it gives it back to the device's pool.
+#[derive(Debug)]
+pub struct Memory {
+    gpu: Arc<Gpu>,
+    address: u64,
+    capacity: usize,
+    len: usize,
+}
+
+impl Memory {
+    /// `len` bytes with arbitrary contents. [`Error::OutOfMemory`] where there are not so many.
+    pub(crate) fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
+        let (address, capacity) = gpu.take(len)?;
+        Ok(Self { gpu: Arc::clone(gpu), address, capacity, len })
+    }
+
+    /// Where it begins.
+    pub(crate) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The device.
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.gpu.give_back(self.address, self.capacity, self.len);
+    }
+}
+
+/// A part of a device's memory that is borrowed to be written.
+#[derive(Debug)]
+pub struct Span<'a> {
+    gpu: &'a Arc<Gpu>,
+    address: u64,
+    bytes: usize,
+    borrowed: PhantomData<&'a mut u8>,
+}
+
+impl<'a> Span<'a> {
+    pub(crate) fn new(gpu: &'a Arc<Gpu>, address: u64, bytes: usize) -> Self {
+        Self { gpu, address, bytes, borrowed: PhantomData }
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Two spans: up to a byte, and from there on. Panics when there is no such byte.
+    pub fn split_at(self, bytes: usize) -> (Self, Self) {
+        assert!(bytes <= self.bytes, "a span of {} bytes cannot be split at {bytes}", self.bytes);
+        (Span::new(self.gpu, self.address, bytes), Span::new(self.gpu, self.address + bytes as u64, self.bytes - bytes))
+    }
+
+    /// The span as the place of a gradient.
+    pub fn out(&mut self, dtype: DType, accumulate: bool) -> Out<'_> {
+        Out::new(self.gpu, self.address, self.bytes / dtype.size(), dtype, accumulate)
+    }
+}
+
+/// Where a kernel puts one of its gradients, on a device: see [`crate::cpu::parallel::Out`].
+#[derive(Debug)]
+pub struct Out<'a> {
+    gpu: &'a Arc<Gpu>,
+    address: u64,
+    count: usize,
+    dtype: DType,
+    /// Whether there is something already that must be kept.
+    pub accumulate: bool,
+    borrowed: PhantomData<&'a mut u8>,
+}
+
+impl<'a> Out<'a> {
+    pub(crate) fn new(gpu: &'a Arc<Gpu>, address: u64, count: usize, dtype: DType, accumulate: bool) -> Self {
+        Self { gpu, address, count, dtype, accumulate, borrowed: PhantomData }
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        self.gpu
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The number of elements.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Their type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// The elements from `start` on, `count` of them. Panics when there are fewer.
+    pub fn part(&mut self, start: usize, count: usize) -> Out<'_> {
+        assert!(start + count <= self.count, "a part of an output");
+        let address = self.address + (start * self.dtype.size()) as u64;
+        Out { address, count, borrowed: PhantomData, ..*self }
+    }
+
+    /// [`Error::DType`] unless the elements are of this type.
+    pub fn expect(&self, op: &'static str, dtype: DType) -> Result<()> {
+        if self.dtype == dtype { Ok(()) } else { Err(Error::DType { op, expected: dtype.name(), actual: self.dtype }) }
+    }
+}

@@ -1,0 +1,202 @@
+//! GPUs: memory, kernels and matrix products on a device, behind one type, [`Gpu`].
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `driver.rs` | [`Driver`]: the dozen things that a device can do |
+//! | `nvidia/` | a GPU, through its driver, NVRTC and cuBLASLt, all loaded at run time |
+//! | `emulated/` | the CPU playing a GPU: kernels run through the system's C++ compiler, one fiber per thread |
+//! | `memory.rs` | device memory, and borrowed parts of it |
+//! | `module.rs` | [`Module`], the source of some kernels; [`Launch`], a call of one |
+//! | `prelude.cuh` | what every kernel begins with |
+//! | `gemm.rs` | matrix products of tensors |
+//! | `elements.rs`, `.cu` | copies of views, conversions, sums: what tensors need of a device |
+//!
+//! Everything that is asked of a device happens in order, on one stream. So memory can be handed out again as soon as
+//! its tensor is gone: whoever gets it next comes later on the stream.
+
+mod driver;
+pub mod elements;
+pub mod emulated;
+mod gemm;
+mod memory;
+mod module;
+pub mod nvidia;
+
+pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties};
+pub use gemm::{Factor, gemm};
+pub use memory::{Memory, Out, Span};
+pub use module::{Launch, Module};
+
+use crate::{Error, Result};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A GPU that is open for work: its driver, the pool of its memory, and the kernels that were compiled for it.
+pub struct Gpu {
+    driver: Box<dyn Driver>,
+    pool: Mutex<Pool>,
+    functions: Mutex<HashMap<usize, Arc<[Function]>>>,
+    /// Whether products of f32 matrices may round their factors to TF32.
+    tf32: AtomicBool,
+    /// Whether memory is filled with 0xFF before it is handed out: NaN, and an impossible index.
+    poison: bool,
+}
+
+#[derive(Default)]
+struct Pool {
+    /// Free blocks by capacity.
+    free: BTreeMap<usize, Vec<u64>>,
+    stats: GpuStats,
+}
+
+/// What the pool of a GPU has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuStats {
+    /// Bytes of live tensors.
+    pub in_use: usize,
+    /// The most that they ever were.
+    pub peak_in_use: usize,
+    /// Bytes taken from the device, live or free.
+    pub held: usize,
+    /// How often the device was asked for memory.
+    pub allocations: usize,
+}
+
+impl Gpu {
+    /// The NVIDIA GPU of this number. Errors: [`Error::Gpu`], which says what is missing.
+    pub fn open(ordinal: usize) -> Result<Arc<Gpu>> {
+        Ok(Self::with(Box::new(nvidia::Nvidia::open(ordinal)?), false))
+    }
+
+    /// The CPU in the role of a GPU. The order in which its threads run is drawn from `seed`. Errors: [`Error::Gpu`]
+    /// where there is no C++ compiler.
+    pub fn emulated(seed: u64) -> Result<Arc<Gpu>> {
+        Ok(Self::with(Box::new(emulated::Emulated::open(seed)?), true))
+    }
+
+    fn with(driver: Box<dyn Driver>, poison: bool) -> Arc<Gpu> {
+        Arc::new(Gpu {
+            driver,
+            pool: Mutex::default(),
+            functions: Mutex::default(),
+            tf32: AtomicBool::new(false),
+            poison,
+        })
+    }
+
+    /// The device itself.
+    pub fn driver(&self) -> &dyn Driver {
+        self.driver.as_ref()
+    }
+
+    /// Lets products of f32 matrices round their factors to TF32, whose mantissa has 10 bits: several times as fast on
+    /// tensor cores. Off unless asked for.
+    pub fn set_tf32(&self, on: bool) {
+        self.tf32.store(on, Ordering::Relaxed);
+    }
+
+    /// Whether they may.
+    pub fn tf32(&self) -> bool {
+        self.tf32.load(Ordering::Relaxed)
+    }
+
+    /// The pool's figures now.
+    pub fn stats(&self) -> GpuStats {
+        self.pool().stats
+    }
+
+    /// Waits until all work is done. Errors: what went wrong in it.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver.synchronize()
+    }
+
+    /// A thread that panicked while it held the lock left a valid map behind.
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The kernels of a module, compiled at the first call.
+    fn functions(&self, module: &'static Module) -> Result<Arc<[Function]>> {
+        let mut known = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        // A static has one address.
+        let key = std::ptr::from_ref(module) as usize;
+        if let Some(functions) = known.get(&key) {
+            return Ok(Arc::clone(functions));
+        }
+        let functions: Arc<[Function]> = self.driver.load(module)?.into();
+        known.insert(key, Arc::clone(&functions));
+        Ok(functions)
+    }
+
+    /// A block of at least `bytes`: address and capacity.
+    fn take(&self, bytes: usize) -> Result<(u64, usize)> {
+        let capacity = capacity_for(bytes);
+        let mut pool = self.pool();
+        let recycled =
+            pool.free.range_mut(capacity..=2 * capacity).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
+        let (address, capacity) = match recycled {
+            Some(block) => block,
+            None => (self.allocate(&mut pool, capacity, bytes)?, capacity),
+        };
+        pool.stats.in_use += bytes;
+        pool.stats.peak_in_use = pool.stats.peak_in_use.max(pool.stats.in_use);
+        drop(pool);
+        if self.poison {
+            // SAFETY: the block is nobody else's.
+            unsafe { self.driver.fill(address, 0xFF, capacity)? };
+        }
+        Ok((address, capacity))
+    }
+
+    /// New memory from the device; what lies free in the pool goes back to it first if there is too little.
+    fn allocate(&self, pool: &mut Pool, capacity: usize, bytes: usize) -> Result<u64> {
+        let mut address = self.driver.allocate(capacity)?;
+        if address.is_none() {
+            self.driver.synchronize()?;
+            for (size, blocks) in std::mem::take(&mut pool.free) {
+                pool.stats.held -= size * blocks.len();
+                // SAFETY: free blocks are in nobody's hands, and the device has done all that was asked of it.
+                blocks.into_iter().for_each(|block| unsafe { self.driver.free(block) });
+            }
+            address = self.driver.allocate(capacity)?;
+        }
+        let Some(address) = address else {
+            let (in_use, total) = (pool.stats.in_use, self.driver.properties().memory);
+            return Err(Error::OutOfMemory { tensor: "a tensor".into(), bytes, in_use, total });
+        };
+        pool.stats.held += capacity;
+        pool.stats.allocations += 1;
+        Ok(address)
+    }
+
+    fn give_back(&self, address: u64, capacity: usize, bytes: usize) {
+        let mut pool = self.pool();
+        pool.stats.in_use -= bytes;
+        pool.free.entry(capacity).or_default().push(address);
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        let free = std::mem::take(&mut self.pool().free);
+        // Without the wait memory could go while a kernel still uses it. There is nobody to tell of an error.
+        let _ = self.driver.synchronize();
+        // SAFETY: every tensor holds the device, so none is left.
+        free.into_values().flatten().for_each(|block| unsafe { self.driver.free(block) });
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu {}", self.driver.properties().name)
+    }
+}
+
+/// Capacities come in eight steps per power of two, as on the CPU, and in whole pages of 512 bytes, with which every
+/// block begins where vectors and tensor cores like it.
+fn capacity_for(bytes: usize) -> usize {
+    let step = bytes.max(1).ilog2().saturating_sub(3).max(9);
+    bytes.max(1).next_multiple_of(1 << step)
+}

@@ -1,0 +1,181 @@
+//! NVRTC: kernels from source to machine code, and the cache of what it made.
+
+use super::{failure, libraries};
+use crate::Result;
+use crate::cuda::Module;
+use cudarc::nvrtc::{result, sys};
+use std::ffi::{CStr, CString, c_char};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+/// Names the folder for compiled kernels.
+const VARIABLE: &str = "BIFORMER_CACHE";
+
+/// Compiled kernels.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compiled {
+    /// Machine code: a cubin.
+    pub image: Vec<u8>,
+    /// The kernels' names in it, in the order of [`Module::instances`].
+    pub symbols: Vec<String>,
+    /// What the compiler said: registers, spills and shared memory of each kernel.
+    pub log: String,
+}
+
+fn options(capability: (u32, u32)) -> Vec<String> {
+    let (major, minor) = capability;
+    // No fast mathematics: what is to be fast and less exact says so where it is used.
+    vec![format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into(), "--ptxas-options=-v".into()]
+}
+
+/// Compiles a module for GPUs of a compute capability; no GPU is needed. [`Error::Gpu`] with the compiler's words.
+pub fn compile(module: &Module, capability: (u32, u32)) -> Result<Compiled> {
+    libraries::compiler()?;
+    let text = |text: &str| CString::new(text).map_err(|_| failure("a kernel's source with a zero in it"));
+    let source = text(&format!("#include \"prelude.cuh\"\n#line 1 \"{}/kernel.cu\"\n{}", module.name, module.source))?;
+    let name = text(module.name)?;
+    let headers: Vec<(CString, CString)> =
+        module.all_headers().map(|(name, source)| Ok((text(name)?, text(source)?))).collect::<Result<_>>()?;
+    let names: Vec<*const c_char> = headers.iter().map(|(name, _)| name.as_ptr()).collect();
+    let sources: Vec<*const c_char> = headers.iter().map(|(_, source)| source.as_ptr()).collect();
+    let mut program = std::ptr::null_mut();
+    // SAFETY: all strings live until the program is destroyed below, and the arrays have the length that is given.
+    unsafe {
+        let count = headers.len() as i32;
+        sys::nvrtcCreateProgram(&mut program, source.as_ptr(), name.as_ptr(), count, sources.as_ptr(), names.as_ptr())
+            .result()
+            .map_err(|error| failure(format!("NVRTC: {error}")))?;
+        let compiled = build(program, module, &options(capability));
+        // It leaks at worst.
+        let _ = result::destroy_program(program);
+        compiled
+    }
+}
+
+/// # Safety
+/// The program is one of NVRTC's, not compiled yet.
+unsafe fn build(program: sys::nvrtcProgram, module: &Module, options: &[String]) -> Result<Compiled> {
+    let instances: Vec<CString> = module.instances().into_iter().flat_map(CString::new).collect();
+    let nvrtc = |what: &str, error| failure(format!("{}: {what}: {error}", module.name));
+    // SAFETY: the caller's promise; the buffers are as long as NVRTC says.
+    unsafe {
+        for instance in &instances {
+            sys::nvrtcAddNameExpression(program, instance.as_ptr()).result().map_err(|error| nvrtc("naming", error))?;
+        }
+        let outcome = result::compile_program(program, options);
+        let log = result::get_program_log(program).unwrap_or_default();
+        let log: Vec<u8> = log.into_iter().map(|byte| byte as u8).take_while(|&byte| byte != 0).collect();
+        let log = String::from_utf8_lossy(&log).into_owned();
+        if outcome.is_err() {
+            return Err(failure(format!("{} does not compile:\n{log}", module.name)));
+        }
+        let mut symbols = vec![];
+        for instance in &instances {
+            let mut lowered = std::ptr::null();
+            sys::nvrtcGetLoweredName(program, instance.as_ptr(), &mut lowered)
+                .result()
+                .map_err(|error| nvrtc("looking for a kernel", error))?;
+            symbols.push(CStr::from_ptr(lowered).to_string_lossy().into_owned());
+        }
+        let mut size = 0;
+        sys::nvrtcGetCUBINSize(program, &mut size).result().map_err(|error| nvrtc("asking for the code", error))?;
+        let mut image = vec![0u8; size];
+        sys::nvrtcGetCUBIN(program, image.as_mut_ptr().cast())
+            .result()
+            .map_err(|error| nvrtc("taking the code", error))?;
+        Ok(Compiled { image, symbols, log })
+    }
+}
+
+/// As [`compile`], from the cache on disk if it is there and whole. A cache that cannot be written or read costs time
+/// and nothing else.
+pub fn cached(module: &Module, capability: (u32, u32)) -> Result<Compiled> {
+    let Some(folder) = cache_folder() else { return compile(module, capability) };
+    let path = folder.join(format!("{}-{:016x}.cubin", module.name, key(module, capability)?));
+    if let Some(compiled) = read(&path) {
+        return Ok(compiled);
+    }
+    let compiled = compile(module, capability)?;
+    let _ = write(&path, &compiled);
+    Ok(compiled)
+}
+
+/// What the machine code depends on.
+fn key(module: &Module, capability: (u32, u32)) -> Result<u64> {
+    libraries::compiler()?;
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: two valid pointers.
+    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
+        .result()
+        .map_err(|error| failure(format!("NVRTC's version: {error}")))?;
+    let mut hasher = DefaultHasher::new();
+    (major, minor, options(capability), module.source, module.instances()).hash(&mut hasher);
+    module.all_headers().for_each(|header| header.hash(&mut hasher));
+    Ok(hasher.finish())
+}
+
+fn cache_folder() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable(VARIABLE)
+        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("biformer")))
+        .or_else(|| Some(variable("HOME")?.join(".cache").join("biformer")))
+}
+
+/// A line of names, each behind a blank; the code; and eight bytes by which a damaged file is known.
+fn encode(compiled: &Compiled) -> Vec<u8> {
+    let mut bytes = format!("{}\n", compiled.symbols.join(" ")).into_bytes();
+    bytes.extend(&compiled.image);
+    let check = checksum(&bytes);
+    bytes.extend(check.to_le_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Option<Compiled> {
+    let (bytes, check) = bytes.split_last_chunk::<8>()?;
+    if checksum(bytes) != u64::from_le_bytes(*check) {
+        return None;
+    }
+    let end = bytes.iter().position(|&byte| byte == b'\n')?;
+    let symbols = std::str::from_utf8(&bytes[..end]).ok()?.split(' ').map(str::to_owned).collect();
+    Some(Compiled { image: bytes[end + 1..].to_vec(), symbols, log: String::new() })
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn read(path: &Path) -> Option<Compiled> {
+    decode(&std::fs::read(path).ok()?)
+}
+
+/// In one step, so that no other process reads half a file.
+fn write(path: &Path, compiled: &Compiled) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder)?;
+    let half = path.with_extension(format!("{}.half", std::process::id()));
+    std::fs::write(&half, encode(compiled))?;
+    std::fs::rename(&half, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cached_comes_back_and_damage_is_seen() {
+        let compiled =
+            Compiled { image: vec![1, 2, 10, 0, 5], symbols: vec!["a".into(), "b".into()], log: String::new() };
+        let bytes = encode(&compiled);
+        assert_eq!(decode(&bytes), Some(compiled));
+        for length in 0..bytes.len() {
+            assert_eq!(decode(&bytes[..length]), None, "cut to {length}");
+        }
+        for place in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[place] ^= 4;
+            assert_eq!(decode(&damaged), None, "byte {place}");
+        }
+    }
+}

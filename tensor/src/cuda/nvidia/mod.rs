@@ -1,0 +1,259 @@
+//! A GPU of NVIDIA's, through cudarc: the driver, NVRTC and cuBLASLt, each loaded when a GPU is opened. A machine that lacks
+//! them gets an error that says which.
+
+mod blas;
+pub mod compiler;
+mod libraries;
+
+use super::driver::{Arg, Driver, Extent, Function, Product, Properties};
+use super::module::Module;
+use crate::{Error, Result};
+use blas::Blas;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUfunction, CUfunction_attribute, CUresult, CUstream,
+};
+use std::ffi::CString;
+use std::sync::{Mutex, PoisonError};
+
+/// The oldest generation whose instructions the kernels use: that of the A100.
+const OLDEST: (u32, u32) = (8, 0);
+
+/// A GPU of NVIDIA's that is open for work.
+pub struct Nvidia {
+    properties: Properties,
+    device: CUdevice,
+    context: CUcontext,
+    stream: CUstream,
+    /// Declared to be dropped before the context goes.
+    blas: Option<Mutex<Blas>>,
+    functions: Mutex<Vec<CUfunction>>,
+}
+
+// SAFETY: the driver's handles may be used from any thread, once the context is made current there, as every function
+// here does first.
+unsafe impl Send for Nvidia {}
+// SAFETY: as above; what is not handles is behind mutexes.
+unsafe impl Sync for Nvidia {}
+
+pub(super) fn failure(message: impl Into<String>) -> Error {
+    Error::Gpu { device: "cuda".into(), message: message.into() }
+}
+
+/// A failure of the driver, in its own words.
+fn driver_failure(what: &str, error: DriverError) -> Error {
+    let words = error.error_string().map(|words| words.to_string_lossy().into_owned());
+    failure(format!("{what}: {}", words.unwrap_or_else(|_| format!("{:?}", error.0))))
+}
+
+/// Adds to a result of the driver what was being done.
+trait Doing<T> {
+    fn doing(self, what: &str) -> Result<T>;
+}
+
+impl<T> Doing<T> for std::result::Result<T, DriverError> {
+    fn doing(self, what: &str) -> Result<T> {
+        self.map_err(|error| driver_failure(what, error))
+    }
+}
+
+/// The GPUs that the driver knows, also those that are too old. [`Error::Gpu`] where there is no driver.
+pub fn devices() -> Result<Vec<Properties>> {
+    start_driver()?;
+    let count = result::device::get_count().doing("counting the GPUs")?;
+    (0..count).map(|ordinal| properties(result::device::get(ordinal).doing("asking for a GPU")?)).collect()
+}
+
+fn start_driver() -> Result<()> {
+    libraries::driver()?;
+    result::init().map_err(|error| match error.0 {
+        CUresult::CUDA_ERROR_NO_DEVICE => failure("the NVIDIA driver is there, but no GPU is"),
+        _ => driver_failure("the NVIDIA driver does not start", error),
+    })
+}
+
+fn properties(device: CUdevice) -> Result<Properties> {
+    use CUdevice_attribute as Attribute;
+    let attribute = |attribute| {
+        // SAFETY: the device is one that the driver gave.
+        unsafe { result::device::get_attribute(device, attribute) }.doing("asking a GPU what it is")
+    };
+    Ok(Properties {
+        name: result::device::get_name(device).doing("asking a GPU for its name")?,
+        capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
+        ),
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
+        // SAFETY: as above.
+        memory: unsafe { result::device::total_mem(device) }.doing("asking a GPU for its memory")?,
+        shared_memory: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
+    })
+}
+
+impl Nvidia {
+    /// Opens the GPU of this number. [`Error::Gpu`] says what is missing: the driver, the GPU, a library, or a
+    /// generation that is new enough.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        let known = devices()?;
+        let Some(properties) = known.get(ordinal).cloned() else {
+            return Err(failure(format!("there is no GPU {ordinal}; there are {}, counted from 0", known.len())));
+        };
+        if properties.capability < OLDEST {
+            let ((major, minor), (least, _)) = (properties.capability, OLDEST);
+            let name = &properties.name;
+            return Err(failure(format!(
+                "{name} has compute capability {major}.{minor}, and the kernels need {least}.0"
+            )));
+        }
+        libraries::compiler()?;
+        libraries::blas()?;
+        let device = result::device::get(ordinal as i32).doing("asking for a GPU")?;
+        // SAFETY: the device is one that the driver gave.
+        let context = unsafe { result::primary_ctx::retain(device) }.doing("opening a GPU")?;
+        let mut gpu =
+            Self { properties, device, context, stream: std::ptr::null_mut(), blas: None, functions: Mutex::default() };
+        gpu.enter()?;
+        gpu.stream = result::stream::create(result::stream::StreamKind::NonBlocking).doing("making a stream")?;
+        gpu.blas = Some(Mutex::new(Blas::new(gpu.stream)?));
+        Ok(gpu)
+    }
+
+    /// Makes the GPU's context the one of this thread.
+    fn enter(&self) -> Result<()> {
+        // SAFETY: the context lives as long as `self`.
+        unsafe { result::ctx::set_current(self.context) }.doing("entering a GPU's context")
+    }
+
+    /// Lets a kernel have as much shared memory as the GPU can give it.
+    fn allow_shared_memory(&self, function: CUfunction) -> Result<()> {
+        use CUfunction_attribute as Attribute;
+        // SAFETY: the function is of a module that stays loaded.
+        unsafe {
+            let declared =
+                result::function::get_function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+            let most = self.properties.shared_memory as i32 - declared.doing("asking for a kernel's shared memory")?;
+            let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            result::function::set_function_attribute(function, dynamic, most).doing("allowing a kernel shared memory")
+        }
+    }
+}
+
+impl Drop for Nvidia {
+    fn drop(&mut self) {
+        // There is nobody to tell of an error here.
+        if self.enter().is_ok() {
+            let _ = self.synchronize();
+            self.blas = None;
+            // SAFETY: the stream and the context are this value's, and nothing uses them any more.
+            unsafe {
+                if !self.stream.is_null() {
+                    let _ = result::stream::destroy(self.stream);
+                }
+                let _ = result::primary_ctx::release(self.device);
+            }
+        }
+    }
+}
+
+impl Driver for Nvidia {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
+        self.enter()?;
+        // SAFETY: the address is used as memory of this size.
+        match unsafe { result::malloc_sync(bytes.max(1)) } {
+            Ok(address) => Ok(Some(address)),
+            Err(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Ok(None),
+            Err(error) => Err(driver_failure("asking for memory", error)),
+        }
+    }
+
+    unsafe fn free(&self, address: u64) {
+        if self.enter().is_ok() {
+            // SAFETY: the caller's promise. Freeing waits for the GPU.
+            let _ = unsafe { result::free_sync(address) };
+        }
+    }
+
+    fn free_memory(&self) -> Result<usize> {
+        self.enter()?;
+        Ok(result::mem_get_info().doing("asking for the free memory")?.0)
+    }
+
+    unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller's promise. The driver has taken what is in pageable memory when it returns.
+        unsafe { result::memcpy_htod_async(to, from, self.stream) }.doing("copying to the GPU")
+    }
+
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller's promise; the copy has happened when this returns.
+        unsafe { result::memcpy_dtoh_async(to, from, self.stream) }.doing("copying from the GPU")?;
+        self.synchronize()
+    }
+
+    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.enter()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }.doing("copying on the GPU")
+    }
+
+    unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
+        self.enter()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { result::memset_d8_async(to, byte, bytes, self.stream) }.doing("filling memory")
+    }
+
+    fn load(&self, module: &Module) -> Result<Vec<Function>> {
+        self.enter()?;
+        let compiled = compiler::cached(module, self.properties.capability)?;
+        // SAFETY: the image is a cubin, as NVRTC made it.
+        let loaded = unsafe { result::module::load_data(compiled.image.as_ptr().cast()) }
+            .doing(&format!("loading the kernels of {}", module.name))?;
+        let mut known = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut functions = vec![];
+        for symbol in compiled.symbols {
+            let name = CString::new(symbol.clone()).map_err(|_| failure("a kernel's name with a zero in it"))?;
+            // SAFETY: the module stays loaded until the context goes.
+            let function =
+                unsafe { result::module::get_function(loaded, name) }.doing(&format!("looking for {symbol}"))?;
+            self.allow_shared_memory(function)?;
+            known.push(function);
+            functions.push(Function(known.len() - 1));
+        }
+        Ok(functions)
+    }
+
+    unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()> {
+        self.enter()?;
+        let handle = self.functions.lock().unwrap_or_else(PoisonError::into_inner)[function.0];
+        let mut values: Vec<_> = arguments.iter().map(Arg::value).collect();
+        let Extent { grid: [x, y, z], threads, shared } = extent;
+        // SAFETY: the caller's promise; the values are copied before this returns.
+        unsafe { result::launch_kernel(handle, (x, y, z), (threads, 1, 1), shared, self.stream, &mut values) }
+            .doing("starting a kernel")
+    }
+
+    unsafe fn multiply(&self, product: &Product) -> Result<()> {
+        self.enter()?;
+        let blas = self.blas.as_ref().ok_or_else(|| failure("cuBLASLt is not open"))?;
+        // SAFETY: the caller's promise.
+        unsafe { blas.lock().unwrap_or_else(PoisonError::into_inner).multiply(product) }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the stream is this value's.
+        unsafe { result::stream::synchronize(self.stream) }.doing("waiting for the GPU")
+    }
+}

@@ -1,0 +1,154 @@
+// What every kernel begins with: types, conversions, reductions, and the few instructions that C++ has no words for.
+//
+// The same kernel source is compiled twice: by NVRTC for a GPU, and by the system's C++ compiler for the emulated device
+// (`emulated/device.h`), where every CUDA thread is a fiber. What the two express differently is in this file, and only
+// here; kernels are plain CUDA C++ between the two. No header of the CUDA toolkit is needed.
+//
+// A template parameter T is float, double or bf16, the type of the activations. Sums, statistics, and the parameters that
+// are not matrices are `wide<T>`: double for double, float for the other two.
+#pragma once
+
+#ifdef EMULATED
+#include "device.h"
+#else
+// The least and the largest value of an int are all that a kernel needs of <limits>.
+#define INFINITY __int_as_float(0x7f800000)
+#define DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) unsigned char name##_bytes[]; \
+    type* name = reinterpret_cast<type*>(name##_bytes)
+#endif
+
+typedef long long i64;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// bfloat16: the upper half of a float.
+struct bf16 {
+    unsigned short bits;
+};
+
+template <typename T>
+struct Wide {
+    typedef T type;
+};
+template <>
+struct Wide<bf16> {
+    typedef float type;
+};
+template <typename T>
+using wide = typename Wide<T>::type;
+
+__device__ __forceinline__ double widen(double x) { return x; }
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(bf16 x) { return __uint_as_float(u32(x.bits) << 16); }
+
+// Rounds to the nearest value of T, ties to even.
+template <typename T>
+__device__ __forceinline__ T narrow(wide<T> x) {
+    return x;
+}
+template <>
+__device__ __forceinline__ bf16 narrow<bf16>(float x) {
+    bf16 rounded;
+#ifdef EMULATED
+    rounded.bits = emulated::round_to_bf16(x);
+#else
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded.bits) : "f"(x));
+#endif
+    return rounded;
+}
+
+// A gradient's first contribution is stored, and later ones are added.
+template <typename T>
+__device__ __forceinline__ void put(T* to, wide<T> value, int accumulate) {
+    *to = narrow<T>(accumulate ? widen(*to) + value : value);
+}
+
+// Where this thread begins, and how far it strides, when a one-dimensional grid covers many elements.
+__device__ __forceinline__ i64 first_element() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ i64 all_threads() { return i64(gridDim.x) * blockDim.x; }
+
+__device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
+__device__ __forceinline__ u32 warp() { return threadIdx.x / 32; }
+
+// The sum of a warp's values, in every lane of it; the same order on every device.
+template <typename W>
+__device__ __forceinline__ W warp_sum(W value) {
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
+template <typename W>
+__device__ __forceinline__ W warp_max(W value) {
+    for (int step = 16; step > 0; step /= 2) {
+        W other = __shfl_xor_sync(~0u, value, step);
+        value = other > value ? other : value;
+    }
+    return value;
+}
+
+// The sum of a block's values, in every thread of it. `partial` has room for a value per warp.
+template <typename W>
+__device__ __forceinline__ W block_sum(W value, W* partial) {
+    value = warp_sum(value);
+    __syncthreads();
+    if (lane() == 0) partial[warp()] = value;
+    __syncthreads();
+    W sum = 0;
+    for (u32 i = 0; i < blockDim.x / 32; i++) sum += partial[i];
+    return sum;
+}
+
+// Elements in 16 bytes, which one instruction loads or stores.
+template <typename T>
+struct __align__(16) Pack {
+    static constexpr int size = 16 / sizeof(T);
+    T at[size];
+};
+
+// The elements from `from` on, as many as a pack has or as are left; zeros behind them.
+template <typename T>
+__device__ __forceinline__ Pack<T> load_pack(const T* from, i64 left) {
+    if (left >= Pack<T>::size && reinterpret_cast<u64>(from) % 16 == 0) return *reinterpret_cast<const Pack<T>*>(from);
+    Pack<T> pack;
+#pragma unroll
+    for (int i = 0; i < Pack<T>::size; i++) pack.at[i] = i < left ? from[i] : narrow<T>(0);
+    return pack;
+}
+
+// Writes as many elements of a pack as are left.
+template <typename T>
+__device__ __forceinline__ void store_pack(T* to, const Pack<T>& pack, i64 left) {
+    if (left >= Pack<T>::size && reinterpret_cast<u64>(to) % 16 == 0) {
+        *reinterpret_cast<Pack<T>*>(to) = pack;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < Pack<T>::size; i++)
+        if (i < left) to[i] = pack.at[i];
+}
+
+// As `put`, a pack at a time.
+template <typename T>
+__device__ __forceinline__ void put_pack(T* to, const wide<T> (&values)[Pack<T>::size], i64 left, int accumulate) {
+    Pack<T> old, pack;
+    if (accumulate) old = load_pack(to, left);
+#pragma unroll
+    for (int i = 0; i < Pack<T>::size; i++) pack.at[i] = narrow<T>(accumulate ? widen(old.at[i]) + values[i] : values[i]);
+    store_pack(to, pack, left);
+}
+
+// Any view of up to six axes: extents and strides, in elements, the last axis last.
+struct Layout {
+    i64 extents[6], strides[6];
+
+    // Where element i lies, counted in order.
+    __device__ __forceinline__ i64 place(i64 i) const {
+        i64 offset = 0;
+        for (int axis = 5; axis >= 0; axis--) {
+            if (extents[axis] == 1) continue;
+            offset += i % extents[axis] * strides[axis];
+            i /= extents[axis];
+        }
+        return offset;
+    }
+};

@@ -1,0 +1,192 @@
+//! Tensors on a GPU, as the emulated device plays it.
+
+use std::sync::Arc;
+use tensor::cuda::{Gpu, Module, Operand, Product, elements};
+use tensor::{DType, Device, Error, Tensor, bf16};
+
+/// The emulated device, or none where there is no compiler; then the test says that it is skipped. In CI it may not be.
+fn emulated() -> Option<Arc<Gpu>> {
+    match Gpu::emulated(1) {
+        Ok(gpu) => Some(gpu),
+        Err(error) if std::env::var_os("REQUIRE_EMULATED").is_none() => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn numbers(count: usize) -> Vec<f32> {
+    (0..count).map(|i| (i as f32 * 0.7).sin() * 10.0).collect()
+}
+
+#[test]
+fn tensors_go_to_a_device_and_come_back() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(gpu);
+    let there = Tensor::from_slice(&numbers(2 * 3 * 5), [2, 3, 5]).unwrap();
+    let here = there.to_device(&device).unwrap();
+    assert_eq!(here.device(), device);
+    assert_eq!(here.to_vec::<f32>().unwrap(), there.to_vec::<f32>().unwrap());
+    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+        let view = |x: &Tensor| x.cast(dtype).unwrap().permute(&[2, 0, 1]).unwrap().slice(0, 1..4).unwrap();
+        let (cpu, gpu) = (view(&there), view(&here));
+        let copy = gpu.contiguous().unwrap();
+        assert!(copy.is_contiguous());
+        let expected = cpu.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        assert_eq!(copy.cast(DType::F64).unwrap().to_vec::<f64>().unwrap(), expected, "{dtype}");
+    }
+    let indices = Tensor::from_slice(&[1u32, 2, u32::MAX, 4], [2, 2]).unwrap().to_device(&device).unwrap();
+    assert_eq!(indices.permute(&[1, 0]).unwrap().contiguous().unwrap().to_vec::<u32>().unwrap(), [1, u32::MAX, 2, 4]);
+}
+
+#[test]
+fn bfloat16_is_rounded_as_on_the_cpu() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(gpu);
+    let mut values = numbers(1000);
+    values.extend([
+        0.0,
+        -0.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        1.0 + 1.0 / 256.0,
+        1.0 + 3.0 / 256.0,
+        3.4e38,
+    ]);
+    let x = Tensor::from_slice(&values, [values.len()]).unwrap();
+    let rounded = x.to_device(&device).unwrap().cast(DType::Bf16).unwrap().to_vec::<bf16>().unwrap();
+    for (&x, got) in values.iter().zip(rounded) {
+        let expected = bf16::from_f32(x);
+        assert!(got == expected || (got.is_nan() && expected.is_nan()), "{x}: {got}, not {expected}");
+    }
+}
+
+#[test]
+fn tensors_of_two_devices_do_not_mix() {
+    let Some(gpu) = emulated() else { return };
+    let there = Tensor::from_slice(&numbers(4), [4]).unwrap();
+    let mut here = there.to_device(&Device::Cuda(gpu)).unwrap();
+    assert!(matches!(here.as_slice::<f32>("test"), Err(Error::Device { op: "test", .. })));
+    let out = here.as_out("test", false).unwrap();
+    assert!(matches!(elements::put(out, &there), Err(Error::Device { .. })));
+}
+
+#[test]
+fn memory_is_handed_out_again() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    for _ in 0..5 {
+        let tensor = Tensor::empty_on(&device, [1000, 7], DType::F32).unwrap();
+        assert!(tensor.to_vec::<f32>().unwrap().iter().all(|x| x.is_nan()), "memory that nobody has written is poison");
+    }
+    let stats = gpu.stats();
+    assert_eq!((stats.allocations, stats.in_use, stats.peak_in_use), (1, 0, 28_000));
+    let error = Tensor::empty_on(&device, [1 << 60], DType::F32).unwrap_err();
+    assert!(error.to_string().contains("f32 (1152921504606846976)"), "{error}");
+}
+
+#[test]
+fn products_of_every_kind() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let (m, n, k, batch) = (3, 5, 4, 2);
+    let (a, b) = (numbers(batch * m * k), numbers(batch * k * n + 7)[7..].to_vec());
+    for (inputs, output) in [(DType::F32, DType::F32), (DType::F64, DType::F64), (DType::Bf16, DType::F32)] {
+        for transposed in [[false, false], [true, false], [false, true], [true, true]] {
+            let lay = |data: &[f32], rows: usize, cols: usize, transposed: bool| {
+                let tensor = Tensor::from_slice(data, [batch, rows, cols]).unwrap().cast(inputs).unwrap();
+                let order = if transposed { [0, 2, 1] } else { [0, 1, 2] };
+                tensor.permute(&order).unwrap().contiguous().unwrap().to_device(&device).unwrap()
+            };
+            let (mut a_there, mut b_there) = (lay(&a, m, k, transposed[0]), lay(&b, k, n, transposed[1]));
+            let mut c = Tensor::zeros_on(&device, [batch, m, n], output).unwrap();
+            let operand = |tensor: &mut Tensor, transposed, stride| Operand {
+                address: tensor.as_out("test", false).unwrap().address(),
+                transposed,
+                stride,
+            };
+            let product = Product {
+                extents: [m, n, k],
+                batch,
+                a: operand(&mut a_there, transposed[0], m * k),
+                b: operand(&mut b_there, transposed[1], k * n),
+                c: operand(&mut c, false, m * n),
+                inputs,
+                output,
+                accumulate: true,
+                tf32: false,
+            };
+            for times in 1..3 {
+                // SAFETY: the operands are the tensors above.
+                unsafe { gpu.driver().multiply(&product).unwrap() };
+                let got = c.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+                for (place, got) in got.into_iter().enumerate() {
+                    let (image, row, col) = (place / (m * n), place / n % m, place % n);
+                    let of = |data: &[f32], i: usize| {
+                        if inputs == DType::Bf16 { bf16::from_f32(data[i]).to_f64() } else { f64::from(data[i]) }
+                    };
+                    let sum: f64 =
+                        (0..k).map(|l| of(&a, (image * m + row) * k + l) * of(&b, (image * k + l) * n + col)).sum();
+                    assert!(
+                        (got - f64::from(times) * sum).abs() < 1e-3,
+                        "{inputs} {transposed:?}: {got}, not {times} times {sum}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What an emulated device must notice.
+static FAULTS: Module = Module {
+    name: "faults",
+    source: r"
+        __global__ void half_a_warp(int* out) {
+            if (lane() < 7) return;
+            *out = __shfl_xor_sync(~0u, 1, 1);
+        }
+        // Each thread reads what its neighbour wrote, without waiting for it.
+        __global__ void missing_barrier(int* out) {
+            __shared__ int shared[64];
+            shared[threadIdx.x] = -1;
+            __syncthreads();
+            shared[threadIdx.x] = threadIdx.x;
+            out[threadIdx.x] = shared[(threadIdx.x + 1) % 64];
+        }
+        __global__ void block_sums(int* out) {
+            __shared__ int partial[8];
+            out[first_element()] = block_sum(int(threadIdx.x), partial);
+        }
+    ",
+    headers: &[],
+    kernels: &["half_a_warp", "missing_barrier", "block_sums"],
+};
+
+#[test]
+fn the_emulated_device_notices_mistakes() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let mut out = Tensor::zeros_on(&device, [256], DType::Index).unwrap();
+    let mut run = |kernel, threads| {
+        let launch = FAULTS.launch(&gpu, kernel, DType::F32).unwrap().threads(threads).output(&mut out).unwrap();
+        // SAFETY: each thread writes its own place, at most.
+        let outcome = unsafe { launch.run() };
+        outcome.map(|()| out.to_vec::<u32>().unwrap())
+    };
+    assert!(run("half_a_warp", 32).unwrap_err().to_string().contains("never come"));
+    let neighbours = |threads: &[u32]| (0..64).all(|i| threads[i] == (i as u32 + 1) % 64);
+    assert!(!neighbours(&run("missing_barrier", 64).unwrap()), "a missing barrier shows");
+    assert!(run("block_sums", 256).unwrap().iter().all(|&sum| sum == 255 * 128));
+    assert!(run("block_sums", 250).unwrap_err().to_string().contains("threads"), "a block that is no whole warps");
+}
+
+#[test]
+fn arguments_are_held_against_the_kernels_parameters() {
+    let Some(gpu) = emulated() else { return };
+    let launch = FAULTS.launch(&gpu, "block_sums", DType::F32).unwrap().count(5);
+    // SAFETY: it does not run.
+    let error = unsafe { launch.run() }.unwrap_err().to_string();
+    assert!(error.contains("called with (l), and declares (p)"), "{error}");
+}
