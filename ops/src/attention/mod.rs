@@ -15,11 +15,11 @@
 pub mod cases;
 pub mod reference;
 
-use crate::bra::cpu;
+use crate::bra::{cpu, cuda};
 use crate::bra::geometry::Geometry;
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{DType, Error, Shape, Tensor, match_float};
+use tensor::{DType, Device, Error, Shape, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "multi-head self-attention over all tokens";
@@ -33,21 +33,25 @@ pub fn attention<'t>(qkv: &Var<'t>, heads: usize, scale: f64) -> Result<Var<'t>>
     let (qk_dim, v_dim) = (channels / 3, channels / 3);
     let g = Geometry { images, map: [height, width], grid: [1, 1], heads, qk_dim, v_dim, topk: 1 };
     let g = g.check("attention")?;
-    let mut out = Tensor::empty([images, height, width, v_dim], qkv.dtype());
-    let mut lse = Tensor::empty([images, heads, g.tokens()], qkv.dtype());
-    let routes = to_itself(g);
-    match_float!(qkv.dtype(), "attention", T => {
-        let qkv = qkv.value().as_slice::<T>("attention")?;
-        let (out, lse) = (out.as_mut_slice("attention")?, lse.as_mut_slice("attention")?);
-        cpu::forward::<T>(g, qkv, routes.as_slice("attention")?, scale as T, out, lse);
-    });
+    let device = qkv.value().device();
+    let mut out = Tensor::empty_on(&device, [images, height, width, v_dim], qkv.dtype())?;
+    let mut lse = Tensor::empty_on(&device, [images, heads, g.tokens()], qkv.dtype().wide())?;
+    let routes = to_itself(g, &device)?;
+    match &device {
+        Device::Cpu => match_float!(qkv.dtype(), "attention", T => {
+            let qkv = qkv.value().as_slice::<T>("attention")?;
+            let (out, lse) = (out.as_mut_slice("attention")?, lse.as_mut_slice("attention")?);
+            cpu::forward::<T>(g, qkv, routes.as_slice("attention")?, scale as T, out, lse);
+        }),
+        Device::Cuda(gpu) => cuda::forward(gpu, g, qkv.value(), &routes, scale, &mut out, &mut lse)?,
+    }
     let rule = || Attention { qkv: qkv.value().clone(), lse, geometry: g, scale };
     qkv.tape().record("attention", &[qkv], out, rule)
 }
 
 /// The routes of the one region of each image, (N, 1, 1).
-fn to_itself(g: Geometry) -> Tensor {
-    Tensor::zeros([g.images, 1, 1], DType::Index)
+fn to_itself(g: Geometry, device: &Device) -> tensor::Result<Tensor> {
+    Tensor::zeros_on(device, [g.images, 1, 1], DType::Index)
 }
 
 struct Attention {
@@ -62,18 +66,22 @@ impl Rule for Attention {
 
     fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dqkv = grads.open(0)?;
-        let routes = to_itself(self.geometry);
-        match_float!(dout.dtype(), "attention", T => {
-            if let Some(out) = dqkv.out::<T>()? {
-                let (qkv, lse, dout) = (
-                    self.qkv.as_slice("attention")?,
-                    self.lse.as_slice("attention")?,
-                    dout.as_slice("attention")?,
-                );
-                let routes = routes.as_slice("attention")?;
-                cpu::backward::<T>(self.geometry, qkv, routes, self.scale as T, lse, dout, out);
+        let Self { qkv, lse, geometry, scale } = *self;
+        let routes = to_itself(geometry, &dout.device())?;
+        match dout.device() {
+            Device::Cpu => match_float!(dout.dtype(), "attention", T => {
+                if let Some(out) = dqkv.out::<T>()? {
+                    let (qkv, lse) = (qkv.as_slice("attention")?, lse.as_slice("attention")?);
+                    let (routes, dout) = (routes.as_slice("attention")?, dout.as_slice("attention")?);
+                    cpu::backward::<T>(geometry, qkv, routes, scale as T, lse, dout, out);
+                }
+            }),
+            Device::Cuda(gpu) => {
+                if let Some(out) = dqkv.out_on_gpu()? {
+                    cuda::backward(&gpu, geometry, &qkv, &routes, scale, &lse, &dout, &out)?;
+                }
             }
-        });
+        }
         grads.close(dqkv);
         Ok(())
     }

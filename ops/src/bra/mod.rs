@@ -25,6 +25,7 @@
 pub mod cases;
 pub mod composed;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 pub(crate) mod geometry;
 pub mod reference;
 mod routing;
@@ -40,7 +41,7 @@ use tensor::{Error, Shape, Tensor, match_float};
 pub use composed::{RouteKind, bra_composed};
 pub use routing::{Routing, route};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "bi-level routing attention with local context, fused";
 
 /// The attributes of a bi-level routing attention.

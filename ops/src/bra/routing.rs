@@ -1,13 +1,13 @@
 //! Region-to-region routing: which regions does each region attend to?
 
-use super::Bra;
+use super::{Bra, cuda};
 use super::cpu::elements_mut;
 use crate::bra::geometry::Geometry;
 use crate::top_k;
 use rayon::prelude::*;
 use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
 use tensor::cpu::parallel::{Out, items_per_task, put};
-use tensor::{DType, Error, Float, Result, Tensor, match_float, simd};
+use tensor::{DType, Device, Error, Float, Result, Tensor, match_float, simd};
 
 /// Where each region looks.
 #[derive(Clone, Debug)]
@@ -31,15 +31,20 @@ pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
         return Err(Error::argument("bra", message));
     }
     let shape = [g.images, g.regions(), g.topk];
-    let (mut routes, mut logits) = (Tensor::empty(shape, DType::Index), Tensor::empty(shape, qkv.dtype()));
-    match_float!(qkv.dtype(), "bra", T => kernel::<T>(
-        g,
-        valid,
-        attributes.scale as T,
-        qkv.as_slice("bra")?,
-        routes.as_mut_slice("bra")?,
-        logits.as_mut_slice("bra")?,
-    ));
+    let device = qkv.device();
+    let mut routes = Tensor::empty_on(&device, shape, DType::Index)?;
+    let mut logits = Tensor::empty_on(&device, shape, qkv.dtype())?;
+    match &device {
+        Device::Cpu => match_float!(qkv.dtype(), "bra", T => kernel::<T>(
+            g,
+            valid,
+            attributes.scale as T,
+            qkv.as_slice("bra")?,
+            routes.as_mut_slice("bra")?,
+            logits.as_mut_slice("bra")?,
+        )),
+        Device::Cuda(gpu) => cuda::route(gpu, g, valid, attributes.scale, qkv, [&mut routes, &mut logits])?,
+    }
     Ok(Routing { routes, logits })
 }
 
