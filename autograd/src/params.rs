@@ -157,6 +157,11 @@ impl Parameters {
         Ok(self.values.as_mut_slice("parameters (drop the tape first)")?)
     }
 
+    /// The flat buffer on any device, to be written by a kernel.
+    pub fn flat_tensor_mut(&mut self) -> &mut Tensor {
+        &mut self.values
+    }
+
     /// Overwrites one parameter with a tensor of its shape and type.
     pub fn set(&mut self, id: ParamId, value: &Tensor) -> Result<()> {
         let shape = self.layout.shape(id);

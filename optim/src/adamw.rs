@@ -18,6 +18,7 @@
 //! reads four streams and writes three. Each element is computed from its own history only: the bits do
 //! not depend on the number of threads.
 
+use crate::cuda;
 use crate::error::{Error, Result, expect, expect_flat, expect_layout};
 use crate::groups::Runs;
 use autograd::{Gradients, Layout, Parameters};
@@ -26,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::GRAIN;
-use tensor::{Float, Tensor, match_float, simd};
+use tensor::{Device, Float, Tensor, match_float, simd};
 
 /// The settings of [`AdamW`], with the reference recipe's values as defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -66,6 +67,8 @@ pub struct AdamW {
     config: AdamWConfig,
     layout: Arc<Layout>,
     runs: Runs,
+    /// On a GPU, which lines of the flat buffers decay: [`cuda::line_bits`].
+    decays: Option<Tensor>,
     steps: u64,
     m: Tensor,
     v: Tensor,
@@ -83,12 +86,18 @@ pub struct AdamWState {
 }
 
 impl AdamW {
-    /// An optimiser for these parameters that has made no step. Errors: [`Error::Setting`].
+    /// An optimiser for these parameters, on their device, that has made no step. Errors: [`Error::Setting`].
     pub fn new(parameters: &Parameters, config: AdamWConfig) -> Result<Self> {
         config.validate()?;
         let layout = Arc::clone(parameters.layout());
-        let zeros = || Tensor::zeros([layout.len()], layout.dtype());
-        Ok(Self { config, runs: Runs::new(&layout), steps: 0, m: zeros(), v: zeros(), layout })
+        let device = parameters.flat().device();
+        let zeros = || Tensor::zeros_on(&device, [layout.len()], layout.dtype());
+        let (runs, m, v) = (Runs::new(&layout), zeros()?, zeros()?);
+        let decays = match &device {
+            Device::Cpu => None,
+            Device::Cuda(_) => Some(cuda::line_bits(&device, layout.len(), layout.dtype(), runs.ends())?),
+        };
+        Ok(Self { config, runs, decays, steps: 0, m, v, layout })
     }
 
     /// The settings.
@@ -127,6 +136,13 @@ impl AdamW {
         let gradients_flat = gradients.flat().ok_or(Error::NoParameters)?;
         gradients.require_all()?;
 
+        if let (Device::Cuda(gpu), Some(decays)) = (gradients_flat.device(), &self.decays) {
+            let factors = Factors::<f64>::new(&self.config, self.steps + 1, lr, grad_scale);
+            let buffers = [parameters.flat_tensor_mut(), &mut self.m, &mut self.v];
+            cuda::adamw(&gpu, &factors, buffers, gradients_flat, decays)?;
+            self.steps += 1;
+            return Ok(());
+        }
         match_float!(self.layout.dtype(), "adamw", T => {
             let p = parameters.flat_mut::<T>()?;
             let g = gradients_flat.as_slice::<T>("adamw")?;
@@ -147,31 +163,30 @@ impl AdamW {
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
         expect_flat(&self.layout, "first moments", &state.m)?;
         expect_flat(&self.layout, "second moments", &state.v)?;
-        match_float!(self.layout.dtype(), "adamw", T => {
-            let own = |moment: &Tensor| Tensor::from_slice(moment.as_slice::<T>("adamw")?, [self.layout.len()]);
-            (self.m, self.v) = (own(&state.m)?, own(&state.v)?);
-        });
+        let device = self.m.device();
+        let own = |moment: &Tensor| moment.duplicate()?.to_device(&device);
+        (self.m, self.v) = (own(&state.m)?, own(&state.v)?);
         self.steps = state.steps;
         Ok(())
     }
 }
 
 /// The constants of one step, computed in f64 and rounded once.
-struct Factors<T> {
+pub(crate) struct Factors<T> {
     /// On the gradient.
-    scale: T,
+    pub scale: T,
     /// 1 − η·λ
-    keep: T,
+    pub keep: T,
     /// 1 − β₁
-    rate_m: T,
+    pub rate_m: T,
     /// β₂ and 1 − β₂
-    beta_v: T,
-    rate_v: T,
+    pub beta_v: T,
+    pub rate_v: T,
     /// 1/√(1 − β₂ᵗ), which turns √v into √v̂
-    root: T,
-    eps: T,
+    pub root: T,
+    pub eps: T,
     /// −η/(1 − β₁ᵗ)
-    step: T,
+    pub step: T,
 }
 
 impl<T: Float> Factors<T> {

@@ -7,11 +7,12 @@
 //! networks", 2013. `torch.nn.utils.clip_grad_norm_` divides by n + 1e-6 instead of n; here a clipped
 //! gradient has the norm b itself.
 
+use crate::cuda;
 use crate::error::{Error, Result, expect};
 use autograd::Gradients;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, sum_in_pieces};
-use tensor::{Float, match_float, simd};
+use tensor::{Device, Float, match_float, simd};
 
 /// The Euclidean norm of all parameters' gradients together. Squares and sums are f64 for f32 gradients
 /// too, so that none of them overflows; the order of the sum depends on the number of elements only.
@@ -20,6 +21,9 @@ use tensor::{Float, match_float, simd};
 /// [`Error::NoParameters`].
 pub fn gradient_norm(gradients: &Gradients) -> Result<f64> {
     let flat = gradients.flat().ok_or(Error::NoParameters)?;
+    if let Device::Cuda(gpu) = flat.device() {
+        return Ok(cuda::norm(&gpu, flat)?);
+    }
     let mut total = [0.0];
     match_float!(flat.dtype(), "gradient_norm", T => {
         let g = flat.as_slice::<T>("gradient_norm")?;

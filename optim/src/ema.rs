@@ -9,13 +9,14 @@
 //! Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; timm's
 //! `ModelEma` for the default decay.
 
+use crate::cuda;
 use crate::error::{Result, expect, expect_flat, expect_layout};
 use autograd::Parameters;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::GRAIN;
-use tensor::{Float, Tensor, match_float, simd};
+use tensor::{Device, Float, Tensor, match_float, simd};
 
 /// The settings of [`Ema`], with the reference recipe's values as defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -91,6 +92,11 @@ impl Ema {
     pub fn update(&mut self, parameters: &Parameters) -> Result<()> {
         expect_layout(self.average.layout(), "parameters", parameters.layout())?;
         let rate = 1.0 - self.config.decay_at(self.updates);
+        if let Device::Cuda(gpu) = parameters.flat().device() {
+            cuda::follow(&gpu, self.average.flat_tensor_mut(), parameters.flat(), rate)?;
+            self.updates += 1;
+            return Ok(());
+        }
         match_float!(parameters.layout().dtype(), "ema", T => {
             let p = parameters.flat().as_slice::<T>("ema")?;
             let e = self.average.flat_mut::<T>()?;
@@ -111,9 +117,7 @@ impl Ema {
     /// of another model; [`tensor::Error::Shared`] while a tape or a view of the average lives.
     pub fn restore(&mut self, state: &EmaState) -> Result<()> {
         expect_flat(self.average.layout(), "averaged parameters", &state.average)?;
-        match_float!(state.average.dtype(), "ema", T => {
-            self.average.flat_mut::<T>()?.copy_from_slice(state.average.as_slice::<T>("ema")?);
-        });
+        self.average.flat_tensor_mut().overwrite(0, &state.average.to_device(&Device::Cpu)?)?;
         self.updates = state.updates;
         Ok(())
     }

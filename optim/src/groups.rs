@@ -35,6 +35,11 @@ impl Runs {
         Runs(runs)
     }
 
+    /// Where each run ends, and whether it decays, in order.
+    pub fn ends(&self) -> impl Iterator<Item = (usize, bool)> {
+        self.0.iter().map(|run| (run.end, run.decays))
+    }
+
     /// The parts of `range`, in order, each with whether it decays.
     pub fn within(&self, range: Range<usize>) -> impl Iterator<Item = (Range<usize>, bool)> {
         let first = self.0.partition_point(|run| run.end <= range.start);

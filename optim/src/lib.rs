@@ -8,6 +8,7 @@
 //! | `clip.rs` | [`gradient_norm`] and [`clip_factor`] |
 //! | `schedule.rs` | [`Schedule`]: warm-up and cosine, per step or as the reference model was trained |
 //! | `ema.rs` | [`Ema`]: the exponential moving average of the weights |
+//! | `cuda/` | the same sweeps on a GPU |
 //! | `error.rs` | [`Error`] |
 //!
 //! One training step, after the backward pass and once its tape is dropped:
@@ -27,6 +28,7 @@
 
 mod adamw;
 mod clip;
+pub mod cuda;
 mod ema;
 mod error;
 mod groups;

@@ -1,0 +1,81 @@
+//! The optimiser on the emulated GPU against the one on the CPU.
+
+use autograd::{Gradients, InputGrads, Parameters, ParametersBuilder, Result, Rule, Tape, rule_fields};
+use optim::{AdamW, AdamWConfig, Ema, EmaConfig, gradient_norm};
+use tensor::cuda::Gpu;
+use tensor::{DType, Device, Tensor};
+
+/// Parameters that decay and others, some not a whole number of cache lines.
+fn parameters(dtype: DType) -> Parameters {
+    let mut builder = ParametersBuilder::default();
+    for (name, shape) in [("a.weight", &[37, 5][..]), ("a.bias", &[37]), ("norm", &[3]), ("b.weight", &[4, 4, 9])] {
+        let count: usize = shape.iter().product();
+        builder.add(name, shape, (0..count).map(|i| (i as f64 * 0.37).sin()).collect());
+    }
+    builder.build(dtype).unwrap()
+}
+
+/// An operation whose gradient is given.
+struct Given {
+    gradient: Tensor,
+}
+
+impl Rule for Given {
+    rule_fields!("given", gradient);
+
+    fn backward(self: Box<Self>, _: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        grads.give(0, self.gradient)
+    }
+}
+
+/// What some steps make of the parameters: themselves, their average, and the norms of the gradients.
+fn train(start: &Parameters, device: &Device) -> [Vec<f64>; 3] {
+    let mut parameters = start.duplicate().unwrap().to_device(device).unwrap();
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    let mut adamw = AdamW::new(&parameters, AdamWConfig { weight_decay: 0.3, ..AdamWConfig::default() }).unwrap();
+    let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: false }).unwrap();
+    let mut norms = vec![];
+    let there = |values: &[f64], shape: &[usize]| {
+        let tensor = Tensor::from_slice(values, shape).unwrap().cast(start.layout().dtype()).unwrap();
+        tensor.to_device(device).unwrap()
+    };
+    for step in 0..4 {
+        gradients.begin_step();
+        for id in start.layout().ids() {
+            let tape = Tape::new();
+            let p = tape.parameter(&parameters, id);
+            let values: Vec<f64> = (0..p.value().count()).map(|i| ((i + step * 7) as f64 * 0.61).cos()).collect();
+            let gradient = there(&values, p.shape());
+            let value = there(&[0.0], &[]);
+            let loss = tape.record("given", &[&p], value, || Given { gradient }).unwrap();
+            tape.backward(&loss, &mut gradients).unwrap();
+        }
+        norms.push(gradient_norm(&gradients).unwrap());
+        adamw.step_scaled(&mut parameters, &gradients, 0.05, 0.7).unwrap();
+        ema.update(&parameters).unwrap();
+        let (moments, average) = (adamw.state(), ema.average().duplicate().unwrap());
+        adamw.restore(&moments).unwrap();
+        ema.restore(&optim::EmaState { updates: ema.updates(), average: average.flat().clone() }).unwrap();
+    }
+    let wide = |flat: &Tensor| flat.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    [wide(parameters.flat()), wide(ema.average().flat()), norms]
+}
+
+#[test]
+fn steps_norms_and_averages_agree() {
+    let device = match Gpu::emulated(3) {
+        Ok(gpu) => Device::Cuda(gpu),
+        Err(error) if std::env::var_os("REQUIRE_EMULATED").is_none() => return eprintln!("skipped: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-14)] {
+        let start = parameters(dtype);
+        let (cpu, gpu) = (train(&start, &Device::Cpu), train(&start, &device));
+        for (what, (cpu, gpu)) in ["parameters", "average", "norms"].into_iter().zip(cpu.iter().zip(&gpu)) {
+            assert_eq!(cpu.len(), gpu.len());
+            for (cpu, gpu) in cpu.iter().zip(gpu) {
+                assert!((cpu - gpu).abs() <= tolerance * cpu.abs().max(1.0), "{dtype} {what}: {gpu}, not {cpu}");
+            }
+        }
+    }
+}
