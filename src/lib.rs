@@ -10,7 +10,7 @@
 //! | [`model`] | BiFormer: configurations, blocks, weight files |
 //! | [`optim`] | AdamW, schedules, clipping, the moving average of weights |
 //! | [`data`] | data sets, transforms, the loader |
-//! | this one | the trainer ([`trainer`]), its configuration ([`config`]), its memory ([`memory`]), pictures ([`pictures`]), and the program's commands ([`commands`]) |
+//! | this one | the trainer ([`trainer`]), its configuration ([`config`]), where it computes ([`device`]), its memory ([`memory`]), pictures ([`pictures`]), and the program's commands ([`commands`]) |
 //!
 //! A gradient, in a few lines:
 //!
@@ -55,6 +55,7 @@ pub use tensor;
 
 pub mod commands;
 pub mod config;
+pub mod device;
 #[cfg(doctest)]
 mod guide;
 pub mod memory;

@@ -4,6 +4,7 @@
 //! each image, from the second on, so two small batches tell what a large one needs.
 
 use crate::config::RunConfig;
+use crate::device::DeviceName;
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
 use autograd::Tape;
@@ -50,6 +51,10 @@ pub fn inference(config: &RunConfig) -> Result<u64> {
 /// Refuses what would not fit into the machine's memory, where the system tells how much is free, and says what
 /// to do instead. Nothing is foretold that is so small that foretelling it would take as much.
 pub fn expect_room_to_train(config: &RunConfig) -> Result<()> {
+    // What the machine's memory holds then is little; a GPU says itself when it has no room.
+    if config.device != DeviceName::Cpu {
+        return Ok(());
+    }
     let at_once = config.batch_size.div_ceil(config.micro_batches);
     let Some(free) = status_bytes("/proc/meminfo", "MemAvailable:") else { return Ok(()) };
     if at_once <= measured_images(config.image_size) {

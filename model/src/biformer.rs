@@ -9,7 +9,7 @@ use crate::state::{Builder, RunningStatistics};
 use autograd::{Parameters, Tape, Var};
 use ops::Conv2d;
 use std::sync::Arc;
-use tensor::{DType, Tensor, match_float};
+use tensor::{DType, Device, Tensor, match_float};
 
 /// Weight of a new batch in the running statistics.
 const MOMENTUM: f64 = 0.1;
@@ -23,6 +23,8 @@ pub struct BiFormer {
     pub parameters: Parameters,
     /// The running statistics of the BatchNorms.
     pub statistics: Vec<RunningStatistics>,
+    /// The type of the maps between layers.
+    maps: DType,
 }
 
 struct Stage {
@@ -98,7 +100,7 @@ impl BiFormer {
             }
         };
         let (parameters, statistics) = builder.build(dtype)?;
-        Ok(Self { config: config.clone(), stages, tail, parameters, statistics })
+        Ok(Self { config: config.clone(), stages, tail, parameters, statistics, maps: dtype })
     }
 
     /// Its configuration.
@@ -106,7 +108,24 @@ impl BiFormer {
         &self.config
     }
 
-    /// A pass over images (N, H, W, 3).
+    /// Moves the model to a device, where the maps between its layers are of type `maps`: that of its parameters, or
+    /// bf16 on a GPU. Errors: those of the device.
+    pub fn place(&mut self, device: &Device, maps: DType) -> Result<()> {
+        self.parameters = self.parameters.to_device(device)?;
+        for running in &mut self.statistics {
+            running.mean = running.mean.to_device(device)?;
+            running.variance = running.variance.to_device(device)?;
+        }
+        self.maps = maps;
+        Ok(())
+    }
+
+    /// Where it is.
+    pub fn device(&self) -> Device {
+        self.parameters.flat().device()
+    }
+
+    /// A pass over images (N, H, W, 3), which are brought to the model's device.
     pub fn forward<'t>(&self, tape: &'t Tape, images: &Tensor, mode: Mode) -> Result<Output<'t>> {
         let pass = Pass::new(tape, mode, &self.parameters, &self.statistics);
         let values = self.run(&pass, images)?;
@@ -117,7 +136,7 @@ impl BiFormer {
     pub fn run<'t>(&self, pass: &Pass<'t, '_>, images: &Tensor) -> Result<Vec<Var<'t>>> {
         let [_, height, width, _] = images.dims("biformer", "images (N, H, W, 3)")?;
         self.config.check_image(height, width)?;
-        let mut x = pass.tape().constant(images.clone());
+        let mut x = pass.tape().constant(images.to_device(&self.device())?.cast(self.maps)?);
         let mut maps = vec![];
         for (index, stage) in self.stages.iter().enumerate() {
             for step in &stage.merging {

@@ -4,7 +4,7 @@ use crate::biformer::BiFormer;
 use crate::config::Features;
 use crate::error::{Error, Result};
 use crate::files::TensorFile;
-use tensor::{DType, Tensor};
+use tensor::{DType, Device, Tensor};
 
 /// What loading did beside what was asked.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,17 +17,17 @@ pub struct Loaded {
 }
 
 impl BiFormer {
-    /// All weights and running statistics by name.
+    /// All weights and running statistics by name, in the machine's memory.
     pub fn state_dict(&self) -> Result<TensorFile> {
         let mut file = TensorFile::default();
-        let layout = self.parameters.layout();
+        let (layout, parameters) = (self.parameters.layout(), self.parameters.to_device(&Device::Cpu)?);
         for id in layout.ids() {
-            file.tensors.insert(layout.name(id).to_owned(), self.parameters.get(id));
+            file.tensors.insert(layout.name(id).to_owned(), parameters.get(id));
         }
         for running in &self.statistics {
             let name = |field: &str| format!("{}.{field}", running.name);
-            file.tensors.insert(name("running_mean"), running.mean.clone());
-            file.tensors.insert(name("running_var"), running.variance.clone());
+            file.tensors.insert(name("running_mean"), running.mean.to_device(&Device::Cpu)?);
+            file.tensors.insert(name("running_var"), running.variance.to_device(&Device::Cpu)?);
             let batches = u32::try_from(running.batches).unwrap_or(u32::MAX);
             file.tensors.insert(name("num_batches_tracked"), Tensor::scalar(batches));
         }
@@ -94,7 +94,9 @@ impl BiFormer {
                 (get("running_mean"), get("running_var"), get("num_batches_tracked"))
             {
                 let batches = u64::from(batches.item::<u32>()?);
-                (running.mean, running.variance) = (mean.cast(layout.dtype())?, variance.cast(layout.dtype())?);
+                let device = running.mean.device();
+                let own = |tensor: &Tensor| tensor.cast(layout.dtype())?.to_device(&device);
+                (running.mean, running.variance) = (own(mean)?, own(variance)?);
                 running.batches = batches;
             }
         }

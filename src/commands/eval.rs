@@ -1,6 +1,7 @@
 //! `biformer eval`.
 
 use super::{Status, Threads, Trained};
+use crate::device::Compute;
 use crate::trainer::checkpoint::TrainedModel;
 use crate::trainer::progress::warn_of_skipped;
 use crate::trainer::step::{Score, evaluate};
@@ -25,6 +26,8 @@ pub struct Arguments {
     /// Prints one JSON object.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    compute: Compute,
     #[command(flatten)]
     threads: Threads,
 }
@@ -63,7 +66,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 }
 
 fn measure(arguments: &Arguments) -> Result<Report> {
-    let TrainedModel { model, config, data: known } = arguments.trained.load()?;
+    let TrainedModel { mut model, config, data: known } = arguments.trained.load()?;
+    arguments.compute.place(&mut model)?;
     let classes = &known.classes;
     let source = arguments.data.as_deref().unwrap_or(&config.data);
     let dataset = data::open(source, Split::Test).with_context(|| format!("data {source}"))?;

@@ -1,13 +1,14 @@
 //! `biformer forward`.
 
 use super::{ModelChoice, Status, Threads};
+use crate::device::{Compute, DeviceName, Precision};
 use crate::trainer::checkpoint::read_weights;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::{Args, ValueEnum};
 use model::{BiFormer, Features, Mode, TensorFile};
 use std::path::PathBuf;
-use tensor::DType;
+use tensor::{DType, Device};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -23,16 +24,21 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
     /// The precision to compute in.
-    #[arg(long, value_enum, default_value_t = Precision::F32)]
-    dtype: Precision,
+    #[arg(long, value_enum, default_value_t = Element::F32)]
+    dtype: Element,
+    /// Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests).
+    #[arg(long, value_name = "NAME", default_value_t)]
+    device: DeviceName,
     #[command(flatten)]
     threads: Threads,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Precision {
+enum Element {
     F32,
     F64,
+    /// Weights in f32, maps in bf16 (GPU only).
+    Bf16,
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
@@ -41,10 +47,12 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 }
 
 fn compute(arguments: &Arguments) -> Result<()> {
-    let dtype = match arguments.dtype {
-        Precision::F32 => DType::F32,
-        Precision::F64 => DType::F64,
+    let (dtype, precision) = match arguments.dtype {
+        Element::F32 => (DType::F32, Precision::F32),
+        Element::F64 => (DType::F64, Precision::F32),
+        Element::Bf16 => (DType::F32, Precision::Bf16),
     };
+    let device = Compute { device: arguments.device, precision }.open()?;
     let config = arguments.model.config()?;
     let mut model = BiFormer::blank(&config, dtype)?;
     let weights = arguments.weights.display().to_string();
@@ -71,14 +79,16 @@ fn compute(arguments: &Arguments) -> Result<()> {
     if input.dtype() == DType::Index {
         bail!("{shown}: input holds integers, expected normalised floats");
     }
+    model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
     let images = input.cast(dtype)?.permute(&[0, 2, 3, 1])?.contiguous()?;
     let tape = Tape::inference();
     let output = model.forward(&tape, &images, Mode::Evaluate)?;
     let mut results = TensorFile::default();
     for (index, value) in output.values.iter().enumerate() {
+        let value = value.value().cast(dtype)?.to_device(&Device::Cpu)?;
         match config.features {
-            Features::Logits => results.tensors.insert("logits".into(), value.value().clone()),
-            Features::Dense => results.tensors.insert(format!("out{index}"), value.value().permute(&[0, 3, 1, 2])?),
+            Features::Logits => results.tensors.insert("logits".into(), value),
+            Features::Dense => results.tensors.insert(format!("out{index}"), value.permute(&[0, 3, 1, 2])?),
         };
     }
     results.write(&arguments.output)?;

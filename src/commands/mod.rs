@@ -9,6 +9,7 @@ macro_rules! say {
 }
 
 mod bench;
+mod devices;
 mod eval;
 mod forward;
 mod gradcheck;
@@ -54,6 +55,8 @@ enum Command {
     Forward(forward::Arguments),
     /// Times training or inference on synthetic images.
     Bench(bench::Arguments),
+    /// Lists what there is to compute on.
+    Devices(devices::Arguments),
 }
 
 /// How a command ended, if no error stopped it.
@@ -77,6 +80,7 @@ pub fn run(cli: Cli) -> Result<Status> {
         Command::Info(arguments) => info::run(&arguments),
         Command::Forward(arguments) => forward::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Devices(arguments) => devices::run(&arguments),
     }
 }
 

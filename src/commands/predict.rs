@@ -1,6 +1,7 @@
 //! `biformer predict`.
 
 use super::{Status, Threads, Trained};
+use crate::device::Compute;
 use crate::trainer::checkpoint::TrainedModel;
 use anyhow::{Result, bail};
 use autograd::Tape;
@@ -18,12 +19,15 @@ pub struct Arguments {
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<PathBuf>,
     #[command(flatten)]
+    compute: Compute,
+    #[command(flatten)]
     threads: Threads,
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
-        let TrainedModel { model, config, data } = arguments.trained.load()?;
+        let TrainedModel { mut model, config, data } = arguments.trained.load()?;
+        arguments.compute.place(&mut model)?;
         for image in &arguments.images {
             let probabilities = classify(&model, image, config.image_size, data.statistics)?;
             let mut order: Vec<usize> = (0..probabilities.len()).collect();

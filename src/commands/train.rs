@@ -2,6 +2,7 @@
 
 use super::{Status, model_names};
 use crate::config::{Changes, Recompute, RunConfig};
+use crate::device::{DeviceName, Precision};
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -43,6 +44,12 @@ pub struct Arguments {
     /// Decides initial weights, order, augmentation and dropped blocks.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests).
+    #[arg(long, value_name = "NAME")]
+    device: Option<DeviceName>,
+    /// The precision to compute in; weights are always f32.
+    #[arg(long, value_enum)]
+    precision: Option<Precision>,
     /// Threads to compute with; 0 takes one per core. The results have the same bits with any number.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -51,7 +58,7 @@ pub struct Arguments {
     out: Option<PathBuf>,
     /// Goes on where the run folder's checkpoint was made, with the configuration that the run began with. What
     /// has been computed cannot change any more; what can is --epochs (the rest of the run then follows the
-    /// learning rates of the longer or shorter one), --data if the images have moved, --threads, --recompute, and
+    /// learning rates of the longer or shorter one), --data if the images have moved, --device, --precision, --threads, --recompute, and
     /// checkpoint_every and max_bad_images of the file.
     #[arg(long)]
     resume: bool,
@@ -76,6 +83,8 @@ impl Arguments {
             ("recompute", self.recompute.map(Value::try_from).transpose()?),
             ("schedule", self.lr.map(peak)),
             ("seed", self.seed.map(integer).transpose()?),
+            ("device", self.device.map(|name| Value::String(name.to_string()))),
+            ("precision", self.precision.map(Value::try_from).transpose()?),
             ("threads", number(self.threads)?),
             ("weights", path("--weights", &self.weights)?.map(Value::String)),
             ("out", path("--out", &self.out)?.map(Value::String)),

@@ -4,6 +4,7 @@ mod changes;
 
 pub use changes::{Changes, one_line};
 
+use crate::device::{Compute, DeviceName, Precision};
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use changes::{differences, parse_table};
@@ -18,7 +19,8 @@ use toml::Table;
 /// The most threads that can be asked for.
 pub const MOST_THREADS: usize = 1024;
 /// What may differ when a run goes on. All else decides what has been computed already.
-const CHANGEABLE: [&str; 7] = ["data", "out", "epochs", "threads", "recompute", "max_bad_images", "checkpoint_every"];
+const CHANGEABLE: [&str; 9] =
+    ["data", "out", "epochs", "device", "precision", "threads", "recompute", "max_bad_images", "checkpoint_every"];
 
 /// Everything that decides what a training run computes. The effective one is written to the run folder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,6 +50,12 @@ pub struct RunConfig {
     pub seed: u64,
     /// Threads; 0 for one per core.
     pub threads: usize,
+    /// Where to compute. A run may go on elsewhere; another device rounds differently.
+    #[serde(default)] // runs from before there was a choice
+    pub device: DeviceName,
+    /// The precision to compute in.
+    #[serde(default)] // runs from before there was a choice
+    pub precision: Precision,
     /// The share of each target that is spread over all classes.
     pub label_smoothing: f64,
     /// Gradients longer than this are shortened to it; 0 for never.
@@ -155,6 +163,8 @@ impl RunConfig {
             image_size: preset.image_size,
             seed: 1,
             threads: 0,
+            device: DeviceName::Cpu,
+            precision: Precision::F32,
             label_smoothing: 0.1,
             clip_norm: 5.0,
             max_bad_images: 0,
@@ -260,6 +270,11 @@ impl RunConfig {
         self.ema.settings().validate().context("ema")?;
         self.schedule(1).context("schedule")?;
         Ok(())
+    }
+
+    /// Where and how it computes.
+    pub fn compute(&self) -> Compute {
+        Compute { device: self.device, precision: self.precision }
     }
 
     /// The learning rate over a run of so many steps an epoch.

@@ -34,7 +34,7 @@ impl Average {
         let parameters = Ema::new(&model.parameters, config)?;
         let mut statistics = vec![];
         for values in tensors(&model.statistics) {
-            statistics.extend_from_slice(values.as_slice::<f32>("average")?);
+            statistics.extend(values.to_vec::<f32>()?);
         }
         Ok(Self { config, parameters, statistics })
     }
@@ -46,7 +46,7 @@ impl Average {
         let mut averages = self.statistics.iter_mut();
         for values in tensors(&model.statistics) {
             // The values first: the side that a zip asks first loses a number when the other ends.
-            for (&value, average) in values.as_slice::<f32>("average")?.iter().zip(averages.by_ref()) {
+            for (value, average) in values.to_vec::<f32>()?.into_iter().zip(averages.by_ref()) {
                 *average += rate * (value - *average);
             }
         }
@@ -105,7 +105,7 @@ fn fill(statistics: &mut [RunningStatistics], mut flat: &[f32]) -> Result<()> {
     for running in statistics {
         for values in [&mut running.mean, &mut running.variance] {
             let (own, rest) = flat.split_at(values.count());
-            *values = Tensor::from_slice(own, values.shape().clone())?;
+            *values = Tensor::from_slice(own, values.shape().clone())?.to_device(&values.device())?;
             flat = rest;
         }
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::path::Path;
 use std::sync::Arc;
-use tensor::{DType, Tensor, reserve_pool};
+use tensor::{DType, Device, Tensor, reserve_pool};
 
 /// How well a number of images were classified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -56,6 +56,7 @@ impl Score {
 pub struct Learner {
     /// The model.
     pub model: BiFormer,
+    device: Device,
     gradients: Gradients,
     optimizer: AdamW,
     average: Option<Average>,
@@ -83,14 +84,15 @@ impl Learner {
         Self::around(BiFormer::blank(&config.architecture, DType::F32)?, Loaded::default(), config)
     }
 
-    fn around(model: BiFormer, loaded: Loaded, config: &RunConfig) -> Result<Self> {
+    fn around(mut model: BiFormer, loaded: Loaded, config: &RunConfig) -> Result<Self> {
+        let device = config.compute().place(&mut model)?;
         let average = match config.ema.enabled {
             true => Some(Average::new(&model, config.ema.settings())?),
             false => None,
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
         let gradients = Gradients::new(&model.parameters)?;
-        Ok(Self { gradients, optimizer, average, reserved: false, profile: None, model, loaded })
+        Ok(Self { device, gradients, optimizer, average, reserved: false, profile: None, model, loaded })
     }
 
     /// One step on a batch: gradients of all its micro-batches, each of which also moves the running statistics;
@@ -108,7 +110,7 @@ impl Learner {
             let trace = {
                 let output = self.model.forward(&tape, &images, mode)?;
                 let logits = output.logits();
-                let loss = ops::cross_entropy(logits, &labels, config.label_smoothing)?;
+                let loss = ops::cross_entropy(logits, &labels.to_device(&self.device)?, config.label_smoothing)?;
                 let mean = f64::from(loss.value().item::<f32>()?);
                 if !mean.is_finite() {
                     let first = first_to_go_wrong(&self.model, &images, &labels, mode);
@@ -150,7 +152,7 @@ impl Learner {
 
     /// What is needed to go on from here. Weights that are not finite are refused: nobody could go on from there.
     pub fn checkpoint(&self, config: &RunConfig, progress: &Progress, data: DataFacts) -> Result<Checkpoint> {
-        if self.model.parameters.flat().as_slice::<f32>("checkpoint")?.iter().any(|weight| !weight.is_finite()) {
+        if self.model.parameters.flat().to_vec::<f32>()?.iter().any(|weight| !weight.is_finite()) {
             bail!("{LOWER_RATE}: after step {} some weights are not finite", self.optimizer.steps());
         }
         let AdamWState { steps, m, v } = self.optimizer.state();
@@ -164,6 +166,9 @@ impl Learner {
             progress.average_updates = updates;
             file.tensors.insert(tensor_names::AVERAGE.into(), parameters);
             file.tensors.insert(tensor_names::AVERAGE_STATISTICS.into(), statistics);
+        }
+        for tensor in file.tensors.values_mut() {
+            *tensor = tensor.to_device(&Device::Cpu)?;
         }
         Ok(Checkpoint::new(config.clone(), progress, data, file))
     }
@@ -215,7 +220,7 @@ pub fn evaluate(model: &BiFormer, batch: &Batch) -> Result<Vec<(u32, Score)>> {
 fn first_to_go_wrong(model: &BiFormer, images: &Tensor, labels: &Tensor, mode: Mode) -> String {
     let tape = Tape::checking_finite();
     let pass = model.forward(&tape, images, mode).map_err(anyhow::Error::from).and_then(|output| {
-        ops::cross_entropy(output.logits(), labels, 0.0)?;
+        ops::cross_entropy(output.logits(), &labels.to_device(&output.logits().value().device())?, 0.0)?;
         Ok(())
     });
     match pass {
@@ -250,6 +255,7 @@ fn scored(logits: &Tensor, labels: &Tensor, mean_loss: f64) -> Result<Score> {
 /// The score of each row of logits (N, K), with the plain cross-entropy as loss.
 fn score_rows(logits: &Tensor, labels: &Tensor) -> Result<Vec<Score>> {
     let [_, classes] = logits.dims("score", "logits (N, K)")?;
+    let logits = logits.to_device(&Device::Cpu)?.cast(DType::F32)?;
     let (logits, labels) = (logits.as_slice::<f32>("score")?, labels.as_slice::<u32>("score")?);
     let score = |(row, &label): (&[f32], &u32)| {
         let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;

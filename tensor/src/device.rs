@@ -1,5 +1,6 @@
 //! Where tensors are.
 
+use crate::Result;
 use crate::cuda::Gpu;
 use std::fmt;
 use std::sync::Arc;
@@ -12,6 +13,16 @@ pub enum Device {
     Cpu,
     /// A GPU's.
     Cuda(Arc<Gpu>),
+}
+
+impl Device {
+    /// Waits until all work is done; the CPU's always is. Errors: what went wrong in it.
+    pub fn synchronize(&self) -> Result<()> {
+        match self {
+            Device::Cpu => Ok(()),
+            Device::Cuda(gpu) => gpu.synchronize(),
+        }
+    }
 }
 
 impl PartialEq for Device {

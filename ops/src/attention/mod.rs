@@ -15,8 +15,8 @@
 pub mod cases;
 pub mod reference;
 
-use crate::bra::{cpu, cuda};
 use crate::bra::geometry::Geometry;
+use crate::bra::{cpu, cuda};
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{DType, Device, Error, Shape, Tensor, match_float};

@@ -1,7 +1,7 @@
 //! Region-to-region routing: which regions does each region attend to?
 
-use super::{Bra, cuda};
 use super::cpu::elements_mut;
+use super::{Bra, cuda};
 use crate::bra::geometry::Geometry;
 use crate::top_k;
 use rayon::prelude::*;

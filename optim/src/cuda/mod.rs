@@ -60,7 +60,12 @@ pub fn follow(gpu: &Arc<Gpu>, e: &mut Tensor, p: &Tensor, rate: f64) -> Result<(
 }
 
 /// A bit for each cache line of a flat buffer, from runs of elements (their end, and whether they decay).
-pub fn line_bits(device: &Device, len: usize, dtype: DType, runs: impl Iterator<Item = (usize, bool)>) -> Result<Tensor> {
+pub fn line_bits(
+    device: &Device,
+    len: usize,
+    dtype: DType,
+    runs: impl Iterator<Item = (usize, bool)>,
+) -> Result<Tensor> {
     let per_line = tensor::ALIGNMENT / dtype.size();
     let lines = len.div_ceil(per_line);
     let mut words = vec![0u32; lines.div_ceil(32).max(1)];

@@ -11,6 +11,7 @@ mod sweep;
 
 use super::{MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
+use crate::device::Compute;
 use crate::memory::{expect_room_to_train, peak_resident_bytes};
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
@@ -67,6 +68,8 @@ pub struct Arguments {
     /// tell: elsewhere than on Linux.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    compute: Compute,
     #[command(flatten)]
     threads: Threads,
 }
@@ -173,6 +176,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     if bytes > 8e9 {
         bail!("--batch-size {}: its images alone take {:.0} GB, more than 8", arguments.batch_size, bytes / 1e9);
     }
+    (config.device, config.precision) = (arguments.compute.device, arguments.compute.precision);
     if arguments.mode == Work::Train && height == width {
         config.image_size = height;
         expect_room_to_train(&config)?;
@@ -189,11 +193,13 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
             steps(arguments.steps, profile, |step| learner.train(&config, &batch, step as u64, 1e-3).map(|_| ()))
         }
         Work::Infer => {
-            let model = BiFormer::new(&config.architecture, 0, DType::F32)?;
-            let images = Tensor::from_slice(&batch.images, shape)?;
+            let mut model = BiFormer::new(&config.architecture, 0, DType::F32)?;
+            let device = arguments.compute.place(&mut model)?;
+            let images = Tensor::from_slice(&batch.images, shape)?.to_device(&device)?;
             steps(arguments.steps, profile, |_| {
                 let tape = Tape::inference().profiled(profile.cloned());
                 model.forward(&tape, &images, Mode::Evaluate)?;
+                device.synchronize()?;
                 Ok(())
             })
         }

@@ -110,7 +110,8 @@ pub fn backward(
     let mut delta = Tensor::empty_on(&device, lse.shape().clone(), lse.dtype())?;
     let elements = QUERIES * (2 * d + dv) + KEYS * (d + dv + 2) + QUERIES * KEYS + 2 * QUERIES;
     let launch = KERNELS.launch(gpu, "attend_backward_queries<T>", dtype)?.threads(128).blocks(tiles(g, QUERIES));
-    let launch = launch.shared(elements * size).input(qkv)?.input(routes)?.number(scale, dtype).input(lse)?.input(dout)?;
+    let launch =
+        launch.shared(elements * size).input(qkv)?.input(routes)?.number(scale, dtype).input(lse)?.input(dout)?;
     // SAFETY: as in `forward`; dqkv is like qkv.
     unsafe { with_geometry(launch.out(Some(dqkv)).output(&mut delta)?, g)?.run()? };
 

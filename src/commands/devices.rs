@@ -1,0 +1,39 @@
+//! `biformer devices`.
+
+use super::Status;
+use anyhow::Result;
+use clap::Args;
+use tensor::cpu::isa::Isa;
+use tensor::cuda::nvidia;
+use tensor::cuda::{Gpu, Properties};
+
+#[derive(Debug, Args)]
+pub struct Arguments {}
+
+pub fn run(_: &Arguments) -> Result<Status> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    say!("cpu       {threads} threads, {}", Isa::current().name());
+    match nvidia::devices() {
+        Ok(gpus) if gpus.is_empty() => say!("cuda      none: the NVIDIA driver is there, but no GPU is"),
+        Ok(gpus) => {
+            for (number, Properties { name, capability: (major, minor), multiprocessors, memory, .. }) in
+                gpus.into_iter().enumerate()
+            {
+                let memory = memory as f64 / 1e9;
+                say!(
+                    "cuda:{number:<4} {name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors, {memory:.0} GB"
+                );
+                // What else it takes shows only when it is opened.
+                if let Err(error) = Gpu::open(number) {
+                    say!("          cannot be used: {error}");
+                }
+            }
+        }
+        Err(error) => say!("cuda      none: {error}"),
+    }
+    match Gpu::emulated(0) {
+        Ok(_) => say!("emulated  the CPU in the role of a GPU, for checking kernels"),
+        Err(error) => say!("emulated  none: {error}"),
+    }
+    Ok(Status::Done)
+}
