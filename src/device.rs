@@ -1,6 +1,6 @@
 //! Where a program computes, and in which precision: what the options `--device` and `--precision` say.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use model::BiFormer;
 use serde::{Deserialize, Serialize};
@@ -93,8 +93,8 @@ impl Compute {
         let gpu = match self.device {
             DeviceName::Cpu if self.precision == Precision::F32 => return Ok(Device::Cpu),
             DeviceName::Cpu => bail!("--precision {} needs a GPU; on the CPU it is f32", self.precision.name()),
-            DeviceName::Cuda(number) => Gpu::open(number).with_context(|| format!("--device {}", self.device))?,
-            DeviceName::Emulated => Gpu::emulated(0).context("--device emulated")?,
+            DeviceName::Cuda(number) => Gpu::open(number)?,
+            DeviceName::Emulated => Gpu::emulated(0)?,
         };
         gpu.set_tf32(self.precision == Precision::Tf32);
         Ok(Device::Cuda(gpu))

@@ -3,6 +3,7 @@
 use super::Status;
 use anyhow::Result;
 use clap::Args;
+use tensor::Error;
 use tensor::cpu::isa::Isa;
 use tensor::cuda::nvidia;
 use tensor::cuda::{Gpu, Properties};
@@ -29,11 +30,19 @@ pub fn run(_: &Arguments) -> Result<Status> {
                 }
             }
         }
-        Err(error) => say!("cuda      none: {error}"),
+        Err(error) => say!("cuda      none: {}", reason(error)),
     }
     match Gpu::emulated(0) {
         Ok(_) => say!("emulated  the CPU in the role of a GPU, for checking kernels"),
-        Err(error) => say!("emulated  none: {error}"),
+        Err(error) => say!("emulated  none: {}", reason(error)),
     }
     Ok(Status::Done)
+}
+
+/// What is missing, without the device's name, which stands before it.
+fn reason(error: Error) -> String {
+    match error {
+        Error::Gpu { message, .. } => message,
+        other => other.to_string(),
+    }
 }

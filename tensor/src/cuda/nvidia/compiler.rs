@@ -28,7 +28,7 @@ fn options(capability: (u32, u32)) -> Vec<String> {
     vec![format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into(), "--ptxas-options=-v".into()]
 }
 
-/// Compiles a module for GPUs of a compute capability; no GPU is needed. [`Error::Gpu`] with the compiler's words.
+/// Compiles a module for GPUs of a compute capability; no GPU is needed. [`Error::Gpu`](crate::Error::Gpu) with the compiler's words.
 pub fn compile(module: &Module, capability: (u32, u32)) -> Result<Compiled> {
     libraries::compiler()?;
     let text = |text: &str| CString::new(text).map_err(|_| failure("a kernel's source with a zero in it"));
@@ -100,16 +100,20 @@ pub fn cached(module: &Module, capability: (u32, u32)) -> Result<Compiled> {
     Ok(compiled)
 }
 
-/// What the machine code depends on.
-fn key(module: &Module, capability: (u32, u32)) -> Result<u64> {
+/// NVRTC's version, (13, 0) for 13.0. [`Error::Gpu`](crate::Error::Gpu) where there is none.
+pub fn version() -> Result<(i32, i32)> {
     libraries::compiler()?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: two valid pointers.
-    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
-        .result()
-        .map_err(|error| failure(format!("NVRTC's version: {error}")))?;
+    let outcome = unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result();
+    outcome.map_err(|error| failure(format!("NVRTC's version: {error}")))?;
+    Ok((major, minor))
+}
+
+/// What the machine code depends on.
+fn key(module: &Module, capability: (u32, u32)) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
-    (major, minor, options(capability), module.source, module.instances()).hash(&mut hasher);
+    (version()?, options(capability), module.source, module.instances()).hash(&mut hasher);
     module.all_headers().for_each(|header| header.hash(&mut hasher));
     Ok(hasher.finish())
 }

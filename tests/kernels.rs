@@ -1,0 +1,126 @@
+//! Every CUDA kernel, compiled for every generation of GPUs without one, and held against what it may take of a
+//! multiprocessor: `tests/kernels.txt`. `UPDATE=1 cargo test --release --test kernels` writes that file anew.
+//!
+//! It needs NVRTC 13.0 (`pip install nvidia-cuda-nvrtc==13.0.88` in a virtual environment that is active). Where there is
+//! none it says that it is skipped; in CI it may not be (`REQUIRE_NVRTC`).
+
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use tensor::cuda::Module;
+use tensor::cuda::nvidia::compiler::{compile, version};
+
+const RECORD: &str = "tests/kernels.txt";
+/// The release whose figures are recorded: another one allots registers in another way.
+const RELEASE: (i32, i32) = (13, 0);
+/// The generations, and the most shared memory that a block of theirs can declare.
+const GENERATIONS: [(u32, u32); 4] = [(8, 0), (8, 6), (8, 9), (9, 0)];
+const MOST_DECLARED: u32 = 48 << 10;
+
+/// What the compiler says of a kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Resources {
+    registers: u32,
+    /// Bytes of registers that were moved to memory.
+    spilled: u32,
+    /// Bytes of shared memory that it declares.
+    shared: u32,
+}
+
+fn modules() -> Vec<&'static Module> {
+    ops::registry::kernels().chain([&optim::cuda::KERNELS]).collect()
+}
+
+/// The number before a phrase.
+fn number_before(line: &str, phrase: &str) -> Option<u32> {
+    line[..line.find(phrase)?].split_whitespace().next_back()?.parse().ok()
+}
+
+/// The kernels of a module by instance, from the compiler's log.
+fn resources(module: &Module, capability: (u32, u32)) -> Vec<(String, Resources)> {
+    let compiled = compile(module, capability).unwrap();
+    let mut of_symbol: BTreeMap<&str, Resources> = BTreeMap::new();
+    let mut current = "";
+    for line in compiled.log.lines() {
+        if let Some((_, symbol)) = line.split_once("Function properties for ") {
+            current = symbol.trim();
+        }
+        let entry = of_symbol.entry(current).or_default();
+        let stores = number_before(line, " bytes spill stores").unwrap_or(0);
+        entry.spilled += stores + number_before(line, " bytes spill loads").unwrap_or(0);
+        entry.registers = entry.registers.max(number_before(line, " registers").unwrap_or(0));
+        entry.shared = entry.shared.max(number_before(line, " bytes smem").unwrap_or(0));
+    }
+    let found = |symbol: &String| of_symbol.get(symbol.as_str()).copied().filter(|found| found.registers > 0);
+    let of = |symbol: &String| found(symbol).unwrap_or_else(|| panic!("the compiler says nothing of {symbol}"));
+    module.instances().into_iter().zip(compiled.symbols.iter().map(of)).collect()
+}
+
+/// A line for each kernel: its largest figures over the generations.
+fn table() -> BTreeMap<String, Resources> {
+    let work: Vec<(&Module, (u32, u32))> =
+        modules().into_iter().flat_map(|module| GENERATIONS.map(|capability| (module, capability))).collect();
+    let found: Vec<Vec<(String, Resources)>> = work
+        .par_iter()
+        .map(|&(module, capability)| {
+            let name = |(kernel, resources)| (format!("{} {kernel}", module.name), resources);
+            resources(module, capability).into_iter().map(name).collect()
+        })
+        .collect();
+    let mut table: BTreeMap<String, Resources> = BTreeMap::new();
+    for (name, resources) in found.into_iter().flatten() {
+        let most = table.entry(name).or_default();
+        most.registers = most.registers.max(resources.registers);
+        most.spilled = most.spilled.max(resources.spilled);
+        most.shared = most.shared.max(resources.shared);
+    }
+    table
+}
+
+fn parse(text: &str) -> BTreeMap<String, Resources> {
+    let line = |line: &str| {
+        let (name, figures) = line.split_at(64);
+        let name = name.trim_end();
+        let figures: Vec<u32> = figures.split_whitespace().map(|figure| figure.parse().unwrap()).collect();
+        let [registers, spilled, shared] = figures[..] else { panic!("{RECORD}: {line}") };
+        (name.to_owned(), Resources { registers, spilled, shared })
+    };
+    text.lines().filter(|line| !line.starts_with('#')).map(line).collect()
+}
+
+#[test]
+fn every_kernel_compiles_for_every_generation_within_its_limits() {
+    let release = match version() {
+        Ok(release) => release,
+        Err(error) if std::env::var_os("REQUIRE_NVRTC").is_none() => return eprintln!("skipped: {error}"),
+        Err(error) => panic!("{error}"),
+    };
+    let table = table();
+    if std::env::var_os("UPDATE").is_some() {
+        let mut text = String::from("# module kernel  registers  bytes spilled  bytes of shared memory declared\n");
+        for (name, Resources { registers, spilled, shared }) in &table {
+            writeln!(text, "{name:<64}  {registers:>3}  {spilled:>5}  {shared:>6}").unwrap();
+        }
+        std::fs::write(RECORD, text).unwrap();
+    }
+    let recorded = parse(&std::fs::read_to_string(RECORD).unwrap());
+    let mut failures = vec![];
+    for (name, now) in &table {
+        if now.shared > MOST_DECLARED {
+            failures.push(format!("{name}: declares {} bytes of shared memory", now.shared));
+        }
+        if release != RELEASE {
+            continue;
+        }
+        match recorded.get(name) {
+            None => failures.push(format!("{name} is not in {RECORD}; UPDATE=1 puts it there")),
+            Some(most) if now.registers > most.registers || now.spilled > most.spilled || now.shared > most.shared => {
+                failures.push(format!("{name} takes more than recorded: {now:?}, {most:?}"));
+            }
+            Some(_) => {}
+        }
+    }
+    let gone: Vec<&String> = recorded.keys().filter(|name| !table.contains_key(*name)).collect();
+    assert!(gone.is_empty(), "{RECORD} has kernels that are gone: {gone:?}");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
