@@ -78,7 +78,8 @@ impl Rule for Attention {
             }),
             Device::Cuda(gpu) => {
                 if let Some(out) = dqkv.out_on_gpu()? {
-                    cuda::backward(&gpu, geometry, &qkv, &routes, scale, &lse, &dout, &out)?;
+                    let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
+                    cuda::backward(&gpu, geometry, &given, &out)?;
                 }
             }
         }

@@ -104,6 +104,7 @@ pub fn cases() -> Vec<Case> {
             .case("runs of 64 tokens"),
         Setup { images: 1, grid: [1, 1], region: [9, 8], heads: 1, dims: [2, 2], topk: 1, kernel: 0 }
             .case("one region, more queries than a block"),
+        Setup { grid: [2, 3], dims: [32, 32], topk: 5, kernel: 3, images: 1, ..usual() }.case("heads for tensor cores"),
         Setup { images: 0, ..usual() }.case("no images"),
         Setup { grid: [1, 1], region: [1, 1], topk: 1, ..usual() }.case("one token"),
         skewed,

@@ -8,6 +8,7 @@
 //! | `memory.rs` | device memory, and borrowed parts of it |
 //! | `module.rs` | [`Module`], the source of some kernels; [`Launch`], a call of one |
 //! | `prelude.cuh` | what every kernel begins with |
+//! | `instructions.cuh` | tensor cores and asynchronous copies |
 //! | `gemm.rs` | matrix products of tensors |
 //! | `elements.rs`, `.cu` | copies of views, conversions, sums: what tensors need of a device |
 //!
@@ -37,12 +38,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Gpu {
     driver: Box<dyn Driver>,
     pool: Mutex<Pool>,
-    functions: Mutex<HashMap<usize, Arc<[Function]>>>,
+    functions: Mutex<HashMap<usize, Arc<Functions>>>,
     /// Whether products of f32 matrices may round their factors to TF32.
     tf32: AtomicBool,
     /// Whether memory is filled with 0xFF before it is handed out: NaN, and an impossible index.
     poison: bool,
 }
+
+/// The kernels of a module by name.
+type Functions = HashMap<String, Function>;
 
 #[derive(Default)]
 struct Pool {
@@ -118,14 +122,15 @@ impl Gpu {
     }
 
     /// The kernels of a module, compiled at the first call.
-    fn functions(&self, module: &'static Module) -> Result<Arc<[Function]>> {
+    fn functions(&self, module: &'static Module) -> Result<Arc<Functions>> {
         let mut known = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         // A static has one address.
         let key = std::ptr::from_ref(module) as usize;
         if let Some(functions) = known.get(&key) {
             return Ok(Arc::clone(functions));
         }
-        let functions: Arc<[Function]> = self.driver.load(module)?.into();
+        let functions: Functions = module.instances().into_iter().zip(self.driver.load(module)?).collect();
+        let functions = Arc::new(functions);
         known.insert(key, Arc::clone(&functions));
         Ok(functions)
     }

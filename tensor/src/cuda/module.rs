@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 /// The source of some kernels, which are compiled together.
 ///
-/// A kernel is named as C++ names it, with a capital T for the type of the activations: `dwconv_forward<T, 5>` stands
-/// for `dwconv_forward<float, 5>`, `<double, 5>` and `<bf16, 5>`. One without T is there once.
+/// A kernel is named as C++ names it. `T`, as an argument of its template, stands for float, double and bf16, and
+/// `a|b` for a and b: `dwconv_forward<T, 3|5>` is six kernels.
 #[derive(Debug)]
 pub struct Module {
     /// The operation.
     pub name: &'static str,
-    /// CUDA C++ that may include `prelude.cuh` and [`Module::headers`].
+    /// CUDA C++ that begins with `prelude.cuh`, and may include `instructions.cuh` and [`Module::headers`].
     pub source: &'static str,
     /// Other sources that it includes: name and text.
     pub headers: &'static [(&'static str, &'static str)],
@@ -39,57 +39,59 @@ fn c_name(dtype: DType) -> &'static str {
     }
 }
 
-/// Whether a T stands alone in a kernel's name.
-fn is_generic(kernel: &str) -> bool {
-    kernel.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "T")
+/// A kernel's name and the arguments of its template.
+fn parts(kernel: &str) -> (&str, impl Iterator<Item = &str>) {
+    let (name, arguments) = kernel.split_once('<').unwrap_or((kernel, ""));
+    (name, arguments.trim_end_matches('>').split(',').map(str::trim).filter(|argument| !argument.is_empty()))
+}
+
+fn joined(name: &str, arguments: &[&str]) -> String {
+    if arguments.is_empty() { name.to_owned() } else { format!("{name}<{}>", arguments.join(", ")) }
+}
+
+/// A kernel's name with T filled in.
+fn for_type(kernel: &str, dtype: DType) -> String {
+    let (name, arguments) = parts(kernel);
+    let arguments: Vec<&str> = arguments.map(|part| if part == "T" { c_name(dtype) } else { part }).collect();
+    joined(name, &arguments)
+}
+
+/// All kernels that a name with alternatives stands for.
+fn expand(kernel: &str) -> Vec<String> {
+    let (name, arguments) = parts(kernel);
+    let mut lists: Vec<Vec<&str>> = vec![vec![]];
+    for argument in arguments {
+        let choices: Vec<&str> =
+            if argument == "T" { TYPES.map(c_name).to_vec() } else { argument.split('|').map(str::trim).collect() };
+        let with_each = lists.iter().flat_map(|list| choices.iter().map(move |choice| [&list[..], &[choice]].concat()));
+        lists = with_each.collect();
+    }
+    lists.iter().map(|arguments| joined(name, arguments)).collect()
 }
 
 impl Module {
-    /// The kernels with their types filled in, as C++ names them.
+    /// The kernels one by one, as C++ names them.
     pub fn instances(&self) -> Vec<String> {
-        let types = |kernel: &&'static str| if is_generic(kernel) { &TYPES[..] } else { &TYPES[..1] };
-        let filled = |kernel: &str, dtype: DType| -> String {
-            // Only the template's arguments: a name may contain the letter.
-            let (name, arguments) = kernel.split_once('<').unwrap_or((kernel, ""));
-            let arguments: Vec<&str> =
-                arguments.trim_end_matches('>').split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
-            let arguments: Vec<&str> =
-                arguments.iter().map(|&part| if part == "T" { c_name(dtype) } else { part }).collect();
-            if arguments.is_empty() { name.to_owned() } else { format!("{name}<{}>", arguments.join(", ")) }
-        };
-        self.kernels.iter().flat_map(|kernel| types(kernel).iter().map(move |&dtype| filled(kernel, dtype))).collect()
+        self.kernels.iter().flat_map(|kernel| expand(kernel)).collect()
     }
 
-    /// The place of a kernel among [`Module::instances`], for this type.
-    fn place(&self, kernel: &str, dtype: DType) -> Option<usize> {
-        let mut place = 0;
-        for known in self.kernels {
-            let types = if is_generic(known) { TYPES.len() } else { 1 };
-            if *known == kernel {
-                let index = if types == 1 { Some(0) } else { TYPES.iter().position(|&known| known == dtype) };
-                return index.map(|index| place + index);
-            }
-            place += types;
-        }
-        None
-    }
-
-    /// The sources that may be included, the common one among them.
+    /// The sources that may be included, the common ones among them.
     pub(super) fn all_headers(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        [("prelude.cuh", include_str!("prelude.cuh"))].into_iter().chain(self.headers.iter().copied())
+        let common =
+            [("prelude.cuh", include_str!("prelude.cuh")), ("instructions.cuh", include_str!("instructions.cuh"))];
+        common.into_iter().chain(self.headers.iter().copied())
     }
 
-    /// Begins the call of a kernel of this module for activations of type `dtype`. The module is compiled at its first
-    /// call on a device. Errors: [`Error::DType`] where the kernel is not there for the type, [`Error::Gpu`] when it
-    /// does not compile. Panics when the module has no such kernel.
-    pub fn launch<'a>(&'static self, gpu: &'a Arc<Gpu>, kernel: &'static str, dtype: DType) -> Result<Launch<'a>> {
-        assert!(self.kernels.contains(&kernel), "the module {} has no kernel {kernel}", self.name);
-        let place = self.place(kernel, dtype).ok_or(Error::DType {
-            op: self.name,
-            expected: "f32, f64 or bf16",
-            actual: dtype,
-        })?;
-        let function = gpu.functions(self)?[place];
+    /// Begins the call of a kernel of this module, named with its template's arguments, of which T is `dtype`. The module
+    /// is compiled at its first call on a device. Errors: [`Error::DType`] where T cannot be that type, [`Error::Gpu`] when
+    /// the module does not compile. Panics when it has no such kernel.
+    pub fn launch<'a>(&'static self, gpu: &'a Arc<Gpu>, kernel: &str, dtype: DType) -> Result<Launch<'a>> {
+        if !TYPES.contains(&dtype) {
+            return Err(Error::DType { op: self.name, expected: "f32, f64 or bf16", actual: dtype });
+        }
+        let kernel = for_type(kernel, dtype);
+        let function = gpu.functions(self)?.get(&kernel).copied();
+        let function = function.unwrap_or_else(|| panic!("the module {} has no kernel {kernel}", self.name));
         let extent = Extent { grid: [1, 1, 1], threads: 256, shared: 0 };
         Ok(Launch { gpu, op: self.name, kernel, function, extent, arguments: SmallVec::new() })
     }
@@ -99,7 +101,7 @@ impl Module {
 pub struct Launch<'a> {
     gpu: &'a Arc<Gpu>,
     op: &'static str,
-    kernel: &'static str,
+    kernel: String,
     function: Function,
     extent: Extent,
     arguments: SmallVec<[Arg; 16]>,
@@ -242,7 +244,7 @@ impl Launch<'_> {
         }
         // SAFETY: the caller's promise.
         unsafe { self.gpu.driver().launch(self.function, self.extent, &self.arguments) }
-            .map_err(|error| error.within(self.kernel))
+            .map_err(|error| error.within(&self.kernel))
     }
 }
 
@@ -250,32 +252,14 @@ impl Launch<'_> {
 mod tests {
     use super::*;
 
-    static MODULE: Module = Module {
-        name: "example",
-        source: "",
-        headers: &[],
-        kernels: &["plain", "generic<T>", "Title<T, 5>", "fixed<7>"],
-    };
-
     #[test]
-    fn types_are_filled_in_and_found_again() {
-        let instances = MODULE.instances();
-        let expected = [
-            "plain",
-            "generic<float>",
-            "generic<double>",
-            "generic<bf16>",
-            "Title<float, 5>",
-            "Title<double, 5>",
-            "Title<bf16, 5>",
-            "fixed<7>",
-        ];
-        assert_eq!(instances, expected);
-        let place = |kernel, dtype| MODULE.place(kernel, dtype).map(|place| instances[place].as_str());
-        assert_eq!(place("plain", DType::Bf16), Some("plain"));
-        assert_eq!(place("generic<T>", DType::F64), Some("generic<double>"));
-        assert_eq!(place("Title<T, 5>", DType::Bf16), Some("Title<bf16, 5>"));
-        assert_eq!(place("generic<T>", DType::Index), None);
-        assert_eq!(place("missing", DType::F32), None);
+    fn types_and_alternatives_are_filled_in() {
+        let kernels = &["plain", "generic<T>", "Title<T, 3|5>", "fixed<7, false|true>"];
+        let module = Module { name: "example", source: "", headers: &[], kernels };
+        let expected = "plain; generic<float>; generic<double>; generic<bf16>; Title<float, 3>; Title<float, 5>; \
+                        Title<double, 3>; Title<double, 5>; Title<bf16, 3>; Title<bf16, 5>; fixed<7, false>; fixed<7, true>";
+        assert_eq!(module.instances().join("; "), expected);
+        assert_eq!(for_type("Title<T, 5>", DType::Bf16), "Title<bf16, 5>");
+        assert_eq!(for_type("plain", DType::F64), "plain");
     }
 }

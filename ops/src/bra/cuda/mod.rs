@@ -3,7 +3,8 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `routing.cuh` | region means, the choice of regions, the inverted list |
-//! | `attention.cuh` | attention, forward and backward, for any type |
+//! | `attention.cuh` | attention, forward and backward, for any type and head |
+//! | `tensor_cores.cuh`, `tiles.cuh` | attention in bf16 on tensor cores |
 //! | `geometry.cuh` | where tokens, heads and regions lie |
 
 use super::geometry::Geometry;
@@ -18,6 +19,8 @@ pub static KERNELS: Module = Module {
         ("geometry.cuh", include_str!("geometry.cuh")),
         ("routing.cuh", include_str!("routing.cuh")),
         ("attention.cuh", include_str!("attention.cuh")),
+        ("tiles.cuh", include_str!("tiles.cuh")),
+        ("tensor_cores.cuh", include_str!("tensor_cores.cuh")),
     ],
     kernels: &[
         "region_means<T>",
@@ -26,6 +29,9 @@ pub static KERNELS: Module = Module {
         "attend<T>",
         "attend_backward_queries<T>",
         "attend_backward_keys<T>",
+        "attend_on_tensor_cores<32|64|96, 1|2, false|true>",
+        "attend_backward_queries_on_tensor_cores<32|64|96, 1|2, false|true>",
+        "attend_backward_keys_on_tensor_cores<32|64|96, false|true>",
     ],
 };
 
@@ -84,6 +90,9 @@ pub fn forward(
     out: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<()> {
+    if let Some(form) = Form::of(gpu, g, qkv.dtype()) {
+        return form.forward(gpu, g, [qkv, routes], scale, [out, lse]);
+    }
     let [d, dv] = g.head_dims();
     let elements = QUERIES * d + KEYS * (d + 1) + KEYS * dv + QUERIES * KEYS + QUERIES * dv + 3 * QUERIES;
     let launch = KERNELS.launch(gpu, "attend<T>", qkv.dtype())?.threads(128).blocks(tiles(g, QUERIES));
@@ -93,33 +102,62 @@ pub fn forward(
     unsafe { with_geometry(launch, g)?.run() }
 }
 
-/// dqkv (N, H, W, 2D + C) from dout (N, H, W, C).
-pub fn backward(
-    gpu: &Arc<Gpu>,
-    g: Geometry,
-    qkv: &Tensor,
-    routes: &Tensor,
-    scale: f64,
-    lse: &Tensor,
-    dout: &Tensor,
-    dqkv: &Out<'_>,
-) -> Result<()> {
-    let (dtype, device) = (qkv.dtype(), qkv.device());
+/// What a backward pass is given.
+#[derive(Clone, Copy)]
+pub struct Given<'a> {
+    /// (N, H, W, 2D + C)
+    pub qkv: &'a Tensor,
+    /// (N, P, k)
+    pub routes: &'a Tensor,
+    /// s
+    pub scale: f64,
+    /// (N, heads, H·W)
+    pub lse: &'a Tensor,
+    /// (N, H, W, C)
+    pub dout: &'a Tensor,
+}
+
+/// dqkv (N, H, W, 2D + C).
+pub fn backward(gpu: &Arc<Gpu>, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
+    let (dtype, device) = (given.qkv.dtype(), given.qkv.device());
     dqkv.expect("bra", dtype)?;
-    let ([d, dv], size) = (g.head_dims(), dtype.wide().size());
-    let mut delta = Tensor::empty_on(&device, lse.shape().clone(), lse.dtype())?;
+    let mut delta = Tensor::empty_on(&device, given.lse.shape().clone(), given.lse.dtype())?;
+    let (starts, entries) = invert(gpu, &device, g, given.routes)?;
+    match Form::of(gpu, g, dtype) {
+        Some(form) => {
+            form.backward_queries(gpu, g, given, dqkv, &mut delta)?;
+            form.backward_keys(gpu, g, given, [&starts, &entries, &delta], dqkv)
+        }
+        None => {
+            backward_queries(gpu, g, given, dqkv, &mut delta)?;
+            backward_keys(gpu, g, given, [&starts, &entries, &delta], dqkv)
+        }
+    }
+}
+
+fn backward_queries(gpu: &Arc<Gpu>, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>, delta: &mut Tensor) -> Result<()> {
+    let ([d, dv], dtype) = (g.head_dims(), given.qkv.dtype());
     let elements = QUERIES * (2 * d + dv) + KEYS * (d + dv + 2) + QUERIES * KEYS + 2 * QUERIES;
     let launch = KERNELS.launch(gpu, "attend_backward_queries<T>", dtype)?.threads(128).blocks(tiles(g, QUERIES));
+    let launch = launch.shared(elements * dtype.wide().size()).input(given.qkv)?.input(given.routes)?;
     let launch =
-        launch.shared(elements * size).input(qkv)?.input(routes)?.number(scale, dtype).input(lse)?.input(dout)?;
+        launch.number(given.scale, dtype).input(given.lse)?.input(given.dout)?.out(Some(dqkv)).output(delta)?;
     // SAFETY: as in `forward`; dqkv is like qkv.
-    unsafe { with_geometry(launch.out(Some(dqkv)).output(&mut delta)?, g)?.run()? };
+    unsafe { with_geometry(launch, g)?.run() }
+}
 
-    let (starts, entries) = invert(gpu, &device, g, routes)?;
+fn backward_keys(
+    gpu: &Arc<Gpu>,
+    g: Geometry,
+    given: &Given<'_>,
+    [starts, entries, delta]: [&Tensor; 3],
+    dqkv: &Out<'_>,
+) -> Result<()> {
+    let ([d, dv], dtype) = (g.head_dims(), given.qkv.dtype());
     let elements = KEYS * (d + dv + 2) + KEYS * (d + dv) + QUERIES * (d + dv) + 2 * QUERIES * KEYS;
     let launch = KERNELS.launch(gpu, "attend_backward_keys<T>", dtype)?.threads(128).blocks(tiles(g, KEYS));
-    let launch = launch.shared(elements * size).input(qkv)?.input(&starts)?.input(&entries)?.number(scale, dtype);
-    let launch = launch.input(lse)?.input(&delta)?.input(dout)?.out(Some(dqkv));
+    let launch = launch.shared(elements * dtype.wide().size()).input(given.qkv)?.input(starts)?.input(entries)?;
+    let launch = launch.number(given.scale, dtype).input(given.lse)?.input(delta)?.input(given.dout)?.out(Some(dqkv));
     // SAFETY: as above; the lists are those of the routes.
     unsafe { with_geometry(launch, g)?.run() }
 }
@@ -134,3 +172,94 @@ fn invert(gpu: &Arc<Gpu>, device: &Device, g: Geometry, routes: &Tensor) -> Resu
     unsafe { launch.extents([g.regions(), g.topk])?.run()? };
     Ok((starts, entries))
 }
+
+/// Which form of the kernels in `tensor_cores.cuh` an attention takes.
+#[derive(Clone, Copy)]
+struct Form {
+    /// Channels of a head.
+    dim: usize,
+    /// Groups of eight queries to a warp.
+    groups: usize,
+    /// Whether all keys and values of an image's head are in shared memory.
+    resident: bool,
+}
+
+impl Form {
+    /// Tokens of a tile and warps of a block, as in `tensor_cores.cuh`.
+    const TILE: usize = 64;
+    const WARPS: usize = 4;
+
+    /// None where tensor cores cannot be used.
+    fn of(gpu: &Gpu, g: Geometry, dtype: DType) -> Option<Form> {
+        let [dim, v_dim] = g.head_dims();
+        let known = dtype == DType::Bf16 && dim == v_dim && [32, 64, 96].contains(&dim);
+        let groups = if g.region_tokens() <= 8 { 1 } else { 2 };
+        let properties = gpu.driver().properties();
+        let form = Form { dim, groups, resident: true };
+        // A block for each head of each image must be enough to fill the GPU.
+        let fills = g.images * g.heads >= properties.multiprocessors;
+        let resident = fills && form.shared(g) <= properties.shared_memory;
+        (known && g.tokens() > 0).then_some(Form { resident, ..form })
+    }
+
+    /// Bytes of shared memory: keys and values.
+    fn shared(self, g: Geometry) -> usize {
+        let held = if self.resident { g.tokens() } else { Self::TILE };
+        2 * held * self.dim * DType::Bf16.size()
+    }
+
+    fn forward(
+        self,
+        gpu: &Arc<Gpu>,
+        g: Geometry,
+        [qkv, routes]: [&Tensor; 2],
+        scale: f64,
+        [out, lse]: [&mut Tensor; 2],
+    ) -> Result<()> {
+        let kernel = format!("attend_on_tensor_cores<{}, {}, {}>", self.dim, self.groups, self.resident);
+        let launch = self.launch(gpu, &kernel, g)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
+        // SAFETY: as in `forward`; heads have the kernel's channels, and rows of qkv are whole packs.
+        unsafe { with_geometry(launch.output(out)?.output(lse)?, g)?.run() }
+    }
+
+    fn backward_queries(
+        self,
+        gpu: &Arc<Gpu>,
+        g: Geometry,
+        given: &Given<'_>,
+        dqkv: &Out<'_>,
+        delta: &mut Tensor,
+    ) -> Result<()> {
+        let Form { dim, groups, resident } = self;
+        let kernel = format!("attend_backward_queries_on_tensor_cores<{dim}, {groups}, {resident}>");
+        let launch =
+            self.launch(gpu, &kernel, g)?.input(given.qkv)?.input(given.routes)?.number(given.scale, DType::F32);
+        let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv)).output(delta)?;
+        // SAFETY: as above; dqkv is like qkv.
+        unsafe { with_geometry(launch, g)?.run() }
+    }
+
+    fn backward_keys(
+        self,
+        gpu: &Arc<Gpu>,
+        g: Geometry,
+        given: &Given<'_>,
+        [starts, entries, delta]: [&Tensor; 3],
+        dqkv: &Out<'_>,
+    ) -> Result<()> {
+        let kernel = format!("attend_backward_keys_on_tensor_cores<{}, {}>", self.dim, self.resident);
+        let launch = self.launch(gpu, &kernel, g)?.input(given.qkv)?.input(starts)?.input(entries)?;
+        let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(delta)?.input(given.dout)?;
+        // SAFETY: as above; the lists are those of the routes.
+        unsafe { with_geometry(launch.out(Some(dqkv)), g)?.run() }
+    }
+
+    fn launch<'a>(self, gpu: &'a Arc<Gpu>, kernel: &str, g: Geometry) -> Result<Launch<'a>> {
+        let blocks = g.images * g.heads * if self.resident { 1 } else { g.regions() };
+        let launch = KERNELS.launch(gpu, kernel, DType::Bf16)?.threads(32 * Self::WARPS).blocks(blocks);
+        Ok(launch.shared(self.shared(g)))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,285 @@
+// Attention in bf16 on tensor cores, for heads whose queries, keys and values have D channels: 32, 64 or 96.
+//
+// Keys are the rows of each product and queries its columns, in groups of eight: so a region of 4, 16 or 64 queries fills
+// a product as well as it can. A warp takes one or two groups (GROUPS) and goes through their keys in tiles of 64. With
+// S = K·Qᵀ a query's scores lie in one column, spread over eight lanes; exp(S)ᵀ, transposed in registers, is the right
+// factor of O = Vᵀ·P.
+//
+// Keys and values come into shared memory once. Where all of an image's fit (RESIDENT), a block is an image and a head,
+// and its warps share out the regions: what is routed to k times is read from memory once. Otherwise a block is a
+// region, whose tiles it fetches one after the other.
+
+#pragma once
+#include "tiles.cuh"
+
+// One warp's queries on their way through the keys.
+template <int D, int GROUPS>
+struct Attending {
+    u32 queries[GROUPS][D / 16][2];
+    float outputs[GROUPS][D / 16][4];
+    // Of the columns 2p and 2p + 1: the largest score so far, in powers of two, and the sum relative to it.
+    float most[GROUPS][2], sum[GROUPS][2];
+
+    __device__ __forceinline__ void begin() {
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+#pragma unroll
+            for (int part = 0; part < D / 16; part++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) outputs[group][part][i] = 0;
+#pragma unroll
+            for (int column = 0; column < 2; column++) most[group][column] = -INFINITY, sum[group][column] = 0;
+        }
+    }
+
+    // Takes in a tile of which `count` rows are keys.
+    __device__ __forceinline__ void attend(Rows<D> keys, Rows<D> values, const TileRows& at, int count, float scale) {
+        float scores[GROUPS][STEPS][4];
+        tile_product(scores, keys, at, queries);
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+#pragma unroll
+            for (int column = 0; column < 2; column++) {
+                float largest = -INFINITY;
+#pragma unroll
+                for (int step = 0; step < STEPS; step++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        float& score = scores[group][step][half * 2 + column];
+                        score = step * 16 + half * 8 + int(lane() / 4) < count ? score * scale : -INFINITY;
+                        largest = fmaxf(largest, score);
+                    }
+                float now = fmaxf(most[group][column], column_max(largest)), total = 0;
+#pragma unroll
+                for (int step = 0; step < STEPS; step++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        float& weight = scores[group][step][half * 2 + column];
+                        weight = exp2_fast(weight - now);
+                        total += weight;
+                    }
+                float shrink = exp2_fast(most[group][column] - now);
+                sum[group][column] = sum[group][column] * shrink + column_sum(total);
+                most[group][column] = now;
+#pragma unroll
+                for (int part = 0; part < D / 16; part++) {
+                    outputs[group][part][column] *= shrink;
+                    outputs[group][part][2 + column] *= shrink;
+                }
+            }
+        }
+        add_weighted(outputs, values, at, scores);
+    }
+
+    template <typename Pixel>
+    __device__ __forceinline__ void finish(bf16* out, int stride, float* lse, int count, Pixel pixel) {
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (int column = 0; column < 2; column++) {
+                float inverse = 1 / sum[group][column];
+#pragma unroll
+                for (int part = 0; part < D / 16; part++) {
+                    outputs[group][part][column] *= inverse;
+                    outputs[group][part][2 + column] *= inverse;
+                }
+                int query = group * 8 + lane() % 4 * 2 + column;
+                if (lane() < 4 && query < count)
+                    lse[pixel(query)] = most[group][column] / LOG2_E + logf(sum[group][column]);
+            }
+        store_columns<D>(outputs, out, stride, count, 0, pixel);
+    }
+};
+
+// out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh.
+template <int D, int GROUPS, bool RESIDENT>
+__global__ void __launch_bounds__(WARPS * 32)
+    attend_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
+    const Geometry g = THE_GEOMETRY;
+    const BlockWork<RESIDENT> work(g);
+    const int row = g.row();
+    qkv += work.image * g.tokens() * row + work.head * D;
+    out += work.image * g.tokens() * v_dim + work.head * D;
+    lse += (work.image * heads + work.head) * g.tokens();
+    routes += work.image * g.regions() * topk;
+    DYNAMIC_SHARED(bf16, shared);
+    Pair<D, RESIDENT> held(g, shared, qkv + qk_dim, row, qkv + 2 * qk_dim, row);
+    for_each_chunk<RESIDENT>(g, work.region, GROUPS * 8, [&](int region, int first) {
+        const int count = g.region_tokens() - first;
+        auto query = [&](int i) { return g.pixel(region, first + i); };
+        auto routed = [&](int i) { return int(routes[region * topk + i]); };
+        Attending<D, GROUPS> attending;
+        load_columns<D>(attending.queries, qkv, row, count, query);
+        attending.begin();
+        held.for_each_tile(g, g.keys(), routed, [&](const TileRows& rows, int keys, int) {
+            attending.attend(held.first, held.second, rows, keys, scale * LOG2_E);
+        });
+        attending.finish(out, v_dim, lse, count, query);
+    });
+}
+
+// The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = P∘(dP − delta), dQ = s·dSᵀ·k.
+// With one tile of keys its scores serve both passes.
+template <int D, int GROUPS, bool RESIDENT>
+__global__ void __launch_bounds__(WARPS * 32)
+    attend_backward_queries_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, const float* lse,
+                                            const bf16* dout, bf16* dqkv, int accumulate, float* delta, GEOMETRY) {
+    const Geometry g = THE_GEOMETRY;
+    const BlockWork<RESIDENT> work(g);
+    const int row = g.row();
+    qkv += work.image * g.tokens() * row + work.head * D, dqkv += work.image * g.tokens() * row + work.head * D;
+    dout += work.image * g.tokens() * v_dim + work.head * D;
+    lse += (work.image * heads + work.head) * g.tokens(), delta += (work.image * heads + work.head) * g.tokens();
+    routes += work.image * g.regions() * topk;
+    DYNAMIC_SHARED(bf16, shared);
+    Pair<D, RESIDENT> held(g, shared, qkv + qk_dim, row, qkv + 2 * qk_dim, row);
+    for_each_chunk<RESIDENT>(g, work.region, GROUPS * 8, [&](int region, int first) {
+        const int count = g.region_tokens() - first;
+        auto query = [&](int i) { return g.pixel(region, first + i); };
+        auto routed = [&](int i) { return int(routes[region * topk + i]); };
+        u32 queries[GROUPS][D / 16][2], upstream[GROUPS][D / 16][2];
+        load_columns<D>(queries, qkv, row, count, query);
+        load_columns<D>(upstream, dout, v_dim, count, query);
+        float gradients[GROUPS][D / 16][4], denominators[GROUPS][2], deltas[GROUPS][2];
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+#pragma unroll
+            for (int part = 0; part < D / 16; part++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) gradients[group][part][i] = 0;
+#pragma unroll
+            for (int column = 0; column < 2; column++) {
+                int i = group * 8 + lane() % 4 * 2 + column;
+                denominators[group][column] = i < count ? lse[query(i)] * LOG2_E : 0;
+                deltas[group][column] = 0;
+            }
+        }
+        const bool one_tile = g.keys() <= TILE;
+        for (int pass = one_tile ? 1 : 0; pass < 2; pass++) {
+            held.for_each_tile(g, g.keys(), routed, [&](const TileRows& rows, int keys, int) {
+                float scores[GROUPS][STEPS][4], slopes[GROUPS][STEPS][4];
+                tile_product(scores, held.first, rows, queries);
+                tile_product(slopes, held.second, rows, upstream);
+#pragma unroll
+                for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+                    for (int column = 0; column < 2; column++) {
+                        float sum = 0;
+#pragma unroll
+                        for (int step = 0; step < STEPS; step++)
+#pragma unroll
+                            for (int half = 0; half < 2; half++) {
+                                float& score = scores[group][step][half * 2 + column];
+                                bool is_key = step * 16 + half * 8 + int(lane() / 4) < keys;
+                                score = is_key ? exp2_fast(score * scale * LOG2_E - denominators[group][column]) : 0;
+                                sum += score * slopes[group][step][half * 2 + column];
+                            }
+                        if (pass == 0 || one_tile) deltas[group][column] += column_sum(sum);
+#pragma unroll
+                        for (int step = 0; step < STEPS; step++)
+#pragma unroll
+                            for (int half = 0; half < 2; half++) {
+                                int i = half * 2 + column;
+                                scores[group][step][i] *= scale * (slopes[group][step][i] - deltas[group][column]);
+                            }
+                    }
+                if (pass == 1) add_weighted(gradients, held.first, rows, scores);
+            });
+        }
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (int column = 0; column < 2; column++) {
+                int i = group * 8 + lane() % 4 * 2 + column;
+                if (lane() < 4 && i < count) delta[query(i)] = deltas[group][column];
+            }
+        store_columns<D>(gradients, dqkv, row, count, accumulate, query);
+    });
+}
+
+// The keys' and values' parts of dqkv, as `attend_backward_keys` of attention.cuh. A warp owns sixteen keys, and goes
+// through the queries of all regions that are routed to them: dV = P·dO and dK = s·dS·q, where P and dS (16 keys, 16
+// queries) are left factors as they come out of the products before.
+template <int D, bool RESIDENT>
+__global__ void __launch_bounds__(WARPS * 32)
+    attend_backward_keys_on_tensor_cores(const bf16* qkv, const u32* starts, const u32* entries, float scale,
+                                         const float* lse, const float* delta, const bf16* dout, bf16* dqkv,
+                                         int accumulate, GEOMETRY) {
+    const Geometry g = THE_GEOMETRY;
+    const BlockWork<RESIDENT> work(g);
+    const int row = g.row(), tokens = g.region_tokens();
+    qkv += work.image * g.tokens() * row + work.head * D, dqkv += work.image * g.tokens() * row + work.head * D;
+    dout += work.image * g.tokens() * v_dim + work.head * D;
+    lse += (work.image * heads + work.head) * g.tokens(), delta += (work.image * heads + work.head) * g.tokens();
+    starts += work.image * (g.regions() + 1), entries += work.image * g.regions() * topk;
+    DYNAMIC_SHARED(bf16, shared);
+    Pair<D, RESIDENT> held(g, shared, qkv, row, dout, v_dim);
+    for_each_chunk<RESIDENT>(g, work.region, 16, [&](int region, int first) {
+        const int count = tokens - first;
+        const u32* routed = entries + starts[region];
+        const int queries = int(starts[region + 1] - starts[region]) * tokens;
+        auto key = [&](int i) { return g.pixel(region, first + i); };
+        auto chooser = [&](int i) { return int(routed[i]); };
+        u32 keys[D / 16][4], values[D / 16][4];
+        load_rows<D>(keys, qkv + qk_dim, row, count, key);
+        load_rows<D>(values, qkv + 2 * qk_dim, row, count, key);
+        float dkeys[D / 8][4], dvalues[D / 8][4];
+#pragma unroll
+        for (int part = 0; part < D / 8; part++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) dkeys[part][i] = dvalues[part][i] = 0;
+        held.for_each_tile(g, queries, chooser, [&](const TileRows& rows, int here, int from) {
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                if (step * 16 >= here) break;
+                float scores[2][4] = {}, slopes[2][4] = {}; // (16 keys, 8 queries) twice
+#pragma unroll
+                for (int part = 0; part < D / 16; part++) {
+                    u32 right[4];
+                    int channel = part * 16 + lane() / 8 % 2 * 8;
+                    load_matrices(right, held.first.at(rows.transposed[step], channel));
+                    multiply_add(scores[0], keys[part], {right[0], right[1]});
+                    multiply_add(scores[1], keys[part], {right[2], right[3]});
+                    load_matrices(right, held.second.at(rows.transposed[step], channel));
+                    multiply_add(slopes[0], values[part], {right[0], right[1]});
+                    multiply_add(slopes[1], values[part], {right[2], right[3]});
+                }
+                u32 p[4], ds[4];
+#pragma unroll
+                for (int group = 0; group < 2; group++) {
+#pragma unroll
+                    for (int column = 0; column < 2; column++) {
+                        int i = step * 16 + group * 8 + lane() % 4 * 2 + column, query = from + i;
+                        int pixel = i < here ? g.pixel(chooser(query / tokens), query % tokens) : 0;
+                        float denominator = i < here ? lse[pixel] * LOG2_E : INFINITY, own = i < here ? delta[pixel] : 0;
+#pragma unroll
+                        for (int half = 0; half < 2; half++) {
+                            float& score = scores[group][half * 2 + column];
+                            float& slope = slopes[group][half * 2 + column];
+                            score = exp2_fast(score * scale * LOG2_E - denominator);
+                            slope = scale * score * (slope - own);
+                        }
+                    }
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        p[group * 2 + half] = pack_bf16(scores[group][half * 2], scores[group][half * 2 + 1]);
+                        ds[group * 2 + half] = pack_bf16(slopes[group][half * 2], slopes[group][half * 2 + 1]);
+                    }
+                }
+#pragma unroll
+                for (int part = 0; part < D / 16; part++) {
+                    u32 right[4];
+                    int channel = part * 16 + lane() / 16 * 8;
+                    load_transposed(right, held.second.at(rows.plain[step], channel));
+                    multiply_add(dvalues[part * 2], p, {right[0], right[1]});
+                    multiply_add(dvalues[part * 2 + 1], p, {right[2], right[3]});
+                    load_transposed(right, held.first.at(rows.plain[step], channel));
+                    multiply_add(dkeys[part * 2], ds, {right[0], right[1]});
+                    multiply_add(dkeys[part * 2 + 1], ds, {right[2], right[3]});
+                }
+            }
+        });
+        store_rows<D>(dkeys, dqkv + qk_dim, row, count, accumulate, key);
+        store_rows<D>(dvalues, dqkv + 2 * qk_dim, row, count, accumulate, key);
+    });
+}

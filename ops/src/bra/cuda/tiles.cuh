@@ -1,0 +1,244 @@
+// Tiles of tokens in shared memory, and their products on tensor cores: what tensor_cores.cuh is made of.
+
+#pragma once
+#include "geometry.cuh"
+#include "instructions.cuh"
+
+constexpr int TILE = 64;          // keys of a tile
+constexpr int STEPS = TILE / 16;  // products of 16 keys in it
+constexpr int WARPS = 4;          // of a block
+constexpr float LOG2_E = 1.4426950408889634f;
+
+// Rows of D channels in shared memory. Chunks of 8 channels change places from row to row, so that eight rows' chunks
+// of the same channels lie in different banks.
+template <int D>
+struct Rows {
+    bf16* data;
+
+    __device__ __forceinline__ bf16* at(int row, int channel) const {
+        int turn = D == 64 ? row & 7 : row >> 1 & 3;
+        return data + row * D + ((channel / 8 ^ turn) * 8 + channel % 8);
+    }
+};
+
+// Begins to copy `count` tokens into rows, and zeros into those up to `rows`. `pixel(i)` is where the i-th token lies.
+template <int D, typename Pixel>
+__device__ __forceinline__ void fetch(Rows<D> to, int rows, const bf16* map, int stride, int count, Pixel pixel) {
+    constexpr int CHUNKS = D / 8;
+    for (int i = threadIdx.x; i < rows * CHUNKS; i += WARPS * 32) {
+        int row = i / CHUNKS, channel = i % CHUNKS * 8;
+        bool exists = row < count;
+        copy_async(to.at(row, channel), map + (exists ? i64(pixel(row)) * stride + channel : 0), exists);
+    }
+}
+
+// Queries (or their gradients) as right factors: groups of eight columns, D rows. A lane holds those of column
+// lane / 4, straight from memory; zeros where there is no query.
+template <int D, int GROUPS, typename Pixel>
+__device__ __forceinline__ void load_columns(u32 (&to)[GROUPS][D / 16][2], const bf16* map, int stride, int count,
+                                             Pixel pixel) {
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        int query = group * 8 + lane() / 4;
+        const bf16* from = map + i64(pixel(max(min(query, count - 1), 0))) * stride + lane() % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++)
+            to[group][i / 2][i % 2] = query < count ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
+    }
+}
+
+// The rows of a tile's keys in shared memory that a lane names: as left factors as they lie (a product of 16 keys and 16
+// channels takes rows lane % 16), or transposed.
+struct TileRows {
+    int plain[STEPS], transposed[STEPS];
+
+    template <typename Row>
+    __device__ __forceinline__ TileRows(Row row) {
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            plain[step] = row(step * 16 + lane() % 16);
+            transposed[step] = row(step * 16 + lane() / 16 * 8 + lane() % 8);
+        }
+    }
+};
+
+// scores (64 keys, 8 queries a group) = rows·columns, D channels.
+template <int D, int GROUPS>
+__device__ __forceinline__ void tile_product(float (&scores)[GROUPS][STEPS][4], Rows<D> rows, const TileRows& at,
+                                             const u32 (&columns)[GROUPS][D / 16][2]) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) scores[group][step][i] = 0;
+#pragma unroll
+        for (int part = 0; part < D / 16; part++) {
+            u32 left[4];
+            load_matrices(left, rows.at(at.plain[step], part * 16 + lane() / 16 * 8));
+#pragma unroll
+            for (int group = 0; group < GROUPS; group++) multiply_add(scores[group][step], left, columns[group][part]);
+        }
+    }
+}
+
+// sums (D channels, 8 queries a group) += rowsᵀ·weights, with weights (64 keys, 8 queries a group).
+template <int D, int GROUPS>
+__device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][D / 16][4], Rows<D> rows, const TileRows& at,
+                                             const float (&weights)[GROUPS][STEPS][4]) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        u32 right[GROUPS][2];
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            const float* weight = weights[group][step];
+            right[group][0] = transpose(pack_bf16(weight[0], weight[1]));
+            right[group][1] = transpose(pack_bf16(weight[2], weight[3]));
+        }
+#pragma unroll
+        for (int part = 0; part < D / 16; part++) {
+            u32 left[4];
+            load_transposed(left, rows.at(at.transposed[step], part * 16 + lane() / 8 % 2 * 8));
+#pragma unroll
+            for (int group = 0; group < GROUPS; group++) multiply_add(sums[group][part], left, right[group]);
+        }
+    }
+}
+
+// Writes (D channels, 8 queries a group) into the queries' pixels, stored or added: transposed, so that a lane has two
+// neighbouring channels of query lane / 4.
+template <int D, int GROUPS, typename Pixel>
+__device__ __forceinline__ void store_columns(const float (&columns)[GROUPS][D / 16][4], bf16* map, int stride, int count,
+                                              int accumulate, Pixel pixel) {
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        int query = group * 8 + lane() / 4;
+        bf16* to = map + i64(pixel(max(min(query, count - 1), 0))) * stride + lane() % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            const float* pair = columns[group][i / 2] + i % 2 * 2;
+            u32 packed = transpose(pack_bf16(pair[0], pair[1]));
+            if (query >= count) continue;
+            if (accumulate) {
+                u32 old = *reinterpret_cast<u32*>(to + 8 * i);
+                packed = pack_bf16(low_half(old) + low_half(packed), high_half(old) + high_half(packed));
+            }
+            *reinterpret_cast<u32*>(to + 8 * i) = packed;
+        }
+    }
+}
+
+// The sum, or the largest, of a column: over the lanes that hold its rows.
+__device__ __forceinline__ float column_sum(float x) {
+    for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+__device__ __forceinline__ float column_max(float x) {
+    for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+// Sixteen rows of a map as a left factor, straight from memory; zeros where there is no row.
+template <int D, typename Pixel>
+__device__ __forceinline__ void load_rows(u32 (&to)[D / 16][4], const bf16* map, int stride, int count, Pixel pixel) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = half * 8 + lane() / 4;
+        const bf16* from = map + i64(pixel(max(min(row, count - 1), 0))) * stride + lane() % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++)
+            to[i / 2][i % 2 * 2 + half] = row < count ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
+    }
+}
+
+// Writes sixteen rows (of D / 8 groups of channels), stored or added.
+template <int D, typename Pixel>
+__device__ __forceinline__ void store_rows(const float (&rows)[D / 8][4], bf16* map, int stride, int count, int accumulate,
+                                           Pixel pixel) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int row = half * 8 + lane() / 4;
+        if (row >= count) continue;
+        bf16* to = map + i64(pixel(row)) * stride + lane() % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            float low = rows[i][half * 2], high = rows[i][half * 2 + 1];
+            if (accumulate) {
+                u32 old = *reinterpret_cast<u32*>(to + 8 * i);
+                low += low_half(old), high += high_half(old);
+            }
+            *reinterpret_cast<u32*>(to + 8 * i) = pack_bf16(low, high);
+        }
+    }
+}
+
+// What a block works on: an image and a head, and unless all their tokens are resident, a region.
+template <bool RESIDENT>
+struct BlockWork {
+    i64 image;
+    int head, region;
+
+    __device__ __forceinline__ BlockWork(const Geometry& g) {
+        i64 block = blockIdx.x;
+        region = RESIDENT ? 0 : int(block % g.regions());
+        block = RESIDENT ? block : block / g.regions();
+        head = block % g.heads, image = block / g.heads;
+    }
+};
+
+// Two maps of a head's channels, and where parts of both lie in shared memory: all tokens, region after region, or those
+// of a tile.
+template <int D, bool RESIDENT>
+struct Pair {
+    Rows<D> first, second;
+    const bf16 *first_map, *second_map;
+    int first_stride, second_stride;
+
+    template <typename Pixel>
+    __device__ __forceinline__ void fetch_both(int rows, int count, Pixel pixel) {
+        fetch(first, rows, first_map, first_stride, count, pixel);
+        fetch(second, rows, second_map, second_stride, count, pixel);
+        wait_for_copies();
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ Pair(const Geometry& g, bf16* shared, const bf16* first_map, int first_stride,
+                                    const bf16* second_map, int second_stride)
+        : first_map(first_map), second_map(second_map), first_stride(first_stride), second_stride(second_stride) {
+        const int tokens = g.region_tokens(), held = RESIDENT ? g.regions() * tokens : TILE;
+        first.data = shared, second.data = shared + held * D;
+        if (RESIDENT) fetch_both(held, held, [&](int i) { return g.pixel(i / tokens, i % tokens); });
+    }
+
+    // Goes through a list of `count` tokens, those of regions `region(0)`, `region(1)`, ..., tile by tile:
+    // `visit(rows of the tile, tokens in it, which is its first)`.
+    template <typename Region, typename Visit>
+    __device__ __forceinline__ void for_each_tile(const Geometry& g, int count, Region region, Visit visit) {
+        const int tokens = g.region_tokens();
+        for (int from = 0; from < count; from += TILE) {
+            const int here = min(TILE, count - from);
+            if (!RESIDENT) {
+                __syncthreads();
+                fetch_both(TILE, here, [&](int i) { return g.pixel(region((from + i) / tokens), (from + i) % tokens); });
+            }
+            const TileRows rows([&](int i) {
+                if (!RESIDENT) return i;
+                int token = from + min(i, here - 1);
+                return region(token / tokens) * tokens + token % tokens;
+            });
+            visit(rows, here, from);
+        }
+    }
+};
+
+// Shares out chunks of `size` tokens of a block's regions among its warps. Where tiles are fetched as they are needed all
+// warps go through them together, also one that has no tokens left.
+template <bool RESIDENT, typename Work>
+__device__ __forceinline__ void for_each_chunk(const Geometry& g, int own_region, int size, Work work) {
+    const int tokens = g.region_tokens(), chunks = (tokens + size - 1) / size;
+    if (RESIDENT) {
+        for (int i = warp(); i < g.regions() * chunks; i += WARPS) work(i / chunks, i % chunks * size);
+    } else {
+        for (int first = 0; first < tokens; first += WARPS * size) work(own_region, first + int(warp()) * size);
+    }
+}

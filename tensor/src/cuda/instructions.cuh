@@ -1,0 +1,101 @@
+// Instructions that C++ has no words for: tensor cores, the loads that feed them, asynchronous copies.
+//
+// A warp holds a matrix in fragments. With g = lane / 4 and p = lane % 4, an 8x8 matrix of bf16 is one register a lane:
+// row g, columns 2p and 2p + 1. A product takes A (16x16) as four of them (rows g; g + 8; g, columns + 8; g + 8,
+// columns + 8), B (16x8) as two that hold its transpose (column g, rows 2p and 2p + 1; rows + 8), and gives D (16x8) as
+// four floats: row g, columns 2p and 2p + 1; row g + 8, the same columns.
+#pragma once
+
+// Two floats as bf16, the first in the lower half.
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+#ifdef EMULATED
+    return u32(emulated::round_to_bf16(low)) | u32(emulated::round_to_bf16(high)) << 16;
+#else
+    u32 packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+#endif
+}
+
+__device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// D += A·B
+__device__ __forceinline__ void multiply_add(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#ifdef EMULATED
+    emulated::multiply_add(d, a, b);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// Four 8x8 matrices from shared memory: lane l names row l % 8 of matrix l / 8, 16 bytes, aligned.
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], const bf16* row) {
+#ifdef EMULATED
+    emulated::load_matrices(to, row, false);
+#else
+    u32 address = __cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+#endif
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void load_transposed(u32 (&to)[4], const bf16* row) {
+#ifdef EMULATED
+    emulated::load_matrices(to, row, true);
+#else
+    u32 address = __cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
+#endif
+}
+
+// An 8x8 matrix, transposed in the warp's registers.
+__device__ __forceinline__ u32 transpose(u32 matrix) {
+#ifdef EMULATED
+    return emulated::transpose(matrix);
+#else
+    u32 transposed;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(matrix));
+    return transposed;
+#endif
+}
+
+// Begins to copy 16 bytes from global to shared memory, or zeros where there is nothing.
+__device__ __forceinline__ void copy_async(void* shared, const void* global, bool exists) {
+#ifdef EMULATED
+    emulated::copy_async(shared, global, exists);
+#else
+    u32 address = __cvta_generic_to_shared(shared);
+    int bytes = exists ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes) : "memory");
+#endif
+}
+
+// Waits for all copies that this thread has begun. The others' are seen after a barrier.
+__device__ __forceinline__ void wait_for_copies() {
+#ifdef EMULATED
+    emulated::wait_for_copies();
+#else
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// 2ˣ, to 2 ulp; 0 for −∞.
+__device__ __forceinline__ float exp2_fast(float x) {
+#ifdef EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
