@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use tensor::cuda::{Gpu, Module, Operand, Product, elements};
+use tensor::rng::Philox;
 use tensor::{DType, Device, Error, Tensor, bf16};
 
 /// The emulated device, or none where there is no compiler; then the test says that it is skipped. In CI it may not be.
@@ -135,6 +136,33 @@ fn products_of_every_kind() {
                     );
                 }
             }
+        }
+    }
+}
+
+static RANDOM: Module = Module {
+    name: "random",
+    source: r"
+        __global__ void random_words(u64 seed, u64 stream, i64 first, u32* out) {
+            i64 i = first_element();
+            out[i] = Philox{seed, stream}.word(first + i);
+        }
+    ",
+    headers: &[],
+    kernels: &["random_words"],
+};
+
+#[test]
+fn random_numbers_are_those_of_the_cpu() {
+    let Some(gpu) = emulated() else { return };
+    let mut words = Tensor::empty_on(&Device::Cuda(Arc::clone(&gpu)), [256], DType::Index).unwrap();
+    for rng in [Philox::new(0, 0), Philox::new(u64::MAX, 1 << 40), Philox::keyed(7, &[1, 2, 3])] {
+        for first in [0, 5, (1 << 34) - 100, 1 << 62] {
+            let launch = RANDOM.launch(&gpu, "random_words", DType::F32).unwrap().over(256);
+            // SAFETY: each thread writes its own place.
+            unsafe { launch.random(&rng).count(first).output(&mut words).unwrap().run().unwrap() };
+            let expected: Vec<u32> = (0..256).map(|i| rng.word(first as u64 + i)).collect();
+            assert_eq!(words.to_vec::<u32>().unwrap(), expected, "{rng:?} from {first}");
         }
     }
 }
