@@ -140,6 +140,41 @@ fn products_of_every_kind() {
     }
 }
 
+#[test]
+fn a_view_goes_into_a_part_of_a_tensor() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(gpu);
+    let values = |x: &Tensor| x.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+        let matrix =
+            |rows, width| Tensor::from_slice(&numbers(rows * width), [rows, width]).unwrap().cast(dtype).unwrap();
+        // Where a block begins in a matrix (3, 40), and how wide it is; packs begin and end at whole 16 bytes.
+        for (row, column, width) in [(0, 0, 40), (1, 8, 24), (1, 7, 24), (0, 8, 23), (2, 0, 1)] {
+            let transposed = matrix(width, 3 - row);
+            let block = transposed.permute(&[1, 0]).unwrap();
+            let columns_lie_together = transposed.to_device(&device).unwrap().permute(&[1, 0]).unwrap();
+            for there in [block.to_device(&device).unwrap(), columns_lie_together] {
+                let mut whole = matrix(3, 40).to_device(&device).unwrap();
+                let mut expected = values(&whole);
+                for accumulate in [false, true] {
+                    let out = whole.as_out("test", accumulate).unwrap();
+                    elements::put_within(out, row * 40 + column, &[40, 1], &there).unwrap();
+                    for (i, value) in values(&block).into_iter().enumerate() {
+                        let place = &mut expected[(row + i / width) * 40 + column + i % width];
+                        *place = if accumulate { *place + value } else { value };
+                    }
+                    // The double of a number is exact in every type.
+                    assert_eq!(values(&whole), expected, "{dtype}, {width} from ({row}, {column}) on, {accumulate}");
+                }
+            }
+        }
+    }
+    let mut out = Tensor::zeros_on(&device, [10], DType::F32).unwrap();
+    let block = Tensor::zeros_on(&device, [2, 2], DType::F32).unwrap();
+    let error = elements::put_within(out.as_out("test", false).unwrap(), 4, &[5, 1], &block).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { index: 10, bound: 10, .. }), "{error}");
+}
+
 static RANDOM: Module = Module {
     name: "random",
     source: r"

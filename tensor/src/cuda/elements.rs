@@ -65,11 +65,12 @@ pub fn put(out: Out<'_>, values: &Tensor) -> Result<()> {
 
 /// Stores or adds the elements of a view in a part of `out`, and leaves the rest as it is: element (i, j, ...) goes to
 /// `start` plus the sum of the positions times the strides. The mirror image of reading a view; two elements must not go
-/// to one place. Errors: [`Error::DType`], [`Error::OutOfRange`].
+/// to one place. Errors: [`Error::DType`], [`Error::OutOfRange`]. Panics unless there is a stride for each axis.
 pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor) -> Result<()> {
+    assert_eq!(strides.len(), values.rank(), "strides of a place for values");
     let (dtype, count) = (values.dtype(), values.count());
     out.expect("put", dtype)?;
-    let (source, target) = (Layout::merged(values.shape(), values.strides()), Layout::merged(values.shape(), strides));
+    let (source, target) = (Layout::new(values.shape(), values.strides()), Layout::new(values.shape(), strides));
     let last = start + target.reach();
     if count > 0 && last >= out.count() {
         return Err(Error::OutOfRange { op: "put", what: "the last element", index: last, bound: out.count() });

@@ -161,18 +161,11 @@ impl Launch<'_> {
         }
     }
 
-    /// Any view that the kernel reads, as two parameters: a pointer, and a `Layout`. [`Error::Argument`] when it has more
-    /// than six axes.
+    /// Any view that the kernel reads, as two parameters: a pointer, and a `Layout`, which tells where the i-th element
+    /// lies, and has fewer axes than the view where those are enough. [`Error::Argument`] when they are more than six.
     pub fn view(self, tensor: &Tensor) -> Result<Self> {
         let address = tensor.address(self.op, self.gpu)?;
-        self.pointer(address).layout(&Layout::plain(tensor.shape(), tensor.strides()))
-    }
-
-    /// As [`Launch::view`], for a kernel that asks for nothing but the place of the i-th element: the axes are as few as
-    /// lead there.
-    pub fn elements(self, tensor: &Tensor) -> Result<Self> {
-        let address = tensor.address(self.op, self.gpu)?;
-        self.pointer(address).layout(&Layout::merged(tensor.shape(), tensor.strides()))
+        self.pointer(address).layout(&Layout::new(tensor.shape(), tensor.strides()))
     }
 
     /// A `Layout`. [`Error::Argument`] when it has more than six axes.
