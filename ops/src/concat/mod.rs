@@ -6,8 +6,8 @@
 //! **Backward.** Each element goes to one element, so the gradient of a part is the range of dy where the
 //! part lies. Nothing is saved but the places.
 //!
-//! Parts must be contiguous; f32 or f64 (on a GPU also bf16), all the same. Errors: [`tensor::Error::Argument`] when there is
-//! no part, [`tensor::Error::Axis`], [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
+//! Parts must be contiguous; f32 or f64 (on a GPU also bf16), all the same. Errors: [`tensor::Error::Argument`]
+//! when there is no part, [`tensor::Error::Axis`], [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`].
 
 pub mod cases;

@@ -3,15 +3,20 @@
 use super::Regions;
 use crate::scale::cuda::scale;
 use tensor::cuda::Out;
-use tensor::cuda::elements::{put, scaled_sum_rows};
+use tensor::cuda::elements::{put, sum_rows};
 use tensor::{Result, Tensor};
 
-pub fn forward(x: &Tensor, map: Regions, y: &mut Tensor) -> Result<()> {
+/// y (N, C), whose sums are rounded to its type once they are means.
+pub fn forward(x: &Tensor, map: Regions) -> Result<Tensor> {
     let tokens = map.tokens[0] * map.tokens[1];
-    let extents = [map.images, tokens, map.channels];
-    scaled_sum_rows(&x.contiguous()?, extents, 1.0 / tokens as f64, y.as_out("mean_pool", false)?)
+    let wide = || Tensor::empty_on(&x.device(), [map.images, map.channels], x.dtype().wide());
+    let (mut sums, mut means) = (wide()?, wide()?);
+    sum_rows(&x.contiguous()?, [map.images, tokens, map.channels], sums.as_out("mean_pool", false)?)?;
+    scale(&sums, 1.0 / tokens as f64, means.as_out("mean_pool", false)?)?;
+    means.cast(x.dtype())
 }
 
+/// dx (N, H, W, C) from dy (N, C).
 pub fn backward(dy: &Tensor, map: Regions, out: Out<'_>) -> Result<()> {
     let tokens = map.tokens[0] * map.tokens[1];
     let mut token = Tensor::empty_on(&dy.device(), [map.images, 1, map.channels], dy.dtype())?;

@@ -25,14 +25,14 @@ pub(crate) const SUMMARY: &str = "mean over height and width, (N, H, W, C) -> (N
 /// The mean of x (N, H, W, C) over its tokens: (N, C).
 pub fn mean_pool<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     let map = Regions::new("mean_pool", x.value(), [1, 1])?;
-    let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, [map.images, map.channels], x.dtype())?;
-    match device {
+    let y = match x.value().device() {
         Device::Cpu => match_float!(x.dtype(), "mean_pool", T => {
+            let mut y = Tensor::empty([map.images, map.channels], x.dtype());
             cpu::forward::<T>(Tokens::new("mean_pool", x.value())?, map, y.as_mut_slice("mean_pool")?);
+            y
         }),
-        Device::Cuda(_) => cuda::forward(x.value(), map, &mut y)?,
-    }
+        Device::Cuda(_) => cuda::forward(x.value(), map)?,
+    };
     x.tape().record("mean_pool", &[x], y, || MeanPool { map })
 }
 

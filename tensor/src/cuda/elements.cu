@@ -55,13 +55,12 @@ __global__ void sum_rows(const T* x, wide<T>* partial, i64 rows, int columns, in
     }
 }
 
-// to[i] (+)= factor times the sum of partial[piece][i] over the pieces, in order; partial sums lie `stride` elements apart.
+// to[i] (+)= the sum of partial[piece][i] over the pieces, in order; partial sums lie `stride` elements apart.
 template <typename T>
-__global__ void finish_sums(const wide<T>* partial, int pieces, i64 stride, wide<T> factor, T* to, int accumulate,
-                            i64 count) {
+__global__ void finish_sums(const wide<T>* partial, int pieces, i64 stride, T* to, int accumulate, i64 count) {
     i64 i = first_element();
     if (i >= count) return;
     wide<T> sum = 0;
     for (int piece = 0; piece < pieces; piece++) sum += partial[piece * stride + i];
-    put(to + i, factor * sum, accumulate);
+    put(to + i, sum, accumulate);
 }

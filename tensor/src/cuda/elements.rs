@@ -70,7 +70,7 @@ pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor
     assert_eq!(strides.len(), values.rank(), "strides of a place for values");
     let (dtype, count) = (values.dtype(), values.count());
     out.expect("put", dtype)?;
-    let (source, target) = (Layout::new(values.shape(), values.strides()), Layout::new(values.shape(), strides));
+    let (source, target) = (Layout::merged(values.shape(), values.strides()), Layout::merged(values.shape(), strides));
     let last = start + target.reach();
     if count > 0 && last >= out.count() {
         return Err(Error::OutOfRange { op: "put", what: "the last element", index: last, bound: out.count() });
@@ -98,12 +98,7 @@ pub fn pieces(rows: usize) -> usize {
 
 /// out (O, I) = Σ x (O, S, I) over S, in a fixed order; `extents` are O, S and I. `out` has the type of x, or that of
 /// its sums ([`DType::wide`]). Errors: [`Error::DType`], [`Error::NotContiguous`].
-pub fn sum_rows(x: &Tensor, extents: [usize; 3], out: Out<'_>) -> Result<()> {
-    scaled_sum_rows(x, extents, 1.0, out)
-}
-
-/// As [`sum_rows`], each sum times a factor.
-pub fn scaled_sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], factor: f64, out: Out<'_>) -> Result<()> {
+pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) -> Result<()> {
     let gpu = out.gpu();
     let (pieces, sums) = (pieces(rows), x.dtype().wide());
     let mut partial = Tensor::empty_on(&x.device(), [pieces, outer, columns], sums)?;
@@ -111,16 +106,12 @@ pub fn scaled_sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], factor: f
     let launch = KERNELS.launch(gpu, "sum_rows<T>", x.dtype())?.grid(blocks).input(x)?.output(&mut partial)?;
     // SAFETY: x has O·S·I elements, and there is a place for each partial sum.
     unsafe { launch.count(rows).extents([columns, pieces])?.run()? };
-    finish(&partial, 0, factor, out)
+    finish_sums(&partial, 0, out)
 }
 
 /// out = the sum over the first axis of partial sums (pieces, ...), of the elements from `start` on, in order. Errors:
 /// [`Error::NotContiguous`].
 pub fn finish_sums(partial: &Tensor, start: usize, out: Out<'_>) -> Result<()> {
-    finish(partial, start, 1.0, out)
-}
-
-fn finish(partial: &Tensor, start: usize, factor: f64, out: Out<'_>) -> Result<()> {
     let pieces = partial.shape().first().copied().unwrap_or(1);
     let stride = partial.count().checked_div(pieces).unwrap_or(0);
     let count = out.count();
@@ -132,7 +123,6 @@ fn finish(partial: &Tensor, start: usize, factor: f64, out: Out<'_>) -> Result<(
     }
     let part = partial.reshape([partial.count()])?.slice(0, start..partial.count())?;
     let launch = KERNELS.launch(out.gpu(), "finish_sums<T>", out.dtype())?.over(count).input(&part)?;
-    let launch = launch.extents([pieces])?.count(stride).number(factor, out.dtype());
     // SAFETY: every piece has the sums that are added up, by the check above.
-    unsafe { launch.out(Some(&out)).count(count).run() }
+    unsafe { launch.extents([pieces])?.count(stride).out(Some(&out)).count(count).run() }
 }

@@ -1,4 +1,4 @@
-//! Where the elements of a view lie, told in as few axes as possible.
+//! Where the elements of a view lie.
 
 use crate::{Error, Result};
 use smallvec::SmallVec;
@@ -6,8 +6,7 @@ use smallvec::SmallVec;
 /// The axes of a `Layout` in `prelude.cuh`.
 const AXES: usize = 6;
 
-/// Extents and strides that lead to the elements of a view in order. They need not be the view's own: a contiguous tensor
-/// is one axis, whatever its shape.
+/// Extents and strides that lead to the elements of a view in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Extent and stride, outermost first.
@@ -15,8 +14,14 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Neighbouring axes become one where a step along the outer one is as long as the whole inner one.
-    pub fn new(extents: &[usize], strides: &[usize]) -> Self {
+    /// The axes as they are.
+    pub fn plain(extents: &[usize], strides: &[usize]) -> Self {
+        Self { axes: extents.iter().copied().zip(strides.iter().copied()).collect() }
+    }
+
+    /// As few axes as lead to the same places: neighbours become one where a step along the outer one is as long as the
+    /// whole inner one. A contiguous tensor is a single axis.
+    pub fn merged(extents: &[usize], strides: &[usize]) -> Self {
         let mut axes = SmallVec::<[(usize, usize); AXES]>::new();
         for (&extent, &stride) in extents.iter().zip(strides).filter(|&(&extent, _)| extent != 1) {
             match axes.last_mut() {
@@ -60,7 +65,7 @@ mod tests {
 
     #[test]
     fn axes_are_merged_where_they_are_one() {
-        let axes = |extents: &[usize], strides: &[usize]| Layout::new(extents, strides).axes.to_vec();
+        let axes = |extents: &[usize], strides: &[usize]| Layout::merged(extents, strides).axes.to_vec();
         assert_eq!(axes(&[2, 3, 5], &[15, 5, 1]), [(30, 1)]);
         assert_eq!(axes(&[2, 3, 5], &[30, 10, 1]), [(6, 10), (5, 1)]);
         assert_eq!(axes(&[2, 1, 5], &[5, 77, 1]), [(10, 1)]);
@@ -71,7 +76,7 @@ mod tests {
 
     #[test]
     fn packs_are_whole_and_aligned() {
-        let packs = |extents: &[usize], strides: &[usize]| Layout::new(extents, strides).is_in_packs(4);
+        let packs = |extents: &[usize], strides: &[usize]| Layout::merged(extents, strides).is_in_packs(4);
         assert!(packs(&[3, 8], &[12, 1]));
         assert!(packs(&[2, 6], &[6, 1]), "12 elements in a row");
         assert!(!packs(&[3, 8], &[10, 1]), "rows begin anywhere");

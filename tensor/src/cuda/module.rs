@@ -161,11 +161,18 @@ impl Launch<'_> {
         }
     }
 
-    /// Any view that the kernel reads, as two parameters: a pointer, and a `Layout`, which tells where the i-th element
-    /// lies, and has fewer axes than the view where those are enough. [`Error::Argument`] when they are more than six.
+    /// Any view that the kernel reads, as two parameters: a pointer, and a `Layout`. [`Error::Argument`] when it has more
+    /// than six axes.
     pub fn view(self, tensor: &Tensor) -> Result<Self> {
         let address = tensor.address(self.op, self.gpu)?;
-        self.pointer(address).layout(&Layout::new(tensor.shape(), tensor.strides()))
+        self.pointer(address).layout(&Layout::plain(tensor.shape(), tensor.strides()))
+    }
+
+    /// As [`Launch::view`], for a kernel that asks for nothing but the places of elements in order: the axes are not the
+    /// view's, but as few as lead there.
+    pub fn elements(self, tensor: &Tensor) -> Result<Self> {
+        let address = tensor.address(self.op, self.gpu)?;
+        self.pointer(address).layout(&Layout::merged(tensor.shape(), tensor.strides()))
     }
 
     /// A `Layout`. [`Error::Argument`] when it has more than six axes.
@@ -222,7 +229,7 @@ impl Launch<'_> {
         self
     }
 
-    /// A stream of random numbers, as two parameters: `u64 seed` and `u64 stream`, of which `Philox` in `prelude.cuh` is made.
+    /// A stream of random numbers, as two parameters: `u64 seed` and `u64 stream`, which make a `Philox`.
     pub fn random(mut self, rng: &Philox) -> Self {
         self.arguments.extend(rng.key().map(|word| Arg::I64(word as i64)));
         self

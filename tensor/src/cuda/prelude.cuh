@@ -137,8 +137,7 @@ __device__ __forceinline__ void put_pack(T* to, const wide<T> (&values)[Pack<T>:
     store_pack(to, pack, left);
 }
 
-// The elements of a view in order, along as few axes as it takes, six at most: extents and strides, in elements, the last
-// axis last.
+// Any view of up to six axes: extents and strides, in elements, the last axis last.
 struct Layout {
     i64 extents[6], strides[6];
 
