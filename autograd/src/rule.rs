@@ -247,12 +247,11 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             self.slots.interior[target.node] = State::Filled(gradient.contiguous()?);
             return Ok(());
         }
-        let gradient = gradient.contiguous()?;
         let mut slot = self.open(input)?;
         match gradient.device() {
             Device::Cpu => match_float!(gradient.dtype(), self.op, T => {
                 if let Some(mut out) = slot.out::<T>()? {
-                    out.put(gradient.as_slice::<T>(self.op)?);
+                    out.put(gradient.contiguous()?.as_slice::<T>(self.op)?);
                 }
             }),
             Device::Cuda(_) => {

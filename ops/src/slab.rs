@@ -8,7 +8,8 @@
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::parallel::{Out, items_per_task, put};
-use tensor::{Error, Float, Result, Shape};
+use tensor::cuda::{self, elements};
+use tensor::{Error, Float, Result, Shape, Tensor};
 
 /// A slab of a contiguous tensor, in elements.
 pub struct Slab {
@@ -43,6 +44,26 @@ impl Slab {
         data.par_chunks_mut(width).with_min_len(items_per_task(width)).enumerate().for_each(|(place, data)| {
             put(data, &whole[place * self.row + self.part.start..][..width], accumulate);
         });
+    }
+
+    /// [`Slab::insert`] on a GPU.
+    pub fn insert_on_gpu(&self, slab: &Tensor, mut out: cuda::Out<'_>) -> Result<()> {
+        if !out.accumulate {
+            out.clear()?;
+        }
+        self.fill_on_gpu(slab, out)
+    }
+
+    /// Lays the slab's elements into the whole tensor on a GPU, and leaves the others as they are.
+    pub fn fill_on_gpu(&self, slab: &Tensor, out: cuda::Out<'_>) -> Result<()> {
+        let Some(rows) = slab.count().checked_div(self.part.len()) else { return Ok(()) };
+        elements::put_within(out, self.part.start, &[self.row, 1], &slab.reshape([rows, self.part.len()])?)
+    }
+
+    /// [`Slab::extract`] on a GPU.
+    pub fn extract_on_gpu(&self, whole: &Tensor, out: cuda::Out<'_>) -> Result<()> {
+        let Some(rows) = whole.count().checked_div(self.row) else { return Ok(()) };
+        elements::put(out, &whole.reshape([rows, self.row])?.slice(1, self.part.clone())?)
     }
 }
 

@@ -29,6 +29,11 @@ impl Philox {
         Self { seed, stream }
     }
 
+    /// The seed and the number of the stream.
+    pub(crate) fn key(&self) -> [u64; 2] {
+        [self.seed, self.stream]
+    }
+
     /// The four random words at `position`.
     #[inline]
     pub fn block(&self, position: u64) -> [u32; 4] {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use tensor::cuda::{Gpu, Module, Operand, Product, elements};
+use tensor::rng::Philox;
 use tensor::{DType, Device, Error, Tensor, bf16};
 
 /// The emulated device, or none where there is no compiler; then the test says that it is skipped. In CI it may not be.
@@ -135,6 +136,68 @@ fn products_of_every_kind() {
                     );
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_view_goes_into_a_part_of_a_tensor() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(gpu);
+    let values = |x: &Tensor| x.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    for dtype in [DType::F32, DType::F64, DType::Bf16] {
+        let matrix =
+            |rows, width| Tensor::from_slice(&numbers(rows * width), [rows, width]).unwrap().cast(dtype).unwrap();
+        // Where a block begins in a matrix (3, 40), and how wide it is; packs begin and end at whole 16 bytes.
+        for (row, column, width) in [(0, 0, 40), (1, 8, 24), (1, 7, 24), (0, 8, 23), (2, 0, 1)] {
+            let transposed = matrix(width, 3 - row);
+            let block = transposed.permute(&[1, 0]).unwrap();
+            let columns_lie_together = transposed.to_device(&device).unwrap().permute(&[1, 0]).unwrap();
+            for there in [block.to_device(&device).unwrap(), columns_lie_together] {
+                let mut whole = matrix(3, 40).to_device(&device).unwrap();
+                let mut expected = values(&whole);
+                for accumulate in [false, true] {
+                    let out = whole.as_out("test", accumulate).unwrap();
+                    elements::put_within(out, row * 40 + column, &[40, 1], &there).unwrap();
+                    for (i, value) in values(&block).into_iter().enumerate() {
+                        let place = &mut expected[(row + i / width) * 40 + column + i % width];
+                        *place = if accumulate { *place + value } else { value };
+                    }
+                    // The double of a number is exact in every type.
+                    assert_eq!(values(&whole), expected, "{dtype}, {width} from ({row}, {column}) on, {accumulate}");
+                }
+            }
+        }
+    }
+    let mut out = Tensor::zeros_on(&device, [10], DType::F32).unwrap();
+    let block = Tensor::zeros_on(&device, [2, 2], DType::F32).unwrap();
+    let error = elements::put_within(out.as_out("test", false).unwrap(), 4, &[5, 1], &block).unwrap_err();
+    assert!(matches!(error, Error::OutOfRange { index: 10, bound: 10, .. }), "{error}");
+}
+
+static RANDOM: Module = Module {
+    name: "random",
+    source: r"
+        __global__ void random_words(u64 seed, u64 stream, i64 first, u32* out) {
+            i64 i = first_element();
+            out[i] = Philox{seed, stream}.word(first + i);
+        }
+    ",
+    headers: &[],
+    kernels: &["random_words"],
+};
+
+#[test]
+fn random_numbers_are_those_of_the_cpu() {
+    let Some(gpu) = emulated() else { return };
+    let mut words = Tensor::empty_on(&Device::Cuda(Arc::clone(&gpu)), [256], DType::Index).unwrap();
+    for rng in [Philox::new(0, 0), Philox::new(u64::MAX, 1 << 40), Philox::keyed(7, &[1, 2, 3])] {
+        for first in [0, 5, (1 << 34) - 100, 1 << 62] {
+            let launch = RANDOM.launch(&gpu, "random_words", DType::F32).unwrap().over(256);
+            // SAFETY: each thread writes its own place.
+            unsafe { launch.random(&rng).count(first).output(&mut words).unwrap().run().unwrap() };
+            let expected: Vec<u32> = (0..256).map(|i| rng.word(first as u64 + i)).collect();
+            assert_eq!(words.to_vec::<u32>().unwrap(), expected, "{rng:?} from {first}");
         }
     }
 }

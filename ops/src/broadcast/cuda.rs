@@ -11,7 +11,7 @@ pub fn zip(module: &'static Module, kernel: &'static str, a: &Tensor, b: &Tensor
     let mut out = Tensor::empty_on(&a.device(), shape.clone(), a.dtype())?;
     b.expect(module.name, a.dtype())?;
     let (a, b) = (a.broadcast_to(shape.clone())?, b.broadcast_to(shape)?);
-    let launch = module.launch(a.gpu(module.name)?, kernel, a.dtype())?.over(out.count()).view(&a)?.view(&b)?;
+    let launch = module.launch(a.gpu(module.name)?, kernel, a.dtype())?.over(out.count()).elements(&a)?.elements(&b)?;
     let count = out.count();
     // SAFETY: both layouts are of `count` elements, as many as the result has, of one type.
     unsafe { launch.output(&mut out)?.count(count).run()? };
@@ -29,7 +29,7 @@ pub fn reduce(op: &'static str, gradient: &Tensor, to: &Shape, out: Out<'_>) -> 
     if !others {
         return sum_rows(gradient, extents, out);
     }
-    let mut sums = Tensor::empty_on(&gradient.device(), summed(whole, &axes), gradient.dtype())?;
+    let mut sums = Tensor::empty_on(&gradient.device(), summed(whole, &axes), gradient.dtype().wide())?;
     sum_rows(gradient, extents, sums.as_out(op, false)?)?;
     reduce(op, &sums, to, out)
 }

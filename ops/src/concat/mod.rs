@@ -6,8 +6,8 @@
 //! **Backward.** Each element goes to one element, so the gradient of a part is the range of dy where the
 //! part lies. Nothing is saved but the places.
 //!
-//! Parts must be contiguous, f32 or f64, all the same. Errors: [`tensor::Error::Argument`] when there is
-//! no part, [`tensor::Error::Axis`], [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
+//! Parts must be contiguous; f32 or f64 (on a GPU also bf16), all the same. Errors: [`tensor::Error::Argument`]
+//! when there is no part, [`tensor::Error::Axis`], [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`].
 
 pub mod cases;
@@ -17,7 +17,7 @@ pub mod reference;
 use crate::slab::{Slab, expect_axis};
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "tensors one after another along an axis";
@@ -35,24 +35,32 @@ pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
         }
     }
     let extent = parts.iter().map(|part| part.shape()[axis]).sum();
-    let mut y = Tensor::empty(first.shape().with(axis, extent), first.dtype());
-    match_float!(first.dtype(), "concat", T => {
-        let rows = parts.iter().map(|part| {
-            let width = part.shape()[axis..].iter().product();
-            part.value().as_slice("concat").map(|elements| (elements, width))
-        });
-        cpu::forward::<T>(&rows.collect::<tensor::Result<Vec<_>>>()?, y.as_mut_slice("concat")?);
-    });
-    let whole = y.shape().clone();
-    let rule = || {
+    let whole = first.shape().with(axis, extent);
+    let places = || {
         let place = |start: &mut usize, part: &&Var<'t>| {
             let range = *start..*start + part.shape()[axis];
             *start = range.end;
             Some(Slab::new(&whole, axis, range))
         };
-        Concat { places: parts.iter().scan(0, place).collect() }
+        parts.iter().scan(0, place).collect::<Vec<_>>()
     };
-    first.tape().record("concat", parts, y, rule)
+    let device = first.value().device();
+    let mut y = Tensor::empty_on(&device, whole.clone(), first.dtype())?;
+    match device {
+        Device::Cpu => match_float!(first.dtype(), "concat", T => {
+            let rows = parts.iter().map(|part| {
+                let width = part.shape()[axis..].iter().product();
+                part.value().as_slice("concat").map(|elements| (elements, width))
+            });
+            cpu::forward::<T>(&rows.collect::<tensor::Result<Vec<_>>>()?, y.as_mut_slice("concat")?);
+        }),
+        Device::Cuda(_) => {
+            for (part, place) in parts.iter().zip(places()) {
+                place.fill_on_gpu(part.value(), y.as_out("concat", false)?)?;
+            }
+        }
+    }
+    first.tape().record("concat", parts, y, || Concat { places: places() })
 }
 
 struct Concat {
@@ -66,11 +74,14 @@ impl Rule for Concat {
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         for (input, place) in self.places.iter().enumerate() {
             let mut slot = grads.open(input)?;
-            match_float!(dy.dtype(), "concat", T => {
-                if let Some(out) = slot.out::<T>()? {
-                    place.extract(dy.as_slice("concat")?, out);
-                }
-            });
+            match dy.device() {
+                Device::Cpu => match_float!(dy.dtype(), "concat", T => {
+                    if let Some(out) = slot.out::<T>()? {
+                        place.extract(dy.as_slice("concat")?, out);
+                    }
+                }),
+                Device::Cuda(_) => slot.out_on_gpu()?.map_or(Ok(()), |out| place.extract_on_gpu(&dy, out))?,
+            }
             grads.close(slot);
         }
         Ok(())

@@ -6,13 +6,14 @@
 //!
 //! **Backward.** y is linear in x: dx\[n\] = kₙ·dy\[n\]/(1 − p). Nothing is saved: the k are drawn again.
 //!
-//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Argument`] for p outside [0, 1),
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] for p outside [0, 1),
 //! [`tensor::Error::Shape`] for a tensor without axes, [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`]. Source: Huang et al., "Deep networks with stochastic depth", ECCV 2016; one
 //! draw per sample, as in timm's `DropPath`.
 
 pub mod cases;
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use crate::dropout::Keep;
@@ -20,9 +21,9 @@ use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
 use tensor::rng::Philox;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "drops whole samples at random, scales the rest by 1/(1-p)";
 
 /// x (N, ...) with each sample dropped with probability `p`, which `rng` decides, and the others divided
@@ -32,10 +33,14 @@ pub fn drop_path<'t>(x: &Var<'t>, p: f64, rng: Philox) -> Result<Var<'t>> {
         return Err(Error::shape("drop_path", "x (N, ...)", x.shape()).into());
     };
     let Some(keep) = Keep::new("drop_path", p, rng)? else { return Ok(x.clone()) };
-    let mut y = Tensor::empty(x.shape().clone(), x.dtype());
-    match_float!(x.dtype(), "drop_path", T => {
-        cpu::apply::<T>(x.value().as_slice("drop_path")?, samples, keep, Out::store(y.as_mut_slice("drop_path")?));
-    });
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
+    match device {
+        Device::Cpu => match_float!(x.dtype(), "drop_path", T => {
+            cpu::apply::<T>(x.value().as_slice("drop_path")?, samples, keep, Out::store(y.as_mut_slice("drop_path")?));
+        }),
+        Device::Cuda(_) => cuda::apply(x.value(), samples, keep, y.as_out("drop_path", false)?)?,
+    }
     x.tape().record("drop_path", &[x], y, || DropPath { samples, keep })
 }
 
@@ -49,11 +54,14 @@ impl Rule for DropPath {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "drop_path", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::apply(dy.as_slice("drop_path")?, self.samples, self.keep, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "drop_path", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::apply(dy.as_slice("drop_path")?, self.samples, self.keep, out);
+                }
+            }),
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::apply(&dy, self.samples, self.keep, out))?,
+        }
         grads.close(dx);
         Ok(())
     }

@@ -6,30 +6,35 @@
 //! **Backward.** y is linear in x, element by element: dxᵢ = kᵢ·dyᵢ/(1 − p). Nothing is saved: the
 //! stream is a function of the position, so the same k are drawn again.
 //!
-//! Whoever evaluates a model leaves the call out. x must be contiguous, f32 or f64. Errors:
+//! Whoever evaluates a model leaves the call out. x must be contiguous; f32 or f64, and bf16 on a GPU. Errors:
 //! [`tensor::Error::Argument`] for p outside [0, 1), [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`]. Source: Srivastava et al., "Dropout", JMLR 2014; `torch.nn.Dropout`.
 
 pub mod cases;
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
 use tensor::rng::Philox;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "drops elements at random, scales the rest by 1/(1-p)";
 
 /// x with each element dropped with probability `p`, which `rng` decides, and the others divided by 1 − p.
 pub fn dropout<'t>(x: &Var<'t>, p: f64, rng: Philox) -> Result<Var<'t>> {
     let Some(keep) = Keep::new("dropout", p, rng)? else { return Ok(x.clone()) };
-    let mut y = Tensor::empty(x.shape().clone(), x.dtype());
-    match_float!(x.dtype(), "dropout", T => {
-        cpu::apply::<T>(x.value().as_slice("dropout")?, keep, Out::store(y.as_mut_slice("dropout")?));
-    });
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
+    match device {
+        Device::Cpu => match_float!(x.dtype(), "dropout", T => {
+            cpu::apply::<T>(x.value().as_slice("dropout")?, keep, Out::store(y.as_mut_slice("dropout")?));
+        }),
+        Device::Cuda(_) => cuda::apply(x.value(), keep, y.as_out("dropout", false)?)?,
+    }
     x.tape().record("dropout", &[x], y, || Dropout { keep })
 }
 
@@ -70,11 +75,14 @@ impl Rule for Dropout {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "dropout", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::apply(dy.as_slice("dropout")?, self.keep, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "dropout", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::apply(dy.as_slice("dropout")?, self.keep, out);
+                }
+            }),
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::apply(&dy, self.keep, out))?,
+        }
         grads.close(dx);
         Ok(())
     }

@@ -5,18 +5,19 @@
 //! **Backward.** Each token has the weight 1/(H·W), so dx\[n, h, w, c\] = dy\[n, c\] / (H·W). Nothing is
 //! saved.
 //!
-//! x may be a view whose channels lie side by side, f32 or f64. Errors: [`tensor::Error::Shape`] for
+//! x may be a view whose channels lie side by side; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`] for
 //! another number of axes or an empty map, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
 //! Source: the head of BiFormer (`x.flatten(2).mean(-1)` on channels-first maps).
 
 pub mod cases;
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use crate::region_pool::cpu::{Regions, Tokens};
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{Tensor, match_float};
+use tensor::{Device, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "mean over height and width, (N, H, W, C) -> (N, C)";
@@ -24,10 +25,14 @@ pub(crate) const SUMMARY: &str = "mean over height and width, (N, H, W, C) -> (N
 /// The mean of x (N, H, W, C) over its tokens: (N, C).
 pub fn mean_pool<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     let map = Regions::new("mean_pool", x.value(), [1, 1])?;
-    let mut y = Tensor::empty([map.images, map.channels], x.dtype());
-    match_float!(x.dtype(), "mean_pool", T => {
-        cpu::forward::<T>(Tokens::new("mean_pool", x.value())?, map, y.as_mut_slice("mean_pool")?);
-    });
+    let y = match x.value().device() {
+        Device::Cpu => match_float!(x.dtype(), "mean_pool", T => {
+            let mut y = Tensor::empty([map.images, map.channels], x.dtype());
+            cpu::forward::<T>(Tokens::new("mean_pool", x.value())?, map, y.as_mut_slice("mean_pool")?);
+            y
+        }),
+        Device::Cuda(_) => cuda::forward(x.value(), map)?,
+    };
     x.tape().record("mean_pool", &[x], y, || MeanPool { map })
 }
 
@@ -40,11 +45,14 @@ impl Rule for MeanPool {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "mean_pool", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::backward(dy.as_slice("mean_pool")?, self.map, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "mean_pool", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::backward(dy.as_slice("mean_pool")?, self.map, out);
+                }
+            }),
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, self.map, out))?,
+        }
         grads.close(dx);
         Ok(())
     }

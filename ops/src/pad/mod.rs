@@ -5,17 +5,18 @@
 //!
 //! **Backward.** The zeros are constants, so dx is the upper left part of dy. Nothing is saved but extents.
 //!
-//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`].
 
 pub mod cases;
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Extents;
 use tensor::cuda::Module;
-use tensor::{Tensor, match_float};
+use tensor::{Device, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "zeros at the bottom and the right of a map";
@@ -26,10 +27,14 @@ pub fn pad<'t>(x: &Var<'t>, [bottom, right]: [usize; 2]) -> Result<Var<'t>> {
     let padded = [height + bottom, width + right];
     let extents =
         Extents { rows: height, padded_rows: padded[0], row: width * channels, padded_row: padded[1] * channels };
-    let mut y = Tensor::empty([images, padded[0], padded[1], channels], x.dtype());
-    match_float!(x.dtype(), "pad", T => {
-        cpu::forward::<T>(x.value().as_slice("pad")?, extents, y.as_mut_slice("pad")?);
-    });
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, [images, padded[0], padded[1], channels], x.dtype())?;
+    match device {
+        Device::Cpu => match_float!(x.dtype(), "pad", T => {
+            cpu::forward::<T>(x.value().as_slice("pad")?, extents, y.as_mut_slice("pad")?);
+        }),
+        Device::Cuda(_) => cuda::forward(x.value(), extents, &mut y)?,
+    }
     x.tape().record("pad", &[x], y, || Pad { extents })
 }
 
@@ -42,11 +47,14 @@ impl Rule for Pad {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "pad", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::backward(dy.as_slice("pad")?, self.extents, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "pad", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::backward(dy.as_slice("pad")?, self.extents, out);
+                }
+            }),
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, self.extents, out))?,
+        }
         grads.close(dx);
         Ok(())
     }

@@ -7,18 +7,18 @@
 //! **Backward.** Each element goes to one element, so dx is dy cut into regions again. Nothing is saved
 //! but extents.
 //!
-//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`] when x does not have the grid's
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`] when x does not have the grid's
 //! number of regions or a region's number of tokens, [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`].
 
 pub mod cases;
 pub mod reference;
 
-use crate::region_partition::cpu;
+use crate::region_partition::{cpu, cuda};
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map put together from a grid of regions";
@@ -37,12 +37,16 @@ pub fn region_merge<'t>(x: &Var<'t>, grid: [usize; 2], region: [usize; 2]) -> Re
         return Err(Error::shape("region_merge", expected, x.shape()).into());
     }
     let line = columns * channels;
-    let mut y = Tensor::empty([images, down * rows, across * columns, channels], x.dtype());
-    match_float!(x.dtype(), "region_merge", T => cpu::swap::<T>(
-        x.value().as_slice("region_merge")?,
-        [across, rows, line],
-        Out::store(y.as_mut_slice("region_merge")?),
-    ));
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, [images, down * rows, across * columns, channels], x.dtype())?;
+    match device {
+        Device::Cpu => match_float!(x.dtype(), "region_merge", T => cpu::swap::<T>(
+            x.value().as_slice("region_merge")?,
+            [across, rows, line],
+            Out::store(y.as_mut_slice("region_merge")?),
+        )),
+        Device::Cuda(_) => cuda::swap(x.value(), [across, rows, line], y.as_out("region_merge", false)?)?,
+    }
     x.tape().record("region_merge", &[x], y, || RegionMerge { back: [rows, across, line] })
 }
 
@@ -56,11 +60,14 @@ impl Rule for RegionMerge {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "region_merge", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::swap(dy.as_slice("region_merge")?, self.back, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "region_merge", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::swap(dy.as_slice("region_merge")?, self.back, out);
+                }
+            }),
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::swap(&dy, self.back, out))?,
+        }
         grads.close(dx);
         Ok(())
     }

@@ -10,19 +10,20 @@
 //! **Backward.** Each element goes to one element, so dx is dy with the two axes changed back, which is
 //! [`region_merge`](mod@crate::region_merge). Nothing is saved but extents.
 //!
-//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Argument`] for a grid without regions,
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] for a grid without regions,
 //! [`tensor::Error::Shape`] when H or W is no multiple of the grid's (it names the next sizes that fit),
 //! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Zhu et al., "BiFormer", 2023,
 //! section 3.2.
 
 pub mod cases;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map cut into a grid of regions";
@@ -46,12 +47,16 @@ pub fn region_partition<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     }
     let [rows, columns] = [height / down, width / across];
     let line = columns * channels;
-    let mut y = Tensor::empty([images, down * across, rows * columns, channels], x.dtype());
-    match_float!(x.dtype(), "region_partition", T => cpu::swap::<T>(
-        x.value().as_slice("region_partition")?,
-        [rows, across, line],
-        Out::store(y.as_mut_slice("region_partition")?),
-    ));
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, [images, down * across, rows * columns, channels], x.dtype())?;
+    match device {
+        Device::Cpu => match_float!(x.dtype(), "region_partition", T => cpu::swap::<T>(
+            x.value().as_slice("region_partition")?,
+            [rows, across, line],
+            Out::store(y.as_mut_slice("region_partition")?),
+        )),
+        Device::Cuda(_) => cuda::swap(x.value(), [rows, across, line], y.as_out("region_partition", false)?)?,
+    }
     x.tape().record("region_partition", &[x], y, || RegionPartition { back: [across, rows, line] })
 }
 
@@ -65,11 +70,14 @@ impl Rule for RegionPartition {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "region_partition", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::swap(dy.as_slice("region_partition")?, self.back, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "region_partition", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::swap(dy.as_slice("region_partition")?, self.back, out);
+                }
+            }),
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::swap(&dy, self.back, out))?,
+        }
         grads.close(dx);
         Ok(())
     }

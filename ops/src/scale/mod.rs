@@ -4,28 +4,33 @@
 //!
 //! **Backward.** ∂y/∂x = c, so dx = c·dy. Nothing is saved but c.
 //!
-//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
 
 pub mod cases;
 mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
-use tensor::{Tensor, match_float};
+use tensor::{Device, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "c·x for a constant c";
 
 /// `factor` times x.
 pub fn scale<'t>(x: &Var<'t>, factor: f64) -> Result<Var<'t>> {
-    let mut y = Tensor::empty(x.shape(), x.dtype());
-    match_float!(x.dtype(), "scale", T => cpu::scale::<T>(
-        x.value().as_slice("scale")?,
-        factor as T,
-        Out::store(y.as_mut_slice("scale")?),
-    ));
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, x.shape(), x.dtype())?;
+    match device {
+        Device::Cpu => match_float!(x.dtype(), "scale", T => cpu::scale::<T>(
+            x.value().as_slice("scale")?,
+            factor as T,
+            Out::store(y.as_mut_slice("scale")?),
+        )),
+        Device::Cuda(_) => cuda::scale(x.value(), factor, y.as_out("scale", false)?)?,
+    }
     x.tape().record("scale", &[x], y, || Scale { factor })
 }
 
@@ -38,11 +43,14 @@ impl Rule for Scale {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "scale", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::scale(dy.as_slice("scale")?, self.factor as T, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "scale", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::scale(dy.as_slice("scale")?, self.factor as T, out);
+                }
+            }),
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::scale(&dy, self.factor, out))?,
+        }
         grads.close(dx);
         Ok(())
     }

@@ -5,7 +5,8 @@
 //! **Backward.** What was cut away has no influence, so dx is dy in the slice and 0 outside of it. Nothing
 //! is saved but the place of the slice.
 //!
-//! x may be a view, of any type. Errors: [`tensor::Error::Axis`], [`tensor::Error::OutOfRange`].
+//! x may be a view, of any type; for the gradient f32 or f64, and bf16 on a GPU. Errors:
+//! [`tensor::Error::Axis`], [`tensor::Error::OutOfRange`].
 
 pub mod cases;
 pub mod reference;
@@ -14,7 +15,7 @@ use crate::slab::Slab;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use std::ops::Range;
 use tensor::cuda::Module;
-use tensor::{Tensor, match_float};
+use tensor::{Device, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a range of positions along an axis, as a view";
@@ -34,11 +35,14 @@ impl Rule for Slice {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "slice", T => {
-            if let Some(out) = dx.out::<T>()? {
-                self.slab.insert(dy.as_slice("slice")?, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "slice", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    self.slab.insert(dy.as_slice("slice")?, out);
+                }
+            }),
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| self.slab.insert_on_gpu(&dy, out))?,
+        }
         grads.close(dx);
         Ok(())
     }

@@ -7,7 +7,7 @@
 //! **Backward.** Each x enters one sum with derivative 1, so dx is dy repeated along the axes that were
 //! summed: the adjoint of broadcasting is a sum, and of a sum, broadcasting. Nothing is saved but shapes.
 //!
-//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Axis`], [`tensor::Error::NotContiguous`],
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Axis`], [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`].
 
 pub mod cases;
@@ -18,7 +18,7 @@ use crate::slab::expect_axis;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
-use tensor::{Shape, Tensor, match_float};
+use tensor::{Device, Shape, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "the sum over some axes";
@@ -32,10 +32,14 @@ pub fn sum<'t>(x: &Var<'t>, axes: &[usize], keep: bool) -> Result<Var<'t>> {
     }
     let left = |axis: &usize| keep || !axes.contains(axis);
     let shape: Shape = (0..kept.len()).filter(left).map(|axis| kept[axis]).collect();
-    let mut y = Tensor::empty(shape, x.dtype());
-    match_float!(x.dtype(), "sum", T => {
-        broadcast::cpu::reduce::<T>("sum", x.value(), &kept, Out::store(y.as_mut_slice("sum")?))?;
-    });
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
+    match device {
+        Device::Cpu => match_float!(x.dtype(), "sum", T => {
+            broadcast::cpu::reduce::<T>("sum", x.value(), &kept, Out::store(y.as_mut_slice("sum")?))?;
+        }),
+        Device::Cuda(_) => broadcast::cuda::reduce("sum", x.value(), &kept, y.as_out("sum", false)?)?,
+    }
     x.tape().record("sum", &[x], y, || Sum { shape: x.shape().clone(), kept })
 }
 

@@ -1,19 +1,35 @@
 // What tensors need of a device: copies of views, conversions, sums.
 
-// to[i] = element i of a view. It only moves bits, so T is any type of the right size.
+// to[i] (+)= from[i] for the elements of two views in order. Without the sum it only moves bits, so T is any type of the
+// right size.
 template <typename T>
-__global__ void copy_view(const T* from, Layout view, T* to, i64 count) {
-    for (i64 i = first_element(); i < count; i += all_threads()) to[i] = from[view.place(i)];
+__global__ void put_view(const T* from, Layout source, T* to, Layout target, int accumulate, i64 count) {
+    i64 i = first_element();
+    if (i >= count) return;
+    T value = from[source.place(i)];
+    to += target.place(i);
+    *to = accumulate ? narrow<T>(widen(*to) + widen(value)) : value;
+}
+
+// As `put_view`, where both views consist of whole packs.
+template <typename T>
+__global__ void put_packs(const T* from, Layout source, T* to, Layout target, int accumulate, i64 count) {
+    constexpr int N = Pack<T>::size;
+    i64 i = first_element() * N;
+    if (i >= count) return;
+    Pack<T> pack = load_pack(from + source.place(i), N);
+    to += target.place(i);
+    if (accumulate) {
+        Pack<T> old = load_pack(to, N);
+#pragma unroll
+        for (int j = 0; j < N; j++) pack.at[j] = narrow<T>(widen(old.at[j]) + widen(pack.at[j]));
+    }
+    store_pack(to, pack, N);
 }
 
 template <typename From, typename To>
 __global__ void convert(const From* from, To* to, i64 count) {
     for (i64 i = first_element(); i < count; i += all_threads()) to[i] = narrow<To>(wide<To>(widen(from[i])));
-}
-
-template <typename T>
-__global__ void put_values(T* to, int accumulate, const T* values, i64 count) {
-    for (i64 i = first_element(); i < count; i += all_threads()) put(to + i, widen(values[i]), accumulate);
 }
 
 // Columns and rows of a block of `sum_rows`.
@@ -23,8 +39,9 @@ constexpr int COLUMNS = 32, ROWS = 8;
 template <typename T>
 __global__ void sum_rows(const T* x, wide<T>* partial, i64 rows, int columns, int pieces) {
     __shared__ wide<T> sums[ROWS][COLUMNS];
-    int column = blockIdx.x * COLUMNS + threadIdx.x % COLUMNS, row = threadIdx.x / COLUMNS;
-    i64 piece = blockIdx.y, outer = blockIdx.z;
+    u32 strips = (columns + COLUMNS - 1) / COLUMNS;
+    int column = blockIdx.x % strips * COLUMNS + threadIdx.x % COLUMNS, row = threadIdx.x / COLUMNS;
+    i64 piece = blockIdx.y, outer = blockIdx.x / strips, outers = gridDim.x / strips;
     i64 begin = rows * piece / pieces, end = rows * (piece + 1) / pieces;
     wide<T> sum = 0;
     if (column < columns) {
@@ -34,7 +51,7 @@ __global__ void sum_rows(const T* x, wide<T>* partial, i64 rows, int columns, in
     __syncthreads();
     if (row == 0 && column < columns) {
         for (int r = 1; r < ROWS; r++) sum += sums[r][threadIdx.x];
-        partial[(piece * gridDim.z + outer) * columns + column] = sum;
+        partial[(piece * outers + outer) * columns + column] = sum;
     }
 }
 

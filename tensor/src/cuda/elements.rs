@@ -1,5 +1,6 @@
 //! What tensors need of a device: copies of views, conversions, sums.
 
+use super::layout::Layout;
 use super::{Module, Out};
 use crate::{DType, Error, Result, Tensor};
 
@@ -13,14 +14,14 @@ pub static KERNELS: Module = Module {
     source: include_str!("elements.cu"),
     headers: &[],
     kernels: &[
-        "copy_view<T>",
+        "put_view<T>",
+        "put_packs<T>",
         "convert<float, double>",
         "convert<float, bf16>",
         "convert<double, float>",
         "convert<double, bf16>",
         "convert<bf16, float>",
         "convert<bf16, double>",
-        "put_values<T>",
         "sum_rows<T>",
         "finish_sums<T>",
     ],
@@ -29,12 +30,7 @@ pub static KERNELS: Module = Module {
 /// A contiguous copy of a view on a GPU.
 pub(crate) fn contiguous(view: &Tensor) -> Result<Tensor> {
     let mut copy = Tensor::empty_on(&view.device(), view.shape().clone(), view.dtype())?;
-    let gpu = view.gpu("contiguous")?;
-    // Indices are moved as what they are as wide as.
-    let moved = if view.dtype() == DType::Index { DType::F32 } else { view.dtype() };
-    let launch = KERNELS.launch(gpu, "copy_view<T>", moved)?.over(view.count());
-    // SAFETY: the layout is the view's, and the copy has as many elements.
-    unsafe { launch.view(view)?.output(&mut copy)?.count(view.count()).run()? };
+    put(copy.as_out("contiguous", false)?, view)?;
     Ok(copy)
 }
 
@@ -59,15 +55,40 @@ pub(crate) fn cast(from: &Tensor, dtype: DType) -> Result<Tensor> {
     Ok(to)
 }
 
-/// Stores or adds a contiguous tensor, element by element. Errors: [`Error::DType`], [`Error::Shape`].
+/// Stores or adds the elements of a view in order. Errors: [`Error::DType`], [`Error::Shape`].
 pub fn put(out: Out<'_>, values: &Tensor) -> Result<()> {
-    out.expect("put", values.dtype())?;
     if out.count() != values.count() {
         return Err(Error::shape("put", format!("{} elements", out.count()), values.shape()));
     }
-    let launch = KERNELS.launch(out.gpu(), "put_values<T>", values.dtype())?.over(values.count());
-    // SAFETY: both have as many elements, of one type.
-    unsafe { launch.out(Some(&out)).input(values)?.count(values.count()).run() }
+    put_within(out, 0, &values.shape().contiguous_strides(), values)
+}
+
+/// Stores or adds the elements of a view in a part of `out`, and leaves the rest as it is: element (i, j, ...) goes to
+/// `start` plus the sum of the positions times the strides. The mirror image of reading a view; two elements must not go
+/// to one place. Errors: [`Error::DType`], [`Error::OutOfRange`]. Panics unless there is a stride for each axis.
+pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor) -> Result<()> {
+    assert_eq!(strides.len(), values.rank(), "strides of a place for values");
+    let (dtype, count) = (values.dtype(), values.count());
+    out.expect("put", dtype)?;
+    let (source, target) = (Layout::merged(values.shape(), values.strides()), Layout::merged(values.shape(), strides));
+    let last = start + target.reach();
+    if count > 0 && last >= out.count() {
+        return Err(Error::OutOfRange { op: "put", what: "the last element", index: last, bound: out.count() });
+    }
+    let (from, to) = (values.address("put", out.gpu())?, out.address() + (start * dtype.size()) as u64);
+    // Indices are moved as what they are as wide as.
+    let moved = if dtype == DType::Index && !out.accumulate { DType::F32 } else { dtype };
+    let in_packs = [(&source, from), (&target, to)]
+        .iter()
+        .all(|(layout, address)| address.is_multiple_of(16) && layout.is_in_packs(16 / dtype.size()));
+    let launch = if in_packs {
+        KERNELS.launch(out.gpu(), "put_packs<T>", moved)?.over_packs(count, dtype)
+    } else {
+        KERNELS.launch(out.gpu(), "put_view<T>", moved)?.over(count)
+    };
+    let launch = launch.pointer(from).layout(&source)?.pointer(to).layout(&target)?;
+    // SAFETY: the source is the view's layout, and the target ends within `out`, by the check above.
+    unsafe { launch.int(out.accumulate.into()).count(count).run() }
 }
 
 /// Into how many pieces the rows of a sum are cut: by their number alone.
@@ -81,7 +102,7 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
     let gpu = out.gpu();
     let (pieces, sums) = (pieces(rows), x.dtype().wide());
     let mut partial = Tensor::empty_on(&x.device(), [pieces, outer, columns], sums)?;
-    let blocks = [columns.div_ceil(32), pieces, outer];
+    let blocks = [outer * columns.div_ceil(32), pieces, 1];
     let launch = KERNELS.launch(gpu, "sum_rows<T>", x.dtype())?.grid(blocks).input(x)?.output(&mut partial)?;
     // SAFETY: x has O·S·I elements, and there is a place for each partial sum.
     unsafe { launch.count(rows).extents([columns, pieces])?.run()? };

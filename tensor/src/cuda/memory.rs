@@ -123,6 +123,12 @@ impl<'a> Out<'a> {
         Out { address, count, borrowed: PhantomData, ..*self }
     }
 
+    /// Writes zeros.
+    pub fn clear(&mut self) -> Result<()> {
+        // SAFETY: the memory is borrowed to be written, and as long.
+        unsafe { self.gpu.driver().fill(self.address, 0, self.count * self.dtype.size()) }
+    }
+
     /// [`Error::DType`] unless the elements are of this type.
     pub fn expect(&self, op: &'static str, dtype: DType) -> Result<()> {
         if self.dtype == dtype { Ok(()) } else { Err(Error::DType { op, expected: dtype.name(), actual: self.dtype }) }

@@ -6,6 +6,7 @@
 //! | `nvidia/` | a GPU, through its driver, NVRTC and cuBLASLt, all loaded at run time |
 //! | `emulated/` | the CPU playing a GPU: kernels run through the system's C++ compiler, one fiber per thread |
 //! | `memory.rs` | device memory, and borrowed parts of it |
+//! | `layout.rs` | where the elements of a view lie |
 //! | `module.rs` | [`Module`], the source of some kernels; [`Launch`], a call of one |
 //! | `prelude.cuh` | what every kernel begins with |
 //! | `instructions.cuh` | tensor cores and asynchronous copies |
@@ -19,6 +20,7 @@ mod driver;
 pub mod elements;
 pub mod emulated;
 mod gemm;
+mod layout;
 mod memory;
 mod module;
 pub mod nvidia;

@@ -2,7 +2,9 @@
 
 use super::Gpu;
 use super::driver::{Arg, Extent, Function};
+use super::layout::Layout;
 use super::memory::Out;
+use crate::rng::Philox;
 use crate::{DType, Error, Result, Tensor};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -22,9 +24,6 @@ pub struct Module {
     /// The kernels.
     pub kernels: &'static [&'static str],
 }
-
-/// The axes of a `Layout` in `prelude.cuh`.
-const LAYOUT_AXES: usize = 6;
 
 /// The types that a kernel's T stands for.
 const TYPES: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
@@ -166,17 +165,21 @@ impl Launch<'_> {
 
     /// Any view that the kernel reads, as two parameters: a pointer, and a `Layout`. [`Error::Argument`] when it has more
     /// than six axes.
-    pub fn view(mut self, tensor: &Tensor) -> Result<Self> {
-        let missing = LAYOUT_AXES.checked_sub(tensor.rank()).ok_or_else(|| {
-            Error::argument(self.op, format!("a GPU kernel takes up to {LAYOUT_AXES} axes, not {}", tensor.rank()))
-        })?;
-        let mut layout = [0; 2 * LAYOUT_AXES];
-        let (extents, strides) = layout.split_at_mut(LAYOUT_AXES);
-        extents.fill(1);
-        extents[missing..].iter_mut().zip(tensor.shape().iter()).for_each(|(to, &extent)| *to = extent as i64);
-        strides[missing..].iter_mut().zip(tensor.strides()).for_each(|(to, &stride)| *to = stride as i64);
-        self.arguments.push(Arg::Pointer(tensor.address(self.op, self.gpu)?));
-        self.arguments.push(Arg::Layout(layout));
+    pub fn view(self, tensor: &Tensor) -> Result<Self> {
+        let address = tensor.address(self.op, self.gpu)?;
+        self.pointer(address).layout(&Layout::plain(tensor.shape(), tensor.strides()))
+    }
+
+    /// As [`Launch::view`], for a kernel that asks for nothing but the places of elements in order: the axes are not the
+    /// view's, but as few as lead there.
+    pub fn elements(self, tensor: &Tensor) -> Result<Self> {
+        let address = tensor.address(self.op, self.gpu)?;
+        self.pointer(address).layout(&Layout::merged(tensor.shape(), tensor.strides()))
+    }
+
+    /// A `Layout`. [`Error::Argument`] when it has more than six axes.
+    pub(super) fn layout(mut self, layout: &Layout) -> Result<Self> {
+        self.arguments.push(Arg::Layout(layout.argument(self.op)?));
         Ok(self)
     }
 
@@ -225,6 +228,12 @@ impl Launch<'_> {
     /// A number: `double` where the activations are, otherwise `float`.
     pub fn number(mut self, value: f64, dtype: DType) -> Self {
         self.arguments.push(if dtype == DType::F64 { Arg::F64(value) } else { Arg::F32(value as f32) });
+        self
+    }
+
+    /// A stream of random numbers, as two parameters: `u64 seed` and `u64 stream`, which make a `Philox`.
+    pub fn random(mut self, rng: &Philox) -> Self {
+        self.arguments.extend(rng.key().map(|word| Arg::I64(word as i64)));
         self
     }
 

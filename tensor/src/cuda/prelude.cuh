@@ -141,14 +141,42 @@ __device__ __forceinline__ void put_pack(T* to, const wide<T> (&values)[Pack<T>:
 struct Layout {
     i64 extents[6], strides[6];
 
-    // Where element i lies, counted in order.
+    // Where element i lies, counted in order. The axes that it does not reach cost nothing.
     __device__ __forceinline__ i64 place(i64 i) const {
         i64 offset = 0;
-        for (int axis = 5; axis >= 0; axis--) {
-            if (extents[axis] == 1) continue;
-            offset += i % extents[axis] * strides[axis];
-            i /= extents[axis];
+#pragma unroll
+        for (int axis = 5; axis > 0; axis--) {
+            if (i < extents[axis]) return offset + i * strides[axis];
+            i64 outer = i / extents[axis];
+            offset += (i - outer * extents[axis]) * strides[axis];
+            i = outer;
         }
-        return offset;
+        return offset + i * strides[0];
     }
+};
+
+// A stream of random numbers, the same as in `rng.rs`: Philox4x32-10, a function of seed, stream and position alone.
+struct Philox {
+    u64 seed, stream;
+
+    struct Words {
+        u32 at[4];
+    };
+
+    // The four random words at a position.
+    __device__ __forceinline__ Words block(u64 position) const {
+        Words c = {{u32(position), u32(position >> 32), u32(stream), u32(stream >> 32)}};
+        u32 key[2] = {u32(seed), u32(seed >> 32)};
+#pragma unroll
+        for (int round = 0; round < 10; round++) {
+            u32 p0 = 0xD2511F53u * c.at[0], p0_high = __umulhi(0xD2511F53u, c.at[0]);
+            u32 p1 = 0xCD9E8D57u * c.at[2], p1_high = __umulhi(0xCD9E8D57u, c.at[2]);
+            c = {{p1_high ^ c.at[1] ^ key[0], p1, p0_high ^ c.at[3] ^ key[1], p0}};
+            key[0] += 0x9E3779B9u, key[1] += 0xBB67AE85u;
+        }
+        return c;
+    }
+
+    // The index-th word of the stream.
+    __device__ __forceinline__ u32 word(u64 index) const { return block(index / 4).at[index % 4]; }
 };

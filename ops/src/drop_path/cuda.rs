@@ -1,0 +1,22 @@
+//! CUDA kernel of [`drop_path`](super::drop_path), which is the same forward and backward.
+
+use crate::dropout::Keep;
+use tensor::cuda::{Module, Out};
+use tensor::{Result, Tensor};
+
+pub static KERNELS: Module =
+    Module { name: "drop_path", source: include_str!("kernel.cu"), headers: &[], kernels: &["drop_path<T>"] };
+
+/// Threads of a block, each of which has 16 bytes of a sample.
+const THREADS: usize = 256;
+
+pub fn apply(x: &Tensor, samples: usize, keep: Keep, out: Out<'_>) -> Result<()> {
+    let dtype = x.dtype();
+    out.expect("drop_path", dtype)?;
+    let size = x.count().checked_div(samples).unwrap_or(0);
+    let blocks = (size * dtype.size()).div_ceil(16 * THREADS);
+    let launch = KERNELS.launch(out.gpu(), "drop_path<T>", dtype)?.threads(THREADS).blocks(samples * blocks);
+    let launch = keep.arguments(launch.input(x)?, dtype).out(Some(&out));
+    // SAFETY: x and out have `samples` times `size` elements, of one type.
+    unsafe { launch.count(size).extents([blocks])?.run() }
+}
