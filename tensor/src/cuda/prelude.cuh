@@ -13,6 +13,7 @@
 #else
 // The least and the largest value of an int are all that a kernel needs of <limits>.
 #define INFINITY __int_as_float(0x7f800000)
+#define NAN __int_as_float(0x7fffffff)
 #define DYNAMIC_SHARED(type, name) extern __shared__ __align__(16) unsigned char name##_bytes[]; \
     type* name = reinterpret_cast<type*>(name##_bytes)
 #endif
