@@ -54,7 +54,7 @@ impl Tiles {
         Ok(KERNELS.launch(gpu, kernel, dtype)?.threads(THREADS).grid([self.blocks, pieces(self.rows), 1]))
     }
 
-    /// A call of a kernel in which a thread has a batch of rows, or several where there are more than a grid has blocks.
+    /// A call of a kernel in which a thread has a batch of rows, or several where that makes too many blocks for a grid.
     fn sweep<'a>(&self, gpu: &'a Arc<Gpu>, kernel: &'static str, dtype: DType) -> Result<Launch<'a>> {
         let pieces = self.rows.div_ceil(THREADS / self.across * BATCH).min(65_535);
         Ok(KERNELS.launch(gpu, kernel, dtype)?.threads(THREADS).grid([self.blocks, pieces, 1]))

@@ -66,15 +66,27 @@ __device__ __forceinline__ Sums<wide<T>> add_up(const wide<T> (&a)[Pack<T>::size
     return sums;
 }
 
-// Per piece of the rows its mean, and the squares about it, (pieces, 2, C). They are summed as deviations d from the piece's
-// first row s: the mean is s + Σd/n, the squares are Σd² − (Σd)²/n, and neither loses digits to a mean far from zero.
+// Per piece of the rows its mean, and the squares about it, (pieces, 2, C), in one pass. What is summed are deviations d
+// from the mean s of the piece's first batch: the mean is s + Σd/n, the squares are Σd² − (Σd)²/n, and neither loses
+// digits to a mean far from zero.
 template <typename T>
 __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     Part<T> part(rows, channels, across);
-    Pack<T> first = load_pack(x + part.first * channels + part.channel, part.left);
-    W deviations[N] = {}, squares[N] = {};
+    __shared__ W near[THREADS];
+    W shift[N] = {}, deviations[N] = {}, squares[N] = {};
+    Pack<T> sample[BATCH];
+    part.load(x, part.row, channels, sample);
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) {
+#pragma unroll
+        for (int j = 0; j < N; j++) shift[j] += widen(sample[b].at[j]); // zero behind the end
+    }
+    near[threadIdx.x] = add_up<T>(shift, shift, channels, across).a / min(part.end - part.first, i64(BATCH * part.step));
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < N; j++) shift[j] = near[threadIdx.x % across * N + j];
     for (i64 row = part.row; row < part.end; row += BATCH * part.step) {
         Pack<T> in[BATCH];
         part.load(x, row, channels, in);
@@ -83,7 +95,7 @@ __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, in
             if (row + b * part.step >= part.end) break;
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                W deviation = widen(in[b].at[j]) - widen(first.at[j]);
+                W deviation = widen(in[b].at[j]) - shift[j];
                 deviations[j] += deviation;
                 squares[j] += deviation * deviation;
             }
@@ -93,7 +105,7 @@ __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, in
     if (sums.channel < 0) return;
     W mean = sums.a / (part.end - part.first);
     partial += i64(blockIdx.y) * 2 * channels + sums.channel;
-    partial[0] = widen(x[part.first * channels + sums.channel]) + mean;
+    partial[0] = near[threadIdx.x] + mean;
     partial[channels] = sums.b - sums.a * mean;
 }
 
