@@ -7,7 +7,8 @@ __device__ __forceinline__ i64 own_record() { return i64(blockIdx.x) * (blockDim
 
 // The record's part of the mean loss, (Σt·ln Σ exp(x − m) − Σ t·(x − m))/N with m = max(x); p (K) takes softmax(x).
 template <typename T, typename Target>
-__device__ __forceinline__ void lose(const T* x, const Target& target, wide<T>* p, wide<T>* loss, i64 records, int classes) {
+__device__ __forceinline__ void lose(const T* x, const Target& target, wide<T>* p, wide<T>* loss, i64 records,
+                                     int classes) {
     typedef wide<T> W;
     W shift = row_max(x, classes), sum = row_sum_of_exp(x, shift, classes), mass = 0, mean = 0;
     for (int k = lane(); k < classes; k += 32) {

@@ -34,7 +34,8 @@ fn transposed(tensor: &Tensor) -> Result<Tensor> {
     tensor.permute(&order)
 }
 
-/// out[i] = a[i]·b[i] for views of as many matrices, copied where neither they nor their transposes lie one after another.
+/// out[i] = a[i]·b[i] for views of as many matrices. A view is copied where neither its matrices nor their transposes lie
+/// one after another.
 fn products(a: &Tensor, b: &Tensor, out: Out<'_>) -> Result<()> {
     let (m, n) = (a.shape()[a.rank() - 2], b.shape()[b.rank() - 1]);
     let (batch, k) = (a.shape()[..a.rank() - 2].iter().product(), a.shape()[a.rank() - 1]);
