@@ -193,7 +193,12 @@ fn images_per_piece(x: &Var<'_>) -> usize {
 }
 
 /// (1 − MOMENTUM)·running + MOMENTUM·batch
-fn mix(running: &Tensor, batch: &Tensor) -> tensor::Result<Tensor> {
+fn mix(running: &Tensor, batch: &Tensor) -> autograd::Result<Tensor> {
+    if running.device() != Device::Cpu {
+        let tape = Tape::inference();
+        let part = |tensor: &Tensor, factor| ops::scale(&tape.constant(tensor.clone()), factor);
+        return Ok(ops::add(&part(running, 1.0 - MOMENTUM)?, &part(batch, MOMENTUM)?)?.into_value());
+    }
     let mut mixed = Tensor::empty(running.shape().clone(), running.dtype());
     match_float!(running.dtype(), "running statistics", T => {
         let (old, new) = (running.as_slice::<T>("running statistics")?, batch.as_slice::<T>("running statistics")?);

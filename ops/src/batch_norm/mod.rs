@@ -11,20 +11,22 @@
 //! The statistics of a batch are returned beside y, with the *unbiased* variance R/(R − 1)·σ², which is what
 //! running statistics are updated with. They are not part of the tape: no gradient flows through them.
 //!
-//! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`], [`tensor::Error::Argument`] for
-//! training on fewer than two rows, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Ioffe and
-//! Szegedy, "Batch normalization", 2015; conventions of `torch.nn.BatchNorm2d`.
+//! Operands must be contiguous; f32 or f64, and on a GPU also x in bf16 with parameters and statistics in f32. Errors:
+//! [`tensor::Error::Shape`], [`tensor::Error::Argument`] for training on fewer than two rows,
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Ioffe and Szegedy, "Batch normalization", 2015;
+//! conventions of `torch.nn.BatchNorm2d`.
 
 pub mod cases;
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Mode;
 use tensor::cuda::Module;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "normalises channels over the batch, then γ·x̂ + β";
 
 /// What a batch tells about its channels.
@@ -50,15 +52,21 @@ pub fn batch_norm_train<'t>(
         let message = format!("training needs two or more values per channel, got {rows} in shape {}", x.shape());
         return Err(Error::argument("batch_norm", message).into());
     }
-    let [mut mean, mut variance, mut rstd] = std::array::from_fn(|_| Tensor::empty([channels], x.dtype()));
-    match_float!(x.dtype(), "batch_norm", T => {
-        let [mean, variance] = [&mut mean, &mut variance].map(|tensor| tensor.as_mut_slice::<T>("batch_norm"));
-        cpu::statistics::<T>(
+    let device = x.value().device();
+    let moment = || Tensor::empty_on(&device, [channels], x.dtype().wide());
+    let (mut mean, mut variance, mut rstd) = (moment()?, moment()?, moment()?);
+    match &device {
+        Device::Cpu => match_float!(x.dtype(), "batch_norm", T => cpu::statistics::<T>(
             x.value().as_slice("batch_norm")?,
             epsilon as T,
-            [mean?, variance?, rstd.as_mut_slice("batch_norm")?],
-        );
-    });
+            [
+                mean.as_mut_slice("batch_norm")?,
+                variance.as_mut_slice("batch_norm")?,
+                rstd.as_mut_slice("batch_norm")?,
+            ],
+        )),
+        Device::Cuda(gpu) => cuda::statistics(gpu, x.value(), epsilon, [&mut mean, &mut variance, &mut rstd])?,
+    }
     let y = normalise(x, weight, bias, mean.clone(), rstd, Mode::Train)?;
     Ok((y, BatchStatistics { mean, variance }))
 }
@@ -74,11 +82,15 @@ pub fn batch_norm_eval<'t>(
     epsilon: f64,
 ) -> Result<Var<'t>> {
     let channels = channels(x, [weight.value(), bias.value(), mean, variance])?;
-    let mut rstd = Tensor::empty([channels], x.dtype());
-    match_float!(x.dtype(), "batch_norm", T => {
-        let rstd = rstd.as_mut_slice::<T>("batch_norm")?;
-        cpu::reciprocal_deviation(variance.as_slice("batch_norm")?, epsilon as T, rstd);
-    });
+    let device = x.value().device();
+    let mut rstd = Tensor::empty_on(&device, [channels], x.dtype().wide())?;
+    match &device {
+        Device::Cpu => match_float!(x.dtype(), "batch_norm", T => {
+            let rstd = rstd.as_mut_slice::<T>("batch_norm")?;
+            cpu::reciprocal_deviation(variance.as_slice("batch_norm")?, epsilon as T, rstd);
+        }),
+        Device::Cuda(gpu) => cuda::reciprocal_deviation(gpu, variance, epsilon, x.dtype(), &mut rstd)?,
+    }
     normalise(x, weight, bias, mean.clone(), rstd, Mode::Eval)
 }
 
@@ -104,14 +116,20 @@ fn normalise<'t>(
     rstd: Tensor,
     mode: Mode,
 ) -> Result<Var<'t>> {
-    let mut y = Tensor::empty(x.shape().clone(), x.dtype());
-    match_float!(x.dtype(), "batch_norm", T => cpu::forward::<T>(
-        x.value().as_slice("batch_norm")?,
-        weight.value().as_slice("batch_norm")?,
-        bias.value().as_slice("batch_norm")?,
-        [mean.as_slice("batch_norm")?, rstd.as_slice("batch_norm")?],
-        y.as_mut_slice("batch_norm")?,
-    ));
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
+    match &device {
+        Device::Cpu => match_float!(x.dtype(), "batch_norm", T => cpu::forward::<T>(
+            x.value().as_slice("batch_norm")?,
+            weight.value().as_slice("batch_norm")?,
+            bias.value().as_slice("batch_norm")?,
+            [mean.as_slice("batch_norm")?, rstd.as_slice("batch_norm")?],
+            y.as_mut_slice("batch_norm")?,
+        )),
+        Device::Cuda(gpu) => {
+            cuda::forward(gpu, x.value(), [weight.value(), bias.value()], [&mean, &rstd], &mut y)?;
+        }
+    }
     let rule = || BatchNorm { x: x.value().clone(), weight: weight.value().clone(), mean, rstd, mode };
     x.tape().record("batch_norm", &[x, weight, bias], y, rule)
 }
@@ -129,14 +147,20 @@ impl Rule for BatchNorm {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
-        match_float!(dy.dtype(), "batch_norm", T => cpu::backward::<T>(
-            dy.as_slice("batch_norm")?,
-            self.x.as_slice("batch_norm")?,
-            self.weight.as_slice("batch_norm")?,
-            [self.mean.as_slice("batch_norm")?, self.rstd.as_slice("batch_norm")?],
-            self.mode,
-            [dx.out()?, dweight.out()?, dbias.out()?],
-        ));
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "batch_norm", T => cpu::backward::<T>(
+                dy.as_slice("batch_norm")?,
+                self.x.as_slice("batch_norm")?,
+                self.weight.as_slice("batch_norm")?,
+                [self.mean.as_slice("batch_norm")?, self.rstd.as_slice("batch_norm")?],
+                self.mode,
+                [dx.out()?, dweight.out()?, dbias.out()?],
+            )),
+            Device::Cuda(gpu) => {
+                let outs = [dx.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
+                cuda::backward(&gpu, &dy, &self.x, &self.weight, [&self.mean, &self.rstd], self.mode, outs)?;
+            }
+        }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }

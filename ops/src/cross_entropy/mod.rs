@@ -9,22 +9,25 @@
 //! would do as well, but p costs the same bytes, lets the logits go, and leaves to backward one pass
 //! without exponentials.
 //!
-//! The labels are an index tensor (N) and get no gradient; x must be contiguous, f32 or f64; the loss has
-//! the shape (). Errors: [`tensor::Error::Shape`] when the shapes do not fit or there is no record (no mean
-//! of nothing), [`tensor::Error::Argument`] for a label that is no class, naming the record, or s outside
-//! [0, 1], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.CrossEntropyLoss`;
-//! label smoothing by Szegedy et al., "Rethinking the Inception architecture", 2016.
+//! The labels are an index tensor (N) and get no gradient; x must be contiguous, f32 or f64, and on a GPU
+//! also bf16, for which p and the loss are f32; the loss has the shape (). Errors: [`tensor::Error::Shape`]
+//! when the shapes do not fit or there is no record (no mean of nothing), [`tensor::Error::Argument`] for a
+//! label that is no class, naming the record, or s outside [0, 1], [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`]. A GPU's labels cannot be looked at without waiting for it: there a label that is
+//! no class makes the loss and its record's gradient NaN. Source: `torch.nn.CrossEntropyLoss`; label smoothing
+//! by Szegedy et al., "Rethinking the Inception architecture", 2016.
 
 pub mod cases;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Labels;
 use tensor::cuda::Module;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for class labels, smoothed";
 
 /// The mean cross-entropy of logits (N, K) against the classes `labels` (N, index), smoothed by
@@ -39,18 +42,35 @@ pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> R
         let message = format!("the label smoothing is {smoothing}, must be from 0 to 1");
         return Err(Error::argument("cross_entropy", message).into());
     }
-    let no_class = |&(_, &label): &(usize, &u32)| label as usize >= classes;
-    if let Some((record, label)) = labels.as_slice::<u32>("cross_entropy")?.iter().enumerate().find(no_class) {
-        let message = format!("record {record} has the label {label}, must be below {classes}, the number of classes");
-        return Err(Error::argument("cross_entropy", message).into());
-    }
-    let mut p = Tensor::empty(logits.shape().clone(), logits.dtype());
-    let loss = match_float!(logits.dtype(), "cross_entropy", T => Tensor::scalar(cpu::forward::<T>(
-        logits.value().as_slice("cross_entropy")?,
-        &Labels { labels: labels.as_slice("cross_entropy")?, smoothing: smoothing as T, classes },
-        p.as_mut_slice("cross_entropy")?,
-    )));
+    let device = logits.value().device();
+    let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().wide())?;
+    let loss = match &device {
+        Device::Cpu => {
+            let labels = labels.as_slice::<u32>("cross_entropy")?;
+            all_are_classes(labels, classes)?;
+            match_float!(logits.dtype(), "cross_entropy", T => Tensor::scalar(cpu::forward::<T>(
+                logits.value().as_slice("cross_entropy")?,
+                &Labels { labels, smoothing: smoothing as T, classes },
+                p.as_mut_slice("cross_entropy")?,
+            )))
+        }
+        Device::Cuda(gpu) => {
+            let mut loss = Tensor::empty_on(&device, [], p.dtype())?;
+            cuda::forward(gpu, logits.value(), labels, smoothing, &mut p, &mut loss)?;
+            loss
+        }
+    };
     logits.tape().record("cross_entropy", &[logits], loss, || CrossEntropy { p, labels: labels.clone(), smoothing })
+}
+
+fn all_are_classes(labels: &[u32], classes: usize) -> tensor::Result<()> {
+    match labels.iter().enumerate().find(|&(_, &label)| label as usize >= classes) {
+        Some((record, label)) => Err(Error::argument(
+            "cross_entropy",
+            format!("record {record} has the label {label}, must be below {classes}, the number of classes"),
+        )),
+        None => Ok(()),
+    }
 }
 
 /// The extents of logits (N, K) with something to average over.
@@ -73,14 +93,19 @@ impl Rule for CrossEntropy {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let [_, classes] = records("cross_entropy", &self.p)?;
-        let labels = self.labels.as_slice("cross_entropy")?;
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "cross_entropy", T => {
-            if let Some(out) = dx.out::<T>()? {
-                let labels = Labels { labels, smoothing: self.smoothing as T, classes };
-                cpu::backward(dy.item()?, self.p.as_slice("cross_entropy")?, &labels, out);
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "cross_entropy", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    let labels = self.labels.as_slice("cross_entropy")?;
+                    let labels = Labels { labels, smoothing: self.smoothing as T, classes };
+                    cpu::backward(dy.item()?, self.p.as_slice("cross_entropy")?, &labels, out);
+                }
+            }),
+            Device::Cuda(gpu) => {
+                cuda::backward(&gpu, &dy, &self.p, &self.labels, self.smoothing, dx.out_on_gpu()?)?;
             }
-        });
+        }
         grads.close(dx);
         Ok(())
     }

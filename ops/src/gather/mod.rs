@@ -8,22 +8,25 @@
 //! **Backward.** A row may be picked many times, so dx[n, r] = Σ dy[n, q] over all q with
 //! indices[n, q] = r. The indices are turned round first (for each row, the positions that picked it), so
 //! that every row adds up its own terms, in ascending order of q: no atomics, and the bits do not depend
-//! on the number of threads. Saved: the indices; not x.
+//! on the number of threads. On a GPU every row looks through all indices of its n instead: slower, but in the
+//! same order. Saved: the indices; not x.
 //!
-//! x and indices must be contiguous, x of f32 or f64. Errors: [`tensor::Error::OutOfRange`] names an index
-//! that is not below R; [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`]. Source: Zhu et al., "BiFormer: Vision Transformer with Bi-Level Routing
-//! Attention", 2023, section 3.2.
+//! x and indices must be contiguous, x of f32 or f64, and on a GPU also of bf16. Errors:
+//! [`tensor::Error::OutOfRange`] names an index that is not below R; [`tensor::Error::Shape`],
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. A GPU's indices cannot be looked at without
+//! waiting for it: there an index that is not below R picks a row of NaN, and gives no gradient. Source: Zhu et
+//! al., "BiFormer: Vision Transformer with Bi-Level Routing Attention", 2023, section 3.2.
 
 pub mod cases;
 pub(crate) mod cpu;
+mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{Error, Shape, Tensor, match_float};
+use tensor::{Device, Error, Shape, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "rows picked by index along an axis";
 
 /// Picks rows of x (N..., R, rest...) along `axis` by indices (N..., Q...): (N..., Q..., rest...).
@@ -36,16 +39,23 @@ pub fn gather<'t>(x: &Var<'t>, axis: usize, indices: &Tensor) -> Result<Var<'t>>
         let expected = format!("indices that begin with {}, as x is {}", Shape::from(lead), x.shape());
         return Err(Error::shape("gather", expected, indices.shape()).into());
     }
-    let picked = indices.as_slice::<u32>("gather")?;
-    if let Some(&index) = picked.iter().find(|&&index| index as usize >= rows) {
-        return Err(Error::OutOfRange { op: "gather", what: "index", index: index as usize, bound: rows }.into());
-    }
+    let device = x.value().device();
     let shape: Shape = indices.shape().iter().chain(rest).copied().collect();
-    let mut y = Tensor::empty(shape, x.dtype());
+    let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
     let extents = [lead.iter().product(), rows, rest.iter().product()];
-    match_float!(x.dtype(), "gather", T => {
-        cpu::forward::<T>(x.value().as_slice("gather")?, picked, extents, y.as_mut_slice("gather")?);
-    });
+    match &device {
+        Device::Cpu => {
+            let picked = indices.as_slice::<u32>("gather")?;
+            if let Some(&index) = picked.iter().find(|&&index| index as usize >= rows) {
+                let index = index as usize;
+                return Err(Error::OutOfRange { op: "gather", what: "index", index, bound: rows }.into());
+            }
+            match_float!(x.dtype(), "gather", T => {
+                cpu::forward::<T>(x.value().as_slice("gather")?, picked, extents, y.as_mut_slice("gather")?);
+            });
+        }
+        Device::Cuda(gpu) => cuda::forward(gpu, x.value(), indices, extents, &mut y)?,
+    }
     x.tape().record("gather", &[x], y, || Gather { indices: indices.clone(), extents })
 }
 
@@ -60,11 +70,14 @@ impl Rule for Gather {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "gather", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::backward(dy.as_slice("gather")?, self.indices.as_slice("gather")?, self.extents, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "gather", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::backward(dy.as_slice("gather")?, self.indices.as_slice("gather")?, self.extents, out);
+                }
+            }),
+            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.indices, self.extents, dx.out_on_gpu()?)?,
+        }
         grads.close(dx);
         Ok(())
     }

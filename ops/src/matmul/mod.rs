@@ -7,17 +7,19 @@
 //! that all share collects db over all of them, in order. Saved: a and b, the factors of the two products.
 //!
 //! Operands may be views with any strides, so a transposed or permuted operand (`permute`) costs nothing;
-//! f32 or f64, both the same. Errors: [`tensor::Error::Shape`] when the extents do not fit,
+//! f32 or f64 (on a GPU also bf16), both the same. On a GPU a view costs a copy unless its matrices, or their
+//! transposes, lie one after another. Errors: [`tensor::Error::Shape`] when the extents do not fit,
 //! [`tensor::Error::DType`]. Source: `torch.matmul`, of which only the broadcasting of b is kept.
 
 pub mod cases;
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use cpu::Matrices;
 use tensor::cuda::Module;
-use tensor::{Error, Shape, Tensor, match_float};
+use tensor::{Device, Error, Shape, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a·b, batched over leading axes";
@@ -38,12 +40,16 @@ pub fn matmul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
             return Err(Error::shape("matmul", expected, b.shape()).into());
         }
     };
-    let mut y = Tensor::empty(a.shape().with(a.shape().len() - 1, cols), a.dtype());
-    match_float!(a.dtype(), "matmul", T => cpu::forward::<T>(
-        Matrices::new(a.value())?,
-        Matrices::new(b.value())?,
-        y.as_mut_slice("matmul")?,
-    ));
+    let device = a.value().device();
+    let mut y = Tensor::empty_on(&device, a.shape().with(a.shape().len() - 1, cols), a.dtype())?;
+    match device {
+        Device::Cpu => match_float!(a.dtype(), "matmul", T => cpu::forward::<T>(
+            Matrices::new(a.value())?,
+            Matrices::new(b.value())?,
+            y.as_mut_slice("matmul")?,
+        )),
+        Device::Cuda(_) => cuda::forward(a.value(), b.value(), &mut y)?,
+    }
     a.tape().record("matmul", &[a, b], y, || Matmul { a: a.value().clone(), b: b.value().clone() })
 }
 
@@ -57,12 +63,15 @@ impl Rule for Matmul {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let (mut da, mut db) = (grads.open(0)?, grads.open(1)?);
-        match_float!(dy.dtype(), "matmul", T => cpu::backward::<T>(
-            Matrices::new(&dy)?,
-            Matrices::new(&self.a)?,
-            Matrices::new(&self.b)?,
-            [da.out()?, db.out()?],
-        ));
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "matmul", T => cpu::backward::<T>(
+                Matrices::new(&dy)?,
+                Matrices::new(&self.a)?,
+                Matrices::new(&self.b)?,
+                [da.out()?, db.out()?],
+            )),
+            Device::Cuda(_) => cuda::backward(&dy, &self.a, &self.b, [da.out_on_gpu()?, db.out_on_gpu()?])?,
+        }
         [da, db].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }

@@ -25,14 +25,14 @@ pub(crate) const SUMMARY: &str = "mean over height and width, (N, H, W, C) -> (N
 /// The mean of x (N, H, W, C) over its tokens: (N, C).
 pub fn mean_pool<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     let map = Regions::new("mean_pool", x.value(), [1, 1])?;
-    let y = match x.value().device() {
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, [map.images, map.channels], x.dtype())?;
+    match &device {
         Device::Cpu => match_float!(x.dtype(), "mean_pool", T => {
-            let mut y = Tensor::empty([map.images, map.channels], x.dtype());
             cpu::forward::<T>(Tokens::new("mean_pool", x.value())?, map, y.as_mut_slice("mean_pool")?);
-            y
         }),
-        Device::Cuda(_) => cuda::forward(x.value(), map)?,
-    };
+        Device::Cuda(gpu) => cuda::forward(gpu, "mean_pool", x.value(), map, &mut y)?,
+    }
     x.tape().record("mean_pool", &[x], y, || MeanPool { map })
 }
 
@@ -51,7 +51,7 @@ impl Rule for MeanPool {
                     cpu::backward(dy.as_slice("mean_pool")?, self.map, out);
                 }
             }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, self.map, out))?,
+            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, self.map, dx.out_on_gpu()?)?,
         }
         grads.close(dx);
         Ok(())

@@ -34,13 +34,17 @@ pub(crate) struct Tokens<'a, T> {
 
 impl<'a, T: Float> Tokens<'a, T> {
     pub fn new(op: &'static str, x: &'a Tensor) -> Result<Self> {
-        let [.., channels] = x.dims::<4>(op, "x (N, H, W, C)")?;
-        match x.strides() {
-            &[image, row, token, channel] if channel == 1 || channels <= 1 => {
-                Ok(Self { data: x.as_strided_slice(op)?, strides: [image, row, token] })
-            }
-            strides => Err(Error::NotContiguous { op, shape: x.shape().to_string(), strides: strides.to_vec() }),
-        }
+        Ok(Self { strides: token_strides(op, x)?, data: x.as_strided_slice(op)? })
+    }
+}
+
+/// The steps from one image, one row, one token of a map (N, H, W, C) to the next. [`Error::NotContiguous`] unless its
+/// channels lie side by side.
+pub(crate) fn token_strides(op: &'static str, x: &Tensor) -> Result<[usize; 3]> {
+    let [.., channels] = x.dims::<4>(op, "x (N, H, W, C)")?;
+    match x.strides() {
+        &[image, row, token, channel] if channel == 1 || channels <= 1 => Ok([image, row, token]),
+        strides => Err(Error::NotContiguous { op, shape: x.shape().to_string(), strides: strides.to_vec() }),
     }
 }
 

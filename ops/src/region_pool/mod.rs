@@ -7,31 +7,37 @@
 //! **Backward.** Each token has the weight 1/(h·w) in the mean of its own region and in no other, so
 //! dx\[n, y, x, c\] = dy\[n, region of (y, x), c\] / (h·w). Nothing is saved.
 //!
-//! x may be a view whose channels lie side by side (the queries inside a qkv map), f32 or f64. Errors:
-//! [`tensor::Error::Shape`] for another number of axes or an empty map, [`tensor::Error::Argument`] when
-//! the grid does not divide the map, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
-//! Zhu et al., "BiFormer", CVPR 2023, equation 3: what bi-level routing compares regions by.
+//! x may be a view whose channels lie side by side (the queries inside a qkv map); f32 or f64, and bf16 on a
+//! GPU. Errors: [`tensor::Error::Shape`] for another number of axes or an empty map,
+//! [`tensor::Error::Argument`] when the grid does not divide the map, [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`]. Source: Zhu et al., "BiFormer", CVPR 2023, equation 3: what bi-level routing
+//! compares regions by.
 
 pub mod cases;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::{Regions, Tokens};
 use tensor::cuda::Module;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "mean over each region of a grid, (N, H, W, C) -> (N, S, C)";
 
 /// The mean token of each of `grid` = (S_h, S_w) regions of x (N, H, W, C): (N, S_h·S_w, C), regions in
 /// row-major order.
 pub fn region_pool<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     let regions = Regions::new("region_pool", x.value(), grid)?;
-    let mut y = Tensor::empty([regions.images, grid[0] * grid[1], regions.channels], x.dtype());
-    match_float!(x.dtype(), "region_pool", T => {
-        cpu::forward::<T>(Tokens::new("region_pool", x.value())?, regions, y.as_mut_slice("region_pool")?);
-    });
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, [regions.images, grid[0] * grid[1], regions.channels], x.dtype())?;
+    match &device {
+        Device::Cpu => match_float!(x.dtype(), "region_pool", T => {
+            cpu::forward::<T>(Tokens::new("region_pool", x.value())?, regions, y.as_mut_slice("region_pool")?);
+        }),
+        Device::Cuda(gpu) => cuda::forward(gpu, "region_pool", x.value(), regions, &mut y)?,
+    }
     x.tape().record("region_pool", &[x], y, || RegionPool { regions })
 }
 
@@ -67,11 +73,14 @@ impl Rule for RegionPool {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "region_pool", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::backward(dy.as_slice("region_pool")?, self.regions, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "region_pool", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::backward(dy.as_slice("region_pool")?, self.regions, out);
+                }
+            }),
+            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, self.regions, dx.out_on_gpu()?)?,
+        }
         grads.close(dx);
         Ok(())
     }

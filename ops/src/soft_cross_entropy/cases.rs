@@ -12,7 +12,8 @@ struct SoftCrossEntropy {
 
 impl Definition for SoftCrossEntropy {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
-        super::soft_cross_entropy(&x[0], &self.targets.cast(x[0].dtype())?)
+        let targets = self.targets.cast(x[0].dtype().wide())?.to_device(&x[0].value().device())?;
+        super::soft_cross_entropy(&x[0], &targets)
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         super::reference::soft_cross_entropy(&x[0], &array(&self.targets))

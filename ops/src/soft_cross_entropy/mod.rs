@@ -7,13 +7,15 @@
 //! **Backward.** dxₖ = dy·(pₖ·Σt − tₖ)/N, as in [`cross_entropy`](mod@crate::cross_entropy). Saved: p, for the
 //! reasons given there, and t.
 //!
-//! The targets are a constant and get no gradient. Both must be contiguous and of one type, f32 or f64;
-//! the loss has the shape (). Errors: [`tensor::Error::Shape`] when the shapes do not fit or there is no
-//! record (no mean of nothing), [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
-//! `torch.nn.CrossEntropyLoss` with class probabilities; timm's `SoftTargetCrossEntropy`.
+//! The targets are a constant and get no gradient. Both must be contiguous and of one type, f32 or f64, and on a
+//! GPU also x in bf16 with p, t and the loss in f32; the loss has the shape (). Errors: [`tensor::Error::Shape`]
+//! when the shapes do not fit or there is no record (no mean of nothing), [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`]. Source: `torch.nn.CrossEntropyLoss` with class probabilities; timm's
+//! `SoftTargetCrossEntropy`.
 
 pub mod cases;
 mod cpu;
+mod cuda;
 pub mod reference;
 
 use crate::cross_entropy::cpu::{backward, forward};
@@ -21,9 +23,9 @@ use crate::cross_entropy::records;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Soft;
 use tensor::cuda::Module;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for target distributions";
 
 /// The mean cross-entropy of logits (N, K) against the distributions `targets` (N, K): a scalar.
@@ -33,12 +35,20 @@ pub fn soft_cross_entropy<'t>(logits: &Var<'t>, targets: &Tensor) -> Result<Var<
         let expected = format!("targets like the logits, {}", logits.shape());
         return Err(Error::shape("soft_cross_entropy", expected, targets.shape()).into());
     }
-    let mut p = Tensor::empty(logits.shape().clone(), logits.dtype());
-    let loss = match_float!(logits.dtype(), "soft_cross_entropy", T => Tensor::scalar(forward::<T>(
-        logits.value().as_slice("soft_cross_entropy")?,
-        &Soft { targets: targets.as_slice("soft_cross_entropy")?, classes },
-        p.as_mut_slice("soft_cross_entropy")?,
-    )));
+    let device = logits.value().device();
+    let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().wide())?;
+    let loss = match &device {
+        Device::Cpu => match_float!(logits.dtype(), "soft_cross_entropy", T => Tensor::scalar(forward::<T>(
+            logits.value().as_slice("soft_cross_entropy")?,
+            &Soft { targets: targets.as_slice("soft_cross_entropy")?, classes },
+            p.as_mut_slice("soft_cross_entropy")?,
+        ))),
+        Device::Cuda(gpu) => {
+            let mut loss = Tensor::empty_on(&device, [], p.dtype())?;
+            cuda::forward(gpu, logits.value(), targets, &mut p, &mut loss)?;
+            loss
+        }
+    };
     logits.tape().record("soft_cross_entropy", &[logits], loss, || SoftCrossEntropy { p, targets: targets.clone() })
 }
 
@@ -53,12 +63,15 @@ impl Rule for SoftCrossEntropy {
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let [_, classes] = records("soft_cross_entropy", &self.p)?;
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "soft_cross_entropy", T => {
-            if let Some(out) = dx.out::<T>()? {
-                let targets = Soft { targets: self.targets.as_slice("soft_cross_entropy")?, classes };
-                backward(dy.item()?, self.p.as_slice("soft_cross_entropy")?, &targets, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "soft_cross_entropy", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    let targets = Soft { targets: self.targets.as_slice("soft_cross_entropy")?, classes };
+                    backward(dy.item()?, self.p.as_slice("soft_cross_entropy")?, &targets, out);
+                }
+            }),
+            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.p, &self.targets, dx.out_on_gpu()?)?,
+        }
         grads.close(dx);
         Ok(())
     }

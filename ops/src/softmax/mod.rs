@@ -6,20 +6,21 @@
 //! **Backward.** ∂yᵢ/∂xⱼ = yᵢ·(δᵢⱼ − yⱼ), hence dxⱼ = Σᵢ dyᵢ·∂yᵢ/∂xⱼ = yⱼ·(dyⱼ − Σᵢ dyᵢ·yᵢ). Saved: y,
 //! which is all that the formula asks for.
 //!
-//! x must be contiguous, f32 or f64. −∞ gives a probability of 0 (a masked score); a row in which nothing
-//! is finite gives NaN, as there is no distribution to speak of. Errors: [`tensor::Error::Shape`] for a
-//! tensor without axes, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. −∞ gives a probability of 0 (a masked score); a row in
+//! which nothing is finite gives NaN, as there is no distribution to speak of. Errors: [`tensor::Error::Shape`]
+//! for a tensor without axes, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
 //! `torch.softmax(x, -1)`.
 
 pub mod cases;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{Error, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "exp(x) / Σ exp(x) over the last axis";
 
 /// The softmax of x (..., C) over its last axis.
@@ -27,10 +28,14 @@ pub fn softmax<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     let Some(&channels) = x.shape().last() else {
         return Err(Error::shape("softmax", "x (..., C)", x.shape()).into());
     };
-    let mut y = Tensor::empty(x.shape().clone(), x.dtype());
-    match_float!(x.dtype(), "softmax", T => {
-        cpu::forward::<T>(x.value().as_slice("softmax")?, channels, y.as_mut_slice("softmax")?);
-    });
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
+    match &device {
+        Device::Cpu => match_float!(x.dtype(), "softmax", T => {
+            cpu::forward::<T>(x.value().as_slice("softmax")?, channels, y.as_mut_slice("softmax")?);
+        }),
+        Device::Cuda(gpu) => cuda::forward(gpu, x.value(), channels, &mut y)?,
+    }
     x.tape().record("softmax", &[x], y.clone(), || Softmax { y })
 }
 
@@ -44,11 +49,14 @@ impl Rule for Softmax {
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let channels = self.y.shape().last().copied().unwrap_or(1);
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "softmax", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::backward(dy.as_slice("softmax")?, self.y.as_slice("softmax")?, channels, out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "softmax", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::backward(dy.as_slice("softmax")?, self.y.as_slice("softmax")?, channels, out);
+                }
+            }),
+            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.y, channels, dx.out_on_gpu()?)?,
+        }
         grads.close(dx);
         Ok(())
     }

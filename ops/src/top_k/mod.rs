@@ -8,19 +8,20 @@
 //! elsewhere; where elements are equal this is the derivative of the choice that was made. The indices are
 //! piecewise constant and have no gradient. Saved: the indices.
 //!
-//! x must be contiguous, f32 or f64. Errors: [`tensor::Error::Argument`] when k is larger than T,
-//! [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] when k is larger than
+//! T, [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
 //! `torch.topk`, whose order of equal elements is left open; here it is fixed.
 
 pub mod cases;
 pub(crate) mod cpu;
+mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{DType, Error, Tensor, match_float};
+use tensor::{DType, Device, Error, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "the k largest of each row, and where they lie";
 
 /// The k largest elements of each row of x (..., T), in descending order, (..., k), and their places in
@@ -33,14 +34,18 @@ pub fn top_k<'t>(x: &Var<'t>, k: usize) -> Result<(Var<'t>, Tensor)> {
         let message = format!("k = {k} is more than the {extent} elements of a row");
         return Err(Error::argument("top_k", message).into());
     }
-    let shape = x.shape().with(x.shape().len() - 1, k);
-    let (mut y, mut indices) = (Tensor::empty(shape.clone(), x.dtype()), Tensor::empty(shape, DType::Index));
-    match_float!(x.dtype(), "top_k", T => cpu::forward::<T>(
-        x.value().as_slice("top_k")?,
-        [extent, k],
-        y.as_mut_slice("top_k")?,
-        indices.as_mut_slice("top_k")?,
-    ));
+    let (device, shape) = (x.value().device(), x.shape().with(x.shape().len() - 1, k));
+    let mut y = Tensor::empty_on(&device, shape.clone(), x.dtype())?;
+    let mut indices = Tensor::empty_on(&device, shape, DType::Index)?;
+    match &device {
+        Device::Cpu => match_float!(x.dtype(), "top_k", T => cpu::forward::<T>(
+            x.value().as_slice("top_k")?,
+            [extent, k],
+            y.as_mut_slice("top_k")?,
+            indices.as_mut_slice("top_k")?,
+        )),
+        Device::Cuda(gpu) => cuda::forward(gpu, x.value(), [extent, k], &mut y, &mut indices)?,
+    }
     let rule = || TopK { indices: indices.clone(), extent };
     Ok((x.tape().record("top_k", &[x], y, rule)?, indices))
 }
@@ -57,11 +62,14 @@ impl Rule for TopK {
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let k = dy.shape().last().copied().unwrap_or(0);
         let mut dx = grads.open(0)?;
-        match_float!(dy.dtype(), "top_k", T => {
-            if let Some(out) = dx.out::<T>()? {
-                cpu::backward(dy.as_slice("top_k")?, self.indices.as_slice("top_k")?, [self.extent, k], out);
-            }
-        });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "top_k", T => {
+                if let Some(out) = dx.out::<T>()? {
+                    cpu::backward(dy.as_slice("top_k")?, self.indices.as_slice("top_k")?, [self.extent, k], out);
+                }
+            }),
+            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.indices, [self.extent, k], dx.out_on_gpu()?)?,
+        }
         grads.close(dx);
         Ok(())
     }

@@ -1,0 +1,31 @@
+#include "record.cuh"
+
+// t = (1 − s)·[k = label] + s/K; where the label is no class, NaN.
+template <typename W>
+struct Smoothed {
+    u32 label;
+    W hit, everywhere;
+
+    __device__ __forceinline__ Smoothed(u32 label, W smoothing, int classes)
+        : label(label), hit(W(1) - smoothing), everywhere(label < u32(classes) ? smoothing / classes : W(NAN)) {}
+
+    __device__ __forceinline__ W operator()(int k) const { return everywhere + (u32(k) == label ? hit : W(0)); }
+};
+
+template <typename T>
+__global__ void cross_entropy_forward(const T* x, const u32* labels, wide<T> smoothing, wide<T>* p, wide<T>* losses,
+                                      i64 records, int classes) {
+    i64 n = own_record();
+    if (n >= records) return;
+    Smoothed<wide<T>> target(labels[n], smoothing, classes);
+    lose(x + n * classes, target, p + n * classes, losses + n, records, classes);
+}
+
+template <typename T>
+__global__ void cross_entropy_backward(const wide<T>* dy, const wide<T>* p, const u32* labels, wide<T> smoothing, T* dx,
+                                       int accumulate, i64 records, int classes) {
+    i64 n = own_record();
+    if (n >= records) return;
+    Smoothed<wide<T>> target(labels[n], smoothing, classes);
+    blame(p + n * classes, target, *dy / records, dx + n * classes, accumulate, classes);
+}

@@ -1,0 +1,51 @@
+//! CUDA kernels of [`gather`](super::gather): whole rows, a pack to a thread.
+
+use std::sync::Arc;
+use tensor::cuda::{Gpu, Module, Out};
+use tensor::{DType, Result, Tensor};
+
+pub static KERNELS: Module = Module {
+    name: "gather",
+    source: include_str!("kernel.cu"),
+    headers: &[],
+    kernels: &["gather_forward<T>", "gather_backward<T>"],
+};
+
+/// y (N, Q, D) from x (N, R, D) and indices (N, Q); `extents` are N, R and D.
+pub fn forward(
+    gpu: &Arc<Gpu>,
+    x: &Tensor,
+    indices: &Tensor,
+    [images, rows, width]: [usize; 3],
+    y: &mut Tensor,
+) -> Result<()> {
+    indices.expect("gather", DType::Index)?;
+    let (positions, packs) = (indices.count(), packs(width, x.dtype()));
+    let launch = KERNELS.launch(gpu, "gather_forward<T>", x.dtype())?.over(positions * packs);
+    let launch = launch.input(x)?.input(indices)?.output(y)?;
+    let launch = launch.count(positions).count(positions / images.max(1)).count(rows).count(width).count(packs);
+    // SAFETY: x is (images, rows, width), y (positions, width), and the kernel reads no row that is not there.
+    unsafe { launch.run() }
+}
+
+/// dx (N, R, D) from dy (N, Q, D): every row of dx adds up the rows of dy that were picked from it.
+pub fn backward(
+    gpu: &Arc<Gpu>,
+    dy: &Tensor,
+    indices: &Tensor,
+    [images, rows, width]: [usize; 3],
+    dx: Option<Out<'_>>,
+) -> Result<()> {
+    let Some(dx) = dx else { return Ok(()) };
+    dx.expect("gather", dy.dtype())?;
+    let (all_rows, picks, packs) = (images * rows, indices.count() / images.max(1), packs(width, dy.dtype()));
+    let launch = KERNELS.launch(gpu, "gather_backward<T>", dy.dtype())?.over(all_rows * packs);
+    let launch = launch.input(dy)?.input(indices)?.out(Some(&dx));
+    // SAFETY: dx is (images, rows, width), dy (images, picks, width), and there is an index for each row of dy.
+    unsafe { launch.count(all_rows).count(picks).count(rows).count(width).count(packs).run() }
+}
+
+/// Threads that it takes for a row.
+fn packs(width: usize, dtype: DType) -> usize {
+    width.div_ceil(16 / dtype.size())
+}

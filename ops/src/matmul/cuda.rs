@@ -1,0 +1,50 @@
+//! The GPU's side of [`matmul`](super::matmul): the library's matrix product over a batch of pairs.
+
+use tensor::cuda::{Factor, Out, gemm};
+use tensor::{Result, Tensor};
+
+/// y = a·b.
+pub fn forward(a: &Tensor, b: &Tensor, y: &mut Tensor) -> Result<()> {
+    products(&paired(a, b)?, b, y.as_out("matmul", false)?)
+}
+
+/// da = dy·bᵀ and db = aᵀ·dy.
+pub fn backward(dy: &Tensor, a: &Tensor, b: &Tensor, [da, db]: [Option<Out<'_>>; 2]) -> Result<()> {
+    let dy = paired(dy, b)?;
+    da.map_or(Ok(()), |da| products(&dy, &transposed(b)?, da))?;
+    db.map_or(Ok(()), |db| products(&transposed(&paired(a, b)?)?, &dy, db))
+}
+
+/// A tensor's matrices, one for each of b's: on top of one another where they share a single b. So the sum over all of
+/// them that is its gradient is one long product.
+fn paired(tensor: &Tensor, b: &Tensor) -> Result<Tensor> {
+    match &tensor.shape()[..] {
+        [rows @ .., columns] if tensor.rank() > b.rank() => {
+            tensor.contiguous()?.reshape([rows.iter().product(), *columns])
+        }
+        _ => Ok(tensor.clone()),
+    }
+}
+
+/// The transposes of the matrices in the last two axes of a tensor, which share its elements.
+fn transposed(tensor: &Tensor) -> Result<Tensor> {
+    let mut order: Vec<usize> = (0..tensor.rank()).collect();
+    let last = order.len() - 1;
+    order.swap(last - 1, last);
+    tensor.permute(&order)
+}
+
+/// out[i] = a[i]·b[i] for views of as many matrices. A view is copied where neither its matrices nor their transposes lie
+/// one after another.
+fn products(a: &Tensor, b: &Tensor, out: Out<'_>) -> Result<()> {
+    let (m, n) = (a.shape()[a.rank() - 2], b.shape()[b.rank() - 1]);
+    let (batch, k) = (a.shape()[..a.rank() - 2].iter().product(), a.shape()[a.rank() - 1]);
+    let stored = |view: &Tensor| {
+        let transpose = transposed(view)?;
+        let lies = transpose.is_contiguous() && !view.is_contiguous();
+        Ok((if lies { transpose } else { view.contiguous()? }, lies))
+    };
+    let ((a, a_lies), (b, b_lies)) = (stored(a)?, stored(b)?);
+    let factor = |stored, lies| if lies { Factor::transposed(stored) } else { Factor::plain(stored) };
+    gemm("matmul", factor(&a, a_lies), factor(&b, b_lies), batch, [m, n, k], out)
+}

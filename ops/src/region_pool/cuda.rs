@@ -1,0 +1,42 @@
+//! CUDA kernels of [`region_pool`](super::region_pool), and of [`mean_pool`](crate::mean_pool), whose map is a single
+//! region.
+
+use super::cpu::{Regions, token_strides};
+use std::sync::Arc;
+use tensor::cuda::{Gpu, Module, Out};
+use tensor::{DType, Result, Tensor};
+
+pub static KERNELS: Module = Module {
+    name: "region_pool",
+    source: include_str!("kernel.cu"),
+    headers: &[],
+    kernels: &["region_pool_forward<T>", "region_pool_backward<T>"],
+};
+
+/// y (N, S, C) from x (N, H, W, C).
+pub fn forward(gpu: &Arc<Gpu>, op: &'static str, x: &Tensor, regions: Regions, y: &mut Tensor) -> Result<()> {
+    token_strides(op, x)?;
+    let Regions { images, grid: [down, across], tokens: [h, w], channels } = regions;
+    let (count, packs) = (images * down * across, packs(channels, x.dtype()));
+    let launch = KERNELS.launch(gpu, "region_pool_forward<T>", x.dtype())?.over(count * packs);
+    let launch = launch.view(x)?.output(y)?.count(count).extents([down, across, h, w, channels, packs])?;
+    // SAFETY: x is (images, down·h, across·w, channels) with channels side by side, y (count, channels).
+    unsafe { launch.run() }
+}
+
+/// dx (N, H, W, C) from dy (N, S, C).
+pub fn backward(gpu: &Arc<Gpu>, dy: &Tensor, regions: Regions, dx: Option<Out<'_>>) -> Result<()> {
+    let Some(dx) = dx else { return Ok(()) };
+    let Regions { images, grid: [down, across], tokens: [h, w], channels } = regions;
+    dx.expect("region_pool", dy.dtype())?;
+    let packs = packs(channels, dy.dtype());
+    let launch = KERNELS.launch(gpu, "region_pool_backward<T>", dy.dtype())?.blocks(images * down * h);
+    let launch = launch.input(dy)?.out(Some(&dx)).extents([across, h, w, channels, packs, across * w * packs])?;
+    // SAFETY: dy is (images, down·across, channels), dx (images, down·h, across·w, channels).
+    unsafe { launch.run() }
+}
+
+/// Threads that it takes for a token.
+fn packs(channels: usize, dtype: DType) -> usize {
+    channels.div_ceil(16 / dtype.size())
+}

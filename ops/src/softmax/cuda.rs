@@ -1,0 +1,36 @@
+//! CUDA kernels of [`softmax`](super::softmax): a warp to a row.
+
+use std::sync::Arc;
+use tensor::cuda::{Gpu, Module, Out};
+use tensor::{Result, Tensor};
+
+/// What the kernels of other operations may include: `row.cuh`.
+pub(crate) const HEADER: (&str, &str) = ("row.cuh", include_str!("row.cuh"));
+
+pub static KERNELS: Module = Module {
+    name: "softmax",
+    source: include_str!("kernel.cu"),
+    headers: &[HEADER],
+    kernels: &["softmax_forward<T>", "softmax_backward<T>"],
+};
+
+/// Rows of a block: it has a warp for each.
+const ROWS: usize = 8;
+
+/// y (R, C) from x (R, C).
+pub fn forward(gpu: &Arc<Gpu>, x: &Tensor, channels: usize, y: &mut Tensor) -> Result<()> {
+    let rows = x.count().checked_div(channels).unwrap_or(0);
+    let launch = KERNELS.launch(gpu, "softmax_forward<T>", x.dtype())?.blocks(rows.div_ceil(ROWS));
+    // SAFETY: x and y are (rows, channels).
+    unsafe { launch.input(x)?.output(y)?.count(rows).extents([channels])?.run() }
+}
+
+/// dx (R, C) from dy (R, C).
+pub fn backward(gpu: &Arc<Gpu>, dy: &Tensor, y: &Tensor, channels: usize, dx: Option<Out<'_>>) -> Result<()> {
+    let Some(dx) = dx else { return Ok(()) };
+    dx.expect("softmax", y.dtype())?;
+    let rows = y.count().checked_div(channels).unwrap_or(0);
+    let launch = KERNELS.launch(gpu, "softmax_backward<T>", y.dtype())?.blocks(rows.div_ceil(ROWS));
+    // SAFETY: dy, y and dx are (rows, channels).
+    unsafe { launch.input(dy)?.input(y)?.out(Some(&dx)).count(rows).extents([channels])?.run() }
+}

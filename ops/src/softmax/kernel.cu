@@ -1,0 +1,56 @@
+// A row to a warp. It is read from memory once, and again from the cache.
+#include "row.cuh"
+
+// y = exp(x − max(x)) / Σ exp(x − max(x))
+template <typename T>
+__global__ void softmax_forward(const T* x, T* y, i64 rows, int channels) {
+    typedef wide<T> W;
+    constexpr int N = Pack<T>::size;
+    i64 row = i64(blockIdx.x) * (blockDim.x / 32) + warp();
+    if (row >= rows) return;
+    x += row * channels, y += row * channels;
+    W shift = row_max(x, channels), inverse = W(1) / row_sum_of_exp(x, shift, channels);
+    for (int c = lane() * N; c < channels; c += 32 * N) {
+        Pack<T> in = load_pack(x + c, channels - c), out;
+#pragma unroll
+        for (int j = 0; j < N; j++) out.at[j] = narrow<T>(exp(widen(in.at[j]) - shift) * inverse);
+        store_pack(y + c, out, channels - c);
+    }
+}
+
+// dx = y·(dy − Σ dy·y). As Σ y = 1, any number may be taken off dy first. With that of the largest y, say 1 − 1e-3 rounded
+// to 1, the sum has terms of the others only, and what is left of the difference does not depend on that rounding.
+template <typename T>
+__global__ void softmax_backward(const T* dy, const T* y, T* dx, int accumulate, i64 rows, int channels) {
+    typedef wide<T> W;
+    constexpr int N = Pack<T>::size;
+    i64 row = i64(blockIdx.x) * (blockDim.x / 32) + warp();
+    if (row >= rows) return;
+    dy += row * channels, y += row * channels, dx += row * channels;
+    W largest = 0, offset = 0, sum = 0;
+    auto consider = [&](W value, W upstream) {
+        if (value > largest || (value == largest && upstream > offset)) largest = value, offset = upstream;
+    };
+    for (int c = lane() * N; c < channels; c += 32 * N) {
+        Pack<T> upstream = load_pack(dy + c, channels - c), value = load_pack(y + c, channels - c);
+#pragma unroll
+        for (int j = 0; j < N; j++) consider(widen(value.at[j]), widen(upstream.at[j])); // zeros behind the end
+    }
+    for (int step = 16; step > 0; step /= 2) {
+        W value = __shfl_xor_sync(~0u, largest, step), upstream = __shfl_xor_sync(~0u, offset, step);
+        consider(value, upstream);
+    }
+    for (int c = lane() * N; c < channels; c += 32 * N) {
+        Pack<T> upstream = load_pack(dy + c, channels - c), value = load_pack(y + c, channels - c);
+#pragma unroll
+        for (int j = 0; j < N; j++) sum += (widen(upstream.at[j]) - offset) * widen(value.at[j]);
+    }
+    W mean = warp_sum(sum);
+    for (int c = lane() * N; c < channels; c += 32 * N) {
+        Pack<T> upstream = load_pack(dy + c, channels - c), value = load_pack(y + c, channels - c);
+        W values[N];
+#pragma unroll
+        for (int j = 0; j < N; j++) values[j] = widen(value.at[j]) * (widen(upstream.at[j]) - offset - mean);
+        put_pack(dx + c, values, channels - c, accumulate);
+    }
+}

@@ -1,0 +1,146 @@
+//! CUDA kernels on what the cases do not have: rows longer than a warp or a block takes at once, equal elements, and data
+//! that makes no sense, which a GPU cannot be asked about without waiting for it.
+
+use autograd::exact::{Array, Scalar};
+use autograd::{Gradients, Result, Tape, Var};
+use ops::case::{Case, Definition, indices, separated, uniform};
+use ops::check::device::{parity, tolerance};
+use tensor::cuda::Gpu;
+use tensor::{DType, Device, Tensor};
+
+type Apply = for<'t> fn(&[Var<'t>]) -> Result<Var<'t>>;
+
+/// An operation that is compared with itself on the CPU; what follows its first input are parameters.
+struct Ported(Apply);
+
+impl Definition for Ported {
+    fn apply<'t>(&self, inputs: &[Var<'t>]) -> Result<Var<'t>> {
+        self.0(inputs)
+    }
+    fn reference<S: Scalar>(&self, _: &[Array<S>]) -> Array<S> {
+        unreachable!("the CPU is the reference")
+    }
+    fn is_parameter(&self, input: usize) -> bool {
+        input > 0
+    }
+}
+
+/// Where there is no C++ compiler the tests say that they are skipped; in CI they may not be.
+fn emulated() -> Option<Device> {
+    match Gpu::emulated(11) {
+        Ok(gpu) => Some(Device::Cuda(gpu)),
+        Err(error) if std::env::var_os("REQUIRE_EMULATED").is_none() => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn long_rows_agree_with_the_cpu() {
+    let Some(device) = emulated() else { return };
+    let batch_norm = |rows: usize, channels: usize| {
+        vec![uniform([rows, channels], 1), uniform([channels], 2), uniform([channels], 3)]
+    };
+    let train: Apply = |x| Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], 1e-5)?.0);
+    let cases: [(&str, Vec<Tensor>, Apply); 8] = [
+        ("softmax", vec![uniform([3, 1000], 1)], |x| ops::softmax(&x[0])),
+        ("softmax, odd", vec![uniform([9, 333], 1)], |x| ops::softmax(&x[0])),
+        ("cross_entropy", vec![uniform([9, 1000], 1), indices([9], 1000, 2)], |x| {
+            ops::cross_entropy(&x[0], x[1].value(), 0.1)
+        }),
+        ("batch_norm, blocks of channels", batch_norm(70, 300), train),
+        ("batch_norm, odd", batch_norm(600, 131), train),
+        ("top_k", vec![separated([3, 333], 1)], |x| Ok(ops::top_k(&x[0], 40)?.0)),
+        ("gather", vec![uniform([2, 5, 1001], 1), indices([2, 7], 5, 2)], |x| ops::gather(&x[0], 1, x[1].value())),
+        ("region_pool", vec![uniform([2, 8, 8, 333], 1)], |x| ops::region_pool(&x[0], [2, 4])),
+    ];
+    for (name, inputs, apply) in cases {
+        let case = Case::new(name, inputs, Ported(apply));
+        for dtype in [DType::F64, DType::F32, DType::Bf16] {
+            let found = parity(&case, &device, dtype).unwrap_or_else(|error| panic!("{name} {dtype}: {error}"));
+            let within = |error: f64| error <= tolerance(dtype);
+            assert!(within(found.value) && within(found.gradient), "{name} {dtype}: {found:?}");
+        }
+    }
+}
+
+/// Many pieces of rows whose mean is far larger than the deviation, and begins with what is far from both.
+#[test]
+fn statistics_agree_with_the_cpu() -> Result<()> {
+    let Some(device) = emulated() else { return Ok(()) };
+    let value = |i: usize| if i < 3 { 0.0 } else { 1000.0 + (i as f32 * 0.7).sin() };
+    let x = Tensor::from_slice(&(0..6000).map(value).collect::<Vec<_>>(), [2000, 3])?;
+    let statistics = |device: &Device, dtype: DType| -> Result<[Vec<f64>; 2]> {
+        let tape = Tape::inference();
+        let x = tape.constant(x.cast(dtype)?.to_device(device)?);
+        let ones = tape.constant(Tensor::full([3], 1.0f64).cast(dtype)?.to_device(device)?);
+        let (_, found) = ops::batch_norm_train(&x, &ones, &ones, 1e-5)?;
+        Ok([found.mean.cast(DType::F64)?.to_vec()?, found.variance.cast(DType::F64)?.to_vec()?])
+    };
+    let expected = statistics(&Device::Cpu, DType::F64)?;
+    for (dtype, bound) in [(DType::F64, 1e-12), (DType::F32, 1e-5)] {
+        let found = statistics(&device, dtype)?;
+        let close = |a: &f64, b: &f64| (a - b).abs() <= bound * b.abs();
+        assert!(found.concat().iter().zip(&expected.concat()).all(|(a, b)| close(a, b)), "{found:?}, not {expected:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn equal_elements_and_nan_are_ordered_as_on_the_cpu() -> Result<()> {
+    let Some(device) = emulated() else { return Ok(()) };
+    let value = |i: usize| match i % 7 {
+        3 => f32::NAN,
+        5 => f32::INFINITY,
+        _ => ((i * 29) % 13) as f32 - 6.0,
+    };
+    let x = Tensor::from_slice(&(0..400).map(value).collect::<Vec<_>>(), [4, 100])?;
+    let tape = Tape::inference();
+    let [here, there] = [x.clone(), x.to_device(&device)?].map(|x| ops::top_k(&tape.constant(x), 100));
+    assert_eq!(here?.1.to_vec::<u32>()?, there?.1.to_vec::<u32>()?);
+    Ok(())
+}
+
+#[test]
+fn a_label_that_is_no_class_makes_nan_of_the_loss_and_of_its_record() -> Result<()> {
+    let Some(device) = emulated() else { return Ok(()) };
+    let tape = Tape::new();
+    let logits = tape.input(Tensor::full([3, 4], 0.5f32).to_device(&device)?);
+    let labels = Tensor::from_slice(&[1u32, 4, 3], [3])?.to_device(&device)?;
+    let loss = ops::cross_entropy(&logits, &labels, 0.0)?;
+    assert!(loss.value().item::<f32>()?.is_nan());
+    let gradient = gradient(&tape, &loss, &logits, Tensor::scalar(1.0f32).to_device(&device)?)?;
+    assert_eq!(nan_rows(&gradient, 4), [false, true, false]);
+    Ok(())
+}
+
+#[test]
+fn an_index_out_of_range_picks_nan_and_gives_no_gradient() -> Result<()> {
+    let Some(device) = emulated() else { return Ok(()) };
+    let tape = Tape::new();
+    let x = tape.input(Tensor::full([2, 3, 5], 1.0f32).to_device(&device)?);
+    let indices = Tensor::from_slice(&[0u32, 3, u32::MAX, 2], [2, 2])?.to_device(&device)?;
+    let y = ops::gather(&x, 1, &indices)?;
+    assert_eq!(nan_rows(&y.value().to_vec()?, 5), [false, true, true, false]);
+    let gradient = gradient(&tape, &y, &x, Tensor::full([2, 2, 5], 1.0f32).to_device(&device)?)?;
+    let picked: Vec<f32> = gradient.chunks(5).map(|row| row[0]).collect();
+    assert_eq!(picked, [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]);
+    Ok(())
+}
+
+fn gradient<'t>(tape: &'t Tape, y: &Var<'t>, x: &Var<'t>, upstream: Tensor) -> Result<Vec<f32>> {
+    let mut gradients = Gradients::default();
+    tape.backward_from(y, upstream, &mut gradients)?;
+    Ok(gradients.of(x).expect("invariant: y depends on x").to_vec()?)
+}
+
+/// Which rows are NaN throughout; the others must have none.
+fn nan_rows(elements: &[f32], width: usize) -> Vec<bool> {
+    let rows = elements.chunks(width).map(|row| {
+        assert!(row.iter().all(|x| x.is_nan() == row[0].is_nan()), "{row:?}");
+        row[0].is_nan()
+    });
+    rows.collect()
+}
