@@ -16,7 +16,6 @@ const MISSING: &[&str] = &[
     "cross_entropy",
     "drop_path",
     "dropout",
-    "dwconv",
     "gather",
     "matmul",
     "mean_pool",

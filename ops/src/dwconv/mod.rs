@@ -12,25 +12,25 @@
 //! **Residual.** [`dwconv_residual`] is x + dwconv(x), the position encoding as it is used: the kernel's centre
 //! (a = b = P) greater by one in y and in dx, and all else as above.
 //!
-//! K is 3, 5 or 7: the kernels are compiled for each. Operands must be contiguous, f32 or f64. Errors:
-//! [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d` with
-//! `groups = C, padding = K // 2`, whose weight layout this is. In BiFormer: the position encoding (K = 3)
-//! and the local context enhancement of the values (K = 5).
+//! K is 3, 5 or 7: the kernels are compiled for each. Operands must be contiguous; f32 or f64, and on a GPU also x in bf16
+//! with w and b in f32. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+//! Source: `torch.nn.Conv2d` with `groups = C, padding = K // 2`, whose weight layout this is. In BiFormer: the position
+//! encoding (K = 3) and the local context enhancement of the values (K = 5).
 
 pub mod cases;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use cpu::{Extents, Kernel, Map, MapMut};
-
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
-use tensor::{Error, Shape, Tensor, match_float};
+use tensor::{Device, Error, Shape, Tensor, match_float};
 
 /// The kernels' extents K that there are.
 pub const KERNELS: [usize; 3] = [3, 5, 7];
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "each channel convolved with its own K×K kernel";
 
 /// x (N, H, W, C) convolved channel by channel with `weight` (C, 1, K, K), K = 3, 5 or 7, plus `bias` (C) if there
@@ -49,14 +49,22 @@ fn convolve<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, residual:
     let map = x.value().dims("dwconv", "x (N, H, W, C)")?;
     let extents = extents("dwconv", map, weight.value(), bias.map(Var::value))?;
     let channels = extents.channels;
-    let mut y = Tensor::empty(x.shape().clone(), x.dtype());
-    match_float!(x.dtype(), "dwconv", T => cpu::forward::<T>(
-        extents,
-        Map { data: x.value().as_slice("dwconv")?, stride: channels },
-        Kernel { weight: weight.value().as_slice("dwconv")?, residual },
-        bias.map(|bias| bias.value().as_slice("dwconv")).transpose()?,
-        MapMut { out: Out::store(y.as_mut_slice("dwconv")?), stride: channels },
-    ));
+    let mut y = Tensor::empty_on(&x.value().device(), x.shape().clone(), x.dtype())?;
+    match x.value().device() {
+        Device::Cpu => match_float!(x.dtype(), "dwconv", T => cpu::forward::<T>(
+            extents,
+            Map { data: x.value().as_slice("dwconv")?, stride: channels },
+            Kernel { weight: weight.value().as_slice("dwconv")?, residual },
+            bias.map(|bias| bias.value().as_slice("dwconv")).transpose()?,
+            MapMut { out: Out::store(y.as_mut_slice("dwconv")?), stride: channels },
+        )),
+        Device::Cuda(_) => {
+            let x = cuda::Map::new(x.value(), 0, channels)?;
+            let kernel = cuda::Kernel { weight: weight.value(), residual };
+            let y = cuda::MapMut { out: y.as_out("dwconv", false)?, stride: channels };
+            cuda::forward(extents, &x, kernel, bias.map(Var::value), y)?;
+        }
+    }
     let rule = || Dwconv { x: x.value().clone(), weight: weight.value().clone(), residual };
     match bias {
         Some(bias) => x.tape().record("dwconv", &[x, weight, bias], y, rule),
@@ -96,15 +104,25 @@ impl Rule for Dwconv {
         let extents = extents("dwconv", map, &self.weight, None)?;
         let stride = extents.channels;
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
-        match_float!(dy.dtype(), "dwconv", T => {
-            let dy = Map::<T> { data: dy.as_slice("dwconv")?, stride };
-            if let Some(out) = dx.out()? {
-                let kernel = Kernel { weight: self.weight.as_slice("dwconv")?, residual: self.residual };
-                cpu::backward_input(extents, dy, kernel, MapMut { out, stride });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "dwconv", T => {
+                let dy = Map::<T> { data: dy.as_slice("dwconv")?, stride };
+                if let Some(out) = dx.out()? {
+                    let kernel = Kernel { weight: self.weight.as_slice("dwconv")?, residual: self.residual };
+                    cpu::backward_input(extents, dy, kernel, MapMut { out, stride });
+                }
+                let x = Map { data: self.x.as_slice("dwconv")?, stride };
+                cpu::backward_weight(extents, dy, x, dweight.out()?, dbias.out()?);
+            }),
+            Device::Cuda(_) => {
+                let [dy, x] = [cuda::Map::new(&dy, 0, stride)?, cuda::Map::new(&self.x, 0, stride)?];
+                if let Some(out) = dx.out_on_gpu()? {
+                    let kernel = cuda::Kernel { weight: &self.weight, residual: self.residual };
+                    cuda::backward_input(extents, &dy, kernel, cuda::MapMut { out, stride })?;
+                }
+                cuda::backward_weight(extents, &dy, &x, dweight.out_on_gpu()?, dbias.out_on_gpu()?)?;
             }
-            let x = Map { data: self.x.as_slice("dwconv")?, stride };
-            cpu::backward_weight(extents, dy, x, dweight.out()?, dbias.out()?);
-        });
+        }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }

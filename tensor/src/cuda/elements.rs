@@ -7,6 +7,9 @@ use crate::{DType, Error, Result, Tensor};
 const PIECE: usize = 256;
 const MOST_PIECES: usize = 512;
 
+/// Columns of a block that adds rows up, as in the kernels.
+const COLUMNS: usize = 32;
+
 /// The kernels.
 pub static KERNELS: Module = Module {
     name: "elements",
@@ -81,14 +84,14 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
     let gpu = out.gpu();
     let (pieces, sums) = (pieces(rows), x.dtype().wide());
     let mut partial = Tensor::empty_on(&x.device(), [pieces, outer, columns], sums)?;
-    let blocks = [columns.div_ceil(32), pieces, outer];
+    let blocks = [columns.div_ceil(COLUMNS), pieces, outer];
     let launch = KERNELS.launch(gpu, "sum_rows<T>", x.dtype())?.grid(blocks).input(x)?.output(&mut partial)?;
     // SAFETY: x has O·S·I elements, and there is a place for each partial sum.
     unsafe { launch.count(rows).extents([columns, pieces])?.run()? };
     finish_sums(&partial, 0, out)
 }
 
-/// out = the sum over the first axis of partial sums (pieces, ...), of the elements from `start` on, in order. Errors:
+/// out = the sum over the first axis of partial sums (pieces, ...), of the elements from `start` on, in a fixed order. Errors:
 /// [`Error::NotContiguous`].
 pub fn finish_sums(partial: &Tensor, start: usize, out: Out<'_>) -> Result<()> {
     let pieces = partial.shape().first().copied().unwrap_or(1);
@@ -101,7 +104,8 @@ pub fn finish_sums(partial: &Tensor, start: usize, out: Out<'_>) -> Result<()> {
         return Err(Error::DType { op: "finish_sums", expected: "the type of the sums", actual: out.dtype() });
     }
     let part = partial.reshape([partial.count()])?.slice(0, start..partial.count())?;
-    let launch = KERNELS.launch(out.gpu(), "finish_sums<T>", out.dtype())?.over(count).input(&part)?;
+    let launch =
+        KERNELS.launch(out.gpu(), "finish_sums<T>", out.dtype())?.blocks(count.div_ceil(COLUMNS)).input(&part)?;
     // SAFETY: every piece has the sums that are added up, by the check above.
     unsafe { launch.extents([pieces])?.count(stride).out(Some(&out)).count(count).run() }
 }
