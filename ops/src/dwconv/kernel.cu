@@ -21,24 +21,41 @@ constexpr int CHANNELS = PAIRS && sizeof(wide<T>) == 4 ? 2 : 1;
 // Neighbouring channels, which one instruction loads or stores.
 template <typename T, int V>
 struct alignas(V * sizeof(T)) Channels {
-    T at[V];
+    T values[V];
+
+    __device__ __forceinline__ wide<T> at(int v) const { return widen(values[v]); }
+    __device__ __forceinline__ void set(int v, wide<T> value) { values[v] = narrow<T>(value); }
 };
 
-// A thread's channels of R rows of an image, from row `row` on.
+// Two of 16 bits stay together in one register; each is set once, among zeros.
+template <>
+struct Channels<bf16, 2> {
+    u32 bits;
+
+    __device__ __forceinline__ float at(int v) const { return __uint_as_float(v ? bits & 0xffff0000 : bits << 16); }
+    __device__ __forceinline__ void set(int v, float value) { bits |= u32(narrow<bf16>(value).bits) << 16 * v; }
+};
+
+// A thread's channels of R rows of an image, column by column.
 template <typename T, int V, int R>
 struct Rows {
-    const T* image;
-    i64 stride;
-    int row, height, width;
+    const T* next;
+    i64 stride, row_stride;
+    bool exists[R];
 
-    // One column of them.
-    __device__ __forceinline__ void load(int column, Channels<T, V> (&to)[R]) const {
+    // From column `column` of row `row` on; `image` points to the channels in the image's first pixel.
+    __device__ __forceinline__ Rows(const T* image, i64 stride, int row, int column, int height, int width)
+        : next(image + (i64(row) * width + column) * stride), stride(stride), row_stride(width * stride) {
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            bool inside = row + r >= 0 && row + r < height && column < width;
-            const T* from = image + (i64(row + r) * width + column) * stride;
-            to[r] = inside ? *reinterpret_cast<const Channels<T, V>*>(from) : Channels<T, V>{};
-        }
+        for (int r = 0; r < R; r++) exists[r] = row + r >= 0 && row + r < height;
+    }
+
+    // The next column. Rows outside the image stay as they were.
+    __device__ __forceinline__ void load(Channels<T, V> (&to)[R]) {
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            if (exists[r]) to[r] = *reinterpret_cast<const Channels<T, V>*>(next + r * row_stride);
+        next += stride;
     }
 };
 
@@ -84,11 +101,12 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int v = 0; v < V; v++) sums[r][s][v] = start[v];
 
-    Rows<T, V, R + K - 1> rows = {x + image * height * width * x_stride + channel, x_stride, row - P, height, width};
-    y += (image * height + row) * width * y_stride + channel;
     int column = max(begin - P, 0);
-    Channels<T, V> next[R + K - 1];
-    rows.load(column, next);
+    x += image * height * width * x_stride + channel;
+    y += ((image * height + row) * width + begin) * y_stride + channel;
+    Rows<T, V, R + K - 1> rows(x, x_stride, row - P, column, height, width);
+    Channels<T, V> next[R + K - 1] = {};
+    rows.load(next);
 #pragma unroll K // so that sums change their names, not their registers
     for (; column < end + P; column++) {
         if (column < width) {
@@ -96,8 +114,8 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int i = 0; i < R + K - 1; i++)
 #pragma unroll
-                for (int v = 0; v < V; v++) in[i][v] = widen(next[i].at[v]);
-            rows.load(column + 1, next);
+                for (int v = 0; v < V; v++) in[i][v] = next[i].at(v);
+            if (column + 1 < width) rows.load(next);
 #pragma unroll
             for (int r = 0; r < R; r++)
 #pragma unroll
@@ -107,36 +125,42 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                         for (int v = 0; v < V; v++) sums[r][s][v] += in[r + a][v] * taps[a * K + K - 1 - s][v];
         }
+        if (column - P >= begin) {
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-            if (column - P >= begin && row + r < height) {
-                Channels<T, V>* to = reinterpret_cast<Channels<T, V>*>(y + (i64(r) * width + column - P) * y_stride);
-                Channels<T, V> old = accumulate ? *to : Channels<T, V>{}, out;
+            for (int r = 0; r < R; r++) {
+                if (row + r >= height) break;
+                Channels<T, V>* to = reinterpret_cast<Channels<T, V>*>(y + r * width * y_stride);
+                Channels<T, V> out = {};
 #pragma unroll
-                for (int v = 0; v < V; v++) out.at[v] = narrow<T>(sums[r][0][v] + widen(old.at[v]));
+                for (int v = 0; v < V; v++) out.set(v, accumulate ? to->at(v) + sums[r][0][v] : sums[r][0][v]);
                 *to = out;
             }
+            y += y_stride;
+        }
+#pragma unroll
+        for (int r = 0; r < R; r++)
 #pragma unroll
             for (int s = 0; s < K; s++)
 #pragma unroll
                 for (int v = 0; v < V; v++) sums[r][s][v] = s + 1 < K ? sums[r][s + 1][v] : start[v];
-        }
     }
 }
 
 // to[channel·step + i] = the sum of values[i][channel] over the lines of a block, in order, for `count` channels.
 template <int COUNT, int V, typename W>
-__device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared, int tile, int count, W* to, int step) {
+__device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared, u32 tile, u32 count, W* to, int step) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
 #pragma unroll
         for (int v = 0; v < V; v++) shared[(i * V + v) * THREADS + threadIdx.x] = values[i][v];
     __syncthreads();
-    for (int item = threadIdx.x; item < COUNT * V * tile; item += THREADS) {
-        int place = item % tile, i = item / tile / V, v = item / tile % V, channel = place * V + v;
+#pragma unroll 1
+    for (u32 item = threadIdx.x; item < COUNT * V * tile; item += THREADS) {
+        u32 place = item % tile, i = item / tile / V, v = item / tile % V, channel = place * V + v;
         W sum = 0;
-        for (int line = 0; line < THREADS / tile; line++) sum += shared[(i * V + v) * THREADS + line * tile + place];
+#pragma unroll 4
+        for (u32 line = 0; line < THREADS / tile; line++) sum += shared[(i * V + v) * THREADS + line * tile + place];
         if (channel < count) to[i64(channel) * step + i] = sum;
     }
 }
@@ -157,37 +181,32 @@ __global__ void __launch_bounds__(THREADS)
     for (i64 strip = piece * piece_strips + line; takes_part && strip < end; strip += lines) {
         i64 image = strip / strips_of_image, pixel = image * height * width;
         int row = strip % strips_of_image * R;
-        Rows<T, V, R> upstream = {dy + pixel * dy_stride + channel, dy_stride, row, height, width};
-        Rows<T, V, R + K - 1> rows = {x + pixel * x_stride + channel, x_stride, row - P, height, width};
+        Rows<T, V, R> upstream(dy + pixel * dy_stride + channel, dy_stride, row, 0, height, width);
+        Rows<T, V, R + K - 1> rows(x + pixel * x_stride + channel, x_stride, row - P, 0, height, width);
         W window[R][K][V] = {}; // dy[row + r, column − P + s] at [r][s]
-        Channels<T, V> arriving[R], next[R + K - 1];
-#pragma unroll
-        for (int s = P; s < K - 1; s++) {
-            upstream.load(s - P, arriving);
-#pragma unroll
-            for (int r = 0; r < R; r++)
-#pragma unroll
-                for (int v = 0; v < V; v++) totals[0][v] += window[r][s + 1][v] = widen(arriving[r].at[v]);
-        }
-        upstream.load(P, arriving);
-        rows.load(0, next);
+        Channels<T, V> arriving[R] = {}, next[R + K - 1] = {};
+        upstream.load(arriving);
+        rows.load(next);
 #pragma unroll K // so that the window's elements change their names, not their registers
-        for (int column = 0; column < width; column++) {
-            W in[R + K - 1][V];
-#pragma unroll
-            for (int i = 0; i < R + K - 1; i++)
-#pragma unroll
-                for (int v = 0; v < V; v++) in[i][v] = widen(next[i].at[v]);
+        for (int column = -P; column < width; column++) {
 #pragma unroll
             for (int r = 0; r < R; r++)
 #pragma unroll
                 for (int v = 0; v < V; v++) {
 #pragma unroll
                     for (int s = 0; s < K - 1; s++) window[r][s][v] = window[r][s + 1][v];
-                    totals[0][v] += window[r][K - 1][v] = widen(arriving[r].at[v]);
+                    totals[0][v] += window[r][K - 1][v] = arriving[r].at(v);
                 }
-            upstream.load(column + 1 + P, arriving);
-            rows.load(column + 1, next);
+#pragma unroll
+            for (int r = 0; r < R; r++) arriving[r] = {};
+            if (column + P + 1 < width) upstream.load(arriving);
+            if (column < 0) continue;
+            W in[R + K - 1][V];
+#pragma unroll
+            for (int i = 0; i < R + K - 1; i++)
+#pragma unroll
+                for (int v = 0; v < V; v++) in[i][v] = next[i].at(v);
+            if (column + 1 < width) rows.load(next);
 #pragma unroll
             for (int r = 0; r < R; r++)
 #pragma unroll

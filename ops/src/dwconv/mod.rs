@@ -140,6 +140,7 @@ mod tests {
     use autograd::Tape;
     use autograd::exact::Array;
     use tensor::cpu::isa::{Isa, limit};
+    use tensor::cuda::Gpu;
     use tensor::{DType, Float};
 
     /// The elements of a map that lies, from `offset` on, in pixels of `stride` elements; the rest is 7.
@@ -213,6 +214,83 @@ mod tests {
             let _limited = limit(isa);
             kernels_agree_with_the_reference::<f32>(1e-5);
             kernels_agree_with_the_reference::<f64>(1e-13);
+        }
+    }
+
+    #[test]
+    fn maps_inside_wider_tensors_on_a_gpu() {
+        let Ok(gpu) = Gpu::emulated(5) else { return eprintln!("skipped: no C++ compiler") };
+        let device = Device::Cuda(gpu);
+        let there = |values: Vec<f32>| Tensor::from_slice(&values, [values.len()])?.to_device(&device);
+        let of = |values: &Array<f64>| there(values.data.iter().map(|&value| value as f32).collect());
+        let check = |[height, width, channels, kernel]: [usize; 4], offset: usize, stride: usize| {
+            let e = Extents { images: 2, height, width, channels, kernel };
+            let shape = [2, height, width, channels];
+            let [x, dy, old] = [1, 2, 3].map(|stream| array(&uniform(shape, stream)));
+            let weight = array(&uniform([channels, 1, kernel, kernel], 4));
+            let bias = array(&uniform([channels], 5));
+            let x_map = cuda::Map::new(&there(spread(&x, offset, stride))?, offset, stride)?;
+            let [narrow_x, narrow_dy] =
+                [cuda::Map::new(&of(&x)?, 0, channels)?, cuda::Map::new(&of(&dy)?, 0, channels)?];
+            let (weight_there, bias_there) = (of(&weight)?, of(&bias)?);
+            let kernel_there = cuda::Kernel { weight: &weight_there, residual: false };
+
+            let mut y = of(&old)?;
+            let out = cuda::MapMut { out: y.as_out("dwconv", true)?, stride: channels };
+            cuda::forward(e, &x_map, kernel_there, Some(&bias_there), out)?;
+            let value = reference::dwconv(&x, &weight, Some(&bias));
+            let expected: Vec<f64> = value.data.iter().zip(&old.data).map(|(y, old)| y + old).collect();
+            assert_close(&y.to_vec::<f32>()?, &expected, 1e-5, "y");
+
+            let turned = Array::from_fn(&weight.shape, |p| weight.at(&[p[0], 0, kernel - 1 - p[2], kernel - 1 - p[3]]));
+            let dx = reference::dwconv(&dy, &turned, None);
+            for accumulate in [false, true] {
+                let mut wide = there(spread(&old, offset, stride))?;
+                let count = wide.count();
+                let mut whole = wide.as_out("dwconv", accumulate)?;
+                let out = cuda::MapMut { out: whole.part(offset, count - offset), stride };
+                cuda::backward_input(e, &narrow_dy, kernel_there, out)?;
+                let sum = dx.data.iter().zip(&old.data).map(|(dx, old)| if accumulate { dx + old } else { *dx });
+                let expected = spread::<f64>(&Array { data: sum.collect(), ..dx.clone() }, offset, stride);
+                assert_close(&wide.to_vec::<f32>()?, &expected, 1e-5, "dx");
+            }
+
+            let gradients = |x: &cuda::Map| -> tensor::Result<[Vec<f32>; 2]> {
+                let [mut dweight, mut dbias] = [of(&weight)?, of(&bias)?];
+                let outs = [dweight.as_out("dwconv", false)?, dbias.as_out("dwconv", false)?].map(Some);
+                let [of_weight, of_bias] = outs;
+                cuda::backward_weight(e, &narrow_dy, x, of_weight, of_bias)?;
+                Ok([dweight.to_vec()?, dbias.to_vec()?])
+            };
+            let [dweight, dbias] = gradients(&x_map)?;
+            assert_eq!([&dweight, &dbias], gradients(&narrow_x)?.each_ref());
+            // <dy, dwconv(x, w)> is linear in w, so <dw, w> must give it back.
+            let products = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            let dweight: Vec<f64> = dweight.into_iter().map(f64::from).collect();
+            let expected = products(&dy.data, &reference::dwconv(&x, &weight, None).data);
+            assert_close(&[products(&dweight, &weight.data)], &[expected], 1e-3, "<dw, w>");
+            tensor::Result::Ok(())
+        };
+        // Pairs of channels, as the values of a qkv buffer; pairs that lie across each other; and odd channels.
+        for (extents, offset, stride) in
+            [([5, 11, 70, 5], 140, 210), ([6, 3, 8, 3], 4, 12), ([4, 3, 8, 7], 3, 12), ([3, 9, 7, 5], 14, 21)]
+        {
+            check(extents, offset, stride).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_map_beyond_its_tensor_is_refused() {
+        let Ok(gpu) = Gpu::emulated(5) else { return eprintln!("skipped: no C++ compiler") };
+        let device = Device::Cuda(gpu);
+        let e = Extents { images: 1, height: 2, width: 2, channels: 3, kernel: 3 };
+        let zeros = |shape: &[usize]| Tensor::zeros_on(&device, shape, DType::F32).unwrap();
+        let (x, weight, mut y) = (zeros(&[12]), zeros(&[3, 1, 3, 3]), zeros(&[12]));
+        for (offset, stride) in [(1, 3), (0, 4), (0, 2)] {
+            let out = cuda::MapMut { out: y.as_out("dwconv", false).unwrap(), stride: 3 };
+            let x = cuda::Map::new(&x, offset, stride).unwrap();
+            let error = cuda::forward(e, &x, cuda::Kernel { weight: &weight, residual: false }, None, out).unwrap_err();
+            assert!(matches!(error, Error::Shape { op: "dwconv", .. }), "{error}");
         }
     }
 
