@@ -12,7 +12,6 @@ const MISSING: &[&str] = &[
     "bra",
     "concat",
     "contiguous",
-    "conv2d",
     "cross_entropy",
     "drop_path",
     "dropout",

@@ -16,6 +16,22 @@ __global__ void put_values(T* to, int accumulate, const T* values, i64 count) {
     for (i64 i = first_element(); i < count; i += all_threads()) put(to + i, widen(values[i]), accumulate);
 }
 
+// y (R, C) += row (C)
+template <typename T>
+__global__ void add_row(T* y, const wide<T>* row, i64 count, int columns) {
+    constexpr int N = Pack<T>::size;
+    i64 i = first_element() * N;
+    if (i >= count) return;
+    Pack<T> pack = load_pack(y + i, count - i);
+    int column = i % columns;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        pack.at[j] = narrow<T>(widen(pack.at[j]) + row[column]);
+        column = column + 1 == columns ? 0 : column + 1;
+    }
+    store_pack(y + i, pack, count - i);
+}
+
 // Columns and rows of a block that adds rows up.
 constexpr int COLUMNS = 32, ROWS = 8;
 

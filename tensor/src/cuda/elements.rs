@@ -24,6 +24,7 @@ pub static KERNELS: Module = Module {
         "convert<bf16, float>",
         "convert<bf16, double>",
         "put_values<T>",
+        "add_row<T>",
         "sum_rows<T>",
         "finish_sums<T>",
     ],
@@ -71,6 +72,19 @@ pub fn put(out: Out<'_>, values: &Tensor) -> Result<()> {
     let launch = KERNELS.launch(out.gpu(), "put_values<T>", values.dtype())?.over(values.count());
     // SAFETY: both have as many elements, of one type.
     unsafe { launch.out(Some(&out)).input(values)?.count(values.count()).run() }
+}
+
+/// y (..., C) += row (C), which has the type of y's sums ([`DType::wide`]). Errors: [`Error::Shape`], [`Error::DType`],
+/// [`Error::NotContiguous`], [`Error::Shared`].
+pub fn add_row(y: &mut Tensor, row: &Tensor) -> Result<()> {
+    row.expect("add_row", y.dtype().wide())?;
+    let (count, columns) = (y.count(), row.count());
+    if y.shape().last() != Some(&columns) {
+        return Err(Error::shape("add_row", format!("rows of {columns}"), y.shape()));
+    }
+    let launch = KERNELS.launch(row.gpu("add_row")?, "add_row<T>", y.dtype())?.over_packs(count, y.dtype());
+    // SAFETY: y has rows as long as `row`, by the check above.
+    unsafe { launch.output(y)?.input(row)?.count(count).extents([columns])?.run() }
 }
 
 /// Into how many pieces the rows of a sum are cut: by their number alone.
