@@ -284,7 +284,7 @@ impl Tensor {
     }
 
     /// The address of its first element in a GPU's memory. [`Error::Device`] when it is not there.
-    pub(crate) fn address(&self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
+    pub fn address(&self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
         match &self.storage {
             Storage::Cuda(memory) if Arc::ptr_eq(memory.gpu(), gpu) => {
                 Ok(memory.address() + (self.offset * self.dtype.size()) as u64)

@@ -18,7 +18,8 @@
 //! [`bra`] is what training runs: keys and values are read where they lie (`cpu/`). [`composed`] spells the
 //! same function out in small operations, and is what it is tested against, and where one learns from.
 //!
-//! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Argument`] when heads, grid or k do not
+//! Operands must be contiguous; f32 or f64, and on a GPU also qkv in bf16 with the convolution's parameters in
+//! f32. Errors: [`tensor::Error::Argument`] when heads, grid or k do not
 //! fit, [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`]. Source: Zhu et al., "BiFormer: vision
 //! transformer with bi-level routing attention", CVPR 2023, algorithm 1.
 
@@ -36,7 +37,7 @@ use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var};
 use geometry::Geometry;
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
-use tensor::{Error, Shape, Tensor, match_float};
+use tensor::{Device, Error, Shape, Tensor, match_float};
 
 pub use composed::{RouteKind, bra_composed};
 pub use routing::{Routing, route};
@@ -90,19 +91,28 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
     let context = lepe.map(|[weight, bias]| dwconv::extents("bra", map, weight.value(), Some(bias.value())));
     let context = context.transpose()?;
     let routes = route(qkv.value(), attributes)?.routes;
-    let mut out = Tensor::empty(map, qkv.dtype());
-    let mut lse = Tensor::empty([g.images, g.heads, g.tokens()], qkv.dtype());
-    match_float!(qkv.dtype(), "bra", T => {
-        let qkv = qkv.value().as_slice::<T>("bra")?;
-        let out = out.as_mut_slice::<T>("bra")?;
-        cpu::forward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, out, lse.as_mut_slice("bra")?);
-        if let (Some(extents), Some([weight, bias])) = (context, lepe) {
-            let bias = bias.value().as_slice("bra")?;
-            let out = MapMut { out: Out { data: out, accumulate: true }, stride: g.v_dim };
-            let kernel = Kernel { weight: weight.value().as_slice("bra")?, residual: false };
-            dwconv::cpu::forward(extents, values(g, qkv), kernel, Some(bias), out);
+    let device = qkv.value().device();
+    let mut out = Tensor::empty_on(&device, map, qkv.dtype())?;
+    let mut lse = Tensor::empty_on(&device, [g.images, g.heads, g.tokens()], qkv.dtype().wide())?;
+    match &device {
+        Device::Cpu => match_float!(qkv.dtype(), "bra", T => {
+            let qkv = qkv.value().as_slice::<T>("bra")?;
+            let out = out.as_mut_slice::<T>("bra")?;
+            cpu::forward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, out, lse.as_mut_slice("bra")?);
+            if let (Some(extents), Some([weight, bias])) = (context, lepe) {
+                let bias = bias.value().as_slice("bra")?;
+                let out = MapMut { out: Out { data: out, accumulate: true }, stride: g.v_dim };
+                let kernel = Kernel { weight: weight.value().as_slice("bra")?, residual: false };
+                dwconv::cpu::forward(extents, values(g, qkv), kernel, Some(bias), out);
+            }
+        }),
+        Device::Cuda(gpu) => {
+            cuda::forward(gpu, g, qkv.value(), &routes, attributes.scale, &mut out, &mut lse)?;
+            if let (Some(extents), Some([weight, bias])) = (context, lepe) {
+                cuda::add_context(g, extents, qkv.value(), [weight.value(), bias.value()], &mut out)?;
+            }
         }
-    });
+    }
     let lepe: Option<[Var<'t>; 2]> = lepe.map(|pair| pair.map(Var::clone));
     let inputs: Vec<&Var<'t>> = [qkv].into_iter().chain(lepe.iter().flatten()).collect();
     let rule = || Attention {
@@ -148,6 +158,19 @@ impl Rule for Attention {
         let Attention { qkv, routes, lse, lepe, attributes } = *self;
         let g = attributes.geometry(&qkv)?;
         let (mut dqkv, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
+        if let Device::Cuda(gpu) = dout.device() {
+            let given = cuda::Given { qkv: &qkv, routes: &routes, scale: attributes.scale, lse: &lse, dout: &dout };
+            let mut dqkv_out = dqkv.out_on_gpu()?;
+            dqkv_out.as_ref().map_or(Ok(()), |out| cuda::backward(&gpu, g, &given, out))?;
+            if let Some(weight) = &lepe {
+                let extents = dwconv::extents("bra", [g.images, g.map[0], g.map[1], g.v_dim], weight, None)?;
+                let outs = [dweight.out_on_gpu()?, dbias.out_on_gpu()?];
+                cuda::add_context_backward(g, extents, &given, weight, dqkv_out.as_mut(), outs)?;
+            }
+            drop(dqkv_out);
+            [dqkv, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
+            return Ok(());
+        }
         match_float!(dout.dtype(), "bra", T => {
             let (qkv, dout) = (qkv.as_slice::<T>("bra")?, dout.as_slice::<T>("bra")?);
             if let Some(out) = dqkv.out()? {

@@ -8,24 +8,26 @@
 //!
 //! **Backward.** From y = patches·W + b, as for a linear layer: dW = patchesᵀ·dy, db = Σ dy over the pixels,
 //! and dpatches = dy·Wᵀ, each element of which is added to the element of dx that the patch had copied.
-//! Saved: x and w. The patches, KH·KW/s² times as large as x, never exist: the products read them where they lie in x,
-//! and dx is a convolution of dy.
+//! Saved: x and w. On the CPU the patches, KH·KW/s² times as large as x, never exist: the products read them where they
+//! lie in x, and dx is a convolution of dy. On a GPU they are written out for some images at a time.
 //!
-//! Operands must be contiguous, f32 or f64. Errors: [`tensor::Error::Shape`], [`tensor::Error::Argument`] for a
+//! Operands must be contiguous; f32 or f64, and on a GPU also x in bf16 with w and b in f32: w is rounded to bf16, and
+//! products are summed in f32. Errors: [`tensor::Error::Shape`], [`tensor::Error::Argument`] for a
 //! stride of zero, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d`, whose
 //! weight layout this is.
 
 pub mod cases;
 mod cpu;
+mod cuda;
 mod geometry;
 pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use geometry::Geometry;
 use tensor::cuda::Module;
-use tensor::{Error, Shape, Tensor, match_float};
+use tensor::{Device, Error, Shape, Tensor, match_float};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "images convolved with a dense kernel";
 
 /// How a kernel moves over an image.
@@ -44,14 +46,18 @@ pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window:
     if let Some(bias) = bias.filter(|bias| *bias.shape() != [outputs]) {
         return Err(Error::shape("conv2d", format!("a bias of ({outputs})"), bias.shape()).into());
     }
-    let mut y = Tensor::empty([images, height, width, outputs], x.dtype());
-    match_float!(x.dtype(), "conv2d", T => cpu::forward::<T>(
-        geometry,
-        x.value().as_slice("conv2d")?,
-        weight.value().as_slice("conv2d")?,
-        bias.map(|bias| bias.value().as_slice("conv2d")).transpose()?,
-        y.as_mut_slice("conv2d")?,
-    ));
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, [images, height, width, outputs], x.dtype())?;
+    match device {
+        Device::Cpu => match_float!(x.dtype(), "conv2d", T => cpu::forward::<T>(
+            geometry,
+            x.value().as_slice("conv2d")?,
+            weight.value().as_slice("conv2d")?,
+            bias.map(|bias| bias.value().as_slice("conv2d")).transpose()?,
+            y.as_mut_slice("conv2d")?,
+        )),
+        Device::Cuda(_) => cuda::forward(&geometry, x.value(), weight.value(), bias.map(Var::value), &mut y)?,
+    }
     let rule = || Convolution { x: x.value().clone(), weight: weight.value().clone(), geometry };
     match bias {
         Some(bias) => x.tape().record("conv2d", &[x, weight, bias], y, rule),
@@ -109,18 +115,25 @@ impl Rule for Convolution {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
-        match_float!(dy.dtype(), "conv2d", T => {
-            let dy = dy.as_slice::<T>("conv2d")?;
-            if let Some(dx) = dx.out()? {
-                cpu::backward_input(self.geometry, dy, self.weight.as_slice("conv2d")?, dx);
+        let Convolution { x, weight, geometry } = *self;
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "conv2d", T => {
+                let dy = dy.as_slice::<T>("conv2d")?;
+                if let Some(dx) = dx.out()? {
+                    cpu::backward_input(geometry, dy, weight.as_slice("conv2d")?, dx);
+                }
+                if let Some(dweight) = dweight.out()? {
+                    cpu::backward_weight(geometry, dy, x.as_slice("conv2d")?, dweight);
+                }
+                if let Some(dbias) = dbias.out()? {
+                    cpu::backward_bias(geometry, dy, dbias);
+                }
+            }),
+            Device::Cuda(_) => {
+                let outs = [dx.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
+                cuda::backward(&geometry, &dy, &x, &weight, outs)?;
             }
-            if let Some(dweight) = dweight.out()? {
-                cpu::backward_weight(self.geometry, dy, self.x.as_slice("conv2d")?, dweight);
-            }
-            if let Some(dbias) = dbias.out()? {
-                cpu::backward_bias(self.geometry, dy, dbias);
-            }
-        });
+        }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }

@@ -40,11 +40,11 @@ impl Extents {
         self.images * self.height
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.rows() * self.width * self.channels == 0
     }
 
-    fn taps(&self) -> usize {
+    pub(super) fn taps(&self) -> usize {
         self.kernel * self.kernel
     }
 
@@ -54,7 +54,7 @@ impl Extents {
     }
 
     /// The elements from the first of a map that is not empty to its last.
-    fn span(&self, stride: usize) -> usize {
+    pub(super) fn span(&self, stride: usize) -> usize {
         (self.rows() * self.width - 1) * stride + self.channels
     }
 

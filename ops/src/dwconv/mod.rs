@@ -12,25 +12,25 @@
 //! **Residual.** [`dwconv_residual`] is x + dwconv(x), the position encoding as it is used: the kernel's centre
 //! (a = b = P) greater by one in y and in dx, and all else as above.
 //!
-//! K is 3, 5 or 7: the kernels are compiled for each. Operands must be contiguous, f32 or f64. Errors:
-//! [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d` with
-//! `groups = C, padding = K // 2`, whose weight layout this is. In BiFormer: the position encoding (K = 3)
-//! and the local context enhancement of the values (K = 5).
+//! K is 3, 5 or 7: the kernels are compiled for each. Operands must be contiguous; f32 or f64, and on a GPU also x in bf16
+//! with w and b in f32. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+//! Source: `torch.nn.Conv2d` with `groups = C, padding = K // 2`, whose weight layout this is. In BiFormer: the position
+//! encoding (K = 3) and the local context enhancement of the values (K = 5).
 
 pub mod cases;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use cpu::{Extents, Kernel, Map, MapMut};
-
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
-use tensor::{Error, Shape, Tensor, match_float};
+use tensor::{Device, Error, Shape, Tensor, match_float};
 
 /// The kernels' extents K that there are.
 pub const KERNELS: [usize; 3] = [3, 5, 7];
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "each channel convolved with its own K×K kernel";
 
 /// x (N, H, W, C) convolved channel by channel with `weight` (C, 1, K, K), K = 3, 5 or 7, plus `bias` (C) if there
@@ -49,14 +49,22 @@ fn convolve<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, residual:
     let map = x.value().dims("dwconv", "x (N, H, W, C)")?;
     let extents = extents("dwconv", map, weight.value(), bias.map(Var::value))?;
     let channels = extents.channels;
-    let mut y = Tensor::empty(x.shape().clone(), x.dtype());
-    match_float!(x.dtype(), "dwconv", T => cpu::forward::<T>(
-        extents,
-        Map { data: x.value().as_slice("dwconv")?, stride: channels },
-        Kernel { weight: weight.value().as_slice("dwconv")?, residual },
-        bias.map(|bias| bias.value().as_slice("dwconv")).transpose()?,
-        MapMut { out: Out::store(y.as_mut_slice("dwconv")?), stride: channels },
-    ));
+    let mut y = Tensor::empty_on(&x.value().device(), x.shape().clone(), x.dtype())?;
+    match x.value().device() {
+        Device::Cpu => match_float!(x.dtype(), "dwconv", T => cpu::forward::<T>(
+            extents,
+            Map { data: x.value().as_slice("dwconv")?, stride: channels },
+            Kernel { weight: weight.value().as_slice("dwconv")?, residual },
+            bias.map(|bias| bias.value().as_slice("dwconv")).transpose()?,
+            MapMut { out: Out::store(y.as_mut_slice("dwconv")?), stride: channels },
+        )),
+        Device::Cuda(_) => {
+            let x = cuda::Map::new(x.value(), 0, channels)?;
+            let kernel = cuda::Kernel { weight: weight.value(), residual };
+            let y = cuda::MapMut { out: y.as_out("dwconv", false)?, stride: channels };
+            cuda::forward(extents, &x, kernel, bias.map(Var::value), y)?;
+        }
+    }
     let rule = || Dwconv { x: x.value().clone(), weight: weight.value().clone(), residual };
     match bias {
         Some(bias) => x.tape().record("dwconv", &[x, weight, bias], y, rule),
@@ -96,15 +104,25 @@ impl Rule for Dwconv {
         let extents = extents("dwconv", map, &self.weight, None)?;
         let stride = extents.channels;
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
-        match_float!(dy.dtype(), "dwconv", T => {
-            let dy = Map::<T> { data: dy.as_slice("dwconv")?, stride };
-            if let Some(out) = dx.out()? {
-                let kernel = Kernel { weight: self.weight.as_slice("dwconv")?, residual: self.residual };
-                cpu::backward_input(extents, dy, kernel, MapMut { out, stride });
+        match dy.device() {
+            Device::Cpu => match_float!(dy.dtype(), "dwconv", T => {
+                let dy = Map::<T> { data: dy.as_slice("dwconv")?, stride };
+                if let Some(out) = dx.out()? {
+                    let kernel = Kernel { weight: self.weight.as_slice("dwconv")?, residual: self.residual };
+                    cpu::backward_input(extents, dy, kernel, MapMut { out, stride });
+                }
+                let x = Map { data: self.x.as_slice("dwconv")?, stride };
+                cpu::backward_weight(extents, dy, x, dweight.out()?, dbias.out()?);
+            }),
+            Device::Cuda(_) => {
+                let [dy, x] = [cuda::Map::new(&dy, 0, stride)?, cuda::Map::new(&self.x, 0, stride)?];
+                if let Some(out) = dx.out_on_gpu()? {
+                    let kernel = cuda::Kernel { weight: &self.weight, residual: self.residual };
+                    cuda::backward_input(extents, &dy, kernel, cuda::MapMut { out, stride })?;
+                }
+                cuda::backward_weight(extents, &dy, &x, dweight.out_on_gpu()?, dbias.out_on_gpu()?)?;
             }
-            let x = Map { data: self.x.as_slice("dwconv")?, stride };
-            cpu::backward_weight(extents, dy, x, dweight.out()?, dbias.out()?);
-        });
+        }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }
@@ -122,6 +140,7 @@ mod tests {
     use autograd::Tape;
     use autograd::exact::Array;
     use tensor::cpu::isa::{Isa, limit};
+    use tensor::cuda::Gpu;
     use tensor::{DType, Float};
 
     /// The elements of a map that lies, from `offset` on, in pixels of `stride` elements; the rest is 7.
@@ -195,6 +214,83 @@ mod tests {
             let _limited = limit(isa);
             kernels_agree_with_the_reference::<f32>(1e-5);
             kernels_agree_with_the_reference::<f64>(1e-13);
+        }
+    }
+
+    #[test]
+    fn maps_inside_wider_tensors_on_a_gpu() {
+        let Ok(gpu) = Gpu::emulated(5) else { return eprintln!("skipped: no C++ compiler") };
+        let device = Device::Cuda(gpu);
+        let there = |values: Vec<f32>| Tensor::from_slice(&values, [values.len()])?.to_device(&device);
+        let of = |values: &Array<f64>| there(values.data.iter().map(|&value| value as f32).collect());
+        let check = |[height, width, channels, kernel]: [usize; 4], offset: usize, stride: usize| {
+            let e = Extents { images: 2, height, width, channels, kernel };
+            let shape = [2, height, width, channels];
+            let [x, dy, old] = [1, 2, 3].map(|stream| array(&uniform(shape, stream)));
+            let weight = array(&uniform([channels, 1, kernel, kernel], 4));
+            let bias = array(&uniform([channels], 5));
+            let x_map = cuda::Map::new(&there(spread(&x, offset, stride))?, offset, stride)?;
+            let [narrow_x, narrow_dy] =
+                [cuda::Map::new(&of(&x)?, 0, channels)?, cuda::Map::new(&of(&dy)?, 0, channels)?];
+            let (weight_there, bias_there) = (of(&weight)?, of(&bias)?);
+            let kernel_there = cuda::Kernel { weight: &weight_there, residual: false };
+
+            let mut y = of(&old)?;
+            let out = cuda::MapMut { out: y.as_out("dwconv", true)?, stride: channels };
+            cuda::forward(e, &x_map, kernel_there, Some(&bias_there), out)?;
+            let value = reference::dwconv(&x, &weight, Some(&bias));
+            let expected: Vec<f64> = value.data.iter().zip(&old.data).map(|(y, old)| y + old).collect();
+            assert_close(&y.to_vec::<f32>()?, &expected, 1e-5, "y");
+
+            let turned = Array::from_fn(&weight.shape, |p| weight.at(&[p[0], 0, kernel - 1 - p[2], kernel - 1 - p[3]]));
+            let dx = reference::dwconv(&dy, &turned, None);
+            for accumulate in [false, true] {
+                let mut wide = there(spread(&old, offset, stride))?;
+                let count = wide.count();
+                let mut whole = wide.as_out("dwconv", accumulate)?;
+                let out = cuda::MapMut { out: whole.part(offset, count - offset), stride };
+                cuda::backward_input(e, &narrow_dy, kernel_there, out)?;
+                let sum = dx.data.iter().zip(&old.data).map(|(dx, old)| if accumulate { dx + old } else { *dx });
+                let expected = spread::<f64>(&Array { data: sum.collect(), ..dx.clone() }, offset, stride);
+                assert_close(&wide.to_vec::<f32>()?, &expected, 1e-5, "dx");
+            }
+
+            let gradients = |x: &cuda::Map| -> tensor::Result<[Vec<f32>; 2]> {
+                let [mut dweight, mut dbias] = [of(&weight)?, of(&bias)?];
+                let outs = [dweight.as_out("dwconv", false)?, dbias.as_out("dwconv", false)?].map(Some);
+                let [of_weight, of_bias] = outs;
+                cuda::backward_weight(e, &narrow_dy, x, of_weight, of_bias)?;
+                Ok([dweight.to_vec()?, dbias.to_vec()?])
+            };
+            let [dweight, dbias] = gradients(&x_map)?;
+            assert_eq!([&dweight, &dbias], gradients(&narrow_x)?.each_ref());
+            // <dy, dwconv(x, w)> is linear in w, so <dw, w> must give it back.
+            let products = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            let dweight: Vec<f64> = dweight.into_iter().map(f64::from).collect();
+            let expected = products(&dy.data, &reference::dwconv(&x, &weight, None).data);
+            assert_close(&[products(&dweight, &weight.data)], &[expected], 1e-3, "<dw, w>");
+            tensor::Result::Ok(())
+        };
+        // Pairs of channels, as the values of a qkv buffer; pairs that lie across each other; and odd channels.
+        for (extents, offset, stride) in
+            [([5, 11, 70, 5], 140, 210), ([6, 3, 8, 3], 4, 12), ([4, 3, 8, 7], 3, 12), ([3, 9, 7, 5], 14, 21)]
+        {
+            check(extents, offset, stride).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_map_beyond_its_tensor_is_refused() {
+        let Ok(gpu) = Gpu::emulated(5) else { return eprintln!("skipped: no C++ compiler") };
+        let device = Device::Cuda(gpu);
+        let e = Extents { images: 1, height: 2, width: 2, channels: 3, kernel: 3 };
+        let zeros = |shape: &[usize]| Tensor::zeros_on(&device, shape, DType::F32).unwrap();
+        let (x, weight, mut y) = (zeros(&[12]), zeros(&[3, 1, 3, 3]), zeros(&[12]));
+        for (offset, stride) in [(1, 3), (0, 4), (0, 2)] {
+            let out = cuda::MapMut { out: y.as_out("dwconv", false).unwrap(), stride: 3 };
+            let x = cuda::Map::new(&x, offset, stride).unwrap();
+            let error = cuda::forward(e, &x, cuda::Kernel { weight: &weight, residual: false }, None, out).unwrap_err();
+            assert!(matches!(error, Error::Shape { op: "dwconv", .. }), "{error}");
         }
     }
 

@@ -1,25 +1,17 @@
 //! The GPU's side of [`linear`](super::linear): matrix products by cuBLASLt, and the bias.
 
-use std::sync::Arc;
-use tensor::cuda::elements::sum_rows;
-use tensor::cuda::{Factor, Gpu, Module, Out, gemm};
+use tensor::cuda::elements::{add_row, sum_rows};
+use tensor::cuda::{Factor, Out, gemm};
 use tensor::{Result, Tensor};
 
-pub static KERNELS: Module =
-    Module { name: "linear", source: include_str!("kernel.cu"), headers: &[], kernels: &["add_bias<T>"] };
-
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O).
-pub fn forward(gpu: &Arc<Gpu>, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
+pub fn forward(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
     let [outputs, inputs] = weight.dims("linear", "a weight (O, I)")?;
-    let count = y.count();
-    let rows = count.checked_div(outputs).unwrap_or(0);
+    let rows = y.count().checked_div(outputs).unwrap_or(0);
     let weight = weight.cast(x.dtype())?;
     let (x_factor, weight) = (Factor::plain(x), Factor::transposed(&weight));
     gemm("linear", x_factor, weight, 1, [rows, outputs, inputs], y.as_out("linear", false)?)?;
-    let Some(bias) = bias else { return Ok(()) };
-    let launch = KERNELS.launch(gpu, "add_bias<T>", x.dtype())?.over_packs(count, x.dtype());
-    // SAFETY: y is (rows, outputs), the bias (outputs).
-    unsafe { launch.output(y)?.input(bias)?.count(count).extents([outputs])?.run() }
+    bias.map_or(Ok(()), |bias| add_row(y, bias))
 }
 
 /// dx (R, I), dweight (O, I) and dbias (O) from dy (R, O).

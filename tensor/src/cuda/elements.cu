@@ -32,7 +32,23 @@ __global__ void convert(const From* from, To* to, i64 count) {
     for (i64 i = first_element(); i < count; i += all_threads()) to[i] = narrow<To>(wide<To>(widen(from[i])));
 }
 
-// Columns and rows of a block of `sum_rows`.
+// y (R, C) += row (C)
+template <typename T>
+__global__ void add_row(T* y, const wide<T>* row, i64 count, int columns) {
+    constexpr int N = Pack<T>::size;
+    i64 i = first_element() * N;
+    if (i >= count) return;
+    Pack<T> pack = load_pack(y + i, count - i);
+    int column = i % columns;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        pack.at[j] = narrow<T>(widen(pack.at[j]) + row[column]);
+        column = column + 1 == columns ? 0 : column + 1;
+    }
+    store_pack(y + i, pack, count - i);
+}
+
+// Columns and rows of a block that adds rows up.
 constexpr int COLUMNS = 32, ROWS = 8;
 
 // partial[piece][outer][column] = the sum of x (outer, rows, columns) over the piece's rows, in a fixed order.
@@ -55,12 +71,20 @@ __global__ void sum_rows(const T* x, wide<T>* partial, i64 rows, int columns, in
     }
 }
 
-// to[i] (+)= the sum of partial[piece][i] over the pieces, in order; partial sums lie `stride` elements apart.
+// to[i] (+)= the sum of partial[piece][i] over the pieces, in a fixed order; partial sums lie `stride` elements apart.
 template <typename T>
 __global__ void finish_sums(const wide<T>* partial, int pieces, i64 stride, T* to, int accumulate, i64 count) {
-    i64 i = first_element();
-    if (i >= count) return;
+    __shared__ wide<T> sums[ROWS][COLUMNS];
+    int column = threadIdx.x % COLUMNS, row = threadIdx.x / COLUMNS;
+    i64 i = i64(blockIdx.x) * COLUMNS + column;
     wide<T> sum = 0;
-    for (int piece = 0; piece < pieces; piece++) sum += partial[piece * stride + i];
-    put(to + i, sum, accumulate);
+    if (i < count) {
+        for (int piece = row; piece < pieces; piece += ROWS) sum += partial[piece * stride + i];
+    }
+    sums[row][column] = sum;
+    __syncthreads();
+    if (row == 0 && i < count) {
+        for (int r = 1; r < ROWS; r++) sum += sums[r][column];
+        put(to + i, sum, accumulate);
+    }
 }

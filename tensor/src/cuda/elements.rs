@@ -8,6 +8,9 @@ use crate::{DType, Error, Result, Tensor};
 const PIECE: usize = 256;
 const MOST_PIECES: usize = 512;
 
+/// Columns of a block that adds rows up, as in the kernels.
+const COLUMNS: usize = 32;
+
 /// The kernels.
 pub static KERNELS: Module = Module {
     name: "elements",
@@ -22,6 +25,7 @@ pub static KERNELS: Module = Module {
         "convert<double, bf16>",
         "convert<bf16, float>",
         "convert<bf16, double>",
+        "add_row<T>",
         "sum_rows<T>",
         "finish_sums<T>",
     ],
@@ -91,6 +95,19 @@ pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor
     unsafe { launch.int(out.accumulate.into()).count(count).run() }
 }
 
+/// y (..., C) += row (C), which has the type of y's sums ([`DType::wide`]). Errors: [`Error::Shape`], [`Error::DType`],
+/// [`Error::NotContiguous`], [`Error::Shared`].
+pub fn add_row(y: &mut Tensor, row: &Tensor) -> Result<()> {
+    row.expect("add_row", y.dtype().wide())?;
+    let (count, columns) = (y.count(), row.count());
+    if y.shape().last() != Some(&columns) {
+        return Err(Error::shape("add_row", format!("rows of {columns}"), y.shape()));
+    }
+    let launch = KERNELS.launch(row.gpu("add_row")?, "add_row<T>", y.dtype())?.over_packs(count, y.dtype());
+    // SAFETY: y has rows as long as `row`, by the check above.
+    unsafe { launch.output(y)?.input(row)?.count(count).extents([columns])?.run() }
+}
+
 /// Into how many pieces the rows of a sum are cut: by their number alone.
 pub fn pieces(rows: usize) -> usize {
     rows.div_ceil(PIECE).clamp(1, MOST_PIECES)
@@ -102,14 +119,14 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
     let gpu = out.gpu();
     let (pieces, sums) = (pieces(rows), x.dtype().wide());
     let mut partial = Tensor::empty_on(&x.device(), [pieces, outer, columns], sums)?;
-    let blocks = [outer * columns.div_ceil(32), pieces, 1];
+    let blocks = [outer * columns.div_ceil(COLUMNS), pieces, 1];
     let launch = KERNELS.launch(gpu, "sum_rows<T>", x.dtype())?.grid(blocks).input(x)?.output(&mut partial)?;
     // SAFETY: x has O·S·I elements, and there is a place for each partial sum.
     unsafe { launch.count(rows).extents([columns, pieces])?.run()? };
     finish_sums(&partial, 0, out)
 }
 
-/// out = the sum over the first axis of partial sums (pieces, ...), of the elements from `start` on, in order. Errors:
+/// out = the sum over the first axis of partial sums (pieces, ...), of the elements from `start` on, in a fixed order. Errors:
 /// [`Error::NotContiguous`].
 pub fn finish_sums(partial: &Tensor, start: usize, out: Out<'_>) -> Result<()> {
     let pieces = partial.shape().first().copied().unwrap_or(1);
@@ -122,7 +139,8 @@ pub fn finish_sums(partial: &Tensor, start: usize, out: Out<'_>) -> Result<()> {
         return Err(Error::DType { op: "finish_sums", expected: "the type of the sums", actual: out.dtype() });
     }
     let part = partial.reshape([partial.count()])?.slice(0, start..partial.count())?;
-    let launch = KERNELS.launch(out.gpu(), "finish_sums<T>", out.dtype())?.over(count).input(&part)?;
+    let launch =
+        KERNELS.launch(out.gpu(), "finish_sums<T>", out.dtype())?.blocks(count.div_ceil(COLUMNS)).input(&part)?;
     // SAFETY: every piece has the sums that are added up, by the check above.
     unsafe { launch.extents([pieces])?.count(stride).out(Some(&out)).count(count).run() }
 }

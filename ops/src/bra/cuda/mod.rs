@@ -8,6 +8,8 @@
 //! | `geometry.cuh` | where tokens, heads and regions lie |
 
 use super::geometry::Geometry;
+use crate::dwconv::cpu::Extents;
+use crate::dwconv::cuda::{self as dwconv, Kernel, Map, MapMut};
 use std::sync::Arc;
 use tensor::cuda::{Gpu, Launch, Module, Out};
 use tensor::{DType, Device, Error, Result, Tensor};
@@ -160,6 +162,42 @@ fn backward_keys(
     let launch = launch.number(given.scale, dtype).input(given.lse)?.input(delta)?.input(given.dout)?.out(Some(dqkv));
     // SAFETY: as above; the lists are those of the routes.
     unsafe { with_geometry(launch, g)?.run() }
+}
+
+/// The values within a map like qkv.
+fn values(g: Geometry, qkv: &Tensor) -> Result<Map> {
+    Map::new(qkv, 2 * g.qk_dim, g.row())
+}
+
+/// out += dwconv(v): the local context, with the convolution's weight and bias.
+pub fn add_context(
+    g: Geometry,
+    e: Extents,
+    qkv: &Tensor,
+    [weight, bias]: [&Tensor; 2],
+    out: &mut Tensor,
+) -> Result<()> {
+    let out = MapMut { out: out.as_out("bra", true)?, stride: g.v_dim };
+    dwconv::forward(e, &values(g, qkv)?, Kernel { weight, residual: false }, Some(bias), out)
+}
+
+/// The local context's gradients: dqkv, into which the attention has written the values' part, dweight and dbias.
+pub fn add_context_backward(
+    g: Geometry,
+    e: Extents,
+    given: &Given<'_>,
+    weight: &Tensor,
+    dqkv: Option<&mut Out<'_>>,
+    [dweight, dbias]: [Option<Out<'_>>; 2],
+) -> Result<()> {
+    let dout = Map::new(given.dout, 0, g.v_dim)?;
+    if let Some(dqkv) = dqkv {
+        let start = (2 * g.qk_dim).min(dqkv.count());
+        let mut out = dqkv.part(start, dqkv.count() - start);
+        out.accumulate = true;
+        dwconv::backward_input(e, &dout, Kernel { weight, residual: false }, MapMut { out, stride: g.row() })?;
+    }
+    dwconv::backward_weight(e, &dout, &values(g, given.qkv)?, dweight, dbias)
 }
 
 /// For each region the regions routed to it: starts (N, P + 1) and entries (N, P·k).

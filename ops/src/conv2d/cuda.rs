@@ -1,0 +1,115 @@
+//! The GPU's side of [`conv2d`](super::conv2d): matrices of patches, some images at a time, and matrix products.
+
+use super::geometry::Geometry;
+use std::ops::Range;
+use tensor::cuda::elements::{add_row, put, sum_rows};
+use tensor::cuda::{Factor, Module, Out, gemm};
+use tensor::{DType, Result, Tensor};
+
+pub static KERNELS: Module = Module {
+    name: "conv2d",
+    source: include_str!("kernel.cu"),
+    headers: &[],
+    kernels: &["conv2d_patches<T>", "conv2d_gather<T>"],
+};
+
+/// Bytes of a matrix of patches, at most, unless one image has more.
+const PATCHES: usize = 256 << 20;
+
+/// y (N, HO, WO, O) from x (N, H, W, I), weight (O, I, KH, KW) and bias (O).
+pub fn forward(g: &Geometry, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
+    let weight = reorder(weight, x.dtype())?;
+    let mut out = y.as_out("conv2d", false)?;
+    for images in chunks(g, x.dtype()) {
+        let patches = patches(g, x, images.clone())?;
+        let Range { start, end } = pixels(g, &images);
+        let extents = [end - start, g.outputs, g.patch()];
+        let out = out.part(start * g.outputs, (end - start) * g.outputs);
+        gemm("conv2d", Factor::plain(&patches), Factor::transposed(&weight), 1, extents, out)?;
+    }
+    bias.map_or(Ok(()), |bias| add_row(y, bias))
+}
+
+/// dx (N, H, W, I), dweight (O, I, KH, KW) and dbias (O) from dy (N, HO, WO, O).
+pub fn backward(
+    g: &Geometry,
+    dy: &Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    [dx, dweight, dbias]: [Option<Out<'_>>; 3],
+) -> Result<()> {
+    dx.map_or(Ok(()), |dx| backward_input(g, dy, weight, dx))?;
+    dweight.map_or(Ok(()), |dweight| backward_weight(g, dy, x, dweight))?;
+    dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, g.pixels(), g.outputs], dbias))
+}
+
+/// dx from dy.
+fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -> Result<()> {
+    dx.expect("conv2d", dy.dtype())?;
+    let weight = reorder(weight, dy.dtype())?;
+    let [height, width] = g.input;
+    for images in chunks(g, dy.dtype()) {
+        let upstream = part(dy, &images)?;
+        let Range { start, end } = pixels(g, &images);
+        let mut dpatches = Tensor::empty_on(&dy.device(), [end - start, g.patch()], dy.dtype())?;
+        let extents = [end - start, g.patch(), g.outputs];
+        let out = dpatches.as_out("conv2d", false)?;
+        gemm("conv2d", Factor::plain(&upstream), Factor::plain(&weight), 1, extents, out)?;
+        let image = height * width * g.inputs;
+        let dx = dx.part(images.start * image, images.len() * image);
+        let launch = KERNELS.launch(dx.gpu(), "conv2d_gather<T>", dy.dtype())?.blocks(images.len() * height);
+        let launch = launch.input(&dpatches)?.out(Some(&dx)).extents([height, width, g.inputs])?;
+        let launch = launch.extents(g.kernel)?.extents(g.output)?.extents([g.stride, g.padding])?;
+        // SAFETY: dx has these images, and dpatches the patches of them all.
+        unsafe { launch.run()? };
+    }
+    Ok(())
+}
+
+/// dweight from dy and x.
+fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>) -> Result<()> {
+    let ([down, across], outputs) = (g.kernel, g.outputs);
+    let mut sums = Tensor::zeros_on(&x.device(), [outputs, down, across, g.inputs], dweight.dtype())?;
+    for images in chunks(g, x.dtype()) {
+        let (upstream, patches) = (part(dy, &images)?, patches(g, x, images.clone())?);
+        let extents = [outputs, g.patch(), pixels(g, &images).len()];
+        let out = sums.as_out("conv2d", true)?;
+        gemm("conv2d", Factor::transposed(&upstream), Factor::plain(&patches), 1, extents, out)?;
+    }
+    put(dweight, &sums.permute(&[0, 3, 1, 2])?.contiguous()?)
+}
+
+/// The images whose patches make one matrix, matrix by matrix.
+fn chunks(g: &Geometry, dtype: DType) -> impl Iterator<Item = Range<usize>> + use<> {
+    let (images, bytes) = (g.images, pixels(g, &(0..1)).len() * g.patch() * dtype.size());
+    let chunk = (PATCHES / bytes.max(1)).max(1);
+    (0..images).step_by(chunk).map(move |start| start..(start + chunk).min(images))
+}
+
+/// The output pixels of some images.
+fn pixels(g: &Geometry, images: &Range<usize>) -> Range<usize> {
+    let pixels = g.output[0] * g.output[1];
+    images.start * pixels..images.end * pixels
+}
+
+/// Some images of a map.
+fn part(map: &Tensor, images: &Range<usize>) -> Result<Tensor> {
+    map.slice(0, images.clone())
+}
+
+/// What the output pixels of some images see: (pixels, KH·KW·I).
+fn patches(g: &Geometry, x: &Tensor, images: Range<usize>) -> Result<Tensor> {
+    let mut patches = Tensor::empty_on(&x.device(), [pixels(g, &images).len(), g.patch()], x.dtype())?;
+    let launch = KERNELS.launch(x.gpu("conv2d")?, "conv2d_patches<T>", x.dtype())?.blocks(images.len() * g.output[0]);
+    let launch = launch.input(&part(x, &images)?)?.output(&mut patches)?.extents(g.input)?.extents([g.inputs])?;
+    let launch = launch.extents(g.kernel)?.extents([g.output[0], g.output[1] * g.patch(), g.stride, g.padding])?;
+    // SAFETY: x has these images, and there is a row of patches for each of their output pixels.
+    unsafe { launch.run()? };
+    Ok(patches)
+}
+
+/// The weight (O, I, KH, KW) as (O, KH, KW, I), as the patches lie, in their type.
+fn reorder(weight: &Tensor, dtype: DType) -> Result<Tensor> {
+    weight.expect("conv2d", dtype.wide())?;
+    weight.permute(&[0, 2, 3, 1])?.contiguous()?.cast(dtype)
+}
