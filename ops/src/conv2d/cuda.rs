@@ -13,8 +13,9 @@ pub static KERNELS: Module = Module {
     kernels: &["conv2d_patches<T>", "conv2d_gather<T>"],
 };
 
-/// Bytes of a matrix of patches, at most, unless one image has more.
-const PATCHES: usize = 256 << 20;
+/// Bytes of a matrix of patches, at most, unless one image has more. In this crate's own tests it is so little that
+/// images come in several matrices.
+const PATCHES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
 
 /// y (N, HO, WO, O) from x (N, H, W, I), weight (O, I, KH, KW) and bias (O).
 pub fn forward(g: &Geometry, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
@@ -112,4 +113,24 @@ fn patches(g: &Geometry, x: &Tensor, images: Range<usize>) -> Result<Tensor> {
 fn reorder(weight: &Tensor, dtype: DType) -> Result<Tensor> {
     weight.expect("conv2d", dtype.wide())?;
     weight.permute(&[0, 2, 3, 1])?.contiguous()?.cast(dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::device::{parity, tolerance};
+    use tensor::Device;
+    use tensor::cuda::Gpu;
+
+    #[test]
+    fn images_in_several_matrices_of_patches() {
+        let Ok(gpu) = Gpu::emulated(9) else { return eprintln!("skipped: no C++ compiler") };
+        let device = Device::Cuda(gpu);
+        for case in crate::conv2d::cases::cases() {
+            for dtype in [DType::F32, DType::Bf16] {
+                let found = parity(&case, &device, dtype).unwrap();
+                assert!(found.value.max(found.gradient) <= tolerance(dtype), "{} {dtype}: {found:?}", case.name);
+            }
+        }
+    }
 }

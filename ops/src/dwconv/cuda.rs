@@ -181,8 +181,9 @@ impl Tiles {
 /// Whether threads have pairs of channels: where these lie in all maps so that an instruction can load them. In f64 there
 /// are too few registers.
 fn pairs(e: Extents, dtype: DType, maps: &[(u64, usize)]) -> bool {
-    let even = |&(address, stride): &(u64, usize)| address % (2 * dtype.size() as u64) == 0 && stride % 2 == 0;
-    dtype != DType::F64 && e.channels % 2 == 0 && maps.iter().all(even)
+    let even =
+        |&(address, stride): &(u64, usize)| address.is_multiple_of(2 * dtype.size() as u64) && stride.is_multiple_of(2);
+    dtype != DType::F64 && e.channels.is_multiple_of(2) && maps.iter().all(even)
 }
 
 /// Where a map begins that has all its pixels.

@@ -14,6 +14,10 @@ constexpr int TILE = 32;
 template <int K>
 constexpr int ROWS = K == 3 ? 4 : K == 5 ? 2 : 1;
 
+// Columns after which the loop over them begins anew: a large kernel has no registers to spare.
+template <int K>
+constexpr int UNROLLED = K < 7 ? K : 1;
+
 // Channels of a thread.
 template <typename T, bool PAIRS>
 constexpr int CHANNELS = PAIRS && sizeof(wide<T>) == 4 ? 2 : 1;
@@ -107,7 +111,7 @@ __global__ void __launch_bounds__(THREADS)
     Rows<T, V, R + K - 1> rows(x, x_stride, row - P, column, height, width);
     Channels<T, V> next[R + K - 1] = {};
     rows.load(next);
-#pragma unroll K // so that sums change their names, not their registers
+#pragma unroll UNROLLED<K> // so that sums change their names, not their registers
     for (; column < end + P; column++) {
         if (column < width) {
             W in[R + K - 1][V];
@@ -129,7 +133,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int r = 0; r < R; r++) {
                 if (row + r >= height) break;
-                Channels<T, V>* to = reinterpret_cast<Channels<T, V>*>(y + r * width * y_stride);
+                Channels<T, V>* to = reinterpret_cast<Channels<T, V>*>(y + i64(r) * width * y_stride);
                 Channels<T, V> out = {};
 #pragma unroll
                 for (int v = 0; v < V; v++) out.set(v, accumulate ? to->at(v) + sums[r][0][v] : sums[r][0][v]);
@@ -166,7 +170,8 @@ __device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared
 }
 
 // partial[piece] = Σ dy[i, j]·x[i + a − P, j + b − P] (C, K, K) and behind it Σ dy (C), over a piece of all images' strips
-// of R rows. Each line of `tile` threads takes every so-manieth of the piece's strips. Blocks in order of piece, and tile.
+// of R rows. A block has lines of `tile` threads, which take turns with the piece's strips. Blocks in order of piece, and
+// tile of the channels.
 template <typename T, int K, bool PAIRS>
 __global__ void __launch_bounds__(THREADS)
     dwconv_weight(const T* dy, i64 dy_stride, const T* x, i64 x_stride, wide<T>* partial, i64 strips, i64 piece_strips,
@@ -187,7 +192,7 @@ __global__ void __launch_bounds__(THREADS)
         Channels<T, V> arriving[R] = {}, next[R + K - 1] = {};
         upstream.load(arriving);
         rows.load(next);
-#pragma unroll K // so that the window's elements change their names, not their registers
+#pragma unroll UNROLLED<K> // so that the window's elements change their names, not their registers
         for (int column = -P; column < width; column++) {
 #pragma unroll
             for (int r = 0; r < R; r++)
