@@ -66,7 +66,7 @@ impl Block {
         if self.drop_path > 0.0
             && let Some(stream) = pass.stream()
         {
-            branch = ops::drop_path(&branch, self.drop_path, stream)?;
+            branch = ops::drop_path(&branch, self.drop_path, stream, pass.first_image())?;
         }
         Ok(ops::add(x, &branch)?)
     }

@@ -156,7 +156,12 @@ impl<'t, 'm> Pass<'t, 'm> {
         let Mode::Train { seed, step } = self.mode else { return None };
         let draw = self.draws.get();
         self.draws.set(draw + 1);
-        Some(Philox::keyed(seed, &[PURPOSE, step, draw, self.first_image as u64]))
+        Some(Philox::keyed(seed, &[PURPOSE, step, draw]))
+    }
+
+    /// Which image of the batch is the first of this pass.
+    pub fn first_image(&self) -> usize {
+        self.first_image
     }
 
     pub(crate) fn record_statistics(&self, id: StatisticsId, batch: BatchStatistics) {

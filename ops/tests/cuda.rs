@@ -39,3 +39,25 @@ fn every_operation_runs_on_the_emulated_device() {
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
+
+/// The same once more, in a process in which the kernels are watched: memory errors and undefined behaviour end it.
+#[cfg(target_os = "linux")]
+#[test]
+fn sanitizers_find_nothing() {
+    use std::process::Command;
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let library = Command::new(compiler).arg("-print-file-name=libasan.so").output();
+    let library = library.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
+    if !std::path::Path::new(&library).is_absolute() {
+        assert!(std::env::var_os("REQUIRE_EMULATED").is_none(), "the compiler has no address sanitizer");
+        return eprintln!("skipped: the compiler has no address sanitizer");
+    }
+    let ran = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "every_operation_runs_on_the_emulated_device"])
+        .env("LD_PRELOAD", library)
+        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .env("BIFORMER_EMULATED_OPTIONS", "-fsanitize=address,undefined -fno-sanitize-recover=all")
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+}

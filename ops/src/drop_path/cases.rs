@@ -8,24 +8,27 @@ use tensor::rng::Philox;
 struct DropPath {
     p: f64,
     rng: Philox,
+    first: usize,
 }
 
 impl Definition for DropPath {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
-        super::drop_path(&x[0], self.p, self.rng)
+        super::drop_path(&x[0], self.p, self.rng, self.first)
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
-        super::reference::drop_path(&x[0], self.p, self.rng)
+        super::reference::drop_path(&x[0], self.p, self.rng, self.first)
     }
 }
 
 fn case(name: &str, shape: &[usize], p: f64) -> Case {
-    Case::new(name, vec![uniform(shape, 1)], DropPath { p, rng: Philox::keyed(6, &[shape.len() as u64]) })
+    Case::new(name, vec![uniform(shape, 1)], DropPath { p, rng: Philox::keyed(6, &[shape.len() as u64]), first: 0 })
 }
 
 /// The named cases.
 pub fn cases() -> Vec<Case> {
+    let later = DropPath { p: 0.5, rng: Philox::keyed(6, &[7]), first: 1_000_003 };
     vec![
+        Case::new("a part of a batch", vec![uniform([9, 2, 2], 1)], later),
         case("a residual branch, (N, H, W, C)", &[8, 2, 2, 3], 0.4),
         case("primes", &[13, 5], 0.5),
         case("all survive", &[5, 3], 0.0),

@@ -2,29 +2,30 @@
 
 use crate::dropout::Keep;
 use rayon::prelude::*;
+use std::ops::Range;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{GRAIN, Out};
 use tensor::{Float, simd};
 
-pub fn apply<T: Float>(x: &[T], samples: usize, keep: Keep, out: Out<'_, T>) {
-    let sample = x.len().checked_div(samples).unwrap_or(0);
+pub fn apply<T: Float>(x: &[T], samples: Range<usize>, keep: Keep, out: Out<'_, T>) {
+    let sample = x.len().checked_div(samples.len()).unwrap_or(0);
     let accumulate = out.accumulate;
     // The pieces heed no sample's bounds: there may be few large samples or many small ones.
     out.data.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).enumerate().for_each(|(part, (data, x))| {
-        simd!(A => apply_part::<T, A>(x, part * GRAIN, sample, keep, Out { data, accumulate }));
+        simd!(A => apply_part::<T, A>(x, part * GRAIN, sample, samples.start, keep, Out { data, accumulate }));
     });
 }
 
-/// The elements from `first` on, sample by sample.
+/// The elements from `first` on, sample by sample, of which the first is the batch's sample `offset`.
 #[inline(always)]
-fn apply_part<T: Float, A: Arch>(x: &[T], first: usize, sample: usize, keep: Keep, out: Out<'_, T>) {
+fn apply_part<T: Float, A: Arch>(x: &[T], first: usize, sample: usize, offset: usize, keep: Keep, out: Out<'_, T>) {
     let mut start = 0;
     while start < x.len() {
         let n = (first + start) / sample;
         let end = ((n + 1) * sample - first).min(x.len());
         let (x, y) = (&x[start..end], &mut out.data[start..end]);
         start = end;
-        if keep.allows(keep.rng.word(n as u64)) {
+        if keep.allows(keep.rng.word((offset + n) as u64)) {
             let scale = T::of(keep.scale);
             for (y, &x) in y.iter_mut().zip(x) {
                 *y = A::mul_add(x, scale, if out.accumulate { *y } else { T::zero() });

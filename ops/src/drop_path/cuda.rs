@@ -1,6 +1,7 @@
 //! CUDA kernel of [`drop_path`](super::drop_path), which is the same forward and backward.
 
 use crate::dropout::Keep;
+use std::ops::Range;
 use tensor::cuda::{Module, Out};
 use tensor::{Result, Tensor};
 
@@ -10,13 +11,13 @@ pub static KERNELS: Module =
 /// Threads of a block, each of which has 16 bytes of a sample.
 const THREADS: usize = 256;
 
-pub fn apply(x: &Tensor, samples: usize, keep: Keep, out: Out<'_>) -> Result<()> {
+pub fn apply(x: &Tensor, samples: Range<usize>, keep: Keep, out: Out<'_>) -> Result<()> {
     let dtype = x.dtype();
     out.expect("drop_path", dtype)?;
-    let size = x.count().checked_div(samples).unwrap_or(0);
+    let size = x.count().checked_div(samples.len()).unwrap_or(0);
     let blocks = (size * dtype.size()).div_ceil(16 * THREADS);
-    let launch = KERNELS.launch(out.gpu(), "drop_path<T>", dtype)?.threads(THREADS).blocks(samples * blocks);
-    let launch = keep.arguments(launch.input(x)?, dtype).out(Some(&out));
-    // SAFETY: x and out have `samples` times `size` elements, of one type.
+    let launch = KERNELS.launch(out.gpu(), "drop_path<T>", dtype)?.threads(THREADS).blocks(samples.len() * blocks);
+    let launch = keep.arguments(launch.input(x)?, dtype).count(samples.start).out(Some(&out));
+    // SAFETY: x and out have `size` elements for each of the samples, of one type.
     unsafe { launch.count(size).extents([blocks])?.run() }
 }

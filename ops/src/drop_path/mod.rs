@@ -1,7 +1,8 @@
 //! Stochastic depth: dropout of whole samples.
 //!
 //! **Forward.** y\[n\] = kₙ·x\[n\]/(1 − p) for each sample n of x (N, ...), where kₙ is 1 when the random
-//! stream's n-th uniform number is p or more and 0 otherwise. Before an addition to the residual it skips
+//! stream's uniform number f + n is p or more and 0 otherwise, with f the number of the first sample in its batch: a batch
+//! in pieces drops the same samples. Before an addition to the residual it skips
 //! the layer for the samples whose k is 0. For p = 0 y is x.
 //!
 //! **Backward.** y is linear in x: dx\[n\] = kₙ·dy\[n\]/(1 − p). Nothing is saved: the k are drawn again.
@@ -18,6 +19,7 @@ pub mod reference;
 
 use crate::dropout::Keep;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use std::ops::Range;
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
 use tensor::rng::Philox;
@@ -27,25 +29,26 @@ pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "drops whole samples at random, scales the rest by 1/(1-p)";
 
 /// x (N, ...) with each sample dropped with probability `p`, which `rng` decides, and the others divided
-/// by 1 − p.
-pub fn drop_path<'t>(x: &Var<'t>, p: f64, rng: Philox) -> Result<Var<'t>> {
+/// by 1 − p. `first` is the number of x's first sample, where x is a part of a batch.
+pub fn drop_path<'t>(x: &Var<'t>, p: f64, rng: Philox, first: usize) -> Result<Var<'t>> {
     let Some(&samples) = x.shape().first() else {
         return Err(Error::shape("drop_path", "x (N, ...)", x.shape()).into());
     };
     let Some(keep) = Keep::new("drop_path", p, rng)? else { return Ok(x.clone()) };
+    let samples = first..first + samples;
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
     match device {
         Device::Cpu => match_float!(x.dtype(), "drop_path", T => {
-            cpu::apply::<T>(x.value().as_slice("drop_path")?, samples, keep, Out::store(y.as_mut_slice("drop_path")?));
+            cpu::apply::<T>(x.value().as_slice("drop_path")?, samples.clone(), keep, Out::store(y.as_mut_slice("drop_path")?));
         }),
-        Device::Cuda(_) => cuda::apply(x.value(), samples, keep, y.as_out("drop_path", false)?)?,
+        Device::Cuda(_) => cuda::apply(x.value(), samples.clone(), keep, y.as_out("drop_path", false)?)?,
     }
     x.tape().record("drop_path", &[x], y, || DropPath { samples, keep })
 }
 
 struct DropPath {
-    samples: usize,
+    samples: Range<usize>,
     keep: Keep,
 }
 

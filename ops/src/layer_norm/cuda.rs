@@ -25,6 +25,7 @@ pub fn forward(
     [mean, rstd]: [&mut Tensor; 2],
 ) -> Result<()> {
     let (rows, channels) = (mean.count(), weight.count());
+    [weight, bias].into_iter().try_for_each(|parameter| parameter.expect("layer_norm", x.dtype().wide()))?;
     let launch = KERNELS.launch(gpu, "layer_norm_forward<T>", x.dtype())?.blocks(rows.div_ceil(ROWS));
     let launch = launch.input(x)?.input(weight)?.input(bias)?.number(epsilon, x.dtype());
     // SAFETY: x and y are (rows, channels), the moments (rows), the parameters (channels).

@@ -122,6 +122,12 @@ pub trait Driver: Send + Sync {
     /// What it is.
     fn properties(&self) -> &Properties;
 
+    /// Whether memory is to be handed out again, in sizes with room to spare. Otherwise each tensor gets memory of its
+    /// own that is exactly as long, so that whoever watches sees it when a kernel reaches beyond.
+    fn recycles(&self) -> bool {
+        true
+    }
+
     /// New memory, aligned to 256 bytes; none where there is not enough.
     fn allocate(&self, bytes: usize) -> Result<Option<u64>>;
 

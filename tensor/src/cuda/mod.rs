@@ -139,7 +139,7 @@ impl Gpu {
 
     /// A block of at least `bytes`: address and capacity.
     fn take(&self, bytes: usize) -> Result<(u64, usize)> {
-        let capacity = capacity_for(bytes);
+        let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
         let mut pool = self.pool();
         let recycled =
             pool.free.range_mut(capacity..=2 * capacity).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
@@ -181,7 +181,13 @@ impl Gpu {
     fn give_back(&self, address: u64, capacity: usize, bytes: usize) {
         let mut pool = self.pool();
         pool.stats.in_use -= bytes;
-        pool.free.entry(capacity).or_default().push(address);
+        if self.driver.recycles() {
+            pool.free.entry(capacity).or_default().push(address);
+            return;
+        }
+        pool.stats.held -= capacity;
+        // SAFETY: the tensor that had the memory is gone.
+        unsafe { self.driver.free(address) };
     }
 }
 

@@ -15,6 +15,9 @@
 #include <cstring>
 #include <utility>
 #include <vector>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 #define __global__
 #define __device__
@@ -291,6 +294,9 @@ struct Launch {
 };
 
 inline void prepare_fiber(Fiber& fiber, char* stack) {
+#ifdef __SANITIZE_ADDRESS__
+    __asan_unpoison_memory_region(stack, STACK); // what the fiber before left there
+#endif
     uintptr_t top = (reinterpret_cast<uintptr_t>(stack) + STACK) & ~uintptr_t(63);
     void** words = reinterpret_cast<void**>(top);
 #if defined(__x86_64__)

@@ -9,6 +9,7 @@ use crate::cpu::parallel::Out;
 use crate::{DType, Error, Float, Result};
 use half::bf16;
 use libloading::Library;
+use num_traits::AsPrimitive;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -166,6 +167,10 @@ impl Driver for Emulated {
         &self.properties
     }
 
+    fn recycles(&self) -> bool {
+        !self.options.iter().any(|option| option.starts_with("-fsanitize"))
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
         let Ok(layout) = Layout::from_size_align(bytes.max(1), 256) else { return Ok(None) };
         // SAFETY: the size is not zero.
@@ -285,10 +290,7 @@ impl Driver for Emulated {
 }
 
 /// The products of a batch, one after the other, in the precision of `W`.
-unsafe fn multiply<T: crate::Element + num_traits::AsPrimitive<W>, W: Float>(product: &Product)
-where
-    W: num_traits::AsPrimitive<f32> + num_traits::AsPrimitive<f64>,
-{
+unsafe fn multiply<T: crate::Element + AsPrimitive<W>, W: Float>(product: &Product) {
     let Product { extents: [m, n, k], batch, a, b, c, output, accumulate, .. } = *product;
     let read = |operand: Operand, index: usize, count: usize| -> Vec<W> {
         let start = operand.address as *const T;

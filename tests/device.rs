@@ -1,0 +1,107 @@
+//! Training on a GPU as the emulated device plays it, against the CPU: the same steps, the same files.
+
+mod common;
+
+use biformer::config::RunConfig;
+use biformer::device::{DeviceName, Precision};
+use biformer::trainer::step::Learner;
+use common::program::{biformer, fresh, text};
+use common::samples;
+use data::Batch;
+use std::sync::OnceLock;
+use tensor::DType;
+use tensor::cuda::Gpu;
+
+/// Whether there is an emulated device; in CI there must be.
+fn emulated() -> bool {
+    static THERE: OnceLock<bool> = OnceLock::new();
+    *THERE.get_or_init(|| match Gpu::emulated(0) {
+        Ok(_) => true,
+        Err(error) if std::env::var_os("REQUIRE_EMULATED").is_none() => {
+            eprintln!("skipped: {error}");
+            false
+        }
+        Err(error) => panic!("{error}"),
+    })
+}
+
+/// A small model whose heads suit tensor cores, and in which blocks are dropped.
+fn config(device: DeviceName, precision: Precision) -> RunConfig {
+    let mut config = RunConfig::for_model("nano").unwrap();
+    let changes = ["depth=1,1,1", "embed_dim=32,64,128", "head_dim=32", "full_attention_heads=2", "drop_path=0.3"];
+    config.architecture = config.architecture.with_overrides(changes).unwrap();
+    (config.device, config.precision, config.ema.enabled) = (device, precision, true);
+    config
+}
+
+fn batch(step: usize) -> Batch {
+    let images = (0..4 * 32 * 32 * 3).map(|i| ((i + 977 * step) as f32 * 0.37).sin()).collect();
+    let labels = (0..4).map(|image| ((image + step) % 10) as u32).collect();
+    Batch { index: 0, images, shape: [4, 32, 32, 3], labels, samples: vec![], skipped: vec![] }
+}
+
+/// The losses of ten steps, and the weights after them.
+fn train(device: DeviceName, precision: Precision) -> (Vec<f64>, Vec<f64>) {
+    let config = config(device, precision);
+    let mut learner = Learner::new(&config).unwrap();
+    let losses = (0..10).map(|step| {
+        let score = learner.train(&config, &batch(step), step as u64, 1e-3).unwrap();
+        score.mean_loss()
+    });
+    let losses = losses.collect();
+    let weights = learner.model.parameters.flat().cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    (losses, weights)
+}
+
+/// The norm of the difference, relative to that of the second.
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+    norm(&mut a.iter().zip(b).map(|(a, b)| a - b)) / norm(&mut b.iter().copied())
+}
+
+#[test]
+fn ten_steps_are_those_of_the_cpu() {
+    if !emulated() {
+        return;
+    }
+    let (losses, weights) = train(DeviceName::Cpu, Precision::F32);
+    // Losses, and weights. Those lie further apart: the gradient of a key's bias is nothing but rounding (a softmax does not
+    // see it), and Adam makes steps of full length of it.
+    for (precision, bounds) in [(Precision::F32, [1e-5, 2e-3]), (Precision::Bf16, [2e-3, 2e-2])] {
+        let (there, weights_there) = train(DeviceName::Emulated, precision);
+        let errors = [distance(&there, &losses), distance(&weights_there, &weights)];
+        println!("{precision:?}: losses {:.1e}, weights {:.1e}", errors[0], errors[1]);
+        assert!(
+            errors.iter().zip(bounds).all(|(&error, bound)| error < bound),
+            "{precision:?}: {errors:?}\n{there:?}\n{losses:?}"
+        );
+        assert_eq!(train(DeviceName::Emulated, precision), (there, weights_there), "{precision:?}: twice");
+    }
+}
+
+#[test]
+fn a_run_goes_on_on_another_device() {
+    if !emulated() {
+        return;
+    }
+    let folder = fresh("device");
+    let data = samples::cifar10(&folder.join("data"));
+    let config = samples::config(&folder, "");
+    let train = |out: &str, more: &[&str]| {
+        let out = folder.join(out);
+        let arguments = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&out)];
+        biformer(&[&arguments, more].concat()).ok();
+        out
+    };
+    for (first, second) in [("cpu", "emulated"), ("emulated", "cpu")] {
+        let out = train(first, &["--device", first, "--epochs", "1"]);
+        train(first, &["--device", second, "--epochs", "2", "--resume"]);
+        let eval = |device: &str| biformer(&["eval", "--checkpoint", text(&out), "--device", device, "--json"]).ok();
+        let loss = |ran: &common::program::Ran| {
+            let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+            report["loss"].as_f64().unwrap()
+        };
+        let (cpu, emulated) = (loss(&eval("cpu")), loss(&eval("emulated")));
+        assert!((cpu - emulated).abs() < 1e-3, "{first}: loss {cpu} on the CPU, {emulated} on the emulated device");
+    }
+}
