@@ -218,13 +218,14 @@ static FAULTS: Module = Module {
             shared[threadIdx.x] = threadIdx.x;
             out[threadIdx.x] = shared[(threadIdx.x + 1) % 64];
         }
+        __global__ void one_too_many(int* out) { out[256] = 1; }
         __global__ void block_sums(int* out) {
             __shared__ int partial[8];
             out[first_element()] = block_sum(int(threadIdx.x), partial);
         }
     ",
     headers: &[],
-    kernels: &["half_a_warp", "missing_barrier", "block_sums"],
+    kernels: &["half_a_warp", "missing_barrier", "block_sums", "one_too_many"],
 };
 
 #[test]
@@ -252,4 +253,37 @@ fn arguments_are_held_against_the_kernels_parameters() {
     // SAFETY: it does not run.
     let error = unsafe { launch.run() }.unwrap_err().to_string();
     assert!(error.contains("called with (l), and declares (p)"), "{error}");
+}
+
+/// Runs only as a child of the test below, where the sanitizers watch.
+#[test]
+#[ignore]
+fn a_kernel_reaches_beyond_a_tensor() {
+    let Some(gpu) = emulated() else { return };
+    let mut out = Tensor::zeros_on(&Device::Cuda(Arc::clone(&gpu)), [256], DType::Index).unwrap();
+    let launch = FAULTS.launch(&gpu, "one_too_many", DType::F32).unwrap().threads(32).output(&mut out).unwrap();
+    // SAFETY: none. This is what is to be noticed.
+    unsafe { launch.run().unwrap() };
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn sanitizers_notice_a_kernel_that_reaches_beyond_a_tensor() {
+    use std::process::Command;
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let library = Command::new(compiler).arg("-print-file-name=libasan.so").output();
+    let library = library.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
+    if !std::path::Path::new(&library).is_absolute() {
+        assert!(std::env::var_os("REQUIRE_EMULATED").is_none(), "the compiler has no address sanitizer");
+        return eprintln!("skipped: the compiler has no address sanitizer");
+    }
+    let ran = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "a_kernel_reaches_beyond_a_tensor"])
+        .env("LD_PRELOAD", library)
+        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .env("BIFORMER_EMULATED_OPTIONS", "-fsanitize=address,undefined -fno-sanitize-recover=all")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(!ran.status.success() && said.contains("heap-buffer-overflow"), "{said}");
 }
