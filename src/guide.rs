@@ -20,3 +20,6 @@ mod model {}
 
 #[doc = include_str!("../docs/06-trainer.md")]
 mod trainer {}
+
+#[doc = include_str!("../docs/07-gpu.md")]
+mod gpu {}

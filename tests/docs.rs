@@ -151,10 +151,17 @@ fn the_readmes_configuration_is_understood() {
 
 #[test]
 fn quoted_code_is_in_the_source() {
-    let (chapter, source) = (read("docs/03-operation.md"), read("ops/src/layer_norm/mod.rs"));
-    let quoted = blocks(&chapter, "rust,ignore");
-    assert!(!quoted.is_empty());
-    quoted.iter().for_each(|code| assert!(source.contains(code), "no longer in layer_norm/mod.rs:\n{code}"));
+    let quotations = [
+        ("docs/03-operation.md", "rust,ignore", "ops/src/layer_norm/mod.rs"),
+        ("docs/07-gpu.md", "rust,ignore", "ops/src/gelu/cuda.rs"),
+        ("docs/07-gpu.md", "cuda", "ops/src/gelu/kernel.cu"),
+    ];
+    for (chapter, language, path) in quotations {
+        let (chapter, source) = (read(chapter), read(path));
+        let quoted = blocks(&chapter, language);
+        assert!(!quoted.is_empty());
+        quoted.iter().for_each(|code| assert!(source.contains(code), "no longer in {path}:\n{code}"));
+    }
 }
 
 /// All Markdown files, of the project and its folders.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `registry.rs` | the list of all operations |
 //! | `case.rs` | cases: inputs on which an operation is checked, compared and timed |
-//! | `check/` | the check of an operation from its cases, and the check of that check |
+//! | `check/` | the check of an operation from its cases, of its kernels on a GPU, and the check of the check |
 //! | `broadcast.rs`, `slab.rs`, `reference.rs` | what several operations share |
 
 mod broadcast;
