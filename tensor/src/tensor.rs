@@ -64,7 +64,7 @@ impl Tensor {
                 let from = self.contiguous()?;
                 let to = Self::empty_on(device, self.shape.clone(), self.dtype)?;
                 // SAFETY: the new tensor is nobody else's, and as long.
-                unsafe { gpu.driver().upload(from.as_bytes("to_device")?, to.address("to_device", gpu)?)? };
+                unsafe { gpu.upload(from.as_bytes("to_device")?, to.address("to_device", gpu)?)? };
                 Ok(to)
             }
             (Storage::Cuda(memory), Device::Cpu) => {
@@ -72,7 +72,7 @@ impl Tensor {
                 let mut to = Self::empty(self.shape.clone(), self.dtype);
                 let address = from.address("to_device", memory.gpu())?;
                 // SAFETY: the contiguous copy is as long.
-                unsafe { memory.gpu().driver().download(address, to.as_mut_bytes("to_device")?)? };
+                unsafe { memory.gpu().download(address, to.as_mut_bytes("to_device")?)? };
                 Ok(to)
             }
             (Storage::Cuda(_), Device::Cuda(_)) => self.to_device(&Device::Cpu)?.to_device(device),
@@ -96,7 +96,7 @@ impl Tensor {
             Device::Cuda(gpu) => {
                 let address = self.address_mut("overwrite", &gpu)? + start as u64;
                 // SAFETY: the memory is this tensor's alone, and long enough.
-                unsafe { gpu.driver().upload(from, address)? };
+                unsafe { gpu.upload(from, address)? };
             }
         }
         Ok(())

@@ -178,9 +178,9 @@ fn a_view_goes_into_a_part_of_a_tensor() {
 static RANDOM: Module = Module {
     name: "random",
     source: r"
-        __global__ void random_words(u64 seed, u64 stream, i64 first, u32* out) {
+        __global__ void random_words(const u64* key, u64 seed, u64 stream, i64 first, u32* out) {
             i64 i = first_element();
-            out[i] = Philox{seed, stream}.word(first + i);
+            out[i] = Philox(key, seed, stream).word(first + i);
         }
     ",
     headers: &[],
@@ -195,7 +195,7 @@ fn random_numbers_are_those_of_the_cpu() {
         for first in [0, 5, (1 << 34) - 100, 1 << 62] {
             let launch = RANDOM.launch(&gpu, "random_words", DType::F32).unwrap().over(256);
             // SAFETY: each thread writes its own place.
-            unsafe { launch.random(&rng).count(first).output(&mut words).unwrap().run().unwrap() };
+            unsafe { launch.random(&rng).unwrap().count(first).output(&mut words).unwrap().run().unwrap() };
             let expected: Vec<u32> = (0..256).map(|i| rng.word(first as u64 + i)).collect();
             assert_eq!(words.to_vec::<u32>().unwrap(), expected, "{rng:?} from {first}");
         }
@@ -286,4 +286,42 @@ fn sanitizers_notice_a_kernel_that_reaches_beyond_a_tensor() {
         .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(!ran.status.success() && said.contains("heap-buffer-overflow"), "{said}");
+}
+
+#[test]
+fn recorded_work_is_done_again_with_what_then_lies_there() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let mut input = Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap().to_device(&device).unwrap();
+    let mut words = Tensor::zeros_on(&device, [256], DType::Index).unwrap();
+    let (first, second) = (Philox::new(1, 2), Philox::new(3, 4));
+    let held = gpu.stats().in_use;
+    let (recording, sum) = gpu
+        .record(|| {
+            let launch = RANDOM.launch(&gpu, "random_words", DType::F32)?.over(256).random(&first)?;
+            // SAFETY: each thread writes its own place.
+            unsafe { launch.count(0).output(&mut words)?.run()? };
+            // A tensor that is gone when the recording is done, and one that stays.
+            let wide = input.cast(DType::F64)?;
+            let mut sum = wide.cast(DType::F32)?;
+            elements::put(sum.as_out("test", true)?, &input)?;
+            Ok::<_, Error>(sum)
+        })
+        .unwrap();
+    assert_eq!(recording.streams(), [first]);
+    for (round, stream) in [first, second, first].iter().enumerate() {
+        input.overwrite(0, &Tensor::from_slice(&[round as f32, 10.0], [2]).unwrap()).unwrap();
+        // What others do in between does not touch the recording's own memory.
+        drop(Tensor::full([1000], f32::NAN).to_device(&device).unwrap());
+        recording.replay(&[*stream]).unwrap();
+        assert_eq!(sum.to_vec::<f32>().unwrap(), [2.0 * round as f32, 20.0]);
+        let expected: Vec<u32> = (0..256).map(|i| stream.word(i)).collect();
+        assert_eq!(words.to_vec::<u32>().unwrap(), expected);
+    }
+    assert!(matches!(recording.replay(&[]), Err(Error::Argument { .. })));
+    drop((recording, sum));
+    assert_eq!(gpu.stats().in_use, held, "a recording leaves nothing behind");
+    let outcome = gpu.record(|| input.to_vec::<f32>());
+    assert!(outcome.err().unwrap().to_string().contains("cannot be recorded"));
+    assert_eq!(input.to_vec::<f32>().unwrap(), [2.0, 10.0], "and after a recording that failed all is well");
 }

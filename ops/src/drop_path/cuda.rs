@@ -17,7 +17,7 @@ pub fn apply(x: &Tensor, samples: Range<usize>, keep: Keep, out: Out<'_>) -> Res
     let size = x.count().checked_div(samples.len()).unwrap_or(0);
     let blocks = (size * dtype.size()).div_ceil(16 * THREADS);
     let launch = KERNELS.launch(out.gpu(), "drop_path<T>", dtype)?.threads(THREADS).blocks(samples.len() * blocks);
-    let launch = keep.arguments(launch.input(x)?, dtype).count(samples.start).out(Some(&out));
+    let launch = keep.arguments(launch.input(x)?, dtype)?.count(samples.start).out(Some(&out));
     // SAFETY: x and out have `size` elements for each of the samples, of one type.
     unsafe { launch.count(size).extents([blocks])?.run() }
 }

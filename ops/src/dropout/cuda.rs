@@ -8,9 +8,9 @@ pub static KERNELS: Module =
     Module { name: "dropout", source: include_str!("kernel.cu"), headers: &[], kernels: &["dropout<T>"] };
 
 impl Keep {
-    /// What a kernel must know, as four parameters: `u64 seed, u64 stream, u32 threshold, wide<T> scale`.
-    pub fn arguments<'a>(&self, launch: Launch<'a>, dtype: DType) -> Launch<'a> {
-        launch.random(&self.rng).int(self.threshold as i32).number(self.scale, dtype)
+    /// What a kernel must know, as five parameters: `const u64* key, u64 seed, u64 stream, u32 threshold, wide<T> scale`.
+    pub fn arguments<'a>(&self, launch: Launch<'a>, dtype: DType) -> Result<Launch<'a>> {
+        Ok(launch.random(&self.rng)?.int(self.threshold as i32).number(self.scale, dtype))
     }
 }
 
@@ -19,5 +19,5 @@ pub fn apply(x: &Tensor, keep: Keep, out: Out<'_>) -> Result<()> {
     out.expect("dropout", dtype)?;
     let launch = KERNELS.launch(out.gpu(), "dropout<T>", dtype)?.over_packs(count, dtype);
     // SAFETY: x and out have as many elements, of one type.
-    unsafe { keep.arguments(launch.input(x)?, dtype).out(Some(&out)).count(count).run() }
+    unsafe { keep.arguments(launch.input(x)?, dtype)?.out(Some(&out)).count(count).run() }
 }

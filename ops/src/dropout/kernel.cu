@@ -1,10 +1,10 @@
 // y[i] (+)= scale·x[i] where the upper 24 bits of the stream's i-th word are the threshold or more, else 0.
 template <typename T>
-__global__ void dropout(const T* x, u64 seed, u64 stream, u32 threshold, wide<T> scale, T* y, int accumulate, i64 count) {
+__global__ void dropout(const T* x, const u64* key, u64 seed, u64 stream, u32 threshold, wide<T> scale, T* y, int accumulate, i64 count) {
     constexpr int N = Pack<T>::size;
     i64 i = first_element() * N;
     if (i >= count) return;
-    Philox rng = {seed, stream};
+    Philox rng(key, seed, stream);
     Pack<T> in = load_pack(x + i, count - i);
     Philox::Words words;
     wide<T> values[N];

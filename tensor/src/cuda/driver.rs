@@ -9,6 +9,10 @@ use std::ffi::c_void;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function(pub(super) usize);
 
+/// Recorded work: its place in the driver's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordingId(pub(super) usize);
+
 /// An argument of a kernel, as the kernel declares it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arg {
@@ -158,6 +162,18 @@ pub trait Driver: Send + Sync {
 
     /// Multiplies matrices.
     unsafe fn multiply(&self, product: &Product) -> Result<()>;
+
+    /// From now on what is asked for is recorded, and not done.
+    fn begin_recording(&self) -> Result<()>;
+
+    /// Ends that.
+    fn end_recording(&self) -> Result<RecordingId>;
+
+    /// Does recorded work once more.
+    unsafe fn replay(&self, recording: RecordingId) -> Result<()>;
+
+    /// Lets go of recorded work.
+    fn forget(&self, recording: RecordingId);
 
     /// Waits until everything asked for has been done, and reports what went wrong on the way.
     fn synchronize(&self) -> Result<()>;

@@ -8,6 +8,7 @@
 //! | `memory.rs` | device memory, and borrowed parts of it |
 //! | `layout.rs` | where the elements of a view lie |
 //! | `module.rs` | [`Module`], the source of some kernels; [`Launch`], a call of one |
+//! | `recording.rs` | [`Recording`]: work that is recorded once and done again and again |
 //! | `prelude.cuh` | what every kernel begins with |
 //! | `instructions.cuh` | tensor cores and asynchronous copies |
 //! | `gemm.rs` | matrix products of tensors |
@@ -24,11 +25,16 @@ mod layout;
 mod memory;
 mod module;
 pub mod nvidia;
+mod recording;
 
 pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties};
 pub use gemm::{Factor, gemm};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
+pub use recording::Recording;
+
+use crate::rng::Philox;
+use recording::Keys;
 
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashMap};
@@ -41,6 +47,8 @@ pub struct Gpu {
     driver: Box<dyn Driver>,
     pool: Mutex<Pool>,
     functions: Mutex<HashMap<usize, Arc<Functions>>>,
+    /// The random streams of what is being recorded, if anything is.
+    keys: Mutex<Option<Keys>>,
     /// Whether products of f32 matrices may round their factors to TF32.
     tf32: AtomicBool,
     /// Whether memory is filled with 0xFF before it is handed out: NaN, and an impossible index.
@@ -87,6 +95,7 @@ impl Gpu {
             driver,
             pool: Mutex::default(),
             functions: Mutex::default(),
+            keys: Mutex::default(),
             tf32: AtomicBool::new(false),
             poison,
         })
@@ -116,6 +125,62 @@ impl Gpu {
     /// Waits until all work is done. Errors: what went wrong in it.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.synchronize()
+    }
+
+    /// Copies bytes from the machine's memory. [`Error::Gpu`] while work is recorded: a recording would read the place
+    /// again when something else lies there.
+    ///
+    /// # Safety
+    /// As [`Driver`]'s.
+    pub(crate) unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()> {
+        self.expect_no_recording("a copy from the machine's memory")?;
+        // SAFETY: the caller's promise.
+        if from.is_empty() { Ok(()) } else { unsafe { self.driver.upload(from, to) } }
+    }
+
+    /// Copies bytes to the machine's memory, when all work asked for before is done. [`Error::Gpu`] while work is
+    /// recorded.
+    ///
+    /// # Safety
+    /// As [`Driver`]'s.
+    pub(crate) unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.expect_no_recording("a copy to the machine's memory")?;
+        // SAFETY: the caller's promise.
+        if to.is_empty() { Ok(()) } else { unsafe { self.driver.download(from, to) } }
+    }
+
+    fn expect_no_recording(&self, what: &str) -> Result<()> {
+        if self.keys().is_none() {
+            return Ok(());
+        }
+        let device = self.driver.properties().name.clone();
+        Err(Error::Gpu { device, message: format!("{what} cannot be recorded") })
+    }
+
+    /// Where the key of a random stream lies while work is recorded; 0 otherwise.
+    fn key_address(&self, stream: &Philox) -> Result<u64> {
+        self.keys().as_mut().map_or(Ok(0), |keys| keys.address(stream))
+    }
+
+    fn keys(&self) -> MutexGuard<'_, Option<Keys>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives free memory back to the device.
+    fn trim(&self) -> Result<()> {
+        self.driver.synchronize()?;
+        let mut pool = self.pool();
+        self.free_all(&mut pool);
+        Ok(())
+    }
+
+    /// The same, once the device has done all that was asked of it.
+    fn free_all(&self, pool: &mut Pool) {
+        for (size, blocks) in std::mem::take(&mut pool.free) {
+            pool.stats.held -= size * blocks.len();
+            // SAFETY: free blocks are in nobody's hands, and the device has done all that was asked of it.
+            blocks.into_iter().for_each(|block| unsafe { self.driver.free(block) });
+        }
     }
 
     /// A thread that panicked while it held the lock left a valid map behind.
@@ -160,13 +225,9 @@ impl Gpu {
     /// New memory from the device; what lies free in the pool goes back to it first if there is too little.
     fn allocate(&self, pool: &mut Pool, capacity: usize, bytes: usize) -> Result<u64> {
         let mut address = self.driver.allocate(capacity)?;
-        if address.is_none() {
+        if address.is_none() && self.keys().is_none() {
             self.driver.synchronize()?;
-            for (size, blocks) in std::mem::take(&mut pool.free) {
-                pool.stats.held -= size * blocks.len();
-                // SAFETY: free blocks are in nobody's hands, and the device has done all that was asked of it.
-                blocks.into_iter().for_each(|block| unsafe { self.driver.free(block) });
-            }
+            self.free_all(pool);
             address = self.driver.allocate(capacity)?;
         }
         let Some(address) = address else {
@@ -188,6 +249,13 @@ impl Gpu {
         pool.stats.held -= capacity;
         // SAFETY: the tensor that had the memory is gone.
         unsafe { self.driver.free(address) };
+    }
+}
+
+/// Takes free blocks into a pool.
+fn give_free(pool: &mut BTreeMap<usize, Vec<u64>>, free: BTreeMap<usize, Vec<u64>>) {
+    for (capacity, blocks) in free {
+        pool.entry(capacity).or_default().extend(blocks);
     }
 }
 

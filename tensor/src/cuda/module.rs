@@ -231,10 +231,11 @@ impl Launch<'_> {
         self
     }
 
-    /// A stream of random numbers, as two parameters: `u64 seed` and `u64 stream`, which make a `Philox`.
-    pub fn random(mut self, rng: &Philox) -> Self {
+    /// A stream of random numbers, as three parameters that make a `Philox`: `const u64* key, u64 seed, u64 stream`.
+    pub fn random(mut self, rng: &Philox) -> Result<Self> {
+        self.arguments.push(Arg::Pointer(self.gpu.key_address(rng)?));
         self.arguments.extend(rng.key().map(|word| Arg::I64(word as i64)));
-        self
+        Ok(self)
     }
 
     /// Runs the kernel, unless there are no blocks.

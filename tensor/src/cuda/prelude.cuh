@@ -159,6 +159,10 @@ struct Layout {
 struct Philox {
     u64 seed, stream;
 
+    // Work that is recorded finds the key of the day in memory.
+    __device__ __forceinline__ Philox(const u64* key, u64 seed, u64 stream)
+        : seed(key ? key[0] : seed), stream(key ? key[1] : stream) {}
+
     struct Words {
         u32 at[4];
     };

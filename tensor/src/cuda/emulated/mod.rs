@@ -2,7 +2,7 @@
 //! plays. What it is for: every kernel, and all that the host does around it, runs and is checked on a machine without a
 //! GPU; and whoever learns can step through a kernel with a debugger.
 
-use super::driver::{Arg, Driver, Extent, Function, Operand, Product, Properties};
+use super::driver::{Arg, Driver, Extent, Function, Operand, Product, Properties, RecordingId};
 use super::module::Module;
 use crate::cpu::gemm::{Mat, gemm};
 use crate::cpu::parallel::Out;
@@ -41,6 +41,17 @@ pub struct Emulated {
     seed: AtomicU64,
     blocks: Mutex<HashMap<u64, Layout>>,
     loaded: Mutex<Vec<Arc<Kernel>>>,
+    /// What is being recorded, if anything is, and what has been.
+    recording: Mutex<Option<Vec<Request>>>,
+    recordings: Mutex<Vec<Arc<Vec<Request>>>>,
+}
+
+/// What can be recorded.
+enum Request {
+    Copy(u64, u64, usize),
+    Fill(u64, u8, usize),
+    Launch(Function, Extent, Vec<Arg>),
+    Multiply(Product),
 }
 
 /// As `device.h` declares it.
@@ -93,6 +104,8 @@ impl Emulated {
             seed: AtomicU64::new(seed),
             blocks: Mutex::default(),
             loaded: Mutex::default(),
+            recording: Mutex::default(),
+            recordings: Mutex::default(),
         })
     }
 
@@ -123,6 +136,11 @@ impl Emulated {
         }
         drop(library);
         Ok(shared)
+    }
+
+    /// Takes a request into what is being recorded, if anything is.
+    fn records(&self, request: impl FnOnce() -> Request) -> bool {
+        lock(&self.recording).as_mut().map(|recorded| recorded.push(request())).is_some()
     }
 
     fn compile(&self, module: &Module, source: &str, headers: &[(&str, &str)], library: &Path) -> Result<()> {
@@ -206,12 +224,18 @@ impl Driver for Emulated {
     }
 
     unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        if self.records(|| Request::Copy(from, to, bytes)) {
+            return Ok(());
+        }
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     }
 
     unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
+        if self.records(|| Request::Fill(to, byte, bytes)) {
+            return Ok(());
+        }
         // SAFETY: as above.
         unsafe { (to as *mut u8).write_bytes(byte, bytes) };
         Ok(())
@@ -241,6 +265,9 @@ impl Driver for Emulated {
     }
 
     unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()> {
+        if self.records(|| Request::Launch(function, extent, arguments.to_vec())) {
+            return Ok(());
+        }
         let kernel = Arc::clone(&lock(&self.loaded)[function.0]);
         let given: Vec<u8> = arguments.iter().map(|argument| argument.letter()).collect();
         if given != kernel.signature {
@@ -272,6 +299,9 @@ impl Driver for Emulated {
     }
 
     unsafe fn multiply(&self, product: &Product) -> Result<()> {
+        if self.records(|| Request::Multiply(*product)) {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
         unsafe {
             match product.inputs {
@@ -282,6 +312,38 @@ impl Driver for Emulated {
             }
         }
         Ok(())
+    }
+
+    fn begin_recording(&self) -> Result<()> {
+        *lock(&self.recording) = Some(vec![]);
+        Ok(())
+    }
+
+    fn end_recording(&self) -> Result<RecordingId> {
+        let recorded = lock(&self.recording).take().ok_or_else(|| failure("nothing is being recorded"))?;
+        let mut recordings = lock(&self.recordings);
+        recordings.push(Arc::new(recorded));
+        Ok(RecordingId(recordings.len() - 1))
+    }
+
+    unsafe fn replay(&self, recording: RecordingId) -> Result<()> {
+        let requests = Arc::clone(&lock(&self.recordings)[recording.0]);
+        for request in requests.iter() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                match request {
+                    Request::Copy(from, to, bytes) => self.copy(*from, *to, *bytes)?,
+                    Request::Fill(to, byte, bytes) => self.fill(*to, *byte, *bytes)?,
+                    Request::Launch(function, extent, arguments) => self.launch(*function, *extent, arguments)?,
+                    Request::Multiply(product) => self.multiply(product)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, recording: RecordingId) {
+        lock(&self.recordings)[recording.0] = Arc::default();
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -5,13 +5,14 @@ mod blas;
 pub mod compiler;
 mod libraries;
 
-use super::driver::{Arg, Driver, Extent, Function, Product, Properties};
+use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId};
 use super::module::Module;
 use crate::{Error, Result};
 use blas::Blas;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUfunction, CUfunction_attribute, CUresult, CUstream,
+    CUcontext, CUdevice, CUdevice_attribute, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags,
+    CUresult, CUstream, CUstreamCaptureMode,
 };
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
@@ -28,6 +29,8 @@ pub struct Nvidia {
     /// Declared to be dropped before the context goes.
     blas: Option<Mutex<Blas>>,
     functions: Mutex<Vec<CUfunction>>,
+    /// Recorded work; none where it has been forgotten.
+    recordings: Mutex<Vec<Option<CUgraphExec>>>,
 }
 
 // SAFETY: the driver's handles may be used from any thread, once the context is made current there, as every function
@@ -111,8 +114,15 @@ impl Nvidia {
         let device = result::device::get(ordinal as i32).doing("asking for a GPU")?;
         // SAFETY: the device is one that the driver gave.
         let context = unsafe { result::primary_ctx::retain(device) }.doing("opening a GPU")?;
-        let mut gpu =
-            Self { properties, device, context, stream: std::ptr::null_mut(), blas: None, functions: Mutex::default() };
+        let mut gpu = Self {
+            properties,
+            device,
+            context,
+            stream: std::ptr::null_mut(),
+            blas: None,
+            functions: Mutex::default(),
+            recordings: Mutex::default(),
+        };
         gpu.enter()?;
         gpu.stream = result::stream::create(result::stream::StreamKind::NonBlocking).doing("making a stream")?;
         gpu.blas = Some(Mutex::new(Blas::new(gpu.stream)?));
@@ -249,6 +259,44 @@ impl Driver for Nvidia {
         let blas = self.blas.as_ref().ok_or_else(|| failure("cuBLASLt is not open"))?;
         // SAFETY: the caller's promise.
         unsafe { blas.lock().unwrap_or_else(PoisonError::into_inner).multiply(product) }
+    }
+
+    fn begin_recording(&self) -> Result<()> {
+        self.enter()?;
+        // Memory may be asked for meanwhile, which is no part of the recording: hence relaxed.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream is this value's.
+        unsafe { result::stream::begin_capture(self.stream, mode) }.doing("beginning to record")
+    }
+
+    fn end_recording(&self) -> Result<RecordingId> {
+        self.enter()?;
+        // SAFETY: the stream is this value's, and the graph is taken apart once it is executable.
+        let executable = unsafe {
+            let graph = result::stream::end_capture(self.stream).doing("ending a recording")?;
+            let executable = result::graph::instantiate(graph, CUgraphInstantiate_flags(0));
+            let _ = result::graph::destroy(graph);
+            executable.doing("preparing a recording")?
+        };
+        let mut recordings = self.recordings.lock().unwrap_or_else(PoisonError::into_inner);
+        recordings.push(Some(executable));
+        Ok(RecordingId(recordings.len() - 1))
+    }
+
+    unsafe fn replay(&self, recording: RecordingId) -> Result<()> {
+        self.enter()?;
+        let executable = self.recordings.lock().unwrap_or_else(PoisonError::into_inner)[recording.0];
+        let executable = executable.ok_or_else(|| failure("a recording that was forgotten"))?;
+        // SAFETY: the caller's promise.
+        unsafe { result::graph::launch(executable, self.stream) }.doing("replaying a recording")
+    }
+
+    fn forget(&self, recording: RecordingId) {
+        let executable = self.recordings.lock().unwrap_or_else(PoisonError::into_inner)[recording.0].take();
+        if let Some(executable) = executable.filter(|_| self.enter().is_ok()) {
+            // SAFETY: nobody else has it. There is nobody to tell of an error.
+            let _ = unsafe { result::graph::exec_destroy(executable) };
+        }
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -1,0 +1,114 @@
+//! Work that is recorded once and done again and again: a whole training step as one request.
+//!
+//! What is recorded are kernels with their arguments, so everything that changes from one time to the next (images, a
+//! learning rate) must lie in memory of the device, and be written there before. The keys of random streams are put
+//! there by the recording itself: see [`Recording::replay`].
+
+use super::driver::RecordingId;
+use super::{Gpu, Memory, give_free};
+use crate::rng::Philox;
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Recorded work. Memory that it uses for itself is kept for it.
+pub struct Recording {
+    gpu: Arc<Gpu>,
+    id: RecordingId,
+    keys: Keys,
+    /// Blocks by capacity that were taken and given back in between.
+    kept: BTreeMap<usize, Vec<u64>>,
+}
+
+/// The random streams that recorded work draws from, and where kernels find their keys.
+pub(super) struct Keys {
+    memory: Memory,
+    streams: Vec<Philox>,
+}
+
+impl Keys {
+    /// The most streams that there can be.
+    const MOST: usize = 4096;
+    /// A seed and the number of a stream.
+    const BYTES: usize = 16;
+
+    fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        Ok(Self { memory: Memory::new(gpu, Self::MOST * Self::BYTES)?, streams: vec![] })
+    }
+
+    /// Where the key of a stream lies.
+    pub fn address(&mut self, stream: &Philox) -> Result<u64> {
+        let known = self.streams.iter().position(|known| known == stream);
+        let place = known.unwrap_or_else(|| {
+            self.streams.push(*stream);
+            self.streams.len() - 1
+        });
+        if place >= Self::MOST {
+            return Err(Error::argument("record", format!("more than {} random streams", Self::MOST)));
+        }
+        Ok(self.memory.address() + (place * Self::BYTES) as u64)
+    }
+}
+
+impl Gpu {
+    /// Records what `work` asks of the device, which is not done yet: [`Recording::replay`] does it. Tensors that `work`
+    /// returns get their values then. Meanwhile nobody else may use the device. Errors: those of `work`, and
+    /// [`Error::Gpu`] when it needs what cannot be recorded: a copy from or to the machine's memory.
+    pub fn record<R, E: From<Error>>(
+        self: &Arc<Self>,
+        work: impl FnOnce() -> std::result::Result<R, E>,
+    ) -> std::result::Result<(Recording, R), E> {
+        // Free memory that is held would be missing for the recording's own.
+        self.trim()?;
+        let keys = Keys::new(self)?;
+        self.driver.begin_recording()?;
+        *self.keys() = Some(keys);
+        let result = work();
+        let keys = self.keys().take();
+        let id = self.driver.end_recording();
+        let kept = std::mem::take(&mut self.pool().free);
+        match (result, id, keys) {
+            (Ok(value), Ok(id), Some(keys)) => Ok((Recording { gpu: Arc::clone(self), id, keys, kept }, value)),
+            (result, id, _) => {
+                give_free(&mut self.pool().free, kept);
+                if let Ok(id) = id {
+                    self.driver.forget(id);
+                }
+                match result {
+                    Err(error) => Err(error),
+                    Ok(_) => Err(id.err().unwrap_or_else(|| Error::argument("record", "nothing was recorded")).into()),
+                }
+            }
+        }
+    }
+}
+
+impl Recording {
+    /// The random streams that the work drew from when it was recorded, in the order in which it first did.
+    pub fn streams(&self) -> &[Philox] {
+        &self.keys.streams
+    }
+
+    /// Does the work once more, with what now lies in the memory that it reads, and with other random streams in place
+    /// of [`Recording::streams`]. Errors: [`Error::Argument`] when there are not as many.
+    pub fn replay(&self, streams: &[Philox]) -> Result<()> {
+        if streams.len() != self.keys.streams.len() {
+            let message = format!("{} random streams in place of {}", streams.len(), self.keys.streams.len());
+            return Err(Error::argument("replay", message));
+        }
+        let keys: Vec<u64> = streams.iter().flat_map(Philox::key).collect();
+        // SAFETY: the memory has room for the keys of as many streams as were recorded.
+        unsafe { self.gpu.upload(bytemuck::cast_slice(&keys), self.keys.memory.address())? };
+        // SAFETY: the memory that the work uses is kept for it, or belongs to tensors that the caller keeps.
+        unsafe { self.gpu.driver.replay(self.id) }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // Before its memory goes to somebody else. There is nobody to tell of an error.
+        let _ = self.gpu.driver.synchronize();
+        self.gpu.driver.forget(self.id);
+        give_free(&mut self.gpu.pool().free, std::mem::take(&mut self.kept));
+    }
+}
