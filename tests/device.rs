@@ -2,13 +2,13 @@
 
 mod common;
 
-use biformer::config::RunConfig;
+use biformer::config::{Recompute, RunConfig};
 use biformer::device::{DeviceName, Precision};
 use biformer::trainer::step::Learner;
 use common::program::{biformer, fresh, text};
 use common::samples;
 use data::Batch;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use tensor::DType;
 use tensor::cuda::Gpu;
 
@@ -43,9 +43,12 @@ fn batch(step: usize) -> Batch {
 /// The losses of ten steps, and the weights after them.
 fn train(device: DeviceName, precision: Precision) -> (Vec<f64>, Vec<f64>) {
     let config = config(device, precision);
-    let mut learner = Learner::new(&config).unwrap();
+    ten_steps(&config, &mut Learner::new(&config).unwrap())
+}
+
+fn ten_steps(config: &RunConfig, learner: &mut Learner) -> (Vec<f64>, Vec<f64>) {
     let losses = (0..10).map(|step| {
-        let score = learner.train(&config, &batch(step), step as u64, 1e-3).unwrap();
+        let score = learner.train(config, &batch(step), step as u64, 1e-3).unwrap();
         score.mean_loss()
     });
     let losses = losses.collect();
@@ -76,6 +79,22 @@ fn ten_steps_are_those_of_the_cpu() {
             "{precision:?}: {errors:?}\n{there:?}\n{losses:?}"
         );
         assert_eq!(train(DeviceName::Emulated, precision), (there, weights_there), "{precision:?}: twice");
+    }
+}
+
+#[test]
+fn a_recorded_step_has_the_bits_of_one_that_is_not() {
+    if !emulated() {
+        return;
+    }
+    for (micro_batches, recompute) in [(1, Recompute::Cheap), (2, Recompute::Block)] {
+        let mut config = config(DeviceName::Emulated, Precision::Bf16);
+        (config.micro_batches, config.recompute) = (micro_batches, recompute);
+        let recorded = ten_steps(&config, &mut Learner::new(&config).unwrap());
+        let mut watched = Learner::new(&config).unwrap();
+        // A step that is watched is not recorded.
+        watched.profile = Some(Arc::default());
+        assert_eq!(ten_steps(&config, &mut watched), recorded, "{micro_batches} parts");
     }
 }
 

@@ -5,7 +5,7 @@ use crate::tape::{Node, Origin};
 use crate::{Error, Gradients, Profile, Result, Rule, Tape, Var, recompute};
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use tensor::{Tensor, match_float};
+use tensor::Tensor;
 
 impl Tape {
     /// Differentiates a scalar: walks the tape once in reverse and leaves the gradients of its parameters
@@ -14,8 +14,7 @@ impl Tape {
         if loss.value().count() != 1 {
             return Err(tensor::Error::shape("backward", "a loss of one element", loss.shape()).into());
         }
-        let one = match_float!(loss.dtype(), "backward", T => Tensor::full::<T>(loss.shape().clone(), 1.0));
-        let one = one.to_device(&loss.value().device())?;
+        let one = Tensor::full_on(&loss.value().device(), loss.shape().clone(), 1.0, loss.dtype())?;
         self.backward_from(loss, one, gradients)
     }
 
@@ -85,11 +84,12 @@ pub(crate) fn walk(
         if let Origin::Operation(mut rule) = origin {
             recompute::recall(rule.as_mut(), &nodes[index].forgotten, nodes)?;
             let work = profile.map(|profile| (profile, work(rule.as_ref(), &upstream, &targets)));
-            let mut grads = InputGrads::new(name, upstream.device(), targets, slots);
+            let device = upstream.device();
+            let mut grads = InputGrads::new(name, device.clone(), targets, slots);
             rule.backward(upstream, &mut grads)?;
             grads.finish()?;
             if let Some((profile, (multiply_adds, bytes))) = work {
-                profile.backward(name, multiply_adds, bytes);
+                profile.backward(&device, name, multiply_adds, bytes);
             }
         }
     }

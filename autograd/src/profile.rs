@@ -7,7 +7,7 @@
 use crate::Rule;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use tensor::Tensor;
+use tensor::{Device, Tensor};
 
 /// Multiply-adds of an operation, as many as its mathematics needs: what a kernel computes again to save memory
 /// does not count. Additions alone, normalisations and elementary functions do not count either.
@@ -109,6 +109,7 @@ impl Profile {
         mut inputs: impl Iterator<Item = &'a Tensor> + Clone,
         value: &Tensor,
     ) {
+        wait_for(&value.device());
         let moved = value.bytes() + inputs.clone().map(Tensor::bytes).sum::<usize>();
         let is_view = inputs.any(|input| input.buffer_id() == value.buffer_id());
         let bytes = if is_view { 0 } else { moved };
@@ -116,7 +117,8 @@ impl Profile {
     }
 
     /// A backward rule has run: it read and wrote `bytes`.
-    pub(crate) fn backward(&self, name: &'static str, multiply_adds: u64, bytes: usize) {
+    pub(crate) fn backward(&self, device: &Device, name: &'static str, multiply_adds: u64, bytes: usize) {
+        wait_for(device);
         self.add(name, Work::Backward, multiply_adds, bytes);
     }
 
@@ -142,4 +144,10 @@ impl Profile {
     fn laps(&self) -> MutexGuard<'_, Laps> {
         self.laps.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// On a GPU an operation has only been asked for when it is recorded: its time is over when it is done. What went wrong
+/// there is told to whoever asks next.
+fn wait_for(device: &Device) {
+    let _ = device.synchronize();
 }

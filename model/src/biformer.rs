@@ -9,6 +9,7 @@ use crate::state::{Builder, RunningStatistics};
 use autograd::{Parameters, Tape, Var};
 use ops::Conv2d;
 use std::sync::Arc;
+use tensor::cuda::elements::move_towards;
 use tensor::{DType, Device, Tensor, match_float};
 
 /// Weight of a new batch in the running statistics.
@@ -25,6 +26,8 @@ pub struct BiFormer {
     pub statistics: Vec<RunningStatistics>,
     /// The type of the maps between layers.
     maps: DType,
+    /// On a GPU, [`MOMENTUM`] (1).
+    momentum: Option<Tensor>,
 }
 
 struct Stage {
@@ -100,7 +103,7 @@ impl BiFormer {
             }
         };
         let (parameters, statistics) = builder.build(dtype)?;
-        Ok(Self { config: config.clone(), stages, tail, parameters, statistics, maps: dtype })
+        Ok(Self { config: config.clone(), stages, tail, parameters, statistics, maps: dtype, momentum: None })
     }
 
     /// Its configuration.
@@ -116,6 +119,11 @@ impl BiFormer {
             running.mean = running.mean.to_device(device)?;
             running.variance = running.variance.to_device(device)?;
         }
+        let dtype = self.parameters.layout().dtype();
+        self.momentum = match device {
+            Device::Cpu => None,
+            Device::Cuda(_) => Some(Tensor::full_on(device, [1], MOMENTUM, dtype)?),
+        };
         self.maps = maps;
         Ok(())
     }
@@ -169,14 +177,28 @@ impl BiFormer {
 
     /// Takes the statistics of a training step's batches into the running ones.
     pub fn update_statistics(&mut self, trace: &Trace) -> Result<()> {
+        self.move_statistics(trace)?;
+        self.count_batch();
+        Ok(())
+    }
+
+    /// The part of [`BiFormer::update_statistics`] that a GPU does, and that can be recorded with the pass.
+    pub fn move_statistics(&mut self, trace: &Trace) -> Result<()> {
         for (id, batch) in &trace.statistics {
             let running = &mut self.statistics[id.index()];
-            running.batches += 1;
             for (running, batch) in [(&mut running.mean, &batch.mean), (&mut running.variance, &batch.variance)] {
-                *running = mix(running, batch)?;
+                match &self.momentum {
+                    Some(momentum) => move_towards(running, batch, momentum)?,
+                    None => *running = mix(running, batch)?,
+                }
             }
         }
         Ok(())
+    }
+
+    /// The rest of it: counts a batch that went into all running statistics.
+    pub fn count_batch(&mut self) {
+        self.statistics.iter_mut().for_each(|running| running.batches += 1);
     }
 }
 
@@ -193,12 +215,7 @@ fn images_per_piece(x: &Var<'_>) -> usize {
 }
 
 /// (1 − MOMENTUM)·running + MOMENTUM·batch
-fn mix(running: &Tensor, batch: &Tensor) -> autograd::Result<Tensor> {
-    if running.device() != Device::Cpu {
-        let tape = Tape::inference();
-        let part = |tensor: &Tensor, factor| ops::scale(&tape.constant(tensor.clone()), factor);
-        return Ok(ops::add(&part(running, 1.0 - MOMENTUM)?, &part(batch, MOMENTUM)?)?.into_value());
-    }
+fn mix(running: &Tensor, batch: &Tensor) -> tensor::Result<Tensor> {
     let mut mixed = Tensor::empty(running.shape().clone(), running.dtype());
     match_float!(running.dtype(), "running statistics", T => {
         let (old, new) = (running.as_slice::<T>("running statistics")?, batch.as_slice::<T>("running statistics")?);

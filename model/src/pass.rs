@@ -23,6 +23,15 @@ pub enum Mode {
     Evaluate,
 }
 
+impl Mode {
+    /// The random stream of the `draw`-th draw of a pass, in training.
+    pub fn stream(self, draw: u64) -> Option<Philox> {
+        const PURPOSE: u64 = 0x64_726F_7021;
+        let Mode::Train { seed, step } = self else { return None };
+        Some(Philox::keyed(seed, &[PURPOSE, step, draw]))
+    }
+}
+
 /// The state of one pass.
 pub struct Pass<'t, 'm> {
     tape: &'t Tape,
@@ -152,11 +161,9 @@ impl<'t, 'm> Pass<'t, 'm> {
 
     /// A random stream for the next draw, in training.
     pub fn stream(&self) -> Option<Philox> {
-        const PURPOSE: u64 = 0x64_726F_7021;
-        let Mode::Train { seed, step } = self.mode else { return None };
         let draw = self.draws.get();
         self.draws.set(draw + 1);
-        Some(Philox::keyed(seed, &[PURPOSE, step, draw]))
+        self.mode.stream(draw)
     }
 
     /// Which image of the batch is the first of this pass.

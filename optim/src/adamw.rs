@@ -18,7 +18,7 @@
 //! reads four streams and writes three. Each element is computed from its own history only: the bits do
 //! not depend on the number of threads.
 
-use crate::cuda;
+use crate::cuda::Controls;
 use crate::error::{Error, Result, expect, expect_flat, expect_layout};
 use crate::groups::Runs;
 use autograd::{Gradients, Layout, Parameters};
@@ -67,8 +67,8 @@ pub struct AdamW {
     config: AdamWConfig,
     layout: Arc<Layout>,
     runs: Runs,
-    /// On a GPU, which lines of the flat buffers decay: [`cuda::line_bits`].
-    decays: Option<Tensor>,
+    /// On a GPU, what changes from step to step.
+    controls: Option<Controls>,
     steps: u64,
     m: Tensor,
     v: Tensor,
@@ -93,11 +93,11 @@ impl AdamW {
         let device = parameters.flat().device();
         let zeros = || Tensor::zeros_on(&device, [layout.len()], layout.dtype());
         let (runs, m, v) = (Runs::new(&layout), zeros()?, zeros()?);
-        let decays = match &device {
+        let controls = match &device {
             Device::Cpu => None,
-            Device::Cuda(_) => Some(cuda::line_bits(&device, layout.len(), layout.dtype(), runs.ends())?),
+            Device::Cuda(_) => Some(Controls::new(&device, layout.len(), layout.dtype(), runs.ends())?),
         };
-        Ok(Self { config, runs, decays, steps: 0, m, v, layout })
+        Ok(Self { config, runs, controls, steps: 0, m, v, layout })
     }
 
     /// The settings.
@@ -129,17 +129,11 @@ impl AdamW {
         lr: f64,
         grad_scale: f64,
     ) -> Result<()> {
-        expect("lr", lr, "finite and at least 0", lr >= 0.0 && lr.is_finite())?;
-        expect("grad_scale", grad_scale, "finite", grad_scale.is_finite())?;
-        expect_layout(&self.layout, "parameters", parameters.layout())?;
-        expect_layout(&self.layout, "gradients", gradients.layout().ok_or(Error::NoParameters)?)?;
-        let gradients_flat = gradients.flat().ok_or(Error::NoParameters)?;
-        gradients.require_all()?;
-
-        if let (Device::Cuda(gpu), Some(decays)) = (gradients_flat.device(), &self.decays) {
-            let factors = Factors::<f64>::new(&self.config, self.steps + 1, lr, grad_scale);
-            let buffers = [parameters.flat_tensor_mut(), &mut self.m, &mut self.v];
-            cuda::adamw(&gpu, &factors, buffers, gradients_flat, decays)?;
+        let factors = self.factors(lr, grad_scale)?;
+        let gradients_flat = self.expect_own(parameters, gradients)?;
+        if let Some(controls) = &mut self.controls {
+            controls.set(&factors, f64::INFINITY)?;
+            controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients_flat)?;
             self.steps += 1;
             return Ok(());
         }
@@ -148,10 +142,55 @@ impl AdamW {
             let g = gradients_flat.as_slice::<T>("adamw")?;
             let m = self.m.as_mut_slice::<T>("adamw (drop its saved state first)")?;
             let v = self.v.as_mut_slice::<T>("adamw (drop its saved state first)")?;
-            sweep(&Factors::<T>::new(&self.config, self.steps + 1, lr, grad_scale), &self.runs, p, g, m, v);
+            sweep(&factors.rounded::<T>(), &self.runs, p, g, m, v);
         });
         self.steps += 1;
         Ok(())
+    }
+
+    fn factors(&self, lr: f64, grad_scale: f64) -> Result<Factors<f64>> {
+        expect("lr", lr, "finite and at least 0", lr >= 0.0 && lr.is_finite())?;
+        expect("grad_scale", grad_scale, "finite", grad_scale.is_finite())?;
+        Ok(Factors::new(&self.config, self.steps + 1, lr, grad_scale))
+    }
+
+    /// The gradients, flat, if they and the parameters are those of this optimiser's model.
+    fn expect_own<'g>(&self, parameters: &Parameters, gradients: &'g Gradients) -> Result<&'g Tensor> {
+        expect_layout(&self.layout, "parameters", parameters.layout())?;
+        expect_layout(&self.layout, "gradients", gradients.layout().ok_or(Error::NoParameters)?)?;
+        gradients.require_all()?;
+        gradients.flat().ok_or(Error::NoParameters)
+    }
+
+    /// Before a step on a GPU: puts what is new about it where [`AdamW::clip_and_step`] finds it. `max_norm` is the
+    /// length down to which gradients are clipped. Errors: [`Error::Setting`]; [`tensor::Error::Device`] on the CPU.
+    pub fn prepare(&mut self, lr: f64, max_norm: f64) -> Result<()> {
+        expect("max_norm", max_norm, "positive", max_norm > 0.0)?;
+        let factors = self.factors(lr, 1.0)?;
+        Ok(self.controls()?.set(&factors, max_norm)?)
+    }
+
+    /// On a GPU: the norm of the gradients, clipping, and a step, without waiting for any of it, so that it can be
+    /// [recorded](tensor::cuda::Gpu::record). A gradient that is not finite makes no step. [`AdamW::finish`] belongs
+    /// after each time that this is done. Errors: as those of [`AdamW::step_scaled`].
+    pub fn clip_and_step(&mut self, parameters: &mut Parameters, gradients: &Gradients) -> Result<()> {
+        let gradients = self.expect_own(parameters, gradients)?;
+        self.controls()?.clip(gradients)?;
+        if let Some(controls) = &self.controls {
+            controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients)?;
+        }
+        Ok(())
+    }
+
+    /// Counts a step that was made on a GPU, waits for it, and gives the norm of its gradients.
+    pub fn finish(&mut self) -> Result<f64> {
+        self.steps += 1;
+        Ok(self.controls()?.norm()?)
+    }
+
+    fn controls(&mut self) -> Result<&mut Controls> {
+        let elsewhere = tensor::Error::Device { op: "adamw", expected: "cuda".into(), actual: "cpu".into() };
+        Ok(self.controls.as_mut().ok_or(elsewhere)?)
     }
 
     /// The state for a checkpoint. Its tensors are the optimiser's own: the next step needs them dropped.
@@ -189,19 +228,32 @@ pub(crate) struct Factors<T> {
     pub step: T,
 }
 
-impl<T: Float> Factors<T> {
+impl Factors<f64> {
     fn new(config: &AdamWConfig, t: u64, lr: f64, scale: f64) -> Self {
         let [beta_m, beta_v] = config.betas;
         let correction = |beta: f64| 1.0 - beta.powi(i32::try_from(t).unwrap_or(i32::MAX));
         Factors {
-            scale: T::of(scale),
-            keep: T::of(1.0 - lr * config.weight_decay),
-            rate_m: T::of(1.0 - beta_m),
-            beta_v: T::of(beta_v),
-            rate_v: T::of(1.0 - beta_v),
-            root: T::of(1.0 / correction(beta_v).sqrt()),
-            eps: T::of(config.eps),
-            step: T::of(-lr / correction(beta_m)),
+            scale,
+            keep: 1.0 - lr * config.weight_decay,
+            rate_m: 1.0 - beta_m,
+            beta_v,
+            rate_v: 1.0 - beta_v,
+            root: 1.0 / correction(beta_v).sqrt(),
+            eps: config.eps,
+            step: -lr / correction(beta_m),
+        }
+    }
+
+    fn rounded<T: Float>(&self) -> Factors<T> {
+        Factors {
+            scale: T::of(self.scale),
+            keep: T::of(self.keep),
+            rate_m: T::of(self.rate_m),
+            beta_v: T::of(self.beta_v),
+            rate_v: T::of(self.rate_v),
+            root: T::of(self.root),
+            eps: T::of(self.eps),
+            step: T::of(self.step),
         }
     }
 }

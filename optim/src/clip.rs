@@ -21,8 +21,8 @@ use tensor::{Device, Float, match_float, simd};
 /// [`Error::NoParameters`].
 pub fn gradient_norm(gradients: &Gradients) -> Result<f64> {
     let flat = gradients.flat().ok_or(Error::NoParameters)?;
-    if let Device::Cuda(gpu) = flat.device() {
-        return Ok(cuda::norm(&gpu, flat)?);
+    if flat.device() != Device::Cpu {
+        return Ok(cuda::norm(flat)?);
     }
     let mut total = [0.0];
     match_float!(flat.dtype(), "gradient_norm", T => {

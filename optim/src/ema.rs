@@ -9,13 +9,13 @@
 //! Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; timm's
 //! `ModelEma` for the default decay.
 
-use crate::cuda;
 use crate::error::{Result, expect, expect_flat, expect_layout};
 use autograd::Parameters;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::GRAIN;
+use tensor::cuda::elements::move_towards;
 use tensor::{Device, Float, Tensor, match_float, simd};
 
 /// The settings of [`Ema`], with the reference recipe's values as defaults.
@@ -54,6 +54,8 @@ pub struct Ema {
     config: EmaConfig,
     updates: u64,
     average: Parameters,
+    /// On a GPU, the rate of the next update.
+    rate_there: Option<Tensor>,
 }
 
 /// What a checkpoint keeps of [`Ema`] to continue with the same bits.
@@ -69,7 +71,7 @@ impl Ema {
     /// An average that starts at these parameters. Errors: [`Error::Setting`](crate::Error::Setting).
     pub fn new(parameters: &Parameters, config: EmaConfig) -> Result<Self> {
         config.validate()?;
-        Ok(Self { config, updates: 0, average: parameters.duplicate()? })
+        Ok(Self { config, updates: 0, average: parameters.duplicate()?, rate_there: None })
     }
 
     /// The averaged parameters, to evaluate the model with.
@@ -91,12 +93,13 @@ impl Ema {
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
     pub fn update(&mut self, parameters: &Parameters) -> Result<()> {
         expect_layout(self.average.layout(), "parameters", parameters.layout())?;
-        let rate = 1.0 - self.config.decay_at(self.updates);
-        if let Device::Cuda(gpu) = parameters.flat().device() {
-            cuda::follow(&gpu, self.average.flat_tensor_mut(), parameters.flat(), rate)?;
-            self.updates += 1;
+        if self.average.flat().device() != Device::Cpu {
+            self.prepare()?;
+            self.follow(parameters)?;
+            self.finish();
             return Ok(());
         }
+        let rate = self.rate();
         match_float!(parameters.layout().dtype(), "ema", T => {
             let p = parameters.flat().as_slice::<T>("ema")?;
             let e = self.average.flat_mut::<T>()?;
@@ -106,6 +109,42 @@ impl Ema {
         });
         self.updates += 1;
         Ok(())
+    }
+
+    /// 1 − d of the next update.
+    fn rate(&self) -> f64 {
+        1.0 - self.config.decay_at(self.updates)
+    }
+
+    /// Before an update on a GPU: puts its rate where [`Ema::follow`] finds it.
+    pub fn prepare(&mut self) -> Result<()> {
+        let device = self.average.flat().device();
+        let rate = Tensor::full([1], self.rate()).cast(self.average.layout().dtype())?;
+        match &mut self.rate_there {
+            Some(there) => there.overwrite(0, &rate)?,
+            there => *there = Some(rate.to_device(&device)?),
+        }
+        Ok(())
+    }
+
+    /// The rate (1) that [`Ema::prepare`] put into the GPU's memory, for what else is averaged alike.
+    pub fn rate_on_gpu(&self) -> Option<&Tensor> {
+        self.rate_there.as_ref()
+    }
+
+    /// On a GPU: moves the average, without waiting for it, so that it can be [recorded](tensor::cuda::Gpu::record).
+    /// [`Ema::finish`] belongs after each time that this is done. Errors: as those of [`Ema::update`].
+    pub fn follow(&mut self, parameters: &Parameters) -> Result<()> {
+        expect_layout(self.average.layout(), "parameters", parameters.layout())?;
+        if let Some(rate) = &self.rate_there {
+            move_towards(self.average.flat_tensor_mut(), parameters.flat(), rate)?;
+        }
+        Ok(())
+    }
+
+    /// Counts an update that was made on a GPU.
+    pub fn finish(&mut self) {
+        self.updates += 1;
     }
 
     /// The state for a checkpoint. Its tensor is the average's own: the next update needs it dropped.

@@ -4,18 +4,19 @@
 //! measured by no pass; but where the weights move slowly, the average of the statistics is close to them, as timm's
 //! `ModelEma` does it.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use autograd::Parameters;
 use model::{BiFormer, RunningStatistics};
 use optim::{Ema, EmaConfig, EmaState};
 use tensor::Tensor;
+use tensor::cuda::elements::move_towards;
 
 /// Follows a model slowly.
 pub struct Average {
     config: EmaConfig,
     parameters: Ema,
-    /// Of each BatchNorm in order: the mean, then the variance.
-    statistics: Vec<f32>,
+    /// Of each BatchNorm in order: the mean, then the variance. On the model's device.
+    statistics: Vec<Tensor>,
 }
 
 /// What a checkpoint keeps of [`Average`].
@@ -32,10 +33,7 @@ impl Average {
     /// An average that starts at this model.
     pub fn new(model: &BiFormer, config: EmaConfig) -> Result<Self> {
         let parameters = Ema::new(&model.parameters, config)?;
-        let mut statistics = vec![];
-        for values in tensors(&model.statistics) {
-            statistics.extend(values.to_vec::<f32>()?);
-        }
+        let statistics = tensors(&model.statistics).map(Tensor::duplicate).collect::<tensor::Result<_>>()?;
         Ok(Self { config, parameters, statistics })
     }
 
@@ -43,14 +41,33 @@ impl Average {
     pub fn update(&mut self, model: &BiFormer) -> Result<()> {
         let rate = (1.0 - self.config.decay_at(self.parameters.updates())) as f32;
         self.parameters.update(&model.parameters)?;
-        let mut averages = self.statistics.iter_mut();
-        for values in tensors(&model.statistics) {
-            // The values first: the side that a zip asks first loses a number when the other ends.
-            for (value, average) in values.to_vec::<f32>()?.into_iter().zip(averages.by_ref()) {
+        for (average, values) in self.statistics.iter_mut().zip(tensors(&model.statistics)) {
+            let average = average.as_mut_slice::<f32>("average")?;
+            for (average, value) in average.iter_mut().zip(values.as_slice::<f32>("average")?) {
                 *average += rate * (value - *average);
             }
         }
         Ok(())
+    }
+
+    /// Before an update on a GPU: see [`Ema::prepare`].
+    pub fn prepare(&mut self) -> Result<()> {
+        Ok(self.parameters.prepare()?)
+    }
+
+    /// On a GPU: moves the average without waiting for it, as [`Average::update`] does.
+    pub fn follow(&mut self, model: &BiFormer) -> Result<()> {
+        self.parameters.follow(&model.parameters)?;
+        let rate = self.parameters.rate_on_gpu().context("an average that was not prepared")?;
+        for (average, values) in self.statistics.iter_mut().zip(tensors(&model.statistics)) {
+            move_towards(average, values, rate)?;
+        }
+        Ok(())
+    }
+
+    /// Counts an update that was made on a GPU.
+    pub fn finish(&mut self) {
+        self.parameters.finish();
     }
 
     /// Lets `work` see a model with the averages in place of its own numbers. Whatever comes of it, the model then
@@ -58,7 +75,12 @@ impl Average {
     pub fn lend<R>(&self, model: &mut BiFormer, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
         let averages = self.parameters.average().duplicate()?;
         let mut statistics = model.statistics.clone();
-        fill(&mut statistics, &self.statistics)?;
+        let mut own_averages = self.statistics.iter().cloned();
+        for running in &mut statistics {
+            for values in [&mut running.mean, &mut running.variance] {
+                *values = own_averages.next().context("an average of other statistics")?;
+            }
+        }
         let own =
             (std::mem::replace(&mut model.parameters, averages), std::mem::replace(&mut model.statistics, statistics));
         let result = work(model);
@@ -69,7 +91,11 @@ impl Average {
     /// The state for a checkpoint. Its parameters are the average's own: the next update needs them dropped.
     pub fn state(&self) -> Result<AverageState> {
         let EmaState { updates, average: parameters } = self.parameters.state();
-        let statistics = Tensor::from_slice(&self.statistics, [self.statistics.len()])?;
+        let mut flat = vec![];
+        for average in &self.statistics {
+            flat.extend(average.to_vec::<f32>()?);
+        }
+        let statistics = Tensor::from_slice(&flat, [flat.len()])?;
         Ok(AverageState { updates, parameters, statistics })
     }
 
@@ -77,17 +103,15 @@ impl Average {
     pub fn restore(&mut self, state: AverageState) -> Result<()> {
         let AverageState { updates, parameters, statistics } = state;
         self.parameters.restore(&EmaState { updates, average: parameters })?;
-        let values = statistics.as_slice::<f32>("averaged statistics")?;
-        expect_count(values, self.statistics.len())?;
-        self.statistics.copy_from_slice(values);
-        Ok(())
+        split(statistics.as_slice("averaged statistics")?, self.statistics.iter_mut())
     }
 }
 
 /// Replaces a model's numbers by the averages of a checkpoint.
 pub fn adopt(model: &mut BiFormer, parameters: &Tensor, statistics: &Tensor) -> Result<()> {
     copy_parameters(&mut model.parameters, parameters)?;
-    fill(&mut model.statistics, statistics.as_slice::<f32>("averaged statistics")?)
+    let running = model.statistics.iter_mut().flat_map(|running| [&mut running.mean, &mut running.variance]);
+    split(statistics.as_slice("averaged statistics")?, running)
 }
 
 fn copy_parameters(parameters: &mut Parameters, flat: &Tensor) -> Result<()> {
@@ -99,22 +123,18 @@ fn copy_parameters(parameters: &mut Parameters, flat: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Fills statistics from their flat form.
-fn fill(statistics: &mut [RunningStatistics], mut flat: &[f32]) -> Result<()> {
-    expect_count(flat, tensors(statistics).map(Tensor::count).sum())?;
-    for running in statistics {
-        for values in [&mut running.mean, &mut running.variance] {
-            let (own, rest) = flat.split_at(values.count());
-            *values = Tensor::from_slice(own, values.shape().clone())?.to_device(&values.device())?;
-            flat = rest;
-        }
-    }
-    Ok(())
-}
-
-fn expect_count(flat: &[f32], count: usize) -> Result<()> {
+/// Overwrites statistics from their flat form.
+fn split<'s>(flat: &[f32], statistics: impl Iterator<Item = &'s mut Tensor>) -> Result<()> {
+    let statistics: Vec<&mut Tensor> = statistics.collect();
+    let count: usize = statistics.iter().map(|values| values.count()).sum();
     if flat.len() != count {
         bail!("the averaged statistics are laid out for {} numbers, the model has {count}", flat.len());
+    }
+    let mut rest = flat;
+    for values in statistics {
+        let (own, after) = rest.split_at(values.count());
+        *values = Tensor::from_slice(own, values.shape().clone())?.to_device(&values.device())?;
+        rest = after;
     }
     Ok(())
 }

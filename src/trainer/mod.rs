@@ -3,6 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `step.rs` | [`Learner`]: model, optimiser and average; one training step, one evaluation |
+//! | `recorded.rs` | a training step on a GPU, recorded once and replayed |
 //! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to go on to the bit, and how it is stored |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
@@ -12,6 +13,7 @@ mod average;
 pub mod checkpoint;
 pub mod folder;
 pub mod progress;
+mod recorded;
 pub mod step;
 
 use crate::config::{Changes, RunConfig};

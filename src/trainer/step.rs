@@ -2,6 +2,7 @@
 
 use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, read_weights, tensor_names};
+use super::recorded::Staged;
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
 use autograd::{Gradients, Profile, Tape};
@@ -56,10 +57,12 @@ impl Score {
 pub struct Learner {
     /// The model.
     pub model: BiFormer,
-    device: Device,
-    gradients: Gradients,
-    optimizer: AdamW,
-    average: Option<Average>,
+    pub(super) device: Device,
+    pub(super) gradients: Gradients,
+    pub(super) optimizer: AdamW,
+    pub(super) average: Option<Average>,
+    /// On a GPU, the batch that is there.
+    pub(super) staged: Option<Staged>,
     /// Whether the pool has been prepared for further steps like the first.
     reserved: bool,
     /// Measures each step, if there is one.
@@ -92,12 +95,16 @@ impl Learner {
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
         let gradients = Gradients::new(&model.parameters)?;
-        Ok(Self { device, gradients, optimizer, average, reserved: false, profile: None, model, loaded })
+        Ok(Self { device, gradients, optimizer, average, staged: None, reserved: false, profile: None, model, loaded })
     }
 
     /// One step on a batch: gradients of all its micro-batches, each of which also moves the running statistics;
     /// their sum, clipped; AdamW; the average.
     pub fn train(&mut self, config: &RunConfig, batch: &Batch, step: u64, lr: f64) -> Result<Score> {
+        if self.device != Device::Cpu {
+            self.stage(config, batch)?;
+            return self.train_staged(config, step, lr);
+        }
         let lap = |name| self.profile.iter().for_each(|profile| profile.lap(name));
         self.gradients.begin_step();
         let parts = config.micro_batches.min(batch.labels.len()).max(1);
@@ -110,7 +117,7 @@ impl Learner {
             let trace = {
                 let output = self.model.forward(&tape, &images, mode)?;
                 let logits = output.logits();
-                let loss = ops::cross_entropy(logits, &labels.to_device(&self.device)?, config.label_smoothing)?;
+                let loss = ops::cross_entropy(logits, &labels, config.label_smoothing)?;
                 let mean = f64::from(loss.value().item::<f32>()?);
                 if !mean.is_finite() {
                     let first = first_to_go_wrong(&self.model, &images, &labels, mode);
@@ -196,7 +203,7 @@ impl Learner {
 }
 
 /// The way out of a run that diverges.
-const LOWER_RATE: &str = "training diverged (try a lower --lr, a smaller clip_norm or a longer warm-up)";
+pub(super) const LOWER_RATE: &str = "training diverged (try a lower --lr, a smaller clip_norm or a longer warm-up)";
 
 /// A model's scores on those images of a batch that count, with the labels that they have.
 pub fn evaluate(model: &BiFormer, batch: &Batch) -> Result<Vec<(u32, Score)>> {
@@ -217,7 +224,7 @@ pub fn evaluate(model: &BiFormer, batch: &Batch) -> Result<Vec<(u32, Score)>> {
 
 /// Runs a pass whose loss was not finite again, looking at every value, to name the first operation that went
 /// wrong.
-fn first_to_go_wrong(model: &BiFormer, images: &Tensor, labels: &Tensor, mode: Mode) -> String {
+pub(super) fn first_to_go_wrong(model: &BiFormer, images: &Tensor, labels: &Tensor, mode: Mode) -> String {
     let tape = Tape::checking_finite();
     let pass = model.forward(&tape, images, mode).map_err(anyhow::Error::from).and_then(|output| {
         ops::cross_entropy(output.logits(), &labels.to_device(&output.logits().value().device())?, 0.0)?;
@@ -237,7 +244,7 @@ pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {
 }
 
 /// Part `part` of `parts` of a batch: images (N, H, W, 3) and labels (N).
-fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<(Tensor, Tensor)> {
+pub(super) fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<(Tensor, Tensor)> {
     let [count, height, width, channels] = batch.shape;
     let (start, end) = (count * part / parts, count * (part + 1) / parts);
     let image = height * width * channels;
@@ -246,7 +253,7 @@ fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<(Tensor, Tensor)>
 }
 
 /// The score of logits (N, K), given their mean training loss.
-fn scored(logits: &Tensor, labels: &Tensor, mean_loss: f64) -> Result<Score> {
+pub(super) fn scored(logits: &Tensor, labels: &Tensor, mean_loss: f64) -> Result<Score> {
     let mut score = Score::default();
     score_rows(logits, labels)?.into_iter().for_each(|row| score.add(row));
     Ok(Score { loss: mean_loss * score.images as f64, ..score })

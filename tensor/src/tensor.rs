@@ -55,6 +55,17 @@ impl Tensor {
         Ok(zeros)
     }
 
+    /// A tensor of one floating-point number, on a device. [`Error::DType`] for another type.
+    pub fn full_on(device: &Device, shape: impl Into<Shape>, value: f64, dtype: DType) -> Result<Self> {
+        let shape = shape.into();
+        if *device == Device::Cpu {
+            return Tensor::full(shape, value).cast(dtype);
+        }
+        let mut full = Self::empty_on(device, shape, dtype)?;
+        elements::fill(&mut full, value)?;
+        Ok(full)
+    }
+
     /// This tensor on a device: itself if it is there, otherwise a contiguous copy.
     pub fn to_device(&self, device: &Device) -> Result<Tensor> {
         match (&self.storage, device) {

@@ -19,25 +19,32 @@ __device__ __forceinline__ bool decay_at(const u32* decays, i64 i) {
     return decays[line / 32] >> (line % 32) & 1;
 }
 
-// The constants of a step: see `Factors` in adamw.rs.
+// What changes from step to step, in memory: the constants of `Factors` in adamw.rs in their order, then the longest
+// gradient that is left as it is, and where `clip` puts the norm.
+enum Control { SCALE, KEEP, RATE_M, BETA_V, RATE_V, ROOT, EPS, STEP, LONGEST, NORM };
+
+// The norm from its pieces' sums of squares; a longer gradient than the longest is scaled down to it. One thread.
 template <typename T>
-__global__ void adamw(T* p, const T* g, T* m, T* v, const u32* decays, i64 count, T scale, T keep, T rate_m, T beta_v,
-                      T rate_v, T root, T eps, T step) {
-    i64 i = first_element();
-    if (i >= count) return;
-    T gradient = g[i] * scale;
-    T mean = fma(rate_m, gradient - m[i], m[i]);
-    T square = fma(beta_v, v[i], rate_v * gradient * gradient);
-    T deviation = fma(sqrt(square), root, eps);
-    T kept = p[i] * (decay_at<T>(decays, i) ? keep : T(1));
-    p[i] = fma(step, mean / deviation, kept);
-    m[i] = mean;
-    v[i] = square;
+__global__ void clip(const double* partial, int pieces, T* controls) {
+    if (threadIdx.x != 0) return;
+    double sum = 0;
+    for (int piece = 0; piece < pieces; piece++) sum += partial[piece];
+    double norm = sqrt(sum), longest = controls[LONGEST];
+    controls[NORM] = T(norm);
+    controls[SCALE] = norm > longest ? T(longest / norm) : T(1);
 }
 
-// e ← e + rate·(p − e)
+// A step, unless the gradient is not finite: then it would destroy the parameters.
 template <typename T>
-__global__ void follow(T* e, const T* p, T rate, i64 count) {
+__global__ void adamw(T* p, const T* g, T* m, T* v, const u32* decays, i64 count, const T* controls) {
     i64 i = first_element();
-    if (i < count) e[i] = fma(rate, p[i] - e[i], e[i]);
+    if (i >= count || !(controls[NORM] < INFINITY)) return;
+    T gradient = g[i] * controls[SCALE];
+    T mean = fma(controls[RATE_M], gradient - m[i], m[i]);
+    T square = fma(controls[BETA_V], v[i], controls[RATE_V] * gradient * gradient);
+    T deviation = fma(sqrt(square), controls[ROOT], controls[EPS]);
+    T kept = p[i] * (decay_at<T>(decays, i) ? controls[KEEP] : T(1));
+    p[i] = fma(controls[STEP], mean / deviation, kept);
+    m[i] = mean;
+    v[i] = square;
 }

@@ -1,8 +1,7 @@
 //! The optimiser's sweeps on a GPU.
 
 use crate::adamw::Factors;
-use std::sync::Arc;
-use tensor::cuda::{Gpu, Module};
+use tensor::cuda::Module;
 use tensor::{DType, Device, Result, Tensor};
 
 /// The kernels.
@@ -10,62 +9,81 @@ pub static KERNELS: Module = Module {
     name: "optim",
     source: include_str!("kernel.cu"),
     headers: &[],
-    kernels: &["sum_squares<T>", "adamw<float>", "adamw<double>", "follow<float>", "follow<double>"],
+    kernels: &["sum_squares<T>", "clip<float|double>", "adamw<float|double>"],
 };
 
 /// Elements that make a piece of the norm's sum, and the most pieces.
 const PIECE: usize = 1 << 14;
 const MOST_PIECES: usize = 1024;
+/// The place of the norm among the controls of a step, and how many there are.
+const NORM: usize = 9;
+const CONTROLS: usize = 10;
 
-/// The name of a kernel that has no form for bf16: parameters are f32 or f64.
-fn for_parameters(dtype: DType, [single, double]: [&'static str; 2]) -> &'static str {
-    if dtype == DType::F64 { double } else { single }
+/// What a step on a GPU needs besides its buffers, in the GPU's memory: so that a recorded step can be done again with
+/// other numbers.
+#[derive(Debug)]
+pub(crate) struct Controls {
+    /// As `Control` in kernel.cu.
+    numbers: Tensor,
+    /// A bit for each cache line of the flat buffers, whether it decays.
+    decays: Tensor,
+}
+
+impl Controls {
+    /// Those of flat buffers with these runs of elements (their end, and whether they decay).
+    pub fn new(device: &Device, len: usize, dtype: DType, runs: impl Iterator<Item = (usize, bool)>) -> Result<Self> {
+        let decays = line_bits(device, len, dtype, runs)?;
+        Ok(Self { numbers: Tensor::zeros_on(device, [CONTROLS], dtype)?, decays })
+    }
+
+    /// Sets the constants of the next step; `longest` is the norm to which gradients are clipped.
+    pub fn set(&mut self, f: &Factors<f64>, longest: f64) -> Result<()> {
+        let numbers = [f.scale, f.keep, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, f.step, longest, 0.0];
+        let numbers = Tensor::from_slice(&numbers, [CONTROLS])?.cast(self.numbers.dtype())?;
+        self.numbers.overwrite(0, &numbers)
+    }
+
+    /// The norm that [`Controls::clip`] found. It waits for the GPU.
+    pub fn norm(&self) -> Result<f64> {
+        self.numbers.slice(0, NORM..NORM + 1)?.to_device(&Device::Cpu)?.cast(DType::F64)?.item()
+    }
+
+    /// Computes the norm of the gradients, and the scale that clips them.
+    pub fn clip(&mut self, gradients: &Tensor) -> Result<()> {
+        let partial = sums_of_squares(gradients)?;
+        let dtype = self.numbers.dtype();
+        let launch = KERNELS.launch(gradients.gpu("clip")?, "clip<T>", dtype)?.threads(32).blocks(1);
+        // SAFETY: there are as many sums as it is told, and the controls are those that it knows.
+        unsafe { launch.input(&partial)?.extents([partial.count()])?.output(&mut self.numbers)?.run() }
+    }
+
+    /// One step of AdamW: parameters and both moments, flat.
+    pub fn step(&self, [p, m, v]: [&mut Tensor; 3], gradients: &Tensor) -> Result<()> {
+        let (count, dtype) = (p.count(), p.dtype());
+        let launch = KERNELS.launch(gradients.gpu("adamw")?, "adamw<T>", dtype)?.over(count);
+        let launch = launch.output(p)?.input(gradients)?.output(m)?.output(v)?.input(&self.decays)?.count(count);
+        // SAFETY: all four are of one layout, whose lines have a bit each.
+        unsafe { launch.input(&self.numbers)?.run() }
+    }
+}
+
+/// Σ x² of pieces of x, in f64.
+fn sums_of_squares(x: &Tensor) -> Result<Tensor> {
+    let pieces = x.count().div_ceil(PIECE).clamp(1, MOST_PIECES);
+    let mut partial = Tensor::empty_on(&x.device(), [pieces], DType::F64)?;
+    let launch = KERNELS.launch(x.gpu("gradient_norm")?, "sum_squares<T>", x.dtype())?.blocks(pieces);
+    // SAFETY: there is a place for each piece's sum.
+    unsafe { launch.input(x)?.output(&mut partial)?.count(x.count()).run()? };
+    Ok(partial)
 }
 
 /// √Σ x², summed in f64 in an order that depends on the number of elements alone.
-pub fn norm(gpu: &Arc<Gpu>, x: &Tensor) -> Result<f64> {
-    let pieces = x.count().div_ceil(PIECE).clamp(1, MOST_PIECES);
-    let mut partial = Tensor::empty_on(&x.device(), [pieces], DType::F64)?;
-    let launch = KERNELS.launch(gpu, "sum_squares<T>", x.dtype())?.blocks(pieces);
-    // SAFETY: there is a place for each piece's sum.
-    unsafe { launch.input(x)?.output(&mut partial)?.count(x.count()).run()? };
-    Ok(partial.to_vec::<f64>()?.into_iter().sum::<f64>().sqrt())
-}
-
-/// One step of AdamW: parameters, gradients and both moments, flat; and a bit for each cache line of them, whether it
-/// decays.
-pub(crate) fn adamw(
-    gpu: &Arc<Gpu>,
-    f: &Factors<f64>,
-    [p, m, v]: [&mut Tensor; 3],
-    gradients: &Tensor,
-    decays: &Tensor,
-) -> Result<()> {
-    let (count, dtype) = (p.count(), p.dtype());
-    let kernel = for_parameters(dtype, ["adamw<float>", "adamw<double>"]);
-    let launch = KERNELS.launch(gpu, kernel, dtype)?.over(count);
-    let launch = launch.output(p)?.input(gradients)?.output(m)?.output(v)?.input(decays)?.count(count);
-    let numbers = [f.scale, f.keep, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, f.step];
-    // SAFETY: all four are of one layout, whose lines have a bit each.
-    unsafe { numbers.into_iter().fold(launch, |launch, number| launch.number(number, dtype)).run() }
-}
-
-/// e ← e + rate·(p − e)
-pub fn follow(gpu: &Arc<Gpu>, e: &mut Tensor, p: &Tensor, rate: f64) -> Result<()> {
-    let (count, dtype) = (p.count(), p.dtype());
-    let kernel = for_parameters(dtype, ["follow<float>", "follow<double>"]);
-    let launch = KERNELS.launch(gpu, kernel, dtype)?.over(count);
-    // SAFETY: both are of one layout.
-    unsafe { launch.output(e)?.input(p)?.number(rate, dtype).count(count).run() }
+pub(crate) fn norm(x: &Tensor) -> Result<f64> {
+    Ok(sums_of_squares(x)?.to_vec::<f64>()?.into_iter().sum::<f64>().sqrt())
 }
 
 /// A bit for each cache line of a flat buffer, from runs of elements (their end, and whether they decay).
-pub fn line_bits(
-    device: &Device,
-    len: usize,
-    dtype: DType,
-    runs: impl Iterator<Item = (usize, bool)>,
-) -> Result<Tensor> {
+fn line_bits(device: &Device, len: usize, dtype: DType, runs: impl Iterator<Item = (usize, bool)>) -> Result<Tensor> {
     let per_line = tensor::ALIGNMENT / dtype.size();
     let lines = len.div_ceil(per_line);
     let mut words = vec![0u32; lines.div_ceil(32).max(1)];

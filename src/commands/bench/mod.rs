@@ -11,7 +11,7 @@ mod sweep;
 
 use super::{MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
-use crate::device::Compute;
+use crate::device::{Compute, DeviceName};
 use crate::memory::{expect_room_to_train, peak_resident_bytes};
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
@@ -190,7 +190,14 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
         Work::Train => {
             let mut learner = Learner::new(&config)?;
             learner.profile = profile.cloned();
-            steps(arguments.steps, profile, |step| learner.train(&config, &batch, step as u64, 1e-3).map(|_| ()))
+            if config.device == DeviceName::Cpu {
+                return steps(arguments.steps, profile, |step| {
+                    learner.train(&config, &batch, step as u64, 1e-3).map(|_| ())
+                });
+            }
+            // The batch is brought to the GPU once.
+            learner.stage(&config, &batch)?;
+            steps(arguments.steps, profile, |step| learner.train_staged(&config, step as u64, 1e-3).map(|_| ()))
         }
         Work::Infer => {
             let mut model = BiFormer::new(&config.architecture, 0, DType::F32)?;

@@ -88,3 +88,16 @@ __global__ void finish_sums(const wide<T>* partial, int pieces, i64 stride, T* t
         put(to + i, sum, accumulate);
     }
 }
+
+// y ← y + rate·(x − y)
+template <typename T>
+__global__ void move_towards(T* y, const T* x, const T* rate, i64 count) {
+    i64 i = first_element();
+    if (i < count) y[i] = fma(*rate, x[i] - y[i], y[i]);
+}
+
+template <typename T>
+__global__ void fill_with(T* to, wide<T> value, i64 count) {
+    i64 i = first_element();
+    if (i < count) to[i] = narrow<T>(value);
+}

@@ -28,6 +28,8 @@ pub static KERNELS: Module = Module {
         "add_row<T>",
         "sum_rows<T>",
         "finish_sums<T>",
+        "move_towards<float|double>",
+        "fill_with<T>",
     ],
 };
 
@@ -143,4 +145,26 @@ pub fn finish_sums(partial: &Tensor, start: usize, out: Out<'_>) -> Result<()> {
         KERNELS.launch(out.gpu(), "finish_sums<T>", out.dtype())?.blocks(count.div_ceil(COLUMNS)).input(&part)?;
     // SAFETY: every piece has the sums that are added up, by the check above.
     unsafe { launch.extents([pieces])?.count(stride).out(Some(&out)).count(count).run() }
+}
+
+/// y ← y + rate·(x − y), with the rate (1) in the GPU's memory. Errors: [`Error::Shape`], [`Error::DType`],
+/// [`Error::NotContiguous`], [`Error::Shared`] when another tensor sees y.
+pub fn move_towards(y: &mut Tensor, x: &Tensor, rate: &Tensor) -> Result<()> {
+    let (count, dtype) = (y.count(), y.dtype());
+    if x.shape() != y.shape() || rate.count() != 1 {
+        return Err(Error::shape("move_towards", format!("{} and a rate", y.shape()), x.shape()));
+    }
+    [x, rate].into_iter().try_for_each(|operand| operand.expect("move_towards", dtype))?;
+    let launch = KERNELS.launch(x.gpu("move_towards")?, "move_towards<T>", dtype)?.over(count);
+    // SAFETY: both have as many elements, by the check above.
+    unsafe { launch.output(y)?.input(x)?.input(rate)?.count(count).run() }
+}
+
+/// Fills a tensor with a number.
+pub(crate) fn fill(to: &mut Tensor, value: f64) -> Result<()> {
+    let (count, dtype) = (to.count(), to.dtype());
+    let gpu = std::sync::Arc::clone(to.gpu("fill")?);
+    let launch = KERNELS.launch(&gpu, "fill_with<T>", dtype)?.over(count).output(to)?;
+    // SAFETY: the tensor has so many elements.
+    unsafe { launch.number(value, dtype).count(count).run() }
 }
