@@ -1,4 +1,4 @@
-//! Training on a GPU as the emulated device plays it, against the CPU: the same steps, the same files.
+//! Training on a GPU, the machine's or the emulated one, against the CPU: the same steps, the same files.
 
 mod common;
 
@@ -8,21 +8,14 @@ use biformer::trainer::step::Learner;
 use common::program::{biformer, fresh, text};
 use common::samples;
 use data::Batch;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use tensor::DType;
 use tensor::cuda::Gpu;
 
-/// Whether there is an emulated device; in CI there must be.
-fn emulated() -> bool {
-    static THERE: OnceLock<bool> = OnceLock::new();
-    *THERE.get_or_init(|| match Gpu::emulated(0) {
-        Ok(_) => true,
-        Err(error) if std::env::var_os("REQUIRE_EMULATED").is_none() => {
-            eprintln!("skipped: {error}");
-            false
-        }
-        Err(error) => panic!("{error}"),
-    })
+/// The device to test by name; none where there is none.
+fn there() -> Option<DeviceName> {
+    Gpu::for_tests(0)?;
+    Some(if std::env::var_os("BIFORMER_TEST_GPU").is_some() { DeviceName::Cuda(0) } else { DeviceName::Emulated })
 }
 
 /// A small model whose heads suit tensor cores, and in which blocks are dropped.
@@ -64,31 +57,27 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 
 #[test]
 fn ten_steps_are_those_of_the_cpu() {
-    if !emulated() {
-        return;
-    }
+    let Some(device) = there() else { return };
     let (losses, weights) = train(DeviceName::Cpu, Precision::F32);
     // Losses, and weights. Those lie further apart: the gradient of a key's bias is nothing but rounding (a softmax does not
     // see it), and Adam makes steps of full length of it.
     for (precision, bounds) in [(Precision::F32, [1e-5, 2e-3]), (Precision::Bf16, [2e-3, 2e-2])] {
-        let (there, weights_there) = train(DeviceName::Emulated, precision);
+        let (there, weights_there) = train(device, precision);
         let errors = [distance(&there, &losses), distance(&weights_there, &weights)];
         println!("{precision:?}: losses {:.1e}, weights {:.1e}", errors[0], errors[1]);
         assert!(
             errors.iter().zip(bounds).all(|(&error, bound)| error < bound),
             "{precision:?}: {errors:?}\n{there:?}\n{losses:?}"
         );
-        assert_eq!(train(DeviceName::Emulated, precision), (there, weights_there), "{precision:?}: twice");
+        assert_eq!(train(device, precision), (there, weights_there), "{precision:?}: twice");
     }
 }
 
 #[test]
 fn a_recorded_step_has_the_bits_of_one_that_is_not() {
-    if !emulated() {
-        return;
-    }
+    let Some(device) = there() else { return };
     for (micro_batches, recompute) in [(1, Recompute::Cheap), (2, Recompute::Block)] {
-        let mut config = config(DeviceName::Emulated, Precision::Bf16);
+        let mut config = config(device, Precision::Bf16);
         (config.micro_batches, config.recompute) = (micro_batches, recompute);
         let recorded = ten_steps(&config, &mut Learner::new(&config).unwrap());
         let mut watched = Learner::new(&config).unwrap();
@@ -100,9 +89,7 @@ fn a_recorded_step_has_the_bits_of_one_that_is_not() {
 
 #[test]
 fn a_run_goes_on_on_another_device() {
-    if !emulated() {
-        return;
-    }
+    let Some(device) = there() else { return };
     let folder = fresh("device");
     let data = samples::cifar10(&folder.join("data"));
     let config = samples::config(&folder, "");
@@ -112,7 +99,8 @@ fn a_run_goes_on_on_another_device() {
         biformer(&[&arguments, more].concat()).ok();
         out
     };
-    for (first, second) in [("cpu", "emulated"), ("emulated", "cpu")] {
+    let device = device.to_string();
+    for (first, second) in [("cpu", &*device), (&*device, "cpu")] {
         let out = train(first, &["--device", first, "--epochs", "1"]);
         train(first, &["--device", second, "--epochs", "2", "--resume"]);
         let eval = |device: &str| biformer(&["eval", "--checkpoint", text(&out), "--device", device, "--json"]).ok();
@@ -120,7 +108,7 @@ fn a_run_goes_on_on_another_device() {
             let report: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
             report["loss"].as_f64().unwrap()
         };
-        let (cpu, emulated) = (loss(&eval("cpu")), loss(&eval("emulated")));
-        assert!((cpu - emulated).abs() < 1e-3, "{first}: loss {cpu} on the CPU, {emulated} on the emulated device");
+        let (cpu, gpu) = (loss(&eval("cpu")), loss(&eval(&device)));
+        assert!((cpu - gpu).abs() < 1e-3, "{first}: loss {cpu} on the CPU, {gpu} on the other device");
     }
 }

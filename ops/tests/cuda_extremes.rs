@@ -25,21 +25,10 @@ impl Definition for Ported {
     }
 }
 
-/// Where there is no C++ compiler the tests say that they are skipped; in CI they may not be.
-fn emulated() -> Option<Device> {
-    match Gpu::emulated(11) {
-        Ok(gpu) => Some(Device::Cuda(gpu)),
-        Err(error) if std::env::var_os("REQUIRE_EMULATED").is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
 #[test]
 fn long_rows_agree_with_the_cpu() {
-    let Some(device) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(11) else { return };
+    let device = Device::Cuda(gpu);
     let batch_norm = |rows: usize, channels: usize| {
         vec![uniform([rows, channels], 1), uniform([channels], 2), uniform([channels], 3)]
     };
@@ -69,7 +58,8 @@ fn long_rows_agree_with_the_cpu() {
 /// Many pieces of rows whose mean is far larger than the deviation, and begins with what is far from both.
 #[test]
 fn statistics_agree_with_the_cpu() -> Result<()> {
-    let Some(device) = emulated() else { return Ok(()) };
+    let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
+    let device = Device::Cuda(gpu);
     let value = |i: usize| if i < 3 { 0.0 } else { 1000.0 + (i as f32 * 0.7).sin() };
     let x = Tensor::from_slice(&(0..6000).map(value).collect::<Vec<_>>(), [2000, 3])?;
     let statistics = |device: &Device, dtype: DType| -> Result<[Vec<f64>; 2]> {
@@ -90,7 +80,8 @@ fn statistics_agree_with_the_cpu() -> Result<()> {
 
 #[test]
 fn equal_elements_and_nan_are_ordered_as_on_the_cpu() -> Result<()> {
-    let Some(device) = emulated() else { return Ok(()) };
+    let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
+    let device = Device::Cuda(gpu);
     let value = |i: usize| match i % 7 {
         3 => f32::NAN,
         5 => f32::INFINITY,
@@ -105,7 +96,8 @@ fn equal_elements_and_nan_are_ordered_as_on_the_cpu() -> Result<()> {
 
 #[test]
 fn a_label_that_is_no_class_makes_nan_of_the_loss_and_of_its_record() -> Result<()> {
-    let Some(device) = emulated() else { return Ok(()) };
+    let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
+    let device = Device::Cuda(gpu);
     let tape = Tape::new();
     let logits = tape.input(Tensor::full([3, 4], 0.5f32).to_device(&device)?);
     let labels = Tensor::from_slice(&[1u32, 4, 3], [3])?.to_device(&device)?;
@@ -118,7 +110,8 @@ fn a_label_that_is_no_class_makes_nan_of_the_loss_and_of_its_record() -> Result<
 
 #[test]
 fn an_index_out_of_range_picks_nan_and_gives_no_gradient() -> Result<()> {
-    let Some(device) = emulated() else { return Ok(()) };
+    let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
+    let device = Device::Cuda(gpu);
     let tape = Tape::new();
     let x = tape.input(Tensor::full([2, 3, 5], 1.0f32).to_device(&device)?);
     let indices = Tensor::from_slice(&[0u32, 3, u32::MAX, 2], [2, 2])?.to_device(&device)?;

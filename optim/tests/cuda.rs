@@ -63,11 +63,8 @@ fn train(start: &Parameters, device: &Device) -> [Vec<f64>; 3] {
 
 #[test]
 fn steps_norms_and_averages_agree() {
-    let device = match Gpu::emulated(3) {
-        Ok(gpu) => Device::Cuda(gpu),
-        Err(error) if std::env::var_os("REQUIRE_EMULATED").is_none() => return eprintln!("skipped: {error}"),
-        Err(error) => panic!("{error}"),
-    };
+    let Some(gpu) = Gpu::for_tests(3) else { return };
+    let device = Device::Cuda(gpu);
     for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-14)] {
         let start = parameters(dtype);
         let (cpu, gpu) = (train(&start, &Device::Cpu), train(&start, &device));

@@ -5,25 +5,13 @@ use tensor::cuda::{Gpu, Module, Operand, Product, elements};
 use tensor::rng::Philox;
 use tensor::{DType, Device, Error, Tensor, bf16};
 
-/// The emulated device, or none where there is no compiler; then the test says that it is skipped. In CI it may not be.
-fn emulated() -> Option<Arc<Gpu>> {
-    match Gpu::emulated(1) {
-        Ok(gpu) => Some(gpu),
-        Err(error) if std::env::var_os("REQUIRE_EMULATED").is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
 fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|i| (i as f32 * 0.7).sin() * 10.0).collect()
 }
 
 #[test]
 fn tensors_go_to_a_device_and_come_back() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let device = Device::Cuda(gpu);
     let there = Tensor::from_slice(&numbers(2 * 3 * 5), [2, 3, 5]).unwrap();
     let here = there.to_device(&device).unwrap();
@@ -43,7 +31,7 @@ fn tensors_go_to_a_device_and_come_back() {
 
 #[test]
 fn bfloat16_is_rounded_as_on_the_cpu() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let device = Device::Cuda(gpu);
     let mut values = numbers(1000);
     values.extend([
@@ -66,7 +54,7 @@ fn bfloat16_is_rounded_as_on_the_cpu() {
 
 #[test]
 fn tensors_of_two_devices_do_not_mix() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let there = Tensor::from_slice(&numbers(4), [4]).unwrap();
     let mut here = there.to_device(&Device::Cuda(gpu)).unwrap();
     assert!(matches!(here.as_slice::<f32>("test"), Err(Error::Device { op: "test", .. })));
@@ -76,7 +64,7 @@ fn tensors_of_two_devices_do_not_mix() {
 
 #[test]
 fn memory_is_handed_out_again() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     for _ in 0..5 {
         let tensor = Tensor::empty_on(&device, [1000, 7], DType::F32).unwrap();
@@ -90,7 +78,7 @@ fn memory_is_handed_out_again() {
 
 #[test]
 fn products_of_every_kind() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     let (m, n, k, batch) = (3, 5, 4, 2);
     let (a, b) = (numbers(batch * m * k), numbers(batch * k * n + 7)[7..].to_vec());
@@ -142,7 +130,7 @@ fn products_of_every_kind() {
 
 #[test]
 fn a_view_goes_into_a_part_of_a_tensor() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let device = Device::Cuda(gpu);
     let values = |x: &Tensor| x.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
     for dtype in [DType::F32, DType::F64, DType::Bf16] {
@@ -189,7 +177,7 @@ static RANDOM: Module = Module {
 
 #[test]
 fn random_numbers_are_those_of_the_cpu() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let mut words = Tensor::empty_on(&Device::Cuda(Arc::clone(&gpu)), [256], DType::Index).unwrap();
     for rng in [Philox::new(0, 0), Philox::new(u64::MAX, 1 << 40), Philox::keyed(7, &[1, 2, 3])] {
         for first in [0, 5, (1 << 34) - 100, 1 << 62] {
@@ -230,7 +218,7 @@ static FAULTS: Module = Module {
 
 #[test]
 fn the_emulated_device_notices_mistakes() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     let mut out = Tensor::zeros_on(&device, [256], DType::Index).unwrap();
     let mut run = |kernel, threads| {
@@ -248,7 +236,7 @@ fn the_emulated_device_notices_mistakes() {
 
 #[test]
 fn arguments_are_held_against_the_kernels_parameters() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let launch = FAULTS.launch(&gpu, "block_sums", DType::F32).unwrap().count(5);
     // SAFETY: it does not run.
     let error = unsafe { launch.run() }.unwrap_err().to_string();
@@ -259,7 +247,7 @@ fn arguments_are_held_against_the_kernels_parameters() {
 #[test]
 #[ignore]
 fn a_kernel_reaches_beyond_a_tensor() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let mut out = Tensor::zeros_on(&Device::Cuda(Arc::clone(&gpu)), [256], DType::Index).unwrap();
     let launch = FAULTS.launch(&gpu, "one_too_many", DType::F32).unwrap().threads(32).output(&mut out).unwrap();
     // SAFETY: none. This is what is to be noticed.
@@ -290,7 +278,7 @@ fn sanitizers_notice_a_kernel_that_reaches_beyond_a_tensor() {
 
 #[test]
 fn recorded_work_is_done_again_with_what_then_lies_there() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(1) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     let mut input = Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap().to_device(&device).unwrap();
     let mut words = Tensor::zeros_on(&device, [256], DType::Index).unwrap();

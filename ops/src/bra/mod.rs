@@ -160,14 +160,14 @@ impl Rule for Attention {
         let (mut dqkv, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
         if let Device::Cuda(gpu) = dout.device() {
             let given = cuda::Given { qkv: &qkv, routes: &routes, scale: attributes.scale, lse: &lse, dout: &dout };
-            let mut dqkv_out = dqkv.out_on_gpu()?;
-            dqkv_out.as_ref().map_or(Ok(()), |out| cuda::backward(&gpu, g, &given, out))?;
+            if let Some(out) = dqkv.out_on_gpu()? {
+                cuda::backward(&gpu, g, &given, &out)?;
+            }
             if let Some(weight) = &lepe {
                 let extents = dwconv::extents("bra", [g.images, g.map[0], g.map[1], g.v_dim], weight, None)?;
-                let outs = [dweight.out_on_gpu()?, dbias.out_on_gpu()?];
-                cuda::add_context_backward(g, extents, &given, weight, dqkv_out.as_mut(), outs)?;
+                let outs = [dqkv.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
+                cuda::add_context_backward(g, extents, &given, weight, outs)?;
             }
-            drop(dqkv_out);
             [dqkv, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
             return Ok(());
         }

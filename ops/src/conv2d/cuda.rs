@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn images_in_several_matrices_of_patches() {
-        let Ok(gpu) = Gpu::emulated(9) else { return eprintln!("skipped: no C++ compiler") };
+        let Some(gpu) = Gpu::for_tests(9) else { return };
         let device = Device::Cuda(gpu);
         for case in crate::conv2d::cases::cases() {
             for dtype in [DType::F32, DType::Bf16] {

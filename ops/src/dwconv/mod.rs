@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn maps_inside_wider_tensors_on_a_gpu() {
-        let Ok(gpu) = Gpu::emulated(5) else { return eprintln!("skipped: no C++ compiler") };
+        let Some(gpu) = Gpu::for_tests(5) else { return };
         let device = Device::Cuda(gpu);
         let there = |values: Vec<f32>| Tensor::from_slice(&values, [values.len()])?.to_device(&device);
         let of = |values: &Array<f64>| there(values.data.iter().map(|&value| value as f32).collect());
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_map_beyond_its_tensor_is_refused() {
-        let Ok(gpu) = Gpu::emulated(5) else { return eprintln!("skipped: no C++ compiler") };
+        let Some(gpu) = Gpu::for_tests(5) else { return };
         let device = Device::Cuda(gpu);
         let e = Extents { images: 1, height: 2, width: 2, channels: 3, kernel: 3 };
         let zeros = |shape: &[usize]| Tensor::zeros_on(&device, shape, DType::F32).unwrap();

@@ -4,7 +4,10 @@ use crate::case::{Case, Definition, Draw, uniform};
 use autograd::exact::{Array, Scalar};
 use autograd::{Result, Var};
 
-struct Mul;
+struct Mul {
+    /// Whether the second factor is a parameter.
+    scale: bool,
+}
 
 impl Definition for Mul {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
@@ -13,16 +16,20 @@ impl Definition for Mul {
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         super::reference::mul(&x[0], &x[1])
     }
+    fn is_parameter(&self, input: usize) -> bool {
+        self.scale && input == 1
+    }
 }
 
 fn case(name: &str, a: &[usize], b: &[usize]) -> Case {
-    Case::new(name, vec![uniform(a, 1), uniform(b, 2)], Mul)
+    Case::new(name, vec![uniform(a, 1), uniform(b, 2)], Mul { scale: false })
 }
 
 /// The named cases.
 pub fn cases() -> Vec<Case> {
+    let layer_scale = vec![uniform([2, 4, 4, 24], 1), uniform([24], 2)];
     vec![
-        case("layer scale of (N, H, W, C)", &[2, 4, 4, 24], &[24]),
+        Case::new("layer scale of (N, H, W, C)", layer_scale, Mul { scale: true }),
         case("a weight per routed region", &[2, 3, 2, 5, 7], &[2, 3, 2, 1, 1]),
         case("equal shapes", &[3, 5], &[3, 5]),
         case("three axes repeated, one kept", &[1, 5, 1], &[3, 5, 7]),

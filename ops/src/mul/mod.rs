@@ -6,7 +6,7 @@
 //! **Backward.** ∂y/∂a = b, so da = dy·b, added up over the axes along which a was repeated; db likewise
 //! with a. Saved: both factors, each for the other's gradient.
 //!
-//! Operands may be views; f32 or f64 (on a GPU also bf16), both the same. Errors: [`tensor::Error::Broadcast`],
+//! Operands may be views; f32 or f64 (on a GPU also bf16), both the same, or on a GPU b in f32 beside a in bf16. Errors: [`tensor::Error::Broadcast`],
 //! [`tensor::Error::DType`].
 
 pub mod cases;
@@ -30,7 +30,8 @@ pub fn mul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
 fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(match a.device() {
         Device::Cpu => match_float!(a.dtype(), "mul", T => cpu::forward::<T>(a, b)?),
-        Device::Cuda(_) => cuda::forward(a, b)?,
+        // A parameter, in f32 beside maps in bf16, is rounded.
+        Device::Cuda(_) => cuda::forward(a, &b.cast(a.dtype())?)?,
     })
 }
 
@@ -49,7 +50,7 @@ impl Rule for Mul {
             }
             let product = product(&dy, other)?;
             if product.shape() == factor.shape() {
-                grads.give(input, product)?;
+                grads.give(input, product.cast(factor.dtype())?)?;
                 continue;
             }
             let mut slot = grads.open(input)?;

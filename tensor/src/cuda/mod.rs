@@ -90,6 +90,26 @@ impl Gpu {
         Ok(Self::with(Box::new(emulated::Emulated::open(seed)?), true))
     }
 
+    /// A device for tests of kernels, whose memory is poisoned before it is handed out: the machine's first GPU where the
+    /// variable `BIFORMER_TEST_GPU` is set, the emulated device otherwise. Where there is no C++ compiler it says that
+    /// the test is skipped, and gives none. Panics where `REQUIRE_EMULATED` is set (in CI), or a GPU was asked for that
+    /// cannot be opened.
+    pub fn for_tests(seed: u64) -> Option<Arc<Gpu>> {
+        let opened = match std::env::var_os("BIFORMER_TEST_GPU") {
+            Some(_) => nvidia::Nvidia::open(0).map(|driver| Self::with(Box::new(driver), true)),
+            None => Self::emulated(seed),
+        };
+        let required = ["BIFORMER_TEST_GPU", "REQUIRE_EMULATED"].iter().any(|name| std::env::var_os(name).is_some());
+        match opened {
+            Ok(gpu) => Some(gpu),
+            Err(error) if !required => {
+                eprintln!("skipped: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
     fn with(driver: Box<dyn Driver>, poison: bool) -> Arc<Gpu> {
         Arc::new(Gpu {
             driver,

@@ -187,11 +187,10 @@ pub fn add_context_backward(
     e: Extents,
     given: &Given<'_>,
     weight: &Tensor,
-    dqkv: Option<&mut Out<'_>>,
-    [dweight, dbias]: [Option<Out<'_>>; 2],
+    [dqkv, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
     let dout = Map::new(given.dout, 0, g.v_dim)?;
-    if let Some(dqkv) = dqkv {
+    if let Some(mut dqkv) = dqkv {
         let start = (2 * g.qk_dim).min(dqkv.count());
         let mut out = dqkv.part(start, dqkv.count() - start);
         out.accumulate = true;

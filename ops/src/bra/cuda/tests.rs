@@ -7,18 +7,6 @@ use autograd::gradcheck::relative_error;
 use tensor::Device;
 use tensor::cpu::parallel;
 
-/// A device to test on, or none where there is no C++ compiler. In CI there must be one.
-fn emulated() -> Option<Arc<Gpu>> {
-    match Gpu::emulated(11) {
-        Ok(gpu) => Some(gpu),
-        Err(error) if std::env::var_os("REQUIRE_EMULATED").is_none() => {
-            eprintln!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
-}
-
 /// Regions of few and many tokens; tiles of keys that are full, begun, and several; queries in several chunks.
 fn geometries(dim: usize) -> Vec<Geometry> {
     let geometry = |map, grid, topk, heads| {
@@ -37,7 +25,7 @@ fn geometries(dim: usize) -> Vec<Geometry> {
 
 #[test]
 fn every_form_agrees_with_the_cpu() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     for dim in [32, 64, 96] {
         for g in geometries(dim) {

@@ -162,8 +162,6 @@ impl Blas {
         let operation = |transposed: bool| -> i32 { transposed.into() }; // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
         let (first, second) = (operation(b_transposed), operation(a_transposed));
         let preference = doing("preferences", result::create_matmul_pref())?;
-        // Of the ways to add up parts, the one that has an order: equal bits each time.
-        let ordered = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         let workspace = WORKSPACE;
         let [a_bytes, b_bytes, c_bytes] = shape.alignment.map(|zeros| 1u32 << zeros);
         // SAFETY: the objects are new, and the values have the sizes that are given.
@@ -182,14 +180,21 @@ impl Blas {
                 (&raw const workspace).cast(),
                 size_of::<usize>(),
             )?;
-            prefer(Prefer::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const ordered).cast(), 4)?;
             prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (&raw const b_bytes).cast(), 4)?;
             prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (&raw const a_bytes).cast(), 4)?;
             prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (&raw const c_bytes).cast(), 4)?;
             prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (&raw const c_bytes).cast(), 4)?;
             let [first, second, c] = layouts;
-            let chosen = result::get_matmul_algo_heuristic(self.handle, description, first, second, c, c, preference);
-            let chosen = doing(&format!("an algorithm for {m}x{k} by {k}x{n}"), chosen);
+            // Of the ways to add up parts, the one that has an order, or none: equal bits each time.
+            let choose = |scheme: sys::cublasLtReductionScheme_t| {
+                let mask = scheme as u32;
+                prefer(Prefer::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const mask).cast(), 4)?;
+                let chosen =
+                    result::get_matmul_algo_heuristic(self.handle, description, first, second, c, c, preference);
+                doing(&format!("an algorithm for {m}x{k} by {k}x{n}"), chosen)
+            };
+            let chosen = choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+                .or_else(|_| choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE));
             let _ = result::destroy_matmul_pref(preference);
             Ok(Plan { description, layouts, algorithm: chosen?.algo })
         }
