@@ -104,6 +104,7 @@ fn products_of_every_kind() {
                 c: operand(&mut c, false, m * n),
                 inputs,
                 output,
+                row: 0,
                 accumulate: true,
                 tf32: false,
             };

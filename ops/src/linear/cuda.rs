@@ -1,7 +1,7 @@
 //! The GPU's side of [`linear`](super::linear): matrix products by cuBLASLt, and the bias.
 
-use tensor::cuda::elements::{add_row, sum_rows};
-use tensor::cuda::{Factor, Out, gemm};
+use tensor::cuda::elements::sum_rows;
+use tensor::cuda::{Factor, Out, gemm, gemm_plus_row};
 use tensor::{Result, Tensor};
 
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O).
@@ -10,8 +10,11 @@ pub fn forward(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tenso
     let rows = y.count().checked_div(outputs).unwrap_or(0);
     let weight = weight.cast(x.dtype())?;
     let (x_factor, weight) = (Factor::plain(x), Factor::transposed(&weight));
-    gemm("linear", x_factor, weight, 1, [rows, outputs, inputs], y.as_out("linear", false)?)?;
-    bias.map_or(Ok(()), |bias| add_row(y, bias))
+    let extents = [rows, outputs, inputs];
+    match bias {
+        Some(bias) => gemm_plus_row("linear", x_factor, weight, extents, bias, y),
+        None => gemm("linear", x_factor, weight, 1, extents, y.as_out("linear", false)?),
+    }
 }
 
 /// dx (R, I), dweight (O, I) and dbias (O) from dy (R, O).

@@ -95,6 +95,8 @@ pub struct Product {
     pub inputs: DType,
     /// The type of C: that of the inputs, or f32.
     pub output: DType,
+    /// A row (n) of C's type that is added to every row; 0 for none.
+    pub row: u64,
     /// Whether the product is added to what C holds.
     pub accumulate: bool,
     /// Whether f32 operands may be rounded to TF32, whose mantissa has 10 bits.
@@ -159,6 +161,9 @@ pub trait Driver: Send + Sync {
 
     /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
     unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
+
+    /// Whether [`Driver::multiply`] can add the row that such a product asks for.
+    fn adds_row(&self, product: &Product) -> bool;
 
     /// Multiplies matrices.
     unsafe fn multiply(&self, product: &Product) -> Result<()>;

@@ -28,7 +28,7 @@ pub mod nvidia;
 mod recording;
 
 pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties};
-pub use gemm::{Factor, gemm};
+pub use gemm::{Factor, gemm, gemm_plus_row};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
 pub use recording::Recording;

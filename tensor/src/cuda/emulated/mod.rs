@@ -298,6 +298,11 @@ impl Driver for Emulated {
         Err(failure(format!("{}: {message}", kernel.name)))
     }
 
+    fn adds_row(&self, product: &Product) -> bool {
+        // As cuBLASLt.
+        product.output != DType::F64
+    }
+
     unsafe fn multiply(&self, product: &Product) -> Result<()> {
         if self.records(|| Request::Multiply(*product)) {
             return Ok(());
@@ -353,7 +358,7 @@ impl Driver for Emulated {
 
 /// The products of a batch, one after the other, in the precision of `W`.
 unsafe fn multiply<T: crate::Element + AsPrimitive<W>, W: Float>(product: &Product) {
-    let Product { extents: [m, n, k], batch, a, b, c, output, accumulate, .. } = *product;
+    let Product { extents: [m, n, k], batch, a, b, c, output, row, accumulate, .. } = *product;
     let read = |operand: Operand, index: usize, count: usize| -> Vec<W> {
         let start = operand.address as *const T;
         // SAFETY: the operand lies there, by the caller's promise.
@@ -365,14 +370,24 @@ unsafe fn multiply<T: crate::Element + AsPrimitive<W>, W: Float>(product: &Produ
         gemm(lie(&left, m, k, a.transposed), lie(&right, k, n, b.transposed), Out::store(&mut result));
         for (i, &value) in result.iter().enumerate() {
             let place = index * c.stride + i;
+            // SAFETY: a row of n elements lies there, by the caller's promise.
+            let added = unsafe {
+                match output {
+                    _ if row == 0 => 0.0,
+                    DType::F64 => *(row as *const f64).add(i % n),
+                    DType::Bf16 => f64::from(*(row as *const bf16).add(i % n)),
+                    _ => f64::from(*(row as *const f32).add(i % n)),
+                }
+            };
+            let value = value.wide() + added;
             // SAFETY: C lies there, by the caller's promise.
             unsafe {
                 match output {
-                    DType::F64 => write(c.address as *mut f64, place, accumulate, |old| old + value.wide()),
-                    DType::Bf16 => write(c.address as *mut bf16, place, accumulate, |old| {
-                        bf16::from_f64(f64::from(old) + value.wide())
-                    }),
-                    _ => write(c.address as *mut f32, place, accumulate, |old| (f64::from(old) + value.wide()) as f32),
+                    DType::F64 => write(c.address as *mut f64, place, accumulate, |old| old + value),
+                    DType::Bf16 => {
+                        write(c.address as *mut bf16, place, accumulate, |old| bf16::from_f64(f64::from(old) + value))
+                    }
+                    _ => write(c.address as *mut f32, place, accumulate, |old| (f64::from(old) + value) as f32),
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! cuBLASLt: matrix products, each shape's plan made once.
 
 use super::failure;
-use crate::cuda::{Operand, Product};
+use crate::cuda::Product;
 use crate::{DType, Result};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
@@ -29,7 +29,25 @@ struct Shape {
     transposed: [bool; 2],
     types: [DType; 2],
     tf32: bool,
-    alignment: [u32; 3],
+    /// Whether a row is added.
+    row: bool,
+    alignment: [u32; 4],
+}
+
+impl Shape {
+    fn of(product: &Product) -> Self {
+        let Product { extents, batch, a, b, c, inputs, output, tf32, row, .. } = *product;
+        Self {
+            extents,
+            batch,
+            strides: [a.stride, b.stride, c.stride],
+            transposed: [a.transposed, b.transposed],
+            types: [inputs, output],
+            tf32,
+            row: row != 0,
+            alignment: [a.address, b.address, c.address, row].map(|address| address.trailing_zeros().min(8)),
+        }
+    }
 }
 
 /// Descriptors, and the algorithm that cuBLASLt chose.
@@ -62,6 +80,20 @@ impl Blas {
         Ok(Self { handle: doing("opening", result::create_handle())?, stream, workspace, plans: HashMap::new() })
     }
 
+    /// Whether cuBLASLt knows how to compute such a product.
+    pub fn has_plan(&mut self, product: &Product) -> bool {
+        self.planned(&Shape::of(product)).is_ok()
+    }
+
+    /// The plan for a shape, made now or before.
+    fn planned(&mut self, shape: &Shape) -> Result<&Plan> {
+        if !self.plans.contains_key(shape) {
+            let plan = self.plan(shape)?;
+            self.plans.insert(*shape, plan);
+        }
+        self.plans.get(shape).ok_or_else(|| failure("a plan that is not there"))
+    }
+
     /// # Safety
     /// The operands lie where the product says, in memory of the current context.
     pub unsafe fn multiply(&mut self, product: &Product) -> Result<()> {
@@ -72,23 +104,14 @@ impl Blas {
         if k == 0 {
             return Err(failure("a product with an empty inner axis"));
         }
-        let alignment = |operand: Operand| operand.address.trailing_zeros().min(8);
-        let shape = Shape {
-            extents: product.extents,
-            batch,
-            strides: [a.stride, b.stride, c.stride],
-            transposed: [a.transposed, b.transposed],
-            types: [product.inputs, product.output],
-            tf32: product.tf32,
-            alignment: [a, b, c].map(alignment),
-        };
-        let plan = match self.plans.get(&shape) {
-            Some(plan) => plan,
-            None => {
-                let plan = self.plan(&shape)?;
-                self.plans.entry(shape).or_insert(plan)
-            }
-        };
+        let (handle, workspace, stream) = (self.handle, self.workspace as *mut c_void, self.stream.cast());
+        let plan = self.planned(&Shape::of(product))?;
+        if product.row != 0 {
+            let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            let value: *const c_void = (&raw const product.row).cast();
+            // SAFETY: the description is the plan's, and the value a pointer of eight bytes.
+            doing("a row", unsafe { result::set_matmul_desc_attribute(plan.description, pointer, value, 8) })?;
+        }
         let (one, beta) = (1.0f32, if accumulate { 1.0f32 } else { 0.0 });
         let (wide_one, wide_beta) = (1.0f64, f64::from(beta));
         let (one, beta): (*const c_void, *const c_void) = match product.inputs {
@@ -96,11 +119,11 @@ impl Blas {
             _ => ((&raw const one).cast(), (&raw const beta).cast()),
         };
         let [first, second, result] = plan.layouts;
-        let (c, workspace) = (c.address as *mut c_void, self.workspace as *mut c_void);
+        let c = c.address as *mut c_void;
         // SAFETY: the caller's promise; the plan was made for these extents; scalars are read before this returns.
         let outcome = unsafe {
             result::matmul(
-                self.handle,
+                handle,
                 plan.description,
                 one,
                 beta,
@@ -115,7 +138,7 @@ impl Blas {
                 &plan.algorithm,
                 workspace,
                 WORKSPACE,
-                self.stream.cast(),
+                stream,
             )
         };
         doing(&format!("a product of {m}x{k} and {k}x{n}"), outcome)
@@ -163,15 +186,20 @@ impl Blas {
         let (first, second) = (operation(b_transposed), operation(a_transposed));
         let preference = doing("preferences", result::create_matmul_pref())?;
         let workspace = WORKSPACE;
-        let [a_bytes, b_bytes, c_bytes] = shape.alignment.map(|zeros| 1u32 << zeros);
+        let [a_bytes, b_bytes, c_bytes, _] = shape.alignment.map(|zeros| 1u32 << zeros);
         // SAFETY: the objects are new, and the values have the sizes that are given.
         unsafe {
             let describe = |attribute, value: &i32| {
                 let value: *const c_void = std::ptr::from_ref(value).cast();
-                doing("a transpose", result::set_matmul_desc_attribute(description, attribute, value, 4))
+                doing("an attribute", result::set_matmul_desc_attribute(description, attribute, value, 4))
             };
             describe(Of::CUBLASLT_MATMUL_DESC_TRANSA, &first)?;
             describe(Of::CUBLASLT_MATMUL_DESC_TRANSB, &second)?;
+            if shape.row {
+                // Along what cuBLASLt, which reads by columns, calls the rows of D: our columns.
+                let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as i32;
+                describe(Of::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            }
             let prefer = |attribute, value: *const c_void, size| {
                 doing("a preference", result::set_matmul_pref_attribute(preference, attribute, value, size))
             };
