@@ -18,18 +18,19 @@ from biformer_torch import GATHERS, BiFormer, count_macs, load_config, parameter
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model-json", default="tiny", metavar="FILE|tiny|nano", help="configuration")
+    parser.add_argument("--model-json", default="tiny", metavar="FILE|tiny|small|nano", help="configuration")
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--mode", choices=["train", "infer"], default="train")
     parser.add_argument("--steps", type=int, default=20, help="measured steps")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them, compilation included")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--gather", choices=sorted(GATHERS), default="index")
     parser.add_argument("--attention", choices=["matmul", "sdpa"], default="matmul",
                         help="matmul has measured faster on CPUs at BiFormer's few keys per query")
-    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: weights and images, for inference")
+    parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: weights and images for inference, autocast for training (on cuda)")
     parser.add_argument("--memory-format", choices=["channels_last", "contiguous"], default="channels_last")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a line of text")
     return parser.parse_args()
@@ -37,26 +38,28 @@ def arguments():
 
 def main():
     args = arguments()
-    if args.dtype == "bf16" and args.mode == "train":
-        sys.exit("--dtype bf16 is for --mode infer")
+    cuda = args.device == "cuda"
+    if args.dtype == "bf16" and args.mode == "train" and not cuda:
+        sys.exit("--dtype bf16 is for --mode infer, or --device cuda")
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
     torch.manual_seed(0)
     config = load_config(args.model_json)
     memory_format = torch.channels_last if args.memory_format == "channels_last" else torch.contiguous_format
-    model = BiFormer(config, args.gather, args.attention == "sdpa").to(memory_format=memory_format)
+    model = BiFormer(config, args.gather, args.attention == "sdpa").to(args.device, memory_format=memory_format)
     parameters = sum(p.numel() for p in model.parameters())
-    images = torch.randn(args.batch_size, 3, args.image_size, args.image_size).to(memory_format=memory_format)
-    labels = torch.randint(config["num_classes"], (args.batch_size,))
+    images = torch.randn(args.batch_size, 3, args.image_size, args.image_size).to(args.device, memory_format=memory_format)
+    labels = torch.randint(config["num_classes"], (args.batch_size,), device=args.device)
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.05), lr=1e-3, fused=True)
     model.train(args.mode == "train")
-    if args.dtype == "bf16":
+    if args.dtype == "bf16" and args.mode == "infer":
         model, images = model.to(torch.bfloat16), images.to(torch.bfloat16)
     forward = torch.compile(model) if args.compile else model
 
     def train_step():
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(forward(images), labels, label_smoothing=0.1)
+        with torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bf16"):
+            loss = F.cross_entropy(forward(images), labels, label_smoothing=0.1)
         loss.backward()
         optimizer.step()
         return loss
@@ -71,6 +74,8 @@ def main():
         switches_before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         start = time.perf_counter()
         result = step()
+        if cuda:
+            torch.cuda.synchronize()
         elapsed = time.perf_counter() - start
         if i >= args.warmup:
             milliseconds.append(elapsed * 1e3)
@@ -86,6 +91,8 @@ def main():
         # Some dozens: quiet. Hundreds: other programs took the cores away, measure again.
         "involuntary_switches_per_step": statistics.median(switches),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_gpu_bytes": torch.cuda.max_memory_allocated() if cuda else None,
+        "device": torch.cuda.get_device_name() if cuda else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "compile": args.compile,
@@ -105,7 +112,7 @@ def main():
         print(json.dumps(report))
     else:
         print(f"{report['images_per_second']:.1f} images/s, {median:.1f} ms a step, "
-              f"{report['peak_rss_bytes'] / 2**20:.0f} MiB, {parameters / 1e6:.2f} M parameters, "
+              f"{(report['peak_gpu_bytes'] or report['peak_rss_bytes']) / 2**20:.0f} MiB, {parameters / 1e6:.2f} M parameters, "
               f"{report['macs_per_image'] / 1e6:.1f} M multiply-adds an image")
 
 

@@ -46,6 +46,7 @@ FIXED = {
 
 PRESETS = {
     "tiny": {},
+    "small": {"depth": [4, 4, 18, 4]},
     # For 32x32 images. The Rust program is the authority: `run.py` takes the configuration from it.
     "nano": {
         "depth": [2, 3, 2],

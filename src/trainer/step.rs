@@ -98,6 +98,11 @@ impl Learner {
         Ok(Self { device, gradients, optimizer, average, staged: None, reserved: false, profile: None, model, loaded })
     }
 
+    /// Where it computes.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// One step on a batch: gradients of all its micro-batches, each of which also moves the running statistics;
     /// their sum, clipped; AdamW; the average.
     pub fn train(&mut self, config: &RunConfig, batch: &Batch, step: u64, lr: f64) -> Result<Score> {

@@ -11,7 +11,7 @@ mod sweep;
 
 use super::{MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
-use crate::device::{Compute, DeviceName};
+use crate::device::Compute;
 use crate::memory::{expect_room_to_train, peak_resident_bytes};
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tensor::cpu::isa::Isa;
 use tensor::rng::Philox;
-use tensor::{DType, Tensor};
+use tensor::{DType, Device, Tensor};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -121,9 +121,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let size = arguments.image_size.unwrap_or(ImageSize([usual; 2]));
     let profile = arguments.profile.then(Arc::<Profile>::default);
     let (mut times, peak, report, threads) = arguments.threads.run(|| {
-        let times = time(arguments, size, profile.as_ref())?;
+        let (times, on_gpu) = time(arguments, size, profile.as_ref())?;
         // Before the ceilings are measured, which takes memory of its own.
-        let peak = peak_resident_bytes();
+        let peak = on_gpu.map(|bytes| bytes as u64).or_else(peak_resident_bytes);
         let report = profile.as_ref().map(|profile| Report::new(profile, arguments.steps));
         Ok((times, peak, report, rayon::current_num_threads()))
     })?;
@@ -164,8 +164,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     Ok(Status::Done)
 }
 
-/// The seconds of each step.
-fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) -> Result<Vec<f64>> {
+/// The seconds of each step, and on a GPU the bytes that it had to give.
+fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) -> Result<(Vec<f64>, Option<usize>)> {
     let [height, width] = size.0;
     let mut config = RunConfig::for_model(&arguments.model.model)?;
     config.architecture = arguments.model.config()?;
@@ -190,26 +190,36 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
         Work::Train => {
             let mut learner = Learner::new(&config)?;
             learner.profile = profile.cloned();
-            if config.device == DeviceName::Cpu {
-                return steps(arguments.steps, profile, |step| {
-                    learner.train(&config, &batch, step as u64, 1e-3).map(|_| ())
-                });
-            }
-            // The batch is brought to the GPU once.
-            learner.stage(&config, &batch)?;
-            steps(arguments.steps, profile, |step| learner.train_staged(&config, step as u64, 1e-3).map(|_| ()))
+            let device = learner.device().clone();
+            let times = if device == Device::Cpu {
+                steps(arguments.steps, profile, |step| learner.train(&config, &batch, step as u64, 1e-3).map(|_| ()))
+            } else {
+                // The batch is brought to the GPU once.
+                learner.stage(&config, &batch)?;
+                steps(arguments.steps, profile, |step| learner.train_staged(&config, step as u64, 1e-3).map(|_| ()))
+            };
+            Ok((times?, held(&device)))
         }
         Work::Infer => {
             let mut model = BiFormer::new(&config.architecture, 0, DType::F32)?;
             let device = arguments.compute.place(&mut model)?;
             let images = Tensor::from_slice(&batch.images, shape)?.to_device(&device)?;
-            steps(arguments.steps, profile, |_| {
+            let times = steps(arguments.steps, profile, |_| {
                 let tape = Tape::inference().profiled(profile.cloned());
                 model.forward(&tape, &images, Mode::Evaluate)?;
                 device.synchronize()?;
                 Ok(())
-            })
+            });
+            Ok((times?, held(&device)))
         }
+    }
+}
+
+/// What a GPU had to give.
+fn held(device: &Device) -> Option<usize> {
+    match device {
+        Device::Cpu => None,
+        Device::Cuda(gpu) => Some(gpu.stats().held),
     }
 }
 
