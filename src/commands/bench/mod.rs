@@ -11,7 +11,7 @@ mod sweep;
 
 use super::{MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
-use crate::device::Compute;
+use crate::device::{Compute, DeviceName};
 use crate::memory::{expect_room_to_train, peak_resident_bytes};
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
@@ -121,10 +121,16 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let size = arguments.image_size.unwrap_or(ImageSize([usual; 2]));
     let profile = arguments.profile.then(Arc::<Profile>::default);
     let (mut times, peak, report, threads) = arguments.threads.run(|| {
-        let (times, on_gpu) = time(arguments, size, profile.as_ref())?;
+        let (times, device) = time(arguments, size, profile.as_ref())?;
         // Before the ceilings are measured, which takes memory of its own.
-        let peak = on_gpu.map(|bytes| bytes as u64).or_else(peak_resident_bytes);
-        let report = profile.as_ref().map(|profile| Report::new(profile, arguments.steps));
+        let peak = match &device {
+            Device::Cpu => peak_resident_bytes(),
+            Device::Cuda(gpu) => Some(gpu.stats().held as u64),
+        };
+        // The emulated device has no ceilings worth comparing with.
+        let maps = arguments.compute.precision.maps();
+        let gpu = matches!(arguments.compute.device, DeviceName::Cuda(_)).then_some((&device, maps));
+        let report = profile.as_ref().map(|profile| Report::new(profile, arguments.steps, gpu)).transpose()?;
         Ok((times, peak, report, rayon::current_num_threads()))
     })?;
     times.sort_by(f64::total_cmp);
@@ -164,8 +170,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     Ok(Status::Done)
 }
 
-/// The seconds of each step, and on a GPU the bytes that it had to give.
-fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) -> Result<(Vec<f64>, Option<usize>)> {
+/// The seconds of each step, and where it was made.
+fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) -> Result<(Vec<f64>, Device)> {
     let [height, width] = size.0;
     let mut config = RunConfig::for_model(&arguments.model.model)?;
     config.architecture = arguments.model.config()?;
@@ -198,7 +204,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
                 learner.stage(&config, &batch)?;
                 steps(arguments.steps, profile, |step| learner.train_staged(&config, step as u64, 1e-3).map(|_| ()))
             };
-            Ok((times?, held(&device)))
+            Ok((times?, device))
         }
         Work::Infer => {
             let mut model = BiFormer::new(&config.architecture, 0, DType::F32)?;
@@ -210,16 +216,8 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
                 device.synchronize()?;
                 Ok(())
             });
-            Ok((times?, held(&device)))
+            Ok((times?, device))
         }
-    }
-}
-
-/// What a GPU had to give.
-fn held(device: &Device) -> Option<usize> {
-    match device {
-        Device::Cpu => None,
-        Device::Cuda(gpu) => Some(gpu.stats().held),
     }
 }
 

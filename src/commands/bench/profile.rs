@@ -8,14 +8,21 @@ use std::hint::black_box;
 use std::time::Instant;
 use tensor::cpu::gemm::{Mat, gemm};
 use tensor::cpu::parallel::Out;
+use tensor::cuda::{self, Factor};
+use tensor::rng::Philox;
+use tensor::{DType, Device, Tensor};
 
-/// The most that this machine does with the threads in use.
+/// The most that this machine does with the threads in use, or that a GPU does.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Ceilings {
-    /// Of a large product of f32 matrices, two operations a multiply-add.
+    /// Of a large product of matrices, two operations a multiply-add.
     gflops: f64,
     /// Of a copy of more than the caches hold, read and written bytes together.
     gb_per_s: f64,
+    /// The matrices' extent and type, and the bytes of the copy.
+    extent: usize,
+    matrices: &'static str,
+    copied: usize,
 }
 
 /// One kind of work in a step.
@@ -42,9 +49,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of a profile that watched so many steps. Measures the ceilings, on the thread pool that it is called on.
-    pub fn new(profile: &Profile, steps: usize) -> Self {
-        let (ceilings, lines, steps) = (Ceilings::measure(), profile.lines(), steps as f64);
+    /// Of a profile that watched so many steps. Measures the ceilings: of a GPU and its maps' type, or else of the thread
+    /// pool that it is called on. Errors: those of the GPU.
+    pub fn new(profile: &Profile, steps: usize, gpu: Option<(&Device, DType)>) -> tensor::Result<Self> {
+        let ceilings = match gpu {
+            Some((device, maps)) => Ceilings::of_gpu(device, maps)?,
+            None => Ceilings::measure(),
+        };
+        let (lines, steps) = (profile.lines(), steps as f64);
         let total: f64 = lines.iter().map(|line| line.seconds).sum();
         let row = |line: &Line| {
             let per_nanosecond = |count: u64| count as f64 / line.seconds.max(f64::MIN_POSITIVE) / 1e9;
@@ -67,7 +79,7 @@ impl Report {
         };
         let mut rows: Vec<Row> = lines.iter().map(row).collect();
         rows.sort_by(|a, b| b.ms_per_step.total_cmp(&a.ms_per_step));
-        Self { ceilings, rows }
+        Ok(Self { ceilings, rows })
     }
 }
 
@@ -90,9 +102,47 @@ impl Ceilings {
             to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(to, from)| to.copy_from_slice(from));
             black_box(&to);
         });
-        let bytes = 2 * COPIED * size_of::<f32>();
-        Self { gflops: 2.0 * (EXTENT as f64).powi(3) / product / 1e9, gb_per_s: bytes as f64 / copy / 1e9 }
+        Self::from(product, EXTENT, DType::F32, copy, COPIED * size_of::<f32>())
     }
+
+    fn of_gpu(device: &Device, maps: DType) -> tensor::Result<Self> {
+        const EXTENT: usize = 8192;
+        const COPIED: usize = 512 << 20;
+        // On zeros a GPU is faster than on anything else.
+        let random = Philox::new(0, 0);
+        let values: Vec<f32> = (0..EXTENT * EXTENT).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
+        let matrix = Tensor::from_slice(&values, [EXTENT, EXTENT])?.to_device(device)?.cast(maps)?;
+        let mut result = Tensor::empty_on(device, [EXTENT, EXTENT], maps)?;
+        let factor = Factor::plain(&matrix);
+        let product = seconds_of(|| {
+            cuda::gemm("ceiling", factor, factor, 1, [EXTENT; 3], result.as_out("ceiling", false)?)?;
+            device.synchronize()
+        })?;
+        let copied = Tensor::zeros_on(device, [COPIED], DType::F32)?;
+        let copy = seconds_of(|| {
+            let copy = copied.duplicate()?;
+            device.synchronize()?;
+            drop(copy);
+            Ok(())
+        })?;
+        Ok(Self::from(product, EXTENT, maps, copy, copied.bytes()))
+    }
+
+    fn from(product: f64, extent: usize, dtype: DType, copy: f64, copied: usize) -> Self {
+        let (gflops, gb_per_s) = (2.0 * (extent as f64).powi(3) / product / 1e9, 2.0 * copied as f64 / copy / 1e9);
+        Self { gflops, gb_per_s, extent, matrices: dtype.name(), copied }
+    }
+}
+
+/// As [`seconds`], of work that may fail.
+fn seconds_of(mut work: impl FnMut() -> tensor::Result<()>) -> tensor::Result<f64> {
+    let mut outcome = Ok(());
+    let time = seconds(|| {
+        if outcome.is_ok() {
+            outcome = work();
+        }
+    });
+    outcome.map(|()| time)
 }
 
 /// The median time of five runs, after one that is not timed.
@@ -124,11 +174,11 @@ impl fmt::Display for Report {
         }
         let total: f64 = self.rows.iter().map(|row| row.ms_per_step).sum();
         writeln!(f, "{:<20} {:<9} {:>5} {total:>9.3} {:>5.1} %\n", "in all", "", "", 100.0)?;
-        let Ceilings { gflops, gb_per_s } = self.ceilings;
-        let mebibytes = (COPIED * size_of::<f32>()) >> 20;
+        let Ceilings { gflops, gb_per_s, extent, matrices, copied } = self.ceilings;
+        let mebibytes = copied >> 20;
         write!(
             f,
-            "The most that this machine does with these threads: {gflops:.1} GFLOP/s, a product of {EXTENT}x{EXTENT} f32\n\
+            "The most that this machine does here: {gflops:.1} GFLOP/s, a product of {extent}x{extent} {matrices}\n\
              matrices, and {gb_per_s:.1} GB/s, a copy of {mebibytes} MiB, reads and writes together. GB/s count what an\n\
              operation must read and write; caches, and tensors that are handed on unchanged, can make it more than that."
         )
