@@ -1,4 +1,4 @@
-//! What the rest of this project needs of a GPU, in a dozen functions. Two things give it: a GPU of NVIDIA's
+//! What the rest of this project needs of a GPU, on a page. Two things give it: a GPU of NVIDIA's
 //! ([`nvidia`](super::nvidia)), and the CPU playing one ([`emulated`](super::emulated)).
 
 use super::Module;

@@ -2,7 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `driver.rs` | [`Driver`]: the dozen things that a device can do |
+//! | `driver.rs` | [`Driver`]: what a device can do |
 //! | `nvidia/` | a GPU, through its driver, NVRTC and cuBLASLt, all loaded at run time |
 //! | `emulated/` | the CPU playing a GPU: kernels run through the system's C++ compiler, one fiber per thread |
 //! | `memory.rs` | device memory, and borrowed parts of it |
