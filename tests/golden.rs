@@ -5,7 +5,8 @@ mod common;
 use biformer::autograd::{Gradients, Tape};
 use biformer::model::{BiFormer, Mode, ModelConfig, Pass, preset};
 use biformer::optim::{AdamW, AdamWConfig};
-use biformer::tensor::{DType, Tensor};
+use biformer::tensor::cuda::Gpu;
+use biformer::tensor::{DType, Device, Tensor};
 use common::generator;
 use common::golden::{Vector, assert_close, assert_within, images, l2, nchw, numbers, vectors};
 use serde_json::Value;
@@ -148,8 +149,22 @@ fn compare_routes(vector: &Vector, config: &ModelConfig, routes: &[(String, Tens
 #[test]
 fn training_steps() {
     for vector in vectors("train") {
-        train(&vector);
+        train(&vector, &Device::Cpu);
         println!("{}: as the reference", vector.name());
+    }
+}
+
+/// The whole of it with the GPU's kernels: forward, backward and optimiser, in f64. The larger vector takes a GPU: the
+/// emulated device would work on it for minutes.
+#[test]
+fn training_steps_on_a_gpu_in_f64() {
+    let Some(gpu) = Gpu::for_tests(2) else { return };
+    let device = Device::Cuda(gpu);
+    let real = std::env::var_os("BIFORMER_TEST_GPU").is_some();
+    let vectors = vectors("train");
+    for vector in vectors.iter().filter(|vector| real || vector.name().contains("64")) {
+        train(vector, &device);
+        println!("{} on {device}: as the reference", vector.name());
     }
 }
 
@@ -161,10 +176,11 @@ fn described<const N: usize>(vector: &Vector, field: &str, phrase: &str) -> [f64
     std::array::from_fn(|_| numbers.next().unwrap())
 }
 
-fn train(vector: &Vector) {
+fn train(vector: &Vector, device: &Device) {
     const TOLERANCE: f64 = 1e-7;
     let json = &vector.json;
     let mut model = vector.model(DType::F64);
+    model.place(device, DType::F64).unwrap();
     let shape: Vec<usize> = numbers(&json["shape"]).iter().map(|&x| x as usize).collect();
     let classes = json["num_classes"].as_u64().unwrap() as usize;
     let [smoothing] = described(vector, "loss", "label smoothing");
@@ -177,7 +193,7 @@ fn train(vector: &Vector) {
     let layout = model.parameters.layout().clone();
     for (step, loss_wanted) in numbers(&json["losses"]).into_iter().enumerate() {
         let labels: Vec<u32> = (0..shape[0]).map(|i| ((7 * i + 3 * step + 1) % classes) as u32).collect();
-        let labels = Tensor::from_slice(&labels, [shape[0]]).unwrap();
+        let labels = Tensor::from_slice(&labels, [shape[0]]).unwrap().to_device(device).unwrap();
         let tape = Tape::new();
         gradients.begin_step();
         let mode = Mode::Train { seed: 0, step: step as u64 };

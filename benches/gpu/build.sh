@@ -26,6 +26,7 @@ cp "$(test_binary biformer-ops --test cuda)" "$out/ops"
 cp "$(test_binary biformer-ops --test cuda_extremes)" "$out/ops-extremes"
 cp "$(test_binary biformer-optim --test cuda)" "$out/optim"
 cp "$(test_binary biformer --test device)" "$out/steps"
+cp "$(test_binary biformer --test golden)" "$out/golden"
 strip "$out"/*
 tar -C target -cJf target/gpu.tar.xz gpu
 ls -l "$out" target/gpu.tar.xz

@@ -42,6 +42,7 @@ check() {
     try optim target/gpu/optim
     # The third test there runs the program from where it was built.
     try steps target/gpu/steps --test-threads 1 --skip a_run_goes_on --nocapture
+    try golden target/gpu/golden on_a_gpu --nocapture
     unset BIFORMER_TEST_GPU
 }
 
