@@ -5,9 +5,9 @@
 // S = K·Qᵀ a query's scores lie in one column, spread over eight lanes; exp(S)ᵀ, transposed in registers, is the right
 // factor of O = Vᵀ·P.
 //
-// Keys and values come into shared memory once. Where all of an image's fit (RESIDENT), a block is an image and a head,
-// and its warps share out the regions: what is routed to k times is read from memory once. Otherwise a block is a
-// region, whose tiles it fetches one after the other.
+// Keys and values come into shared memory once. Where all of an image's fit (RESIDENT), a block is an image and a head
+// (blockIdx.z and blockIdx.y), and its warps share out the regions: what is routed to k times is read from memory once.
+// Otherwise a block is also a region (blockIdx.x), whose tiles it fetches one after the other.
 
 #pragma once
 #include "tiles.cuh"
@@ -93,19 +93,19 @@ struct Attending {
 
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh.
 template <int D, int GROUPS, bool RESIDENT>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(WARPS<RESIDENT> * 32)
     attend_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
-    const BlockWork<RESIDENT> work(g);
-    const int row = g.row();
-    qkv += work.image * g.tokens() * row + work.head * D;
-    out += work.image * g.tokens() * v_dim + work.head * D;
-    lse += (work.image * heads + work.head) * g.tokens();
-    routes += work.image * g.regions() * topk;
+    const i64 image = blockIdx.z, head = blockIdx.y;
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
+    qkv += image * g.tokens() * row + head * D;
+    out += image * g.tokens() * v_dim + head * D;
+    lse += (image * heads + head) * g.tokens();
+    routes += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, RESIDENT> held(g, shared, qkv + qk_dim, row, qkv + 2 * qk_dim, row);
-    for_each_chunk<RESIDENT>(g, work.region, GROUPS * 8, [&](int region, int first) {
-        const int count = g.region_tokens() - first;
+    for_each_chunk<RESIDENT>(g, GROUPS * 8, [&](int region, int first) {
+        const int count = g.region_tokens - first;
         auto query = [&](int i) { return g.pixel(region, first + i); };
         auto routed = [&](int i) { return int(routes[region * topk + i]); };
         Attending<D, GROUPS> attending;
@@ -121,20 +121,20 @@ __global__ void __launch_bounds__(WARPS * 32)
 // The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = P∘(dP − delta), dQ = s·dSᵀ·k.
 // With one tile of keys its scores serve both passes.
 template <int D, int GROUPS, bool RESIDENT>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(WARPS<RESIDENT> * 32)
     attend_backward_queries_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, const float* lse,
                                             const bf16* dout, bf16* dqkv, int accumulate, float* delta, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
-    const BlockWork<RESIDENT> work(g);
-    const int row = g.row();
-    qkv += work.image * g.tokens() * row + work.head * D, dqkv += work.image * g.tokens() * row + work.head * D;
-    dout += work.image * g.tokens() * v_dim + work.head * D;
-    lse += (work.image * heads + work.head) * g.tokens(), delta += (work.image * heads + work.head) * g.tokens();
-    routes += work.image * g.regions() * topk;
+    const i64 image = blockIdx.z, head = blockIdx.y;
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
+    qkv += image * g.tokens() * row + head * D, dqkv += image * g.tokens() * row + head * D;
+    dout += image * g.tokens() * v_dim + head * D;
+    lse += (image * heads + head) * g.tokens(), delta += (image * heads + head) * g.tokens();
+    routes += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, RESIDENT> held(g, shared, qkv + qk_dim, row, qkv + 2 * qk_dim, row);
-    for_each_chunk<RESIDENT>(g, work.region, GROUPS * 8, [&](int region, int first) {
-        const int count = g.region_tokens() - first;
+    for_each_chunk<RESIDENT>(g, GROUPS * 8, [&](int region, int first) {
+        const int count = g.region_tokens - first;
         auto query = [&](int i) { return g.pixel(region, first + i); };
         auto routed = [&](int i) { return int(routes[region * topk + i]); };
         u32 queries[GROUPS][D / 16][2], upstream[GROUPS][D / 16][2];
@@ -201,20 +201,21 @@ __global__ void __launch_bounds__(WARPS * 32)
 // through the queries of all regions that are routed to them: dV = P·dO and dK = s·dS·q, where P and dS (16 keys, 16
 // queries) are left factors as they come out of the products before.
 template <int D, bool RESIDENT>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(WARPS<RESIDENT> * 32)
     attend_backward_keys_on_tensor_cores(const bf16* qkv, const u32* starts, const u32* entries, float scale,
                                          const float* lse, const float* delta, const bf16* dout, bf16* dqkv,
                                          int accumulate, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
-    const BlockWork<RESIDENT> work(g);
-    const int row = g.row(), tokens = g.region_tokens();
-    qkv += work.image * g.tokens() * row + work.head * D, dqkv += work.image * g.tokens() * row + work.head * D;
-    dout += work.image * g.tokens() * v_dim + work.head * D;
-    lse += (work.image * heads + work.head) * g.tokens(), delta += (work.image * heads + work.head) * g.tokens();
-    starts += work.image * (g.regions() + 1), entries += work.image * g.regions() * topk;
+    const i64 image = blockIdx.z, head = blockIdx.y;
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
+    const Divisor tokens = g.region_tokens;
+    qkv += image * g.tokens() * row + head * D, dqkv += image * g.tokens() * row + head * D;
+    dout += image * g.tokens() * v_dim + head * D;
+    lse += (image * heads + head) * g.tokens(), delta += (image * heads + head) * g.tokens();
+    starts += image * (g.regions() + 1), entries += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, RESIDENT> held(g, shared, qkv, row, dout, v_dim);
-    for_each_chunk<RESIDENT>(g, work.region, 16, [&](int region, int first) {
+    for_each_chunk<RESIDENT>(g, 16, [&](int region, int first) {
         const int count = tokens - first;
         const u32* routed = entries + starts[region];
         const int queries = int(starts[region + 1] - starts[region]) * tokens;
@@ -229,6 +230,9 @@ __global__ void __launch_bounds__(WARPS * 32)
 #pragma unroll
             for (int i = 0; i < 4; i++) dkeys[part][i] = dvalues[part][i] = 0;
         held.for_each_tile(g, queries, chooser, [&](const TileRows& rows, int here, int from) {
+            auto pixel = [&](int i) { return g.pixel(chooser((from + i) / tokens), (from + i) % tokens); };
+            const OfTile<float> denominators([&](int i) { return i < here ? lse[pixel(i)] * LOG2_E : INFINITY; });
+            const OfTile<float> deltas([&](int i) { return i < here ? delta[pixel(i)] : 0; });
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 if (step * 16 >= here) break;
@@ -249,9 +253,8 @@ __global__ void __launch_bounds__(WARPS * 32)
                 for (int group = 0; group < 2; group++) {
 #pragma unroll
                     for (int column = 0; column < 2; column++) {
-                        int i = step * 16 + group * 8 + lane() % 4 * 2 + column, query = from + i;
-                        int pixel = i < here ? g.pixel(chooser(query / tokens), query % tokens) : 0;
-                        float denominator = i < here ? lse[pixel] * LOG2_E : INFINITY, own = i < here ? delta[pixel] : 0;
+                        const int base = step * 16 + group * 8, offset = lane() % 4 * 2 + column;
+                        const float denominator = denominators.at(base, offset), own = deltas.at(base, offset);
 #pragma unroll
                         for (int half = 0; half < 2; half++) {
                             float& score = scores[group][half * 2 + column];

@@ -6,7 +6,6 @@
 
 constexpr int TILE = 64;          // keys of a tile
 constexpr int STEPS = TILE / 16;  // products of 16 keys in it
-constexpr int WARPS = 4;          // of a block
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // Rows of D channels in shared memory. Chunks of 8 channels change places from row to row, so that eight rows' chunks
@@ -20,17 +19,6 @@ struct Rows {
         return data + row * D + ((channel / 8 ^ turn) * 8 + channel % 8);
     }
 };
-
-// Begins to copy `count` tokens into rows, and zeros into those up to `rows`. `pixel(i)` is where the i-th token lies.
-template <int D, typename Pixel>
-__device__ __forceinline__ void fetch(Rows<D> to, int rows, const bf16* map, int stride, int count, Pixel pixel) {
-    constexpr int CHUNKS = D / 8;
-    for (int i = threadIdx.x; i < rows * CHUNKS; i += WARPS * 32) {
-        int row = i / CHUNKS, channel = i % CHUNKS * 8;
-        bool exists = row < count;
-        copy_async(to.at(row, channel), map + (exists ? i64(pixel(row)) * stride + channel : 0), exists);
-    }
-}
 
 // Queries (or their gradients) as right factors: groups of eight columns, D rows. A lane holds those of column
 // lane / 4, straight from memory; zeros where there is no query.
@@ -47,17 +35,35 @@ __device__ __forceinline__ void load_columns(u32 (&to)[GROUPS][D / 16][2], const
     }
 }
 
-// The rows of a tile's keys in shared memory that a lane names: as left factors as they lie (a product of 16 keys and 16
-// channels takes rows lane % 16), or transposed.
+// Something of each token of a tile. A lane looks up two of them, and asks others for the rest.
+template <typename T>
+struct OfTile {
+    T own[TILE / 32];
+
+    template <typename LookUp>
+    __device__ __forceinline__ OfTile(LookUp look_up) {
+#pragma unroll
+        for (int i = 0; i < TILE / 32; i++) own[i] = look_up(i * 32 + int(lane()));
+    }
+
+    // That of token base + offset, in the same half of the tile for all lanes.
+    __device__ __forceinline__ T at(int base, int offset) const {
+        return __shfl_sync(~0u, own[base / 32], base % 32 + offset);
+    }
+};
+
+// The rows of a tile's tokens in shared memory that a lane names: as left factors as they lie (a product of 16 keys and
+// 16 channels takes rows lane % 16), or transposed.
 struct TileRows {
     int plain[STEPS], transposed[STEPS];
 
+    // `row(base, offset)` is that of token base + offset.
     template <typename Row>
     __device__ __forceinline__ TileRows(Row row) {
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
-            plain[step] = row(step * 16 + lane() % 16);
-            transposed[step] = row(step * 16 + lane() / 16 * 8 + lane() % 8);
+            plain[step] = row(step * 16, lane() % 16);
+            transposed[step] = row(step * 16, lane() / 16 * 8 + lane() % 8);
         }
     }
 };
@@ -172,19 +178,9 @@ __device__ __forceinline__ void store_rows(const float (&rows)[D / 8][4], bf16* 
     }
 }
 
-// What a block works on: an image and a head, and unless all their tokens are resident, a region.
+// Warps of a block: many where its shared memory leaves room for few blocks.
 template <bool RESIDENT>
-struct BlockWork {
-    i64 image;
-    int head, region;
-
-    __device__ __forceinline__ BlockWork(const Geometry& g) {
-        i64 block = blockIdx.x;
-        region = RESIDENT ? 0 : int(block % g.regions());
-        block = RESIDENT ? block : block / g.regions();
-        head = block % g.heads, image = block / g.heads;
-    }
-};
+constexpr int WARPS = RESIDENT ? 8 : 4;
 
 // Two maps of a head's channels, and where parts of both lie in shared memory: all tokens, region after region, or those
 // of a tile.
@@ -194,10 +190,17 @@ struct Pair {
     const bf16 *first_map, *second_map;
     int first_stride, second_stride;
 
+    // Copies `count` tokens, and zeros into the rows behind them up to `rows`. `pixel(i)` is where the i-th token lies.
     template <typename Pixel>
-    __device__ __forceinline__ void fetch_both(int rows, int count, Pixel pixel) {
-        fetch(first, rows, first_map, first_stride, count, pixel);
-        fetch(second, rows, second_map, second_stride, count, pixel);
+    __device__ __forceinline__ void fetch(int rows, int count, Pixel pixel) {
+        constexpr int CHUNKS = D / 8;
+        for (int i = threadIdx.x; i < rows * CHUNKS; i += WARPS<RESIDENT> * 32) {
+            const int row = i / CHUNKS, channel = i % CHUNKS * 8;
+            const bool exists = row < count;
+            const i64 at = exists ? pixel(row) : 0;
+            copy_async(first.at(row, channel), first_map + at * first_stride + channel, exists);
+            copy_async(second.at(row, channel), second_map + at * second_stride + channel, exists);
+        }
         wait_for_copies();
         __syncthreads();
     }
@@ -205,40 +208,43 @@ struct Pair {
     __device__ __forceinline__ Pair(const Geometry& g, bf16* shared, const bf16* first_map, int first_stride,
                                     const bf16* second_map, int second_stride)
         : first_map(first_map), second_map(second_map), first_stride(first_stride), second_stride(second_stride) {
-        const int tokens = g.region_tokens(), held = RESIDENT ? g.regions() * tokens : TILE;
+        const int held = RESIDENT ? int(g.tokens()) : TILE;
         first.data = shared, second.data = shared + held * D;
-        if (RESIDENT) fetch_both(held, held, [&](int i) { return g.pixel(i / tokens, i % tokens); });
+        if (RESIDENT) fetch(held, held, [&](int i) { return g.pixel(i / g.region_tokens, i % g.region_tokens); });
     }
 
     // Goes through a list of `count` tokens, those of regions `region(0)`, `region(1)`, ..., tile by tile:
     // `visit(rows of the tile, tokens in it, which is its first)`.
     template <typename Region, typename Visit>
     __device__ __forceinline__ void for_each_tile(const Geometry& g, int count, Region region, Visit visit) {
-        const int tokens = g.region_tokens();
+        const Divisor tokens = g.region_tokens;
         for (int from = 0; from < count; from += TILE) {
             const int here = min(TILE, count - from);
-            if (!RESIDENT) {
+            if constexpr (RESIDENT) {
+                const OfTile<int> rows([&](int i) {
+                    int token = from + min(i, here - 1);
+                    return region(token / tokens) * tokens + token % tokens;
+                });
+                visit(TileRows([&](int base, int offset) { return rows.at(base, offset); }), here, from);
+            } else {
                 __syncthreads();
-                fetch_both(TILE, here, [&](int i) { return g.pixel(region((from + i) / tokens), (from + i) % tokens); });
+                fetch(TILE, here, [&](int i) { return g.pixel(region((from + i) / tokens), (from + i) % tokens); });
+                visit(TileRows([](int base, int offset) { return base + offset; }), here, from);
             }
-            const TileRows rows([&](int i) {
-                if (!RESIDENT) return i;
-                int token = from + min(i, here - 1);
-                return region(token / tokens) * tokens + token % tokens;
-            });
-            visit(rows, here, from);
         }
     }
 };
 
-// Shares out chunks of `size` tokens of a block's regions among its warps. Where tiles are fetched as they are needed all
-// warps go through them together, also one that has no tokens left.
+// Shares out chunks of `size` tokens of a block's regions among its warps: `work(region, first token)`. Where tiles are
+// fetched as they are needed all warps go through them together, also one that has no tokens left.
 template <bool RESIDENT, typename Work>
-__device__ __forceinline__ void for_each_chunk(const Geometry& g, int own_region, int size, Work work) {
-    const int tokens = g.region_tokens(), chunks = (tokens + size - 1) / size;
+__device__ __forceinline__ void for_each_chunk(const Geometry& g, int size, Work work) {
+    constexpr int STRIDE = WARPS<RESIDENT>;
+    const int chunks = (g.region_tokens + size - 1) / size;
     if (RESIDENT) {
-        for (int i = warp(); i < g.regions() * chunks; i += WARPS) work(i / chunks, i % chunks * size);
+        for (int i = warp(); i < g.regions() * chunks; i += STRIDE) work(i / chunks, i % chunks * size);
     } else {
-        for (int first = 0; first < tokens; first += WARPS * size) work(own_region, first + int(warp()) * size);
+        for (int first = 0; first < g.region_tokens; first += STRIDE * size)
+            work(blockIdx.x, first + int(warp()) * size);
     }
 }
