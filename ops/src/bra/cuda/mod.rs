@@ -32,7 +32,7 @@ pub static KERNELS: Module = Module {
         "attend_backward_queries<T>",
         "attend_backward_keys<T>",
         "attend_on_tensor_cores<32|64|96, 1|2, false|true>",
-        "attend_backward_queries_on_tensor_cores<32|64|96, 1|2, false|true>",
+        "attend_backward_queries_on_tensor_cores<32|64|96, false|true>",
         "attend_backward_keys_on_tensor_cores<32|64|96, false|true>",
     ],
 };
@@ -228,7 +228,7 @@ fn invert(gpu: &Arc<Gpu>, device: &Device, g: Geometry, routes: &Tensor) -> Resu
 struct Form {
     /// Channels of a head.
     dim: usize,
-    /// Groups of eight queries to a warp.
+    /// Groups of eight queries to a warp, forward.
     groups: usize,
     /// Whether all keys and values of an image's head are in shared memory.
     resident: bool,
@@ -266,7 +266,8 @@ impl Form {
         [out, lse]: [&mut Tensor; 2],
     ) -> Result<()> {
         let kernel = format!("attend_on_tensor_cores<{}, {}, {}>", self.dim, self.groups, self.resident);
-        let launch = self.launch(gpu, &kernel, g)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
+        let launch =
+            self.launch(gpu, &kernel, g, 8 * self.groups)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
         // SAFETY: as in `forward`; heads have the kernel's channels, and rows of qkv are whole packs.
         unsafe { with_geometry(launch.output(out)?.output(lse)?, g)?.run() }
     }
@@ -279,10 +280,9 @@ impl Form {
         dqkv: &Out<'_>,
         delta: &mut Tensor,
     ) -> Result<()> {
-        let Form { dim, groups, resident } = self;
-        let kernel = format!("attend_backward_queries_on_tensor_cores<{dim}, {groups}, {resident}>");
+        let kernel = format!("attend_backward_queries_on_tensor_cores<{}, {}>", self.dim, self.resident);
         let launch =
-            self.launch(gpu, &kernel, g)?.input(given.qkv)?.input(given.routes)?.number(given.scale, DType::F32);
+            self.launch(gpu, &kernel, g, 8)?.input(given.qkv)?.input(given.routes)?.number(given.scale, DType::F32);
         let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv)).output(delta)?;
         // SAFETY: as above; dqkv is like qkv.
         unsafe { with_geometry(launch, g)?.run() }
@@ -297,14 +297,15 @@ impl Form {
         dqkv: &Out<'_>,
     ) -> Result<()> {
         let kernel = format!("attend_backward_keys_on_tensor_cores<{}, {}>", self.dim, self.resident);
-        let launch = self.launch(gpu, &kernel, g)?.input(given.qkv)?.input(starts)?.input(entries)?;
+        let launch = self.launch(gpu, &kernel, g, 16)?.input(given.qkv)?.input(starts)?.input(entries)?;
         let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(delta)?.input(given.dout)?;
         // SAFETY: as above; the lists are those of the routes.
         unsafe { with_geometry(launch.out(Some(dqkv)), g)?.run() }
     }
 
-    fn launch<'a>(self, gpu: &'a Arc<Gpu>, kernel: &str, g: Geometry) -> Result<Launch<'a>> {
-        let (regions, warps) = if self.resident { (1, 8) } else { (g.regions(), 4) };
+    /// Begins the call of a kernel whose warps take `size` tokens at a time.
+    fn launch<'a>(self, gpu: &'a Arc<Gpu>, kernel: &str, g: Geometry, size: usize) -> Result<Launch<'a>> {
+        let (regions, warps) = if self.resident { (1, 8) } else { (g.regions(), Self::TILE / size) };
         let launch = KERNELS.launch(gpu, kernel, DType::Bf16)?.threads(32 * warps).shared(self.shared(g));
         Ok(launch.grid([regions, g.heads, g.images]))
     }

@@ -6,18 +6,21 @@
 
 constexpr int TILE = 64;          // keys of a tile
 constexpr int STEPS = TILE / 16;  // products of 16 keys in it
-constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-// Rows of D channels in shared memory. Chunks of 8 channels change places from row to row, so that eight rows' chunks
-// of the same channels lie in different banks.
+// A row of channels in shared memory, and Rows of D. Chunks of 8 channels change places from row to row, in the same way
+// every eight rows, so that eight rows' chunks of the same channels lie in different banks.
+struct Row {
+    bf16* data;
+    int turn;
+
+    __device__ __forceinline__ bf16* at(int channel) const { return data + ((channel / 8 ^ turn) * 8 + channel % 8); }
+};
 template <int D>
 struct Rows {
     bf16* data;
 
-    __device__ __forceinline__ bf16* at(int row, int channel) const {
-        int turn = D == 64 ? row & 7 : row >> 1 & 3;
-        return data + row * D + ((channel / 8 ^ turn) * 8 + channel % 8);
-    }
+    __device__ __forceinline__ Row row(int i) const { return {data + i * D, D == 64 ? i & 7 : i >> 1 & 3}; }
 };
 
 // Queries (or their gradients) as right factors: groups of eight columns, D rows. A lane holds those of column
@@ -53,24 +56,30 @@ struct OfTile {
 };
 
 // The rows of a tile's tokens in shared memory that a lane names: as left factors as they lie (a product of 16 keys and
-// 16 channels takes rows lane % 16), or transposed.
+// 16 channels takes rows lane % 16), or transposed. They are found where they are needed: kept, they would take too many
+// registers.
+template <bool RESIDENT>
 struct TileRows {
-    int plain[STEPS], transposed[STEPS];
+    OfTile<int> places; // where all tokens are resident; otherwise the tile's lie in order
 
-    // `row(base, offset)` is that of token base + offset.
-    template <typename Row>
-    __device__ __forceinline__ TileRows(Row row) {
-#pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            plain[step] = row(step * 16, lane() % 16);
-            transposed[step] = row(step * 16, lane() / 16 * 8 + lane() % 8);
-        }
+    template <int D>
+    __device__ __forceinline__ Row row(Rows<D> rows, int step, int offset) const {
+        if (RESIDENT) return rows.row(places.at(step * 16, offset));
+        return rows.row(step * 16 + offset);
+    }
+    template <int D>
+    __device__ __forceinline__ Row plain(Rows<D> rows, int step) const {
+        return row(rows, step, lane() % 16);
+    }
+    template <int D>
+    __device__ __forceinline__ Row transposed(Rows<D> rows, int step) const {
+        return row(rows, step, lane() / 16 * 8 + lane() % 8);
     }
 };
 
 // scores (64 keys, 8 queries a group) = rows·columns, D channels.
-template <int D, int GROUPS>
-__device__ __forceinline__ void tile_product(float (&scores)[GROUPS][STEPS][4], Rows<D> rows, const TileRows& at,
+template <int D, int GROUPS, bool RESIDENT>
+__device__ __forceinline__ void tile_product(float (&scores)[GROUPS][STEPS][4], Rows<D> rows, const TileRows<RESIDENT>& at,
                                              const u32 (&columns)[GROUPS][D / 16][2]) {
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
@@ -78,10 +87,11 @@ __device__ __forceinline__ void tile_product(float (&scores)[GROUPS][STEPS][4], 
         for (int group = 0; group < GROUPS; group++)
 #pragma unroll
             for (int i = 0; i < 4; i++) scores[group][step][i] = 0;
+        const Row row = at.plain(rows, step);
 #pragma unroll
         for (int part = 0; part < D / 16; part++) {
             u32 left[4];
-            load_matrices(left, rows.at(at.plain[step], part * 16 + lane() / 16 * 8));
+            load_matrices(left, row.at(part * 16 + lane() / 16 * 8));
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) multiply_add(scores[group][step], left, columns[group][part]);
         }
@@ -89,8 +99,8 @@ __device__ __forceinline__ void tile_product(float (&scores)[GROUPS][STEPS][4], 
 }
 
 // sums (D channels, 8 queries a group) += rowsᵀ·weights, with weights (64 keys, 8 queries a group).
-template <int D, int GROUPS>
-__device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][D / 16][4], Rows<D> rows, const TileRows& at,
+template <int D, int GROUPS, bool RESIDENT>
+__device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][D / 16][4], Rows<D> rows, const TileRows<RESIDENT>& at,
                                              const float (&weights)[GROUPS][STEPS][4]) {
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
@@ -101,10 +111,11 @@ __device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][D / 16][4], R
             right[group][0] = transpose(pack_bf16(weight[0], weight[1]));
             right[group][1] = transpose(pack_bf16(weight[2], weight[3]));
         }
+        const Row row = at.transposed(rows, step);
 #pragma unroll
         for (int part = 0; part < D / 16; part++) {
             u32 left[4];
-            load_transposed(left, rows.at(at.transposed[step], part * 16 + lane() / 8 % 2 * 8));
+            load_transposed(left, row.at(part * 16 + lane() / 8 % 2 * 8));
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) multiply_add(sums[group][part], left, right[group]);
         }
@@ -144,6 +155,23 @@ __device__ __forceinline__ float column_max(float x) {
     return x;
 }
 
+// Eight lanes hold what belongs to the columns 2p and 2p + 1 of each group. One of them sees to each of these queries.
+template <int GROUPS>
+struct OwnColumn {
+    int place, query; // no query is past every count
+
+    __device__ __forceinline__ OwnColumn() : place(lane() / 4) {
+        query = place < 2 * GROUPS ? place / 2 * 8 + int(lane() % 4) * 2 + place % 2 : 0x7fffffff;
+    }
+
+    __device__ __forceinline__ float of(const float (&columns)[GROUPS][2]) const {
+        float own = 0;
+#pragma unroll
+        for (int i = 0; i < 2 * GROUPS; i++) own = i == place ? columns[i / 2][i % 2] : own;
+        return own;
+    }
+};
+
 // Sixteen rows of a map as a left factor, straight from memory; zeros where there is no row.
 template <int D, typename Pixel>
 __device__ __forceinline__ void load_rows(u32 (&to)[D / 16][4], const bf16* map, int stride, int count, Pixel pixel) {
@@ -178,9 +206,14 @@ __device__ __forceinline__ void store_rows(const float (&rows)[D / 8][4], bf16* 
     }
 }
 
-// Warps of a block: many where its shared memory leaves room for few blocks.
-template <bool RESIDENT>
-constexpr int WARPS = RESIDENT ? 8 : 4;
+// Threads of a block whose warps take SIZE tokens at a time: with all tokens at hand many, for then shared memory leaves
+// room for few blocks; otherwise as many as share out a tile.
+template <bool RESIDENT, int SIZE>
+constexpr int THREADS = RESIDENT ? 256 : TILE / SIZE * 32;
+
+// Blocks of a multiprocessor that registers must suffice for: as many as they do without spilling.
+template <int D, bool RESIDENT, int SIZE>
+constexpr int BLOCKS = D > 32 ? 1 : THREADS<RESIDENT, SIZE> == 256 ? 2 : 3;
 
 // Two maps of a head's channels, and where parts of both lie in shared memory: all tokens, region after region, or those
 // of a tile.
@@ -194,12 +227,12 @@ struct Pair {
     template <typename Pixel>
     __device__ __forceinline__ void fetch(int rows, int count, Pixel pixel) {
         constexpr int CHUNKS = D / 8;
-        for (int i = threadIdx.x; i < rows * CHUNKS; i += WARPS<RESIDENT> * 32) {
+        for (int i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
             const int row = i / CHUNKS, channel = i % CHUNKS * 8;
             const bool exists = row < count;
             const i64 at = exists ? pixel(row) : 0;
-            copy_async(first.at(row, channel), first_map + at * first_stride + channel, exists);
-            copy_async(second.at(row, channel), second_map + at * second_stride + channel, exists);
+            copy_async(first.row(row).at(channel), first_map + at * first_stride + channel, exists);
+            copy_async(second.row(row).at(channel), second_map + at * second_stride + channel, exists);
         }
         wait_for_copies();
         __syncthreads();
@@ -220,17 +253,15 @@ struct Pair {
         const Divisor tokens = g.region_tokens;
         for (int from = 0; from < count; from += TILE) {
             const int here = min(TILE, count - from);
-            if constexpr (RESIDENT) {
-                const OfTile<int> rows([&](int i) {
-                    int token = from + min(i, here - 1);
-                    return region(token / tokens) * tokens + token % tokens;
-                });
-                visit(TileRows([&](int base, int offset) { return rows.at(base, offset); }), here, from);
-            } else {
+            if (!RESIDENT) {
                 __syncthreads();
                 fetch(TILE, here, [&](int i) { return g.pixel(region((from + i) / tokens), (from + i) % tokens); });
-                visit(TileRows([](int base, int offset) { return base + offset; }), here, from);
             }
+            const TileRows<RESIDENT> rows = {[&](int i) {
+                int token = from + min(i, here - 1);
+                return RESIDENT ? region(token / tokens) * tokens + token % tokens : i;
+            }};
+            visit(rows, here, from);
         }
     }
 };
@@ -239,12 +270,11 @@ struct Pair {
 // fetched as they are needed all warps go through them together, also one that has no tokens left.
 template <bool RESIDENT, typename Work>
 __device__ __forceinline__ void for_each_chunk(const Geometry& g, int size, Work work) {
-    constexpr int STRIDE = WARPS<RESIDENT>;
-    const int chunks = (g.region_tokens + size - 1) / size;
+    const int warps = blockDim.x / 32, chunks = (g.region_tokens + size - 1) / size;
     if (RESIDENT) {
-        for (int i = warp(); i < g.regions() * chunks; i += STRIDE) work(i / chunks, i % chunks * size);
+        for (int i = warp(); i < g.regions() * chunks; i += warps) work(i / chunks, i % chunks * size);
     } else {
-        for (int first = 0; first < g.region_tokens; first += STRIDE * size)
+        for (int first = 0; first < g.region_tokens; first += warps * size)
             work(blockIdx.x, first + int(warp()) * size);
     }
 }
