@@ -24,7 +24,6 @@ struct Geometry {
     int topk;
 
     __device__ __forceinline__ int regions() const { return rows * cols; }
-    __device__ __forceinline__ int height() const { return rows * region_height; }
     __device__ __forceinline__ int width() const { return cols * region_width; }
     __device__ __forceinline__ i64 tokens() const { return i64(regions()) * region_tokens; }
     __device__ __forceinline__ int keys() const { return topk * region_tokens; }

@@ -95,7 +95,7 @@ __global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes,
             }
     }
     __syncwarp();
-    // A region's rank is how many come before it, and needs no order in which to look. NaN comes last.
+    // A region's rank is how many come before it: sums without branches, that wait for nothing. NaN comes last.
     for (int i = 0; i < OWN; i++, affinity += regions) {
         int row = first + warp() * OWN + i;
         if (row >= regions) break;
@@ -103,7 +103,7 @@ __global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes,
         for (int r = lane(); r < regions; r += 32) {
             const W mine = affinity[r];
             int rank = 0;
-            for (int s = 0; s < regions; s++) rank += affinity[s] > mine || (affinity[s] == mine && s < r);
+            for (int s = 0; s < regions; s++) rank += (affinity[s] > mine) | ((affinity[s] == mine) & (s < r));
             if (mine != mine)
                 for (int s = 0; s < regions; s++) rank += affinity[s] == affinity[s] || s < r;
             if (rank < topk) routes[to + rank] = r, logits[to + rank] = narrow<T>(mine);

@@ -34,7 +34,8 @@ struct Attending {
 
     // Takes in a tile of which `count` rows are keys.
     template <bool RESIDENT>
-    __device__ __forceinline__ void attend(Rows<D> keys, Rows<D> values, const TileRows<RESIDENT>& at, int count, float scale) {
+    __device__ __forceinline__ void attend(Rows<D> keys, Rows<D> values, const TileRows<RESIDENT>& at, int count,
+                                           float scale) {
         float scores[GROUPS][STEPS][4];
         tile_product(scores, keys, at, queries);
 #pragma unroll
@@ -232,7 +233,8 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
             for (int step = 0; step < STEPS; step++) {
                 if (step * 16 >= here) break;
                 float scores[2][4] = {}, slopes[2][4] = {}; // (16 keys, 8 queries) twice
-                const Row queries = rows.transposed(held.first, step), upstream = rows.transposed(held.second, step);
+                const Row queries = rows.transposed(held.first, step);
+                const Row upstream = rows.transposed(held.second, step);
 #pragma unroll
                 for (int part = 0; part < D / 16; part++) {
                     u32 right[4];
@@ -265,7 +267,8 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
                         ds[group * 2 + half] = pack_bf16(slopes[group][half * 2], slopes[group][half * 2 + 1]);
                     }
                 }
-                const Row queries_in_order = rows.plain(held.first, step), upstream_in_order = rows.plain(held.second, step);
+                const Row queries_in_order = rows.plain(held.first, step);
+                const Row upstream_in_order = rows.plain(held.second, step);
 #pragma unroll
                 for (int part = 0; part < D / 16; part++) {
                     u32 right[4];

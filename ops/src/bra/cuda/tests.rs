@@ -113,7 +113,9 @@ __global__ void divide(const u32* by, const u32* magic, u32* wrong) {
     const int d = by[threadIdx.x];
     const Divisor divisor(d, magic[threadIdx.x]);
     u32 count = 0;
-    auto check = [&](i64 x) { count += x >= 0 && x <= 0x7fffffff && (int(x) / divisor != x / d || int(x) % divisor != x % d); };
+    auto check = [&](i64 x) {
+        if (x >= 0 && x <= 0x7fffffff) count += int(x) / divisor != x / d || int(x) % divisor != x % d;
+    };
     for (int i = 0; i < 5000; i++) {
         check(i), check(0x7fffffff - i);
         for (int near = -1; near < 2; near++) check(i64(i) * d + near), check((0x7fffffff / d - i) * i64(d) + near);
