@@ -29,18 +29,16 @@ __device__ __forceinline__ W dot(const W* a, const W* b, int dim) {
     return sum;
 }
 
-// What a block works on: blockIdx.x counts images, heads, regions and tiles of `size` tokens, the tiles fastest.
+// What a block works on: blockIdx.x counts regions and tiles of `size` tokens, the tiles fastest; y and z are head and
+// image.
 struct Work {
     i64 image;
     int head, region, first, count;
 
     __device__ __forceinline__ Work(const Geometry& g, int size) {
-        int tiles = (g.region_tokens() + size - 1) / size;
-        i64 block = blockIdx.x;
-        first = block % tiles * size, block /= tiles;
-        region = block % g.regions(), block /= g.regions();
-        head = block % g.heads, image = block / g.heads;
-        count = min(size, g.region_tokens() - first);
+        u32 tiles = (g.region_tokens + size - 1) / size;
+        image = blockIdx.z, head = blockIdx.y, region = blockIdx.x / tiles, first = blockIdx.x % tiles * size;
+        count = min(size, g.region_tokens - first);
     }
 };
 
@@ -50,7 +48,8 @@ __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, w
     typedef wide<T> W;
     const Geometry g = THE_GEOMETRY;
     const Work work(g, QUERIES);
-    const int d = g.head_dim(), dv = g.value_dim(), row = g.row(), tokens = g.region_tokens();
+    const int d = head_dim, dv = value_dim, row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
+    const Divisor tokens = g.region_tokens;
     DYNAMIC_SHARED(W, q);             // (QUERIES, d)
     W* k = q + QUERIES * d;           // (KEYS, d + 1): lanes read a column
     W* v = k + KEYS * (d + 1);        // (KEYS, dv)
@@ -109,7 +108,8 @@ __global__ void attend_backward_queries(const T* qkv, const u32* routes, wide<T>
     typedef wide<T> W;
     const Geometry g = THE_GEOMETRY;
     const Work work(g, QUERIES);
-    const int d = g.head_dim(), dv = g.value_dim(), row = g.row(), tokens = g.region_tokens();
+    const int d = head_dim, dv = value_dim, row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
+    const Divisor tokens = g.region_tokens;
     DYNAMIC_SHARED(W, q);          // (QUERIES, d)
     W* dq = q + QUERIES * d;       // (QUERIES, d)
     W* upstream = dq + QUERIES * d; // (QUERIES, dv)
@@ -174,7 +174,8 @@ __global__ void attend_backward_keys(const T* qkv, const u32* starts, const u32*
     typedef wide<T> W;
     const Geometry g = THE_GEOMETRY;
     const Work work(g, KEYS);
-    const int d = g.head_dim(), dv = g.value_dim(), row = g.row(), tokens = g.region_tokens();
+    const int d = head_dim, dv = value_dim, row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
+    const Divisor tokens = g.region_tokens;
     DYNAMIC_SHARED(W, k);           // (KEYS, d + 1)
     W* v = k + KEYS * (d + 1);      // (KEYS, dv + 1)
     W* dk = v + KEYS * (dv + 1);    // (KEYS, d)

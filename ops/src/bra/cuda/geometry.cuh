@@ -2,34 +2,49 @@
 
 #pragma once
 
+// A number that the host knows and threads divide by: a GPU has no instruction for that, and a dozen for what C++ makes of
+// it. With `magic` = ⌈2³¹⁺ˢ / by⌉ and s = ⌈log₂ by⌉ quotients of ints that are not negative are exact.
+struct Divisor {
+    int by;
+    u32 magic;
+    int shift;
+
+    __device__ __forceinline__ Divisor(int by, u32 magic) : by(by), magic(magic), shift(32 - __clz(by - 1)) {}
+    __device__ __forceinline__ operator int() const { return by; }
+};
+__device__ __forceinline__ int operator/(int x, const Divisor& d) { return __umulhi(2 * u32(x), d.magic) >> d.shift; }
+__device__ __forceinline__ int operator%(int x, const Divisor& d) { return x - x / d * d.by; }
+
 struct Geometry {
-    int height, width; // H and W
-    int rows, cols;    // regions along them
-    int heads;
-    int qk_dim, v_dim; // D and C, over all heads
+    int rows;
+    Divisor cols; // regions along H and W
+    int region_height;
+    Divisor region_width, region_tokens;
+    int heads, head_dim, value_dim; // channels of a head's queries and keys, and of its values
     int topk;
 
     __device__ __forceinline__ int regions() const { return rows * cols; }
-    __device__ __forceinline__ i64 tokens() const { return i64(height) * width; }
-    __device__ __forceinline__ int region_height() const { return height / rows; }
-    __device__ __forceinline__ int region_width() const { return width / cols; }
-    __device__ __forceinline__ int region_tokens() const { return region_height() * region_width(); }
-    __device__ __forceinline__ int keys() const { return topk * region_tokens(); }
-    __device__ __forceinline__ int row() const { return 2 * qk_dim + v_dim; }
-    __device__ __forceinline__ int head_dim() const { return qk_dim / heads; }
-    __device__ __forceinline__ int value_dim() const { return v_dim / heads; }
+    __device__ __forceinline__ int width() const { return cols * region_width; }
+    __device__ __forceinline__ i64 tokens() const { return i64(regions()) * region_tokens; }
+    __device__ __forceinline__ int keys() const { return topk * region_tokens; }
+    __device__ __forceinline__ int qk_dim() const { return heads * head_dim; } // D
+    __device__ __forceinline__ int v_dim() const { return heads * value_dim; } // C
+    __device__ __forceinline__ int row() const { return 2 * qk_dim() + v_dim(); }
 
-    // The pixel of a region's token.
+    // A region's upper left corner, a token's place from there, and its pixel.
+    __device__ __forceinline__ int top(int region) const { return region / cols * region_height; }
+    __device__ __forceinline__ int left(int region) const { return region % cols * region_width; }
     __device__ __forceinline__ int pixel(int region, int token) const {
-        int down = region / cols * region_height() + token / region_width();
-        int across = region % cols * region_width() + token % region_width();
-        return down * width + across;
+        return (top(region) + token / region_width) * width() + left(region) + token % region_width;
     }
 };
 
 // The parameters of a kernel that make a Geometry, and the Geometry.
-#define GEOMETRY int height, int width, int rows, int cols, int heads, int qk_dim, int v_dim, int topk
-#define THE_GEOMETRY                                         \
-    Geometry {                                               \
-        height, width, rows, cols, heads, qk_dim, v_dim, topk \
+#define GEOMETRY                                                                                                \
+    int rows, int cols, int region_height, int region_width, int heads, int head_dim, int value_dim, int topk, \
+        u32 cols_magic, u32 width_magic, u32 tokens_magic
+#define THE_GEOMETRY                                                                           \
+    Geometry {                                                                                 \
+        rows, {cols, cols_magic}, region_height, {region_width, width_magic},                  \
+            {region_height * region_width, tokens_magic}, heads, head_dim, value_dim, topk      \
     }

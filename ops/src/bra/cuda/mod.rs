@@ -32,7 +32,7 @@ pub static KERNELS: Module = Module {
         "attend_backward_queries<T>",
         "attend_backward_keys<T>",
         "attend_on_tensor_cores<32|64|96, 1|2, false|true>",
-        "attend_backward_queries_on_tensor_cores<32|64|96, 1|2, false|true>",
+        "attend_backward_queries_on_tensor_cores<32|64|96, false|true>",
         "attend_backward_keys_on_tensor_cores<32|64|96, false|true>",
     ],
 };
@@ -40,16 +40,27 @@ pub static KERNELS: Module = Module {
 /// Tokens of a tile, as in `attention.cuh`.
 const QUERIES: usize = 16;
 const KEYS: usize = 32;
+/// Regions of a warp that chooses, and bytes of the tiles that `choose_regions` declares, as in `routing.cuh`.
+const OWN: usize = 4;
+const CHOOSING_TILES: usize = 13 << 10;
+
+/// What a kernel needs to divide by a number: the magic of `Divisor` in `geometry.cuh`.
+fn magic(by: usize) -> i32 {
+    let by = by.max(1) as u64;
+    let shift = by.next_power_of_two().trailing_zeros();
+    (1u64 << (31 + shift)).div_ceil(by) as u32 as i32
+}
 
 /// The geometry as kernels take it.
 fn with_geometry(launch: Launch<'_>, g: Geometry) -> Result<Launch<'_>> {
-    let Geometry { map: [height, width], grid: [rows, cols], heads, qk_dim, v_dim, topk, .. } = g;
-    launch.extents([height, width, rows, cols, heads, qk_dim, v_dim, topk])
+    let ([rows, cols], [height, width], [d, dv]) = (g.grid, g.region_size(), g.head_dims());
+    let launch = launch.extents([rows, cols, height, width, g.heads, d, dv, g.topk])?;
+    Ok(launch.int(magic(cols)).int(magic(width)).int(magic(height * width)))
 }
 
 /// Blocks for tiles of `size` tokens of each region, head and image.
-fn tiles(g: Geometry, size: usize) -> usize {
-    g.images * g.heads * g.regions() * g.region_tokens().div_ceil(size)
+fn tiles(g: Geometry, size: usize) -> [usize; 3] {
+    [g.regions() * g.region_tokens().div_ceil(size), g.heads, g.images]
 }
 
 /// routes (N, P, k) and logits (N, P, k) of qkv (N, H, W, 2D + C).
@@ -68,18 +79,18 @@ pub fn route(
     let launch = with_geometry(launch.output(&mut means)?.extents(valid)?, g)?;
     // SAFETY: qkv is a map of this geometry, and there is a place for each region's means.
     unsafe { launch.run()? };
-    // A warp keeps the affinities of its region in shared memory.
-    let row = regions * dtype.wide().size();
-    let most = gpu.driver().properties().shared_memory;
-    let warps = (most / 2 / row).clamp(1, 8);
-    if row > most {
+    // A warp keeps the affinities of its regions in shared memory, beside what the kernel declares.
+    let of_warp = OWN * regions * dtype.wide().size();
+    let most = gpu.driver().properties().shared_memory - CHOOSING_TILES;
+    let warps = (most / 2 / of_warp).clamp(1, 8);
+    if of_warp > most {
         return Err(Error::argument("bra", format!("{regions} regions are more than a GPU routes; use fewer")));
     }
-    let launch = KERNELS.launch(gpu, "choose_regions<T>", dtype)?.threads(32 * warps).shared(warps * row);
-    let launch = launch.blocks((g.images * regions).div_ceil(warps)).input(&means)?.number(scale, dtype);
+    let launch = KERNELS.launch(gpu, "choose_regions<T>", dtype)?.threads(32 * warps).shared(warps * of_warp);
+    let launch = launch.grid([regions.div_ceil(OWN * warps), g.images, 1]).input(&means)?.number(scale, dtype);
     let launch = launch.output(routes)?.output(logits)?;
     // SAFETY: there are means for each region of each image, and room for k choices.
-    unsafe { launch.extents([g.images, regions, g.qk_dim, g.topk])?.run() }
+    unsafe { launch.extents([regions, g.qk_dim, g.topk])?.run() }
 }
 
 /// out (N, H, W, C) and lse (N, heads, H·W) of qkv (N, H, W, 2D + C).
@@ -97,7 +108,7 @@ pub fn forward(
     }
     let [d, dv] = g.head_dims();
     let elements = QUERIES * d + KEYS * (d + 1) + KEYS * dv + QUERIES * KEYS + QUERIES * dv + 3 * QUERIES;
-    let launch = KERNELS.launch(gpu, "attend<T>", qkv.dtype())?.threads(128).blocks(tiles(g, QUERIES));
+    let launch = KERNELS.launch(gpu, "attend<T>", qkv.dtype())?.threads(128).grid(tiles(g, QUERIES));
     let launch = launch.shared(elements * qkv.dtype().wide().size()).input(qkv)?.input(routes)?;
     let launch = launch.number(scale, qkv.dtype()).output(out)?.output(lse)?;
     // SAFETY: the tensors are those of this geometry, and routes are regions of the map.
@@ -140,7 +151,7 @@ pub fn backward(gpu: &Arc<Gpu>, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) 
 fn backward_queries(gpu: &Arc<Gpu>, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>, delta: &mut Tensor) -> Result<()> {
     let ([d, dv], dtype) = (g.head_dims(), given.qkv.dtype());
     let elements = QUERIES * (2 * d + dv) + KEYS * (d + dv + 2) + QUERIES * KEYS + 2 * QUERIES;
-    let launch = KERNELS.launch(gpu, "attend_backward_queries<T>", dtype)?.threads(128).blocks(tiles(g, QUERIES));
+    let launch = KERNELS.launch(gpu, "attend_backward_queries<T>", dtype)?.threads(128).grid(tiles(g, QUERIES));
     let launch = launch.shared(elements * dtype.wide().size()).input(given.qkv)?.input(given.routes)?;
     let launch =
         launch.number(given.scale, dtype).input(given.lse)?.input(given.dout)?.out(Some(dqkv)).output(delta)?;
@@ -157,7 +168,7 @@ fn backward_keys(
 ) -> Result<()> {
     let ([d, dv], dtype) = (g.head_dims(), given.qkv.dtype());
     let elements = KEYS * (d + dv + 2) + KEYS * (d + dv) + QUERIES * (d + dv) + 2 * QUERIES * KEYS;
-    let launch = KERNELS.launch(gpu, "attend_backward_keys<T>", dtype)?.threads(128).blocks(tiles(g, KEYS));
+    let launch = KERNELS.launch(gpu, "attend_backward_keys<T>", dtype)?.threads(128).grid(tiles(g, KEYS));
     let launch = launch.shared(elements * dtype.wide().size()).input(given.qkv)?.input(starts)?.input(entries)?;
     let launch = launch.number(given.scale, dtype).input(given.lse)?.input(delta)?.input(given.dout)?.out(Some(dqkv));
     // SAFETY: as above; the lists are those of the routes.
@@ -203,10 +214,11 @@ pub fn add_context_backward(
 fn invert(gpu: &Arc<Gpu>, device: &Device, g: Geometry, routes: &Tensor) -> Result<(Tensor, Tensor)> {
     let mut starts = Tensor::empty_on(device, [g.images, g.regions() + 1], DType::Index)?;
     let mut entries = Tensor::empty_on(device, [g.images, g.regions() * g.topk], DType::Index)?;
-    let launch = KERNELS.launch(gpu, "invert_routes", DType::F32)?.blocks(g.images).input(routes)?;
+    let launch = KERNELS.launch(gpu, "invert_routes", DType::F32)?;
+    let launch = launch.grid([(g.regions() + 1).div_ceil(8), g.images, 1]).input(routes)?;
     let launch = launch.output(&mut starts)?.output(&mut entries)?;
     // SAFETY: each image has a list of P starts and an end, and P·k entries.
-    unsafe { launch.extents([g.regions(), g.topk])?.run()? };
+    unsafe { launch.extents([g.regions(), g.topk])?.int(magic(g.topk)).run()? };
     Ok((starts, entries))
 }
 
@@ -215,16 +227,15 @@ fn invert(gpu: &Arc<Gpu>, device: &Device, g: Geometry, routes: &Tensor) -> Resu
 struct Form {
     /// Channels of a head.
     dim: usize,
-    /// Groups of eight queries to a warp.
+    /// Groups of eight queries to a warp, forward.
     groups: usize,
     /// Whether all keys and values of an image's head are in shared memory.
     resident: bool,
 }
 
 impl Form {
-    /// Tokens of a tile and warps of a block, as in `tensor_cores.cuh`.
+    /// Tokens of a tile, as in `tiles.cuh`.
     const TILE: usize = 64;
-    const WARPS: usize = 4;
 
     /// None where tensor cores cannot be used.
     fn of(gpu: &Gpu, g: Geometry, dtype: DType) -> Option<Form> {
@@ -254,7 +265,8 @@ impl Form {
         [out, lse]: [&mut Tensor; 2],
     ) -> Result<()> {
         let kernel = format!("attend_on_tensor_cores<{}, {}, {}>", self.dim, self.groups, self.resident);
-        let launch = self.launch(gpu, &kernel, g)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
+        let launch =
+            self.launch(gpu, &kernel, g, 8 * self.groups)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
         // SAFETY: as in `forward`; heads have the kernel's channels, and rows of qkv are whole packs.
         unsafe { with_geometry(launch.output(out)?.output(lse)?, g)?.run() }
     }
@@ -267,10 +279,9 @@ impl Form {
         dqkv: &Out<'_>,
         delta: &mut Tensor,
     ) -> Result<()> {
-        let Form { dim, groups, resident } = self;
-        let kernel = format!("attend_backward_queries_on_tensor_cores<{dim}, {groups}, {resident}>");
+        let kernel = format!("attend_backward_queries_on_tensor_cores<{}, {}>", self.dim, self.resident);
         let launch =
-            self.launch(gpu, &kernel, g)?.input(given.qkv)?.input(given.routes)?.number(given.scale, DType::F32);
+            self.launch(gpu, &kernel, g, 8)?.input(given.qkv)?.input(given.routes)?.number(given.scale, DType::F32);
         let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv)).output(delta)?;
         // SAFETY: as above; dqkv is like qkv.
         unsafe { with_geometry(launch, g)?.run() }
@@ -285,16 +296,17 @@ impl Form {
         dqkv: &Out<'_>,
     ) -> Result<()> {
         let kernel = format!("attend_backward_keys_on_tensor_cores<{}, {}>", self.dim, self.resident);
-        let launch = self.launch(gpu, &kernel, g)?.input(given.qkv)?.input(starts)?.input(entries)?;
+        let launch = self.launch(gpu, &kernel, g, 16)?.input(given.qkv)?.input(starts)?.input(entries)?;
         let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(delta)?.input(given.dout)?;
         // SAFETY: as above; the lists are those of the routes.
         unsafe { with_geometry(launch.out(Some(dqkv)), g)?.run() }
     }
 
-    fn launch<'a>(self, gpu: &'a Arc<Gpu>, kernel: &str, g: Geometry) -> Result<Launch<'a>> {
-        let blocks = g.images * g.heads * if self.resident { 1 } else { g.regions() };
-        let launch = KERNELS.launch(gpu, kernel, DType::Bf16)?.threads(32 * Self::WARPS).blocks(blocks);
-        Ok(launch.shared(self.shared(g)))
+    /// Begins the call of a kernel whose warps take `size` tokens at a time.
+    fn launch<'a>(self, gpu: &'a Arc<Gpu>, kernel: &str, g: Geometry, size: usize) -> Result<Launch<'a>> {
+        let (regions, warps) = if self.resident { (1, 8) } else { (g.regions(), Self::TILE / size) };
+        let launch = KERNELS.launch(gpu, kernel, DType::Bf16)?.threads(32 * warps).shared(self.shared(g));
+        Ok(launch.grid([regions, g.heads, g.images]))
     }
 }
 

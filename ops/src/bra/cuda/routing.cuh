@@ -2,106 +2,134 @@
 
 #include "geometry.cuh"
 
-// means (N, P, 2D) of each region's queries and keys over its valid tokens. A block is a region, a lane a pack of
-// channels, and each of the warps takes its share of the tokens.
+// means (N, P, 2D) of each region's queries and keys over its valid tokens. A block is a region, a thread a pack of
+// channels, and where there are threads enough, several share out its tokens.
 template <typename T>
 __global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int valid_width, GEOMETRY) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     const Geometry g = THE_GEOMETRY;
-    __shared__ W sums[8][32 * N];
-    int region = blockIdx.x, channels = 2 * qk_dim;
-    i64 image = blockIdx.y;
-    int top = region / cols * g.region_height(), left = region % cols * g.region_width();
-    int across = min(left + g.region_width(), valid_width) - left, down = min(top + g.region_height(), valid_height) - top;
+    __shared__ W sums[256 * N];
+    const int region = blockIdx.x, channels = 2 * g.qk_dim();
+    const i64 image = blockIdx.y;
+    const int down = min(g.region_height, valid_height - g.top(region));
+    const int across = min(int(g.region_width), valid_width - g.left(region));
     qkv += image * g.tokens() * g.row();
     means += (image * g.regions() + region) * channels;
-    for (int first = 0; first < channels; first += 32 * N) {
-        int channel = first + lane() * N;
+    const int packs = min((channels + N - 1) / N, 256), shares = 256 / packs;
+    const int share = int(threadIdx.x) / packs, pack = int(threadIdx.x) % packs;
+    for (int first = 0; first < channels; first += packs * N) {
+        const int channel = first + pack * N;
         W sum[N];
 #pragma unroll
         for (int j = 0; j < N; j++) sum[j] = 0;
-        if (channel < channels) {
-            for (int token = warp(); token < across * down; token += 8) {
-                i64 pixel = i64(top + token / across) * width + left + token % across;
-                Pack<T> pack = load_pack(qkv + pixel * g.row() + channel, channels - channel);
+        const int end = share < shares && channel < channels ? int(g.region_tokens) : 0;
+        for (int token = share; token < end; token += shares) {
+            if (token / g.region_width >= down || token % g.region_width >= across) continue;
+            Pack<T> loaded = load_pack(qkv + i64(g.pixel(region, token)) * g.row() + channel, channels - channel);
 #pragma unroll
-                for (int j = 0; j < N; j++) sum[j] += widen(pack.at[j]);
-            }
+            for (int j = 0; j < N; j++) sum[j] += widen(loaded.at[j]);
         }
 #pragma unroll
-        for (int j = 0; j < N; j++) sums[warp()][lane() * N + j] = sum[j];
+        for (int j = 0; j < N; j++) sums[threadIdx.x * N + j] = sum[j];
         __syncthreads();
-        for (int c = threadIdx.x; c < 32 * N && first + c < channels; c += blockDim.x) {
+        for (int c = threadIdx.x; c < packs * N && first + c < channels; c += 256) {
             W total = 0;
-            for (int i = 0; i < 8; i++) total += sums[i][c];
+            for (int i = 0; i < shares; i++) total += sums[i * packs * N + c];
             means[first + c] = total / (across * down);
         }
         __syncthreads();
     }
 }
 
-// routes and logits (N, P, k): the k largest of s·q̂·k̂ for each region, ties to the lower index. A warp is a region, and
-// keeps its P affinities in shared memory.
+constexpr int OWN = 4;      // regions of a warp that chooses
+constexpr int OTHERS = 64;  // regions to choose from in shared memory: two to a lane
+constexpr int CHUNK = 8;    // packs of their channels there
+
+// routes and logits (N, P, k): the k largest of s·q̂·k̂ for each region, ties to the lower index. A warp keeps the P
+// affinities of its regions in shared memory.
 template <typename T>
-__global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int images, int regions,
-                               int qk_dim, int topk) {
+__global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions, int qk_dim,
+                               int topk) {
     typedef wide<T> W;
-    DYNAMIC_SHARED(W, shared);
-    i64 row = i64(blockIdx.x) * (blockDim.x / 32) + warp(); // of all images' regions
-    if (row >= i64(images) * regions) return;
-    W* affinity = shared + warp() * regions;
-    const W* query = means + row * 2 * qk_dim;
-    const W* keys = means + row / regions * regions * 2 * qk_dim + qk_dim;
-    for (int r = 0; r < regions; r++) {
-        W sum = 0;
-        for (int c = lane(); c < qk_dim; c += 32) sum += query[c] * keys[i64(r) * 2 * qk_dim + c];
-        sum = warp_sum(sum);
-        if (lane() == 0) affinity[r] = sum * scale;
+    constexpr int N = Pack<W>::size;
+    __shared__ Pack<W> queries[8 * OWN][CHUNK], keys[OTHERS][CHUNK + 1]; // one more, for lanes that read a column
+    DYNAMIC_SHARED(W, affinities);
+    const int own = blockDim.x / 32 * OWN, first = blockIdx.x * own;
+    W* affinity = affinities + warp() * OWN * regions;
+    means += i64(blockIdx.y) * regions * 2 * qk_dim;
+    for (int other = 0; other < regions; other += OTHERS) {
+        W sums[OWN][2] = {};
+        for (int channel = 0; channel < qk_dim; channel += CHUNK * N) {
+            // Behind the last region comes the last again, and behind the last channel zeros.
+            auto load = [&](int region, int pack, int part) {
+                const W* from = means + (i64(min(region, regions - 1)) * 2 + part) * qk_dim;
+                return load_pack(from + channel + pack * N, qk_dim - channel - pack * N);
+            };
+            __syncthreads();
+            for (int i = threadIdx.x; i < own * CHUNK; i += blockDim.x)
+                queries[i / CHUNK][i % CHUNK] = load(first + i / CHUNK, i % CHUNK, 0);
+            for (int i = threadIdx.x; i < OTHERS * CHUNK; i += blockDim.x)
+                keys[i / CHUNK][i % CHUNK] = load(other + i / CHUNK, i % CHUNK, 1);
+            __syncthreads();
+#pragma unroll
+            for (int pack = 0; pack < CHUNK; pack++) {
+                const Pack<W> key[2] = {keys[lane()][pack], keys[lane() + 32][pack]};
+#pragma unroll
+                for (int i = 0; i < OWN; i++) {
+                    const Pack<W> query = queries[warp() * OWN + i][pack];
+#pragma unroll
+                    for (int j = 0; j < N; j++) {
+                        sums[i][0] += query.at[j] * key[0].at[j];
+                        sums[i][1] += query.at[j] * key[1].at[j];
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < OWN; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int r = other + half * 32 + lane();
+                if (r < regions) affinity[i * regions + r] = sums[i][half] * scale;
+            }
     }
     __syncwarp();
-    // What was chosen becomes NaN, which nothing is less than; so does what was NaN before, and comes last.
-    for (int i = 0; i < topk; i++) {
-        W best = -INFINITY;
-        int at = regions;
+    // A region's rank is how many come before it: sums without branches, that wait for nothing. NaN comes last.
+    for (int i = 0; i < OWN; i++, affinity += regions) {
+        int row = first + warp() * OWN + i;
+        if (row >= regions) break;
+        i64 to = (i64(blockIdx.y) * regions + row) * topk;
         for (int r = lane(); r < regions; r += 32) {
-            if (affinity[r] > best || (at == regions && affinity[r] == best)) best = affinity[r], at = r;
+            const W mine = affinity[r];
+            int rank = 0;
+            for (int s = 0; s < regions; s++) rank += (affinity[s] > mine) | ((affinity[s] == mine) & (s < r));
+            if (mine != mine)
+                for (int s = 0; s < regions; s++) rank += affinity[s] == affinity[s] || s < r;
+            if (rank < topk) routes[to + rank] = r, logits[to + rank] = narrow<T>(mine);
         }
-        for (int step = 16; step > 0; step /= 2) {
-            W other = __shfl_xor_sync(~0u, best, step);
-            int other_at = __shfl_xor_sync(~0u, at, step);
-            if (other > best || (other == best && other_at < at)) best = other, at = other_at;
-        }
-        if (at == regions) at = i; // only NaN is left: any region will do
-        if (lane() == 0) {
-            routes[row * topk + i] = at;
-            logits[row * topk + i] = narrow<T>(affinity[at]);
-            affinity[at] = NAN;
-        }
-        __syncwarp();
     }
 }
 
 // For each region the regions that are routed to it, in order: those of region r are entries[starts[r]..starts[r + 1]],
-// of starts (N, P + 1) and entries (N, P·k). A block is an image.
-__global__ void invert_routes(const u32* routes, u32* starts, u32* entries, int regions, int topk) {
-    i64 image = blockIdx.x;
-    int routed = regions * topk;
+// of starts (N, P + 1) and entries (N, P·k). A warp is a region, or the end.
+__global__ void invert_routes(const u32* __restrict__ routes, u32* __restrict__ starts, u32* __restrict__ entries,
+                              int regions, int topk, u32 topk_magic) {
+    const Divisor chosen(topk, topk_magic);
+    const u32 region = blockIdx.x * (blockDim.x / 32) + warp();
+    if (region > regions) return;
+    const i64 image = blockIdx.y;
+    const int routed = regions * topk;
     routes += image * routed, entries += image * routed, starts += image * (regions + 1);
-    for (int r = threadIdx.x; r < regions; r += blockDim.x) {
-        u32 count = 0;
-        for (int i = 0; i < routed; i++) count += routes[i] == r;
-        starts[r + 1] = count;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        u32 sum = starts[0] = 0;
-        for (int r = 1; r <= regions; r++) starts[r] = sum += starts[r];
-    }
-    __syncthreads();
-    for (int r = threadIdx.x; r < regions; r += blockDim.x) {
-        u32 place = starts[r];
-        for (int i = 0; i < routed; i++)
-            if (routes[i] == r) entries[place++] = i / topk;
+    u32 place = 0;
+    for (int i = lane(); i < routed; i += 32) place += routes[i] < region;
+    place = warp_sum(place);
+    if (lane() == 0) starts[region] = place;
+    for (int first = 0; first < routed; first += 32) {
+        const int i = first + lane();
+        const bool here = i < routed && routes[i] == region;
+        const u32 found = __ballot_sync(~0u, here);
+        if (here) entries[place + __popc(found & ((1u << lane()) - 1))] = i / chosen;
+        place += __popc(found);
     }
 }

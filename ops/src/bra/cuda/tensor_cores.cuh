@@ -5,9 +5,9 @@
 // S = K·Qᵀ a query's scores lie in one column, spread over eight lanes; exp(S)ᵀ, transposed in registers, is the right
 // factor of O = Vᵀ·P.
 //
-// Keys and values come into shared memory once. Where all of an image's fit (RESIDENT), a block is an image and a head,
-// and its warps share out the regions: what is routed to k times is read from memory once. Otherwise a block is a
-// region, whose tiles it fetches one after the other.
+// Keys and values come into shared memory once. Where all of an image's fit (RESIDENT), a block is an image and a head
+// (blockIdx.z and blockIdx.y), and its warps share out the regions: what is routed to k times is read from memory once.
+// Otherwise a block is also a region (blockIdx.x), whose tiles it fetches one after the other.
 
 #pragma once
 #include "tiles.cuh"
@@ -33,7 +33,9 @@ struct Attending {
     }
 
     // Takes in a tile of which `count` rows are keys.
-    __device__ __forceinline__ void attend(Rows<D> keys, Rows<D> values, const TileRows& at, int count, float scale) {
+    template <bool RESIDENT>
+    __device__ __forceinline__ void attend(Rows<D> keys, Rows<D> values, const TileRows<RESIDENT>& at, int count,
+                                           float scale) {
         float scores[GROUPS][STEPS][4];
         tile_product(scores, keys, at, queries);
 #pragma unroll
@@ -73,6 +75,8 @@ struct Attending {
 
     template <typename Pixel>
     __device__ __forceinline__ void finish(bf16* out, int stride, float* lse, int count, Pixel pixel) {
+        const OwnColumn<GROUPS> own;
+        if (own.query < count) lse[pixel(own.query)] = own.of(most) * LN_2 + logf(own.of(sum));
 #pragma unroll
         for (int group = 0; group < GROUPS; group++)
 #pragma unroll
@@ -83,9 +87,6 @@ struct Attending {
                     outputs[group][part][column] *= inverse;
                     outputs[group][part][2 + column] *= inverse;
                 }
-                int query = group * 8 + lane() % 4 * 2 + column;
-                if (lane() < 4 && query < count)
-                    lse[pixel(query)] = most[group][column] / LOG2_E + logf(sum[group][column]);
             }
         store_columns<D>(outputs, out, stride, count, 0, pixel);
     }
@@ -93,25 +94,25 @@ struct Attending {
 
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh.
 template <int D, int GROUPS, bool RESIDENT>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(THREADS<RESIDENT, GROUPS * 8>, BLOCKS<D, RESIDENT, GROUPS * 8>)
     attend_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
-    const BlockWork<RESIDENT> work(g);
-    const int row = g.row();
-    qkv += work.image * g.tokens() * row + work.head * D;
-    out += work.image * g.tokens() * v_dim + work.head * D;
-    lse += (work.image * heads + work.head) * g.tokens();
-    routes += work.image * g.regions() * topk;
+    const i64 image = blockIdx.z, head = blockIdx.y;
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
+    qkv += image * g.tokens() * row + head * D;
+    out += image * g.tokens() * v_dim + head * D;
+    lse += (image * heads + head) * g.tokens();
+    routes += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, RESIDENT> held(g, shared, qkv + qk_dim, row, qkv + 2 * qk_dim, row);
-    for_each_chunk<RESIDENT>(g, work.region, GROUPS * 8, [&](int region, int first) {
-        const int count = g.region_tokens() - first;
+    for_each_chunk<RESIDENT>(g, GROUPS * 8, [&](int region, int first) {
+        const int count = g.region_tokens - first;
         auto query = [&](int i) { return g.pixel(region, first + i); };
         auto routed = [&](int i) { return int(routes[region * topk + i]); };
         Attending<D, GROUPS> attending;
         load_columns<D>(attending.queries, qkv, row, count, query);
         attending.begin();
-        held.for_each_tile(g, g.keys(), routed, [&](const TileRows& rows, int keys, int) {
+        held.for_each_tile(g, g.keys(), routed, [&](const TileRows<RESIDENT>& rows, int keys, int) {
             attending.attend(held.first, held.second, rows, keys, scale * LOG2_E);
         });
         attending.finish(out, v_dim, lse, count, query);
@@ -119,80 +120,75 @@ __global__ void __launch_bounds__(WARPS * 32)
 }
 
 // The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = P∘(dP − delta), dQ = s·dSᵀ·k.
-// With one tile of keys its scores serve both passes.
-template <int D, int GROUPS, bool RESIDENT>
-__global__ void __launch_bounds__(WARPS * 32)
+// With one tile of keys its scores serve both passes. P and dP of one group of queries take as many registers as a warp
+// can have.
+template <int D, bool RESIDENT>
+__global__ void __launch_bounds__(THREADS<RESIDENT, 8>, BLOCKS<D, RESIDENT, 8>)
     attend_backward_queries_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, const float* lse,
                                             const bf16* dout, bf16* dqkv, int accumulate, float* delta, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
-    const BlockWork<RESIDENT> work(g);
-    const int row = g.row();
-    qkv += work.image * g.tokens() * row + work.head * D, dqkv += work.image * g.tokens() * row + work.head * D;
-    dout += work.image * g.tokens() * v_dim + work.head * D;
-    lse += (work.image * heads + work.head) * g.tokens(), delta += (work.image * heads + work.head) * g.tokens();
-    routes += work.image * g.regions() * topk;
+    const i64 image = blockIdx.z, head = blockIdx.y;
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
+    qkv += image * g.tokens() * row + head * D, dqkv += image * g.tokens() * row + head * D;
+    dout += image * g.tokens() * v_dim + head * D;
+    lse += (image * heads + head) * g.tokens(), delta += (image * heads + head) * g.tokens();
+    routes += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, RESIDENT> held(g, shared, qkv + qk_dim, row, qkv + 2 * qk_dim, row);
-    for_each_chunk<RESIDENT>(g, work.region, GROUPS * 8, [&](int region, int first) {
-        const int count = g.region_tokens() - first;
+    for_each_chunk<RESIDENT>(g, 8, [&](int region, int first) {
+        const int count = g.region_tokens - first;
         auto query = [&](int i) { return g.pixel(region, first + i); };
         auto routed = [&](int i) { return int(routes[region * topk + i]); };
-        u32 queries[GROUPS][D / 16][2], upstream[GROUPS][D / 16][2];
+        u32 queries[1][D / 16][2], upstream[1][D / 16][2];
         load_columns<D>(queries, qkv, row, count, query);
         load_columns<D>(upstream, dout, v_dim, count, query);
-        float gradients[GROUPS][D / 16][4], denominators[GROUPS][2], deltas[GROUPS][2];
+        float gradients[1][D / 16][4], denominators[2], deltas[1][2];
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
+        for (int part = 0; part < D / 16; part++)
 #pragma unroll
-            for (int part = 0; part < D / 16; part++)
+            for (int i = 0; i < 4; i++) gradients[0][part][i] = 0;
 #pragma unroll
-                for (int i = 0; i < 4; i++) gradients[group][part][i] = 0;
-#pragma unroll
-            for (int column = 0; column < 2; column++) {
-                int i = group * 8 + lane() % 4 * 2 + column;
-                denominators[group][column] = i < count ? lse[query(i)] * LOG2_E : 0;
-                deltas[group][column] = 0;
-            }
+        for (int column = 0; column < 2; column++) {
+            int i = lane() % 4 * 2 + column;
+            denominators[column] = i < count ? lse[query(i)] * LOG2_E : 0;
+            deltas[0][column] = 0;
         }
         const bool one_tile = g.keys() <= TILE;
         for (int pass = one_tile ? 1 : 0; pass < 2; pass++) {
-            held.for_each_tile(g, g.keys(), routed, [&](const TileRows& rows, int keys, int) {
-                float scores[GROUPS][STEPS][4], slopes[GROUPS][STEPS][4];
+            held.for_each_tile(g, g.keys(), routed, [&](const TileRows<RESIDENT>& rows, int keys, int) {
+                float scores[1][STEPS][4], slopes[1][STEPS][4];
                 tile_product(scores, held.first, rows, queries);
                 tile_product(slopes, held.second, rows, upstream);
 #pragma unroll
-                for (int group = 0; group < GROUPS; group++)
+                for (int column = 0; column < 2; column++) {
+                    float sum = 0;
 #pragma unroll
-                    for (int column = 0; column < 2; column++) {
-                        float sum = 0;
+                    for (int step = 0; step < STEPS; step++)
 #pragma unroll
-                        for (int step = 0; step < STEPS; step++)
+                        for (int half = 0; half < 2; half++) {
+                            float& score = scores[0][step][half * 2 + column];
+                            bool is_key = step * 16 + half * 8 + int(lane() / 4) < keys;
+                            score = is_key ? exp2_fast(score * (scale * LOG2_E) - denominators[column]) : 0;
+                            sum += score * slopes[0][step][half * 2 + column];
+                        }
+                    if (pass == 0 || one_tile) deltas[0][column] += column_sum(sum);
 #pragma unroll
-                            for (int half = 0; half < 2; half++) {
-                                float& score = scores[group][step][half * 2 + column];
-                                bool is_key = step * 16 + half * 8 + int(lane() / 4) < keys;
-                                score = is_key ? exp2_fast(score * scale * LOG2_E - denominators[group][column]) : 0;
-                                sum += score * slopes[group][step][half * 2 + column];
-                            }
-                        if (pass == 0 || one_tile) deltas[group][column] += column_sum(sum);
+                    for (int step = 0; step < STEPS; step++)
 #pragma unroll
-                        for (int step = 0; step < STEPS; step++)
-#pragma unroll
-                            for (int half = 0; half < 2; half++) {
-                                int i = half * 2 + column;
-                                scores[group][step][i] *= scale * (slopes[group][step][i] - deltas[group][column]);
-                            }
-                    }
+                        for (int half = 0; half < 2; half++) {
+                            int i = half * 2 + column;
+                            scores[0][step][i] *= slopes[0][step][i] - deltas[0][column];
+                        }
+                }
                 if (pass == 1) add_weighted(gradients, held.first, rows, scores);
             });
         }
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++)
+        for (int part = 0; part < D / 16; part++)
 #pragma unroll
-            for (int column = 0; column < 2; column++) {
-                int i = group * 8 + lane() % 4 * 2 + column;
-                if (lane() < 4 && i < count) delta[query(i)] = deltas[group][column];
-            }
+            for (int i = 0; i < 4; i++) gradients[0][part][i] *= scale;
+        const OwnColumn<1> own;
+        if (own.query < count) delta[query(own.query)] = own.of(deltas);
         store_columns<D>(gradients, dqkv, row, count, accumulate, query);
     });
 }
@@ -201,20 +197,21 @@ __global__ void __launch_bounds__(WARPS * 32)
 // through the queries of all regions that are routed to them: dV = P·dO and dK = s·dS·q, where P and dS (16 keys, 16
 // queries) are left factors as they come out of the products before.
 template <int D, bool RESIDENT>
-__global__ void __launch_bounds__(WARPS * 32)
+__global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>)
     attend_backward_keys_on_tensor_cores(const bf16* qkv, const u32* starts, const u32* entries, float scale,
                                          const float* lse, const float* delta, const bf16* dout, bf16* dqkv,
                                          int accumulate, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
-    const BlockWork<RESIDENT> work(g);
-    const int row = g.row(), tokens = g.region_tokens();
-    qkv += work.image * g.tokens() * row + work.head * D, dqkv += work.image * g.tokens() * row + work.head * D;
-    dout += work.image * g.tokens() * v_dim + work.head * D;
-    lse += (work.image * heads + work.head) * g.tokens(), delta += (work.image * heads + work.head) * g.tokens();
-    starts += work.image * (g.regions() + 1), entries += work.image * g.regions() * topk;
+    const i64 image = blockIdx.z, head = blockIdx.y;
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
+    const Divisor tokens = g.region_tokens;
+    qkv += image * g.tokens() * row + head * D, dqkv += image * g.tokens() * row + head * D;
+    dout += image * g.tokens() * v_dim + head * D;
+    lse += (image * heads + head) * g.tokens(), delta += (image * heads + head) * g.tokens();
+    starts += image * (g.regions() + 1), entries += image * g.regions() * topk;
     DYNAMIC_SHARED(bf16, shared);
     Pair<D, RESIDENT> held(g, shared, qkv, row, dout, v_dim);
-    for_each_chunk<RESIDENT>(g, work.region, 16, [&](int region, int first) {
+    for_each_chunk<RESIDENT>(g, 16, [&](int region, int first) {
         const int count = tokens - first;
         const u32* routed = entries + starts[region];
         const int queries = int(starts[region + 1] - starts[region]) * tokens;
@@ -228,19 +225,24 @@ __global__ void __launch_bounds__(WARPS * 32)
         for (int part = 0; part < D / 8; part++)
 #pragma unroll
             for (int i = 0; i < 4; i++) dkeys[part][i] = dvalues[part][i] = 0;
-        held.for_each_tile(g, queries, chooser, [&](const TileRows& rows, int here, int from) {
+        held.for_each_tile(g, queries, chooser, [&](const TileRows<RESIDENT>& rows, int here, int from) {
+            auto pixel = [&](int i) { return g.pixel(chooser((from + i) / tokens), (from + i) % tokens); };
+            const OfTile<float> denominators([&](int i) { return i < here ? lse[pixel(i)] * LOG2_E : INFINITY; });
+            const OfTile<float> deltas([&](int i) { return i < here ? delta[pixel(i)] : 0; });
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 if (step * 16 >= here) break;
                 float scores[2][4] = {}, slopes[2][4] = {}; // (16 keys, 8 queries) twice
+                const Row queries = rows.transposed(held.first, step);
+                const Row upstream = rows.transposed(held.second, step);
 #pragma unroll
                 for (int part = 0; part < D / 16; part++) {
                     u32 right[4];
                     int channel = part * 16 + lane() / 8 % 2 * 8;
-                    load_matrices(right, held.first.at(rows.transposed[step], channel));
+                    load_matrices(right, queries.at(channel));
                     multiply_add(scores[0], keys[part], {right[0], right[1]});
                     multiply_add(scores[1], keys[part], {right[2], right[3]});
-                    load_matrices(right, held.second.at(rows.transposed[step], channel));
+                    load_matrices(right, upstream.at(channel));
                     multiply_add(slopes[0], values[part], {right[0], right[1]});
                     multiply_add(slopes[1], values[part], {right[2], right[3]});
                 }
@@ -249,15 +251,14 @@ __global__ void __launch_bounds__(WARPS * 32)
                 for (int group = 0; group < 2; group++) {
 #pragma unroll
                     for (int column = 0; column < 2; column++) {
-                        int i = step * 16 + group * 8 + lane() % 4 * 2 + column, query = from + i;
-                        int pixel = i < here ? g.pixel(chooser(query / tokens), query % tokens) : 0;
-                        float denominator = i < here ? lse[pixel] * LOG2_E : INFINITY, own = i < here ? delta[pixel] : 0;
+                        const int base = step * 16 + group * 8, offset = lane() % 4 * 2 + column;
+                        const float denominator = denominators.at(base, offset), own = deltas.at(base, offset);
 #pragma unroll
                         for (int half = 0; half < 2; half++) {
                             float& score = scores[group][half * 2 + column];
                             float& slope = slopes[group][half * 2 + column];
-                            score = exp2_fast(score * scale * LOG2_E - denominator);
-                            slope = scale * score * (slope - own);
+                            score = exp2_fast(score * (scale * LOG2_E) - denominator);
+                            slope = score * (slope - own);
                         }
                     }
 #pragma unroll
@@ -266,19 +267,25 @@ __global__ void __launch_bounds__(WARPS * 32)
                         ds[group * 2 + half] = pack_bf16(slopes[group][half * 2], slopes[group][half * 2 + 1]);
                     }
                 }
+                const Row queries_in_order = rows.plain(held.first, step);
+                const Row upstream_in_order = rows.plain(held.second, step);
 #pragma unroll
                 for (int part = 0; part < D / 16; part++) {
                     u32 right[4];
                     int channel = part * 16 + lane() / 16 * 8;
-                    load_transposed(right, held.second.at(rows.plain[step], channel));
+                    load_transposed(right, upstream_in_order.at(channel));
                     multiply_add(dvalues[part * 2], p, {right[0], right[1]});
                     multiply_add(dvalues[part * 2 + 1], p, {right[2], right[3]});
-                    load_transposed(right, held.first.at(rows.plain[step], channel));
+                    load_transposed(right, queries_in_order.at(channel));
                     multiply_add(dkeys[part * 2], ds, {right[0], right[1]});
                     multiply_add(dkeys[part * 2 + 1], ds, {right[2], right[3]});
                 }
             }
         });
+#pragma unroll
+        for (int part = 0; part < D / 8; part++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) dkeys[part][i] *= scale;
         store_rows<D>(dkeys, dqkv + qk_dim, row, count, accumulate, key);
         store_rows<D>(dvalues, dqkv + 2 * qk_dim, row, count, accumulate, key);
     });

@@ -91,3 +91,104 @@ fn every_form_agrees_with_the_cpu() {
         }
     }
 }
+
+/// Divides with `Divisor`, and counts what is not as `/` and `%` have it: a thread a divisor.
+static DIVISIONS: Module = Module {
+    name: "divisions",
+    source: r#"
+#include "geometry.cuh"
+__global__ void divide(const u32* by, const u32* magic, u32* wrong) {
+    const int d = by[threadIdx.x];
+    const Divisor divisor(d, magic[threadIdx.x]);
+    u32 count = 0;
+    auto check = [&](i64 x) {
+        if (x >= 0 && x <= 0x7fffffff) count += int(x) / divisor != x / d || int(x) % divisor != x % d;
+    };
+    for (int i = 0; i < 5000; i++) {
+        check(i), check(0x7fffffff - i);
+        for (int near = -1; near < 2; near++) check(i64(i) * d + near), check((0x7fffffff / d - i) * i64(d) + near);
+    }
+    wrong[threadIdx.x] = count;
+}
+"#,
+    headers: &[("geometry.cuh", include_str!("geometry.cuh"))],
+    kernels: &["divide"],
+};
+
+#[test]
+fn quotients_are_exact() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let near_powers = (1..31).flat_map(|bit| [(1u32 << bit) - 1, 1 << bit, (1 << bit) + 1]);
+    let mut divisors: Vec<u32> = (1..=900).chain(near_powers).chain([i32::MAX as u32]).collect();
+    divisors.resize(1024, 49);
+    let magics: Vec<u32> = divisors.iter().map(|&by| magic(by as usize) as u32).collect();
+    let there = |of: &[u32]| Tensor::from_slice(of, [1024]).unwrap().to_device(&device).unwrap();
+    let mut wrong = Tensor::empty_on(&device, [1024], DType::Index).unwrap();
+    let launch = DIVISIONS.launch(&gpu, "divide", DType::F32).unwrap().threads(1024).blocks(1);
+    let launch = launch.input(&there(&divisors)).unwrap().input(&there(&magics)).unwrap().output(&mut wrong).unwrap();
+    // SAFETY: a number in each of the three for each thread.
+    unsafe { launch.run().unwrap() };
+    assert_eq!(wrong.to_vec::<u32>().unwrap(), [0; 1024]);
+}
+
+#[test]
+fn inverted_lists_are_in_order() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    for (grid, topk) in [([1, 1], 1), ([3, 3], 1), ([3, 3], 9), ([7, 7], 16), ([5, 8], 40)] {
+        let g = Geometry { images: 3, map: grid, grid, heads: 1, qk_dim: 1, v_dim: 1, topk };
+        let regions = g.regions();
+        // The first image's regions all begin with the same, the others with random ones.
+        let first = indices([3 * regions], regions, 4).to_vec::<u32>().unwrap();
+        let first = first.iter().enumerate().map(|(p, &first)| if p < regions { 0 } else { first as usize });
+        let routes: Vec<u32> = first.flat_map(|r| (0..topk).map(move |i| ((r + i) % regions) as u32)).collect();
+        let (mut starts, mut entries) = (vec![], vec![]);
+        for image in routes.chunks(regions * topk) {
+            let before = entries.len();
+            for region in 0..regions as u32 {
+                starts.push((entries.len() - before) as u32);
+                let of_region = image.iter().enumerate().filter(|&(_, &route)| route == region);
+                entries.extend(of_region.map(|(i, _)| (i / topk) as u32));
+            }
+            starts.push((entries.len() - before) as u32);
+        }
+        let routes = Tensor::from_slice(&routes, [3, regions, topk]).unwrap().to_device(&device).unwrap();
+        let (got_starts, got_entries) = invert(&gpu, &device, g, &routes).unwrap();
+        assert_eq!(got_starts.to_vec::<u32>().unwrap(), starts, "{g:?}");
+        assert_eq!(got_entries.to_vec::<u32>().unwrap(), entries, "{g:?}");
+    }
+}
+
+/// More regions than a tile of `choose_regions`, more channels than a chunk of them; ties, infinities and NaN.
+#[test]
+fn regions_are_chosen_in_order() {
+    let Some(gpu) = emulated() else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    for (grid, qk_dim, topk) in [([1, 1], 3, 1), ([7, 7], 40, 16), ([9, 11], 6, 99)] {
+        let g = Geometry { images: 2, map: grid, grid, heads: 1, qk_dim, v_dim: 1, topk };
+        let regions = g.regions();
+        // Of each query and key only one channel is not zero; keys come from few values, so that most tie.
+        let values = [2.0, f32::NAN, -1.0, f32::NEG_INFINITY, 0.5, 2.0, -1.0];
+        let key = |image: usize, region: usize| values[(region * 3 + image) % 7];
+        let mut qkv = vec![0.0; g.images * regions * g.row()];
+        for (token, channels) in qkv.chunks_mut(g.row()).enumerate() {
+            channels[qk_dim - 1] = 1.0;
+            channels[2 * qk_dim - 1] = key(token / regions, token % regions);
+        }
+        let qkv = Tensor::from_slice(&qkv, [2, grid[0], grid[1], g.row()]).unwrap().to_device(&device).unwrap();
+        let mut routes = Tensor::empty_on(&device, [2, regions, topk], DType::Index).unwrap();
+        let mut logits = Tensor::empty_on(&device, [2, regions, topk], DType::F32).unwrap();
+        route(&gpu, g, grid, 1.0, &qkv, [&mut routes, &mut logits]).unwrap();
+        let (routes, logits) = (routes.to_vec::<u32>().unwrap(), logits.to_vec::<f32>().unwrap());
+        for (row, (routes, logits)) in routes.chunks(topk).zip(logits.chunks(topk)).enumerate() {
+            let of = |region: usize| key(row / regions, region);
+            let mut expected: Vec<usize> = (0..regions).collect();
+            expected.sort_by(|&a, &b| of(a).is_nan().cmp(&of(b).is_nan()).then(of(b).total_cmp(&of(a))));
+            for ((&expected, &route), &logit) in expected.iter().zip(routes).zip(logits) {
+                assert_eq!(route as usize, expected, "{g:?}, {row}");
+                assert!(logit == of(expected) || of(expected).is_nan() && logit.is_nan());
+            }
+        }
+    }
+}

@@ -6,31 +6,22 @@
 
 constexpr int TILE = 64;          // keys of a tile
 constexpr int STEPS = TILE / 16;  // products of 16 keys in it
-constexpr int WARPS = 4;          // of a block
-constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-// Rows of D channels in shared memory. Chunks of 8 channels change places from row to row, so that eight rows' chunks
-// of the same channels lie in different banks.
+// A row of channels in shared memory, and Rows of D. Chunks of 8 channels change places from row to row, in the same way
+// every eight rows, so that eight rows' chunks of the same channels lie in different banks.
+struct Row {
+    bf16* data;
+    int turn;
+
+    __device__ __forceinline__ bf16* at(int channel) const { return data + ((channel / 8 ^ turn) * 8 + channel % 8); }
+};
 template <int D>
 struct Rows {
     bf16* data;
 
-    __device__ __forceinline__ bf16* at(int row, int channel) const {
-        int turn = D == 64 ? row & 7 : row >> 1 & 3;
-        return data + row * D + ((channel / 8 ^ turn) * 8 + channel % 8);
-    }
+    __device__ __forceinline__ Row row(int i) const { return {data + i * D, D == 64 ? i & 7 : i >> 1 & 3}; }
 };
-
-// Begins to copy `count` tokens into rows, and zeros into those up to `rows`. `pixel(i)` is where the i-th token lies.
-template <int D, typename Pixel>
-__device__ __forceinline__ void fetch(Rows<D> to, int rows, const bf16* map, int stride, int count, Pixel pixel) {
-    constexpr int CHUNKS = D / 8;
-    for (int i = threadIdx.x; i < rows * CHUNKS; i += WARPS * 32) {
-        int row = i / CHUNKS, channel = i % CHUNKS * 8;
-        bool exists = row < count;
-        copy_async(to.at(row, channel), map + (exists ? i64(pixel(row)) * stride + channel : 0), exists);
-    }
-}
 
 // Queries (or their gradients) as right factors: groups of eight columns, D rows. A lane holds those of column
 // lane / 4, straight from memory; zeros where there is no query.
@@ -47,24 +38,48 @@ __device__ __forceinline__ void load_columns(u32 (&to)[GROUPS][D / 16][2], const
     }
 }
 
-// The rows of a tile's keys in shared memory that a lane names: as left factors as they lie (a product of 16 keys and 16
-// channels takes rows lane % 16), or transposed.
-struct TileRows {
-    int plain[STEPS], transposed[STEPS];
+// Something of each token of a tile. A lane looks up two of them, and asks others for the rest.
+template <typename T>
+struct OfTile {
+    T own[TILE / 32];
 
-    template <typename Row>
-    __device__ __forceinline__ TileRows(Row row) {
+    template <typename LookUp>
+    __device__ __forceinline__ OfTile(LookUp look_up) {
 #pragma unroll
-        for (int step = 0; step < STEPS; step++) {
-            plain[step] = row(step * 16 + lane() % 16);
-            transposed[step] = row(step * 16 + lane() / 16 * 8 + lane() % 8);
-        }
+        for (int i = 0; i < TILE / 32; i++) own[i] = look_up(i * 32 + int(lane()));
+    }
+
+    // That of token base + offset, in the same half of the tile for all lanes.
+    __device__ __forceinline__ T at(int base, int offset) const {
+        return __shfl_sync(~0u, own[base / 32], base % 32 + offset);
+    }
+};
+
+// The rows of a tile's tokens in shared memory that a lane names: as left factors as they lie (a product of 16 keys and
+// 16 channels takes rows lane % 16), or transposed. They are found where they are needed: kept, they would take too many
+// registers.
+template <bool RESIDENT>
+struct TileRows {
+    OfTile<int> places; // where all tokens are resident; otherwise the tile's lie in order
+
+    template <int D>
+    __device__ __forceinline__ Row row(Rows<D> rows, int step, int offset) const {
+        if (RESIDENT) return rows.row(places.at(step * 16, offset));
+        return rows.row(step * 16 + offset);
+    }
+    template <int D>
+    __device__ __forceinline__ Row plain(Rows<D> rows, int step) const {
+        return row(rows, step, lane() % 16);
+    }
+    template <int D>
+    __device__ __forceinline__ Row transposed(Rows<D> rows, int step) const {
+        return row(rows, step, lane() / 16 * 8 + lane() % 8);
     }
 };
 
 // scores (64 keys, 8 queries a group) = rows·columns, D channels.
-template <int D, int GROUPS>
-__device__ __forceinline__ void tile_product(float (&scores)[GROUPS][STEPS][4], Rows<D> rows, const TileRows& at,
+template <int D, int GROUPS, bool RESIDENT>
+__device__ __forceinline__ void tile_product(float (&scores)[GROUPS][STEPS][4], Rows<D> rows, const TileRows<RESIDENT>& at,
                                              const u32 (&columns)[GROUPS][D / 16][2]) {
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
@@ -72,10 +87,11 @@ __device__ __forceinline__ void tile_product(float (&scores)[GROUPS][STEPS][4], 
         for (int group = 0; group < GROUPS; group++)
 #pragma unroll
             for (int i = 0; i < 4; i++) scores[group][step][i] = 0;
+        const Row row = at.plain(rows, step);
 #pragma unroll
         for (int part = 0; part < D / 16; part++) {
             u32 left[4];
-            load_matrices(left, rows.at(at.plain[step], part * 16 + lane() / 16 * 8));
+            load_matrices(left, row.at(part * 16 + lane() / 16 * 8));
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) multiply_add(scores[group][step], left, columns[group][part]);
         }
@@ -83,8 +99,8 @@ __device__ __forceinline__ void tile_product(float (&scores)[GROUPS][STEPS][4], 
 }
 
 // sums (D channels, 8 queries a group) += rowsᵀ·weights, with weights (64 keys, 8 queries a group).
-template <int D, int GROUPS>
-__device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][D / 16][4], Rows<D> rows, const TileRows& at,
+template <int D, int GROUPS, bool RESIDENT>
+__device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][D / 16][4], Rows<D> rows, const TileRows<RESIDENT>& at,
                                              const float (&weights)[GROUPS][STEPS][4]) {
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
@@ -95,10 +111,11 @@ __device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][D / 16][4], R
             right[group][0] = transpose(pack_bf16(weight[0], weight[1]));
             right[group][1] = transpose(pack_bf16(weight[2], weight[3]));
         }
+        const Row row = at.transposed(rows, step);
 #pragma unroll
         for (int part = 0; part < D / 16; part++) {
             u32 left[4];
-            load_transposed(left, rows.at(at.transposed[step], part * 16 + lane() / 8 % 2 * 8));
+            load_transposed(left, row.at(part * 16 + lane() / 8 % 2 * 8));
 #pragma unroll
             for (int group = 0; group < GROUPS; group++) multiply_add(sums[group][part], left, right[group]);
         }
@@ -138,6 +155,23 @@ __device__ __forceinline__ float column_max(float x) {
     return x;
 }
 
+// Eight lanes hold what belongs to the columns 2p and 2p + 1 of each group. One of them sees to each of these queries.
+template <int GROUPS>
+struct OwnColumn {
+    int place, query; // no query is past every count
+
+    __device__ __forceinline__ OwnColumn() : place(lane() / 4) {
+        query = place < 2 * GROUPS ? place / 2 * 8 + int(lane() % 4) * 2 + place % 2 : 0x7fffffff;
+    }
+
+    __device__ __forceinline__ float of(const float (&columns)[GROUPS][2]) const {
+        float own = 0;
+#pragma unroll
+        for (int i = 0; i < 2 * GROUPS; i++) own = i == place ? columns[i / 2][i % 2] : own;
+        return own;
+    }
+};
+
 // Sixteen rows of a map as a left factor, straight from memory; zeros where there is no row.
 template <int D, typename Pixel>
 __device__ __forceinline__ void load_rows(u32 (&to)[D / 16][4], const bf16* map, int stride, int count, Pixel pixel) {
@@ -172,19 +206,14 @@ __device__ __forceinline__ void store_rows(const float (&rows)[D / 8][4], bf16* 
     }
 }
 
-// What a block works on: an image and a head, and unless all their tokens are resident, a region.
-template <bool RESIDENT>
-struct BlockWork {
-    i64 image;
-    int head, region;
+// Threads of a block whose warps take SIZE tokens at a time: with all tokens at hand many, for then shared memory leaves
+// room for few blocks; otherwise as many as share out a tile.
+template <bool RESIDENT, int SIZE>
+constexpr int THREADS = RESIDENT ? 256 : TILE / SIZE * 32;
 
-    __device__ __forceinline__ BlockWork(const Geometry& g) {
-        i64 block = blockIdx.x;
-        region = RESIDENT ? 0 : int(block % g.regions());
-        block = RESIDENT ? block : block / g.regions();
-        head = block % g.heads, image = block / g.heads;
-    }
-};
+// Blocks of a multiprocessor that registers must suffice for: as many as they do without spilling.
+template <int D, bool RESIDENT, int SIZE>
+constexpr int BLOCKS = D > 32 ? 1 : THREADS<RESIDENT, SIZE> == 256 ? 2 : 3;
 
 // Two maps of a head's channels, and where parts of both lie in shared memory: all tokens, region after region, or those
 // of a tile.
@@ -194,10 +223,17 @@ struct Pair {
     const bf16 *first_map, *second_map;
     int first_stride, second_stride;
 
+    // Copies `count` tokens, and zeros into the rows behind them up to `rows`. `pixel(i)` is where the i-th token lies.
     template <typename Pixel>
-    __device__ __forceinline__ void fetch_both(int rows, int count, Pixel pixel) {
-        fetch(first, rows, first_map, first_stride, count, pixel);
-        fetch(second, rows, second_map, second_stride, count, pixel);
+    __device__ __forceinline__ void fetch(int rows, int count, Pixel pixel) {
+        constexpr int CHUNKS = D / 8;
+        for (int i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
+            const int row = i / CHUNKS, channel = i % CHUNKS * 8;
+            const bool exists = row < count;
+            const i64 at = exists ? pixel(row) : 0;
+            copy_async(first.row(row).at(channel), first_map + at * first_stride + channel, exists);
+            copy_async(second.row(row).at(channel), second_map + at * second_stride + channel, exists);
+        }
         wait_for_copies();
         __syncthreads();
     }
@@ -205,40 +241,40 @@ struct Pair {
     __device__ __forceinline__ Pair(const Geometry& g, bf16* shared, const bf16* first_map, int first_stride,
                                     const bf16* second_map, int second_stride)
         : first_map(first_map), second_map(second_map), first_stride(first_stride), second_stride(second_stride) {
-        const int tokens = g.region_tokens(), held = RESIDENT ? g.regions() * tokens : TILE;
+        const int held = RESIDENT ? int(g.tokens()) : TILE;
         first.data = shared, second.data = shared + held * D;
-        if (RESIDENT) fetch_both(held, held, [&](int i) { return g.pixel(i / tokens, i % tokens); });
+        if (RESIDENT) fetch(held, held, [&](int i) { return g.pixel(i / g.region_tokens, i % g.region_tokens); });
     }
 
     // Goes through a list of `count` tokens, those of regions `region(0)`, `region(1)`, ..., tile by tile:
     // `visit(rows of the tile, tokens in it, which is its first)`.
     template <typename Region, typename Visit>
     __device__ __forceinline__ void for_each_tile(const Geometry& g, int count, Region region, Visit visit) {
-        const int tokens = g.region_tokens();
+        const Divisor tokens = g.region_tokens;
         for (int from = 0; from < count; from += TILE) {
             const int here = min(TILE, count - from);
             if (!RESIDENT) {
                 __syncthreads();
-                fetch_both(TILE, here, [&](int i) { return g.pixel(region((from + i) / tokens), (from + i) % tokens); });
+                fetch(TILE, here, [&](int i) { return g.pixel(region((from + i) / tokens), (from + i) % tokens); });
             }
-            const TileRows rows([&](int i) {
-                if (!RESIDENT) return i;
+            const TileRows<RESIDENT> rows = {[&](int i) {
                 int token = from + min(i, here - 1);
-                return region(token / tokens) * tokens + token % tokens;
-            });
+                return RESIDENT ? region(token / tokens) * tokens + token % tokens : i;
+            }};
             visit(rows, here, from);
         }
     }
 };
 
-// Shares out chunks of `size` tokens of a block's regions among its warps. Where tiles are fetched as they are needed all
-// warps go through them together, also one that has no tokens left.
+// Shares out chunks of `size` tokens of a block's regions among its warps: `work(region, first token)`. Where tiles are
+// fetched as they are needed all warps go through them together, also one that has no tokens left.
 template <bool RESIDENT, typename Work>
-__device__ __forceinline__ void for_each_chunk(const Geometry& g, int own_region, int size, Work work) {
-    const int tokens = g.region_tokens(), chunks = (tokens + size - 1) / size;
+__device__ __forceinline__ void for_each_chunk(const Geometry& g, int size, Work work) {
+    const int warps = blockDim.x / 32, chunks = (g.region_tokens + size - 1) / size;
     if (RESIDENT) {
-        for (int i = warp(); i < g.regions() * chunks; i += WARPS) work(i / chunks, i % chunks * size);
+        for (int i = warp(); i < g.regions() * chunks; i += warps) work(i / chunks, i % chunks * size);
     } else {
-        for (int first = 0; first < tokens; first += WARPS * size) work(own_region, first + int(warp()) * size);
+        for (int first = 0; first < g.region_tokens; first += warps * size)
+            work(blockIdx.x, first + int(warp()) * size);
     }
 }
