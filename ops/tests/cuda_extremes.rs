@@ -40,18 +40,24 @@ fn emulated() -> Option<Device> {
 #[test]
 fn long_rows_agree_with_the_cpu() {
     let Some(device) = emulated() else { return };
-    let batch_norm = |rows: usize, channels: usize| {
+    let scaled = |rows: usize, channels: usize| {
         vec![uniform([rows, channels], 1), uniform([channels], 2), uniform([channels], 3)]
     };
     let train: Apply = |x| Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], 1e-5)?.0);
-    let cases: [(&str, Vec<Tensor>, Apply); 8] = [
+    let layer_norm: Apply = |x| ops::layer_norm(&x[0], &x[1], &x[2], 1e-5);
+    let cases: [(&str, Vec<Tensor>, Apply); 13] = [
+        ("layer_norm, two packs a lane", scaled(7, 512), layer_norm),
+        ("layer_norm, three packs a lane", scaled(5, 768), layer_norm),
+        ("layer_norm, longer than registers", scaled(3, 1032), layer_norm),
+        ("layer_norm, odd", scaled(3, 515), layer_norm),
+        ("layer_norm, several turns", scaled(60_000, 8), layer_norm),
         ("softmax", vec![uniform([3, 1000], 1)], |x| ops::softmax(&x[0])),
         ("softmax, odd", vec![uniform([9, 333], 1)], |x| ops::softmax(&x[0])),
         ("cross_entropy", vec![uniform([9, 1000], 1), indices([9], 1000, 2)], |x| {
             ops::cross_entropy(&x[0], x[1].value(), 0.1)
         }),
-        ("batch_norm, blocks of channels", batch_norm(70, 300), train),
-        ("batch_norm, odd", batch_norm(600, 131), train),
+        ("batch_norm, blocks of channels", scaled(70, 300), train),
+        ("batch_norm, odd", scaled(600, 131), train),
         ("top_k", vec![separated([3, 333], 1)], |x| Ok(ops::top_k(&x[0], 40)?.0)),
         ("gather", vec![uniform([2, 5, 1001], 1), indices([2, 7], 5, 2)], |x| ops::gather(&x[0], 1, x[1].value())),
         ("region_pool", vec![uniform([2, 8, 8, 333], 1)], |x| ops::region_pool(&x[0], [2, 4])),

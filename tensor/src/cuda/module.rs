@@ -153,13 +153,10 @@ impl Launch<'_> {
     }
 
     /// As [`Launch::input`], of a tensor that may be missing: then the pointer is null.
-    pub fn optional(mut self, tensor: Option<&Tensor>) -> Result<Self> {
+    pub fn optional(self, tensor: Option<&Tensor>) -> Result<Self> {
         match tensor {
             Some(tensor) => self.input(tensor),
-            None => {
-                self.arguments.push(Arg::Pointer(0));
-                Ok(self)
-            }
+            None => Ok(self.pointer(0)),
         }
     }
 
@@ -188,6 +185,14 @@ impl Launch<'_> {
     pub fn output(mut self, tensor: &mut Tensor) -> Result<Self> {
         self.arguments.push(Arg::Pointer(tensor.address_mut(self.op, self.gpu)?));
         Ok(self)
+    }
+
+    /// As [`Launch::output`], of a tensor that may be missing: then the pointer is null.
+    pub fn optional_output(self, tensor: Option<&mut Tensor>) -> Result<Self> {
+        match tensor {
+            Some(tensor) => self.output(tensor),
+            None => Ok(self.pointer(0)),
+        }
     }
 
     /// Where a gradient goes, as two parameters: `wide<T>*` or `T*` and `int accumulate`; null where nobody wants it.
