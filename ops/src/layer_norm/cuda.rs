@@ -171,7 +171,5 @@ pub fn backward(
             unsafe { rows.describe(launch)?.run()? };
         }
     }
-    let Some(partial) = partial else { return Ok(()) };
-    dweight.map_or(Ok(()), |out| finish_sums(&partial, 0, out))?;
-    dbias.map_or(Ok(()), |out| finish_sums(&partial, rows.channels, out))
+    partial.map_or(Ok(()), |partial| finish_sums(&partial, rows.channels, [dweight, dbias]))
 }

@@ -11,6 +11,7 @@
 //! | `prelude.cuh` | what every kernel begins with |
 //! | `instructions.cuh` | tensor cores and asynchronous copies |
 //! | `gemm.rs` | matrix products of tensors |
+//! | `rows.rs`, `.cuh` | how kernels cut rows of columns into pieces |
 //! | `elements.rs`, `.cu` | copies of views, conversions, sums: what tensors need of a device |
 //!
 //! Everything that is asked of a device happens in order, on one stream. So memory can be handed out again as soon as
@@ -24,11 +25,13 @@ mod layout;
 mod memory;
 mod module;
 pub mod nvidia;
+mod rows;
 
 pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties};
 pub use gemm::{Factor, gemm};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
+pub use rows::Tiles;
 
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashMap};

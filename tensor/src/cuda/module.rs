@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct Module {
     /// The operation.
     pub name: &'static str,
-    /// CUDA C++ that begins with `prelude.cuh`, and may include `instructions.cuh` and [`Module::headers`].
+    /// CUDA C++ that begins with `prelude.cuh`, and may include `instructions.cuh`, `rows.cuh` and [`Module::headers`].
     pub source: &'static str,
     /// Other sources that it includes: name and text.
     pub headers: &'static [(&'static str, &'static str)],
@@ -76,8 +76,11 @@ impl Module {
 
     /// The sources that may be included, the common ones among them.
     pub(super) fn all_headers(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let common =
-            [("prelude.cuh", include_str!("prelude.cuh")), ("instructions.cuh", include_str!("instructions.cuh"))];
+        let common = [
+            ("prelude.cuh", include_str!("prelude.cuh")),
+            ("instructions.cuh", include_str!("instructions.cuh")),
+            ("rows.cuh", include_str!("rows.cuh")),
+        ];
         common.into_iter().chain(self.headers.iter().copied())
     }
 
