@@ -45,12 +45,15 @@ fn long_rows_agree_with_the_cpu() {
     };
     let train: Apply = |x| Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], 1e-5)?.0);
     let layer_norm: Apply = |x| ops::layer_norm(&x[0], &x[1], &x[2], 1e-5);
-    let cases: [(&str, Vec<Tensor>, Apply); 13] = [
+    let cases: [(&str, Vec<Tensor>, Apply); 14] = [
         ("layer_norm, two packs a lane", scaled(7, 512), layer_norm),
         ("layer_norm, three packs a lane", scaled(5, 768), layer_norm),
         ("layer_norm, longer than registers", scaled(3, 1032), layer_norm),
         ("layer_norm, odd", scaled(3, 515), layer_norm),
         ("layer_norm, several turns", scaled(60_000, 8), layer_norm),
+        ("linear, blocks of columns", vec![uniform([70, 5], 1), uniform([1001, 5], 2), uniform([1001], 3)], |x| {
+            ops::linear(&x[0], &x[1], Some(&x[2]))
+        }),
         ("softmax", vec![uniform([3, 1000], 1)], |x| ops::softmax(&x[0])),
         ("softmax, odd", vec![uniform([9, 333], 1)], |x| ops::softmax(&x[0])),
         ("cross_entropy", vec![uniform([9, 1000], 1), indices([9], 1000, 2)], |x| {
