@@ -6,7 +6,7 @@ use autograd::{Gradients, Result, Tape, Var};
 use ops::case::{Case, Definition, indices, separated, uniform};
 use ops::check::device::{parity, tolerance};
 use tensor::cuda::Gpu;
-use tensor::{DType, Device, Tensor};
+use tensor::{DType, Device, Tensor, bf16};
 
 type Apply = for<'t> fn(&[Var<'t>]) -> Result<Var<'t>>;
 
@@ -29,18 +29,27 @@ impl Definition for Ported {
 fn long_rows_agree_with_the_cpu() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(gpu);
-    let batch_norm = |rows: usize, channels: usize| {
+    let scaled = |rows: usize, channels: usize| {
         vec![uniform([rows, channels], 1), uniform([channels], 2), uniform([channels], 3)]
     };
     let train: Apply = |x| Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], 1e-5)?.0);
-    let cases: [(&str, Vec<Tensor>, Apply); 8] = [
+    let layer_norm: Apply = |x| ops::layer_norm(&x[0], &x[1], &x[2], 1e-5);
+    let cases: [(&str, Vec<Tensor>, Apply); 14] = [
+        ("layer_norm, two packs a lane", scaled(7, 512), layer_norm),
+        ("layer_norm, three packs a lane", scaled(5, 768), layer_norm),
+        ("layer_norm, longer than registers", scaled(3, 1032), layer_norm),
+        ("layer_norm, odd", scaled(3, 515), layer_norm),
+        ("layer_norm, several turns", scaled(60_000, 8), layer_norm),
+        ("linear, blocks of columns", vec![uniform([70, 5], 1), uniform([1001, 5], 2), uniform([1001], 3)], |x| {
+            ops::linear(&x[0], &x[1], Some(&x[2]))
+        }),
         ("softmax", vec![uniform([3, 1000], 1)], |x| ops::softmax(&x[0])),
         ("softmax, odd", vec![uniform([9, 333], 1)], |x| ops::softmax(&x[0])),
         ("cross_entropy", vec![uniform([9, 1000], 1), indices([9], 1000, 2)], |x| {
             ops::cross_entropy(&x[0], x[1].value(), 0.1)
         }),
-        ("batch_norm, blocks of channels", batch_norm(70, 300), train),
-        ("batch_norm, odd", batch_norm(600, 131), train),
+        ("batch_norm, blocks of channels", scaled(70, 300), train),
+        ("batch_norm, odd", scaled(600, 131), train),
         ("top_k", vec![separated([3, 333], 1)], |x| Ok(ops::top_k(&x[0], 40)?.0)),
         ("gather", vec![uniform([2, 5, 1001], 1), indices([2, 7], 5, 2)], |x| ops::gather(&x[0], 1, x[1].value())),
         ("region_pool", vec![uniform([2, 8, 8, 333], 1)], |x| ops::region_pool(&x[0], [2, 4])),
@@ -53,6 +62,69 @@ fn long_rows_agree_with_the_cpu() {
             assert!(within(found.value) && within(found.gradient), "{name} {dtype}: {found:?}");
         }
     }
+}
+
+/// A gradient that nobody wants is not computed, and the others are what they are with it; rows begin where packs do, and
+/// elsewhere.
+#[test]
+fn layer_norm_gives_the_gradients_that_are_wanted() -> Result<()> {
+    let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
+    let device = Device::Cuda(gpu);
+    for (channels, offset) in [(64, 0), (64, 1), (65, 0)] {
+        let numbers = uniform([1 + 70 * channels], 1).cast(DType::F32)?.to_device(&device)?;
+        let x = numbers.slice(0, offset..offset + 70 * channels)?.reshape([70, channels])?;
+        let [weight, bias] = [2, 3].map(|stream| uniform([channels], stream));
+        let operands = [x, weight.cast(DType::F32)?.to_device(&device)?, bias.cast(DType::F32)?.to_device(&device)?];
+        let upstream = uniform([70, channels], 4).cast(DType::F32)?.to_device(&device)?;
+        let gradients = |wanted: [bool; 3]| -> Result<Vec<Option<Vec<f32>>>> {
+            let tape = Tape::new();
+            let place =
+                |i: usize| if wanted[i] { tape.input(operands[i].clone()) } else { tape.constant(operands[i].clone()) };
+            let [x, weight, bias] = [0, 1, 2].map(place);
+            let mut gradients = Gradients::default();
+            let y = ops::layer_norm(&x, &weight, &bias, 1e-5)?;
+            tape.backward_from(&y, upstream.clone(), &mut gradients)?;
+            let found = [x, weight, bias].map(|operand| gradients.of(&operand).map(|found| found.to_vec()).transpose());
+            Ok(found.into_iter().collect::<tensor::Result<_>>()?)
+        };
+        let all = gradients([true; 3])?;
+        for wanted in [[true, false, false], [false, true, true], [false, true, false], [true, false, true]] {
+            let expected: Vec<_> =
+                all.iter().zip(wanted).map(|(found, wanted)| found.clone().filter(|_| wanted)).collect();
+            assert!(gradients(wanted)? == expected, "{channels} channels from {offset} on, {wanted:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Every number of bf16 from -12 to 12: what a result may be off is half a unit in the last of its eight bits, and 1e-5 of
+/// it for the formula.
+#[test]
+fn gelu_in_bf16_is_as_exact_as_its_rounding() -> Result<()> {
+    let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
+    let device = Device::Cuda(gpu);
+    let numbers = (0..=u16::MAX).map(|bits| bf16::from_bits(bits).to_f64()).filter(|x| x.abs() <= 12.0);
+    let x: Vec<f64> = numbers.collect();
+    let found = |device: &Device, dtype: DType| -> Result<[Vec<f64>; 2]> {
+        let tape = Tape::new();
+        let x = tape.input(Tensor::from_slice(&x, [x.len()])?.cast(dtype)?.to_device(device)?);
+        let y = ops::gelu(&x)?;
+        let mut gradients = Gradients::default();
+        tape.backward_from(&y, Tensor::full([x.shape()[0]], 1.0f64).cast(dtype)?.to_device(device)?, &mut gradients)?;
+        let slope = gradients.of(&x).expect("invariant: y depends on x").cast(DType::F64)?.to_vec()?;
+        Ok([y.value().cast(DType::F64)?.to_vec()?, slope])
+    };
+    let ([y, slope], [exact, exact_slope]) = (found(&device, DType::Bf16)?, found(&Device::Cpu, DType::F64)?);
+    let rounding = |exact: f64| (exact.abs().log2().floor() - 8.0).exp2();
+    for (i, &x) in x.iter().enumerate() {
+        let bound = rounding(exact[i]) + 1e-5 * exact[i].abs() + 1e-14;
+        assert!((y[i] - exact[i]).abs() <= bound, "gelu({x}) = {}, not {}", y[i], exact[i]);
+        // Two terms, which may cancel each other.
+        let terms = if x == 0.0 { 0.5 } else { exact[i] / x } + x.abs() * (-0.5 * x * x).exp();
+        let bound = rounding(exact_slope[i]) + 1e-5 * terms + 1e-14;
+        assert!((slope[i] - exact_slope[i]).abs() <= bound, "gelu'({x}) = {}, not {}", slope[i], exact_slope[i]);
+    }
+    Ok(())
 }
 
 /// Many pieces of rows whose mean is far larger than the deviation, and begins with what is far from both.

@@ -164,6 +164,36 @@ fn a_view_goes_into_a_part_of_a_tensor() {
     assert!(matches!(error, Error::OutOfRange { index: 10, bound: 10, .. }), "{error}");
 }
 
+#[test]
+fn sums_are_finished_in_two_places() {
+    let Some(gpu) = Gpu::for_tests(11) else { return };
+    let device = Device::Cuda(gpu);
+    let values = |x: &Tensor| x.to_vec::<f64>().unwrap();
+    for (pieces, count, split) in [(1, 1, 0), (3, 20, 20), (70, 33, 9), (33, 8, 0)] {
+        let numbers: Vec<f64> = (0..pieces * count).map(|i| (i % 17) as f64).collect();
+        let partial = Tensor::from_slice(&numbers, [pieces, count]).unwrap().to_device(&device).unwrap();
+        let sum = |i: usize| numbers.iter().skip(i).step_by(count).sum::<f64>();
+        for wanted in [[true, true], [true, false], [false, true]] {
+            let mut places =
+                [split, count - split].map(|room| Tensor::full([room], 1.0f64).to_device(&device).unwrap());
+            let [first, second] = &mut places;
+            let first = wanted[0].then(|| first.as_out("test", false).unwrap());
+            let second = wanted[1].then(|| second.as_out("test", true).unwrap());
+            elements::finish_sums(&partial, split, [first, second]).unwrap();
+            let expected = (0..count).map(|i| match (i < split, wanted) {
+                (true, [true, _]) => sum(i),
+                (false, [_, true]) => 1.0 + sum(i),
+                _ => 1.0,
+            });
+            let expected: Vec<f64> = expected.collect();
+            assert_eq!(places.map(|place| values(&place)).concat(), expected, "{pieces}, {count}, {split}, {wanted:?}");
+        }
+        let mut short = Tensor::zeros_on(&device, [split + 1], DType::F64).unwrap();
+        let error = elements::finish_sums(&partial, split, [Some(short.as_out("test", false).unwrap()), None]);
+        assert!(matches!(error, Err(Error::Shape { .. })));
+    }
+}
+
 static RANDOM: Module = Module {
     name: "random",
     source: r"

@@ -1,70 +1,4 @@
-// Data as rows of channels, x (R, C). A block has a piece of the rows and `across` packs of neighbouring channels. Each of
-// its threads keeps to one pack, whose parameters it holds, and takes every `step`-th row of the piece.
-
-constexpr int THREADS = 256;
-// Rows that a thread asks for before it looks at the first, so that the memory has enough to do.
-constexpr int BATCH = 4;
-
-template <typename T>
-struct Part {
-    i64 first, row, end; // the piece's first row, this thread's, and the end of the piece
-    int step, channel, left; // the thread's first channel, and how many there are from it on
-
-    __device__ __forceinline__ Part(i64 rows, int channels, int across) {
-        i64 piece = blockIdx.y, pieces = gridDim.y;
-        int place = threadIdx.x / across;
-        step = THREADS / across;
-        channel = (blockIdx.x * across + threadIdx.x % across) * Pack<T>::size;
-        left = channels - channel;
-        first = rows * piece / pieces;
-        end = rows * (piece + 1) / pieces;
-        row = place < step ? first + place : end; // no rows for threads that are too many
-    }
-
-    // This thread's channels of a batch of rows of x; zeros for rows behind the end.
-    __device__ __forceinline__ void load(const T* x, i64 row, int channels, Pack<T> (&batch)[BATCH]) const {
-#pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            i64 at = row + b * step;
-            batch[b] = load_pack(x + at * channels + channel, at < end ? left : 0);
-        }
-    }
-
-    // The thread's channels of a parameter (C).
-    __device__ __forceinline__ void hold(const wide<T>* parameter, wide<T> (&values)[Pack<T>::size]) const {
-#pragma unroll
-        for (int j = 0; j < Pack<T>::size; j++) values[j] = j < left ? parameter[channel + j] : wide<T>(0);
-    }
-};
-
-template <typename W>
-struct Sums {
-    int channel; // below zero where the thread has none
-    W a, b;
-};
-
-// Adds two values per channel up over the rows of a block, in order. Each channel's sums come to one thread.
-template <typename T>
-__device__ __forceinline__ Sums<wide<T>> add_up(const wide<T> (&a)[Pack<T>::size], const wide<T> (&b)[Pack<T>::size],
-                                                int channels, int across) {
-    constexpr int N = Pack<T>::size;
-    __shared__ wide<T> values[2][THREADS * N];
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        values[0][threadIdx.x * N + j] = a[j];
-        values[1][threadIdx.x * N + j] = b[j];
-    }
-    __syncthreads();
-    int width = across * N, channel = blockIdx.x * width + threadIdx.x;
-    Sums<wide<T>> sums = {-1, 0, 0};
-    if (threadIdx.x >= width || channel >= channels) return sums;
-    sums.channel = channel;
-    for (int place = threadIdx.x; place < THREADS / across * width; place += width) {
-        sums.a += values[0][place];
-        sums.b += values[1][place];
-    }
-    return sums;
-}
+#include "rows.cuh"
 
 // Per piece of the rows its mean, and the squares about it, (pieces, 2, C), in one pass. What is summed are deviations d
 // from the mean s of the piece's first batch: the mean is s + Σd/n, the squares are Σd² − (Σd)²/n, and neither loses
@@ -73,7 +7,7 @@ template <typename T>
 __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    Part<T> part(rows, channels, across);
+    Part<T> part(rows, channels, across, blockIdx.x);
     __shared__ W near[THREADS];
     W shift[N] = {}, deviations[N] = {}, squares[N] = {};
     Pack<T> sample[BATCH];
@@ -83,7 +17,7 @@ __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, in
 #pragma unroll
         for (int j = 0; j < N; j++) shift[j] += widen(sample[b].at[j]); // zero behind the end
     }
-    near[threadIdx.x] = add_up<T>(shift, shift, channels, across).a / min(part.end - part.first, i64(BATCH * part.step));
+    near[threadIdx.x] = part.add_up(shift, across) / min(part.end - part.first, i64(BATCH * part.step));
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < N; j++) shift[j] = near[threadIdx.x % across * N + j];
@@ -101,12 +35,12 @@ __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, in
             }
         }
     }
-    Sums<W> sums = add_up<T>(deviations, squares, channels, across);
-    if (sums.channel < 0) return;
-    W mean = sums.a / (part.end - part.first);
-    partial += i64(blockIdx.y) * 2 * channels + sums.channel;
+    W deviation = part.add_up(deviations, across), square = part.add_up(squares, across);
+    if (part.own < 0) return;
+    W mean = deviation / (part.end - part.first);
+    partial += i64(blockIdx.y) * 2 * channels + part.own;
     partial[0] = near[threadIdx.x] + mean;
-    partial[channels] = sums.b - sums.a * mean;
+    partial[channels] = square - deviation * mean;
 }
 
 // Each channel's mean, unbiased variance and 1/√(biased variance + ε) from those of the pieces, a warp to a channel: the
@@ -148,7 +82,7 @@ __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wid
                                    const wide<T>* rstds, T* y, i64 rows, int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    Part<T> part(rows, channels, across);
+    Part<T> part(rows, channels, across, blockIdx.x);
     W weight[N], bias[N], mean[N], rstd[N];
     part.hold(weights, weight), part.hold(biases, bias), part.hold(means, mean), part.hold(rstds, rstd);
     for (i64 row = part.row; row < part.end; row += BATCH * part.step) {
@@ -163,7 +97,7 @@ __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wid
             for (int j = 0; j < N; j++) {
                 out.at[j] = narrow<T>((widen(in[b].at[j]) - mean[j]) * (weight[j] * rstd[j]) + bias[j]);
             }
-            store_pack(y + at * channels + part.channel, out, part.left);
+            store_pack(y + at * channels + part.column, out, part.left);
         }
     }
 }
@@ -174,7 +108,7 @@ __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, c
                                 i64 rows, int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    Part<T> part(rows, channels, across);
+    Part<T> part(rows, channels, across, blockIdx.x);
     W mean[N], with_x[N] = {}, alone[N] = {};
     part.hold(means, mean);
     for (i64 row = part.row; row < part.end; row += BATCH * part.step) {
@@ -191,11 +125,11 @@ __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, c
             }
         }
     }
-    Sums<W> sums = add_up<T>(with_x, alone, channels, across);
-    if (sums.channel < 0) return;
-    partial += i64(blockIdx.y) * 2 * channels + sums.channel;
-    partial[0] = sums.a * rstds[sums.channel];
-    partial[channels] = sums.b;
+    W dweight = part.add_up(with_x, across), dbias = part.add_up(alone, across);
+    if (part.own < 0) return;
+    partial += i64(blockIdx.y) * 2 * channels + part.own;
+    partial[0] = dweight * rstds[part.own];
+    partial[channels] = dbias;
 }
 
 // dx = γr·(dy − dβ/R − x̂·dγ/R), with dγ and dβ (2, C) in `sums`; where the statistics came from outside it is null, and
@@ -206,7 +140,7 @@ __global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weig
                                     int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    Part<T> part(rows, channels, across);
+    Part<T> part(rows, channels, across, blockIdx.x);
     // What is left of the parameters: γr, dβ/R, and r·dγ/R, which is what a deviation from the mean costs.
     W scale[N], mean[N], rstd[N], by_mean[N] = {}, by_deviation[N] = {};
     part.hold(weights, scale), part.hold(means, mean), part.hold(rstds, rstd);
@@ -231,7 +165,7 @@ __global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weig
                 W through = sums ? by_mean[j] + (widen(in[b].at[j]) - mean[j]) * by_deviation[j] : W(0);
                 values[j] = scale[j] * (widen(upstream[b].at[j]) - through);
             }
-            put_pack(dx + at * channels + part.channel, values, part.left, accumulate);
+            put_pack(dx + at * channels + part.column, values, part.left, accumulate);
         }
     }
 }

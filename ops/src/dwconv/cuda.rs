@@ -120,8 +120,7 @@ pub(crate) fn backward_weight(
     let launch = launch.pointer(x_address).count(x.stride).output(&mut partial)?.count(strips).count(strips_per_piece);
     // SAFETY: dy and x hold maps of these extents, `address` has seen to that, and there is a place for each piece's sums.
     unsafe { launch.extents([e.height, e.width, e.channels, tile, tiles])?.run()? };
-    dweight.map_or(Ok(()), |out| finish_sums(&partial, 0, out))?;
-    dbias.map_or(Ok(()), |out| finish_sums(&partial, e.taps() * e.channels, out))
+    finish_sums(&partial, e.taps() * e.channels, [dweight, dbias])
 }
 
 fn correlate(

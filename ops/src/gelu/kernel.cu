@@ -1,8 +1,30 @@
-// Φ(x), the distribution function of the standard normal distribution.
-template <typename W>
-__device__ __forceinline__ W distribution(W x) {
-    return W(0.5) * (W(1) + erf(x * W(0.70710678118654752440)));
-}
+#include "instructions.cuh"
+
+// Φ(x) and φ(x), the distribution function and the density of the standard normal distribution.
+template <typename T>
+struct Normal {
+    wide<T> distribution, density;
+
+    __device__ __forceinline__ explicit Normal(wide<T> x)
+        : distribution(wide<T>(0.5) * (1 + erf(x * wide<T>(0.70710678118654752440)))),
+          density(wide<T>(0.39894228040143267794) * exp(wide<T>(-0.5) * x * x)) {}
+};
+
+// In bf16 both share an exponential: Φ(−a) = t·Q(t)·exp(−a²/2) for a ≥ 0, with t = 1/(1 + 0.31a) and a polynomial Q whose
+// relative error is at most 4.7e-6. With what is rounded on the way the relative errors of Φ and φ stay below 1e-5 for
+// |x| ≤ 12, a four-hundredth of what rounding to bf16 costs.
+template <>
+struct Normal<bf16> {
+    float distribution, density;
+
+    __device__ __forceinline__ explicit Normal(float x) {
+        float power = exp2_fast(x * x * -0.72134752f), t = reciprocal_fast(1 + 0.31f * fabsf(x));
+        float q = 0.12386070f + t * (0.12044133f + t * (0.13342955f + t * (0.015745189f + t * (0.18044990f - t * 0.07392898f))));
+        float tail = t * q * power;
+        distribution = x < 0 ? tail : 1 - tail;
+        density = 0.39894228f * power;
+    }
+};
 
 // y = x·Φ(x)
 template <typename T>
@@ -13,7 +35,7 @@ __global__ void gelu_forward(const T* x, T* y, i64 count) {
 #pragma unroll
     for (int j = 0; j < Pack<T>::size; j++) {
         wide<T> value = widen(in.at[j]);
-        out.at[j] = narrow<T>(value * distribution(value));
+        out.at[j] = narrow<T>(value * Normal<T>(value).distribution);
     }
     store_pack(y + i, out, count - i);
 }
@@ -29,8 +51,8 @@ __global__ void gelu_backward(const T* dy, const T* x, T* dx, int accumulate, i6
 #pragma unroll
     for (int j = 0; j < Pack<T>::size; j++) {
         W value = widen(at.at[j]);
-        W density = W(0.39894228040143267794) * exp(W(-0.5) * value * value);
-        slopes[j] = widen(upstream.at[j]) * (distribution(value) + value * density);
+        Normal<T> normal(value);
+        slopes[j] = widen(upstream.at[j]) * (normal.distribution + value * normal.density);
     }
     put_pack(dx + i, slopes, count - i, accumulate);
 }

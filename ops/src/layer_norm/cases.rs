@@ -33,6 +33,8 @@ pub fn cases() -> Vec<Case> {
         case("a 4x4 map, (N, H, W, C)", &[2, 4, 4, 32], 1e-6),
         case("a large epsilon", &[3, 5], 0.5),
         case("primes", &[7, 13], 1e-6),
+        case("packs that are no power of two", &[9, 48], 1e-6),
+        case("one row", &[1, 64], 1e-6),
         case("one channel", &[4, 1], 1e-2),
         case("no rows", &[0, 3], 1e-6),
         case("no channels", &[3, 0], 1e-6),

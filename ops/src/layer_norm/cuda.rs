@@ -1,19 +1,103 @@
-//! CUDA kernels of [`layer_norm`](super::layer_norm): a warp to a row.
+//! CUDA kernels of [`layer_norm`](super::layer_norm): rows that fit into the registers of a warp, and any others.
 
 use std::sync::Arc;
 use tensor::cuda::elements::{finish_sums, pieces};
-use tensor::cuda::{Gpu, Module, Out};
-use tensor::{Result, Tensor};
+use tensor::cuda::{Gpu, Launch, Module, Out};
+use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
     name: "layer_norm",
     source: include_str!("kernel.cu"),
-    headers: &[],
-    kernels: &["layer_norm_forward<T>", "layer_norm_again<T>", "layer_norm_backward<T>", "layer_norm_parameters<T>"],
+    headers: &[("any.cuh", include_str!("any.cuh"))],
+    kernels: &[
+        "layer_norm_forward<T, 1|2|4>",
+        "layer_norm_again<T, 1|2|4>",
+        "layer_norm_backward<T, 1|2|4>",
+        "layer_norm_forward_any<T>",
+        "layer_norm_again_any<T>",
+        "layer_norm_backward_any<T>",
+        "layer_norm_parameters_any<T>",
+    ],
 };
 
-/// Rows of a block: it has a warp for each.
+/// Threads of a block, the most packs of a lane, and how many of them it asks for at once: as in `kernel.cu`.
+const THREADS: usize = 256;
+const MOST_PACKS: usize = 4;
+const AHEAD: usize = 4;
+
+/// Multiprocessors that are to be busy: an H200's. A constant, as the order of sums depends on it.
+const MULTIPROCESSORS: usize = 132;
+
+/// Rows of a block of the kernels for any rows: it has a warp for each.
 const ROWS: usize = 8;
+
+/// How x (R, C) is shared out.
+struct Rows {
+    rows: usize,
+    channels: usize,
+    dtype: DType,
+    /// None where rows are longer than a warp's registers, or do not begin and end where packs do.
+    shares: Option<Shares>,
+}
+
+/// How rows of whole packs are.
+struct Shares {
+    /// Packs of a lane, and lanes of a row.
+    packs: usize,
+    lanes: usize,
+    /// Rows of a block.
+    rows: usize,
+    blocks: usize,
+}
+
+impl Rows {
+    /// Of `maps` like x.
+    fn new(rows: usize, channels: usize, dtype: DType, maps: &[u64]) -> Self {
+        let (size, packs) = (16 / dtype.size(), channels * dtype.size() / 16);
+        let whole = channels.is_multiple_of(size) && maps.iter().all(|address| address.is_multiple_of(16));
+        let fits = whole && (1..=32 * MOST_PACKS).contains(&packs);
+        Self { rows, channels, dtype, shares: fits.then(|| Shares::new(rows, packs)) }
+    }
+
+    /// Begins the call of one of the kernels that come in both kinds.
+    fn launch<'a>(&self, gpu: &'a Arc<Gpu>, kernel: &str) -> Result<Launch<'a>> {
+        match &self.shares {
+            Some(Shares { packs, blocks, .. }) => {
+                Ok(KERNELS.launch(gpu, &format!("{kernel}<T, {packs}>"), self.dtype)?.threads(THREADS).blocks(*blocks))
+            }
+            None => {
+                let launch = KERNELS.launch(gpu, &format!("{kernel}_any<T>"), self.dtype)?;
+                Ok(launch.threads(32 * ROWS).blocks(self.rows.div_ceil(ROWS)))
+            }
+        }
+    }
+
+    /// Its last arguments.
+    fn describe<'a>(&self, launch: Launch<'a>) -> Result<Launch<'a>> {
+        let launch = launch.count(self.rows);
+        match &self.shares {
+            Some(shares) => launch.extents([shares.rows, self.channels, shares.lanes]),
+            None => launch.extents([self.channels]),
+        }
+    }
+
+    /// Room for the parameters' sums over so many pieces of the rows, (pieces, 2, C).
+    fn partial(&self, x: &Tensor, pieces: usize) -> Result<Tensor> {
+        Tensor::empty_on(&x.device(), [pieces, 2, self.channels], self.dtype.wide())
+    }
+}
+
+impl Shares {
+    fn new(rows: usize, packs_of_row: usize) -> Self {
+        let lanes = packs_of_row.next_power_of_two().min(32);
+        let packs = packs_of_row.div_ceil(32).next_power_of_two();
+        let turn = THREADS / lanes * AHEAD / packs;
+        // As many blocks as there are registers for, so that all run at once; and no turn that is not whole.
+        let resident = if packs == 4 { 1 } else { 4 - packs };
+        let share = rows.div_ceil(resident * MULTIPROCESSORS).max(1).next_multiple_of(turn);
+        Self { packs, lanes, rows: share, blocks: rows.div_ceil(share).max(1) }
+    }
+}
 
 /// y (R, C), and each row's mean and 1/√(variance + ε).
 pub fn forward(
@@ -24,12 +108,13 @@ pub fn forward(
     y: &mut Tensor,
     [mean, rstd]: [&mut Tensor; 2],
 ) -> Result<()> {
-    let (rows, channels) = (mean.count(), weight.count());
     [weight, bias].into_iter().try_for_each(|parameter| parameter.expect("layer_norm", x.dtype().wide()))?;
-    let launch = KERNELS.launch(gpu, "layer_norm_forward<T>", x.dtype())?.blocks(rows.div_ceil(ROWS));
-    let launch = launch.input(x)?.input(weight)?.input(bias)?.number(epsilon, x.dtype());
+    let maps = [x.address("layer_norm", gpu)?, y.address("layer_norm", gpu)?];
+    let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
+    let launch = rows.launch(gpu, "layer_norm_forward")?.input(x)?.input(weight)?.input(bias)?;
+    let launch = launch.number(epsilon, x.dtype()).output(y)?.output(mean)?.output(rstd)?;
     // SAFETY: x and y are (rows, channels), the moments (rows), the parameters (channels).
-    unsafe { launch.output(y)?.output(mean)?.output(rstd)?.count(rows).extents([channels])?.run() }
+    unsafe { rows.describe(launch)?.run() }
 }
 
 /// y again, from the rows' moments.
@@ -40,11 +125,12 @@ pub fn again(
     [mean, rstd]: [&Tensor; 2],
     y: &mut Tensor,
 ) -> Result<()> {
-    let (rows, channels) = (mean.count(), weight.count());
-    let launch = KERNELS.launch(gpu, "layer_norm_again<T>", x.dtype())?.blocks(rows.div_ceil(ROWS));
-    let launch = launch.input(x)?.input(weight)?.input(bias)?.input(mean)?.input(rstd)?;
+    let maps = [x.address("layer_norm", gpu)?, y.address("layer_norm", gpu)?];
+    let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
+    let launch = rows.launch(gpu, "layer_norm_again")?.input(x)?.input(weight)?.input(bias)?;
+    let launch = launch.input(mean)?.input(rstd)?.output(y)?;
     // SAFETY: as in `forward`.
-    unsafe { launch.output(y)?.count(rows).extents([channels])?.run() }
+    unsafe { rows.describe(launch)?.run() }
 }
 
 /// dx (R, C), dweight (C) and dbias (C) from dy (R, C).
@@ -56,23 +142,34 @@ pub fn backward(
     [mean, rstd]: [&Tensor; 2],
     [dx, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
-    let (rows, channels) = (mean.count(), weight.count());
-    if let Some(dx) = dx {
-        dx.expect("layer_norm", x.dtype())?;
-        let launch = KERNELS.launch(gpu, "layer_norm_backward<T>", x.dtype())?.blocks(rows.div_ceil(ROWS));
-        let launch = launch.input(dy)?.input(x)?.input(weight)?.input(mean)?.input(rstd)?;
-        // SAFETY: as in `forward`; dy and dx are like x.
-        unsafe { launch.out(Some(&dx)).count(rows).extents([channels])?.run()? };
-    }
-    if dweight.is_none() && dbias.is_none() {
+    dx.iter().try_for_each(|dx| dx.expect("layer_norm", x.dtype()))?;
+    let mut maps = vec![dy.address("layer_norm", gpu)?, x.address("layer_norm", gpu)?];
+    maps.extend(dx.iter().map(Out::address));
+    let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
+    let of_parameters = dweight.is_some() || dbias.is_some();
+    if dx.is_none() && !of_parameters {
         return Ok(());
     }
-    let pieces = pieces(rows);
-    let mut partial = Tensor::empty_on(&x.device(), [pieces, 2, channels], weight.dtype())?;
-    let launch = KERNELS.launch(gpu, "layer_norm_parameters<T>", x.dtype())?.grid([channels.div_ceil(32), pieces, 1]);
-    let launch = launch.input(dy)?.input(x)?.input(mean)?.input(rstd)?.output(&mut partial)?;
-    // SAFETY: as above; there is a place for each piece's sums.
-    unsafe { launch.count(rows).extents([channels])?.run()? };
-    dweight.map_or(Ok(()), |out| finish_sums(&partial, 0, out))?;
-    dbias.map_or(Ok(()), |out| finish_sums(&partial, channels, out))
+    let pieces = rows.shares.as_ref().map_or(pieces(rows.rows), |shares| shares.blocks);
+    let mut partial = of_parameters.then(|| rows.partial(x, pieces)).transpose()?;
+    if rows.shares.is_some() {
+        let launch = rows.launch(gpu, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
+        let launch = launch.input(mean)?.input(rstd)?.out(dx.as_ref()).optional_output(partial.as_mut())?;
+        // SAFETY: as in `forward`; dy and dx are like x, and there is a place for each block's sums.
+        unsafe { rows.describe(launch)?.run()? };
+    } else {
+        if let Some(dx) = &dx {
+            let launch = rows.launch(gpu, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
+            let launch = launch.input(mean)?.input(rstd)?.out(Some(dx));
+            // SAFETY: as above.
+            unsafe { rows.describe(launch)?.run()? };
+        }
+        if let Some(partial) = &mut partial {
+            let launch = rows.launch(gpu, "layer_norm_parameters")?.grid([rows.channels.div_ceil(32), pieces, 1]);
+            let launch = launch.input(dy)?.input(x)?.input(mean)?.input(rstd)?.output(partial)?;
+            // SAFETY: as above, with a place for each piece's sums.
+            unsafe { rows.describe(launch)?.run()? };
+        }
+    }
+    partial.map_or(Ok(()), |partial| finish_sums(&partial, rows.channels, [dweight, dbias]))
 }

@@ -1,4 +1,5 @@
 // What tensors need of a device: copies of views, conversions, sums.
+#include "rows.cuh"
 
 // to[i] (+)= from[i] for the elements of two views in order. Without the sum it only moves bits, so T is any type of the
 // right size.
@@ -29,64 +30,78 @@ __global__ void put_packs(const T* from, Layout source, T* to, Layout target, in
 
 template <typename From, typename To>
 __global__ void convert(const From* from, To* to, i64 count) {
-    for (i64 i = first_element(); i < count; i += all_threads()) to[i] = narrow<To>(wide<To>(widen(from[i])));
+    constexpr int N = 16 / (sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To));
+    i64 i = first_element() * N;
+    if (i >= count) return;
+    Pack<From, N> in = load_pack<From, N>(from + i, count - i);
+    Pack<To, N> out;
+#pragma unroll
+    for (int j = 0; j < N; j++) out.at[j] = narrow<To>(wide<To>(widen(in.at[j])));
+    store_pack(to + i, out, count - i);
 }
 
 // y (R, C) += row (C)
 template <typename T>
-__global__ void add_row(T* y, const wide<T>* row, i64 count, int columns) {
+__global__ void add_row(T* y, const wide<T>* row, i64 rows, int columns, int across) {
     constexpr int N = Pack<T>::size;
-    i64 i = first_element() * N;
-    if (i >= count) return;
-    Pack<T> pack = load_pack(y + i, count - i);
-    int column = i % columns;
+    Part<T> part(rows, columns, across, blockIdx.x);
+    wide<T> held[N];
+    part.hold(row, held);
+    for (i64 first = part.row; first < part.end; first += BATCH * part.step) {
+        Pack<T> batch[BATCH];
+        part.load(y, first, columns, batch);
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-        pack.at[j] = narrow<T>(widen(pack.at[j]) + row[column]);
-        column = column + 1 == columns ? 0 : column + 1;
+        for (int b = 0; b < BATCH; b++) {
+            i64 at = first + b * part.step;
+            if (at >= part.end) break;
+#pragma unroll
+            for (int j = 0; j < N; j++) batch[b].at[j] = narrow<T>(widen(batch[b].at[j]) + held[j]);
+            store_pack(y + at * columns + part.column, batch[b], part.left);
+        }
     }
-    store_pack(y + i, pack, count - i);
 }
-
-// Columns and rows of a block that adds rows up.
-constexpr int COLUMNS = 32, ROWS = 8;
 
 // partial[piece][outer][column] = the sum of x (outer, rows, columns) over the piece's rows, in a fixed order.
 template <typename T>
-__global__ void sum_rows(const T* x, wide<T>* partial, i64 rows, int columns, int pieces) {
-    __shared__ wide<T> sums[ROWS][COLUMNS];
-    u32 strips = (columns + COLUMNS - 1) / COLUMNS;
-    int column = blockIdx.x % strips * COLUMNS + threadIdx.x % COLUMNS, row = threadIdx.x / COLUMNS;
-    i64 piece = blockIdx.y, outer = blockIdx.x / strips, outers = gridDim.x / strips;
-    i64 begin = rows * piece / pieces, end = rows * (piece + 1) / pieces;
-    wide<T> sum = 0;
-    if (column < columns) {
-        for (i64 r = begin + row; r < end; r += ROWS) sum += widen(x[(outer * rows + r) * columns + column]);
+__global__ void sum_rows(const T* x, wide<T>* partial, int strips, i64 rows, int columns, int across) {
+    constexpr int N = Pack<T>::size;
+    i64 outer = blockIdx.x / strips, outers = gridDim.x / strips;
+    Part<T> part(rows, columns, across, blockIdx.x % strips);
+    wide<T> sums[N] = {};
+    for (i64 row = part.row; row < part.end; row += BATCH * part.step) {
+        Pack<T> batch[BATCH];
+        part.load(x + outer * rows * columns, row, columns, batch);
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+#pragma unroll
+            for (int j = 0; j < N; j++) sums[j] += widen(batch[b].at[j]); // zeros behind the end
     }
-    sums[row][threadIdx.x % COLUMNS] = sum;
-    __syncthreads();
-    if (row == 0 && column < columns) {
-        for (int r = 1; r < ROWS; r++) sum += sums[r][threadIdx.x];
-        partial[(piece * outers + outer) * columns + column] = sum;
-    }
+    wide<T> sum = part.add_up(sums, across);
+    if (part.own >= 0) partial[(blockIdx.y * outers + outer) * columns + part.own] = sum;
 }
 
-// to[i] (+)= the sum of partial[piece][i] over the pieces, in a fixed order; partial sums lie `stride` elements apart.
+// Sums that a block finishes, one to a warp in the end, and pieces that it adds up side by side.
+constexpr int SUMS = 8, PIECES = 32;
+
+// The sum of partial (pieces, count) over the pieces, in a fixed order: the first `split` sums are stored in or added to
+// `first`, the others `second`. Either may be null.
 template <typename T>
-__global__ void finish_sums(const wide<T>* partial, int pieces, i64 stride, T* to, int accumulate, i64 count) {
-    __shared__ wide<T> sums[ROWS][COLUMNS];
-    int column = threadIdx.x % COLUMNS, row = threadIdx.x / COLUMNS;
-    i64 i = i64(blockIdx.x) * COLUMNS + column;
+__global__ void finish_sums(const wide<T>* partial, int pieces, i64 count, i64 split, T* first, int accumulate_first,
+                            T* second, int accumulate_second) {
+    __shared__ wide<T> sums[PIECES][SUMS + 1]; // so that a warp finds its column in different banks
+    i64 begin = i64(blockIdx.x) * SUMS, i = begin + threadIdx.x % SUMS;
     wide<T> sum = 0;
     if (i < count) {
-        for (int piece = row; piece < pieces; piece += ROWS) sum += partial[piece * stride + i];
+#pragma unroll 8
+        for (int piece = threadIdx.x / SUMS; piece < pieces; piece += PIECES) sum += partial[piece * count + i];
     }
-    sums[row][column] = sum;
+    sums[threadIdx.x / SUMS][threadIdx.x % SUMS] = sum;
     __syncthreads();
-    if (row == 0 && i < count) {
-        for (int r = 1; r < ROWS; r++) sum += sums[r][column];
-        put(to + i, sum, accumulate);
-    }
+    sum = warp_sum(sums[lane()][warp()]);
+    i = begin + warp();
+    if (lane() > 0 || i >= count) return;
+    if (i < split && first) put(first + i, sum, accumulate_first);
+    if (i >= split && second) put(second + i - split, sum, accumulate_second);
 }
 
 // y ← y + rate·(x − y)

@@ -1,15 +1,15 @@
 //! What tensors need of a device: copies of views, conversions, sums.
 
 use super::layout::Layout;
-use super::{Module, Out};
+use super::{Module, Out, Tiles};
 use crate::{DType, Error, Result, Tensor};
 
 /// Rows that make a piece of a sum worth a block's while, and the most pieces that there are.
 const PIECE: usize = 256;
 const MOST_PIECES: usize = 512;
 
-/// Columns of a block that adds rows up, as in the kernels.
-const COLUMNS: usize = 32;
+/// Sums that a block finishes, as in the kernel.
+const SUMS: usize = 8;
 
 /// The kernels.
 pub static KERNELS: Module = Module {
@@ -55,7 +55,8 @@ pub(crate) fn cast(from: &Tensor, dtype: DType) -> Result<Tensor> {
         (_, other) => return Err(Error::DType { op: "cast", expected: "floating-point", actual: other }),
     };
     let mut to = Tensor::empty_on(&from.device(), from.shape().clone(), dtype)?;
-    let launch = KERNELS.launch(from.gpu("cast")?, kernel, from.dtype())?.over(from.count());
+    let wider = if from.dtype().size() > dtype.size() { from.dtype() } else { dtype };
+    let launch = KERNELS.launch(from.gpu("cast")?, kernel, from.dtype())?.over_packs(from.count(), wider);
     // SAFETY: both have as many elements, of the types in the kernel's name.
     unsafe { launch.input(from)?.output(&mut to)?.count(from.count()).run()? };
     Ok(to)
@@ -105,9 +106,10 @@ pub fn add_row(y: &mut Tensor, row: &Tensor) -> Result<()> {
     if y.shape().last() != Some(&columns) {
         return Err(Error::shape("add_row", format!("rows of {columns}"), y.shape()));
     }
-    let launch = KERNELS.launch(row.gpu("add_row")?, "add_row<T>", y.dtype())?.over_packs(count, y.dtype());
+    let tiles = Tiles::new(count.checked_div(columns).unwrap_or(0), columns, y.dtype());
+    let launch = tiles.sweep(KERNELS.launch(row.gpu("add_row")?, "add_row<T>", y.dtype())?);
     // SAFETY: y has rows as long as `row`, by the check above.
-    unsafe { launch.output(y)?.input(row)?.count(count).extents([columns])?.run() }
+    unsafe { tiles.describe(launch.output(y)?.input(row)?)?.run() }
 }
 
 /// Into how many pieces the rows of a sum are cut: by their number alone.
@@ -119,32 +121,36 @@ pub fn pieces(rows: usize) -> usize {
 /// its sums ([`DType::wide`]). Errors: [`Error::DType`], [`Error::NotContiguous`].
 pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) -> Result<()> {
     let gpu = out.gpu();
-    let (pieces, sums) = (pieces(rows), x.dtype().wide());
-    let mut partial = Tensor::empty_on(&x.device(), [pieces, outer, columns], sums)?;
-    let blocks = [outer * columns.div_ceil(COLUMNS), pieces, 1];
-    let launch = KERNELS.launch(gpu, "sum_rows<T>", x.dtype())?.grid(blocks).input(x)?.output(&mut partial)?;
+    let tiles = Tiles::new(rows, columns, x.dtype());
+    let mut partial = Tensor::empty_on(&x.device(), [pieces(rows), outer, columns], x.dtype().wide())?;
+    let launch = tiles.sum(KERNELS.launch(gpu, "sum_rows<T>", x.dtype())?, outer);
+    let launch = launch.input(x)?.output(&mut partial)?.extents([tiles.strips])?;
     // SAFETY: x has O·S·I elements, and there is a place for each partial sum.
-    unsafe { launch.count(rows).extents([columns, pieces])?.run()? };
-    finish_sums(&partial, 0, out)
+    unsafe { tiles.describe(launch)?.run()? };
+    finish_sums(&partial, outer * columns, [Some(out), None])
 }
 
-/// out = the sum over the first axis of partial sums (pieces, ...), of the elements from `start` on, in a fixed order. Errors:
-/// [`Error::NotContiguous`].
-pub fn finish_sums(partial: &Tensor, start: usize, out: Out<'_>) -> Result<()> {
+/// The sums over the first axis of partial sums (pieces, ...), in a fixed order. Those before element `split` go to the
+/// first place, the others to the second, where they are wanted. Errors: [`Error::NotContiguous`], [`Error::Shape`],
+/// [`Error::DType`].
+pub fn finish_sums(partial: &Tensor, split: usize, outs: [Option<Out<'_>>; 2]) -> Result<()> {
     let pieces = partial.shape().first().copied().unwrap_or(1);
-    let stride = partial.count().checked_div(pieces).unwrap_or(0);
-    let count = out.count();
-    if start + count > stride {
-        return Err(Error::shape("finish_sums", format!("{} sums", start + count), partial.shape()));
+    let count = partial.count().checked_div(pieces).unwrap_or(0);
+    for (out, wanted) in outs.iter().zip([split.min(count), count.saturating_sub(split)]) {
+        let Some(out) = out else { continue };
+        if out.count() != wanted {
+            return Err(Error::shape("finish_sums", format!("{wanted} sums"), &[out.count()]));
+        }
+        if out.dtype().wide() != partial.dtype() {
+            return Err(Error::DType { op: "finish_sums", expected: "the type of the sums", actual: out.dtype() });
+        }
     }
-    if out.dtype().wide() != partial.dtype() {
-        return Err(Error::DType { op: "finish_sums", expected: "the type of the sums", actual: out.dtype() });
-    }
-    let part = partial.reshape([partial.count()])?.slice(0, start..partial.count())?;
-    let launch =
-        KERNELS.launch(out.gpu(), "finish_sums<T>", out.dtype())?.blocks(count.div_ceil(COLUMNS)).input(&part)?;
-    // SAFETY: every piece has the sums that are added up, by the check above.
-    unsafe { launch.extents([pieces])?.count(stride).out(Some(&out)).count(count).run() }
+    let Some(out) = outs.iter().flatten().next() else { return Ok(()) };
+    outs.iter().flatten().try_for_each(|other| other.expect("finish_sums", out.dtype()))?;
+    let launch = KERNELS.launch(out.gpu(), "finish_sums<T>", out.dtype())?.blocks(count.div_ceil(SUMS));
+    let launch = launch.input(partial)?.extents([pieces])?.count(count).count(split);
+    // SAFETY: the places have room for the sums that go there, by the checks above.
+    unsafe { launch.out(outs[0].as_ref()).out(outs[1].as_ref()).run() }
 }
 
 /// y ← y + rate·(x − y), with the rate (1) in the GPU's memory. Errors: [`Error::Shape`], [`Error::DType`],

@@ -99,3 +99,14 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 #endif
 }
+
+// 1/x, to 1 ulp; 0 for infinity.
+__device__ __forceinline__ float reciprocal_fast(float x) {
+#ifdef EMULATED
+    return 1 / x;
+#else
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}

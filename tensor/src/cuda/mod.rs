@@ -12,6 +12,7 @@
 //! | `prelude.cuh` | what every kernel begins with |
 //! | `instructions.cuh` | tensor cores and asynchronous copies |
 //! | `gemm.rs` | matrix products of tensors |
+//! | `rows.rs`, `.cuh` | how kernels cut rows of columns into pieces |
 //! | `elements.rs`, `.cu` | copies of views, conversions, sums: what tensors need of a device |
 //!
 //! Everything that is asked of a device happens in order, on one stream. So memory can be handed out again as soon as
@@ -26,12 +27,14 @@ mod memory;
 mod module;
 pub mod nvidia;
 mod recording;
+mod rows;
 
 pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties};
 pub use gemm::{Factor, gemm, gemm_plus_row};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
 pub use recording::Recording;
+pub use rows::Tiles;
 
 use crate::rng::Philox;
 use recording::Keys;

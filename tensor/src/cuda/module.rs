@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct Module {
     /// The operation.
     pub name: &'static str,
-    /// CUDA C++ that begins with `prelude.cuh`, and may include `instructions.cuh` and [`Module::headers`].
+    /// CUDA C++ that begins with `prelude.cuh`, and may include `instructions.cuh`, `rows.cuh` and [`Module::headers`].
     pub source: &'static str,
     /// Other sources that it includes: name and text.
     pub headers: &'static [(&'static str, &'static str)],
@@ -76,8 +76,11 @@ impl Module {
 
     /// The sources that may be included, the common ones among them.
     pub(super) fn all_headers(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let common =
-            [("prelude.cuh", include_str!("prelude.cuh")), ("instructions.cuh", include_str!("instructions.cuh"))];
+        let common = [
+            ("prelude.cuh", include_str!("prelude.cuh")),
+            ("instructions.cuh", include_str!("instructions.cuh")),
+            ("rows.cuh", include_str!("rows.cuh")),
+        ];
         common.into_iter().chain(self.headers.iter().copied())
     }
 
@@ -153,13 +156,10 @@ impl Launch<'_> {
     }
 
     /// As [`Launch::input`], of a tensor that may be missing: then the pointer is null.
-    pub fn optional(mut self, tensor: Option<&Tensor>) -> Result<Self> {
+    pub fn optional(self, tensor: Option<&Tensor>) -> Result<Self> {
         match tensor {
             Some(tensor) => self.input(tensor),
-            None => {
-                self.arguments.push(Arg::Pointer(0));
-                Ok(self)
-            }
+            None => Ok(self.pointer(0)),
         }
     }
 
@@ -188,6 +188,14 @@ impl Launch<'_> {
     pub fn output(mut self, tensor: &mut Tensor) -> Result<Self> {
         self.arguments.push(Arg::Pointer(tensor.address_mut(self.op, self.gpu)?));
         Ok(self)
+    }
+
+    /// As [`Launch::output`], of a tensor that may be missing: then the pointer is null.
+    pub fn optional_output(self, tensor: Option<&mut Tensor>) -> Result<Self> {
+        match tensor {
+            Some(tensor) => self.output(tensor),
+            None => Ok(self.pointer(0)),
+        }
     }
 
     /// Where a gradient goes, as two parameters: `wide<T>*` or `T*` and `int accumulate`; null where nobody wants it.

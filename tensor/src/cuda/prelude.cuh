@@ -98,32 +98,33 @@ __device__ __forceinline__ W block_sum(W value, W* partial) {
     return sum;
 }
 
-// Elements in 16 bytes, which one instruction loads or stores.
-template <typename T>
-struct __align__(16) Pack {
-    static constexpr int size = 16 / sizeof(T);
-    T at[size];
+// Elements that one instruction loads or stores: 16 bytes, if not fewer.
+template <typename T, int N = 16 / sizeof(T)>
+struct __align__(N * sizeof(T)) Pack {
+    static constexpr int size = N;
+    T at[N];
 };
 
 // The elements from `from` on, as many as a pack has or as are left; zeros behind them.
-template <typename T>
-__device__ __forceinline__ Pack<T> load_pack(const T* from, i64 left) {
-    if (left >= Pack<T>::size && reinterpret_cast<u64>(from) % 16 == 0) return *reinterpret_cast<const Pack<T>*>(from);
-    Pack<T> pack;
+template <typename T, int N = Pack<T>::size>
+__device__ __forceinline__ Pack<T, N> load_pack(const T* from, i64 left) {
+    if (left >= N && reinterpret_cast<u64>(from) % sizeof(Pack<T, N>) == 0)
+        return *reinterpret_cast<const Pack<T, N>*>(from);
+    Pack<T, N> pack;
 #pragma unroll
-    for (int i = 0; i < Pack<T>::size; i++) pack.at[i] = i < left ? from[i] : narrow<T>(0);
+    for (int i = 0; i < N; i++) pack.at[i] = i < left ? from[i] : narrow<T>(0);
     return pack;
 }
 
 // Writes as many elements of a pack as are left.
-template <typename T>
-__device__ __forceinline__ void store_pack(T* to, const Pack<T>& pack, i64 left) {
-    if (left >= Pack<T>::size && reinterpret_cast<u64>(to) % 16 == 0) {
-        *reinterpret_cast<Pack<T>*>(to) = pack;
+template <typename T, int N>
+__device__ __forceinline__ void store_pack(T* to, const Pack<T, N>& pack, i64 left) {
+    if (left >= N && reinterpret_cast<u64>(to) % sizeof(pack) == 0) {
+        *reinterpret_cast<Pack<T, N>*>(to) = pack;
         return;
     }
 #pragma unroll
-    for (int i = 0; i < Pack<T>::size; i++)
+    for (int i = 0; i < N; i++)
         if (i < left) to[i] = pack.at[i];
 }
 

@@ -117,7 +117,7 @@ __global__ void divide(const u32* by, const u32* magic, u32* wrong) {
 
 #[test]
 fn quotients_are_exact() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     let near_powers = (1..31).flat_map(|bit| [(1u32 << bit) - 1, 1 << bit, (1 << bit) + 1]);
     let mut divisors: Vec<u32> = (1..=900).chain(near_powers).chain([i32::MAX as u32]).collect();
@@ -134,7 +134,7 @@ fn quotients_are_exact() {
 
 #[test]
 fn inverted_lists_are_in_order() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     for (grid, topk) in [([1, 1], 1), ([3, 3], 1), ([3, 3], 9), ([7, 7], 16), ([5, 8], 40)] {
         let g = Geometry { images: 3, map: grid, grid, heads: 1, qk_dim: 1, v_dim: 1, topk };
@@ -163,7 +163,7 @@ fn inverted_lists_are_in_order() {
 /// More regions than a tile of `choose_regions`, more channels than a chunk of them; ties, infinities and NaN.
 #[test]
 fn regions_are_chosen_in_order() {
-    let Some(gpu) = emulated() else { return };
+    let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     for (grid, qk_dim, topk) in [([1, 1], 3, 1), ([7, 7], 40, 16), ([9, 11], 6, 99)] {
         let g = Geometry { images: 2, map: grid, grid, heads: 1, qk_dim, v_dim: 1, topk };

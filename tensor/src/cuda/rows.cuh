@@ -1,0 +1,64 @@
+// Data as rows of columns, x (R, C). A block has a piece of the rows and `across` packs of neighbouring columns. Each of its
+// threads keeps to one pack, whose parameters it holds, and takes every `step`-th row of the piece. `rows.rs` says how
+// many of all these there are.
+#pragma once
+
+constexpr int THREADS = 256;
+// Rows that a thread asks for before it looks at the first, so that the memory has enough to do.
+constexpr int BATCH = 4;
+
+template <typename T>
+struct Part {
+    typedef wide<T> W;
+    static constexpr int N = Pack<T>::size;
+    i64 first, row, end; // the piece's first row, this thread's, and the end of the piece
+    int step, column, left; // the thread's first column, and how many there are from it on
+    int own; // the column whose sum comes to this thread; below zero where there is none
+
+    // `strip` says which of all packs of columns are the block's, and blockIdx.y which piece of the rows.
+    __device__ __forceinline__ Part(i64 rows, int columns, int across, int strip) {
+        i64 piece = blockIdx.y, pieces = gridDim.y;
+        int place = threadIdx.x / across, begin = strip * across * N;
+        step = THREADS / across;
+        column = begin + threadIdx.x % across * N;
+        left = columns - column;
+        own = begin + int(threadIdx.x);
+        if (own >= min(columns, begin + across * N)) own = -1;
+        first = rows * piece / pieces;
+        end = rows * (piece + 1) / pieces;
+        row = place < step ? first + place : end; // no rows for threads that are too many
+    }
+
+    // This thread's columns of a batch of rows of x; zeros for rows behind the end.
+    __device__ __forceinline__ void load(const T* x, i64 row, int columns, Pack<T> (&batch)[BATCH]) const {
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            i64 at = row + b * step;
+            batch[b] = load_pack(x + at * columns + column, at < end ? left : 0);
+        }
+    }
+
+    // The thread's columns of a parameter (C).
+    __device__ __forceinline__ void hold(const W* parameter, W (&values)[N]) const {
+        constexpr int M = Pack<W>::size;
+#pragma unroll
+        for (int j = 0; j < N; j += M) {
+            Pack<W> pack = load_pack(parameter + column + j, left - j);
+#pragma unroll
+            for (int i = 0; i < M; i++) values[j + i] = pack.at[i];
+        }
+    }
+
+    // The sum of the block's values for column `own`, in order of the rows.
+    __device__ __forceinline__ W add_up(const W (&values)[N], int across) const {
+        __shared__ W shared[THREADS * N];
+        __syncthreads(); // the sums before this one are done
+#pragma unroll
+        for (int j = 0; j < N; j++) shared[threadIdx.x * N + j] = values[j];
+        __syncthreads();
+        W sum = 0;
+        if (own < 0) return sum;
+        for (int place = threadIdx.x; place < step * across * N; place += across * N) sum += shared[place];
+        return sum;
+    }
+};
