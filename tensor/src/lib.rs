@@ -2,7 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `tensor.rs` | [`Tensor`]: shape and strides over a shared buffer; views that never copy |
+//! | `tensor/` | [`Tensor`]: shape and strides over a shared buffer; views that never copy; devices |
 //! | `shape.rs`, `dtype.rs` | [`Shape`], broadcasting; [`DType`], [`Element`], [`Float`] |
 //! | `buffer.rs` | 64-byte-aligned memory and the pool that hands it out again |
 //! | `rng.rs` | [`rng::Philox`]: random numbers as a function of seed, stream and position |

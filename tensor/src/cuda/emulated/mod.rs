@@ -116,7 +116,8 @@ impl Emulated {
         for (number, instance) in module.instances().iter().enumerate() {
             source.push_str(&format!("EMULATED_ENTRY({number}, {instance})\n"));
         }
-        let mut files: Vec<(&str, &str)> = vec![("device.h", include_str!("device.h"))];
+        let mut files: Vec<(&str, &str)> =
+            vec![("device.h", include_str!("device.h")), ("instructions.h", include_str!("instructions.h"))];
         for header in module.all_headers() {
             files.push(header);
         }

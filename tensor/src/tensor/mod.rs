@@ -1,9 +1,12 @@
 //! The tensor: a shape and strides over a shared buffer.
 
-use crate::cuda::{Gpu, Memory, Out, Span, elements};
+mod place;
+mod view;
+
+use crate::cuda::{Memory, elements};
 use crate::{Buffer, DType, Device, Element, Error, Result, Shape, shape::Strides};
 use half::bf16;
-use std::{fmt, ops::Range, sync::Arc};
+use std::{fmt, sync::Arc};
 
 /// An n-dimensional array. Cloning it, and taking views of it, shares the elements; they can be written
 /// only while nobody else sees them ([`Tensor::as_mut_slice`]).
@@ -33,99 +36,6 @@ impl Tensor {
         let bytes = bytes.unwrap_or_else(|| panic!("a tensor of shape {shape} cannot exist"));
         let storage = Storage::Cpu(Arc::new(Buffer::new(bytes)));
         Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
-    }
-
-    /// As [`Tensor::empty`], on a device. [`Error::OutOfMemory`] where a GPU has no room.
-    pub fn empty_on(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
-        let Device::Cuda(gpu) = device else { return Ok(Self::empty(shape, dtype)) };
-        let shape = shape.into();
-        let bytes = shape.count().checked_mul(dtype.size());
-        let bytes = bytes.unwrap_or_else(|| panic!("a tensor of shape {shape} cannot exist"));
-        let memory = Memory::new(gpu, bytes).map_err(|error| error.of_tensor(format!("{dtype} {shape}")))?;
-        let storage = Storage::Cuda(Arc::new(memory));
-        Ok(Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0 })
-    }
-
-    /// As [`Tensor::zeros`], on a device.
-    pub fn zeros_on(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
-        let Device::Cuda(gpu) = device else { return Ok(Self::zeros(shape, dtype)) };
-        let zeros = Self::empty_on(device, shape, dtype)?;
-        // SAFETY: the memory is this tensor's alone, and as long.
-        unsafe { gpu.driver().fill(zeros.address("zeros", gpu)?, 0, zeros.bytes())? };
-        Ok(zeros)
-    }
-
-    /// A tensor of one floating-point number, on a device. [`Error::DType`] for another type.
-    pub fn full_on(device: &Device, shape: impl Into<Shape>, value: f64, dtype: DType) -> Result<Self> {
-        let shape = shape.into();
-        if *device == Device::Cpu {
-            return Tensor::full(shape, value).cast(dtype);
-        }
-        let mut full = Self::empty_on(device, shape, dtype)?;
-        elements::fill(&mut full, value)?;
-        Ok(full)
-    }
-
-    /// This tensor on a device: itself if it is there, otherwise a contiguous copy.
-    pub fn to_device(&self, device: &Device) -> Result<Tensor> {
-        match (&self.storage, device) {
-            (Storage::Cpu(_), Device::Cpu) => Ok(self.clone()),
-            (Storage::Cuda(memory), Device::Cuda(gpu)) if Arc::ptr_eq(memory.gpu(), gpu) => Ok(self.clone()),
-            (Storage::Cpu(_), Device::Cuda(gpu)) => {
-                let from = self.contiguous()?;
-                let to = Self::empty_on(device, self.shape.clone(), self.dtype)?;
-                // SAFETY: the new tensor is nobody else's, and as long.
-                unsafe { gpu.upload(from.as_bytes("to_device")?, to.address("to_device", gpu)?)? };
-                Ok(to)
-            }
-            (Storage::Cuda(memory), Device::Cpu) => {
-                let from = self.contiguous()?;
-                let mut to = Self::empty(self.shape.clone(), self.dtype);
-                let address = from.address("to_device", memory.gpu())?;
-                // SAFETY: the contiguous copy is as long.
-                unsafe { memory.gpu().download(address, to.as_mut_bytes("to_device")?)? };
-                Ok(to)
-            }
-            (Storage::Cuda(_), Device::Cuda(_)) => self.to_device(&Device::Cpu)?.to_device(device),
-        }
-    }
-
-    /// Overwrites the elements from the `start`-th on of a contiguous tensor, wherever it is, with those of a tensor in the
-    /// machine's memory. Errors: [`Error::OutOfRange`], [`Error::DType`], [`Error::Shared`] when another tensor sees them.
-    pub fn overwrite(&mut self, start: usize, from: &Tensor) -> Result<()> {
-        if from.count() > self.count().saturating_sub(start) {
-            let (index, bound) = (start + from.count(), self.count() + 1);
-            return Err(Error::OutOfRange { op: "overwrite", what: "the end", index, bound });
-        }
-        if from.dtype != self.dtype {
-            return Err(Error::DType { op: "overwrite", expected: "the same type of", actual: from.dtype });
-        }
-        let from = from.contiguous()?;
-        let (from, start) = (from.as_bytes("overwrite")?, start * self.dtype.size());
-        match self.device() {
-            Device::Cpu => self.as_mut_bytes("overwrite")?[start..][..from.len()].copy_from_slice(from),
-            Device::Cuda(gpu) => {
-                let address = self.address_mut("overwrite", &gpu)? + start as u64;
-                // SAFETY: the memory is this tensor's alone, and long enough.
-                unsafe { gpu.upload(from, address)? };
-            }
-        }
-        Ok(())
-    }
-
-    /// The same elements in a buffer of their own, contiguous, on the same device.
-    pub fn duplicate(&self) -> Result<Tensor> {
-        let from = self.contiguous()?;
-        let mut copy = Self::empty_on(&self.device(), self.shape.clone(), self.dtype)?;
-        match self.device() {
-            Device::Cpu => copy.as_mut_bytes("duplicate")?.copy_from_slice(from.as_bytes("duplicate")?),
-            Device::Cuda(gpu) => {
-                let (from, to) = (from.address("duplicate", &gpu)?, copy.address_mut("duplicate", &gpu)?);
-                // SAFETY: both have these bytes, and share none.
-                unsafe { gpu.driver().copy(from, to, copy.bytes())? };
-            }
-        }
-        Ok(copy)
     }
 
     /// `count` elements for the duration of a task: as [`Tensor::empty`], from memory that is kept for tasks, see
@@ -272,57 +182,6 @@ impl Tensor {
             Storage::Cpu(buffer) => Arc::get_mut(buffer).ok_or(Error::Shared { op }),
             Storage::Cuda(_) => Err(Error::Shared { op }),
         }
-    }
-
-    fn wrong_device(&self, op: &'static str, expected: &Device) -> Error {
-        Error::Device { op, expected: expected.to_string(), actual: self.device().to_string() }
-    }
-
-    /// Where its elements are.
-    pub fn device(&self) -> Device {
-        match &self.storage {
-            Storage::Cpu(_) => Device::Cpu,
-            Storage::Cuda(memory) => Device::Cuda(Arc::clone(memory.gpu())),
-        }
-    }
-
-    /// The GPU that has its elements. [`Error::Device`] when none has.
-    pub fn gpu(&self, op: &'static str) -> Result<&Arc<Gpu>> {
-        match &self.storage {
-            Storage::Cuda(memory) => Ok(memory.gpu()),
-            Storage::Cpu(_) => Err(Error::Device { op, expected: "cuda".into(), actual: Device::Cpu.to_string() }),
-        }
-    }
-
-    /// The address of its first element in a GPU's memory. [`Error::Device`] when it is not there.
-    pub fn address(&self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
-        match &self.storage {
-            Storage::Cuda(memory) if Arc::ptr_eq(memory.gpu(), gpu) => {
-                Ok(memory.address() + (self.offset * self.dtype.size()) as u64)
-            }
-            _ => Err(self.wrong_device(op, &Device::Cuda(Arc::clone(gpu)))),
-        }
-    }
-
-    /// As [`Tensor::address`], of a contiguous tensor that is to be written. [`Error::Shared`] when another tensor sees
-    /// its elements.
-    pub(crate) fn address_mut(&mut self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
-        self.expect_contiguous(op)?;
-        if self.is_unique() { self.address(op, gpu) } else { Err(Error::Shared { op }) }
-    }
-
-    /// A contiguous tensor on a GPU as the place of a gradient. Errors: [`Error::Device`], [`Error::Shared`].
-    pub fn as_out(&mut self, op: &'static str, accumulate: bool) -> Result<Out<'_>> {
-        let gpu = Arc::clone(self.gpu(op)?);
-        let address = self.address_mut(op, &gpu)?;
-        Ok(Out::new(self.gpu(op)?, address, self.count(), self.dtype, accumulate))
-    }
-
-    /// The memory of a contiguous tensor on a GPU, to be written. Errors: [`Error::Device`], [`Error::Shared`].
-    pub fn as_span(&mut self, op: &'static str) -> Result<Span<'_>> {
-        let gpu = Arc::clone(self.gpu(op)?);
-        let address = self.address_mut(op, &gpu)?;
-        Ok(Span::new(self.gpu(op)?, address, self.bytes()))
     }
 
     /// Whether no other tensor sees the elements, so that they can be written in place.
@@ -491,74 +350,6 @@ impl Tensor {
             }
             DType::Index => Err(Error::DType { op: "cast", expected: "floating-point", actual: dtype }),
         }
-    }
-}
-
-/// Views: new shapes and strides over the same elements. None of them copies.
-impl Tensor {
-    fn view(&self, shape: Shape, strides: Strides, offset: usize) -> Tensor {
-        Tensor { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset }
-    }
-
-    fn expect_axis(&self, op: &'static str, axis: usize) -> Result<()> {
-        if axis < self.rank() { Ok(()) } else { Err(Error::Axis { op, axis, rank: self.rank() }) }
-    }
-
-    /// The same elements in order under another shape of as many elements. Needs a contiguous tensor.
-    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let shape = shape.into();
-        if shape.checked_count() != Some(self.count()) {
-            return Err(Error::shape("reshape", format!("{} elements, as in {}", self.count(), self.shape), &shape));
-        }
-        self.expect_contiguous("reshape")?;
-        let strides = shape.contiguous_strides();
-        Ok(self.view(shape, strides, self.offset))
-    }
-
-    /// The axes in another order: axis `i` of the result is axis `order[i]` of this tensor.
-    pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
-        let mut seen = vec![false; self.rank()];
-        for &axis in order {
-            self.expect_axis("permute", axis)?;
-            seen[axis] = true;
-        }
-        if order.len() != self.rank() || seen.contains(&false) {
-            let message = format!("{order:?} does not name each of {} axes once", self.rank());
-            return Err(Error::argument("permute", message));
-        }
-        let shape = order.iter().map(|&axis| self.shape[axis]).collect();
-        let strides = order.iter().map(|&axis| self.strides[axis]).collect();
-        Ok(self.view(shape, strides, self.offset))
-    }
-
-    /// The positions `range` along an axis.
-    pub fn slice(&self, axis: usize, range: Range<usize>) -> Result<Tensor> {
-        self.expect_axis("slice", axis)?;
-        if range.start > range.end || range.end > self.shape[axis] {
-            let bound = self.shape[axis] + 1;
-            return Err(Error::OutOfRange { op: "slice", what: "end", index: range.end.max(range.start), bound });
-        }
-        let shape = self.shape.with(axis, range.len());
-        // An empty view stays where it is, so that its offset never passes the end of the buffer.
-        let offset = if shape.count() == 0 { self.offset } else { self.offset + range.start * self.strides[axis] };
-        Ok(self.view(shape, self.strides.clone(), offset))
-    }
-
-    /// This tensor repeated, without copying, to a shape that it broadcasts to.
-    pub fn broadcast_to(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let shape = shape.into();
-        if self.shape.broadcast(&shape, "broadcast_to")? != shape || shape.checked_count().is_none() {
-            return Err(Error::Broadcast {
-                op: "broadcast_to",
-                left: self.shape.to_string(),
-                right: shape.to_string(),
-            });
-        }
-        let added = shape.len() - self.rank();
-        let strides = (0..shape.len())
-            .map(|axis| if axis < added || self.shape[axis - added] == 1 { 0 } else { self.strides[axis - added] })
-            .collect();
-        Ok(self.view(shape, strides, self.offset))
     }
 }
 
