@@ -265,6 +265,31 @@ fn the_emulated_device_notices_mistakes() {
     assert!(run("block_sums", 250).unwrap_err().to_string().contains("threads"), "a block that is no whole warps");
 }
 
+const SHARING: &[(&str, &str)] = &[(
+    "sharing.cuh",
+    "template <typename T> __device__ T* shared_memory() { __shared__ T memory[1]; return memory; }",
+)];
+const SHARES: &str = "
+    #include \"sharing.cuh\"
+    __global__ void where(u64* out) { *out = reinterpret_cast<u64>(shared_memory<int>()); }
+";
+static ONE: Module = Module { name: "one", source: SHARES, headers: SHARING, kernels: &["where"] };
+static ANOTHER: Module = Module { name: "another", source: SHARES, headers: SHARING, kernels: &["where"] };
+
+/// Kernels of two modules run at the same time, for two devices; what they declare in a common header is not common.
+#[test]
+fn the_emulated_modules_share_no_memory() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let place = |module: &'static Module| {
+        let mut out = Tensor::zeros_on(&Device::Cuda(Arc::clone(&gpu)), [1], DType::F64).unwrap();
+        let launch = module.launch(&gpu, "where", DType::F32).unwrap().threads(32).output(&mut out).unwrap();
+        // SAFETY: all threads write the one place, the same.
+        unsafe { launch.run().unwrap() };
+        out.to_vec::<f64>().unwrap()[0].to_bits()
+    };
+    assert_ne!(place(&ONE), place(&ANOTHER));
+}
+
 #[test]
 fn arguments_are_held_against_the_kernels_parameters() {
     let Some(gpu) = Gpu::for_tests(1) else { return };

@@ -369,12 +369,14 @@ struct Entry<void (*)(P...)> {
 
 #include "instructions.h"
 
-#define EMULATED_ENTRY(number, ...)                                                                       \
-    extern "C" const char* signature_##number() {                                                         \
-        return emulated::Entry<decltype(&__VA_ARGS__)>::signature();                                      \
-    }                                                                                                     \
-    extern "C" const char* launch_##number(const emulated::Launch* launch) {                              \
-        return emulated::Entry<decltype(&__VA_ARGS__)>::template launch<&__VA_ARGS__>(*launch);           \
+// The two functions of a kernel that the library shows.
+#define EMULATED_ENTRY(number, ...)                                                                          \
+    extern "C" __attribute__((visibility("default"))) const char* signature_##number() {                     \
+        return emulated::Entry<decltype(&__VA_ARGS__)>::signature();                                         \
+    }                                                                                                        \
+    extern "C" __attribute__((visibility("default"))) const char* launch_##number(                           \
+        const emulated::Launch* launch) {                                                                    \
+        return emulated::Entry<decltype(&__VA_ARGS__)>::template launch<&__VA_ARGS__>(*launch);              \
     }
 
 // What CUDA C++ has built in.

@@ -155,7 +155,9 @@ impl Emulated {
         }
         let built = work.join("kernel.so");
         let output = Command::new(&self.compiler)
+            // Hidden, or the loader would let libraries share what a template that both have calls static: shared memory.
             .args(["-std=c++17", "-O2", "-g1", "-DEMULATED", "-fPIC", "-shared", "-fno-strict-aliasing"])
+            .arg("-fvisibility=hidden")
             .args(["-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-variable"])
             .args(&self.options)
             .arg("-I")
