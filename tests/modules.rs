@@ -26,7 +26,7 @@ enum Module {
 impl Module {
     fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
         match self {
-            Module::Attention(attention) => attention.forward(pass, x),
+            Module::Attention(attention) => attention.forward(pass, x, None),
             Module::Block(block) => block.forward(pass, x),
         }
     }

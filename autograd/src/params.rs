@@ -182,6 +182,11 @@ impl Parameters {
         Ok(Parameters { layout: Arc::clone(&self.layout), values: self.values.duplicate()? })
     }
 
+    /// The same values in another floating-point type. Their gradients keep the layout's.
+    pub fn cast(&self, dtype: DType) -> Result<Parameters> {
+        Ok(Parameters { layout: Arc::clone(&self.layout), values: self.values.cast(dtype)? })
+    }
+
     /// The same values on a device.
     pub fn to_device(&self, device: &Device) -> Result<Parameters> {
         Ok(Parameters { layout: Arc::clone(&self.layout), values: self.values.to_device(device)? })

@@ -39,6 +39,7 @@ pub struct Node {
     /// What its rule does not keep, to be computed again.
     pub(crate) forgotten: SmallVec<[Forgotten; 1]>,
     pub(crate) shape: Shape,
+    /// The type of its gradient: the value's, but of a parameter that was rounded.
     pub(crate) dtype: DType,
 }
 
@@ -131,25 +132,44 @@ impl Tape {
 
     /// A value whose gradient is wanted.
     pub fn input(&self, value: Tensor) -> Var<'_> {
-        self.leaf(Origin::Input, value)
+        let dtype = value.dtype();
+        self.leaf(Origin::Input, value, dtype)
     }
 
-    /// A trainable parameter. Its gradient goes to the [`Gradients`](crate::Gradients) of the backward pass.
+    /// A trainable parameter. Its gradient goes to the [`Gradients`](crate::Gradients) of the backward pass, in the
+    /// layout's type, also where `parameters` are [rounded](Parameters::cast).
     pub fn parameter(&self, parameters: &Parameters, id: ParamId) -> Var<'_> {
-        let value = parameters.get(id);
-        self.used.borrow_mut().insert(id, value.shape().clone());
-        self.leaf(Origin::Parameter(id), value)
+        self.leaf_of(parameters, id, parameters.get(id))
     }
 
-    fn leaf(&self, origin: Origin, value: Tensor) -> Var<'_> {
-        let node = (self.mode != Mode::Inference).then(|| self.push(origin, &[], SmallVec::new(), &value));
+    /// A trainable parameter in another shape of as many elements.
+    pub fn parameter_as(&self, parameters: &Parameters, id: ParamId, shape: impl Into<Shape>) -> Result<Var<'_>> {
+        Ok(self.leaf_of(parameters, id, parameters.get(id).reshape(shape)?))
+    }
+
+    fn leaf_of(&self, parameters: &Parameters, id: ParamId, value: Tensor) -> Var<'_> {
+        let layout = parameters.layout();
+        self.used.borrow_mut().insert(id, layout.shape(id).clone());
+        self.leaf(Origin::Parameter(id), value, layout.dtype())
+    }
+
+    fn leaf(&self, origin: Origin, value: Tensor, dtype: DType) -> Var<'_> {
+        let push = || self.push(origin, &[], SmallVec::new(), (value.shape().clone(), dtype));
+        let node = (self.mode != Mode::Inference).then(push);
         Var { tape: self, value, node }
     }
 
-    fn push(&self, origin: Origin, inputs: &[&Var<'_>], forgotten: SmallVec<[Forgotten; 1]>, value: &Tensor) -> usize {
+    /// Appends a line, with the shape and the type of its gradient.
+    fn push(
+        &self,
+        origin: Origin,
+        inputs: &[&Var<'_>],
+        forgotten: SmallVec<[Forgotten; 1]>,
+        (shape, dtype): (Shape, DType),
+    ) -> usize {
         let inputs = inputs.iter().map(|input| input.node).collect();
         let mut nodes = self.nodes.borrow_mut();
-        nodes.push(Node { origin, inputs, forgotten, shape: value.shape().clone(), dtype: value.dtype() });
+        nodes.push(Node { origin, inputs, forgotten, shape, dtype });
         nodes.len() - 1
     }
 
@@ -179,7 +199,7 @@ impl Tape {
                 Mode::RecomputeCheap => recompute::forget(&mut rule, inputs, &self.nodes()),
                 _ => SmallVec::new(),
             };
-            self.push(Origin::Operation(Box::new(rule)), inputs, forgotten, &value)
+            self.push(Origin::Operation(Box::new(rule)), inputs, forgotten, like(&value))
         });
         Ok(Var { tape: self, value, node })
     }
@@ -187,7 +207,7 @@ impl Tape {
     /// Appends a line whether or not its inputs need gradients: a segment may have parameters of its own.
     pub(crate) fn append<'t>(&'t self, inputs: &[&Var<'t>], value: Tensor, rule: impl Rule) -> Result<Var<'t>> {
         self.expect_own(rule.name(), inputs)?;
-        let node = Some(self.push(Origin::Operation(Box::new(rule)), inputs, SmallVec::new(), &value));
+        let node = Some(self.push(Origin::Operation(Box::new(rule)), inputs, SmallVec::new(), like(&value)));
         Ok(Var { tape: self, value, node })
     }
 
@@ -246,6 +266,11 @@ impl Tape {
             change(rule.saved_mut());
         }
     }
+}
+
+/// The shape and the type of a tensor.
+fn like(value: &Tensor) -> (Shape, DType) {
+    (value.shape().clone(), value.dtype())
 }
 
 fn all_finite(value: &Tensor) -> Result<bool> {

@@ -82,8 +82,8 @@ impl Attention {
         }
     }
 
-    /// Attends.
-    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+    /// Attends, and adds a residual (N, H, W, C), if there is one.
+    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
         let mixed = match &self.kind {
             Kind::Routed { .. } => self.routed(pass, x)?,
             Kind::Full { heads, context } => {
@@ -100,7 +100,7 @@ impl Attention {
                 }
             }
         };
-        self.out.forward(pass, &mixed)
+        self.out.plus(pass, &mixed, residual)
     }
 
     fn routed<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {

@@ -135,7 +135,7 @@ impl BiFormer {
 
     /// A pass over images (N, H, W, 3), which are brought to the model's device.
     pub fn forward<'t>(&self, tape: &'t Tape, images: &Tensor, mode: Mode) -> Result<Output<'t>> {
-        let pass = Pass::new(tape, mode, &self.parameters, &self.statistics);
+        let pass = Pass::new(tape, mode, &self.parameters, &self.statistics).with_maps(self.maps)?;
         let values = self.run(&pass, images)?;
         Ok(Output { values, trace: pass.into_trace() })
     }

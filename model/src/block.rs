@@ -50,22 +50,30 @@ impl Block {
             Some(position) => position.residual(pass, x)?,
             None => x.clone(),
         };
-        let attended = self.attention.forward(pass, &self.norm1.forward(pass, &x)?)?;
-        let x = self.residual(pass, &x, attended, 0)?;
+        let normed = self.norm1.forward(pass, &x)?;
+        let x = self.residual(pass, &x, 0, |x| self.attention.forward(pass, &normed, x))?;
         let hidden = ops::gelu(&self.mlp[0].forward(pass, &self.norm2.forward(pass, &x)?)?)?;
-        let mixed = self.mlp[1].forward(pass, &hidden)?;
-        self.residual(pass, &x, mixed, 1)
+        self.residual(pass, &x, 1, |x| self.mlp[1].plus(pass, &hidden, x))
     }
 
-    /// x + γ·branch, where in training whole samples of the branch are dropped.
-    fn residual<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, branch: Var<'t>, index: usize) -> Result<Var<'t>> {
-        let mut branch = branch;
+    /// x + γ·branch, where in training whole samples of the branch are dropped. A branch to which nothing of this is
+    /// done adds x itself.
+    fn residual<'t>(
+        &self,
+        pass: &Pass<'t, '_>,
+        x: &Var<'t>,
+        index: usize,
+        branch: impl FnOnce(Option<&Var<'t>>) -> Result<Var<'t>>,
+    ) -> Result<Var<'t>> {
+        let stream = if self.drop_path > 0.0 { pass.stream() } else { None };
+        if self.gamma.is_none() && stream.is_none() {
+            return branch(Some(x));
+        }
+        let mut branch = branch(None)?;
         if let Some(gamma) = &self.gamma {
             branch = ops::mul(&branch, &pass.parameter(gamma[index]))?;
         }
-        if self.drop_path > 0.0
-            && let Some(stream) = pass.stream()
-        {
+        if let Some(stream) = stream {
             branch = ops::drop_path(&branch, self.drop_path, stream, pass.first_image())?;
         }
         Ok(ops::add(x, &branch)?)

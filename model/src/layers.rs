@@ -9,9 +9,8 @@ use autograd::{ParamId, Var};
 pub struct Linear {
     weight: ParamId,
     bias: Option<ParamId>,
+    /// (O, I), also where the weight is stored as a 1x1 convolution's, (O, I, 1, 1).
     extents: [usize; 2],
-    /// Stored as a 1x1 convolution's weight, (O, I, 1, 1).
-    as_convolution: bool,
 }
 
 impl Linear {
@@ -19,7 +18,7 @@ impl Linear {
     pub fn new(builder: &mut Builder, name: &str, inputs: usize, outputs: usize, bias: bool) -> Self {
         let weight = builder.parameter(format!("{name}.weight"), [outputs, inputs], Init::Normal);
         let bias = bias.then(|| builder.parameter(format!("{name}.bias"), [outputs], Init::Constant(0.0)));
-        Self { weight, bias, extents: [outputs, inputs], as_convolution: false }
+        Self { weight, bias, extents: [outputs, inputs] }
     }
 
     /// The same function stored, and initialised, as a 1x1 convolution.
@@ -27,17 +26,19 @@ impl Linear {
         let init = Init::Uniform { fan_in: inputs };
         let weight = builder.parameter(format!("{name}.weight"), [outputs, inputs, 1, 1], init);
         let bias = bias.then(|| builder.parameter(format!("{name}.bias"), [outputs], init));
-        Self { weight, bias, extents: [outputs, inputs], as_convolution: true }
+        Self { weight, bias, extents: [outputs, inputs] }
     }
 
     /// x·Wᵀ + b
     pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
-        let mut weight = pass.parameter(self.weight);
-        if self.as_convolution {
-            weight = ops::reshape(&weight, self.extents)?;
-        }
-        let bias = self.bias.map(|bias| pass.parameter(bias));
-        Ok(ops::linear(x, &weight, bias.as_ref())?)
+        self.plus(pass, x, None)
+    }
+
+    /// The same plus a residual (..., O), if there is one.
+    pub fn plus<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
+        let weight = pass.factor_as(self.weight, self.extents)?;
+        let bias = self.bias.map(|bias| pass.factor(bias));
+        Ok(ops::linear_residual(x, &weight, bias.as_ref(), residual)?)
     }
 }
 
@@ -65,7 +66,7 @@ impl Conv {
 
     /// The convolution of a map.
     pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
-        Ok(ops::conv2d(x, &pass.parameter(self.weight), Some(&pass.parameter(self.bias)), self.attributes)?)
+        Ok(ops::conv2d(x, &pass.factor(self.weight), Some(&pass.factor(self.bias)), self.attributes)?)
     }
 }
 

@@ -6,8 +6,8 @@ use crate::state::StatisticsId;
 use autograd::{ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
 use std::cell::{Cell, RefCell};
-use tensor::Tensor;
 use tensor::rng::Philox;
+use tensor::{DType, Tensor};
 
 /// Whether a pass is for training or for use.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,6 +37,8 @@ pub struct Pass<'t, 'm> {
     tape: &'t Tape,
     mode: Mode,
     parameters: &'m Parameters,
+    /// The same in the type of the maps.
+    factors: Parameters,
     running: &'m [RunningStatistics],
     /// Draws so far: each gets a random stream of its own.
     draws: Cell<u64>,
@@ -83,7 +85,13 @@ impl Trace {
 impl<'t, 'm> Pass<'t, 'm> {
     /// A pass on a tape.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &'m Parameters, running: &'m [RunningStatistics]) -> Self {
-        Self { tape, mode, parameters, running, draws: Cell::new(0), first_image: 0, trace: RefCell::default() }
+        let (factors, trace) = (parameters.share(), RefCell::default());
+        Self { tape, mode, parameters, factors, running, draws: Cell::new(0), first_image: 0, trace }
+    }
+
+    /// Rounds what products take of the parameters to the type of the maps: once, and all of it in one sweep.
+    pub fn with_maps(self, dtype: DType) -> Result<Self> {
+        Ok(Self { factors: self.parameters.cast(dtype)?, ..self })
     }
 
     /// Keeps the maps after each merging and each stage in the trace.
@@ -111,9 +119,10 @@ impl<'t, 'm> Pass<'t, 'm> {
         work: impl for<'s> Fn(&Pass<'s, '_>, &Var<'s>) -> Result<Var<'s>> + Send + 'static,
     ) -> Result<Var<'t>> {
         let (mode, draws, first_image) = (self.mode, self.draws.get(), self.first_image);
-        let (parameters, running) = (self.parameters.share(), self.running.to_vec());
+        let (parameters, factors, running) = (self.parameters.share(), self.factors.share(), self.running.to_vec());
         let (y, (draws, trace)) = self.tape.segment(&[x], move |tape, inputs| {
-            let pass = Pass { draws: Cell::new(draws), first_image, ..Pass::new(tape, mode, &parameters, &running) };
+            let (factors, draws) = (factors.share(), Cell::new(draws));
+            let pass = Pass { factors, draws, first_image, ..Pass::new(tape, mode, &parameters, &running) };
             let y = work(&pass, &inputs[0])?;
             Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
         })?;
@@ -133,13 +142,13 @@ impl<'t, 'm> Pass<'t, 'm> {
         if x.shape().first().is_none_or(|&images| images <= size) {
             return work(self, x);
         }
-        let (mode, parameters, running) = (self.mode, self.parameters, self.running);
+        let (mode, parameters, factors, running) = (self.mode, self.parameters, &self.factors, self.running);
         let (draws, first) = (self.draws.get(), self.first_image);
         let keep_maps = self.trace.borrow().keep_maps;
         let (y, left) = self.tape.in_pieces(x, size, |x, images| {
             let trace = RefCell::new(Trace { keep_maps, ..Trace::default() });
-            let first_image = first + images.start;
-            let pass = Pass { tape: x.tape(), mode, parameters, running, draws: Cell::new(draws), first_image, trace };
+            let (first_image, factors, draws) = (first + images.start, factors.share(), Cell::new(draws));
+            let pass = Pass { tape: x.tape(), mode, parameters, factors, running, draws, first_image, trace };
             let y = work(&pass, x)?;
             Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
         })?;
@@ -152,6 +161,16 @@ impl<'t, 'm> Pass<'t, 'm> {
     /// A parameter, on the tape.
     pub fn parameter(&self, id: ParamId) -> Var<'t> {
         self.tape.parameter(self.parameters, id)
+    }
+
+    /// A parameter that is multiplied with maps, or added to products, in their type.
+    pub fn factor(&self, id: ParamId) -> Var<'t> {
+        self.tape.parameter(&self.factors, id)
+    }
+
+    /// The same in another shape.
+    pub fn factor_as<const N: usize>(&self, id: ParamId, extents: [usize; N]) -> Result<Var<'t>> {
+        Ok(self.tape.parameter_as(&self.factors, id, extents)?)
     }
 
     /// The running statistics of a BatchNorm.

@@ -59,7 +59,7 @@ pub use dwconv::{dwconv, dwconv_residual};
 pub use gather::gather;
 pub use gelu::gelu;
 pub use layer_norm::layer_norm;
-pub use linear::linear;
+pub use linear::{linear, linear_residual};
 pub use matmul::matmul;
 pub use mean_pool::mean_pool;
 pub use mul::mul;

@@ -1,7 +1,7 @@
 //! Tensors on a GPU, as the emulated device plays it.
 
 use std::sync::Arc;
-use tensor::cuda::{Gpu, Module, Operand, Product, elements};
+use tensor::cuda::{Factor, Gemm, Gpu, Module, Operand, Product, elements};
 use tensor::rng::Philox;
 use tensor::{DType, Device, Error, Tensor, bf16};
 
@@ -96,7 +96,7 @@ fn products_of_every_kind() {
                 transposed,
                 stride,
             };
-            let product = Product {
+            let mut product = Product {
                 extents: [m, n, k],
                 batch,
                 a: operand(&mut a_there, transposed[0], m * k),
@@ -104,10 +104,13 @@ fn products_of_every_kind() {
                 c: operand(&mut c, false, m * n),
                 inputs,
                 output,
+                plus: 0,
                 row: 0,
-                accumulate: true,
+                sums: 0,
                 tf32: false,
             };
+            // Added to what is there.
+            product.plus = product.c.address;
             for times in 1..3 {
                 // SAFETY: the operands are the tensors above.
                 unsafe { gpu.driver().multiply(&product).unwrap() };
@@ -124,6 +127,54 @@ fn products_of_every_kind() {
                         "{inputs} {transposed:?}: {got}, not {times} times {sum}"
                     );
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_product_does_besides() {
+    let Some(gpu) = Gpu::for_tests(3) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let (m, n, k) = (3, 5, 4);
+    // Small whole numbers, so that all results are exact in every type.
+    let small = |count: usize, step: usize| -> Vec<f32> { (0..count).map(|i| (i * step % 7) as f32 - 3.0).collect() };
+    let (a, b, c, row, old) = (small(k * m, 3), small(k * n, 5), small(m * n, 2), small(n, 4), small(m, 1));
+    for (inputs, output) in
+        [(DType::F32, DType::F32), (DType::F64, DType::F64), (DType::Bf16, DType::Bf16), (DType::Bf16, DType::F32)]
+    {
+        let there = |data: &[f32], shape: &[usize], dtype| {
+            Tensor::from_slice(data, shape.to_vec()).unwrap().cast(dtype).unwrap().to_device(&device).unwrap()
+        };
+        let values = |x: &Tensor| x.to_device(&Device::Cpu).unwrap().cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        let transposed = there(&a, &[k, m], inputs);
+        let (right, plus) = (there(&b, &[k, n], inputs), there(&c, &[m, n], output));
+        let row_there = there(&row, &[n], DType::F32).cast(output.wide()).unwrap();
+        for choice in 0..16 {
+            let [with_plus, with_row, with_sums, accumulate] = [1, 2, 4, 8].map(|bit| choice & bit != 0);
+            let mut result = there(&c, &[m, n], output);
+            let mut sums = there(&old, &[m], output);
+            let product = Gemm::new("test", Factor::transposed(&transposed), Factor::plain(&right), [m, n, k])
+                .plus(with_plus.then_some(&plus))
+                .row(with_row.then_some(&row_there))
+                .sums(with_sums.then(|| sums.as_out("test", accumulate).unwrap()));
+            let outcome = product.into(result.as_out("test", accumulate).unwrap());
+            if with_plus && accumulate {
+                assert!(matches!(outcome, Err(Error::Argument { op: "test", .. })));
+                continue;
+            }
+            outcome.unwrap();
+            let kept = |asked: bool, value: f32| if asked { f64::from(value) } else { 0.0 };
+            for (place, got) in values(&result).into_iter().enumerate() {
+                let (i, j) = (place / n, place % n);
+                let product: f64 = (0..k).map(|l| f64::from(a[l * m + i] * b[l * n + j])).sum();
+                let expected = product + kept(with_plus || accumulate, c[place]) + kept(with_row, row[j]);
+                assert_eq!(got, expected, "{inputs} {output} {choice:04b}");
+            }
+            for (i, got) in values(&sums).into_iter().enumerate() {
+                let sum: f64 = (0..k).map(|l| f64::from(a[l * m + i])).sum();
+                let expected = kept(with_sums, 1.0) * sum + kept(accumulate || !with_sums, old[i]);
+                assert_eq!(got, expected, "{inputs} {output} {choice:04b}");
             }
         }
     }

@@ -2,8 +2,8 @@
 
 use super::geometry::Geometry;
 use std::ops::Range;
-use tensor::cuda::elements::{add_row, put, sum_rows};
-use tensor::cuda::{Factor, Module, Out, gemm};
+use tensor::cuda::elements::{put, put_within, sum_rows};
+use tensor::cuda::{Factor, Gemm, Module, Out};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -19,16 +19,16 @@ const PATCHES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
 
 /// y (N, HO, WO, O) from x (N, H, W, I), weight (O, I, KH, KW) and bias (O).
 pub fn forward(g: &Geometry, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
-    let weight = reorder(weight, x.dtype())?;
+    let weight = reorder(g, weight, x.dtype())?;
     let mut out = y.as_out("conv2d", false)?;
     for images in chunks(g, x.dtype()) {
         let patches = patches(g, x, images.clone())?;
         let Range { start, end } = pixels(g, &images);
-        let extents = [end - start, g.outputs, g.patch()];
-        let out = out.part(start * g.outputs, (end - start) * g.outputs);
-        gemm("conv2d", Factor::plain(&patches), Factor::transposed(&weight), 1, extents, out)?;
+        let extents = [end - start, g.outputs, row(g, x.dtype())];
+        let product = Gemm::new("conv2d", Factor::plain(&patches), Factor::transposed(&weight), extents);
+        product.row(bias).into(out.part(start * g.outputs, (end - start) * g.outputs))?;
     }
-    bias.map_or(Ok(()), |bias| add_row(y, bias))
+    Ok(())
 }
 
 /// dx (N, H, W, I), dweight (O, I, KH, KW) and dbias (O) from dy (N, HO, WO, O).
@@ -40,51 +40,57 @@ pub fn backward(
     [dx, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
     dx.map_or(Ok(()), |dx| backward_input(g, dy, weight, dx))?;
-    dweight.map_or(Ok(()), |dweight| backward_weight(g, dy, x, dweight))?;
-    dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, g.pixels(), g.outputs], dbias))
+    match dweight {
+        Some(dweight) => backward_weight(g, dy, x, dweight, dbias),
+        None => dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, g.pixels(), g.outputs], dbias)),
+    }
 }
 
 /// dx from dy.
 fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -> Result<()> {
     dx.expect("conv2d", dy.dtype())?;
-    let weight = reorder(weight, dy.dtype())?;
-    let [height, width] = g.input;
+    let weight = reorder(g, weight, dy.dtype())?;
+    let ([height, width], row) = (g.input, row(g, dy.dtype()));
     for images in chunks(g, dy.dtype()) {
         let upstream = part(dy, &images)?;
         let Range { start, end } = pixels(g, &images);
-        let mut dpatches = Tensor::empty_on(&dy.device(), [end - start, g.patch()], dy.dtype())?;
-        let extents = [end - start, g.patch(), g.outputs];
-        let out = dpatches.as_out("conv2d", false)?;
-        gemm("conv2d", Factor::plain(&upstream), Factor::plain(&weight), 1, extents, out)?;
+        let mut dpatches = Tensor::empty_on(&dy.device(), [end - start, row], dy.dtype())?;
+        let extents = [end - start, row, g.outputs];
+        let product = Gemm::new("conv2d", Factor::plain(&upstream), Factor::plain(&weight), extents);
+        product.into(dpatches.as_out("conv2d", false)?)?;
         let image = height * width * g.inputs;
         let dx = dx.part(images.start * image, images.len() * image);
         let launch = KERNELS.launch(dx.gpu(), "conv2d_gather<T>", dy.dtype())?.blocks(images.len() * height);
         let launch = launch.input(&dpatches)?.out(Some(&dx)).extents([height, width, g.inputs])?;
-        let launch = launch.extents(g.kernel)?.extents(g.output)?.extents([g.stride, g.padding])?;
+        let launch = launch.extents(g.kernel)?.extents(g.output)?.count(row).extents([g.stride, g.padding])?;
         // SAFETY: dx has these images, and dpatches the patches of them all.
         unsafe { launch.run()? };
     }
     Ok(())
 }
 
-/// dweight from dy and x.
-fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>) -> Result<()> {
-    let ([down, across], outputs) = (g.kernel, g.outputs);
-    let mut sums = Tensor::zeros_on(&x.device(), [outputs, down, across, g.inputs], dweight.dtype())?;
+/// dweight and dbias from dy and x.
+fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>, mut dbias: Option<Out<'_>>) -> Result<()> {
+    let ([down, across], outputs, row) = (g.kernel, g.outputs, row(g, x.dtype()));
+    let mut sums = Tensor::zeros_on(&x.device(), [outputs, row], dweight.dtype())?;
     for images in chunks(g, x.dtype()) {
         let (upstream, patches) = (part(dy, &images)?, patches(g, x, images.clone())?);
-        let extents = [outputs, g.patch(), pixels(g, &images).len()];
-        let out = sums.as_out("conv2d", true)?;
-        gemm("conv2d", Factor::transposed(&upstream), Factor::plain(&patches), 1, extents, out)?;
+        let extents = [outputs, row, pixels(g, &images).len()];
+        let product = Gemm::new("conv2d", Factor::transposed(&upstream), Factor::plain(&patches), extents);
+        let of_bias = dbias.as_mut().map(|dbias| dbias.part(0, outputs));
+        product.sums(of_bias).into(sums.as_out("conv2d", true)?)?;
+        // What follows is added.
+        dbias.iter_mut().for_each(|dbias| dbias.accumulate = true);
     }
+    let sums = sums.slice(1, 0..g.patch())?.contiguous()?.reshape([outputs, down, across, g.inputs])?;
     put(dweight, &sums.permute(&[0, 3, 1, 2])?.contiguous()?)
 }
 
-/// The images whose patches make one matrix, matrix by matrix.
+/// The images whose patches make one matrix, matrix by matrix; where there are no images, one matrix without rows.
 fn chunks(g: &Geometry, dtype: DType) -> impl Iterator<Item = Range<usize>> + use<> {
-    let (images, bytes) = (g.images, pixels(g, &(0..1)).len() * g.patch() * dtype.size());
+    let (images, bytes) = (g.images, pixels(g, &(0..1)).len() * row(g, dtype) * dtype.size());
     let chunk = (PATCHES / bytes.max(1)).max(1);
-    (0..images).step_by(chunk).map(move |start| start..(start + chunk).min(images))
+    (0..images.max(1)).step_by(chunk).map(move |start| start..(start + chunk).min(images))
 }
 
 /// The output pixels of some images.
@@ -98,21 +104,33 @@ fn part(map: &Tensor, images: &Range<usize>) -> Result<Tensor> {
     map.slice(0, images.clone())
 }
 
-/// What the output pixels of some images see: (pixels, KH·KW·I).
+/// The length of a row of patches.
+fn row(g: &Geometry, dtype: DType) -> usize {
+    g.patch().next_multiple_of(16 / dtype.size())
+}
+
+/// What the output pixels of some images see: (pixels, row).
 fn patches(g: &Geometry, x: &Tensor, images: Range<usize>) -> Result<Tensor> {
-    let mut patches = Tensor::empty_on(&x.device(), [pixels(g, &images).len(), g.patch()], x.dtype())?;
+    let row = row(g, x.dtype());
+    let mut patches = Tensor::empty_on(&x.device(), [pixels(g, &images).len(), row], x.dtype())?;
     let launch = KERNELS.launch(x.gpu("conv2d")?, "conv2d_patches<T>", x.dtype())?.blocks(images.len() * g.output[0]);
     let launch = launch.input(&part(x, &images)?)?.output(&mut patches)?.extents(g.input)?.extents([g.inputs])?;
-    let launch = launch.extents(g.kernel)?.extents([g.output[0], g.output[1] * g.patch(), g.stride, g.padding])?;
+    let launch = launch.extents(g.kernel)?.extents([g.output[0], g.output[1] * row, row, g.stride, g.padding])?;
     // SAFETY: x has these images, and there is a row of patches for each of their output pixels.
     unsafe { launch.run()? };
     Ok(patches)
 }
 
-/// The weight (O, I, KH, KW) as (O, KH, KW, I), as the patches lie, in their type.
-fn reorder(weight: &Tensor, dtype: DType) -> Result<Tensor> {
-    weight.expect("conv2d", dtype.wide())?;
-    weight.permute(&[0, 2, 3, 1])?.contiguous()?.cast(dtype)
+/// The weight (O, I, KH, KW) in the order and with the zeros of the patches, (O, row), in their type.
+fn reorder(g: &Geometry, weight: &Tensor, dtype: DType) -> Result<Tensor> {
+    let weight = weight.permute(&[0, 2, 3, 1])?.contiguous()?.cast(dtype)?;
+    let (row, [_, across]) = (row(g, dtype), g.kernel);
+    if row == g.patch() {
+        return Ok(weight);
+    }
+    let mut reordered = Tensor::zeros_on(&weight.device(), [g.outputs, row], dtype)?;
+    put_within(reordered.as_out("conv2d", false)?, 0, &[row, across * g.inputs, g.inputs, 1], &weight)?;
+    Ok(reordered)
 }
 
 #[cfg(test)]

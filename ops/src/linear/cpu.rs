@@ -1,19 +1,37 @@
 //! CPU kernels of [`linear`](super::linear).
 
+use rayon::prelude::*;
 use tensor::cpu::gemm::{Mat, gemm, gemm_plus_row};
-use tensor::cpu::parallel::{Out, add_rows, sum_in_pieces};
+use tensor::cpu::parallel::{Out, add_rows, items_per_task, sum_in_pieces};
 use tensor::{Float, simd};
 
-/// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O).
-pub fn forward<T: Float>(x: &[T], weight: &[T], bias: Option<&[T]>, [outputs, inputs]: [usize; 2], y: &mut [T]) {
+/// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O) + residual (R, O).
+pub fn forward<T: Float>(
+    x: &[T],
+    weight: &[T],
+    bias: Option<&[T]>,
+    residual: Option<&[T]>,
+    [outputs, inputs]: [usize; 2],
+    y: &mut [T],
+) {
     if outputs == 0 {
         return;
     }
     let rows = y.len() / outputs;
     let (x, weight) = (Mat::new(x, rows, inputs), Mat::new(weight, outputs, inputs).t());
-    match bias {
-        Some(bias) => gemm_plus_row(x, weight, bias, y),
-        None => gemm(x, weight, Out::store(y)),
+    match (bias, residual) {
+        (None, None) => gemm(x, weight, Out::store(y)),
+        (Some(bias), None) => gemm_plus_row(x, weight, bias, y),
+        (bias, Some(residual)) => {
+            let rows = items_per_task(outputs) * outputs;
+            y.par_chunks_mut(rows).zip(residual.par_chunks(rows)).for_each(|(y, residual)| {
+                y.copy_from_slice(residual);
+                if let Some(bias) = bias {
+                    simd!(_A => y.chunks_exact_mut(outputs).for_each(|y| add_rows(bias, y)));
+                }
+            });
+            gemm(x, weight, Out { data: y, accumulate: true });
+        }
     }
 }
 

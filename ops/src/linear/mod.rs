@@ -1,12 +1,13 @@
 //! The linear layer: a matrix product over the last axis, and a bias.
 //!
-//! **Forward.** y = x·Wᵀ + b, with x (..., I), W (O, I), b (O) or none, y (..., O).
+//! **Forward.** y = x·Wᵀ + b + r, with x (..., I), W (O, I), b (O) or none, r (..., O) or none, y (..., O). The residual r
+//! is what a layer's result is added to: it is read where y is written, which saves two passes over a map.
 //!
 //! **Backward.** From dy (..., O): each y[r, o] = Σᵢ x[r, i] W[o, i] + b\[o\], hence
-//! dx = dy·W, dW = dyᵀ·x, db = Σᵣ dy\[r\]. Saved: x and W, the factors of the two products; not y.
+//! dx = dy·W, dW = dyᵀ·x, db = Σᵣ dy\[r\], dr = dy. Saved: x and W, the factors of the two products; not y.
 //!
-//! Operands must be contiguous; f32 or f64, and on a GPU also x in bf16 with W and b in f32: W is rounded
-//! to bf16, and products are summed in f32. Errors: [`tensor::Error::Shape`] when the last extents
+//! Operands must be contiguous; f32 or f64, and on a GPU also x and r in bf16 with W and b in f32 or bf16: they are
+//! rounded to bf16, and products are summed in f32. Errors: [`tensor::Error::Shape`] when the last extents
 //! differ, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Linear`, whose
 //! weight layout this is.
 
@@ -15,7 +16,7 @@ mod cpu;
 mod cuda;
 pub mod reference;
 
-use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Shape, Tensor, match_float};
 
@@ -24,6 +25,16 @@ pub(crate) const SUMMARY: &str = "x·Wᵀ + b over the last axis";
 
 /// x (..., I) times W (O, I) transposed, plus b (O) if there is one: (..., O).
 pub fn linear<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
+    linear_residual(x, weight, bias, None)
+}
+
+/// The same plus a residual (..., O), if there is one.
+pub fn linear_residual<'t>(
+    x: &Var<'t>,
+    weight: &Var<'t>,
+    bias: Option<&Var<'t>>,
+    residual: Option<&Var<'t>>,
+) -> Result<Var<'t>> {
     let [outputs, inputs] = weight.value().dims("linear", "a weight (O, I)")?;
     if x.shape().last() != Some(&inputs) {
         return Err(Error::shape(
@@ -36,28 +47,40 @@ pub fn linear<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Resu
     if let Some(bias) = bias.filter(|bias| *bias.shape() != [outputs]) {
         return Err(Error::shape("linear", format!("a bias of ({outputs})"), bias.shape()).into());
     }
+    let shape = x.shape().with(x.shape().len() - 1, outputs);
+    if let Some(residual) = residual.filter(|residual| *residual.shape() != shape) {
+        return Err(Error::shape("linear", format!("a residual {shape}"), residual.shape()).into());
+    }
     let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, x.shape().with(x.shape().len() - 1, outputs), x.dtype())?;
+    let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
+    let (bias_value, residual_value) = (bias.map(Var::value), residual.map(Var::value));
     match &device {
         Device::Cpu => match_float!(x.dtype(), "linear", T => cpu::forward::<T>(
             x.value().as_slice("linear")?,
             weight.value().as_slice("linear")?,
-            bias.map(|bias| bias.value().as_slice("linear")).transpose()?,
+            bias_value.map(|bias| bias.as_slice("linear")).transpose()?,
+            residual_value.map(|residual| residual.as_slice("linear")).transpose()?,
             [outputs, inputs],
             y.as_mut_slice("linear")?,
         )),
-        Device::Cuda(_) => cuda::forward(x.value(), weight.value(), bias.map(Var::value), &mut y)?,
+        Device::Cuda(_) => cuda::forward(x.value(), weight.value(), bias_value, residual_value, &mut y)?,
     }
-    let rule = || Linear { x: x.value().clone(), weight: weight.value().clone() };
-    match bias {
-        Some(bias) => x.tape().record("linear", &[x, weight, bias], y, rule),
-        None => x.tape().record("linear", &[x, weight], y, rule),
-    }
+    let inputs: Vec<&Var<'t>> = [Some(x), Some(weight), bias, residual].into_iter().flatten().collect();
+    let [bias, residual] = [bias.map(|_| 2), residual.map(|_| inputs.len() - 1)];
+    x.tape().record("linear", &inputs, y, || Linear {
+        x: x.value().clone(),
+        weight: weight.value().clone(),
+        bias,
+        residual,
+    })
 }
 
 struct Linear {
     x: Tensor,
     weight: Tensor,
+    /// Which of the inputs these are, if they are there.
+    bias: Option<usize>,
+    residual: Option<usize>,
 }
 
 impl Rule for Linear {
@@ -65,21 +88,25 @@ impl Rule for Linear {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let extents = self.weight.dims("linear", "a weight (O, I)")?;
-        let (mut dx, mut dw, mut db) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
+        if let Some(residual) = self.residual {
+            grads.give(residual, dy.clone())?;
+        }
+        let (mut dx, mut dw) = (grads.open(0)?, grads.open(1)?);
+        let mut db = self.bias.map(|bias| grads.open(bias)).transpose()?;
         match dy.device() {
             Device::Cpu => match_float!(dy.dtype(), "linear", T => cpu::backward::<T>(
                 dy.as_slice("linear")?,
                 self.x.as_slice("linear")?,
                 self.weight.as_slice("linear")?,
                 extents,
-                [dx.out()?, dw.out()?, db.out()?],
+                [dx.out()?, dw.out()?, db.as_mut().map_or(Ok(None), Slot::out)?],
             )),
             Device::Cuda(_) => {
-                let outs = [dx.out_on_gpu()?, dw.out_on_gpu()?, db.out_on_gpu()?];
+                let outs = [dx.out_on_gpu()?, dw.out_on_gpu()?, db.as_mut().map_or(Ok(None), Slot::out_on_gpu)?];
                 cuda::backward(&dy, &self.x, &self.weight, outs)?;
             }
         }
-        [dx, dw, db].into_iter().for_each(|slot| grads.close(slot));
+        [Some(dx), Some(dw), db].into_iter().flatten().for_each(|slot| grads.close(slot));
         Ok(())
     }
 

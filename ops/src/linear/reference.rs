@@ -2,8 +2,13 @@
 
 use autograd::exact::{Array, Scalar};
 
-/// y[r, o] = Σᵢ x[r, i] w[o, i] + b\[o\]
-pub fn linear<S: Scalar>(x: &Array<S>, weight: &Array<S>, bias: Option<&Array<S>>) -> Array<S> {
+/// y[r, o] = Σᵢ x[r, i] w[o, i] + b\[o\] + e[r, o], where e is the residual
+pub fn linear<S: Scalar>(
+    x: &Array<S>,
+    weight: &Array<S>,
+    bias: Option<&Array<S>>,
+    residual: Option<&Array<S>>,
+) -> Array<S> {
     let [outputs, inputs] = weight.dims();
     let mut shape = x.shape.clone();
     shape[x.shape.len() - 1] = outputs;
@@ -12,6 +17,7 @@ pub fn linear<S: Scalar>(x: &Array<S>, weight: &Array<S>, bias: Option<&Array<S>
         let (row, output) = (place / outputs, place % outputs);
         *y = (0..inputs).map(|i| x.data[row * inputs + i] * weight.at(&[output, i])).sum();
         *y += bias.map_or(S::of(0.0), |bias| bias.at(&[output]));
+        *y += residual.map_or(S::of(0.0), |residual| residual.data[place]);
     }
     y
 }

@@ -1,6 +1,6 @@
 //! The GPU's side of [`matmul`](super::matmul): the library's matrix product over a batch of pairs.
 
-use tensor::cuda::{Factor, Out, gemm};
+use tensor::cuda::{Factor, Gemm, Out};
 use tensor::{Result, Tensor};
 
 /// y = a·b.
@@ -46,5 +46,5 @@ fn products(a: &Tensor, b: &Tensor, out: Out<'_>) -> Result<()> {
     };
     let ((a, a_lies), (b, b_lies)) = (stored(a)?, stored(b)?);
     let factor = |stored, lies| if lies { Factor::transposed(stored) } else { Factor::plain(stored) };
-    gemm("matmul", factor(&a, a_lies), factor(&b, b_lies), batch, [m, n, k], out)
+    Gemm::new("matmul", factor(&a, a_lies), factor(&b, b_lies), [m, n, k]).batch(batch).into(out)
 }

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::time::Instant;
 use tensor::cpu::gemm::{Mat, gemm};
 use tensor::cpu::parallel::Out;
-use tensor::cuda::{self, Factor};
+use tensor::cuda::{Factor, Gemm};
 use tensor::rng::Philox;
 use tensor::{DType, Device, Tensor};
 
@@ -115,7 +115,7 @@ impl Ceilings {
         let mut result = Tensor::empty_on(device, [EXTENT, EXTENT], maps)?;
         let factor = Factor::plain(&matrix);
         let product = seconds_of(|| {
-            cuda::gemm("ceiling", factor, factor, 1, [EXTENT; 3], result.as_out("ceiling", false)?)?;
+            Gemm::new("ceiling", factor, factor, [EXTENT; 3]).into(result.as_out("ceiling", false)?)?;
             device.synchronize()
         })?;
         let copied = Tensor::zeros_on(device, [COPIED], DType::F32)?;

@@ -78,7 +78,8 @@ pub struct Operand {
     pub stride: usize,
 }
 
-/// C = A·B, or C += A·B, for each matrix of a batch: A is (m, k), B is (k, n), C is (m, n).
+/// C = A·B plus what is to be added, for each matrix of a batch: A is (m, k), B is (k, n), C is (m, n). Addresses that are 0
+/// stand for nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     /// (m, n, k)
@@ -95,10 +96,12 @@ pub struct Product {
     pub inputs: DType,
     /// The type of C: that of the inputs, or f32.
     pub output: DType,
-    /// A row (n) of C's type that is added to every row; 0 for none.
+    /// A matrix like C that is added: C itself where the product is added to what it holds.
+    pub plus: u64,
+    /// A row (n) of C's type that is added to every row.
     pub row: u64,
-    /// Whether the product is added to what C holds.
-    pub accumulate: bool,
+    /// Where the sums of A's rows go, (m) of C's type.
+    pub sums: u64,
     /// Whether f32 operands may be rounded to TF32, whose mantissa has 10 bits.
     pub tf32: bool,
 }
@@ -162,8 +165,8 @@ pub trait Driver: Send + Sync {
     /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
     unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
 
-    /// Whether [`Driver::multiply`] can add the row that such a product asks for.
-    fn adds_row(&self, product: &Product) -> bool;
+    /// Whether [`Driver::multiply`] can add the row, and form the sums, that such a product asks for.
+    fn can_end(&self, product: &Product) -> bool;
 
     /// Multiplies matrices.
     unsafe fn multiply(&self, product: &Product) -> Result<()>;

@@ -98,18 +98,17 @@ pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor
     unsafe { launch.int(out.accumulate.into()).count(count).run() }
 }
 
-/// y (..., C) += row (C), which has the type of y's sums ([`DType::wide`]). Errors: [`Error::Shape`], [`Error::DType`],
-/// [`Error::NotContiguous`], [`Error::Shared`].
-pub fn add_row(y: &mut Tensor, row: &Tensor) -> Result<()> {
-    row.expect("add_row", y.dtype().wide())?;
+/// y (R, C) += row (C), whatever else its place says. Errors: [`Error::Shape`], [`Error::NotContiguous`].
+pub fn add_row(y: Out<'_>, row: &Tensor) -> Result<()> {
     let (count, columns) = (y.count(), row.count());
-    if y.shape().last() != Some(&columns) {
-        return Err(Error::shape("add_row", format!("rows of {columns}"), y.shape()));
+    if count != 0 && (columns == 0 || !count.is_multiple_of(columns)) {
+        return Err(Error::shape("add_row", format!("a row that {count} elements are made of"), row.shape()));
     }
+    let row = row.cast(y.dtype().wide())?;
     let tiles = Tiles::new(count.checked_div(columns).unwrap_or(0), columns, y.dtype());
-    let launch = tiles.sweep(KERNELS.launch(row.gpu("add_row")?, "add_row<T>", y.dtype())?);
+    let launch = tiles.sweep(KERNELS.launch(y.gpu(), "add_row<T>", y.dtype())?);
     // SAFETY: y has rows as long as `row`, by the check above.
-    unsafe { tiles.describe(launch.output(y)?.input(row)?)?.run() }
+    unsafe { tiles.describe(launch.pointer(y.address()).input(&row)?)?.run() }
 }
 
 /// Into how many pieces the rows of a sum are cut: by their number alone.

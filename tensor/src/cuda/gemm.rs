@@ -1,6 +1,6 @@
 //! Matrix products of tensors on a GPU.
 
-use super::elements::add_row;
+use super::elements::{add_row, put, sum_rows};
 use super::{Operand, Out, Product};
 use crate::{Error, Result, Tensor};
 
@@ -24,96 +24,144 @@ impl<'a> Factor<'a> {
     }
 }
 
-/// out (m, n) = A (m, k) · B (k, n) + row (n), where the row is rounded to the product's type. Errors: as [`gemm`]'s.
-pub fn gemm_plus_row(
+/// A product of matrices, batch by batch: A (m, k) · B (k, n), and what is done besides in the same pass over memory.
+/// A and B have one floating-point type; sums are computed in that of its sums ([`DType::wide`](crate::DType::wide)).
+#[derive(Debug)]
+pub struct Gemm<'a> {
     op: &'static str,
-    a: Factor<'_>,
-    b: Factor<'_>,
-    [m, n, k]: [usize; 3],
-    row: &Tensor,
-    out: &mut Tensor,
-) -> Result<()> {
-    let rounded = row.cast(out.dtype())?;
-    if row.count() != n {
-        return Err(Error::shape(op, format!("a row of {n}"), row.shape()));
-    }
-    let place = out.as_out(op, false)?;
-    let product = product(op, a, b, 1, [m, n, k], &place)?;
-    let product =
-        product.map(|product| Ok(Product { row: rounded.address(op, place.gpu())?, ..product })).transpose()?;
-    match product.filter(|product| place.gpu().driver().adds_row(product)) {
-        // SAFETY: the factors, the row and the output have the elements that the extents ask for.
-        Some(product) => unsafe { place.gpu().driver().multiply(&product) },
-        None => {
-            gemm(op, a, b, 1, [m, n, k], place)?;
-            add_row(out, row)
-        }
-    }
+    factors: [Factor<'a>; 2],
+    batch: usize,
+    extents: [usize; 3],
+    plus: Option<&'a Tensor>,
+    row: Option<&'a Tensor>,
+    sums: Option<Out<'a>>,
 }
 
-/// out (batch, m, n) = A (batch, m, k) · B (batch, k, n), stored or added. A and B have one floating-point type, and `out`
-/// that type or that of its sums ([`DType::wide`](crate::DType::wide)); sums are computed there. Errors:
-/// [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`], [`Error::Device`].
-pub fn gemm(
-    op: &'static str,
-    a: Factor<'_>,
-    b: Factor<'_>,
-    batch: usize,
-    [m, n, k]: [usize; 3],
-    out: Out<'_>,
-) -> Result<()> {
-    let gpu = out.gpu();
-    match product(op, a, b, batch, [m, n, k], &out)? {
-        // SAFETY: the factors and the output have the elements that the extents ask for.
-        Some(product) => unsafe { gpu.driver().multiply(&product) },
-        // SAFETY: the memory is the output's.
-        None if !out.accumulate => unsafe { gpu.driver().fill(out.address(), 0, out.count() * out.dtype().size()) },
-        None => Ok(()),
+impl<'a> Gemm<'a> {
+    /// A product of two matrices, whose extents are m, n and k.
+    pub fn new(op: &'static str, a: Factor<'a>, b: Factor<'a>, extents: [usize; 3]) -> Self {
+        Self { op, factors: [a, b], batch: 1, extents, plus: None, row: None, sums: None }
     }
-}
 
-/// A product as a driver takes it, or none of matrices without elements. Errors: those of [`gemm`].
-fn product(
-    op: &'static str,
-    a: Factor<'_>,
-    b: Factor<'_>,
-    batch: usize,
-    [m, n, k]: [usize; 3],
-    out: &Out<'_>,
-) -> Result<Option<Product>> {
-    let gpu = out.gpu();
-    for (factor, count) in [(a, batch * m * k), (b, batch * k * n)] {
-        if factor.tensor.count() != count {
-            return Err(Error::shape(op, format!("a factor of {count} elements"), factor.tensor.shape()));
+    /// So many products, of matrices that lie one behind the other.
+    pub fn batch(self, batch: usize) -> Self {
+        Self { batch, ..self }
+    }
+
+    /// Adds a matrix like the result, if there is one.
+    pub fn plus(self, plus: Option<&'a Tensor>) -> Self {
+        Self { plus, ..self }
+    }
+
+    /// Adds a row (n), if there is one, to every row. It is rounded to the result's type.
+    pub fn row(self, row: Option<&'a Tensor>) -> Self {
+        Self { row, ..self }
+    }
+
+    /// Puts the sums of A's rows (m), which have the result's type, into this place, if there is one.
+    pub fn sums(self, sums: Option<Out<'a>>) -> Self {
+        Self { sums, ..self }
+    }
+
+    /// Computes all of it. The result is stored or added, in the factors' type or that of their sums. Errors:
+    /// [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`], [`Error::Device`], [`Error::Argument`] for a matrix
+    /// to be added to a result that is itself added.
+    pub fn into(mut self, mut out: Out<'_>) -> Result<()> {
+        self.check(&out)?;
+        let [m, n, k] = self.extents;
+        match self.plus {
+            _ if self.batch * m * n * k > 0 => self.multiply(&out)?,
+            Some(plus) => put(out.part(0, plus.count()), plus)?,
+            None if !out.accumulate => out.clear()?,
+            None => {}
         }
-        if !factor.tensor.is_contiguous() {
-            return Err(factor.tensor.not_contiguous(op));
+        // What the product did not do in passing.
+        if let Some(row) = self.row {
+            add_row(out.part(0, self.batch * m * n), row)?;
         }
+        let Some(sums) = self.sums else { return Ok(()) };
+        let Factor { tensor, transposed } = self.factors[0];
+        sum_rows(tensor, if transposed { [1, k, m] } else { [m, k, 1] }, sums)
     }
-    let inputs = a.tensor.dtype();
-    b.tensor.expect(op, inputs)?;
-    if out.dtype() != inputs {
-        out.expect(op, inputs.wide())?;
+
+    /// The product, with as much of the rest as the device does in passing, which is then no longer asked for.
+    fn multiply(&mut self, out: &Out<'_>) -> Result<()> {
+        let (op, gpu, [m, n, k]) = (self.op, out.gpu(), self.extents);
+        let [a, b] = self.factors;
+        let operand = |Factor { tensor, transposed }: Factor<'_>, stride| -> Result<Operand> {
+            Ok(Operand { address: tensor.address(op, gpu)?, transposed, stride })
+        };
+        let bare = Product {
+            extents: self.extents,
+            batch: self.batch,
+            a: operand(a, m * k)?,
+            b: operand(b, k * n)?,
+            c: Operand { address: out.address(), transposed: false, stride: m * n },
+            inputs: a.tensor.dtype(),
+            output: out.dtype(),
+            plus: match self.plus {
+                Some(plus) => plus.address(op, gpu)?,
+                None if out.accumulate => out.address(),
+                None => 0,
+            },
+            row: 0,
+            sums: 0,
+            tf32: gpu.tf32(),
+        };
+        let row = self.row.map(|row| row.cast(out.dtype())).transpose()?;
+        // A device stores them, and cannot add them.
+        let stored = self.sums.as_ref().filter(|sums| !sums.accumulate);
+        let full = Product {
+            row: row.as_ref().map_or(Ok(0), |row| row.address(op, gpu))?,
+            sums: stored.map_or(0, Out::address),
+            ..bare
+        };
+        if full == bare || !gpu.driver().can_end(&full) {
+            // SAFETY: the operands have the elements that the extents ask for: see `check`.
+            return unsafe { gpu.driver().multiply(&bare) };
+        }
+        // SAFETY: as above.
+        unsafe { gpu.driver().multiply(&full)? };
+        self.row = None;
+        self.sums = self.sums.take().filter(|sums| sums.accumulate);
+        Ok(())
     }
-    if out.count() != batch * m * n {
-        return Err(Error::shape(op, format!("a product of {} elements", batch * m * n), &[out.count()]));
+
+    /// Whether everything has the type, and is as long, as it must be.
+    fn check(&self, out: &Out<'_>) -> Result<()> {
+        let (op, [m, n, k]) = (self.op, self.extents);
+        let [a, b] = self.factors;
+        let inputs = a.tensor.dtype();
+        b.tensor.expect(op, inputs)?;
+        if out.dtype() != inputs {
+            out.expect(op, inputs.wide())?;
+        }
+        let lengths = [(a.tensor, self.batch * m * k, "a factor"), (b.tensor, self.batch * k * n, "a factor")];
+        let plus = self.plus.map(|plus| (plus, self.batch * m * n, "a matrix to add"));
+        for (tensor, count, what) in lengths.into_iter().chain(plus) {
+            if tensor.count() != count {
+                return Err(Error::shape(op, format!("{what} of {count} elements"), tensor.shape()));
+            }
+            if !tensor.is_contiguous() {
+                return Err(tensor.not_contiguous(op));
+            }
+        }
+        self.plus.map_or(Ok(()), |plus| plus.expect(op, out.dtype()))?;
+        if self.plus.is_some() && out.accumulate {
+            return Err(Error::argument(op, "a matrix to add to a product that is itself added"));
+        }
+        if let Some(row) = self.row.filter(|row| row.count() != n) {
+            return Err(Error::shape(op, format!("a row of {n}"), row.shape()));
+        }
+        if let Some(sums) = &self.sums {
+            sums.expect(op, out.dtype())?;
+            if sums.count() != m {
+                return Err(Error::shape(op, format!("{m} sums"), &[sums.count()]));
+            }
+        }
+        if out.count() != self.batch * m * n {
+            return Err(Error::shape(op, format!("a product of {} elements", self.batch * m * n), &[out.count()]));
+        }
+        Ok(())
     }
-    if batch * m * n * k == 0 {
-        return Ok(None);
-    }
-    let operand = |factor: Factor<'_>, stride| -> Result<Operand> {
-        Ok(Operand { address: factor.tensor.address(op, gpu)?, transposed: factor.transposed, stride })
-    };
-    Ok(Some(Product {
-        extents: [m, n, k],
-        batch,
-        a: operand(a, m * k)?,
-        b: operand(b, k * n)?,
-        c: Operand { address: out.address(), transposed: false, stride: m * n },
-        inputs,
-        output: out.dtype(),
-        row: 0,
-        accumulate: out.accumulate,
-        tf32: gpu.tf32(),
-    }))
 }

@@ -30,7 +30,7 @@ mod recording;
 mod rows;
 
 pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties};
-pub use gemm::{Factor, gemm, gemm_plus_row};
+pub use gemm::{Factor, Gemm};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
 pub use recording::Recording;

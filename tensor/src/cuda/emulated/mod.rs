@@ -2,14 +2,12 @@
 //! plays. What it is for: every kernel, and all that the host does around it, runs and is checked on a machine without a
 //! GPU; and whoever learns can step through a kernel with a debugger.
 
-use super::driver::{Arg, Driver, Extent, Function, Operand, Product, Properties, RecordingId};
+mod products;
+
+use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId};
 use super::module::Module;
-use crate::cpu::gemm::{Mat, gemm};
-use crate::cpu::parallel::Out;
-use crate::{DType, Error, Float, Result};
-use half::bf16;
+use crate::{DType, Error, Result};
 use libloading::Library;
-use num_traits::AsPrimitive;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -301,9 +299,9 @@ impl Driver for Emulated {
         Err(failure(format!("{}: {message}", kernel.name)))
     }
 
-    fn adds_row(&self, product: &Product) -> bool {
+    fn can_end(&self, product: &Product) -> bool {
         // As cuBLASLt.
-        product.output != DType::F64
+        product.output != DType::F64 && (product.row == 0 || product.sums == 0)
     }
 
     unsafe fn multiply(&self, product: &Product) -> Result<()> {
@@ -311,15 +309,7 @@ impl Driver for Emulated {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe {
-            match product.inputs {
-                DType::F32 => multiply::<f32, f32>(product),
-                DType::F64 => multiply::<f64, f64>(product),
-                DType::Bf16 => multiply::<bf16, f32>(product),
-                DType::Index => return Err(failure("multiplies floating-point matrices")),
-            }
-        }
-        Ok(())
+        unsafe { products::multiply(product) }
     }
 
     fn begin_recording(&self) -> Result<()> {
@@ -356,56 +346,5 @@ impl Driver for Emulated {
 
     fn synchronize(&self) -> Result<()> {
         Ok(())
-    }
-}
-
-/// The products of a batch, one after the other, in the precision of `W`.
-unsafe fn multiply<T: crate::Element + AsPrimitive<W>, W: Float>(product: &Product) {
-    let Product { extents: [m, n, k], batch, a, b, c, output, row, accumulate, .. } = *product;
-    let read = |operand: Operand, index: usize, count: usize| -> Vec<W> {
-        let start = operand.address as *const T;
-        // SAFETY: the operand lies there, by the caller's promise.
-        (0..count).map(|i| unsafe { *start.add(index * operand.stride + i) }.as_()).collect()
-    };
-    for index in 0..batch {
-        let (left, right) = (read(a, index, m * k), read(b, index, k * n));
-        let mut result = vec![W::zero(); m * n];
-        gemm(lie(&left, m, k, a.transposed), lie(&right, k, n, b.transposed), Out::store(&mut result));
-        for (i, &value) in result.iter().enumerate() {
-            let place = index * c.stride + i;
-            // SAFETY: a row of n elements lies there, by the caller's promise.
-            let added = unsafe {
-                match output {
-                    _ if row == 0 => 0.0,
-                    DType::F64 => *(row as *const f64).add(i % n),
-                    DType::Bf16 => f64::from(*(row as *const bf16).add(i % n)),
-                    _ => f64::from(*(row as *const f32).add(i % n)),
-                }
-            };
-            let value = value.wide() + added;
-            // SAFETY: C lies there, by the caller's promise.
-            unsafe {
-                match output {
-                    DType::F64 => write(c.address as *mut f64, place, accumulate, |old| old + value),
-                    DType::Bf16 => {
-                        write(c.address as *mut bf16, place, accumulate, |old| bf16::from_f64(f64::from(old) + value))
-                    }
-                    _ => write(c.address as *mut f32, place, accumulate, |old| (f64::from(old) + value) as f32),
-                }
-            }
-        }
-    }
-}
-
-/// A matrix that lies in `data` as it is, or as its transpose.
-fn lie<W: Float>(data: &[W], rows: usize, cols: usize, transposed: bool) -> Mat<'_, W> {
-    if transposed { Mat::new(data, cols, rows).t() } else { Mat::new(data, rows, cols) }
-}
-
-unsafe fn write<T: crate::Element>(start: *mut T, place: usize, accumulate: bool, value: impl FnOnce(T) -> T) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let place = start.add(place);
-        place.write(value(if accumulate { place.read() } else { T::default() }));
     }
 }

@@ -29,14 +29,24 @@ struct Shape {
     transposed: [bool; 2],
     types: [DType; 2],
     tf32: bool,
-    /// Whether a row is added.
-    row: bool,
-    alignment: [u32; 4],
+    ending: Ending,
+    alignment: [u32; 5],
+}
+
+/// What a product does besides.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Ending {
+    None,
+    /// Adds a row.
+    Row,
+    /// Sums up the rows of A.
+    Sums,
 }
 
 impl Shape {
     fn of(product: &Product) -> Self {
-        let Product { extents, batch, a, b, c, inputs, output, tf32, row, .. } = *product;
+        let Product { extents, batch, a, b, c, inputs, output, tf32, plus, row, sums } = *product;
+        let plus = if plus == 0 { c.address } else { plus };
         Self {
             extents,
             batch,
@@ -44,8 +54,13 @@ impl Shape {
             transposed: [a.transposed, b.transposed],
             types: [inputs, output],
             tf32,
-            row: row != 0,
-            alignment: [a.address, b.address, c.address, row].map(|address| address.trailing_zeros().min(8)),
+            ending: match (row, sums) {
+                (0, 0) => Ending::None,
+                (_, 0) => Ending::Row,
+                _ => Ending::Sums,
+            },
+            alignment: [a.address, b.address, c.address, plus, row | sums]
+                .map(|address| address.trailing_zeros().min(8)),
         }
     }
 }
@@ -80,9 +95,9 @@ impl Blas {
         Ok(Self { handle: doing("opening", result::create_handle())?, stream, workspace, plans: HashMap::new() })
     }
 
-    /// Whether cuBLASLt knows how to compute such a product.
-    pub fn has_plan(&mut self, product: &Product) -> bool {
-        self.planned(&Shape::of(product)).is_ok()
+    /// Whether cuBLASLt knows how to compute such a product with what it is to do besides, of which it does one thing.
+    pub fn can_end(&mut self, product: &Product) -> bool {
+        (product.row == 0 || product.sums == 0) && self.planned(&Shape::of(product)).is_ok()
     }
 
     /// The plan for a shape, made now or before.
@@ -97,7 +112,7 @@ impl Blas {
     /// # Safety
     /// The operands lie where the product says, in memory of the current context.
     pub unsafe fn multiply(&mut self, product: &Product) -> Result<()> {
-        let Product { extents: [m, n, k], batch, a, b, c, accumulate, .. } = *product;
+        let Product { extents: [m, n, k], batch, a, b, c, plus, row, sums, .. } = *product;
         if m == 0 || n == 0 || batch == 0 {
             return Ok(());
         }
@@ -106,13 +121,14 @@ impl Blas {
         }
         let (handle, workspace, stream) = (self.handle, self.workspace as *mut c_void, self.stream.cast());
         let plan = self.planned(&Shape::of(product))?;
-        if product.row != 0 {
+        let vector = row | sums;
+        if vector != 0 {
             let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-            let value: *const c_void = (&raw const product.row).cast();
+            let value: *const c_void = (&raw const vector).cast();
             // SAFETY: the description is the plan's, and the value a pointer of eight bytes.
             doing("a row", unsafe { result::set_matmul_desc_attribute(plan.description, pointer, value, 8) })?;
         }
-        let (one, beta) = (1.0f32, if accumulate { 1.0f32 } else { 0.0 });
+        let (one, beta) = (1.0f32, if plus == 0 { 0.0f32 } else { 1.0 });
         let (wide_one, wide_beta) = (1.0f64, f64::from(beta));
         let (one, beta): (*const c_void, *const c_void) = match product.inputs {
             DType::F64 => ((&raw const wide_one).cast(), (&raw const wide_beta).cast()),
@@ -120,6 +136,8 @@ impl Blas {
         };
         let [first, second, result] = plan.layouts;
         let c = c.address as *mut c_void;
+        // What is times zero is not read, but has to be named.
+        let plus = if plus == 0 { c } else { plus as *mut c_void };
         // SAFETY: the caller's promise; the plan was made for these extents; scalars are read before this returns.
         let outcome = unsafe {
             result::matmul(
@@ -131,7 +149,7 @@ impl Blas {
                 first,
                 a.address as *const c_void,
                 second,
-                c,
+                plus,
                 result,
                 c,
                 result,
@@ -186,7 +204,7 @@ impl Blas {
         let (first, second) = (operation(b_transposed), operation(a_transposed));
         let preference = doing("preferences", result::create_matmul_pref())?;
         let workspace = WORKSPACE;
-        let [a_bytes, b_bytes, c_bytes, _] = shape.alignment.map(|zeros| 1u32 << zeros);
+        let [a_bytes, b_bytes, c_bytes, plus_bytes, _] = shape.alignment.map(|zeros| 1u32 << zeros);
         // SAFETY: the objects are new, and the values have the sizes that are given.
         unsafe {
             let describe = |attribute, value: &i32| {
@@ -195,11 +213,14 @@ impl Blas {
             };
             describe(Of::CUBLASLT_MATMUL_DESC_TRANSA, &first)?;
             describe(Of::CUBLASLT_MATMUL_DESC_TRANSB, &second)?;
-            if shape.row {
+            let epilogue = match shape.ending {
+                Ending::None => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
                 // Along what cuBLASLt, which reads by columns, calls the rows of D: our columns.
-                let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as i32;
-                describe(Of::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            }
+                Ending::Row => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+                // Of its B, which is our A.
+                Ending::Sums => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB,
+            };
+            describe(Of::CUBLASLT_MATMUL_DESC_EPILOGUE, &(epilogue as i32))?;
             let prefer = |attribute, value: *const c_void, size| {
                 doing("a preference", result::set_matmul_pref_attribute(preference, attribute, value, size))
             };
@@ -210,7 +231,7 @@ impl Blas {
             )?;
             prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (&raw const b_bytes).cast(), 4)?;
             prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (&raw const a_bytes).cast(), 4)?;
-            prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (&raw const c_bytes).cast(), 4)?;
+            prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (&raw const plus_bytes).cast(), 4)?;
             prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (&raw const c_bytes).cast(), 4)?;
             let [first, second, c] = layouts;
             // Of the ways to add up parts, the one that has an order, or none: equal bits each time.

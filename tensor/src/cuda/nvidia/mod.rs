@@ -254,9 +254,9 @@ impl Driver for Nvidia {
             .doing("starting a kernel")
     }
 
-    fn adds_row(&self, product: &Product) -> bool {
+    fn can_end(&self, product: &Product) -> bool {
         let blas = self.blas.as_ref().filter(|_| self.enter().is_ok());
-        blas.is_some_and(|blas| blas.lock().unwrap_or_else(PoisonError::into_inner).has_plan(product))
+        blas.is_some_and(|blas| blas.lock().unwrap_or_else(PoisonError::into_inner).can_end(product))
     }
 
     unsafe fn multiply(&self, product: &Product) -> Result<()> {
