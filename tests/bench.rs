@@ -82,6 +82,24 @@ fn bench_sweeps_attention_over_growing_maps() {
 }
 
 #[test]
+fn bench_takes_routed_attention_out_of_a_model() {
+    let arguments = ["bench", "--only-bra", "--batch-size", "2", "--steps", "2"];
+    let report = json(&biformer(&[&arguments[..], &["--json"]].concat()).ok().out);
+    let stages = report["stages"].as_array().unwrap();
+    // The third stage of nano attends to everything.
+    for (stage, (tokens, keys)) in stages.iter().zip([([16, 16], 64), ([8, 8], 32)]) {
+        assert_eq!((&stage["tokens"], &stage["keys_per_query"]), (&serde_json::json!(tokens), &keys.into()));
+        assert!(
+            ["forward_ms", "forward_backward_ms"].iter().all(|time| stage[time].as_f64().unwrap() > 0.0),
+            "{stage}"
+        );
+    }
+    assert_eq!(stages.len(), 2);
+    assert!(biformer(&arguments).ok().out.contains("16x16"));
+    biformer(&[&arguments[..], &["--set", "topks=-2,-2,-2"]].concat()).refused(&["no stage of this model routes"]);
+}
+
+#[test]
 fn bench_takes_images_that_are_not_square() {
     let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
     let arguments = ["bench", "--image-size", "32x64", "--batch-size", "1", "--steps", "1", "--json"];

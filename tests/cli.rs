@@ -332,6 +332,7 @@ fn help_tells_every_option() {
                 "set",
                 "json",
                 "profile",
+                "only-bra",
                 "op",
                 "plot",
             ],

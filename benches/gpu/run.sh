@@ -58,7 +58,7 @@ bench() {
     local model mode precision
     for model in small tiny stl; do
         for mode in train infer; do
-            try "bench-$model-$mode-bf16" target/gpu/biformer bench --device cuda --precision bf16 --recompute none \
+            try "bench-$model-$mode-bf16" target/gpu/biformer bench --device cuda --precision bf16 \
                 --model "$model" --image-size 224 --batch-size 128 --mode "$mode" --steps 20
             cat "$out/bench-$model-$mode-bf16.log"
         done
@@ -66,14 +66,17 @@ bench() {
     try bench-small-latency target/gpu/biformer bench --device cuda --precision bf16 --model small --image-size 224 \
         --batch-size 1 --mode infer --steps 50
     cat "$out/bench-small-latency.log"
+    try bench-small-only-bra target/gpu/biformer bench --device cuda --precision bf16 --model small --image-size 224 \
+        --batch-size 128 --only-bra --steps 50
+    cat "$out/bench-small-only-bra.log"
     for mode in train infer; do
-        try "profile-small-$mode" target/gpu/biformer bench --device cuda --precision bf16 --recompute none --model small \
+        try "profile-small-$mode" target/gpu/biformer bench --device cuda --precision bf16 --model small \
             --image-size 224 --batch-size 128 --mode "$mode" --steps 5 --profile
         cat "$out/profile-small-$mode.log"
     done
     for precision in tf32 f32; do
         try "bench-small-train-$precision" target/gpu/biformer bench --device cuda --precision "$precision" \
-            --recompute none --model small --image-size 224 --batch-size 128 --mode train --steps 10
+            --model small --image-size 224 --batch-size 128 --mode train --steps 10
         cat "$out/bench-small-train-$precision.log"
     done
 }
@@ -87,6 +90,10 @@ peers() {
                 --gather published --model-json small --image-size 224 --batch-size 128 --mode "$mode" --steps 20 $form
             cat "$out/torch-small-$mode${form#-}.log"
         done
+        # shellcheck disable=SC2086 # as above
+        try "torch-small-only-bra${form#-}" python3 benches/peers/bench_torch.py --device cuda --dtype bf16 \
+            --gather published --model-json small --image-size 224 --batch-size 128 --only-bra --steps 20 $form
+        cat "$out/torch-small-only-bra${form#-}.log"
     done
 }
 

@@ -13,7 +13,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from biformer_torch import GATHERS, BiFormer, count_macs, load_config, parameter_groups
+from biformer_torch import GATHERS, BiFormer, BiLevelRoutingAttention, count_macs, load_config, parameter_groups
 
 
 def arguments():
@@ -32,18 +32,75 @@ def arguments():
                         help="matmul has measured faster on CPUs at BiFormer's few keys per query")
     parser.add_argument("--dtype", choices=["f32", "bf16"], default="f32", help="bf16: weights and images for inference, autocast for training (on cuda)")
     parser.add_argument("--memory-format", choices=["channels_last", "contiguous"], default="channels_last")
+    parser.add_argument("--only-bra", action="store_true", help="of the model only its routed attention, stage by stage")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a line of text")
     return parser.parse_args()
+
+
+def seconds_each(work, args):
+    """The time of one of `args.steps` runs, which are asked for one behind the other."""
+    def wait():
+        if args.device == "cuda":
+            torch.cuda.synchronize()
+
+    for _ in range(args.warmup):
+        work()
+    wait()
+    start = time.perf_counter()
+    for _ in range(args.steps):
+        work()
+    wait()
+    return (time.perf_counter() - start) / args.steps
+
+
+def bench_stages(args):
+    """Routed attention from queries, keys and values to mixed values, local context included: the work of
+    `biformer bench --only-bra`."""
+    config, side, stages = load_config(args.model_json), args.image_size, []
+    for index, (dim, n_win, topk) in enumerate(zip(config["embed_dim"], config["n_win"], config["topks"])):
+        strides = config["stem_strides"] if index == 0 else [2]
+        for stride in strides:
+            side = (side - 1) // stride + 1
+        if topk < 0:
+            continue
+        attention = BiLevelRoutingAttention(dim, dim // config["head_dim"], n_win, topk, False, args.gather,
+                                            args.attention == "sdpa").to(args.device)
+        dtype = torch.bfloat16 if args.dtype == "bf16" else torch.float32
+        shape = (args.batch_size, n_win**2, (side // n_win) ** 2, 3 * dim)
+        qkv = torch.randn(shape, device=args.device, dtype=dtype, requires_grad=True)
+        upstream = torch.randn(args.batch_size, side, side, dim, device=args.device, dtype=dtype)
+        mix = torch.compile(attention.mix) if args.compile else attention.mix
+
+        def forward():
+            with torch.autocast(args.device, torch.bfloat16, enabled=args.dtype == "bf16"):
+                return mix(qkv, side, side)
+
+        def forward_backward():
+            qkv.grad = attention.lepe.weight.grad = attention.lepe.bias.grad = None
+            forward().backward(upstream)
+
+        with torch.inference_mode():
+            forward_ms = 1e3 * seconds_each(forward, args)
+        stages.append({"stage": index + 1, "forward_ms": forward_ms,
+                       "forward_backward_ms": 1e3 * seconds_each(forward_backward, args)})
+    for stage in [] if args.json else stages:
+        print(f"stage {stage['stage']}: forward {stage['forward_ms']:.3f} ms, "
+              f"forward + backward {stage['forward_backward_ms']:.3f} ms")
+    if args.json:
+        print(json.dumps({"stages": stages, "gather": args.gather, "compile": args.compile, "dtype": args.dtype}))
 
 
 def main():
     args = arguments()
     cuda = args.device == "cuda"
-    if args.dtype == "bf16" and args.mode == "train" and not cuda:
+    if args.dtype == "bf16" and args.mode == "train" and not cuda and not args.only_bra:
         sys.exit("--dtype bf16 is for --mode infer, or --device cuda")
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
     torch.manual_seed(0)
+    if args.only_bra:
+        bench_stages(args)
+        return
     config = load_config(args.model_json)
     memory_format = torch.channels_last if args.memory_format == "channels_last" else torch.contiguous_format
     model = BiFormer(config, args.gather, args.attention == "sdpa").to(args.device, memory_format=memory_format)

@@ -177,7 +177,13 @@ class BiLevelRoutingAttention(nn.Module):
         if h % s or w % s:
             raise ValueError(f"{h}x{w} tokens do not divide into {s}x{s} regions; set auto_pad")
 
-        q, kv = self.qkv(to_regions(x, s)).split([c, 2 * c], -1)  # (N, S*S, t, C), (.., 2C)
+        return self.wo(self.mix(self.qkv(to_regions(x, s)), h, w))[:, :h0, :w0]
+
+    def mix(self, qkv, h, w):
+        """Attention itself, without the layers around it: from queries, keys and values of regions,
+        (N, S*S, t, 3C), to (N, H, W, C)."""
+        s, c = self.n_win, qkv.shape[-1] // 3
+        q, kv = qkv.split([c, 2 * c], -1)  # (N, S*S, t, C), (.., 2C)
         k, v = kv.chunk(2, -1)  # (N, S*S, t, C)
         lepe = depthwise(self.lepe, from_regions(v, s, h, w))
 
@@ -189,8 +195,7 @@ class BiLevelRoutingAttention(nn.Module):
         k, v = self.gather(kv, routes)
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
         out = attend(q, k, v, self.heads, self.scale, self.sdpa)
-        out = from_regions(out, s, h, w) + lepe
-        return self.wo(out)[:, :h0, :w0]
+        return from_regions(out, s, h, w) + lepe
 
 
 class FullAttention(nn.Module):

@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     if let Some(training) = training {
         let how = match arguments.recompute {
             Recompute::None => " with recompute = \"none\"",
-            Recompute::Cheap => "",
+            Recompute::Auto | Recompute::Cheap => "",
             Recompute::Block => " with recompute = \"block\"",
         };
         say!("Training in batches of {batch}{how} takes about {:.0} MB of memory.", megabytes(training));

@@ -14,6 +14,7 @@ use model::{Features, ModelConfig, preset};
 use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use tensor::Device;
 use toml::Table;
 
 /// The most threads that can be asked for.
@@ -82,10 +83,12 @@ pub struct RunConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
+    /// What suits the device: cheap on the CPU, none on a GPU
+    #[default]
+    Auto,
     /// Nothing
     None,
-    /// The results of GELU and layer normalisation: less memory, and no slower, as less of it is written and read
-    #[default]
+    /// The results of GELU and layer normalisation: less memory; no slower on a CPU, whose caches hold them meanwhile
     Cheap,
     /// All of each block, of which only the input is kept: far less memory, somewhat slower
     Block,
@@ -93,11 +96,11 @@ pub enum Recompute {
 
 impl Recompute {
     /// A tape that keeps the rest.
-    pub fn tape(self) -> Tape {
-        match self {
-            Recompute::None => Tape::new(),
-            Recompute::Cheap => Tape::recomputing_cheap(),
-            Recompute::Block => Tape::recomputing_segments(),
+    pub fn tape(self, device: &Device) -> Tape {
+        match (self, device) {
+            (Recompute::None, _) | (Recompute::Auto, Device::Cuda(_)) => Tape::new(),
+            (Recompute::Cheap, _) | (Recompute::Auto, Device::Cpu) => Tape::recomputing_cheap(),
+            (Recompute::Block, _) => Tape::recomputing_segments(),
         }
     }
 }

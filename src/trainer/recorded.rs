@@ -134,7 +134,7 @@ impl Learner {
         self.gradients.begin_step();
         let mut traces = vec![];
         for ([images, labels], &mode) in parts.iter().zip(modes) {
-            let tape = config.recompute.tape().profiled(self.profile.clone());
+            let tape = config.recompute.tape(&self.device).profiled(self.profile.clone());
             let trace = {
                 let output = self.model.forward(&tape, images, mode)?;
                 let loss = ops::cross_entropy(output.logits(), labels, config.label_smoothing)?;

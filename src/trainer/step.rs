@@ -118,7 +118,7 @@ impl Learner {
             let (images, labels) = tensors(batch, part, parts)?;
             let mode = Mode::Train { seed: config.seed, step: step * config.micro_batches as u64 + part as u64 };
             lap("copy of the images");
-            let tape = config.recompute.tape().profiled(self.profile.clone());
+            let tape = config.recompute.tape(&self.device).profiled(self.profile.clone());
             let trace = {
                 let output = self.model.forward(&tape, &images, mode)?;
                 let logits = output.logits();

@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `mod.rs` | training and inference, timed as a whole |
 //! | `profile.rs` | `--profile`: the parts of a step, beside what this machine can do |
+//! | `stages.rs` | `--only-bra`: routed attention alone, as in a model's stages |
 //! | `sweep.rs` | `--op bra`: attention on maps of growing size |
 
 mod profile;
+mod stages;
 mod sweep;
 
 use super::{MOST_IMAGES, ModelChoice, Status, Threads};
@@ -54,9 +56,13 @@ pub struct Arguments {
     /// arithmetic and traffic are the least that its mathematics needs.
     #[arg(long)]
     profile: bool,
+    /// Of the model only its routed attention, stage by stage: forward, and forward + backward. The time of a call is that
+    /// of all --steps of them, asked for one behind the other.
+    #[arg(long, conflicts_with_all = ["mode", "recompute", "profile"])]
+    only_bra: bool,
     /// Instead of a model: bi-level routing attention and full attention on square maps of 28, 56, 112, ... tokens a
     /// side, with as many regions as equation 9 of the paper asks for. Says how time and memory grow with the tokens.
-    #[arg(long, value_enum, conflicts_with_all = ["model", "set", "image_size", "batch_size", "mode", "steps", "profile"])]
+    #[arg(long, value_enum, conflicts_with_all = ["model", "set", "image_size", "batch_size", "mode", "steps", "profile", "only_bra"])]
     op: Option<Swept>,
     /// With --op: the side of the largest map, in tokens.
     #[arg(long, value_name = "N", default_value_t = 448, requires = "op")]
@@ -119,6 +125,12 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     }
     let usual = preset(&arguments.model.model)?.image_size;
     let size = arguments.image_size.unwrap_or(ImageSize([usual; 2]));
+    if arguments.only_bra {
+        let config = arguments.model.config()?;
+        config.check_image(size.0[0], size.0[1])?;
+        let Arguments { batch_size, steps, compute, json, .. } = *arguments;
+        return arguments.threads.run(|| stages::run(&config, size.0, batch_size, steps, compute, json));
+    }
     let profile = arguments.profile.then(Arc::<Profile>::default);
     let (mut times, peak, report, threads) = arguments.threads.run(|| {
         let (times, device) = time(arguments, size, profile.as_ref())?;

@@ -1,0 +1,115 @@
+//! `biformer bench --only-bra`: routed attention alone, on the maps that it meets in a model's stages.
+//!
+//! From queries, keys and values to the mixed values, local context included; not the linear layers around it. Calls
+//! are asked for one behind the other and waited for once, so that a GPU is not timed while it waits for the host.
+
+use crate::commands::Status;
+use crate::device::Compute;
+use anyhow::{Result, bail};
+use autograd::{Gradients, Tape, Var};
+use model::{Attend, ModelConfig};
+use ops::Bra;
+use serde::Serialize;
+use serde_json::json;
+use std::time::Instant;
+use tensor::rng::Philox;
+use tensor::{Device, Tensor};
+
+const WARM_UP: usize = 3;
+
+/// A routed stage, and what was measured.
+#[derive(Debug, Serialize)]
+struct Stage {
+    stage: usize,
+    tokens: [usize; 2],
+    channels: usize,
+    heads: usize,
+    keys_per_query: usize,
+    forward_ms: f64,
+    forward_backward_ms: f64,
+}
+
+/// Measures the routed stages of a model on a batch of `images` images.
+pub fn run(
+    config: &ModelConfig,
+    [height, width]: [usize; 2],
+    images: usize,
+    steps: usize,
+    compute: Compute,
+    json: bool,
+) -> Result<Status> {
+    let device = compute.open()?;
+    let maps = compute.precision.maps();
+    let mut stages = vec![];
+    for (stage, &channels) in config.embed_dim.iter().enumerate() {
+        let map = [height, width].map(|side| config.map_side(side, stage));
+        let (Attend::Routed(topk), Some(regions)) = (config.attend(stage), config.regions(map, stage)) else {
+            continue;
+        };
+        let (grid, [height, width]) = (regions.grid, regions.padded());
+        let heads = channels / config.head_dim;
+        let scale = (channels as f64).powf(-0.5);
+        let attributes = Bra { heads, qk_dim: channels, topk, grid, scale, valid: None };
+        let random = |shape: &[usize], stream: u64| -> Result<Tensor> {
+            let random = Philox::new(0, stream);
+            let values = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0);
+            Ok(Tensor::from_slice(&values.collect::<Vec<f32>>(), shape)?.to_device(&device)?)
+        };
+        let qkv = random(&[images, height, width, 3 * channels], 0)?.cast(maps)?;
+        let upstream = random(&[images, height, width, channels], 1)?.cast(maps)?;
+        let kernel = config.lce_kernel;
+        let lepe = match kernel {
+            0 => None,
+            _ => Some([random(&[channels, 1, kernel, kernel], 2)?, random(&[channels], 3)?]),
+        };
+        let attend = |tape: &Tape, gradients: Option<&mut Gradients>| -> Result<()> {
+            let of = |x: &Tensor| if gradients.is_some() { tape.input(x.clone()) } else { tape.constant(x.clone()) };
+            let (qkv, lepe) = (of(&qkv), lepe.as_ref().map(|[weight, bias]| [of(weight), of(bias)]));
+            let lepe: Option<[&Var<'_>; 2]> = lepe.as_ref().map(|[weight, bias]| [weight, bias]);
+            let out = ops::bra(&qkv, lepe, &attributes)?.out;
+            Ok(gradients.map_or(Ok(()), |gradients| tape.backward_from(&out, upstream.clone(), gradients))?)
+        };
+        let forward_ms = each_ms(&device, steps, || attend(&Tape::inference(), None))?;
+        let forward_backward_ms = each_ms(&device, steps, || attend(&Tape::new(), Some(&mut Gradients::default())))?;
+        let keys_per_query = topk * regions.size.iter().product::<usize>();
+        let (stage, tokens) = (stage + 1, [height, width]);
+        stages.push(Stage { stage, tokens, channels, heads, keys_per_query, forward_ms, forward_backward_ms });
+    }
+    if stages.is_empty() {
+        bail!("no stage of this model routes");
+    }
+    if json {
+        say!("{}", json!({ "images": images, "stages": stages }));
+        return Ok(Status::Done);
+    }
+    say!(
+        "{:>5} {:>9} {:>8} {:>5} {:>5} {:>11} {:>20}",
+        "stage",
+        "tokens",
+        "channels",
+        "heads",
+        "keys",
+        "forward ms",
+        "forward+backward ms"
+    );
+    for Stage { stage, tokens: [height, width], channels, heads, keys_per_query, forward_ms, forward_backward_ms } in
+        &stages
+    {
+        let tokens = format!("{height}x{width}");
+        say!(
+            "{stage:>5} {tokens:>9} {channels:>8} {heads:>5} {keys_per_query:>5} {forward_ms:>11.3} \
+             {forward_backward_ms:>20.3}"
+        );
+    }
+    Ok(Status::Done)
+}
+
+/// The milliseconds of one of `steps` calls.
+fn each_ms(device: &Device, steps: usize, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
+    (0..WARM_UP).try_for_each(|_| call())?;
+    device.synchronize()?;
+    let started = Instant::now();
+    (0..steps).try_for_each(|_| call())?;
+    device.synchronize()?;
+    Ok(1e3 * started.elapsed().as_secs_f64() / steps as f64)
+}
