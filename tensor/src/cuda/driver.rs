@@ -165,7 +165,7 @@ pub trait Driver: Send + Sync {
     /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
     unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
 
-    /// Whether [`Driver::multiply`] can add the row, and form the sums, that such a product asks for.
+    /// Whether [`Driver::multiply`] can add the row, and form the sums, that such a product asks for, at little cost.
     fn can_end(&self, product: &Product) -> bool;
 
     /// Multiplies matrices.

@@ -116,12 +116,12 @@ impl<'a> Gemm<'a> {
             sums: stored.map_or(0, Out::address),
             ..bare
         };
-        if full == bare || !gpu.driver().can_end(&full) {
-            // SAFETY: the operands have the elements that the extents ask for: see `check`.
+        // A device may still refuse what it can by its own account, and says by the bare product if it can do nothing.
+        // SAFETY: the operands have the elements that the extents ask for: see `check`.
+        if full == bare || !gpu.driver().can_end(&full) || unsafe { gpu.driver().multiply(&full) }.is_err() {
+            // SAFETY: as above.
             return unsafe { gpu.driver().multiply(&bare) };
         }
-        // SAFETY: as above.
-        unsafe { gpu.driver().multiply(&full)? };
         self.row = None;
         self.sums = self.sums.take().filter(|sums| sums.accumulate);
         Ok(())

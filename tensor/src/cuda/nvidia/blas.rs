@@ -2,7 +2,7 @@
 
 use super::failure;
 use crate::cuda::Product;
-use crate::{DType, Result};
+use crate::{DType, Error, Result};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver;
@@ -17,7 +17,8 @@ pub struct Blas {
     handle: sys::cublasLtHandle_t,
     stream: driver::sys::CUstream,
     workspace: u64,
-    plans: HashMap<Shape, Plan>,
+    /// Or why there is none.
+    plans: HashMap<Shape, std::result::Result<Plan, Error>>,
 }
 
 /// What a plan depends on: everything but the addresses, and how they are aligned.
@@ -65,12 +66,91 @@ impl Shape {
     }
 }
 
-/// Descriptors, and the algorithm that cuBLASLt chose.
-struct Plan {
-    description: sys::cublasLtMatmulDesc_t,
+/// A product as cuBLASLt wants it described.
+struct Described {
+    product: sys::cublasLtMatmulDesc_t,
     /// In cuBLASLt's order, in which the first operand is our B: see `Blas::plan`.
-    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    layouts: Vec<sys::cublasLtMatrixLayout_t>,
+}
+
+impl Described {
+    /// cuBLASLt reads matrices by columns. A row-major matrix is the transpose of the column-major one in the same
+    /// memory, so it is asked for Cᵀ = Bᵀ·Aᵀ, whose operands are B and A as they lie.
+    fn new(shape: &Shape) -> Result<Self> {
+        use sys::cublasComputeType_t as Compute;
+        use sys::cublasLtEpilogue_t as Epilogue;
+        use sys::cublasLtMatmulDescAttributes_t as Of;
+        let Shape { extents: [m, n, k], strides, transposed: [a_transposed, b_transposed], types, .. } = *shape;
+        let [inputs, output] = types;
+        let (compute, scale) = match inputs {
+            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, DType::F64),
+            DType::F32 if shape.tf32 => (Compute::CUBLAS_COMPUTE_32F_FAST_TF32, DType::F32),
+            _ => (Compute::CUBLAS_COMPUTE_32F, DType::F32),
+        };
+        let product = doing("describing", result::create_matmul_desc(compute, data_type(scale)?))?;
+        let mut described = Self { product, layouts: vec![] };
+        let turned = |rows, cols, transposed| if transposed { (cols, rows) } else { (rows, cols) };
+        described.add(inputs, turned(k, n, b_transposed), shape.batch, strides[1])?;
+        described.add(inputs, turned(m, k, a_transposed), shape.batch, strides[0])?;
+        described.add(output, (m, n), shape.batch, strides[2])?;
+        let epilogue = match shape.ending {
+            Ending::None => Epilogue::CUBLASLT_EPILOGUE_DEFAULT,
+            // Along what cuBLASLt, which reads by columns, calls the rows of D: our columns.
+            Ending::Row => Epilogue::CUBLASLT_EPILOGUE_BIAS,
+            // Of its B, which is our A.
+            Ending::Sums => Epilogue::CUBLASLT_EPILOGUE_BGRADB,
+        };
+        for (attribute, value) in [
+            // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
+            (Of::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(b_transposed)),
+            (Of::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(a_transposed)),
+            (Of::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as i32),
+        ] {
+            // SAFETY: the description is alive, and the value has four bytes.
+            let set = unsafe { result::set_matmul_desc_attribute(product, attribute, (&raw const value).cast(), 4) };
+            doing("an attribute", set)?;
+        }
+        Ok(described)
+    }
+
+    /// Adds the layout of a matrix of ours.
+    fn add(&mut self, dtype: DType, (rows, cols): (usize, usize), batch: usize, stride: usize) -> Result<()> {
+        use sys::cublasLtMatrixLayoutAttribute_t as Layout;
+        // By columns: the rows of a column-major matrix are the columns of ours.
+        let layout = result::create_matrix_layout(data_type(dtype)?, cols as u64, rows as u64, cols as i64);
+        let layout = doing("a layout", layout)?;
+        self.layouts.push(layout);
+        if batch == 1 {
+            return Ok(());
+        }
+        let (count, offset) = (batch as i32, stride as i64);
+        let set = |attribute, value: *const c_void, size| {
+            // SAFETY: the layout is alive, and the values have the sizes that are given.
+            doing("a batch", unsafe { result::set_matrix_layout_attribute(layout, attribute, value, size) })
+        };
+        set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4)?;
+        set(Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const offset).cast(), 8)
+    }
+}
+
+impl Drop for Described {
+    fn drop(&mut self) {
+        // SAFETY: they are this value's. There is nobody to tell of an error.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.product);
+            for &layout in &self.layouts {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+        }
+    }
+}
+
+/// A product and the algorithm that cuBLASLt chose.
+struct Plan {
+    described: Described,
     algorithm: sys::cublasLtMatmulAlgo_t,
+    /// How often its blocks fill the GPU.
+    waves: f32,
 }
 
 fn doing<T>(what: &str, result: std::result::Result<T, CublasError>) -> Result<T> {
@@ -95,18 +175,26 @@ impl Blas {
         Ok(Self { handle: doing("opening", result::create_handle())?, stream, workspace, plans: HashMap::new() })
     }
 
-    /// Whether cuBLASLt knows how to compute such a product with what it is to do besides, of which it does one thing.
+    /// Whether cuBLASLt computes such a product well with what it is to do besides, of which it does one thing. The
+    /// algorithms with an ending are fewer. Where none of them keeps as much of the GPU busy as the product alone would
+    /// (one of few rows and columns and a long inner axis has to be cut along that), a kernel of its own costs less.
     pub fn can_end(&mut self, product: &Product) -> bool {
-        (product.row == 0 || product.sums == 0) && self.planned(&Shape::of(product)).is_ok()
+        let shape = Shape::of(product);
+        let mut busy = |ending| self.planned(&Shape { ending, ..shape }).map(|plan| plan.waves.min(1.0));
+        let (Ok(with), Ok(without)) = (busy(shape.ending), busy(Ending::None)) else { return false };
+        (product.row == 0 || product.sums == 0) && with >= 0.7 * without
     }
 
     /// The plan for a shape, made now or before.
     fn planned(&mut self, shape: &Shape) -> Result<&Plan> {
         if !self.plans.contains_key(shape) {
-            let plan = self.plan(shape)?;
+            let plan = self.plan(shape);
             self.plans.insert(*shape, plan);
         }
-        self.plans.get(shape).ok_or_else(|| failure("a plan that is not there"))
+        match self.plans.get(shape) {
+            Some(plan) => plan.as_ref().map_err(Error::clone),
+            None => Err(failure("a plan that is not there")),
+        }
     }
 
     /// # Safety
@@ -120,13 +208,14 @@ impl Blas {
             return Err(failure("a product with an empty inner axis"));
         }
         let (handle, workspace, stream) = (self.handle, self.workspace as *mut c_void, self.stream.cast());
-        let plan = self.planned(&Shape::of(product))?;
+        let shape = Shape::of(product);
+        let plan = self.planned(&shape)?;
         let vector = row | sums;
         if vector != 0 {
             let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             let value: *const c_void = (&raw const vector).cast();
             // SAFETY: the description is the plan's, and the value a pointer of eight bytes.
-            doing("a row", unsafe { result::set_matmul_desc_attribute(plan.description, pointer, value, 8) })?;
+            doing("a row", unsafe { result::set_matmul_desc_attribute(plan.described.product, pointer, value, 8) })?;
         }
         let (one, beta) = (1.0f32, if plus == 0 { 0.0f32 } else { 1.0 });
         let (wide_one, wide_beta) = (1.0f64, f64::from(beta));
@@ -134,7 +223,8 @@ impl Blas {
             DType::F64 => ((&raw const wide_one).cast(), (&raw const wide_beta).cast()),
             _ => ((&raw const one).cast(), (&raw const beta).cast()),
         };
-        let [first, second, result] = plan.layouts;
+        let Described { product: description, layouts } = &plan.described;
+        let [first, second, result] = layouts[..] else { return Err(failure("a product of other than two matrices")) };
         let c = c.address as *mut c_void;
         // What is times zero is not read, but has to be named.
         let plus = if plus == 0 { c } else { plus as *mut c_void };
@@ -142,7 +232,7 @@ impl Blas {
         let outcome = unsafe {
             result::matmul(
                 handle,
-                plan.description,
+                *description,
                 one,
                 beta,
                 b.address as *const c_void,
@@ -159,94 +249,59 @@ impl Blas {
                 stream,
             )
         };
-        doing(&format!("a product of {m}x{k} and {k}x{n}"), outcome)
+        let outcome = doing(&format!("a product of {m}x{k} and {k}x{n}"), outcome);
+        if let (Err(error), true) = (&outcome, shape.ending != Ending::None) {
+            // It is not to be planned so again: cuBLASLt may refuse what it has promised.
+            self.plans.insert(shape, Err(error.clone()));
+        }
+        outcome
     }
 
-    /// cuBLASLt reads matrices by columns. A row-major matrix is the transpose of the column-major one in the same
-    /// memory, so it is asked for Cᵀ = Bᵀ·Aᵀ, whose operands are B and A as they lie.
     fn plan(&self, shape: &Shape) -> Result<Plan> {
-        use sys::cublasComputeType_t as Compute;
-        use sys::cublasLtMatmulDescAttributes_t as Of;
-        use sys::cublasLtMatmulPreferenceAttributes_t as Prefer;
-        let Shape { extents: [m, n, k], batch, strides, transposed: [a_transposed, b_transposed], types, .. } = *shape;
-        let [inputs, output] = types;
-        let (compute, scale) = match inputs {
-            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, DType::F64),
-            DType::F32 if shape.tf32 => (Compute::CUBLAS_COMPUTE_32F_FAST_TF32, DType::F32),
-            _ => (Compute::CUBLAS_COMPUTE_32F, DType::F32),
-        };
-        let description = doing("describing", result::create_matmul_desc(compute, data_type(scale)?))?;
-        let layout = |dtype, (rows, cols): (usize, usize), stride: usize| -> Result<sys::cublasLtMatrixLayout_t> {
-            // By columns: the rows of a column-major matrix are the columns of ours.
-            let layout = result::create_matrix_layout(data_type(dtype)?, cols as u64, rows as u64, cols as i64);
-            let layout = doing("a layout", layout)?;
-            if batch > 1 {
-                let (count, offset) = (batch as i32, stride as i64);
-                use sys::cublasLtMatrixLayoutAttribute_t as Layout;
-                // SAFETY: the layout is new, and the values have the sizes that are given.
-                unsafe {
-                    let set = |attribute, value: *const c_void, size| {
-                        doing("a batch", result::set_matrix_layout_attribute(layout, attribute, value, size))
-                    };
-                    set(Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4)?;
-                    set(Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const offset).cast(), 8)?;
-                }
-            }
-            Ok(layout)
-        };
-        let turned = |rows, cols, transposed| if transposed { (cols, rows) } else { (rows, cols) };
-        let layouts = [
-            layout(inputs, turned(k, n, b_transposed), strides[1])?,
-            layout(inputs, turned(m, k, a_transposed), strides[0])?,
-            layout(output, (m, n), strides[2])?,
-        ];
-        let operation = |transposed: bool| -> i32 { transposed.into() }; // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1
-        let (first, second) = (operation(b_transposed), operation(a_transposed));
+        let described = Described::new(shape)?;
         let preference = doing("preferences", result::create_matmul_pref())?;
+        // SAFETY: the preference is new, and destroyed nowhere else.
+        let chosen = unsafe {
+            let chosen = self.choose(shape, &described, preference);
+            let _ = result::destroy_matmul_pref(preference);
+            chosen?
+        };
+        Ok(Plan { described, algorithm: chosen.algo, waves: chosen.wavesCount })
+    }
+
+    /// What cuBLASLt holds for the fastest algorithm.
+    unsafe fn choose(
+        &self,
+        shape: &Shape,
+        described: &Described,
+        preference: sys::cublasLtMatmulPreference_t,
+    ) -> Result<sys::cublasLtMatmulHeuristicResult_t> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Prefer;
         let workspace = WORKSPACE;
         let [a_bytes, b_bytes, c_bytes, plus_bytes, _] = shape.alignment.map(|zeros| 1u32 << zeros);
-        // SAFETY: the objects are new, and the values have the sizes that are given.
-        unsafe {
-            let describe = |attribute, value: &i32| {
-                let value: *const c_void = std::ptr::from_ref(value).cast();
-                doing("an attribute", result::set_matmul_desc_attribute(description, attribute, value, 4))
-            };
-            describe(Of::CUBLASLT_MATMUL_DESC_TRANSA, &first)?;
-            describe(Of::CUBLASLT_MATMUL_DESC_TRANSB, &second)?;
-            let epilogue = match shape.ending {
-                Ending::None => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
-                // Along what cuBLASLt, which reads by columns, calls the rows of D: our columns.
-                Ending::Row => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
-                // Of its B, which is our A.
-                Ending::Sums => sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BGRADB,
-            };
-            describe(Of::CUBLASLT_MATMUL_DESC_EPILOGUE, &(epilogue as i32))?;
-            let prefer = |attribute, value: *const c_void, size| {
-                doing("a preference", result::set_matmul_pref_attribute(preference, attribute, value, size))
-            };
-            prefer(
-                Prefer::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                (&raw const workspace).cast(),
-                size_of::<usize>(),
-            )?;
-            prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (&raw const b_bytes).cast(), 4)?;
-            prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (&raw const a_bytes).cast(), 4)?;
-            prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (&raw const plus_bytes).cast(), 4)?;
-            prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (&raw const c_bytes).cast(), 4)?;
-            let [first, second, c] = layouts;
-            // Of the ways to add up parts, the one that has an order, or none: equal bits each time.
-            let choose = |scheme: sys::cublasLtReductionScheme_t| {
-                let mask = scheme as u32;
-                prefer(Prefer::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const mask).cast(), 4)?;
-                let chosen =
-                    result::get_matmul_algo_heuristic(self.handle, description, first, second, c, c, preference);
-                doing(&format!("an algorithm for {m}x{k} by {k}x{n}"), chosen)
-            };
-            let chosen = choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
-                .or_else(|_| choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE));
-            let _ = result::destroy_matmul_pref(preference);
-            Ok(Plan { description, layouts, algorithm: chosen?.algo })
-        }
+        let [first, second, c] = described.layouts[..] else { return Err(failure("a product of other matrices")) };
+        let prefer = |attribute, value: *const c_void, size| {
+            // SAFETY: the preference is the caller's, and the values have the sizes that are given.
+            let set = unsafe { result::set_matmul_pref_attribute(preference, attribute, value, size) };
+            doing("a preference", set)
+        };
+        prefer(Prefer::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const workspace).cast(), size_of::<usize>())?;
+        prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (&raw const b_bytes).cast(), 4)?;
+        prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (&raw const a_bytes).cast(), 4)?;
+        prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (&raw const plus_bytes).cast(), 4)?;
+        prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (&raw const c_bytes).cast(), 4)?;
+        // Of the ways to add up parts, the one that has an order, or none: equal bits each time.
+        let choose = |scheme: sys::cublasLtReductionScheme_t| {
+            let mask = scheme as u32;
+            prefer(Prefer::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const mask).cast(), 4)?;
+            let (handle, product) = (self.handle, described.product);
+            // SAFETY: all of these are alive.
+            let chosen = unsafe { result::get_matmul_algo_heuristic(handle, product, first, second, c, c, preference) };
+            let [m, n, k] = shape.extents;
+            doing(&format!("an algorithm for {m}x{k} by {k}x{n}"), chosen)
+        };
+        choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+            .or_else(|_| choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE))
     }
 }
 
@@ -254,12 +309,6 @@ impl Drop for Blas {
     fn drop(&mut self) {
         // SAFETY: all of it is this value's. There is nobody to tell of an error.
         unsafe {
-            for plan in self.plans.values() {
-                let _ = result::destroy_matmul_desc(plan.description);
-                for layout in plan.layouts {
-                    let _ = result::destroy_matrix_layout(layout);
-                }
-            }
             let _ = result::destroy_handle(self.handle);
             let _ = driver::result::free_sync(self.workspace);
         }

@@ -23,7 +23,6 @@ const OLDEST: (u32, u32) = (8, 0);
 /// A GPU of NVIDIA's that is open for work.
 pub struct Nvidia {
     properties: Properties,
-    device: CUdevice,
     context: CUcontext,
     stream: CUstream,
     /// Declared to be dropped before the context goes.
@@ -116,7 +115,6 @@ impl Nvidia {
         let context = unsafe { result::primary_ctx::retain(device) }.doing("opening a GPU")?;
         let mut gpu = Self {
             properties,
-            device,
             context,
             stream: std::ptr::null_mut(),
             blas: None,
@@ -155,12 +153,10 @@ impl Drop for Nvidia {
         if self.enter().is_ok() {
             let _ = self.synchronize();
             self.blas = None;
-            // SAFETY: the stream and the context are this value's, and nothing uses them any more.
-            unsafe {
-                if !self.stream.is_null() {
-                    let _ = result::stream::destroy(self.stream);
-                }
-                let _ = result::primary_ctx::release(self.device);
+            // The context stays: cuBLASLt holds kernels of its own in it, for as long as the process lives.
+            if !self.stream.is_null() {
+                // SAFETY: the stream is this value's, and nothing uses it any more.
+                let _ = unsafe { result::stream::destroy(self.stream) };
             }
         }
     }
