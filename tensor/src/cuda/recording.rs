@@ -107,7 +107,7 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         // Before its memory goes to somebody else. There is nobody to tell of an error.
-        let _ = self.gpu.driver.synchronize();
+        let _ = self.gpu.synchronize();
         self.gpu.driver.forget(self.id);
         give_free(&mut self.gpu.pool().free, std::mem::take(&mut self.kept));
     }
