@@ -160,8 +160,8 @@ pub trait Driver: Send + Sync {
     /// Copies to the host, once everything asked for before has been done.
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
 
-    /// Page-locked memory of the machine's, from which [`Driver::send`] copies while the host goes on; none where there is
-    /// not enough.
+    /// Page-locked memory of the machine's, from which [`Driver::send`] copies while the host goes on; none where it cannot
+    /// be had.
     fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>>;
 
     /// Gives page-locked memory back.

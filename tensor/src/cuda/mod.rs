@@ -37,7 +37,7 @@ pub use gemm::{Factor, gemm, gemm_plus_row};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
 pub use prefetch::Prefetch;
-pub use recording::Recording;
+pub use recording::{Recording, Repeated};
 pub use rows::Tiles;
 
 use crate::rng::Philox;

@@ -23,7 +23,7 @@ pub struct Prefetch {
 enum Host {
     /// Page-locked memory of this length.
     Locked(NonNull<u8>, usize),
-    /// Other memory, where there is no more of that. It takes the host longer to send, and nothing else differs.
+    /// Other memory, where that cannot be had. To send takes the host longer then, and nothing else differs.
     Paged(Vec<u8>),
 }
 
@@ -32,15 +32,15 @@ unsafe impl Send for Host {}
 
 impl Host {
     fn new(gpu: &Gpu, bytes: usize) -> Result<Self> {
-        Ok(match gpu.driver.allocate_locked(bytes)? {
-            Some(start) => Host::Locked(start, bytes),
-            None => Host::Paged(vec![0; bytes]),
-        })
+        let Some(start) = gpu.driver.allocate_locked(bytes)? else { return Ok(Host::Paged(vec![0; bytes])) };
+        // SAFETY: the memory is as long, and nobody else's.
+        unsafe { start.as_ptr().write_bytes(0, bytes) };
+        Ok(Host::Locked(start, bytes))
     }
 
     fn bytes(&mut self) -> &mut [u8] {
         match self {
-            // SAFETY: the memory is as long, and this value's alone; zeros or not, bytes are bytes.
+            // SAFETY: the memory is as long, was written when it was new, and is this value's alone.
             Host::Locked(start, len) => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
             Host::Paged(bytes) => bytes,
         }
@@ -51,7 +51,7 @@ impl Prefetch {
     /// A way for up to `bytes` at a time. Errors: [`Error::OutOfMemory`] where the device has no room for them;
     /// [`Error::Gpu`].
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
-        let block = Memory::new(gpu, bytes)?;
+        let block = Memory::new(gpu, bytes).map_err(|error| error.of_tensor("what is sent ahead".into()))?;
         // Whoever had the block before may still be at work.
         gpu.driver.order(Stream::Work, Stream::Copies)?;
         Ok(Self { host: Host::new(gpu, bytes)?, block, sent: None })
