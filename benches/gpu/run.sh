@@ -36,6 +36,7 @@ check() {
     export BIFORMER_TEST_GPU=1
     # Emulated threads that wait for what never comes can be noticed; a GPU's cannot.
     try tensor target/gpu/tensor --test-threads 1 --skip the_emulated --skip arguments_are --skip sanitizers
+    try prefetch target/gpu/prefetch --test-threads 1 --skip the_emulated
     try ops target/gpu/ops --exact every_operation_runs_on_the_emulated_device --nocapture
     try ops-extremes target/gpu/ops-extremes --test-threads 1
     try ops-forms target/gpu/ops-lib --test-threads 1 cuda maps_inside_wider
