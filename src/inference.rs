@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tensor::cuda::Repeated;
 use tensor::{Device, Tensor};
 
-/// To record a pass takes about as long as this many save.
+/// To record a pass takes about as long as this many save: an estimate, which nobody has measured.
 const WORTH_RECORDING: usize = 8;
 
 /// A model in use. What is recorded holds the addresses of the model's tensors; so it borrows the model, whose weights can
@@ -59,8 +59,10 @@ impl<'m> Inference<'m> {
     /// Brings a batch to the model's device. Batches of another size take the place of those before, and of what was
     /// recorded for them. Errors: those of the device.
     pub fn stage(&mut self, batch: &Numbered) -> Result<()> {
-        if let Some(staged) = self.staged.as_mut().filter(|staged| staged.batch.fits(batch, 1)) {
-            return staged.batch.fill(batch);
+        if let Some(staged) = &mut self.staged
+            && staged.batch.fill(batch, 1)?
+        {
+            return Ok(());
         }
         self.staged = None;
         self.staged = Some(Staged { values: Repeated::default(), batch: Staging::new(batch, 1, &self.device)? });

@@ -65,8 +65,7 @@ impl Staging {
         Ok(Self { device: device.clone(), shape: batch.shape, parts, ahead: None, sent: None })
     }
 
-    /// Whether the place is for batches of this size in so many parts.
-    pub fn fits(&self, batch: &Batch, parts: usize) -> bool {
+    fn fits(&self, batch: &Batch, parts: usize) -> bool {
         self.shape == batch.shape && self.parts.len() == parts
     }
 
@@ -75,20 +74,23 @@ impl Staging {
         &self.parts
     }
 
-    /// Puts another batch in place of the one that is there. Errors: [`tensor::Error::OutOfRange`] when it is larger; those
-    /// of the device.
-    pub fn fill(&mut self, batch: &Numbered) -> Result<()> {
+    /// Puts another batch in place of the one that is there. False when it is of another size, or to be cut otherwise.
+    /// Errors: those of the device.
+    pub fn fill(&mut self, batch: &Numbered, parts: usize) -> Result<bool> {
+        if !self.fits(batch, parts) {
+            return Ok(false);
+        }
         if let Some(ahead) = self.ahead.as_mut().filter(|_| self.sent == Some(batch.number)) {
             self.sent = None;
-            return Ok(ahead.receive(self.parts.iter_mut().flatten())?);
+            ahead.receive(self.parts.iter_mut().flatten())?;
+            return Ok(true);
         }
-        let parts = self.parts.len();
         for (part, own) in self.parts.iter_mut().enumerate() {
             for (own, next) in own.iter_mut().zip(tensors(batch, part, parts)?) {
                 own.overwrite(0, &next)?;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Sends the next batch ahead, if it has the size of this one. Nobody is asked for it on the CPU, where nothing would

@@ -7,11 +7,13 @@ use biformer::device::{DeviceName, Precision};
 use biformer::inference::Inference;
 use biformer::staging::Numbered;
 use biformer::trainer::step::Learner;
-use common::program::{biformer, fresh, text};
+use biformer::trainer::{Outcome, Trainer};
+use common::program::{assert_same_run, biformer, fresh, text};
 use common::samples;
 use data::Batch;
 use model::BiFormer;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use tensor::cuda::Gpu;
 use tensor::{DType, Tensor};
 
@@ -119,6 +121,27 @@ fn a_batch_that_was_sent_ahead_is_the_one_whose_turn_it_is() {
     let small = batch_of(2, 1);
     learner.train(&config, &batch(0), 0, 1e-3, || Some(&small)).unwrap();
     learner.train(&config, &small, 1, 1e-3, || None).expect("one of another size, which is not sent ahead");
+}
+
+#[test]
+fn a_run_that_stops_and_goes_on_has_the_bits_of_one_that_does_not() {
+    let Some(device) = there() else { return };
+    let folder = fresh("device-stops");
+    let data = text(&samples::cifar10(&folder.join("data"))).to_owned();
+    let config = |out: &str| {
+        let (data, out) = (data.clone(), folder.join(out));
+        RunConfig { data, out, epochs: 1, batch_size: 32, ..config(device, Precision::Bf16) }
+    };
+    let (go, stop) = (AtomicBool::new(false), AtomicBool::new(true));
+    Trainer::new(config("whole")).unwrap().run(&go).unwrap();
+    assert_eq!(Trainer::new(config("parts")).unwrap().run(&stop).unwrap(), Outcome::Interrupted);
+    let mut trainer = Trainer::resume(config("parts")).unwrap();
+    // The batches that it sent ahead it does not go on with.
+    for _ in 0..2 {
+        assert_eq!(trainer.run(&stop).unwrap(), Outcome::Interrupted);
+    }
+    assert!(matches!(trainer.run(&go).unwrap(), Outcome::Finished { .. }));
+    assert_same_run("in parts", &folder.join("whole"), &folder.join("parts"));
 }
 
 /// What a pass over each of some batches gives, and whether it was a recorded one: then it overwrites what the pass

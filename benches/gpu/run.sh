@@ -41,7 +41,7 @@ check() {
     try ops-extremes target/gpu/ops-extremes --test-threads 1
     try ops-forms target/gpu/ops-lib --test-threads 1 cuda maps_inside_wider
     try optim target/gpu/optim
-    # The third test there runs the program from where it was built.
+    # That test there runs the program from where it was built.
     try steps target/gpu/steps --test-threads 1 --skip a_run_goes_on --nocapture
     try golden target/gpu/golden on_a_gpu --nocapture
     unset BIFORMER_TEST_GPU

@@ -47,10 +47,11 @@ impl Learner {
     /// Brings a batch to the GPU.
     fn stage(&mut self, config: &RunConfig, batch: &Numbered) -> Result<Staged> {
         let parts = config.micro_batches.min(batch.labels.len()).max(1);
-        let like = |staged: &Staged| staged.recompute == config.recompute && staged.batch.fits(batch, parts);
-        // The memory of what was recorded for another size goes first.
-        if let Some(mut staged) = self.staged.take().filter(like) {
-            staged.batch.fill(batch)?;
+        // What does not fit goes, with the memory of what was recorded for it, before there is another.
+        if let Some(mut staged) = self.staged.take()
+            && staged.recompute == config.recompute
+            && staged.batch.fill(batch, parts)?
+        {
             return Ok(staged);
         }
         let batch = Staging::new(batch, parts, &self.device)?;
