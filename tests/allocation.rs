@@ -25,7 +25,7 @@ fn a_training_step_takes_its_memory_from_the_pool() {
         let steps = || {
             let batches = loader.epoch(0, 0).take(5).enumerate();
             let trained = batches.map(|(step, batch)| {
-                learner.train(&config, &batch.unwrap(), step as u64, 1e-3).unwrap();
+                learner.train(&config, &batch.unwrap().into(), step as u64, 1e-3, || None).unwrap();
                 pool_stats()
             });
             trained.collect()

@@ -4,13 +4,18 @@ mod common;
 
 use biformer::config::{Recompute, RunConfig};
 use biformer::device::{DeviceName, Precision};
+use biformer::inference::Inference;
+use biformer::staging::Numbered;
 use biformer::trainer::step::Learner;
-use common::program::{biformer, fresh, text};
+use biformer::trainer::{Outcome, Trainer};
+use common::program::{assert_same_run, biformer, fresh, text};
 use common::samples;
 use data::Batch;
+use model::BiFormer;
 use std::sync::Arc;
-use tensor::DType;
+use std::sync::atomic::AtomicBool;
 use tensor::cuda::Gpu;
+use tensor::{DType, Tensor};
 
 /// The device to test by name; none where there is none.
 fn there() -> Option<DeviceName> {
@@ -27,10 +32,14 @@ fn config(device: DeviceName, precision: Precision) -> RunConfig {
     config
 }
 
-fn batch(step: usize) -> Batch {
-    let images = (0..4 * 32 * 32 * 3).map(|i| ((i + 977 * step) as f32 * 0.37).sin()).collect();
-    let labels = (0..4).map(|image| ((image + step) % 10) as u32).collect();
-    Batch { index: 0, images, shape: [4, 32, 32, 3], labels, samples: vec![], skipped: vec![] }
+fn batch(step: usize) -> Numbered {
+    batch_of(4, step)
+}
+
+fn batch_of(count: usize, step: usize) -> Numbered {
+    let images = (0..count * 32 * 32 * 3).map(|i| ((i + 977 * step) as f32 * 0.37).sin()).collect();
+    let labels = (0..count).map(|image| ((image + step) % 10) as u32).collect();
+    Batch { index: 0, images, shape: [count, 32, 32, 3], labels, samples: vec![], skipped: vec![] }.into()
 }
 
 /// The losses of ten steps, and the weights after them.
@@ -40,9 +49,19 @@ fn train(device: DeviceName, precision: Precision) -> (Vec<f64>, Vec<f64>) {
 }
 
 fn ten_steps(config: &RunConfig, learner: &mut Learner) -> (Vec<f64>, Vec<f64>) {
-    let losses = (0..10).map(|step| {
-        let score = learner.train(config, &batch(step), step as u64, 1e-3).unwrap();
-        score.mean_loss()
+    ten_steps_ahead(config, learner, |_| None)
+}
+
+/// The same, where `ahead` says which batch is sent ahead in each step.
+fn ten_steps_ahead(
+    config: &RunConfig,
+    learner: &mut Learner,
+    ahead: impl Fn(usize) -> Option<usize>,
+) -> (Vec<f64>, Vec<f64>) {
+    let batches: Vec<Numbered> = (0..10).map(batch).collect();
+    let losses = batches.iter().enumerate().map(|(step, batch)| {
+        let next = || batches.get(ahead(step)?);
+        learner.train(config, batch, step as u64, 1e-3, next).unwrap().mean_loss()
     });
     let losses = losses.collect();
     let weights = learner.model.parameters.flat().cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
@@ -84,6 +103,92 @@ fn a_recorded_step_has_the_bits_of_one_that_is_not() {
         // A step that is watched is not recorded.
         watched.profile = Some(Arc::default());
         assert_eq!(ten_steps(&config, &mut watched), recorded, "{micro_batches} parts");
+    }
+}
+
+#[test]
+fn a_batch_that_was_sent_ahead_is_the_one_whose_turn_it_is() {
+    let Some(device) = there() else { return };
+    let mut config = config(device, Precision::Bf16);
+    config.micro_batches = 2;
+    let expected = ten_steps(&config, &mut Learner::new(&config).unwrap());
+    let ahead =
+        |which: fn(usize) -> Option<usize>| ten_steps_ahead(&config, &mut Learner::new(&config).unwrap(), which);
+    assert_eq!(ahead(|step| Some(step + 1)), expected);
+    assert_eq!(ahead(|step| (step % 3 == 1).then_some(step + 1)), expected, "now and then");
+    assert_eq!(ahead(|step| Some(step / 2)), expected, "another one comes than was sent");
+    let mut learner = Learner::new(&config).unwrap();
+    let small = batch_of(2, 1);
+    learner.train(&config, &batch(0), 0, 1e-3, || Some(&small)).unwrap();
+    learner.train(&config, &small, 1, 1e-3, || None).expect("one of another size, which is not sent ahead");
+}
+
+#[test]
+fn a_run_that_stops_and_goes_on_has_the_bits_of_one_that_does_not() {
+    let Some(device) = there() else { return };
+    let folder = fresh("device-stops");
+    let data = text(&samples::cifar10(&folder.join("data"))).to_owned();
+    let config = |out: &str| {
+        let (data, out) = (data.clone(), folder.join(out));
+        RunConfig { data, out, epochs: 1, batch_size: 32, ..config(device, Precision::Bf16) }
+    };
+    let (go, stop) = (AtomicBool::new(false), AtomicBool::new(true));
+    Trainer::new(config("whole")).unwrap().run(&go).unwrap();
+    assert_eq!(Trainer::new(config("parts")).unwrap().run(&stop).unwrap(), Outcome::Interrupted);
+    let mut trainer = Trainer::resume(config("parts")).unwrap();
+    // The batches that it sent ahead it does not go on with.
+    for _ in 0..2 {
+        assert_eq!(trainer.run(&stop).unwrap(), Outcome::Interrupted);
+    }
+    assert!(matches!(trainer.run(&go).unwrap(), Outcome::Finished { .. }));
+    assert_same_run("in parts", &folder.join("whole"), &folder.join("parts"));
+}
+
+/// What a pass over each of some batches gives, and whether it was a recorded one: then it overwrites what the pass
+/// before it gave, whoever sees that.
+fn passes(model: &BiFormer, count: usize, ahead: bool) -> Vec<(Vec<f64>, bool)> {
+    let batches: Vec<Numbered> = (0..5).map(batch).collect();
+    let mut inference = Inference::new(model, count);
+    let mut before: Option<Tensor> = None;
+    let passes = batches.iter().enumerate().map(|(number, batch)| {
+        inference.stage(batch).unwrap();
+        let next = || batches.get(number + 1).filter(|_| ahead);
+        let logits = &inference.pass(next).unwrap()[0];
+        let overwrites = before.replace(logits.clone()).is_some_and(|before| before.is_same_view(logits));
+        (logits.cast(DType::F64).unwrap().to_vec::<f64>().unwrap(), overwrites)
+    });
+    passes.collect()
+}
+
+#[test]
+fn recorded_inference_has_the_bits_of_one_that_is_not_whatever_the_weights() {
+    let Some(device) = there() else { return };
+    for precision in [Precision::F32, Precision::Bf16] {
+        let config = config(device, precision);
+        let mut learner = Learner::new(&config).unwrap();
+        let compare = |model: &BiFormer| {
+            let expected = passes(model, 1, false);
+            assert!(expected.iter().all(|(_, recorded)| !recorded), "a few passes are not worth a recording");
+            for ahead in [false, true] {
+                let got = passes(model, 100, ahead);
+                assert_eq!(
+                    got.iter().map(|(_, recorded)| *recorded).collect::<Vec<_>>(),
+                    [false, false, true, true, true]
+                );
+                assert!(got.iter().zip(&expected).all(|((got, _), (expected, _))| got == expected), "{precision:?}");
+            }
+            expected
+        };
+        let first = compare(&learner.model);
+        for step in 0..3 {
+            learner.train(&config, &batch(step as usize), step, 1e-2, || None).unwrap();
+        }
+        let second = compare(&learner.model);
+        let averaged = learner.with_average(|model| Ok(compare(model))).unwrap();
+        assert!(first != second && second != averaged && averaged != first);
+        // Between recorded steps.
+        learner.train(&config, &batch(3), 3, 1e-2, || None).unwrap();
+        assert_ne!(compare(&learner.model), second);
     }
 }
 

@@ -21,6 +21,7 @@ for line in sys.stdin:
 print(path)'
 }
 cp "$(test_binary biformer-tensor --test cuda)" "$out/tensor"
+cp "$(test_binary biformer-tensor --test prefetch)" "$out/prefetch"
 cp "$(test_binary biformer-ops --lib)" "$out/ops-lib"
 cp "$(test_binary biformer-ops --test cuda)" "$out/ops"
 cp "$(test_binary biformer-ops --test cuda_extremes)" "$out/ops-extremes"

@@ -36,11 +36,12 @@ check() {
     export BIFORMER_TEST_GPU=1
     # Emulated threads that wait for what never comes can be noticed; a GPU's cannot.
     try tensor target/gpu/tensor --test-threads 1 --skip the_emulated --skip arguments_are --skip sanitizers
+    try prefetch target/gpu/prefetch --test-threads 1 --skip the_emulated
     try ops target/gpu/ops --exact every_operation_runs_on_the_emulated_device --nocapture
     try ops-extremes target/gpu/ops-extremes --test-threads 1
     try ops-forms target/gpu/ops-lib --test-threads 1 cuda maps_inside_wider
     try optim target/gpu/optim
-    # The third test there runs the program from where it was built.
+    # That test there runs the program from where it was built.
     try steps target/gpu/steps --test-threads 1 --skip a_run_goes_on --nocapture
     try golden target/gpu/golden on_a_gpu --nocapture
     unset BIFORMER_TEST_GPU

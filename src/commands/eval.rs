@@ -2,6 +2,8 @@
 
 use super::{Status, Threads, Trained};
 use crate::device::Compute;
+use crate::inference::Inference;
+use crate::staging::numbered;
 use crate::trainer::checkpoint::TrainedModel;
 use crate::trainer::progress::warn_of_skipped;
 use crate::trainer::step::{Score, evaluate};
@@ -78,12 +80,15 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     settings.max_bad_images = arguments.max_bad_images.unwrap_or(config.max_bad_images);
     let loader = Loader::new(dataset, settings)?;
     let mut per_class = vec![Score::default(); classes.len()];
-    for batch in loader.epoch(0, 0) {
+    let mut inference = Inference::new(&model, loader.batches_per_epoch());
+    let mut batches = numbered(loader.epoch(0, 0));
+    while let Some(batch) = batches.next() {
         let batch = batch?;
-        let scores = evaluate(&model, &batch).with_context(|| arguments.trained.checkpoint.display().to_string())?;
+        let scores = evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())
+            .with_context(|| arguments.trained.checkpoint.display().to_string())?;
         scores.into_iter().for_each(|(label, score)| per_class[label as usize].add(score));
         warn_of_skipped(&batch);
-        loader.recycle(batch);
+        loader.recycle(batch.into_batch());
     }
     let mut all = Score::default();
     per_class.iter().for_each(|score| all.add(*score));

@@ -17,7 +17,9 @@ mod recorded;
 pub mod step;
 
 use crate::config::{Changes, RunConfig};
+use crate::inference::Inference;
 use crate::memory;
+use crate::staging::numbered;
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, DataFacts, Progress};
 use data::{Dataset, Loader, LoaderConfig, Split, Transform};
@@ -180,16 +182,18 @@ impl Trainer {
         let (epoch, steps) = (self.progress.epoch, self.train.batches_per_epoch());
         let schedule = self.schedule()?;
         let mut clock = Stopwatch::start();
-        for batch in self.train.epoch(epoch as u64, self.progress.batch) {
+        let mut batches = numbered(self.train.epoch(epoch as u64, self.progress.batch));
+        while let Some(batch) = batches.next() {
             let batch = batch?;
             display.skipped(&batch);
             let step = (epoch * steps + self.progress.batch) as u64;
             let lr = schedule.lr(step);
-            let score = self.learner.train(&self.config, &batch, step, lr).with_context(|| {
+            let score = self.learner.train(&self.config, &batch, step, lr, || batches.peek()?.as_ref().ok());
+            let score = score.with_context(|| {
                 let number = self.progress.batch + 1;
                 format!("step {} (epoch {}, batch {number} of {steps}), learning rate {lr:.3e}", step + 1, epoch + 1)
             })?;
-            self.train.recycle(batch);
+            self.train.recycle(batch.into_batch());
             self.progress.batch += 1;
             self.progress.score.add(score);
             clock.images += score.images;
@@ -214,11 +218,14 @@ impl Trainer {
         let Self { learner, test, progress, .. } = self;
         let score = learner.with_average(|model| {
             let mut total = Score::default();
-            for batch in test.epoch(0, 0) {
+            let mut inference = Inference::new(model, test.batches_per_epoch());
+            let mut batches = numbered(test.epoch(0, 0));
+            while let Some(batch) = batches.next() {
                 let batch = batch?;
                 display.skipped(&batch);
-                step::evaluate(model, &batch)?.into_iter().for_each(|(_, score)| total.add(score));
-                test.recycle(batch);
+                let scores = step::evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())?;
+                scores.into_iter().for_each(|(_, score)| total.add(score));
+                test.recycle(batch.into_batch());
                 if stop.load(Ordering::Relaxed) {
                     return Ok(None);
                 }

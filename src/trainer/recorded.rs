@@ -3,24 +3,23 @@
 //! A step is some two thousand kernels, each of them shorter than it takes to ask for it. So the first step on batches of
 //! a size runs as it stands, the second is recorded, and from then on a step is one request. What changes lies in the
 //! GPU's memory and is written there before: images and labels, the optimiser's numbers, and (by the recording) the keys
-//! of random streams. What a step leaves behind, losses and logits, is read when all of it is done.
+//! of random streams. What a step leaves behind, losses and logits, is read when all of it is done; and until then, the
+//! next batch is sent ahead.
 
-use super::step::{LOWER_RATE, Learner, Score, first_to_go_wrong, scored, tensors};
+use super::step::{LOWER_RATE, Learner, Score, first_to_go_wrong, scored};
 use crate::config::{Recompute, RunConfig};
+use crate::staging::{Numbered, Staging};
 use anyhow::{Context, Result, bail};
-use data::Batch;
 use model::Mode;
 use optim::clip_factor;
-use tensor::cuda::Recording;
+use tensor::cuda::Repeated;
 use tensor::{Device, Tensor};
 
 /// A batch in the memory of a GPU, and a step on it, if one has been recorded.
 pub struct Staged {
-    /// Images and labels of each micro-batch.
-    parts: Vec<[Tensor; 2]>,
+    step: Repeated<Vec<Traces>>,
+    batch: Staging,
     recompute: Recompute,
-    steps: u64,
-    recorded: Option<(Recording, Vec<Traces>)>,
 }
 
 /// What a micro-batch leaves behind: its loss and its logits.
@@ -29,89 +28,64 @@ struct Traces {
     logits: Tensor,
 }
 
-impl Staged {
-    /// Puts a batch into memory of its own.
-    fn new(batch: &Batch, parts: usize, recompute: Recompute, device: &Device) -> Result<Self> {
-        let part = |part| {
-            let (images, labels) = tensors(batch, part, parts)?;
-            Ok([images.to_device(device)?, labels.to_device(device)?])
-        };
-        let parts = (0..parts).map(part).collect::<Result<_>>()?;
-        Ok(Self { parts, recompute, steps: 0, recorded: None })
-    }
-
-    /// Puts another batch of the same size in its place. False when it is of another size.
-    fn overwrite(&mut self, batch: &Batch, parts: usize, recompute: Recompute) -> Result<bool> {
-        if parts != self.parts.len() || recompute != self.recompute {
-            return Ok(false);
-        }
-        let next = (0..parts).map(|part| tensors(batch, part, parts)).collect::<Result<Vec<_>>>()?;
-        if next.iter().zip(&self.parts).any(|((images, _), own)| images.shape() != own[0].shape()) {
-            return Ok(false);
-        }
-        for ((images, labels), own) in next.iter().zip(&mut self.parts) {
-            own[0].overwrite(0, images)?;
-            own[1].overwrite(0, labels)?;
-        }
-        Ok(true)
-    }
-}
-
 impl Learner {
-    /// Brings a batch to the GPU, for [`Learner::train_staged`].
-    pub fn stage(&mut self, config: &RunConfig, batch: &Batch) -> Result<()> {
-        let parts = config.micro_batches.min(batch.labels.len()).max(1);
-        if let Some(staged) = &mut self.staged
-            && staged.overwrite(batch, parts, config.recompute)?
-        {
-            return Ok(());
-        }
-        // The memory of what was recorded for another size goes first.
-        self.staged = None;
-        self.staged = Some(Staged::new(batch, parts, config.recompute, &self.device)?);
-        Ok(())
-    }
-
-    /// As [`Learner::train`], on the batch that is staged.
-    pub fn train_staged(&mut self, config: &RunConfig, step: u64, lr: f64) -> Result<Score> {
-        let mut staged = self.staged.take().context("no batch is staged")?;
-        let result = self.step(config, &mut staged, step, lr);
+    /// As [`Learner::train`], on a GPU.
+    pub(super) fn train_on_gpu<'b>(
+        &mut self,
+        config: &RunConfig,
+        batch: &Numbered,
+        step: u64,
+        lr: f64,
+        next: impl FnOnce() -> Option<&'b Numbered>,
+    ) -> Result<Score> {
+        let mut staged = self.stage(config, batch)?;
+        let result = self.step(config, &mut staged, step, lr, next);
         self.staged = Some(staged);
         result
     }
 
-    fn step(&mut self, config: &RunConfig, staged: &mut Staged, step: u64, lr: f64) -> Result<Score> {
+    /// Brings a batch to the GPU.
+    fn stage(&mut self, config: &RunConfig, batch: &Numbered) -> Result<Staged> {
+        let parts = config.micro_batches.min(batch.labels.len()).max(1);
+        // What does not fit goes, with the memory of what was recorded for it, before there is another.
+        if let Some(mut staged) = self.staged.take()
+            && staged.recompute == config.recompute
+            && staged.batch.fill(batch, parts)?
+        {
+            return Ok(staged);
+        }
+        let batch = Staging::new(batch, parts, &self.device)?;
+        Ok(Staged { step: Repeated::default(), batch, recompute: config.recompute })
+    }
+
+    fn step<'b>(
+        &mut self,
+        config: &RunConfig,
+        staged: &mut Staged,
+        step: u64,
+        lr: f64,
+        next: impl FnOnce() -> Option<&'b Numbered>,
+    ) -> Result<Score> {
         let longest = if config.clip_norm == 0.0 { f64::INFINITY } else { config.clip_norm };
         self.optimizer.prepare(lr, longest)?;
         if let Some(average) = &mut self.average {
             average.prepare()?;
         }
+        let Staged { step: repeated, batch, .. } = staged;
         let first = step * config.micro_batches as u64;
-        let passes = first..first + staged.parts.len() as u64;
+        let passes = first..first + batch.parts().len() as u64;
         let modes: Vec<Mode> = passes.map(|step| Mode::Train { seed: config.seed, step }).collect();
-        let Staged { parts, steps, recorded, .. } = staged;
-        // The first step compiles kernels, and a profile watches each operation.
-        if recorded.is_none()
-            && *steps > 0
-            && self.profile.is_none()
-            && let Device::Cuda(gpu) = self.device.clone()
-        {
-            *recorded = Some(gpu.record(|| self.run(config, parts, &modes))?);
-        }
-        *steps += 1;
-        let as_it_stands;
-        let traces = match recorded {
-            Some((recording, traces)) => {
-                replay(recording, &modes)?;
-                traces
-            }
-            None => {
-                as_it_stands = self.run(config, parts, &modes)?;
-                &as_it_stands
-            }
+        let streams = |count| -> Vec<_> {
+            let draws = (count / modes.len().max(1)) as u64;
+            modes.iter().flat_map(|mode| (0..draws).filter_map(|draw| mode.stream(draw))).collect()
         };
+        // A profile watches each operation.
+        let (device, may_record) = (self.device.clone(), self.profile.is_none());
+        let traces = repeated.run(&device, may_record, streams, || self.run(config, batch.parts(), &modes))?;
+        // While the GPU works.
+        batch.send(next)?;
         let mut score = Score::default();
-        for ((Traces { loss, logits }, [images, labels]), &mode) in traces.iter().zip(&*parts).zip(&modes) {
+        for ((Traces { loss, logits }, [images, labels]), &mode) in traces.iter().zip(batch.parts()).zip(&modes) {
             self.model.count_batch();
             let mean = f64::from(loss.item::<f32>()?);
             let labels = labels.to_device(&Device::Cpu)?;
@@ -151,11 +125,4 @@ impl Learner {
         }
         Ok(traces)
     }
-}
-
-/// Does a recorded step again, with the random streams of these passes.
-fn replay(recording: &Recording, modes: &[Mode]) -> Result<()> {
-    let draws = recording.streams().len() / modes.len().max(1);
-    let streams = modes.iter().flat_map(|mode| (0..draws as u64).filter_map(|draw| mode.stream(draw)));
-    Ok(recording.replay(&streams.collect::<Vec<_>>())?)
 }

@@ -4,6 +4,8 @@ use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, read_weights, tensor_names};
 use super::recorded::Staged;
 use crate::config::RunConfig;
+use crate::inference::Inference;
+use crate::staging::{Numbered, tensors};
 use anyhow::{Context, Result, bail};
 use autograd::{Gradients, Profile, Tape};
 use data::Batch;
@@ -104,18 +106,25 @@ impl Learner {
     }
 
     /// One step on a batch: gradients of all its micro-batches, each of which also moves the running statistics;
-    /// their sum, clipped; AdamW; the average.
-    pub fn train(&mut self, config: &RunConfig, batch: &Batch, step: u64, lr: f64) -> Result<Score> {
+    /// their sum, clipped; AdamW; the average. On a GPU, while the step is on its way, `next` is asked for the batch after
+    /// this one, which is sent ahead; on the CPU it is not.
+    pub fn train<'b>(
+        &mut self,
+        config: &RunConfig,
+        batch: &Numbered,
+        step: u64,
+        lr: f64,
+        next: impl FnOnce() -> Option<&'b Numbered>,
+    ) -> Result<Score> {
         if self.device != Device::Cpu {
-            self.stage(config, batch)?;
-            return self.train_staged(config, step, lr);
+            return self.train_on_gpu(config, batch, step, lr, next);
         }
         let lap = |name| self.profile.iter().for_each(|profile| profile.lap(name));
         self.gradients.begin_step();
         let parts = config.micro_batches.min(batch.labels.len()).max(1);
         let mut score = Score::default();
         for part in 0..parts {
-            let (images, labels) = tensors(batch, part, parts)?;
+            let [images, labels] = tensors(batch, part, parts)?;
             let mode = Mode::Train { seed: config.seed, step: step * config.micro_batches as u64 + part as u64 };
             lap("copy of the images");
             let tape = config.recompute.tape(&self.device).profiled(self.profile.clone());
@@ -210,18 +219,23 @@ impl Learner {
 /// The way out of a run that diverges.
 pub(super) const LOWER_RATE: &str = "training diverged (try a lower --lr, a smaller clip_norm or a longer warm-up)";
 
-/// A model's scores on those images of a batch that count, with the labels that they have.
-pub fn evaluate(model: &BiFormer, batch: &Batch) -> Result<Vec<(u32, Score)>> {
-    let (images, labels) = tensors(batch, 0, 1)?;
-    let tape = Tape::inference();
-    let output = model.forward(&tape, &images, Mode::Evaluate)?;
-    let scores = score_rows(output.logits().value(), &labels)?;
+/// A model's scores on those images of a batch that count, with the labels that they have. `next` gives the batch that is
+/// evaluated after this one, and is asked as by [`Inference::pass`].
+pub fn evaluate<'b>(
+    inference: &mut Inference<'_>,
+    batch: &Numbered,
+    next: impl FnOnce() -> Option<&'b Numbered>,
+) -> Result<Vec<(u32, Score)>> {
+    inference.stage(batch)?;
+    let logits = inference.pass(next)?.first().context("a model that gives nothing")?;
+    let scores = score_rows(logits, &batch.labels)?;
     let counted = batch.labels.iter().copied().zip(scores).zip(batch.counted());
     let counted: Vec<(u32, Score)> = counted.filter_map(|(scored, counts)| counts.then_some(scored)).collect();
     match counted.iter().find(|(_, score)| !score.loss.is_finite()) {
         None => Ok(counted),
         Some((_, score)) => {
-            let first = first_to_go_wrong(model, &images, &labels, Mode::Evaluate);
+            let [images, labels] = tensors(batch, 0, 1)?;
+            let first = first_to_go_wrong(inference.model(), &images, &labels, Mode::Evaluate);
             bail!("the loss is {}; {first}; the weights are of no use, take those of another run", score.loss)
         }
     }
@@ -243,32 +257,23 @@ pub(super) fn first_to_go_wrong(model: &BiFormer, images: &Tensor, labels: &Tens
 
 /// What a pass over a batch leaves behind: where regions looked.
 pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {
-    let (images, _) = tensors(batch, 0, 1)?;
+    let [images, _] = tensors(batch, 0, 1)?;
     let tape = Tape::inference();
     Ok(model.forward(&tape, &images, Mode::Evaluate)?.trace)
-}
-
-/// Part `part` of `parts` of a batch: images (N, H, W, 3) and labels (N).
-pub(super) fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<(Tensor, Tensor)> {
-    let [count, height, width, channels] = batch.shape;
-    let (start, end) = (count * part / parts, count * (part + 1) / parts);
-    let image = height * width * channels;
-    let images = Tensor::from_slice(&batch.images[start * image..end * image], [end - start, height, width, channels])?;
-    Ok((images, Tensor::from_slice(&batch.labels[start..end], [end - start])?))
 }
 
 /// The score of logits (N, K), given their mean training loss.
 pub(super) fn scored(logits: &Tensor, labels: &Tensor, mean_loss: f64) -> Result<Score> {
     let mut score = Score::default();
-    score_rows(logits, labels)?.into_iter().for_each(|row| score.add(row));
+    score_rows(logits, labels.as_slice("score")?)?.into_iter().for_each(|row| score.add(row));
     Ok(Score { loss: mean_loss * score.images as f64, ..score })
 }
 
 /// The score of each row of logits (N, K), with the plain cross-entropy as loss.
-fn score_rows(logits: &Tensor, labels: &Tensor) -> Result<Vec<Score>> {
+fn score_rows(logits: &Tensor, labels: &[u32]) -> Result<Vec<Score>> {
     let [_, classes] = logits.dims("score", "logits (N, K)")?;
     let logits = logits.to_device(&Device::Cpu)?.cast(DType::F32)?;
-    let (logits, labels) = (logits.as_slice::<f32>("score")?, labels.as_slice::<u32>("score")?);
+    let logits = logits.as_slice::<f32>("score")?;
     let score = |(row, &label): (&[f32], &u32)| {
         let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;
         let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -296,7 +301,7 @@ mod tests {
 
     fn score(logits: &[f32], label: u32) -> Result<Score> {
         let logits = Tensor::from_slice(logits, [1, logits.len()])?;
-        Ok(score_rows(&logits, &Tensor::from_slice(&[label], [1])?)?[0])
+        Ok(score_rows(&logits, &[label])?[0])
     }
 
     #[test]
@@ -321,16 +326,16 @@ mod tests {
             let shape = [images.len(), 32, 32, 3];
             Batch { index: 0, images: pixels.map(pixel).collect(), shape, labels, samples: vec![], skipped: vec![] }
         };
-        let gradients = |parts: usize, batch: &Batch| -> Result<(Vec<f32>, u64)> {
+        let gradients = |parts: usize, batch: Batch| -> Result<(Vec<f32>, u64)> {
             let config = RunConfig { micro_batches: parts, ..config.clone() };
             let mut learner = Learner::new(&config)?;
-            learner.train(&config, batch, 0, 1e-3)?;
+            learner.train(&config, &batch.into(), 0, 1e-3, || None)?;
             let flat = learner.gradients.flat().context("gradients")?.to_vec::<f32>()?;
             Ok((flat, learner.model.statistics[0].batches))
         };
-        let (whole, batches) = gradients(2, &batch(0..8))?;
+        let (whole, batches) = gradients(2, batch(0..8))?;
         assert_eq!(batches, 2, "each part goes into the running statistics");
-        let (first, second) = (gradients(1, &batch(0..4))?.0, gradients(1, &batch(4..8))?.0);
+        let (first, second) = (gradients(1, batch(0..4))?.0, gradients(1, batch(4..8))?.0);
         let scale = whole.iter().fold(0f32, |scale, x| scale.max(x.abs()));
         for (whole, (first, second)) in whole.iter().zip(first.iter().zip(&second)) {
             assert!((whole - 0.5 * (first + second)).abs() < 1e-5 * scale, "{whole} of {first} and {second}");

@@ -14,13 +14,15 @@ mod sweep;
 use super::{MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{Compute, DeviceName};
+use crate::inference::Inference;
 use crate::memory::{expect_room_to_train, peak_resident_bytes};
+use crate::staging::Numbered;
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
-use autograd::{Profile, Tape};
+use autograd::Profile;
 use clap::{Args, ValueEnum};
 use data::Batch;
-use model::{BiFormer, Mode, preset};
+use model::{BiFormer, preset};
 use profile::Report;
 use serde_json::json;
 use std::fmt;
@@ -30,7 +32,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tensor::cpu::isa::Isa;
 use tensor::rng::Philox;
-use tensor::{DType, Device, Tensor};
+use tensor::{DType, Device};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -203,30 +205,28 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     let images: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
     let classes = config.architecture.num_classes;
     let labels = (0..arguments.batch_size).map(|i| (i % classes) as u32).collect();
-    let batch = Batch { index: 0, images, shape, labels, samples: vec![], skipped: vec![] };
+    let batch = Numbered::from(Batch { index: 0, images, shape, labels, samples: vec![], skipped: vec![] });
     match arguments.mode {
         Work::Train => {
             let mut learner = Learner::new(&config)?;
             learner.profile = profile.cloned();
             let device = learner.device().clone();
-            let times = if device == Device::Cpu {
-                steps(arguments.steps, profile, |step| learner.train(&config, &batch, step as u64, 1e-3).map(|_| ()))
-            } else {
-                // The batch is brought to the GPU once.
-                learner.stage(&config, &batch)?;
-                steps(arguments.steps, profile, |step| learner.train_staged(&config, step as u64, 1e-3).map(|_| ()))
-            };
+            let times = steps(arguments.steps, profile, |step| {
+                // It is the next one as well: as in a run, each step has a batch brought to a GPU while it works.
+                learner.train(&config, &batch, step as u64, 1e-3, || Some(&batch))?;
+                Ok(())
+            });
             Ok((times?, device))
         }
         Work::Infer => {
             let mut model = BiFormer::new(&config.architecture, 0, DType::F32)?;
             let device = arguments.compute.place(&mut model)?;
-            let images = Tensor::from_slice(&batch.images, shape)?.to_device(&device)?;
+            // As if there were no end of them: one is what the next ones are.
+            let mut inference = Inference::new(&model, usize::MAX).profiled(profile.cloned());
+            inference.stage(&batch)?;
             let times = steps(arguments.steps, profile, |_| {
-                let tape = Tape::inference().profiled(profile.cloned());
-                model.forward(&tape, &images, Mode::Evaluate)?;
-                device.synchronize()?;
-                Ok(())
+                inference.pass(|| None)?;
+                Ok(device.synchronize()?)
             });
             Ok((times?, device))
         }

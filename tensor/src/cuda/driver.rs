@@ -4,6 +4,7 @@
 use super::Module;
 use crate::{DType, Result};
 use std::ffi::c_void;
+use std::ptr::NonNull;
 
 /// A kernel of a loaded module: its place in the driver's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +122,17 @@ pub struct Properties {
     pub shared_memory: usize,
 }
 
-/// A device. Everything but a download is asynchronous, and happens in the order in which it was asked for.
+/// One of the two rows in which a device does what is asked of it: each in order, one beside the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Everything but [`Driver::send`].
+    Work,
+    /// [`Driver::send`].
+    Copies,
+}
+
+/// A device. Everything but a download is asynchronous, and happens in the order in which it was asked for; but what is
+/// sent ([`Driver::send`]) does so beside all else, and [`Driver::order`] alone says what comes before what.
 ///
 /// # Safety
 /// Of the unsafe functions: addresses lie, with all the bytes that are read or written there, in memory of
@@ -151,6 +162,20 @@ pub trait Driver: Send + Sync {
 
     /// Copies to the host, once everything asked for before has been done.
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
+
+    /// Page-locked memory of the machine's, from which [`Driver::send`] copies while the host goes on; none where it cannot
+    /// be had.
+    fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>>;
+
+    /// Gives page-locked memory back.
+    unsafe fn free_locked(&self, start: NonNull<u8>);
+
+    /// Copies from the host on [`Stream::Copies`]. What lies there must stay until that has been [finished](Driver::finish),
+    /// and until an [order](Driver::order) says otherwise nothing else may use the target.
+    unsafe fn send(&self, from: &[u8], to: u64) -> Result<()>;
+
+    /// What is asked of `then` from now on comes after all that has been asked of `first` until now. Nobody waits here.
+    fn order(&self, first: Stream, then: Stream) -> Result<()>;
 
     /// Copies within the device, between places that do not overlap.
     unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
@@ -183,6 +208,6 @@ pub trait Driver: Send + Sync {
     /// Lets go of recorded work.
     fn forget(&self, recording: RecordingId);
 
-    /// Waits until everything asked for has been done, and reports what went wrong on the way.
-    fn synchronize(&self) -> Result<()>;
+    /// Waits until everything asked of a stream has been done, and reports what went wrong on the way.
+    fn finish(&self, stream: Stream) -> Result<()>;
 }

@@ -9,6 +9,7 @@
 //! | `layout.rs` | where the elements of a view lie |
 //! | `module.rs` | [`Module`], the source of some kernels; [`Launch`], a call of one |
 //! | `recording.rs` | [`Recording`]: work that is recorded once and done again and again |
+//! | `prefetch.rs` | [`Prefetch`]: copies from the machine's memory that go beside the device's work |
 //! | `prelude.cuh` | what every kernel begins with |
 //! | `instructions.cuh` | tensor cores and asynchronous copies |
 //! | `gemm.rs` | matrix products of tensors |
@@ -16,7 +17,8 @@
 //! | `elements.rs`, `.cu` | copies of views, conversions, sums: what tensors need of a device |
 //!
 //! Everything that is asked of a device happens in order, on one stream. So memory can be handed out again as soon as
-//! its tensor is gone: whoever gets it next comes later on the stream.
+//! its tensor is gone: whoever gets it next comes later on the stream. The one exception is [`Prefetch`], which keeps order
+//! itself.
 
 mod driver;
 pub mod elements;
@@ -26,14 +28,16 @@ mod layout;
 mod memory;
 mod module;
 pub mod nvidia;
+mod prefetch;
 mod recording;
 mod rows;
 
-pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties};
+pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties, Stream};
 pub use gemm::{Factor, Gemm};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
-pub use recording::Recording;
+pub use prefetch::Prefetch;
+pub use recording::{Recording, Repeated};
 pub use rows::Tiles;
 
 use crate::rng::Philox;
@@ -147,7 +151,8 @@ impl Gpu {
 
     /// Waits until all work is done. Errors: what went wrong in it.
     pub fn synchronize(&self) -> Result<()> {
-        self.driver.synchronize()
+        self.driver.finish(Stream::Copies)?;
+        self.driver.finish(Stream::Work)
     }
 
     /// Copies bytes from the machine's memory. [`Error::Gpu`] while work is recorded: a recording would read the place
@@ -191,7 +196,7 @@ impl Gpu {
 
     /// Gives free memory back to the device.
     fn trim(&self) -> Result<()> {
-        self.driver.synchronize()?;
+        self.synchronize()?;
         let mut pool = self.pool();
         self.free_all(&mut pool);
         Ok(())
@@ -249,7 +254,7 @@ impl Gpu {
     fn allocate(&self, pool: &mut Pool, capacity: usize, bytes: usize) -> Result<u64> {
         let mut address = self.driver.allocate(capacity)?;
         if address.is_none() && self.keys().is_none() {
-            self.driver.synchronize()?;
+            self.synchronize()?;
             self.free_all(pool);
             address = self.driver.allocate(capacity)?;
         }
@@ -286,7 +291,7 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         let free = std::mem::take(&mut self.pool().free);
         // Without the wait memory could go while a kernel still uses it. There is nobody to tell of an error.
-        let _ = self.driver.synchronize();
+        let _ = self.synchronize();
         // SAFETY: every tensor holds the device, so none is left.
         free.into_values().flatten().for_each(|block| unsafe { self.driver.free(block) });
     }

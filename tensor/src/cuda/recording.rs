@@ -7,7 +7,7 @@
 use super::driver::RecordingId;
 use super::{Gpu, Memory, give_free};
 use crate::rng::Philox;
-use crate::{Error, Result};
+use crate::{Device, Error, Result};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -104,10 +104,48 @@ impl Recording {
     }
 }
 
+/// Work that the same code does again and again on the same tensors: as it stands the first time, which compiles its
+/// kernels; recorded the second time; and replayed from then on.
+pub struct Repeated<R> {
+    /// What the work left behind when it was done as it stands.
+    left: Option<R>,
+    recorded: Option<(Recording, R)>,
+}
+
+impl<R> Default for Repeated<R> {
+    fn default() -> Self {
+        Self { left: None, recorded: None }
+    }
+}
+
+impl<R> Repeated<R> {
+    /// Does the work, and gives what it leaves behind, which the next time overwrites. Nothing is recorded on the CPU, nor
+    /// unless it may be. `streams` gives the random streams of this time, of which there are as many as it is told. Errors:
+    /// those of the work, of [`Gpu::record`] and of [`Recording::replay`].
+    pub fn run<E: From<Error>>(
+        &mut self,
+        device: &Device,
+        may_record: bool,
+        streams: impl FnOnce(usize) -> Vec<Philox>,
+        work: impl FnOnce() -> std::result::Result<R, E>,
+    ) -> std::result::Result<&R, E> {
+        // Its memory serves this time.
+        let first = self.left.take().is_none();
+        let recorded = match (self.recorded.take(), device) {
+            (Some(recorded), _) => recorded,
+            (None, Device::Cuda(gpu)) if may_record && !first => gpu.record(work)?,
+            _ => return Ok(self.left.insert(work()?)),
+        };
+        let (recording, left) = self.recorded.insert(recorded);
+        recording.replay(&streams(recording.streams().len()))?;
+        Ok(left)
+    }
+}
+
 impl Drop for Recording {
     fn drop(&mut self) {
         // Before its memory goes to somebody else. There is nobody to tell of an error.
-        let _ = self.gpu.driver.synchronize();
+        let _ = self.gpu.synchronize();
         self.gpu.driver.forget(self.id);
         give_free(&mut self.gpu.pool().free, std::mem::take(&mut self.kept));
     }

@@ -2,42 +2,32 @@
 //! plays. What it is for: every kernel, and all that the host does around it, runs and is checked on a machine without a
 //! GPU; and whoever learns can step through a kernel with a debugger.
 
+mod compiler;
+mod copies;
 mod products;
 
-use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId};
+use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId, Stream};
 use super::module::Module;
 use crate::{DType, Error, Result};
-use libloading::Library;
+use compiler::{Compiler, Shared};
+use copies::Copies;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The compiler, unless this variable names another.
-const COMPILER: &str = "c++";
-const COMPILER_VARIABLE: &str = "CXX";
-/// Further options for the compiler, separated by blanks: the sanitizers, say.
-const OPTIONS_VARIABLE: &str = "BIFORMER_EMULATED_OPTIONS";
 /// The seed of the order in which threads run, where it is to be another.
 const SEED_VARIABLE: &str = "BIFORMER_EMULATED_SEED";
-
-/// The libraries that this process has asked for: one compiles them, and one at a time runs a kernel, whose shared memory
-/// and fibers are statics of the library.
-static LIBRARIES: LazyLock<Mutex<HashMap<PathBuf, Shared>>> = LazyLock::new(Mutex::default);
-
-type Shared = Arc<Mutex<Option<Library>>>;
 
 /// The emulated device.
 pub struct Emulated {
     properties: Properties,
-    compiler: String,
-    options: Vec<String>,
+    compiler: Compiler,
     seed: AtomicU64,
     blocks: Mutex<HashMap<u64, Layout>>,
+    copies: Mutex<Copies>,
     loaded: Mutex<Vec<Arc<Kernel>>>,
     /// What is being recorded, if anything is, and what has been.
     recording: Mutex<Option<Vec<Request>>>,
@@ -80,14 +70,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Emulated {
     /// Opens the device. [`Error::Gpu`] where there is no C++ compiler.
     pub fn open(seed: u64) -> Result<Self> {
-        let compiler = std::env::var(COMPILER_VARIABLE).unwrap_or_else(|_| COMPILER.into());
-        let works = Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success());
-        if !works {
-            return Err(failure(format!(
-                "needs a C++ compiler, and {compiler} is none: install g++ or clang, or name one in {COMPILER_VARIABLE}"
-            )));
-        }
-        let options = std::env::var(OPTIONS_VARIABLE).unwrap_or_default();
+        let compiler = Compiler::find()?;
         let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(seed);
         Ok(Self {
             properties: Properties {
@@ -98,87 +81,19 @@ impl Emulated {
                 shared_memory: 227 << 10,
             },
             compiler,
-            options: options.split_whitespace().map(str::to_owned).collect(),
             seed: AtomicU64::new(seed),
             blocks: Mutex::default(),
+            copies: Mutex::default(),
             loaded: Mutex::default(),
             recording: Mutex::default(),
             recordings: Mutex::default(),
         })
     }
 
-    /// The module as a library, compiled now or before, and loaded.
-    fn library(&self, module: &Module) -> Result<Shared> {
-        let mut source =
-            format!("#include \"prelude.cuh\"\n#line 1 \"{}/kernel.cu\"\n{}\n", module.name, module.source);
-        for (number, instance) in module.instances().iter().enumerate() {
-            source.push_str(&format!("EMULATED_ENTRY({number}, {instance})\n"));
-        }
-        let mut files: Vec<(&str, &str)> =
-            vec![("device.h", include_str!("device.h")), ("instructions.h", include_str!("instructions.h"))];
-        for header in module.all_headers() {
-            files.push(header);
-        }
-        let mut hasher = DefaultHasher::new();
-        (&source, &files, &self.compiler, &self.options).hash(&mut hasher);
-        let folder = std::env::temp_dir().join(format!("biformer-emulated-{}", user()));
-        let path = folder.join(format!("{}-{:016x}.so", module.name, hasher.finish()));
-        let shared = Arc::clone(lock(&LIBRARIES).entry(path.clone()).or_default());
-        let mut library = lock(&shared);
-        if library.is_none() {
-            if !path.exists() {
-                self.compile(module, &source, &files, &path)?;
-            }
-            // SAFETY: the library is our own compilation, whose loading runs no code.
-            let loaded = unsafe { Library::new(&path) };
-            *library = Some(loaded.map_err(|error| failure(format!("cannot load {}: {error}", path.display())))?);
-        }
-        drop(library);
-        Ok(shared)
-    }
-
     /// Takes a request into what is being recorded, if anything is.
     fn records(&self, request: impl FnOnce() -> Request) -> bool {
         lock(&self.recording).as_mut().map(|recorded| recorded.push(request())).is_some()
     }
-
-    fn compile(&self, module: &Module, source: &str, headers: &[(&str, &str)], library: &Path) -> Result<()> {
-        let io = |path: &Path, error: std::io::Error| failure(format!("cannot write {}: {error}", path.display()));
-        // A folder of its own: other processes may compile the same module.
-        let work = library.with_extension(std::process::id().to_string());
-        std::fs::create_dir_all(&work).map_err(|error| io(&work, error))?;
-        for (name, text) in headers.iter().chain(&[("kernel.cpp", source)]) {
-            let path = work.join(name);
-            std::fs::write(&path, text).map_err(|error| io(&path, error))?;
-        }
-        let built = work.join("kernel.so");
-        let output = Command::new(&self.compiler)
-            // Hidden, or the loader would let libraries share what a template that both have calls static: shared memory.
-            .args(["-std=c++17", "-O2", "-g1", "-DEMULATED", "-fPIC", "-shared", "-fno-strict-aliasing"])
-            .arg("-fvisibility=hidden")
-            .args(["-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-variable"])
-            .args(&self.options)
-            .arg("-I")
-            .arg(&work)
-            .arg(work.join("kernel.cpp"))
-            .arg("-o")
-            .arg(&built)
-            .output()
-            .map_err(|error| failure(format!("cannot run {}: {error}", self.compiler)))?;
-        if !output.status.success() {
-            let log = String::from_utf8_lossy(&output.stderr);
-            return Err(failure(format!("{} does not compile:\n{log}", module.name)));
-        }
-        // In one step, so that nobody sees half a library.
-        std::fs::rename(&built, library).map_err(|error| io(library, error))?;
-        let _ = std::fs::remove_dir_all(&work); // what is left behind does no harm
-        Ok(())
-    }
-}
-
-/// Something that tells users of one machine apart, as they share its folder for temporary files.
-fn user() -> String {
-    std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "user".into())
 }
 
 impl Driver for Emulated {
@@ -187,7 +102,7 @@ impl Driver for Emulated {
     }
 
     fn recycles(&self) -> bool {
-        !self.options.iter().any(|option| option.starts_with("-fsanitize"))
+        !self.compiler.sanitizes()
     }
 
     fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
@@ -221,6 +136,29 @@ impl Driver for Emulated {
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
+        self.finish(Stream::Work)
+    }
+
+    fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>> {
+        Ok(self.allocate(bytes)?.and_then(|address| NonNull::new(address as *mut u8)))
+    }
+
+    unsafe fn free_locked(&self, start: NonNull<u8>) {
+        // SAFETY: the caller's promise.
+        unsafe { self.free(start.as_ptr() as u64) };
+    }
+
+    unsafe fn send(&self, from: &[u8], to: u64) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { lock(&self.copies).send(from, to) }
+    }
+
+    fn order(&self, first: Stream, then: Stream) -> Result<()> {
+        match (first, then) {
+            (Stream::Work, Stream::Copies) => lock(&self.copies).follow_work(),
+            (Stream::Copies, Stream::Work) => lock(&self.copies).arrive(),
+            _ => {}
+        }
         Ok(())
     }
 
@@ -228,6 +166,7 @@ impl Driver for Emulated {
         if self.records(|| Request::Copy(from, to, bytes)) {
             return Ok(());
         }
+        [from, to].into_iter().for_each(|address| lock(&self.copies).mark_used(address, bytes));
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
@@ -237,13 +176,14 @@ impl Driver for Emulated {
         if self.records(|| Request::Fill(to, byte, bytes)) {
             return Ok(());
         }
+        lock(&self.copies).mark_used(to, bytes);
         // SAFETY: as above.
         unsafe { (to as *mut u8).write_bytes(byte, bytes) };
         Ok(())
     }
 
     fn load(&self, module: &Module) -> Result<Vec<Function>> {
-        let shared = self.library(module)?;
+        let shared = self.compiler.library(module)?;
         let library = lock(&shared);
         let Some(library) = library.as_ref() else { return Err(failure("a library that is not loaded")) };
         let mut loaded = lock(&self.loaded);
@@ -344,7 +284,12 @@ impl Driver for Emulated {
         lock(&self.recordings)[recording.0] = Arc::default();
     }
 
-    fn synchronize(&self) -> Result<()> {
-        Ok(())
+    fn finish(&self, stream: Stream) -> Result<()> {
+        let mut copies = lock(&self.copies);
+        match stream {
+            Stream::Work => copies.follow_work(),
+            Stream::Copies => copies.arrive(),
+        }
+        copies.leave()
     }
 }

@@ -5,16 +5,17 @@ mod blas;
 pub mod compiler;
 mod libraries;
 
-use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId};
+use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId, Stream};
 use super::module::Module;
 use crate::{Error, Result};
 use blas::Blas;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUfunction, CUfunction_attribute, CUgraphExec, CUgraphInstantiate_flags,
-    CUresult, CUstream, CUstreamCaptureMode,
+    CUcontext, CUdevice, CUdevice_attribute, CUevent_flags, CUevent_wait_flags, CUfunction, CUfunction_attribute,
+    CUgraphExec, CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode,
 };
 use std::ffi::CString;
+use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
 /// The oldest generation whose instructions the kernels use: that of the A100.
@@ -24,7 +25,10 @@ const OLDEST: (u32, u32) = (8, 0);
 pub struct Nvidia {
     properties: Properties,
     context: CUcontext,
+    /// That of [`Stream::Work`].
     stream: CUstream,
+    /// That of [`Stream::Copies`].
+    copies: CUstream,
     /// Declared to be dropped before the context goes.
     blas: Option<Mutex<Blas>>,
     functions: Mutex<Vec<CUfunction>>,
@@ -117,12 +121,15 @@ impl Nvidia {
             properties,
             context,
             stream: std::ptr::null_mut(),
+            copies: std::ptr::null_mut(),
             blas: None,
             functions: Mutex::default(),
             recordings: Mutex::default(),
         };
         gpu.enter()?;
-        gpu.stream = result::stream::create(result::stream::StreamKind::NonBlocking).doing("making a stream")?;
+        let stream = || result::stream::create(result::stream::StreamKind::NonBlocking).doing("making a stream");
+        gpu.stream = stream()?;
+        gpu.copies = stream()?;
         gpu.blas = Some(Mutex::new(Blas::new(gpu.stream)?));
         Ok(gpu)
     }
@@ -131,6 +138,13 @@ impl Nvidia {
     fn enter(&self) -> Result<()> {
         // SAFETY: the context lives as long as `self`.
         unsafe { result::ctx::set_current(self.context) }.doing("entering a GPU's context")
+    }
+
+    fn handle(&self, stream: Stream) -> CUstream {
+        match stream {
+            Stream::Work => self.stream,
+            Stream::Copies => self.copies,
+        }
     }
 
     /// Lets a kernel have as much shared memory as the GPU can give it.
@@ -151,12 +165,14 @@ impl Drop for Nvidia {
     fn drop(&mut self) {
         // There is nobody to tell of an error here.
         if self.enter().is_ok() {
-            let _ = self.synchronize();
-            self.blas = None;
-            // The context stays: cuBLASLt holds kernels of its own in it, for as long as the process lives.
-            if !self.stream.is_null() {
-                // SAFETY: the stream is this value's, and nothing uses it any more.
-                let _ = unsafe { result::stream::destroy(self.stream) };
+            // Those that were made before opening failed, if it did.
+            let streams = [self.stream, self.copies].into_iter().filter(|stream| !stream.is_null());
+            // SAFETY: the streams are this value's, and nothing uses them any more.
+            unsafe {
+                streams.clone().for_each(|stream| _ = result::stream::synchronize(stream));
+                self.blas = None;
+                // The context stays: cuBLASLt holds kernels of its own in it, for as long as the process lives.
+                streams.for_each(|stream| _ = result::stream::destroy(stream));
             }
         }
     }
@@ -199,7 +215,44 @@ impl Driver for Nvidia {
         self.enter()?;
         // SAFETY: the caller's promise; the copy has happened when this returns.
         unsafe { result::memcpy_dtoh_async(to, from, self.stream) }.doing("copying from the GPU")?;
-        self.synchronize()
+        self.finish(Stream::Work)
+    }
+
+    fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>> {
+        self.enter()?;
+        // SAFETY: the memory is used as bytes, this many.
+        let start = unsafe { result::malloc_host(bytes.max(1), 0) };
+        // Whatever the reason is, there is a way without.
+        Ok(start.ok().and_then(|start| NonNull::new(start.cast())))
+    }
+
+    unsafe fn free_locked(&self, start: NonNull<u8>) {
+        if self.enter().is_ok() {
+            // SAFETY: the caller's promise.
+            let _ = unsafe { result::free_host(start.as_ptr().cast()) };
+        }
+    }
+
+    unsafe fn send(&self, from: &[u8], to: u64) -> Result<()> {
+        self.enter()?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { result::memcpy_htod_async(to, from, self.copies) }.doing("sending to the GPU")
+    }
+
+    fn order(&self, first: Stream, then: Stream) -> Result<()> {
+        self.enter()?;
+        let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).doing("making an event")?;
+        let wait = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: the streams are this value's. Once one waits for it, the event may go: so says the driver's manual.
+        unsafe {
+            let ordered = result::event::record(event, self.handle(first))
+                .and_then(|()| result::stream::wait_event(self.handle(then), event, wait));
+            let _ = result::event::destroy(event);
+            ordered.doing("ordering streams")
+        }
     }
 
     unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
@@ -300,9 +353,9 @@ impl Driver for Nvidia {
         }
     }
 
-    fn synchronize(&self) -> Result<()> {
+    fn finish(&self, stream: Stream) -> Result<()> {
         self.enter()?;
         // SAFETY: the stream is this value's.
-        unsafe { result::stream::synchronize(self.stream) }.doing("waiting for the GPU")
+        unsafe { result::stream::synchronize(self.handle(stream)) }.doing("waiting for the GPU")
     }
 }

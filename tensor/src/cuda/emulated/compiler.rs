@@ -1,0 +1,117 @@
+//! The emulated device's compiler: modules become libraries of this machine's code, each once.
+
+use super::{Module, failure, lock};
+use crate::Result;
+use libloading::Library;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, LazyLock, Mutex};
+
+/// The compiler, unless this variable names another.
+const COMPILER: &str = "c++";
+const COMPILER_VARIABLE: &str = "CXX";
+/// Further options for the compiler, separated by blanks: the sanitizers, say.
+const OPTIONS_VARIABLE: &str = "BIFORMER_EMULATED_OPTIONS";
+
+/// The libraries that this process has asked for: one compiles them, and one at a time runs a kernel, whose shared memory
+/// and fibers are statics of the library.
+static LIBRARIES: LazyLock<Mutex<HashMap<PathBuf, Shared>>> = LazyLock::new(Mutex::default);
+
+/// A library, once it is loaded.
+pub type Shared = Arc<Mutex<Option<Library>>>;
+
+/// The system's C++ compiler, with what it is told beside the usual.
+pub struct Compiler {
+    command: String,
+    options: Vec<String>,
+}
+
+impl Compiler {
+    /// Finds it. [`Error::Gpu`](crate::Error::Gpu) where there is none.
+    pub fn find() -> Result<Self> {
+        let command = std::env::var(COMPILER_VARIABLE).unwrap_or_else(|_| COMPILER.into());
+        let works = Command::new(&command).arg("--version").output().is_ok_and(|output| output.status.success());
+        if !works {
+            return Err(failure(format!(
+                "needs a C++ compiler, and {command} is none: install g++ or clang, or name one in {COMPILER_VARIABLE}"
+            )));
+        }
+        let options = std::env::var(OPTIONS_VARIABLE).unwrap_or_default();
+        Ok(Self { command, options: options.split_whitespace().map(str::to_owned).collect() })
+    }
+
+    /// Whether sanitizers watch what it compiles.
+    pub fn sanitizes(&self) -> bool {
+        self.options.iter().any(|option| option.starts_with("-fsanitize"))
+    }
+
+    /// The module as a library, compiled now or before, and loaded.
+    pub fn library(&self, module: &Module) -> Result<Shared> {
+        let mut source =
+            format!("#include \"prelude.cuh\"\n#line 1 \"{}/kernel.cu\"\n{}\n", module.name, module.source);
+        for (number, instance) in module.instances().iter().enumerate() {
+            source.push_str(&format!("EMULATED_ENTRY({number}, {instance})\n"));
+        }
+        let mut files: Vec<(&str, &str)> =
+            vec![("device.h", include_str!("device.h")), ("instructions.h", include_str!("instructions.h"))];
+        for header in module.all_headers() {
+            files.push(header);
+        }
+        let mut hasher = DefaultHasher::new();
+        (&source, &files, &self.command, &self.options).hash(&mut hasher);
+        let folder = std::env::temp_dir().join(format!("biformer-emulated-{}", user()));
+        let path = folder.join(format!("{}-{:016x}.so", module.name, hasher.finish()));
+        let shared = Arc::clone(lock(&LIBRARIES).entry(path.clone()).or_default());
+        let mut library = lock(&shared);
+        if library.is_none() {
+            if !path.exists() {
+                self.compile(module, &source, &files, &path)?;
+            }
+            // SAFETY: the library is our own compilation, whose loading runs no code.
+            let loaded = unsafe { Library::new(&path) };
+            *library = Some(loaded.map_err(|error| failure(format!("cannot load {}: {error}", path.display())))?);
+        }
+        drop(library);
+        Ok(shared)
+    }
+
+    fn compile(&self, module: &Module, source: &str, headers: &[(&str, &str)], library: &Path) -> Result<()> {
+        let io = |path: &Path, error: std::io::Error| failure(format!("cannot write {}: {error}", path.display()));
+        // A folder of its own: other processes may compile the same module.
+        let work = library.with_extension(std::process::id().to_string());
+        std::fs::create_dir_all(&work).map_err(|error| io(&work, error))?;
+        for (name, text) in headers.iter().chain(&[("kernel.cpp", source)]) {
+            let path = work.join(name);
+            std::fs::write(&path, text).map_err(|error| io(&path, error))?;
+        }
+        let built = work.join("kernel.so");
+        let output = Command::new(&self.command)
+            // Hidden, or the loader would let libraries share what a template that both have calls static: shared memory.
+            .args(["-std=c++17", "-O2", "-g1", "-DEMULATED", "-fPIC", "-shared", "-fno-strict-aliasing"])
+            .arg("-fvisibility=hidden")
+            .args(["-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-variable"])
+            .args(&self.options)
+            .arg("-I")
+            .arg(&work)
+            .arg(work.join("kernel.cpp"))
+            .arg("-o")
+            .arg(&built)
+            .output()
+            .map_err(|error| failure(format!("cannot run {}: {error}", self.command)))?;
+        if !output.status.success() {
+            let log = String::from_utf8_lossy(&output.stderr);
+            return Err(failure(format!("{} does not compile:\n{log}", module.name)));
+        }
+        // In one step, so that nobody sees half a library.
+        std::fs::rename(&built, library).map_err(|error| io(library, error))?;
+        let _ = std::fs::remove_dir_all(&work); // what is left behind does no harm
+        Ok(())
+    }
+}
+
+/// Something that tells users of one machine apart, as they share its folder for temporary files.
+fn user() -> String {
+    std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "user".into())
+}

@@ -1,0 +1,157 @@
+//! Copies from the machine's memory that go beside the device's work: what is needed next comes while it computes.
+//!
+//! The bytes go a way of three legs. The host writes them into page-locked memory. From there the device fetches them,
+//! on a stream of their own, into a block that nothing else uses. When they are needed, they are copied from the block to
+//! where they are read, as a part of the other work, which this costs little: memory of a device is many times as fast as
+//! the way to it. So recorded work reads one place, wherever the next bytes already are.
+
+use super::{Gpu, Memory, Stream};
+use crate::{Error, Result, Tensor};
+use rayon::prelude::*;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Bytes on their way to a device: [`Prefetch::send`], then [`Prefetch::receive`].
+pub struct Prefetch {
+    host: Host,
+    block: Memory,
+    /// The bytes that were sent and have not been received.
+    sent: Option<usize>,
+}
+
+/// What the host writes and the device fetches.
+enum Host {
+    /// Page-locked memory of this length.
+    Locked(NonNull<u8>, usize),
+    /// Other memory, where that cannot be had. To send takes the host longer then, and nothing else differs.
+    Paged(Vec<u8>),
+}
+
+// SAFETY: the memory is this value's alone, as a vector's is.
+unsafe impl Send for Host {}
+
+impl Host {
+    fn new(gpu: &Gpu, bytes: usize) -> Result<Self> {
+        let Some(start) = gpu.driver.allocate_locked(bytes)? else { return Ok(Host::Paged(vec![0; bytes])) };
+        // SAFETY: the memory is as long, and nobody else's.
+        unsafe { start.as_ptr().write_bytes(0, bytes) };
+        Ok(Host::Locked(start, bytes))
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            // SAFETY: the memory is as long, was written when it was new, and is this value's alone.
+            Host::Locked(start, len) => unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), *len) },
+            Host::Paged(bytes) => bytes,
+        }
+    }
+}
+
+impl Prefetch {
+    /// A way for up to `bytes` at a time. Errors: [`Error::OutOfMemory`] where the device has no room for them;
+    /// [`Error::Gpu`].
+    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
+        let block = Memory::new(gpu, bytes).map_err(|error| error.of_tensor("what is sent ahead".into()))?;
+        // Whoever had the block before may still be at work.
+        gpu.driver.order(Stream::Work, Stream::Copies)?;
+        Ok(Self { host: Host::new(gpu, bytes)?, block, sent: None })
+    }
+
+    /// Sends these bytes, piece after piece, in place of any that were sent and not received. The host is free to go on,
+    /// and the pieces to change, when this returns. Errors: [`Error::Argument`] for more bytes than there is room for;
+    /// [`Error::Gpu`], also while work is recorded.
+    pub fn send(&mut self, pieces: &[&[u8]]) -> Result<()> {
+        let bytes = pieces.iter().map(|piece| piece.len()).sum();
+        if bytes > self.block.len() {
+            let message = format!("{bytes} bytes, and there is room for {}", self.block.len());
+            return Err(Error::argument("send", message));
+        }
+        let gpu = self.block.gpu();
+        gpu.expect_no_recording("a copy from the machine's memory")?;
+        self.sent = None;
+        // What was sent before must have left the host's memory.
+        gpu.driver.finish(Stream::Copies)?;
+        let mut rest = &mut self.host.bytes()[..bytes];
+        for piece in pieces {
+            let (own, after) = rest.split_at_mut(piece.len());
+            copy(piece, own);
+            rest = after;
+        }
+        // SAFETY: the block is as long. Whoever used it before is done: `new` and `receive` see to it. The host's memory
+        // is neither written nor given back before the copy is done: this function and `drop` see to it.
+        unsafe { gpu.driver.send(&self.host.bytes()[..bytes], self.block.address())? };
+        self.sent = Some(bytes);
+        Ok(())
+    }
+
+    /// Puts what was sent into contiguous tensors on the device, which it fills one after another. The host does not wait;
+    /// what is asked of the device from now on finds the bytes there. Errors: [`Error::Argument`] unless as many were
+    /// sent; [`Error::Shared`] when another tensor sees the elements; [`Error::Gpu`], also while work is recorded.
+    pub fn receive<'t>(&mut self, tensors: impl IntoIterator<Item = &'t mut Tensor>) -> Result<()> {
+        let gpu = self.block.gpu();
+        gpu.expect_no_recording("a copy from the machine's memory")?;
+        let places = tensors.into_iter().map(|tensor| Ok((tensor.address_mut("receive", gpu)?, tensor.bytes())));
+        let places: Vec<(u64, usize)> = places.collect::<Result<_>>()?;
+        let bytes = places.iter().map(|(_, bytes)| bytes).sum();
+        if self.sent != Some(bytes) {
+            let message = format!("{bytes} bytes are expected, and {} were sent", self.sent.unwrap_or(0));
+            return Err(Error::argument("receive", message));
+        }
+        self.sent = None;
+        gpu.driver.order(Stream::Copies, Stream::Work)?;
+        let mut from = self.block.address();
+        for (to, bytes) in places {
+            // SAFETY: the tensor is as long, and nobody else sees it; the block has as many bytes from here on.
+            unsafe { gpu.driver.copy(from, to, bytes)? };
+            from += bytes as u64;
+        }
+        // What is sent next must not overtake these copies.
+        gpu.driver.order(Stream::Work, Stream::Copies)
+    }
+}
+
+impl Drop for Prefetch {
+    fn drop(&mut self) {
+        let gpu = self.block.gpu();
+        // Before the memory goes to somebody else. There is nobody to tell of an error.
+        let _ = gpu.driver.finish(Stream::Copies);
+        if let Host::Locked(start, _) = self.host {
+            // SAFETY: nothing is on its way from there any more, and nobody else knows the memory.
+            unsafe { gpu.driver.free_locked(start) };
+        }
+    }
+}
+
+/// One thread does not use all the memory's bandwidth, and a GPU that computes soon waits for its next batch.
+fn copy(from: &[u8], to: &mut [u8]) {
+    const PIECE: usize = 1 << 20;
+    to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE)).for_each(|(to, from)| to.copy_from_slice(from));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn bytes_come_from_either_kind_of_memory() -> Result<()> {
+        let Some(gpu) = Gpu::for_tests(1) else { return Ok(()) };
+        let device = Device::Cuda(Arc::clone(&gpu));
+        let numbers = |round: usize, count: usize| -> Vec<f32> { (0..count).map(|i| (i + 7 * round) as f32).collect() };
+        for locked in [true, false] {
+            let mut prefetch = Prefetch::new(&gpu, 4 * 300_010)?;
+            if !locked {
+                prefetch.host = Host::Paged(vec![0; 4 * 300_010]);
+            }
+            let mut tensors = [Tensor::zeros_on(&device, [300_000], crate::DType::F32)?, Tensor::full([10], 1f32)];
+            tensors[1] = tensors[1].to_device(&device)?;
+            for round in 0..3 {
+                let expected = [numbers(round, 300_000), numbers(round + 1, 10)];
+                prefetch.send(&expected.each_ref().map(|numbers| bytemuck::cast_slice(numbers)))?;
+                prefetch.receive(&mut tensors)?;
+                assert_eq!([tensors[0].to_vec::<f32>()?, tensors[1].to_vec::<f32>()?], expected, "{locked}, {round}");
+            }
+        }
+        Ok(())
+    }
+}
