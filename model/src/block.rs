@@ -1,9 +1,10 @@
 //! A block: position, attention, MLP, each added to what came in.
 
 use crate::attention::Attention;
-use crate::config::{Family, ModelConfig};
+use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::layers::{DepthwiseConv, LayerNorm, Linear};
+use crate::layers::{DepthwiseConv, LayerNorm};
+use crate::mlp::Mlp;
 use crate::pass::Pass;
 use crate::state::{Builder, Init};
 use autograd::{ParamId, Var};
@@ -13,8 +14,7 @@ pub struct Block {
     position: Option<DepthwiseConv>,
     norm1: LayerNorm,
     attention: Attention,
-    norm2: LayerNorm,
-    mlp: [Linear; 2],
+    mlp: Mlp,
     gamma: Option<[ParamId; 2]>,
     drop_path: f64,
 }
@@ -22,23 +22,16 @@ pub struct Block {
 impl Block {
     /// A block of a stage, under `name` in the state_dict.
     pub fn new(builder: &mut Builder, name: &str, config: &ModelConfig, stage: usize, drop_path: f64) -> Self {
-        let (dim, hidden) = (config.embed_dim[stage], config.hidden(stage));
+        let dim = config.embed_dim[stage];
         let gamma = |builder: &mut Builder, index: usize| {
             builder.parameter(format!("{name}.gamma{index}"), [dim], Init::Constant(config.layer_scale))
         };
-        // The published MLPs count an identity, or leave it out.
-        let second = if config.family == Family::Biformer { 3 } else { 2 };
-        let project = if config.family == Family::BiformerStlNchw { Linear::convolution } else { Linear::new };
         Self {
             position: (config.pos_kernel > 0)
                 .then(|| DepthwiseConv::new(builder, &format!("{name}.pos_embed"), dim, config.pos_kernel)),
             norm1: LayerNorm::new(builder, &format!("{name}.norm1"), dim),
             attention: Attention::new(builder, &format!("{name}.attn"), config, stage),
-            norm2: LayerNorm::new(builder, &format!("{name}.norm2"), dim),
-            mlp: [
-                project(builder, &format!("{name}.mlp.0"), dim, hidden, true),
-                project(builder, &format!("{name}.mlp.{second}"), hidden, dim, true),
-            ],
+            mlp: Mlp::new(builder, name, config, stage),
             gamma: (config.layer_scale > 0.0).then(|| [gamma(builder, 1), gamma(builder, 2)]),
             drop_path,
         }
@@ -51,9 +44,8 @@ impl Block {
             None => x.clone(),
         };
         let normed = self.norm1.forward(pass, &x)?;
-        let x = self.residual(pass, &x, 0, |x| self.attention.forward(pass, &normed, x))?;
-        let hidden = ops::gelu(&self.mlp[0].forward(pass, &self.norm2.forward(pass, &x)?)?)?;
-        self.residual(pass, &x, 1, |x| self.mlp[1].plus(pass, &hidden, x))
+        let x = self.residual(pass, &x, 0, |residual| self.attention.forward(pass, &normed, residual))?;
+        self.residual(pass, &x, 1, |residual| self.mlp.forward(pass, &x, residual.is_some()))
     }
 
     /// x + γ·branch, where in training whole samples of the branch are dropped. A branch to which nothing of this is

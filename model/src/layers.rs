@@ -36,9 +36,13 @@ impl Linear {
 
     /// The same plus a residual (..., O), if there is one.
     pub fn plus<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
-        let weight = pass.factor_as(self.weight, self.extents)?;
-        let bias = self.bias.map(|bias| pass.factor(bias));
+        let (weight, bias) = self.parameters(pass)?;
         Ok(ops::linear_residual(x, &weight, bias.as_ref(), residual)?)
+    }
+
+    /// Weight (O, I) and bias on the tape, for operations that are more than this layer.
+    pub fn parameters<'t>(&self, pass: &Pass<'t, '_>) -> Result<(Var<'t>, Option<Var<'t>>)> {
+        Ok((pass.factor_as(self.weight, self.extents)?, self.bias.map(|bias| pass.factor(bias))))
     }
 }
 
@@ -110,7 +114,8 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    const EPSILON: f64 = 1e-6;
+    /// ε
+    pub const EPSILON: f64 = 1e-6;
 
     /// Starts as the plain normalisation.
     pub fn new(builder: &mut Builder, name: &str, channels: usize) -> Self {
@@ -119,9 +124,15 @@ impl LayerNorm {
         Self { weight, bias }
     }
 
+    /// γ and β on the tape, for operations that normalise on their way.
+    pub fn parameters<'t>(&self, pass: &Pass<'t, '_>) -> [Var<'t>; 2] {
+        [pass.parameter(self.weight), pass.parameter(self.bias)]
+    }
+
     /// The normalised tokens.
     pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
-        Ok(ops::layer_norm(x, &pass.parameter(self.weight), &pass.parameter(self.bias), Self::EPSILON)?)
+        let [weight, bias] = self.parameters(pass);
+        Ok(ops::layer_norm(x, &weight, &bias, Self::EPSILON)?)
     }
 }
 

@@ -6,7 +6,7 @@
 //! | `regions.rs` | how routed attention cuts a map into regions |
 //! | `overrides.rs` | single fields of a configuration, by name |
 //! | `biformer.rs` | [`BiFormer`], stages between mergings, and the head |
-//! | `block.rs`, `attention.rs`, `layers.rs` | a block; the three ways to attend; layers |
+//! | `block.rs`, `attention.rs`, `mlp.rs`, `layers.rs` | a block; the three ways to attend; its MLP; layers |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
 //! | `weights.rs`, `files.rs` | state_dicts in safetensors files |
@@ -21,6 +21,7 @@ pub mod cost;
 mod error;
 mod files;
 mod layers;
+mod mlp;
 mod overrides;
 mod pass;
 mod presets;

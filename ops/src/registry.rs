@@ -49,6 +49,7 @@ registry![
     linear,
     matmul,
     mean_pool,
+    mlp,
     mul,
     pad,
     permute,

@@ -4,10 +4,13 @@ use std::sync::Arc;
 use tensor::cuda::{Gpu, Module, Out};
 use tensor::{Result, Tensor};
 
+/// What other kernels that have a GELU include.
+pub const NORMAL: (&str, &str) = ("normal.cuh", include_str!("normal.cuh"));
+
 pub static KERNELS: Module = Module {
     name: "gelu",
     source: include_str!("kernel.cu"),
-    headers: &[],
+    headers: &[NORMAL],
     kernels: &["gelu_forward<T>", "gelu_backward<T>"],
 };
 

@@ -56,6 +56,7 @@ pub fn cases() -> Vec<Case> {
         case("no rows", &[0], [3, 2], true, true),
         case("no inputs", &[3], [0, 2], true, true),
         case("no inputs and nothing else", &[3], [0, 2], false, false),
+        case("no outputs", &[3], [2, 0], true, true),
         case("a vector", &[], [5, 3], true, false),
         case("more than one thread", &[5, 400], [33, 65], true, true),
     ]

@@ -43,7 +43,7 @@ pub fn backward<T: Float>(
     [outputs, inputs]: [usize; 2],
     [dx, dweight, dbias]: [Option<Out<'_, T>>; 3],
 ) {
-    let rows = dy.len().checked_div(outputs).unwrap_or(0);
+    let rows = dy.len().checked_div(outputs).or(x.len().checked_div(inputs)).unwrap_or(0);
     let dy_matrix = Mat::new(dy, rows, outputs);
     if let Some(dx) = dx {
         gemm(dy_matrix, Mat::new(weight, outputs, inputs), dx);

@@ -13,7 +13,7 @@ pub fn forward(
     y: &mut Tensor,
 ) -> Result<()> {
     let [outputs, inputs] = weight.dims("linear", "a weight (O, I)")?;
-    let rows = y.count().checked_div(outputs).unwrap_or(0);
+    let rows = rows(x, inputs, y.count(), outputs);
     let weight = weight.cast(x.dtype())?;
     let product = Gemm::new("linear", Factor::plain(x), Factor::transposed(&weight), [rows, outputs, inputs]);
     product.row(bias).plus(residual).into(y.as_out("linear", false)?)
@@ -22,7 +22,7 @@ pub fn forward(
 /// dx (R, I), dweight (O, I) and dbias (O) from dy (R, O).
 pub fn backward(dy: &Tensor, x: &Tensor, weight: &Tensor, [dx, dweight, dbias]: [Option<Out<'_>>; 3]) -> Result<()> {
     let [outputs, inputs] = weight.dims("linear", "a weight (O, I)")?;
-    let rows = dy.count().checked_div(outputs).unwrap_or(0);
+    let rows = rows(x, inputs, dy.count(), outputs);
     if let Some(dx) = dx {
         let weight = weight.cast(dy.dtype())?;
         Gemm::new("linear", Factor::plain(dy), Factor::plain(&weight), [rows, inputs, outputs]).into(dx)?;
@@ -34,4 +34,9 @@ pub fn backward(dy: &Tensor, x: &Tensor, weight: &Tensor, [dx, dweight, dbias]: 
         }
         None => dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias)),
     }
+}
+
+/// The rows of x (R, I) and of `count` outputs (R, O), one of which may have no columns.
+fn rows(x: &Tensor, inputs: usize, count: usize, outputs: usize) -> usize {
+    x.count().checked_div(inputs).or(count.checked_div(outputs)).unwrap_or(0)
 }

@@ -13,7 +13,7 @@
 
 pub mod cases;
 mod cpu;
-mod cuda;
+pub(crate) mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};

@@ -1,0 +1,36 @@
+//! The second half of a block.
+
+use crate::config::{Family, ModelConfig};
+use crate::error::Result;
+use crate::layers::{LayerNorm, Linear};
+use crate::pass::Pass;
+use crate::state::Builder;
+use autograd::Var;
+use ops::MlpLayers;
+
+/// Two linear layers with GELU between them, behind a normalisation; (N, H, W, C) to (N, H, W, C).
+pub struct Mlp {
+    norm: LayerNorm,
+    layers: [Linear; 2],
+}
+
+impl Mlp {
+    /// That of a stage's blocks, of a block `name` in the state_dict.
+    pub fn new(builder: &mut Builder, name: &str, config: &ModelConfig, stage: usize) -> Self {
+        let (dim, hidden) = (config.embed_dim[stage], config.hidden(stage));
+        // The published MLPs count an identity, or leave it out.
+        let second = if config.family == Family::Biformer { 3 } else { 2 };
+        let project = if config.family == Family::BiformerStlNchw { Linear::convolution } else { Linear::new };
+        let norm = LayerNorm::new(builder, &format!("{name}.norm2"), dim);
+        let first = project(builder, &format!("{name}.mlp.0"), dim, hidden, true);
+        Self { norm, layers: [first, project(builder, &format!("{name}.mlp.{second}"), hidden, dim, true)] }
+    }
+
+    /// The MLP of a map, and plus the map if there is a residual.
+    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, residual: bool) -> Result<Var<'t>> {
+        let norm = self.norm.parameters(pass);
+        let [(w1, b1), (w2, b2)] = [self.layers[0].parameters(pass)?, self.layers[1].parameters(pass)?];
+        let layers = MlpLayers { norm: [&norm[0], &norm[1]], first: (&w1, b1.as_ref()), second: (&w2, b2.as_ref()) };
+        Ok(ops::mlp(x, layers, ops::Mlp { epsilon: LayerNorm::EPSILON, residual })?)
+    }
+}

@@ -1,0 +1,136 @@
+//! CUDA kernel of [`mlp`](super::mlp). Its gradients are those of its parts, by their kernels.
+
+use super::{Mlp, MlpLayers};
+use crate::{gelu, layer_norm, linear};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
+use std::sync::Arc;
+use tensor::cuda::{Gpu, Module};
+use tensor::{DType, Device, Shape, Tensor};
+
+pub static KERNELS: Module = Module {
+    name: "mlp",
+    source: include_str!("kernel.cu"),
+    headers: &[gelu::cuda::NORMAL],
+    kernels: &["mlp_forward<64|96|128>"],
+};
+
+/// Rows and threads of a block, as in the kernel.
+const ROWS: usize = 128;
+const THREADS: usize = 256;
+
+/// A call of the kernel: its GPU, and its operands in their order.
+pub struct Kernel<'v, 't> {
+    gpu: Arc<Gpu>,
+    inputs: [&'v Var<'t>; 7],
+}
+
+impl<'v, 't> Kernel<'v, 't> {
+    /// None where there is no kernel for these operands, or something is wrong with them that the parts will say.
+    pub fn of(x: &'v Var<'t>, layers: MlpLayers<'v, 't>) -> Option<Self> {
+        let Device::Cuda(gpu) = x.value().device() else { return None };
+        let MlpLayers { norm: [gamma, beta], first: (w1, b1), second: (w2, b2) } = layers;
+        let (&[hidden, channels], b1, b2) = (&w1.shape()[..], b1?, b2?) else { return None };
+        let shapes: [(&Var<'_>, &[usize]); 5] =
+            [(gamma, &[channels]), (beta, &[channels]), (b1, &[hidden]), (w2, &[channels, hidden]), (b2, &[channels])];
+        let fit =
+            x.shape().last() == Some(&channels) && shapes.iter().all(|(operand, shape)| operand.shape()[..] == **shape);
+        let known = x.dtype() == DType::Bf16 && [64, 96, 128].contains(&channels) && hidden.is_multiple_of(8);
+        // The kernel reads packs.
+        let packs = x.value().is_contiguous() && x.value().address("mlp", &gpu).ok()?.is_multiple_of(16);
+        let usable = fit && known && packs && x.value().count() * hidden > 0;
+        usable.then_some(Self { gpu, inputs: [x, gamma, beta, w1, b1, w2, b2] })
+    }
+
+    /// The MLP, on the tape.
+    pub fn run(self, attributes: Mlp) -> Result<Var<'t>> {
+        let Self { gpu, inputs } = self;
+        let [x, gamma, beta, w1, b1, w2, b2] = inputs;
+        let (device, shape) = (x.value().device(), x.shape().clone());
+        let (hidden, channels) = (w1.shape()[0], w1.shape()[1]);
+        let rows = shape.count() / channels;
+        let round = |operand: &Var<'_>| operand.value().cast(DType::Bf16);
+        let (w1, b1, w2, b2) = (round(w1)?, round(b1)?, round(w2)?, round(b2)?);
+        let mut y = Tensor::empty_on(&device, shape.clone(), DType::Bf16)?;
+        // What only the gradients need.
+        let wanted = inputs.iter().any(|input| input.node().is_some());
+        let kept =
+            |shape: Shape, dtype| Tensor::empty_on(&device, if wanted { shape } else { Shape::from([0]) }, dtype);
+        let wide = shape.with(shape.len() - 1, hidden);
+        let [mut mean, mut rstd] = [kept([rows].into(), DType::F32)?, kept([rows].into(), DType::F32)?];
+        let [mut normed, mut before, mut behind] =
+            [kept(shape, DType::Bf16)?, kept(wide.clone(), DType::Bf16)?, kept(wide, DType::Bf16)?];
+        let launch = KERNELS.launch(&gpu, &format!("mlp_forward<{channels}>"), DType::Bf16)?;
+        let launch = launch.threads(THREADS).blocks(rows.div_ceil(ROWS)).shared(shared(channels));
+        let launch = launch.input(x.value())?.input(gamma.value())?.input(beta.value())?;
+        let launch = launch.number(attributes.epsilon, DType::Bf16).input(&w1)?.input(&b1)?.input(&w2)?.input(&b2)?;
+        let mut launch = launch.int(attributes.residual.into()).output(&mut y)?;
+        for kept in [&mut mean, &mut rstd, &mut normed, &mut before, &mut behind] {
+            launch = launch.optional_output(wanted.then_some(kept))?;
+        }
+        // SAFETY: `of` has seen to the shapes, and what is kept has a place for each row.
+        unsafe { launch.count(rows).extents([hidden])?.run()? };
+        x.tape().record("mlp", &inputs, y, || {
+            let (x, gamma, residual) = (x.value().clone(), gamma.value().clone(), attributes.residual);
+            Whole { x, mean, rstd, normed, before, behind, gamma, w1, w2, residual }
+        })
+    }
+}
+
+/// What the kernel keeps of a whole MLP.
+struct Whole {
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    normed: Tensor,
+    /// The hidden map before GELU, and behind it.
+    before: Tensor,
+    behind: Tensor,
+    gamma: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    residual: bool,
+}
+
+impl Rule for Whole {
+    rule_fields!("mlp", x, mean, rstd, normed, before, behind, gamma, w1, w2);
+
+    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        let Whole { x, mean, rstd, normed, before, behind, gamma, w1, w2, residual } = *self;
+        let like = |map: &Tensor| Tensor::empty_on(&map.device(), map.shape().clone(), map.dtype());
+        let mut open = |input: usize| grads.open(input);
+        let [mut dgamma, mut dbeta, mut dw1, mut db1, mut dw2, mut db2] =
+            [open(1)?, open(2)?, open(3)?, open(4)?, open(5)?, open(6)?];
+        let mut dbehind = like(&behind)?;
+        let outs = [Some(dbehind.as_out("mlp", false)?), dw2.out_on_gpu()?, db2.out_on_gpu()?];
+        linear::cuda::backward(&dy, &behind, &w2, outs)?;
+        drop(behind);
+        let gpu = Arc::clone(x.gpu("mlp")?);
+        let mut dbefore = like(&before)?;
+        gelu::cuda::backward(&gpu, &dbehind, &before, Some(dbefore.as_out("mlp", false)?))?;
+        drop([dbehind, before]);
+        let mut dnormed = like(&normed)?;
+        let outs = [Some(dnormed.as_out("mlp", false)?), dw1.out_on_gpu()?, db1.out_on_gpu()?];
+        linear::cuda::backward(&dbefore, &normed, &w1, outs)?;
+        drop([dbefore, normed]);
+        // Not before: what is given whole is added to in place.
+        if residual {
+            grads.give(0, dy)?;
+        }
+        let mut dx = grads.open(0)?;
+        let outs = [dx.out_on_gpu()?, dgamma.out_on_gpu()?, dbeta.out_on_gpu()?];
+        layer_norm::cuda::backward(&gpu, &dnormed, &x, &gamma, [&mean, &rstd], outs)?;
+        [dx, dgamma, dbeta, dw1, db1, dw2, db2].into_iter().for_each(|slot| grads.close(slot));
+        Ok(())
+    }
+
+    fn multiply_adds(&self, y: &Shape) -> MultiplyAdds {
+        MultiplyAdds::product(2 * y.count() * self.w1.shape()[0])
+    }
+}
+
+/// Bytes of the two chunks of weights that `mlp_forward` has in shared memory.
+fn shared(channels: usize) -> usize {
+    let (chunk, pad) = (64, 32);
+    let first = if channels.is_multiple_of(64) { channels + pad } else { channels };
+    2 * (chunk * first + channels * (chunk + pad)) * DType::Bf16.size()
+}

@@ -1,0 +1,56 @@
+//! The MLP of a block, with the normalisation before it and what it is added to.
+//!
+//! **Forward.** n = layer_norm(x) with γ, β (C) and ε, h = n·W₁ᵀ + b₁, y = gelu(h)·W₂ᵀ + b₂, and plus x if there is a
+//! residual; x, n, y (..., C), W₁ (H, C), b₁ and h (..., H), W₂ (C, H), b₂ (C).
+//!
+//! **Backward.** That of the parts: [`linear`](mod@crate::linear), [`gelu`](mod@crate::gelu), linear,
+//! [`layer_norm`](mod@crate::layer_norm), and dy itself for a residual. Saved by the kernel: x, its rows' moments, n, h,
+//! gelu(h), W₁, W₂ and γ.
+//!
+//! The hidden maps are the widest of a block, and most of its memory traffic. On a GPU, in bf16, with 64, 96 or 128
+//! channels, one kernel computes all of it and keeps them in registers: of 17 maps of C channels that the parts read and
+//! write it moves two, and seven more for a backward pass. Anywhere else the parts are what is recorded.
+//!
+//! Operands as those of the parts, and errors theirs. Source: the block of Zhu et al., "BiFormer", 2023, section 3.3.
+
+pub mod cases;
+mod cuda;
+pub mod reference;
+
+use crate::{gelu, layer_norm, linear, linear_residual};
+use autograd::{Result, Var};
+use tensor::cuda::Module;
+
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
+pub(crate) const SUMMARY: &str = "two linear layers with GELU between them, behind a normalisation";
+
+/// The parameters of an MLP.
+#[derive(Clone, Copy)]
+pub struct MlpLayers<'v, 't> {
+    /// γ (C) and β (C)
+    pub norm: [&'v Var<'t>; 2],
+    /// W₁ (H, C), and b₁ (H) if there is one.
+    pub first: (&'v Var<'t>, Option<&'v Var<'t>>),
+    /// W₂ (C, H), and b₂ (C) if there is one.
+    pub second: (&'v Var<'t>, Option<&'v Var<'t>>),
+}
+
+/// How an MLP is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mlp {
+    /// ε of the normalisation.
+    pub epsilon: f64,
+    /// Whether x is added to the result.
+    pub residual: bool,
+}
+
+/// gelu(layer_norm(x)·W₁ᵀ + b₁)·W₂ᵀ + b₂, and plus x if there is a residual; x (..., C) to (..., C).
+pub fn mlp<'t>(x: &Var<'t>, layers: MlpLayers<'_, 't>, attributes: Mlp) -> Result<Var<'t>> {
+    if let Some(kernel) = cuda::Kernel::of(x, layers) {
+        return kernel.run(attributes);
+    }
+    let MlpLayers { norm, first, second } = layers;
+    let normed = layer_norm(x, norm[0], norm[1], attributes.epsilon)?;
+    let hidden = gelu(&linear(&normed, first.0, first.1)?)?;
+    linear_residual(&hidden, second.0, second.1, attributes.residual.then_some(x))
+}
