@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use tensor::cuda::Module;
-use tensor::cuda::nvidia::compiler::{compile, version};
+use tensor::cuda::nvidia::compiler::{cached, compile, version};
 
 const RECORD: &str = "tests/kernels.txt";
 /// The release whose figures are recorded: another one allots registers in another way.
@@ -123,4 +123,18 @@ fn every_kernel_compiles_for_every_generation_within_its_limits() {
     let gone: Vec<&String> = recorded.keys().filter(|name| !table.contains_key(*name)).collect();
     assert!(gone.is_empty(), "{RECORD} has kernels that are gone: {gone:?}");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Compiles for GPUs of the capability that `CAPABILITY` names, 9.0 for instance, and leaves the machine code in the
+/// cache: `benches/gpu/build.sh` takes it to a machine whose time is dear.
+#[test]
+#[ignore = "no check"]
+fn the_cache_is_filled() {
+    if let Err(error) = version() {
+        return eprintln!("skipped: {error}");
+    }
+    let capability = std::env::var("CAPABILITY").expect("CAPABILITY");
+    let (major, minor) = capability.split_once('.').expect("CAPABILITY: expected 9.0, for instance");
+    let capability = (major.parse().unwrap(), minor.parse().unwrap());
+    modules().par_iter().for_each(|module| drop(cached(module, capability).unwrap()));
 }

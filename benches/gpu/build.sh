@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds, on a machine with Rust, what run.sh runs on a machine with a GPU: the program and the tests that open a device.
-# Leaves target/gpu.tar.xz.
+# Builds, on a machine with Rust, what run.sh runs on a GPU host: the program, the tests that open a device, and where
+# NVRTC is at hand the kernels' machine code for GPUs of compute capability CAPABILITY. Leaves target/gpu.tar.gz.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target=${CARGO_TARGET_DIR:-target}
@@ -10,24 +10,34 @@ mkdir -p "$out"
 cargo build --release
 cp "$target/release/biformer" "$out/"
 
-# Where cargo put the test binary of a package: test_binary PACKAGE [--test NAME | --lib]
-test_binary() {
-    cargo test --release --no-run --message-format=json -p "$@" 2>/dev/null |
-        python3 -c 'import json, sys
-for line in sys.stdin:
-    message = json.loads(line)
-    if message.get("executable") and message.get("profile", {}).get("test"):
-        path = message["executable"]
-print(path)'
+# take NAME PACKAGE [--test NAME | --lib]: builds a package's test binary, and copies it from where cargo puts it
+take() {
+    local name=$1 path
+    shift
+    path=$(cargo test --release --no-run --message-format=json-render-diagnostics -p "$@" | python3 -c 'import json, sys
+for message in map(json.loads, sys.stdin):
+    if message.get("executable") and message["profile"]["test"]:
+        print(message["executable"])')
+    cp "$path" "$out/$name"
 }
-cp "$(test_binary biformer-tensor --test cuda)" "$out/tensor"
-cp "$(test_binary biformer-tensor --test prefetch)" "$out/prefetch"
-cp "$(test_binary biformer-ops --lib)" "$out/ops-lib"
-cp "$(test_binary biformer-ops --test cuda)" "$out/ops"
-cp "$(test_binary biformer-ops --test cuda_extremes)" "$out/ops-extremes"
-cp "$(test_binary biformer-optim --test cuda)" "$out/optim"
-cp "$(test_binary biformer --test device)" "$out/steps"
-cp "$(test_binary biformer --test golden)" "$out/golden"
+take tensor biformer-tensor --test cuda
+take prefetch biformer-tensor --test prefetch
+take ops biformer-ops --test cuda
+take extremes biformer-ops --test cuda_extremes
+take forms biformer-ops --lib
+take optim biformer-optim --test cuda
+take steps biformer --test device
+take golden biformer --test golden
 strip "$out"/*
-tar -C target -cJf target/gpu.tar.xz gpu
-ls -l "$out" target/gpu.tar.xz
+
+# The names of all operations: each is tested in a process of its own.
+sed -n '/^registry!\[/,/^\]/s/^ *\([a-z0-9_]*\),$/\1/p' ops/src/registry.rs >"$out/operations"
+[[ -s $out/operations ]] || { echo "ops/src/registry.rs: no operations found" >&2; exit 1; }
+# Test binaries look for their fixtures where they were built.
+pwd -P >"$out/root"
+# So that a GPU host need not spend its time on compiling. It will all the same if its NVRTC is another release.
+BIFORMER_CACHE=$PWD/$out/kernels CAPABILITY=${CAPABILITY:-9.0} \
+    cargo test --release --test kernels -- --ignored --exact --nocapture the_cache_is_filled
+
+tar -C target -czf target/gpu.tar.gz gpu
+du -sh "$out"/* target/gpu.tar.gz

@@ -1,105 +1,260 @@
 #!/usr/bin/env bash
-# Runs on a machine with an NVIDIA GPU, from this repository's root, with target/gpu.tar.xz of build.sh there. It needs
-# the driver, NVRTC and cuBLASLt (a CUDA toolkit, or PyTorch's wheels), and for the comparison PyTorch; no Rust.
-# Results go to $OUT, or target/gpu/results.
+# Checks and measures on a GPU host. It takes this repository, target/gpu.tar.gz of build.sh, the driver, NVRTC and
+# cuBLASLt (of a CUDA toolkit, or PyTorch's); for some stages PyTorch, ncu and compute-sanitizer; no Rust, no network.
 #
-#     benches/gpu/run.sh [check] [sanitize] [bench] [peers]     # all of them, in this order, unless some are named
+#     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
+#
+# After DEADLINE seconds nothing is begun, and what runs is ended: such hosts are lent by the minute. OUT gets four
+# files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
+# kernels.txt the tables of these two stages. The status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
-[[ -x target/gpu/biformer ]] || tar -C target -xJf target/gpu.tar.xz
-out=${OUT:-target/gpu/results}
-mkdir -p "$out"
-stages=("$@")
-[[ ${#stages[@]} -gt 0 ]] || stages=(check sanitize bench peers)
-export BIFORMER_CACHE=${BIFORMER_CACHE:-$out/kernels}
-# PyTorch brings both libraries.
-if [[ -z ${BIFORMER_CUDA:-} ]]; then
-    wheels=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null || true)
-    [[ -d $wheels/cu13/lib ]] && export BIFORMER_CUDA=$wheels/cu13/lib
-fi
-failed=0
+stages=(look tensor operations forms quick steps profile bench peers kernels sanitize precisions)
+for stage in "$@"; do
+    [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
+done
+[[ $# -eq 0 ]] || stages=("$@")
 
-# Runs a command, keeps what it says, and goes on whatever comes of it.
+cd "$(dirname "$0")/../.." || exit
+deadline=${DEADLINE:-560}
+out=${OUT:-target/gpu-results}
+summary=$out/summary.txt
+# A later call on the same host finds here what was compiled. The logs are those of one call.
+kept=${TMPDIR:-/tmp}/biformer-gpu
+logs=$kept/logs
+# All anew, or a host that was used before would run what it had then.
+rm -rf target/gpu "$logs" "$out"/{summary.txt,all.log,profiles.txt,kernels.txt}
+mkdir -p "$out" "$logs" "$kept/kernels"
+tar -C target -xzf target/gpu.tar.gz || exit
+[[ ! -d target/gpu/kernels ]] || cp -r target/gpu/kernels "$kept/"
+# Test binaries look for their fixtures where they were built.
+root=$(<target/gpu/root)
+[[ -e $root ]] || { mkdir -p "${root%/*}" && ln -sfn "$PWD" "$root"; }
+
+export BIFORMER_CACHE=$kept/kernels TORCHINDUCTOR_CACHE_DIR=$kept/inductor BIFORMER_TEST_GPU=1
+add_libraries() { [[ ! -d $1 ]] || export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; }
+add_libraries /usr/local/nvidia/lib64
+torch_libraries=${LD_LIBRARY_PATH-} # it brings its own, and must not get the toolkit's
+add_libraries /usr/local/cuda/lib64
+PATH=$PATH:/usr/local/cuda/bin
+# The program looks for PyTorch's libraries in the active environment: here that of python3.
+export VIRTUAL_ENV="${VIRTUAL_ENV:-$(python3 -c 'import sys; print(sys.prefix)' 2>/dev/null)}"
+
+# note RESULT STATUS SECONDS NAME: a line of the summary
+note() { printf '%-7s %3s %4s s  %s\n' "$@" | tee -a "$summary"; }
+
+# skip NAME REASON: leaves out what this host cannot do
+skip() { printf '%-18s  %s: %s\n' "left out" "$@" | tee -a "$summary"; }
+
+# Some lines, as a remark on the part before.
+remark() { sed 's/^/          /' | tee -a "$summary"; }
+
+# Several processes write at once: each hands on what it has in one piece.
+whole() { dd bs=128K iflag=fullblock status=none; }
+
+late=75 # the status of a part that was not begun
+
+# try CAP NAME COMMAND...: runs it for at most CAP seconds, notes what came of it, and gives its status
 try() {
-    local name=$1
-    shift
-    local started=$SECONDS
-    "$@" >"$out/$name.log" 2>&1
-    local status=$?
-    [[ $status -eq 0 ]] || { failed=1; tail -n 25 "$out/$name.log"; }
-    printf '%-28s %s (%d s)\n' "$name" "$([[ $status -eq 0 ]] && echo ok || echo "FAILED, $status")" $((SECONDS - started))
+    local cap=$1 name=$2 log=$logs/$2.log left=$((deadline - SECONDS)) began=$SECONDS result status
+    shift 2
+    if [[ $left -lt 5 ]]; then
+        note SKIPPED - 0 "$name"
+        return $late
+    fi
+    timeout -k 5 $((left < cap ? left : cap)) "$@" >"$log" 2>&1 </dev/null
+    status=$?
+    case $status in
+        0) result=ok ;;
+        124 | 137) result=$([[ $left -lt $cap ]] && echo CUT || echo HUNG) ;;
+        *) result=FAILED ;;
+    esac
+    { echo "== $name: $*"; tail -c 60000 "$log"; } | whole >>"$out/all.log"
+    [[ $result == ok ]] || { echo "-- $name said last:"; tail -n 25 "$log" | tail -c 2500; } | whole
+    note "$result" "$status" $((SECONDS - began)) "$name"
+    return "$status"
 }
 
+# As try, with the figures in the summary.
+measure() {
+    try "$@"
+    grep -sE 'images/s|^stage |^ +[0-9] ' "$logs/$2.log" | head -n 8 | remark
+}
+
+# As try; what fails, other than by hanging, is run again with each kernel waited for, and under the memory checker.
 check() {
-    try devices target/gpu/biformer devices
-    cat "$out/devices.log"
-    export BIFORMER_TEST_GPU=1
-    # Emulated threads that wait for what never comes can be noticed; a GPU's cannot.
-    try tensor target/gpu/tensor --test-threads 1 --skip the_emulated --skip arguments_are --skip sanitizers
-    try prefetch target/gpu/prefetch --test-threads 1 --skip the_emulated
-    try ops target/gpu/ops --exact every_operation_runs_on_the_emulated_device --nocapture
-    try ops-extremes target/gpu/ops-extremes --test-threads 1
-    try ops-forms target/gpu/ops-lib --test-threads 1 cuda maps_inside_wider
-    try optim target/gpu/optim
-    # That test there runs the program from where it was built.
-    try steps target/gpu/steps --test-threads 1 --skip a_run_goes_on --nocapture
-    try golden target/gpu/golden on_a_gpu --nocapture
-    unset BIFORMER_TEST_GPU
+    local name=$2
+    try "$@"
+    case $? in 0 | 124 | 137 | "$late") return ;; esac
+    shift 2
+    CUDA_LAUNCH_BLOCKING=1 try 45 "$name-blocking" "$@"
+    [[ -n $(no_sanitizer) ]] || try 90 "$name-memcheck" compute-sanitizer --tool memcheck --error-exitcode 9 "$@"
 }
 
-sanitize() {
-    for tool in memcheck racecheck initcheck synccheck; do
-        ONLY=bra,attention,dwconv,layer_norm,batch_norm,softmax,cross_entropy BIFORMER_TEST_GPU=1 \
-            try "sanitizer-$tool" timeout 240 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-            target/gpu/ops --exact every_operation_runs_on_the_emulated_device
+# Why compute-sanitizer cannot be had; nothing where it can.
+no_sanitizer() {
+    if [[ $(uname -r) == 4.4.0 ]]; then
+        echo "gVisor has no device for it"
+    elif ! command -v compute-sanitizer >/dev/null; then
+        echo "there is no compute-sanitizer"
+    fi
+}
+
+# Waits until fewer than four run in the background.
+a_place() { while [[ $(jobs -rp | wc -l) -ge 4 ]]; do wait -n; done; }
+
+# each BINARY [FILTER...]: its tests, each in a process of its own: after a fault CUDA refuses a process everything
+each() {
+    local binary=$1 name
+    shift
+    for name in $("target/gpu/$binary" --list --format terse "$@" | sed -n 's/: test$//p'); do
+        a_place
+        check 45 "$binary-${name##*::}" "target/gpu/$binary" --exact "$name" --nocapture &
+    done
+    wait
+}
+
+parity=(target/gpu/ops --exact every_operation_runs_on_the_emulated_device --nocapture) # on the GPU, in fact
+ours=(target/gpu/biformer bench --device cuda)
+bf16=("${ours[@]}" --precision bf16)
+small=("${bf16[@]}" --model small --batch-size 128)
+
+look() {
+    try 20 nvidia-smi nvidia-smi
+    try 20 host bash -c 'uname -a; nproc; free -m; ls -d /usr/local/{cuda,nvidia}*; python3 --version; env | grep PATH'
+    try 60 devices target/gpu/biformer devices
+    # Which of several is taken is for the loader to tell.
+    try 60 libraries bash -c 'LD_DEBUG=libs target/gpu/biformer devices 2>&1 | sed -n "s/.*calling init: //p" |
+        grep -E "libcuda|nvrtc|cublas"'
+    cat "$logs"/{devices,libraries}.log 2>/dev/null | head -n 12 | remark
+}
+
+tensor() {
+    # Left out is what only the emulated device can be asked.
+    each tensor --skip the_emulated --skip arguments_are --skip sanitizers_notice --skip a_kernel_reaches
+    each prefetch --skip the_emulated
+}
+
+operations() {
+    local name
+    for name in $(<target/gpu/operations); do
+        a_place
+        ONLY=$name check 45 "op-$name" "${parity[@]}" &
+    done
+    wait
+}
+
+forms() {
+    each extremes
+    each forms cuda::tests on_a_gpu a_map_beyond
+    each optim
+}
+
+# Two figures, even if all else should fail.
+quick() {
+    local mode
+    for mode in infer train; do
+        measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10
+    done
+}
+
+steps() {
+    # Left out is what runs the program from where it was built.
+    try 120 steps target/gpu/steps --test-threads 1 --skip a_run_goes_on --nocapture
+    try 120 golden target/gpu/golden on_a_gpu --nocapture
+}
+
+profile() {
+    local mode
+    for mode in train infer; do
+        try 60 "profile-small-$mode" "${small[@]}" --mode $mode --steps 5 --profile || continue
+        head -n 14 "$logs/profile-small-$mode.log" | remark
+        cat "$logs/profile-small-$mode.log" >>"$out/profiles.txt"
     done
 }
 
 bench() {
-    local model mode precision
+    local model mode
     for model in small tiny stl; do
         for mode in train infer; do
-            try "bench-$model-$mode-bf16" target/gpu/biformer bench --device cuda --precision bf16 \
-                --model "$model" --image-size 224 --batch-size 128 --mode "$mode" --steps 20
-            cat "$out/bench-$model-$mode-bf16.log"
+            measure 60 "bench-$model-$mode" "${bf16[@]}" --model $model --batch-size 128 --mode $mode --steps 20
         done
     done
-    try bench-small-latency target/gpu/biformer bench --device cuda --precision bf16 --model small --image-size 224 \
-        --batch-size 1 --mode infer --steps 50
-    cat "$out/bench-small-latency.log"
-    try bench-small-only-bra target/gpu/biformer bench --device cuda --precision bf16 --model small --image-size 224 \
-        --batch-size 128 --only-bra --steps 50
-    cat "$out/bench-small-only-bra.log"
-    for mode in train infer; do
-        try "profile-small-$mode" target/gpu/biformer bench --device cuda --precision bf16 --model small \
-            --image-size 224 --batch-size 128 --mode "$mode" --steps 5 --profile
-        cat "$out/profile-small-$mode.log"
-    done
-    for precision in tf32 f32; do
-        try "bench-small-train-$precision" target/gpu/biformer bench --device cuda --precision "$precision" \
-            --model small --image-size 224 --batch-size 128 --mode train --steps 10
-        cat "$out/bench-small-train-$precision.log"
+    measure 60 bench-small-only-bra "${small[@]}" --only-bra --steps 50
+    measure 60 bench-small-one-image "${bf16[@]}" --model small --batch-size 1 --mode infer --steps 100
+    # How much less memory, and how much more time?
+    measure 60 bench-small-train-recompute "${small[@]}" --recompute block --steps 10
+}
+
+# The twin, with the published gather and with its own.
+peers() {
+    local form gather work options cap=60 LD_LIBRARY_PATH=$torch_libraries
+    python3 -c 'import importlib.util as i, sys; sys.exit(i.find_spec("torch") is None)' 2>/dev/null ||
+        { skip peers "there is no PyTorch"; return; }
+    try 60 torch python3 -c 'import torch; print(torch.__version__)'
+    tail -n 1 "$logs/torch.log" | remark
+    for form in eager compile; do
+        for gather in published index; do
+            for work in train infer only-bra; do
+                options=(--mode "$work")
+                [[ $work != only-bra ]] || options=(--only-bra)
+                [[ $form == eager ]] || options+=(--compile)
+                measure $cap "torch-small-$work-$gather-$form" python3 benches/peers/bench_torch.py --device cuda \
+                    --dtype bf16 --gather $gather --attention sdpa --model-json small --image-size 224 \
+                    --batch-size 128 --steps 20 "${options[@]}"
+            done
+        done
+        cap=150
     done
 }
 
-peers() {
-    local form
-    for form in "" "--compile"; do
-        for mode in train infer; do
-            # shellcheck disable=SC2086 # no form is no argument
-            try "torch-small-$mode${form#-}" python3 benches/peers/bench_torch.py --device cuda --dtype bf16 \
-                --gather published --model-json small --image-size 224 --batch-size 128 --mode "$mode" --steps 20 $form
-            cat "$out/torch-small-$mode${form#-}.log"
+# The time of every kernel in a step, as the GPU tells it.
+kernels() {
+    local mode
+    command -v ncu >/dev/null || { skip kernels "there is no ncu"; return; }
+    for mode in infer train; do
+        # A step that is profiled is not recorded.
+        try 180 "kernels-$mode" ncu --clock-control none --cache-control none --metrics gpu__time_duration.sum \
+            --csv --print-units base --log-file "$logs/$mode.csv" \
+            "${small[@]}" --mode $mode --steps 1 --profile || continue
+        echo "small, batch 128, $mode" >>"$out/kernels.txt"
+        python3 benches/gpu/kernels.py <"$logs/$mode.csv" | tee -a "$out/kernels.txt" | head -n 26 | remark
+    done
+}
+
+sanitize() {
+    local reason precision tool name
+    reason=$(no_sanitizer)
+    [[ -z $reason ]] || { skip sanitize "$reason"; return; }
+    # Not of a test: the memory that tests get has been written to, with NaN.
+    for precision in bf16 f32; do
+        try 90 "initcheck-$precision" compute-sanitizer --tool initcheck --error-exitcode 9 \
+            "${ours[@]}" --precision $precision --model nano --batch-size 8 --steps 2
+    done
+    for name in bra mlp dwconv layer_norm linear batch_norm softmax cross_entropy attention; do
+        for tool in memcheck racecheck synccheck; do
+            ONLY=$name try 90 "$tool-$name" compute-sanitizer --tool $tool --error-exitcode 9 "${parity[@]}"
         done
-        # shellcheck disable=SC2086 # as above
-        try "torch-small-only-bra${form#-}" python3 benches/peers/bench_torch.py --device cuda --dtype bf16 \
-            --gather published --model-json small --image-size 224 --batch-size 128 --only-bra --steps 20 $form
-        cat "$out/torch-small-only-bra${form#-}.log"
+    done
+}
+
+precisions() {
+    local precision mode
+    for precision in tf32 f32; do
+        for mode in train infer; do
+            measure 60 "bench-small-$mode-$precision" "${ours[@]}" --precision $precision --model small \
+                --batch-size 128 --mode $mode --steps 10
+        done
     done
 }
 
 for stage in "${stages[@]}"; do
-    echo "== $stage"
-    "$stage"
+    if [[ $((deadline - SECONDS)) -ge 5 ]]; then
+        "$stage"
+    else
+        note SKIPPED - 0 "$stage"
+    fi
 done
-exit $failed
+echo
+echo "== in $SECONDS s:"
+cat "$summary"
+! grep -qE '^(FAILED|HUNG|CUT|SKIPPED) ' "$summary"
