@@ -12,6 +12,7 @@
 //! | `prelude.cuh` | what every kernel begins with |
 //! | `instructions.cuh` | tensor cores and asynchronous copies |
 //! | `gemm.rs` | matrix products of tensors |
+//! | `sums.rs`, `.cuh` | sums over the blocks of a launch, which it finishes itself |
 //! | `rows.rs`, `.cuh` | how kernels cut rows of columns into pieces |
 //! | `elements.rs`, `.cu` | copies of views, conversions, sums: what tensors need of a device |
 //!
@@ -28,6 +29,7 @@ mod module;
 pub mod nvidia;
 mod recording;
 mod rows;
+mod sums;
 
 pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties};
 pub use gemm::{Factor, gemm, gemm_plus_row};
@@ -35,6 +37,7 @@ pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
 pub use recording::Recording;
 pub use rows::Tiles;
+pub use sums::{partial_sums, pieces};
 
 use crate::rng::Philox;
 use recording::Keys;
