@@ -146,11 +146,12 @@ pub(crate) fn backward(
     let pieces = strips.div_ceil(THREADS_BACKWARD / tile).clamp(1, BLOCKS_BACKWARD.div_ceil(tiles.max(1)));
     let sums = tile * if pairs { 2 } else { 1 } * (e.taps() + 1);
     let partial = of_parameters.then(|| partial_sums(&x.elements.device(), dtype.wide(), [tiles, pieces, sums]));
+    let mut partial = partial.transpose()?;
     let launch = KERNELS.launch(gpu, instance!("dwconv_backward", e.kernel, pairs), dtype)?;
     let launch = launch.threads(THREADS_BACKWARD).blocks(pieces * tiles).pointer(dy_address).count(dy.stride);
     let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into());
     let launch = launch.out(dx.as_ref().map(|dx| &dx.out)).count(dx.as_ref().map_or(0, |dx| dx.stride));
-    let launch = launch.optional_output(partial.transpose()?.as_mut())?.out(dweight.as_ref()).out(dbias.as_ref());
+    let launch = launch.optional_output(partial.as_mut())?.out(dweight.as_ref()).out(dbias.as_ref());
     // SAFETY: the three hold maps of these extents, by the checks above, the parameters and their gradients fit them, and
     // there is a place for each piece's sums.
     unsafe { launch.count(strips).extents([e.height, e.width, e.channels, tile, tiles])?.run() }
