@@ -134,12 +134,19 @@ pub(crate) fn backward(
     [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect("dwconv", dtype.wide()))?;
     let gpu = x.elements.gpu("dwconv")?;
     let [dy_address, x_address] = [address(e, dy, gpu)?, address(e, x, gpu)?];
-    let mut maps = vec![(dy_address, dy.stride), (x_address, x.stride)];
-    if let Some(MapMut { out, stride }) = &dx {
-        out.expect("dwconv", dtype)?;
-        expect_room(e, *stride, out.count())?;
-        maps.push((out.address(), *stride));
-    }
+    // Where nobody wants dx it goes to waste.
+    let mut waste = None;
+    let dx = match dx {
+        Some(dx) => dx,
+        None => {
+            let shape = [e.images, e.height, e.width, e.channels];
+            let waste = waste.insert(Tensor::empty_on(&x.elements.device(), shape, dtype)?);
+            MapMut { out: waste.as_out("dwconv", false)?, stride: e.channels }
+        }
+    };
+    dx.out.expect("dwconv", dtype)?;
+    expect_room(e, dx.stride, dx.out.count())?;
+    let maps = [(dy_address, dy.stride), (x_address, x.stride), (dx.out.address(), dx.stride)];
     let pairs = pairs(e, dtype, &maps);
     let Tiles { tile, tiles } = Tiles::new(e, pairs);
     let strips = if e.is_empty() { 0 } else { e.images * strips(e) };
@@ -150,7 +157,7 @@ pub(crate) fn backward(
     let launch = KERNELS.launch(gpu, instance!("dwconv_backward", e.kernel, pairs), dtype)?;
     let launch = launch.threads(THREADS_BACKWARD).blocks(pieces * tiles).pointer(dy_address).count(dy.stride);
     let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into());
-    let launch = launch.out(dx.as_ref().map(|dx| &dx.out)).count(dx.as_ref().map_or(0, |dx| dx.stride));
+    let launch = launch.out(Some(&dx.out)).count(dx.stride);
     let launch = launch.optional_output(partial.as_mut())?.out(dweight.as_ref()).out(dbias.as_ref());
     // SAFETY: the three hold maps of these extents, by the checks above, the parameters and their gradients fit them, and
     // there is a place for each piece's sums.

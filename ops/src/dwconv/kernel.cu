@@ -26,7 +26,7 @@ constexpr bool HELD = K < 7;
 // Columns that are asked for before they are needed: memory has as much to do for a few warps that ask early as for many
 // that do not, and there are registers for few.
 template <typename T, int K>
-constexpr int AHEAD = K < 7 ? 1 + 4 / sizeof(T) : 1;
+constexpr int AHEAD = K < 7 && sizeof(T) == 2 ? 3 : 1;
 
 // Channels of a thread.
 template <typename T, bool PAIRS>
@@ -50,32 +50,37 @@ struct Channels<bf16, 2> {
     __device__ __forceinline__ void set(int v, float value) { bits |= u32(narrow<bf16>(value).bits) << 16 * v; }
 };
 
-// A thread's channels of R rows of an image, column by column, each asked for D columns before it is taken.
+// A thread's channels of R rows of an image, column by column, each asked for D columns before it is taken. What is outside
+// is zero. Where a column lies decides only whether it is loaded: after a branch around more than that, what moves on would
+// have to change its register, not just its name.
 template <typename T, int V, int R, int D>
 struct Rows {
     const T* next;
     i64 stride, row_stride;
-    int left; // columns to ask for
+    int position, count;
     bool exists[R];
     Channels<T, V> coming[D][R];
 
-    // Columns `column` to `end` from row `row` on; `image` points to the channels in the image's first pixel. If it is null
-    // there are zeros.
-    __device__ __forceinline__ Rows(const T* image, i64 stride, int row, int column, int end, int height, int width)
-        : next(image ? image + (i64(row) * width + column) * stride : image), stride(stride), row_stride(width * stride),
-          left(image ? end - column : 0), coming{} {
+    // `count` columns from `first` on, after `lead` that are zero, from row `row` on. `image` points to the channels in the
+    // image's first pixel.
+    __device__ __forceinline__ Rows(const T* image, i64 stride, int row, int first, int count, int lead, int height,
+                                    int width)
+        : next(image + (i64(row) * width + first - lead) * stride), stride(stride), row_stride(width * stride),
+          position(-lead), count(count) {
 #pragma unroll
         for (int r = 0; r < R; r++) exists[r] = row + r >= 0 && row + r < height;
 #pragma unroll
         for (int d = 0; d < D; d++) ask(coming[d]);
     }
 
-    // Rows outside the image stay what they were: zeros.
     __device__ __forceinline__ void ask(Channels<T, V> (&to)[R]) {
-        if (left-- <= 0) return;
+        bool within = u32(position++) < u32(count);
+        const T* at = next;
 #pragma unroll
-        for (int r = 0; r < R; r++)
-            if (exists[r]) to[r] = *reinterpret_cast<const Channels<T, V>*>(next + r * row_stride);
+        for (int r = 0; r < R; r++, at += row_stride) {
+            to[r] = {};
+            if (within && exists[r]) to[r] = *reinterpret_cast<const Channels<T, V>*>(at);
+        }
         next += stride;
     }
 
@@ -92,30 +97,30 @@ struct Rows {
     }
 };
 
-// Where a thread's sums go, column by column: in place of what is there, or added to it.
+// Where a thread's sums go, column by column: in place of what is there, or added to it. Arguments are those of `Rows`.
 template <typename T, int V, int R, int D>
 struct Results {
-    Rows<T, V, R, D> old;
     T* next;
+    Rows<T, V, R, D> old;
 
-    // As those of `Rows`. If `image` is null nobody wants them.
-    __device__ __forceinline__ Results(T* image, int accumulate, i64 stride, int row, int column, int end, int height,
-                                       int width)
-        : old(accumulate ? image : nullptr, stride, row, column, end, height, width),
-          next(image ? image + (i64(row) * width + column) * stride : image) {}
+    __device__ __forceinline__ Results(T* image, int accumulate, i64 stride, int row, int first, int count, int lead,
+                                       int height, int width)
+        : next(image + (i64(row) * width + first) * stride),
+          old(image, stride, row, first, accumulate ? count : 0, lead, height, width) {}
 
-    // Those of the next column, which are the first.
+    // The sums of the next column, which are the first, if they are `whole`.
     template <int K>
-    __device__ __forceinline__ void put(const wide<T> (&sums)[R][K][V]) {
-        if (!next) return;
+    __device__ __forceinline__ void put(const wide<T> (&sums)[R][K][V], bool whole) {
         wide<T> before[R][V];
         old.take(before);
+        if (!whole) return;
+        T* at = next;
 #pragma unroll
-        for (int r = 0; r < R; r++) {
+        for (int r = 0; r < R; r++, at += old.row_stride) {
             Channels<T, V> out = {};
 #pragma unroll
             for (int v = 0; v < V; v++) out.set(v, before[r][v] + sums[r][0][v]);
-            if (old.exists[r]) *reinterpret_cast<Channels<T, V>*>(next + r * old.row_stride) = out;
+            if (old.exists[r]) *reinterpret_cast<Channels<T, V>*>(at) = out;
         }
         next += old.stride;
     }
@@ -173,16 +178,16 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int s = 0; s < K; s++) move_on(sums, start);
 
-    int column = max(begin - P, 0);
+    int column = max(begin - P, 0), behind = min(end + P, width);
     x += image * height * width * x_stride + channel;
     y += image * height * width * y_stride + channel;
-    Rows<T, V, R + K - 1, D> rows(x, x_stride, row - P, column, min(end + P, width), height, width);
-    Results<T, V, R, D> results(y, accumulate, y_stride, row, begin, end, height, width);
+    Rows<T, V, R + K - 1, D> rows(x, x_stride, row - P, column, behind - column, 0, height, width);
+    Results<T, V, R, D> results(y, accumulate, y_stride, row, begin, end - begin, begin + P - column, height, width);
 #pragma unroll UNROLLED<K> // so that sums change their names, not their registers
     for (; column < end + P; column++) {
+        W in[R + K - 1][V];
+        rows.take(in);
         if (column < width) {
-            W in[R + K - 1][V];
-            rows.take(in);
 #pragma unroll
             for (int r = 0; r < R; r++)
 #pragma unroll
@@ -192,7 +197,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                         for (int v = 0; v < V; v++) sums[r][s][v] += in[r + a][v] * taps[a * K + K - 1 - s][v];
         }
-        if (column - P >= begin) results.put(sums);
+        results.put(sums, column - P >= begin);
         move_on(sums, start);
     }
 }
@@ -218,7 +223,7 @@ __device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared
 
 // dx (+)= dy ∗ weight turned by half a turn: dx[i, j] = Σ dy[i − a + P, j − b + P]·w[a, b]. The same elements of dy times
 // x[i, j], over all pixels, make the gradient of w[a, b], and dy itself that of the bias; they come by way of partial (tiles,
-// pieces, channels of a tile·(K² + 1)). What is null nobody wants. A piece is some of all images' strips of R rows, and lines
+// pieces, channels of a tile·(K² + 1)), which may be null. A piece is some of all images' strips of R rows, and lines
 // of `tile` threads take turns with them. Blocks in order of piece, and tile of the channels.
 template <typename T, int K, bool PAIRS>
 __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
@@ -244,24 +249,21 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
         for (int v = 0; v < V; v++) held[t][v] = staged[(place + v) * TAPS + t];
     auto tap = [&](int t, int v) { return HELD<K> ? held[HELD<K> ? t : 0][v] : staged[(place + v) * TAPS + t]; };
 
-    dy += first + place, x += first + place;
-    if (dx) dx += first + place;
+    dy += first + place, x += first + place, dx += first + place;
     for (; strip < end; strip += lines) {
         i64 pixel = strip / strips_of_image * height * width;
         int row = strip % strips_of_image * R;
-        Rows<T, V, R + K - 1, D> upstream(dy + pixel * dy_stride, dy_stride, row - P, 0, width, height, width);
-        Rows<T, V, R, D> rows(x + pixel * x_stride, x_stride, row, 0, width, height, width);
-        Results<T, V, R, D> results(dx ? dx + pixel * dx_stride : dx, accumulate, dx_stride, row, 0, width, height, width);
+        Rows<T, V, R + K - 1, D> upstream(dy + pixel * dy_stride, dy_stride, row - P, 0, width, P, height, width);
+        Rows<T, V, R, D> rows(x + pixel * x_stride, x_stride, row, 0, width, 0, height, width);
+        Results<T, V, R, D> results(dx + pixel * dx_stride, accumulate, dx_stride, row, 0, width, 2 * P, height, width);
         // x[row + r, column − P + s] at [r][s], and the sums of dx there.
         W window[R][K][V] = {}, sums[R][K][V] = {}, none[R][V] = {};
 #pragma unroll UNROLLED<K> // so that their elements change their names, not their registers
         for (int column = -P; column < width + P; column++) {
-            W arriving[R][V] = {};
-            if (column + P < width) rows.take(arriving);
+            W arriving[R][V], in[R + K - 1][V];
+            rows.take(arriving), upstream.take(in);
             move_on(window, arriving);
             if (column >= 0 && column < width) {
-                W in[R + K - 1][V];
-                upstream.take(in);
 #pragma unroll
                 for (int r = 0; r < R; r++)
 #pragma unroll
@@ -276,7 +278,7 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
                             }
                     }
             }
-            if (column >= P) results.put(sums);
+            results.put(sums, column >= P);
             move_on(sums, none);
         }
     }

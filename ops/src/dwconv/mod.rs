@@ -258,6 +258,9 @@ mod tests {
                 found.push([dweight.to_vec()?, dbias.to_vec()?]);
             }
             assert_eq!(found[0], found[1]);
+            let mut alone = of(&weight)?;
+            cuda::backward(e, &narrow_dy, &x_map, kernel_there, None, [Some(alone.as_out("dwconv", false)?), None])?;
+            assert_eq!(alone.to_vec::<f32>()?, found[0][0]);
             // <dy, dwconv(x, w)> is linear in w, so <dw, w> must give it back.
             let dweight: Vec<f64> = found[0][0].iter().map(|&dw| dw.into()).collect();
             let expected = products(&dy.data, &reference::dwconv(&x, &weight, None).data);
