@@ -1,7 +1,7 @@
 //! Tensors on a GPU, as the emulated device plays it.
 
 use std::sync::Arc;
-use tensor::cuda::{Factor, Gemm, Gpu, Module, Operand, Product, elements};
+use tensor::cuda::{Factor, Gemm, Gpu, Module, Operand, Product, elements, partial_sums};
 use tensor::rng::Philox;
 use tensor::{DType, Device, Error, Tensor, bf16};
 
@@ -215,34 +215,31 @@ fn a_view_goes_into_a_part_of_a_tensor() {
     assert!(matches!(error, Error::OutOfRange { index: 10, bound: 10, .. }), "{error}");
 }
 
+/// One block, a group of them and several groups; one strip of columns and several; and each twice, as the first time
+/// must leave no tickets behind.
 #[test]
-fn sums_are_finished_in_two_places() {
+fn blocks_finish_their_sums() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(gpu);
-    let values = |x: &Tensor| x.to_vec::<f64>().unwrap();
-    for (pieces, count, split) in [(1, 1, 0), (3, 20, 20), (70, 33, 9), (33, 8, 0)] {
-        let numbers: Vec<f64> = (0..pieces * count).map(|i| (i % 17) as f64).collect();
-        let partial = Tensor::from_slice(&numbers, [pieces, count]).unwrap().to_device(&device).unwrap();
-        let sum = |i: usize| numbers.iter().skip(i).step_by(count).sum::<f64>();
-        for wanted in [[true, true], [true, false], [false, true]] {
-            let mut places =
-                [split, count - split].map(|room| Tensor::full([room], 1.0f64).to_device(&device).unwrap());
-            let [first, second] = &mut places;
-            let first = wanted[0].then(|| first.as_out("test", false).unwrap());
-            let second = wanted[1].then(|| second.as_out("test", true).unwrap());
-            elements::finish_sums(&partial, split, [first, second]).unwrap();
-            let expected = (0..count).map(|i| match (i < split, wanted) {
-                (true, [true, _]) => sum(i),
-                (false, [_, true]) => 1.0 + sum(i),
-                _ => 1.0,
-            });
-            let expected: Vec<f64> = expected.collect();
-            assert_eq!(places.map(|place| values(&place)).concat(), expected, "{pieces}, {count}, {split}, {wanted:?}");
+    for (outer, rows, columns) in [(1, 1, 1), (3, 1, 20), (2, 257, 5), (1, 9000, 3), (2, 513, 200), (3000, 2, 2)] {
+        let numbers: Vec<f64> = (0..outer * rows * columns).map(|i| (i % 17) as f64).collect();
+        let x = Tensor::from_slice(&numbers, [outer, rows, columns]).unwrap().to_device(&device).unwrap();
+        let mut sums = Tensor::full([outer, columns], f64::NAN).to_device(&device).unwrap();
+        for times in [1.0, 2.0] {
+            elements::sum_rows(&x, [outer, rows, columns], sums.as_out("test", times > 1.0).unwrap()).unwrap();
+            let sum = |place: usize| -> f64 {
+                let (outer, column) = (place / columns, place % columns);
+                (0..rows).map(|row| numbers[(outer * rows + row) * columns + column]).sum()
+            };
+            let expected: Vec<f64> = (0..outer * columns).map(|place| times * sum(place)).collect();
+            assert_eq!(sums.to_vec::<f64>().unwrap(), expected, "{outer}, {rows}, {columns}, {times}");
         }
-        let mut short = Tensor::zeros_on(&device, [split + 1], DType::F64).unwrap();
-        let error = elements::finish_sums(&partial, split, [Some(short.as_out("test", false).unwrap()), None]);
+        let mut short = Tensor::zeros_on(&device, [outer * columns + 1], DType::F64).unwrap();
+        let error = elements::sum_rows(&x, [outer, rows, columns], short.as_out("test", false).unwrap());
         assert!(matches!(error, Err(Error::Shape { .. })));
     }
+    let crowd = partial_sums(&device, DType::F32, [1025, 2, 1]);
+    assert!(matches!(crowd, Err(Error::Argument { .. })), "there are not as many counters");
 }
 
 static RANDOM: Module = Module {

@@ -2,7 +2,6 @@
 
 use super::cpu::Mode;
 use std::sync::Arc;
-use tensor::cuda::elements::{finish_sums, pieces};
 use tensor::cuda::{Gpu, Module, Out, Tiles};
 use tensor::{DType, Result, Tensor};
 
@@ -28,21 +27,17 @@ fn tiles(x: &Tensor, channels: usize) -> Tiles {
     Tiles::new(x.count().checked_div(channels).unwrap_or(0), channels, x.dtype())
 }
 
-/// Partial sums of a pair of values, (pieces, 2, C).
-fn partial(x: &Tensor, tiles: Tiles) -> Result<Tensor> {
-    Tensor::empty_on(&x.device(), [pieces(tiles.rows), 2, tiles.columns], x.dtype().wide())
-}
-
 /// Mean, unbiased variance and 1/√(biased variance + ε) of each channel of x (R, C), R ≥ 2.
 pub fn statistics(gpu: &Arc<Gpu>, x: &Tensor, epsilon: f64, [mean, variance, rstd]: [&mut Tensor; 3]) -> Result<()> {
     let tiles = tiles(x, mean.count());
-    let mut partial = partial(x, tiles)?;
+    let pieces = tiles.pieces(1);
+    let mut partial = Tensor::empty_on(&x.device(), [pieces, 2, tiles.columns], x.dtype().wide())?;
     let launch =
         tiles.sum(KERNELS.launch(gpu, "batch_norm_statistics<T>", x.dtype())?, 1).input(x)?.output(&mut partial)?;
     // SAFETY: x is (rows, channels), and there is a place for each piece's moments.
     unsafe { tiles.describe(launch)?.run()? };
     let launch = KERNELS.launch(gpu, "batch_norm_moments<T>", x.dtype())?.blocks(tiles.columns.div_ceil(THREADS / 32));
-    let launch = launch.threads(THREADS).input(&partial)?.extents([pieces(tiles.rows)])?.number(epsilon, x.dtype());
+    let launch = launch.threads(THREADS).input(&partial)?.extents([pieces])?.number(epsilon, x.dtype());
     let launch = launch.output(mean)?.output(variance)?.output(rstd)?;
     // SAFETY: as above; the results are (channels).
     unsafe { launch.count(tiles.rows).extents([tiles.columns])?.run() }
@@ -89,30 +84,24 @@ pub fn backward(
     mode: Mode,
     [dx, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
-    let tiles = tiles(x, weight.count());
-    let wanted = mode == Mode::Train || dweight.is_some() || dbias.is_some();
-    let sums = if wanted { Some(gradient_sums(gpu, tiles, dy, x, moments)?) } else { None };
-    if let Some(sums) = &sums {
-        finish_sums(sums, tiles.columns, [dweight, dbias])?;
+    let wide = x.dtype().wide();
+    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect("batch_norm", wide))?;
+    let ([mean, rstd], tiles) = (moments, tiles(x, weight.count()));
+    let mut sums = None;
+    if mode == Mode::Train || dweight.is_some() || dbias.is_some() {
+        let mut partial = tiles.partial(x, 1, 2)?;
+        let sums = sums.insert(Tensor::empty_on(&x.device(), [2, tiles.columns], wide)?);
+        let launch = tiles.sum(KERNELS.launch(gpu, "batch_norm_sums<T>", x.dtype())?, 1);
+        let launch = launch.input(dy)?.input(x)?.input(mean)?.input(rstd)?.output(&mut partial)?.output(sums)?;
+        // SAFETY: dy and x are (rows, channels), the moments (channels), as are the parameters' gradients, and there is a
+        // place for each piece's sums.
+        unsafe { tiles.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run()? };
     }
     let Some(dx) = dx else { return Ok(()) };
     dx.expect("batch_norm", x.dtype())?;
-    let [mean, rstd] = moments;
     let launch = tiles.sweep(KERNELS.launch(gpu, "batch_norm_backward<T>", x.dtype())?);
     let launch = launch.input(dy)?.input(x)?.input(weight)?.input(mean)?.input(rstd)?;
     let launch = launch.optional(sums.as_ref().filter(|_| mode == Mode::Train))?.out(Some(&dx));
     // SAFETY: as in `forward`; dy and dx are like x, and there are two sums for each channel.
     unsafe { tiles.describe(launch)?.run() }
-}
-
-/// The gradients of γ and β, (1, 2, C): Σ dy·x̂ and Σ dy.
-fn gradient_sums(gpu: &Arc<Gpu>, tiles: Tiles, dy: &Tensor, x: &Tensor, [mean, rstd]: [&Tensor; 2]) -> Result<Tensor> {
-    let mut partial = partial(x, tiles)?;
-    let launch = tiles.sum(KERNELS.launch(gpu, "batch_norm_sums<T>", x.dtype())?, 1);
-    let launch = launch.input(dy)?.input(x)?.input(mean)?.input(rstd)?.output(&mut partial)?;
-    // SAFETY: dy and x are (rows, channels), the moments (channels), and there is a place for each piece's sums.
-    unsafe { tiles.describe(launch)?.run()? };
-    let mut sums = Tensor::empty_on(&x.device(), [1, 2, tiles.columns], partial.dtype())?;
-    finish_sums(&partial, 2 * tiles.columns, [Some(sums.as_out("batch_norm", false)?), None])?;
-    Ok(sums)
 }

@@ -102,9 +102,10 @@ __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wid
     }
 }
 
-// Per piece of the rows Σ dy·x̂ and Σ dy, (pieces, 2, C).
+// Σ dy·x̂ and Σ dy: as `sums` (2, C), and as the parameters' gradients where these are wanted.
 template <typename T>
 __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, const wide<T>* rstds, wide<T>* partial,
+                                wide<T>* sums, wide<T>* dweights, int add_weights, wide<T>* dbiases, int add_biases,
                                 i64 rows, int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
@@ -125,11 +126,13 @@ __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, c
             }
         }
     }
-    W dweight = part.add_up(with_x, across), dbias = part.add_up(alone, across);
-    if (part.own < 0) return;
-    partial += i64(blockIdx.y) * 2 * channels + part.own;
-    partial[0] = dweight * rstds[part.own];
-    partial[channels] = dbias;
+    W own[2] = {part.add_up(with_x, across), part.add_up(alone, across)};
+    part.finish(partial, own, channels, across, [&](int which, int channel, W sum) {
+        if (which == 0) sum *= rstds[channel];
+        sums[which * channels + channel] = sum;
+        if (which == 0) put_wanted(dweights, channel, sum, add_weights);
+        else put_wanted(dbiases, channel, sum, add_biases);
+    });
 }
 
 // dx = γr·(dy − dβ/R − x̂·dγ/R), with dγ and dβ (2, C) in `sums`; where the statistics came from outside it is null, and

@@ -2,8 +2,7 @@
 
 use super::cpu::Extents;
 use std::sync::Arc;
-use tensor::cuda::elements::finish_sums;
-use tensor::cuda::{Gpu, Module, Out};
+use tensor::cuda::{Gpu, Module, Out, partial_sums};
 use tensor::{DType, Error, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -11,18 +10,18 @@ pub static KERNELS: Module = Module {
     source: include_str!("kernel.cu"),
     headers: &[],
     kernels: &[
-        "dwconv_correlate<T, 3, true>",
-        "dwconv_correlate<T, 3, false>",
-        "dwconv_correlate<T, 5, true>",
-        "dwconv_correlate<T, 5, false>",
-        "dwconv_correlate<T, 7, true>",
-        "dwconv_correlate<T, 7, false>",
-        "dwconv_weight<T, 3, true>",
-        "dwconv_weight<T, 3, false>",
-        "dwconv_weight<T, 5, true>",
-        "dwconv_weight<T, 5, false>",
-        "dwconv_weight<T, 7, true>",
-        "dwconv_weight<T, 7, false>",
+        "dwconv_forward<T, 3, true>",
+        "dwconv_forward<T, 3, false>",
+        "dwconv_forward<T, 5, true>",
+        "dwconv_forward<T, 5, false>",
+        "dwconv_forward<T, 7, true>",
+        "dwconv_forward<T, 7, false>",
+        "dwconv_backward<T, 3, true>",
+        "dwconv_backward<T, 3, false>",
+        "dwconv_backward<T, 5, true>",
+        "dwconv_backward<T, 5, false>",
+        "dwconv_backward<T, 7, true>",
+        "dwconv_backward<T, 7, false>",
     ],
 };
 
@@ -41,16 +40,18 @@ macro_rules! instance {
     };
 }
 
-/// Threads of a block, and the most of them that have channels of one pixel; as in the kernels.
+/// Threads of a block, forward and backward, and the most of them that have channels of one pixel; as in the kernels.
 const THREADS: usize = 128;
+const THREADS_BACKWARD: usize = 256;
 const TILE: usize = 32;
 
 /// Columns are shared out among threads until there are so many threads, or so few columns to each.
 const ENOUGH_THREADS: usize = 1 << 16;
 const FEW_COLUMNS: usize = 8;
 
-/// Blocks that the weight's gradient is shared out among, about.
-const WEIGHT_BLOCKS: usize = 512;
+/// Blocks of the backward kernel, about: one to each multiprocessor of an H200, which has registers for no more. A
+/// constant, as the order of sums depends on it.
+const BLOCKS_BACKWARD: usize = 132;
 
 /// An operand (N, H, W, C) that is read: pixel p, counted in (N, H, W) order, is the C elements from p·stride on.
 #[derive(Clone, Debug)]
@@ -84,50 +85,10 @@ pub(crate) struct Kernel<'a> {
 }
 
 /// y = x ∗ kernel + bias, or y += x ∗ kernel + bias.
-pub(crate) fn forward(e: Extents, x: &Map, kernel: Kernel<'_>, bias: Option<&Tensor>, y: MapMut<'_>) -> Result<()> {
-    correlate(e, x, kernel, false, bias, y)
-}
-
-/// dx = dy ∗ the kernel turned by half a turn, stored or added.
-pub(crate) fn backward_input(e: Extents, dy: &Map, kernel: Kernel<'_>, dx: MapMut<'_>) -> Result<()> {
-    correlate(e, dy, kernel, true, None, dx)
-}
-
-/// dweight (C, 1, K, K) and dbias (C), where they are wanted, from dy and x in one pass.
-pub(crate) fn backward_weight(
-    e: Extents,
-    dy: &Map,
-    x: &Map,
-    dweight: Option<Out<'_>>,
-    dbias: Option<Out<'_>>,
-) -> Result<()> {
-    if dweight.is_none() && dbias.is_none() {
-        return Ok(());
-    }
-    let dtype = x.elements.dtype();
-    dy.elements.expect("dwconv", dtype)?;
-    let gpu = x.elements.gpu("dwconv")?;
-    let [dy_address, x_address] = [address(e, dy, gpu)?, address(e, x, gpu)?];
-    let pairs = pairs(e, dtype, &[(dy_address, dy.stride), (x_address, x.stride)]);
-    let Tiles { tile, tiles } = Tiles::new(e, pairs);
-    let (strips, lines) = (if e.is_empty() { 0 } else { e.images * strips(e) }, THREADS / tile);
-    let strips_per_line = (strips * tiles).div_ceil(lines * WEIGHT_BLOCKS).max(1);
-    let strips_per_piece = strips_per_line * lines;
-    let pieces = strips.div_ceil(strips_per_piece).max(1);
-    let mut partial = Tensor::empty_on(&x.elements.device(), [pieces, (e.taps() + 1) * e.channels], dtype.wide())?;
-    let launch = KERNELS.launch(gpu, instance!("dwconv_weight", e.kernel, pairs), dtype)?;
-    let launch = launch.threads(THREADS).blocks(pieces * tiles).pointer(dy_address).count(dy.stride);
-    let launch = launch.pointer(x_address).count(x.stride).output(&mut partial)?.count(strips).count(strips_per_piece);
-    // SAFETY: dy and x hold maps of these extents, `address` has seen to that, and there is a place for each piece's sums.
-    unsafe { launch.extents([e.height, e.width, e.channels, tile, tiles])?.run()? };
-    finish_sums(&partial, e.taps() * e.channels, [dweight, dbias])
-}
-
-fn correlate(
+pub(crate) fn forward(
     e: Extents,
     x: &Map,
     Kernel { weight, residual }: Kernel<'_>,
-    turned: bool,
     bias: Option<&Tensor>,
     y: MapMut<'_>,
 ) -> Result<()> {
@@ -146,11 +107,61 @@ fn correlate(
     let length = e.width.div_ceil(segments.clamp(1, e.width.div_ceil(FEW_COLUMNS)));
     let segments = e.width.div_ceil(length);
     let blocks = (strips(e) * tile).div_ceil(THREADS) * tiles * segments * e.images;
-    let launch = KERNELS.launch(out.gpu(), instance!("dwconv_correlate", e.kernel, pairs), dtype)?;
+    let launch = KERNELS.launch(out.gpu(), instance!("dwconv_forward", e.kernel, pairs), dtype)?;
     let launch = launch.threads(THREADS).blocks(blocks).pointer(x_address).count(x.stride).input(weight)?;
-    let launch = launch.int(turned.into()).int(residual.into()).optional(bias)?.out(Some(&out)).count(stride);
+    let launch = launch.int(residual.into()).optional(bias)?.out(Some(&out)).count(stride);
     // SAFETY: x and y hold maps of these extents, by the checks above, and `dwconv::extents` that the parameters fit them.
     unsafe { launch.extents([e.height, e.width, e.channels, tile, tiles, length, segments])?.run() }
+}
+
+/// From dy and x, in one pass, what is wanted of dx = dy ∗ the kernel turned by half a turn, dweight (C, 1, K, K) and dbias
+/// (C), each stored or added.
+pub(crate) fn backward(
+    e: Extents,
+    dy: &Map,
+    x: &Map,
+    Kernel { weight, residual }: Kernel<'_>,
+    dx: Option<MapMut<'_>>,
+    [dweight, dbias]: [Option<Out<'_>>; 2],
+) -> Result<()> {
+    let of_parameters = dweight.is_some() || dbias.is_some();
+    if dx.is_none() && !of_parameters {
+        return Ok(());
+    }
+    let dtype = x.elements.dtype();
+    dy.elements.expect("dwconv", dtype)?;
+    weight.expect("dwconv", dtype.wide())?;
+    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect("dwconv", dtype.wide()))?;
+    let gpu = x.elements.gpu("dwconv")?;
+    let [dy_address, x_address] = [address(e, dy, gpu)?, address(e, x, gpu)?];
+    // Where nobody wants dx it goes to waste.
+    let mut waste = None;
+    let dx = match dx {
+        Some(dx) => dx,
+        None => {
+            let shape = [e.images, e.height, e.width, e.channels];
+            let waste = waste.insert(Tensor::empty_on(&x.elements.device(), shape, dtype)?);
+            MapMut { out: waste.as_out("dwconv", false)?, stride: e.channels }
+        }
+    };
+    dx.out.expect("dwconv", dtype)?;
+    expect_room(e, dx.stride, dx.out.count())?;
+    let maps = [(dy_address, dy.stride), (x_address, x.stride), (dx.out.address(), dx.stride)];
+    let pairs = pairs(e, dtype, &maps);
+    let Tiles { tile, tiles } = Tiles::new(e, pairs);
+    let strips = if e.is_empty() { 0 } else { e.images * strips(e) };
+    let pieces = strips.div_ceil(THREADS_BACKWARD / tile).clamp(1, BLOCKS_BACKWARD.div_ceil(tiles.max(1)));
+    let sums = tile * if pairs { 2 } else { 1 } * (e.taps() + 1);
+    let partial = of_parameters.then(|| partial_sums(&x.elements.device(), dtype.wide(), [tiles, pieces, sums]));
+    let mut partial = partial.transpose()?;
+    let launch = KERNELS.launch(gpu, instance!("dwconv_backward", e.kernel, pairs), dtype)?;
+    let launch = launch.threads(THREADS_BACKWARD).blocks(pieces * tiles).pointer(dy_address).count(dy.stride);
+    let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into());
+    let launch = launch.out(Some(&dx.out)).count(dx.stride);
+    let launch = launch.optional_output(partial.as_mut())?.out(dweight.as_ref()).out(dbias.as_ref());
+    // SAFETY: the three hold maps of these extents, by the checks above, the parameters and their gradients fit them, and
+    // there is a place for each piece's sums.
+    unsafe { launch.count(strips).extents([e.height, e.width, e.channels, tile, tiles])?.run() }
 }
 
 /// Strips of rows of an image, each for one thread; as in the kernels.

@@ -5,8 +5,10 @@
 // column stays in registers, the weights among it, so that a step is little more than its multiply-adds: an element that
 // is loaded meets K taps in each of the rows. Side by side the threads of a block have `tile` pieces of the channels, and
 // then the next rows, which see much of the same pixels.
+#include "sums.cuh"
 
-constexpr int THREADS = 128;
+// Of a block, forward and backward.
+constexpr int THREADS = 128, THREADS_BACKWARD = 256;
 // The most threads with channels of one pixel.
 constexpr int TILE = 32;
 
@@ -14,9 +16,17 @@ constexpr int TILE = 32;
 template <int K>
 constexpr int ROWS = K == 3 ? 4 : K == 5 ? 2 : 1;
 
-// Columns after which the loop over them begins anew: a large kernel has no registers to spare.
+// A large kernel has no registers to spare: columns after which the loop over them begins anew, and whether the backward
+// kernel has registers for the taps beside those for their gradients.
 template <int K>
 constexpr int UNROLLED = K < 7 ? K : 1;
+template <int K>
+constexpr bool HELD = K < 7;
+
+// Columns that are asked for before they are needed: memory has as much to do for a few warps that ask early as for many
+// that do not, and there are registers for few.
+template <typename T, int K>
+constexpr int AHEAD = K < 7 && sizeof(T) == 2 ? 3 : 1;
 
 // Channels of a thread.
 template <typename T, bool PAIRS>
@@ -40,86 +50,144 @@ struct Channels<bf16, 2> {
     __device__ __forceinline__ void set(int v, float value) { bits |= u32(narrow<bf16>(value).bits) << 16 * v; }
 };
 
-// A thread's channels of R rows of an image, column by column.
-template <typename T, int V, int R>
+// A thread's channels of R rows of an image, column by column, each asked for D columns before it is taken. What is outside
+// is zero. Where a column lies decides only whether it is loaded: after a branch around more than that, what moves on would
+// have to change its register, not just its name.
+template <typename T, int V, int R, int D>
 struct Rows {
     const T* next;
     i64 stride, row_stride;
+    int position, count;
     bool exists[R];
+    Channels<T, V> coming[D][R];
 
-    // From column `column` of row `row` on; `image` points to the channels in the image's first pixel.
-    __device__ __forceinline__ Rows(const T* image, i64 stride, int row, int column, int height, int width)
-        : next(image + (i64(row) * width + column) * stride), stride(stride), row_stride(width * stride) {
+    // `count` columns from `first` on, after `lead` that are zero, from row `row` on. `image` points to the channels in the
+    // image's first pixel.
+    __device__ __forceinline__ Rows(const T* image, i64 stride, int row, int first, int count, int lead, int height,
+                                    int width)
+        : next(image + (i64(row) * width + first - lead) * stride), stride(stride), row_stride(width * stride),
+          position(-lead), count(count) {
 #pragma unroll
         for (int r = 0; r < R; r++) exists[r] = row + r >= 0 && row + r < height;
+#pragma unroll
+        for (int d = 0; d < D; d++) ask(coming[d]);
     }
 
-    // The next column. Rows outside the image stay as they were.
-    __device__ __forceinline__ void load(Channels<T, V> (&to)[R]) {
+    __device__ __forceinline__ void ask(Channels<T, V> (&to)[R]) {
+        bool within = u32(position++) < u32(count);
+        const T* at = next;
 #pragma unroll
-        for (int r = 0; r < R; r++)
-            if (exists[r]) to[r] = *reinterpret_cast<const Channels<T, V>*>(next + r * row_stride);
+        for (int r = 0; r < R; r++, at += row_stride) {
+            to[r] = {};
+            if (within && exists[r]) to[r] = *reinterpret_cast<const Channels<T, V>*>(at);
+        }
         next += stride;
+    }
+
+    // The next column.
+    __device__ __forceinline__ void take(wide<T> (&column)[R][V]) {
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+#pragma unroll
+            for (int v = 0; v < V; v++) column[r][v] = coming[0][r].at(v);
+#pragma unroll
+            for (int d = 0; d + 1 < D; d++) coming[d][r] = coming[d + 1][r];
+        }
+        ask(coming[D - 1]);
     }
 };
 
-// y (+)= x ∗ weight + bias, with weight (C, 1, K, K), turned by half a turn if so asked, and its centre greater by one for
-// a residual: y[i, j] = Σ x[i + a − P, j + b − P]·w[a, b]. Of a row a thread has `length` columns. Blocks in order of
-// image, segment of the columns, tile of the channels, and rows.
+// Where a thread's sums go, column by column: in place of what is there, or added to it. Arguments are those of `Rows`.
+template <typename T, int V, int R, int D>
+struct Results {
+    T* next;
+    Rows<T, V, R, D> old;
+
+    __device__ __forceinline__ Results(T* image, int accumulate, i64 stride, int row, int first, int count, int lead,
+                                       int height, int width)
+        : next(image + (i64(row) * width + first) * stride),
+          old(image, stride, row, first, accumulate ? count : 0, lead, height, width) {}
+
+    // The sums of the next column, which are the first, if they are `whole`.
+    template <int K>
+    __device__ __forceinline__ void put(const wide<T> (&sums)[R][K][V], bool whole) {
+        wide<T> before[R][V];
+        old.take(before);
+        if (!whole) return;
+        T* at = next;
+#pragma unroll
+        for (int r = 0; r < R; r++, at += old.row_stride) {
+            Channels<T, V> out = {};
+#pragma unroll
+            for (int v = 0; v < V; v++) out.set(v, before[r][v] + sums[r][0][v]);
+            if (old.exists[r]) *reinterpret_cast<Channels<T, V>*>(at) = out;
+        }
+        next += old.stride;
+    }
+};
+
+// Moves on by a column: to[.][s] takes what is behind it, the last `last`.
+template <int R, int K, int V, typename W>
+__device__ __forceinline__ void move_on(W (&to)[R][K][V], const W (&last)[R][V]) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int s = 0; s < K; s++)
+#pragma unroll
+            for (int v = 0; v < V; v++) to[r][s][v] = s + 1 < K ? to[r][s + 1][v] : last[r][v];
+}
+
+// weight (C, 1, K, K) of a tile, its centre greater by one for a residual.
+template <int TAPS, typename W>
+__device__ __forceinline__ void stage(const W* weight, int first, int count, int residual, W* staged) {
+    for (int i = threadIdx.x; i < count * TAPS; i += blockDim.x)
+        staged[i] = weight[i64(first) * TAPS + i] + (residual && i % TAPS == TAPS / 2 ? W(1) : W(0));
+    __syncthreads();
+}
+
+// y (+)= x ∗ weight + bias: y[i, j] = Σ x[i + a − P, j + b − P]·w[a, b]. Of a row a thread has `length` columns. Blocks in
+// order of image, segment of the columns, tile of the channels, and rows.
 template <typename T, int K, bool PAIRS>
 __global__ void __launch_bounds__(THREADS)
-    dwconv_correlate(const T* __restrict__ x, i64 x_stride, const wide<T>* weight, int turned, int residual,
-                     const wide<T>* bias, T* __restrict__ y, int accumulate, i64 y_stride, int height, int width,
-                     int channels, int tile, int tiles, int length, int segments) {
+    dwconv_forward(const T* __restrict__ x, i64 x_stride, const wide<T>* weight, int residual, const wide<T>* bias,
+                   T* __restrict__ y, int accumulate, i64 y_stride, int height, int width, int channels, int tile,
+                   int tiles, int length, int segments) {
     typedef wide<T> W;
-    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = CHANNELS<T, PAIRS>;
+    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = CHANNELS<T, PAIRS>, D = AHEAD<T, K>;
     u32 pieces = ((height + R - 1) / R * tile + THREADS - 1) / THREADS, block = blockIdx.x / pieces;
     int first = block % tiles * tile * V, begin = block / tiles % segments * length, end = min(begin + length, width);
     i64 image = block / tiles / segments;
 
     __shared__ W staged[TILE * V * TAPS];
-    int count = min(tile * V, channels - first) * TAPS;
-    for (int i = threadIdx.x; i < count; i += THREADS) staged[i] = weight[i64(first) * TAPS + i];
-    __syncthreads();
+    stage<TAPS>(weight, first, min(tile * V, channels - first), residual, staged);
     int item = blockIdx.x % pieces * THREADS + threadIdx.x;
     int place = item % tile * V, channel = first + place, row = item / tile * R;
     if (row >= height || channel >= channels) return;
 
     W taps[TAPS][V];
 #pragma unroll
-    for (int t = 0; t < TAPS; t++) {
+    for (int t = 0; t < TAPS; t++)
 #pragma unroll
-        for (int v = 0; v < V; v++) {
-            taps[t][v] = staged[(place + v) * TAPS + (turned ? TAPS - 1 - t : t)];
-            if (residual && t == TAPS / 2) taps[t][v] += W(1);
-        }
-    }
-    W start[V];
-#pragma unroll
-    for (int v = 0; v < V; v++) start[v] = bias ? bias[channel + v] : W(0);
-    W sums[R][K][V]; // those of y[row + r, column − P + s] at [r][s]
+        for (int v = 0; v < V; v++) taps[t][v] = staged[(place + v) * TAPS + t];
+    W start[R][V];
 #pragma unroll
     for (int r = 0; r < R; r++)
 #pragma unroll
-        for (int s = 0; s < K; s++)
+        for (int v = 0; v < V; v++) start[r][v] = bias ? bias[channel + v] : W(0);
+    W sums[R][K][V]; // those of y[row + r, column − P + s] at [r][s]
 #pragma unroll
-            for (int v = 0; v < V; v++) sums[r][s][v] = start[v];
+    for (int s = 0; s < K; s++) move_on(sums, start);
 
-    int column = max(begin - P, 0);
+    int column = max(begin - P, 0), behind = min(end + P, width);
     x += image * height * width * x_stride + channel;
-    y += ((image * height + row) * width + begin) * y_stride + channel;
-    Rows<T, V, R + K - 1> rows(x, x_stride, row - P, column, height, width);
-    Channels<T, V> next[R + K - 1] = {};
-    rows.load(next);
+    y += image * height * width * y_stride + channel;
+    Rows<T, V, R + K - 1, D> rows(x, x_stride, row - P, column, behind - column, 0, height, width);
+    Results<T, V, R, D> results(y, accumulate, y_stride, row, begin, end - begin, begin + P - column, height, width);
 #pragma unroll UNROLLED<K> // so that sums change their names, not their registers
     for (; column < end + P; column++) {
+        W in[R + K - 1][V];
+        rows.take(in);
         if (column < width) {
-            W in[R + K - 1][V];
-#pragma unroll
-            for (int i = 0; i < R + K - 1; i++)
-#pragma unroll
-                for (int v = 0; v < V; v++) in[i][v] = next[i].at(v);
-            if (column + 1 < width) rows.load(next);
 #pragma unroll
             for (int r = 0; r < R; r++)
 #pragma unroll
@@ -129,24 +197,8 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                         for (int v = 0; v < V; v++) sums[r][s][v] += in[r + a][v] * taps[a * K + K - 1 - s][v];
         }
-        if (column - P >= begin) {
-#pragma unroll
-            for (int r = 0; r < R; r++) {
-                if (row + r >= height) break;
-                Channels<T, V>* to = reinterpret_cast<Channels<T, V>*>(y + i64(r) * width * y_stride);
-                Channels<T, V> out = {};
-#pragma unroll
-                for (int v = 0; v < V; v++) out.set(v, accumulate ? to->at(v) + sums[r][0][v] : sums[r][0][v]);
-                *to = out;
-            }
-            y += y_stride;
-        }
-#pragma unroll
-        for (int r = 0; r < R; r++)
-#pragma unroll
-            for (int s = 0; s < K; s++)
-#pragma unroll
-                for (int v = 0; v < V; v++) sums[r][s][v] = s + 1 < K ? sums[r][s + 1][v] : start[v];
+        results.put(sums, column - P >= begin);
+        move_on(sums, start);
     }
 }
 
@@ -157,76 +209,90 @@ __device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
 #pragma unroll
-        for (int v = 0; v < V; v++) shared[(i * V + v) * THREADS + threadIdx.x] = values[i][v];
+        for (int v = 0; v < V; v++) shared[(i * V + v) * THREADS_BACKWARD + threadIdx.x] = values[i][v];
     __syncthreads();
 #pragma unroll 1
-    for (u32 item = threadIdx.x; item < COUNT * V * tile; item += THREADS) {
+    for (u32 item = threadIdx.x; item < COUNT * V * tile; item += THREADS_BACKWARD) {
         u32 place = item % tile, i = item / tile / V, v = item / tile % V, channel = place * V + v;
         W sum = 0;
 #pragma unroll 4
-        for (u32 line = 0; line < THREADS / tile; line++) sum += shared[(i * V + v) * THREADS + line * tile + place];
+        for (u32 line = 0; line < THREADS_BACKWARD / tile; line++) sum += shared[(i * V + v) * THREADS_BACKWARD + line * tile + place];
         if (channel < count) to[i64(channel) * step + i] = sum;
     }
 }
 
-// partial[piece] = Σ dy[i, j]·x[i + a − P, j + b − P] (C, K, K) and behind it Σ dy (C), over a piece of all images' strips
-// of R rows. A block has lines of `tile` threads, which take turns with the piece's strips. Blocks in order of piece, and
-// tile of the channels.
+// dx (+)= dy ∗ weight turned by half a turn: dx[i, j] = Σ dy[i − a + P, j − b + P]·w[a, b]. The same elements of dy times
+// x[i, j], over all pixels, make the gradient of w[a, b], and dy itself that of the bias; they come by way of partial (tiles,
+// pieces, channels of a tile·(K² + 1)), which may be null. A piece is some of all images' strips of R rows, and lines
+// of `tile` threads take turns with them. Blocks in order of piece, and tile of the channels.
 template <typename T, int K, bool PAIRS>
-__global__ void __launch_bounds__(THREADS)
-    dwconv_weight(const T* dy, i64 dy_stride, const T* x, i64 x_stride, wide<T>* partial, i64 strips, i64 piece_strips,
-                  int height, int width, int channels, int tile, int tiles) {
+__global__ void __launch_bounds__(THREADS_BACKWARD, 1)
+    dwconv_backward(const T* __restrict__ dy, i64 dy_stride, const T* __restrict__ x, i64 x_stride, const wide<T>* weight,
+                    int residual, T* __restrict__ dx, int accumulate, i64 dx_stride, wide<T>* partial, wide<T>* dweights,
+                    int add_weights, wide<T>* dbiases, int add_biases, i64 strips, int height, int width, int channels,
+                    int tile, int tiles) {
     typedef wide<T> W;
-    constexpr int P = K / 2, R = ROWS<K>, V = CHANNELS<T, PAIRS>;
-    int first = blockIdx.x % tiles * tile * V, channel = first + threadIdx.x % tile * V;
-    i64 piece = blockIdx.x / tiles, end = min((piece + 1) * piece_strips, strips);
-    int line = threadIdx.x / tile, lines = THREADS / tile, strips_of_image = (height + R - 1) / R;
-    W sums[K][K][V] = {}, totals[1][V] = {};
-    bool takes_part = line < lines && channel < channels;
-    for (i64 strip = piece * piece_strips + line; takes_part && strip < end; strip += lines) {
-        i64 image = strip / strips_of_image, pixel = image * height * width;
+    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = CHANNELS<T, PAIRS>, D = AHEAD<T, K>;
+    int own_tile = blockIdx.x % tiles, piece = blockIdx.x / tiles, pieces = gridDim.x / tiles;
+    int first = own_tile * tile * V, count = min(tile * V, channels - first);
+    int place = threadIdx.x % tile * V, line = threadIdx.x / tile, lines = THREADS_BACKWARD / tile;
+    int strips_of_image = (height + R - 1) / R;
+    i64 strip = strips * piece / pieces + line, end = strips * (piece + 1) / pieces;
+    if (line >= lines || place >= count) end = 0; // no strips for threads that are too many
+
+    __shared__ W staged[TILE * V * TAPS];
+    stage<TAPS>(weight, first, count, residual, staged);
+    W held[HELD<K> ? TAPS : 1][V], dtaps[K][K][V] = {}, totals[1][V] = {};
+#pragma unroll
+    for (int t = 0; HELD<K> && t < TAPS; t++)
+#pragma unroll
+        for (int v = 0; v < V; v++) held[t][v] = staged[(place + v) * TAPS + t];
+    auto tap = [&](int t, int v) { return HELD<K> ? held[HELD<K> ? t : 0][v] : staged[(place + v) * TAPS + t]; };
+
+    dy += first + place, x += first + place, dx += first + place;
+    for (; strip < end; strip += lines) {
+        i64 pixel = strip / strips_of_image * height * width;
         int row = strip % strips_of_image * R;
-        Rows<T, V, R> upstream(dy + pixel * dy_stride + channel, dy_stride, row, 0, height, width);
-        Rows<T, V, R + K - 1> rows(x + pixel * x_stride + channel, x_stride, row - P, 0, height, width);
-        W window[R][K][V] = {}; // dy[row + r, column − P + s] at [r][s]
-        Channels<T, V> arriving[R] = {}, next[R + K - 1] = {};
-        upstream.load(arriving);
-        rows.load(next);
-#pragma unroll UNROLLED<K> // so that the window's elements change their names, not their registers
-        for (int column = -P; column < width; column++) {
+        Rows<T, V, R + K - 1, D> upstream(dy + pixel * dy_stride, dy_stride, row - P, 0, width, P, height, width);
+        Rows<T, V, R, D> rows(x + pixel * x_stride, x_stride, row, 0, width, 0, height, width);
+        Results<T, V, R, D> results(dx + pixel * dx_stride, accumulate, dx_stride, row, 0, width, 2 * P, height, width);
+        // x[row + r, column − P + s] at [r][s], and the sums of dx there.
+        W window[R][K][V] = {}, sums[R][K][V] = {}, none[R][V] = {};
+#pragma unroll UNROLLED<K> // so that their elements change their names, not their registers
+        for (int column = -P; column < width + P; column++) {
+            W arriving[R][V], in[R + K - 1][V];
+            rows.take(arriving), upstream.take(in);
+            move_on(window, arriving);
+            if (column >= 0 && column < width) {
 #pragma unroll
-            for (int r = 0; r < R; r++)
+                for (int r = 0; r < R; r++)
 #pragma unroll
-                for (int v = 0; v < V; v++) {
+                    for (int v = 0; v < V; v++) {
+                        totals[0][v] += in[r + P][v];
 #pragma unroll
-                    for (int s = 0; s < K - 1; s++) window[r][s][v] = window[r][s + 1][v];
-                    totals[0][v] += window[r][K - 1][v] = arriving[r].at(v);
-                }
+                        for (int a = 0; a < K; a++)
 #pragma unroll
-            for (int r = 0; r < R; r++) arriving[r] = {};
-            if (column + P + 1 < width) upstream.load(arriving);
-            if (column < 0) continue;
-            W in[R + K - 1][V];
-#pragma unroll
-            for (int i = 0; i < R + K - 1; i++)
-#pragma unroll
-                for (int v = 0; v < V; v++) in[i][v] = next[i].at(v);
-            if (column + 1 < width) rows.load(next);
-#pragma unroll
-            for (int r = 0; r < R; r++)
-#pragma unroll
-                for (int a = 0; a < K; a++)
-#pragma unroll
-                    for (int s = 0; s < K; s++)
-#pragma unroll
-                        for (int v = 0; v < V; v++) sums[a][K - 1 - s][v] += in[r + a][v] * window[r][s][v];
+                            for (int b = 0; b < K; b++) {
+                                sums[r][b][v] += in[r + K - 1 - a][v] * tap(a * K + b, v);
+                                dtaps[a][b][v] += in[r + K - 1 - a][v] * window[r][b][v];
+                            }
+                    }
+            }
+            results.put(sums, column >= P);
+            move_on(sums, none);
         }
     }
 
-    __shared__ W shared[K * V * THREADS];
-    int count = min(tile * V, channels - first);
-    partial += piece * channels * (K * K + 1);
+    if (!partial) return;
+    __shared__ W shared[K * V * THREADS_BACKWARD];
+    int behind = tile * V * TAPS, all = behind + tile * V; // where a tile's biases begin and end
+    partial = piece_of(partial, i64(own_tile) * pieces, all);
+    W* own = piece_of(partial, piece, all);
 #pragma unroll
-    for (int a = 0; a < K; a++) sum_lines(sums[a], shared, tile, count, partial + i64(first) * K * K + a * K, K * K);
-    sum_lines(totals, shared, tile, count, partial + i64(channels) * K * K + first, 1);
+    for (int a = 0; a < K; a++) sum_lines(dtaps[a], shared, tile, count, own + a * K, TAPS);
+    sum_lines(totals, shared, tile, count, own + behind, 1);
+    finish_sums(partial, all, piece, pieces, own_tile, [&](int i, W sum) {
+        if (i < count * TAPS) put_wanted(dweights, i64(first) * TAPS + i, sum, add_weights);
+        else if (i >= behind && i < behind + count) put_wanted(dbiases, first + i - behind, sum, add_biases);
+    });
 }

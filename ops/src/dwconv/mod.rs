@@ -116,11 +116,9 @@ impl Rule for Dwconv {
             }),
             Device::Cuda(_) => {
                 let [dy, x] = [cuda::Map::new(&dy, 0, stride)?, cuda::Map::new(&self.x, 0, stride)?];
-                if let Some(out) = dx.out_on_gpu()? {
-                    let kernel = cuda::Kernel { weight: &self.weight, residual: self.residual };
-                    cuda::backward_input(extents, &dy, kernel, cuda::MapMut { out, stride })?;
-                }
-                cuda::backward_weight(extents, &dy, &x, dweight.out_on_gpu()?, dbias.out_on_gpu()?)?;
+                let kernel = cuda::Kernel { weight: &self.weight, residual: self.residual };
+                let dx = dx.out_on_gpu()?.map(|out| cuda::MapMut { out, stride });
+                cuda::backward(extents, &dy, &x, kernel, dx, [dweight.out_on_gpu()?, dbias.out_on_gpu()?])?;
             }
         }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
@@ -244,37 +242,40 @@ mod tests {
 
             let turned = Array::from_fn(&weight.shape, |p| weight.at(&[p[0], 0, kernel - 1 - p[2], kernel - 1 - p[3]]));
             let dx = reference::dwconv(&dy, &turned, None);
-            for accumulate in [false, true] {
+            let products = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+            let mut found: Vec<[Vec<f32>; 2]> = vec![];
+            for (x, accumulate) in [(&x_map, false), (&narrow_x, true)] {
                 let mut wide = there(spread(&old, offset, stride))?;
+                let [mut dweight, mut dbias] = [of(&weight)?, of(&bias)?];
                 let count = wide.count();
                 let mut whole = wide.as_out("dwconv", accumulate)?;
                 let out = cuda::MapMut { out: whole.part(offset, count - offset), stride };
-                cuda::backward_input(e, &narrow_dy, kernel_there, out)?;
+                let of_parameters = [dweight.as_out("dwconv", false)?, dbias.as_out("dwconv", false)?];
+                cuda::backward(e, &narrow_dy, x, kernel_there, Some(out), of_parameters.map(Some))?;
                 let sum = dx.data.iter().zip(&old.data).map(|(dx, old)| if accumulate { dx + old } else { *dx });
                 let expected = spread::<f64>(&Array { data: sum.collect(), ..dx.clone() }, offset, stride);
                 assert_close(&wide.to_vec::<f32>()?, &expected, 1e-5, "dx");
+                found.push([dweight.to_vec()?, dbias.to_vec()?]);
             }
-
-            let gradients = |x: &cuda::Map| -> tensor::Result<[Vec<f32>; 2]> {
-                let [mut dweight, mut dbias] = [of(&weight)?, of(&bias)?];
-                let outs = [dweight.as_out("dwconv", false)?, dbias.as_out("dwconv", false)?].map(Some);
-                let [of_weight, of_bias] = outs;
-                cuda::backward_weight(e, &narrow_dy, x, of_weight, of_bias)?;
-                Ok([dweight.to_vec()?, dbias.to_vec()?])
-            };
-            let [dweight, dbias] = gradients(&x_map)?;
-            assert_eq!([&dweight, &dbias], gradients(&narrow_x)?.each_ref());
+            assert_eq!(found[0], found[1]);
+            let mut alone = of(&weight)?;
+            cuda::backward(e, &narrow_dy, &x_map, kernel_there, None, [Some(alone.as_out("dwconv", false)?), None])?;
+            assert_eq!(alone.to_vec::<f32>()?, found[0][0]);
             // <dy, dwconv(x, w)> is linear in w, so <dw, w> must give it back.
-            let products = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-            let dweight: Vec<f64> = dweight.into_iter().map(f64::from).collect();
+            let dweight: Vec<f64> = found[0][0].iter().map(|&dw| dw.into()).collect();
             let expected = products(&dy.data, &reference::dwconv(&x, &weight, None).data);
             assert_close(&[products(&dweight, &weight.data)], &[expected], 1e-3, "<dw, w>");
             tensor::Result::Ok(())
         };
-        // Pairs of channels, as the values of a qkv buffer; pairs that lie across each other; and odd channels.
-        for (extents, offset, stride) in
-            [([5, 11, 70, 5], 140, 210), ([6, 3, 8, 3], 4, 12), ([4, 3, 8, 7], 3, 12), ([3, 9, 7, 5], 14, 21)]
-        {
+        // Pairs of channels, as the values of a qkv buffer; pairs that lie across each other; odd channels; and so many rows
+        // that groups of blocks add up the weight's gradient.
+        for (extents, offset, stride) in [
+            ([5, 11, 70, 5], 140, 210),
+            ([6, 3, 8, 3], 4, 12),
+            ([4, 3, 8, 7], 3, 12),
+            ([3, 9, 7, 5], 14, 21),
+            ([260, 2, 64, 3], 64, 128),
+        ] {
             check(extents, offset, stride).unwrap();
         }
     }

@@ -1,5 +1,6 @@
 // Rows of any length, anywhere: a row of x to a warp, which reads it from memory once, and again from the cache.
 #pragma once
+#include "sums.cuh"
 
 // The row of this warp, or none.
 __device__ __forceinline__ i64 own_row() { return i64(blockIdx.x) * (blockDim.x / 32) + warp(); }
@@ -91,13 +92,14 @@ __global__ void layer_norm_backward_any(const T* dy, const T* x, const wide<T>* 
     }
 }
 
-// Σ dy·x̂ and Σ dy over a piece of the rows, (pieces, 2, C): 32 columns and 8 rows at a time to a block.
+// Σ dy·x̂ and Σ dy by way of partial (columns/32, pieces, 2, 32): 32 columns and 8 rows at a time to a block.
 template <typename T>
 __global__ void layer_norm_parameters_any(const T* dy, const T* x, const wide<T>* means, const wide<T>* rstds,
-                                      wide<T>* partial, i64 rows, int channels) {
+                                      wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases,
+                                      int add_biases, i64 rows, int channels) {
     typedef wide<T> W;
     __shared__ W sums[2][8][32];
-    int channel = blockIdx.x * 32 + lane();
+    int first = blockIdx.x * 32, channel = first + lane();
     i64 pieces = gridDim.y, piece = blockIdx.y;
     i64 end = rows * (piece + 1) / pieces;
     W dweight = 0, dbias = 0;
@@ -111,9 +113,16 @@ __global__ void layer_norm_parameters_any(const T* dy, const T* x, const wide<T>
     sums[0][warp()][lane()] = dweight;
     sums[1][warp()][lane()] = dbias;
     __syncthreads();
-    if (warp() < 2 && channel < channels) {
+    partial = piece_of(partial, blockIdx.x * pieces, 64);
+    if (warp() < 2) {
         W sum = 0;
         for (int i = 0; i < 8; i++) sum += sums[warp()][i][lane()];
-        partial[(piece * 2 + warp()) * channels + channel] = sum;
+        piece_of(partial, piece, 64)[threadIdx.x] = sum;
     }
+    finish_sums(partial, 64, piece, pieces, blockIdx.x, [&](int i, W sum) {
+        int channel = first + i % 32;
+        if (channel >= channels) return;
+        if (i < 32) put_wanted(dweights, channel, sum, add_weights);
+        else put_wanted(dbiases, channel, sum, add_biases);
+    });
 }

@@ -1,8 +1,7 @@
 //! CUDA kernels of [`layer_norm`](super::layer_norm): rows that fit into the registers of a warp, and any others.
 
 use std::sync::Arc;
-use tensor::cuda::elements::{finish_sums, pieces};
-use tensor::cuda::{Gpu, Launch, Module, Out};
+use tensor::cuda::{Gpu, Launch, Module, Out, partial_sums, pieces};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -80,11 +79,6 @@ impl Rows {
             None => launch.extents([self.channels]),
         }
     }
-
-    /// Room for the parameters' sums over so many pieces of the rows, (pieces, 2, C).
-    fn partial(&self, x: &Tensor, pieces: usize) -> Result<Tensor> {
-        Tensor::empty_on(&x.device(), [pieces, 2, self.channels], self.dtype.wide())
-    }
 }
 
 impl Shares {
@@ -143,33 +137,40 @@ pub fn backward(
     [dx, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
     dx.iter().try_for_each(|dx| dx.expect("layer_norm", x.dtype()))?;
-    let mut maps = vec![dy.address("layer_norm", gpu)?, x.address("layer_norm", gpu)?];
-    maps.extend(dx.iter().map(Out::address));
-    let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
+    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect("layer_norm", x.dtype().wide()))?;
     let of_parameters = dweight.is_some() || dbias.is_some();
     if dx.is_none() && !of_parameters {
         return Ok(());
     }
-    let pieces = rows.shares.as_ref().map_or(pieces(rows.rows), |shares| shares.blocks);
-    let mut partial = of_parameters.then(|| rows.partial(x, pieces)).transpose()?;
+    let mut maps = vec![dy.address("layer_norm", gpu)?, x.address("layer_norm", gpu)?];
+    maps.extend(dx.iter().map(Out::address));
+    let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
+    let extents = match &rows.shares {
+        Some(shares) => [1, shares.blocks, 2 * rows.channels],
+        None => {
+            let strips = rows.channels.div_ceil(32);
+            [strips, pieces(rows.rows, strips), 2 * 32]
+        }
+    };
+    let partial = of_parameters.then(|| partial_sums(&x.device(), x.dtype().wide(), extents));
+    let mut partial = partial.transpose()?;
     if rows.shares.is_some() {
         let launch = rows.launch(gpu, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
         let launch = launch.input(mean)?.input(rstd)?.out(dx.as_ref()).optional_output(partial.as_mut())?;
-        // SAFETY: as in `forward`; dy and dx are like x, and there is a place for each block's sums.
-        unsafe { rows.describe(launch)?.run()? };
-    } else {
-        if let Some(dx) = &dx {
-            let launch = rows.launch(gpu, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
-            let launch = launch.input(mean)?.input(rstd)?.out(Some(dx));
-            // SAFETY: as above.
-            unsafe { rows.describe(launch)?.run()? };
-        }
-        if let Some(partial) = &mut partial {
-            let launch = rows.launch(gpu, "layer_norm_parameters")?.grid([rows.channels.div_ceil(32), pieces, 1]);
-            let launch = launch.input(dy)?.input(x)?.input(mean)?.input(rstd)?.output(partial)?;
-            // SAFETY: as above, with a place for each piece's sums.
-            unsafe { rows.describe(launch)?.run()? };
-        }
+        // SAFETY: as in `forward`; dy and dx are like x, the parameters' gradients like them, and there is a place for each
+        // block's sums.
+        return unsafe { rows.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run() };
     }
-    partial.map_or(Ok(()), |partial| finish_sums(&partial, rows.channels, [dweight, dbias]))
+    if let Some(dx) = &dx {
+        let launch = rows.launch(gpu, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
+        let launch = launch.input(mean)?.input(rstd)?.out(Some(dx));
+        // SAFETY: as above.
+        unsafe { rows.describe(launch)?.run()? };
+    }
+    let Some(partial) = &mut partial else { return Ok(()) };
+    let [strips, pieces, _] = extents;
+    let launch = rows.launch(gpu, "layer_norm_parameters")?.grid([strips, pieces, 1]);
+    let launch = launch.input(dy)?.input(x)?.input(mean)?.input(rstd)?.output(partial)?;
+    // SAFETY: as above, with a place for each piece's sums.
+    unsafe { rows.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run() }
 }

@@ -170,12 +170,13 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     }
 }
 
-// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy, and per block of rows Σ dy·x̂ and Σ dy, (blocks, 2, C); either pointer
-// may be null.
+// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy, and by way of partial (blocks, 2, C) Σ dy·x̂ and Σ dy; each pointer may be
+// null.
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     layer_norm_backward(const T* dy, const T* x, const wide<T>* weights, const wide<T>* means, const wide<T>* rstds, T* dx,
-                        int accumulate, wide<T>* partial, i64 rows, int share, int channels, int sharing) {
+                        int accumulate, wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases,
+                        int add_biases, i64 rows, int share, int channels, int sharing) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size, B = (AHEAD / 2 + PACKS - 1) / PACKS; // there are two operands to ask for
     Part<T, PACKS> part(rows, share, channels, sharing);
@@ -219,6 +220,10 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
         }
     }
     if (!partial) return;
-    partial += i64(blockIdx.x) * 2 * channels;
-    part.sum_groups(dweight, partial), part.sum_groups(dbias, partial + channels);
+    W* sums = piece_of(partial, blockIdx.x, 2 * channels);
+    part.sum_groups(dweight, sums), part.sum_groups(dbias, sums + channels);
+    finish_sums(partial, 2 * channels, blockIdx.x, gridDim.x, 0, [&](int i, W sum) {
+        if (i < channels) put_wanted(dweights, i, sum, add_weights);
+        else put_wanted(dbiases, i - channels, sum, add_biases);
+    });
 }

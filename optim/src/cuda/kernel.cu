@@ -1,15 +1,5 @@
 // One sweep over all parameters: the gradients' norm, AdamW, the moving average.
-
-// Adds up x² in double over a piece of the elements to a block, partial (pieces).
-template <typename T>
-__global__ void sum_squares(const T* x, double* partial, i64 count) {
-    __shared__ double sums[8];
-    i64 begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
-    double sum = 0;
-    for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) sum += double(widen(x[i])) * double(widen(x[i]));
-    sum = block_sum(sum, sums);
-    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
-}
+#include "sums.cuh"
 
 // Parameters begin on cache lines, and weight decay applies to whole parameters: bit l of `decays` says whether it does
 // to the elements of line l.
@@ -20,18 +10,26 @@ __device__ __forceinline__ bool decay_at(const u32* decays, i64 i) {
 }
 
 // What changes from step to step, in memory: the constants of `Factors` in adamw.rs in their order, then the longest
-// gradient that is left as it is, and where `clip` puts the norm.
+// gradient that is left as it is, and the norm that was found.
 enum Control { SCALE, KEEP, RATE_M, BETA_V, RATE_V, ROOT, EPS, STEP, LONGEST, NORM };
 
-// The norm from its pieces' sums of squares; a longer gradient than the longest is scaled down to it. One thread.
+// The norm √Σ x², added up in double, as `norm` or among the controls, of which the other may be null; there a longer
+// gradient than the longest is scaled down to it. A block has a piece of the elements, and leaves its sum as `partial`.
 template <typename T>
-__global__ void clip(const double* partial, int pieces, T* controls) {
-    if (threadIdx.x != 0) return;
+__global__ void gradient_norm(const T* x, double* partial, double* norm, T* controls, i64 count) {
+    __shared__ double sums[8];
+    i64 begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
     double sum = 0;
-    for (int piece = 0; piece < pieces; piece++) sum += partial[piece];
-    double norm = sqrt(sum), longest = controls[LONGEST];
-    controls[NORM] = T(norm);
-    controls[SCALE] = norm > longest ? T(longest / norm) : T(1);
+    for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) sum += double(x[i]) * double(x[i]);
+    sum = block_sum(sum, sums);
+    if (threadIdx.x == 0) *piece_of(partial, blockIdx.x, 1) = sum;
+    finish_sums(partial, 1, blockIdx.x, gridDim.x, 0, [&](int, double sum) {
+        double length = sqrt(sum);
+        if (norm) *norm = length;
+        if (!controls) return;
+        controls[NORM] = T(length);
+        controls[SCALE] = length > controls[LONGEST] ? T(controls[LONGEST] / length) : T(1);
+    });
 }
 
 // A step, unless the gradient is not finite: then it would destroy the parameters.

@@ -1,7 +1,7 @@
 //! The optimiser's sweeps on a GPU.
 
 use crate::adamw::Factors;
-use tensor::cuda::Module;
+use tensor::cuda::{Module, partial_sums};
 use tensor::{DType, Device, Result, Tensor};
 
 /// The kernels.
@@ -9,7 +9,7 @@ pub static KERNELS: Module = Module {
     name: "optim",
     source: include_str!("kernel.cu"),
     headers: &[],
-    kernels: &["sum_squares<T>", "clip<float|double>", "adamw<float|double>"],
+    kernels: &["gradient_norm<float|double>", "adamw<float|double>"],
 };
 
 /// Elements that make a piece of the norm's sum, and the most pieces.
@@ -50,11 +50,7 @@ impl Controls {
 
     /// Computes the norm of the gradients, and the scale that clips them.
     pub fn clip(&mut self, gradients: &Tensor) -> Result<()> {
-        let partial = sums_of_squares(gradients)?;
-        let dtype = self.numbers.dtype();
-        let launch = KERNELS.launch(gradients.gpu("clip")?, "clip<T>", dtype)?.threads(32).blocks(1);
-        // SAFETY: there are as many sums as it is told, and the controls are those that it knows.
-        unsafe { launch.input(&partial)?.extents([partial.count()])?.output(&mut self.numbers)?.run() }
+        find_norm(gradients, None, Some(&mut self.numbers))
     }
 
     /// One step of AdamW: parameters and both moments, flat.
@@ -67,19 +63,21 @@ impl Controls {
     }
 }
 
-/// Σ x² of pieces of x, in f64.
-fn sums_of_squares(x: &Tensor) -> Result<Tensor> {
-    let pieces = x.count().div_ceil(PIECE).clamp(1, MOST_PIECES);
-    let mut partial = Tensor::empty_on(&x.device(), [pieces], DType::F64)?;
-    let launch = KERNELS.launch(x.gpu("gradient_norm")?, "sum_squares<T>", x.dtype())?.blocks(pieces);
-    // SAFETY: there is a place for each piece's sum.
-    unsafe { launch.input(x)?.output(&mut partial)?.count(x.count()).run()? };
-    Ok(partial)
-}
-
 /// √Σ x², summed in f64 in an order that depends on the number of elements alone.
 pub(crate) fn norm(x: &Tensor) -> Result<f64> {
-    Ok(sums_of_squares(x)?.to_vec::<f64>()?.into_iter().sum::<f64>().sqrt())
+    let mut norm = Tensor::empty_on(&x.device(), [], DType::F64)?;
+    find_norm(x, Some(&mut norm), None)?;
+    norm.to_device(&Device::Cpu)?.item()
+}
+
+/// The same, stored as a number, or among the controls of a step together with the scale that clips x.
+fn find_norm(x: &Tensor, norm: Option<&mut Tensor>, controls: Option<&mut Tensor>) -> Result<()> {
+    let pieces = x.count().div_ceil(PIECE).clamp(1, MOST_PIECES);
+    let mut partial = partial_sums(&x.device(), DType::F64, [1, pieces, 1])?;
+    let launch = KERNELS.launch(x.gpu("gradient_norm")?, "gradient_norm<T>", x.dtype())?.blocks(pieces);
+    let launch = launch.input(x)?.output(&mut partial)?.optional_output(norm)?.optional_output(controls)?;
+    // SAFETY: there is a place for each piece's sum, and the controls are those that the kernel knows.
+    unsafe { launch.count(x.count()).run() }
 }
 
 /// A bit for each cache line of a flat buffer, from runs of elements (their end, and whether they decay).

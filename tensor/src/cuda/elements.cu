@@ -61,11 +61,12 @@ __global__ void add_row(T* y, const wide<T>* row, i64 rows, int columns, int acr
     }
 }
 
-// partial[piece][outer][column] = the sum of x (outer, rows, columns) over the piece's rows, in a fixed order.
-template <typename T>
-__global__ void sum_rows(const T* x, wide<T>* partial, int strips, i64 rows, int columns, int across) {
+// out (outer, columns) = the sum of x (outer, rows, columns) over the rows, in a fixed order.
+template <typename T, typename Out>
+__global__ void sum_rows(const T* x, wide<T>* partial, Out* out, int accumulate, int strips, i64 rows, int columns,
+                         int across) {
     constexpr int N = Pack<T>::size;
-    i64 outer = blockIdx.x / strips, outers = gridDim.x / strips;
+    i64 outer = blockIdx.x / strips;
     Part<T> part(rows, columns, across, blockIdx.x % strips);
     wide<T> sums[N] = {};
     for (i64 row = part.row; row < part.end; row += BATCH * part.step) {
@@ -76,32 +77,10 @@ __global__ void sum_rows(const T* x, wide<T>* partial, int strips, i64 rows, int
 #pragma unroll
             for (int j = 0; j < N; j++) sums[j] += widen(batch[b].at[j]); // zeros behind the end
     }
-    wide<T> sum = part.add_up(sums, across);
-    if (part.own >= 0) partial[(blockIdx.y * outers + outer) * columns + part.own] = sum;
-}
-
-// Sums that a block finishes, one to a warp in the end, and pieces that it adds up side by side.
-constexpr int SUMS = 8, PIECES = 32;
-
-// The sum of partial (pieces, count) over the pieces, in a fixed order: the first `split` sums are stored in or added to
-// `first`, the others `second`. Either may be null.
-template <typename T>
-__global__ void finish_sums(const wide<T>* partial, int pieces, i64 count, i64 split, T* first, int accumulate_first,
-                            T* second, int accumulate_second) {
-    __shared__ wide<T> sums[PIECES][SUMS + 1]; // so that a warp finds its column in different banks
-    i64 begin = i64(blockIdx.x) * SUMS, i = begin + threadIdx.x % SUMS;
-    wide<T> sum = 0;
-    if (i < count) {
-#pragma unroll 8
-        for (int piece = threadIdx.x / SUMS; piece < pieces; piece += PIECES) sum += partial[piece * count + i];
-    }
-    sums[threadIdx.x / SUMS][threadIdx.x % SUMS] = sum;
-    __syncthreads();
-    sum = warp_sum(sums[lane()][warp()]);
-    i = begin + warp();
-    if (lane() > 0 || i >= count) return;
-    if (i < split && first) put(first + i, sum, accumulate_first);
-    if (i >= split && second) put(second + i - split, sum, accumulate_second);
+    wide<T> sum[1] = {part.add_up(sums, across)};
+    part.finish(partial, sum, columns, across, [&](int, int column, wide<T> sum) {
+        put(out + outer * columns + column, wide<Out>(sum), accumulate);
+    });
 }
 
 // y ← y + rate·(x − y)

@@ -4,13 +4,6 @@ use super::layout::Layout;
 use super::{Module, Out, Tiles};
 use crate::{DType, Error, Result, Tensor};
 
-/// Rows that make a piece of a sum worth a block's while, and the most pieces that there are.
-const PIECE: usize = 256;
-const MOST_PIECES: usize = 512;
-
-/// Sums that a block finishes, as in the kernel.
-const SUMS: usize = 8;
-
 /// The kernels.
 pub static KERNELS: Module = Module {
     name: "elements",
@@ -26,8 +19,9 @@ pub static KERNELS: Module = Module {
         "convert<bf16, float>",
         "convert<bf16, double>",
         "add_row<T>",
-        "sum_rows<T>",
-        "finish_sums<T>",
+        "sum_rows<float, float|bf16>",
+        "sum_rows<double, double>",
+        "sum_rows<bf16, float|bf16>",
         "move_towards<float|double>",
         "fill_with<T>",
     ],
@@ -111,45 +105,25 @@ pub fn add_row(y: Out<'_>, row: &Tensor) -> Result<()> {
     unsafe { tiles.describe(launch.pointer(y.address()).input(&row)?)?.run() }
 }
 
-/// Into how many pieces the rows of a sum are cut: by their number alone.
-pub fn pieces(rows: usize) -> usize {
-    rows.div_ceil(PIECE).clamp(1, MOST_PIECES)
-}
-
-/// out (O, I) = Σ x (O, S, I) over S, in a fixed order; `extents` are O, S and I. `out` has the type of x, or that of
-/// its sums ([`DType::wide`]). Errors: [`Error::DType`], [`Error::NotContiguous`].
+/// out (O, I) = Σ x (O, S, I) over S, in a fixed order; `extents` are O, S and I. `out` has a type whose
+/// sums are those of x ([`DType::wide`]). Errors: [`Error::DType`], [`Error::Shape`], [`Error::NotContiguous`].
 pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) -> Result<()> {
-    let gpu = out.gpu();
-    let tiles = Tiles::new(rows, columns, x.dtype());
-    let mut partial = Tensor::empty_on(&x.device(), [pieces(rows), outer, columns], x.dtype().wide())?;
-    let launch = tiles.sum(KERNELS.launch(gpu, "sum_rows<T>", x.dtype())?, outer);
-    let launch = launch.input(x)?.output(&mut partial)?.extents([tiles.strips])?;
-    // SAFETY: x has O·S·I elements, and there is a place for each partial sum.
-    unsafe { tiles.describe(launch)?.run()? };
-    finish_sums(&partial, outer * columns, [Some(out), None])
-}
-
-/// The sums over the first axis of partial sums (pieces, ...), in a fixed order. Those before element `split` go to the
-/// first place, the others to the second, where they are wanted. Errors: [`Error::NotContiguous`], [`Error::Shape`],
-/// [`Error::DType`].
-pub fn finish_sums(partial: &Tensor, split: usize, outs: [Option<Out<'_>>; 2]) -> Result<()> {
-    let pieces = partial.shape().first().copied().unwrap_or(1);
-    let count = partial.count().checked_div(pieces).unwrap_or(0);
-    for (out, wanted) in outs.iter().zip([split.min(count), count.saturating_sub(split)]) {
-        let Some(out) = out else { continue };
-        if out.count() != wanted {
-            return Err(Error::shape("finish_sums", format!("{wanted} sums"), &[out.count()]));
-        }
-        if out.dtype().wide() != partial.dtype() {
-            return Err(Error::DType { op: "finish_sums", expected: "the type of the sums", actual: out.dtype() });
-        }
+    if [x.count(), out.count()] != [outer * rows * columns, outer * columns] {
+        return Err(Error::shape("sum_rows", format!("({outer}, {rows}, {columns})"), x.shape()));
     }
-    let Some(out) = outs.iter().flatten().next() else { return Ok(()) };
-    outs.iter().flatten().try_for_each(|other| other.expect("finish_sums", out.dtype()))?;
-    let launch = KERNELS.launch(out.gpu(), "finish_sums<T>", out.dtype())?.blocks(count.div_ceil(SUMS));
-    let launch = launch.input(partial)?.extents([pieces])?.count(count).count(split);
-    // SAFETY: the places have room for the sums that go there, by the checks above.
-    unsafe { launch.out(outs[0].as_ref()).out(outs[1].as_ref()).run() }
+    let kernel = match (x.dtype(), out.dtype()) {
+        (DType::F32, DType::F32) => "sum_rows<float, float>",
+        (DType::F32, DType::Bf16) => "sum_rows<float, bf16>",
+        (DType::F64, DType::F64) => "sum_rows<double, double>",
+        (DType::Bf16, DType::F32) => "sum_rows<bf16, float>",
+        (DType::Bf16, DType::Bf16) => "sum_rows<bf16, bf16>",
+        (_, other) => return Err(Error::DType { op: "sum_rows", expected: "the type of the sums", actual: other }),
+    };
+    let tiles = Tiles::new(rows, columns, x.dtype());
+    let mut partial = tiles.partial(x, outer, 1)?;
+    let launch = tiles.sum(KERNELS.launch(out.gpu(), kernel, x.dtype())?, outer).input(x)?.output(&mut partial)?;
+    // SAFETY: x and the result have so many elements, by the check above, and there is a place for each partial sum.
+    unsafe { tiles.describe(launch.out(Some(&out)).extents([tiles.strips])?)?.run() }
 }
 
 /// y ← y + rate·(x − y), with the rate (1) in the GPU's memory. Errors: [`Error::Shape`], [`Error::DType`],

@@ -13,6 +13,7 @@
 //! | `prelude.cuh` | what every kernel begins with |
 //! | `instructions.cuh` | tensor cores and asynchronous copies |
 //! | `gemm.rs` | matrix products of tensors |
+//! | `sums.rs`, `.cuh` | sums over the blocks of a launch, which it finishes itself |
 //! | `rows.rs`, `.cuh` | how kernels cut rows of columns into pieces |
 //! | `elements.rs`, `.cu` | copies of views, conversions, sums: what tensors need of a device |
 //!
@@ -31,6 +32,7 @@ pub mod nvidia;
 mod prefetch;
 mod recording;
 mod rows;
+mod sums;
 
 pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties, Stream};
 pub use gemm::{Factor, Gemm};
@@ -39,6 +41,7 @@ pub use module::{Launch, Module};
 pub use prefetch::Prefetch;
 pub use recording::{Recording, Repeated};
 pub use rows::Tiles;
+pub use sums::{partial_sums, pieces};
 
 use crate::rng::Philox;
 use recording::Keys;

@@ -63,6 +63,12 @@ __device__ __forceinline__ void put(T* to, wide<T> value, int accumulate) {
     *to = narrow<T>(accumulate ? widen(*to) + value : value);
 }
 
+// The same of a gradient that perhaps nobody wants: then `to` is null.
+template <typename T>
+__device__ __forceinline__ void put_wanted(T* to, i64 i, wide<T> value, int accumulate) {
+    if (to) put(to + i, value, accumulate);
+}
+
 // Where this thread begins, and how far it strides, when a one-dimensional grid covers many elements.
 __device__ __forceinline__ i64 first_element() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 all_threads() { return i64(gridDim.x) * blockDim.x; }

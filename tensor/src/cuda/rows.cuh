@@ -2,6 +2,7 @@
 // threads keeps to one pack, whose parameters it holds, and takes every `step`-th row of the piece. `rows.rs` says how
 // many of all these there are.
 #pragma once
+#include "sums.cuh"
 
 constexpr int THREADS = 256;
 // Rows that a thread asks for before it looks at the first, so that the memory has enough to do.
@@ -12,13 +13,15 @@ struct Part {
     typedef wide<T> W;
     static constexpr int N = Pack<T>::size;
     i64 first, row, end; // the piece's first row, this thread's, and the end of the piece
-    int step, column, left; // the thread's first column, and how many there are from it on
+    int step, begin; // the block's first column
+    int column, left; // the thread's, and how many there are from it on
     int own; // the column whose sum comes to this thread; below zero where there is none
 
     // `strip` says which of all packs of columns are the block's, and blockIdx.y which piece of the rows.
     __device__ __forceinline__ Part(i64 rows, int columns, int across, int strip) {
         i64 piece = blockIdx.y, pieces = gridDim.y;
-        int place = threadIdx.x / across, begin = strip * across * N;
+        int place = threadIdx.x / across;
+        begin = strip * across * N;
         step = THREADS / across;
         column = begin + threadIdx.x % across * N;
         left = columns - column;
@@ -60,5 +63,20 @@ struct Part {
         if (own < 0) return sum;
         for (int place = threadIdx.x; place < step * across * N; place += across * N) sum += shared[place];
         return sum;
+    }
+
+    // Finishes V sums of each column over all blocks with the same blockIdx.x, to which `partial` and `sums` belong, those
+    // of column `own`: put(v, column, sum) for each.
+    template <int V, typename Put>
+    __device__ __forceinline__ void finish(W* partial, const W (&sums)[V], int columns, int across, Put put) const {
+        int width = across * N;
+        partial = piece_of(partial, i64(blockIdx.x) * gridDim.y, V * width);
+        W* piece = piece_of(partial, blockIdx.y, V * width) - begin;
+#pragma unroll
+        for (int v = 0; v < V; v++)
+            if (own >= 0) piece[v * width + own] = sums[v];
+        finish_sums(partial, V * width, blockIdx.y, gridDim.y, blockIdx.x, [&](int i, W sum) {
+            if (begin + i % width < columns) put(i / width, begin + i % width, sum);
+        });
     }
 };

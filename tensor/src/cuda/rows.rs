@@ -1,16 +1,14 @@
 //! How the kernels that include `rows.cuh` cut rows of columns.
 
 use super::Launch;
-use super::elements::pieces;
-use crate::{DType, Result};
+use super::sums::{ENOUGH_BLOCKS, partial_sums, pieces};
+use crate::{DType, Result, Tensor};
 
 /// Threads of a block, and how many rows each of them asks for at once: as in the kernels.
 const THREADS: usize = 256;
 const BATCH: usize = 4;
 /// Packs of columns that a block has at most.
 const MOST_ACROSS: usize = 32;
-/// Blocks that keep any GPU busy.
-const ENOUGH_BLOCKS: usize = 2048;
 
 /// How many blocks x (R, C) is shared out among.
 #[derive(Clone, Copy, Debug)]
@@ -34,9 +32,20 @@ impl Tiles {
         Self { rows, columns, strips, across }
     }
 
-    /// A block for each piece of a sum, of `outer` such matrices.
+    /// Pieces of a sum over the rows, of `outer` such matrices.
+    pub fn pieces(&self, outer: usize) -> usize {
+        pieces(self.rows, outer * self.strips)
+    }
+
+    /// A block for each of them.
     pub fn sum<'a>(&self, launch: Launch<'a>, outer: usize) -> Launch<'a> {
-        launch.threads(THREADS).grid([outer * self.strips, pieces(self.rows), 1])
+        launch.threads(THREADS).grid([outer * self.strips, self.pieces(outer), 1])
+    }
+
+    /// Room for what they find: so many sums of each column of such matrices x.
+    pub fn partial(&self, x: &Tensor, outer: usize, sums: usize) -> Result<Tensor> {
+        let count = sums * self.across * 16 / x.dtype().size();
+        partial_sums(&x.device(), x.dtype().wide(), [outer * self.strips, self.pieces(outer), count])
     }
 
     /// A batch of rows to a thread, and more where there are enough blocks: to begin one costs as much as a few rows.

@@ -198,16 +198,17 @@ pub fn add_context_backward(
     e: Extents,
     given: &Given<'_>,
     weight: &Tensor,
-    [dqkv, dweight, dbias]: [Option<Out<'_>>; 3],
+    [mut dqkv, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
     let dout = Map::new(given.dout, 0, g.v_dim)?;
-    if let Some(mut dqkv) = dqkv {
+    let dvalues = dqkv.as_mut().map(|dqkv| {
         let start = (2 * g.qk_dim).min(dqkv.count());
         let mut out = dqkv.part(start, dqkv.count() - start);
         out.accumulate = true;
-        dwconv::backward_input(e, &dout, Kernel { weight, residual: false }, MapMut { out, stride: g.row() })?;
-    }
-    dwconv::backward_weight(e, &dout, &values(g, given.qkv)?, dweight, dbias)
+        MapMut { out, stride: g.row() }
+    });
+    let kernel = Kernel { weight, residual: false };
+    dwconv::backward(e, &dout, &values(g, given.qkv)?, kernel, dvalues, [dweight, dbias])
 }
 
 /// For each region the regions routed to it: starts (N, P + 1) and entries (N, P·k).

@@ -383,6 +383,7 @@ struct Entry<void (*)(P...)> {
 
 inline void __syncthreads() { emulated::meet(emulated::block.meeting, [] {}); }
 inline void __syncwarp(unsigned = ~0u) { emulated::meet(emulated::own_warp().meeting, [] {}); }
+inline void __threadfence() {} // a block runs to its end before the next one begins
 
 template <typename T>
 inline T __shfl_xor_sync(unsigned, T value, int mask) {
@@ -430,6 +431,11 @@ inline unsigned __float_as_uint(float value) {
     return bits;
 }
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t(a) * b >> 32); }
+inline unsigned atomicInc(unsigned* counter, unsigned last) {
+    unsigned old = *counter;
+    *counter = old >= last ? 0 : old + 1;
+    return old;
+}
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int __clz(int bits) { return bits ? __builtin_clz(bits) : 32; }
 
