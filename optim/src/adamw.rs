@@ -19,6 +19,7 @@
 //! not depend on the number of threads.
 
 use crate::cuda::Controls;
+use crate::ema::Ema;
 use crate::error::{Error, Result, expect, expect_flat, expect_layout};
 use crate::groups::Runs;
 use autograd::{Gradients, Layout, Parameters};
@@ -133,7 +134,7 @@ impl AdamW {
         let gradients_flat = self.expect_own(parameters, gradients)?;
         if let Some(controls) = &mut self.controls {
             controls.set(&factors, f64::INFINITY)?;
-            controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients_flat)?;
+            controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients_flat, None)?;
             self.steps += 1;
             return Ok(());
         }
@@ -170,14 +171,21 @@ impl AdamW {
         Ok(self.controls()?.set(&factors, max_norm)?)
     }
 
-    /// On a GPU: the norm of the gradients, clipping, and a step, without waiting for any of it, so that it can be
-    /// [recorded](tensor::cuda::Gpu::record). A gradient that is not finite makes no step. [`AdamW::finish`] belongs
-    /// after each time that this is done. Errors: as those of [`AdamW::step_scaled`].
-    pub fn clip_and_step(&mut self, parameters: &mut Parameters, gradients: &Gradients) -> Result<()> {
+    /// On a GPU: the norm of the gradients, clipping, a step, and in the same sweep one of the moving average, if there is
+    /// one; without waiting for any of it, so that it can be [recorded](tensor::cuda::Gpu::record). A gradient that is not
+    /// finite makes no step. [`AdamW::finish`], and the average's, belong after each time that this is done. Errors: as those
+    /// of [`AdamW::step_scaled`], and of [`Ema::update`].
+    pub fn clip_and_step(
+        &mut self,
+        parameters: &mut Parameters,
+        gradients: &Gradients,
+        average: Option<&mut Ema>,
+    ) -> Result<()> {
         let gradients = self.expect_own(parameters, gradients)?;
+        let average = average.map(|average| average.on_gpu(parameters)).transpose()?;
         self.controls()?.clip(gradients)?;
         if let Some(controls) = &self.controls {
-            controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients)?;
+            controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients, average)?;
         }
         Ok(())
     }

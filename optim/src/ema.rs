@@ -86,8 +86,8 @@ impl Ema {
 
     /// Moves the average towards `parameters`.
     ///
-    /// A sweep of its own: inside AdamW's it would save one of the two sweeps' ten streams, for a
-    /// kernel with an optional fifth buffer.
+    /// On the CPU a sweep of its own: inside AdamW's it would save one of the two sweeps' ten streams, for a kernel with an
+    /// optional fifth buffer. On a GPU [`AdamW::clip_and_step`](crate::AdamW::clip_and_step) takes it along.
     ///
     /// Errors: [`Error::Layout`](crate::Error::Layout) for another model's parameters;
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
@@ -95,7 +95,8 @@ impl Ema {
         expect_layout(self.average.layout(), "parameters", parameters.layout())?;
         if self.average.flat().device() != Device::Cpu {
             self.prepare()?;
-            self.follow(parameters)?;
+            let (average, rate) = self.on_gpu(parameters)?;
+            move_towards(average, parameters.flat(), rate)?;
             self.finish();
             return Ok(());
         }
@@ -116,7 +117,7 @@ impl Ema {
         1.0 - self.config.decay_at(self.updates)
     }
 
-    /// Before an update on a GPU: puts its rate where [`Ema::follow`] finds it.
+    /// Before an update on a GPU: puts its rate where [`AdamW::clip_and_step`](crate::AdamW::clip_and_step) finds it.
     pub fn prepare(&mut self) -> Result<()> {
         let device = self.average.flat().device();
         let rate = Tensor::full([1], self.rate()).cast(self.average.layout().dtype())?;
@@ -132,14 +133,15 @@ impl Ema {
         self.rate_there.as_ref()
     }
 
-    /// On a GPU: moves the average, without waiting for it, so that it can be [recorded](tensor::cuda::Gpu::record).
-    /// [`Ema::finish`] belongs after each time that this is done. Errors: as those of [`Ema::update`].
-    pub fn follow(&mut self, parameters: &Parameters) -> Result<()> {
+    /// The average and its rate, for a kernel that moves it towards `parameters`. Errors: [`Error::Layout`](crate::Error::Layout);
+    /// [`tensor::Error::Argument`] without [`Ema::prepare`].
+    pub(crate) fn on_gpu(&mut self, parameters: &Parameters) -> Result<(&mut Tensor, &Tensor)> {
         expect_layout(self.average.layout(), "parameters", parameters.layout())?;
-        if let Some(rate) = &self.rate_there {
-            move_towards(self.average.flat_tensor_mut(), parameters.flat(), rate)?;
-        }
-        Ok(())
+        let rate = self
+            .rate_there
+            .as_ref()
+            .ok_or_else(|| tensor::Error::argument("ema", "an average that was not prepared"))?;
+        Ok((self.average.flat_tensor_mut(), rate))
     }
 
     /// Counts an update that was made on a GPU.

@@ -76,3 +76,47 @@ fn steps_norms_and_averages_agree() {
         }
     }
 }
+
+/// Some gradient of each parameter.
+fn gradients_of(parameters: &Parameters) -> Gradients {
+    let mut gradients = Gradients::new(parameters).unwrap();
+    for id in parameters.layout().ids() {
+        let tape = Tape::new();
+        let p = tape.parameter(parameters, id);
+        let gradient = p.value().clone();
+        let loss = Tensor::zeros_on(&gradient.device(), [], gradient.dtype()).unwrap();
+        let loss = tape.record("given", &[&p], loss, || Given { gradient }).unwrap();
+        tape.backward(&loss, &mut gradients).unwrap();
+    }
+    gradients
+}
+
+#[test]
+fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
+    let Some(gpu) = Gpu::for_tests(5) else { return };
+    let device = Device::Cuda(gpu);
+    let start = parameters(DType::F32).to_device(&device).unwrap();
+    let run = |along: bool| {
+        let mut parameters = start.duplicate().unwrap();
+        let gradients = gradients_of(&parameters);
+        let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
+        let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: true }).unwrap();
+        let unprepared = adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema));
+        assert!(unprepared.unwrap_err().to_string().contains("not prepared"));
+        for _ in 0..3 {
+            adamw.prepare(0.05, 1.0).unwrap();
+            if along {
+                ema.prepare().unwrap();
+                adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap();
+                ema.finish();
+            } else {
+                adamw.clip_and_step(&mut parameters, &gradients, None).unwrap();
+                ema.update(&parameters).unwrap();
+            }
+            adamw.finish().unwrap();
+        }
+        assert_eq!(ema.updates(), 3);
+        [parameters.flat(), ema.average().flat()].map(|flat| flat.to_vec::<f32>().unwrap())
+    };
+    assert_eq!(run(true), run(false));
+}

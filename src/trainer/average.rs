@@ -55,9 +55,13 @@ impl Average {
         Ok(self.parameters.prepare()?)
     }
 
-    /// On a GPU: moves the average without waiting for it, as [`Average::update`] does.
-    pub fn follow(&mut self, model: &BiFormer) -> Result<()> {
-        self.parameters.follow(&model.parameters)?;
+    /// The average of the parameters, which a GPU moves with the step that it follows.
+    pub fn of_parameters(&mut self) -> &mut Ema {
+        &mut self.parameters
+    }
+
+    /// On a GPU: moves the averaged statistics, without waiting for it.
+    pub fn follow_statistics(&mut self, model: &BiFormer) -> Result<()> {
         let rate = self.parameters.rate_on_gpu().context("an average that was not prepared")?;
         for (average, values) in self.statistics.iter_mut().zip(tensors(&model.statistics)) {
             move_towards(average, values, rate)?;

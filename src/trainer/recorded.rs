@@ -6,6 +6,7 @@
 //! of random streams. What a step leaves behind, losses and logits, is read when all of it is done; and until then, the
 //! next batch is sent ahead.
 
+use super::average::Average;
 use super::step::{LOWER_RATE, Learner, Score, first_to_go_wrong, scored};
 use crate::config::{Recompute, RunConfig};
 use crate::staging::{Numbered, Staging};
@@ -119,9 +120,10 @@ impl Learner {
             drop(tape);
             self.model.move_statistics(&trace)?;
         }
-        self.optimizer.clip_and_step(&mut self.model.parameters, &self.gradients)?;
+        let average = self.average.as_mut().map(Average::of_parameters);
+        self.optimizer.clip_and_step(&mut self.model.parameters, &self.gradients, average)?;
         if let Some(average) = &mut self.average {
-            average.follow(&self.model)?;
+            average.follow_statistics(&self.model)?;
         }
         Ok(traces)
     }

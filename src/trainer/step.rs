@@ -228,7 +228,7 @@ pub fn evaluate<'b>(
 ) -> Result<Vec<(u32, Score)>> {
     inference.stage(batch)?;
     let logits = inference.pass(next)?.first().context("a model that gives nothing")?;
-    let scores = score_rows(logits, &batch.labels)?;
+    let scores = score_rows(logits, &batch.labels, cross_entropy)?;
     let counted = batch.labels.iter().copied().zip(scores).zip(batch.counted());
     let counted: Vec<(u32, Score)> = counted.filter_map(|(scored, counts)| counts.then_some(scored)).collect();
     match counted.iter().find(|(_, score)| !score.loss.is_finite()) {
@@ -265,19 +265,24 @@ pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {
 /// The score of logits (N, K), given their mean training loss.
 pub(super) fn scored(logits: &Tensor, labels: &Tensor, mean_loss: f64) -> Result<Score> {
     let mut score = Score::default();
-    score_rows(logits, labels.as_slice("score")?)?.into_iter().for_each(|row| score.add(row));
+    score_rows(logits, labels.as_slice("score")?, |_, _| 0.0)?.into_iter().for_each(|row| score.add(row));
     Ok(Score { loss: mean_loss * score.images as f64, ..score })
 }
 
-/// The score of each row of logits (N, K), with the plain cross-entropy as loss.
-fn score_rows(logits: &Tensor, labels: &[u32]) -> Result<Vec<Score>> {
+/// The plain cross-entropy of a row of logits, of which `own` is its label's.
+fn cross_entropy(row: &[f32], own: f32) -> f64 {
+    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let total: f64 = row.iter().map(|&x| f64::from(x - largest).exp()).sum();
+    total.ln() - f64::from(own - largest)
+}
+
+/// The score of each row of logits (N, K), whose loss follows from the row and its label's logit.
+fn score_rows(logits: &Tensor, labels: &[u32], loss: impl Fn(&[f32], f32) -> f64) -> Result<Vec<Score>> {
     let [_, classes] = logits.dims("score", "logits (N, K)")?;
     let logits = logits.to_device(&Device::Cpu)?.cast(DType::F32)?;
     let logits = logits.as_slice::<f32>("score")?;
     let score = |(row, &label): (&[f32], &u32)| {
         let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;
-        let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let total: f64 = row.iter().map(|&x| f64::from(x - largest).exp()).sum();
         // Not simply x > own: a row of NaN is not right.
         let wins = |(class, x): (usize, &f32)| match x.partial_cmp(&own) {
             Some(Ordering::Less) => false,
@@ -286,7 +291,7 @@ fn score_rows(logits: &Tensor, labels: &[u32]) -> Result<Vec<Score>> {
         };
         let before = row.iter().enumerate().filter(|&entry| wins(entry)).count();
         Ok(Score {
-            loss: total.ln() - f64::from(own - largest),
+            loss: loss(row, own),
             right: u64::from(before == 0),
             right_in_five: u64::from(before < 5),
             images: 1,
@@ -301,7 +306,7 @@ mod tests {
 
     fn score(logits: &[f32], label: u32) -> Result<Score> {
         let logits = Tensor::from_slice(logits, [1, logits.len()])?;
-        Ok(score_rows(&logits, &[label])?[0])
+        Ok(score_rows(&logits, &[label], cross_entropy)?[0])
     }
 
     #[test]

@@ -32,9 +32,11 @@ __global__ void gradient_norm(const T* x, double* partial, double* norm, T* cont
     });
 }
 
-// A step, unless the gradient is not finite: then it would destroy the parameters.
+// A step, unless the gradient is not finite: then it would destroy the parameters. Where there is a moving average, it
+// follows the new parameters at its rate.
 template <typename T>
-__global__ void adamw(T* p, const T* g, T* m, T* v, const u32* decays, i64 count, const T* controls) {
+__global__ void adamw(T* p, const T* g, T* m, T* v, const u32* decays, i64 count, const T* controls, T* average,
+                      const T* rate) {
     i64 i = first_element();
     if (i >= count || !(controls[NORM] < INFINITY)) return;
     T gradient = g[i] * controls[SCALE];
@@ -42,7 +44,9 @@ __global__ void adamw(T* p, const T* g, T* m, T* v, const u32* decays, i64 count
     T square = fma(controls[BETA_V], v[i], controls[RATE_V] * gradient * gradient);
     T deviation = fma(sqrt(square), controls[ROOT], controls[EPS]);
     T kept = p[i] * (decay_at<T>(decays, i) ? controls[KEEP] : T(1));
-    p[i] = fma(controls[STEP], mean / deviation, kept);
+    T parameter = fma(controls[STEP], mean / deviation, kept);
+    p[i] = parameter;
     m[i] = mean;
     v[i] = square;
+    if (average) average[i] = fma(*rate, parameter - average[i], average[i]);
 }

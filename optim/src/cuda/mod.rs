@@ -53,13 +53,20 @@ impl Controls {
         find_norm(gradients, None, Some(&mut self.numbers))
     }
 
-    /// One step of AdamW: parameters and both moments, flat.
-    pub fn step(&self, [p, m, v]: [&mut Tensor; 3], gradients: &Tensor) -> Result<()> {
+    /// One step of AdamW: parameters and both moments, flat; and of their moving average with its rate, if there is one.
+    pub fn step(
+        &self,
+        [p, m, v]: [&mut Tensor; 3],
+        gradients: &Tensor,
+        average: Option<(&mut Tensor, &Tensor)>,
+    ) -> Result<()> {
         let (count, dtype) = (p.count(), p.dtype());
         let launch = KERNELS.launch(gradients.gpu("adamw")?, "adamw<T>", dtype)?.over(count);
         let launch = launch.output(p)?.input(gradients)?.output(m)?.output(v)?.input(&self.decays)?.count(count);
-        // SAFETY: all four are of one layout, whose lines have a bit each.
-        unsafe { launch.input(&self.numbers)?.run() }
+        let (average, rate) = average.unzip();
+        let launch = launch.input(&self.numbers)?.optional_output(average)?.optional(rate)?;
+        // SAFETY: all five are of one layout, whose lines have a bit each.
+        unsafe { launch.run() }
     }
 }
 
