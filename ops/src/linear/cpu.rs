@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use tensor::cpu::gemm::{Mat, gemm, gemm_plus_row};
-use tensor::cpu::parallel::{Out, add_rows, items_per_task, sum_in_pieces};
+use tensor::cpu::parallel::{GRAIN, Out, add_rows, put, sum_in_pieces};
 use tensor::{Float, simd};
 
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O) + residual (R, O).
@@ -19,19 +19,15 @@ pub fn forward<T: Float>(
     }
     let rows = y.len() / outputs;
     let (x, weight) = (Mat::new(x, rows, inputs), Mat::new(weight, outputs, inputs).t());
-    match (bias, residual) {
-        (None, None) => gemm(x, weight, Out::store(y)),
-        (Some(bias), None) => gemm_plus_row(x, weight, bias, y),
-        (bias, Some(residual)) => {
-            let rows = items_per_task(outputs) * outputs;
-            y.par_chunks_mut(rows).zip(residual.par_chunks(rows)).for_each(|(y, residual)| {
-                y.copy_from_slice(residual);
-                if let Some(bias) = bias {
-                    simd!(_A => y.chunks_exact_mut(outputs).for_each(|y| add_rows(bias, y)));
-                }
-            });
-            gemm(x, weight, Out { data: y, accumulate: true });
-        }
+    match bias {
+        Some(bias) => gemm_plus_row(x, weight, bias, y),
+        None => gemm(x, weight, Out::store(y)),
+    }
+    if let Some(residual) = residual {
+        // While y is still in a cache.
+        y.par_chunks_mut(GRAIN).zip(residual.par_chunks(GRAIN)).for_each(|(y, residual)| {
+            simd!(_A => put(y, residual, true));
+        });
     }
 }
 
