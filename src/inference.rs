@@ -1,6 +1,6 @@
 //! Inference on batch after batch.
 //!
-//! A forward pass is some seven hundred kernels, each of them shorter than it takes to ask for it. So on a GPU the second
+//! A forward pass is some hundreds of kernels, many of them shorter than it takes to ask for them. So on a GPU the second
 //! pass over batches of a size is recorded, and from then on a pass is one request.
 
 use crate::staging::{Numbered, Staging};

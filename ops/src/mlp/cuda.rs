@@ -35,9 +35,14 @@ impl<'v, 't> Kernel<'v, 't> {
         let fit =
             x.shape().last() == Some(&channels) && shapes.iter().all(|(operand, shape)| operand.shape()[..] == **shape);
         let known = x.dtype() == DType::Bf16 && [64, 96, 128].contains(&channels) && hidden.is_multiple_of(8);
-        // The kernel reads packs.
-        let packs = x.value().is_contiguous() && x.value().address("mlp", &gpu).ok()?.is_multiple_of(16);
-        let usable = fit && known && packs && x.value().count() * hidden > 0;
+        let wide = [gamma, beta].iter().all(|parameter| parameter.dtype() == DType::F32);
+        // The kernel reads packs; what has still to be rounded will lie well.
+        let in_packs = |operand: &Var<'_>| match operand.value().address("mlp", &gpu) {
+            Ok(address) => operand.dtype() != DType::Bf16 || address.is_multiple_of(16),
+            Err(_) => false,
+        };
+        let packs = x.value().is_contiguous() && [x, w1, w2].into_iter().all(in_packs);
+        let usable = fit && known && wide && packs && x.value().count() * hidden > 0;
         usable.then_some(Self { gpu, inputs: [x, gamma, beta, w1, b1, w2, b2] })
     }
 

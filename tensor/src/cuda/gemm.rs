@@ -58,14 +58,14 @@ impl<'a> Gemm<'a> {
         Self { row, ..self }
     }
 
-    /// Puts the sums of A's rows (m), which have the result's type, into this place, if there is one.
+    /// Puts the sums of A's rows (m), which have the result's type, into this place, if there is one. Of a single product.
     pub fn sums(self, sums: Option<Out<'a>>) -> Self {
         Self { sums, ..self }
     }
 
     /// Computes all of it. The result is stored or added, in the factors' type or that of their sums. Errors:
     /// [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`], [`Error::Device`], [`Error::Argument`] for a matrix
-    /// to be added to a result that is itself added.
+    /// to be added to a result that is itself added, and for sums of several matrices.
     pub fn into(mut self, mut out: Out<'_>) -> Result<()> {
         self.check(&out)?;
         let [m, n, k] = self.extents;
@@ -116,7 +116,7 @@ impl<'a> Gemm<'a> {
             sums: stored.map_or(0, Out::address),
             ..bare
         };
-        // A device may still refuse what it can by its own account, and says by the bare product if it can do nothing.
+        // A device may refuse what it said it can. If it can do nothing any more, the bare product says so.
         // SAFETY: the operands have the elements that the extents ask for: see `check`.
         if full == bare || !gpu.driver().can_end(&full) || unsafe { gpu.driver().multiply(&full) }.is_err() {
             // SAFETY: as above.
@@ -155,6 +155,9 @@ impl<'a> Gemm<'a> {
         }
         if let Some(sums) = &self.sums {
             sums.expect(op, out.dtype())?;
+            if self.batch != 1 {
+                return Err(Error::argument(op, "the sums of the rows of several matrices"));
+            }
             if sums.count() != m {
                 return Err(Error::shape(op, format!("{m} sums"), &[sums.count()]));
             }
