@@ -27,6 +27,7 @@ pub static KERNELS: Module = Module {
     kernels: &[
         "region_means<T>",
         "choose_regions<T>",
+        "route<T>",
         "invert_routes",
         "attend<T>",
         "attend_backward_queries<T>",
@@ -40,9 +41,13 @@ pub static KERNELS: Module = Module {
 /// Tokens of a tile, as in `attention.cuh`.
 const QUERIES: usize = 16;
 const KEYS: usize = 32;
-/// Regions of a warp that chooses, and bytes of the tiles that `choose_regions` declares, as in `routing.cuh`.
+/// Regions of a warp that chooses, warps of a block, and bytes of the tiles that are declared, as in `routing.cuh`.
 const OWN: usize = 4;
+const WARPS: usize = 8;
 const CHOOSING_TILES: usize = 13 << 10;
+/// The most regions for which one block of an image chooses, and images that can each count their blocks, as in `sums.cuh`.
+const FEW_REGIONS: usize = 64;
+const COUNTERS: usize = 2048;
 
 /// What a kernel needs to divide by a number: the magic of `Divisor` in `geometry.cuh`.
 fn magic(by: usize) -> i32 {
@@ -75,14 +80,21 @@ pub fn route(
     let (dtype, device) = (qkv.dtype(), qkv.device());
     let regions = g.regions();
     let mut means = Tensor::empty_on(&device, [g.images, regions, 2 * g.qk_dim], dtype.wide())?;
+    if regions <= FEW_REGIONS && g.images <= COUNTERS && g.qk_dim.is_multiple_of(16 / dtype.wide().size()) {
+        let launch = KERNELS.launch(gpu, "route<T>", dtype)?.grid([regions, g.images, 1]);
+        let launch = launch.shared(WARPS * OWN * regions * dtype.wide().size()).input(qkv)?.output(&mut means)?;
+        let launch = launch.extents(valid)?.number(scale, dtype).output(routes)?.output(logits)?;
+        // SAFETY: qkv is a map of this geometry, and there is a place for each region's means and its k choices.
+        return unsafe { with_geometry(launch, g)?.run() };
+    }
     let launch = KERNELS.launch(gpu, "region_means<T>", dtype)?.grid([regions, g.images, 1]).input(qkv)?;
     let launch = with_geometry(launch.output(&mut means)?.extents(valid)?, g)?;
-    // SAFETY: qkv is a map of this geometry, and there is a place for each region's means.
+    // SAFETY: as above.
     unsafe { launch.run()? };
     // A warp keeps the affinities of its regions in shared memory, beside what the kernel declares.
     let of_warp = OWN * regions * dtype.wide().size();
     let most = gpu.driver().properties().shared_memory - CHOOSING_TILES;
-    let warps = (most / 2 / of_warp).clamp(1, 8);
+    let warps = (most / 2 / of_warp).clamp(1, WARPS);
     if of_warp > most {
         return Err(Error::argument("bra", format!("{regions} regions are more than a GPU routes; use fewer")));
     }

@@ -1,14 +1,15 @@
 // Routing: the regions' means, which regions each one matches best, and for the backward pass who chose whom.
 
 #include "geometry.cuh"
+#include "sums.cuh"
 
-// means (N, P, 2D) of each region's queries and keys over its valid tokens. A block is a region, a thread a pack of
-// channels, and where there are threads enough, several share out its tokens.
+// The block's region of means (N, P, 2D): of its queries and keys over its valid tokens. A thread is a pack of channels, and
+// where there are threads enough, several share out the tokens.
 template <typename T>
-__global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int valid_width, GEOMETRY) {
+__device__ __forceinline__ void find_means(const T* qkv, wide<T>* means, int valid_height, int valid_width,
+                                           const Geometry& g) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    const Geometry g = THE_GEOMETRY;
     __shared__ W sums[256 * N];
     const int region = blockIdx.x, channels = 2 * g.qk_dim();
     const i64 image = blockIdx.y;
@@ -46,16 +47,17 @@ constexpr int OWN = 4;      // regions of a warp that chooses
 constexpr int OTHERS = 64;  // regions to choose from in shared memory: two to a lane
 constexpr int CHUNK = 8;    // packs of their channels there
 
-// routes and logits (N, P, k): the k largest of s·q̂·k̂ for each region, ties to the lower index. A warp keeps the P
-// affinities of its regions in shared memory.
-template <typename T>
-__global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions, int qk_dim,
-                               int topk) {
+// Of the image of blockIdx.y, and of the regions from `first` on that a block's warps have, rows of routes and logits
+// (N, P, k): the k largest of s·q̂·k̂ for each region, ties to the lower index. A warp keeps the P affinities of its regions in
+// shared memory. FRESH means were written by other blocks of this launch; their channels are whole packs.
+template <bool FRESH, typename T>
+__device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions,
+                                       int qk_dim, int topk, int first) {
     typedef wide<T> W;
     constexpr int N = Pack<W>::size;
     __shared__ Pack<W> queries[8 * OWN][CHUNK], keys[OTHERS][CHUNK + 1]; // one more, for lanes that read a column
     DYNAMIC_SHARED(W, affinities);
-    const int own = blockDim.x / 32 * OWN, first = blockIdx.x * own;
+    const int own = blockDim.x / 32 * OWN;
     W* affinity = affinities + warp() * OWN * regions;
     means += i64(blockIdx.y) * regions * 2 * qk_dim;
     for (int other = 0; other < regions; other += OTHERS) {
@@ -63,8 +65,9 @@ __global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes,
         for (int channel = 0; channel < qk_dim; channel += CHUNK * N) {
             // Behind the last region comes the last again, and behind the last channel zeros.
             auto load = [&](int region, int pack, int part) {
-                const W* from = means + (i64(min(region, regions - 1)) * 2 + part) * qk_dim;
-                return load_pack(from + channel + pack * N, qk_dim - channel - pack * N);
+                const W* from = means + (i64(min(region, regions - 1)) * 2 + part) * qk_dim + channel + pack * N;
+                const int left = qk_dim - channel - pack * N;
+                return FRESH && left > 0 ? load_fresh(from) : load_pack(from, FRESH ? 0 : left);
             };
             __syncthreads();
             for (int i = threadIdx.x; i < own * CHUNK; i += blockDim.x)
@@ -109,6 +112,30 @@ __global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes,
             if (rank < topk) routes[to + rank] = r, logits[to + rank] = narrow<T>(mine);
         }
     }
+}
+
+// means (N, P, 2D). A block is a region.
+template <typename T>
+__global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int valid_width, GEOMETRY) {
+    find_means(qkv, means, valid_height, valid_width, THE_GEOMETRY);
+}
+
+// routes and logits (N, P, k) from means. A block has as many regions as its warps.
+template <typename T>
+__global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions, int qk_dim,
+                               int topk) {
+    choose<false>(means, scale, routes, logits, regions, qk_dim, topk, blockIdx.x * (blockDim.x / 32 * OWN));
+}
+
+// Both at once, for few regions: a block is a region, and the last one of an image chooses for all of them.
+template <typename T>
+__global__ void route(const T* qkv, wide<T>* means, int valid_height, int valid_width, wide<T> scale, u32* routes,
+                      T* logits, GEOMETRY) {
+    const Geometry g = THE_GEOMETRY;
+    find_means(qkv, means, valid_height, valid_width, g);
+    if (!last_block(blockIdx.y, g.regions())) return;
+    for (int first = 0; first < g.regions(); first += blockDim.x / 32 * OWN)
+        choose<true>(means, scale, routes, logits, g.regions(), g.qk_dim(), topk, first);
 }
 
 // For each region the regions that are routed to it, in order: those of region r are entries[starts[r]..starts[r + 1]],
