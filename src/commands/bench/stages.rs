@@ -47,6 +47,14 @@ pub fn run(
             continue;
         };
         let (grid, [height, width]) = (regions.grid, regions.padded());
+        let bytes = [images, height, width, 3 * channels].iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
+        if bytes > 8e9 {
+            bail!(
+                "--batch-size {images}: the queries, keys and values of stage {} take {:.0} GB, more than 8",
+                stage + 1,
+                bytes / 1e9
+            );
+        }
         let heads = channels / config.head_dim;
         let scale = (channels as f64).powf(-0.5);
         let attributes = Bra { heads, qk_dim: channels, topk, grid, scale, valid: None };

@@ -11,7 +11,7 @@ use super::geometry::Geometry;
 use crate::dwconv::cpu::Extents;
 use crate::dwconv::cuda::{self as dwconv, Kernel, Map, MapMut};
 use std::sync::Arc;
-use tensor::cuda::{Gpu, Launch, Module, Out};
+use tensor::cuda::{COUNTERS, Gpu, Launch, Module, Out};
 use tensor::{DType, Device, Error, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -45,9 +45,8 @@ const KEYS: usize = 32;
 const OWN: usize = 4;
 const WARPS: usize = 8;
 const CHOOSING_TILES: usize = 13 << 10;
-/// The most regions for which one block of an image chooses, and images that can each count their blocks, as in `sums.cuh`.
+/// The most regions for which one block of an image chooses.
 const FEW_REGIONS: usize = 64;
-const COUNTERS: usize = 2048;
 
 /// What a kernel needs to divide by a number: the magic of `Divisor` in `geometry.cuh`.
 fn magic(by: usize) -> i32 {
@@ -80,6 +79,7 @@ pub fn route(
     let (dtype, device) = (qkv.dtype(), qkv.device());
     let regions = g.regions();
     let mut means = Tensor::empty_on(&device, [g.images, regions, 2 * g.qk_dim], dtype.wide())?;
+    // Each image counts its blocks.
     if regions <= FEW_REGIONS && g.images <= COUNTERS && g.qk_dim.is_multiple_of(16 / dtype.wide().size()) {
         let launch = KERNELS.launch(gpu, "route<T>", dtype)?.grid([regions, g.images, 1]);
         let launch = launch.shared(WARPS * OWN * regions * dtype.wide().size()).input(qkv)?.output(&mut means)?;
