@@ -2,7 +2,7 @@
 
 use super::packed::{Packed, WIDEST};
 use super::parallel::{Interleaved, put};
-use super::registers::{Registers, Vector};
+use super::registers::{Registers, Vector, fetch};
 use super::tile::{Begin, Runs, tile};
 use crate::{Float, unrolled};
 use std::ops::Range;
@@ -72,7 +72,11 @@ pub(super) unsafe fn block<T: Float, A: Registers>(
         for panel in panels.clone() {
             let column = panel * b.width;
             let width = b.width.min(n - column);
-            let from = (b.panel(panel, above), b.width);
+            let rows_of = |panel| &b.panel(panel, above)[..runs.starts.len() * runs.len * b.width];
+            let from = (rows_of(panel), b.width);
+            // The next panel comes while this one is multiplied, a share of it with each tile.
+            let next = if panel + 1 < panels.end { rows_of(panel + 1) } else { &[] };
+            let mut shares = next.chunks(next.len().div_ceil((rows.len() / 8).max(1)).max(1));
             let begin = match begin {
                 _ if above > 0 => Begin::Kept,
                 Begin::Row(row) => Begin::Row(&row[column..]),
@@ -82,10 +86,11 @@ pub(super) unsafe fn block<T: Float, A: Registers>(
             macro_rules! tiles {
                 ($count:literal, $($height:literal)*) => {$(
                     while rows.end - row >= $height {
-                        let mut left = [a.data.as_ptr(); $height];
-                        unrolled!(i in 0..$height => {
-                            left[i] = left[i].wrapping_add(a.rows.start(row + i) + first * runs.step);
-                        });
+                        shares.next().into_iter().for_each(fetch);
+                        let start = a.rows.start(row);
+                        let mut apart = [0; $height];
+                        unrolled!(i in 0..$height => { apart[i] = a.rows.start(row + i).wrapping_sub(start); });
+                        let left = (a.data.as_ptr().wrapping_add(start + first * runs.step), apart);
                         if width == $count * lanes {
                             let mut to = [std::ptr::null_mut(); $height];
                             unrolled!(i in 0..$height => { to[i] = c.at(c_rows.start(row + i) + column); });

@@ -66,6 +66,8 @@ pub(super) fn last_place((rows, cols): (usize, usize), (row_stride, col_stride):
 
 /// Products larger than this many multiply-adds are cut into pieces of about this many (some 10 µs).
 const PIECE: usize = 1 << 20;
+/// A panel of B is multiplied by no fewer rows than this, if there are as many, before it makes way for the next.
+const LEAST_ROWS: usize = 128;
 /// The largest result for which partial sums over the inner axis are worth their memory.
 const MAX_PARTIAL: usize = 1 << 18;
 
@@ -168,10 +170,13 @@ fn multiply_packed<T: Float, A: Registers>(
     if c.is_empty() {
         return;
     }
-    // Tall products are cut by rows; flat ones, and those of few rows, by panels as well.
+    // Tall products are cut by rows; those of fewer rows than make the way of B into the cache worth it, by panels too.
     let panels = n.div_ceil(packed.width);
-    let rows = (PIECE / (k * n).max(1)).clamp(32, 1024).next_multiple_of(8);
-    let panels_per_task = if m > 2 * rows { panels } else { (PIECE / (k * m * packed.width).max(1)).clamp(1, panels) };
+    let rows = (PIECE / (k * n).max(1)).clamp(LEAST_ROWS, 1024).next_multiple_of(8);
+    let panels_per_task = match threads {
+        true => (PIECE / (k * m.min(rows) * packed.width).max(1)).clamp(1, panels),
+        false => panels,
+    };
     let across = panels.div_ceil(panels_per_task);
     let tasks = m.div_ceil(rows) * across;
     let left =

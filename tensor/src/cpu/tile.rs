@@ -1,6 +1,6 @@
 //! A tile of a matrix product, held in registers.
 
-use super::registers::Vector;
+use super::registers::{Vector, load};
 use crate::{Float, unrolled};
 
 /// What the sums of a tile start from, and whether they are added to C.
@@ -22,15 +22,16 @@ pub(super) struct Runs<'a> {
     pub step: usize,
 }
 
-/// One tile of C = A·B, C += A·B or C = A·B + row, held in HEIGHT·COUNT registers. A is read element by element,
-/// B and C in rows. Panics when B or the row is too short.
+/// One tile of C = A·B, C += A·B or C = A·B + row, held in HEIGHT·COUNT registers. A is read element by element, `a`
+/// being where its first row starts and `apart` how far from there each row does (wrapped, where it lies before); B and
+/// C are read in rows. Panics when B or the row is too short.
 ///
 /// # Safety
-/// Each row of `a` must have the elements of `runs`, each of `c` as many as COUNT registers hold, which nobody else may
+/// Each row of A must have the elements of `runs`, each of `c` as many as COUNT registers hold, which nobody else may
 /// use; and the machine must have the registers.
 #[inline(always)]
 pub(super) unsafe fn tile<T: Float, V: Vector<T>, const HEIGHT: usize, const COUNT: usize>(
-    a: [*const T; HEIGHT],
+    (a, apart): (*const T, [usize; HEIGHT]),
     runs: Runs<'_>,
     (b, b_row): (&[T], usize),
     c: [*mut T; HEIGHT],
@@ -41,21 +42,24 @@ pub(super) unsafe fn tile<T: Float, V: Vector<T>, const HEIGHT: usize, const COU
         Begin::Row(row) => [std::array::from_fn(|j| unsafe { V::load(&row[j * V::LANES..]) }); HEIGHT],
         _ => unsafe { [[V::zero(); COUNT]; HEIGHT] },
     };
-    let mut b = b;
+    let depth = runs.starts.len() * runs.len;
+    assert!(depth == 0 || (depth - 1) * b_row + COUNT * V::LANES <= b.len(), "rows of B");
+    let mut b = b.as_ptr();
     for &start in runs.starts {
-        let mut a = a;
-        unrolled!(i in 0..HEIGHT => { a[i] = a[i].wrapping_add(start); });
-        for p in 0..runs.len {
-            let row = &b[p * b_row..];
-            // SAFETY: the caller vouches for the registers.
-            let b: [V; COUNT] = std::array::from_fn(|j| unsafe { V::load(&row[j * V::LANES..]) });
+        // One pointer goes along all rows. With one for each, their additions would take turns with the multiplications
+        // on processors where both share ports (Intel's).
+        let mut a = a.wrapping_add(start);
+        for _ in 0..runs.len {
+            // SAFETY: the caller vouches for the registers; B has this row, as just checked.
+            let row: [V; COUNT] = std::array::from_fn(|j| unsafe { load(b.add(j * V::LANES)) });
             unrolled!(i in 0..HEIGHT => {
                 // SAFETY: the row has this element, and the registers are there.
-                let a = unsafe { V::splat(*a[i].add(p * runs.step)) };
-                unrolled!(j in 0..COUNT => { sums[i][j] = a.mul_add(b[j], sums[i][j]); });
+                let element = unsafe { V::splat(*a.wrapping_add(apart[i])) };
+                unrolled!(j in 0..COUNT => { sums[i][j] = element.mul_add(row[j], sums[i][j]); });
             });
+            a = a.wrapping_add(runs.step);
+            b = b.wrapping_add(b_row);
         }
-        b = &b[(runs.len * b_row).min(b.len())..];
     }
     unrolled!(i in 0..HEIGHT => {
         // SAFETY: this row of C has these columns, and nobody else uses them.
