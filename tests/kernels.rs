@@ -130,9 +130,8 @@ fn every_kernel_compiles_for_every_generation_within_its_limits() {
 #[test]
 #[ignore = "no check"]
 fn the_cache_is_filled() {
-    if let Err(error) = version() {
-        return eprintln!("skipped: {error}");
-    }
+    let (major, minor) = version().expect("an NVRTC to compile with");
+    println!("compiled by NVRTC {major}.{minor}: one of another release will compile again");
     let capability = std::env::var("CAPABILITY").expect("CAPABILITY");
     let (major, minor) = capability.split_once('.').expect("CAPABILITY: expected 9.0, for instance");
     let capability = (major.parse().unwrap(), minor.parse().unwrap());

@@ -35,7 +35,8 @@ sed -n '/^registry!\[/,/^\]/s/^ *\([a-z0-9_]*\),$/\1/p' ops/src/registry.rs >"$o
 [[ -s $out/operations ]] || { echo "ops/src/registry.rs: no operations found" >&2; exit 1; }
 # Test binaries look for their fixtures where they were built.
 pwd -P >"$out/root"
-# So that a GPU host need not spend its time on compiling. It will all the same if its NVRTC is another release.
+# So that a GPU host need not spend its time on compiling. It will all the same if its NVRTC is another release: the stage
+# called look says so.
 BIFORMER_CACHE=$PWD/$out/kernels CAPABILITY=${CAPABILITY:-9.0} \
     cargo test --release --test kernels -- --ignored --exact --nocapture the_cache_is_filled
 

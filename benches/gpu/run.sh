@@ -8,7 +8,7 @@
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
 # kernels.txt the tables of these two stages. The status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-stages=(look tensor operations forms quick steps profile bench peers kernels sanitize precisions)
+stages=(look quick tensor operations forms steps profile bench peers kernels sanitize precisions)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -80,11 +80,17 @@ measure() {
     grep -sE 'images/s|^stage |^ +[0-9] ' "$logs/$2.log" | head -n 8 | remark
 }
 
-# As try; what fails, other than by hanging, is run again with each kernel waited for, and under the memory checker.
+# What the driver says of a kernel, or a call, that did what it must not.
+fault='illegal|misaligned|invalid|launch failure|too many resources|hardware|waiting for the GPU'
+
+# As try; what fails by a fault, not by a wrong number, is run again with each kernel waited for, and under the memory
+# checker.
 check() {
-    local name=$2
+    local name=$2 status
     try "$@"
-    case $? in 0 | 124 | 137 | "$late") return ;; esac
+    status=$?
+    case $status in 0 | 124 | 137 | "$late") return ;; esac
+    [[ $status -ge 128 ]] || grep -qE "$fault" "$logs/$name.log" || return
     shift 2
     CUDA_LAUNCH_BLOCKING=1 try 45 "$name-blocking" "$@"
     [[ -n $(no_sanitizer) ]] || try 90 "$name-memcheck" compute-sanitizer --tool memcheck --error-exitcode 9 "$@"
@@ -126,6 +132,10 @@ look() {
     try 60 libraries bash -c 'LD_DEBUG=libs target/gpu/biformer devices 2>&1 | sed -n "s/.*calling init: //p" |
         grep -E "libcuda|nvrtc|cublas"'
     cat "$logs"/{devices,libraries}.log 2>/dev/null | head -n 12 | remark
+    local brought=("$kept"/kernels/*) there
+    ONLY=gelu try 60 first-kernel "${parity[@]}"
+    there=("$kept"/kernels/*)
+    [[ ${#there[@]} -eq ${#brought[@]} ]] || echo "kernels are compiled here: the NVRTC of build.sh is another" | remark
 }
 
 tensor() {

@@ -51,6 +51,7 @@ fn sanitizers_find_nothing() {
     }
     let ran = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "every_operation_runs_on_the_emulated_device"])
+        .env_remove("BIFORMER_TEST_GPU")
         .env("LD_PRELOAD", library)
         .env("ASAN_OPTIONS", "detect_leaks=0")
         .env("BIFORMER_EMULATED_OPTIONS", "-fsanitize=address,undefined -fno-sanitize-recover=all")

@@ -202,9 +202,10 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// to[channel·step + i] = the sum of values[i][channel] over the lines of a block, in order, for `count` channels.
+// to[channel·step + i] = the sum of values[i][channel] over the lines of a block, in order, for the channels of a tile;
+// zeros for those that are not there.
 template <int COUNT, int V, typename W>
-__device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared, u32 tile, u32 count, W* to, int step) {
+__device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared, u32 tile, W* to, int step) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
@@ -217,7 +218,7 @@ __device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared
         W sum = 0;
 #pragma unroll 4
         for (u32 line = 0; line < THREADS_BACKWARD / tile; line++) sum += shared[(i * V + v) * THREADS_BACKWARD + line * tile + place];
-        if (channel < count) to[i64(channel) * step + i] = sum;
+        to[i64(channel) * step + i] = sum;
     }
 }
 
@@ -289,8 +290,8 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
     partial = piece_of(partial, i64(own_tile) * pieces, all);
     W* own = piece_of(partial, piece, all);
 #pragma unroll
-    for (int a = 0; a < K; a++) sum_lines(dtaps[a], shared, tile, count, own + a * K, TAPS);
-    sum_lines(totals, shared, tile, count, own + behind, 1);
+    for (int a = 0; a < K; a++) sum_lines(dtaps[a], shared, tile, own + a * K, TAPS);
+    sum_lines(totals, shared, tile, own + behind, 1);
     finish_sums(partial, all, piece, pieces, own_tile, [&](int i, W sum) {
         if (i < count * TAPS) put_wanted(dweights, i64(first) * TAPS + i, sum, add_weights);
         else if (i >= behind && i < behind + count) put_wanted(dbiases, first + i - behind, sum, add_biases);

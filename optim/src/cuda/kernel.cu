@@ -22,7 +22,7 @@ __global__ void gradient_norm(const T* x, double* partial, double* norm, T* cont
     double sum = 0;
     for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) sum += double(x[i]) * double(x[i]);
     sum = block_sum(sum, sums);
-    if (threadIdx.x == 0) *piece_of(partial, blockIdx.x, 1) = sum;
+    if (threadIdx.x < Pack<double>::size) piece_of(partial, blockIdx.x, 1)[threadIdx.x] = threadIdx.x == 0 ? sum : 0;
     finish_sums(partial, 1, blockIdx.x, gridDim.x, 0, [&](int, double sum) {
         double length = sqrt(sum);
         if (norm) *norm = length;

@@ -71,10 +71,10 @@ struct Part {
     __device__ __forceinline__ void finish(W* partial, const W (&sums)[V], int columns, int across, Put put) const {
         int width = across * N;
         partial = piece_of(partial, i64(blockIdx.x) * gridDim.y, V * width);
-        W* piece = piece_of(partial, blockIdx.y, V * width) - begin;
+        W* piece = piece_of(partial, blockIdx.y, V * width);
 #pragma unroll
         for (int v = 0; v < V; v++)
-            if (own >= 0) piece[v * width + own] = sums[v];
+            if (int(threadIdx.x) < width) piece[v * width + threadIdx.x] = sums[v];
         finish_sums(partial, V * width, blockIdx.y, gridDim.y, blockIdx.x, [&](int i, W sum) {
             if (begin + i % width < columns) put(i / width, begin + i % width, sum);
         });

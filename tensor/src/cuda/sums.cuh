@@ -40,7 +40,8 @@ __device__ __forceinline__ Pack<W> load_fresh(const W* from) {
     return pack;
 }
 
-// Where the piece of a block lies in partial (pieces, count), whose rows are whole packs.
+// Where the piece of a block lies in partial (pieces, count), whose rows are whole packs. They are read as packs: so a
+// block writes all of its piece, zeros where nothing belongs, or reports of reading what nobody wrote would be true.
 template <typename W>
 __device__ __forceinline__ W* piece_of(W* partial, i64 piece, int count) {
     constexpr int M = Pack<W>::size;

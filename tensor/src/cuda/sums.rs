@@ -13,15 +13,40 @@ pub(super) const ENOUGH_BLOCKS: usize = 2048;
 
 /// Into how many pieces the rows of each of so many sums are cut: these two numbers alone decide.
 pub fn pieces(rows: usize, strips: usize) -> usize {
-    rows.div_ceil(PIECE).clamp(1, MOST_PIECES).min(ENOUGH_BLOCKS.div_ceil(strips.max(1)))
+    let pieces = rows.div_ceil(PIECE).clamp(1, MOST_PIECES).min(ENOUGH_BLOCKS.div_ceil(strips.max(1)));
+    if have_counters(strips, pieces) { pieces } else { 1 }
+}
+
+/// Whether there are counters for the blocks: one for each group of 16 or more, and one for the groups. Who is alone needs
+/// none.
+fn have_counters(strips: usize, pieces: usize) -> bool {
+    pieces <= 1 || strips * (pieces.div_ceil(16) + 1) <= COUNTERS
 }
 
 /// Room for what blocks leave to each other, (strips, pieces, count), `dtype` being that of sums. [`Error::Argument`] when
 /// there are more blocks than counters for them.
 pub fn partial_sums(device: &Device, dtype: DType, [strips, pieces, count]: [usize; 3]) -> Result<Tensor> {
-    // One for each group of 16 or more, and one for the groups; who is alone needs none.
-    if pieces > 1 && strips * (pieces.div_ceil(16) + 1) > COUNTERS {
+    if !have_counters(strips, pieces) {
         return Err(Error::argument("sum", format!("{strips} times {pieces} blocks that share a sum are too many")));
     }
     Tensor::empty_on(device, [strips, pieces, count.next_multiple_of(16 / dtype.size())], dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_sum_is_cut_into_more_pieces_than_there_are_counters_for() {
+        for strips in 0..3000 {
+            for rows in [0, 1, 256, 257, 4096, 4097, 50_000, 200_000, 10_000_000] {
+                let pieces = pieces(rows, strips);
+                assert!(
+                    (1..=MOST_PIECES).contains(&pieces) && have_counters(strips, pieces),
+                    "{strips} sums of {rows}"
+                );
+            }
+        }
+        assert_eq!([pieces(257, 1024), pieces(257, 1025), pieces(257, 2047)], [2, 1, 1]);
+    }
 }

@@ -115,7 +115,8 @@ pub fn forward(
     out: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<()> {
-    if let Some(form) = Form::of(gpu, g, qkv.dtype()) {
+    let maps = [qkv.address("bra", gpu)?, out.address("bra", gpu)?];
+    if let Some(form) = Form::of(gpu, g, qkv.dtype(), &maps) {
         return form.forward(gpu, g, [qkv, routes], scale, [out, lse]);
     }
     let [d, dv] = g.head_dims();
@@ -148,7 +149,8 @@ pub fn backward(gpu: &Arc<Gpu>, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) 
     dqkv.expect("bra", dtype)?;
     let mut delta = Tensor::empty_on(&device, given.lse.shape().clone(), given.lse.dtype())?;
     let (starts, entries) = invert(gpu, &device, g, given.routes)?;
-    match Form::of(gpu, g, dtype) {
+    let maps = [given.qkv.address("bra", gpu)?, given.dout.address("bra", gpu)?, dqkv.address()];
+    match Form::of(gpu, g, dtype, &maps) {
         Some(form) => {
             form.backward_queries(gpu, g, given, dqkv, &mut delta)?;
             form.backward_keys(gpu, g, given, [&starts, &entries, &delta], dqkv)
@@ -250,8 +252,8 @@ impl Form {
     /// Tokens of a tile, as in `tiles.cuh`.
     const TILE: usize = 64;
 
-    /// None where tensor cores cannot be used.
-    fn of(gpu: &Gpu, g: Geometry, dtype: DType) -> Option<Form> {
+    /// None where tensor cores cannot be used, as where one of the `maps` does not begin where a pack does.
+    fn of(gpu: &Gpu, g: Geometry, dtype: DType, maps: &[u64]) -> Option<Form> {
         let [dim, v_dim] = g.head_dims();
         let known = dtype == DType::Bf16 && dim == v_dim && [32, 64, 96].contains(&dim);
         let groups = if g.region_tokens() <= 8 { 1 } else { 2 };
@@ -260,7 +262,8 @@ impl Form {
         // A block for each head of each image must be enough to fill the GPU.
         let fills = g.images * g.heads >= properties.multiprocessors;
         let resident = fills && form.shared(g) <= properties.shared_memory;
-        (known && g.tokens() > 0).then_some(Form { resident, ..form })
+        let in_packs = maps.iter().all(|address| address.is_multiple_of(16));
+        (known && in_packs && g.tokens() > 0).then_some(Form { resident, ..form })
     }
 
     /// Bytes of shared memory: keys and values.

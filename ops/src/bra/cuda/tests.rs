@@ -92,6 +92,46 @@ fn every_form_agrees_with_the_cpu() {
     }
 }
 
+/// The copies of the kernels on tensor cores would fault, and a GPU then refuses the process everything.
+#[test]
+fn maps_that_begin_between_packs_are_left_to_the_kernels_for_any() {
+    let Some(gpu) = Gpu::for_tests(11) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let g = geometries(32).remove(0);
+    // Each region's are its own and those after it.
+    let routes = (0..g.images * g.regions() * g.topk).map(|i| ((i / g.topk + i % g.topk) % g.regions()) as u32);
+    let routes = Tensor::from_slice(&routes.collect::<Vec<_>>(), [g.images, g.regions(), g.topk]).unwrap();
+    let routes = routes.to_device(&device).unwrap();
+    let [all, of_out] = [g.row(), g.v_dim].map(|channels| [g.images, g.map[0], g.map[1], channels]);
+    // The same numbers, from so many elements after the start of a block on.
+    let map = |shape: [usize; 4], after: usize, stream| {
+        let count = shape.iter().product::<usize>();
+        let values = uniform([count], stream).to_vec::<f64>().unwrap();
+        let values = [vec![0.0; after], values].concat();
+        let whole = Tensor::from_slice(&values, [values.len()]).unwrap().cast(DType::Bf16).unwrap();
+        let whole = whole.to_device(&device).unwrap();
+        whole.slice(0, after..after + count).unwrap().reshape(shape).unwrap()
+    };
+    let attend = |after: [usize; 2]| {
+        let (qkv, dout) = (map(all, after[0], 1), map(of_out, after[1], 3));
+        let mut out = Tensor::empty_on(&device, of_out, DType::Bf16).unwrap();
+        let mut lse = Tensor::empty_on(&device, [g.images, g.heads, g.tokens()], DType::F32).unwrap();
+        forward(&gpu, g, &qkv, &routes, 0.2, &mut out, &mut lse).unwrap();
+        let mut dqkv = Tensor::empty_on(&device, all, DType::Bf16).unwrap();
+        let given = Given { qkv: &qkv, routes: &routes, scale: 0.2, lse: &lse, dout: &dout };
+        backward(&gpu, g, &given, &dqkv.as_out("test", false).unwrap()).unwrap();
+        [out, dqkv].map(|result| result.cast(DType::F64).unwrap().to_vec::<f64>().unwrap())
+    };
+    let expected = attend([0, 0]);
+    for after in [[1, 0], [0, 1]] {
+        for (got, expected) in attend(after).iter().zip(&expected) {
+            assert!(relative_error(got, expected) < 1e-2, "{after:?} elements between packs");
+        }
+    }
+    let form = |maps: &[u64]| Form::of(&gpu, g, DType::Bf16, maps).is_some();
+    assert!(form(&[512, 1024]) && !form(&[512, 1026]));
+}
+
 /// Divides with `Divisor`, and counts what is not as `/` and `%` have it: a thread a divisor.
 static DIVISIONS: Module = Module {
     name: "divisions",

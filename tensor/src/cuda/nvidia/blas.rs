@@ -48,6 +48,11 @@ impl Shape {
     fn of(product: &Product) -> Self {
         let Product { extents, batch, a, b, c, inputs, output, tf32, plus, row, sums } = *product;
         let plus = if plus == 0 { c.address } else { plus };
+        // What is true of the zeros at the end of this is true of each matrix's address.
+        let of_all = |address: u64, stride: usize, dtype: DType| match batch {
+            1 => address,
+            _ => address | (stride * dtype.size()) as u64,
+        };
         Self {
             extents,
             batch,
@@ -60,8 +65,14 @@ impl Shape {
                 (_, 0) => Ending::Row,
                 _ => Ending::Sums,
             },
-            alignment: [a.address, b.address, c.address, plus, row | sums]
-                .map(|address| address.trailing_zeros().min(8)),
+            alignment: [
+                of_all(a.address, a.stride, inputs),
+                of_all(b.address, b.stride, inputs),
+                of_all(c.address, c.stride, output),
+                of_all(plus, c.stride, output),
+                row | sums,
+            ]
+            .map(|address| address.trailing_zeros().min(8)),
         }
     }
 }
@@ -182,7 +193,9 @@ impl Blas {
         let shape = Shape::of(product);
         let mut busy = |ending| self.planned(&Shape { ending, ..shape }).map(|plan| plan.waves.min(1.0));
         let (Ok(with), Ok(without)) = (busy(shape.ending), busy(Ending::None)) else { return false };
-        (product.row == 0 || product.sums == 0) && with >= 0.7 * without
+        // No algorithm can be told how a row lies, and one may read it 16 bytes at a time.
+        let lies_well = shape.alignment[4] >= 4;
+        lies_well && (product.row == 0 || product.sums == 0) && with >= 0.7 * without
     }
 
     /// The plan for a shape, made now or before.

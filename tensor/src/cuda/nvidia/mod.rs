@@ -207,8 +207,10 @@ impl Driver for Nvidia {
 
     unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller's promise. The driver has taken what is in pageable memory when it returns.
-        unsafe { result::memcpy_htod_async(to, from, self.stream) }.doing("copying to the GPU")
+        // SAFETY: the caller's promise; the copy has happened when this returns. Without waiting it might not have:
+        // where a GPU can read pageable memory itself, the driver need not have taken it by then.
+        unsafe { result::memcpy_htod_async(to, from, self.stream) }.doing("copying to the GPU")?;
+        self.finish(Stream::Work)
     }
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
