@@ -163,6 +163,7 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
                     store(before + row * hidden + channel, linear[side]);
                     store(behind + row * hidden + channel, active[side]);
                 }
+            __syncwarp(); // the lanes that stored come back to those that did not
 #pragma unroll
             for (int group = 0; group < GROUPS; group++)
 #pragma unroll

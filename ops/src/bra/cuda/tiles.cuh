@@ -134,6 +134,7 @@ __device__ __forceinline__ void store_columns(const float (&columns)[GROUPS][D /
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
             const float* pair = columns[group][i / 2] + i % 2 * 2;
+            __syncwarp(); // the lanes that stored come back to those that did not
             u32 packed = transpose(pack_bf16(pair[0], pair[1]));
             if (query >= count) continue;
             if (accumulate) {
