@@ -47,7 +47,8 @@ pub(super) unsafe fn tile<T: Float, V: Vector<T>, const HEIGHT: usize, const COU
     let mut b = b.as_ptr();
     for &start in runs.starts {
         // One pointer goes along all rows. With one for each, their additions would take turns with the multiplications
-        // on processors where both share ports (Intel's).
+        // on processors where both share ports (Intel's). It must begin with a row: with distances from the start of A
+        // the compiler makes a pointer for each row again.
         let mut a = a.wrapping_add(start);
         for _ in 0..runs.len {
             // SAFETY: the caller vouches for the registers; B has this row, as just checked.
