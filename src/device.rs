@@ -72,7 +72,7 @@ pub enum Precision {
     F32,
     /// Maps in f32, matrix products on tensor cores that round their factors to 10 bits (GPU only)
     Tf32,
-    /// Maps and factors of products in bf16, sums in f32, on tensor cores (GPU only)
+    /// Layers and convolutions multiply in bf16 and add up in f32; on a GPU maps are bf16, too
     Bf16,
 }
 
@@ -91,8 +91,10 @@ impl Compute {
     /// Opens the device. Errors say what is missing.
     pub fn open(self) -> Result<Device> {
         let gpu = match self.device {
-            DeviceName::Cpu if self.precision == Precision::F32 => return Ok(Device::Cpu),
-            DeviceName::Cpu => bail!("--precision {} needs a GPU; on the CPU it is f32", self.precision.name()),
+            DeviceName::Cpu if self.precision == Precision::Tf32 => {
+                bail!("--precision tf32 needs a GPU; on the CPU there are f32 and bf16")
+            }
+            DeviceName::Cpu => return Ok(Device::Cpu),
             DeviceName::Cuda(number) => Gpu::open(number)?,
             DeviceName::Emulated => Gpu::emulated(0)?,
         };
@@ -100,26 +102,23 @@ impl Compute {
         Ok(Device::Cuda(gpu))
     }
 
+    /// The type of the maps between layers.
+    pub fn maps(self) -> DType {
+        if self.device == DeviceName::Cpu { DType::F32 } else { self.precision.factors() }
+    }
+
     /// Opens the device and moves a model there.
     pub fn place(self, model: &mut BiFormer) -> Result<Device> {
         let device = self.open()?;
-        model.place(&device, self.precision.maps())?;
+        model.place(&device, self.precision.factors())?;
         Ok(device)
     }
 }
 
 impl Precision {
-    /// The type of the maps between layers.
-    pub fn maps(self) -> DType {
+    /// The type in which layers multiply.
+    fn factors(self) -> DType {
         if self == Precision::Bf16 { DType::Bf16 } else { DType::F32 }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Precision::F32 => "f32",
-            Precision::Tf32 => "tf32",
-            Precision::Bf16 => "bf16",
-        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use crate::staging::{Numbered, Staging};
 use anyhow::{Context, Result};
-use autograd::{Profile, Tape, Var};
+use autograd::{Parameters, Profile, Tape, Var};
 use model::{BiFormer, Mode};
 use std::sync::Arc;
 use tensor::cuda::Repeated;
@@ -28,6 +28,8 @@ const WORTH_RECORDING: usize = 8;
 pub struct Inference<'m> {
     model: &'m BiFormer,
     device: Device,
+    /// The model's, once there was a pass.
+    factors: Option<Parameters>,
     profile: Option<Arc<Profile>>,
     may_record: bool,
     staged: Option<Staged>,
@@ -43,7 +45,7 @@ impl<'m> Inference<'m> {
     /// Of about so many passes: it is not worth while to record one for a few.
     pub fn new(model: &'m BiFormer, passes: usize) -> Self {
         let may_record = passes >= WORTH_RECORDING;
-        Self { model, device: model.device(), profile: None, may_record, staged: None }
+        Self { model, device: model.device(), factors: None, profile: None, may_record, staged: None }
     }
 
     /// The same, with a profile that measures each operation, for which none may be recorded.
@@ -73,7 +75,11 @@ impl<'m> Inference<'m> {
     /// the next pass overwrites them. On a GPU nothing here waits for it, and the batch that `next` gives is sent ahead
     /// meanwhile. Errors: those of the model and of the device.
     pub fn pass<'b>(&mut self, next: impl FnOnce() -> Option<&'b Numbered>) -> Result<&[Tensor]> {
-        let Self { model, device, profile, may_record, staged } = self;
+        let Self { model, device, factors, profile, may_record, staged } = self;
+        let factors = match factors {
+            Some(factors) => factors,
+            none => none.insert(model.factors()?),
+        };
         let Staged { values, batch } = staged.as_mut().context("no batch is staged")?;
         let [images, _] = &batch.parts()[0];
         let values = values.run(
@@ -82,7 +88,7 @@ impl<'m> Inference<'m> {
             |_| vec![],
             || {
                 let tape = Tape::inference().profiled(profile.clone());
-                let output = model.forward(&tape, images, Mode::Evaluate)?;
+                let output = model.forward_with(factors.share(), &tape, images, Mode::Evaluate)?;
                 Ok::<_, anyhow::Error>(output.values.into_iter().map(Var::into_value).collect())
             },
         )?;

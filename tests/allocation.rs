@@ -5,6 +5,7 @@
 
 use biformer::config::RunConfig;
 use biformer::data::{Loader, LoaderConfig, Split, Transform, open};
+use biformer::device::Precision;
 use biformer::tensor::cpu::parallel::thread_pool;
 use biformer::tensor::{PoolStats, pool_stats, trim_pool};
 use biformer::trainer::step::Learner;
@@ -13,7 +14,13 @@ const BATCH: usize = 16;
 
 #[test]
 fn a_training_step_takes_its_memory_from_the_pool() {
+    in_precision(Precision::F32);
+    in_precision(Precision::Bf16);
+}
+
+fn in_precision(precision: Precision) {
     let mut config = RunConfig::for_model("nano").unwrap();
+    config.precision = precision;
     config.batch_size = BATCH;
     config.ema.enabled = true;
     let train = open("embedded", Split::Train).unwrap();

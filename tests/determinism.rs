@@ -67,6 +67,18 @@ fn the_same_seed_gives_the_same_bits_with_any_number_of_threads() {
 }
 
 #[test]
+fn bf16_gives_the_same_bits_with_any_number_of_threads() {
+    let shared = shared();
+    for threads in ["1", "3"] {
+        let name = format!("bf16-{threads}");
+        biformer(&shared.train(&name, &["--precision", "bf16", "--threads", threads])).ok();
+        assert_same_run(&name, &shared.run("bf16-1"), &shared.run(&name));
+    }
+    let metrics = |run: &Path| std::fs::read(run.join("metrics.jsonl")).unwrap();
+    assert_ne!(metrics(&shared.whole), metrics(&shared.run("bf16-1")), "products are rounded");
+}
+
+#[test]
 fn what_is_computed_again_changes_nothing() {
     let shared = shared();
     biformer(&shared.train("cheap", &["--recompute", "cheap"])).ok();

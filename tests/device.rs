@@ -1,4 +1,5 @@
-//! Training on a GPU, the machine's or the emulated one, against the CPU: the same steps, the same files.
+//! Training on a GPU, the machine's or the emulated one, against the CPU: the same steps, the same files. And on the CPU in
+//! bf16 against f32.
 
 mod common;
 
@@ -75,20 +76,22 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[test]
-fn ten_steps_are_those_of_the_cpu() {
-    let Some(device) = there() else { return };
+fn ten_steps_are_those_of_f32_on_the_cpu() {
+    let on_gpu = there().map(|gpu| [(gpu, Precision::F32, [1e-5, 2e-3]), (gpu, Precision::Bf16, [2e-3, 2e-2])]);
+    let on_cpu = (DeviceName::Cpu, Precision::Bf16, [2e-3, 2e-2]);
     let (losses, weights) = train(DeviceName::Cpu, Precision::F32);
     // Losses, and weights. Those lie further apart: the gradient of a key's bias is nothing but rounding (a softmax does not
     // see it), and Adam makes steps of full length of it.
-    for (precision, bounds) in [(Precision::F32, [1e-5, 2e-3]), (Precision::Bf16, [2e-3, 2e-2])] {
+    for (device, precision, bounds) in on_gpu.into_iter().flatten().chain([on_cpu]) {
         let (there, weights_there) = train(device, precision);
         let errors = [distance(&there, &losses), distance(&weights_there, &weights)];
-        println!("{precision:?}: losses {:.1e}, weights {:.1e}", errors[0], errors[1]);
+        assert!(errors[0] > 0.0, "{device} {precision:?}: something differs");
+        println!("{device} {precision:?}: losses {:.1e}, weights {:.1e}", errors[0], errors[1]);
         assert!(
             errors.iter().zip(bounds).all(|(&error, bound)| error < bound),
-            "{precision:?}: {errors:?}\n{there:?}\n{losses:?}"
+            "{device} {precision:?}: {errors:?}\n{there:?}\n{losses:?}"
         );
-        assert_eq!(train(device, precision), (there, weights_there), "{precision:?}: twice");
+        assert_eq!(train(device, precision), (there, weights_there), "{device} {precision:?}: twice");
     }
 }
 

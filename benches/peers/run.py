@@ -41,7 +41,8 @@ def arguments():
     parser.add_argument("--steps", type=int, default=10, help="measured steps of each run")
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=["eager", "compile", "published"],
-                        help="forms of the twin to run beside the Rust engine; bf16 is for inference only")
+                        help="forms of the twin to run beside the Rust engine")
+    parser.add_argument("--precision", choices=["f32", "bf16"], default="f32", help="that of the Rust engine")
     parser.add_argument("--venv", type=Path, default=cache / "biformer-peers")
     parser.add_argument("--no-build", action="store_true", help="measure the Rust binary as it is")
     return parser.parse_args()
@@ -51,6 +52,7 @@ SIDES = {
     "eager": ("PyTorch, eager", []),
     "compile": ("PyTorch, torch.compile", ["--compile"]),
     "bf16": ("PyTorch, torch.compile, bf16", ["--compile", "--dtype", "bf16"]),
+    "bf16-eager": ("PyTorch, eager, bf16", ["--dtype", "bf16"]),
     "published": ("PyTorch, eager, gather as published", ["--gather", "published"]),
     "published-compile": ("PyTorch, torch.compile, gather as published", ["--gather", "published", "--compile"]),
 }
@@ -161,7 +163,7 @@ def table(mode, args, runs):
         if side != "rust":
             pairs = [b["median_step_ms"] / a["median_step_ms"] for a, b in zip(rust, results)]
             ratio = spread(pairs, ".2f")
-        name = "Rust" if side == "rust" else SIDES[side][0]
+        name = "Rust" + ", bf16" * (args.precision == "bf16") if side == "rust" else SIDES[side][0]
         name += " **(disturbed)**" if disturbed(results) else ""
         step = statistics.median(result["median_step_ms"] for result in results)
         memory = statistics.median(result["peak_rss_bytes"] for result in results) / 2**20
@@ -182,13 +184,13 @@ def main():
         twin = None
         tables = []
         for mode in args.mode:
-            sides = [side for side in args.sides if side != "bf16" or mode == "infer"]
-            runs = {side: [] for side in ["rust", *sides]}
+            runs = {side: [] for side in ["rust", *args.sides]}
             for i in range(args.rounds):
                 for side in runs:
                     note(f"{mode}: round {i + 1} of {args.rounds}, {side}")
                     if side == "rust":
-                        result = call_json([binary, "bench", "--model", args.model, "--mode", mode, *shape])
+                        result = call_json([binary, "bench", "--model", args.model, "--mode", mode,
+                                            "--precision", args.precision, *shape])
                     else:
                         command = [python, HERE / "bench_torch.py", "--model-json", config, "--mode", mode]
                         result = twin = call_json([*command, *shape, *SIDES[side][1]], env=environment)

@@ -24,6 +24,8 @@ pub struct BiFormer {
     pub parameters: Parameters,
     /// The running statistics of the BatchNorms.
     pub statistics: Vec<RunningStatistics>,
+    /// The type that layers and convolutions multiply in.
+    factors: DType,
     /// The type of the maps between layers.
     maps: DType,
     /// On a GPU, [`MOMENTUM`] (1).
@@ -103,7 +105,16 @@ impl BiFormer {
             }
         };
         let (parameters, statistics) = builder.build(dtype)?;
-        Ok(Self { config: config.clone(), stages, tail, parameters, statistics, maps: dtype, momentum: None })
+        Ok(Self {
+            config: config.clone(),
+            stages,
+            tail,
+            parameters,
+            statistics,
+            factors: dtype,
+            maps: dtype,
+            momentum: None,
+        })
     }
 
     /// Its configuration.
@@ -111,9 +122,9 @@ impl BiFormer {
         &self.config
     }
 
-    /// Moves the model to a device, where the maps between its layers are of type `maps`: that of its parameters, or
-    /// bf16 on a GPU. Errors: those of the device.
-    pub fn place(&mut self, device: &Device, maps: DType) -> Result<()> {
+    /// Moves the model to a device, where its layers and convolutions multiply in the type `factors`: that of its
+    /// parameters, or bf16, and then on a GPU the maps between them are bf16, too. Errors: those of the device.
+    pub fn place(&mut self, device: &Device, factors: DType) -> Result<()> {
         self.parameters = self.parameters.to_device(device)?;
         for running in &mut self.statistics {
             running.mean = running.mean.to_device(device)?;
@@ -124,7 +135,10 @@ impl BiFormer {
             Device::Cpu => None,
             Device::Cuda(_) => Some(Tensor::full_on(device, [1], MOMENTUM, dtype)?),
         };
-        self.maps = maps;
+        (self.factors, self.maps) = match device {
+            Device::Cpu => (factors, dtype),
+            Device::Cuda(_) => (factors, factors),
+        };
         Ok(())
     }
 
@@ -133,9 +147,25 @@ impl BiFormer {
         self.parameters.flat().device()
     }
 
+    /// What products take of the parameters, rounded where they take bf16: all of it in one sweep.
+    pub fn factors(&self) -> Result<Parameters> {
+        Ok(self.parameters.cast(self.factors)?)
+    }
+
     /// A pass over images (N, H, W, 3), which are brought to the model's device.
     pub fn forward<'t>(&self, tape: &'t Tape, images: &Tensor, mode: Mode) -> Result<Output<'t>> {
-        let pass = Pass::new(tape, mode, &self.parameters, &self.statistics).with_maps(self.maps)?;
+        self.forward_with(self.factors()?, tape, images, mode)
+    }
+
+    /// The same with the parameters' [factors](BiFormer::factors), for passes between which they do not change.
+    pub fn forward_with<'t>(
+        &self,
+        factors: Parameters,
+        tape: &'t Tape,
+        images: &Tensor,
+        mode: Mode,
+    ) -> Result<Output<'t>> {
+        let pass = Pass::new(tape, mode, &self.parameters, &self.statistics).with_factors(factors);
         let values = self.run(&pass, images)?;
         Ok(Output { values, trace: pass.into_trace() })
     }
@@ -155,7 +185,7 @@ impl BiFormer {
                 };
             }
             pass.record_map(|| format!("down{index}"), &x);
-            x = pass.in_pieces(&x, images_per_piece(&x), |pass, x| {
+            x = pass.in_pieces(&x, images_per_piece(&x, self.factors), |pass, x| {
                 stage.blocks.iter().try_fold(x.clone(), |x, block| {
                     let block = Arc::clone(block);
                     pass.segment(&x, move |pass, x| block.forward(pass, x))
@@ -204,14 +234,15 @@ impl BiFormer {
 
 /// How many images of a map x (N, H, W, C) run through a stage together: as many as keep a block's widest maps,
 /// which have about 3C channels, in a core's cache; but so many tokens that reading a layer's weights costs little
-/// beside using them.
-fn images_per_piece(x: &Var<'_>) -> usize {
+/// beside using them, which takes less time in bf16.
+fn images_per_piece(x: &Var<'_>, factors: DType) -> usize {
     const CACHE: usize = 1 << 19;
     let extents = x.shape();
     let channels = extents[3];
     let tokens = (extents[1] * extents[2]).max(1);
     let fit = CACHE / (3 * tokens * channels * x.dtype().size()).max(1);
-    fit.max(channels.div_ceil(tokens)).max(1)
+    let worth_reading = if factors == DType::Bf16 { 2 * channels } else { channels };
+    fit.max(worth_reading.div_ceil(tokens)).max(1)
 }
 
 /// (1 − MOMENTUM)·running + MOMENTUM·batch

@@ -6,8 +6,8 @@ use crate::state::StatisticsId;
 use autograd::{ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
 use std::cell::{Cell, RefCell};
+use tensor::Tensor;
 use tensor::rng::Philox;
-use tensor::{DType, Tensor};
 
 /// Whether a pass is for training or for use.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,7 +37,7 @@ pub struct Pass<'t, 'm> {
     tape: &'t Tape,
     mode: Mode,
     parameters: &'m Parameters,
-    /// The same in the type of the maps.
+    /// The same in the type that products take.
     factors: Parameters,
     running: &'m [RunningStatistics],
     /// Draws so far: each gets a random stream of its own.
@@ -89,9 +89,9 @@ impl<'t, 'm> Pass<'t, 'm> {
         Self { tape, mode, parameters, factors, running, draws: Cell::new(0), first_image: 0, trace }
     }
 
-    /// Rounds what products take of the parameters to the type of the maps: once, and all of it in one sweep.
-    pub fn with_maps(self, dtype: DType) -> Result<Self> {
-        Ok(Self { factors: self.parameters.cast(dtype)?, ..self })
+    /// Has products take these, which are the parameters rounded: [`BiFormer::factors`](crate::BiFormer::factors).
+    pub fn with_factors(self, factors: Parameters) -> Self {
+        Self { factors, ..self }
     }
 
     /// Keeps the maps after each merging and each stage in the trace.
@@ -163,7 +163,7 @@ impl<'t, 'm> Pass<'t, 'm> {
         self.tape.parameter(self.parameters, id)
     }
 
-    /// A parameter that is multiplied with maps, or added to products, in their type.
+    /// A parameter that is a factor of products, or added to them, in the type that they take.
     pub fn factor(&self, id: ParamId) -> Var<'t> {
         self.tape.parameter(&self.factors, id)
     }

@@ -74,10 +74,15 @@ impl Case {
 
     /// The inputs in another floating-point type; parameters in the type of its sums.
     pub fn inputs_as(&self, dtype: DType) -> tensor::Result<Vec<Tensor>> {
+        self.inputs_in(dtype, dtype.wide())
+    }
+
+    /// The inputs in another floating-point type, and the parameters among them in one of their own.
+    pub fn inputs_in(&self, maps: DType, parameters: DType) -> tensor::Result<Vec<Tensor>> {
         let cast = |(place, input): (usize, &Tensor)| match input.dtype() {
             DType::Index => Ok(input.clone()),
-            _ if self.definition.is_parameter(place) => input.cast(dtype.wide()),
-            _ => input.cast(dtype),
+            _ if self.definition.is_parameter(place) => input.cast(parameters),
+            _ => input.cast(maps),
         };
         self.inputs.iter().enumerate().map(cast).collect()
     }

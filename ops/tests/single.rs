@@ -1,4 +1,5 @@
-//! Every operation in single precision, in which training runs, against the double precision that is checked.
+//! Every operation in single precision, in which training runs, against the double precision that is checked; and products
+//! of bf16 factors.
 
 use autograd::Result;
 use autograd::gradcheck::{backward, nan_max, value};
@@ -21,7 +22,8 @@ fn single_precision_agrees_with_double() {
         let _limited = limit(isa);
         for op in OPS {
             for case in (op.cases)() {
-                let error = error(&case).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
+                let error =
+                    error(&case, DType::F32).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
                 if error.is_nan() || error > TOLERANCE {
                     let (op, case) = (op.name, &case.name);
                     failures.push(format!("{op}, case \"{case}\", {}: relative error {error:.1e}", isa.name()));
@@ -32,17 +34,39 @@ fn single_precision_agrees_with_double() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The largest error of the value and of the gradients.
-fn error(case: &Case) -> Result<f64> {
-    // Both from inputs that single precision holds exactly.
-    let single = case.inputs_as(DType::F32)?;
+/// Where maps and the gradient from above are bf16s already, nothing is rounded but sums, as in single precision.
+#[test]
+fn products_of_bf16_factors_agree_with_double_precision() {
+    tensor::set_poison(true);
+    let mut failures = vec![];
+    let all = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+    for isa in all.into_iter().filter(|isa| *isa <= Isa::detected()) {
+        let _limited = limit(isa);
+        for op in OPS.iter().filter(|op| ["linear", "conv2d"].contains(&op.name)) {
+            for case in (op.cases)() {
+                let error =
+                    error(&case, DType::Bf16).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
+                if error.is_nan() || error > TOLERANCE {
+                    let (op, case) = (op.name, &case.name);
+                    failures.push(format!("{op}, case \"{case}\", {}: relative error {error:.1e}", isa.name()));
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The largest error of the value and of the gradients, from inputs that are exact in the type of the factors.
+fn error(case: &Case, factors: DType) -> Result<f64> {
+    let exact = |x: Tensor| if x.dtype() == DType::F32 { x.cast(factors)?.cast(DType::F32) } else { Ok(x) };
+    let single: Vec<_> = case.inputs_in(DType::F32, factors)?.into_iter().map(exact).collect::<tensor::Result<_>>()?;
     let double: Vec<_> = single
         .iter()
         .map(|input| if input.dtype() == DType::Index { Ok(input.clone()) } else { input.cast(DType::F64) })
         .collect::<tensor::Result<_>>()?;
     let (a, b) = (value(case, &single)?, value(case, &double)?);
     let mut worst = distance(&a, &b);
-    let upstream = uniform(a.shape().clone(), 99).cast(DType::F32)?;
+    let upstream = exact(uniform(a.shape().clone(), 99).cast(DType::F32)?)?;
     let a = backward(case, &single, &upstream)?;
     let b = backward(case, &double, &upstream.cast(DType::F64)?)?;
     for pair in a.iter().zip(&b) {

@@ -37,7 +37,7 @@ pub struct Arguments {
 enum Element {
     F32,
     F64,
-    /// Weights in f32, maps in bf16 (GPU only).
+    /// Weights in f32; layers and convolutions multiply in bf16, and on a GPU maps are bf16.
     Bf16,
 }
 

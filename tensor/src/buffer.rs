@@ -142,9 +142,9 @@ fn most_spacious(capacity: usize) -> usize {
     if capacity < SMALL { capacity } else { 2 * capacity }
 }
 
-/// Scratch buffers that a thread may have at once: those of a task and of one within it, and that of the matrix product
+/// Scratch buffers that a thread may have at once: those of a task and of one within it, and the two of the matrix product
 /// which that calls.
-const PER_THREAD: usize = 3;
+const PER_THREAD: usize = 4;
 
 fn layout(capacity: usize) -> Layout {
     // invariant: ALIGNMENT is a power of two, and capacities beyond isize::MAX are refused in `Buffer::new`.

@@ -10,7 +10,7 @@ pub enum DType {
     F32,
     /// IEEE 754 binary64: gradient checks and conformance.
     F64,
-    /// bfloat16, for storage only: to compute, cast it to f32.
+    /// bfloat16: what matrices can be multiplied in. For anything else on the CPU, cast it to f32.
     Bf16,
     /// u32: class labels, routed regions, any position.
     Index,
@@ -123,6 +123,20 @@ macro_rules! match_float {
                 $body
             }
             other => return Err($crate::Error::DType { op: $op, expected: "f32 or f64", actual: other }.into()),
+        }
+    };
+}
+
+/// The same for a type that matrices are multiplied in, [`Factor`](crate::cpu::factor::Factor): f32, f64, or bf16.
+#[macro_export]
+macro_rules! match_factor {
+    ($dtype:expr, $op:expr, $F:ident => $body:expr) => {
+        match $dtype {
+            $crate::DType::Bf16 => {
+                type $F = $crate::bf16;
+                $body
+            }
+            dtype => $crate::match_float!(dtype, $op, $F => $body),
         }
     };
 }

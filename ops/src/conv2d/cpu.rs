@@ -10,11 +10,12 @@
 use super::geometry::Geometry;
 use rayon::prelude::*;
 use std::ops::Range;
+use tensor::cpu::factor::Factor;
 use tensor::cpu::gemm::{Mat, Patches, gemm_packed, gemm_patches};
 use tensor::cpu::packed::Packed;
 use tensor::cpu::parallel::{GRAIN, Out, add_rows, sum_in_pieces};
-use tensor::cpu::registers::{Registers, Vector, copy_run};
-use tensor::{Float, Tensor, simd};
+use tensor::cpu::registers::copy_run;
+use tensor::{Element, Float, Tensor, simd};
 
 /// Output pixels per block, about: whole rows.
 const PIXELS: usize = 256;
@@ -26,11 +27,11 @@ const TASKS: usize = 16;
 const LEAST: usize = 1024;
 
 /// A buffer of the pool, for the duration of a task.
-fn scratch<T: Float>(count: usize) -> Tensor {
+fn scratch<T: Element>(count: usize) -> Tensor {
     Tensor::scratch(count, T::DTYPE)
 }
 
-fn slice_of<T: Float>(scratch: &mut Tensor) -> &mut [T] {
+fn slice_of<T: Element>(scratch: &mut Tensor) -> &mut [T] {
     scratch.as_mut_slice("conv2d").expect("invariant: a new tensor is contiguous and unshared")
 }
 
@@ -61,18 +62,18 @@ impl Band {
         self.columns * self.channels
     }
 
-    /// Copies a row of a map's columns into a row of the band; zeros if there is none.
-    fn copy<T: Float>(&self, from: Option<&[T]>, to: &mut [T]) {
+    /// Rounds a row of a map's columns into a row of the band; zeros if there is none.
+    fn copy<F: Factor>(&self, from: Option<&[F::Sum]>, to: &mut [F]) {
         let from = from.unwrap_or_default();
         let (before, rest) = to.split_at_mut((self.left * self.channels).min(to.len()));
         let (inside, after) = rest.split_at_mut(from.len().min(rest.len()));
-        before.fill(T::zero());
-        inside.copy_from_slice(&from[..inside.len()]);
-        after.fill(T::zero());
+        before.fill(F::default());
+        F::round(&from[..inside.len()], inside);
+        after.fill(F::default());
     }
 
     /// Cuts some rows of a map, which are counted through all images, out of it.
-    fn cut<T: Float>(&self, map: &[T], width: usize, rows: impl Iterator<Item = Option<usize>>, to: &mut [T]) {
+    fn cut<F: Factor>(&self, map: &[F::Sum], width: usize, rows: impl Iterator<Item = Option<usize>>, to: &mut [F]) {
         let size = width * self.channels;
         for (row, to) in rows.zip(to.chunks_exact_mut(self.row().max(1))) {
             self.copy(row.map(|row| &map[row * size..][..size]), to);
@@ -107,7 +108,7 @@ impl Seen {
     }
 
     /// Cuts the band out of x for some rows of the output, counted through all images, and kernel rows from one on.
-    fn cut<T: Float>(&self, g: &Geometry, x: &[T], rows: Range<usize>, first: usize, to: &mut [T]) {
+    fn cut<F: Factor>(&self, g: &Geometry, x: &[F::Sum], rows: Range<usize>, first: usize, to: &mut [F]) {
         let kernel_rows = first..first + self.runs.len();
         let seen = rows.flat_map(|row| kernel_rows.clone().map(move |below| g.input_row(row, below)));
         self.band.cut(x, g.input[1], seen, to);
@@ -115,11 +116,11 @@ impl Seen {
 }
 
 /// y (N, HO, WO, O) = patches·W + bias.
-pub fn forward<T: Float>(g: Geometry, x: &[T], weight: &[T], bias: Option<&[T]>, y: &mut [T]) {
+pub fn forward<F: Factor>(g: Geometry, x: &[F::Sum], weight: &[F], bias: Option<&[F]>, y: &mut [F::Sum]) {
     if y.is_empty() {
         return;
     }
-    let mut reordered = Tensor::empty([weight.len()], T::DTYPE);
+    let mut reordered = Tensor::empty([weight.len()], F::DTYPE);
     let weight = Packed::new(Mat::new(reorder(&g, weight, &mut reordered), g.outputs, g.patch()).t());
     let (size, rows) = (g.output[1] * g.outputs, rows_of(PIXELS, g.output[1]));
     let seen = Seen::new(&g, rows, g.kernel[0]);
@@ -128,10 +129,10 @@ pub fn forward<T: Float>(g: Geometry, x: &[T], weight: &[T], bias: Option<&[T]>,
         let (first, count) = (block * rows, y.len() / size);
         // The products add to a result that starts as the bias.
         if let Some(bias) = bias {
-            y.chunks_exact_mut(g.outputs).for_each(|y| y.copy_from_slice(bias));
+            y.chunks_exact_mut(g.outputs).for_each(|y| y.iter_mut().zip(bias).for_each(|(y, bias)| *y = bias.widen()));
         }
-        let mut band = scratch::<T>(seen.size(count));
-        let data = slice_of(&mut band);
+        let mut band = scratch::<F::Sum>(seen.size(count));
+        let data = slice_of::<F::Sum>(&mut band);
         seen.cut(&g, x, first..first + count, 0, data);
         let pixels = count * g.output[1];
         let patches = Patches { data, starts: &seen.starts[..pixels], runs: &seen.runs, len: g.run() };
@@ -140,15 +141,15 @@ pub fn forward<T: Float>(g: Geometry, x: &[T], weight: &[T], bias: Option<&[T]>,
 }
 
 /// dx (N, H, W, I) from dy.
-pub fn backward_input<T: Float>(g: Geometry, dy: &[T], weight: &[T], dx: Out<'_, T>) {
+pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: Out<'_, F::Sum>) {
     if dx.data.is_empty() {
         return;
     }
     let band = Band::of_output(&g);
     let pairs = || g.remainders(0).flat_map(|down| g.remainders(1).map(move |across| [down, across]));
-    let mut reordered = Tensor::empty([weight.len()], T::DTYPE);
+    let mut reordered = Tensor::empty([weight.len()], F::DTYPE);
     let weight = reorder(&g, weight, &mut reordered);
-    let weights: Vec<Packed<T>> = pairs().map(|remainders| pack_taps(&g, weight, remainders)).collect();
+    let weights: Vec<Packed<F>> = pairs().map(|remainders| pack_taps(&g, weight, remainders)).collect();
     let (size, rows) = (g.input[1] * g.inputs, rows_of(PIXELS * weights.len(), g.input[1]));
     let accumulate = dx.accumulate;
     dx.data.par_chunks_mut(rows * size).enumerate().for_each(|(block, dx)| {
@@ -162,8 +163,8 @@ pub fn backward_input<T: Float>(g: Geometry, dy: &[T], weight: &[T], dx: Out<'_,
                 g.position(row, down).map(|position| (place, image, position))
             });
             let met: Vec<_> = met.collect();
-            let mut buffer = scratch::<T>(met.len() * taps_down * band.row());
-            let data = slice_of(&mut buffer);
+            let mut buffer = scratch::<F::Sum>(met.len() * taps_down * band.row());
+            let data = slice_of::<F::Sum>(&mut buffer);
             let dy_rows = met.iter().flat_map(|&(_, image, position)| {
                 (0..taps_down).map(move |tap| {
                     let row = position.checked_sub(tap).filter(|&row| row < g.output[0])?;
@@ -194,26 +195,26 @@ pub fn backward_input<T: Float>(g: Geometry, dy: &[T], weight: &[T], dx: Out<'_,
 }
 
 /// dweight (O, I, KH, KW) = dyᵀ·patches, reordered.
-pub fn backward_weight<T: Float>(g: Geometry, dy: &[T], x: &[T], dweight: Out<'_, T>) {
+pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dweight: Out<'_, F::Sum>) {
     let elements = g.patch() * g.outputs;
     if elements == 0 {
         return;
     }
-    let mut sums = scratch::<T>(elements);
-    let sums = slice_of::<T>(&mut sums);
+    let mut sums = scratch::<F::Sum>(elements);
+    let sums = slice_of::<F::Sum>(&mut sums);
     // Parts of the gradient, and where those are few, pieces of the pixels with partial sums.
     let parts = parts(&g);
     let rows = rows_of(PIXELS, g.output[1]);
     let blocks = (g.images * g.output[0]).div_ceil(rows);
     let per_piece = blocks.div_ceil((TASKS / parts.len()).max(1)).max(LEAST / PIXELS);
-    let of_blocks = |blocks: Range<usize>, sums: &mut [T]| {
+    let of_blocks = |blocks: Range<usize>, sums: &mut [F::Sum]| {
         parts.par_iter().zip(split(sums, &parts)).for_each(|(part, sums)| {
             for block in blocks.clone() {
                 let rows = block * rows..((block + 1) * rows).min(g.images * g.output[0]);
                 let pixels = rows.len() * g.output[1];
                 let dy = &dy[rows.start * g.output[1] * g.outputs + part.outputs.start..];
                 let dy = Mat::strided(dy, (pixels, part.outputs.len()), (g.outputs, 1)).t();
-                let patches = pack_patches(&g, x, rows, &part.elements);
+                let patches = pack_patches::<F>(&g, x, rows, &part.elements);
                 gemm_packed(dy, &patches, Out { data: &mut *sums, accumulate: block > blocks.start });
             }
         });
@@ -294,12 +295,12 @@ fn split<'a, T>(mut sums: &'a mut [T], parts: &[Part]) -> Vec<&'a mut [T]> {
 }
 
 /// The patches of some rows of output pixels, reduced to some of their elements, as a matrix (pixels, elements).
-fn pack_patches<T: Float>(g: &Geometry, x: &[T], rows: Range<usize>, elements: &Range<usize>) -> Packed<T> {
+fn pack_patches<F: Factor>(g: &Geometry, x: &[F::Sum], rows: Range<usize>, elements: &Range<usize>) -> Packed<F> {
     let run = g.run();
     let kernel_rows = elements.start / run..elements.end.div_ceil(run);
     let seen = Seen::new(g, rows.len(), kernel_rows.len());
-    let mut band = scratch::<T>(seen.size(rows.len()));
-    let band = slice_of::<T>(&mut band);
+    let mut band = scratch::<F>(seen.size(rows.len()));
+    let band = slice_of::<F>(&mut band);
     seen.cut(g, x, rows, kernel_rows.start, band);
     let first = elements.start - kernel_rows.start * run;
     Packed::filled((seen.starts.len(), elements.len()), false, |columns, to, width| {
@@ -312,37 +313,24 @@ fn pack_patches<T: Float>(g: &Geometry, x: &[T], rows: Range<usize>, elements: &
             })
             .collect();
         if columns.len() < width {
-            to.fill(T::zero());
+            to.fill(F::default());
         }
-        // SAFETY: `simd!` chooses an instruction set that the machine has.
-        simd!(A => unsafe { copy_parts::<T, A>(band, &seen.starts, &parts, to, width) });
+        simd!(_A => copy_parts(band, &seen.starts, &parts, to, width));
     })
 }
 
 /// Copies some (start, length) of each patch into its row of a panel.
-///
-/// # Safety
-/// The machine must have the instruction set `A`.
 #[inline(always)]
-unsafe fn copy_parts<T: Float, A: Registers>(
-    band: &[T],
-    patches: &[usize],
-    parts: &[(usize, usize)],
-    to: &mut [T],
-    width: usize,
-) {
-    let lanes = A::Vector::<T>::LANES;
+fn copy_parts<T: Copy>(band: &[T], patches: &[usize], parts: &[(usize, usize)], to: &mut [T], width: usize) {
+    const BLOCK: usize = 16;
     for (row, patch) in patches.iter().enumerate() {
         let mut place = row * width;
         for &(start, len) in parts {
             let from = patch + start;
-            // SAFETY: the caller vouches for the instruction set.
-            unsafe {
-                match (to.get_mut(place..place + lanes), band.get(from..from + lanes)) {
-                    // A register's worth of a short part: what is too much is overwritten by what follows.
-                    (Some(to), Some(from)) if len < lanes => A::Vector::load(from).store(to),
-                    _ => copy_run::<T, A::Vector<T>>(&mut to[place..place + len], &band[from..from + len]),
-                }
+            match (to.get_mut(place..place + BLOCK), band.get(from..from + BLOCK)) {
+                // A block for a short part: what is too much is overwritten by what follows.
+                (Some(to), Some(from)) if len < BLOCK => to.copy_from_slice(from),
+                _ => copy_run(&mut to[place..place + len], &band[from..from + len]),
             }
             place += len;
         }
@@ -350,8 +338,8 @@ unsafe fn copy_parts<T: Float, A: Registers>(
 }
 
 /// The weight (O, I, KH, KW) as (O, KH·KW, I), so that the inputs of a tap are neighbours.
-fn reorder<'a, T: Float>(g: &Geometry, weight: &[T], buffer: &'a mut Tensor) -> &'a [T] {
-    let to = slice_of::<T>(buffer);
+fn reorder<'a, F: Element>(g: &Geometry, weight: &[F], buffer: &'a mut Tensor) -> &'a [F] {
+    let to = slice_of::<F>(buffer);
     to.par_chunks_mut(g.patch().max(1)).zip(weight.par_chunks(g.patch().max(1))).for_each(|(to, weight)| {
         for (tap, to) in to.chunks_exact_mut(g.inputs).enumerate() {
             to.iter_mut().zip(weight[tap..].iter().step_by(g.taps())).for_each(|(to, &weight)| *to = weight);
@@ -362,7 +350,7 @@ fn reorder<'a, T: Float>(g: &Geometry, weight: &[T], buffer: &'a mut Tensor) -> 
 
 /// Of the reordered weight the taps that x meets where its coordinates leave these remainders, as (taps·O, I): rows of
 /// taps downwards, which meet dy upwards, and columns from right to left, so that they meet it from left to right.
-fn pack_taps<T: Float>(g: &Geometry, weight: &[T], [down, across]: [usize; 2]) -> Packed<T> {
+fn pack_taps<F: Factor>(g: &Geometry, weight: &[F], [down, across]: [usize; 2]) -> Packed<F> {
     let across = || g.taps_of(1, across).rev();
     let taps: Vec<usize> = g.taps_of(0, down).flat_map(|a| across().map(move |b| a * g.kernel[1] + b)).collect();
     Packed::filled((taps.len() * g.outputs, g.inputs), true, |inputs, to, width| {
@@ -370,7 +358,7 @@ fn pack_taps<T: Float>(g: &Geometry, weight: &[T], [down, across]: [usize; 2]) -
             let (tap, output) = (taps[row / g.outputs], row % g.outputs);
             let (to, beyond) = to.split_at_mut(inputs.len());
             to.copy_from_slice(&weight[(output * g.taps() + tap) * g.inputs..][inputs.clone()]);
-            beyond.fill(T::zero());
+            beyond.fill(F::default());
         }
     })
 }

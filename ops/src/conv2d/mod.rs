@@ -11,10 +11,10 @@
 //! Saved: x and w. On the CPU the patches, KH·KW/s² times as large as x, never exist: the products read them where they
 //! lie in x, and dx is a convolution of dy. On a GPU they are written out for some images at a time.
 //!
-//! Operands must be contiguous; f32 or f64, and on a GPU also x in bf16 with w and b in f32: w is rounded to bf16, and
-//! products are summed in f32. Errors: [`tensor::Error::Shape`], [`tensor::Error::Argument`] for a
-//! stride of zero, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d`, whose
-//! weight layout this is.
+//! Operands must be contiguous; f32 or f64. Or x in f32 with w and b in bf16 on the CPU, and on a GPU x in bf16 with w
+//! and b in f32 or bf16: then all factors are rounded to bf16, and products are summed in f32. Errors:
+//! [`tensor::Error::Shape`], [`tensor::Error::Argument`] for a stride of zero, [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`]. Source: `torch.nn.Conv2d`, whose weight layout this is.
 
 pub mod cases;
 mod cpu;
@@ -25,7 +25,7 @@ pub mod reference;
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use geometry::Geometry;
 use tensor::cuda::Module;
-use tensor::{Device, Error, Shape, Tensor, match_float};
+use tensor::{Device, Error, Shape, Tensor, match_factor};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "images convolved with a dense kernel";
@@ -49,7 +49,7 @@ pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window:
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, [images, height, width, outputs], x.dtype())?;
     match device {
-        Device::Cpu => match_float!(x.dtype(), "conv2d", T => cpu::forward::<T>(
+        Device::Cpu => match_factor!(weight.dtype(), "conv2d", F => cpu::forward::<F>(
             geometry,
             x.value().as_slice("conv2d")?,
             weight.value().as_slice("conv2d")?,
@@ -117,13 +117,13 @@ impl Rule for Convolution {
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
         let Convolution { x, weight, geometry } = *self;
         match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "conv2d", T => {
-                let dy = dy.as_slice::<T>("conv2d")?;
+            Device::Cpu => match_factor!(weight.dtype(), "conv2d", F => {
+                let dy = dy.as_slice("conv2d")?;
                 if let Some(dx) = dx.out()? {
-                    cpu::backward_input(geometry, dy, weight.as_slice("conv2d")?, dx);
+                    cpu::backward_input::<F>(geometry, dy, weight.as_slice("conv2d")?, dx);
                 }
                 if let Some(dweight) = dweight.out()? {
-                    cpu::backward_weight(geometry, dy, x.as_slice("conv2d")?, dweight);
+                    cpu::backward_weight::<F>(geometry, dy, x.as_slice("conv2d")?, dweight);
                 }
                 if let Some(dbias) = dbias.out()? {
                     cpu::backward_bias(geometry, dy, dbias);

@@ -1,18 +1,19 @@
 //! CPU kernels of [`linear`](super::linear).
 
 use rayon::prelude::*;
+use tensor::cpu::factor::Factor;
 use tensor::cpu::gemm::{Mat, gemm, gemm_plus_row};
 use tensor::cpu::parallel::{GRAIN, Out, add_rows, put, sum_in_pieces};
-use tensor::{Float, simd};
+use tensor::simd;
 
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O) + residual (R, O).
-pub fn forward<T: Float>(
-    x: &[T],
-    weight: &[T],
-    bias: Option<&[T]>,
-    residual: Option<&[T]>,
+pub fn forward<F: Factor>(
+    x: &[F::Sum],
+    weight: &[F],
+    bias: Option<&[F]>,
+    residual: Option<&[F::Sum]>,
     [outputs, inputs]: [usize; 2],
-    y: &mut [T],
+    y: &mut [F::Sum],
 ) {
     if outputs == 0 {
         return;
@@ -32,12 +33,12 @@ pub fn forward<T: Float>(
 }
 
 /// dx (R, I), dweight (O, I) and dbias (O) from dy (R, O).
-pub fn backward<T: Float>(
-    dy: &[T],
-    x: &[T],
-    weight: &[T],
+pub fn backward<F: Factor>(
+    dy: &[F::Sum],
+    x: &[F::Sum],
+    weight: &[F],
     [outputs, inputs]: [usize; 2],
-    [dx, dweight, dbias]: [Option<Out<'_, T>>; 3],
+    [dx, dweight, dbias]: [Option<Out<'_, F::Sum>>; 3],
 ) {
     let rows = dy.len().checked_div(outputs).or(x.len().checked_div(inputs)).unwrap_or(0);
     let dy_matrix = Mat::new(dy, rows, outputs);
@@ -45,7 +46,8 @@ pub fn backward<T: Float>(
         gemm(dy_matrix, Mat::new(weight, outputs, inputs), dx);
     }
     if let Some(dweight) = dweight {
-        gemm(dy_matrix.t(), Mat::new(x, rows, inputs), dweight);
+        let mut room = None;
+        gemm::<F>(dy_matrix.t(), Mat::new(F::factors(x, &mut room), rows, inputs), dweight);
     }
     if let Some(dbias) = dbias {
         sum_in_pieces(rows, outputs, outputs, dbias, |range, sum| {

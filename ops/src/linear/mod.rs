@@ -6,10 +6,10 @@
 //! **Backward.** From dy (..., O): each y[r, o] = Σᵢ x[r, i] W[o, i] + b\[o\], hence
 //! dx = dy·W, dW = dyᵀ·x, db = Σᵣ dy\[r\], dr = dy. Saved: x and W, the factors of the two products; not y.
 //!
-//! Operands must be contiguous; f32 or f64, and on a GPU also x and r in bf16 with W and b in f32 or bf16: they are
-//! rounded to bf16, and products are summed in f32. Errors: [`tensor::Error::Shape`] when the last extents
-//! differ, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Linear`, whose
-//! weight layout this is.
+//! Operands must be contiguous; f32 or f64. Or x and r in f32 with W and b in bf16 on the CPU, and on a GPU x and r in
+//! bf16 with W and b in f32 or bf16: then all factors are rounded to bf16, and products are summed in f32. Errors:
+//! [`tensor::Error::Shape`] when the last extents differ, [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`]. Source: `torch.nn.Linear`, whose weight layout this is.
 
 pub mod cases;
 mod cpu;
@@ -18,7 +18,7 @@ pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{Device, Error, Shape, Tensor, match_float};
+use tensor::{Device, Error, Shape, Tensor, match_factor};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "x·Wᵀ + b over the last axis";
@@ -55,7 +55,7 @@ pub fn linear_residual<'t>(
     let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
     let (bias_value, residual_value) = (bias.map(Var::value), residual.map(Var::value));
     match &device {
-        Device::Cpu => match_float!(x.dtype(), "linear", T => cpu::forward::<T>(
+        Device::Cpu => match_factor!(weight.dtype(), "linear", F => cpu::forward::<F>(
             x.value().as_slice("linear")?,
             weight.value().as_slice("linear")?,
             bias_value.map(|bias| bias.as_slice("linear")).transpose()?,
@@ -94,7 +94,7 @@ impl Rule for Linear {
         let (mut dx, mut dw) = (grads.open(0)?, grads.open(1)?);
         let mut db = self.bias.map(|bias| grads.open(bias)).transpose()?;
         match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "linear", T => cpu::backward::<T>(
+            Device::Cpu => match_factor!(self.weight.dtype(), "linear", F => cpu::backward::<F>(
                 dy.as_slice("linear")?,
                 self.x.as_slice("linear")?,
                 self.weight.as_slice("linear")?,

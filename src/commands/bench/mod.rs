@@ -142,7 +142,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             Device::Cuda(gpu) => Some(gpu.stats().held as u64),
         };
         // The emulated device has no ceilings worth comparing with.
-        let maps = arguments.compute.precision.maps();
+        let maps = arguments.compute.maps();
         let gpu = matches!(arguments.compute.device, DeviceName::Cuda(_)).then_some((&device, maps));
         let report = profile.as_ref().map(|profile| Report::new(profile, arguments.steps, gpu)).transpose()?;
         Ok((times, peak, report, rayon::current_num_threads()))

@@ -39,7 +39,7 @@ pub fn run(
     json: bool,
 ) -> Result<Status> {
     let device = compute.open()?;
-    let maps = compute.precision.maps();
+    let maps = compute.maps();
     let mut stages = vec![];
     for (stage, &channels) in config.embed_dim.iter().enumerate() {
         let map = [height, width].map(|side| config.map_side(side, stage));

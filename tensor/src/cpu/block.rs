@@ -1,9 +1,10 @@
 //! What one thread does of a matrix product: some rows of the left operand times some panels of the right one.
 
-use super::packed::{Packed, WIDEST};
+use super::packed::{Panels, WIDEST};
 use super::parallel::{Interleaved, put};
 use super::registers::{Registers, Vector, fetch};
-use super::tile::{Begin, Runs, tile};
+use super::tile::tile;
+pub use super::tile::{Begin, Runs};
 use crate::{Float, unrolled};
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ pub(super) const DEPTH: usize = 256;
 
 /// Where the rows of an operand start.
 #[derive(Clone, Copy)]
-pub(super) enum Rows<'a> {
+pub enum Rows<'a> {
     /// One after the other, so far apart.
     Every(usize),
     At(&'a [usize]),
@@ -20,7 +21,7 @@ pub(super) enum Rows<'a> {
 
 impl Rows<'_> {
     #[inline(always)]
-    fn start(self, row: usize) -> usize {
+    pub fn start(self, row: usize) -> usize {
         match self {
             Rows::Every(stride) => row * stride,
             Rows::At(starts) => starts[row],
@@ -30,7 +31,7 @@ impl Rows<'_> {
 
 /// The left operand of a product.
 #[derive(Clone, Copy)]
-pub(super) struct Left<'a, T> {
+pub struct Left<'a, T> {
     pub data: &'a [T],
     pub rows: Rows<'a>,
     pub runs: Runs<'a>,
@@ -60,19 +61,19 @@ impl<'a, T> Left<'a, T> {
 #[inline(always)]
 pub(super) unsafe fn block<T: Float, A: Registers>(
     a: Left<'_, T>,
-    b: &Packed<T>,
+    b: Panels<'_, T>,
     begin: Begin<'_, T>,
     (c, c_rows): (Interleaved<'_, T>, Rows<'_>),
     rows: Range<usize>,
     panels: Range<usize>,
 ) {
-    let n = b.extents.1;
+    let n = b.columns;
     let lanes = A::Vector::<T>::LANES;
     for (above, first, runs) in a.parts() {
         for panel in panels.clone() {
             let column = panel * b.width;
             let width = b.width.min(n - column);
-            let rows_of = |panel| &b.panel(panel, above)[..runs.starts.len() * runs.len * b.width];
+            let rows_of = |panel| &b.rows_from(panel, above)[..runs.starts.len() * runs.len * b.width];
             let from = (rows_of(panel), b.width);
             // The next panel comes while this one is multiplied, a share of it with each tile.
             let next = if panel + 1 < panels.end { rows_of(panel + 1) } else { &[] };

@@ -5,18 +5,20 @@
 //! reaches 70 to 150 of 260 GFLOP/s a core. Here only B, the small operand, is packed, once for all
 //! threads: into panels two or three registers wide, so that a tile's rows of B are one run of memory. A is
 //! read where it lies, element by element, with any strides; so the transposes in a backward pass cost
-//! nothing.
+//! nothing. Where B is bf16, A is rounded to it, and both are packed as the instructions for bf16 want them
+//! (`pairs/`).
 //!
 //! Work is cut by shape alone, and each sum runs in the order of the inner index: the same bits with any
 //! number of threads. Tested against `matrixmultiply`.
 
-use super::block::{DEPTH, Left, Rows, block};
+use super::block::{Begin, DEPTH, Left, Rows, Runs};
+use super::factor::Factor;
 use super::isa::Isa;
 use super::packed::{Packed, WIDEST};
 use super::parallel::{Interleaved, Out, sum_in_pieces};
 use super::registers::Registers;
-use super::tile::{Begin, Runs};
-use crate::{Float, simd};
+use crate::{Element, simd};
+use num_traits::Zero;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -30,7 +32,7 @@ pub struct Mat<'a, T> {
     pub(super) col_stride: usize,
 }
 
-impl<'a, T: Float> Mat<'a, T> {
+impl<'a, T: Element> Mat<'a, T> {
     /// A row-major matrix that fills the start of `data`. Panics when `data` is too short.
     pub fn new(data: &'a [T], rows: usize, cols: usize) -> Self {
         Self::strided(data, (rows, cols), (cols, 1))
@@ -64,8 +66,6 @@ pub(super) fn last_place((rows, cols): (usize, usize), (row_stride, col_stride):
     down.checked_add(cols.checked_sub(1)?.checked_mul(col_stride)?)
 }
 
-/// Products larger than this many multiply-adds are cut into pieces of about this many (some 10 µs).
-const PIECE: usize = 1 << 20;
 /// A panel of B is multiplied by no fewer rows than this, if there are as many, before it makes way for the next.
 const LEAST_ROWS: usize = 128;
 /// The largest result for which partial sums over the inner axis are worth their memory.
@@ -73,10 +73,10 @@ const MAX_PARTIAL: usize = 1 << 18;
 
 /// C = A·B, or C += A·B when `c` accumulates; C is row-major and fills `c`. Panics when the inner
 /// extents or the size of `c` do not fit.
-pub fn gemm<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, c: Out<'_, T>) {
+pub fn gemm<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, c: Out<'_, F::Sum>) {
     let (m, k, n) = (a.rows, a.cols, b.cols);
     // A weight gradient: small result, one long inner axis over all tokens.
-    if m * n <= MAX_PARTIAL && k >= 4 * m.max(n) && m * n * k > 2 * PIECE && k >= 8 * DEPTH {
+    if m * n <= MAX_PARTIAL && k >= 4 * m.max(n) && m * n * k > 2 * F::piece(Isa::current()) && k >= 8 * DEPTH {
         assert_eq!(k, b.rows, "inner extents of a matrix product");
         assert_eq!(c.data.len(), m * n, "size of a matrix product");
         return sum_in_pieces(k.div_ceil(DEPTH), DEPTH * m * n, m * n, c, |blocks, sum| {
@@ -89,24 +89,24 @@ pub fn gemm<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, c: Out<'_, T>) {
 }
 
 /// C = A·B + row, where the row is added to every row of A·B.
-pub fn gemm_plus_row<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, row: &[T], c: &mut [T]) {
+pub fn gemm_plus_row<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, row: &[F], c: &mut [F::Sum]) {
     assert_eq!(row.len(), b.cols, "length of the row that is added to a matrix product");
     // As wide as whole panels, so that the last one has its part.
-    let mut padded = vec![T::zero(); row.len().next_multiple_of(WIDEST)];
-    padded[..row.len()].copy_from_slice(row);
+    let mut padded = vec![F::Sum::zero(); row.len().next_multiple_of(WIDEST)];
+    padded.iter_mut().zip(row).for_each(|(to, from)| *to = from.widen());
     multiply(a, b, Begin::Row(&padded), c, true);
 }
 
 /// As [`gemm`], without other threads: for batches that are already spread over them.
-pub fn gemm_on_this_thread<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, c: Out<'_, T>) {
+pub fn gemm_on_this_thread<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, c: Out<'_, F::Sum>) {
     let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
     multiply(a, b, begin, c.data, false);
 }
 
 /// As [`gemm_on_this_thread`], where B is packed already.
-pub fn gemm_packed<T: Float>(a: Mat<'_, T>, b: &Packed<T>, c: Out<'_, T>) {
+pub fn gemm_packed<F: Factor>(a: Mat<'_, F::Sum>, b: &Packed<F>, c: Out<'_, F::Sum>) {
     let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
-    simd!(b.isa, A => multiply_packed::<T, A>(a, b, begin, c.data, false));
+    simd!(b.isa, A => multiply_packed::<F, A>(a, b, begin, c.data, false));
 }
 
 /// Patches of an image where they lie, which may overlap: element (i, p) is `data[starts[i] + runs[p / len] + p % len]`.
@@ -124,7 +124,7 @@ pub struct Patches<'a, T> {
 
 /// As [`gemm_packed`], where A are patches, and row i of C begins at element `starts[i]` of `c`. What lies between the
 /// rows is left alone. Panics when a patch or a row of C does not lie inside.
-pub fn gemm_patches<T: Float>(a: Patches<'_, T>, b: &Packed<T>, c: Out<'_, T>, starts: &[usize]) {
+pub fn gemm_patches<F: Factor>(a: Patches<'_, F::Sum>, b: &Packed<F>, c: Out<'_, F::Sum>, starts: &[usize]) {
     let (k, n) = b.extents;
     let largest = |list: &[usize]| list.iter().fold(0, |largest, &start| largest.max(start));
     let inside = |starts: &[usize], rest: Option<usize>, len: usize| {
@@ -142,26 +142,26 @@ pub fn gemm_patches<T: Float>(a: Patches<'_, T>, b: &Packed<T>, c: Out<'_, T>, s
     let c = (Interleaved::new(c.data), Rows::At(starts));
     // SAFETY: `c` is this call's alone, the operands lie inside, as just checked, and `simd!` chooses an instruction set
     // that is there.
-    simd!(b.isa, A => unsafe { block::<T, A>(left, b, begin, c, 0..starts.len(), 0..n.div_ceil(b.width)) });
+    simd!(b.isa, A => unsafe { F::block::<A>(left, b, begin, c, 0..starts.len(), 0..n.div_ceil(b.width)) });
 }
 
-fn multiply<T: Float>(a: Mat<'_, T>, b: Mat<'_, T>, begin: Begin<'_, T>, c: &mut [T], threads: bool) {
+fn multiply<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, begin: Begin<'_, F::Sum>, c: &mut [F::Sum], threads: bool) {
     assert_eq!(a.cols, b.rows, "inner extents of a matrix product");
     assert_eq!(c.len(), a.rows * b.cols, "size of a matrix product");
     if !c.is_empty() {
         let isa = Isa::current();
         simd!(isa, A => {
-            multiply_packed::<T, A>(a, &Packed::with::<A>(b, isa, threads), begin, c, threads)
+            multiply_packed::<F, A>(a, &Packed::with::<A>(b, isa, threads), begin, c, threads)
         });
     }
 }
 
 #[inline(always)]
-fn multiply_packed<T: Float, A: Registers>(
-    a: Mat<'_, T>,
-    packed: &Packed<T>,
-    begin: Begin<'_, T>,
-    c: &mut [T],
+fn multiply_packed<F: Factor, A: Registers>(
+    a: Mat<'_, F::Sum>,
+    packed: &Packed<F>,
+    begin: Begin<'_, F::Sum>,
+    c: &mut [F::Sum],
     threads: bool,
 ) {
     let (m, (k, n)) = (a.rows, packed.extents);
@@ -171,10 +171,10 @@ fn multiply_packed<T: Float, A: Registers>(
         return;
     }
     // Tall products are cut by rows; those of fewer rows than make the way of B into the cache worth it, by panels too.
-    let panels = n.div_ceil(packed.width);
-    let rows = (PIECE / (k * n).max(1)).clamp(LEAST_ROWS, 1024).next_multiple_of(8);
+    let (panels, piece) = (n.div_ceil(packed.width), F::piece(packed.isa));
+    let rows = (piece / (k * n).max(1)).clamp(LEAST_ROWS, 1024).next_multiple_of(32);
     let panels_per_task = match threads {
-        true => (PIECE / (k * m.min(rows) * packed.width).max(1)).clamp(1, panels),
+        true => (piece / (k * m.min(rows) * packed.width).max(1)).clamp(1, panels),
         false => panels,
     };
     let across = panels.div_ceil(panels_per_task);
@@ -190,14 +190,14 @@ fn multiply_packed<T: Float, A: Registers>(
                 #[inline(always)]
                 || {
                     // SAFETY: no two tasks share both rows and panels, and `A::run` makes sure of the instruction set.
-                    unsafe { block::<T, A>(left, packed, begin, c, rows_of(task), panels_of(task)) }
+                    unsafe { F::block::<A>(left, packed, begin, c, rows_of(task), panels_of(task)) }
                 },
             );
         });
     } else {
         for task in 0..tasks {
             // SAFETY: one block after another, and `simd!` chose an instruction set that is there.
-            unsafe { block::<T, A>(left, packed, begin, c, rows_of(task), panels_of(task)) };
+            unsafe { F::block::<A>(left, packed, begin, c, rows_of(task), panels_of(task)) };
         }
     }
 }

@@ -6,6 +6,8 @@
 //! this machine has. `A` answers the one question that plain Rust leaves open: whether a fused
 //! multiply-add is one instruction or a slow library call.
 
+#[cfg(target_arch = "x86_64")]
+use super::pairs::amx;
 use crate::Float;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -19,6 +21,10 @@ pub enum Isa {
     Avx2 = 1,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512 = 2,
+    /// The same with products of pairs of bf16 that are faster than those of f32 (AMD from Zen 4 on).
+    Avx512Bf16 = 3,
+    /// With AVX-512, those products, and tiles of bf16 (Intel from Sapphire Rapids on).
+    Amx = 4,
 }
 
 impl Isa {
@@ -33,13 +39,17 @@ impl Isa {
         match LIMIT.load(Ordering::Relaxed) {
             0 => Isa::Portable,
             1 => Isa::detected().min(Isa::Avx2),
+            2 => Isa::detected().min(Isa::Avx512),
+            3 => Isa::detected().min(Isa::Avx512Bf16),
             _ => Isa::detected(),
         }
     }
 
-    /// The name as it is printed: `avx512`, `avx2`, `neon` or `portable`.
+    /// The name as it is printed: `avx512+amx`, `avx512+bf16`, `avx512`, `avx2`, `neon` or `portable`.
     pub fn name(self) -> &'static str {
         match self {
+            Isa::Amx => "avx512+amx",
+            Isa::Avx512Bf16 => "avx512+bf16",
             Isa::Avx512 => "avx512",
             Isa::Avx2 => "avx2",
             Isa::Portable if cfg!(target_arch = "aarch64") => "neon",
@@ -78,11 +88,23 @@ fn detect() -> Isa {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
+    let bf16 = is_x86_feature_detected!("avx512bf16");
     match (avx512 && avx2, avx2) {
+        (true, _) if bf16 && amx::enable() => Isa::Amx,
+        (true, _) if bf16 && !is_intel() => Isa::Avx512Bf16,
         (true, _) => Isa::Avx512,
         (_, true) => Isa::Avx2,
         _ => Isa::Portable,
     }
+}
+
+/// Whether the processor is Intel's, whose products of pairs are slower than those of f32.
+#[cfg(target_arch = "x86_64")]
+fn is_intel() -> bool {
+    #[allow(unused_unsafe)] // a safe function in newer releases of Rust than the oldest that will do
+    // SAFETY: every x86-64 processor has this instruction.
+    let vendor = unsafe { std::arch::x86_64::__cpuid(0) };
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == *b"GenuineIntel"
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -148,7 +170,7 @@ fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
     fn compiled<R>(f: impl FnOnce() -> R) -> R {
         f()
     }
-    assert!(Isa::detected() == Isa::Avx512);
+    assert!(Isa::detected() >= Isa::Avx512);
     // SAFETY: the machine has these features.
     unsafe { compiled(f) }
 }
@@ -173,10 +195,11 @@ macro_rules! simd {
         $crate::simd!($crate::cpu::isa::Isa::current(), $A => $call)
     };
     ($isa:expr, $A:ident => $call:expr) => {{
+        #[allow(unused_imports)] // some machines have one instruction set
         use $crate::cpu::isa::{Arch, Fused, Isa, Portable};
         match $isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
                 type $A = Fused<true>;
                 $A::run(
                     #[inline(always)]

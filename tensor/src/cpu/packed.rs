@@ -1,29 +1,30 @@
 //! The right operand of a matrix product, laid out so that a tile's rows of it are one run of memory.
 
+use super::factor::Factor;
 use super::gemm::{Mat, last_place};
 use super::isa::Isa;
 use super::parallel::{GRAIN, items_per_task};
 use super::registers::{Registers, Vector, copy_run, load};
 use super::transpose::transpose;
-use crate::{Float, Tensor, simd};
+use crate::{Element, Float, Tensor, simd};
 use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
 /// The right operand of a product in panels of `width` columns, each panel's rows one after another; the last one is
-/// filled up with zeros.
-pub struct Packed<T> {
+/// filled up with zeros. How a row lies in memory is the factor's affair, but for its being as wide as sums.
+pub struct Packed<F: Factor> {
     memory: Tensor,
     pub(super) extents: (usize, usize),
     pub(super) width: usize,
     /// Whose registers it was packed for.
     pub(super) isa: Isa,
-    element: PhantomData<T>,
+    element: PhantomData<F>,
 }
 
-impl<T: Float> Packed<T> {
+impl<F: Factor> Packed<F> {
     /// Packs a matrix, with other threads' help.
-    pub fn new(b: Mat<'_, T>) -> Self {
+    pub fn new(b: Mat<'_, F>) -> Self {
         let isa = Isa::current();
         simd!(isa, A => Self::with::<A>(b, isa, true))
     }
@@ -33,38 +34,48 @@ impl<T: Float> Packed<T> {
     pub fn filled(
         (rows, cols): (usize, usize),
         threads: bool,
-        fill: impl Fn(Range<usize>, &mut [T], usize) + Sync,
+        fill: impl Fn(Range<usize>, &mut [F], usize) + Sync,
     ) -> Self {
         let isa = Isa::current();
-        simd!(isa, A => Self::panels::<A>((rows, cols), isa, threads, |columns, to, width| fill(columns, to, width)))
-    }
-
-    #[inline(always)]
-    pub(super) fn with<A: Registers>(b: Mat<'_, T>, isa: Isa, threads: bool) -> Self {
-        Self::panels::<A>((b.rows, b.cols), isa, threads, |columns, to, width| {
+        simd!(isa, A => Self::by_panel::<A>((rows, cols), isa, threads, |columns, to, width| {
             A::run(
                 #[inline(always)]
                 || {
                     // SAFETY: `A::run` makes sure of the instruction set.
-                    unsafe { pack_panel::<T, A>(b.cols(columns), to, width) }
+                    unsafe { F::fill::<A>(isa, [rows, width], to, |to| fill(columns, to, width)) }
+                },
+            );
+        }))
+    }
+
+    #[inline(always)]
+    pub(super) fn with<A: Registers>(b: Mat<'_, F>, isa: Isa, threads: bool) -> Self {
+        Self::by_panel::<A>((b.rows, b.cols), isa, threads, |columns, to, width| {
+            A::run(
+                #[inline(always)]
+                || {
+                    // SAFETY: `A::run` makes sure of the instruction set.
+                    unsafe { F::pack::<A>(isa, b.cols(columns), to, width) }
                 },
             );
         })
     }
 
     #[inline(always)]
-    fn panels<A: Registers>(
+    fn by_panel<A: Registers>(
         (rows, cols): (usize, usize),
         isa: Isa,
         threads: bool,
-        fill: impl Fn(Range<usize>, &mut [T], usize) + Sync,
+        fill: impl Fn(Range<usize>, &mut [F::Sum], usize) + Sync,
     ) -> Self {
-        let width = Self::panel_width::<A>(cols);
-        let count = cols.div_ceil(width) * width * rows;
-        let mut memory = if threads { Tensor::empty([count], T::DTYPE) } else { Tensor::scratch(count, T::DTYPE) };
-        let to = memory.as_mut_slice::<T>("gemm").expect("invariant: a new tensor is contiguous and unshared");
-        let fill = |(panel, to): (usize, &mut [T])| fill(panel * width..((panel + 1) * width).min(cols), to, width);
-        let size = (width * rows).max(1);
+        let width = F::panel_width::<A>(isa, cols);
+        let size = width * F::packed_rows(isa, rows);
+        let (count, dtype) = (cols.div_ceil(width) * size, F::Sum::DTYPE);
+        let mut memory = if threads { Tensor::empty([count], dtype) } else { Tensor::scratch(count, dtype) };
+        let to = memory.as_mut_slice::<F::Sum>("gemm").expect("invariant: a new tensor is contiguous and unshared");
+        let fill =
+            |(panel, to): (usize, &mut [F::Sum])| fill(panel * width..((panel + 1) * width).min(cols), to, width);
+        let size = size.max(1);
         if threads && count > GRAIN {
             to.par_chunks_exact_mut(size).enumerate().with_min_len(items_per_task(size)).for_each(fill);
         } else {
@@ -73,17 +84,31 @@ impl<T: Float> Packed<T> {
         Self { memory, extents: (rows, cols), width, isa, element: PhantomData }
     }
 
+    /// The panels as they lie in memory.
     #[inline(always)]
-    fn panel_width<A: Registers>(columns: usize) -> usize {
-        let lanes = A::Vector::<T>::LANES;
-        lanes * registers_per_row(columns.div_ceil(lanes))
+    pub(super) fn panels(&self) -> Panels<'_, F::Sum> {
+        let data = self.memory.as_slice::<F::Sum>("gemm").expect("invariant: packed in this type");
+        let rows = F::packed_rows(self.isa, self.extents.0);
+        Panels { data, rows, width: self.width, columns: self.extents.1 }
     }
+}
 
-    /// Rows of a panel, from one on.
+/// A packed operand's memory.
+#[derive(Clone, Copy)]
+pub struct Panels<'a, T> {
+    data: &'a [T],
+    rows: usize,
+    /// Columns of a panel.
+    pub width: usize,
+    /// Columns of the operand.
+    pub columns: usize,
+}
+
+impl<'a, T> Panels<'a, T> {
+    /// Rows of a panel as they lie in memory, from one on.
     #[inline(always)]
-    pub(super) fn panel(&self, panel: usize, row: usize) -> &[T] {
-        let all = self.memory.as_slice::<T>("gemm").expect("invariant: packed in this type");
-        &all[(panel * self.extents.0 + row) * self.width..]
+    pub fn rows_from(self, panel: usize, row: usize) -> &'a [T] {
+        &self.data[(panel * self.rows + row) * self.width..]
     }
 }
 
@@ -92,7 +117,7 @@ impl<T: Float> Packed<T> {
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut [T], width: usize) {
+pub(super) unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut [T], width: usize) {
     if b.cols < width {
         to.fill(T::zero());
     }
@@ -106,8 +131,7 @@ unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut [T], width:
     } else if b.col_stride == 1 {
         for (p, to) in to.chunks_exact_mut(width).enumerate() {
             let from = &b.data[p * b.row_stride..][..b.cols];
-            // SAFETY: the caller vouches for the instruction set.
-            unsafe { copy_run::<T, A::Vector<T>>(&mut to[..from.len()], from) };
+            copy_run(&mut to[..from.len()], from);
         }
     } else if b.row_stride == 1 {
         // SAFETY: as above.
@@ -145,7 +169,7 @@ unsafe fn copy_rows<T: Float, V: Vector<T>, const COUNT: usize>(b: Mat<'_, T>, t
 
 /// How many registers make a row of a panel, 2 or 3, when B is so many registers wide: 3 where that alone fills all
 /// panels, as one that is not full keeps the multipliers less busy. 8·3 sums and a row of B just fit in 32 registers.
-fn registers_per_row(registers: usize) -> usize {
+pub(super) fn registers_per_row(registers: usize) -> usize {
     if registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
 }
 

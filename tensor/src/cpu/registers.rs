@@ -108,24 +108,27 @@ pub fn fetch<T>(memory: &[T]) {
 /// No register has more elements.
 pub const MOST_LANES: usize = 16;
 
-/// Copies a run of elements register by register, of which the last may overlap the one before it: for runs so short
-/// that a call would take longer. Panics when the lengths differ.
-///
-/// # Safety
-/// The machine must have the instruction set that the register `V` belongs to.
+/// Copies a run of elements, many at a time, of which the last may overlap those before them: for runs so short that a
+/// call would take longer. Panics when the lengths differ.
 #[inline(always)]
-pub unsafe fn copy_run<T: Float, V: Vector<T>>(to: &mut [T], from: &[T]) {
-    assert_eq!(to.len(), from.len(), "lengths of a run");
-    let whole = from.len() / V::LANES * V::LANES;
-    for start in (0..whole).step_by(V::LANES) {
-        // SAFETY: the caller vouches for the instruction set.
-        unsafe { V::load(&from[start..]) }.store(&mut to[start..]);
+pub fn copy_run<T: Copy>(to: &mut [T], from: &[T]) {
+    match from.len() {
+        16.. => copy_blocks::<T, 16>(to, from),
+        8.. => copy_blocks::<T, 8>(to, from),
+        4.. => copy_blocks::<T, 4>(to, from),
+        _ => copy_blocks::<T, 1>(to, from),
     }
-    match from.len().checked_sub(V::LANES) {
-        // SAFETY: as above.
-        Some(last) if whole < from.len() => unsafe { V::load(&from[last..]) }.store(&mut to[last..]),
-        Some(_) => {}
-        None => to.iter_mut().zip(from).for_each(|(to, &from)| *to = from),
+}
+
+#[inline(always)]
+fn copy_blocks<T: Copy, const N: usize>(to: &mut [T], from: &[T]) {
+    assert_eq!(to.len(), from.len(), "lengths of a run");
+    // A block's length is known, and so the copy is a few moves.
+    for (to, from) in to.chunks_exact_mut(N).zip(from.chunks_exact(N)) {
+        to.copy_from_slice(from);
+    }
+    if let (Some(to), Some(from)) = (to.last_chunk_mut::<N>(), from.last_chunk::<N>()) {
+        *to = *from;
     }
 }
 

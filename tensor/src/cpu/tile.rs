@@ -5,7 +5,7 @@ use crate::{Float, unrolled};
 
 /// What the sums of a tile start from, and whether they are added to C.
 #[derive(Clone, Copy)]
-pub(super) enum Begin<'a, T> {
+pub enum Begin<'a, T> {
     /// C = A·B
     Zero,
     /// C += A·B
@@ -16,7 +16,7 @@ pub(super) enum Begin<'a, T> {
 
 /// The elements of a row of A, from where the row starts: in runs of `len` elements, `step` apart.
 #[derive(Clone, Copy)]
-pub(super) struct Runs<'a> {
+pub struct Runs<'a> {
     pub starts: &'a [usize],
     pub len: usize,
     pub step: usize,

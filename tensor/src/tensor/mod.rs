@@ -3,6 +3,7 @@
 mod place;
 mod view;
 
+use crate::cpu::pairs::rounding::round_all;
 use crate::cuda::{Memory, elements};
 use crate::{Buffer, DType, Device, Element, Error, Result, Shape, shape::Strides};
 use half::bf16;
@@ -335,6 +336,11 @@ impl Tensor {
         }
         if let Storage::Cuda(_) = &self.storage {
             return elements::cast(&self.contiguous()?, dtype);
+        }
+        if (self.dtype, dtype) == (DType::F32, DType::Bf16) {
+            let mut rounded = Self::empty(self.shape.clone(), dtype);
+            round_all(self.contiguous()?.as_slice("cast")?, rounded.as_mut_slice("cast")?);
+            return Ok(rounded);
         }
         let wide: Vec<f64> = match self.dtype {
             DType::F32 => self.to_vec::<f32>()?.into_iter().map(f64::from).collect(),

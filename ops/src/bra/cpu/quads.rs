@@ -89,7 +89,7 @@ impl Channels {
                         if self.dim < width {
                             A::Vector::<T>::zero().store(&mut row[width - A::Vector::<T>::LANES..]);
                         }
-                        copy_run::<T, A::Vector<T>>(&mut row[..self.dim], self.of(map, pixel));
+                        copy_run(&mut row[..self.dim], self.of(map, pixel));
                     }
                 }
             },
@@ -154,7 +154,7 @@ impl Channels {
                         if accumulate {
                             put(to, row, true);
                         } else {
-                            copy_run::<T, A::Vector<T>>(to, row);
+                            copy_run(to, row);
                         }
                     }
                 }

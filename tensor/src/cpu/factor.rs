@@ -1,0 +1,120 @@
+//! What matrix products multiply, and what they sum in: f32 and f64 in themselves, bf16 in f32.
+
+use super::block::{Begin, Left, Rows, block};
+use super::gemm::Mat;
+use super::isa::Isa;
+use super::packed::{Packed, pack_panel, registers_per_row};
+use super::parallel::Interleaved;
+use super::registers::{Registers, Vector};
+use crate::{Element, Float, Tensor};
+use std::ops::Range;
+
+/// A type that matrices are multiplied in.
+pub trait Factor: Element {
+    /// What products are summed in.
+    type Sum: Float;
+
+    /// Products of fewer multiply-adds than about this are not worth another thread's while (some 10 µs).
+    fn piece(isa: Isa) -> usize;
+
+    /// The element as a sum, exactly.
+    fn widen(self) -> Self::Sum;
+
+    /// Rounds values to factors, on this thread. Panics when the lengths differ.
+    fn round(values: &[Self::Sum], to: &mut [Self]);
+
+    /// Values as factors: themselves, or rounded into a tensor that is put into `room`.
+    fn factors<'a>(values: &'a [Self::Sum], room: &'a mut Option<Tensor>) -> &'a [Self];
+
+    /// How wide the panels of a right operand are, when it is so many columns wide.
+    #[doc(hidden)]
+    fn panel_width<A: Registers>(isa: Isa, columns: usize) -> usize;
+
+    /// How many rows of sums a packed panel takes.
+    #[doc(hidden)]
+    fn packed_rows(isa: Isa, rows: usize) -> usize;
+
+    /// Packs columns of a right operand, at most `width`.
+    ///
+    /// # Safety
+    /// The machine must have the instruction set `A`.
+    #[doc(hidden)]
+    unsafe fn pack<A: Registers>(isa: Isa, b: Mat<'_, Self>, to: &mut [Self::Sum], width: usize);
+
+    /// Packs the rows of a panel that `fill` writes.
+    ///
+    /// # Safety
+    /// The machine must have the instruction set `A`.
+    #[doc(hidden)]
+    unsafe fn fill<A: Registers>(isa: Isa, extents: [usize; 2], to: &mut [Self::Sum], fill: impl FnOnce(&mut [Self]));
+
+    /// As [`block`].
+    ///
+    /// # Safety
+    /// As of [`block`].
+    #[doc(hidden)]
+    unsafe fn block<A: Registers>(
+        a: Left<'_, Self::Sum>,
+        b: &Packed<Self>,
+        begin: Begin<'_, Self::Sum>,
+        c: (Interleaved<'_, Self::Sum>, Rows<'_>),
+        rows: Range<usize>,
+        panels: Range<usize>,
+    );
+}
+
+impl<T: Float> Factor for T {
+    type Sum = T;
+
+    fn piece(_isa: Isa) -> usize {
+        1 << 20
+    }
+
+    #[inline(always)]
+    fn widen(self) -> T {
+        self
+    }
+
+    fn round(values: &[T], to: &mut [T]) {
+        to.copy_from_slice(values);
+    }
+
+    fn factors<'a>(values: &'a [T], _room: &'a mut Option<Tensor>) -> &'a [T] {
+        values
+    }
+
+    #[inline(always)]
+    fn panel_width<A: Registers>(_isa: Isa, columns: usize) -> usize {
+        let lanes = A::Vector::<T>::LANES;
+        lanes * registers_per_row(columns.div_ceil(lanes))
+    }
+
+    #[inline(always)]
+    fn packed_rows(_isa: Isa, rows: usize) -> usize {
+        rows
+    }
+
+    #[inline(always)]
+    unsafe fn pack<A: Registers>(_isa: Isa, b: Mat<'_, T>, to: &mut [T], width: usize) {
+        // SAFETY: by the caller's word.
+        unsafe { pack_panel::<T, A>(b, to, width) }
+    }
+
+    #[inline(always)]
+    unsafe fn fill<A: Registers>(_isa: Isa, _extents: [usize; 2], to: &mut [T], fill: impl FnOnce(&mut [T])) {
+        fill(to);
+    }
+
+    #[inline(always)]
+    unsafe fn block<A: Registers>(
+        a: Left<'_, T>,
+        b: &Packed<T>,
+        begin: Begin<'_, T>,
+        c: (Interleaved<'_, T>, Rows<'_>),
+        rows: Range<usize>,
+        panels: Range<usize>,
+    ) {
+        // SAFETY: by the caller's word.
+        unsafe { block::<T, A>(a, b.panels(), begin, c, rows, panels) }
+    }
+}

@@ -1,0 +1,89 @@
+//! AVX-512's products of pairs: 16 at a time, each added to a sum.
+
+use super::WIDTH;
+use super::layout::{LINE, TILE};
+use super::multiply::Engine;
+use crate::unrolled;
+use std::arch::x86_64::*;
+
+/// The instruction, which needs no setup.
+pub struct Dots;
+
+/// Rows that are multiplied together: 8·2 sums and a row of B leave room in 32 registers.
+const HEIGHT: usize = 8;
+
+impl Engine for Dots {
+    #[inline(always)]
+    unsafe fn begin() -> Self {
+        Self
+    }
+
+    #[inline(always)]
+    unsafe fn multiply(
+        &self,
+        a: *const f32,
+        b: *const f32,
+        steps: usize,
+        (c, c_apart): (*mut f32, usize),
+        begin: Option<(*const f32, usize)>,
+        [high, wide]: [usize; 2],
+    ) {
+        for row in (0..high * TILE).step_by(HEIGHT) {
+            let a = a.wrapping_add((row / TILE * steps * TILE + row % TILE) * LINE);
+            let c = (c.wrapping_add(row * c_apart), c_apart);
+            let begin = begin.map(|(begin, apart)| (begin.wrapping_add(row * apart), apart));
+            // SAFETY: by the caller's word.
+            unsafe {
+                match wide {
+                    2 => tile::<2>(a, b, steps, c, begin),
+                    _ => tile::<1>(a, b, steps, c, begin),
+                }
+            }
+        }
+    }
+}
+
+/// [`HEIGHT`] rows by COUNT registers of C.
+///
+/// # Safety
+/// As of [`Engine::multiply`].
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn tile<const COUNT: usize>(
+    a: *const f32,
+    b: *const f32,
+    steps: usize,
+    (c, c_apart): (*mut f32, usize),
+    begin: Option<(*const f32, usize)>,
+) {
+    let mut sums = [[_mm512_setzero_ps(); COUNT]; HEIGHT];
+    if let Some((begin, apart)) = begin {
+        unrolled!(i in 0..HEIGHT => {
+            unrolled!(j in 0..COUNT => {
+                // SAFETY: by the caller's word.
+                sums[i][j] = unsafe { _mm512_loadu_ps(begin.add(i * apart + j * TILE)) };
+            });
+        });
+    }
+    for step in 0..steps {
+        for p in 0..LINE {
+            // SAFETY: by the caller's word, here and below.
+            let row: [__m512bh; COUNT] = std::array::from_fn(|j| unsafe {
+                std::mem::transmute(_mm512_loadu_ps(b.add((step * LINE + p) * WIDTH + j * TILE)))
+            });
+            unrolled!(i in 0..HEIGHT => {
+                // SAFETY: as above; a register holds what it is told to.
+                let pair: __m512bh = unsafe {
+                    let pair = a.add(step * TILE * LINE + i * LINE + p).cast::<i32>();
+                    std::mem::transmute(_mm512_set1_epi32(*pair))
+                };
+                unrolled!(j in 0..COUNT => { sums[i][j] = _mm512_dpbf16_ps(sums[i][j], pair, row[j]); });
+            });
+        }
+    }
+    unrolled!(i in 0..HEIGHT => {
+        unrolled!(j in 0..COUNT => {
+            // SAFETY: by the caller's word.
+            unsafe { _mm512_storeu_ps(c.add(i * c_apart + j * TILE), sums[i][j]) };
+        });
+    });
+}

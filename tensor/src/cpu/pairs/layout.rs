@@ -1,0 +1,238 @@
+//! How operands lie in pairs. A pair is two bf16s in the place of an f32, the one of the smaller index in the lower half;
+//! places are called f32s here, though nobody reads them as such.
+//!
+//! The right operand: panels whose rows are pairs of rows, one place for each column. The left one: tiles of 16 rows by 16
+//! pairs, each a run of memory; those of the same rows follow each other. Both are filled up with zeros.
+
+use super::rounding::nearest;
+use super::{STEP, WIDTH};
+use crate::bf16;
+use crate::cpu::block::{Left, Rows, Runs};
+use crate::cpu::gemm::Mat;
+use crate::cpu::registers::{Registers, copy_run};
+use crate::cpu::transpose::transpose;
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Rows of a tile, and columns.
+pub const TILE: usize = 16;
+/// Pairs in a row of a tile: a line of the cache.
+pub const LINE: usize = 16;
+
+#[inline(always)]
+fn pair(first: bf16, second: bf16) -> f32 {
+    f32::from_bits(u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16)
+}
+
+/// Two rows as one of pairs; a missing second one counts as zeros.
+#[inline(always)]
+fn join(first: &[bf16], second: Option<&[bf16]>, to: &mut [f32]) {
+    match second {
+        Some(second) => {
+            to.iter_mut().zip(first).zip(second).for_each(|((to, &first), &second)| *to = pair(first, second));
+        }
+        None => to.iter_mut().zip(first).for_each(|(to, &first)| *to = pair(first, bf16::ZERO)),
+    }
+}
+
+/// Some columns of B as a panel, at most [`WIDTH`].
+///
+/// # Safety
+/// The machine must have the instruction set `A`.
+#[inline(always)]
+pub unsafe fn pack_panel<A: Registers>(b: Mat<'_, bf16>, to: &mut [f32]) {
+    if b.col_stride == 1 {
+        let row = |p: usize| &b.data[p * b.row_stride..][..b.cols];
+        for (pairs, to) in to.chunks_exact_mut(WIDTH).enumerate() {
+            let (to, beyond) = to.split_at_mut(b.cols);
+            beyond.fill(0.0);
+            match 2 * pairs {
+                p if p + 1 < b.rows => join(row(p), Some(row(p + 1)), to),
+                p if p < b.rows => join(row(p), None, to),
+                _ => to.fill(0.0),
+            }
+        }
+        return;
+    }
+    // Columns that are rows of pairs already.
+    let whole = b.rows / 2;
+    let start = match bytemuck::try_cast_slice::<bf16, f32>(&b.data[..b.data.len() / 2 * 2]) {
+        Ok(pairs) if b.row_stride == 1 && b.col_stride.is_multiple_of(2) && whole > 0 && b.cols > 0 => {
+            if b.cols < WIDTH {
+                to[..whole * WIDTH].fill(0.0);
+            }
+            // SAFETY: by the caller's word.
+            unsafe { transpose::<f32, A::Vector<f32>>([b.cols, whole], (pairs, b.col_stride / 2), (to, WIDTH)) };
+            whole
+        }
+        _ => 0,
+    };
+    let at = |p: usize, j: usize| {
+        if p < b.rows { b.data[p * b.row_stride + j * b.col_stride] } else { bf16::ZERO }
+    };
+    for (pairs, to) in to.chunks_exact_mut(WIDTH).enumerate().skip(start) {
+        to.fill(0.0);
+        to[..b.cols].iter_mut().enumerate().for_each(|(j, to)| *to = pair(at(2 * pairs, j), at(2 * pairs + 1, j)));
+    }
+}
+
+/// Some rows of A, and of each a part of its elements, rounded, as tiles.
+///
+/// # Safety
+/// The machine must have the instruction set `A`, and the conversion to bf16.
+#[inline(always)]
+pub unsafe fn pack_left<A: Registers>(a: Left<'_, f32>, rows: Range<usize>, part: Range<usize>, to: &mut [f32]) {
+    let steps = part.len().div_ceil(STEP);
+    match a.rows {
+        _ if steps == 0 => {}
+        // SAFETY: by the caller's word.
+        _ if a.runs.step == 1 => unsafe { pack_rows(a, rows, part, steps, to) },
+        // SAFETY: as above.
+        Rows::Every(1) => unsafe { pack_columns::<A>(a, rows, part, steps, to) },
+        _ => pack_elements(a, rows, part, steps, to),
+    }
+}
+
+/// Two registers' elements, rounded, those of the first in the lower half.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn rounded(first: __m512, second: __m512) -> __m512i {
+    // SAFETY: both are 64 bytes, of any value.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) }
+}
+
+/// Rows that are runs of memory.
+///
+/// # Safety
+/// The machine must have the conversion.
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn pack_rows(a: Left<'_, f32>, rows: Range<usize>, part: Range<usize>, steps: usize, to: &mut [f32]) {
+    const HALF: usize = STEP / 2;
+    let Runs { starts, len, .. } = a.runs;
+    for (place, row) in rows.clone().enumerate() {
+        let lines = &mut to[(place / TILE * steps * TILE + place % TILE) * LINE..];
+        let start = a.rows.start(row);
+        let (mut run, mut within) = (part.start / len, part.start % len);
+        for (step, tile) in lines.chunks_mut(TILE * LINE).take(steps).enumerate() {
+            let count = STEP.min(part.len() - step * STEP);
+            let mut joined = [0f32; STEP];
+            let elements = if count == STEP && len - within >= STEP {
+                let elements = &a.data[start + starts[run] + within..][..STEP];
+                within += STEP;
+                elements
+            } else {
+                // Of several runs, or the end of the part.
+                let mut rest = &mut joined[..count];
+                while !rest.is_empty() {
+                    if within == len {
+                        (run, within) = (run + 1, 0);
+                    }
+                    let (to, after) = rest.split_at_mut(rest.len().min(len - within));
+                    copy_run(to, &a.data[start + starts[run] + within..][..to.len()]);
+                    within += to.len();
+                    rest = after;
+                }
+                &joined
+            };
+            if within == len {
+                (run, within) = (run + 1, 0);
+            }
+            let line = &mut tile[..LINE];
+            // SAFETY: as many elements as are loaded and stored; the caller vouches for the conversion.
+            unsafe {
+                let (first, second) = elements.split_at(HALF);
+                let line_of = rounded(_mm512_loadu_ps(first.as_ptr()), _mm512_loadu_ps(second.as_ptr()));
+                _mm512_storeu_si512(line.as_mut_ptr().cast(), line_of);
+            }
+        }
+    }
+    for place in rows.len()..rows.len().next_multiple_of(TILE) {
+        let lines = to[(place / TILE * steps * TILE + place % TILE) * LINE..].chunks_mut(TILE * LINE);
+        lines.take(steps).for_each(|tile| tile[..LINE].fill(0.0));
+    }
+}
+
+/// Rows that are columns of memory: a transposed matrix.
+///
+/// # Safety
+/// The machine must have the instruction set `A`, and the conversion.
+#[inline(always)]
+unsafe fn pack_columns<A: Registers>(
+    a: Left<'_, f32>,
+    rows: Range<usize>,
+    part: Range<usize>,
+    steps: usize,
+    to: &mut [f32],
+) {
+    // A matrix, whose rows are one run.
+    assert_eq!(a.runs.starts.len(), 1, "runs of a transposed matrix");
+    let start = a.runs.starts[0];
+    // Along the rows of memory.
+    for step in 0..steps {
+        let first = part.start + step * STEP;
+        for (tile, row) in rows.clone().step_by(TILE).enumerate() {
+            let count = TILE.min(rows.end - row);
+            let elements = |p: usize| &a.data[start + row + p * a.runs.step..][..count];
+            let mut pairs = [0f32; LINE * TILE];
+            for (place, pairs) in pairs.chunks_exact_mut(TILE).enumerate() {
+                match first + 2 * place {
+                    // SAFETY: by the caller's word.
+                    p if p + 1 < part.end && count == TILE => unsafe { pair_up(elements(p), elements(p + 1), pairs) },
+                    p if p + 1 < part.end => {
+                        let both = elements(p).iter().zip(elements(p + 1));
+                        pairs.iter_mut().zip(both).for_each(|(to, (&a, &b))| *to = pair(nearest(a), nearest(b)));
+                    }
+                    p if p < part.end => {
+                        pairs.iter_mut().zip(elements(p)).for_each(|(to, &a)| *to = pair(nearest(a), bf16::ZERO));
+                    }
+                    _ => {}
+                }
+            }
+            let to = &mut to[(tile * steps + step) * TILE * LINE..][..TILE * LINE];
+            // SAFETY: by the caller's word.
+            unsafe { transpose::<f32, A::Vector<f32>>([LINE, TILE], (&pairs, TILE), (to, LINE)) };
+        }
+    }
+}
+
+/// The elements of two rows of a tile, rounded, as one row of pairs.
+///
+/// # Safety
+/// The machine must have the conversion.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn pair_up(first: &[f32], second: &[f32], to: &mut [f32]) {
+    const TURNS: [u16; STEP] = {
+        let mut turns = [0; STEP];
+        let mut place = 0;
+        while place < STEP {
+            turns[place] = (place / 2 + place % 2 * TILE) as u16;
+            place += 1;
+        }
+        turns
+    };
+    assert!([first.len(), second.len(), to.len()] == [TILE; 3], "rows of a tile");
+    // SAFETY: registers full, as just checked; the caller vouches for the conversion.
+    unsafe {
+        let both = rounded(_mm512_loadu_ps(first.as_ptr()), _mm512_loadu_ps(second.as_ptr()));
+        let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());
+        _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_permutexvar_epi16(turns, both));
+    }
+}
+
+/// Elements anywhere.
+#[inline(always)]
+fn pack_elements(a: Left<'_, f32>, rows: Range<usize>, part: Range<usize>, steps: usize, to: &mut [f32]) {
+    let at = |row: usize, p: usize| {
+        let inside = row < rows.end && p < part.end;
+        let place = |p: usize| a.rows.start(row) + a.runs.starts[p / a.runs.len] + p % a.runs.len * a.runs.step;
+        if inside { nearest(a.data[place(p)]) } else { bf16::ZERO }
+    };
+    let tiles = rows.len().div_ceil(TILE) * steps;
+    for (place, to) in to[..tiles * TILE * LINE].iter_mut().enumerate() {
+        let (tile, line) = (place / (TILE * LINE), place / LINE % TILE);
+        let row = rows.start + tile / steps * TILE + line;
+        let p = part.start + tile % steps * STEP + place % LINE * 2;
+        *to = pair(at(row, p), at(row, p + 1));
+    }
+}

@@ -1,0 +1,173 @@
+//! Products of bf16 matrices, summed in f32.
+//!
+//! Instructions for bf16 take *pairs*: two elements that are neighbours along the inner axis lie in one 32-bit place,
+//! and each multiplication adds both of its products to a sum. Both operands are copied into such pairs: the right one
+//! once, as panels; of the left one as much at a time as stays in the cache ([`layout`]). Then AMX multiplies tiles
+//! of 16x16 pairs ([`amx`]), or AVX-512 rows of 16 pairs ([`dots`]). Where there is neither, elements are widened to
+//! f32 and multiplied as such.
+//!
+//! The factors are the same everywhere, and their products exact in f32; sums differ in their order.
+
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
+#[cfg(target_arch = "x86_64")]
+mod dots;
+#[cfg(target_arch = "x86_64")]
+mod layout;
+#[cfg(target_arch = "x86_64")]
+mod multiply;
+pub mod rounding;
+#[cfg(test)]
+mod tests;
+
+use super::block::{self, Begin, Left, Rows};
+use super::factor::Factor;
+use super::gemm::Mat;
+use super::isa::Isa;
+use super::packed::{Packed, Panels};
+use super::parallel::Interleaved;
+use super::registers::Registers;
+use crate::{Element, Tensor, bf16};
+use std::ops::Range;
+
+/// Columns of a panel of pairs.
+const WIDTH: usize = 32;
+/// Elements of the inner axis that are multiplied at once: a panel's rows are filled up to a multiple of it.
+const STEP: usize = 32;
+/// Elements of the left operand that are widened together, about: whole rows.
+const WIDENED: usize = 1 << 16;
+
+/// Whether an instruction set has products of pairs.
+fn has_pairs(isa: Isa) -> bool {
+    isa >= Isa::Avx512Bf16
+}
+
+impl Factor for bf16 {
+    type Sum = f32;
+
+    fn piece(isa: Isa) -> usize {
+        match isa {
+            Isa::Amx => 1 << 25,
+            Isa::Avx512Bf16 => 1 << 22,
+            isa => f32::piece(isa),
+        }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    fn round(values: &[f32], to: &mut [bf16]) {
+        rounding::round(values, to);
+    }
+
+    fn factors<'a>(values: &'a [f32], room: &'a mut Option<Tensor>) -> &'a [bf16] {
+        let room = room.insert(Tensor::empty([values.len()], bf16::DTYPE));
+        let to = room.as_mut_slice("bf16").expect("invariant: a new tensor is contiguous and unshared");
+        rounding::round_all(values, to);
+        to
+    }
+
+    #[inline(always)]
+    fn panel_width<A: Registers>(isa: Isa, columns: usize) -> usize {
+        if has_pairs(isa) { WIDTH } else { f32::panel_width::<A>(isa, columns) }
+    }
+
+    #[inline(always)]
+    fn packed_rows(isa: Isa, rows: usize) -> usize {
+        if has_pairs(isa) { rows.next_multiple_of(STEP) / 2 } else { rows }
+    }
+
+    #[inline(always)]
+    unsafe fn pack<A: Registers>(isa: Isa, b: Mat<'_, bf16>, to: &mut [f32], width: usize) {
+        match isa {
+            // SAFETY: by the caller's word.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 | Isa::Amx => unsafe { layout::pack_panel::<A>(b, to) },
+            _ => widen_panel(b, to, width),
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn fill<A: Registers>(isa: Isa, [rows, width]: [usize; 2], to: &mut [f32], fill: impl FnOnce(&mut [bf16])) {
+        let mut elements = Tensor::scratch(rows * width, bf16::DTYPE);
+        let elements = elements.as_mut_slice("gemm").expect("invariant: a new tensor is contiguous and unshared");
+        fill(elements);
+        // SAFETY: by the caller's word.
+        unsafe { Self::pack::<A>(isa, Mat::new(elements, rows, width), to, width) }
+    }
+
+    #[inline(always)]
+    unsafe fn block<A: Registers>(
+        a: Left<'_, f32>,
+        b: &Packed<bf16>,
+        begin: Begin<'_, f32>,
+        c: (Interleaved<'_, f32>, Rows<'_>),
+        rows: Range<usize>,
+        panels: Range<usize>,
+    ) {
+        // SAFETY: by the caller's word; the panels are in pairs where the instruction set has products of them.
+        unsafe {
+            match b.isa {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Amx => multiply::block::<A, amx::Tiles>(a, b.panels(), begin, c, rows, panels),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512Bf16 => multiply::block::<A, dots::Dots>(a, b.panels(), begin, c, rows, panels),
+                _ => widened::<A>(a, b.panels(), begin, c, rows, panels),
+            }
+        }
+    }
+}
+
+/// Some columns of B in the rows of a panel of f32s.
+#[inline(always)]
+fn widen_panel(b: Mat<'_, bf16>, to: &mut [f32], width: usize) {
+    for (p, to) in to.chunks_exact_mut(width).enumerate() {
+        let (to, beyond) = to.split_at_mut(b.cols);
+        beyond.fill(0.0);
+        let from = &b.data[p * b.row_stride..];
+        match b.col_stride {
+            1 => to.iter_mut().zip(from).for_each(|(to, from)| *to = from.widen()),
+            stride => to.iter_mut().enumerate().for_each(|(j, to)| *to = from[j * stride].widen()),
+        }
+    }
+}
+
+/// As [`block`](block::block), by way of f32.
+///
+/// # Safety
+/// As of [`block`](block::block).
+#[inline(always)]
+unsafe fn widened<A: Registers>(
+    a: Left<'_, f32>,
+    b: Panels<'_, f32>,
+    begin: Begin<'_, f32>,
+    (c, c_rows): (Interleaved<'_, f32>, Rows<'_>),
+    rows: Range<usize>,
+    panels: Range<usize>,
+) {
+    let depth = a.runs.starts.len() * a.runs.len;
+    let together = (WIDENED / depth.max(1)).clamp(8, 256);
+    let mut room = Tensor::scratch(together.min(rows.len()) * depth, f32::DTYPE);
+    let wide = room.as_mut_slice::<f32>("gemm").expect("invariant: a new tensor is contiguous and unshared");
+    for first in rows.clone().step_by(together) {
+        let chunk = first..(first + together).min(rows.end);
+        for (row, to) in chunk.clone().zip(wide.chunks_exact_mut(depth.max(1))) {
+            let start = a.rows.start(row);
+            for (run, to) in a.runs.starts.iter().zip(to.chunks_exact_mut(a.runs.len.max(1))) {
+                let from = &a.data[start + run..];
+                let rounded = |value: f32| rounding::nearest(value).widen();
+                match a.runs.step {
+                    1 => to.iter_mut().zip(from).for_each(|(to, &from)| *to = rounded(from)),
+                    step => to.iter_mut().enumerate().for_each(|(p, to)| *to = rounded(from[p * step])),
+                }
+            }
+        }
+        let runs = block::Runs { starts: &[0], len: depth, step: 1 };
+        let left = Left { data: &*wide, rows: Rows::Every(depth), runs };
+        let starts: Vec<usize> = chunk.clone().map(|row| c_rows.start(row)).collect();
+        // SAFETY: by the caller's word; these are rows of its.
+        unsafe { block::block::<f32, A>(left, b, begin, (c, Rows::At(&starts)), 0..chunk.len(), panels.clone()) };
+    }
+}
