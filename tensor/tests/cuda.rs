@@ -1,5 +1,6 @@
 //! Tensors on a GPU, as the emulated device plays it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tensor::cuda::{Factor, Gemm, Gpu, Module, Operand, Product, elements, partial_sums};
 use tensor::rng::Philox;
@@ -419,4 +420,7 @@ fn recorded_work_is_done_again_with_what_then_lies_there() {
     let outcome = gpu.record(|| input.to_vec::<f32>());
     assert!(outcome.err().unwrap().to_string().contains("cannot be recorded"));
     assert_eq!(input.to_vec::<f32>().unwrap(), [2.0, 10.0], "and after a recording that failed all is well");
+    let panicked = catch_unwind(AssertUnwindSafe(|| gpu.record(|| -> tensor::Result<()> { panic!("within") })));
+    assert!(panicked.is_err());
+    assert_eq!(input.to_vec::<f32>().unwrap(), [2.0, 10.0], "and after a panic");
 }

@@ -9,6 +9,7 @@ use super::{Gpu, Memory, give_free};
 use crate::rng::Philox;
 use crate::{Device, Error, Result};
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 /// Recorded work. Memory that it uses for itself is kept for it.
@@ -63,20 +64,24 @@ impl Gpu {
         let keys = Keys::new(self)?;
         self.driver.begin_recording()?;
         *self.keys() = Some(keys);
-        let result = work();
+        // A panic, too, must not leave the device recording.
+        let result = catch_unwind(AssertUnwindSafe(work));
         let keys = self.keys().take();
         let id = self.driver.end_recording();
         let kept = std::mem::take(&mut self.pool().free);
         match (result, id, keys) {
-            (Ok(value), Ok(id), Some(keys)) => Ok((Recording { gpu: Arc::clone(self), id, keys, kept }, value)),
+            (Ok(Ok(value)), Ok(id), Some(keys)) => Ok((Recording { gpu: Arc::clone(self), id, keys, kept }, value)),
             (result, id, _) => {
                 give_free(&mut self.pool().free, kept);
                 if let Ok(id) = id {
                     self.driver.forget(id);
                 }
                 match result {
-                    Err(error) => Err(error),
-                    Ok(_) => Err(id.err().unwrap_or_else(|| Error::argument("record", "nothing was recorded")).into()),
+                    Err(panic) => resume_unwind(panic),
+                    Ok(Err(error)) => Err(error),
+                    Ok(Ok(_)) => {
+                        Err(id.err().unwrap_or_else(|| Error::argument("record", "nothing was recorded")).into())
+                    }
                 }
             }
         }

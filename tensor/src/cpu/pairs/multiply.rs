@@ -89,6 +89,13 @@ pub unsafe fn block<A: Registers, E: Engine>(
     }
 }
 
+/// How far apart places lie that are in order, if that is the same for all.
+#[inline(always)]
+fn evenly_apart(places: &[usize]) -> Option<usize> {
+    let apart = places.get(1)?.checked_sub(places[0])?;
+    places.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == apart).then_some(apart)
+}
+
 /// A part of C, two tiles high and wide at most.
 struct Part<'a> {
     c: Interleaved<'a, f32>,
@@ -110,7 +117,12 @@ impl Part<'_> {
             Begin::Row(row) => Some((row.as_ptr(), 0)),
             Begin::Zero | Begin::Kept => None,
         };
-        if let (Rows::Every(apart), true) = (self.rows, tiles == [height, width].map(|extent| extent / TILE)) {
+        let apart = match self.rows {
+            _ if tiles != [height, width].map(|extent| extent / TILE) => None,
+            Rows::Every(apart) => Some(apart),
+            Rows::At(starts) => evenly_apart(&starts[self.range.clone()]),
+        };
+        if let Some(apart) = apart {
             let c = (self.c.at(start(0)), apart);
             // The last element must be there, too.
             self.c.at(start(height - 1) + width - 1);

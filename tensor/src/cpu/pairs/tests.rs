@@ -129,6 +129,24 @@ fn strided_operands_and_patches_are_read_where_they_lie() {
                 assert_eq!((row[0], row[n + 1]), (0.5, 0.5), "between the rows");
                 expect(&row[1..=n], want, |_| 0.5, k, &format!("{isa:?} patches"));
             }
+            // Rows of C that lie evenly, and some that do not, in whole tiles.
+            for shift in [0, 1] {
+                let b = Packed::<bf16>::filled((k, 32), false, |columns, to, width| {
+                    for (row, to) in to.chunks_exact_mut(width).enumerate() {
+                        to.fill(bf16::ZERO);
+                        to[..columns.len()].copy_from_slice(&b[row * n..][columns.clone()]);
+                    }
+                });
+                let places: Vec<usize> = (0..32).map(|i| i * 40 + if i > 20 { shift } else { 0 }).collect();
+                let patches = Patches { data: &map, starts: &starts[..32], runs: &runs, len };
+                let mut c = vec![0.5; 1300];
+                gemm_patches(patches, &b, Out { data: &mut c, accumulate: true }, &places);
+                for (i, &place) in places.iter().enumerate() {
+                    let want = &want[i * n..][..32];
+                    expect(&c[place..place + 32], want, |_| 0.5, k, &format!("{isa:?} rows shifted by {shift}"));
+                    assert_eq!(c[place + 32..][..7], [0.5; 7], "{isa:?} between the rows");
+                }
+            }
             let a = values(m * k, 3);
             let mut c = vec![0.5; m * n];
             gemm_packed(Mat::new(&a, m, k), &packed, Out::store(&mut c));
