@@ -15,37 +15,25 @@ const SMALL: f64 = 0.1;
 
 #[test]
 fn single_precision_agrees_with_double() {
-    tensor::set_poison(true);
-    let mut failures = vec![];
-    // Every path that this machine has.
-    for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512].into_iter().filter(|isa| *isa <= Isa::detected()) {
-        let _limited = limit(isa);
-        for op in OPS {
-            for case in (op.cases)() {
-                let error =
-                    error(&case, DType::F32).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
-                if error.is_nan() || error > TOLERANCE {
-                    let (op, case) = (op.name, &case.name);
-                    failures.push(format!("{op}, case \"{case}\", {}: relative error {error:.1e}", isa.name()));
-                }
-            }
-        }
-    }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    agrees(&[Isa::Portable, Isa::Avx2, Isa::Avx512], |_| true, DType::F32);
 }
 
 /// Where maps and the gradient from above are bf16s already, nothing is rounded but sums, as in single precision.
 #[test]
 fn products_of_bf16_factors_agree_with_double_precision() {
+    let all = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+    agrees(&all, |op| ["linear", "conv2d"].contains(&op), DType::Bf16);
+}
+
+/// All cases of some operations, on those of the instruction sets that this machine has.
+fn agrees(isas: &[Isa], ops: impl Fn(&str) -> bool, factors: DType) {
     tensor::set_poison(true);
     let mut failures = vec![];
-    let all = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
-    for isa in all.into_iter().filter(|isa| *isa <= Isa::detected()) {
-        let _limited = limit(isa);
-        for op in OPS.iter().filter(|op| ["linear", "conv2d"].contains(&op.name)) {
+    for isa in isas.iter().filter(|isa| **isa <= Isa::detected()) {
+        let _limited = limit(*isa);
+        for op in OPS.iter().filter(|op| ops(op.name)) {
             for case in (op.cases)() {
-                let error =
-                    error(&case, DType::Bf16).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
+                let error = error(&case, factors).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
                 if error.is_nan() || error > TOLERANCE {
                     let (op, case) = (op.name, &case.name);
                     failures.push(format!("{op}, case \"{case}\", {}: relative error {error:.1e}", isa.name()));
