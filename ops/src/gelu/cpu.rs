@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
-use tensor::cpu::math::{normal_density, normal_distribution};
+use tensor::cpu::math::Transcendental;
 use tensor::cpu::parallel::{GRAIN, Out};
 use tensor::{Float, simd};
 
@@ -13,7 +13,7 @@ pub fn forward<T: Float>(x: &[T], y: &mut [T]) {
 #[inline(always)]
 fn forward_part<T: Float, A: Arch>(x: &[T], y: &mut [T]) {
     for (y, &x) in y.iter_mut().zip(x) {
-        *y = x * normal_distribution::<T, A>(x);
+        *y = x * Transcendental::normal_distribution::<A>(x);
     }
 }
 
@@ -28,7 +28,7 @@ pub fn backward<T: Float>(dy: &[T], x: &[T], dx: Out<'_, T>) {
 #[inline(always)]
 fn backward_part<T: Float, A: Arch>(dy: &[T], x: &[T], out: Out<'_, T>) {
     for ((dx, &dy), &x) in out.data.iter_mut().zip(dy).zip(x) {
-        let slope = A::mul_add(x, normal_density::<T, A>(x), normal_distribution::<T, A>(x));
+        let slope = Transcendental::normal_slope::<A>(x);
         *dx = if out.accumulate { *dx + dy * slope } else { dy * slope };
     }
 }
