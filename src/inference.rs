@@ -5,8 +5,8 @@
 
 use crate::staging::{Numbered, Staging};
 use anyhow::{Context, Result};
-use autograd::{Parameters, Profile, Tape, Var};
-use model::{BiFormer, Mode};
+use autograd::{Profile, Tape, Var};
+use model::{BiFormer, Factors, Mode};
 use std::sync::Arc;
 use tensor::cuda::Repeated;
 use tensor::{Device, Tensor};
@@ -28,8 +28,8 @@ const WORTH_RECORDING: usize = 8;
 pub struct Inference<'m> {
     model: &'m BiFormer,
     device: Device,
-    /// The model's, once there was a pass.
-    factors: Option<Parameters>,
+    /// The model's, [prepared](BiFormer::prepared), once there was a pass.
+    factors: Option<Factors>,
     profile: Option<Arc<Profile>>,
     may_record: bool,
     staged: Option<Staged>,
@@ -78,7 +78,7 @@ impl<'m> Inference<'m> {
         let Self { model, device, factors, profile, may_record, staged } = self;
         let factors = match factors {
             Some(factors) => factors,
-            none => none.insert(model.factors()?),
+            none => none.insert(model.prepared()?),
         };
         let Staged { values, batch } = staged.as_mut().context("no batch is staged")?;
         let [images, _] = &batch.parts()[0];
@@ -88,7 +88,7 @@ impl<'m> Inference<'m> {
             |_| vec![],
             || {
                 let tape = Tape::inference().profiled(profile.clone());
-                let output = model.forward_with(factors.share(), &tape, images, Mode::Evaluate)?;
+                let output = model.forward_with(factors.clone(), &tape, images, Mode::Evaluate)?;
                 Ok::<_, anyhow::Error>(output.values.into_iter().map(Var::into_value).collect())
             },
         )?;

@@ -82,6 +82,11 @@ impl Attention {
         }
     }
 
+    /// Its linear layers.
+    pub(crate) fn linears(&self) -> [&Linear; 2] {
+        [&self.qkv, &self.out]
+    }
+
     /// Attends, and adds a residual (N, H, W, C), if there is one.
     pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
         let mixed = match &self.kind {

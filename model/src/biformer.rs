@@ -3,6 +3,7 @@
 use crate::block::Block;
 use crate::config::{Family, Features, ModelConfig};
 use crate::error::Result;
+use crate::factors::{Factors, Prepared};
 use crate::layers::{BatchNorm, Conv, LayerNorm, Linear};
 use crate::pass::{Mode, Pass, Trace};
 use crate::state::{Builder, RunningStatistics};
@@ -148,8 +149,33 @@ impl BiFormer {
     }
 
     /// What products take of the parameters, rounded where they take bf16: all of it in one sweep.
-    pub fn factors(&self) -> Result<Parameters> {
-        Ok(self.parameters.cast(self.factors)?)
+    pub fn factors(&self) -> Result<Factors> {
+        Ok(Factors::new(self.parameters.cast(self.factors)?))
+    }
+
+    /// The same for many passes that use the model as it is now, [`Mode::Evaluate`]: matrices are laid out as products take
+    /// them, and convolutions contain the normalisations behind them, which changes results by what rounding does.
+    pub fn prepared(&self) -> Result<Factors> {
+        let (factors, mut prepared) = (self.factors()?, Prepared::default());
+        for stage in &self.stages {
+            for (place, step) in stage.merging.iter().enumerate() {
+                match (step, stage.merging.get(place + 1)) {
+                    (Merging::Conv(conv), Some(Merging::Norm(norm))) => {
+                        let state = (&self.parameters, &self.statistics[..]);
+                        conv.prepare_with(norm, state, self.factors, &mut prepared)?;
+                    }
+                    (Merging::Conv(conv), _) => conv.prepare(&factors, &mut prepared)?,
+                    _ => {}
+                }
+            }
+            for linear in stage.blocks.iter().flat_map(|block| block.linears()) {
+                linear.prepare(&factors, &mut prepared)?;
+            }
+        }
+        if let Tail::Classify { head, .. } = &self.tail {
+            head.prepare(&factors, &mut prepared)?;
+        }
+        Ok(factors.with(prepared))
     }
 
     /// A pass over images (N, H, W, 3), which are brought to the model's device.
@@ -157,10 +183,11 @@ impl BiFormer {
         self.forward_with(self.factors()?, tape, images, mode)
     }
 
-    /// The same with the parameters' [factors](BiFormer::factors), for passes between which they do not change.
+    /// The same with the parameters' [factors](BiFormer::factors), or [prepared](BiFormer::prepared), for passes between
+    /// which they do not change.
     pub fn forward_with<'t>(
         &self,
-        factors: Parameters,
+        factors: Factors,
         tape: &'t Tape,
         images: &Tensor,
         mode: Mode,

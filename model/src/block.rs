@@ -3,7 +3,7 @@
 use crate::attention::Attention;
 use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::layers::{DepthwiseConv, LayerNorm};
+use crate::layers::{DepthwiseConv, LayerNorm, Linear};
 use crate::mlp::Mlp;
 use crate::pass::Pass;
 use crate::state::{Builder, Init};
@@ -35,6 +35,11 @@ impl Block {
             gamma: (config.layer_scale > 0.0).then(|| [gamma(builder, 1), gamma(builder, 2)]),
             drop_path,
         }
+    }
+
+    /// Its linear layers.
+    pub(crate) fn linears(&self) -> impl Iterator<Item = &Linear> {
+        self.attention.linears().into_iter().chain(self.mlp.linears())
     }
 
     /// The block's map.

@@ -1,9 +1,11 @@
 //! Layers: parameters under their state_dict names, and the operation that uses them.
 
 use crate::error::Result;
+use crate::factors::{Factors, Prepared};
 use crate::pass::{Mode, Pass};
-use crate::state::{Builder, Init, StatisticsId};
-use autograd::{ParamId, Var};
+use crate::state::{Builder, Init, RunningStatistics, StatisticsId};
+use autograd::{ParamId, Parameters, Var};
+use tensor::{DType, Tensor};
 
 /// A linear layer, x (..., I) to (..., O).
 pub struct Linear {
@@ -44,6 +46,13 @@ impl Linear {
     pub fn parameters<'t>(&self, pass: &Pass<'t, '_>) -> Result<(Var<'t>, Option<Var<'t>>)> {
         Ok((pass.factor_as(self.weight, self.extents)?, self.bias.map(|bias| pass.factor(bias))))
     }
+
+    /// Prepares the weight for many passes.
+    pub(crate) fn prepare(&self, factors: &Factors, prepared: &mut Prepared) -> Result<()> {
+        let weight = factors.get(self.weight).reshape(self.extents)?;
+        prepared.tensors.insert(self.weight, ops::linear::prepared(weight)?);
+        Ok(())
+    }
 }
 
 /// A convolution with a bias, (N, H, W, I) to (N, H', W', O).
@@ -71,6 +80,38 @@ impl Conv {
     /// The convolution of a map.
     pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
         Ok(ops::conv2d(x, &pass.factor(self.weight), Some(&pass.factor(self.bias)), self.attributes)?)
+    }
+
+    /// Prepares the weight for many passes.
+    pub(crate) fn prepare(&self, factors: &Factors, prepared: &mut Prepared) -> Result<()> {
+        prepared.tensors.insert(self.weight, ops::conv2d::prepared(factors.get(self.weight))?);
+        Ok(())
+    }
+
+    /// The same, with the normalisation that follows: s·(W·x + b) + t = (s·W)·x + (s·b + t), with s and t its scale and
+    /// shift. The bias keeps the type of the parameters, as the normalisation's result would.
+    pub(crate) fn prepare_with(
+        &self,
+        norm: &BatchNorm,
+        (parameters, running): (&Parameters, &[RunningStatistics]),
+        factors: DType,
+        prepared: &mut Prepared,
+    ) -> Result<()> {
+        let (weight, bias) = (parameters.get(self.weight), parameters.get(self.bias));
+        let (scale, shift) = norm.scale_and_shift(parameters, &running[norm.running.index()])?;
+        let per_output = weight.count() / scale.len().max(1);
+        let wide = |tensor: &Tensor| tensor.cast(DType::F64)?.to_vec::<f64>();
+        let scaled = wide(&weight)?.into_iter().enumerate().map(|(i, weight)| scale[i / per_output] * weight);
+        let shifted =
+            wide(&bias)?.into_iter().zip(&scale).zip(&shift).map(|((bias, scale), shift)| scale * bias + shift);
+        let place = |values: Vec<f64>, like: &Tensor, dtype| {
+            Tensor::from_slice(&values, like.shape().clone())?.cast(dtype)?.to_device(&like.device())
+        };
+        let folded = place(scaled.collect(), &weight, factors)?;
+        prepared.tensors.insert(self.weight, ops::conv2d::prepared(folded)?);
+        prepared.tensors.insert(self.bias, place(shifted.collect(), &bias, bias.dtype())?);
+        prepared.folded.push(norm.running);
+        Ok(())
     }
 }
 
@@ -163,10 +204,22 @@ impl BatchNorm {
                 pass.record_statistics(self.running, batch);
                 Ok(y)
             }
+            Mode::Evaluate if pass.contains(self.running) => Ok(x.clone()),
             Mode::Evaluate => {
                 let running = pass.running(self.running);
                 Ok(ops::batch_norm_eval(x, &weight, &bias, &running.mean, &running.variance, Self::EPSILON)?)
             }
         }
+    }
+
+    /// What it does to a channel by its running statistics: γ/√(σ² + ε), and β less μ times that.
+    fn scale_and_shift(&self, parameters: &Parameters, running: &RunningStatistics) -> Result<(Vec<f64>, Vec<f64>)> {
+        let wide = |tensor: Tensor| tensor.cast(DType::F64)?.to_vec::<f64>();
+        let (weight, bias) = (wide(parameters.get(self.weight))?, wide(parameters.get(self.bias))?);
+        let (mean, variance) = (wide(running.mean.clone())?, wide(running.variance.clone())?);
+        let scale: Vec<f64> =
+            weight.iter().zip(variance).map(|(weight, variance)| weight / (variance + Self::EPSILON).sqrt()).collect();
+        let shift = bias.iter().zip(mean).zip(&scale).map(|((bias, mean), scale)| bias - mean * scale).collect();
+        Ok((scale, shift))
     }
 }

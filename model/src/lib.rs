@@ -7,6 +7,7 @@
 //! | `overrides.rs` | single fields of a configuration, by name |
 //! | `biformer.rs` | [`BiFormer`], stages between mergings, and the head |
 //! | `block.rs`, `attention.rs`, `mlp.rs`, `layers.rs` | a block; the three ways to attend; its MLP; layers |
+//! | `factors.rs` | parameters as products take them |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
 //! | `weights.rs`, `files.rs` | state_dicts in safetensors files |
@@ -19,6 +20,7 @@ mod block;
 mod config;
 pub mod cost;
 mod error;
+mod factors;
 mod files;
 mod layers;
 mod mlp;
@@ -34,6 +36,7 @@ pub use biformer::{BiFormer, Output};
 pub use block::Block;
 pub use config::{Attend, Family, Features, ModelConfig, PerStage};
 pub use error::{Error, Result, nearest};
+pub use factors::Factors;
 pub use files::{TensorFile, write_safely};
 pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};

@@ -26,6 +26,11 @@ impl Mlp {
         Self { norm, layers: [first, project(builder, &format!("{name}.mlp.{second}"), hidden, dim, true)] }
     }
 
+    /// Its linear layers.
+    pub(crate) fn linears(&self) -> [&Linear; 2] {
+        [&self.layers[0], &self.layers[1]]
+    }
+
     /// The MLP of a map, and plus the map if there is a residual.
     pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, residual: bool) -> Result<Var<'t>> {
         let norm = self.norm.parameters(pass);

@@ -2,6 +2,7 @@
 
 use crate::RunningStatistics;
 use crate::error::{Error, Result};
+use crate::factors::Factors;
 use crate::state::StatisticsId;
 use autograd::{ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
@@ -37,8 +38,7 @@ pub struct Pass<'t, 'm> {
     tape: &'t Tape,
     mode: Mode,
     parameters: &'m Parameters,
-    /// The same in the type that products take.
-    factors: Parameters,
+    factors: Factors,
     running: &'m [RunningStatistics],
     /// Draws so far: each gets a random stream of its own.
     draws: Cell<u64>,
@@ -85,12 +85,13 @@ impl Trace {
 impl<'t, 'm> Pass<'t, 'm> {
     /// A pass on a tape.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &'m Parameters, running: &'m [RunningStatistics]) -> Self {
-        let (factors, trace) = (parameters.share(), RefCell::default());
+        let (factors, trace) = (Factors::new(parameters.share()), RefCell::default());
         Self { tape, mode, parameters, factors, running, draws: Cell::new(0), first_image: 0, trace }
     }
 
-    /// Has products take these, which are the parameters rounded: [`BiFormer::factors`](crate::BiFormer::factors).
-    pub fn with_factors(self, factors: Parameters) -> Self {
+    /// Has products take these: [`BiFormer::factors`](crate::BiFormer::factors), or
+    /// [`BiFormer::prepared`](crate::BiFormer::prepared).
+    pub fn with_factors(self, factors: Factors) -> Self {
         Self { factors, ..self }
     }
 
@@ -119,9 +120,9 @@ impl<'t, 'm> Pass<'t, 'm> {
         work: impl for<'s> Fn(&Pass<'s, '_>, &Var<'s>) -> Result<Var<'s>> + Send + 'static,
     ) -> Result<Var<'t>> {
         let (mode, draws, first_image) = (self.mode, self.draws.get(), self.first_image);
-        let (parameters, factors, running) = (self.parameters.share(), self.factors.share(), self.running.to_vec());
+        let (parameters, factors, running) = (self.parameters.share(), self.factors.clone(), self.running.to_vec());
         let (y, (draws, trace)) = self.tape.segment(&[x], move |tape, inputs| {
-            let (factors, draws) = (factors.share(), Cell::new(draws));
+            let (factors, draws) = (factors.clone(), Cell::new(draws));
             let pass = Pass { factors, draws, first_image, ..Pass::new(tape, mode, &parameters, &running) };
             let y = work(&pass, &inputs[0])?;
             Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
@@ -147,7 +148,7 @@ impl<'t, 'm> Pass<'t, 'm> {
         let keep_maps = self.trace.borrow().keep_maps;
         let (y, left) = self.tape.in_pieces(x, size, |x, images| {
             let trace = RefCell::new(Trace { keep_maps, ..Trace::default() });
-            let (first_image, factors, draws) = (first + images.start, factors.share(), Cell::new(draws));
+            let (first_image, factors, draws) = (first + images.start, factors.clone(), Cell::new(draws));
             let pass = Pass { tape: x.tape(), mode, parameters, factors, running, draws, first_image, trace };
             let y = work(&pass, x)?;
             Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
@@ -165,12 +166,17 @@ impl<'t, 'm> Pass<'t, 'm> {
 
     /// A parameter that is a factor of products, or added to them, in the type that they take.
     pub fn factor(&self, id: ParamId) -> Var<'t> {
-        self.tape.parameter(&self.factors, id)
+        self.factors.on(self.tape, id)
     }
 
     /// The same in another shape.
     pub fn factor_as<const N: usize>(&self, id: ParamId, extents: [usize; N]) -> Result<Var<'t>> {
-        Ok(self.tape.parameter_as(&self.factors, id, extents)?)
+        self.factors.on_as(self.tape, id, extents)
+    }
+
+    /// Whether the convolution before a BatchNorm contains it.
+    pub fn contains(&self, norm: StatisticsId) -> bool {
+        self.factors.contain(norm)
     }
 
     /// The running statistics of a BatchNorm.

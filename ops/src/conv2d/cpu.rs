@@ -11,7 +11,7 @@ use super::geometry::Geometry;
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::factor::Factor;
-use tensor::cpu::gemm::{Mat, Patches, gemm_packed, gemm_patches};
+use tensor::cpu::gemm::{Mat, Patches, gemm_packed_on_this_thread, gemm_patches};
 use tensor::cpu::packed::Packed;
 use tensor::cpu::parallel::{GRAIN, Out, add_rows, sum_in_pieces};
 use tensor::cpu::registers::copy_run;
@@ -115,13 +115,18 @@ impl Seen {
     }
 }
 
+/// A weight (O, I, KH, KW) as products take it.
+pub fn pack<F: Factor>(weight: &[F], [outputs, inputs, down, across]: [usize; 4]) -> Packed<F> {
+    let mut reordered = Tensor::empty([weight.len()], F::DTYPE);
+    let reordered = reorder(weight, [inputs, down * across], &mut reordered);
+    Packed::new(Mat::new(reordered, outputs, inputs * down * across).t())
+}
+
 /// y (N, HO, WO, O) = patches·W + bias.
-pub fn forward<F: Factor>(g: Geometry, x: &[F::Sum], weight: &[F], bias: Option<&[F]>, y: &mut [F::Sum]) {
+pub fn forward<F: Factor>(g: Geometry, x: &[F::Sum], weight: &Packed<F>, bias: Option<&[F::Sum]>, y: &mut [F::Sum]) {
     if y.is_empty() {
         return;
     }
-    let mut reordered = Tensor::empty([weight.len()], F::DTYPE);
-    let weight = Packed::new(Mat::new(reorder(&g, weight, &mut reordered), g.outputs, g.patch()).t());
     let (size, rows) = (g.output[1] * g.outputs, rows_of(PIXELS, g.output[1]));
     let seen = Seen::new(&g, rows, g.kernel[0]);
     let places: Vec<usize> = (0..rows * g.output[1]).map(|pixel| pixel * g.outputs).collect();
@@ -129,14 +134,14 @@ pub fn forward<F: Factor>(g: Geometry, x: &[F::Sum], weight: &[F], bias: Option<
         let (first, count) = (block * rows, y.len() / size);
         // The products add to a result that starts as the bias.
         if let Some(bias) = bias {
-            y.chunks_exact_mut(g.outputs).for_each(|y| y.iter_mut().zip(bias).for_each(|(y, bias)| *y = bias.widen()));
+            y.chunks_exact_mut(g.outputs).for_each(|y| y.copy_from_slice(bias));
         }
         let mut band = scratch::<F::Sum>(seen.size(count));
         let data = slice_of::<F::Sum>(&mut band);
         seen.cut(&g, x, first..first + count, 0, data);
         let pixels = count * g.output[1];
         let patches = Patches { data, starts: &seen.starts[..pixels], runs: &seen.runs, len: g.run() };
-        gemm_patches(patches, &weight, Out { data: y, accumulate: bias.is_some() }, &places[..pixels]);
+        gemm_patches(patches, weight, Out { data: y, accumulate: bias.is_some() }, &places[..pixels]);
     });
 }
 
@@ -148,7 +153,7 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
     let band = Band::of_output(&g);
     let pairs = || g.remainders(0).flat_map(|down| g.remainders(1).map(move |across| [down, across]));
     let mut reordered = Tensor::empty([weight.len()], F::DTYPE);
-    let weight = reorder(&g, weight, &mut reordered);
+    let weight = reorder(weight, [g.inputs, g.taps()], &mut reordered);
     let weights: Vec<Packed<F>> = pairs().map(|remainders| pack_taps(&g, weight, remainders)).collect();
     let (size, rows) = (g.input[1] * g.inputs, rows_of(PIXELS * weights.len(), g.input[1]));
     let accumulate = dx.accumulate;
@@ -215,7 +220,7 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
                 let dy = &dy[rows.start * g.output[1] * g.outputs + part.outputs.start..];
                 let dy = Mat::strided(dy, (pixels, part.outputs.len()), (g.outputs, 1)).t();
                 let patches = pack_patches::<F>(&g, x, rows, &part.elements);
-                gemm_packed(dy, &patches, Out { data: &mut *sums, accumulate: block > blocks.start });
+                gemm_packed_on_this_thread(dy, &patches, Out { data: &mut *sums, accumulate: block > blocks.start });
             }
         });
     };
@@ -338,11 +343,11 @@ fn copy_parts<T: Copy>(band: &[T], patches: &[usize], parts: &[(usize, usize)], 
 }
 
 /// The weight (O, I, KH, KW) as (O, KH·KW, I), so that the inputs of a tap are neighbours.
-fn reorder<'a, F: Element>(g: &Geometry, weight: &[F], buffer: &'a mut Tensor) -> &'a [F] {
-    let to = slice_of::<F>(buffer);
-    to.par_chunks_mut(g.patch().max(1)).zip(weight.par_chunks(g.patch().max(1))).for_each(|(to, weight)| {
-        for (tap, to) in to.chunks_exact_mut(g.inputs).enumerate() {
-            to.iter_mut().zip(weight[tap..].iter().step_by(g.taps())).for_each(|(to, &weight)| *to = weight);
+fn reorder<'a, F: Element>(weight: &[F], [inputs, taps]: [usize; 2], buffer: &'a mut Tensor) -> &'a [F] {
+    let (to, patch) = (slice_of::<F>(buffer), (inputs * taps).max(1));
+    to.par_chunks_mut(patch).zip(weight.par_chunks(patch)).for_each(|(to, weight)| {
+        for (tap, to) in to.chunks_exact_mut(inputs).enumerate() {
+            to.iter_mut().zip(weight[tap..].iter().step_by(taps)).for_each(|(to, &weight)| *to = weight);
         }
     });
     to

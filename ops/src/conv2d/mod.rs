@@ -11,8 +11,8 @@
 //! Saved: x and w. On the CPU the patches, KH·KW/s² times as large as x, never exist: the products read them where they
 //! lie in x, and dx is a convolution of dy. On a GPU they are written out for some images at a time.
 //!
-//! Operands must be contiguous; f32 or f64. Or x in f32 with w and b in bf16 on the CPU, and on a GPU x in bf16 with w
-//! and b in f32 or bf16: then all factors are rounded to bf16, and products are summed in f32. Errors:
+//! Operands must be contiguous; f32 or f64. Or x in f32 with w in bf16 and b in either on the CPU, and on a GPU x in bf16
+//! with w and b in f32 or bf16: then all factors are rounded to bf16, and products are summed in f32. Errors:
 //! [`tensor::Error::Shape`], [`tensor::Error::Argument`] for a stride of zero, [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`]. Source: `torch.nn.Conv2d`, whose weight layout this is.
 
@@ -24,8 +24,11 @@ pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use geometry::Geometry;
+use std::borrow::Cow;
+use tensor::cpu::factor::Factor;
+use tensor::cpu::packed::Packed;
 use tensor::cuda::Module;
-use tensor::{Device, Error, Shape, Tensor, match_factor};
+use tensor::{Device, Element, Error, Shape, Tensor, match_factor};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "images convolved with a dense kernel";
@@ -49,13 +52,16 @@ pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window:
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, [images, height, width, outputs], x.dtype())?;
     match device {
-        Device::Cpu => match_factor!(weight.dtype(), "conv2d", F => cpu::forward::<F>(
-            geometry,
-            x.value().as_slice("conv2d")?,
-            weight.value().as_slice("conv2d")?,
-            bias.map(|bias| bias.value().as_slice("conv2d")).transpose()?,
-            y.as_mut_slice("conv2d")?,
-        )),
+        Device::Cpu => match_factor!(weight.dtype(), "conv2d", F => {
+            let mut packed = None;
+            let packed = match weight.value().carried() {
+                Some(packed) => packed,
+                None => &*packed.insert(pack::<F>(weight.value())?),
+            };
+            let bias = bias.map(|bias| wide::<F>(bias.value())).transpose()?;
+            let (x, y) = (x.value().as_slice("conv2d")?, y.as_mut_slice("conv2d")?);
+            cpu::forward::<F>(geometry, x, packed, bias.as_deref(), y);
+        }),
         Device::Cuda(_) => cuda::forward(&geometry, x.value(), weight.value(), bias.map(Var::value), &mut y)?,
     }
     let rule = || Convolution { x: x.value().clone(), weight: weight.value().clone(), geometry };
@@ -63,6 +69,30 @@ pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window:
         Some(bias) => x.tape().record("conv2d", &[x, weight, bias], y, rule),
         None => x.tape().record("conv2d", &[x, weight], y, rule),
     }
+}
+
+/// A weight (O, I, KH, KW) for convolutions that take it again and again: on the CPU it carries itself as their products
+/// lay it out. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+pub fn prepared(weight: Tensor) -> tensor::Result<Tensor> {
+    match weight.device() {
+        Device::Cpu => match_factor!(weight.dtype(), "conv2d", F => {
+            let packed = pack::<F>(&weight)?;
+            Ok(weight.carrying(packed))
+        }),
+        Device::Cuda(_) => Ok(weight),
+    }
+}
+
+fn pack<F: Factor>(weight: &Tensor) -> tensor::Result<Packed<F>> {
+    Ok(cpu::pack::<F>(weight.as_slice("conv2d")?, weight.dims("conv2d", "a weight (O, I, KH, KW)")?))
+}
+
+/// A bias in the type that products are summed in.
+fn wide<F: Factor>(bias: &Tensor) -> tensor::Result<Cow<'_, [F::Sum]>> {
+    if bias.dtype() == F::Sum::DTYPE {
+        return Ok(Cow::Borrowed(bias.as_slice("conv2d")?));
+    }
+    Ok(Cow::Owned(bias.as_slice::<F>("conv2d")?.iter().map(|bias| bias.widen()).collect()))
 }
 
 fn geometry(x: &Tensor, weight: &Tensor, Conv2d { stride, padding }: Conv2d) -> tensor::Result<Geometry> {

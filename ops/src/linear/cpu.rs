@@ -2,14 +2,20 @@
 
 use rayon::prelude::*;
 use tensor::cpu::factor::Factor;
-use tensor::cpu::gemm::{Mat, gemm, gemm_plus_row};
+use tensor::cpu::gemm::{Mat, gemm, gemm_packed, gemm_plus_row};
+use tensor::cpu::packed::Packed;
 use tensor::cpu::parallel::{GRAIN, Out, add_rows, put, sum_in_pieces};
 use tensor::simd;
+
+/// The transpose of a weight (O, I) as products take it.
+pub fn pack<F: Factor>(weight: &[F], [outputs, inputs]: [usize; 2]) -> Packed<F> {
+    Packed::new(Mat::new(weight, outputs, inputs).t())
+}
 
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O) + residual (R, O).
 pub fn forward<F: Factor>(
     x: &[F::Sum],
-    weight: &[F],
+    weight: &Packed<F>,
     bias: Option<&[F]>,
     residual: Option<&[F::Sum]>,
     [outputs, inputs]: [usize; 2],
@@ -18,11 +24,10 @@ pub fn forward<F: Factor>(
     if outputs == 0 {
         return;
     }
-    let rows = y.len() / outputs;
-    let (x, weight) = (Mat::new(x, rows, inputs), Mat::new(weight, outputs, inputs).t());
+    let x = Mat::new(x, y.len() / outputs, inputs);
     match bias {
         Some(bias) => gemm_plus_row(x, weight, bias, y),
-        None => gemm(x, weight, Out::store(y)),
+        None => gemm_packed(x, weight, Out::store(y)),
     }
     if let Some(residual) = residual {
         // While y is still in a cache.

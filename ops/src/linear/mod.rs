@@ -55,14 +55,21 @@ pub fn linear_residual<'t>(
     let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
     let (bias_value, residual_value) = (bias.map(Var::value), residual.map(Var::value));
     match &device {
-        Device::Cpu => match_factor!(weight.dtype(), "linear", F => cpu::forward::<F>(
-            x.value().as_slice("linear")?,
-            weight.value().as_slice("linear")?,
-            bias_value.map(|bias| bias.as_slice("linear")).transpose()?,
-            residual_value.map(|residual| residual.as_slice("linear")).transpose()?,
-            [outputs, inputs],
-            y.as_mut_slice("linear")?,
-        )),
+        Device::Cpu => match_factor!(weight.dtype(), "linear", F => {
+            let mut packed = None;
+            let packed = match weight.value().carried() {
+                Some(packed) => packed,
+                None => &*packed.insert(cpu::pack::<F>(weight.value().as_slice("linear")?, [outputs, inputs])),
+            };
+            cpu::forward::<F>(
+                x.value().as_slice("linear")?,
+                packed,
+                bias_value.map(|bias| bias.as_slice("linear")).transpose()?,
+                residual_value.map(|residual| residual.as_slice("linear")).transpose()?,
+                [outputs, inputs],
+                y.as_mut_slice("linear")?,
+            );
+        }),
         Device::Cuda(_) => cuda::forward(x.value(), weight.value(), bias_value, residual_value, &mut y)?,
     }
     let inputs: Vec<&Var<'t>> = [Some(x), Some(weight), bias, residual].into_iter().flatten().collect();
@@ -73,6 +80,19 @@ pub fn linear_residual<'t>(
         bias,
         residual,
     })
+}
+
+/// A weight (O, I) for products that take it again and again: on the CPU it carries itself as they lay it out. Errors:
+/// [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+pub fn prepared(weight: Tensor) -> tensor::Result<Tensor> {
+    let extents = weight.dims("linear", "a weight (O, I)")?;
+    match weight.device() {
+        Device::Cpu => match_factor!(weight.dtype(), "linear", F => {
+            let packed = cpu::pack::<F>(weight.as_slice("linear")?, extents);
+            Ok(weight.carrying(packed))
+        }),
+        Device::Cuda(_) => Ok(weight),
+    }
 }
 
 struct Linear {

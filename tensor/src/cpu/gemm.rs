@@ -88,13 +88,13 @@ pub fn gemm<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, c: Out<'_, F::Sum>) {
     multiply(a, b, begin, c.data, true);
 }
 
-/// C = A·B + row, where the row is added to every row of A·B.
-pub fn gemm_plus_row<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, row: &[F], c: &mut [F::Sum]) {
-    assert_eq!(row.len(), b.cols, "length of the row that is added to a matrix product");
+/// C = A·B + row, where B is packed already and the row is added to every row of A·B.
+pub fn gemm_plus_row<F: Factor>(a: Mat<'_, F::Sum>, b: &Packed<F>, row: &[F], c: &mut [F::Sum]) {
+    assert_eq!(row.len(), b.extents.1, "length of the row that is added to a matrix product");
     // As wide as whole panels, so that the last one has its part.
     let mut padded = vec![F::Sum::zero(); row.len().next_multiple_of(WIDEST)];
     padded.iter_mut().zip(row).for_each(|(to, from)| *to = from.widen());
-    multiply(a, b, Begin::Row(&padded), c, true);
+    simd!(b.isa, A => multiply_packed::<F, A>(a, b, Begin::Row(&padded), c, true));
 }
 
 /// As [`gemm`], without other threads: for batches that are already spread over them.
@@ -103,8 +103,14 @@ pub fn gemm_on_this_thread<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, c: Out<
     multiply(a, b, begin, c.data, false);
 }
 
-/// As [`gemm_on_this_thread`], where B is packed already.
+/// As [`gemm`], where B is packed already.
 pub fn gemm_packed<F: Factor>(a: Mat<'_, F::Sum>, b: &Packed<F>, c: Out<'_, F::Sum>) {
+    let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
+    simd!(b.isa, A => multiply_packed::<F, A>(a, b, begin, c.data, true));
+}
+
+/// As [`gemm_on_this_thread`], where B is packed already.
+pub fn gemm_packed_on_this_thread<F: Factor>(a: Mat<'_, F::Sum>, b: &Packed<F>, c: Out<'_, F::Sum>) {
     let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
     simd!(b.isa, A => multiply_packed::<F, A>(a, b, begin, c.data, false));
 }
@@ -122,7 +128,7 @@ pub struct Patches<'a, T> {
     pub len: usize,
 }
 
-/// As [`gemm_packed`], where A are patches, and row i of C begins at element `starts[i]` of `c`. What lies between the
+/// As [`gemm_packed_on_this_thread`], where A are patches, and row i of C begins at element `starts[i]` of `c`. What lies between the
 /// rows is left alone. Panics when a patch or a row of C does not lie inside.
 pub fn gemm_patches<F: Factor>(a: Patches<'_, F::Sum>, b: &Packed<F>, c: Out<'_, F::Sum>, starts: &[usize]) {
     let (k, n) = b.extents;

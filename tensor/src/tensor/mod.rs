@@ -1,11 +1,13 @@
 //! The tensor: a shape and strides over a shared buffer.
 
+mod carried;
 mod place;
 mod view;
 
 use crate::cpu::pairs::rounding::round_all;
 use crate::cuda::{Memory, elements};
 use crate::{Buffer, DType, Device, Element, Error, Result, Shape, shape::Strides};
+use carried::Carried;
 use half::bf16;
 use std::{fmt, sync::Arc};
 
@@ -19,6 +21,8 @@ pub struct Tensor {
     strides: Strides,
     /// The first element's place in the buffer, in elements.
     offset: usize,
+    /// See [`Tensor::carrying`].
+    carried: Carried,
 }
 
 /// The memory that tensors share.
@@ -36,7 +40,7 @@ impl Tensor {
         let bytes = shape.count().checked_mul(dtype.size());
         let bytes = bytes.unwrap_or_else(|| panic!("a tensor of shape {shape} cannot exist"));
         let storage = Storage::Cpu(Arc::new(Buffer::new(bytes)));
-        Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
+        Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0, carried: Carried::default() }
     }
 
     /// `count` elements for the duration of a task: as [`Tensor::empty`], from memory that is kept for tasks, see
@@ -44,7 +48,7 @@ impl Tensor {
     pub fn scratch(count: usize, dtype: DType) -> Self {
         let shape = Shape::from([count]);
         let storage = Storage::Cpu(Arc::new(Buffer::scratch(count * dtype.size())));
-        Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0 }
+        Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0, carried: Carried::default() }
     }
 
     /// A tensor of zeros.
@@ -179,6 +183,7 @@ impl Tensor {
 
     fn host_mut(&mut self, op: &'static str) -> Result<&mut Buffer> {
         self.host(op)?;
+        self.carried = Carried::default();
         match &mut self.storage {
             Storage::Cpu(buffer) => Arc::get_mut(buffer).ok_or(Error::Shared { op }),
             Storage::Cuda(_) => Err(Error::Shared { op }),

@@ -1,5 +1,6 @@
 //! Tensors on devices: how they come there and back, and what kernels need of them.
 
+use super::carried::Carried;
 use super::{Storage, Tensor};
 use crate::cuda::{Gpu, Memory, Out, Span, elements};
 use crate::{DType, Device, Error, Result, Shape};
@@ -14,7 +15,7 @@ impl Tensor {
         let bytes = bytes.unwrap_or_else(|| panic!("a tensor of shape {shape} cannot exist"));
         let memory = Memory::new(gpu, bytes).map_err(|error| error.of_tensor(format!("{dtype} {shape}")))?;
         let storage = Storage::Cuda(Arc::new(memory));
-        Ok(Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0 })
+        Ok(Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0, carried: Carried::default() })
     }
 
     /// As [`Tensor::zeros`], on a device.
@@ -133,6 +134,7 @@ impl Tensor {
     /// its elements.
     pub(crate) fn address_mut(&mut self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
         self.expect_contiguous(op)?;
+        self.carried = Carried::default();
         if self.is_unique() { self.address(op, gpu) } else { Err(Error::Shared { op }) }
     }
 

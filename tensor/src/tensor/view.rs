@@ -1,13 +1,14 @@
 //! Views of tensors.
 
 use super::Tensor;
+use super::carried::Carried;
 use crate::{Error, Result, Shape, shape::Strides};
 use std::ops::Range;
 
 /// Views: new shapes and strides over the same elements. None of them copies.
 impl Tensor {
     fn view(&self, shape: Shape, strides: Strides, offset: usize) -> Tensor {
-        Tensor { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset }
+        Tensor { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset, carried: Carried::default() }
     }
 
     pub(super) fn expect_axis(&self, op: &'static str, axis: usize) -> Result<()> {

@@ -70,7 +70,7 @@ fn products_are_those_of_the_rounded_factors_on_every_instruction_set() {
                     expect(&c, &want, |_| start, k, &format!("{isa:?} {extents:?}"));
                 }
                 let mut c = vec![0.25; m * n];
-                gemm_plus_row(a, b, &row, &mut c);
+                gemm_plus_row(a, &Packed::new(b), &row, &mut c);
                 expect(&c, &want, |place| row[place % n].to_f64(), k, &format!("{isa:?} {extents:?} plus a row"));
             }
         }
