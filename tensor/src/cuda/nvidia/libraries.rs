@@ -48,6 +48,10 @@ fn find(name: &str, wheel: &str, files: &[&str], is_present: impl Fn() -> bool) 
             return Ok(());
         }
     }
+    // The folder that is named may hold one of them, and the loader find the other.
+    if named && is_present() {
+        return Ok(());
+    }
     Err(failure(format!(
         "{name} is missing: install the CUDA toolkit, or `pip install {wheel}`, or let {VARIABLE} name the folder with its \
          library"
