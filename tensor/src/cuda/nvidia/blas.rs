@@ -12,6 +12,13 @@ use std::ffi::c_void;
 /// Scratch memory for products that are cut along the inner axis: as much as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
+/// cuBLASLt's version, which is that of its CUDA but for the patches: (13, 0) for 13.0.
+pub fn version() -> (i32, i32) {
+    // SAFETY: it takes nothing.
+    let version = unsafe { sys::cublasLtGetVersion() } as i32;
+    (version / 10_000, version / 100 % 100)
+}
+
 /// An open cuBLASLt.
 pub struct Blas {
     handle: sys::cublasLtHandle_t,

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use blas::Blas;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUevent_flags, CUevent_wait_flags, CUfunction, CUfunction_attribute,
+    self, CUcontext, CUdevice, CUdevice_attribute, CUevent_flags, CUevent_wait_flags, CUfunction, CUfunction_attribute,
     CUgraphExec, CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode,
 };
 use std::ffi::CString;
@@ -20,6 +20,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// The oldest generation whose instructions the kernels use: that of the A100.
 const OLDEST: (u32, u32) = (8, 0);
+/// The oldest CUDA whose driver and NVRTC have every function that is called here: cudarc panics where one is missing.
+const OLDEST_CUDA: (i32, i32) = (11, 4);
 
 /// A GPU of NVIDIA's that is open for work.
 pub struct Nvidia {
@@ -72,10 +74,44 @@ pub fn devices() -> Result<Vec<Properties>> {
 
 fn start_driver() -> Result<()> {
     libraries::driver()?;
+    expect_new_enough("the NVIDIA driver", driver_version()?)?;
     result::init().map_err(|error| match error.0 {
         CUresult::CUDA_ERROR_NO_DEVICE => failure("the NVIDIA driver is there, but no GPU is"),
         _ => driver_failure("the NVIDIA driver does not start", error),
     })
+}
+
+/// The latest CUDA that the driver knows, (13, 0) for 13.0.
+fn driver_version() -> Result<(i32, i32)> {
+    let mut version = 0;
+    // SAFETY: a valid pointer.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().doing("asking for the driver's version")?;
+    Ok((version / 1000, version % 1000 / 10))
+}
+
+fn expect_new_enough(what: &str, (major, minor): (i32, i32)) -> Result<()> {
+    let (oldest, oldest_minor) = OLDEST_CUDA;
+    if (major, minor) >= OLDEST_CUDA {
+        return Ok(());
+    }
+    Err(failure(format!("{what} is of CUDA {major}.{minor}, and {oldest}.{oldest_minor} is the oldest that will do")))
+}
+
+/// A driver runs what a CUDA of its own major version made, or of an earlier one; for a later one it has no clearer words
+/// than that something is invalid or not initialised.
+fn expect_libraries_for_driver() -> Result<()> {
+    let (driver, driver_minor) = driver_version()?;
+    let compiler = compiler::version()?;
+    expect_new_enough("NVRTC", compiler)?;
+    for (library, (major, minor)) in [("NVRTC", compiler), ("cuBLASLt", blas::version())] {
+        if major > driver {
+            return Err(failure(format!(
+                "{library} is of CUDA {major}.{minor}, and the driver knows CUDA up to {driver}.{driver_minor}: update \
+                 the driver, or install NVRTC and cuBLASLt of CUDA {driver}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn properties(device: CUdevice) -> Result<Properties> {
@@ -114,6 +150,7 @@ impl Nvidia {
         }
         libraries::compiler()?;
         libraries::blas()?;
+        expect_libraries_for_driver()?;
         let device = result::device::get(ordinal as i32).doing("asking for a GPU")?;
         // SAFETY: the device is one that the driver gave.
         let context = unsafe { result::primary_ctx::retain(device) }.doing("opening a GPU")?;
