@@ -87,8 +87,9 @@ pub enum Error {
     },
     /// A GPU without room for a tensor.
     #[error(
-        "no room on the GPU for {tensor}, {} more; its tensors take {} of {}: a smaller batch or --recompute needs less",
-        megabytes(*bytes), megabytes(*in_use), megabytes(*total)
+        "no room on the GPU for {tensor}, {} more; of its {}, tensors of this program take {}, and {} are free: a smaller \
+         batch or --recompute needs less",
+        megabytes(*bytes), megabytes(*total), megabytes(*in_use), megabytes(*free)
     )]
     OutOfMemory {
         /// Type and shape.
@@ -99,6 +100,8 @@ pub enum Error {
         in_use: usize,
         /// The GPU's memory.
         total: usize,
+        /// What of that nobody has, this process or another.
+        free: usize,
     },
     /// A GPU that is not there, cannot be used, or failed.
     #[error("{device}: {message}")]
@@ -127,7 +130,9 @@ impl Error {
     /// The same, of a tensor that is known by now.
     pub(crate) fn of_tensor(self, tensor: String) -> Self {
         match self {
-            Error::OutOfMemory { bytes, in_use, total, .. } => Error::OutOfMemory { tensor, bytes, in_use, total },
+            Error::OutOfMemory { bytes, in_use, total, free, .. } => {
+                Error::OutOfMemory { tensor, bytes, in_use, total, free }
+            }
             other => other,
         }
     }

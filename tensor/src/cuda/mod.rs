@@ -262,8 +262,9 @@ impl Gpu {
             address = self.driver.allocate(capacity)?;
         }
         let Some(address) = address else {
-            let (in_use, total) = (pool.stats.in_use, self.driver.properties().memory);
-            return Err(Error::OutOfMemory { tensor: "a tensor".into(), bytes, in_use, total });
+            let (in_use, total, free) =
+                (pool.stats.in_use, self.driver.properties().memory, self.driver.free_memory()?);
+            return Err(Error::OutOfMemory { tensor: "a tensor".into(), bytes, in_use, total, free });
         };
         pool.stats.held += capacity;
         pool.stats.allocations += 1;
