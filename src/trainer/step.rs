@@ -163,8 +163,16 @@ impl Learner {
         Ok(score)
     }
 
-    /// Lets `work` see the model as it is to be used: averaged, if there is an average.
-    pub fn with_average<R>(&mut self, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
+    /// Lets `work` see the model as it is to be used: averaged, if there is an average. Where a GPU has no room for that
+    /// beside a training step, `work` is done once more without the memory of the step, which is then recorded anew.
+    pub fn with_average<R>(&mut self, mut work: impl FnMut(&BiFormer) -> Result<R>) -> Result<R> {
+        match self.lend(&mut work) {
+            Err(error) if lacks_memory(&error) && self.staged.take().is_some() => self.lend(work),
+            result => result,
+        }
+    }
+
+    fn lend<R>(&mut self, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
         match &self.average {
             Some(average) => average.lend(&mut self.model, work),
             None => work(&self.model),
@@ -214,6 +222,18 @@ impl Learner {
         load_all(&mut learner.model, &file, &shown)?;
         Ok(learner)
     }
+}
+
+/// Whether a GPU had no room.
+fn lacks_memory(error: &anyhow::Error) -> bool {
+    use autograd::Error::Tensor;
+    use model::Error::Engine;
+    use tensor::Error::OutOfMemory;
+    error.chain().any(|cause| {
+        matches!(cause.downcast_ref(), Some(OutOfMemory { .. }))
+            || matches!(cause.downcast_ref(), Some(Tensor(OutOfMemory { .. })))
+            || matches!(cause.downcast_ref(), Some(Engine(Tensor(OutOfMemory { .. }))))
+    })
 }
 
 /// The way out of a run that diverges.
