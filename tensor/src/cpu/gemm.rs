@@ -75,10 +75,9 @@ const MAX_PARTIAL: usize = 1 << 18;
 /// extents or the size of `c` do not fit.
 pub fn gemm<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, c: Out<'_, F::Sum>) {
     let (m, k, n) = (a.rows, a.cols, b.cols);
+    expect_extents(k, b.rows, c.data.len(), [m, n]);
     // A weight gradient: small result, one long inner axis over all tokens.
     if m * n <= MAX_PARTIAL && k >= 4 * m.max(n) && m * n * k > 2 * F::piece(Isa::current()) && k >= 8 * DEPTH {
-        assert_eq!(k, b.rows, "inner extents of a matrix product");
-        assert_eq!(c.data.len(), m * n, "size of a matrix product");
         return sum_in_pieces(k.div_ceil(DEPTH), DEPTH * m * n, m * n, c, |blocks, sum| {
             let range = blocks.start * DEPTH..(blocks.end * DEPTH).min(k);
             gemm_on_this_thread(a.cols(range.clone()), b.rows(range), Out::store(sum));
@@ -151,9 +150,15 @@ pub fn gemm_patches<F: Factor>(a: Patches<'_, F::Sum>, b: &Packed<F>, c: Out<'_,
     simd!(b.isa, A => unsafe { F::block::<A>(left, b, begin, c, 0..starts.len(), 0..n.div_ceil(b.width)) });
 }
 
+/// Panics unless operands and result fit. Matrices that repeat elements may have a product with more of them than a
+/// `usize` can count, and the unsafe kernels rely on C having them all.
+fn expect_extents(a_cols: usize, b_rows: usize, c_len: usize, [m, n]: [usize; 2]) {
+    assert_eq!(a_cols, b_rows, "inner extents of a matrix product");
+    assert_eq!(Some(c_len), m.checked_mul(n), "size of a matrix product");
+}
+
 fn multiply<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, begin: Begin<'_, F::Sum>, c: &mut [F::Sum], threads: bool) {
-    assert_eq!(a.cols, b.rows, "inner extents of a matrix product");
-    assert_eq!(c.len(), a.rows * b.cols, "size of a matrix product");
+    expect_extents(a.cols, b.rows, c.len(), [a.rows, b.cols]);
     if !c.is_empty() {
         let isa = Isa::current();
         simd!(isa, A => {
@@ -171,8 +176,7 @@ fn multiply_packed<F: Factor, A: Registers>(
     threads: bool,
 ) {
     let (m, (k, n)) = (a.rows, packed.extents);
-    assert_eq!(a.cols, k, "inner extents of a matrix product");
-    assert_eq!(c.len(), m * n, "size of a matrix product");
+    expect_extents(a.cols, k, c.len(), [m, n]);
     if c.is_empty() {
         return;
     }
@@ -276,6 +280,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// One element over and over makes rows without memory, so many that the number of C's elements wraps around to 100.
+    #[test]
+    #[should_panic(expected = "size of a matrix product")]
+    fn a_product_with_more_elements_than_can_be_counted_is_refused() {
+        let inverse = (0..6).fold(33usize, |x, _| x.wrapping_mul(2usize.wrapping_sub(x.wrapping_mul(33))));
+        let rows = inverse.wrapping_mul(100);
+        let mut c = [0.0; 100];
+        assert_eq!(rows.wrapping_mul(33), c.len());
+        gemm_on_this_thread(Mat::strided(&[1.0], (rows, 1), (0, 0)), Mat::new(&[1.0; 33], 1, 33), Out::store(&mut c));
     }
 
     #[test]
