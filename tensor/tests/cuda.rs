@@ -424,3 +424,23 @@ fn recorded_work_is_done_again_with_what_then_lies_there() {
     assert!(panicked.is_err());
     assert_eq!(input.to_vec::<f32>().unwrap(), [2.0, 10.0], "and after a panic");
 }
+
+/// Sums that would wrap around lead out of the memory.
+#[test]
+fn places_beyond_all_memory_are_refused() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(gpu);
+    let mut tensor = Tensor::zeros_on(&device, [8], DType::F32).unwrap();
+    let values = Tensor::zeros_on(&device, [2], DType::F32).unwrap();
+    for (start, stride) in [(usize::MAX, 1), (0, usize::MAX), (2, usize::MAX - 1)] {
+        let outcome = elements::put_within(tensor.as_out("test", false).unwrap(), start, &[stride], &values);
+        assert!(matches!(outcome, Err(Error::OutOfRange { .. })), "{outcome:?}");
+    }
+    let part = catch_unwind(AssertUnwindSafe(|| tensor.as_out("test", false).unwrap().part(usize::MAX, 2).count()));
+    assert!(part.is_err());
+    let square = Tensor::zeros_on(&device, [2, 2], DType::F32).unwrap();
+    let mut result = square.duplicate().unwrap();
+    let product = Gemm::new("test", Factor::plain(&square), Factor::plain(&square), [2; 3]).batch(usize::MAX / 4 + 2);
+    let outcome = product.into(result.as_out("test", false).unwrap());
+    assert!(matches!(outcome, Err(Error::Argument { op: "test", .. })), "{outcome:?}");
+}

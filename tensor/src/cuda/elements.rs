@@ -72,7 +72,7 @@ pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor
     let (dtype, count) = (values.dtype(), values.count());
     out.expect("put", dtype)?;
     let (source, target) = (Layout::merged(values.shape(), values.strides()), Layout::merged(values.shape(), strides));
-    let last = start + target.reach();
+    let last = target.reach().and_then(|reach| reach.checked_add(start)).unwrap_or(usize::MAX);
     if count > 0 && last >= out.count() {
         return Err(Error::OutOfRange { op: "put", what: "the last element", index: last, bound: out.count() });
     }

@@ -136,8 +136,12 @@ impl<'a> Gemm<'a> {
         if out.dtype() != inputs {
             out.expect(op, inputs.wide())?;
         }
-        let lengths = [(a.tensor, self.batch * m * k, "a factor"), (b.tensor, self.batch * k * n, "a factor")];
-        let plus = self.plus.map(|plus| (plus, self.batch * m * n, "a matrix to add"));
+        let counts = [[m, k], [k, n], [m, n]].map(|[rows, columns]| rows.checked_mul(columns)?.checked_mul(self.batch));
+        let [Some(of_a), Some(of_b), Some(of_c)] = counts else {
+            return Err(Error::argument(op, "matrices with more elements than can be counted"));
+        };
+        let lengths = [(a.tensor, of_a, "a factor"), (b.tensor, of_b, "a factor")];
+        let plus = self.plus.map(|plus| (plus, of_c, "a matrix to add"));
         for (tensor, count, what) in lengths.into_iter().chain(plus) {
             if tensor.count() != count {
                 return Err(Error::shape(op, format!("{what} of {count} elements"), tensor.shape()));
@@ -162,8 +166,8 @@ impl<'a> Gemm<'a> {
                 return Err(Error::shape(op, format!("{m} sums"), &[sums.count()]));
             }
         }
-        if out.count() != self.batch * m * n {
-            return Err(Error::shape(op, format!("a product of {} elements", self.batch * m * n), &[out.count()]));
+        if out.count() != of_c {
+            return Err(Error::shape(op, format!("a product of {of_c} elements"), &[out.count()]));
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ impl Layout {
         let mut axes = SmallVec::<[(usize, usize); AXES]>::new();
         for (&extent, &stride) in extents.iter().zip(strides).filter(|&(&extent, _)| extent != 1) {
             match axes.last_mut() {
-                Some(outer) if outer.1 == extent * stride => *outer = (outer.0 * extent, stride),
+                Some(outer) if Some(outer.1) == extent.checked_mul(stride) => *outer = (outer.0 * extent, stride),
                 _ => axes.push((extent, stride)),
             }
         }
@@ -39,9 +39,10 @@ impl Layout {
         })
     }
 
-    /// How far from the first element the last one lies, when there are elements.
-    pub fn reach(&self) -> usize {
-        self.axes.iter().map(|&(extent, stride)| extent.saturating_sub(1) * stride).sum()
+    /// How far from the first element the last one lies, when there are elements, if a `usize` can say it.
+    pub fn reach(&self) -> Option<usize> {
+        let along = |&(extent, stride): &(usize, usize)| extent.saturating_sub(1).checked_mul(stride);
+        self.axes.iter().try_fold(0, |reach: usize, axis| reach.checked_add(along(axis)?))
     }
 
     /// The six extents and six strides of a `Layout` in `prelude.cuh`. [`Error::Argument`] when there are more.

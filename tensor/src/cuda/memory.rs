@@ -118,7 +118,7 @@ impl<'a> Out<'a> {
 
     /// The elements from `start` on, `count` of them. Panics when there are fewer.
     pub fn part(&mut self, start: usize, count: usize) -> Out<'_> {
-        assert!(start + count <= self.count, "a part of an output");
+        assert!(start.checked_add(count).is_some_and(|end| end <= self.count), "a part of an output");
         let address = self.address + (start * self.dtype.size()) as u64;
         Out { address, count, borrowed: PhantomData, ..*self }
     }
