@@ -444,3 +444,12 @@ fn places_beyond_all_memory_are_refused() {
     let outcome = product.into(result.as_out("test", false).unwrap());
     assert!(matches!(outcome, Err(Error::Argument { op: "test", .. })), "{outcome:?}");
 }
+
+#[test]
+fn a_tensor_of_nearly_all_addresses_is_out_of_memory() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    for bytes in [usize::MAX - 3, usize::MAX / 2, usize::MAX / 3] {
+        let outcome = Tensor::zeros_on(&Device::Cuda(Arc::clone(&gpu)), [bytes / 4], DType::F32);
+        assert!(matches!(outcome, Err(Error::OutOfMemory { .. })), "{bytes}: {:?}", outcome.map(|x| x.bytes()));
+    }
+}

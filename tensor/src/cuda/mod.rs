@@ -235,8 +235,12 @@ impl Gpu {
 
     /// A block of at least `bytes`: address and capacity.
     fn take(&self, bytes: usize) -> Result<(u64, usize)> {
-        let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
         let mut pool = self.pool();
+        // More than there can be, and capacities must not wrap around.
+        if bytes >= isize::MAX as usize / 2 {
+            return Err(self.out_of_memory(&pool, bytes));
+        }
+        let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
         let recycled =
             pool.free.range_mut(capacity..=2 * capacity).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
         let (address, capacity) = match recycled {
@@ -261,14 +265,18 @@ impl Gpu {
             self.free_all(pool);
             address = self.driver.allocate(capacity)?;
         }
-        let Some(address) = address else {
-            let (in_use, total, free) =
-                (pool.stats.in_use, self.driver.properties().memory, self.driver.free_memory()?);
-            return Err(Error::OutOfMemory { tensor: "a tensor".into(), bytes, in_use, total, free });
-        };
+        let address = address.ok_or_else(|| self.out_of_memory(pool, bytes))?;
         pool.stats.held += capacity;
         pool.stats.allocations += 1;
         Ok(address)
+    }
+
+    fn out_of_memory(&self, pool: &Pool, bytes: usize) -> Error {
+        let (in_use, total) = (pool.stats.in_use, self.driver.properties().memory);
+        match self.driver.free_memory() {
+            Ok(free) => Error::OutOfMemory { tensor: "a tensor".into(), bytes, in_use, total, free },
+            Err(error) => error,
+        }
     }
 
     fn give_back(&self, address: u64, capacity: usize, bytes: usize) {
