@@ -425,6 +425,27 @@ fn recorded_work_is_done_again_with_what_then_lies_there() {
     assert_eq!(input.to_vec::<f32>().unwrap(), [2.0, 10.0], "and after a panic");
 }
 
+#[test]
+fn what_a_recording_uses_stays_its_own_when_the_tensors_go() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let tensor = |value: f32| Tensor::full([1000], value).to_device(&device).unwrap();
+    let (input, mut output) = (tensor(1.0), tensor(2.0));
+    let places = [&input, &output].map(Tensor::buffer_id);
+    let (recording, ()) = gpu.record(|| elements::put(output.as_out("test", true)?, &input)).unwrap();
+    drop((input, output));
+    // Another recording first gives free memory back to the device.
+    let (other, ()) = gpu.record(|| Ok::<_, Error>(())).unwrap();
+    let others = [tensor(3.0), tensor(4.0)];
+    assert!(others.iter().all(|tensor| !places.contains(&tensor.buffer_id())));
+    recording.replay(&[]).unwrap();
+    assert!(others[0].to_vec::<f32>().unwrap().iter().all(|&element| element == 3.0));
+    let held = gpu.stats().held;
+    drop((recording, other));
+    drop(gpu.record(|| Ok::<_, Error>(())).unwrap());
+    assert!(gpu.stats().held < held, "and goes with the last recording that may use it");
+}
+
 /// Sums that would wrap around lead out of the memory.
 #[test]
 fn places_beyond_all_memory_are_refused() {

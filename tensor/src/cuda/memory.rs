@@ -12,13 +12,15 @@ pub struct Memory {
     address: u64,
     capacity: usize,
     len: usize,
+    /// How many recordings had been made before.
+    age: u64,
 }
 
 impl Memory {
     /// `len` bytes with arbitrary contents. [`Error::OutOfMemory`] where there are not so many.
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
-        let (address, capacity) = gpu.take(len)?;
-        Ok(Self { gpu: Arc::clone(gpu), address, capacity, len })
+        let (address, capacity, age) = gpu.take(len)?;
+        Ok(Self { gpu: Arc::clone(gpu), address, capacity, len, age })
     }
 
     /// Where it begins.
@@ -39,7 +41,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.gpu.give_back(self.address, self.capacity, self.len);
+        self.gpu.give_back(self.address, self.capacity, self.len, self.age);
     }
 }
 

@@ -73,6 +73,25 @@ struct Pool {
     /// Free blocks by capacity.
     free: BTreeMap<usize, Vec<u64>>,
     stats: GpuStats,
+    /// How many recordings were made, and the numbers of those that live.
+    recorded: u64,
+    recordings: Vec<u64>,
+    /// Blocks that no tensor has any more, but recordings may use: of these ages, capacities and addresses.
+    retained: Vec<(u64, usize, u64)>,
+}
+
+impl Pool {
+    /// The number of a new recording.
+    fn add_recording(&mut self) -> u64 {
+        self.recordings.push(self.recorded);
+        self.recorded += 1;
+        self.recorded - 1
+    }
+
+    /// Whether a recording may use a block that was taken when so many had been made.
+    fn may_be_used(&self, age: u64) -> bool {
+        self.recordings.iter().any(|&number| age <= number)
+    }
 }
 
 /// What the pool of a GPU has done.
@@ -233,8 +252,8 @@ impl Gpu {
         Ok(functions)
     }
 
-    /// A block of at least `bytes`: address and capacity.
-    fn take(&self, bytes: usize) -> Result<(u64, usize)> {
+    /// A block of at least `bytes`: address, capacity, and its age in recordings.
+    fn take(&self, bytes: usize) -> Result<(u64, usize, u64)> {
         let mut pool = self.pool();
         // More than there can be, and capacities must not wrap around.
         if bytes >= isize::MAX as usize / 2 {
@@ -249,12 +268,13 @@ impl Gpu {
         };
         pool.stats.in_use += bytes;
         pool.stats.peak_in_use = pool.stats.peak_in_use.max(pool.stats.in_use);
+        let age = pool.recorded;
         drop(pool);
         if self.poison {
             // SAFETY: the block is nobody else's.
             unsafe { self.driver.fill(address, 0xFF, capacity)? };
         }
-        Ok((address, capacity))
+        Ok((address, capacity, age))
     }
 
     /// New memory from the device; what lies free in the pool goes back to it first if there is too little.
@@ -279,9 +299,17 @@ impl Gpu {
         }
     }
 
-    fn give_back(&self, address: u64, capacity: usize, bytes: usize) {
+    fn give_back(&self, address: u64, capacity: usize, bytes: usize, age: u64) {
         let mut pool = self.pool();
         pool.stats.in_use -= bytes;
+        if pool.may_be_used(age) {
+            return pool.retained.push((age, capacity, address));
+        }
+        self.put_away(&mut pool, address, capacity);
+    }
+
+    /// Takes in a block that nobody will use any more.
+    fn put_away(&self, pool: &mut Pool, address: u64, capacity: usize) {
         if self.driver.recycles() {
             pool.free.entry(capacity).or_default().push(address);
             return;

@@ -12,10 +12,12 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-/// Recorded work. Memory that it uses for itself is kept for it.
+/// Recorded work. Memory that it uses for itself is kept for it, and so is that of tensors that go while it lives.
 pub struct Recording {
     gpu: Arc<Gpu>,
     id: RecordingId,
+    /// Which one of the device's it is: see `Pool`.
+    number: u64,
     keys: Keys,
     /// Blocks by capacity that were taken and given back in between.
     kept: BTreeMap<usize, Vec<u64>>,
@@ -70,7 +72,10 @@ impl Gpu {
         let id = self.driver.end_recording();
         let kept = std::mem::take(&mut self.pool().free);
         match (result, id, keys) {
-            (Ok(Ok(value)), Ok(id), Some(keys)) => Ok((Recording { gpu: Arc::clone(self), id, keys, kept }, value)),
+            (Ok(Ok(value)), Ok(id), Some(keys)) => {
+                let number = self.pool().add_recording();
+                Ok((Recording { gpu: Arc::clone(self), id, number, keys, kept }, value))
+            }
             (result, id, _) => {
                 give_free(&mut self.pool().free, kept);
                 if let Ok(id) = id {
@@ -104,7 +109,8 @@ impl Recording {
         let keys: Vec<u64> = streams.iter().flat_map(Philox::key).collect();
         // SAFETY: the memory has room for the keys of as many streams as were recorded.
         unsafe { self.gpu.upload(bytemuck::cast_slice(&keys), self.keys.memory.address())? };
-        // SAFETY: the memory that the work uses is kept for it, or belongs to tensors that the caller keeps.
+        // SAFETY: the memory that the work uses is kept for it, or belongs to tensors, and when those go the pool retains
+        // it.
         unsafe { self.gpu.driver.replay(self.id) }
     }
 }
@@ -152,6 +158,14 @@ impl Drop for Recording {
         // Before its memory goes to somebody else. There is nobody to tell of an error.
         let _ = self.gpu.synchronize();
         self.gpu.driver.forget(self.id);
-        give_free(&mut self.gpu.pool().free, std::mem::take(&mut self.kept));
+        let mut pool = self.gpu.pool();
+        give_free(&mut pool.free, std::mem::take(&mut self.kept));
+        pool.recordings.retain(|&number| number != self.number);
+        let (used, unused) =
+            std::mem::take(&mut pool.retained).into_iter().partition(|&(age, ..)| pool.may_be_used(age));
+        pool.retained = used;
+        for (_, capacity, address) in Vec::from_iter(unused) {
+            self.gpu.put_away(&mut pool, address, capacity);
+        }
     }
 }
