@@ -46,8 +46,8 @@ pub fn main() -> Result<()> {
         println!("  {}: region {region:>2} (row {row}, column {column}), score {score:>6.2}", rank + 1);
     }
 
-    // The attention along these routes. The fused form reads keys and values where they lie; the composed one
-    // gathers them, as the paper's algorithm 1 does. They compute the same function.
+    // The attention along these routes. The fused form lays keys and values out once per head; the composed one
+    // gathers them k times over, as the paper's algorithm 1 does. They compute the same function.
     let tape = Tape::inference();
     let map = tape.constant(qkv);
     let fused = ops::bra(&map, None, &attributes)?.out.into_value().to_vec::<f32>()?;

@@ -15,7 +15,6 @@ fn taken_and_foretold(mode: &str, arguments: &[&str]) -> (f64, f64) {
     };
     let taken = number(&["bench", "--mode", mode, "--steps", "1"], "peak_rss_bytes");
     let field = if mode == "train" { "training_bytes" } else { "inference_bytes" };
-    // Inference has nothing to compute again.
     (taken, number(&["info"], field))
 }
 

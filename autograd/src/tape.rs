@@ -340,7 +340,7 @@ impl<'t> Var<'t> {
         self.node
     }
 
-    /// The same value, through which no gradient flows. The one use in the model is routing.
+    /// The same value, through which no gradient flows.
     pub fn detach(&self) -> Var<'t> {
         Var { tape: self.tape, value: self.value.clone(), node: None }
     }

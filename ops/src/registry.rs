@@ -6,7 +6,7 @@ use tensor::cuda::Module;
 
 /// An operation as the registry knows it.
 pub struct Op {
-    /// Its name: the folder's, and the one on the tape.
+    /// Its name: the folder's, and the one on the tape, where the parts of a composed operation may stand instead.
     pub name: &'static str,
     /// What it computes, in a line.
     pub summary: &'static str,

@@ -9,7 +9,8 @@
 //!
 //! It is bi-level routing attention with the whole map as the one region, routed to itself, and runs its
 //! kernels ([`bra`](mod@crate::bra)). Operands must be contiguous; f32 or f64, and bf16 on a GPU. Errors:
-//! [`tensor::Error::Argument`], [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`]. Source: Vaswani
+//! [`tensor::Error::Argument`], [`tensor::Error::Shape`], [`tensor::Error::DType`],
+//! [`tensor::Error::NotContiguous`]. Source: Vaswani
 //! et al., "Attention is all you need", 2017; here stage 4 of BiFormer, with s = (C/heads)^(−1/2).
 
 pub mod cases;

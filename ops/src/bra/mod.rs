@@ -1,7 +1,7 @@
 //! Bi-level routing attention (BRA): each region of the map attends, token by token, to the k regions that
 //! match it best, and to nothing else.
 //!
-//! **Forward.** From a map of queries, keys and values qkv (N, H, W, 2D + C), cut into P = Sₕ·S_w regions:
+//! **Forward.** From a map of queries, keys and values qkv (N, H, W, 2D + C), cut into P = Gₕ·G_w regions:
 //! 1. *Routing.* q̂, k̂ (P, D) are the means of each region's queries and keys; region p is routed to the k
 //!    regions r with the largest q̂ₚ·k̂ᵣ (ties to the lower index). All heads share the routes.
 //! 2. *Attention.* For each head and each query q in region p: o = Σⱼ softmaxⱼ(s·q·kⱼ) vⱼ, where j runs over
@@ -9,19 +9,20 @@
 //! 3. *Local context (LCE, "lepe").* out = o + dwconv(v): a depthwise convolution of the values, written
 //!    where the attention wrote. Optional.
 //!
-//! **Backward.** Routing is a choice among regions and has no gradient: this is the one deliberate detach of
-//! the model, as published. For the rest, with P = softmax(S), S = s·q·kᵀ and dO the gradient of o:
-//! dV = Pᵀ·dO, dP = dO·vᵀ, dS = P∘(dP − Σⱼ P∘dP), dQ = s·dS·k, dK = s·dSᵀ·q; a key collects dK and dV from
+//! **Backward.** Routing is a choice among regions and has no gradient: routes are chosen off the tape, as
+//! published. For the rest, with A = softmax(S), S = s·q·kᵀ and dO the gradient of o:
+//! dV = Aᵀ·dO, dA = dO·vᵀ, dS = A∘(dA − Σⱼ A∘dA), dQ = s·dS·k, dK = s·dSᵀ·q; a key collects dK and dV from
 //! every region that was routed to it. dV also receives the convolution's input gradient. Saved: qkv, the
-//! routes, and per query and head the logarithm of the softmax's denominator, from which P is computed again.
+//! routes, and per query and head the logarithm of the softmax's denominator, from which A is computed again.
 //!
-//! [`bra`] is what training runs: keys and values are read where they lie (`cpu/`). [`composed`] spells the
-//! same function out in small operations, and is what it is tested against, and where one learns from.
+//! [`bra`] is what training runs: keys and values are never gathered k times over, but laid out once for each head
+//! (`cpu/`), or on a GPU read where they lie. [`composed`] spells the same function out in small operations, and is
+//! what it is tested against, and where one learns from.
 //!
 //! Operands must be contiguous; f32 or f64, and on a GPU also qkv in bf16 with the convolution's parameters in
 //! f32. Errors: [`tensor::Error::Argument`] when heads, grid or k do not
-//! fit, [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`]. Source: Zhu et al., "BiFormer: vision
-//! transformer with bi-level routing attention", CVPR 2023, algorithm 1.
+//! fit, [`tensor::Error::Shape`], [`tensor::Error::DType`], [`tensor::Error::NotContiguous`]. Source: Zhu et al.,
+//! "BiFormer: vision transformer with bi-level routing attention", CVPR 2023, algorithm 1.
 
 pub mod cases;
 pub mod composed;
