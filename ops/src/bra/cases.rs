@@ -37,7 +37,8 @@ impl Definition for Attention {
 fn qkv(images: usize, attributes: &Bra, region: [usize; 2], v_dim: usize, stream: u64) -> Tensor {
     let [rows, cols] = attributes.grid;
     let (map, channels) = ([rows * region[0], cols * region[1]], 2 * attributes.qk_dim + v_dim);
-    let mut values = uniform([images, map[0], map[1], channels], stream).to_vec::<f64>().unwrap_or_default();
+    let mut values =
+        uniform([images, map[0], map[1], channels], stream).to_vec::<f64>().expect("invariant: cases are f64");
     for (pixel, token) in values.chunks_mut(channels).enumerate() {
         let (image, row, col) = (pixel / (map[0] * map[1]), pixel / map[1] % map[0], pixel % map[1]);
         let place = row / region[0] * cols + col / region[1];
@@ -46,8 +47,7 @@ fn qkv(images: usize, attributes: &Bra, region: [usize; 2], v_dim: usize, stream
         token[0] += if (place + image).is_multiple_of(2) { 1.0 } else { -1.0 };
         token[attributes.qk_dim] += 0.6 * order[place] as f64;
     }
-    // invariant: as many values as `uniform` made.
-    Tensor::from_slice(&values, [images, map[0], map[1], channels]).expect("values of the map's shape")
+    Tensor::from_slice(&values, [images, map[0], map[1], channels]).expect("invariant: as many as before")
 }
 
 struct Setup {
@@ -81,9 +81,9 @@ pub fn cases() -> Vec<Case> {
     let usual = || Setup { images: 2, grid: [2, 2], region: [2, 2], heads: 2, dims: [4, 4], topk: 2, kernel: 5 };
     let skewed = {
         let mut case = Setup { images: 1, topk: 1, ..usual() }.case("all regions choose the same one");
-        let mut values = case.inputs[0].to_vec::<f64>().unwrap_or_default();
+        let mut values = case.inputs[0].to_vec::<f64>().expect("invariant: cases are f64");
         values.chunks_mut(24).for_each(|token| token[0] = 1.0);
-        case.inputs[0] = Tensor::from_slice(&values, [1, 4, 4, 24]).unwrap_or(case.inputs[0].clone());
+        case.inputs[0] = Tensor::from_slice(&values, [1, 4, 4, 24]).expect("invariant: as many as before");
         case
     };
     let padded = {
