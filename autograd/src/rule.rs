@@ -18,7 +18,8 @@ pub trait Rule: Send + 'static {
     /// What it saved, by name.
     fn saved(&self) -> Vec<(&'static str, &Tensor)>;
 
-    /// The same tensors, to be rewritten: see [`Tape::tamper`](crate::Tape::tamper).
+    /// The same tensors, to be rewritten, without those at the end that no gradient depends on: see
+    /// [`Tape::tamper`](crate::Tape::tamper).
     fn saved_mut(&mut self) -> Vec<&mut Tensor>;
 
     /// How to compute the operation's value once more, to the bit, from what the rule holds; none where that cannot
@@ -39,15 +40,16 @@ pub trait Rule: Send + 'static {
 
 /// Writes the three bookkeeping methods of a [`Rule`]: its name, and its saved tensors by field.
 ///
-/// `rule_fields!("linear", x, weight);` inside an `impl Rule for`.
+/// `rule_fields!("linear", x, weight);` inside an `impl Rule for`. After a semicolon come those that only
+/// [`Rule::again`] reads.
 #[macro_export]
 macro_rules! rule_fields {
-    ($name:expr $(, $field:ident)* $(,)?) => {
+    ($name:expr $(, $field:ident)* $(; $($for_value:ident),+)? $(,)?) => {
         fn name(&self) -> &'static str {
             $name
         }
         fn saved(&self) -> Vec<(&'static str, &$crate::tensor::Tensor)> {
-            vec![$((stringify!($field), &self.$field)),*]
+            vec![$((stringify!($field), &self.$field),)* $($((stringify!($for_value), &self.$for_value)),+)?]
         }
         fn saved_mut(&mut self) -> Vec<&mut $crate::tensor::Tensor> {
             vec![$(&mut self.$field),*]

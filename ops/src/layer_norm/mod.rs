@@ -4,8 +4,8 @@
 //! y = γ·x̂ + β. γ and β are (C).
 //!
 //! **Backward.** dβ = Σ dy and dγ = Σ dy·x̂ over the rows. For x, with g = γ·dy: x̂ depends on x directly,
-//! through μ and through r, which gives dx = r·(g − mean(g) − x̂·mean(g·x̂)). Saved: x, and μ and r per row;
-//! x̂ is recomputed in the one pass that needs it, so it is never stored.
+//! through μ and through r, which gives dx = r·(g − mean(g) − x̂·mean(g·x̂)). Saved: x, γ, and μ and r per row;
+//! x̂ is recomputed in the one pass that needs it, so it is never stored. Also β, only to give y again.
 //!
 //! Operands must be contiguous; f32 or f64, and on a GPU also x in bf16 with γ and β in f32. Errors: [`tensor::Error::Shape`],
 //! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Ba, Kiros and Hinton, "Layer
@@ -68,7 +68,7 @@ struct LayerNorm {
 }
 
 impl Rule for LayerNorm {
-    rule_fields!("layer_norm", x, weight, mean, rstd);
+    rule_fields!("layer_norm", x, weight, mean, rstd; bias);
 
     fn again(&self) -> Option<Again<'_>> {
         Some(Box::new(|| {
