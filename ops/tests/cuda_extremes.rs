@@ -97,6 +97,26 @@ fn layer_norm_gives_the_gradients_that_are_wanted() -> Result<()> {
     Ok(())
 }
 
+/// A parameter in f32 beside a map in bf16 is rounded; any other two types are a mistake.
+#[test]
+fn mul_rounds_nothing_but_parameters() -> Result<()> {
+    let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
+    let (device, tape) = (Device::Cuda(gpu), Tape::inference());
+    let of = |dtype: DType| -> Result<Var<'_>> { Ok(tape.constant(uniform([3], 1).cast(dtype)?.to_device(&device)?)) };
+    let types = [DType::F64, DType::F32, DType::Bf16];
+    for (a, b) in types.into_iter().flat_map(|a| types.map(|b| (a, b))) {
+        let (fits, product) = (a == b || (a, b) == (DType::Bf16, DType::F32), ops::mul(&of(a)?, &of(b)?));
+        match product {
+            Ok(product) => assert!(fits && product.dtype() == a, "{a} and {b}"),
+            Err(error) => {
+                let refused = matches!(error, autograd::Error::Tensor(tensor::Error::DType { op: "mul", .. }));
+                assert!(!fits && refused, "{a} and {b}: {error}");
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Every number of bf16 from -12 to 12: what a result may be off is half a unit in the last of its eight bits, and 1e-5 of
 /// it for the formula.
 #[test]

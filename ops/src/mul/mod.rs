@@ -16,7 +16,7 @@ pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
-use tensor::{Device, Tensor, match_float};
+use tensor::{DType, Device, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "a·b element by element, with broadcasting";
@@ -31,7 +31,10 @@ fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(match a.device() {
         Device::Cpu => match_float!(a.dtype(), "mul", T => cpu::forward::<T>(a, b)?),
         // A parameter, in f32 beside maps in bf16, is rounded.
-        Device::Cuda(_) => cuda::forward(a, &b.cast(a.dtype())?)?,
+        Device::Cuda(_) if (a.dtype(), b.dtype()) == (DType::Bf16, DType::F32) => {
+            cuda::forward(a, &b.cast(DType::Bf16)?)?
+        }
+        Device::Cuda(_) => cuda::forward(a, b)?,
     })
 }
 
