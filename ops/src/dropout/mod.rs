@@ -6,6 +6,9 @@
 //! **Backward.** y is linear in x, element by element: dxᵢ = kᵢ·dyᵢ/(1 − p). Nothing is saved: the
 //! stream is a function of the position, so the same k are drawn again.
 //!
+//! The stream is counted from the first element of x, whatever that is a part of: in [pieces](autograd::Tape::in_pieces)
+//! each piece would drop what the others do, so give it a stream of its own, keyed by its first sample.
+//!
 //! Whoever evaluates a model leaves the call out. x must be contiguous; f32 or f64, and bf16 on a GPU. Errors:
 //! [`tensor::Error::Argument`] for p outside [0, 1), [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`]. Source: Srivastava et al., "Dropout", JMLR 2014; `torch.nn.Dropout`.
