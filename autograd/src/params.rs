@@ -154,7 +154,7 @@ impl Parameters {
 
     /// The flat buffer, to be written. [`tensor::Error::Shared`] while views of it live: drop the tape first.
     pub fn flat_mut<T: Element>(&mut self) -> Result<&mut [T]> {
-        Ok(self.values.as_mut_slice("parameters (drop the tape first)")?)
+        Ok(self.values.as_mut_slice("parameters")?)
     }
 
     /// The flat buffer on any device, to be written by a kernel.

@@ -141,8 +141,8 @@ impl AdamW {
         match_float!(self.layout.dtype(), "adamw", T => {
             let p = parameters.flat_mut::<T>()?;
             let g = gradients_flat.as_slice::<T>("adamw")?;
-            let m = self.m.as_mut_slice::<T>("adamw (drop its saved state first)")?;
-            let v = self.v.as_mut_slice::<T>("adamw (drop its saved state first)")?;
+            let m = self.m.as_mut_slice::<T>("adamw")?;
+            let v = self.v.as_mut_slice::<T>("adamw")?;
             sweep(&factors.rounded::<T>(), &self.runs, p, g, m, v);
         });
         self.steps += 1;

@@ -36,12 +36,21 @@ pub enum Error {
         /// Their norm.
         norm: f64,
     },
-    /// Unreached parameters, or a buffer that a tape or a saved state still sees.
+    /// Unreached parameters.
     #[error(transparent)]
-    Autograd(#[from] autograd::Error),
-    /// A tensor that could not be read or written.
+    Autograd(autograd::Error),
+    /// A tensor that could not be read or written: one that a tape or a saved state still sees, for instance.
     #[error(transparent)]
     Tensor(#[from] tensor::Error),
+}
+
+impl From<autograd::Error> for Error {
+    fn from(error: autograd::Error) -> Self {
+        match error {
+            autograd::Error::Tensor(error) => Error::Tensor(error),
+            other => Error::Autograd(other),
+        }
+    }
 }
 
 /// The result of an optimiser step.

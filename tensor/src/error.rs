@@ -112,7 +112,7 @@ pub enum Error {
         message: String,
     },
     /// Writing to memory that another tensor also sees.
-    #[error("{op}: the buffer is shared with another tensor, so it cannot be written in place")]
+    #[error("{op}: cannot write what another tensor shares; drop that view, tape or saved state first")]
     Shared {
         /// The operation.
         op: &'static str,
