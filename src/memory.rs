@@ -30,7 +30,7 @@ pub fn training(config: &RunConfig) -> Result<u64> {
         let labels = (0..images).map(|image| (image % classes) as u32).collect();
         let shape = [images, size, size, 3];
         let pixels = vec![0.5; shape.iter().product()];
-        let batch = Batch { index: 0, images: pixels, shape, labels, samples: vec![], skipped: vec![] };
+        let batch = Batch { images: pixels, shape, labels, samples: vec![], skipped: vec![] };
         Learner::blank(&config)?.train(&config, &batch.into(), 0, 1e-3, || None).map(|_| ())
     })?;
     Ok(PROGRAM + model + image_bytes(config.batch_size, size))

@@ -40,7 +40,7 @@ fn batch(step: usize) -> Numbered {
 fn batch_of(count: usize, step: usize) -> Numbered {
     let images = (0..count * 32 * 32 * 3).map(|i| ((i + 977 * step) as f32 * 0.37).sin()).collect();
     let labels = (0..count).map(|image| ((image + step) % 10) as u32).collect();
-    Batch { index: 0, images, shape: [count, 32, 32, 3], labels, samples: vec![], skipped: vec![] }.into()
+    Batch { images, shape: [count, 32, 32, 3], labels, samples: vec![], skipped: vec![] }.into()
 }
 
 /// The losses of ten steps, and the weights after them.

@@ -248,12 +248,6 @@ impl Gradients {
         self.arena.as_ref().map(|arena| &arena.flat)
     }
 
-    /// The flat buffer, to be written (clipping).
-    pub fn flat_mut<T: Element>(&mut self) -> Result<&mut [T]> {
-        let arena = self.arena.as_mut().ok_or(Error::NotRecorded { what: "a gradient without parameters" })?;
-        Ok(arena.flat.as_mut_slice("gradients")?)
-    }
-
     /// [`Error::Unreached`] when the loss does not depend on some parameter.
     pub fn require_all(&self) -> Result<()> {
         let Some(arena) = &self.arena else { return Ok(()) };

@@ -62,8 +62,6 @@ impl LoaderConfig {
 /// Some samples, ready for a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// The number of this batch in its epoch, from 0.
-    pub index: usize,
     /// The images, (N, H, W, 3), normalised.
     pub images: Vec<f32>,
     /// `[N, H, W, 3]`.
@@ -305,7 +303,6 @@ impl Job {
         let image_len = size * size * 3;
 
         let mut batch = lock(&self.spare).pop().unwrap_or_default();
-        batch.index = number;
         batch.shape = [end - start, size, size, 3];
         batch.images.resize((end - start) * image_len, 0.0);
         batch.labels.clear();

@@ -7,33 +7,25 @@
 //! its resolution: e stands still once |p − e| < |e|·2⁻²⁴/(1 − d), which is 0.15 % at that decay.
 //!
 //! Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; timm's
-//! `ModelEma` for the default decay.
+//! `ModelEma` for the reference recipe's decay.
 
 use crate::error::{Result, expect, expect_flat, expect_layout};
 use autograd::Parameters;
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::GRAIN;
 use tensor::cuda::elements::move_towards;
 use tensor::{Device, Float, Tensor, match_float, simd};
 
-/// The settings of [`Ema`], with the reference recipe's values as defaults.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// The settings of [`Ema`].
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmaConfig {
-    /// d, in [0, 1). Default 0.99996.
+    /// d, in [0, 1). The reference recipe's is 0.99996.
     pub decay: f64,
     /// Whether update t = 0, 1, ... uses min(d, (1 + t)/(10 + t)) instead of d: the random weights of the
     /// start are then forgotten within the first updates, and not after several times 1/(1 − d) of them.
-    /// Default false.
+    /// The reference recipe does not.
     pub warmup: bool,
-}
-
-impl Default for EmaConfig {
-    fn default() -> Self {
-        Self { decay: 0.99996, warmup: false }
-    }
 }
 
 impl EmaConfig {
@@ -182,6 +174,7 @@ mod tests {
     use tensor::cpu::parallel::thread_pool;
 
     const SHAPES: [(&str, &[usize]); 2] = [("weight", &[151, 211]), ("bias", &[13])];
+    const REFERENCE: EmaConfig = EmaConfig { decay: 0.99996, warmup: false };
 
     /// Towards parameters that stand still: e after n updates is p + dⁿ·(e₀ − p).
     #[test]
@@ -212,7 +205,7 @@ mod tests {
     #[test]
     fn parameters_that_stand_still_are_their_own_average() {
         let parameters = parameters(DType::F32, &SHAPES);
-        let mut ema = Ema::new(&parameters, EmaConfig::default()).unwrap();
+        let mut ema = Ema::new(&parameters, REFERENCE).unwrap();
         (0..50).for_each(|_| ema.update(&parameters).unwrap());
         assert_eq!(values(ema.average()), values(&parameters));
     }
@@ -269,18 +262,18 @@ mod tests {
     fn refusals() {
         let own = parameters(DType::F32, &SHAPES);
         for foreign in [parameters(DType::F64, &SHAPES), parameters(DType::F32, &SHAPES[..1])] {
-            let mut ema = Ema::new(&own, EmaConfig::default()).unwrap();
+            let mut ema = Ema::new(&own, REFERENCE).unwrap();
             assert!(matches!(ema.update(&foreign), Err(Error::Layout { what: "parameters", .. })));
-            let state = Ema::new(&foreign, EmaConfig::default()).unwrap().state();
+            let state = Ema::new(&foreign, REFERENCE).unwrap().state();
             assert!(matches!(ema.restore(&state), Err(Error::Layout { what: "averaged parameters", .. })));
         }
-        let mut ema = Ema::new(&own, EmaConfig::default()).unwrap();
+        let mut ema = Ema::new(&own, REFERENCE).unwrap();
         let state = ema.state();
         assert!(matches!(ema.update(&own), Err(Error::Tensor(tensor::Error::Shared { .. }))));
         drop(state);
         ema.update(&own).unwrap();
         for decay in [1.0, -0.1, f64::NAN] {
-            let config = EmaConfig { decay, ..EmaConfig::default() };
+            let config = EmaConfig { decay, ..REFERENCE };
             assert!(matches!(Ema::new(&own, config), Err(Error::Setting { what: "decay", .. })));
         }
     }

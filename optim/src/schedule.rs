@@ -2,13 +2,10 @@
 //! resumed run reads the same numbers.
 
 use crate::error::{Result, expect};
-use serde::{Deserialize, Serialize};
 use std::f64::consts::PI;
 
-/// How the learning rate changes over a run. In a configuration file `rule` selects the variant:
-/// `rule = "cosine"` or `rule = "timm"`; all rates are absolute.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "rule", rename_all = "kebab-case", deny_unknown_fields)]
+/// How the learning rate changes over a run; all rates are absolute.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Schedule {
     /// Linear warm-up, then half a cosine, both per step. With w = `warmup_steps` and n = `total_steps`,
     ///
@@ -61,13 +58,6 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// The schedule of the reference model's ImageNet recipe: 300 epochs, 5 of them warm-up, from 1e-6 to
-    /// 5e-4·batch/512 and down to 1e-5. `batch` is the number of images in a step, on all devices.
-    pub fn reference(batch: usize, steps_per_epoch: u64) -> Self {
-        let peak = 5e-4 * batch as f64 / 512.0;
-        Schedule::Timm { peak, start: 1e-6, min: 1e-5, warmup_epochs: 5, epochs: 300, steps_per_epoch }
-    }
-
     /// The learning rate of step `step`, counted from 0.
     pub fn lr(&self, step: u64) -> f64 {
         match *self {
@@ -123,10 +113,13 @@ mod tests {
     use crate::Error;
     use approx::assert_relative_eq;
     use proptest::prelude::*;
-    use serde::de::value::{Error as SerdeError, MapDeserializer};
-    use serde::de::{IntoDeserializer, Visitor};
 
-    /// The rates that the reference trainer was observed to use at a batch of 1024.
+    /// The reference model's ImageNet recipe at a batch of 1024.
+    fn reference(steps_per_epoch: u64) -> Schedule {
+        Schedule::Timm { peak: 1e-3, start: 1e-6, min: 1e-5, warmup_epochs: 5, epochs: 300, steps_per_epoch }
+    }
+
+    /// The rates that the reference trainer was observed to use.
     #[test]
     fn the_reference_sequence() {
         let observed = [
@@ -145,7 +138,7 @@ mod tests {
             (299, 1.01086e-5, 1e-5),
         ];
         const STEPS: u64 = 1251;
-        let schedule = Schedule::reference(1024, STEPS);
+        let schedule = reference(STEPS);
         schedule.validate().unwrap();
         for (epoch, lr, tolerance) in observed {
             for step in [epoch * STEPS, epoch * STEPS + STEPS - 1] {
@@ -238,7 +231,7 @@ mod tests {
             (cosine(1.0, 0.0, f64::INFINITY, 1, 2), "min"),
             (cosine(1.0, 0.0, 0.0, 0, 0), "total_steps"),
             (cosine(1.0, 0.0, 0.0, 3, 2), "warmup_steps"),
-            (Schedule::reference(1024, 0), "steps_per_epoch"),
+            (reference(0), "steps_per_epoch"),
         ];
         for (schedule, name) in wrong {
             assert!(matches!(schedule.validate(), Err(Error::Setting { what, .. }) if what == name));
@@ -246,55 +239,5 @@ mod tests {
                 schedule.lr(step);
             }
         }
-    }
-
-    /// A value of a configuration file.
-    #[derive(Clone)]
-    enum Value {
-        Text(&'static str),
-        Real(f64),
-        Whole(u64),
-    }
-
-    impl<'de> IntoDeserializer<'de, SerdeError> for Value {
-        type Deserializer = Self;
-        fn into_deserializer(self) -> Self {
-            self
-        }
-    }
-
-    impl<'de> serde::Deserializer<'de> for Value {
-        type Error = SerdeError;
-        fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> std::result::Result<V::Value, SerdeError> {
-            match self {
-                Value::Text(text) => visitor.visit_str(text),
-                Value::Real(real) => visitor.visit_f64(real),
-                Value::Whole(whole) => visitor.visit_u64(whole),
-            }
-        }
-        serde::forward_to_deserialize_any! {
-            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
-            unit_struct newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
-        }
-    }
-
-    #[test]
-    fn reads_a_configuration() {
-        let fields = [
-            ("rule", Value::Text("cosine")),
-            ("peak", Value::Real(1e-3)),
-            ("start", Value::Real(1e-6)),
-            ("min", Value::Real(1e-5)),
-            ("warmup_steps", Value::Whole(10)),
-            ("total_steps", Value::Whole(100)),
-        ];
-        let read = |fields: &[(&'static str, Value)]| {
-            Schedule::deserialize(MapDeserializer::<_, SerdeError>::new(fields.iter().cloned()))
-        };
-        let expected = Schedule::Cosine { peak: 1e-3, start: 1e-6, min: 1e-5, warmup_steps: 10, total_steps: 100 };
-        assert_eq!(read(&fields).unwrap(), expected);
-        let unknown: Vec<_> = fields.iter().cloned().chain([("warmup_epoch", Value::Whole(5))]).collect();
-        assert!(read(&unknown).unwrap_err().to_string().contains("warmup_epoch"));
-        assert!(read(&fields[..5]).unwrap_err().to_string().contains("total_steps"));
     }
 }

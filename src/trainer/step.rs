@@ -349,7 +349,7 @@ mod tests {
             let pixel = |i: usize| (i as f32 * 0.37).sin() + (i / 3072) as f32 * 0.1;
             let labels = images.clone().map(|image| image as u32 % 10).collect();
             let shape = [images.len(), 32, 32, 3];
-            Batch { index: 0, images: pixels.map(pixel).collect(), shape, labels, samples: vec![], skipped: vec![] }
+            Batch { images: pixels.map(pixel).collect(), shape, labels, samples: vec![], skipped: vec![] }
         };
         let gradients = |parts: usize, batch: Batch| -> Result<(Vec<f32>, u64)> {
             let config = RunConfig { micro_batches: parts, ..config.clone() };
