@@ -5,6 +5,7 @@ use crate::tape::{Node, Origin};
 use crate::{Error, Gradients, Profile, Result, Rule, Tape, Var, recompute};
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::sync::Arc;
 use tensor::Tensor;
 
 impl Tape {
@@ -23,18 +24,20 @@ impl Tape {
         if !std::ptr::eq(output.tape(), self) {
             return Err(Error::ForeignVar { op: "backward" });
         }
-        let last = output.node().ok_or(Error::NotRecorded { what: "this value" })?;
+        let last = output.node().ok_or(Error::NotRecorded)?;
         if upstream.shape() != output.shape() || upstream.dtype() != output.dtype() {
             let expected = format!("an upstream gradient like the value, {} {}", output.dtype(), output.shape());
             return Err(tensor::Error::shape("backward", expected, upstream.shape()).into());
         }
-        let Gradients { arena, inputs } = gradients;
+        let Gradients { arena, inputs, tape } = gradients;
         inputs.clear();
+        *tape = Some(self.id());
+        let layout = arena.as_ref().map(|arena| Arc::clone(&arena.layout));
         let (arena, written) = match arena {
             Some(arena) => arena.split()?,
             None => (vec![], &mut [][..]),
         };
-        let mut slots = Slots { interior: vec![], arena, written };
+        let mut slots = Slots { interior: vec![], layout, arena, written };
         slots.interior.resize_with(last + 1, State::default);
         slots.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
@@ -58,17 +61,15 @@ pub(crate) fn walk(
                 continue;
             }
             // Only the loss itself being a parameter leads here: other gradients go to the arena.
-            Origin::Parameter(_) => return Err(Error::NotRecorded { what: "a bare parameter" }),
+            Origin::Parameter(..) => return Err(Error::BareParameter),
             Origin::Operation(_) => {}
-            Origin::Consumed(_) => {
-                return Err(Error::NotRecorded { what: "a value whose tape was walked already" });
-            }
+            Origin::Consumed(op) => return Err(Error::Walked { op }),
         }
         let targets = nodes[index].inputs.iter().map(|source| {
             source.map(|node| Target {
                 node,
                 parameter: match nodes[node].origin {
-                    Origin::Parameter(id) => Some(id.index()),
+                    Origin::Parameter(id, _) => Some(id.index()),
                     _ => None,
                 },
                 shape: nodes[node].shape.clone(),
@@ -76,7 +77,7 @@ pub(crate) fn walk(
             })
         });
         let targets: SmallVec<[Option<Target>; 4]> = targets.collect();
-        if targets.iter().flatten().any(|target| !slots.hold(target)) {
+        if targets.iter().flatten().any(|target| !slots.hold(target, &nodes[target.node].origin)) {
             return Err(Error::ForeignGradients { parameters: slots.arena.len() });
         }
         let name = nodes[index].name();

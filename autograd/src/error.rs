@@ -6,11 +6,17 @@ pub enum Error {
     /// An operation refused its operands.
     #[error(transparent)]
     Tensor(#[from] tensor::Error),
-    /// A backward pass that starts from something that depends on no input and no parameter.
-    #[error("backward: {what} does not depend on any parameter or input of this tape")]
-    NotRecorded {
-        /// What it was to start from.
-        what: &'static str,
+    /// A backward pass from a value that no gradient can flow back from.
+    #[error("backward: the value comes from no recorded input or parameter; a tape from Tape::new records them")]
+    NotRecorded,
+    /// A backward pass from a parameter as it is.
+    #[error("backward: the value is a parameter itself; begin with the result of an operation")]
+    BareParameter,
+    /// A backward pass through an operation that one has been through already.
+    #[error("backward of {op}: walked already, and what it kept is freed; compute the value again on a new tape")]
+    Walked {
+        /// The operation.
+        op: &'static str,
     },
     /// A value of one tape used on another: its gradient would be lost, or go to the wrong place.
     #[error("{op}: a value of another tape; values can only be combined on the tape that they were made on")]
@@ -47,7 +53,9 @@ pub enum Error {
         reason: String,
     },
     /// Gradients of another model's parameters, or of another element type.
-    #[error("backward: the gradients are laid out for another model ({parameters} parameters) than the tape's")]
+    #[error(
+        "backward: the gradients are another model's ({parameters} parameters); make the tape's with Gradients::new"
+    )]
     ForeignGradients {
         /// The number of parameters that the gradients are laid out for.
         parameters: usize,

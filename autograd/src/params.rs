@@ -2,6 +2,7 @@
 //! average are one sweep over memory.
 
 use crate::rule::Part;
+use crate::tape::TapeId;
 use crate::{Error, Result, Var};
 use std::{collections::HashMap, ops::Range, sync::Arc};
 use tensor::{ALIGNMENT, DType, Device, Element, Shape, Tensor, match_float};
@@ -199,6 +200,8 @@ impl Parameters {
 pub struct Gradients {
     pub(crate) arena: Option<Arena>,
     pub(crate) inputs: HashMap<usize, Tensor>,
+    /// The tape whose inputs these are.
+    pub(crate) tape: Option<TapeId>,
 }
 
 #[derive(Debug)]
@@ -215,7 +218,7 @@ impl Gradients {
         let layout = Arc::clone(&parameters.layout);
         let flat = Tensor::zeros_on(&parameters.values.device(), [layout.len], layout.dtype)?;
         let written = vec![false; layout.names.len()];
-        Ok(Self { arena: Some(Arena { layout, flat, written }), inputs: HashMap::new() })
+        Ok(Self { arena: Some(Arena { layout, flat, written }), inputs: HashMap::new(), tape: None })
     }
 
     /// How the parameters' gradients are laid out, if there are any.
@@ -231,9 +234,10 @@ impl Gradients {
         }
     }
 
-    /// The gradient of an input of the last tape, if one reached it.
+    /// The gradient of an input, if one reached it; none of an input of another tape than the last that was walked.
     pub fn of(&self, input: &Var<'_>) -> Option<&Tensor> {
-        self.inputs.get(&input.node()?)
+        let own = self.tape? == input.tape().id();
+        if own { self.inputs.get(&input.node()?) } else { None }
     }
 
     /// The gradient of a parameter, if one reached it in this step.

@@ -10,13 +10,13 @@
 use crate::backward::walk;
 use crate::rule::{InputGrads, Part, Slots, State};
 use crate::tape::Node;
-use crate::{Error, ParamId, Profile, Result, Rule, Tape, Var};
+use crate::{Error, Layout, ParamId, Profile, Result, Rule, Tape, Var};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use tensor::cpu::parallel::{GRAIN, Out, put};
-use tensor::{Device, Float, Shape, Tensor, match_float};
+use tensor::{Device, Float, Tensor, match_float};
 
 /// So many groups of pieces have gradients of their own, at most.
 const GROUPS: usize = 4;
@@ -156,6 +156,8 @@ fn in_groups(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
 
 /// Room for the gradients of those parameters that the pieces use: where each begins, in elements.
 struct Room {
+    /// How the model's are laid out; none where the pieces use none.
+    layout: Option<Arc<Layout>>,
     places: BTreeMap<usize, Range<usize>>,
     len: usize,
 }
@@ -167,14 +169,15 @@ struct Partial {
 }
 
 impl Room {
-    fn of(parameters: &BTreeMap<ParamId, Shape>) -> Self {
+    fn of(parameters: &BTreeMap<ParamId, Arc<Layout>>) -> Self {
         let mut len = 0;
-        let place = |(id, shape): (&ParamId, &Shape)| {
-            len += shape.count();
-            (id.index(), len - shape.count()..len)
+        let place = |(&id, layout): (&ParamId, &Arc<Layout>)| {
+            let count = layout.shape(id).count();
+            len += count;
+            (id.index(), len - count..len)
         };
         let places = parameters.iter().map(place).collect();
-        Self { places, len }
+        Self { layout: parameters.values().next().cloned(), places, len }
     }
 
     /// Walks the tapes of a group in order, from dy (N, ...) to the group's part of dx, whose rows have `row` elements.
@@ -188,7 +191,7 @@ impl Room {
             arena[parameter] = Some(Part::Cpu(part));
             rest = after;
         }
-        let mut slots = Slots { interior: vec![], arena, written: &mut partial.written };
+        let mut slots = Slots { interior: vec![], layout: self.layout.clone(), arena, written: &mut partial.written };
         let mut dx_rest = dx.data;
         for Piece { mut nodes, profile, input, output, samples } in pieces {
             profile.as_ref().inspect(|profile| profile.restart());
@@ -212,7 +215,8 @@ impl Room {
 
     /// Adds the groups' gradients, in order, to those of the whole tape.
     fn add_up<T: Float>(&self, partials: &[Partial], grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let (arena, written) = grads.parameters();
+        let Some(layout) = &self.layout else { return Ok(()) };
+        let (arena, written) = grads.parameters(layout)?;
         for (&parameter, place) in &self.places {
             let parts = partials.iter().filter(|partial| partial.written[parameter]);
             let parts = parts.map(|partial| Ok(&partial.flat.as_slice::<T>("pieces")?[place.clone()]));

@@ -1,9 +1,11 @@
 //! Backward rules, and where they put their gradients.
 
 use crate::backward::walk;
-use crate::{Error, MultiplyAdds, Result, Tape};
+use crate::tape::Origin;
+use crate::{Error, Layout, MultiplyAdds, Result, Tape};
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::sync::Arc;
 use tensor::cpu::parallel::Out;
 use tensor::{DType, Device, Error as TensorError, Float, Shape, Tensor, cuda, match_float};
 
@@ -61,6 +63,8 @@ macro_rules! rule_fields {
 pub(crate) struct Slots<'a> {
     /// Per node: its gradient so far.
     pub interior: Vec<State>,
+    /// How the parameters are laid out.
+    pub layout: Option<Arc<Layout>>,
     /// Per parameter: its part of the flat buffer, unless a rule holds it.
     pub arena: Vec<Option<Part<'a>>>,
     /// Per parameter: whether that part holds a gradient of this step.
@@ -68,11 +72,19 @@ pub(crate) struct Slots<'a> {
 }
 
 impl Slots<'_> {
-    /// Whether the flat buffer has a part for this target, of its size.
-    pub fn hold(&self, target: &Target) -> bool {
+    /// Whether the flat buffer has a part for this target, if it is a parameter: in the same layout, of its size.
+    pub fn hold(&mut self, target: &Target, origin: &Origin) -> bool {
+        let Origin::Parameter(id, layout) = origin else { return true };
         let bytes = target.shape.count() * target.dtype.size();
-        let part = |parameter: usize| self.arena.get(parameter)?.as_ref();
-        target.parameter.is_none_or(|parameter| part(parameter).is_some_and(|part| part.bytes() == bytes))
+        let part = self.arena.get(id.index()).and_then(Option::as_ref);
+        part.is_some_and(|part| part.bytes() == bytes) && self.fit(layout)
+    }
+
+    /// Whether the parameters are laid out like this.
+    pub fn fit(&mut self, layout: &Arc<Layout>) -> bool {
+        let Some(own) = &self.layout else { return false };
+        // The same Arc is the usual case. Another that is equal takes its place: the next parameter comes with that one.
+        Arc::ptr_eq(own, layout) || *own == *layout && self.layout.replace(Arc::clone(layout)).is_some()
     }
 }
 
@@ -305,8 +317,12 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     }
 
     /// The parts of the flat buffer of gradients, and which of them hold a gradient of this step.
-    pub(crate) fn parameters(&mut self) -> (&mut [Option<Part<'a>>], &mut [bool]) {
-        (&mut self.slots.arena, self.slots.written)
+    /// [`Error::ForeignGradients`] unless they are laid out like this.
+    pub(crate) fn parameters(&mut self, layout: &Arc<Layout>) -> Result<(&mut [Option<Part<'a>>], &mut [bool])> {
+        if !self.slots.fit(layout) {
+            return Err(Error::ForeignGradients { parameters: self.slots.arena.len() });
+        }
+        Ok((&mut self.slots.arena, self.slots.written))
     }
 
     /// After the rule: adds second gradients, and makes sure that no wanted one is missing.

@@ -1,6 +1,6 @@
 //! The tape: a list of what was computed, in order.
 
-use crate::params::{ParamId, Parameters};
+use crate::params::{Layout, ParamId, Parameters};
 use crate::recompute::{self, Forgotten};
 use crate::{Error, Profile, Result, Rule};
 use smallvec::SmallVec;
@@ -8,17 +8,30 @@ use std::cell::{Ref, RefCell};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::{DType, Device, Shape, Tensor, match_float};
 
 /// A Wengert list: one [`Node`] per recorded operation. Operations append to it while they compute, and
 /// [`Tape::backward`] walks it once in reverse, freeing as it goes.
 #[derive(Default)]
 pub struct Tape {
+    id: TapeId,
     nodes: RefCell<Vec<Node>>,
-    /// The parameters that were put on it, also in parts of a computation that are one node.
-    used: RefCell<BTreeMap<ParamId, Shape>>,
+    /// The parameters that were put on it, also in parts of a computation that are one node, and their layout.
+    used: RefCell<BTreeMap<ParamId, Arc<Layout>>>,
     mode: Mode,
     pub(crate) profile: Option<Arc<Profile>>,
+}
+
+/// Tells a tape from all others, also from those that are gone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct TapeId(u64);
+
+impl Default for TapeId {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
 }
 
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -46,8 +59,8 @@ pub struct Node {
 pub(crate) enum Origin {
     /// A tensor whose gradient the caller asked for.
     Input,
-    /// A trainable parameter.
-    Parameter(ParamId),
+    /// A trainable parameter of those that are laid out so.
+    Parameter(ParamId, Arc<Layout>),
     /// The result of an operation.
     Operation(Box<dyn Rule>),
     /// An operation whose backward rule has run and whose memory is free again.
@@ -59,7 +72,7 @@ impl Node {
     pub fn name(&self) -> &'static str {
         match &self.origin {
             Origin::Input => "input",
-            Origin::Parameter(_) => "parameter",
+            Origin::Parameter(..) => "parameter",
             Origin::Operation(rule) => rule.name(),
             Origin::Consumed(name) => name,
         }
@@ -149,8 +162,8 @@ impl Tape {
 
     fn leaf_of(&self, parameters: &Parameters, id: ParamId, value: Tensor) -> Var<'_> {
         let layout = parameters.layout();
-        self.used.borrow_mut().insert(id, layout.shape(id).clone());
-        self.leaf(Origin::Parameter(id), value, layout.dtype())
+        self.used.borrow_mut().insert(id, Arc::clone(layout));
+        self.leaf(Origin::Parameter(id, Arc::clone(layout)), value, layout.dtype())
     }
 
     fn leaf(&self, origin: Origin, value: Tensor, dtype: DType) -> Var<'_> {
@@ -216,6 +229,10 @@ impl Tape {
         if own { Ok(()) } else { Err(Error::ForeignVar { op }) }
     }
 
+    pub(crate) fn id(&self) -> TapeId {
+        self.id
+    }
+
     pub(crate) fn mode(&self) -> Mode {
         self.mode
     }
@@ -228,7 +245,7 @@ impl Tape {
         self.profile.clone()
     }
 
-    pub(crate) fn also_uses(&self, parameters: BTreeMap<ParamId, Shape>) {
+    pub(crate) fn also_uses(&self, parameters: BTreeMap<ParamId, Arc<Layout>>) {
         self.used.borrow_mut().extend(parameters);
     }
 
@@ -237,7 +254,7 @@ impl Tape {
     }
 
     /// The nodes, and the parameters that were used.
-    pub(crate) fn into_parts(self) -> (Vec<Node>, BTreeMap<ParamId, Shape>) {
+    pub(crate) fn into_parts(self) -> (Vec<Node>, BTreeMap<ParamId, Arc<Layout>>) {
         (self.nodes.into_inner(), self.used.into_inner())
     }
 

@@ -100,7 +100,7 @@ fn a_segment_that_does_something_else_the_second_time_is_an_error() {
     let (y, ()) = tape
         .segment(&[&x], move |_, inputs| {
             if runs.replace(1) > 0 {
-                return Err(Error::NotRecorded { what: "the second run" });
+                return Err(Error::NotFinite { op: "the second run", node: 0 });
             }
             Ok((times(&inputs[0], &inputs[0])?, ()))
         })

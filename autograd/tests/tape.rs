@@ -117,7 +117,35 @@ fn an_inference_tape_records_nothing() {
     let y = times(&x, &x).unwrap();
     assert!(tape.nodes().is_empty() && y.node().is_none());
     let error = tape.backward(&y, &mut Gradients::default()).unwrap_err();
-    assert!(matches!(error, Error::NotRecorded { .. }), "{error}");
+    assert_eq!(error, Error::NotRecorded);
+    assert!(error.to_string().contains("Tape::new records"), "{error}");
+}
+
+#[test]
+fn a_bare_parameter_is_no_result() {
+    let (parameters, p, _) = parameters();
+    let tape = Tape::new();
+    let y = tape.parameter(&parameters, p);
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    let error = tape.backward_from(&y, vector(&[1.0, 1.0]), &mut gradients).unwrap_err();
+    assert_eq!(error, Error::BareParameter);
+    assert!(error.to_string().contains("a parameter itself"), "{error}");
+}
+
+#[test]
+fn an_input_of_another_tape_has_no_gradient() {
+    let mut gradients = Gradients::default();
+    let differentiate = |gradients: &mut Gradients, tape: &Tape| {
+        let x = tape.input(vector(&[2.0]));
+        tape.backward(&times(&x, &x).unwrap(), gradients).unwrap();
+    };
+    let (first, second) = (Tape::new(), Tape::new());
+    let x = first.input(vector(&[7.0]));
+    differentiate(&mut gradients, &second);
+    assert!(gradients.of(&x).is_none(), "the same line of another tape");
+    // Nor has one of a tape that is gone, where the next one may lie in its place.
+    differentiate(&mut gradients, &Tape::new());
+    assert!(gradients.of(&Tape::new().input(vector(&[7.0]))).is_none());
 }
 
 #[test]
@@ -136,6 +164,7 @@ fn a_tape_is_walked_once() {
     let y = times(&x, &x).unwrap();
     tape.backward(&y, &mut Gradients::default()).unwrap();
     let error = tape.backward(&y, &mut Gradients::default()).unwrap_err();
+    assert_eq!(error, Error::Walked { op: "times" });
     assert!(error.to_string().contains("walked already"), "{error}");
 }
 
@@ -165,14 +194,37 @@ fn parameters_that_the_loss_does_not_depend_on_are_named() {
 
 #[test]
 fn gradients_of_another_model_are_refused() {
-    let (parameters, p, _) = parameters();
-    let mut builder = ParametersBuilder::default();
-    builder.add("other", [7], vec![0.0; 7]);
-    let other = builder.build(DType::F64).unwrap();
-    let tape = Tape::new();
-    let y = times(&tape.constant(vector(&[1.0, 1.0])), &tape.parameter(&parameters, p)).unwrap();
-    let error = tape.backward_from(&y, vector(&[1.0, 1.0]), &mut Gradients::new(&other).unwrap()).unwrap_err();
-    assert!(matches!(error, Error::ForeignGradients { .. }), "{error}");
+    let (own, p, _) = parameters();
+    let backward = |in_pieces: bool, gradients: &mut Gradients| {
+        let tape = Tape::new();
+        let y = match in_pieces {
+            true => {
+                let x = tape.constant(Tensor::full([2, 2], 1.0));
+                let times_p = tape.in_pieces(&x, 1, |x, _| Ok((times(x, &x.tape().parameter(&own, p))?, ())));
+                times_p.map(|(y, _): (_, Vec<()>)| y)
+            }
+            false => times(&tape.constant(vector(&[1.0, 1.0])), &tape.parameter(&own, p)),
+        }?;
+        tape.backward_from(&y, Tensor::full(y.shape().clone(), 1.0), gradients)
+    };
+    let model = |names: [&str; 2], extents: [usize; 2], dtype: DType| {
+        let mut builder = ParametersBuilder::default();
+        names.into_iter().zip(extents).for_each(|(name, extent)| _ = builder.add(name, [extent], vec![0.0; extent]));
+        Gradients::new(&builder.build(dtype).unwrap()).unwrap()
+    };
+    for in_pieces in [false, true] {
+        let others = [
+            Gradients::default(),
+            model(["p", "q"], [7, 3], DType::F64),
+            model(["p", "q"], [2, 3], DType::F32),
+            model(["other", "q"], [2, 3], DType::F64),
+        ];
+        for mut other in others {
+            let error = backward(in_pieces, &mut other).unwrap_err();
+            assert!(matches!(error, Error::ForeignGradients { .. }), "{error}");
+        }
+        backward(in_pieces, &mut model(["p", "q"], [2, 3], DType::F64)).unwrap();
+    }
 }
 
 #[test]
