@@ -7,7 +7,7 @@ pub enum Error {
     #[error(transparent)]
     Engine(#[from] autograd::Error),
     /// A name that no model has.
-    #[error("there is no model named \"{name}\"{}; the models are {}", did_you_mean(nearest), known.join(", "))]
+    #[error("there is no model named \"{name}\"{}; the models are {}", did_you_mean(nearest.as_deref()), known.join(", "))]
     UnknownModel {
         /// What was asked for.
         name: String,
@@ -17,7 +17,7 @@ pub enum Error {
         known: Vec<String>,
     },
     /// A field that the configuration does not have.
-    #[error("a model has no field \"{key}\"{}; the fields are {}", did_you_mean(nearest), known.join(", "))]
+    #[error("a model has no field \"{key}\"{}; the fields are {}", did_you_mean(nearest.as_deref()), known.join(", "))]
     UnknownField {
         /// What was given.
         key: String,
@@ -89,8 +89,9 @@ impl From<tensor::Error> for Error {
     }
 }
 
-fn did_you_mean(nearest: &Option<String>) -> String {
-    nearest.as_ref().map_or(String::new(), |name| format!(" (did you mean \"{name}\"?)"))
+/// The hint at the known name that is most like what was asked for, to stand behind that; empty if there is none.
+pub fn did_you_mean(nearest: Option<&str>) -> String {
+    nearest.map_or(String::new(), |name| format!(" (did you mean \"{name}\"?)"))
 }
 
 /// The known name that is most like `name`, if one is like it at all.

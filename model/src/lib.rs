@@ -35,7 +35,7 @@ pub use attention::Attention;
 pub use biformer::{BiFormer, Output};
 pub use block::Block;
 pub use config::{Attend, Family, Features, ModelConfig, PerStage};
-pub use error::{Error, Result, nearest};
+pub use error::{Error, Result, did_you_mean, nearest};
 pub use factors::Factors;
 pub use files::{TensorFile, write_safely};
 pub use overrides::{FIELDS, field_name};

@@ -3,6 +3,7 @@
 use super::{Status, Threads};
 use anyhow::{Result, bail};
 use clap::Args;
+use model::{did_you_mean, nearest};
 use ops::check::{DIFFERENCE_TOLERANCE, EXACT_TOLERANCE, Report, check};
 use ops::registry::{OPS, Op, find};
 use serde_json::{Value, json};
@@ -27,8 +28,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             Some(op) => vec![op],
             None => {
                 let known: Vec<&str> = OPS.iter().map(|op| op.name).collect();
-                let hint = model::nearest(name, known.iter().copied());
-                let hint = hint.map_or_else(String::new, |hint| format!(" (did you mean \"{hint}\"?)"));
+                let hint = nearest(name, known.iter().copied());
+                let hint = did_you_mean(hint.as_deref());
                 bail!("there is no operation \"{name}\"{hint}; the operations are {}", known.join(", "));
             }
         },

@@ -1,7 +1,7 @@
 //! What someone asked for: a TOML file, and over it the command line.
 
 use anyhow::{Context, Result, bail};
-use model::{field_name, nearest};
+use model::{did_you_mean, field_name, nearest};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -110,7 +110,7 @@ fn overlay(base: &mut Table, changes: &Table, path: &str) -> Result<()> {
         if !base.contains_key(key) {
             let known: Vec<&str> = base.keys().map(String::as_str).collect();
             let hint = nearest(key, known.iter().copied());
-            let hint = hint.map_or_else(String::new, |hint| format!(" (did you mean \"{hint}\"?)"));
+            let hint = did_you_mean(hint.as_deref());
             bail!("there is no configuration key \"{name}\"{hint}; known here: {}", known.join(", "));
         }
         let value = &mut base[key];

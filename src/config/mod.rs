@@ -275,6 +275,16 @@ impl RunConfig {
         Ok(())
     }
 
+    /// The micro-batches of a batch of so many images.
+    pub fn parts(&self, images: usize) -> usize {
+        self.micro_batches.min(images).max(1)
+    }
+
+    /// The length down to which gradients are clipped.
+    pub fn longest_gradient(&self) -> f64 {
+        if self.clip_norm == 0.0 { f64::INFINITY } else { self.clip_norm }
+    }
+
     /// Where and how it computes.
     pub fn compute(&self) -> Compute {
         Compute { device: self.device, precision: self.precision }

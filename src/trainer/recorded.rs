@@ -47,7 +47,7 @@ impl Learner {
 
     /// Brings a batch to the GPU.
     fn stage(&mut self, config: &RunConfig, batch: &Numbered) -> Result<Staged> {
-        let parts = config.micro_batches.min(batch.labels.len()).max(1);
+        let parts = config.parts(batch.labels.len());
         // What does not fit goes, with the memory of what was recorded for it, before there is another.
         if let Some(mut staged) = self.staged.take()
             && staged.recompute == config.recompute
@@ -67,8 +67,7 @@ impl Learner {
         lr: f64,
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
-        let longest = if config.clip_norm == 0.0 { f64::INFINITY } else { config.clip_norm };
-        self.optimizer.prepare(lr, longest)?;
+        self.optimizer.prepare(lr, config.longest_gradient())?;
         if let Some(average) = &mut self.average {
             average.prepare()?;
         }
@@ -100,7 +99,7 @@ impl Learner {
         if let Some(average) = &mut self.average {
             average.finish();
         }
-        clip_factor(norm, longest).context(LOWER_RATE)?;
+        clip_factor(norm, config.longest_gradient()).context(LOWER_RATE)?;
         Ok(score)
     }
 

@@ -121,7 +121,7 @@ impl Learner {
         }
         let lap = |name| self.profile.iter().for_each(|profile| profile.lap(name));
         self.gradients.begin_step();
-        let parts = config.micro_batches.min(batch.labels.len()).max(1);
+        let parts = config.parts(batch.labels.len());
         let mut score = Score::default();
         for part in 0..parts {
             let [images, labels] = tensors(batch, part, parts)?;
@@ -148,8 +148,8 @@ impl Learner {
             lap("running statistics");
         }
         // The norm is looked at in any case: a step along a gradient that is not finite would destroy the weights.
-        let longest = if config.clip_norm == 0.0 { f64::INFINITY } else { config.clip_norm };
-        let factor = clip_factor(gradient_norm(&self.gradients)?, longest).context(LOWER_RATE)?;
+        let norm = gradient_norm(&self.gradients)?;
+        let factor = clip_factor(norm, config.longest_gradient()).context(LOWER_RATE)?;
         lap("gradient norm");
         self.optimizer.step_scaled(&mut self.model.parameters, &self.gradients, lr, factor)?;
         lap("optimizer");

@@ -128,9 +128,9 @@ fn free_blocks(scratch: bool) -> MutexGuard<'static, BTreeMap<usize, Vec<Buffer>
 }
 
 /// Capacities come in eight steps per power of two: at most an eighth is wasted, and sizes that nearly
-/// agree (the last, smaller batch) share blocks.
-fn capacity_for(bytes: usize) -> usize {
-    let step = (bytes.max(1).ilog2().saturating_sub(3)).max(ALIGNMENT.ilog2());
+/// agree (the last, smaller batch) share blocks. They are whole pages of a power of two.
+pub(crate) fn capacity_for(bytes: usize, page: usize) -> usize {
+    let step = bytes.max(1).ilog2().saturating_sub(3).max(page.ilog2());
     bytes.max(1).next_multiple_of(1 << step)
 }
 
@@ -165,7 +165,7 @@ impl Buffer {
 
     fn take(len: usize, scratch: bool) -> Self {
         assert!(len < isize::MAX as usize / 2, "a buffer of {len} bytes cannot exist");
-        let capacity = capacity_for(len);
+        let capacity = capacity_for(len, ALIGNMENT);
         let most = if scratch { usize::MAX } else { most_spacious(capacity) };
         // One lock for the search, and none while the system is asked.
         let recycled = free_blocks(scratch).range_mut(capacity..=most).find_map(|(_, blocks)| blocks.pop());
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn capacities_waste_at_most_an_eighth() {
         for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
-            let capacity = capacity_for(bytes);
+            let capacity = capacity_for(bytes, ALIGNMENT);
             assert!(capacity >= bytes && capacity.is_multiple_of(ALIGNMENT));
             assert!(capacity <= (bytes + bytes / 8).max(bytes + ALIGNMENT), "{bytes} -> {capacity}");
         }

@@ -43,14 +43,17 @@ pub use recording::{Recording, Repeated};
 pub use rows::Tiles;
 pub use sums::{COUNTERS, partial_sums, pieces};
 
+use crate::buffer::capacity_for;
 use crate::rng::Philox;
-use recording::Keys;
-
 use crate::{Error, Result};
+use recording::Keys;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Blocks of whole pages of so many bytes begin where vectors and tensor cores like it.
+const PAGE: usize = 512;
 
 /// A GPU that is open for work: its driver, the pool of its memory, and the kernels that were compiled for it.
 pub struct Gpu {
@@ -259,7 +262,7 @@ impl Gpu {
         if bytes >= isize::MAX as usize / 2 {
             return Err(self.out_of_memory(&pool, bytes));
         }
-        let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
+        let capacity = if self.driver.recycles() { capacity_for(bytes, PAGE) } else { bytes };
         let recycled =
             pool.free.range_mut(capacity..=2 * capacity).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
         let (address, capacity) = match recycled {
@@ -341,11 +344,4 @@ impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Gpu {}", self.driver.properties().name)
     }
-}
-
-/// Capacities come in eight steps per power of two, as on the CPU, and in whole pages of 512 bytes, with which every
-/// block begins where vectors and tensor cores like it.
-fn capacity_for(bytes: usize) -> usize {
-    let step = bytes.max(1).ilog2().saturating_sub(3).max(9);
-    bytes.max(1).next_multiple_of(1 << step)
 }
