@@ -73,7 +73,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// More images were undecodable than the loader was told to bear.
-    #[error("too many bad images (max_bad_images is {limit}); repair or remove them, or raise it (train: in the --config file, eval: --max-bad-images); the first of them: {}",
+    #[error("too many bad images (max_bad_images is {limit}); repair or remove them, or raise it; the first of them: {}",
         first.join("; "))]
     TooManyBadImages {
         /// The number that would have been borne.

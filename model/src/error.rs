@@ -35,7 +35,7 @@ pub enum Error {
         message: String,
     },
     /// A change of one field that cannot be understood.
-    #[error("--set {entry}: {reason}")]
+    #[error("{entry}: {reason}")]
     Override {
         /// The change, as it was given.
         entry: String,

@@ -1,6 +1,6 @@
 //! `biformer eval`.
 
-use super::{Status, Threads, Trained};
+use super::{Status, Threads, Trained, with_remedy};
 use crate::device::Compute;
 use crate::inference::Inference;
 use crate::staging::numbered;
@@ -52,7 +52,8 @@ struct Class {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
-    let report = arguments.threads.run(|| measure(arguments))?;
+    let report = arguments.threads.run(|| measure(arguments));
+    let report = report.map_err(|error| with_remedy(error, "--max-bad-images can raise max_bad_images"))?;
     if arguments.json {
         say!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(Status::Done);

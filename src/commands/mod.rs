@@ -19,7 +19,7 @@ mod train;
 
 use crate::config::MOST_THREADS;
 use crate::trainer::checkpoint::{Checkpoint, TrainedModel};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use clap::{Args, Parser, Subcommand};
 use model::{ModelConfig, PRESETS, preset};
 use std::fmt;
@@ -111,11 +111,23 @@ struct ModelChoice {
 
 impl ModelChoice {
     fn config(&self) -> Result<ModelConfig> {
-        Ok(preset(&self.model)?.config().with_overrides(self.set.iter().map(String::as_str))?)
+        let config = preset(&self.model)?.config().with_overrides(self.set.iter().map(String::as_str));
+        config.map_err(|error| match error {
+            model::Error::Override { .. } => anyhow!("--set {error}"),
+            other => other.into(),
+        })
     }
 
     fn image_size(&self, asked: Option<usize>) -> Result<usize> {
         Ok(asked.unwrap_or(preset(&self.model)?.image_size))
+    }
+}
+
+/// Says how to bear more images that cannot be decoded, where there were too many.
+fn with_remedy(error: Error, remedy: &str) -> Error {
+    match error.downcast_ref() {
+        Some(data::Error::TooManyBadImages { .. }) => error.context(remedy.to_owned()),
+        _ => error,
     }
 }
 

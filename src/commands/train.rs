@@ -1,6 +1,6 @@
 //! `biformer train`.
 
-use super::{Status, model_names};
+use super::{Status, model_names, with_remedy};
 use crate::config::{Changes, Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::trainer::{Outcome, Trainer};
@@ -120,7 +120,8 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
         say!("Train it further with: biformer train --resume --out {folder} --epochs N");
         return Ok(Status::Done);
     }
-    let outcome = trainer.run(stop)?;
+    let outcome = trainer.run(stop);
+    let outcome = outcome.map_err(|error| with_remedy(error, "a --config file can raise max_bad_images"))?;
     trainer.draw()?;
     match outcome {
         Outcome::Finished { accuracy } => {

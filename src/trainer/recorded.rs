@@ -10,9 +10,10 @@ use super::average::Average;
 use super::step::{LOWER_RATE, Learner, Score, first_to_go_wrong, scored};
 use crate::config::{Recompute, RunConfig};
 use crate::staging::{Numbered, Staging};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use model::Mode;
 use optim::clip_factor;
+use tensor::Error::OutOfMemory;
 use tensor::cuda::Repeated;
 use tensor::{Device, Tensor};
 
@@ -39,10 +40,10 @@ impl Learner {
         lr: f64,
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
-        let mut staged = self.stage(config, batch)?;
+        let mut staged = self.stage(config, batch).map_err(with_way_out)?;
         let result = self.step(config, &mut staged, step, lr, next);
         self.staged = Some(staged);
-        result
+        result.map_err(with_way_out)
     }
 
     /// Brings a batch to the GPU.
@@ -125,5 +126,32 @@ impl Learner {
             average.follow_statistics(&self.model)?;
         }
         Ok(traces)
+    }
+}
+
+/// Says which options help, where the GPU has no room.
+fn with_way_out(error: Error) -> Error {
+    let of_engine = |error: &autograd::Error| matches!(error, autograd::Error::Tensor(OutOfMemory { .. }));
+    let no_room = match (error.downcast_ref(), error.downcast_ref(), error.downcast_ref()) {
+        (Some(OutOfMemory { .. }), ..) => true,
+        (_, Some(error), _) => of_engine(error),
+        (.., Some(model::Error::Engine(error))) => of_engine(error),
+        _ => false,
+    };
+    if no_room { error.context("--recompute block or a smaller --batch-size needs less memory") } else { error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_options_that_help_are_named_wherever_there_was_no_room() {
+        let full = || OutOfMemory { tensor: "f32 (9)".into(), bytes: 36, in_use: 1, total: 2 };
+        let other = tensor::Error::Shared { op: "test" };
+        let engine = autograd::Error::Tensor(full());
+        let errors = [full().into(), engine.clone().into(), model::Error::from(engine).into(), Error::from(other)];
+        let named = errors.map(|error: Error| with_way_out(error).to_string().contains("--recompute block"));
+        assert_eq!(named, [true, true, true, false]);
     }
 }

@@ -88,7 +88,7 @@ pub enum Error {
     /// A GPU without room for a tensor.
     #[error(
         "no room on the GPU for {tensor}, {} more; of its {}, tensors of this program take {}, and {} are free: a smaller \
-         batch or --recompute needs less",
+         batch needs less, or more to recompute",
         megabytes(*bytes), megabytes(*total), megabytes(*in_use), megabytes(*free)
     )]
     OutOfMemory {
