@@ -222,6 +222,12 @@ fn info_knows_the_published_sizes() {
     assert!(said.contains("Training in batches of 64 takes about") && said.contains("Inference in"), "{said}");
     let dense = biformer(&["info", "--set", "features=dense", "--json"]).ok().out;
     assert!(json(&dense)["training_bytes"].is_null() && json(&dense)["inference_bytes"].is_u64(), "{dense}");
+    let kept = |recompute: &str| {
+        let info = json(&biformer(&["info", "--recompute", recompute, "--json"]).ok().out);
+        info["activation_bytes_per_image"].as_u64().unwrap()
+    };
+    assert!(kept("none") > kept("cheap") && kept("cheap") > kept("block"));
+    assert_eq!(kept("auto"), kept("cheap"), "as a CPU trains");
     biformer(&["info", "--batch-size", "0"]).refused(&["--batch-size 0", "1 to"]);
     biformer(&["info", "--model", "stl_nchw", "--image-size", "64", "--set", "n_win=2", "topks=1,2,3,-1"]).ok();
 }

@@ -145,13 +145,12 @@ fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
     macs
 }
 
-/// The bytes that a training step's forward pass keeps for its backward pass, per image, in the
+/// The bytes that a training step's forward pass on such a tape keeps for its backward pass, per image, in the
 /// model's precision: measured on a pass over two images.
-pub fn activation_bytes(model: &BiFormer, height: usize, width: usize) -> Result<usize> {
+pub fn activation_bytes(model: &BiFormer, tape: &Tape, height: usize, width: usize) -> Result<usize> {
     const IMAGES: usize = 2;
-    let tape = Tape::new();
     let images = Tensor::zeros([IMAGES, height, width, 3], model.parameters.layout().dtype());
-    let output = model.forward(&tape, &images, Mode::Train { seed: 0, step: 0 })?;
+    let output = model.forward(tape, &images, Mode::Train { seed: 0, step: 0 })?;
     let kept = tape.saved_bytes().saturating_sub(model.parameters.flat().bytes());
     drop(output);
     Ok(kept / IMAGES)

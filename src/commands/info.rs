@@ -8,7 +8,7 @@ use clap::Args;
 use model::cost::{Macs, activation_bytes, parts};
 use model::{BiFormer, Features};
 use serde_json::json;
-use tensor::DType;
+use tensor::{DType, Device};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -44,7 +44,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let trainable = config.features == Features::Logits;
     let (parts, activations, training, inference) = arguments.threads.run(|| {
         let model = BiFormer::blank(&config, DType::F32)?;
-        let (parts, activations) = (parts(&model, size, size)?, activation_bytes(&model, size, size)?);
+        let tape = arguments.recompute.tape(&Device::Cpu);
+        let (parts, activations) = (parts(&model, size, size)?, activation_bytes(&model, &tape, size, size)?);
         drop(model);
         let training = if trainable { Some(memory::training(&run)?) } else { None };
         Ok((parts, activations, training, memory::inference(&run)?))
@@ -89,14 +90,14 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         sum(|m| m.attention),
         sum(|m| m.routing)
     );
-    say!("A training step keeps {:.2} MB of activations per image in f32.", activations as f64 / 1e6);
+    let how = match arguments.recompute {
+        Recompute::None => " with recompute = \"none\"",
+        Recompute::Auto | Recompute::Cheap => "",
+        Recompute::Block => " with recompute = \"block\"",
+    };
+    say!("A training step{how} keeps {:.2} MB of activations per image in f32.", activations as f64 / 1e6);
     let megabytes = |bytes: u64| bytes as f64 / 1e6;
     if let Some(training) = training {
-        let how = match arguments.recompute {
-            Recompute::None => " with recompute = \"none\"",
-            Recompute::Auto | Recompute::Cheap => "",
-            Recompute::Block => " with recompute = \"block\"",
-        };
         say!("Training in batches of {batch}{how} takes about {:.0} MB of memory.", megabytes(training));
     }
     say!("Inference in batches of {batch} takes about {:.0} MB.", megabytes(inference));
