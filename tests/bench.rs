@@ -81,6 +81,15 @@ fn bench_sweeps_attention_over_growing_maps() {
     assert!(said.contains("tokens^") && said.contains("attention"), "{said}");
 }
 
+/// It computes on the CPU, in f32, and keeps all.
+#[test]
+fn a_sweep_takes_no_option_that_it_would_ignore() {
+    for option in [["--device", "emulated"], ["--precision", "bf16"], ["--recompute", "block"], ["--steps", "3"]] {
+        let said = biformer(&[&["bench", "--op", "bra"][..], &option].concat());
+        assert!(said.status == Some(2) && said.err.contains("cannot be used with"), "{option:?}: {said:?}");
+    }
+}
+
 #[test]
 fn bench_takes_routed_attention_out_of_a_model() {
     let arguments = ["bench", "--only-bra", "--batch-size", "2", "--steps", "2"];

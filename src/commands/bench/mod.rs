@@ -64,7 +64,9 @@ pub struct Arguments {
     only_bra: bool,
     /// Instead of a model: bi-level routing attention and full attention on square maps of 28, 56, 112, ... tokens a
     /// side, with as many regions as equation 9 of the paper asks for. Says how time and memory grow with the tokens.
-    #[arg(long, value_enum, conflicts_with_all = ["model", "set", "image_size", "batch_size", "mode", "steps", "profile", "only_bra"])]
+    #[arg(long, value_enum, conflicts_with_all = [
+        "model", "set", "image_size", "batch_size", "mode", "recompute", "steps", "profile", "only_bra", "device", "precision",
+    ])]
     op: Option<Swept>,
     /// With --op: the side of the largest map, in tokens.
     #[arg(long, value_name = "N", default_value_t = 448, requires = "op")]
