@@ -37,4 +37,4 @@ pub use loader::{Batch, Batches, Loader, LoaderConfig, Skipped};
 pub use memory::InMemory;
 pub use picture::{Image, load_image};
 pub use resample::Filter;
-pub use transform::{Augmentation, Crop, Fill, Transform, eval_tensor};
+pub use transform::{Augmentation, Crop, Fill, Transform, eval_pixels};

@@ -261,7 +261,7 @@ fn random_window(height: usize, width: usize, min_scale: f64, random: &mut Seque
 ///
 /// # Errors
 /// As [`Transform::eval`].
-pub fn eval_tensor(image: &Image, size: usize, statistics: Statistics) -> Result<Vec<f32>> {
+pub fn eval_pixels(image: &Image, size: usize, statistics: Statistics) -> Result<Vec<f32>> {
     let transform = Transform::eval(size, statistics)?;
     let mut out = vec![0.0; size * size * 3];
     transform.apply(image, &mut Philox::new(0, 0).sequence(), &mut out); // draws nothing

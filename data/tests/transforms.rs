@@ -3,7 +3,7 @@
 mod support;
 
 use approx::assert_relative_eq;
-use data::{Augmentation, Crop, Error, Fill, Filter, Image, Statistics, Transform, eval_tensor};
+use data::{Augmentation, Crop, Error, Fill, Filter, Image, Statistics, Transform, eval_pixels};
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde::de::value::{Error as ValueError, MapDeserializer};
@@ -37,7 +37,7 @@ fn no_shift_and_no_mirror_is_the_identity() {
     let still = Augmentation { padding: 0, flip: 0.0, ..Augmentation::default() };
     let train = apply(&Transform::train(32, PLAIN, &still).unwrap(), &image, 0);
     assert_eq!(bytes(&train), image.pixels());
-    assert_eq!(train, eval_tensor(&image, 32, PLAIN).unwrap());
+    assert_eq!(train, eval_pixels(&image, 32, PLAIN).unwrap());
 
     let whole = Augmentation { min_scale: 1.0, crop: Crop::Resized, flip: 0.0, ..Augmentation::default() };
     let resized = apply(&Transform::train(32, PLAIN, &whole).unwrap(), &Image::new(32, 32, vec![5; 3072]).unwrap(), 0);
@@ -57,7 +57,7 @@ fn a_sure_flip_mirrors() {
 fn normalisation_is_by_channel() {
     let image = Image::new(1, 1, vec![0, 128, 255]).unwrap();
     let Statistics { mean, std } = Statistics::IMAGENET;
-    let out = eval_tensor(&image, 1, Statistics::IMAGENET).unwrap();
+    let out = eval_pixels(&image, 1, Statistics::IMAGENET).unwrap();
     for (channel, byte) in [0.0, 128.0, 255.0].into_iter().enumerate() {
         assert_relative_eq!(out[channel], (byte / 255.0 - mean[channel]) / std[channel], max_relative = 1e-6);
     }
@@ -94,14 +94,14 @@ fn padded_crops() {
 #[test]
 fn evaluation_of_another_size_shows_the_centre() {
     // 64 x 128: the centred square, halved to 32, of which 28 are shown.
-    let out = bytes(&eval_tensor(&ramp(64, 128), 28, PLAIN).unwrap());
+    let out = bytes(&eval_pixels(&ramp(64, 128), 28, PLAIN).unwrap());
     let middle = out[(14 * 28 + 14) * 3..][..3].to_vec();
     // Row 14 + 2 of the reduced square covers rows 32 and 33, and column 32 + 32 and 33 of the image.
     assert!(middle[0].abs_diff(32) <= 1 && middle[1].abs_diff(64) <= 1 && middle[2] == 77, "{middle:?}");
     let corner = out[..3].to_vec();
     assert!(corner[0].abs_diff(4) <= 1 && corner[1].abs_diff(36) <= 1, "{corner:?}");
     // A tiny one is shown whole: its first and last rows stay at the edges.
-    let out = bytes(&eval_tensor(&ramp(32, 32), 64, PLAIN).unwrap());
+    let out = bytes(&eval_pixels(&ramp(32, 32), 64, PLAIN).unwrap());
     assert!(out[0] == 0 && out[(63 * 64 + 63) * 3] == 31);
 }
 
@@ -130,7 +130,7 @@ proptest! {
         let augmentation = Augmentation { crop, padding, min_scale, filter, ..Augmentation::default() };
         let image = ramp(height, width);
         let train = apply(&Transform::train(size, PLAIN, &augmentation).unwrap(), &image, stream);
-        let eval = eval_tensor(&image, size, PLAIN).unwrap();
+        let eval = eval_pixels(&image, size, PLAIN).unwrap();
         prop_assert!(train.iter().chain(&eval).all(|x| (0.0..=1.0).contains(x)));
     }
 }
@@ -142,7 +142,7 @@ fn extreme_shapes() {
         let image = Image::new(height, width, vec![200; 30_000]).unwrap();
         let transform = Transform::train(16, PLAIN, &Augmentation::default()).unwrap();
         assert_eq!(bytes(&apply(&transform, &image, 0)), [200; 16 * 16 * 3]);
-        assert_eq!(bytes(&eval_tensor(&image, 16, PLAIN).unwrap()), [200; 16 * 16 * 3]);
+        assert_eq!(bytes(&eval_pixels(&image, 16, PLAIN).unwrap()), [200; 16 * 16 * 3]);
     }
 }
 
@@ -183,7 +183,7 @@ fn floats_turn_back_into_the_picture_that_they_show() {
     let image = ramp(24, 24);
     for statistics in [PLAIN, Statistics::CIFAR10, Statistics::IMAGENET] {
         let transform = Transform::eval(24, statistics).unwrap();
-        assert_eq!(transform.picture(&eval_tensor(&image, 24, statistics).unwrap()).unwrap(), image);
+        assert_eq!(transform.picture(&eval_pixels(&image, 24, statistics).unwrap()).unwrap(), image);
     }
     assert!(Transform::eval(24, PLAIN).unwrap().picture(&[0.0; 7]).is_err());
 }

@@ -6,7 +6,7 @@ use crate::trainer::checkpoint::TrainedModel;
 use anyhow::{Result, bail};
 use autograd::Tape;
 use clap::Args;
-use data::{Statistics, eval_tensor, load_image};
+use data::{Statistics, eval_pixels, load_image};
 use model::{BiFormer, Mode};
 use std::path::PathBuf;
 use tensor::Tensor;
@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 }
 
 fn classify(model: &BiFormer, image: &std::path::Path, size: usize, statistics: Statistics) -> Result<Vec<f64>> {
-    let pixels = eval_tensor(&load_image(image)?, size, statistics)?;
+    let pixels = eval_pixels(&load_image(image)?, size, statistics)?;
     let tape = Tape::inference();
     let output = model.forward(&tape, &Tensor::from_slice(&pixels, [1, size, size, 3])?, Mode::Evaluate)?;
     let logits = output.logits().value().cast(tensor::DType::F64)?.to_vec::<f64>()?;
