@@ -5,7 +5,7 @@ use crate::device::Compute;
 use crate::inference::Inference;
 use crate::staging::numbered;
 use crate::trainer::checkpoint::TrainedModel;
-use crate::trainer::progress::warn_of_skipped;
+use crate::trainer::display::warn_of_skipped;
 use crate::trainer::step::{Score, evaluate};
 use anyhow::{Context, Result};
 use clap::Args;

@@ -7,12 +7,12 @@
 //! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to go on to the bit, and how it is stored |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
-//! | `progress.rs` | what a user sees while it trains |
+//! | `display.rs` | what a user sees while it trains |
 
 mod average;
 pub mod checkpoint;
+pub mod display;
 pub mod folder;
-pub mod progress;
 mod recorded;
 pub mod step;
 
@@ -23,9 +23,9 @@ use crate::staging::numbered;
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, DataFacts, Progress};
 use data::{Dataset, Loader, LoaderConfig, Split, Transform};
+use display::Display;
 use folder::{EpochMetrics, RunFolder};
 use optim::Schedule;
-use progress::Display;
 use rayon::ThreadPool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
