@@ -131,14 +131,21 @@ impl Learner {
 
 /// Says which options help, where the GPU has no room.
 fn with_way_out(error: Error) -> Error {
-    let of_engine = |error: &autograd::Error| matches!(error, autograd::Error::Tensor(OutOfMemory { .. }));
-    let no_room = match (error.downcast_ref(), error.downcast_ref(), error.downcast_ref()) {
-        (Some(OutOfMemory { .. }), ..) => true,
-        (_, Some(error), _) => of_engine(error),
-        (.., Some(model::Error::Engine(error))) => of_engine(error),
-        _ => false,
-    };
-    if no_room { error.context("--recompute block or a smaller --batch-size needs less memory") } else { error }
+    match lacks_memory(&error) {
+        true => error.context("--recompute block or a smaller --batch-size needs less memory"),
+        false => error,
+    }
+}
+
+/// Whether a GPU had no room.
+pub(super) fn lacks_memory(error: &Error) -> bool {
+    use autograd::Error::Tensor;
+    use model::Error::Engine;
+    error.chain().any(|cause| {
+        matches!(cause.downcast_ref(), Some(OutOfMemory { .. }))
+            || matches!(cause.downcast_ref(), Some(Tensor(OutOfMemory { .. })))
+            || matches!(cause.downcast_ref(), Some(Engine(Tensor(OutOfMemory { .. }))))
+    })
 }
 
 #[cfg(test)]
@@ -147,7 +154,7 @@ mod tests {
 
     #[test]
     fn the_options_that_help_are_named_wherever_there_was_no_room() {
-        let full = || OutOfMemory { tensor: "f32 (9)".into(), bytes: 36, in_use: 1, total: 2 };
+        let full = || OutOfMemory { tensor: "f32 (9)".into(), bytes: 36, in_use: 1, total: 2, free: 1 };
         let other = tensor::Error::Shared { op: "test" };
         let engine = autograd::Error::Tensor(full());
         let errors = [full().into(), engine.clone().into(), model::Error::from(engine).into(), Error::from(other)];

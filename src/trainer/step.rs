@@ -2,7 +2,7 @@
 
 use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, read_weights, tensor_names};
-use super::recorded::Staged;
+use super::recorded::{Staged, lacks_memory};
 use crate::config::RunConfig;
 use crate::inference::Inference;
 use crate::staging::{Numbered, tensors};
@@ -222,18 +222,6 @@ impl Learner {
         load_all(&mut learner.model, &file, &shown)?;
         Ok(learner)
     }
-}
-
-/// Whether a GPU had no room.
-fn lacks_memory(error: &anyhow::Error) -> bool {
-    use autograd::Error::Tensor;
-    use model::Error::Engine;
-    use tensor::Error::OutOfMemory;
-    error.chain().any(|cause| {
-        matches!(cause.downcast_ref(), Some(OutOfMemory { .. }))
-            || matches!(cause.downcast_ref(), Some(Tensor(OutOfMemory { .. })))
-            || matches!(cause.downcast_ref(), Some(Engine(Tensor(OutOfMemory { .. }))))
-    })
 }
 
 /// The way out of a run that diverges.
