@@ -20,6 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The seed of the order in which threads run, where it is to be another.
 const SEED_VARIABLE: &str = "BIFORMER_EMULATED_SEED";
+/// The device's memory in bytes, where there is to be so much only.
+const MEMORY_VARIABLE: &str = "BIFORMER_EMULATED_MEMORY";
 
 /// The emulated device.
 pub struct Emulated {
@@ -71,13 +73,15 @@ impl Emulated {
     /// Opens the device. [`Error::Gpu`] where there is no C++ compiler.
     pub fn open(seed: u64) -> Result<Self> {
         let compiler = Compiler::find()?;
-        let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(seed);
+        let variable = |name: &str| std::env::var(name).ok();
+        let seed = variable(SEED_VARIABLE).and_then(|text| text.parse().ok()).unwrap_or(seed);
+        let memory = variable(MEMORY_VARIABLE).and_then(|text| text.parse().ok()).unwrap_or(usize::MAX / 4);
         Ok(Self {
             properties: Properties {
                 name: "emulated".into(),
                 capability: (8, 0),
                 multiprocessors: 1,
-                memory: usize::MAX / 4,
+                memory,
                 shared_memory: 227 << 10,
             },
             compiler,
@@ -107,6 +111,9 @@ impl Driver for Emulated {
 
     fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
         let Ok(layout) = Layout::from_size_align(bytes.max(1), 256) else { return Ok(None) };
+        if bytes > self.free_memory()? {
+            return Ok(None);
+        }
         // SAFETY: the size is not zero.
         let address = unsafe { alloc(layout) } as u64;
         if address == 0 {
@@ -124,7 +131,8 @@ impl Driver for Emulated {
     }
 
     fn free_memory(&self) -> Result<usize> {
-        Ok(self.properties.memory)
+        let taken: usize = lock(&self.blocks).values().map(Layout::size).sum();
+        Ok(self.properties.memory.saturating_sub(taken))
     }
 
     unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()> {
