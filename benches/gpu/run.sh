@@ -141,6 +141,7 @@ look() {
 tensor() {
     # Left out is what only the emulated device can be asked.
     each tensor --skip the_emulated --skip arguments_are --skip sanitizers_notice --skip a_kernel_reaches
+    each recording
     each prefetch --skip the_emulated
 }
 

@@ -1,0 +1,96 @@
+//! Random numbers on a GPU, and recorded work, which puts their keys into its memory; as the emulated device plays it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use tensor::cuda::{Gpu, Module, elements};
+use tensor::rng::Philox;
+use tensor::{DType, Device, Error, Tensor};
+
+static RANDOM: Module = Module {
+    name: "random",
+    source: r"
+        __global__ void random_words(const u64* key, u64 seed, u64 stream, i64 first, u32* out) {
+            i64 i = first_element();
+            out[i] = Philox(key, seed, stream).word(first + i);
+        }
+    ",
+    headers: &[],
+    kernels: &["random_words"],
+};
+
+#[test]
+fn random_numbers_are_those_of_the_cpu() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let mut words = Tensor::empty_on(&Device::Cuda(Arc::clone(&gpu)), [256], DType::Index).unwrap();
+    for rng in [Philox::new(0, 0), Philox::new(u64::MAX, 1 << 40), Philox::keyed(7, &[1, 2, 3])] {
+        for first in [0, 5, (1 << 34) - 100, 1 << 62] {
+            let launch = RANDOM.launch(&gpu, "random_words", DType::F32).unwrap().over(256);
+            // SAFETY: each thread writes its own place.
+            unsafe { launch.random(&rng).unwrap().count(first).output(&mut words).unwrap().run().unwrap() };
+            let expected: Vec<u32> = (0..256).map(|i| rng.word(first as u64 + i)).collect();
+            assert_eq!(words.to_vec::<u32>().unwrap(), expected, "{rng:?} from {first}");
+        }
+    }
+}
+
+#[test]
+fn recorded_work_is_done_again_with_what_then_lies_there() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let mut input = Tensor::from_slice(&[1.0f32, 2.0], [2]).unwrap().to_device(&device).unwrap();
+    let mut words = Tensor::zeros_on(&device, [256], DType::Index).unwrap();
+    let (first, second) = (Philox::new(1, 2), Philox::new(3, 4));
+    let held = gpu.stats().in_use;
+    let (recording, sum) = gpu
+        .record(|| {
+            let launch = RANDOM.launch(&gpu, "random_words", DType::F32)?.over(256).random(&first)?;
+            // SAFETY: each thread writes its own place.
+            unsafe { launch.count(0).output(&mut words)?.run()? };
+            // A tensor that is gone when the recording is done, and one that stays.
+            let wide = input.cast(DType::F64)?;
+            let mut sum = wide.cast(DType::F32)?;
+            elements::put(sum.as_out("test", true)?, &input)?;
+            Ok::<_, Error>(sum)
+        })
+        .unwrap();
+    assert_eq!(recording.streams(), [first]);
+    for (round, stream) in [first, second, first].iter().enumerate() {
+        input.overwrite(0, &Tensor::from_slice(&[round as f32, 10.0], [2]).unwrap()).unwrap();
+        // What others do in between does not touch the recording's own memory.
+        drop(Tensor::full([1000], f32::NAN).to_device(&device).unwrap());
+        recording.replay(&[*stream]).unwrap();
+        assert_eq!(sum.to_vec::<f32>().unwrap(), [2.0 * round as f32, 20.0]);
+        let expected: Vec<u32> = (0..256).map(|i| stream.word(i)).collect();
+        assert_eq!(words.to_vec::<u32>().unwrap(), expected);
+    }
+    assert!(matches!(recording.replay(&[]), Err(Error::Argument { .. })));
+    drop((recording, sum));
+    assert_eq!(gpu.stats().in_use, held, "a recording leaves nothing behind");
+    let outcome = gpu.record(|| input.to_vec::<f32>());
+    assert!(outcome.err().unwrap().to_string().contains("cannot be recorded"));
+    assert_eq!(input.to_vec::<f32>().unwrap(), [2.0, 10.0], "and after a recording that failed all is well");
+    let panicked = catch_unwind(AssertUnwindSafe(|| gpu.record(|| -> tensor::Result<()> { panic!("within") })));
+    assert!(panicked.is_err());
+    assert_eq!(input.to_vec::<f32>().unwrap(), [2.0, 10.0], "and after a panic");
+}
+
+#[test]
+fn what_a_recording_uses_stays_its_own_when_the_tensors_go() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let tensor = |value: f32| Tensor::full([1000], value).to_device(&device).unwrap();
+    let (input, mut output) = (tensor(1.0), tensor(2.0));
+    let places = [&input, &output].map(Tensor::buffer_id);
+    let (recording, ()) = gpu.record(|| elements::put(output.as_out("test", true)?, &input)).unwrap();
+    drop((input, output));
+    // Another recording first gives free memory back to the device.
+    let (other, ()) = gpu.record(|| Ok::<_, Error>(())).unwrap();
+    let others = [tensor(3.0), tensor(4.0)];
+    assert!(others.iter().all(|tensor| !places.contains(&tensor.buffer_id())));
+    recording.replay(&[]).unwrap();
+    assert!(others[0].to_vec::<f32>().unwrap().iter().all(|&element| element == 3.0));
+    let held = gpu.stats().held;
+    drop((recording, other));
+    drop(gpu.record(|| Ok::<_, Error>(())).unwrap());
+    assert!(gpu.stats().held < held, "and goes with the last recording that may use it");
+}
