@@ -91,7 +91,7 @@ pub trait Dataset: Send + Sync {
 /// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, and the same classes in `val/` or `test/` |
 ///
 /// # Errors
-/// [`Error::Missing`] where nothing fits, with what was looked for; [`Error::Unsupported`] where the path is a file
+/// [`Error::Missing`] or [`Error::Lacking`] where nothing fits, with what was looked for; [`Error::Unsupported`] where the path is a file
 /// or fits twice; then whatever reading the layout reports.
 pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     if source == embedded::SOURCE {
@@ -100,7 +100,8 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     let root = Path::new(source);
     let unsupported = |what: &str| Error::Unsupported { path: root.to_owned(), what: what.to_owned() };
     if !root.exists() {
-        return Err(missing(root, "a data set's folder"));
+        let (path, looked_for, help) = (root.to_owned(), "a data set's folder".to_owned(), HELP.to_owned());
+        return Err(Error::Missing { path, looked_for, help });
     }
     if !root.is_dir() {
         return Err(unsupported("it is a file; name the folder of a data set"));
@@ -111,10 +112,11 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
         (Some(folder), None, false) => Ok(Arc::new(cifar::open_cifar10(&folder, split)?)),
         (None, Some(folder), false) => Ok(Arc::new(cifar::open_cifar100(&folder, split)?)),
         (None, None, true) => Ok(Arc::new(ImageFolder::open(root, split)?)),
-        (None, None, false) => Err(missing(
-            root,
-            "cifar-10-batches-bin/ (or its data_batch_1.bin), cifar-100-binary/ (or its train.bin), and train/",
-        )),
+        (None, None, false) => {
+            let looked_for =
+                "cifar-10-batches-bin/ (or its data_batch_1.bin), cifar-100-binary/ (or its train.bin), and train/";
+            Err(Error::Lacking { path: root.to_owned(), looked_for: looked_for.to_owned(), help: HELP.to_owned() })
+        }
         _ => Err(unsupported("it holds more than one data set; name the folder of one of them")),
     }
 }
@@ -129,13 +131,6 @@ fn nested(root: &Path, folder: &str, files: &[&str]) -> Option<PathBuf> {
     files.iter().any(|file| root.join(file).exists()).then(|| root.to_owned())
 }
 
-fn missing(path: &Path, looked_for: &str) -> Error {
-    Error::Missing {
-        path: path.to_owned(),
-        looked_for: looked_for.to_owned(),
-        help: "Name \"embedded\", a folder with the binary version of CIFAR-10 or CIFAR-100 \
-            (https://www.cs.toronto.edu/~kriz/cifar.html), or an image folder: \
-            train/CLASS/*.png|jpg|jpeg and the same classes in val/ or test/."
-            .to_owned(),
-    }
-}
+const HELP: &str = "Name \"embedded\", a folder with the binary version of CIFAR-10 or CIFAR-100 \
+    (https://www.cs.toronto.edu/~kriz/cifar.html), or an image folder: train/CLASS/*.png|jpg|jpeg and the same classes \
+    in val/ or test/.";

@@ -20,6 +20,16 @@ pub enum Error {
         /// The way out.
         help: String,
     },
+    /// A folder is there, and holds no data set.
+    #[error("{} lacks {looked_for}. {help}", path.display())]
+    Lacking {
+        /// The folder.
+        path: PathBuf,
+        /// What was looked for there.
+        looked_for: String,
+        /// The way out.
+        help: String,
+    },
     /// A file or folder holds less, or another amount, than its format promises.
     #[error("{} is incomplete: expected {expected}, got {got}; copy or download it again", path.display())]
     Truncated {

@@ -26,13 +26,13 @@ impl ImageFolder {
     /// Lists the images of one split.
     ///
     /// # Errors
-    /// [`Error::Missing`] where a split or all of its classes are not there, [`Error::ClassesDiffer`] where the
+    /// [`Error::Lacking`] where a split or all of its classes are not there, [`Error::ClassesDiffer`] where the
     /// splits' classes are not the same, [`Error::EmptyClass`], [`Error::Unsupported`] for a class name that is not
     /// UTF-8, [`Error::Io`].
     pub fn open(root: &Path, split: Split) -> Result<Self> {
         let train = root.join("train");
         let test = [root.join("val"), root.join("test")].into_iter().find(|folder| folder.is_dir());
-        let test = test.ok_or_else(|| missing(root, "val/ or test/ beside train/"))?;
+        let test = test.ok_or_else(|| lacking(root, "val/ or test/ beside train/"))?;
 
         let classes = class_names(&train)?;
         let others = class_names(&test)?;
@@ -92,9 +92,6 @@ impl Dataset for ImageFolder {
 
 /// The names of the folders in `split`, sorted.
 fn class_names(split: &Path) -> Result<Vec<String>> {
-    if !split.is_dir() {
-        return Err(missing(split, "a folder with a folder for each class"));
-    }
     let mut classes = Vec::new();
     for path in visible(split)?.into_iter().filter(|path| path.is_dir()) {
         match path.file_name().and_then(OsStr::to_str) {
@@ -103,7 +100,7 @@ fn class_names(split: &Path) -> Result<Vec<String>> {
         }
     }
     if classes.is_empty() {
-        return Err(missing(split, "a folder for each class"));
+        return Err(lacking(split, "a folder for each class"));
     }
     classes.sort_unstable();
     Ok(classes)
@@ -135,8 +132,8 @@ fn visible(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn missing(path: &Path, looked_for: &str) -> Error {
-    Error::Missing {
+fn lacking(path: &Path, looked_for: &str) -> Error {
+    Error::Lacking {
         path: path.to_owned(),
         looked_for: looked_for.to_owned(),
         help: "An image folder has train/CLASS/*.png|jpg|jpeg and the same classes in val/ or test/.".to_owned(),

@@ -111,7 +111,10 @@ impl Transform {
         }
         let Statistics { mean, std } = statistics;
         if !mean.iter().chain(&std).all(|x| x.is_finite()) || std.iter().any(|&x| x <= 0.0) {
-            return Err(Error::setting("statistics", format!("{statistics:?}: need finite numbers and std above 0")));
+            return Err(Error::setting(
+                "statistics",
+                format!("mean {mean:?}, std {std:?}: need finite numbers and std above 0"),
+            ));
         }
         let level = |byte: usize, channel: usize| {
             ((byte as f64 / 255.0 - f64::from(mean[channel])) / f64::from(std[channel])) as f32

@@ -189,7 +189,7 @@ fn image_folders_with_something_wrong() {
     let root = tempfile::tempdir().unwrap();
     write_picture(&root.path().join("train/cat/1.png"), 8, 8, [0; 3]);
     let error = fails(root.path(), Split::Train);
-    assert!(matches!(error, Error::Missing { .. }) && error.to_string().contains("val/ or test/"), "{error}");
+    assert!(matches!(error, Error::Lacking { .. }) && error.to_string().contains(" lacks val/ or test/"), "{error}");
 
     fs::create_dir_all(root.path().join("val/cat")).unwrap();
     let error = fails(root.path(), Split::Test);
