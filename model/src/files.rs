@@ -5,7 +5,7 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tensor::{DType, Element, Tensor, bf16};
 
 /// Named tensors and a few strings beside them: the contents of a safetensors file.
@@ -51,13 +51,27 @@ impl TensorFile {
         let views = views.collect::<std::result::Result<Vec<_>, safetensors::SafeTensorError>>();
         let views = views.map_err(|error| format(error.to_string()))?;
         let metadata = (!self.metadata.is_empty()).then(|| self.metadata.clone());
-        safetensors::serialize(views, metadata).map_err(|error| format(error.to_string()))
+        let bytes = safetensors::serialize(views, metadata).map_err(|error| format(error.to_string()))?;
+        sorted(bytes).map_err(|error| format(error.to_string()))
     }
 
     /// Writes a file: see [`write_safely`].
     pub fn write(&self, path: &Path) -> Result<()> {
         write_safely(path, &self.to_bytes()?)
     }
+}
+
+/// A file with its header's keys in order: safetensors writes metadata as a hash map has them, in an order of chance, and
+/// equal contents are to have equal bytes.
+fn sorted(mut bytes: Vec<u8>) -> serde_json::Result<Vec<u8>> {
+    let (length, rest) = bytes.split_at_mut(8);
+    let length = length.iter().rev().fold(0, |length, &byte| length << 8 | usize::from(byte));
+    let header = &mut rest[..length];
+    // A map of serde_json's has its keys in order.
+    let ordered = serde_json::from_slice::<serde_json::Value>(header)?.to_string();
+    header.fill(b' ');
+    header[..ordered.len()].copy_from_slice(ordered.as_bytes());
+    Ok(bytes)
 }
 
 /// The bytes of a regular file. A device or a pipe might never end.
@@ -71,21 +85,15 @@ const NOT_REGULAR: &str = "it is there, but not as a regular file; name another 
 /// the new one under its name: into a temporary file beside it, synced, then renamed. What is there and no
 /// regular file (a folder, a device) is left alone.
 pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
-    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Err(io(path, std::io::Error::other(NOT_REGULAR)));
-    }
-    // Through a link, to the file that it names: renaming would replace the link.
-    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let name = path.file_name().map_or_else(|| "file".into(), |name| name.to_string_lossy().into_owned());
-    let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-    let written = File::create(&temporary).and_then(|mut file| {
+    let (path, temporary) = &beginning(path)?;
+    let written = File::create(temporary).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()
     });
-    let renamed = written.and_then(|()| fs::rename(&temporary, path));
+    let renamed = written.and_then(|()| fs::rename(temporary, path));
     if let Err(cause) = renamed {
         // The first error is the one to tell; a leftover that cannot be removed changes nothing.
-        let _ = fs::remove_file(&temporary);
+        let _ = fs::remove_file(temporary);
         return Err(io(path, cause));
     }
     #[cfg(unix)]
@@ -94,6 +102,23 @@ pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
         let _ = File::open(folder).and_then(|folder| folder.sync_all());
     }
     Ok(())
+}
+
+/// Checks that [`write_safely`] can begin, which is to be known before the work whose result goes there.
+pub fn expect_writable(path: &Path) -> Result<()> {
+    let (path, temporary) = &beginning(path)?;
+    File::create(temporary).and_then(|_| fs::remove_file(temporary)).map_err(|cause| io(path, cause))
+}
+
+/// The file that a path names, through links (renaming would replace them), and the temporary one beside it.
+fn beginning(path: &Path) -> Result<(PathBuf, PathBuf)> {
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(io(path, std::io::Error::other(NOT_REGULAR)));
+    }
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let name = path.file_name().map_or_else(|| "file".into(), |name| name.to_string_lossy().into_owned());
+    let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    Ok((path, temporary))
 }
 
 fn io(path: &Path, cause: std::io::Error) -> Error {
@@ -143,4 +168,30 @@ fn to_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
         DType::Bf16 => (Dtype::BF16, flat(tensor, bf16::to_le_bytes)?),
         DType::Index => (Dtype::I64, flat(tensor, |index: u32| i64::from(index).to_le_bytes())?),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_contents_are_equal_bytes() -> Result<()> {
+        let file = || {
+            let mut file = TensorFile::default();
+            file.tensors.insert("weight".into(), Tensor::full([2, 3], 0.5f32));
+            file.tensors.insert("Zero".into(), Tensor::scalar(0u32));
+            for key in ["format", "config", "progress", "data", "é \" \n"] {
+                file.metadata.insert(key.into(), format!("{key} of a run"));
+            }
+            file
+        };
+        let bytes = file().to_bytes()?;
+        for _ in 0..20 {
+            assert!(file().to_bytes()? == bytes);
+        }
+        let read = TensorFile::parse(&bytes, "bytes")?;
+        assert_eq!(read.metadata, file().metadata);
+        assert_eq!(read.tensors["weight"].to_vec::<f32>()?, [0.5; 6]);
+        Ok(())
+    }
 }
