@@ -62,6 +62,16 @@ pub enum Error {
         /// Missing, surplus and misshapen tensors.
         differences: Vec<String>,
     },
+    /// A weight file with numbers that no computation can go on from.
+    #[error("{path}: tensor {tensor} holds {number}: these weights are of no use, take those of another run")]
+    NotFinite {
+        /// The file.
+        path: String,
+        /// The first such tensor.
+        tensor: String,
+        /// The first such number.
+        number: f64,
+    },
     /// A file that is no safetensors file, or a damaged one.
     #[error("{path}: not a safetensors file, or a damaged one ({reason}); take another copy of it")]
     Format {

@@ -35,8 +35,8 @@ impl BiFormer {
     }
 
     /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else;
-    /// otherwise [`Error::Weights`] lists all differences and the model is as it was. Two exceptions, which
-    /// are reported: a head for another number of classes, and a classifier's weights for a dense backbone.
+    /// otherwise [`Error::Weights`] lists all differences and the model is as it was, as it is after
+    /// [`Error::NotFinite`]. Two exceptions, which are reported: a head for another number of classes, and a classifier's weights for a dense backbone.
     /// `path` names the file in errors.
     pub fn load(&mut self, file: &TensorFile, path: &str) -> Result<Loaded> {
         let own = self.state_dict()?;
@@ -71,6 +71,12 @@ impl BiFormer {
         differences.extend(surplus.map(|(name, tensor)| format!("{name} {} is not part of the model", tensor.shape())));
         if !differences.is_empty() {
             return Err(Error::Weights { path: path.to_owned(), differences });
+        }
+        for (name, tensor) in file.tensors.iter().filter(|(name, _)| own.tensors.contains_key(*name)) {
+            let numbers = if tensor.dtype() == DType::Index { vec![] } else { tensor.cast(DType::F64)?.to_vec()? };
+            if let Some(&number) = numbers.iter().find(|number: &&f64| !number.is_finite()) {
+                return Err(Error::NotFinite { path: path.to_owned(), tensor: name.clone(), number });
+            }
         }
         drop(own);
         self.assign(file, loaded.head_replaced.is_some())?;
