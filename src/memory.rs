@@ -9,43 +9,53 @@ use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
 use autograd::Tape;
 use data::Batch;
-use model::{BiFormer, Mode};
-use tensor::{DType, Tensor, pool_stats, trim_pool};
+use model::cost::{activation_bytes, parts};
+use model::{BiFormer, Family, Mode, ModelConfig};
+use tensor::{DType, Device, Tensor, pool_stats, trim_pool};
 
-/// About how many pixels may be computed for a forecast: a second of work for the largest models.
+/// About how many pixels may be computed for a forecast, and how many multiply-adds of a forward pass: a second of work
+/// for the largest of the published models.
 const PIXELS: usize = 6 * 224 * 224;
+const MACS: u64 = 30_000_000_000;
 /// What the program takes besides the pool and its images, about: code, threads, what the allocator keeps. (Not
 /// measured: once something has been freed, the system cannot tell how much of it is still counted.)
 const PROGRAM: u64 = 12_000_000;
 
 /// The resident bytes at the peak of training steps as configured, without the data set. (Testing, which takes a
-/// batch whole, needs less, unless there are many micro-batches.) It runs a few steps, on up to six images of 224x224;
+/// batch whole, needs less, unless there are many micro-batches.) It runs a few steps, on up to the pixels of six images of 224x224;
 /// the free blocks of the pool are given back to the system. Errors: those of a training step.
 pub fn training(config: &RunConfig) -> Result<u64> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);
-    let size = config.image_size;
+    let sample = Sample::of(config)?;
     let classes = config.architecture.num_classes;
-    let model = forecast(at_once, size, |images| {
-        let config = RunConfig { micro_batches: 1, ..config.clone() };
+    let model = sample.forecast(at_once, |images| {
+        let config = RunConfig { micro_batches: 1, architecture: sample.model.clone(), ..config.clone() };
         let labels = (0..images).map(|image| (image % classes) as u32).collect();
-        let shape = [images, size, size, 3];
+        let shape = [images, sample.side, sample.side, 3];
         let pixels = vec![0.5; shape.iter().product()];
         let batch = Batch { images: pixels, shape, labels, samples: vec![], skipped: vec![] };
         Learner::blank(&config)?.train(&config, &batch.into(), 0, 1e-3, || None).map(|_| ())
     })?;
-    Ok(PROGRAM + model + image_bytes(config.batch_size, size))
+    Ok(PROGRAM + model + image_bytes(config))
 }
 
 /// The resident bytes at the peak of inference on `batch_size` images of `config.image_size` at once.
 pub fn inference(config: &RunConfig) -> Result<u64> {
-    let size = config.image_size;
-    let model = forecast(config.batch_size, size, |images| {
-        let model = BiFormer::blank(&config.architecture, DType::F32)?;
-        let images = Tensor::full([images, size, size, 3], 0.5f32);
+    let sample = Sample::of(config)?;
+    let model = sample.forecast(config.batch_size, |images| {
+        let model = BiFormer::blank(&sample.model, DType::F32)?;
+        let images = Tensor::full([images, sample.side, sample.side, 3], 0.5f32);
         model.forward(&Tape::inference(), &images, Mode::Evaluate)?;
         Ok(())
     })?;
-    Ok(PROGRAM + model + image_bytes(config.batch_size, size))
+    Ok(PROGRAM + model + image_bytes(config))
+}
+
+/// The bytes that a training step's forward pass keeps for its backward pass, per image.
+pub fn activations(config: &RunConfig) -> Result<usize> {
+    let Sample { model, side, each, .. } = Sample::of(config)?;
+    let tape = config.recompute.tape(&Device::Cpu);
+    Ok(each * activation_bytes(&BiFormer::blank(&model, DType::F32)?, &tape, side, side)?)
 }
 
 /// Refuses what would not fit into the machine's memory, where the system tells how much is free, and says what
@@ -57,7 +67,8 @@ pub fn expect_room_to_train(config: &RunConfig) -> Result<()> {
     }
     let at_once = config.batch_size.div_ceil(config.micro_batches);
     let Some(free) = status_bytes("/proc/meminfo", "MemAvailable:") else { return Ok(()) };
-    if at_once <= measured_images(config.image_size) {
+    let sample = Sample::of(config)?;
+    if at_once * sample.each <= sample.most {
         return Ok(());
     }
     expect_room(training(config)?, free)
@@ -76,34 +87,62 @@ fn expect_room(needed: u64, free: u64) -> Result<()> {
     )
 }
 
-/// The largest batch that is measured.
-fn measured_images(size: usize) -> usize {
-    (PIXELS / (size * size).max(1)).max(2)
+/// What is measured for a forecast.
+struct Sample {
+    /// The model, which may have to pad.
+    model: ModelConfig,
+    /// The side of the images: that of the real ones, or where they are huge a half of it, a quarter, ...
+    side: usize,
+    /// How many of them have the pixels of a real one, and so take about its memory.
+    each: usize,
+    /// The largest batch of them that is measured.
+    most: usize,
 }
 
-/// The bytes of the pool at the peak of `work` on so many images.
-fn forecast(images: usize, size: usize, work: impl Fn(usize) -> Result<()>) -> Result<u64> {
-    let measured = |images: usize| {
-        trim_pool();
-        let before = pool_stats().resident;
-        work(images)?;
-        let taken = pool_stats().resident - before;
-        trim_pool();
-        Ok::<_, anyhow::Error>(taken as u64)
-    };
-    let large = measured_images(size);
-    if images <= large {
-        return measured(images);
+impl Sample {
+    fn of(config: &RunConfig) -> Result<Self> {
+        let macs = |model: &ModelConfig, side: usize| -> Result<u64> {
+            let parts = parts(&BiFormer::blank(model, DType::F32)?, side, side)?;
+            Ok(parts.iter().map(|part| part.macs.total()).sum::<u64>().max(1))
+        };
+        let most = |side: usize, macs: u64| (PIXELS / (side * side).max(1)).min((MACS / macs) as usize);
+        let (mut model, mut side, mut each) = (config.architecture.clone(), config.image_size, 1);
+        let mut count = most(side, macs(&model, side)?);
+        while count == 0 {
+            model.auto_pad |= model.family != Family::BiformerStlNchw;
+            if model.check_image(side / 2, side / 2).is_err() {
+                break;
+            }
+            (side, each) = (side / 2, 4 * each);
+            count = most(side, macs(&model, side)?);
+        }
+        Ok(Self { model, side, each, most: count.max(2) })
     }
-    // Not fewer than a batch has groups of pieces, which have gradients of their own.
-    let small = (large * 2 / 3).max(1);
-    let (less, more) = (measured(small)?, measured(large)?);
-    Ok(more + more.saturating_sub(less) * (images - large) as u64 / (large - small) as u64)
+
+    /// The bytes of the pool at the peak of `work` on so many real images.
+    fn forecast(&self, images: usize, work: impl Fn(usize) -> Result<()>) -> Result<u64> {
+        let measured = |images: usize| {
+            trim_pool();
+            let before = pool_stats().resident;
+            work(images)?;
+            let taken = pool_stats().resident - before;
+            trim_pool();
+            Ok::<_, anyhow::Error>(taken as u64)
+        };
+        let (images, large) = (images * self.each, self.most);
+        if images <= large {
+            return measured(images);
+        }
+        // Not fewer than a batch has groups of pieces, which have gradients of their own.
+        let small = (large * 2 / 3).max(1);
+        let (less, more) = (measured(small)?, measured(large)?);
+        Ok(more + more.saturating_sub(less) * (images - large) as u64 / (large - small) as u64)
+    }
 }
 
 /// The images of a batch as they come from the data set, in f32.
-fn image_bytes(images: usize, size: usize) -> u64 {
-    (images * size * size * 3 * 4) as u64
+fn image_bytes(config: &RunConfig) -> u64 {
+    (config.batch_size * config.image_size * config.image_size * 3 * 4) as u64
 }
 
 /// The largest resident memory of this process so far, where the system tells (Linux).

@@ -43,3 +43,15 @@ fn what_cannot_fit_is_refused_at_once() {
     let ran = biformer(&[&arguments[..], &["--batch-size", "100000", "--threads", "2"]].concat());
     ran.refused(&["takes about", "GB", "batch_size", "micro_batches", "recompute = \"block\""]);
 }
+
+/// Nor does it take long to say it where a single image is work for minutes, or the model is huge.
+#[test]
+fn a_forecast_is_little_work_however_large_the_images() {
+    let number = |arguments: &[&str]| {
+        let said = biformer(&[&["info", "--json", "--batch-size", "4"], arguments].concat()).ok().out;
+        let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+        said["training_bytes"].as_f64().unwrap()
+    };
+    let (large, huge) = (number(&["--image-size", "2048"]), number(&["--image-size", "4096"]));
+    assert!((3.0..5.0).contains(&(huge / large)), "{huge} of four times the pixels, {large}");
+}

@@ -5,10 +5,10 @@ use crate::config::{Recompute, RunConfig};
 use crate::memory;
 use anyhow::{Result, bail};
 use clap::Args;
-use model::cost::{Macs, activation_bytes, parts};
+use model::cost::{Macs, parts};
 use model::{BiFormer, Features};
 use serde_json::json;
-use tensor::{DType, Device};
+use tensor::DType;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -44,11 +44,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let trainable = config.features == Features::Logits;
     let (parts, activations, training, inference) = arguments.threads.run(|| {
         let model = BiFormer::blank(&config, DType::F32)?;
-        let tape = arguments.recompute.tape(&Device::Cpu);
-        let (parts, activations) = (parts(&model, size, size)?, activation_bytes(&model, &tape, size, size)?);
+        let parts = parts(&model, size, size)?;
         drop(model);
         let training = if trainable { Some(memory::training(&run)?) } else { None };
-        Ok((parts, activations, training, memory::inference(&run)?))
+        Ok((parts, memory::activations(&run)?, training, memory::inference(&run)?))
     })?;
     let parameters: usize = parts.iter().map(|part| part.parameters).sum();
     let total: u64 = parts.iter().map(|part| part.macs.total()).sum();
