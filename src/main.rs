@@ -2,11 +2,13 @@
 
 use biformer::commands::{self, Cli, Status};
 use biformer::config::one_line;
+use biformer::signals;
 use clap::Parser;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    signals::survive_size_limit();
     let cli = Cli::parse();
     match commands::run(cli) {
         Ok(Status::Done) => ExitCode::SUCCESS,

@@ -196,3 +196,19 @@ fn a_finished_run_says_so_and_can_be_made_longer() {
     assert_eq!(place(&shared.run(name)), Some((3, 0)));
     biformer(&shared.train(name, &["--resume", "--epochs", "2"])).refused(&["epochs = 2", "has done 3"]);
 }
+
+/// As `nohup` starts it.
+#[cfg(unix)]
+#[test]
+fn a_signal_that_is_to_be_ignored_is_ignored() {
+    let shared = shared();
+    let run = shared.run("nohup");
+    let program = command(&shared.train("nohup", &["--epochs", "2"]));
+    let mut script = std::process::Command::new("sh");
+    script.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(program.get_program()).args(program.get_args());
+    let mut child = script.stdout(std::process::Stdio::null()).spawn().unwrap();
+    wait_until(&mut child, &run, |place| place >= Some((0, 2)));
+    signal(&child, "HUP");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(place(&run), Some((2, 0)));
+}

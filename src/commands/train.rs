@@ -3,6 +3,7 @@
 use super::{Status, model_names, with_remedy};
 use crate::config::{Changes, Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
+use crate::signals;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -137,8 +138,9 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
     }
 }
 
-/// What Ctrl-C (or a request to terminate) sets.
+/// What Ctrl-C (or a request to terminate) sets. What the program was started to ignore, it goes on to ignore.
 fn stop_on_ctrl_c() -> Result<Arc<AtomicBool>> {
+    let ignored = signals::ignored();
     let stop = Arc::new(AtomicBool::new(false));
     let asked = Arc::clone(&stop);
     ctrlc::set_handler(move || {
@@ -149,5 +151,6 @@ fn stop_on_ctrl_c() -> Result<Arc<AtomicBool>> {
         let _ = writeln!(io::stderr(), "\nStopping after this step (press Ctrl-C again to stop at once) ...");
     })
     .context("Ctrl-C handler")?;
+    signals::ignore(&ignored);
     Ok(stop)
 }
