@@ -1,13 +1,13 @@
 //! `biformer eval`.
 
-use super::{Status, Threads, Trained, with_remedy};
+use super::{MOST_IMAGES, Status, Threads, Trained, with_remedy};
 use crate::device::Compute;
 use crate::inference::Inference;
 use crate::staging::numbered;
 use crate::trainer::checkpoint::TrainedModel;
 use crate::trainer::display::warn_of_skipped;
 use crate::trainer::step::{Score, evaluate};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, Transform};
 use serde::Serialize;
@@ -69,6 +69,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 }
 
 fn measure(arguments: &Arguments) -> Result<Report> {
+    let batch = arguments.batch_size;
+    if !(1..=MOST_IMAGES).contains(&batch) {
+        bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
+    }
     let TrainedModel { mut model, config, data: known } = arguments.trained.load()?;
     arguments.compute.place(&mut model)?;
     let classes = &known.classes;
@@ -77,7 +81,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     known.expect_classes(source, dataset.classes())?;
     // What the model's training images were normalised by, whatever these are.
     let transform = Transform::eval(config.image_size, known.statistics)?;
-    let mut settings = LoaderConfig::eval(arguments.batch_size, transform);
+    let mut settings = LoaderConfig::eval(batch, transform);
     settings.max_bad_images = arguments.max_bad_images.unwrap_or(config.max_bad_images);
     let loader = Loader::new(dataset, settings)?;
     let mut per_class = vec![Score::default(); classes.len()];

@@ -6,7 +6,7 @@ use crate::device::{DeviceName, Precision};
 use crate::signals;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, value_parser};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,10 +32,10 @@ pub struct Arguments {
     weights: Option<PathBuf>,
     /// Passes over the training images.
     #[arg(long, value_name = "N")]
-    epochs: Option<usize>,
+    epochs: Option<u32>,
     /// Images per step.
     #[arg(long, value_name = "N")]
-    batch_size: Option<usize>,
+    batch_size: Option<u32>,
     /// What the backward pass computes again instead of keeping it, to save memory. The results have the same bits.
     #[arg(long, value_enum)]
     recompute: Option<Recompute>,
@@ -43,7 +43,7 @@ pub struct Arguments {
     #[arg(long, value_name = "X")]
     lr: Option<f64>,
     /// Decides initial weights, order, augmentation and dropped blocks.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=i64::MAX as u64))]
     seed: Option<u64>,
     /// Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests).
     #[arg(long, value_name = "NAME")]
@@ -53,7 +53,7 @@ pub struct Arguments {
     precision: Option<Precision>,
     /// Threads to compute with; 0 takes one per core. The results have the same bits with any number.
     #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    threads: Option<u32>,
     /// The run folder; runs/MODEL by default.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -67,8 +67,7 @@ pub struct Arguments {
 
 impl Arguments {
     fn changes(&self) -> Result<Changes> {
-        let integer = |value: u64| i64::try_from(value).map(Value::Integer).context("a number is too large");
-        let number = |value: Option<usize>| value.map(|value| integer(value as u64)).transpose();
+        let number = |value: u32| Value::Integer(i64::from(value));
         let peak = |lr: f64| Value::Table([("peak".to_owned(), Value::Float(lr))].into_iter().collect());
         let path = |flag: &str, path: &Option<PathBuf>| {
             let text = |path: &PathBuf| path.to_str().map(str::to_owned);
@@ -79,14 +78,14 @@ impl Arguments {
         let flags = [
             ("model", self.model.clone().map(Value::String)),
             ("data", self.data.clone().map(Value::String)),
-            ("epochs", number(self.epochs)?),
-            ("batch_size", number(self.batch_size)?),
+            ("epochs", self.epochs.map(number)),
+            ("batch_size", self.batch_size.map(number)),
             ("recompute", self.recompute.map(Value::try_from).transpose()?),
             ("schedule", self.lr.map(peak)),
-            ("seed", self.seed.map(integer).transpose()?),
+            ("seed", self.seed.map(|seed| Value::Integer(seed as i64))),
             ("device", self.device.map(|name| Value::String(name.to_string()))),
             ("precision", self.precision.map(Value::try_from).transpose()?),
-            ("threads", number(self.threads)?),
+            ("threads", self.threads.map(number)),
             ("weights", path("--weights", &self.weights)?.map(Value::String)),
             ("out", path("--out", &self.out)?.map(Value::String)),
         ];

@@ -48,6 +48,12 @@ impl Changes {
         })
     }
 
+    /// The highest learning rate that is asked for.
+    pub fn peak(&self) -> Option<f64> {
+        let peak = self.table.get("schedule")?.get("peak")?;
+        peak.as_float().or_else(|| peak.as_integer().map(|peak| peak as f64))
+    }
+
     fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.table.get(key) {
             None => Ok(None),
@@ -136,7 +142,11 @@ pub fn differences(here: &Table, there: &Table) -> Vec<(String, String, String)>
             }
             (here, Some(there)) if here == there => {}
             (here, there) => {
-                let show = |value: &Value| one_line(&value.to_string());
+                let show = |value: &Value| match value {
+                    // As 1e-300, not with all its zeros.
+                    Value::Float(number) => format!("{number:?}"),
+                    other => one_line(&other.to_string()),
+                };
                 found.push((key.clone(), show(here), there.map_or_else(String::new, show)));
             }
         }

@@ -182,7 +182,13 @@ impl RunConfig {
 
     /// The configuration of a new run: the model's defaults, changed.
     pub fn changed(changes: &Changes) -> Result<Self> {
-        Self::for_model(changes.model()?)?.with(changes)
+        let mut defaults = Self::for_model(changes.model()?)?;
+        if let Some(peak) = changes.peak() {
+            // A low peak takes them along, unless they are asked for, too.
+            let ScheduleConfig { start, min, .. } = &mut defaults.schedule;
+            (*start, *min) = (start.min(peak), min.min(peak));
+        }
+        defaults.with(changes)
     }
 
     /// The configuration of a run that goes on: this one, changed. Asking once more for what it has already is no
@@ -259,11 +265,11 @@ impl RunConfig {
             bail!("clip_norm = {}, expected a length above 0, or 0 for no clipping", self.clip_norm);
         }
         if !(peak > 0.0 && peak.is_finite()) {
-            bail!("schedule.peak = {peak}, expected a learning rate above 0, for instance 0.001");
+            bail!("schedule.peak = {peak:?}, expected a learning rate above 0, for instance 0.001");
         }
         for (name, rate) in [("start", start), ("min", min)] {
             if !(0.0..=peak).contains(&rate) {
-                bail!("schedule.{name} = {rate}, expected from 0 to schedule.peak = {peak}");
+                bail!("schedule.{name} = {rate:?}, expected from 0 to schedule.peak = {peak:?}");
             }
         }
         if !(0.0..=self.epochs as f64).contains(&warmup_epochs) {

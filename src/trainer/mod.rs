@@ -282,6 +282,14 @@ fn loaders(
     let mut testing = LoaderConfig::eval(config.batch_size, Transform::eval(size, statistics)?);
     training.max_bad_images = config.max_bad_images;
     testing.max_bad_images = config.max_bad_images;
+    let (images, asked) = (train.len(), config.batch_size);
+    if images < asked {
+        bail!(
+            "batch_size = {asked}: data {} has {images} training images, and a batch is full; use --batch-size {images} \
+             or less",
+            config.data
+        );
+    }
     let source = || format!("data {}", config.data);
     Ok((Loader::new(train, training).with_context(source)?, Loader::new(test, testing).with_context(source)?))
 }
