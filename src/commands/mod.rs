@@ -84,10 +84,9 @@ pub fn run(cli: Cli) -> Result<Status> {
     }
 }
 
-fn print_line(line: fmt::Arguments<'_>) -> io::Result<()> {
+fn print_line(line: fmt::Arguments<'_>) -> Result<()> {
     let mut out = io::stdout().lock();
-    out.write_fmt(line)?;
-    out.write_all(b"\n")
+    out.write_fmt(line).and_then(|()| out.write_all(b"\n")).context("standard output")
 }
 
 /// The models by name, in a sentence.
