@@ -2,13 +2,14 @@
 
 use super::{ModelChoice, Status, Threads};
 use crate::device::{Compute, DeviceName, Precision};
-use crate::trainer::checkpoint::read_weights;
+use crate::trainer::checkpoint::{is_checkpoint, read_weights};
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::{Args, ValueEnum};
-use model::{BiFormer, Features, Mode, TensorFile};
+use model::{BiFormer, Features, Mode, TensorFile, expect_writable};
+use std::fs;
 use std::path::PathBuf;
-use tensor::{DType, Device};
+use tensor::{DType, Device, Tensor};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -79,6 +80,13 @@ fn compute(arguments: &Arguments) -> Result<()> {
     if input.dtype() == DType::Index {
         bail!("{shown}: input holds integers, expected normalised floats");
     }
+    let all_finite = |tensor: &Tensor| -> Result<bool> {
+        Ok(tensor.cast(DType::F64)?.to_vec::<f64>()?.iter().all(|number| number.is_finite()))
+    };
+    if !all_finite(input)? {
+        bail!("{shown}: input holds numbers that are not finite, expected normalised floats");
+    }
+    expect_output(arguments)?;
     model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
     let images = input.cast(dtype)?.permute(&[0, 2, 3, 1])?.contiguous()?;
     let tape = Tape::inference();
@@ -86,6 +94,9 @@ fn compute(arguments: &Arguments) -> Result<()> {
     let mut results = TensorFile::default();
     for (index, value) in output.values.iter().enumerate() {
         let value = value.value().cast(dtype)?.to_device(&Device::Cpu)?;
+        if !all_finite(&value)? {
+            bail!("{weights}: the results are not finite: these weights are of no use, take those of another run");
+        }
         match config.features {
             Features::Logits => results.tensors.insert("logits".into(), value),
             Features::Dense => results.tensors.insert(format!("out{index}"), value.permute(&[0, 3, 1, 2])?),
@@ -96,4 +107,18 @@ fn compute(arguments: &Arguments) -> Result<()> {
         say!("{}: {name} {} {}", arguments.output.display(), tensor.dtype(), tensor.shape());
     }
     Ok(())
+}
+
+/// Checks, before the work, that results can be written, and that they harm nothing: they may take the place of other
+/// results, but not of what they are made from, nor of a run's checkpoint.
+fn expect_output(arguments: &Arguments) -> Result<()> {
+    let Arguments { output, input, weights, .. } = arguments;
+    let there = fs::canonicalize(output).ok();
+    if there.is_some() && [input, weights].into_iter().any(|path| fs::canonicalize(path).ok() == there) {
+        bail!("--output {}: it is what the results are made from; name another file", output.display());
+    }
+    if TensorFile::read(output).is_ok_and(|file| is_checkpoint(&file)) {
+        bail!("--output {}: it is a run's checkpoint; name another file", output.display());
+    }
+    Ok(expect_writable(output)?)
 }

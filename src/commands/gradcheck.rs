@@ -3,7 +3,7 @@
 use super::{Status, Threads};
 use anyhow::{Result, bail};
 use clap::Args;
-use model::{did_you_mean, nearest};
+use model::{did_you_mean, expect_writable, nearest, write_safely};
 use ops::check::{DIFFERENCE_TOLERANCE, EXACT_TOLERANCE, Report, check};
 use ops::registry::{OPS, Op, find};
 use serde_json::{Value, json};
@@ -34,6 +34,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             }
         },
     };
+    arguments.json.as_deref().map_or(Ok(()), expect_writable)?;
     arguments.threads.run(|| check_all(arguments, &ops))
 }
 
@@ -68,7 +69,7 @@ fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
     }
     if let Some(path) = &arguments.json {
         let all: Vec<Value> = reports.iter().map(as_json).collect();
-        model::write_safely(path, serde_json::to_string_pretty(&all)?.as_bytes())?;
+        write_safely(path, serde_json::to_string_pretty(&all)?.as_bytes())?;
     }
     let skipped: usize = reports.iter().map(|report| report.skipped).sum();
     say!(

@@ -193,11 +193,16 @@ pub fn read_weights(path: &Path) -> Result<TensorFile> {
     }
     if !path.is_dir() {
         let file = TensorFile::read(path)?;
-        if !file.metadata.contains_key("format") || !file.tensors.contains_key(tensor_names::M) {
+        if !is_checkpoint(&file) {
             return Ok(file);
         }
     }
     Ok(Checkpoint::read(path)?.into_model()?.model.state_dict()?)
+}
+
+/// Whether a file is a run's, to go on from.
+pub fn is_checkpoint(file: &TensorFile) -> bool {
+    file.metadata.contains_key("format") && file.tensors.contains_key(tensor_names::M)
 }
 
 /// Loads weights of which none may be left out: unlike those for another number of classes.

@@ -8,6 +8,7 @@ use crate::commands::Status;
 use crate::pictures::scaling;
 use anyhow::{Result, bail};
 use autograd::{Gradients, Tape, Var};
+use model::expect_writable;
 use ops::{Bra, attention, bra};
 use serde::Serialize;
 use serde_json::json;
@@ -61,6 +62,7 @@ pub fn run(largest: usize, plot: Option<&Path>, json: bool) -> Result<Status> {
     if !(2 * SMALLEST..=32 * SMALLEST).contains(&largest) {
         bail!("--largest {largest}: expected {} to {}", 2 * SMALLEST, 32 * SMALLEST);
     }
+    plot.map_or(Ok(()), expect_writable)?;
     let routed = Curve::measure("bra", largest, regions_per_side, |regions, qkv| {
         let grid = [regions; 2];
         let scale = (CHANNELS as f64).powf(-0.5);
