@@ -76,10 +76,27 @@ fn weights_of_another_model() {
     forward().refused(&["holds integers"]);
     say(&[("input", Tensor::full([1, 3, 33, 32], 0f32))]);
     forward().refused(&["a 33x32 image does not fit", "a side of 32 or 48"]);
-    say(&[("input", Tensor::full([1, 3, 32, 32], f32::NAN))]);
+    for number in [f32::NAN, f32::INFINITY] {
+        say(&[("input", Tensor::full([1, 3, 32, 32], number))]);
+        forward().refused(&["input.safetensors: input holds numbers that are not finite"]);
+    }
+    say(&[("input", Tensor::full([1, 3, 32, 32], 0.5f32))]);
+    assert!(!output.exists());
     forward().ok();
-    say(&[("input", Tensor::full([1, 3, 32, 32], 0f32))]);
-    assert!(output.exists());
+    forward().ok(); // results may take the place of others
+    wrong = right.clone();
+    wrong.tensors.insert("norm.bias".into(), Tensor::full([96], f32::MAX));
+    wrong.tensors.insert("head.weight".into(), Tensor::full([10, 96], 1f32));
+    wrong.write(&weights).unwrap();
+    forward().refused(&["weights.safetensors: the results are not finite", "another run"]);
+    right.write(&weights).unwrap();
+    let checkpoint = copied_run("bad-output").join("checkpoint.safetensors");
+    for precious in [&weights, &input, &checkpoint] {
+        let before = fs::read(precious).unwrap();
+        let files = ["--weights", text(&weights), "--input", text(&input), "--output", text(precious)];
+        biformer(&[&["forward"][..], &files, &set].concat()).refused(&[text(precious), "name another file"]);
+        assert!(before == fs::read(precious).unwrap());
+    }
     let files = ["--weights", text(&weights), "--input", text(&input), "--output", "/nowhere/y.safetensors"];
     biformer(&[&["forward"][..], &files, &set].concat()).refused(&["/nowhere/y.safetensors"]);
     let files = ["--weights", "/dev/zero", "--input", text(&input), "--output", "/dev/null"];
@@ -131,6 +148,11 @@ fn checkpoints_that_are_none() {
     refused(&["its progress"]);
     change(&|file| _ = file.metadata.insert("data".into(), "{\"classes\": []}".into()));
     refused(&["its data"]);
+    change(&|file| {
+        let data = file.metadata["data"].replace("\"std\":[", "\"std\":[-");
+        file.metadata.insert("data".into(), data);
+    });
+    refused(&["checkpoint.safetensors", "its data", "std [-", "above 0"]);
     change(&|file| {
         file.tensors.remove("norm.weight");
         file.tensors.insert("norm.wait".into(), Tensor::full([32], 1f32));
@@ -209,9 +231,9 @@ fn run_folders_that_cannot_be() {
 #[cfg(unix)]
 #[test]
 fn a_disk_that_fills_up_harms_no_checkpoint() {
-    let run = copied_run("full-disk");
+    let run = copied_run("full disk");
     let before = contents(&run);
-    let script = "trap '' XFSZ; ulimit -f 16; exec \"$0\" \"$@\"";
+    let script = "ulimit -f 16; exec \"$0\" \"$@\"";
     let limited = |arguments: &[&str]| {
         let program = command(&[]).get_program().to_owned();
         let output = std::process::Command::new("bash").args(["-c", script]).arg(program).args(arguments).output();
@@ -221,7 +243,7 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     limited(&["train", "--resume", "--config", config, "--out", text(&run), "--epochs", "2"]).refused(&[
         "saving failed, the checkpoint before it is unharmed",
         "make room",
-        "--resume --out",
+        &format!("--resume --out '{}'", text(&run)),
         "checkpoint.safetensors",
     ]);
     let after = contents(&run);
@@ -234,6 +256,41 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     let train = ["train", "--config", config, "--data", data, "--out", text(&new), "--epochs", "1"];
     limited(&train).refused(&["saving failed; make room"]);
     // What did not begin is not in the way.
-    assert!(contents(&new).is_empty());
+    assert!(contents(&new).keys().eq([".lock"]));
+    // Nor is what a killed one left.
+    fs::write(new.join(".checkpoint.safetensors.1.tmp"), "half").unwrap();
     biformer(&train).ok();
+    assert!(!new.join(".checkpoint.safetensors.1.tmp").exists());
+}
+
+#[test]
+fn a_run_folder_has_one_run_at_a_time() {
+    let run = copied_run("one-run");
+    let resume = |more: &[&str]| biformer(&[&["train", "--resume", "--out", text(&run)], more].concat());
+    let lock = fs::File::create(run.join(".lock")).unwrap();
+    lock.lock().unwrap();
+    let before = contents(&run);
+    resume(&["--epochs", "2"]).refused(&["one-run: a run is on its way in it"]);
+    assert!(before == contents(&run), "nothing is harmed");
+    for file in ["checkpoint.safetensors", "config.toml", "metrics.jsonl", "timings.jsonl", "curves.png", "routing.png"]
+    {
+        fs::remove_file(run.join(file)).unwrap();
+    }
+    biformer(&["train", "--out", text(&run)]).refused(&["one-run: a run is on its way in it"]);
+    drop(lock);
+    for (file, bytes) in before {
+        fs::write(run.join(file), bytes).unwrap();
+    }
+    // Later epochs' lines are written again, wherever they stand.
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let later = metrics.replace("\"epoch\":1", "\"epoch\":2");
+    fs::write(run.join("metrics.jsonl"), format!("{later}{metrics}")).unwrap();
+    resume(&["--epochs", "2"]).ok();
+    let kept = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    assert!(kept.starts_with(&metrics) && kept.lines().count() == 2 && !kept.contains(&later), "{kept}");
+    // A damaged line is met before the work.
+    fs::write(run.join("metrics.jsonl"), format!("{metrics}{{half")).unwrap();
+    let damaged = contents(&run);
+    resume(&["--epochs", "3"]).refused(&["metrics.jsonl line 2; remove the line"]);
+    assert!(damaged == contents(&run), "nothing is harmed");
 }

@@ -5,7 +5,7 @@ mod common;
 
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
-use common::program::{biformer, fresh, text};
+use common::program::{biformer, fresh, place, text};
 use common::samples::{self, Trained, train};
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn shared() -> &'static Trained {
 fn data_that_is_missing_or_damaged() {
     let folder = fresh("bad-data");
     train(&folder, "", Path::new("/nowhere"), &[]).refused(&["/nowhere is missing", "embedded"]);
-    train(&folder, "", &fresh("bad-data-empty"), &[]).refused(&["bad-data-empty is missing", "data_batch_1.bin"]);
+    train(&folder, "", &fresh("bad-data-empty"), &[]).refused(&["bad-data-empty lacks", "data_batch_1.bin"]);
     type Damage = fn(&Path);
     let cases: [(&str, Damage, &[&str]); 5] = [
         ("data_batch_3.bin", |file| fs::remove_file(file).unwrap(), &["data_batch_3.bin is missing"]),
@@ -64,11 +64,18 @@ fn images_that_cannot_be_decoded() {
     fs::write(data.join("train/dark/3.png"), "no picture").unwrap();
     fs::write(data.join("val/light/1.png"), [0x89, b'P', b'N', b'G']).unwrap();
     let fields = |bad: usize| format!("image_size = 32\nmax_bad_images = {bad}");
-    train(&folder, &fields(0), &data, &["--batch-size", "5"]).refused(&[
-        "dark/3.png",
-        "max_bad_images is 0",
-        "a --config file can raise",
-    ]);
+    // What was learned before it was met is kept.
+    let go_on = "what was done is saved; mend this, and go on with --resume --out ";
+    let parts = ["dark/3.png", "max_bad_images is 0", "a --config file can raise", go_on];
+    train(&folder, &fields(0), &data, &["--batch-size", "5"]).refused(&parts);
+    let steps = place(&folder.join("run"));
+    assert!(steps >= Some((0, 1)), "{steps:?}");
+    let good = fs::read(data.join("train/dark/4.png")).unwrap();
+    let bad = fs::read(data.join("train/dark/3.png")).unwrap();
+    fs::write(data.join("train/dark/3.png"), good).unwrap();
+    train(&folder, &fields(0), &data, &["--resume", "--batch-size", "5"]).refused(&["light/1.png", go_on]);
+    assert_eq!(place(&folder.join("run")), Some((0, 4)), "all steps of the epoch");
+    fs::write(data.join("train/dark/3.png"), bad).unwrap();
     fs::remove_dir_all(folder.join("run")).unwrap();
     let said = train(&folder, &fields(1), &data, &["--batch-size", "5", "--epochs", "1"]).ok();
     assert!(said.err.contains("dark/3.png") && said.err.contains("light/1.png"), "it names them: {said:?}");
@@ -147,12 +154,25 @@ fn values_that_make_no_sense() {
         (&["--lr=-1"], &["schedule.peak = -1", "above 0"]),
         (&["--lr", "inf"], &["schedule.peak = inf"]),
         (&["--batch-size", "0"], &["batch_size = 0"]),
-        (&["--batch-size", "161"], &["batch_size", "161", "160"]),
+        (&["--batch-size", "161"], &["batch_size = 161", "160 training images", "--batch-size 160 or less"]),
     ];
     for (flags, parts) in flags {
         train(&folder, "", data, flags).refused(parts);
     }
     assert!(!folder.join("run").exists());
+    let config = samples::config(&folder, "");
+    let asked = fs::read_to_string(&config).unwrap().replace("[schedule]", "[schedule]\nstart = 1e-5");
+    fs::write(&config, asked).unwrap();
+    let parts = ["schedule.start = 1e-5", "schedule.peak = 1e-300"];
+    biformer(&["train", "--config", text(&config), "--lr", "1e-300"]).refused(&parts);
+    let run = text(&shared().run);
+    biformer(&["train", "--resume", "--out", run, "--lr", "1e-300"]).refused(&["schedule.peak = 1e-300"]);
+    biformer(&["eval", "--checkpoint", run, "--batch-size", "0"]).refused(&["--batch-size 0: expected 1 to"]);
+    for (flag, value) in [("--seed", "18446744073709551615"), ("--epochs", "1844674407370955161")] {
+        let said = biformer(&["train", flag, value]);
+        assert_eq!(said.status, Some(2));
+        assert!(said.err.contains(&format!("'{value}' for '{flag} <N>': {value} is not in 0..=")), "{}", said.err);
+    }
 }
 
 #[test]
@@ -191,6 +211,11 @@ fn models_that_cannot_be() {
     biformer(&["bench", "--batch-size", "1000000"]).refused(&["--batch-size 1000000", "GB"]);
     biformer(&["bench", "--op", "bra", "--largest", "100000"]).refused(&["--largest 100000", "56 to 896"]);
     biformer(&["bench", "--model", "tiny", "--image-size", "600x500"]).refused(&["600x500 image", "auto_pad = true"]);
+    let swept = ["bench", "--op", "bra", "--plot", "/nowhere/curves.png"];
+    biformer(&swept).refused(&["/nowhere/curves.png", "No such file"]);
+    let checked = biformer(&["gradcheck", "--json", "/nowhere/report.json"]);
+    assert_eq!(checked.out, "", "before the work");
+    checked.refused(&["/nowhere/report.json", "No such file"]);
     biformer(&["bench", "--steps", "0"]).refused(&["--steps 0"]);
     biformer(&["bench", "--threads", "99999"]).refused(&["--threads 99999", "1024"]);
 }
@@ -225,6 +250,12 @@ fn the_first_operation_to_go_wrong_is_named() {
     huge.write(&file).unwrap();
     let parts = ["step 1 (epoch 1, batch 1 of 10)", "training diverged", "first operation to go wrong", "linear"];
     train(&folder, "", &shared.data, &["--weights", text(&file)]).refused(&parts);
+
+    let weight = huge.tensors.get_mut("stages.1.0.mlp.0.weight").unwrap();
+    *weight = Tensor::full(weight.shape().clone(), f32::NAN);
+    huge.write(&file).unwrap();
+    train(&folder, "", &shared.data, &["--weights", text(&file)])
+        .refused(&["huge.safetensors: tensor stages.1.0.mlp.0.weight holds NaN", "another run"]);
 
     let mut checkpoint = TensorFile::read(&shared.run.join("checkpoint.safetensors")).unwrap();
     let average = checkpoint.tensors.get_mut("average.parameters").unwrap();

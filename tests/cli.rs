@@ -49,8 +49,15 @@ fn train_leaves_a_complete_run_folder() {
     assert_eq!(config["clip_norm"].as_float(), Some(5.0), "as by default");
     let mut files: Vec<String> = common::program::contents(run).into_keys().collect();
     files.sort();
-    let expected =
-        ["checkpoint.safetensors", "config.toml", "curves.png", "metrics.jsonl", "routing.png", "timings.jsonl"];
+    let expected = [
+        ".lock",
+        "checkpoint.safetensors",
+        "config.toml",
+        "curves.png",
+        "metrics.jsonl",
+        "routing.png",
+        "timings.jsonl",
+    ];
     assert_eq!(files, expected);
     assert!(said.out.contains("Test accuracy") && said.out.contains(text(run)), "{said:?}");
     // Without a terminal: a line for each epoch, and no bar.
@@ -70,6 +77,7 @@ fn the_command_line_wins_over_the_file_and_no_command_means_train() {
     assert_eq!(stored["epochs"].as_integer(), Some(1));
     assert_eq!(stored["schedule"]["peak"].as_float(), Some(2e-3));
     assert_eq!(stored["seed"].as_integer(), Some(5));
+    assert_eq!(stored["schedule"]["min"].as_float(), Some(1e-5));
     assert_eq!(metrics(&run).len(), 1);
 }
 
@@ -369,5 +377,17 @@ fn output_that_cannot_be_written_is_no_panic() {
     assert!(ended.status == Some(0) && ended.err.is_empty(), "{ended:?}");
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let ended = Ran::from(command(&["info"]).stdout(full).spawn().unwrap().wait_with_output().unwrap());
-    ended.refused(&["No space left"]);
+    ended.refused(&["standard output", "No space left"]);
+}
+
+/// What nobody asked for follows a low peak down.
+#[test]
+fn a_low_learning_rate_needs_no_other() {
+    let folder = fresh("cli-low-rate");
+    let (config, run) = (samples::config(&folder, ""), folder.join("run"));
+    let train = ["train", "--config", text(&config), "--data", text(&trained().data), "--out", text(&run)];
+    biformer(&[&train[..], &["--epochs", "1", "--lr", "5e-6"]].concat()).ok();
+    let stored: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
+    let rates = ["peak", "start", "min"].map(|rate| stored["schedule"][rate].as_float());
+    assert_eq!(rates, [Some(5e-6); 3]);
 }

@@ -112,12 +112,12 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 
 fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
     let started = Instant::now();
-    let folder = trainer.folder().path().display().to_string();
+    let (folder, argument) = (trainer.folder().path().display().to_string(), trainer.folder().argument());
     if trainer.finished() {
         // The pictures may be what a killed run did not come to.
         trainer.draw()?;
         say!("{folder}: all {} epochs of this run are done already.", trainer.epochs());
-        say!("Train it further with: biformer train --resume --out {folder} --epochs N");
+        say!("Train it further with: biformer train --resume --out {argument} --epochs N");
         return Ok(Status::Done);
     }
     let outcome = trainer.run(stop);
@@ -131,7 +131,7 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
             Ok(Status::Done)
         }
         Outcome::Interrupted => {
-            say!("Stopped; the checkpoint is saved. Go on with: biformer train --resume --out {folder}");
+            say!("Stopped; the checkpoint is saved. Go on with: biformer train --resume --out {argument}");
             Ok(Status::Interrupted)
         }
     }

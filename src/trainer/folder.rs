@@ -7,8 +7,9 @@ use crate::pictures;
 use anyhow::{Context, Result, bail};
 use data::{Batch, Transform};
 use model::{Trace, write_safely};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ const METRICS: &str = "metrics.jsonl";
 const TIMINGS: &str = "timings.jsonl";
 const CURVES: &str = "curves.png";
 const ROUTING: &str = "routing.png";
+/// Stays when the run ends: to remove it would pull it from under a run that has just opened it.
+const LOCK: &str = ".lock";
 /// How many test images the picture of routed regions shows.
 const PICTURED: usize = 6;
 
@@ -54,55 +57,77 @@ impl EpochMetrics {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Timing {
     epoch: usize,
     seconds: f64,
     images_per_second: f64,
 }
 
-/// A folder with a run in it.
-#[derive(Clone, Debug)]
+/// A folder with a run in it, which nobody else runs meanwhile.
+#[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
+    /// Is locked, which ends with the process however that ends.
+    lock: File,
+}
+
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that is being started just now has the file open, too, for a moment.
+        let _ = self.lock.unlock();
+    }
 }
 
 impl RunFolder {
     /// Makes the folder. One that holds a run already, or anything else that a run would write over, is left alone.
     pub fn create(config: &RunConfig) -> Result<Self> {
-        let folder = Self { path: config.out.clone() };
-        let shown = folder.path.display();
-        if folder.checkpoint().exists() {
-            bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
-        }
-        if let Some(name) =
-            [CONFIG, METRICS, TIMINGS, CURVES, ROUTING].iter().find(|name| folder.path.join(name).exists())
-        {
-            bail!("run folder {shown}: there is a {name}, and no checkpoint; choose another with --out, or remove it");
-        }
-        fs::create_dir_all(&folder.path)
-            .with_context(|| format!("run folder {shown}: cannot be made; choose another with --out"))?;
+        let path = &config.out;
+        expect_free(path)?;
+        fs::create_dir_all(path)
+            .with_context(|| format!("run folder {}: cannot be made; choose another with --out", path.display()))?;
+        let folder = Self { path: path.clone(), lock: lock(path)? };
+        // Once more: another run may have come and gone.
+        expect_free(path)?;
+        folder.clean()?;
         Ok(folder)
     }
 
     /// The folder of a run that is to be resumed.
     pub fn open(path: &Path) -> Result<Self> {
-        let folder = Self { path: path.to_owned() };
-        if !folder.checkpoint().exists() {
+        if !path.join(FILE_NAME).exists() {
             bail!(
                 "run folder {}: there is no {FILE_NAME} to resume from; name the right folder with --out, or leave \
                  --resume out to start a run",
                 path.display()
             );
         }
-        Ok(folder)
+        Ok(Self { path: path.to_owned(), lock: lock(path)? })
     }
 
     /// Writes the configuration.
     pub fn write_config(&self, config: &RunConfig) -> Result<()> {
-        write_safely(&self.path.join(CONFIG), config.to_toml()?.as_bytes()).with_context(|| {
-            format!("run folder {}: cannot be written; choose another with --out", self.path.display())
-        })
+        self.write(CONFIG, &config.to_toml()?)
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<()> {
+        write_safely(&self.path.join(name), text.as_bytes()).with_context(|| self.unsaved())
+    }
+
+    /// What is to be said when something cannot be saved.
+    pub fn unsaved(&self) -> String {
+        match self.checkpoint().exists() {
+            true => format!(
+                "saving failed, the checkpoint before it is unharmed; make room and go on with --resume --out {}",
+                self.argument()
+            ),
+            false => "saving failed; make room, or choose another folder with --out".to_owned(),
+        }
+    }
+
+    /// Its path as an argument of a command that a shell is given.
+    pub fn argument(&self) -> String {
+        quoted(&self.path.display().to_string())
     }
 
     /// Where it is.
@@ -127,7 +152,7 @@ impl RunFolder {
         let mut text = self.read(name)?;
         text.push_str(line);
         text.push('\n');
-        Ok(write_safely(&self.path.join(name), text.as_bytes())?)
+        self.write(name, &text)
     }
 
     fn read(&self, name: &str) -> Result<String> {
@@ -141,16 +166,23 @@ impl RunFolder {
     /// Goes back to the state after so many epochs: a run that is resumed from an earlier checkpoint writes the
     /// later lines again. What a killed process left half-written goes away, too.
     pub fn rewind(&self, epochs: usize) -> Result<()> {
-        for name in [METRICS, TIMINGS] {
-            let text = self.read(name)?;
-            let kept: String = text.lines().take(epochs).flat_map(|line| [line, "\n"]).collect();
-            if kept != text {
-                write_safely(&self.path.join(name), kept.as_bytes())?;
-            }
-        }
+        self.keep::<EpochMetrics>(METRICS, |line| line.epoch <= epochs)?;
+        self.keep::<Timing>(TIMINGS, |line| line.epoch <= epochs)?;
+        self.clean()
+    }
+
+    fn keep<T: DeserializeOwned>(&self, name: &str, fits: impl Fn(&T) -> bool) -> Result<()> {
+        let text = self.read(name)?;
+        let parsed = self.parse(name, &text)?;
+        let kept = text.lines().zip(&parsed).filter(|(_, parsed)| fits(parsed));
+        let kept: String = kept.flat_map(|(line, _)| [line, "\n"]).collect();
+        if kept == text { Ok(()) } else { self.write(name, &kept) }
+    }
+
+    /// Removes what killed processes left half-written.
+    fn clean(&self) -> Result<()> {
         for entry in fs::read_dir(&self.path)?.flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if is_temporary(&name) {
+            if is_temporary(&entry.file_name().to_string_lossy()) {
                 // Another process's litter: worth removing, not worth failing over.
                 let _ = fs::remove_file(entry.path());
             }
@@ -160,10 +192,13 @@ impl RunFolder {
 
     /// All epochs' metrics.
     pub fn metrics(&self) -> Result<Vec<EpochMetrics>> {
-        let text = self.read(METRICS)?;
+        self.parse(METRICS, &self.read(METRICS)?)
+    }
+
+    fn parse<T: DeserializeOwned>(&self, name: &str, text: &str) -> Result<Vec<T>> {
         let parse = |(number, line): (usize, &str)| {
-            serde_json::from_str(line)
-                .with_context(|| format!("{} line {}", self.path.join(METRICS).display(), number + 1))
+            let place = || format!("{} line {}; remove the line", self.path.join(name).display(), number + 1);
+            serde_json::from_str(line).with_context(place)
         };
         text.lines().enumerate().map(parse).collect()
     }
@@ -186,6 +221,43 @@ impl RunFolder {
         let slots = (0..counted.len()).filter(|&slot| counted[slot]).take(PICTURED);
         let shown = slots.map(|slot| Ok((slot, transform.picture(batch.image(slot))?))).collect::<Result<Vec<_>>>()?;
         pictures::routes::draw(&shown, trace, &path).with_context(|| path.display().to_string())
+    }
+}
+
+/// Refuses a folder that holds a run already, or anything else that a run would write over.
+fn expect_free(path: &Path) -> Result<()> {
+    let shown = path.display();
+    if path.join(FILE_NAME).exists() {
+        bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
+    }
+    match [CONFIG, METRICS, TIMINGS, CURVES, ROUTING].iter().find(|name| path.join(name).exists()) {
+        None => Ok(()),
+        Some(name) => {
+            bail!("run folder {shown}: there is a {name}, and no checkpoint; choose another with --out, or remove it")
+        }
+    }
+}
+
+/// Locks a run folder for as long as the file is open.
+fn lock(path: &Path) -> Result<File> {
+    let shown = path.display();
+    let file = File::options().create(true).truncate(false).write(true).open(path.join(LOCK));
+    let file = file.with_context(|| format!("run folder {shown}: cannot be written"))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            bail!("run folder {shown}: a run is on its way in it; wait for its end, or choose another with --out")
+        }
+        // Not every file system has locks, and a run is possible without.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
+}
+
+/// A text as one word of a shell's command.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
     }
 }
 
@@ -214,5 +286,12 @@ mod tests {
         let others =
             ["config.toml", ".notes.12.tmp", ".config.toml.tmp", ".config.toml..tmp", ".config.toml.a.tmp", ".x.tmp"];
         assert!(others.map(is_temporary) == [false; 6]);
+    }
+
+    #[test]
+    fn a_shell_takes_a_path_as_one_word() {
+        for (path, word) in [("runs/a-1", "runs/a-1"), ("my runs", "'my runs'"), ("it's", r"'it'\''s'"), ("", "''")] {
+            assert_eq!(quoted(path), word);
+        }
     }
 }

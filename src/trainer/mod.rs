@@ -155,6 +155,19 @@ impl Trainer {
     }
 
     fn run_epochs(&mut self, stop: &AtomicBool, display: &Display) -> Result<Outcome> {
+        let outcome = self.run_on(stop, display);
+        match outcome {
+            // Images that cannot be read take nothing from what has been learned.
+            Err(error) if error.is::<data::Error>() => {
+                self.save()?;
+                let folder = self.folder.argument();
+                Err(error.context(format!("what was done is saved; mend this, and go on with --resume --out {folder}")))
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn run_on(&mut self, stop: &AtomicBool, display: &Display) -> Result<Outcome> {
         while !self.finished() {
             let started = Instant::now();
             let rate = self.train_epoch(stop, display)?;
@@ -170,7 +183,7 @@ impl Trainer {
             self.progress.batch = 0;
             self.progress.score = Score::default();
             // In this order: a kill between the two leaves a line too many, which resuming takes back.
-            self.folder.append(&metrics, started.elapsed(), rate).with_context(|| self.unsaved())?;
+            self.folder.append(&metrics, started.elapsed(), rate)?;
             self.save()?;
             display.epoch(&metrics);
         }
@@ -249,18 +262,7 @@ impl Trainer {
 
     fn save(&self) -> Result<()> {
         let checkpoint = self.learner.checkpoint(&self.config, &self.progress, self.facts.clone())?;
-        checkpoint.write(&self.folder.checkpoint()).with_context(|| self.unsaved())
-    }
-
-    /// What is to be said when something cannot be saved.
-    fn unsaved(&self) -> String {
-        let folder = self.folder.path().display();
-        match self.folder.checkpoint().exists() {
-            true => format!(
-                "saving failed, the checkpoint before it is unharmed; make room and go on with --resume --out {folder}"
-            ),
-            false => "saving failed; make room, or choose another folder with --out".to_owned(),
-        }
+        checkpoint.write(&self.folder.checkpoint()).with_context(|| self.folder.unsaved())
     }
 }
 
