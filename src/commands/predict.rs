@@ -6,8 +6,8 @@ use crate::trainer::checkpoint::TrainedModel;
 use anyhow::{Result, bail};
 use autograd::Tape;
 use clap::Args;
-use data::{Statistics, eval_pixels, load_image};
-use model::{BiFormer, Mode};
+use data::{eval_pixels, load_image};
+use model::{BiFormer, Factors, Mode};
 use std::path::PathBuf;
 use tensor::Tensor;
 
@@ -28,8 +28,11 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let TrainedModel { mut model, config, data } = arguments.trained.load()?;
         arguments.compute.place(&mut model)?;
+        let factors = model.prepared()?;
         for image in &arguments.images {
-            let probabilities = classify(&model, image, config.image_size, data.statistics)?;
+            let pixels = eval_pixels(&load_image(image)?, config.image_size, data.statistics)?;
+            let images = Tensor::from_slice(&pixels, [1, config.image_size, config.image_size, 3])?;
+            let probabilities = classify(&model, factors.clone(), &images)?;
             let mut order: Vec<usize> = (0..probabilities.len()).collect();
             order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
             say!("{}", image.display());
@@ -41,10 +44,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     })
 }
 
-fn classify(model: &BiFormer, image: &std::path::Path, size: usize, statistics: Statistics) -> Result<Vec<f64>> {
-    let pixels = eval_pixels(&load_image(image)?, size, statistics)?;
+/// The probabilities of an image's classes.
+fn classify(model: &BiFormer, factors: Factors, image: &Tensor) -> Result<Vec<f64>> {
     let tape = Tape::inference();
-    let output = model.forward(&tape, &Tensor::from_slice(&pixels, [1, size, size, 3])?, Mode::Evaluate)?;
+    let output = model.forward_with(factors, &tape, image, Mode::Evaluate)?;
     let logits = output.logits().value().cast(tensor::DType::F64)?.to_vec::<f64>()?;
     if logits.iter().any(|logit| !logit.is_finite()) {
         bail!("the model's logits are not finite: its weights are of no use, take those of another run");

@@ -26,6 +26,13 @@ pub fn biformer(arguments: &[&str]) -> Ran {
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_biformer"));
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    #[cfg(unix)]
+    {
+        use std::os::unix::process::CommandExt;
+        // Tests that a script started in the background have Ctrl-C ignored, and with them what they start.
+        // SAFETY: `signal` may be called there.
+        unsafe { command.pre_exec(|| Ok(_ = libc::signal(libc::SIGINT, libc::SIG_DFL))) };
+    }
     command
 }
 
