@@ -9,7 +9,7 @@ use autograd::{Profile, Tape, Var};
 use model::{BiFormer, Factors, Mode};
 use std::sync::Arc;
 use tensor::cuda::Repeated;
-use tensor::{Device, Tensor};
+use tensor::{Device, Tensor, settle_pool};
 
 /// To record a pass takes about as long as this many save: an estimate, which nobody has measured.
 const WORTH_RECORDING: usize = 8;
@@ -76,6 +76,7 @@ impl<'m> Inference<'m> {
     /// meanwhile. Errors: those of the model and of the device.
     pub fn pass<'b>(&mut self, next: impl FnOnce() -> Option<&'b Numbered>) -> Result<&[Tensor]> {
         let Self { model, device, factors, profile, may_record, staged } = self;
+        settle_pool();
         let factors = match factors {
             Some(factors) => factors,
             none => none.insert(model.prepared()?),

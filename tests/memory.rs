@@ -25,6 +25,7 @@ fn the_forecast_is_within_a_tenth() {
         ("train", &["--batch-size", "64"][..]),
         ("train", &["--batch-size", "128"]),
         ("train", &["--batch-size", "128", "--recompute", "block"]),
+        ("train", &["--model", "tiny", "--batch-size", "8"]),
         ("train", &["--model", "tiny", "--image-size", "112", "--batch-size", "24", "--set", "auto_pad=true"]),
         ("train", large),
         ("infer", &["--batch-size", "128"]),

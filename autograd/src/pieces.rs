@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 use tensor::cpu::parallel::{GRAIN, Out, put};
-use tensor::{Device, Float, Tensor, match_float};
+use tensor::{DType, Device, Float, Tensor, match_float};
 
 /// So many groups of pieces have gradients of their own, at most.
 const GROUPS: usize = 4;
@@ -121,29 +121,68 @@ impl Rule for Pieces {
 
 impl Pieces {
     fn walk<T: Float>(mut self, dy: &Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let room = &self.room;
         let mut slot = grads.open(0)?;
         let dx = slot.out::<T>()?;
         let samples = dy.shape().first().copied().unwrap_or(0);
         let row = dx.as_ref().map_or(0, |dx| dx.data.len() / samples.max(1));
         let accumulate = dx.as_ref().is_some_and(|dx| dx.accumulate);
         let mut rest = dx.map_or(&mut [][..], |dx| dx.data);
-        let mut groups = vec![];
-        for pieces in in_groups(std::mem::take(&mut self.pieces)) {
+        let groups = in_groups(std::mem::take(&mut self.pieces));
+        let profiles: Vec<_> = groups.iter().flatten().map(|piece| piece.profile.clone()).collect();
+        // The first group gives its gradients to the whole tape's; the others have their own beside them, which come
+        // when a group's turn does, as what another group saved is gone by then.
+        let room = &self.room;
+        let mut whole = Some(room.part_of(grads)?);
+        let mut work = vec![];
+        for pieces in groups {
             let samples: usize = pieces.iter().map(|piece| piece.samples.len()).sum();
             let (data, after) = rest.split_at_mut(samples * row);
-            groups.push((pieces, Out { data, accumulate }));
+            work.push((pieces, whole.take(), Out { data, accumulate }));
             rest = after;
         }
-        let profiles: Vec<_> =
-            groups.iter().flat_map(|(pieces, _)| pieces).map(|piece| piece.profile.clone()).collect();
-        let partial = |(pieces, dx)| room.walk::<T>(pieces, dy, dx, row);
-        let partials: Vec<Result<Partial>> = groups.into_par_iter().with_max_len(1).map(partial).collect();
+        let walk = |(pieces, whole, dx): (_, Option<Slots<'_>>, _)| -> Result<Option<Partial>> {
+            if let Some(slots) = whole {
+                return walk_group::<T>(pieces, slots, dy, dx, row).map(|()| None);
+            }
+            let mut partial = room.partial(T::DTYPE);
+            walk_group::<T>(pieces, room.slots(&mut partial)?, dy, dx, row)?;
+            Ok(Some(partial))
+        };
+        let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(walk).collect();
+        let partials: Vec<Partial> = walked.into_iter().filter_map(Result::transpose).collect::<Result<_>>()?;
         grads.close(slot);
-        room.add_up::<T>(&partials.into_iter().collect::<Result<Vec<_>>>()?, grads)?;
+        self.room.add_up::<T>(&partials, grads)?;
         absorb(&self.profile, &profiles);
         Ok(())
     }
+}
+
+/// Walks the tapes of a group in order, from dy (N, ...) to the group's part of dx, whose rows have `row` elements.
+fn walk_group<T: Float>(
+    pieces: Vec<Piece>,
+    mut slots: Slots<'_>,
+    dy: &Tensor,
+    dx: Out<'_, T>,
+    row: usize,
+) -> Result<()> {
+    let mut dx_rest = dx.data;
+    for Piece { mut nodes, profile, input, output, samples } in pieces {
+        profile.as_ref().inspect(|profile| profile.restart());
+        let (data, after) = dx_rest.split_at_mut(samples.len() * row);
+        dx_rest = after;
+        let mut inputs = HashMap::new();
+        if let Some(last) = output {
+            slots.interior = (0..=last).map(|_| State::Empty).collect();
+            slots.interior[last] = State::Filled(dy.slice(0, samples)?);
+            walk(&mut nodes, profile.as_deref(), last, &mut slots, &mut inputs)?;
+        }
+        match input.and_then(|input| inputs.remove(&input)) {
+            Some(gradient) => put(data, gradient.as_slice("pieces")?, dx.accumulate),
+            None if !dx.accumulate => data.fill(T::zero()),
+            None => {}
+        }
+    }
+    Ok(())
 }
 
 /// Neighbouring pieces together, in at most [`GROUPS`] groups.
@@ -154,75 +193,65 @@ fn in_groups(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
         .collect()
 }
 
-/// Room for the gradients of those parameters that the pieces use: where each begins, in elements.
+/// Those parameters that the pieces use, and how many elements each has.
 struct Room {
     /// How the model's are laid out; none where the pieces use none.
     layout: Option<Arc<Layout>>,
-    places: BTreeMap<usize, Range<usize>>,
-    len: usize,
+    sizes: BTreeMap<usize, usize>,
 }
 
-/// The gradients of a group, and of which parameters there are any.
+/// The gradients of a group by parameter, and of which there are any. Each is a tensor of its own: together
+/// they would find no free memory of their length where a stage has left much, but in many places.
 struct Partial {
-    flat: Tensor,
+    gradients: Vec<(usize, Tensor)>,
     written: Vec<bool>,
 }
 
 impl Room {
     fn of(parameters: &BTreeMap<ParamId, Arc<Layout>>) -> Self {
-        let mut len = 0;
-        let place = |(&id, layout): (&ParamId, &Arc<Layout>)| {
-            let count = layout.shape(id).count();
-            len += count;
-            (id.index(), len - count..len)
-        };
-        let places = parameters.iter().map(place).collect();
-        Self { layout: parameters.values().next().cloned(), places, len }
+        let size = |(&id, layout): (&ParamId, &Arc<Layout>)| (id.index(), layout.shape(id).count());
+        Self { layout: parameters.values().next().cloned(), sizes: parameters.iter().map(size).collect() }
     }
 
-    /// Walks the tapes of a group in order, from dy (N, ...) to the group's part of dx, whose rows have `row` elements.
-    fn walk<T: Float>(&self, pieces: Vec<Piece>, dy: &Tensor, dx: Out<'_, T>, row: usize) -> Result<Partial> {
-        let parameters = self.places.last_key_value().map_or(0, |(&last, _)| last + 1);
-        let mut partial = Partial { flat: Tensor::empty([self.len], T::DTYPE), written: vec![false; parameters] };
-        let mut arena: Vec<Option<Part<'_>>> = (0..parameters).map(|_| None).collect();
-        let mut rest = partial.flat.as_mut_bytes("pieces")?;
-        for (&parameter, place) in &self.places {
-            let (part, after) = rest.split_at_mut(place.len() * size_of::<T>());
-            arena[parameter] = Some(Part::Cpu(part));
-            rest = after;
+    /// Memory for a group's gradients.
+    fn partial(&self, dtype: DType) -> Partial {
+        let parameters = self.sizes.last_key_value().map_or(0, |(&last, _)| last + 1);
+        let gradients = self.sizes.iter().map(|(&parameter, &size)| (parameter, Tensor::empty([size], dtype)));
+        Partial { gradients: gradients.collect(), written: vec![false; parameters] }
+    }
+
+    fn slots<'p>(&self, partial: &'p mut Partial) -> Result<Slots<'p>> {
+        let mut arena: Vec<Option<Part<'_>>> = partial.written.iter().map(|_| None).collect();
+        for (parameter, gradient) in &mut partial.gradients {
+            arena[*parameter] = Some(Part::Cpu(gradient.as_mut_bytes("pieces")?));
         }
-        let mut slots = Slots { interior: vec![], layout: self.layout.clone(), arena, written: &mut partial.written };
-        let mut dx_rest = dx.data;
-        for Piece { mut nodes, profile, input, output, samples } in pieces {
-            profile.as_ref().inspect(|profile| profile.restart());
-            let (data, after) = dx_rest.split_at_mut(samples.len() * row);
-            dx_rest = after;
-            let mut inputs = HashMap::new();
-            if let Some(last) = output {
-                slots.interior = (0..=last).map(|_| State::Empty).collect();
-                slots.interior[last] = State::Filled(dy.slice(0, samples)?);
-                walk(&mut nodes, profile.as_deref(), last, &mut slots, &mut inputs)?;
-            }
-            match input.and_then(|input| inputs.remove(&input)) {
-                Some(gradient) => put(data, gradient.as_slice("pieces")?, dx.accumulate),
-                None if !dx.accumulate => data.fill(T::zero()),
-                None => {}
-            }
-        }
-        drop(slots);
-        Ok(partial)
+        Ok(Slots { interior: vec![], layout: self.layout.clone(), arena, written: &mut partial.written })
+    }
+
+    /// What the whole tape has for the gradients of its parameters.
+    fn part_of<'g>(&self, grads: &'g mut InputGrads<'_, '_>) -> Result<Slots<'g>> {
+        let (arena, written) = match &self.layout {
+            Some(layout) => grads.parameters(layout)?,
+            None => (&mut [][..], &mut [][..]),
+        };
+        let part = |part: &'g mut Option<Part<'_>>| match part {
+            Some(Part::Cpu(bytes)) => Some(Part::Cpu(bytes)),
+            _ => None,
+        };
+        let arena = arena.iter_mut().map(part).collect();
+        Ok(Slots { interior: vec![], layout: self.layout.clone(), arena, written })
     }
 
     /// Adds the groups' gradients, in order, to those of the whole tape.
     fn add_up<T: Float>(&self, partials: &[Partial], grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let Some(layout) = &self.layout else { return Ok(()) };
         let (arena, written) = grads.parameters(layout)?;
-        for (&parameter, place) in &self.places {
+        for (place, (&parameter, &size)) in self.sizes.iter().enumerate() {
             let parts = partials.iter().filter(|partial| partial.written[parameter]);
-            let parts = parts.map(|partial| Ok(&partial.flat.as_slice::<T>("pieces")?[place.clone()]));
+            let parts = parts.map(|partial| Ok(partial.gradients[place].1.as_slice::<T>("pieces")?));
             let parts: Vec<&[T]> = parts.collect::<Result<_>>()?;
             let part = arena.get_mut(parameter).and_then(Option::as_mut);
-            let Some(Part::Cpu(sum)) = part.filter(|sum| sum.bytes() == size_of::<T>() * place.len()) else {
+            let Some(Part::Cpu(sum)) = part.filter(|sum| sum.bytes() == size_of::<T>() * size) else {
                 return Err(Error::ForeignGradients { parameters: arena.len() });
             };
             if parts.is_empty() {

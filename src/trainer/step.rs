@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::cmp::Ordering;
 use std::path::Path;
 use std::sync::Arc;
-use tensor::{DType, Device, Tensor, reserve_pool};
+use tensor::{DType, Device, Tensor, settle_pool};
 
 /// How well a number of images were classified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -65,8 +65,6 @@ pub struct Learner {
     pub(super) average: Option<Average>,
     /// On a GPU, the batch that is there.
     pub(super) staged: Option<Staged>,
-    /// Whether the pool has been prepared for further steps like the first.
-    reserved: bool,
     /// Measures each step, if there is one.
     pub profile: Option<Arc<Profile>>,
     /// What was different about the weights that the run started from.
@@ -97,7 +95,7 @@ impl Learner {
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
         let gradients = Gradients::new(&model.parameters)?;
-        Ok(Self { device, gradients, optimizer, average, staged: None, reserved: false, profile: None, model, loaded })
+        Ok(Self { device, gradients, optimizer, average, staged: None, profile: None, model, loaded })
     }
 
     /// Where it computes.
@@ -157,9 +155,7 @@ impl Learner {
             average.update(&self.model)?;
             lap("moving average");
         }
-        if !std::mem::replace(&mut self.reserved, true) {
-            reserve_pool();
-        }
+        settle_pool();
         Ok(score)
     }
 

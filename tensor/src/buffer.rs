@@ -6,13 +6,13 @@
 //! buffer's bytes are always initialised and reading one before writing it is a bug, but never
 //! undefined behaviour. [`set_poison`] makes that bug visible.
 //!
-//! A network's maps shrink from stage to stage. What an early stage has given back serves the later ones too:
-//! a large request that finds no free block of its own size takes the smallest larger one, up to twice its size.
+//! The pool takes large blocks from the system, slabs, which take no room in the machine before they are used. Where
+//! in them a buffer lies is `arena.rs`'s to say.
 
+use crate::arena::{Arena, Place};
 use bytemuck::Pod;
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::BTreeMap;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -24,12 +24,8 @@ pub const ALIGNMENT: usize = 64;
 #[derive(Debug)]
 pub struct Buffer {
     start: NonNull<u8>,
-    capacity: usize,
-    /// The largest length that it has had. What lies behind is not initialised yet, and takes no memory of the
-    /// machine: the rounding of capacities costs none.
-    initialised: usize,
+    place: Place,
     len: usize,
-    scratch: bool,
 }
 
 // SAFETY: a Buffer owns its block like a Vec<u8> does; shared access only reads.
@@ -37,18 +33,13 @@ unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
 
-/// Blocks by capacity.
-type Blocks = Mutex<BTreeMap<usize, Vec<Buffer>>>;
-
 #[derive(Default)]
 struct Pool {
-    /// Free blocks: those of values, and those of tasks.
-    values: Blocks,
-    scratch: Blocks,
+    /// Small buffers lie apart: many of them live long, and would keep large places from joining.
+    small: Mutex<Slabs>,
+    large: Mutex<Slabs>,
     in_use: AtomicUsize,
     peak_in_use: AtomicUsize,
-    held: AtomicUsize,
-    resident: AtomicUsize,
     system_allocations: AtomicUsize,
     cleared: AtomicUsize,
     poison: AtomicBool,
@@ -75,11 +66,12 @@ pub struct PoolStats {
 
 /// The pool's figures now.
 pub fn pool_stats() -> PoolStats {
+    let [small, large] = [lock(&POOL.small), lock(&POOL.large)];
     PoolStats {
         in_use: POOL.in_use.load(Ordering::Relaxed),
         peak_in_use: POOL.peak_in_use.load(Ordering::Relaxed),
-        held: POOL.held.load(Ordering::Relaxed),
-        resident: POOL.resident.load(Ordering::Relaxed),
+        held: small.held() + large.held(),
+        resident: small.arena.reached() + large.arena.reached(),
         system_allocations: POOL.system_allocations.load(Ordering::Relaxed),
         cleared: POOL.cleared.load(Ordering::Relaxed),
     }
@@ -90,28 +82,18 @@ pub fn reset_peak() {
     POOL.peak_in_use.store(POOL.in_use.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Gives the free blocks back to the system.
+/// Gives the slabs that nobody uses back to the system.
 pub fn trim_pool() {
-    for scratch in [false, true] {
-        let free = std::mem::take(&mut *free_blocks(scratch));
-        free.into_values().flatten().for_each(Buffer::back_to_system);
-    }
+    lock(&POOL.small).trim();
+    lock(&POOL.large).trim();
 }
 
-/// Takes spare blocks from the system for a computation that has run once and will run again: of each size as many as
-/// every thread may come to need at once, and a quarter of those that there are. Which pieces of a batch run at the same
-/// time is left to chance, and with it which of the free blocks serves which request; the spare ones make up for that.
-/// They take no memory until they are used.
-pub fn reserve_pool() {
-    // Larger ones are those of operations on whole batches, which run one after the other.
-    const OF_A_PIECE: usize = 1 << 24;
-    let threads = rayon::current_num_threads();
-    let sizes: Vec<(usize, usize)> =
-        free_blocks(false).range(..=OF_A_PIECE).map(|(&size, blocks)| (size, blocks.len())).collect();
-    for (capacity, blocks) in sizes {
-        let spare: Vec<Buffer> = (0..2 * threads + blocks / 4).map(|_| Buffer::from_system(capacity, false)).collect();
-        free_blocks(false).entry(capacity).or_default().splice(0..0, spare);
-    }
+/// To be called between two steps of a computation that repeats: each finds the free memory as the step before it did,
+/// and a quarter of what they use beside it. For which pieces of a batch run at the same time is left to chance,
+/// and with it how well their buffers fit together. That room takes no memory until it is used.
+pub fn settle_pool() {
+    lock(&POOL.small).settle();
+    lock(&POOL.large).settle();
 }
 
 /// Fills every buffer that is handed out from now on with 0xFF: NaN in floating point and an impossible
@@ -120,97 +102,118 @@ pub fn set_poison(on: bool) {
     POOL.poison.store(on, Ordering::Relaxed);
 }
 
-/// The free blocks of values, or those of tasks. A thread that panicked while it held the lock left a valid map
-/// behind: no invariant spans the lock.
-fn free_blocks(scratch: bool) -> MutexGuard<'static, BTreeMap<usize, Vec<Buffer>>> {
-    let blocks = if scratch { &POOL.scratch } else { &POOL.values };
-    blocks.lock().unwrap_or_else(PoisonError::into_inner)
+/// The slabs of a kind. (Nothing panics while they are locked.)
+fn lock(slabs: &'static Mutex<Slabs>) -> MutexGuard<'static, Slabs> {
+    slabs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Capacities come in eight steps per power of two: at most an eighth is wasted, and sizes that nearly
-/// agree (the last, smaller batch) share blocks. They are whole pages of a power of two.
-pub(crate) fn capacity_for(bytes: usize, page: usize) -> usize {
-    let step = bytes.max(1).ilog2().saturating_sub(3).max(page.ilog2());
-    bytes.max(1).next_multiple_of(1 << step)
+fn slabs_for(capacity: usize) -> MutexGuard<'static, Slabs> {
+    lock(if capacity < SMALL { &POOL.small } else { &POOL.large })
 }
 
-/// The largest free block that may serve a request. With more than twice the size, values that live long would sit
-/// in blocks that larger ones need; with less, every stage of a network would have memory of its own. Small values
-/// are not worth it: running statistics, which each step makes anew, would move through blocks that others need.
-fn most_spacious(capacity: usize) -> usize {
-    const SMALL: usize = 1 << 16;
-    if capacity < SMALL { capacity } else { 2 * capacity }
+const SMALL: usize = 1 << 16;
+const PAGE: usize = 1 << 12;
+
+/// What a buffer occupies: whole cache lines, and where it is large whole pages, so that sizes that nearly agree share
+/// places.
+fn capacity_for(bytes: usize) -> usize {
+    bytes.max(1).next_multiple_of(if bytes < SMALL { ALIGNMENT } else { PAGE })
 }
 
-/// Scratch buffers that a thread may have at once: those of a task and of one within it, and the two of the matrix product
-/// which that calls.
-const PER_THREAD: usize = 4;
+/// Memory, and the account of it.
+#[derive(Default)]
+struct Slabs {
+    arena: Arena,
+    blocks: BTreeMap<Place, Block>,
+}
 
-fn layout(capacity: usize) -> Layout {
-    // invariant: ALIGNMENT is a power of two, and capacities beyond isize::MAX are refused in `Buffer::new`.
-    Layout::from_size_align(capacity, ALIGNMENT).expect("capacity fits")
+/// Memory from the system: zero, and not in the machine before it is written.
+struct Block {
+    memory: NonNull<u8>,
+    layout: Layout,
+    /// The first aligned byte, and how many there are from there.
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a block is owned by the pool, which hands its parts out to one buffer each.
+unsafe impl Send for Block {}
+
+impl Slabs {
+    fn take(&mut self, capacity: usize) -> (NonNull<u8>, Place) {
+        let place = self.arena.take(capacity).unwrap_or_else(|| {
+            self.grow(capacity);
+            // invariant: the new slab has room for it.
+            self.arena.take(capacity).expect("room in a new slab")
+        });
+        let (&begin, block) = self.blocks.range(..=place).next_back().expect("places lie in slabs");
+        // SAFETY: the arena hands out places within the slab of this block.
+        (unsafe { block.start.add(place - begin) }, place)
+    }
+
+    /// As much again as there is, so that there are few slabs.
+    fn grow(&mut self, at_least: usize) {
+        const LEAST: usize = 1 << 26;
+        let len = at_least.max(self.held()).max(LEAST);
+        let block = Block::from_system(len);
+        self.blocks.insert(self.arena.add_slab(len), block);
+    }
+
+    fn settle(&mut self) {
+        self.arena.join();
+        let reached = self.arena.reached();
+        // Half of it will do as well, or there would be a new slab each time that a bit of the room is used.
+        if self.arena.unreached() < reached / 8 {
+            self.grow(reached / 4);
+        }
+    }
+
+    fn trim(&mut self) {
+        for begin in self.arena.remove_free_slabs() {
+            self.blocks.remove(&begin);
+        }
+    }
+
+    fn held(&self) -> usize {
+        self.blocks.values().map(|block| block.len).sum()
+    }
+}
+
+impl Block {
+    fn from_system(len: usize) -> Self {
+        // Not aligned by the allocator, which would have to write the zeros then.
+        let layout = Layout::from_size_align(len + ALIGNMENT, 1);
+        // invariant: `Buffer::new` refuses what comes near isize::MAX.
+        let layout = layout.expect("a slab fits into the address space");
+        // SAFETY: the size is not 0.
+        let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        // SAFETY: less than the alignment, by which the layout is longer than the slab.
+        let start = unsafe { memory.add(memory.align_offset(ALIGNMENT)) };
+        POOL.system_allocations.fetch_add(1, Ordering::Relaxed);
+        Self { memory, layout, start, len }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: `from_system` took it with this layout, and the arena said that nothing of it is in use.
+        unsafe { dealloc(self.memory.as_ptr(), self.layout) };
+    }
 }
 
 impl Buffer {
     /// A buffer of `len` bytes with arbitrary (but initialised) contents.
     pub fn new(len: usize) -> Self {
-        Self::take(len, false)
-    }
-
-    /// The same for a task, which gives it back before it ends. How many tasks run at once is left to chance; so the
-    /// first that finds no block takes enough for all threads from the system, and no later one has to ask.
-    pub fn scratch(len: usize) -> Self {
-        Self::take(len, true)
-    }
-
-    fn take(len: usize, scratch: bool) -> Self {
         assert!(len < isize::MAX as usize / 2, "a buffer of {len} bytes cannot exist");
-        let capacity = capacity_for(len, ALIGNMENT);
-        let most = if scratch { usize::MAX } else { most_spacious(capacity) };
-        // One lock for the search, and none while the system is asked.
-        let recycled = free_blocks(scratch).range_mut(capacity..=most).find_map(|(_, blocks)| blocks.pop());
-        let mut buffer = recycled.unwrap_or_else(|| {
-            if scratch {
-                let others = 1..PER_THREAD * rayon::current_num_threads();
-                let others: Vec<Buffer> = others.map(|_| Self::from_system(capacity, scratch)).collect();
-                free_blocks(scratch).entry(capacity).or_default().extend(others);
-            }
-            Self::from_system(capacity, scratch)
-        });
-        buffer.len = len;
-        buffer.initialise();
+        let capacity = capacity_for(len);
+        let (start, place) = slabs_for(capacity).take(capacity);
+        let mut buffer = Self { start, place, len };
         let in_use = POOL.in_use.fetch_add(len, Ordering::Relaxed) + len;
         POOL.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
         if POOL.poison.load(Ordering::Relaxed) {
             buffer.slice_mut::<u32>().fill(u32::MAX);
         }
         buffer
-    }
-
-    fn from_system(capacity: usize, scratch: bool) -> Self {
-        // SAFETY: capacity_for never returns 0.
-        let start = unsafe { alloc(layout(capacity)) };
-        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout(capacity)));
-        POOL.held.fetch_add(capacity, Ordering::Relaxed);
-        POOL.system_allocations.fetch_add(1, Ordering::Relaxed);
-        Self { start, capacity, initialised: 0, len: 0, scratch }
-    }
-
-    /// Zeros up to the length, where the block has never been used.
-    fn initialise(&mut self) {
-        let fresh = self.len.saturating_sub(self.initialised);
-        // SAFETY: `len` is at most the capacity of the block, which is this buffer's alone.
-        unsafe { self.start.add(self.len - fresh).write_bytes(0, fresh) };
-        POOL.resident.fetch_add(fresh, Ordering::Relaxed);
-        self.initialised += fresh;
-    }
-
-    fn back_to_system(self) {
-        let block = ManuallyDrop::new(self);
-        POOL.held.fetch_sub(block.capacity, Ordering::Relaxed);
-        POOL.resident.fetch_sub(block.initialised, Ordering::Relaxed);
-        // SAFETY: `from_system` took the block with this layout, and nobody else has it.
-        unsafe { dealloc(block.start.as_ptr(), layout(block.capacity)) };
     }
 
     /// The length in bytes.
@@ -250,8 +253,8 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         POOL.in_use.fetch_sub(self.len, Ordering::Relaxed);
-        let block = Buffer { len: 0, ..*self };
-        free_blocks(self.scratch).entry(self.capacity).or_default().push(block);
+        let capacity = capacity_for(self.len);
+        slabs_for(capacity).arena.give_back(self.place, capacity);
     }
 }
 
@@ -260,42 +263,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capacities_waste_at_most_an_eighth() {
-        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
-            let capacity = capacity_for(bytes, ALIGNMENT);
-            assert!(capacity >= bytes && capacity.is_multiple_of(ALIGNMENT));
-            assert!(capacity <= (bytes + bytes / 8).max(bytes + ALIGNMENT), "{bytes} -> {capacity}");
-        }
-    }
-
-    #[test]
     fn a_dropped_buffer_comes_back_aligned_and_serves_what_is_smaller() {
-        let bytes = 77_777_777; // larger than what any other test uses
+        let bytes = 177_777_777; // larger than what any other test uses
         let first = Buffer::new(bytes);
         assert!(first.slice::<u8>().iter().all(|&byte| byte == 0), "fresh memory is zero");
         let address = first.slice::<u32>().as_ptr();
         assert!((address as usize).is_multiple_of(ALIGNMENT));
         drop(first);
-        for bytes in [bytes, bytes * 2 / 3, bytes] {
+        for bytes in [bytes, bytes * 2 / 3, bytes / 3, bytes] {
             assert_eq!(Buffer::new(bytes).slice::<u32>().as_ptr(), address, "{bytes}");
         }
-        let less_than_half = Buffer::new(bytes / 3);
-        assert_ne!(less_than_half.slice::<u32>().as_ptr(), address);
-    }
-
-    /// In every order of sizes, once each size was asked for.
-    #[test]
-    fn scratch_for_all_threads_is_there_at_once() {
-        let threads = crate::cpu::parallel::thread_pool(3).unwrap();
-        threads.install(|| {
-            let sizes = [1_111_111, 2_222_222, 555_555];
-            sizes.iter().for_each(|&size| drop(Buffer::scratch(size)));
-            let blocks = || free_blocks(true).values().flatten().filter(|block| block.capacity > 500_000).count();
-            assert_eq!(blocks(), 2 * PER_THREAD * 3, "for two sizes; the third is served by larger blocks");
-            for size in sizes {
-                let all: Vec<Buffer> = (0..PER_THREAD * 3).map(|_| Buffer::scratch(size)).collect();
-                assert_eq!(blocks() + all.len(), 2 * PER_THREAD * 3);
-            }
-        });
     }
 }

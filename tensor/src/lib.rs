@@ -4,13 +4,14 @@
 //! |---|---|
 //! | `tensor/` | [`Tensor`]: shape and strides over a shared buffer; views that never copy; devices |
 //! | `shape.rs`, `dtype.rs` | [`Shape`], broadcasting; [`DType`], [`Element`], [`Float`] |
-//! | `buffer.rs` | 64-byte-aligned memory and the pool that hands it out again |
+//! | `buffer.rs`, `arena.rs` | 64-byte-aligned memory and the pool that hands it out again; where in it buffers lie |
 //! | `rng.rs` | [`rng::Philox`]: random numbers as a function of seed, stream and position |
 //! | `device.rs` | [`Device`]: the machine's memory, or a GPU's |
 //! | `cpu/` | what CPU kernels share: instruction sets, vector mathematics, GEMM, threads |
 //! | `cuda/` | GPUs: memory, kernels, matrix products; and a CPU that plays one |
 //! | `error.rs` | [`Error`]: one variant per kind of failure |
 
+mod arena;
 mod buffer;
 pub mod cpu;
 pub mod cuda;
@@ -21,7 +22,7 @@ pub mod rng;
 mod shape;
 mod tensor;
 
-pub use buffer::{ALIGNMENT, Buffer, PoolStats, pool_stats, reserve_pool, reset_peak, set_poison, trim_pool};
+pub use buffer::{ALIGNMENT, Buffer, PoolStats, pool_stats, reset_peak, set_poison, settle_pool, trim_pool};
 pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use error::{Error, Result};

@@ -60,7 +60,7 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             let qkv = &qkv[image * image_len..][..image_len];
             // A row of means is a region's query and then its key.
             let row = 2 * g.qk_dim;
-            let mut means = Tensor::scratch(regions * row, T::DTYPE);
+            let mut means = Tensor::empty([regions * row], T::DTYPE);
             let means = elements_mut::<T>(&mut means);
             let lines = means.par_chunks_mut((g.grid[1] * row).max(1)).enumerate();
             let lines = lines.with_min_len(items_per_task(g.region_size()[0] * g.map[1] * row));
@@ -71,7 +71,7 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             let blocks = means.par_chunks((ROWS * row).max(1)).zip(chosen);
             blocks.for_each(|(queries, (routes, logits))| {
                 let rows = queries.len() / row;
-                let mut affinity = Tensor::scratch(rows * regions, T::DTYPE);
+                let mut affinity = Tensor::empty([rows * regions], T::DTYPE);
                 let affinity = elements_mut::<T>(&mut affinity);
                 let queries = Mat::strided(queries, (rows, g.qk_dim), (row, 1));
                 gemm_on_this_thread(queries, keys, Out::store(affinity));

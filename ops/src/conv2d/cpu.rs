@@ -28,7 +28,7 @@ const LEAST: usize = 1024;
 
 /// A buffer of the pool, for the duration of a task.
 fn scratch<T: Element>(count: usize) -> Tensor {
-    Tensor::scratch(count, T::DTYPE)
+    Tensor::empty([count], T::DTYPE)
 }
 
 fn slice_of<T: Element>(scratch: &mut Tensor) -> &mut [T] {

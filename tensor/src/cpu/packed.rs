@@ -71,7 +71,7 @@ impl<F: Factor> Packed<F> {
         let width = F::panel_width::<A>(isa, cols);
         let size = width * F::packed_rows(isa, rows);
         let (count, dtype) = (cols.div_ceil(width) * size, F::Sum::DTYPE);
-        let mut memory = if threads { Tensor::empty([count], dtype) } else { Tensor::scratch(count, dtype) };
+        let mut memory = Tensor::empty([count], dtype);
         let to = memory.as_mut_slice::<F::Sum>("gemm").expect("invariant: a new tensor is contiguous and unshared");
         let fill =
             |(panel, to): (usize, &mut [F::Sum])| fill(panel * width..((panel + 1) * width).min(cols), to, width);

@@ -136,3 +136,25 @@ impl<'a> Out<'a> {
         if self.dtype == dtype { Ok(()) } else { Err(Error::DType { op, expected: dtype.name(), actual: self.dtype }) }
     }
 }
+
+/// Capacities come in eight steps per power of two: at most an eighth is wasted, and sizes that nearly
+/// agree (the last, smaller batch) share blocks. They are whole pages of a power of two.
+pub(super) fn capacity_for(bytes: usize, page: usize) -> usize {
+    let step = bytes.max(1).ilog2().saturating_sub(3).max(page.ilog2());
+    bytes.max(1).next_multiple_of(1 << step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacities_waste_at_most_an_eighth() {
+        const PAGE: usize = 64;
+        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
+            let capacity = capacity_for(bytes, PAGE);
+            assert!(capacity >= bytes && capacity.is_multiple_of(PAGE));
+            assert!(capacity <= (bytes + bytes / 8).max(bytes + PAGE), "{bytes} -> {capacity}");
+        }
+    }
+}

@@ -43,9 +43,9 @@ pub use recording::{Recording, Repeated};
 pub use rows::Tiles;
 pub use sums::{COUNTERS, partial_sums, pieces};
 
-use crate::buffer::capacity_for;
 use crate::rng::Philox;
 use crate::{Error, Result};
+use memory::capacity_for;
 use recording::Keys;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

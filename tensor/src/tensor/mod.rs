@@ -43,14 +43,6 @@ impl Tensor {
         Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0, carried: Carried::default() }
     }
 
-    /// `count` elements for the duration of a task: as [`Tensor::empty`], from memory that is kept for tasks, see
-    /// [`Buffer::scratch`].
-    pub fn scratch(count: usize, dtype: DType) -> Self {
-        let shape = Shape::from([count]);
-        let storage = Storage::Cpu(Arc::new(Buffer::scratch(count * dtype.size())));
-        Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0, carried: Carried::default() }
-    }
-
     /// A tensor of zeros.
     pub fn zeros(shape: impl Into<Shape>, dtype: DType) -> Self {
         let mut tensor = Self::empty(shape, dtype);

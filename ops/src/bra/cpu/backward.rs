@@ -51,13 +51,13 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
     let [width, v_width] = [d, dv].map(row_width::<T, A>);
     // The columns of keys and values, the rows of keys, and the gradients of both, as far as they are needed.
     let sizes = [d, dv, width, width, v_width].map(|width| head.all().quads() * QUAD * width);
-    let mut packed = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
+    let mut packed = Tensor::empty([sizes.iter().sum()], T::DTYPE);
     let [key_columns, value_columns, key_rows, dkeys, dvalues] = parts(&mut packed, sizes);
     let largest = head.largest_block();
     let [columns, rows, dout_rows] = [d.max(dv), width, v_width].map(|width| largest[0] * largest[1] * QUAD * width);
     let scores = head.scores(largest).blocks.len();
     let sizes = [columns, rows, dout_rows, rows, scores, scores];
-    let mut scratch = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
+    let mut scratch = Tensor::empty([sizes.iter().sum()], T::DTYPE);
     let [columns, rows, dout_rows, drows, p, ds] = parts(&mut scratch, sizes);
     let (mut routed, mut fresh) = (vec![], head.all_fresh());
     for Block { regions, pixels } in head.blocks(0..head.geometry.regions()) {

@@ -54,11 +54,11 @@ unsafe fn forward_regions<T: Float, A: Registers>(
     let (results, largest, v_width) = (head.results(), head.largest_block(), row_width::<T, A>(values.dim));
     // The columns of keys and the rows of values, as far as they are needed.
     let sizes = [keys.dim, v_width].map(|width| head.all().quads() * QUAD * width);
-    let mut packed = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
+    let mut packed = Tensor::empty([sizes.iter().sum()], T::DTYPE);
     let [key_columns, value_rows] = parts(&mut packed, sizes);
     let quads = largest[0] * largest[1] * QUAD;
     let sizes = [quads * queries.dim, head.scores(largest).blocks.len(), quads * v_width];
-    let mut scratch = Tensor::scratch(sizes.iter().sum(), T::DTYPE);
+    let mut scratch = Tensor::empty([sizes.iter().sum()], T::DTYPE);
     let [columns, scores, rows] = parts(&mut scratch, sizes);
     let (mut logs, mut routed, mut fresh) = ([T::zero(); NUMBERS], vec![], head.all_fresh());
     for Block { regions, pixels } in head.blocks(regions) {

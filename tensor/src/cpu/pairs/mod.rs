@@ -91,7 +91,7 @@ impl Factor for bf16 {
 
     #[inline(always)]
     unsafe fn fill<A: Registers>(isa: Isa, [rows, width]: [usize; 2], to: &mut [f32], fill: impl FnOnce(&mut [bf16])) {
-        let mut elements = Tensor::scratch(rows * width, bf16::DTYPE);
+        let mut elements = Tensor::empty([rows * width], bf16::DTYPE);
         let elements = elements.as_mut_slice("gemm").expect("invariant: a new tensor is contiguous and unshared");
         fill(elements);
         // SAFETY: by the caller's word.
@@ -149,7 +149,7 @@ unsafe fn widened<A: Registers>(
 ) {
     let depth = a.runs.starts.len() * a.runs.len;
     let together = (WIDENED / depth.max(1)).clamp(8, 256);
-    let mut room = Tensor::scratch(together.min(rows.len()) * depth, f32::DTYPE);
+    let mut room = Tensor::empty([together.min(rows.len()) * depth], f32::DTYPE);
     let wide = room.as_mut_slice::<f32>("gemm").expect("invariant: a new tensor is contiguous and unshared");
     for first in rows.clone().step_by(together) {
         let chunk = first..(first + together).min(rows.end);

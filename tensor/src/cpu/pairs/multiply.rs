@@ -55,7 +55,7 @@ pub unsafe fn block<A: Registers, E: Engine>(
 ) {
     let depth = a.runs.starts.len() * a.runs.len;
     let height = ROWS.min(rows.len()).next_multiple_of(TILE);
-    let mut tiles = Tensor::scratch(height * DEPTH.min(depth).next_multiple_of(STEP) / 2, f32::DTYPE);
+    let mut tiles = Tensor::empty([height * DEPTH.min(depth).next_multiple_of(STEP) / 2], f32::DTYPE);
     let tiles = tiles.as_mut_slice::<f32>("gemm").expect("invariant: a new tensor is contiguous and unshared");
     // SAFETY: by the caller's word.
     let engine = unsafe { E::begin() };

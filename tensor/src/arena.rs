@@ -1,0 +1,196 @@
+//! Where buffers lie: free space in a few large blocks of memory, without a byte of that memory.
+//!
+//! What a step gives back it will ask for again in the same sizes, and what was used last still lies in a core's cache.
+//! So a freed place is first kept as it is and handed out to the next request of its length. Only when a request
+//! finds none are all free places joined with their neighbours, and the request cut from the smallest that has room: a
+//! network's maps shrink from stage to stage, and what an early stage has given back is to serve the later ones, and the
+//! gradients, whatever their sizes. Memory that nobody has had yet comes last.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// A position in the space of all slabs, which lie in it one behind the other, with gaps.
+pub(crate) type Place = usize;
+
+/// Free and used places.
+#[derive(Debug, Default)]
+pub(crate) struct Arena {
+    slabs: Vec<Slab>,
+    /// Free places as they were freed, by length; the last one freed is the first to go.
+    recent: BTreeMap<usize, Vec<Place>>,
+    /// The other free ones, none of them next to another: where they begin, and how long they are.
+    holes: BTreeMap<Place, usize>,
+    /// The same as (length, where).
+    by_length: BTreeSet<(usize, Place)>,
+}
+
+/// A block of memory.
+#[derive(Debug)]
+struct Slab {
+    places: Range<Place>,
+    /// From here on all of it is free.
+    free: Place,
+    /// From here on nobody has been yet.
+    fresh: Place,
+}
+
+impl Arena {
+    /// A free place of this length, no longer free; none where a slab is needed first.
+    pub fn take(&mut self, len: usize) -> Option<Place> {
+        let same = self.recent.get_mut(&len).and_then(Vec::pop);
+        same.or_else(|| self.cut(len))
+            .or_else(|| {
+                self.join();
+                self.cut(len)
+            })
+            .or_else(|| self.reach(len))
+    }
+
+    /// Makes a place free that was taken with this length.
+    pub fn give_back(&mut self, place: Place, len: usize) {
+        self.recent.entry(len).or_default().push(place);
+    }
+
+    /// Adds a slab, and says where it begins.
+    pub fn add_slab(&mut self, len: usize) -> Place {
+        // The gap keeps holes of neighbouring slabs apart.
+        let begin = self.slabs.last().map_or(0, |last| last.places.end + 1);
+        self.slabs.push(Slab { places: begin..begin + len, free: begin, fresh: begin });
+        begin
+    }
+
+    /// Removes the slabs of which nothing is in use, and says where they began.
+    pub fn remove_free_slabs(&mut self) -> Vec<Place> {
+        self.join();
+        let free = self.slabs.extract_if(.., |slab| slab.free == slab.places.start);
+        free.map(|slab| slab.places.start).collect()
+    }
+
+    /// How much of the slabs has ever been in use.
+    pub fn reached(&self) -> usize {
+        self.slabs.iter().map(|slab| slab.fresh - slab.places.start).sum()
+    }
+
+    /// How much has not, at most in one place.
+    pub fn unreached(&self) -> usize {
+        self.slabs.iter().map(|slab| slab.places.end - slab.fresh).max().unwrap_or(0)
+    }
+
+    /// Cuts a place from the smallest hole that has room.
+    fn cut(&mut self, len: usize) -> Option<Place> {
+        let &(hole, place) = self.by_length.range((len, 0)..).next()?;
+        self.remove_hole(place, hole);
+        if hole > len {
+            self.add_hole(place + len, hole - len);
+        }
+        Some(place)
+    }
+
+    /// Takes a place behind all others of its slab.
+    fn reach(&mut self, len: usize) -> Option<Place> {
+        let slab = self.slabs.iter_mut().find(|slab| slab.places.end - slab.free >= len)?;
+        let place = slab.free;
+        slab.free += len;
+        slab.fresh = slab.fresh.max(slab.free);
+        Some(place)
+    }
+
+    /// Joins all free places with their neighbours.
+    pub fn join(&mut self) {
+        for (len, places) in std::mem::take(&mut self.recent) {
+            for place in places {
+                let (mut place, mut len) = (place, len);
+                let before = self.holes.range(..place).next_back().map(|(&place, &len)| (place, len));
+                if let Some((start, its)) = before.filter(|(start, its)| start + its == place) {
+                    self.remove_hole(start, its);
+                    (place, len) = (start, its + len);
+                }
+                if let Some(&after) = self.holes.get(&(place + len)) {
+                    self.remove_hole(place + len, after);
+                    len += after;
+                }
+                match self.slabs.iter_mut().find(|slab| slab.free == place + len) {
+                    Some(slab) => slab.free = place,
+                    None => self.add_hole(place, len),
+                }
+            }
+        }
+    }
+
+    fn add_hole(&mut self, place: Place, len: usize) {
+        self.holes.insert(place, len);
+        self.by_length.insert((len, place));
+    }
+
+    fn remove_hole(&mut self, place: Place, len: usize) {
+        self.holes.remove(&place);
+        self.by_length.remove(&(len, place));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_was_given_back_last_is_the_first_to_go_again_and_all_of_it_serves_larger_requests() {
+        let mut arena = Arena::default();
+        assert_eq!(arena.take(1), None);
+        assert_eq!(arena.add_slab(100), 0);
+        let [a, b, c] = [10, 10, 20].map(|len| arena.take(len).unwrap());
+        assert_eq!([a, b, c], [0, 10, 20]);
+        arena.give_back(a, 10);
+        arena.give_back(b, 10);
+        assert_eq!(arena.take(10), Some(b));
+        arena.give_back(b, 10);
+        assert_eq!(arena.take(18), Some(a), "joined, and cut");
+        assert_eq!(arena.take(2), Some(18));
+        assert_eq!(arena.reached(), 40);
+        arena.give_back(c, 20);
+        assert_eq!(arena.take(30), Some(c), "as much as there was, and some more");
+        assert_eq!((arena.reached(), arena.unreached()), (50, 50));
+        assert_eq!(arena.take(60), None);
+    }
+
+    proptest! {
+        /// Each step takes a place of some length, or gives back one of those that are taken, or trims.
+        #[test]
+        fn no_two_places_overlap_and_nothing_is_lost(
+            steps in prop::collection::vec((0..4u8, 1..300usize, any::<prop::sample::Index>()), 1..200),
+        ) {
+            let (mut arena, mut taken) = (Arena::default(), Vec::<(Place, usize)>::new());
+            let mut slabs = BTreeMap::new();
+            for (kind, len, which) in steps {
+                match kind {
+                    0 | 1 => {
+                        let place = arena.take(len).unwrap_or_else(|| {
+                            slabs.insert(arena.add_slab(1000), 1000);
+                            arena.take(len).unwrap()
+                        });
+                        let (begin, slab) = slabs.range(..=place).next_back().unwrap();
+                        prop_assert!(place + len <= begin + slab, "within one slab");
+                        let apart = |&(other, its): &(usize, usize)| place + len <= other || other + its <= place;
+                        prop_assert!(taken.iter().all(apart), "{place} and {len} from there, beside {taken:?}");
+                        taken.push((place, len));
+                    }
+                    2 if !taken.is_empty() => {
+                        let (place, len) = taken.swap_remove(which.index(taken.len()));
+                        arena.give_back(place, len);
+                    }
+                    3 if len < 20 => for begin in arena.remove_free_slabs() {
+                        let len = slabs.remove(&begin).unwrap();
+                        prop_assert!(!taken.iter().any(|(place, _)| (begin..begin + len).contains(place)));
+                    },
+                    _ => {}
+                }
+            }
+            for (place, len) in taken.drain(..) {
+                arena.give_back(place, len);
+            }
+            arena.join();
+            prop_assert!(arena.holes.is_empty() && arena.by_length.is_empty(), "{arena:?}");
+            prop_assert_eq!(arena.remove_free_slabs().len(), slabs.len(), "every byte is free again");
+        }
+    }
+}
