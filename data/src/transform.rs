@@ -2,7 +2,8 @@
 //!
 //! The published recipes differ by image size, so two ways of cropping are offered. *Padded* (CIFAR): a window of the
 //! image's own size, shifted by a few pixels over its edges. *Resized* (ImageNet): a window of random area and shape,
-//! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch.
+//! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch. A part of
+//! what it shows may be erased then.
 
 use serde::{Deserialize, Serialize};
 use tensor::rng::{Philox, Sequence};
@@ -18,6 +19,9 @@ const MAX_SIZE: usize = 4096;
 const ATTEMPTS: usize = 10;
 /// The ratios of width to height of a random window.
 const RATIOS: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
+/// What part of an image is erased, and in which ratios of width to height.
+const ERASED: [f64; 2] = [0.02, 1.0 / 3.0];
+const ERASED_RATIOS: [f64; 2] = [0.3, 1.0 / 0.3];
 
 /// How a training image is cropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,12 +63,15 @@ pub struct Augmentation {
     pub min_scale: f64,
     /// The filter of a resized crop (bicubic).
     pub filter: Filter,
+    /// The probability of erasing a rectangle (0; the published ImageNet recipe has 0.25): the mean colour covers a
+    /// fiftieth to a third of the image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it).
+    pub erase: f64,
 }
 
 impl Default for Augmentation {
     fn default() -> Self {
         let (crop, fill, filter) = (Crop::Auto, Fill::Zero, Filter::Bicubic);
-        Self { crop, padding: 4, fill, flip: 0.5, min_scale: 0.08, filter }
+        Self { crop, padding: 4, fill, flip: 0.5, min_scale: 0.08, filter, erase: 0.0 }
     }
 }
 
@@ -83,12 +90,14 @@ impl Transform {
     /// # Errors
     /// [`Error::Setting`] where a number is out of its range.
     pub fn train(size: usize, statistics: Statistics, augmentation: &Augmentation) -> Result<Self> {
-        let Augmentation { padding, flip, min_scale, .. } = *augmentation;
+        let Augmentation { padding, flip, min_scale, erase, .. } = *augmentation;
         if padding > size {
             return Err(Error::setting("padding", format!("{padding} is more than the input size {size}")));
         }
-        if !(0.0..=1.0).contains(&flip) {
-            return Err(Error::setting("flip", format!("{flip} is not a probability in 0..=1")));
+        for (name, probability) in [("flip", flip), ("erase", erase)] {
+            if !(0.0..=1.0).contains(&probability) {
+                return Err(Error::setting(name, format!("{probability} is not a probability in 0..=1")));
+            }
         }
         if !(min_scale > 0.0 && min_scale <= 1.0) {
             return Err(Error::setting(
@@ -155,7 +164,7 @@ impl Transform {
                     Crop::Padded => true,
                     Crop::Resized => false,
                 };
-                // Drawn in this order in both cases: the mirror, then the window.
+                // Drawn in this order in both cases: the mirror, then the window, then what is erased.
                 let flip = random.uniform() < augmentation.flip;
                 if padded {
                     let mut offset =
@@ -163,12 +172,23 @@ impl Transform {
                     let shift = Shift { down: offset(), right: offset(), flip };
                     self.centred(image, self.size, augmentation.filter, shift, augmentation.fill, out);
                 } else {
-                    let window = random_window(image.height(), image.width(), augmentation.min_scale, random);
+                    let window = random_crop([image.height(), image.width()], augmentation.min_scale, random);
                     let resized = resize(image, window, self.size, augmentation.filter);
                     let view = View { pixels: &resized, height: self.size, width: self.size };
                     self.write(view, Shift { flip, ..Shift::default() }, Fill::Zero, out);
                 }
+                if random.uniform() < augmentation.erase {
+                    self.erase(random, out);
+                }
             }
+        }
+    }
+
+    /// Covers a rectangle of `out`, (size, size, 3), with the mean colour.
+    fn erase(&self, random: &mut Sequence, out: &mut [f32]) {
+        let Some(window) = random_window([self.size; 2], ERASED, ERASED_RATIOS, random) else { return };
+        for row in out.chunks_exact_mut(self.size * 3).skip(window.top).take(window.height) {
+            row[window.left * 3..(window.left + window.width) * 3].fill(0.0);
         }
     }
 
@@ -244,20 +264,32 @@ struct View<'a> {
 /// A window of uniform area in `min_scale..1` of the image and log-uniform shape in 3/4..4/3, anywhere inside; where
 /// none fits in ten attempts, the largest centred one of a permitted shape (Szegedy et al., "Going deeper with
 /// convolutions", 2015, as torchvision has it).
-fn random_window(height: usize, width: usize, min_scale: f64, random: &mut Sequence) -> Window {
-    let (full_height, full_width) = (height as f64, width as f64);
-    for _ in 0..ATTEMPTS {
-        let area = full_height * full_width * random.uniform_in(min_scale, 1.0);
-        let ratio = random.uniform_in(RATIOS[0].ln(), RATIOS[1].ln()).exp();
+fn random_crop([height, width]: [usize; 2], min_scale: f64, random: &mut Sequence) -> Window {
+    random_window([height, width], [min_scale, 1.0], RATIOS, random).unwrap_or_else(|| {
+        let (full_height, full_width) = (height as f64, width as f64);
+        let h = full_height.min((full_width / RATIOS[0]).round()).max(1.0) as usize;
+        let w = full_width.min((full_height * RATIOS[1]).round()).max(1.0) as usize;
+        Window { top: (height - h) / 2, left: (width - w) / 2, height: h, width: w }
+    })
+}
+
+/// A window anywhere inside, of uniform area, as a part of the whole, and log-uniform ratio of width to height; none where
+/// none fits in ten attempts.
+fn random_window(
+    [height, width]: [usize; 2],
+    areas: [f64; 2],
+    ratios: [f64; 2],
+    random: &mut Sequence,
+) -> Option<Window> {
+    (0..ATTEMPTS).find_map(|_| {
+        let area = height as f64 * width as f64 * random.uniform_in(areas[0], areas[1]);
+        let ratio = random.uniform_in(ratios[0].ln(), ratios[1].ln()).exp();
         let (h, w) = ((area / ratio).sqrt().round() as usize, (area * ratio).sqrt().round() as usize);
-        if (1..=height).contains(&h) && (1..=width).contains(&w) {
+        ((1..=height).contains(&h) && (1..=width).contains(&w)).then(|| {
             let (top, left) = (random.below(height - h + 1), random.below(width - w + 1));
-            return Window { top, left, height: h, width: w };
-        }
-    }
-    let h = full_height.min((full_width / RATIOS[0]).round()).max(1.0) as usize;
-    let w = full_width.min((full_height * RATIOS[1]).round()).max(1.0) as usize;
-    Window { top: (height - h) / 2, left: (width - w) / 2, height: h, width: w }
+            Window { top, left, height: h, width: w }
+        })
+    })
 }
 
 /// One image as the evaluation of a model with inputs of `size` pixels sees it: (size, size, 3) floats.

@@ -116,6 +116,37 @@ fn the_same_stream_gives_the_same_bits() {
     }
 }
 
+/// A rectangle of the mean colour, of a fiftieth to a third of the image, in the part of the images that was asked for;
+/// all the rest is as without.
+#[test]
+fn a_rectangle_is_erased() {
+    let (side, image) = (40, ramp(40, 40));
+    let mean = |pixel: &[f32]| pixel == [0.0; 3];
+    let with = |erase: f64| {
+        // Statistics that no pixel of the ramp is the mean of.
+        let statistics = Statistics { mean: [0.999; 3], std: [1.0; 3] };
+        Transform::train(side, statistics, &Augmentation { erase, ..Augmentation::default() }).unwrap()
+    };
+    let mut parts = vec![];
+    for stream in 0..2000 {
+        let (whole, erased) = (apply(&with(0.0), &image, stream), apply(&with(0.25), &image, stream));
+        assert!(!whole.chunks(3).any(mean));
+        let places: Vec<usize> = (0..side * side).filter(|&place| mean(&erased[place * 3..][..3])).collect();
+        let (Some(&first), Some(&last)) = (places.first(), places.last()) else { continue };
+        let (rows, columns) = (first / side..last / side + 1, first % side..last % side + 1);
+        assert_eq!(places.len(), rows.len() * columns.len(), "one rectangle");
+        for (place, (whole, erased)) in whole.chunks(3).zip(erased.chunks(3)).enumerate() {
+            let inside = rows.contains(&(place / side)) && columns.contains(&(place % side));
+            assert!(mean(erased) == inside && (inside || whole == erased));
+        }
+        parts.push(places.len() as f64 / (side * side) as f64);
+    }
+    assert!((430..570).contains(&parts.len()), "{} of 2000", parts.len()); // 500, and 3.6 standard deviations
+    let least = parts.iter().fold(1.0f64, |least, &part| least.min(part));
+    let most = parts.iter().fold(0.0f64, |most, &part| most.max(part));
+    assert!((0.015..0.05).contains(&least) && (0.28..0.37).contains(&most), "{least}, {most}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -124,10 +155,10 @@ proptest! {
     fn every_float_is_written(
         height in 1usize..90, width in 1usize..90, size in 1usize..50, padding in 0usize..8, stream: u64,
         min_scale in 0.001..1.0, crop in prop_oneof![Just(Crop::Auto), Just(Crop::Padded), Just(Crop::Resized)],
-        filter in prop_oneof![Just(Filter::Bicubic), Just(Filter::Triangle)],
+        filter in prop_oneof![Just(Filter::Bicubic), Just(Filter::Triangle)], erase in 0.0..1.0,
     ) {
         let padding = padding.min(size);
-        let augmentation = Augmentation { crop, padding, min_scale, filter, ..Augmentation::default() };
+        let augmentation = Augmentation { crop, padding, min_scale, filter, erase, ..Augmentation::default() };
         let image = ramp(height, width);
         let train = apply(&Transform::train(size, PLAIN, &augmentation).unwrap(), &image, stream);
         let eval = eval_pixels(&image, size, PLAIN).unwrap();
@@ -157,6 +188,7 @@ fn settings_out_of_range() {
     assert_eq!(name(train(Augmentation { padding: 9, ..standard.clone() })), "padding");
     for flip in [-0.1, 1.1, f64::NAN] {
         assert_eq!(name(train(Augmentation { flip, ..standard.clone() })), "flip");
+        assert_eq!(name(train(Augmentation { erase: flip, ..standard.clone() })), "erase");
     }
     for min_scale in [0.0, 1.1, f64::NAN] {
         assert_eq!(name(train(Augmentation { min_scale, ..standard.clone() })), "min_scale");
