@@ -55,6 +55,9 @@ fn weights_of_another_model() {
         "stages.1.0.norm2.bias is (47), should be (48)",
         "stages.2.0.norm2.bias is of type",
     ]);
+    wrong.tensors = wrong.tensors.into_iter().map(|(name, tensor)| (format!("{name}.x"), tensor)).collect();
+    wrong.write(&weights).unwrap();
+    forward().refused(&["is missing", "; and 1", " more differences", "use the configuration"]);
     let mut wrong = right.clone();
     wrong.tensors.insert("head.weight".into(), Tensor::full([7, 96], 1f32));
     wrong.tensors.insert("head.bias".into(), Tensor::full([7], 1f32));

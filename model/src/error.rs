@@ -54,8 +54,11 @@ pub enum Error {
         /// Sizes that fit, or what else to do.
         advice: String,
     },
-    /// A weight file that does not fit the model. All differences are listed.
-    #[error("{path}: these weights do not fit the model: {}; use the configuration that they belong to", differences.join("; "))]
+    /// A weight file that does not fit the model. All differences are listed, and the first are shown.
+    #[error(
+        "{path}: these weights do not fit the model: {}; use the configuration that they belong to",
+        first(differences)
+    )]
     Weights {
         /// The file.
         path: String,
@@ -97,6 +100,14 @@ impl From<tensor::Error> for Error {
     fn from(error: tensor::Error) -> Self {
         Error::Engine(error.into())
     }
+}
+
+/// Some of what is wrong, and how much more there is: the weights of another model differ in everything.
+fn first(differences: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let (shown, more) = differences.split_at(differences.len().min(SHOWN));
+    let more = if more.is_empty() { String::new() } else { format!("; and {} more differences", more.len()) };
+    shown.join("; ") + &more
 }
 
 /// The hint at the known name that is most like what was asked for, to stand behind that; empty if there is none.
