@@ -1,10 +1,10 @@
 //! The `biformer` program: see `biformer --help`.
 
 use biformer::commands::{self, Cli, Status};
-use biformer::config::one_line;
+use biformer::printing::print_error;
 use biformer::signals;
 use clap::Parser;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -17,8 +17,7 @@ fn main() -> ExitCode {
         // Whoever read the output has seen enough: `biformer info | head -3`.
         Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // Not eprintln!, which panics where there is nobody to tell.
-            let _ = writeln!(io::stderr(), "error: {}", one_line(&format!("{error:#}")));
+            print_error(&error);
             ExitCode::from(2)
         }
     }

@@ -271,3 +271,40 @@ fn the_first_operation_to_go_wrong_is_named() {
     samples::picture(&picture, 32, 32, [9, 90, 200]);
     biformer(&["predict", "--checkpoint", text(&file), text(&picture)]).refused(&["not finite", "another run"]);
 }
+
+/// Names that would recolour a terminal, or say something else than they are.
+#[cfg(unix)]
+#[test]
+fn names_that_would_act_on_a_terminal() {
+    let folder = fresh("bad-escapes");
+    let data = samples::image_folder(&folder.join("data"));
+    let (escape, shown) = ("\x1b[31mrot\x1b[0m\n", "\\u001b[31mrot\\u001b[0m");
+    for split in ["train", "val"] {
+        fs::rename(data.join(split).join("dark"), data.join(split).join(escape)).unwrap();
+    }
+    let config = samples::config(&folder, "image_size = 32");
+    let run = folder.join(format!("run{escape}"));
+    let out = ["--out", text(&run), "--batch-size", "5", "--epochs", "1"];
+    let said = biformer(&[&["train", "--config", text(&config), "--data", text(&data)][..], &out].concat()).ok();
+    let picture = data.join("val").join(escape).join("0.png");
+    let nowhere = format!("/nowhere{escape}");
+    let mut stored = TensorFile::read(&run.join("checkpoint.safetensors")).unwrap();
+    stored.tensors.insert(escape.into(), Tensor::full([1], 1f32));
+    let other = folder.join("other.safetensors");
+    stored.write(&other).unwrap();
+    let runs: [&[&str]; 6] = [
+        &["eval", "--checkpoint", text(&run)],
+        &["predict", "--checkpoint", text(&run), text(&picture), &nowhere],
+        &["eval", "--checkpoint", text(&other)],
+        &["eval", "--checkpoint", text(&run), "--data", &nowhere],
+        &["train", "--resume", "--out", &nowhere],
+        &["train", "--model", escape],
+    ];
+    for said in runs.into_iter().map(biformer).chain([said]) {
+        let all = said.out + &said.err;
+        assert!(all.contains(shown) && !all.contains('\x1b'), "{all:?}");
+    }
+    let json = biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out;
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(report["classes"].as_array().unwrap().iter().any(|class| class["name"] == escape), "{json}");
+}

@@ -3,6 +3,7 @@
 use super::{MOST_IMAGES, Status, Threads, Trained, with_remedy};
 use crate::device::Compute;
 use crate::inference::Inference;
+use crate::printing::printable;
 use crate::staging::numbered;
 use crate::trainer::checkpoint::TrainedModel;
 use crate::trainer::display::warn_of_skipped;
@@ -58,9 +59,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         say!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(Status::Done);
     }
-    let width = report.classes.iter().map(|class| class.name.chars().count()).max().unwrap_or(0).max("all".len());
+    let names: Vec<String> = report.classes.iter().map(|class| printable(&class.name)).collect();
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("all".len());
     say!("{:width$}  {:>7}  {:>6}  {:>6}", "class", "images", "top-1", "top-5");
-    for Class { name, images, top1, top5 } in &report.classes {
+    for (name, Class { images, top1, top5, .. }) in names.iter().zip(&report.classes) {
         say!("{name:width$}  {images:>7}  {:>5.1}%  {:>5.1}%", 100.0 * top1, 100.0 * top5);
     }
     let Report { images, top1, top5, loss, .. } = report;

@@ -4,7 +4,7 @@
 /// command ends with an error.
 macro_rules! say {
     ($($part:tt)*) => {
-        $crate::commands::print_line(format_args!($($part)*))?
+        $crate::printing::print_lines(format_args!($($part)*))?
     };
 }
 
@@ -22,8 +22,6 @@ use crate::trainer::checkpoint::{Checkpoint, TrainedModel};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use clap::{Args, Parser, Subcommand};
 use model::{ModelConfig, PRESETS, preset};
-use std::fmt;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use tensor::cpu::parallel::thread_pool;
 
@@ -82,11 +80,6 @@ pub fn run(cli: Cli) -> Result<Status> {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
     }
-}
-
-fn print_line(line: fmt::Arguments<'_>) -> Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_fmt(line).and_then(|()| out.write_all(b"\n")).context("standard output")
 }
 
 /// The models by name, in a sentence.

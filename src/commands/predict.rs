@@ -2,6 +2,7 @@
 
 use super::{Status, Threads, Trained};
 use crate::device::Compute;
+use crate::printing::printable;
 use crate::trainer::checkpoint::TrainedModel;
 use anyhow::{Result, bail};
 use autograd::Tape;
@@ -35,9 +36,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             let probabilities = classify(&model, factors.clone(), &images)?;
             let mut order: Vec<usize> = (0..probabilities.len()).collect();
             order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
-            say!("{}", image.display());
+            say!("{}", printable(image.display()));
             for &class in order.iter().take(5) {
-                say!("  {:>5.1}%  {}", 100.0 * probabilities[class], data.classes[class]);
+                say!("  {:>5.1}%  {}", 100.0 * probabilities[class], printable(&data.classes[class]));
             }
         }
         Ok(Status::Done)

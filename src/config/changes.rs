@@ -1,5 +1,6 @@
 //! What someone asked for: a TOML file, and over it the command line.
 
+use crate::printing::one_line;
 use anyhow::{Context, Result, bail};
 use model::{did_you_mean, field_name, nearest};
 use std::fs::File;
@@ -90,11 +91,6 @@ pub fn parse_table(text: &str) -> Result<Table> {
             error.span().map_or(0, |span| text.as_bytes()[..span.start.min(text.len())].split(|&b| b == b'\n').count());
         anyhow::anyhow!("line {line}: {}", one_line(error.message()))
     })
-}
-
-/// A text without its line breaks.
-pub fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Puts one table over another, whatever is in them.

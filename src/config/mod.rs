@@ -2,9 +2,10 @@
 
 mod changes;
 
-pub use changes::{Changes, one_line};
+pub use changes::Changes;
 
 use crate::device::{Compute, DeviceName, Precision};
+use crate::printing::one_line;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use changes::{differences, parse_table};

@@ -4,17 +4,11 @@ use super::checkpoint::Progress;
 use super::folder::EpochMetrics;
 use super::step::Learner;
 use crate::config::RunConfig;
+use crate::printing::tell;
 use data::Batch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::{self, Write};
+use std::io;
 use std::time::Duration;
-
-/// Prints a line; not println!, which panics where nobody reads on. Training does not depend on its audience.
-macro_rules! tell {
-    ($stream:expr, $($part:tt)*) => {{
-        let _ = writeln!($stream, $($part)*);
-    }};
-}
 
 /// A progress bar over the whole run, and a line for each epoch.
 pub struct Display {

@@ -1,0 +1,56 @@
+//! How the program prints. Names come from files and folders, which may be called anything: what would act on a
+//! terminal is shown, not sent.
+
+use anyhow::{Context, Result};
+use std::fmt::{self, Display, Write as _};
+use std::io::{self, Write};
+
+/// Prints a line, or does not; unlike println!, which panics where nobody reads on.
+macro_rules! tell {
+    ($stream:expr, $($part:tt)*) => {{
+        use std::io::Write;
+        let _ = writeln!($stream, "{}", $crate::printing::printable(format_args!($($part)*)));
+    }};
+}
+pub(crate) use tell;
+
+/// Prints lines of a command's result. Errors: a full disk, a closed pipe.
+pub fn print_lines(text: fmt::Arguments<'_>) -> Result<()> {
+    let text = text.to_string();
+    let lines: String = text.split('\n').flat_map(|line| [printable(line), "\n".into()]).collect();
+    io::stdout().lock().write_all(lines.as_bytes()).context("standard output")
+}
+
+/// Prints an error in one line.
+pub fn print_error(error: &anyhow::Error) {
+    tell!(io::stderr(), "error: {}", one_line(&format!("{error:#}")));
+}
+
+/// A text without its line breaks.
+pub fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A text with its control characters as JSON writes them, so that JSON stays JSON.
+pub fn printable(text: impl Display) -> String {
+    let mut shown = String::new();
+    for c in text.to_string().chars() {
+        match c.is_control() {
+            // A string takes whatever is written to it.
+            true => _ = write!(shown, "\\u{:04x}", u32::from(c)),
+            false => shown.push(c),
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_act_on_a_terminal_is_shown() {
+        assert_eq!(printable("\x1b[31mrot\x1b[0m\r\n\u{9b}2J"), "\\u001b[31mrot\\u001b[0m\\u000d\\u000a\\u009b2J");
+        assert_eq!(printable("ünï 🐱 \"a\\b\""), "ünï 🐱 \"a\\b\"", "and nothing else is touched");
+    }
+}
