@@ -13,6 +13,7 @@ fn main() -> ExitCode {
     match commands::run(cli) {
         Ok(Status::Done) => ExitCode::SUCCESS,
         Ok(Status::FellShort) => ExitCode::from(1),
+        Ok(Status::Refused) => ExitCode::from(2),
         Ok(Status::Interrupted) => ExitCode::from(130),
         // Whoever read the output has seen enough: `biformer info | head -3`.
         Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,

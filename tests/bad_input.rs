@@ -88,6 +88,15 @@ fn images_that_cannot_be_decoded() {
     let bad = data.join("train/dark/3.png");
     biformer(&["predict", "--checkpoint", text(&run), text(&bad)]).refused(&["dark/3.png", "PNG or JPEG"]);
     biformer(&["predict", "--checkpoint", text(&run), "/nowhere.png"]).refused(&["/nowhere.png is missing"]);
+    // Among others each is named, and the others are classified.
+    let good = data.join("val/dark/1.png");
+    let among = ["predict", "--checkpoint", text(&run), "/nowhere.png", text(&good), text(&bad), text(&good)];
+    let said = biformer(&among);
+    assert_eq!(said.status, Some(2), "{said:?}");
+    assert_eq!(said.out.lines().filter(|line| *line == text(&good)).count(), 2, "{said:?}");
+    let errors: Vec<&str> = said.err.lines().collect();
+    assert_eq!(errors.len(), 2, "{said:?}");
+    assert!(errors[0].contains("/nowhere.png is missing") && errors[1].contains("dark/3.png"), "{said:?}");
     fs::remove_dir_all(data.join("val/light")).unwrap();
     train(&folder, &fields(1), &data, &["--resume", "--batch-size", "5"]).refused(&["different classes", "\"light\""]);
 }

@@ -64,6 +64,8 @@ pub enum Status {
     Done,
     /// It ran, and what it checked does not hold: exit status 1.
     FellShort,
+    /// It ran, but for some of what it was given, which it has named: exit status 2.
+    Refused,
     /// Ctrl-C: exit status 130.
     Interrupted,
 }

@@ -2,7 +2,7 @@
 
 use super::{Status, Threads, Trained};
 use crate::device::Compute;
-use crate::printing::printable;
+use crate::printing::{print_error, printable};
 use crate::trainer::checkpoint::TrainedModel;
 use anyhow::{Result, bail};
 use autograd::Tape;
@@ -30,8 +30,18 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let TrainedModel { mut model, config, data } = arguments.trained.load()?;
         arguments.compute.place(&mut model)?;
         let factors = model.prepared()?;
+        let mut status = Status::Done;
         for image in &arguments.images {
-            let pixels = eval_pixels(&load_image(image)?, config.image_size, data.statistics)?;
+            let loaded = load_image(image).and_then(|image| eval_pixels(&image, config.image_size, data.statistics));
+            let pixels = match loaded {
+                Ok(pixels) => pixels,
+                Err(error) => {
+                    // The others are none the worse for it.
+                    print_error(&error.into());
+                    status = Status::Refused;
+                    continue;
+                }
+            };
             let images = Tensor::from_slice(&pixels, [1, config.image_size, config.image_size, 3])?;
             let probabilities = classify(&model, factors.clone(), &images)?;
             let mut order: Vec<usize> = (0..probabilities.len()).collect();
@@ -41,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                 say!("  {:>5.1}%  {}", 100.0 * probabilities[class], printable(&data.classes[class]));
             }
         }
-        Ok(Status::Done)
+        Ok(status)
     })
 }
 
