@@ -14,7 +14,7 @@ fn main() -> ExitCode {
         Ok(Status::Done) => ExitCode::SUCCESS,
         Ok(Status::FellShort) => ExitCode::from(1),
         Ok(Status::Refused) => ExitCode::from(2),
-        Ok(Status::Interrupted) => ExitCode::from(130),
+        Ok(Status::Interrupted) => signals::end_as_asked(),
         // Whoever read the output has seen enough: `biformer info | head -3`.
         Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

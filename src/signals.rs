@@ -1,43 +1,126 @@
-//! Signals, by which a system asks a program to end: which of them this one is to ignore.
+//! Signals, by which a person or a system asks a program to end.
 
-#[cfg(unix)]
-use libc::{SIG_IGN, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use anyhow::{Context, Result};
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Those of the requests to stop that whoever started the program has it ignore, as `nohup` does.
-#[cfg(unix)]
-pub fn ignored() -> Vec<i32> {
-    let is_ignored = |&signal: &i32| {
-        // SAFETY: all zeros are an action, and without a new one the system only fills in the one that holds.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, std::ptr::null(), &raw mut action) == 0 && action.sa_sigaction == SIG_IGN
-        }
-    };
-    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(is_ignored).collect()
+/// Whether a run was asked to stop.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// From now on Ctrl-C (and on Unix SIGTERM and SIGHUP) no longer ends the program, but sets what this gives; Ctrl-C once
+/// more ends it. What whoever started the program has it ignore, as `nohup` does, it goes on to ignore. To be called
+/// before there are other threads.
+pub fn stop_when_asked() -> Result<&'static AtomicBool> {
+    system::watch().context("Ctrl-C")?;
+    Ok(&STOP)
 }
 
-/// Ignores signals from now on.
-#[cfg(unix)]
-pub fn ignore(signals: &[i32]) {
-    for &signal in signals {
-        // SAFETY: no handler is set that could do anything.
-        unsafe { libc::signal(signal, SIG_IGN) };
-    }
+fn stop() {
+    STOP.store(true, Ordering::Relaxed);
+    let _ = writeln!(io::stderr(), "\nStopping after this step (press Ctrl-C again to stop at once) ...");
+}
+
+/// Ends the program as the request to stop would have ended it: by that signal. An exit with status 130 looks the same
+/// to `$?`, but not to a shell's loop, to make or to a scheduler: they take it for an ordinary failure, and a loop
+/// goes on with its next run.
+pub fn end_as_asked() -> ! {
+    system::end_as_asked()
 }
 
 /// A file that outgrows the limit on sizes (`ulimit -f`) is from now on an error like that of a full disk, and no longer
 /// the end of the program.
 pub fn survive_size_limit() {
     #[cfg(unix)]
-    ignore(&[SIGXFSZ]);
+    // SAFETY: no handler is set that could do anything.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
 }
 
-/// None: they are Unix's.
-#[cfg(not(unix))]
-pub fn ignored() -> Vec<i32> {
-    vec![]
+#[cfg(unix)]
+mod system {
+    use super::stop;
+    use libc::{SIG_IGN, SIGHUP, SIGINT, SIGTERM, sigset_t};
+    use std::io;
+    use std::mem::zeroed;
+    use std::ptr::{null, null_mut};
+    use std::sync::atomic::{AtomicI32, Ordering};
+    use std::thread;
+
+    /// The signal by which the program was first asked to stop.
+    static FIRST: AtomicI32 = AtomicI32::new(0);
+
+    /// Blocks the signals in this thread, and so in all that it starts, and has a thread wait for them: unlike a
+    /// handler, which interrupts anything, it may do anything.
+    pub fn watch() -> io::Result<()> {
+        let set = set_of([SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)));
+        // SAFETY: the set is one that `sigemptyset` made.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut()) };
+        thread::Builder::new().name("signals".into()).spawn(move || {
+            FIRST.store(wait(&set), Ordering::Relaxed);
+            stop();
+            // Only a person is in a hurry: schedulers may send theirs twice.
+            while wait(&set) != SIGINT {}
+            end_by(SIGINT)
+        })?;
+        Ok(())
+    }
+
+    pub fn end_as_asked() -> ! {
+        end_by(FIRST.load(Ordering::Relaxed))
+    }
+
+    fn end_by(signal: i32) -> ! {
+        let set = set_of([signal]);
+        // SAFETY: the set is one that `sigemptyset` made; nothing handles the signal, so that it ends the program.
+        unsafe {
+            libc::raise(signal);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, null_mut());
+        }
+        // The first process of a container survives its own signals.
+        std::process::exit(128 + signal)
+    }
+
+    fn is_ignored(signal: i32) -> bool {
+        // SAFETY: all zeros are an action, and without a new one the system only fills in the one that holds.
+        unsafe {
+            let mut action: libc::sigaction = zeroed();
+            libc::sigaction(signal, null(), &raw mut action) == 0 && action.sa_sigaction == SIG_IGN
+        }
+    }
+
+    fn set_of(signals: impl IntoIterator<Item = i32>) -> sigset_t {
+        // SAFETY: `sigemptyset` makes a set of whatever is there, and all zeros are something.
+        unsafe {
+            let mut set: sigset_t = zeroed();
+            libc::sigemptyset(&raw mut set);
+            signals.into_iter().for_each(|signal| _ = libc::sigaddset(&raw mut set, signal));
+            set
+        }
+    }
+
+    /// Waits for one of the signals.
+    fn wait(set: &sigset_t) -> i32 {
+        let mut signal = 0;
+        // SAFETY: both pointers are valid, and the signals are blocked.
+        while unsafe { libc::sigwait(set, &raw mut signal) } != 0 {}
+        signal
+    }
 }
 
-/// Nothing: they are Unix's.
 #[cfg(not(unix))]
-pub fn ignore(_: &[i32]) {}
+mod system {
+    use super::{STOP, stop};
+    use std::sync::atomic::Ordering;
+
+    /// What a shell's own interrupted commands end with.
+    const INTERRUPTED: i32 = 130;
+
+    pub fn watch() -> Result<(), ctrlc::Error> {
+        ctrlc::set_handler(|| if STOP.load(Ordering::Relaxed) { end_as_asked() } else { stop() })
+    }
+
+    pub fn end_as_asked() -> ! {
+        std::process::exit(INTERRUPTED)
+    }
+}

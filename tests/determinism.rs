@@ -130,26 +130,60 @@ fn wait_until(child: &mut Child, run: &Path, reached: impl Fn(Option<(u64, u64)>
 
 #[test]
 fn ctrl_c_saves_and_says_how_to_go_on() {
+    is_stopped_by("INT");
+}
+
+/// As schedulers stop a program, and as one ends whose terminal was closed.
+#[cfg(unix)]
+#[test]
+fn other_requests_to_stop_are_like_ctrl_c() {
+    is_stopped_by("TERM");
+    is_stopped_by("HUP");
+}
+
+/// As by Ctrl-C on `biformer train | tee log`.
+#[cfg(unix)]
+#[test]
+fn a_run_that_is_stopped_says_so_to_its_parent_when_nobody_reads_its_output() {
+    use std::os::unix::process::ExitStatusExt;
+    let shared = shared();
+    let run = shared.run("unread");
+    let mut child = command(&shared.train("unread", &["--epochs", "100"])).spawn().unwrap();
+    drop(child.stdout.take());
+    assert!(wait_until(&mut child, &run, |place| place >= Some((0, 2))));
+    signal(&child, "INT");
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
+}
+
+fn is_stopped_by(name_of_signal: &str) {
     let shared = shared();
     // The run may be quicker than this test; then it must be tried again.
     for attempt in 0..5 {
-        let name = format!("ctrl-c-{attempt}");
+        let name = format!("stopped-{name_of_signal}-{attempt}");
         let run = shared.run(&name);
         let mut child = command(&shared.train(&name, &[])).spawn().unwrap();
         if !wait_until(&mut child, &run, |place| place >= Some((0, 2))) {
             continue;
         }
-        signal(&child, "INT");
-        let ended = Ran::from(child.wait_with_output().unwrap());
-        if ended.status == Some(0) {
+        signal(&child, name_of_signal);
+        let ended = child.wait_with_output().unwrap();
+        if ended.status.success() {
             continue;
         }
-        assert_eq!(ended.status, Some(130), "{ended:?}");
+        // Not by an exit with status 130: after that a shell's loop would go on.
+        #[cfg(unix)]
+        {
+            use std::os::unix::process::ExitStatusExt;
+            let numbers = [("INT", libc::SIGINT), ("TERM", libc::SIGTERM), ("HUP", libc::SIGHUP)];
+            let by = numbers.into_iter().find(|&(_, number)| ended.status.signal() == Some(number));
+            assert_eq!(by.map(|(name, _)| name), Some(name_of_signal), "{ended:?}");
+        }
+        let ended = Ran::from(ended);
         assert!(ended.out.contains("biformer train --resume --out"), "{ended:?}");
         assert!(place(&run) < Some((3, 0)), "it stopped before the end");
         let resumed = biformer(&shared.train(&name, &["--resume"])).ok();
         assert!(resumed.out.contains("Test accuracy"), "{resumed:?}");
-        assert_same_run("Ctrl-C", &shared.whole, &run);
+        assert_same_run(name_of_signal, &shared.whole, &run);
         return;
     }
     panic!("every run was over before it could be stopped");

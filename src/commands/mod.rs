@@ -40,6 +40,10 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Trains a model and leaves a run folder with checkpoint, metrics and pictures.
+    ///
+    /// Ctrl-C, SIGTERM or SIGHUP stop the run after a step, with a checkpoint from which --resume goes on. The program then
+    /// ends by that signal (to a shell: status 130, 143 or 129), so that a script or a scheduler sees that it was
+    /// stopped. Ctrl-C once more ends it at once.
     Train(train::Arguments),
     /// Measures a trained model on a data set's test images.
     Eval(eval::Arguments),
@@ -66,7 +70,7 @@ pub enum Status {
     FellShort,
     /// It ran, but for some of what it was given, which it has named: exit status 2.
     Refused,
-    /// Ctrl-C: exit status 130.
+    /// It was asked to stop, by Ctrl-C or another signal, and ends by that: exit status 130, 143 or 129 to a shell.
     Interrupted,
 }
 

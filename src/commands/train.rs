@@ -3,14 +3,14 @@
 use super::{Status, model_names, with_remedy};
 use crate::config::{Changes, Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
+use crate::printing::tell;
 use crate::signals;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result};
 use clap::{Args, value_parser};
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 use toml::{Table, Value};
 
@@ -104,10 +104,10 @@ fn model_help() -> String {
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     let changes = arguments.changes()?;
-    let stop = stop_on_ctrl_c()?;
+    let stop = signals::stop_when_asked()?;
     let config = if arguments.resume { Trainer::resumed_config(&changes)? } else { RunConfig::changed(&changes)? };
     let mut trainer = if arguments.resume { Trainer::resume(config)? } else { Trainer::new(config)? };
-    train(&mut trainer, &stop)
+    train(&mut trainer, stop)
 }
 
 fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
@@ -131,25 +131,12 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
             Ok(Status::Done)
         }
         Outcome::Interrupted => {
-            say!("Stopped; the checkpoint is saved. Go on with: biformer train --resume --out {argument}");
+            // How it ended does not depend on who still listens: Ctrl-C ends `| tee log` as well.
+            tell!(
+                io::stdout(),
+                "Stopped; the checkpoint is saved. Go on with: biformer train --resume --out {argument}"
+            );
             Ok(Status::Interrupted)
         }
     }
-}
-
-/// What Ctrl-C (or a request to terminate) sets. What the program was started to ignore, it goes on to ignore.
-fn stop_on_ctrl_c() -> Result<Arc<AtomicBool>> {
-    let ignored = signals::ignored();
-    let stop = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        // The second time somebody is in a hurry.
-        if asked.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        let _ = writeln!(io::stderr(), "\nStopping after this step (press Ctrl-C again to stop at once) ...");
-    })
-    .context("Ctrl-C handler")?;
-    signals::ignore(&ignored);
-    Ok(stop)
 }
