@@ -317,3 +317,14 @@ fn names_that_would_act_on_a_terminal() {
     let report: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert!(report["classes"].as_array().unwrap().iter().any(|class| class["name"] == escape), "{json}");
 }
+
+/// They would be four hundred times as slow as one for each core.
+#[test]
+fn many_more_threads_than_cores() {
+    let run = text(&shared().run);
+    let said = biformer(&["eval", "--checkpoint", run, "--threads", "1024"]).ok();
+    let most = 8 * std::thread::available_parallelism().map_or(1, usize::from);
+    let note = if most < 1024 { format!("note: {most} threads instead of 1024") } else { String::new() };
+    assert!(said.err.starts_with(&note) && said.err.lines().count() <= 1, "{said:?}");
+    assert_eq!(said.out, biformer(&["eval", "--checkpoint", run]).ok().out);
+}

@@ -17,13 +17,12 @@ mod info;
 mod predict;
 mod train;
 
-use crate::config::MOST_THREADS;
+use crate::threads::{MOST_THREADS, pool};
 use crate::trainer::checkpoint::{Checkpoint, TrainedModel};
-use anyhow::{Context, Error, Result, anyhow, bail};
+use anyhow::{Error, Result, anyhow, bail};
 use clap::{Args, Parser, Subcommand};
 use model::{ModelConfig, PRESETS, preset};
 use std::path::PathBuf;
-use tensor::cpu::parallel::thread_pool;
 
 /// Trains, runs and checks BiFormer, the vision transformer with bi-level routing attention.
 ///
@@ -132,7 +131,7 @@ fn with_remedy(error: Error, remedy: &str) -> Error {
 /// How many threads.
 #[derive(Clone, Copy, Debug, Args)]
 struct Threads {
-    /// Threads to compute with; 0 takes one per core. The results have the same bits with any number.
+    /// Threads to compute with, at most 8 per core; 0 takes one per core. The results have the same bits with any number.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
 }
@@ -144,7 +143,7 @@ impl Threads {
         if self.threads > MOST_THREADS {
             bail!("--threads {}: expected up to {MOST_THREADS}, or 0 for one per core", self.threads);
         }
-        thread_pool(self.threads).context("starting threads")?.install(work)
+        pool(self.threads)?.install(work)
     }
 }
 

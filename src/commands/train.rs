@@ -51,7 +51,7 @@ pub struct Arguments {
     /// The precision to compute in; weights are always f32.
     #[arg(long, value_enum)]
     precision: Option<Precision>,
-    /// Threads to compute with; 0 takes one per core. The results have the same bits with any number.
+    /// Threads to compute with, at most 8 per core; 0 takes one per core. The results have the same bits with any number.
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
     /// The run folder; runs/MODEL by default.

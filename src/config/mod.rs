@@ -6,6 +6,7 @@ pub use changes::Changes;
 
 use crate::device::{Compute, DeviceName, Precision};
 use crate::printing::one_line;
+use crate::threads::MOST_THREADS;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use changes::{differences, parse_table};
@@ -18,8 +19,6 @@ use std::path::PathBuf;
 use tensor::Device;
 use toml::Table;
 
-/// The most threads that can be asked for.
-pub const MOST_THREADS: usize = 1024;
 /// What may differ when a run goes on. All else decides what has been computed already.
 const CHANGEABLE: [&str; 9] =
     ["data", "out", "epochs", "device", "precision", "threads", "recompute", "max_bad_images", "checkpoint_every"];

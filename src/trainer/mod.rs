@@ -20,6 +20,7 @@ use crate::config::{Changes, RunConfig};
 use crate::inference::Inference;
 use crate::memory;
 use crate::staging::numbered;
+use crate::threads::pool;
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, DataFacts, Progress};
 use data::{Dataset, Loader, LoaderConfig, Split, Transform};
@@ -31,7 +32,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use step::{Learner, Score};
-use tensor::cpu::parallel::thread_pool;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,7 +62,7 @@ impl Trainer {
     /// A new run: makes its folder, which must not hold a run already. From then on there is always a checkpoint
     /// in it, so that it can be resumed whenever it ends.
     pub fn new(config: RunConfig) -> Result<Self> {
-        let pool = threads(&config)?;
+        let pool = Arc::new(pool(config.threads)?);
         Arc::clone(&pool).install(|| Self::begin(pool, config))
     }
 
@@ -93,7 +93,7 @@ impl Trainer {
     /// The run in the configuration's folder, taken up where its checkpoint left it. In what decides a result the
     /// configuration must be that of the run.
     pub fn resume(config: RunConfig) -> Result<Self> {
-        let pool = threads(&config)?;
+        let pool = Arc::new(pool(config.threads)?);
         Arc::clone(&pool).install(|| Self::go_on(pool, config))
     }
 
@@ -264,11 +264,6 @@ impl Trainer {
         let checkpoint = self.learner.checkpoint(&self.config, &self.progress, self.facts.clone())?;
         checkpoint.write(&self.folder.checkpoint()).with_context(|| self.folder.unsaved())
     }
-}
-
-/// The threads that a run computes on.
-fn threads(config: &RunConfig) -> Result<Arc<ThreadPool>> {
-    Ok(Arc::new(thread_pool(config.threads).context("starting threads")?))
 }
 
 /// What hands out the batches to train on, and those to test on.

@@ -1,0 +1,25 @@
+//! How many threads a command computes on.
+
+use crate::printing::tell;
+use anyhow::{Context, Result};
+use rayon::ThreadPool;
+use std::io;
+use std::thread::available_parallelism;
+use tensor::cpu::parallel::thread_pool;
+
+/// The most threads that can be asked for.
+pub const MOST_THREADS: usize = 1024;
+/// More threads than these on each core spend their time looking for work: 32 take one and a half times as long as one,
+/// 512 four hundred times.
+const MOST_PER_CORE: usize = 8;
+
+/// The threads to compute on: as many as asked for (0: one per core), but not so many that they are in each other's way.
+/// The bits of a result do not depend on their number.
+pub fn pool(asked: usize) -> Result<ThreadPool> {
+    let cores = available_parallelism().map_or(1, usize::from);
+    let threads = asked.min(cores * MOST_PER_CORE);
+    if threads < asked {
+        tell!(io::stderr(), "note: {threads} threads instead of {asked}, which would be slower on {cores} cores");
+    }
+    thread_pool(threads).context("starting threads")
+}
