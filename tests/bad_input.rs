@@ -19,7 +19,9 @@ fn shared() -> &'static Trained {
 #[test]
 fn data_that_is_missing_or_damaged() {
     let folder = fresh("bad-data");
-    train(&folder, "", Path::new("/nowhere"), &[]).refused(&["/nowhere is missing", "embedded"]);
+    let said = train(&folder, "", Path::new("/nowhere"), &[]);
+    assert!(said.out.starts_with("Training nano on /nowhere "), "before anything that takes its time: {said:?}");
+    said.refused(&["/nowhere is missing", "embedded"]);
     train(&folder, "", &fresh("bad-data-empty"), &[]).refused(&["bad-data-empty lacks", "data_batch_1.bin"]);
     type Damage = fn(&Path);
     let cases: [(&str, Damage, &[&str]); 5] = [
@@ -263,6 +265,7 @@ fn the_first_operation_to_go_wrong_is_named() {
     let weight = huge.tensors.get_mut("stages.1.0.mlp.0.weight").unwrap();
     *weight = Tensor::full(weight.shape().clone(), f32::NAN);
     huge.write(&file).unwrap();
+    fs::remove_dir_all(folder.join("run")).unwrap();
     train(&folder, "", &shared.data, &["--weights", text(&file)])
         .refused(&["huge.safetensors: tensor stages.1.0.mlp.0.weight holds NaN", "another run"]);
 

@@ -5,7 +5,7 @@ use crate::config::{Recompute, RunConfig};
 use crate::memory;
 use anyhow::{Result, bail};
 use clap::Args;
-use model::cost::{Macs, parts};
+use model::cost::{Macs, Part, parts};
 use model::{BiFormer, Features};
 use serde_json::json;
 use tensor::DType;
@@ -32,6 +32,11 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
+    arguments.threads.run(|| show(arguments))?;
+    Ok(Status::Done)
+}
+
+fn show(arguments: &Arguments) -> Result<()> {
     let config = arguments.model.config()?;
     let size = arguments.model.image_size(arguments.image_size)?;
     let batch = arguments.batch_size;
@@ -41,22 +46,20 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let mut run = RunConfig::for_model(&arguments.model.model)?;
     (run.image_size, run.batch_size, run.recompute) = (size, batch, arguments.recompute);
     run.architecture = config.clone();
+    let parts = parts(&BiFormer::blank(&config, DType::F32)?, size, size)?;
+    // Before memory is foretold, which takes seconds for a large model.
+    if !arguments.json {
+        print_parts(&arguments.model.model, size, &parts)?;
+    }
     let trainable = config.features == Features::Logits;
-    let (parts, activations, training, inference) = arguments.threads.run(|| {
-        let model = BiFormer::blank(&config, DType::F32)?;
-        let parts = parts(&model, size, size)?;
-        drop(model);
-        let training = if trainable { Some(memory::training(&run)?) } else { None };
-        Ok((parts, memory::activations(&run)?, training, memory::inference(&run)?))
-    })?;
-    let parameters: usize = parts.iter().map(|part| part.parameters).sum();
-    let total: u64 = parts.iter().map(|part| part.macs.total()).sum();
+    let training = if trainable { Some(memory::training(&run)?) } else { None };
+    let (activations, inference) = (memory::activations(&run)?, memory::inference(&run)?);
     if arguments.json {
         let object = json!({
             "model": arguments.model.model,
             "image_size": size,
-            "parameters": parameters,
-            "macs": total,
+            "parameters": parameters(&parts),
+            "macs": macs(&parts),
             "activation_bytes_per_image": activations,
             "batch_size": batch,
             "training_bytes": training,
@@ -65,30 +68,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             "config": config,
         });
         say!("{}", serde_json::to_string_pretty(&object)?);
-        return Ok(Status::Done);
+        return Ok(());
     }
-    say!("{}, images of {size}x{size}\n", arguments.model.model);
-    say!("{:<20} {:<52} {:>13} {:>11} {:>10}", "part", "layers", "map", "parameters", "MMACs");
-    for part in &parts {
-        let [height, width, channels] = part.map;
-        say!(
-            "{:<20} {:<52} {:>13} {:>11} {:>10.2}",
-            part.name,
-            part.layers,
-            format!("{height}x{width}x{channels}"),
-            part.parameters,
-            part.macs.total() as f64 / 1e6
-        );
-    }
-    say!("{:<20} {:<52} {:>13} {parameters:>11} {:>10.2}\n", "in all", "", "", total as f64 / 1e6);
-    let sum = |kind: fn(&Macs) -> u64| parts.iter().map(|part| kind(&part.macs)).sum::<u64>() as f64 / 1e6;
-    say!(
-        "Multiply-adds per image (millions): linear {:.2}, convolutions {:.2}, attention {:.2}, routing {:.2}.",
-        sum(|m| m.linear),
-        sum(|m| m.conv),
-        sum(|m| m.attention),
-        sum(|m| m.routing)
-    );
     let how = match arguments.recompute {
         Recompute::None => " with recompute = \"none\"",
         Recompute::Auto | Recompute::Cheap => "",
@@ -100,5 +81,40 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         say!("Training in batches of {batch}{how} takes about {:.0} MB of memory.", megabytes(training));
     }
     say!("Inference in batches of {batch} takes about {:.0} MB.", megabytes(inference));
-    Ok(Status::Done)
+    Ok(())
+}
+
+fn print_parts(model: &str, size: usize, parts: &[Part]) -> Result<()> {
+    say!("{model}, images of {size}x{size}\n");
+    say!("{:<20} {:<52} {:>13} {:>11} {:>10}", "part", "layers", "map", "parameters", "MMACs");
+    for part in parts {
+        let [height, width, channels] = part.map;
+        say!(
+            "{:<20} {:<52} {:>13} {:>11} {:>10.2}",
+            part.name,
+            part.layers,
+            format!("{height}x{width}x{channels}"),
+            part.parameters,
+            part.macs.total() as f64 / 1e6
+        );
+    }
+    let (parameters, total) = (parameters(parts), macs(parts) as f64 / 1e6);
+    say!("{:<20} {:<52} {:>13} {parameters:>11} {total:>10.2}\n", "in all", "", "");
+    let sum = |kind: fn(&Macs) -> u64| parts.iter().map(|part| kind(&part.macs)).sum::<u64>() as f64 / 1e6;
+    say!(
+        "Multiply-adds per image (millions): linear {:.2}, convolutions {:.2}, attention {:.2}, routing {:.2}.",
+        sum(|m| m.linear),
+        sum(|m| m.conv),
+        sum(|m| m.attention),
+        sum(|m| m.routing)
+    );
+    Ok(())
+}
+
+fn parameters(parts: &[Part]) -> usize {
+    parts.iter().map(|part| part.parameters).sum()
+}
+
+fn macs(parts: &[Part]) -> u64 {
+    parts.iter().map(|part| part.macs.total()).sum()
 }

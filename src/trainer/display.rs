@@ -10,6 +10,19 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io;
 use std::time::Duration;
 
+/// Says what is about to be trained, before anything is read or measured that takes its time.
+pub fn announce(config: &RunConfig) {
+    let (model, data, epochs, threads) = (&config.model, &config.data, config.epochs, rayon::current_num_threads());
+    let isa = tensor::cpu::isa::Isa::current().name();
+    tell!(
+        io::stdout(),
+        "Training {model} on {data} for {epochs} epoch{} with {threads} thread{} ({isa}).",
+        plural(epochs),
+        plural(threads)
+    );
+    tell!(io::stdout(), "Run folder: {}", config.out.display());
+}
+
 /// A progress bar over the whole run, and a line for each epoch.
 pub struct Display {
     bar: ProgressBar,
@@ -18,19 +31,10 @@ pub struct Display {
 }
 
 impl Display {
-    /// Says what is about to be trained on what.
+    /// Says what it begins with.
     pub fn new(config: &RunConfig, learner: &Learner, progress: &Progress, steps: usize, images: usize) -> Self {
         let parameters = learner.model.parameters.layout().count() as f64 / 1e6;
-        let threads = rayon::current_num_threads();
-        let isa = tensor::cpu::isa::Isa::current().name();
-        let (model, data, epochs) = (&config.model, &config.data, config.epochs);
-        tell!(
-            io::stdout(),
-            "Training {model} ({parameters:.2} M parameters) on {images} images ({data}), {epochs} epoch{}, \
-             {threads} thread{} ({isa}).",
-            plural(epochs),
-            plural(threads)
-        );
+        tell!(io::stdout(), "{parameters:.2} M parameters, {images} training images.");
         if let Some(classes) = learner.loaded.head_replaced {
             let weights = &config.weights;
             tell!(io::stdout(), "The head of {weights} is for {classes} classes: this model gets a fresh one.");
@@ -39,7 +43,6 @@ impl Display {
             let (epoch, batch) = (progress.epoch + 1, progress.batch);
             tell!(io::stdout(), "Going on in epoch {epoch}, where {batch} of {steps} batches are done.");
         }
-        tell!(io::stdout(), "Run folder: {}", config.out.display());
         let bar =
             ProgressBar::with_draw_target(Some((config.epochs * steps) as u64), ProgressDrawTarget::stderr_with_hz(4));
         let style =

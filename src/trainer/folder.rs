@@ -83,11 +83,10 @@ impl RunFolder {
     /// Makes the folder. One that holds a run already, or anything else that a run would write over, is left alone.
     pub fn create(config: &RunConfig) -> Result<Self> {
         let path = &config.out;
-        expect_free(path)?;
         fs::create_dir_all(path)
             .with_context(|| format!("run folder {}: cannot be made; choose another with --out", path.display()))?;
         let folder = Self { path: path.clone(), lock: lock(path)? };
-        // Once more: another run may have come and gone.
+        // Once locked: another run may have come and gone.
         expect_free(path)?;
         folder.clean()?;
         Ok(folder)
@@ -225,7 +224,7 @@ impl RunFolder {
 }
 
 /// Refuses a folder that holds a run already, or anything else that a run would write over.
-fn expect_free(path: &Path) -> Result<()> {
+pub fn expect_free(path: &Path) -> Result<()> {
     let shown = path.display();
     if path.join(FILE_NAME).exists() {
         bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");

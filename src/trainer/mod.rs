@@ -24,8 +24,8 @@ use crate::threads::pool;
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, DataFacts, Progress};
 use data::{Dataset, Loader, LoaderConfig, Split, Transform};
-use display::Display;
-use folder::{EpochMetrics, RunFolder};
+use display::{Display, announce};
+use folder::{EpochMetrics, RunFolder, expect_free};
 use optim::Schedule;
 use rayon::ThreadPool;
 use std::sync::Arc;
@@ -67,6 +67,8 @@ impl Trainer {
     }
 
     fn begin(pool: Arc<ThreadPool>, mut config: RunConfig) -> Result<Self> {
+        expect_free(&config.out)?;
+        announce(&config);
         let (train, test) = open_data(&config)?;
         adopt_classes(&mut config, train.as_ref())?;
         let facts = DataFacts::of(train.as_ref());
@@ -104,6 +106,9 @@ impl Trainer {
         let (asked, done) = (config.epochs, progress.epoch);
         if asked < done || (asked == done && progress.batch > 0) {
             bail!("epochs = {asked}: this run has done {done} and is on its way; ask for more, or start another run");
+        }
+        if done < asked {
+            announce(&config);
         }
         let (train, test) = open_data(&config)?;
         facts.expect_classes(&config.data, train.classes())?;
