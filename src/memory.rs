@@ -11,6 +11,7 @@ use autograd::Tape;
 use data::Batch;
 use model::cost::{activation_bytes, parts};
 use model::{BiFormer, Family, Mode, ModelConfig};
+use std::path::Path;
 use tensor::{DType, Device, Tensor, pool_stats, trim_pool};
 
 /// About how many pixels may be computed for a forecast, and how many multiply-adds of a forward pass: a second of work
@@ -66,26 +67,35 @@ pub fn expect_room_to_train(config: &RunConfig) -> Result<()> {
     if config.device != DeviceName::Cpu {
         return Ok(());
     }
-    let at_once = config.batch_size.div_ceil(config.micro_batches);
-    let Some(free) = status_bytes("/proc/meminfo", "MemAvailable:") else { return Ok(()) };
+    let Some(free) = free_bytes() else { return Ok(()) };
     let sample = Sample::of(config)?;
-    if at_once * sample.each <= sample.most {
+    if config.batch_size.div_ceil(config.micro_batches) * sample.each <= sample.most {
         return Ok(());
     }
-    expect_room(training(config)?, free)
+    expect_room(
+        "training",
+        "a smaller batch_size, more micro_batches, or recompute = \"block\"",
+        training(config)?,
+        free,
+    )
 }
 
-fn expect_room(needed: u64, free: u64) -> Result<()> {
+/// The same for inference on `batch_size` images of `config.image_size` at once.
+pub fn expect_room_to_infer(config: &RunConfig) -> Result<()> {
+    let Some(free) = free_bytes().filter(|_| config.device == DeviceName::Cpu) else { return Ok(()) };
+    let sample = Sample::of(config)?;
+    if config.batch_size * sample.each <= sample.most {
+        return Ok(());
+    }
+    expect_room("inference", "a smaller batch_size", inference(config)?, free)
+}
+
+fn expect_room(work: &str, choice: &str, needed: u64, free: u64) -> Result<()> {
     if needed <= free {
         return Ok(());
     }
-    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
-    bail!(
-        "this training takes about {:.1} GB of memory and {:.1} GB are free: choose a smaller batch_size, more \
-         micro_batches, or recompute = \"block\"",
-        gigabytes(needed),
-        gigabytes(free)
-    )
+    let [needed, free] = [needed, free].map(|bytes| bytes as f64 / 1e9);
+    bail!("this {work} takes about {needed:.1} GB of memory and {free:.1} GB are free: choose {choice}")
 }
 
 /// What is measured for a forecast.
@@ -151,6 +161,24 @@ pub fn peak_resident_bytes() -> Option<u64> {
     status_bytes("/proc/self/status", "VmHWM:")
 }
 
+/// The memory that this process may still take: what the machine has left, or its container, if that is less. (Linux)
+fn free_bytes() -> Option<u64> {
+    let machine = status_bytes("/proc/meminfo", "MemAvailable:")?;
+    // A container finds its own group (cgroup v2) there; elsewhere a service's is named among the process's.
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let named = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let left = ["", named].map(|group| left_in(&Path::new("/sys/fs/cgroup").join(group)));
+    Some(left.into_iter().flatten().fold(machine, u64::min))
+}
+
+/// What is left of the memory of a group of processes, if that is limited. What caches files can be had as well.
+fn left_in(group: &Path) -> Option<u64> {
+    let read = |file: &str| std::fs::read_to_string(group.join(file)).ok();
+    let [limit, used] = ["memory.max", "memory.current"].map(|file| read(file)?.trim().parse::<u64>().ok());
+    let cached = read("memory.stat")?.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
+    Some(limit?.saturating_sub(used?.saturating_sub(cached.unwrap_or(0))))
+}
+
 /// An entry of one of Linux's tables of sizes in kB.
 fn status_bytes(path: &str, key: &str) -> Option<u64> {
     let status = std::fs::read_to_string(path).ok()?;
@@ -165,10 +193,24 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_the_ways_out() {
-        assert!(expect_room(1_000_000, 1_000_000).is_ok());
-        let error = expect_room(3_260_000_000, 2_000_000_000).unwrap_err().to_string();
-        for part in ["3.3 GB", "2.0 GB", "batch_size", "micro_batches", "recompute = \"block\""] {
-            assert!(error.contains(part), "{error}");
-        }
+        assert!(expect_room("training", "less", 1_000_000, 1_000_000).is_ok());
+        let error = expect_room("training", "a smaller batch_size", 3_260_000_000, 2_000_000_000).unwrap_err();
+        let said = "this training takes about 3.3 GB of memory and 2.0 GB are free: choose a smaller batch_size";
+        assert_eq!(error.to_string(), said);
+    }
+
+    #[test]
+    fn a_group_of_processes_has_what_its_limit_leaves() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| std::fs::write(group.path().join(file), text).unwrap();
+        assert_eq!(left_in(group.path()), None);
+        write("memory.max", "max\n");
+        write("memory.current", "3000\n");
+        write("memory.stat", "anon 2000\ninactive_file 700\nactive_file 300\n");
+        assert_eq!(left_in(group.path()), None, "no limit");
+        write("memory.max", "10000\n");
+        assert_eq!(left_in(group.path()), Some(7700));
+        write("memory.max", "1000\n");
+        assert_eq!(left_in(group.path()), Some(0));
     }
 }

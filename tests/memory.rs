@@ -40,9 +40,12 @@ fn the_forecast_is_within_a_tenth() {
 /// No machine has memory for this; it must be said before a step is tried.
 #[test]
 fn what_cannot_fit_is_refused_at_once() {
-    let arguments = ["bench", "--model", "base", "--image-size", "64", "--set", "auto_pad=true"];
-    let ran = biformer(&[&arguments[..], &["--batch-size", "100000", "--threads", "2"]].concat());
-    ran.refused(&["takes about", "GB", "batch_size", "micro_batches", "recompute = \"block\""]);
+    let arguments = ["bench", "--model", "base", "--image-size", "64", "--set", "auto_pad=true", "--threads", "2"];
+    let bench = |more: &[&str]| biformer(&[&arguments[..], more].concat());
+    let training = bench(&["--batch-size", "100000"]);
+    training.refused(&["training takes about", "GB", "batch_size", "micro_batches", "recompute = \"block\""]);
+    let inference = bench(&["--batch-size", "160000", "--mode", "infer", "--set", "embed_dim=192,384,768,1536"]);
+    inference.refused(&["inference takes about", "GB", "batch_size"]);
 }
 
 /// Nor does it take long to say it where a single image is work for minutes, or the model is huge.

@@ -15,7 +15,7 @@ use super::{MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{Compute, DeviceName};
 use crate::inference::Inference;
-use crate::memory::{expect_room_to_train, peak_resident_bytes};
+use crate::memory::{expect_room_to_infer, expect_room_to_train, peak_resident_bytes};
 use crate::staging::Numbered;
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
@@ -199,9 +199,12 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
         bail!("--batch-size {}: its images alone take {:.0} GB, more than 8", arguments.batch_size, bytes / 1e9);
     }
     (config.device, config.precision) = (arguments.compute.device, arguments.compute.precision);
-    if arguments.mode == Work::Train && height == width {
+    if height == width {
         config.image_size = height;
-        expect_room_to_train(&config)?;
+        match arguments.mode {
+            Work::Train => expect_room_to_train(&config)?,
+            Work::Infer => expect_room_to_infer(&config)?,
+        }
     }
     let random = Philox::new(0, 0);
     let images: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
