@@ -5,6 +5,7 @@
 //! Here a register is a value; what is done with it is left to [`Vector`].
 
 use super::isa::{Arch, Plain};
+use super::math::Transcendental;
 use crate::Float;
 use std::marker::PhantomData;
 
@@ -54,6 +55,9 @@ pub trait Vector<T: Float>: Copy {
 
     /// self·b + c
     fn mul_add(self, b: Self, c: Self) -> Self;
+
+    /// [2^x](Transcendental::exp2) of each element.
+    fn exp2(self) -> Self;
 
     /// The elements of both taken in turn, the first of each, the second of each, ..: two registers full.
     fn interleave(self, other: Self) -> [Self; 2];
@@ -192,6 +196,13 @@ impl<T: Float, A: Arch, const N: usize> Vector<T> for Each<T, A, N> {
         c
     }
     #[inline(always)]
+    fn exp2(mut self) -> Self {
+        for lane in 0..N {
+            self.0[lane] = Transcendental::exp2::<A>(self.0[lane]);
+        }
+        self
+    }
+    #[inline(always)]
     fn interleave(self, other: Self) -> [Self; 2] {
         let turn = |place: usize| if place.is_multiple_of(2) { self.0[place / 2] } else { other.0[place / 2] };
         [0, N].map(|start| Each(std::array::from_fn(|lane| turn(start + lane)), PhantomData))
@@ -239,4 +250,34 @@ macro_rules! unrolled {
             $body
         })*
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::isa::{Isa, limit};
+    use crate::simd;
+
+    #[inline(always)]
+    fn check<T: Float, A: Registers>() {
+        for start in [-1e30, -130.0, -30.0, -1.0, f64::NAN] {
+            let x: Vec<T> = (0..MOST_LANES).map(|i| T::of(start + 0.123 * i as f64)).collect();
+            let mut powers = [T::zero(); MOST_LANES];
+            // SAFETY: the caller has chosen an instruction set that is there.
+            unsafe { A::Vector::<T>::load(&x) }.exp2().store(&mut powers);
+            for (&x, &power) in x.iter().zip(&powers).take(A::Vector::<T>::LANES) {
+                let one = Transcendental::exp2::<A>(x);
+                assert!(power == one || power.is_nan() && one.is_nan(), "2^{x} is {power}, and alone {one}");
+            }
+        }
+    }
+
+    #[test]
+    fn powers_of_two_are_those_of_single_numbers_on_every_instruction_set() {
+        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+            let _limited = limit(isa);
+            simd!(A => check::<f32, A>());
+            simd!(A => check::<f64, A>());
+        }
+    }
 }

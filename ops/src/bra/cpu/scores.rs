@@ -1,11 +1,13 @@
 //! What becomes of the scores of a block of queries: their softmax over the keys, and its gradient.
 //!
 //! A query's numbers (the largest of its scores, its sum, ..) are kept four times side by side, as they are needed:
-//! once for each key of a quad.
+//! once for each key of a quad. Exponentials are powers of two, which take less than those of e; what is to be raised is
+//! multiplied by log₂ e along with the scale.
 
 use super::QUERY_QUADS;
 use super::products::{BLOCK, Blocks};
 use super::quads::QUAD;
+use std::f64::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 use tensor::cpu::math::Transcendental;
 use tensor::cpu::registers::{Registers, Vector};
@@ -72,18 +74,20 @@ impl Scores {
     unsafe fn softmax_here<T: Float, A: Registers>(self, factor: T, scores: &mut [T], logs: &mut [T]) {
         // SAFETY: the caller vouches for the instruction set, here and below.
         let (zero, lowest) = unsafe { (A::Vector::zero(), A::Vector::splat(T::neg_infinity())) };
+        let binary = factor * T::of(LOG2_E);
         // SAFETY: as above.
-        let factors = unsafe { A::Vector::splat(factor) };
+        let factors = unsafe { A::Vector::splat(binary) };
         // What no key stands behind may not be the largest.
         self.fill_spare(scores, |first_of_query| first_of_query);
         for (register, log) in self.numbers::<T, A>(logs) {
             let largest = fold!(self.along::<T, A>(register), lowest, max, |largest, at| {
                 load!(scores, at).mul(factors).max(largest)
             });
-            across!(largest, max).store(log);
+            // Negative, as it will be added.
+            zero.sub(across!(largest, max)).store(log);
         }
         // SAFETY: as above.
-        unsafe { self.exponentials::<T, A>(factor, scores, logs) };
+        unsafe { self.powers::<T, A>(binary, scores, logs) };
         let mut sums = [T::zero(); NUMBERS];
         let (sums, logs) = (&mut sums[..self.blocks.quads() * BLOCK], &mut logs[..self.blocks.quads() * BLOCK]);
         for (register, sum_of_query) in self.numbers::<T, A>(sums) {
@@ -91,7 +95,7 @@ impl Scores {
             across!(sum, add).store(sum_of_query);
         }
         for (log, sum) in logs.iter_mut().zip(&mut *sums) {
-            *log += Transcendental::logarithm::<A>(*sum);
+            *log = Transcendental::logarithm::<A>(*sum) - *log * T::of(LN_2);
             *sum = T::one() / *sum;
         }
         for (register, inverse) in self.numbers::<T, A>(sums) {
@@ -118,8 +122,9 @@ impl Scores {
     unsafe fn gradients_here<T: Float, A: Registers>(self, factor: T, p: &mut [T], dp: &mut [T], logs: &mut [T]) {
         // SAFETY: the caller vouches for the instruction set, here and below.
         let (zero, factors) = unsafe { (A::Vector::zero(), A::Vector::splat(factor)) };
+        logs.iter_mut().for_each(|log| *log *= -T::of(LOG2_E));
         // SAFETY: as above.
-        unsafe { self.exponentials::<T, A>(factor, p, logs) };
+        unsafe { self.powers::<T, A>(factor * T::of(LOG2_E), p, logs) };
         for register in 0..self.blocks.registers::<T, A>() {
             let places = self.along::<T, A>(register);
             let delta = fold!(places.clone(), zero, add, |sum, at| load!(p, at).mul_add(load!(dp, at), sum));
@@ -130,22 +135,19 @@ impl Scores {
         }
     }
 
-    /// exp(factor · product − the query's number) in place of each product.
+    /// 2^(factor · product + the query's number) in place of each product.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.
     #[inline(always)]
-    unsafe fn exponentials<T: Float, A: Registers>(self, factor: T, products: &mut [T], numbers: &mut [T]) {
+    unsafe fn powers<T: Float, A: Registers>(self, factor: T, products: &mut [T], numbers: &mut [T]) {
         // SAFETY: the caller vouches for the instruction set.
         let factors = unsafe { A::Vector::splat(factor) };
         for (register, number) in self.numbers::<T, A>(numbers) {
             let number = load!(number, 0);
             for at in self.along::<T, A>(register) {
-                load!(products, at).mul(factors).sub(number).store(&mut products[at..]);
+                load!(products, at).mul_add(factors, number).exp2().store(&mut products[at..]);
             }
-        }
-        for x in products.iter_mut() {
-            *x = Transcendental::exp::<A>(*x);
         }
         self.fill_spare(products, |_| T::zero());
     }

@@ -2,14 +2,15 @@
 //!
 //! A register holds bits, which are f32s or f64s by the element type `T`; the functions below choose by it.
 
-use super::{Registers, Vector};
-use crate::cpu::isa::Fused;
+use super::{MOST_LANES, Registers, Vector};
+use crate::cpu::isa::{Fused, Plain};
+use crate::cpu::math::{EXP2, LEAST_EXPONENT, ROUND, Transcendental};
 use crate::{DType, Float};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 macro_rules! register {
-    ($name:ident, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, $f32:tt, $f64:tt, $pairs:tt, $interleave:ident, $quads:ident, $spread:ident, $swap:ident) => {
+    ($name:ident, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, $f32:tt, $f64:tt, $pairs:tt, $interleave:ident, $quads:ident, $spread:ident, $swap:ident, $exponent:tt) => {
         /// A register whose bits are `T`s. Whoever has one is on a machine that has the instruction set.
         #[derive(Clone, Copy)]
         pub struct $name<T>($register, PhantomData<T>);
@@ -20,7 +21,7 @@ macro_rules! register {
 
         impl<T: Float> Vector<T> for $name<T> {
             const LANES: usize = $bytes / size_of::<T>();
-            register!(@ $cast, $back, $f32, $f64, $pairs);
+            register!(@ $cast, $back, $f32, $f64, $pairs, $exponent);
             #[inline(always)]
             fn interleave(self, other: Self) -> [Self; 2] {
                 // SAFETY: that the registers exist vouches for the instruction set.
@@ -48,7 +49,7 @@ macro_rules! register {
             }
         }
     };
-    (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*]) => {
+    (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*], [$add:ident, $sub:ident, $max:ident, $bits:ident, $from_bits:ident, $shift:ident, $add_bits:ident]) => {
         #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: the caller vouches for the instruction set.
@@ -99,6 +100,29 @@ macro_rules! register {
             };
             Self(sum, PhantomData)
         }
+        #[inline(always)]
+        fn exp2(self) -> Self {
+            if T::DTYPE == DType::F64 {
+                let mut elements = [T::zero(); MOST_LANES];
+                self.store(&mut elements);
+                elements.iter_mut().for_each(|x| *x = Transcendental::exp2::<Plain>(*x));
+                // SAFETY: that the register exists vouches for the instruction set.
+                return unsafe { Self::load(&elements) };
+            }
+            // The steps of one number's. Where one of two is not a number, the second is the larger.
+            // SAFETY: as above.
+            unsafe {
+                let x = $max($splat(LEAST_EXPONENT), self.0);
+                let shifted = $add($splat(ROUND), x);
+                let r = $sub(x, $sub(shifted, $splat(ROUND)));
+                let mut series = $splat(EXP2[0]);
+                for coefficient in &EXP2[1..] {
+                    series = $fma(series, r, $splat(*coefficient));
+                }
+                let power = $shift::<23>($bits(shifted));
+                Self($from_bits($add_bits($bits(series), power)), PhantomData)
+            }
+        }
     };
 }
 
@@ -120,7 +144,8 @@ register!(
     interleave_512,
     quads_512,
     spread_512,
-    swap_512
+    swap_512,
+    [_mm512_add_ps, _mm512_sub_ps, _mm512_max_ps, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_slli_epi32, _mm512_add_epi32]
 );
 register!(
     Ymm,
@@ -140,7 +165,8 @@ register!(
     interleave_256,
     quads_256,
     spread_256,
-    swap_256
+    swap_256,
+    [_mm256_add_ps, _mm256_sub_ps, _mm256_max_ps, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_slli_epi32, _mm256_add_epi32]
 );
 
 /// # Safety
