@@ -97,12 +97,12 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
         // SAFETY: nobody else uses this head's channels, by the caller's word.
         unsafe { queries.write::<T, A>(drows, pixels, dqkv, accumulate) };
     }
-    for (place, nobody_attends) in fresh.into_iter().enumerate() {
-        let together = head.together();
-        let regions = place * together..((place + 1) * together).min(head.geometry.regions());
+    for (place, fresh) in fresh.chunks(head.together()).enumerate() {
+        let first = place * head.together();
+        let regions = first..first + fresh.len();
         let gradients = [(width, &mut *dkeys), (v_width, &mut *dvalues)];
         let [dkeys, dvalues] = gradients.map(|(width, all)| head.part_of(regions.clone(), width, all));
-        if nobody_attends {
+        if fresh[0] {
             dkeys.fill(T::zero());
             dvalues.fill(T::zero());
         }

@@ -142,9 +142,9 @@ impl<'a, T: Copy> Head<'a, T> {
         (LAID_OUT / self.geometry.region_tokens()).max(1)
     }
 
-    /// Of all such neighbours, that nobody has attended to them yet.
+    /// Of each region, that nobody has attended to it or to such a neighbour yet.
     fn all_fresh(&self) -> Vec<bool> {
-        vec![true; self.geometry.regions().div_ceil(self.together())]
+        vec![true; self.geometry.regions()]
     }
 
     /// The neighbours among which some regions attend to one, and which were fresh until now.
@@ -153,11 +153,16 @@ impl<'a, T: Copy> Head<'a, T> {
         regions: Range<usize>,
         fresh: &'t mut [bool],
     ) -> impl Iterator<Item = Range<usize>> + use<'a, 't, T> {
-        let (together, all) = (self.together(), self.geometry.regions());
+        let together = self.together();
         self.routes_of(regions).iter().filter_map(move |&region| {
-            let place = region as usize / together;
-            let range = place * together..((place + 1) * together).min(all);
-            std::mem::take(&mut fresh[place]).then_some(range)
+            let region = region as usize;
+            if !fresh[region] {
+                return None;
+            }
+            let first = region / together * together;
+            let range = first..(first + together).min(fresh.len());
+            fresh[range.clone()].fill(false);
+            Some(range)
         })
     }
 
@@ -199,9 +204,11 @@ impl<'a, T: Copy> Head<'a, T> {
 
     /// The quads of the keys that these regions attend to, one region's after the other's.
     fn route(&self, regions: Range<usize>, quads: &mut Vec<u32>) {
-        let each = self.quads() as u32;
-        quads.clear();
-        quads.extend(self.routes_of(regions).iter().flat_map(|&region| region * each..(region + 1) * each));
+        let (each, routes) = (self.quads(), self.routes_of(regions));
+        quads.resize(routes.len() * each, 0);
+        for (quads, &region) in quads.chunks_exact_mut(each).zip(routes) {
+            quads.iter_mut().zip(region * each as u32..).for_each(|(place, quad)| *place = quad);
+        }
     }
 }
 

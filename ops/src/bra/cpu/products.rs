@@ -54,7 +54,7 @@ impl Blocks {
         let (size, columns) = (dim * QUAD, keys.data.as_ptr());
         assert!(queries.len() >= self.quads() * size && to.len() >= self.len(), "operands of scores");
         assert!(keys.quads.len() == self.regions * self.keys, "quads of keys");
-        assert!(keys.quads.iter().all(|&quad| (quad as usize + 1) * size <= keys.data.len()), "quads of keys");
+        assert!(keys.all_inside(size), "quads of keys");
         let (queries, to) = (queries.as_ptr(), to.as_mut_ptr());
         let registers = self.registers::<T, A>() / self.regions.max(1);
         A::run(
@@ -165,12 +165,19 @@ pub(super) struct Quads<'a, D> {
     pub quads: &'a [u32],
 }
 
+impl<T, D: std::ops::Deref<Target = [T]>> Quads<'_, D> {
+    /// Whether the data have all of these quads, of so many elements each.
+    fn all_inside(&self, size: usize) -> bool {
+        let largest = self.quads.iter().fold(0, |largest, &quad| largest.max(quad));
+        self.quads.is_empty() || (largest as usize + 1) * size <= self.data.len()
+    }
+}
+
 impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN> {
     /// Each region's weights times rows of `width` elements, whole registers: result (+)= weights·rows.
     pub fn times<A: Registers>(self, width: usize, rows: Quads<'_, &[T]>, to: Quads<'_, &mut [T]>, accumulate: bool) {
         let (lanes, size) = (A::Vector::<T>::LANES, width * QUAD);
-        let inside = |quads: &[u32], len: usize| quads.iter().all(|&quad| (quad as usize + 1) * size <= len);
-        assert!(inside(rows.quads, rows.data.len()) && inside(to.quads, to.data.len()), "quads of tokens");
+        assert!(rows.all_inside(size) && to.all_inside(size), "quads of tokens");
         let [regions, height, depth] = self.extents;
         let fits = [to.quads.len(), rows.quads.len()] == [regions * height, regions * depth];
         assert!(fits && self.data.len() >= regions * height * depth * BLOCK, "weights of tokens");
