@@ -65,9 +65,10 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
         head.fetch_next(pixels);
         for fresh in head.take_fresh(regions.clone(), &mut fresh) {
             let pixels = head.pixels_of(fresh.clone());
-            keys.columns::<T, A>(head.qkv, pixels, head.part_of(fresh.clone(), d, key_columns));
-            values.columns::<T, A>(head.qkv, pixels, head.part_of(fresh.clone(), dv, value_columns));
-            keys.rows::<T, A>(head.qkv, pixels, head.part_of(fresh.clone(), width, key_rows));
+            let to = [(d, &mut *key_columns), (width, &mut *key_rows), (dv, &mut *value_columns)];
+            let [key_columns, key_rows, value_columns] = to.map(|(width, all)| head.part_of(fresh.clone(), width, all));
+            keys.both::<T, A>(head.qkv, pixels, key_columns, key_rows);
+            values.columns::<T, A>(head.qkv, pixels, value_columns);
             head.part_of(fresh.clone(), width, dkeys).fill(T::zero());
             head.part_of(fresh, v_width, dvalues).fill(T::zero());
         }
@@ -80,16 +81,14 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
             logs[place * QUAD..][..QUAD].fill(lse[pixel]);
         }
         // P = exp(s·q·kᵀ − lse); dP = dO·vᵀ; s·dS = s·P∘(dP − Σ P∘dP)
-        queries.columns::<T, A>(head.qkv, pixels, columns);
+        queries.both::<T, A>(head.qkv, pixels, columns, rows);
         block.blocks.scores::<T, A>(d, columns, Quads { data: key_columns, quads: routed }, p);
-        head.results().columns::<T, A>(dout, pixels, columns);
+        head.results().both::<T, A>(dout, pixels, columns, dout_rows);
         block.blocks.scores::<T, A>(dv, columns, Quads { data: value_columns, quads: routed }, ds);
         block.gradients::<T, A>(head.scale, p, ds, &mut logs);
         // dV += Pᵀ·dO; dK += s·dSᵀ·q; dQ = s·dS·k
-        head.results().rows::<T, A>(dout, pixels, dout_rows);
         let (from, to) = (Quads { data: &*dout_rows, quads: in_order }, Quads { data: &mut *dvalues, quads: routed });
         block.blocks.by_key(p).times::<A>(v_width, from, to, true);
-        queries.rows::<T, A>(head.qkv, pixels, rows);
         let (from, to) = (Quads { data: &*rows, quads: in_order }, Quads { data: &mut *dkeys, quads: routed });
         block.blocks.by_key(ds).times::<A>(width, from, to, true);
         let (from, to) = (Quads { data: &*key_rows, quads: routed }, Quads { data: &mut *drows, quads: in_order });

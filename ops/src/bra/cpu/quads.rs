@@ -98,30 +98,53 @@ impl Channels {
 
     /// Writes the quads of some pixels as columns.
     pub fn columns<T: Float, A: Registers>(self, map: &[T], pixels: Pixels<'_>, to: &mut [T]) {
+        self.lay_out::<T, A, false>(map, pixels, to, &mut []);
+    }
+
+    /// Writes them as columns and as rows, at hardly more cost than as columns.
+    pub fn both<T: Float, A: Registers>(self, map: &[T], pixels: Pixels<'_>, columns: &mut [T], rows: &mut [T]) {
+        self.lay_out::<T, A, true>(map, pixels, columns, rows);
+    }
+
+    fn lay_out<T: Float, A: Registers, const ROWS: bool>(
+        self,
+        map: &[T],
+        pixels: Pixels<'_>,
+        columns: &mut [T],
+        rows: &mut [T],
+    ) {
         self.expect_inside(pixels, map.len());
-        let size = QUAD * self.dim;
-        let to = &mut to[..pixels.quads() * size];
+        let (size, width) = (QUAD * self.dim, row_width::<T, A>(self.dim));
+        let columns = &mut columns[..pixels.quads() * size];
+        let rows = &mut rows[..if ROWS { pixels.quads() * QUAD * width } else { 0 }];
         A::run(
             #[inline(always)]
             || {
-                let regions = to.chunks_exact_mut((pixels.region.div_ceil(QUAD) * size).max(1));
-                for (to, pixels) in regions.zip(pixels.list.chunks_exact(pixels.region)) {
-                    for (to, quad) in to.chunks_exact_mut(size).zip(pixels.chunks(QUAD)) {
+                let mut rows = rows.chunks_exact_mut((QUAD * width).max(1));
+                let regions = columns.chunks_exact_mut((pixels.region.div_ceil(QUAD) * size).max(1));
+                for (columns, pixels) in regions.zip(pixels.list.chunks_exact(pixels.region)) {
+                    for (columns, quad) in columns.chunks_exact_mut(size).zip(pixels.chunks(QUAD)) {
+                        let rows = rows.next().unwrap_or_default();
                         match *quad {
                             [a, b, c, d] if self.dim >= A::Vector::<T>::LANES => {
                                 let quad = [a, b, c, d];
                                 // SAFETY: inside, as just checked; `A::run` makes sure of the instruction set.
                                 unsafe {
                                     let tokens = [0, 1, 2, 3].map(|place| self.of(map, quad[place] as usize));
-                                    columns_of_quad::<T, A::Vector<T>>(tokens, to);
+                                    lay_out_quad::<T, A::Vector<T>, ROWS>(tokens, columns, rows, width);
                                 }
                             }
                             _ => {
-                                to.fill(T::zero());
+                                columns.fill(T::zero());
+                                rows.fill(T::zero());
                                 for (place, &pixel) in quad.iter().enumerate() {
                                     // SAFETY: as above.
                                     let token = unsafe { self.of(map, pixel as usize) };
-                                    to.chunks_exact_mut(QUAD).zip(token).for_each(|(to, &element)| to[place] = element);
+                                    let places = columns.chunks_exact_mut(QUAD).zip(token);
+                                    places.for_each(|(to, &element)| to[place] = element);
+                                    if ROWS {
+                                        rows[place * width..][..self.dim].copy_from_slice(token);
+                                    }
                                 }
                             }
                         }
@@ -163,21 +186,33 @@ impl Channels {
     }
 }
 
-/// The columns of a quad, whose channels fill a register or more.
+/// The columns of a quad, whose channels fill a register or more, and its rows, but for what fills them up: of that
+/// nobody reads what becomes.
 ///
 /// # Safety
 /// The machine must have the register.
 #[inline(always)]
-unsafe fn columns_of_quad<T: Float, V: Vector<T>>([a, b, c, d]: [&[T]; QUAD], to: &mut [T]) {
+unsafe fn lay_out_quad<T: Float, V: Vector<T>, const ROWS: bool>(
+    [a, b, c, d]: [&[T]; QUAD],
+    columns: &mut [T],
+    rows: &mut [T],
+    width: usize,
+) {
     // The last registers may overlap those before them.
     for channel in (0..a.len()).step_by(V::LANES) {
         let channel = channel.min(a.len() - V::LANES);
         // SAFETY: the caller vouches for the register.
         let (a, b, c, d) =
             unsafe { (V::load(&a[channel..]), V::load(&b[channel..]), V::load(&c[channel..]), V::load(&d[channel..])) };
+        if ROWS {
+            a.store(&mut rows[channel..]);
+            b.store(&mut rows[width + channel..]);
+            c.store(&mut rows[2 * width + channel..]);
+            d.store(&mut rows[3 * width + channel..]);
+        }
         let ([a, c], [b, d]) = (a.interleave(c), b.interleave(d));
         let ([first, second], [third, fourth]) = (a.interleave(b), c.interleave(d));
-        let to = &mut to[QUAD * channel..][..QUAD * V::LANES];
+        let to = &mut columns[QUAD * channel..][..QUAD * V::LANES];
         first.store(to);
         second.store(&mut to[V::LANES..]);
         third.store(&mut to[2 * V::LANES..]);
