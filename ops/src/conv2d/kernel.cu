@@ -3,35 +3,35 @@
 // for each row to begin where a pack does: products read no others fast.
 
 // patches[n, i, j][a, b, c] = x[n, i·s + a − p, j·s + b − p, c]: a block has a row of output pixels. Of a row of x a row of
-// the kernel sees a run of neighbouring elements.
+// the kernel sees a run of neighbouring elements. A pack belongs to one pixel: where it begins takes divisions, and its
+// elements are counted from there.
 template <typename T>
 __global__ void conv2d_patches(const T* x, T* patches, int height, int width, int inputs, int down, int across,
                                int out_height, u32 out_count, u32 patch, int stride, int padding) {
     constexpr int N = Pack<T>::size;
-    i64 image = blockIdx.x / out_height, row = i64(blockIdx.x % out_height) * stride - padding;
-    i64 row_size = i64(width) * inputs;
-    u32 run = across * inputs;
+    i64 image = blockIdx.x / out_height, row_size = i64(width) * inputs;
+    int row = int(blockIdx.x % out_height) * stride - padding, run = across * inputs;
     x += image * height * row_size;
     patches += i64(blockIdx.x) * out_count;
-    // Where element `place` of the row's patches is copied from; null for a zero.
-    auto source = [&](u32 place) -> const T* {
-        u32 element = place % patch, a = element / run;
-        i64 offset = (i64(place / patch) * stride - padding) * inputs + element % run;
-        bool inside = a < down && row + a >= 0 && row + a < height && offset >= 0 && offset < row_size;
-        return inside ? x + (row + a) * row_size + offset : nullptr;
-    };
     for (u32 place = threadIdx.x * N; place < out_count; place += blockDim.x * N) {
+        u32 element = place % patch;
+        int a = element / run, at = element % run;
+        i64 first = (i64(place / patch) * stride - padding) * inputs; // of the runs, in a row of x
+        int begin = max(-first, i64(0)), end = min(row_size - first, i64(run)); // what of a run is in the image
+        const T* from = x + (row + a) * row_size + first;
         Pack<T> pack = {};
+        auto inside = [&] { return a < down && row + a >= 0 && row + a < height && at >= begin && at < end; };
         if (inputs % N == 0) { // then they lie together
-            if (const T* from = source(place)) pack = load_pack(from, N);
+            if (inside()) pack = load_pack(from + at, N);
         } else {
 #pragma unroll
             for (int k = 0; k < N; k++) {
-                if (place + k >= out_count) break;
-                if (const T* from = source(place + k)) pack.at[k] = *from;
+                if (inside()) pack.at[k] = from[at];
+                if (++at < run) continue;
+                at = 0, a++, from += row_size;
             }
         }
-        store_pack(patches + place, pack, out_count - place);
+        store_pack(patches + place, pack, N);
     }
 }
 
@@ -41,24 +41,24 @@ template <typename T>
 __global__ void conv2d_gather(const T* dpatches, T* dx, int accumulate, int height, int width, int inputs, int down,
                               int across, int out_height, int out_width, i64 patch, int stride, int padding) {
     constexpr int N = Pack<T>::size;
-    int packs = (inputs + N - 1) / N;
-    i64 image = blockIdx.x / height, row = i64(blockIdx.x % height) + padding;
+    int packs = (inputs + N - 1) / N, row = int(blockIdx.x % height) + padding;
+    i64 image = blockIdx.x / height;
     dpatches += image * out_height * out_width * patch;
     dx += i64(blockIdx.x) * width * inputs;
-    for (i64 item = threadIdx.x; item < i64(width) * packs; item += blockDim.x) {
-        i64 column = item / packs + padding;
-        int c = item % packs * N;
+    for (int item = threadIdx.x; item < width * packs; item += blockDim.x) {
+        int pixel = item / packs, c = (item - pixel * packs) * N, column = pixel + padding;
+        int last = column / stride, nearest = column % stride; // the last output pixel that sees it, and by which tap
         wide<T> sums[N] = {};
-        for (i64 a = row % stride, i = row / stride; a < down && i >= 0; a += stride, i--) {
+        for (int a = row % stride, i = row / stride; a < down && i >= 0; a += stride, i--) {
             if (i >= out_height) continue;
-            for (i64 b = column % stride, j = column / stride; b < across && j >= 0; b += stride, j--) {
+            for (int b = nearest, j = last; b < across && j >= 0; b += stride, j--) {
                 if (j >= out_width) continue;
-                const T* from = dpatches + (i * out_width + j) * patch + (a * across + b) * inputs + c;
+                const T* from = dpatches + i64(i * out_width + j) * patch + (a * across + b) * inputs + c;
                 Pack<T> pack = load_pack(from, inputs - c);
 #pragma unroll
                 for (int k = 0; k < N; k++) sums[k] += widen(pack.at[k]);
             }
         }
-        put_pack(dx + item / packs * inputs + c, sums, inputs - c, accumulate);
+        put_pack(dx + i64(pixel) * inputs + c, sums, inputs - c, accumulate);
     }
 }
