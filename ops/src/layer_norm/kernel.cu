@@ -2,6 +2,7 @@
 // rows at once. A lane keeps to PACKS packs of channels, whose parameters stay in its registers, and walks through its
 // block's rows. What does not fit into this goes to `any.cuh`.
 #include "any.cuh"
+#include "instructions.cuh"
 
 constexpr int THREADS = 256;
 // Packs that a lane asks for before it looks at the first, so that the memory has enough to do.
@@ -57,6 +58,16 @@ struct Part {
                 packs[b][p] = {};
                 if (row(turn, b) < rows && has(p)) packs[b][p] = *reinterpret_cast<const Pack<T>*>(x + place(turn, b, p));
             }
+    }
+
+    // Has what `load` would load brought nearer, which takes no registers.
+    template <int B>
+    __device__ __forceinline__ void expect(const T* x, int turn) const {
+#pragma unroll
+        for (int b = 0; b < B; b++)
+#pragma unroll
+            for (int p = 0; p < PACKS; p++)
+                if (row(turn, b) < rows && has(p)) prefetch(x + place(turn, b, p));
     }
 
     // A number per row of a turn.
@@ -185,6 +196,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     for (int turn = 0; turn < part.rows; turn += B * part.groups) {
         Pack<T> upstream[B][PACKS], in[B][PACKS];
         W mean[B], rstd[B], mean_g[B] = {}, mean_gx[B] = {};
+        if (accumulate) part.template expect<B>(dx, turn);
         part.load(dy, turn, upstream), part.load(x, turn, in);
         part.load(means, turn, mean), part.load(rstds, turn, rstd);
 #pragma unroll

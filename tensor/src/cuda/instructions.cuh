@@ -80,6 +80,15 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
 #endif
 }
 
+// Has the line of memory at an address brought to the second-level cache. Nobody waits for it.
+__device__ __forceinline__ void prefetch(const void* global) {
+#ifdef EMULATED
+    (void)global;
+#else
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+#endif
+}
+
 // Waits for all copies that this thread has begun. The others' are seen after a barrier.
 __device__ __forceinline__ void wait_for_copies() {
 #ifdef EMULATED
