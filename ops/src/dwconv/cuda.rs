@@ -49,8 +49,8 @@ const TILE: usize = 32;
 const ENOUGH_THREADS: usize = 1 << 16;
 const FEW_COLUMNS: usize = 8;
 
-/// Blocks of the backward kernel, about: one to each multiprocessor of an H200, which has registers for no more. A
-/// constant, as the order of sums depends on it.
+/// The most blocks of the backward kernel: one to each multiprocessor of an H200, which has registers for no more, and a
+/// few blocks that came after all others would double its time. A constant, as the order of sums depends on it.
 const BLOCKS_BACKWARD: usize = 132;
 
 /// An operand (N, H, W, C) that is read: pixel p, counted in (N, H, W) order, is the C elements from p·stride on.
@@ -150,7 +150,7 @@ pub(crate) fn backward(
     let pairs = pairs(e, dtype, &maps);
     let Tiles { tile, tiles } = Tiles::new(e, pairs);
     let strips = if e.is_empty() { 0 } else { e.images * strips(e) };
-    let pieces = strips.div_ceil(THREADS_BACKWARD / tile).clamp(1, BLOCKS_BACKWARD.div_ceil(tiles.max(1)));
+    let pieces = strips.div_ceil(THREADS_BACKWARD / tile).clamp(1, (BLOCKS_BACKWARD / tiles.max(1)).max(1));
     let sums = tile * if pairs { 2 } else { 1 } * (e.taps() + 1);
     let partial = of_parameters.then(|| partial_sums(&x.elements.device(), dtype.wide(), [tiles, pieces, sums]));
     let mut partial = partial.transpose()?;

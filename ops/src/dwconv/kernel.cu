@@ -137,11 +137,22 @@ __device__ __forceinline__ void move_on(W (&to)[R][K][V], const W (&last)[R][V])
             for (int v = 0; v < V; v++) to[r][s][v] = s + 1 < K ? to[r][s + 1][v] : last[r][v];
 }
 
-// weight (C, 1, K, K) of a tile, its centre greater by one for a residual.
-template <int TAPS, typename W>
-__device__ __forceinline__ void stage(const W* weight, int first, int count, int residual, W* staged) {
-    for (int i = threadIdx.x; i < count * TAPS; i += blockDim.x)
-        staged[i] = weight[i64(first) * TAPS + i] + (residual && i % TAPS == TAPS / 2 ? W(1) : W(0));
+// `count` rows of a weight (C, 1, K, K) of a tile, from `first` on, their centres greater by one for a residual. A thread has
+// asked for all that it brings before it waits for any.
+template <int TAPS, int MOST, int THREADS, typename W>
+__device__ __forceinline__ void stage(const W* weight, int first, int count, int residual, W (&staged)[MOST * TAPS]) {
+    constexpr int TURNS = (MOST * TAPS + THREADS - 1) / THREADS;
+    W own[TURNS];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        int i = turn * THREADS + threadIdx.x;
+        own[turn] = i < count * TAPS ? weight[i64(first) * TAPS + i] : W(0);
+    }
+#pragma unroll
+    for (int turn = 0; turn < TURNS; turn++) {
+        int i = turn * THREADS + threadIdx.x;
+        if (i < count * TAPS) staged[i] = own[turn] + (residual && i % TAPS == TAPS / 2 ? W(1) : W(0));
+    }
     __syncthreads();
 }
 
@@ -158,12 +169,19 @@ __global__ void __launch_bounds__(THREADS)
     int first = block % tiles * tile * V, begin = block / tiles % segments * length, end = min(begin + length, width);
     i64 image = block / tiles / segments;
 
-    __shared__ W staged[TILE * V * TAPS];
-    stage<TAPS>(weight, first, min(tile * V, channels - first), residual, staged);
     int item = blockIdx.x % pieces * THREADS + threadIdx.x;
     int place = item % tile * V, channel = first + place, row = item / tile * R;
-    if (row >= height || channel >= channels) return;
+    bool exists = row < height && channel < channels;
+    int column = max(begin - P, 0), behind = min(end + P, width);
+    x += image * height * width * x_stride + channel;
+    y += image * height * width * y_stride + channel;
+    // What they ask for comes while the weights do.
+    Rows<T, V, R + K - 1, D> rows(x, x_stride, row - P, column, exists ? behind - column : 0, 0, height, width);
+    Results<T, V, R, D> results(y, accumulate && exists, y_stride, row, begin, end - begin, begin + P - column, height, width);
 
+    __shared__ W staged[TILE * V * TAPS];
+    stage<TAPS, TILE * V, THREADS>(weight, first, min(tile * V, channels - first), residual, staged);
+    if (!exists) return;
     W taps[TAPS][V];
 #pragma unroll
     for (int t = 0; t < TAPS; t++)
@@ -178,11 +196,6 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int s = 0; s < K; s++) move_on(sums, start);
 
-    int column = max(begin - P, 0), behind = min(end + P, width);
-    x += image * height * width * x_stride + channel;
-    y += image * height * width * y_stride + channel;
-    Rows<T, V, R + K - 1, D> rows(x, x_stride, row - P, column, behind - column, 0, height, width);
-    Results<T, V, R, D> results(y, accumulate, y_stride, row, begin, end - begin, begin + P - column, height, width);
 #pragma unroll UNROLLED<K> // so that sums change their names, not their registers
     for (; column < end + P; column++) {
         W in[R + K - 1][V];
@@ -225,7 +238,8 @@ __device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared
 // dx (+)= dy ∗ weight turned by half a turn: dx[i, j] = Σ dy[i − a + P, j − b + P]·w[a, b]. The same elements of dy times
 // x[i, j], over all pixels, make the gradient of w[a, b], and dy itself that of the bias; they come by way of partial (tiles,
 // pieces, channels of a tile·(K² + 1)), which may be null. A piece is some of all images' strips of R rows, and lines
-// of `tile` threads take turns with them. Blocks in order of piece, and tile of the channels.
+// of `tile` threads take turns with them: a strip each, and where fewer are left, parts of them. Blocks in order of piece,
+// and tile of the channels.
 template <typename T, int K, bool PAIRS>
 __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
     dwconv_backward(const T* __restrict__ dy, i64 dy_stride, const T* __restrict__ x, i64 x_stride, const wide<T>* weight,
@@ -238,11 +252,11 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
     int first = own_tile * tile * V, count = min(tile * V, channels - first);
     int place = threadIdx.x % tile * V, line = threadIdx.x / tile, lines = THREADS_BACKWARD / tile;
     int strips_of_image = (height + R - 1) / R;
-    i64 strip = strips * piece / pieces + line, end = strips * (piece + 1) / pieces;
-    if (line >= lines || place >= count) end = 0; // no strips for threads that are too many
+    i64 turn = strips * piece / pieces, last = strips * (piece + 1) / pieces;
+    if (line >= lines || place >= count) last = 0; // no strips for threads that are too many
 
     __shared__ W staged[TILE * V * TAPS];
-    stage<TAPS>(weight, first, count, residual, staged);
+    stage<TAPS, TILE * V, THREADS_BACKWARD>(weight, first, count, residual, staged);
     W held[HELD<K> ? TAPS : 1][V], dtaps[K][K][V] = {}, totals[1][V] = {};
 #pragma unroll
     for (int t = 0; HELD<K> && t < TAPS; t++)
@@ -251,16 +265,22 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
     auto tap = [&](int t, int v) { return HELD<K> ? held[HELD<K> ? t : 0][v] : staged[(place + v) * TAPS + t]; };
 
     dy += first + place, x += first + place, dx += first + place;
-    for (; strip < end; strip += lines) {
-        i64 pixel = strip / strips_of_image * height * width;
-        int row = strip % strips_of_image * R;
-        Rows<T, V, R + K - 1, D> upstream(dy + pixel * dy_stride, dy_stride, row - P, 0, width, P, height, width);
-        Rows<T, V, R, D> rows(x + pixel * x_stride, x_stride, row, 0, width, 0, height, width);
-        Results<T, V, R, D> results(dx + pixel * dx_stride, accumulate, dx_stride, row, 0, width, 2 * P, height, width);
+    for (; turn < last; turn += lines) {
+        int here = min(last - turn, i64(lines)), parts = lines / here, part = line / here;
+        if (part >= parts) break;
+        i64 strip = turn + line % here, pixel = strip / strips_of_image * height * width;
+        int row = strip % strips_of_image * R, begin = width * part / parts, end = width * (part + 1) / parts;
+        // Where dx is wanted, dy is P columns further on either side.
+        int before = min(begin, P), seen = min(end + P, width) - (begin - before);
+        Rows<T, V, R + K - 1, D> upstream(dy + pixel * dy_stride, dy_stride, row - P, begin - before, seen, P - before, height,
+                                          width);
+        Rows<T, V, R, D> rows(x + pixel * x_stride, x_stride, row, begin, end - begin, 0, height, width);
+        Results<T, V, R, D> results(dx + pixel * dx_stride, accumulate, dx_stride, row, begin, end - begin, 2 * P, height,
+                                    width);
         // x[row + r, column − P + s] at [r][s], and the sums of dx there.
         W window[R][K][V] = {}, sums[R][K][V] = {}, none[R][V] = {};
 #pragma unroll UNROLLED<K> // so that their elements change their names, not their registers
-        for (int column = -P; column < width + P; column++) {
+        for (int column = begin - P; column < end + P; column++) {
             W arriving[R][V], in[R + K - 1][V];
             rows.take(arriving), upstream.take(in);
             move_on(window, arriving);
@@ -269,7 +289,7 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
                 for (int r = 0; r < R; r++)
 #pragma unroll
                     for (int v = 0; v < V; v++) {
-                        totals[0][v] += in[r + P][v];
+                        totals[0][v] += column >= begin && column < end ? in[r + P][v] : W(0);
 #pragma unroll
                         for (int a = 0; a < K; a++)
 #pragma unroll
@@ -279,7 +299,7 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
                             }
                     }
             }
-            results.put(sums, column >= P);
+            results.put(sums, column >= begin + P);
             move_on(sums, none);
         }
     }
