@@ -41,7 +41,7 @@ pub use module::{Launch, Module};
 pub use prefetch::Prefetch;
 pub use recording::{Recording, Repeated};
 pub use rows::Tiles;
-pub use sums::{COUNTERS, partial_sums, pieces};
+pub use sums::{partial_sums, pieces};
 
 use crate::rng::Philox;
 use crate::{Error, Result};

@@ -3,7 +3,7 @@
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// Counters of tickets that the kernels of a module have, as in `sums.cuh`.
-pub const COUNTERS: usize = 2048;
+const COUNTERS: usize = 2048;
 
 /// Rows that make a piece of a sum worth a block's while, and the most pieces that there are.
 const PIECE: usize = 256;

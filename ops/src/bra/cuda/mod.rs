@@ -11,7 +11,7 @@ use super::geometry::Geometry;
 use crate::dwconv::cpu::Extents;
 use crate::dwconv::cuda::{self as dwconv, Kernel, Map, MapMut};
 use std::sync::Arc;
-use tensor::cuda::{COUNTERS, Gpu, Launch, Module, Out};
+use tensor::cuda::{Gpu, Launch, Module, Out};
 use tensor::{DType, Device, Error, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -45,8 +45,12 @@ const KEYS: usize = 32;
 const OWN: usize = 4;
 const WARPS: usize = 8;
 const CHOOSING_TILES: usize = 13 << 10;
-/// The most regions for which one block of an image chooses.
+/// Warps of a block that routes a whole image, as in `routing.cuh`, and the most regions of such an image.
+const ROUTING_WARPS: usize = 25;
 const FEW_REGIONS: usize = 64;
+/// Where images are too few to fill a GPU, one block still reads so many bytes of queries and keys in less time than it
+/// takes to begin another kernel.
+const OF_BLOCK: usize = 256 << 10;
 
 /// What a kernel needs to divide by a number: the magic of `Divisor` in `geometry.cuh`.
 fn magic(by: usize) -> i32 {
@@ -79,10 +83,14 @@ pub fn route(
     let (dtype, device) = (qkv.dtype(), qkv.device());
     let regions = g.regions();
     let mut means = Tensor::empty_on(&device, [g.images, regions, 2 * g.qk_dim], dtype.wide())?;
-    // Each image counts its blocks.
-    if regions <= FEW_REGIONS && g.images <= COUNTERS && g.qk_dim.is_multiple_of(16 / dtype.wide().size()) {
-        let launch = KERNELS.launch(gpu, "route<T>", dtype)?.grid([regions, g.images, 1]);
-        let launch = launch.shared(WARPS * OWN * regions * dtype.wide().size()).input(qkv)?.output(&mut means)?;
+    let (pack, of_image) = (16 / dtype.size(), g.tokens() * 2 * g.qk_dim * dtype.size());
+    let in_packs = [g.qk_dim, g.v_dim].iter().all(|dim| dim.is_multiple_of(pack));
+    let in_packs = in_packs && qkv.address("bra", gpu)?.is_multiple_of(16);
+    let filled = 4 * g.images >= 3 * gpu.driver().properties().multiprocessors;
+    if regions <= FEW_REGIONS && in_packs && (filled || of_image <= OF_BLOCK) {
+        let launch = KERNELS.launch(gpu, "route<T>", dtype)?.threads(32 * ROUTING_WARPS).blocks(g.images);
+        let launch =
+            launch.shared(ROUTING_WARPS * OWN * regions * dtype.wide().size()).input(qkv)?.output(&mut means)?;
         let launch = launch.extents(valid)?.number(scale, dtype).output(routes)?.output(logits)?;
         // SAFETY: qkv is a map of this geometry, and there is a place for each region's means and its k choices.
         return unsafe { with_geometry(launch, g)?.run() };

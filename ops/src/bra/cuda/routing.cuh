@@ -1,20 +1,30 @@
 // Routing: the regions' means, which regions each one matches best, and for the backward pass who chose whom.
 
 #include "geometry.cuh"
-#include "sums.cuh"
 
-// The block's region of means (N, P, 2D): of its queries and keys over its valid tokens. A thread is a pack of channels, and
-// where there are threads enough, several share out the tokens.
+// How many of a region's rows and columns of tokens are valid.
+struct Valid {
+    int down, across;
+
+    __device__ __forceinline__ Valid(const Geometry& g, int region, int height, int width)
+        : down(min(g.region_height, height - g.top(region))), across(min(int(g.region_width), width - g.left(region))) {}
+
+    __device__ __forceinline__ bool has(const Geometry& g, int token) const {
+        return token / g.region_width < down && token % g.region_width < across;
+    }
+};
+
+// means (N, P, 2D) of each region's queries and keys over its valid tokens. A block is a region, a thread a pack of
+// channels, and where there are threads enough, several share out the tokens.
 template <typename T>
-__device__ __forceinline__ void find_means(const T* qkv, wide<T>* means, int valid_height, int valid_width,
-                                           const Geometry& g) {
+__global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int valid_width, GEOMETRY) {
+    const Geometry g = THE_GEOMETRY;
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     __shared__ W sums[256 * N];
     const int region = blockIdx.x, channels = 2 * g.qk_dim();
     const i64 image = blockIdx.y;
-    const int down = min(g.region_height, valid_height - g.top(region));
-    const int across = min(int(g.region_width), valid_width - g.left(region));
+    const Valid valid(g, region, valid_height, valid_width);
     qkv += image * g.tokens() * g.row();
     means += (image * g.regions() + region) * channels;
     const int packs = min((channels + N - 1) / N, 256), shares = 256 / packs;
@@ -26,7 +36,7 @@ __device__ __forceinline__ void find_means(const T* qkv, wide<T>* means, int val
         for (int j = 0; j < N; j++) sum[j] = 0;
         const int end = share < shares && channel < channels ? int(g.region_tokens) : 0;
         for (int token = share; token < end; token += shares) {
-            if (token / g.region_width >= down || token % g.region_width >= across) continue;
+            if (!valid.has(g, token)) continue;
             Pack<T> loaded = load_pack(qkv + i64(g.pixel(region, token)) * g.row() + channel, channels - channel);
 #pragma unroll
             for (int j = 0; j < N; j++) sum[j] += widen(loaded.at[j]);
@@ -37,9 +47,44 @@ __device__ __forceinline__ void find_means(const T* qkv, wide<T>* means, int val
         for (int c = threadIdx.x; c < packs * N && first + c < channels; c += 256) {
             W total = 0;
             for (int i = 0; i < shares; i++) total += sums[i * packs * N + c];
-            means[first + c] = total / (across * down);
+            means[first + c] = total / (valid.across * valid.down);
         }
         __syncthreads();
+    }
+}
+
+// The same of an image by a block, where pixels are whole packs. A thread has a pack of a whole region, and asks for so many
+// tokens at once.
+template <typename T>
+__device__ __forceinline__ void means_of_image(const T* qkv, wide<T>* means, int valid_height, int valid_width,
+                                               const Geometry& g) {
+    typedef wide<T> W;
+    constexpr int N = Pack<T>::size, M = Pack<W>::size, BATCH = 8;
+    const int channels = 2 * g.qk_dim(), packs = channels / N;
+    for (int item = threadIdx.x; item < g.regions() * packs; item += blockDim.x) {
+        const int region = item / packs, channel = (item - region * packs) * N;
+        const Valid valid(g, region, valid_height, valid_width);
+        W sum[N] = {};
+        for (int first = 0; first < g.region_tokens; first += BATCH) {
+            Pack<T> batch[BATCH] = {};
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                const T* from = qkv + i64(g.pixel(region, first + b)) * g.row() + channel;
+                if (valid.has(g, first + b)) batch[b] = *reinterpret_cast<const Pack<T>*>(from);
+            }
+#pragma unroll
+            for (int b = 0; b < BATCH; b++)
+#pragma unroll
+                for (int j = 0; j < N; j++) sum[j] += widen(batch[b].at[j]);
+        }
+        const W count = valid.across * valid.down;
+#pragma unroll
+        for (int j = 0; j < N; j += M) {
+            Pack<W> mean;
+#pragma unroll
+            for (int i = 0; i < M; i++) mean.at[i] = sum[j + i] / count;
+            store_pack(means + region * channels + channel + j, mean, M);
+        }
     }
 }
 
@@ -47,27 +92,26 @@ constexpr int OWN = 4;      // regions of a warp that chooses
 constexpr int OTHERS = 64;  // regions to choose from in shared memory: two to a lane
 constexpr int CHUNK = 8;    // packs of their channels there
 
-// Of the image of blockIdx.y, and of the regions from `first` on that a block's warps have, rows of routes and logits
-// (N, P, k): the k largest of s·q̂·k̂ for each region, ties to the lower index. A warp keeps the P affinities of its regions in
-// shared memory. FRESH means were written by other blocks of this launch; their channels are whole packs.
-template <bool FRESH, typename T>
+// Of an image, and of the regions from `first` on that a block's WARPS have, at most, rows of routes and logits (N, P, k):
+// the k largest of s·q̂·k̂ for each region, ties to the lower index. A warp keeps the P affinities of its regions in shared
+// memory.
+template <int WARPS, typename T>
 __device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions,
-                                       int qk_dim, int topk, int first) {
+                                       int qk_dim, int topk, i64 image, int first) {
     typedef wide<T> W;
     constexpr int N = Pack<W>::size;
-    __shared__ Pack<W> queries[8 * OWN][CHUNK], keys[OTHERS][CHUNK + 1]; // one more, for lanes that read a column
+    __shared__ Pack<W> queries[WARPS * OWN][CHUNK], keys[OTHERS][CHUNK + 1]; // one more, for lanes that read a column
     DYNAMIC_SHARED(W, affinities);
     const int own = blockDim.x / 32 * OWN;
     W* affinity = affinities + warp() * OWN * regions;
-    means += i64(blockIdx.y) * regions * 2 * qk_dim;
+    means += image * regions * 2 * qk_dim;
     for (int other = 0; other < regions; other += OTHERS) {
         W sums[OWN][2] = {};
         for (int channel = 0; channel < qk_dim; channel += CHUNK * N) {
             // Behind the last region comes the last again, and behind the last channel zeros.
             auto load = [&](int region, int pack, int part) {
                 const W* from = means + (i64(min(region, regions - 1)) * 2 + part) * qk_dim + channel + pack * N;
-                const int left = qk_dim - channel - pack * N;
-                return FRESH && left > 0 ? load_fresh(from) : load_pack(from, FRESH ? 0 : left);
+                return load_pack(from, qk_dim - channel - pack * N);
             };
             __syncthreads();
             for (int i = threadIdx.x; i < own * CHUNK; i += blockDim.x)
@@ -75,6 +119,7 @@ __device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32*
             for (int i = threadIdx.x; i < OTHERS * CHUNK; i += blockDim.x)
                 keys[i / CHUNK][i % CHUNK] = load(other + i / CHUNK, i % CHUNK, 1);
             __syncthreads();
+            if (first + warp() * OWN >= regions) continue; // a warp without regions
 #pragma unroll
             for (int pack = 0; pack < CHUNK; pack++) {
                 const Pack<W> key[2] = {keys[lane()][pack], keys[lane() + 32][pack]};
@@ -102,7 +147,7 @@ __device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32*
     for (int i = 0; i < OWN; i++, affinity += regions) {
         int row = first + warp() * OWN + i;
         if (row >= regions) break;
-        i64 to = (i64(blockIdx.y) * regions + row) * topk;
+        i64 to = (image * regions + row) * topk;
         for (int r = lane(); r < regions; r += 32) {
             const W mine = affinity[r];
             int rank = 0;
@@ -114,28 +159,26 @@ __device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32*
     }
 }
 
-// means (N, P, 2D). A block is a region.
-template <typename T>
-__global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int valid_width, GEOMETRY) {
-    find_means(qkv, means, valid_height, valid_width, THE_GEOMETRY);
-}
-
 // routes and logits (N, P, k) from means. A block has as many regions as its warps.
 template <typename T>
 __global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions, int qk_dim,
                                int topk) {
-    choose<false>(means, scale, routes, logits, regions, qk_dim, topk, blockIdx.x * (blockDim.x / 32 * OWN));
+    choose<8>(means, scale, routes, logits, regions, qk_dim, topk, blockIdx.y, blockIdx.x * (blockDim.x / 32 * OWN));
 }
 
-// Both at once, for few regions: a block is a region, and the last one of an image chooses for all of them.
+// Both at once: a block is an image, and has OWN regions for each of its warps or fewer. 25 warps share out the packs of 7x7
+// regions of 64, 128 or 256 channels evenly.
+constexpr int ROUTING_WARPS = 25;
 template <typename T>
-__global__ void route(const T* qkv, wide<T>* means, int valid_height, int valid_width, wide<T> scale, u32* routes,
-                      T* logits, GEOMETRY) {
+__global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
+    route(const T* qkv, wide<T>* means, int valid_height, int valid_width, wide<T> scale, u32* routes, T* logits,
+          GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
-    find_means(qkv, means, valid_height, valid_width, g);
-    if (!last_block(blockIdx.y, g.regions())) return;
-    for (int first = 0; first < g.regions(); first += blockDim.x / 32 * OWN)
-        choose<true>(means, scale, routes, logits, g.regions(), g.qk_dim(), topk, first);
+    const i64 image = blockIdx.x;
+    const int regions = g.regions(), qk_dim = g.qk_dim();
+    means_of_image(qkv + image * g.tokens() * g.row(), means + image * regions * 2 * qk_dim, valid_height, valid_width, g);
+    __syncthreads();
+    choose<ROUTING_WARPS>(means, scale, routes, logits, regions, qk_dim, topk, image, 0);
 }
 
 // For each region the regions that are routed to it, in order: those of region r are entries[starts[r]..starts[r + 1]],

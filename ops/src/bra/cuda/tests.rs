@@ -206,7 +206,7 @@ fn regions_are_chosen_in_order() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     for (grid, qk_dim, topk) in [([1, 1], 3, 1), ([7, 7], 40, 16), ([9, 11], 6, 99)] {
-        let g = Geometry { images: 2, map: grid, grid, heads: 1, qk_dim, v_dim: 1, topk };
+        let g = Geometry { images: 2, map: grid, grid, heads: 1, qk_dim, v_dim: 4, topk };
         let regions = g.regions();
         // Of each query and key only one channel is not zero; keys come from few values, so that most tie.
         let values = [2.0, f32::NAN, -1.0, f32::NEG_INFINITY, 0.5, 2.0, -1.0];
