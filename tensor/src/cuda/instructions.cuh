@@ -109,6 +109,17 @@ __device__ __forceinline__ float exp2_fast(float x) {
 #endif
 }
 
+// log₂ x, to 2⁻²² or 2 ulp.
+__device__ __forceinline__ float log2_fast(float x) {
+#ifdef EMULATED
+    return log2f(x);
+#else
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 // 1/x, to 1 ulp; 0 for infinity.
 __device__ __forceinline__ float reciprocal_fast(float x) {
 #ifdef EMULATED

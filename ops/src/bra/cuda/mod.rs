@@ -35,13 +35,14 @@ pub static KERNELS: Module = Module {
         "attend_on_tensor_cores<32|64|96, 1|2, false|true>",
         "attend_backward_queries_on_tensor_cores<32|64|96, false|true>",
         "attend_backward_keys_on_tensor_cores<32|64|96, false|true>",
+        "attend_backward_few_keys_on_tensor_cores<32|64|96>",
     ],
 };
 
 /// Tokens of a tile, as in `attention.cuh`.
 const QUERIES: usize = 16;
 const KEYS: usize = 32;
-/// Regions of a warp that chooses, warps of a block, and bytes of the tiles that are declared, as in `routing.cuh`.
+/// Regions of a warp that chooses, the most warps of a block, and bytes of the tiles that are declared, as in `routing.cuh`.
 const OWN: usize = 4;
 const WARPS: usize = 8;
 const CHOOSING_TILES: usize = 13 << 10;
@@ -124,7 +125,7 @@ pub fn forward(
     lse: &mut Tensor,
 ) -> Result<()> {
     let maps = [qkv.address("bra", gpu)?, out.address("bra", gpu)?];
-    if let Some(form) = Form::of(gpu, g, qkv.dtype(), &maps) {
+    if let Some(form) = Form::of(gpu, g, qkv.dtype(), scale, &maps) {
         return form.forward(gpu, g, [qkv, routes], scale, [out, lse]);
     }
     let [d, dv] = g.head_dims();
@@ -158,7 +159,7 @@ pub fn backward(gpu: &Arc<Gpu>, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) 
     let mut delta = Tensor::empty_on(&device, given.lse.shape().clone(), given.lse.dtype())?;
     let (starts, entries) = invert(gpu, &device, g, given.routes)?;
     let maps = [given.qkv.address("bra", gpu)?, given.dout.address("bra", gpu)?, dqkv.address()];
-    match Form::of(gpu, g, dtype, &maps) {
+    match Form::of(gpu, g, dtype, given.scale, &maps) {
         Some(form) => {
             form.backward_queries(gpu, g, given, dqkv, &mut delta)?;
             form.backward_keys(gpu, g, given, [&starts, &entries, &delta], dqkv)
@@ -250,7 +251,7 @@ fn invert(gpu: &Arc<Gpu>, device: &Device, g: Geometry, routes: &Tensor) -> Resu
 struct Form {
     /// Channels of a head.
     dim: usize,
-    /// Groups of eight queries to a warp, forward.
+    /// Groups of eight queries to a warp, forward; one where a region has no more.
     groups: usize,
     /// Whether all keys and values of an image's head are in shared memory.
     resident: bool,
@@ -260,8 +261,8 @@ impl Form {
     /// Tokens of a tile, as in `tiles.cuh`.
     const TILE: usize = 64;
 
-    /// None where tensor cores cannot be used, as where one of the `maps` does not begin where a pack does.
-    fn of(gpu: &Gpu, g: Geometry, dtype: DType, maps: &[u64]) -> Option<Form> {
+    /// None where tensor cores cannot be used: the `maps` must begin where packs do, and larger products be larger scores.
+    fn of(gpu: &Gpu, g: Geometry, dtype: DType, scale: f64, maps: &[u64]) -> Option<Form> {
         let [dim, v_dim] = g.head_dims();
         let known = dtype == DType::Bf16 && dim == v_dim && [32, 64, 96].contains(&dim);
         let groups = if g.region_tokens() <= 8 { 1 } else { 2 };
@@ -271,7 +272,7 @@ impl Form {
         let fills = g.images * g.heads >= properties.multiprocessors;
         let resident = fills && form.shared(g) <= properties.shared_memory;
         let in_packs = maps.iter().all(|address| address.is_multiple_of(16));
-        (known && in_packs && g.tokens() > 0).then_some(Form { resident, ..form })
+        (known && in_packs && scale as f32 > 0.0 && g.tokens() > 0).then_some(Form { resident, ..form })
     }
 
     /// Bytes of shared memory: keys and values.
@@ -319,16 +320,24 @@ impl Form {
         [starts, entries, delta]: [&Tensor; 3],
         dqkv: &Out<'_>,
     ) -> Result<()> {
-        let kernel = format!("attend_backward_keys_on_tensor_cores<{}, {}>", self.dim, self.resident);
-        let launch = self.launch(gpu, &kernel, g, 16)?.input(given.qkv)?.input(starts)?.input(entries)?;
+        let (kernel, size) = match self {
+            Self { dim, groups: 1, resident: true } => (format!("attend_backward_few_keys_on_tensor_cores<{dim}>"), 8),
+            Self { dim, resident, .. } => (format!("attend_backward_keys_on_tensor_cores<{dim}, {resident}>"), 16),
+        };
+        let launch = self.launch(gpu, &kernel, g, size)?.input(given.qkv)?.input(starts)?.input(entries)?;
         let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(delta)?.input(given.dout)?;
         // SAFETY: as above; the lists are those of the routes.
         unsafe { with_geometry(launch.out(Some(dqkv)), g)?.run() }
     }
 
-    /// Begins the call of a kernel whose warps take `size` tokens at a time.
+    /// Begins the call of a kernel whose warps take `size` tokens at a time. Where warps share out the regions there are no
+    /// more of them than it takes for the fewest turns: what others would hold, another block can have.
     fn launch<'a>(self, gpu: &'a Arc<Gpu>, kernel: &str, g: Geometry, size: usize) -> Result<Launch<'a>> {
-        let (regions, warps) = if self.resident { (1, 8) } else { (g.regions(), Self::TILE / size) };
+        let chunks = g.regions() * g.region_tokens().div_ceil(size);
+        let (regions, warps) = match self.resident {
+            true => (1, chunks.div_ceil(chunks.div_ceil(WARPS))),
+            false => (g.regions(), Self::TILE / size),
+        };
         let launch = KERNELS.launch(gpu, kernel, DType::Bf16)?.threads(32 * warps).shared(self.shared(g));
         Ok(launch.grid([regions, g.heads, g.images]))
     }

@@ -32,12 +32,15 @@ struct Attending {
         }
     }
 
-    // Takes in a tile of which `count` rows are keys.
+    // Takes in a tile of which `count` rows are keys. The scale is above zero: of the products the largest is that of the
+    // scores.
     template <bool RESIDENT>
     __device__ __forceinline__ void attend(Rows<D> keys, Rows<D> values, const TileRows<RESIDENT>& at, int count,
                                            float scale) {
-        float scores[GROUPS][STEPS][4];
-        tile_product(scores, keys, at, queries);
+        float scores[STEPS][GROUPS][4];
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) step_product(scores[step], keys, at, step, queries);
+        if (count < TILE) hide_behind(count, scores);
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
 #pragma unroll
@@ -46,18 +49,14 @@ struct Attending {
 #pragma unroll
                 for (int step = 0; step < STEPS; step++)
 #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        float& score = scores[group][step][half * 2 + column];
-                        score = step * 16 + half * 8 + int(lane() / 4) < count ? score * scale : -INFINITY;
-                        largest = fmaxf(largest, score);
-                    }
-                float now = fmaxf(most[group][column], column_max(largest)), total = 0;
+                    for (int half = 0; half < 2; half++) largest = fmaxf(largest, scores[step][group][half * 2 + column]);
+                float now = fmaxf(most[group][column], column_max(largest) * scale), total = 0;
 #pragma unroll
                 for (int step = 0; step < STEPS; step++)
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
-                        float& weight = scores[group][step][half * 2 + column];
-                        weight = exp2_fast(weight - now);
+                        float& weight = scores[step][group][half * 2 + column];
+                        weight = exp2_fast(weight * scale - now);
                         total += weight;
                     }
                 float shrink = exp2_fast(most[group][column] - now);
@@ -70,18 +69,19 @@ struct Attending {
                 }
             }
         }
-        add_weighted(outputs, values, at, scores);
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) add_weighted(outputs, values, at, step, scores[step]);
     }
 
     template <typename Pixel>
     __device__ __forceinline__ void finish(bf16* out, int stride, float* lse, int count, Pixel pixel) {
         const OwnColumn<GROUPS> own;
-        if (own.query < count) lse[pixel(own.query)] = own.of(most) * LN_2 + logf(own.of(sum));
+        if (own.query < count) lse[pixel(own.query)] = (own.of(most) + log2_fast(own.of(sum))) * LN_2;
 #pragma unroll
         for (int group = 0; group < GROUPS; group++)
 #pragma unroll
             for (int column = 0; column < 2; column++) {
-                float inverse = 1 / sum[group][column];
+                float inverse = reciprocal_fast(sum[group][column]);
 #pragma unroll
                 for (int part = 0; part < D / 16; part++) {
                     outputs[group][part][column] *= inverse;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, GROUPS * 8>, BLOCKS<D, RESID
 // With one tile of keys its scores serve both passes. P and dP of one group of queries take as many registers as a warp
 // can have.
 template <int D, bool RESIDENT>
-__global__ void __launch_bounds__(THREADS<RESIDENT, 8>, BLOCKS<D, RESIDENT, 8>)
+__global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
     attend_backward_queries_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, const float* lse,
                                             const bf16* dout, bf16* dqkv, int accumulate, float* delta, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
@@ -150,15 +150,19 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, BLOCKS<D, RESIDENT, 8>)
 #pragma unroll
         for (int column = 0; column < 2; column++) {
             int i = lane() % 4 * 2 + column;
-            denominators[column] = i < count ? lse[query(i)] * LOG2_E : 0;
+            denominators[column] = lse[query(max(min(i, count - 1), 0))] * LOG2_E; // behind the last query the last again
             deltas[0][column] = 0;
         }
         const bool one_tile = g.keys() <= TILE;
         for (int pass = one_tile ? 1 : 0; pass < 2; pass++) {
             held.for_each_tile(g, g.keys(), routed, [&](const TileRows<RESIDENT>& rows, int keys, int) {
-                float scores[1][STEPS][4], slopes[1][STEPS][4];
-                tile_product(scores, held.first, rows, queries);
-                tile_product(slopes, held.second, rows, upstream);
+                float scores[STEPS][1][4], slopes[STEPS][1][4];
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) {
+                    step_product(scores[step], held.first, rows, step, queries);
+                    step_product(slopes[step], held.second, rows, step, upstream);
+                }
+                if (keys < TILE) hide_behind(keys, scores);
 #pragma unroll
                 for (int column = 0; column < 2; column++) {
                     float sum = 0;
@@ -166,10 +170,9 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, BLOCKS<D, RESIDENT, 8>)
                     for (int step = 0; step < STEPS; step++)
 #pragma unroll
                         for (int half = 0; half < 2; half++) {
-                            float& score = scores[0][step][half * 2 + column];
-                            bool is_key = step * 16 + half * 8 + int(lane() / 4) < keys;
-                            score = is_key ? exp2_fast(score * (scale * LOG2_E) - denominators[column]) : 0;
-                            sum += score * slopes[0][step][half * 2 + column];
+                            float& score = scores[step][0][half * 2 + column];
+                            score = exp2_fast(score * (scale * LOG2_E) - denominators[column]);
+                            sum += score * slopes[step][0][half * 2 + column];
                         }
                     if (pass == 0 || one_tile) deltas[0][column] += column_sum(sum);
 #pragma unroll
@@ -177,10 +180,12 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, BLOCKS<D, RESIDENT, 8>)
 #pragma unroll
                         for (int half = 0; half < 2; half++) {
                             int i = half * 2 + column;
-                            scores[0][step][i] *= slopes[0][step][i] - deltas[0][column];
+                            scores[step][0][i] *= slopes[step][0][i] - deltas[0][column];
                         }
                 }
-                if (pass == 1) add_weighted(gradients, held.first, rows, scores);
+                if (pass == 0) return;
+#pragma unroll
+                for (int step = 0; step < STEPS; step++) add_weighted(gradients, held.first, rows, step, scores[step]);
             });
         }
 #pragma unroll
@@ -192,6 +197,28 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, BLOCKS<D, RESIDENT, 8>)
         store_columns<D>(gradients, dqkv, row, count, accumulate, query);
     });
 }
+
+// What the backward pass has to know of the queries of a tile, which are `here` from `from` on in those of the regions
+// `chooser(0)`, `chooser(1)`, ... Behind the last comes the last again, for who asks first whether there is one waits for
+// each of these numbers before the next is asked for. Its denominator makes it nobody.
+struct QueriesOfTile {
+    OfTile<float> denominators, deltas;
+
+    template <typename Chooser>
+    __device__ __forceinline__ QueriesOfTile(const Geometry& g, Chooser chooser, int here, int from, const float* lse,
+                                             const float* delta)
+        : QueriesOfTile(here, lse, delta, OfTile<int>([&](int i) {
+              const int token = from + min(i, here - 1), place = token / g.region_tokens;
+              return g.pixel(chooser(place), token - place * g.region_tokens);
+          })) {}
+
+    __device__ __forceinline__ QueriesOfTile(int here, const float* lse, const float* delta, const OfTile<int>& pixels)
+        : denominators(pixels, [&](int pixel, int i) {
+              const float own = lse[pixel] * LOG2_E;
+              return i < here ? own : INFINITY;
+          }),
+          deltas(pixels, [&](int pixel, int) { return delta[pixel]; }) {}
+};
 
 // The keys' and values' parts of dqkv, as `attend_backward_keys` of attention.cuh. A warp owns sixteen keys, and goes
 // through the queries of all regions that are routed to them: dV = P·dO and dK = s·dS·q, where P and dS (16 keys, 16
@@ -214,7 +241,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
     for_each_chunk<RESIDENT>(g, 16, [&](int region, int first) {
         const int count = tokens - first;
         const u32* routed = entries + starts[region];
-        const int queries = int(starts[region + 1] - starts[region]) * tokens;
+        const int arriving = int(starts[region + 1] - starts[region]) * tokens;
         auto key = [&](int i) { return g.pixel(region, first + i); };
         auto chooser = [&](int i) { return int(routed[i]); };
         u32 keys[D / 16][4], values[D / 16][4];
@@ -225,24 +252,22 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
         for (int part = 0; part < D / 8; part++)
 #pragma unroll
             for (int i = 0; i < 4; i++) dkeys[part][i] = dvalues[part][i] = 0;
-        held.for_each_tile(g, queries, chooser, [&](const TileRows<RESIDENT>& rows, int here, int from) {
-            auto pixel = [&](int i) { return g.pixel(chooser((from + i) / tokens), (from + i) % tokens); };
-            const OfTile<float> denominators([&](int i) { return i < here ? lse[pixel(i)] * LOG2_E : INFINITY; });
-            const OfTile<float> deltas([&](int i) { return i < here ? delta[pixel(i)] : 0; });
+        held.for_each_tile(g, arriving, chooser, [&](const TileRows<RESIDENT>& rows, int here, int from) {
+            const QueriesOfTile queries(g, chooser, here, from, lse, delta);
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 if (step * 16 >= here) break;
                 float scores[2][4] = {}, slopes[2][4] = {}; // (16 keys, 8 queries) twice
-                const Row queries = rows.transposed(held.first, step);
-                const Row upstream = rows.transposed(held.second, step);
+                const Row query_rows = rows.transposed(held.first, step);
+                const Row upstream_rows = rows.transposed(held.second, step);
 #pragma unroll
                 for (int part = 0; part < D / 16; part++) {
                     u32 right[4];
                     int channel = part * 16 + lane() / 8 % 2 * 8;
-                    load_matrices(right, queries.at(channel));
+                    load_matrices(right, query_rows.at(channel));
                     multiply_add(scores[0], keys[part], {right[0], right[1]});
                     multiply_add(scores[1], keys[part], {right[2], right[3]});
-                    load_matrices(right, upstream.at(channel));
+                    load_matrices(right, upstream_rows.at(channel));
                     multiply_add(slopes[0], values[part], {right[0], right[1]});
                     multiply_add(slopes[1], values[part], {right[2], right[3]});
                 }
@@ -252,7 +277,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
 #pragma unroll
                     for (int column = 0; column < 2; column++) {
                         const int base = step * 16 + group * 8, offset = lane() % 4 * 2 + column;
-                        const float denominator = denominators.at(base, offset), own = deltas.at(base, offset);
+                        const float denominator = queries.denominators.at(base, offset), own = queries.deltas.at(base, offset);
 #pragma unroll
                         for (int half = 0; half < 2; half++) {
                             float& score = scores[group][half * 2 + column];
@@ -288,5 +313,63 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
             for (int i = 0; i < 4; i++) dkeys[part][i] *= scale;
         store_rows<D>(dkeys, dqkv + qk_dim, row, count, accumulate, key);
         store_rows<D>(dvalues, dqkv + 2 * qk_dim, row, count, accumulate, key);
+    });
+}
+
+// The same for regions of up to eight tokens, which would leave half of the rows or more without a key. Here keys are the
+// columns, as queries are in the kernels before, and the rows are the queries: dV = dOᵀ·P and dK = s·qᵀ·dS.
+template <int D>
+__global__ void __launch_bounds__(THREADS<true, 8>, BLOCKS<D, true, 8>)
+    attend_backward_few_keys_on_tensor_cores(const bf16* qkv, const u32* starts, const u32* entries, float scale,
+                                             const float* lse, const float* delta, const bf16* dout, bf16* dqkv,
+                                             int accumulate, GEOMETRY) {
+    const Geometry g = THE_GEOMETRY;
+    const i64 image = blockIdx.z, head = blockIdx.y;
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
+    const Divisor tokens = g.region_tokens;
+    qkv += image * g.tokens() * row + head * D, dqkv += image * g.tokens() * row + head * D;
+    dout += image * g.tokens() * v_dim + head * D;
+    lse += (image * heads + head) * g.tokens(), delta += (image * heads + head) * g.tokens();
+    starts += image * (g.regions() + 1), entries += image * g.regions() * topk;
+    DYNAMIC_SHARED(bf16, shared);
+    Pair<D, true> held(g, shared, qkv, row, dout, v_dim);
+    for_each_chunk<true>(g, 8, [&](int region, int first) {
+        const int count = tokens - first;
+        const u32* routed = entries + starts[region];
+        const int arriving = int(starts[region + 1] - starts[region]) * tokens;
+        auto key = [&](int i) { return g.pixel(region, first + i); };
+        auto chooser = [&](int i) { return int(routed[i]); };
+        u32 keys[1][D / 16][2], values[1][D / 16][2];
+        load_columns<D>(keys, qkv + qk_dim, row, count, key);
+        load_columns<D>(values, qkv + 2 * qk_dim, row, count, key);
+        float dkeys[1][D / 16][4] = {}, dvalues[1][D / 16][4] = {};
+        held.for_each_tile(g, arriving, chooser, [&](const TileRows<true>& rows, int here, int from) {
+            const QueriesOfTile queries(g, chooser, here, from, lse, delta);
+#pragma unroll
+            for (int step = 0; step < STEPS; step++) {
+                if (step * 16 >= here) break;
+                float scores[1][4], slopes[1][4];
+                step_product(scores, held.first, rows, step, keys);
+                step_product(slopes, held.second, rows, step, values);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int base = step * 16 + half * 8, offset = lane() / 4;
+                    const float denominator = queries.denominators.at(base, offset), own = queries.deltas.at(base, offset);
+#pragma unroll
+                    for (int i = half * 2; i < half * 2 + 2; i++) {
+                        scores[0][i] = exp2_fast(scores[0][i] * (scale * LOG2_E) - denominator);
+                        slopes[0][i] = scores[0][i] * (slopes[0][i] - own);
+                    }
+                }
+                add_weighted(dvalues, held.second, rows, step, scores);
+                add_weighted(dkeys, held.first, rows, step, slopes);
+            }
+        });
+#pragma unroll
+        for (int part = 0; part < D / 16; part++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) dkeys[0][part][i] *= scale;
+        store_columns<D>(dkeys, dqkv + qk_dim, row, count, accumulate, key);
+        store_columns<D>(dvalues, dqkv + 2 * qk_dim, row, count, accumulate, key);
     });
 }

@@ -94,7 +94,7 @@ fn every_form_agrees_with_the_cpu() {
 
 /// The copies of the kernels on tensor cores would fault, and a GPU then refuses the process everything.
 #[test]
-fn maps_that_begin_between_packs_are_left_to_the_kernels_for_any() {
+fn maps_that_begin_between_packs_and_negative_scales_are_left_to_the_kernels_for_any() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     let g = geometries(32).remove(0);
@@ -128,8 +128,9 @@ fn maps_that_begin_between_packs_are_left_to_the_kernels_for_any() {
             assert!(relative_error(got, expected) < 1e-2, "{after:?} elements between packs");
         }
     }
-    let form = |maps: &[u64]| Form::of(&gpu, g, DType::Bf16, maps).is_some();
-    assert!(form(&[512, 1024]) && !form(&[512, 1026]));
+    let form = |scale, maps: &[u64]| Form::of(&gpu, g, DType::Bf16, scale, maps).is_some();
+    assert!(form(0.2, &[512, 1024]) && !form(0.2, &[512, 1026]));
+    assert!(!form(0.0, &[512, 1024]) && !form(-0.2, &[512, 1024]));
 }
 
 /// Divides with `Divisor`, and counts what is not as `/` and `%` have it: a thread a divisor.

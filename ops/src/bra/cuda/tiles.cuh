@@ -49,6 +49,13 @@ struct OfTile {
         for (int i = 0; i < TILE / 32; i++) own[i] = look_up(i * 32 + int(lane()));
     }
 
+    // What follows from something else of each token.
+    template <typename Known, typename LookUp>
+    __device__ __forceinline__ OfTile(const OfTile<Known>& known, LookUp look_up) {
+#pragma unroll
+        for (int i = 0; i < TILE / 32; i++) own[i] = look_up(known.own[i], i * 32 + int(lane()));
+    }
+
     // That of token base + offset, in the same half of the tile for all lanes.
     __device__ __forceinline__ T at(int base, int offset) const {
         return __shfl_sync(~0u, own[base / 32], base % 32 + offset);
@@ -77,49 +84,54 @@ struct TileRows {
     }
 };
 
-// scores (64 keys, 8 queries a group) = rows·columns, D channels.
+// scores (16 keys of a step, 8 queries a group) = rows·columns, D channels.
 template <int D, int GROUPS, bool RESIDENT>
-__device__ __forceinline__ void tile_product(float (&scores)[GROUPS][STEPS][4], Rows<D> rows, const TileRows<RESIDENT>& at,
-                                             const u32 (&columns)[GROUPS][D / 16][2]) {
+__device__ __forceinline__ void step_product(float (&scores)[GROUPS][4], Rows<D> rows, const TileRows<RESIDENT>& at,
+                                             int step, const u32 (&columns)[GROUPS][D / 16][2]) {
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
+    for (int group = 0; group < GROUPS; group++)
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++)
+        for (int i = 0; i < 4; i++) scores[group][i] = 0;
+    const Row row = at.plain(rows, step);
 #pragma unroll
-            for (int i = 0; i < 4; i++) scores[group][step][i] = 0;
-        const Row row = at.plain(rows, step);
+    for (int part = 0; part < D / 16; part++) {
+        u32 left[4];
+        load_matrices(left, row.at(part * 16 + lane() / 16 * 8));
 #pragma unroll
-        for (int part = 0; part < D / 16; part++) {
-            u32 left[4];
-            load_matrices(left, row.at(part * 16 + lane() / 16 * 8));
-#pragma unroll
-            for (int group = 0; group < GROUPS; group++) multiply_add(scores[group][step], left, columns[group][part]);
-        }
+        for (int group = 0; group < GROUPS; group++) multiply_add(scores[group], left, columns[group][part]);
     }
 }
 
-// sums (D channels, 8 queries a group) += rowsᵀ·weights, with weights (64 keys, 8 queries a group).
+// sums (D channels, 8 queries a group) += rowsᵀ·weights, with weights (16 keys of a step, 8 queries a group).
 template <int D, int GROUPS, bool RESIDENT>
 __device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][D / 16][4], Rows<D> rows, const TileRows<RESIDENT>& at,
-                                             const float (&weights)[GROUPS][STEPS][4]) {
+                                             int step, const float (&weights)[GROUPS][4]) {
+    u32 right[GROUPS][2];
 #pragma unroll
-    for (int step = 0; step < STEPS; step++) {
-        u32 right[GROUPS][2];
+    for (int group = 0; group < GROUPS; group++)
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            const float* weight = weights[group][step];
-            right[group][0] = transpose(pack_bf16(weight[0], weight[1]));
-            right[group][1] = transpose(pack_bf16(weight[2], weight[3]));
-        }
-        const Row row = at.transposed(rows, step);
+        for (int half = 0; half < 2; half++)
+            right[group][half] = transpose(pack_bf16(weights[group][half * 2], weights[group][half * 2 + 1]));
+    const Row row = at.transposed(rows, step);
 #pragma unroll
-        for (int part = 0; part < D / 16; part++) {
-            u32 left[4];
-            load_transposed(left, row.at(part * 16 + lane() / 8 % 2 * 8));
+    for (int part = 0; part < D / 16; part++) {
+        u32 left[4];
+        load_transposed(left, row.at(part * 16 + lane() / 8 % 2 * 8));
 #pragma unroll
-            for (int group = 0; group < GROUPS; group++) multiply_add(sums[group][part], left, right[group]);
-        }
+        for (int group = 0; group < GROUPS; group++) multiply_add(sums[group][part], left, right[group]);
     }
+}
+
+// Scores of a tile's rows from `count` on, which are no keys.
+template <int GROUPS>
+__device__ __forceinline__ void hide_behind(int count, float (&scores)[STEPS][GROUPS][4]) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (step * 16 + i / 2 * 8 + int(lane() / 4) >= count) scores[step][group][i] = -INFINITY;
 }
 
 // Writes (D channels, 8 queries a group) into the queries' pixels, stored or added: transposed, so that a lane has two
@@ -207,14 +219,15 @@ __device__ __forceinline__ void store_rows(const float (&rows)[D / 8][4], bf16* 
     }
 }
 
-// Threads of a block whose warps take SIZE tokens at a time: with all tokens at hand many, for then shared memory leaves
-// room for few blocks; otherwise as many as share out a tile.
+// The most threads of a block whose warps take SIZE tokens at a time: with all tokens at hand many, for then shared memory
+// leaves room for few blocks; otherwise as many as share out a tile.
 template <bool RESIDENT, int SIZE>
 constexpr int THREADS = RESIDENT ? 256 : TILE / SIZE * 32;
 
-// Blocks of a multiprocessor that registers must suffice for: as many as they do without spilling.
+// Blocks of a multiprocessor that registers must suffice for: as many as they do without spilling. Warps with eight tokens
+// at a time, of regions as small, wait most, and take the fewest.
 template <int D, bool RESIDENT, int SIZE>
-constexpr int BLOCKS = D > 32 ? 1 : THREADS<RESIDENT, SIZE> == 256 ? 2 : 3;
+constexpr int BLOCKS = D > 32 ? 1 : THREADS<RESIDENT, SIZE> == 128 || RESIDENT && SIZE == 8 ? 3 : 2;
 
 // Two maps of a head's channels, and where parts of both lie in shared memory: all tokens, region after region, or those
 // of a tile.
@@ -273,7 +286,10 @@ template <bool RESIDENT, typename Work>
 __device__ __forceinline__ void for_each_chunk(const Geometry& g, int size, Work work) {
     const int warps = blockDim.x / 32, chunks = (g.region_tokens + size - 1) / size;
     if (RESIDENT) {
-        for (int i = warp(); i < g.regions() * chunks; i += warps) work(i / chunks, i % chunks * size);
+        for (int i = warp(); i < g.regions() * chunks; i += warps) {
+            const int region = chunks == 1 ? i : i / chunks; // a division takes as long as a product of matrices
+            work(region, (i - region * chunks) * size);
+        }
     } else {
         for (int first = 0; first < g.region_tokens; first += warps * size)
             work(blockIdx.x, first + int(warp()) * size);
