@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
                 for (int r = 0; r < R; r++)
 #pragma unroll
                     for (int v = 0; v < V; v++) {
-                        totals[0][v] += column >= begin && column < end ? in[r + P][v] : W(0);
+                        if (column >= begin && column < end) totals[0][v] += in[r + P][v];
 #pragma unroll
                         for (int a = 0; a < K; a++)
 #pragma unroll
