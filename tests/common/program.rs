@@ -29,9 +29,11 @@ pub fn command(arguments: &[&str]) -> Command {
     #[cfg(unix)]
     {
         use std::os::unix::process::CommandExt;
-        // Tests that a script started in the background have Ctrl-C ignored, and with them what they start.
+        // Tests that a script started in the background have Ctrl-C ignored, those that `nohup` started SIGHUP, and with
+        // them what they start.
+        let signals = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
         // SAFETY: `signal` may be called there.
-        unsafe { command.pre_exec(|| Ok(_ = libc::signal(libc::SIGINT, libc::SIG_DFL))) };
+        unsafe { command.pre_exec(move || Ok(signals.iter().for_each(|&it| _ = libc::signal(it, libc::SIG_DFL)))) };
     }
     command
 }
