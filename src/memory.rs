@@ -60,37 +60,39 @@ pub fn activations(config: &RunConfig) -> Result<usize> {
     Ok(each * activation_bytes(&BiFormer::blank(&model, DType::F32)?, &tape, side, side)?)
 }
 
-/// Refuses what would not fit into the machine's memory, where the system tells how much is free, and says what
-/// to do instead. Nothing is foretold that is so small that foretelling it would take as much.
+/// Refuses training that would not fit into the machine's memory, where the system tells how much is free, and says what
+/// to do instead.
 pub fn expect_room_to_train(config: &RunConfig) -> Result<()> {
+    let at_once = config.batch_size.div_ceil(config.micro_batches);
+    let choice = "a smaller batch_size, more micro_batches, or recompute = \"block\"";
+    expect_room(config, at_once, training, ["training", choice])
+}
+
+/// The same for inference on `batch_size` images of `config.image_size` at once.
+pub fn expect_room_to_infer(config: &RunConfig) -> Result<()> {
+    expect_room(config, config.batch_size, inference, ["inference", "a smaller batch_size"])
+}
+
+/// Nothing is foretold that is so small that foretelling it would take as much.
+fn expect_room(
+    config: &RunConfig,
+    at_once: usize,
+    forecast: fn(&RunConfig) -> Result<u64>,
+    words: [&str; 2],
+) -> Result<()> {
     // What the machine's memory holds then is little; a GPU says itself when it has no room.
     if config.device != DeviceName::Cpu {
         return Ok(());
     }
     let Some(free) = free_bytes() else { return Ok(()) };
     let sample = Sample::of(config)?;
-    if config.batch_size.div_ceil(config.micro_batches) * sample.each <= sample.most {
+    if at_once * sample.each <= sample.most {
         return Ok(());
     }
-    expect_room(
-        "training",
-        "a smaller batch_size, more micro_batches, or recompute = \"block\"",
-        training(config)?,
-        free,
-    )
+    expect_fit(words, forecast(config)?, free)
 }
 
-/// The same for inference on `batch_size` images of `config.image_size` at once.
-pub fn expect_room_to_infer(config: &RunConfig) -> Result<()> {
-    let Some(free) = free_bytes().filter(|_| config.device == DeviceName::Cpu) else { return Ok(()) };
-    let sample = Sample::of(config)?;
-    if config.batch_size * sample.each <= sample.most {
-        return Ok(());
-    }
-    expect_room("inference", "a smaller batch_size", inference(config)?, free)
-}
-
-fn expect_room(work: &str, choice: &str, needed: u64, free: u64) -> Result<()> {
+fn expect_fit([work, choice]: [&str; 2], needed: u64, free: u64) -> Result<()> {
     if needed <= free {
         return Ok(());
     }
@@ -193,8 +195,8 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_the_ways_out() {
-        assert!(expect_room("training", "less", 1_000_000, 1_000_000).is_ok());
-        let error = expect_room("training", "a smaller batch_size", 3_260_000_000, 2_000_000_000).unwrap_err();
+        assert!(expect_fit(["training", "less"], 1_000_000, 1_000_000).is_ok());
+        let error = expect_fit(["training", "a smaller batch_size"], 3_260_000_000, 2_000_000_000).unwrap_err();
         let said = "this training takes about 3.3 GB of memory and 2.0 GB are free: choose a smaller batch_size";
         assert_eq!(error.to_string(), said);
     }

@@ -44,7 +44,16 @@ fn what_cannot_fit_is_refused_at_once() {
     let bench = |more: &[&str]| biformer(&[&arguments[..], more].concat());
     let training = bench(&["--batch-size", "100000"]);
     training.refused(&["training takes about", "GB", "batch_size", "micro_batches", "recompute = \"block\""]);
-    let inference = bench(&["--batch-size", "160000", "--mode", "infer", "--set", "embed_dim=192,384,768,1536"]);
+    let inference = bench(&[
+        "--batch-size",
+        "160000",
+        "--mode",
+        "infer",
+        "--set",
+        "embed_dim=2048,512,512,512",
+        "--set",
+        "depth=1,1,1,1",
+    ]);
     inference.refused(&["inference takes about", "GB", "batch_size"]);
 }
 
