@@ -11,7 +11,7 @@ use super::geometry::Geometry;
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::factor::Factor;
-use tensor::cpu::gemm::{Mat, Patches, gemm_packed_on_this_thread, gemm_patches};
+use tensor::cpu::gemm::{Mat, Patches, gemm_on_this_thread, gemm_patches};
 use tensor::cpu::packed::Packed;
 use tensor::cpu::parallel::{GRAIN, Out, add_rows, sum_in_pieces};
 use tensor::cpu::registers::copy_run;
@@ -140,7 +140,7 @@ pub fn forward<F: Factor>(g: Geometry, x: &[F::Sum], weight: &Packed<F>, bias: O
         let data = slice_of::<F::Sum>(&mut band);
         seen.cut(&g, x, first..first + count, 0, data);
         let pixels = count * g.output[1];
-        let patches = Patches { data, starts: &seen.starts[..pixels], runs: &seen.runs, len: g.run() };
+        let patches = Patches { data, starts: &seen.starts[..pixels], runs: &seen.runs, len: g.run(), step: 1 };
         gemm_patches(patches, weight, Out { data: y, accumulate: bias.is_some() }, &places[..pixels]);
     });
 }
@@ -191,7 +191,8 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
                     }
                 }
                 // Zeros, where no tap meets x.
-                let taps = Patches { data: &*data, starts: &starts, runs: &runs, len: taps_across * g.outputs };
+                let taps =
+                    Patches { data: &*data, starts: &starts, runs: &runs, len: taps_across * g.outputs, step: 1 };
                 let weight = weights.next().expect("invariant: one for each pair of remainders");
                 gemm_patches(taps, weight, Out { data: &mut *dx, accumulate }, &places);
             }
@@ -199,28 +200,33 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
     });
 }
 
-/// dweight (O, I, KH, KW) = dyᵀ·patches, reordered.
+/// dweight (O, I, KH, KW) = dyᵀ·patches, reordered. Made as its transpose, patchesᵀ·dy, where a right operand need not be
+/// packed as a whole: patches, of which there is more than of dy, are read where they lie then.
 pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dweight: Out<'_, F::Sum>) {
     let elements = g.patch() * g.outputs;
     if elements == 0 {
         return;
     }
+    let transposed = !F::PACKED_AHEAD;
     let mut sums = scratch::<F::Sum>(elements);
     let sums = slice_of::<F::Sum>(&mut sums);
     // Parts of the gradient, and where those are few, pieces of the pixels with partial sums.
     let parts = parts(&g);
     let rows = rows_of(PIXELS, g.output[1]);
-    let blocks = (g.images * g.output[0]).div_ceil(rows);
+    let blocks = if g.output[1] == 0 { 0 } else { (g.images * g.output[0]).div_ceil(rows) };
     let per_piece = blocks.div_ceil((TASKS / parts.len()).max(1)).max(LEAST / PIXELS);
     let of_blocks = |blocks: Range<usize>, sums: &mut [F::Sum]| {
         parts.par_iter().zip(split(sums, &parts)).for_each(|(part, sums)| {
             for block in blocks.clone() {
                 let rows = block * rows..((block + 1) * rows).min(g.images * g.output[0]);
-                let pixels = rows.len() * g.output[1];
                 let dy = &dy[rows.start * g.output[1] * g.outputs + part.outputs.start..];
-                let dy = Mat::strided(dy, (pixels, part.outputs.len()), (g.outputs, 1)).t();
-                let patches = pack_patches::<F>(&g, x, rows, &part.elements);
-                gemm_packed_on_this_thread(dy, &patches, Out { data: &mut *sums, accumulate: block > blocks.start });
+                let dy = Mat::strided(dy, (rows.len() * g.output[1], part.outputs.len()), (g.outputs, 1));
+                let sums = Out { data: &mut *sums, accumulate: block > blocks.start };
+                if transposed {
+                    multiply_transposed(&g, x, rows, &part.elements, dy, sums);
+                } else {
+                    gemm_on_this_thread(dy.t(), &pack_patches::<F>(&g, x, rows, &part.elements), sums);
+                }
             }
         });
     };
@@ -236,13 +242,19 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
         let mut start = 0;
         for Part { elements, outputs } in &parts {
             if outputs.contains(&output) {
-                let sums = &sums[start + (output - outputs.start) * elements.len()..][..elements.len()];
+                let sums = &sums[start..][..outputs.len() * elements.len()];
+                let output = output - outputs.start;
+                let (first_sum, apart) = match transposed {
+                    true => (output, outputs.len()),
+                    false => (output * elements.len(), 1),
+                };
                 // Tap by tap, as far as the part reaches.
                 for tap in elements.start / g.inputs..elements.end.div_ceil(g.inputs) {
                     let first = elements.start.max(tap * g.inputs);
                     let end = elements.end.min((tap + 1) * g.inputs);
                     let dweight = dweight[(first - tap * g.inputs) * g.taps() + tap..].iter_mut().step_by(g.taps());
-                    for (dweight, &sum) in dweight.zip(&sums[first - elements.start..end - elements.start]) {
+                    let sums = sums[first_sum + (first - elements.start) * apart..].iter().step_by(apart);
+                    for (dweight, &sum) in dweight.zip(sums).take(end - first) {
                         *dweight = if accumulate { *dweight + sum } else { sum };
                     }
                 }
@@ -289,7 +301,7 @@ fn parts(g: &Geometry) -> Vec<Part> {
         .collect()
 }
 
-/// The sums of each part: (outputs, elements).
+/// The sums of each part: (outputs, elements), or transposed.
 fn split<'a, T>(mut sums: &'a mut [T], parts: &[Part]) -> Vec<&'a mut [T]> {
     let parts = parts.iter().map(|Part { elements, outputs }| {
         let (part, rest) = std::mem::take(&mut sums).split_at_mut(outputs.len() * elements.len());
@@ -297,6 +309,30 @@ fn split<'a, T>(mut sums: &'a mut [T], parts: &[Part]) -> Vec<&'a mut [T]> {
         part
     });
     parts.collect()
+}
+
+/// patchesᵀ·dy, of the patches of some rows of output pixels, reduced to some of their elements.
+fn multiply_transposed<T: Float>(
+    g: &Geometry,
+    x: &[T],
+    rows: Range<usize>,
+    elements: &Range<usize>,
+    dy: Mat<'_, T>,
+    sums: Out<'_, T>,
+) {
+    let run = g.run();
+    let kernel_rows = elements.start / run..elements.end.div_ceil(run);
+    let seen = Seen::new(g, rows.len(), kernel_rows.len());
+    let mut band = scratch::<T>(seen.size(rows.len()));
+    let band = slice_of::<T>(&mut band);
+    seen.cut(g, x, rows, kernel_rows.start, band);
+    // A row for each element, which meets the pixels of a row of the output one after the other.
+    let starts: Vec<usize> =
+        elements.clone().map(|element| seen.runs[element / run - kernel_rows.start] + element % run).collect();
+    let runs: Vec<usize> = seen.starts.iter().step_by(g.output[1]).copied().collect();
+    let patches = Patches { data: band, starts: &starts, runs: &runs, len: g.output[1], step: g.stride * g.inputs };
+    let places: Vec<usize> = (0..starts.len()).map(|row| row * (sums.data.len() / starts.len())).collect();
+    gemm_patches(patches, dy, sums, &places);
 }
 
 /// The patches of some rows of output pixels, reduced to some of their elements, as a matrix (pixels, elements).

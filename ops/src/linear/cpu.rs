@@ -2,12 +2,17 @@
 
 use rayon::prelude::*;
 use tensor::cpu::factor::Factor;
-use tensor::cpu::gemm::{Mat, gemm, gemm_packed, gemm_plus_row};
-use tensor::cpu::packed::Packed;
+use tensor::cpu::gemm::{Mat, gemm, gemm_plus_row};
+use tensor::cpu::packed::{Packed, Right};
 use tensor::cpu::parallel::{GRAIN, Out, add_rows, put, sum_in_pieces};
 use tensor::simd;
 
-/// The transpose of a weight (O, I) as products take it.
+/// The transpose of a weight (O, I), for one product.
+pub fn transposed<F: Factor>(weight: &[F], [outputs, inputs]: [usize; 2]) -> Right<'_, F> {
+    Mat::new(weight, outputs, inputs).t().into()
+}
+
+/// The same for many products.
 pub fn pack<F: Factor>(weight: &[F], [outputs, inputs]: [usize; 2]) -> Packed<F> {
     Packed::new(Mat::new(weight, outputs, inputs).t())
 }
@@ -15,7 +20,7 @@ pub fn pack<F: Factor>(weight: &[F], [outputs, inputs]: [usize; 2]) -> Packed<F>
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O) + residual (R, O).
 pub fn forward<F: Factor>(
     x: &[F::Sum],
-    weight: &Packed<F>,
+    weight: Right<'_, F>,
     bias: Option<&[F]>,
     residual: Option<&[F::Sum]>,
     [outputs, inputs]: [usize; 2],
@@ -27,7 +32,7 @@ pub fn forward<F: Factor>(
     let x = Mat::new(x, y.len() / outputs, inputs);
     match bias {
         Some(bias) => gemm_plus_row(x, weight, bias, y),
-        None => gemm_packed(x, weight, Out::store(y)),
+        None => gemm(x, weight, Out::store(y)),
     }
     if let Some(residual) = residual {
         // While y is still in a cache.

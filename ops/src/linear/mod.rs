@@ -17,6 +17,7 @@ pub(crate) mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};
+use tensor::cpu::packed::{Packed, Right};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Shape, Tensor, match_factor};
 
@@ -56,14 +57,11 @@ pub fn linear_residual<'t>(
     let (bias_value, residual_value) = (bias.map(Var::value), residual.map(Var::value));
     match &device {
         Device::Cpu => match_factor!(weight.dtype(), "linear", F => {
-            let mut packed = None;
-            let packed = match weight.value().carried() {
-                Some(packed) => packed,
-                None => &*packed.insert(cpu::pack::<F>(weight.value().as_slice("linear")?, [outputs, inputs])),
-            };
+            let packed = weight.value().carried::<Packed<F>>().map(Right::Packed);
+            let of_weight = weight.value().as_slice("linear")?;
             cpu::forward::<F>(
                 x.value().as_slice("linear")?,
-                packed,
+                packed.unwrap_or_else(|| cpu::transposed(of_weight, [outputs, inputs])),
                 bias_value.map(|bias| bias.as_slice("linear")).transpose()?,
                 residual_value.map(|residual| residual.as_slice("linear")).transpose()?,
                 [outputs, inputs],

@@ -1,11 +1,11 @@
 //! What one thread does of a matrix product: some rows of the left operand times some panels of the right one.
 
-use super::packed::{Panels, WIDEST};
-use super::parallel::{Interleaved, put};
-use super::registers::{Registers, Vector, fetch};
-use super::tile::tile;
+use super::packed::Panels;
+use super::parallel::Interleaved;
+use super::registers::{Registers, Vector};
 pub use super::tile::{Begin, Runs};
-use crate::{Float, unrolled};
+use super::tile::{Part, tiles};
+use crate::{Float, Tensor};
 use std::ops::Range;
 
 /// Rows of B that are multiplied before the next: as many as keep a panel in the first-level cache.
@@ -67,54 +67,37 @@ pub(super) unsafe fn block<T: Float, A: Registers>(
     rows: Range<usize>,
     panels: Range<usize>,
 ) {
-    let n = b.columns;
     let lanes = A::Vector::<T>::LANES;
+    let mut room = Tensor::empty([b.room(DEPTH)], T::DTYPE);
+    let room = room.as_mut_slice::<T>("gemm").expect("invariant: a new tensor is contiguous and unshared");
     for (above, first, runs) in a.parts() {
+        let a = Left { data: a.data.get(first * runs.step..).unwrap_or_default(), runs, ..a };
+        let depth = runs.starts.len() * runs.len;
         for panel in panels.clone() {
             let column = panel * b.width;
-            let width = b.width.min(n - column);
-            let rows_of = |panel| &b.rows_from(panel, above)[..runs.starts.len() * runs.len * b.width];
-            let from = (rows_of(panel), b.width);
-            // The next panel comes while this one is multiplied, a share of it with each tile.
-            let next = if panel + 1 < panels.end { rows_of(panel + 1) } else { &[] };
-            let mut shares = next.chunks(next.len().div_ceil((rows.len() / 8).max(1)).max(1));
+            let width = b.width.min(b.columns - column);
             let begin = match begin {
                 _ if above > 0 => Begin::Kept,
                 Begin::Row(row) => Begin::Row(&row[column..]),
                 begin => begin,
             };
-            let mut row = rows.start;
+            // SAFETY: the caller vouches for the instruction set.
+            let (of_b, next) = unsafe { b.rows::<A>(panel, above..above + depth, panels.end, room) };
+            let part = Part { rows: (of_b, b.width), next, column, width };
+            let mut rows = rows.clone();
             macro_rules! tiles {
                 ($count:literal, $($height:literal)*) => {$(
-                    while rows.end - row >= $height {
-                        shares.next().into_iter().for_each(fetch);
-                        let start = a.rows.start(row);
-                        let mut apart = [0; $height];
-                        unrolled!(i in 0..$height => { apart[i] = a.rows.start(row + i).wrapping_sub(start); });
-                        let left = (a.data.as_ptr().wrapping_add(start + first * runs.step), apart);
-                        if width == $count * lanes {
-                            let mut to = [std::ptr::null_mut(); $height];
-                            unrolled!(i in 0..$height => { to[i] = c.at(c_rows.start(row + i) + column); });
-                            // SAFETY: this task's rows and columns; the rows of A lie inside it, by the caller's word.
-                            unsafe { tile::<T, A::Vector<T>, $height, $count>(left, runs, from, to, begin) };
-                        } else {
-                            // A panel that is wider than what is left of C is computed aside.
-                            let mut aside = [T::zero(); $height * WIDEST];
-                            let mut to = [aside.as_mut_ptr(); $height];
-                            unrolled!(i in 0..$height => { to[i] = to[i].wrapping_add(i * WIDEST); });
-                            let (apart, accumulate) = match begin {
-                                Begin::Kept => (Begin::Zero, true),
-                                begin => (begin, false),
-                            };
-                            // SAFETY: as above; no panel is wider than WIDEST.
-                            unsafe { tile::<T, A::Vector<T>, $height, $count>(left, runs, from, to, apart) };
-                            for (i, aside) in aside.chunks_exact(WIDEST).enumerate() {
-                                let start = c_rows.start(row + i) + column;
-                                // SAFETY: this task's rows and columns.
-                                put(unsafe { c.part(start..start + width) }, &aside[..width], accumulate);
-                            }
-                        }
-                        row += $height;
+                    if rows.len() >= $height {
+                        rows.start = A::run(
+                            #[inline(always)]
+                            || {
+                                // SAFETY: this task's rows and columns; the rows of A lie inside it, by the caller's word;
+                                // `A::run` makes sure of the instruction set.
+                                unsafe {
+                                    tiles::<T, A::Vector<T>, $height, $count>(a, part, begin, (c, c_rows), rows.clone())
+                                }
+                            },
+                        );
                     }
                 )*};
             }

@@ -3,7 +3,7 @@
 use super::block::{Begin, Left, Rows, block};
 use super::gemm::Mat;
 use super::isa::Isa;
-use super::packed::{Packed, pack_panel, registers_per_row};
+use super::packed::{Panels, Right, pack_panel, registers_per_row};
 use super::parallel::Interleaved;
 use super::registers::{Registers, Vector};
 use crate::{Element, Float, Tensor};
@@ -25,6 +25,9 @@ pub trait Factor: Element {
 
     /// Values as factors: themselves, or rounded into a tensor that is put into `room`.
     fn factors<'a>(values: &'a [Self::Sum], room: &'a mut Option<Tensor>) -> &'a [Self];
+
+    /// Whether a right operand is packed as a whole before it is multiplied: where blocks meet its panels more than once.
+    const PACKED_AHEAD: bool;
 
     /// How wide the panels of a right operand are, when it is so many columns wide.
     #[doc(hidden)]
@@ -48,14 +51,14 @@ pub trait Factor: Element {
     #[doc(hidden)]
     unsafe fn fill<A: Registers>(isa: Isa, extents: [usize; 2], to: &mut [Self::Sum], fill: impl FnOnce(&mut [Self]));
 
-    /// As [`block`].
+    /// As [`block`]. Panics when `b` is a matrix and [`PACKED_AHEAD`](Self::PACKED_AHEAD) says that it may not be.
     ///
     /// # Safety
     /// As of [`block`].
     #[doc(hidden)]
     unsafe fn block<A: Registers>(
         a: Left<'_, Self::Sum>,
-        b: &Packed<Self>,
+        b: Right<'_, Self>,
         begin: Begin<'_, Self::Sum>,
         c: (Interleaved<'_, Self::Sum>, Rows<'_>),
         rows: Range<usize>,
@@ -65,6 +68,8 @@ pub trait Factor: Element {
 
 impl<T: Float> Factor for T {
     type Sum = T;
+
+    const PACKED_AHEAD: bool = false;
 
     fn piece(_isa: Isa) -> usize {
         1 << 20
@@ -108,13 +113,17 @@ impl<T: Float> Factor for T {
     #[inline(always)]
     unsafe fn block<A: Registers>(
         a: Left<'_, T>,
-        b: &Packed<T>,
+        b: Right<'_, T>,
         begin: Begin<'_, T>,
         c: (Interleaved<'_, T>, Rows<'_>),
         rows: Range<usize>,
         panels: Range<usize>,
     ) {
+        let b = match b {
+            Right::Packed(packed) => packed.panels(),
+            Right::Matrix(matrix) => Panels::of(matrix, Self::panel_width::<A>(Isa::current(), matrix.cols)),
+        };
         // SAFETY: by the caller's word.
-        unsafe { block::<T, A>(a, b.panels(), begin, c, rows, panels) }
+        unsafe { block::<T, A>(a, b, begin, c, rows, panels) }
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! BiFormer's products have tens of thousands of rows (tokens) and inner and outer extents of 32 to 1,000. A
 //! library that packs both operands spends as long on packing as on multiplying there: `matrixmultiply`
-//! reaches 70 to 150 of 260 GFLOP/s a core. Here only B, the small operand, is packed, once for all
-//! threads: into panels two or three registers wide, so that a tile's rows of B are one run of memory. A is
+//! reaches 70 to 150 of 260 GFLOP/s a core. Here only B, the small operand, is packed: into panels two or
+//! three registers wide, so that a tile's rows of B are one run of memory; beforehand, or by each thread just before it
+//! multiplies them, while they are in its cache. A is
 //! read where it lies, element by element, with any strides; so the transposes in a backward pass cost
 //! nothing. Where B is bf16, A is rounded to it, and both are packed as the instructions for bf16 want them
 //! (`pairs/`).
@@ -14,7 +15,7 @@
 use super::block::{Begin, DEPTH, Left, Rows, Runs};
 use super::factor::Factor;
 use super::isa::Isa;
-use super::packed::{Packed, WIDEST};
+use super::packed::{Right, WIDEST};
 use super::parallel::{Interleaved, Out, sum_in_pieces};
 use super::registers::Registers;
 use crate::{Element, simd};
@@ -50,7 +51,7 @@ impl<'a, T: Element> Mat<'a, T> {
         Self { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
     }
 
-    fn rows(self, range: Range<usize>) -> Self {
+    pub(super) fn rows(self, range: Range<usize>) -> Self {
         Self { data: &self.data[(range.start * self.row_stride).min(self.data.len())..], rows: range.len(), ..self }
     }
 
@@ -68,123 +69,138 @@ pub(super) fn last_place((rows, cols): (usize, usize), (row_stride, col_stride):
 
 /// A panel of B is multiplied by no fewer rows than this, if there are as many, before it makes way for the next.
 const LEAST_ROWS: usize = 128;
+/// And by no fewer than this, where packing it takes as long as multiplying it by some ten rows.
+const LEAST_ROWS_TO_PACK: usize = 512;
 /// The largest result for which partial sums over the inner axis are worth their memory.
 const MAX_PARTIAL: usize = 1 << 18;
 
 /// C = A·B, or C += A·B when `c` accumulates; C is row-major and fills `c`. Panics when the inner
 /// extents or the size of `c` do not fit.
-pub fn gemm<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, c: Out<'_, F::Sum>) {
-    let (m, k, n) = (a.rows, a.cols, b.cols);
-    expect_extents(k, b.rows, c.data.len(), [m, n]);
-    // A weight gradient: small result, one long inner axis over all tokens.
-    if m * n <= MAX_PARTIAL && k >= 4 * m.max(n) && m * n * k > 2 * F::piece(Isa::current()) && k >= 8 * DEPTH {
-        return sum_in_pieces(k.div_ceil(DEPTH), DEPTH * m * n, m * n, c, |blocks, sum| {
-            let range = blocks.start * DEPTH..(blocks.end * DEPTH).min(k);
-            gemm_on_this_thread(a.cols(range.clone()), b.rows(range), Out::store(sum));
-        });
+pub fn gemm<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Out<'_, F::Sum>) {
+    let b = b.into();
+    let (m, (k, n)) = (a.rows, b.extents());
+    expect_extents((a.cols, k), c.data.len(), [m, n]);
+    match b {
+        // A weight gradient: small result, one long inner axis over all tokens.
+        Right::Matrix(b)
+            if m * n <= MAX_PARTIAL
+                && k >= 4 * m.max(n)
+                && m * n * k > 2 * F::piece(Isa::current())
+                && k >= 8 * DEPTH =>
+        {
+            sum_in_pieces(k.div_ceil(DEPTH), DEPTH * m * n, m * n, c, |blocks, sum| {
+                let range = blocks.start * DEPTH..(blocks.end * DEPTH).min(k);
+                gemm_on_this_thread(a.cols(range.clone()), b.rows(range), Out::store(sum));
+            });
+        }
+        b => multiply(a, b, begin(c.accumulate), c.data, true),
     }
-    let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
-    multiply(a, b, begin, c.data, true);
 }
 
-/// C = A·B + row, where B is packed already and the row is added to every row of A·B.
-pub fn gemm_plus_row<F: Factor>(a: Mat<'_, F::Sum>, b: &Packed<F>, row: &[F], c: &mut [F::Sum]) {
-    assert_eq!(row.len(), b.extents.1, "length of the row that is added to a matrix product");
+/// C = A·B + row, the row being added to every row of A·B. Panics as [`gemm`] does, and when the row's length does not fit.
+pub fn gemm_plus_row<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, row: &[F], c: &mut [F::Sum]) {
+    let b = b.into();
+    assert_eq!(row.len(), b.extents().1, "length of the row that is added to a matrix product");
     // As wide as whole panels, so that the last one has its part.
     let mut padded = vec![F::Sum::zero(); row.len().next_multiple_of(WIDEST)];
     padded.iter_mut().zip(row).for_each(|(to, from)| *to = from.widen());
-    simd!(b.isa, A => multiply_packed::<F, A>(a, b, Begin::Row(&padded), c, true));
+    multiply(a, b, Begin::Row(&padded), c, true);
 }
 
 /// As [`gemm`], without other threads: for batches that are already spread over them.
-pub fn gemm_on_this_thread<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, c: Out<'_, F::Sum>) {
-    let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
-    multiply(a, b, begin, c.data, false);
+pub fn gemm_on_this_thread<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Out<'_, F::Sum>) {
+    multiply(a, b.into(), begin(c.accumulate), c.data, false);
 }
 
-/// As [`gemm`], where B is packed already.
-pub fn gemm_packed<F: Factor>(a: Mat<'_, F::Sum>, b: &Packed<F>, c: Out<'_, F::Sum>) {
-    let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
-    simd!(b.isa, A => multiply_packed::<F, A>(a, b, begin, c.data, true));
+/// What the sums of a product start from that stores or accumulates.
+fn begin<'a, T>(accumulate: bool) -> Begin<'a, T> {
+    if accumulate { Begin::Kept } else { Begin::Zero }
 }
 
-/// As [`gemm_on_this_thread`], where B is packed already.
-pub fn gemm_packed_on_this_thread<F: Factor>(a: Mat<'_, F::Sum>, b: &Packed<F>, c: Out<'_, F::Sum>) {
-    let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
-    simd!(b.isa, A => multiply_packed::<F, A>(a, b, begin, c.data, false));
-}
-
-/// Patches of an image where they lie, which may overlap: element (i, p) is `data[starts[i] + runs[p / len] + p % len]`.
+/// Patches of an image where they lie, which may overlap: element (i, p) is `data[starts[i] + runs[p / len] + p % len * step]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Patches<'a, T> {
     /// What contains them.
     pub data: &'a [T],
     /// Where each patch starts.
     pub starts: &'a [usize],
-    /// Where each run of neighbouring elements starts, from the start of a patch.
+    /// Where each run of elements starts, from the start of a patch.
     pub runs: &'a [usize],
     /// How long a run is.
     pub len: usize,
+    /// How far apart its elements are.
+    pub step: usize,
 }
 
-/// As [`gemm_packed_on_this_thread`], where A are patches, and row i of C begins at element `starts[i]` of `c`. What lies between the
-/// rows is left alone. Panics when a patch or a row of C does not lie inside.
-pub fn gemm_patches<F: Factor>(a: Patches<'_, F::Sum>, b: &Packed<F>, c: Out<'_, F::Sum>, starts: &[usize]) {
-    let (k, n) = b.extents;
+/// As [`gemm_on_this_thread`], where A are patches, and row i of C begins at element `starts[i]` of `c`. What lies between
+/// the rows is left alone. Panics when a patch or a row of C does not lie inside.
+pub fn gemm_patches<'b, F: Factor>(
+    a: Patches<'_, F::Sum>,
+    b: impl Into<Right<'b, F>>,
+    c: Out<'_, F::Sum>,
+    starts: &[usize],
+) {
+    let b = b.into();
+    let (k, n) = b.extents();
     let largest = |list: &[usize]| list.iter().fold(0, |largest, &start| largest.max(start));
     let inside = |starts: &[usize], rest: Option<usize>, len: usize| {
         rest.and_then(|rest| rest.checked_add(largest(starts))).is_some_and(|end| starts.is_empty() || end <= len)
     };
     assert_eq!(a.runs.len() * a.len, k, "inner extents of a matrix product");
     assert_eq!(a.starts.len(), starts.len(), "rows of a matrix product");
-    let reach = a.len.checked_add(largest(a.runs));
+    let reach = last_place((1, a.len), (0, a.step)).and_then(|last| last.checked_add(largest(a.runs))?.checked_add(1));
     assert!(k == 0 || inside(a.starts, reach, a.data.len()), "patches of {} elements", a.data.len());
     assert!(inside(starts, Some(n), c.data.len()), "rows of a matrix product");
     // An empty run, where there is none, has the zeros written.
     let (runs, len) = if a.runs.is_empty() { (&[0][..], 0) } else { (a.runs, a.len) };
-    let left = Left { data: a.data, rows: Rows::At(a.starts), runs: Runs { starts: runs, len, step: 1 } };
-    let begin = if c.accumulate { Begin::Kept } else { Begin::Zero };
+    let left = Left { data: a.data, rows: Rows::At(a.starts), runs: Runs { starts: runs, len, step: a.step } };
+    let begin = begin(c.accumulate);
     let c = (Interleaved::new(c.data), Rows::At(starts));
-    // SAFETY: `c` is this call's alone, the operands lie inside, as just checked, and `simd!` chooses an instruction set
-    // that is there.
-    simd!(b.isa, A => unsafe { F::block::<A>(left, b, begin, c, 0..starts.len(), 0..n.div_ceil(b.width)) });
+    let isa = b.isa();
+    simd!(isa, A => {
+        let mut room = None;
+        let b = b.packed_ahead::<A>(isa, false, &mut room);
+        let panels = 0..n.div_ceil(b.width::<A>(isa));
+        // SAFETY: `c` is this call's alone, the operands lie inside, as just checked, and `simd!` chooses an instruction
+        // set that is there.
+        unsafe { F::block::<A>(left, b, begin, c, 0..starts.len(), panels) }
+    });
 }
 
 /// Panics unless operands and result fit. Matrices that repeat elements may have a product with more of them than a
 /// `usize` can count, and the unsafe kernels rely on C having them all.
-fn expect_extents(a_cols: usize, b_rows: usize, c_len: usize, [m, n]: [usize; 2]) {
+fn expect_extents((a_cols, b_rows): (usize, usize), c_len: usize, [m, n]: [usize; 2]) {
     assert_eq!(a_cols, b_rows, "inner extents of a matrix product");
     assert_eq!(Some(c_len), m.checked_mul(n), "size of a matrix product");
 }
 
-fn multiply<F: Factor>(a: Mat<'_, F::Sum>, b: Mat<'_, F>, begin: Begin<'_, F::Sum>, c: &mut [F::Sum], threads: bool) {
-    expect_extents(a.cols, b.rows, c.len(), [a.rows, b.cols]);
+fn multiply<F: Factor>(a: Mat<'_, F::Sum>, b: Right<'_, F>, begin: Begin<'_, F::Sum>, c: &mut [F::Sum], threads: bool) {
+    let (k, n) = b.extents();
+    expect_extents((a.cols, k), c.len(), [a.rows, n]);
     if !c.is_empty() {
-        let isa = Isa::current();
-        simd!(isa, A => {
-            multiply_packed::<F, A>(a, &Packed::with::<A>(b, isa, threads), begin, c, threads)
-        });
+        let isa = b.isa();
+        simd!(isa, A => multiply_with::<F, A>(a, b, isa, begin, c, threads));
     }
 }
 
 #[inline(always)]
-fn multiply_packed<F: Factor, A: Registers>(
+fn multiply_with<F: Factor, A: Registers>(
     a: Mat<'_, F::Sum>,
-    packed: &Packed<F>,
+    b: Right<'_, F>,
+    isa: Isa,
     begin: Begin<'_, F::Sum>,
     c: &mut [F::Sum],
     threads: bool,
 ) {
-    let (m, (k, n)) = (a.rows, packed.extents);
-    expect_extents(a.cols, k, c.len(), [m, n]);
-    if c.is_empty() {
-        return;
-    }
+    let mut room = None;
+    let b = b.packed_ahead::<A>(isa, threads, &mut room);
+    let (m, (k, n), width) = (a.rows, b.extents(), b.width::<A>(isa));
     // Tall products are cut by rows; those of fewer rows than make the way of B into the cache worth it, by panels too.
-    let (panels, piece) = (n.div_ceil(packed.width), F::piece(packed.isa));
-    let rows = (piece / (k * n).max(1)).clamp(LEAST_ROWS, 1024).next_multiple_of(32);
+    let (panels, piece) = (n.div_ceil(width), F::piece(isa));
+    let least = if let Right::Packed(_) = b { LEAST_ROWS } else { LEAST_ROWS_TO_PACK };
+    let rows = (piece / (k * n).max(1)).clamp(least, 1024).next_multiple_of(32);
     let panels_per_task = match threads {
-        true => (piece / (k * m.min(rows) * packed.width).max(1)).clamp(1, panels),
+        true => (piece / (k * m.min(rows) * width).max(1)).clamp(1, panels),
         false => panels,
     };
     let across = panels.div_ceil(panels_per_task);
@@ -194,21 +210,19 @@ fn multiply_packed<F: Factor, A: Registers>(
     let c = (Interleaved::new(c), Rows::Every(n));
     let rows_of = |task: usize| task / across * rows..((task / across + 1) * rows).min(m);
     let panels_of = |task: usize| task % across * panels_per_task..((task % across + 1) * panels_per_task).min(panels);
+    let run = |task: usize| {
+        A::run(
+            #[inline(always)]
+            || {
+                // SAFETY: no two tasks share both rows and panels, and `A::run` makes sure of the instruction set.
+                unsafe { F::block::<A>(left, b, begin, c, rows_of(task), panels_of(task)) }
+            },
+        );
+    };
     if threads && tasks > 1 {
-        (0..tasks).into_par_iter().for_each(|task| {
-            A::run(
-                #[inline(always)]
-                || {
-                    // SAFETY: no two tasks share both rows and panels, and `A::run` makes sure of the instruction set.
-                    unsafe { F::block::<A>(left, packed, begin, c, rows_of(task), panels_of(task)) }
-                },
-            );
-        });
+        (0..tasks).into_par_iter().for_each(run);
     } else {
-        for task in 0..tasks {
-            // SAFETY: one block after another, and `simd!` chose an instruction set that is there.
-            unsafe { F::block::<A>(left, packed, begin, c, rows_of(task), panels_of(task)) };
-        }
+        (0..tasks).for_each(run);
     }
 }
 
@@ -216,6 +230,7 @@ fn multiply_packed<F: Factor, A: Registers>(
 mod tests {
     use super::*;
     use crate::cpu::isa::{Isa, limit};
+    use crate::cpu::packed::Packed;
     use crate::rng::Philox;
 
     fn random(count: usize, stream: u64) -> Vec<f64> {
@@ -236,10 +251,12 @@ mod tests {
         }
         let bt: Vec<f64> = (0..n * k).map(|i| b[i % k * n + i / k]).collect();
         for b in [Mat::new(&b, k, n), Mat::new(&bt, n, k).t()] {
-            let mut c = start.clone();
-            gemm(Mat::new(&a, m, k), b, Out { data: &mut c, accumulate });
-            for (got, want) in c.iter().zip(&expected) {
-                assert!((got - want).abs() <= 1e-11 * k as f64, "{m}x{k}x{n}: {got} is not {want}");
+            for right in [Right::Matrix(b), Right::Packed(&Packed::new(b))] {
+                let mut c = start.clone();
+                gemm(Mat::new(&a, m, k), right, Out { data: &mut c, accumulate });
+                for (got, want) in c.iter().zip(&expected) {
+                    assert!((got - want).abs() <= 1e-11 * k as f64, "{m}x{k}x{n}: {got} is not {want}");
+                }
             }
         }
     }
@@ -255,28 +272,35 @@ mod tests {
     #[test]
     fn patches_are_multiplied_where_they_lie() {
         let image = random(5000, 1);
-        // Overlapping patches, in any order, of few long runs and of many short ones; rows of C apart from each other.
-        for (runs, len, n) in [(vec![0, 900], 300, 20), (vec![7, 50, 3], 5, 33), (vec![0], 0, 3), (vec![], 4, 3)] {
+        // Overlapping patches, in any order, of few long runs and of many short ones, of neighbouring elements and of others;
+        // rows of C apart from each other.
+        for (runs, len, n, step) in [
+            (vec![0, 900], 300, 20, 1),
+            (vec![7, 50, 3], 5, 33, 1),
+            (vec![0, 400], 270, 32, 3),
+            (vec![5, 1, 90, 4], 7, 50, 6),
+            (vec![0], 0, 3, 1),
+            (vec![], 4, 3, 2),
+        ] {
             let starts: Vec<usize> = (0..13).map(|i| (i * 7 % 13) * 11).collect();
             let k = runs.len() * len;
-            let copied: Vec<f64> = starts
-                .iter()
-                .flat_map(|start| runs.iter().flat_map(move |run| start + run..start + run + len))
-                .map(|place| image[place])
-                .collect();
+            let place = |i: usize, p: usize| starts[i] + runs[p / len] + p % len * step;
+            let copied: Vec<f64> = (0..13 * k).map(|at| image[place(at / k, at % k)]).collect();
             let b = random(k * n, 2);
             let mut expected = vec![0.0; 13 * n];
             gemm(Mat::new(&copied, 13, k), Mat::new(&b, k, n), Out::store(&mut expected));
             let c_starts: Vec<usize> = (0..13).map(|i| i * (n + 2) + 1).collect();
-            for accumulate in [false, true] {
-                let mut c = vec![0.5; 13 * (n + 2)];
-                let patches = Patches { data: &image, starts: &starts, runs: &runs, len };
-                let b = Packed::new(Mat::new(&b, k, n));
-                gemm_patches(patches, &b, Out { data: &mut c, accumulate }, &c_starts);
-                for (row, expected) in c.chunks_exact(n + 2).zip(expected.chunks_exact(n)) {
-                    assert_eq!((row[0], row[n + 1]), (0.5, 0.5), "between the rows");
-                    let start = if accumulate { 0.5 } else { 0.0 };
-                    assert!(row[1..].iter().zip(expected).all(|(got, want)| (got - want - start).abs() < 1e-12));
+            let packed = Packed::new(Mat::new(&b, k, n));
+            for right in [Right::Packed(&packed), Right::Matrix(Mat::new(&b, k, n))] {
+                for accumulate in [false, true] {
+                    let mut c = vec![0.5; 13 * (n + 2)];
+                    let patches = Patches { data: &image, starts: &starts, runs: &runs, len, step };
+                    gemm_patches(patches, right, Out { data: &mut c, accumulate }, &c_starts);
+                    for (row, expected) in c.chunks_exact(n + 2).zip(expected.chunks_exact(n)) {
+                        assert_eq!((row[0], row[n + 1]), (0.5, 0.5), "between the rows");
+                        let start = if accumulate { 0.5 } else { 0.0 };
+                        assert!(row[1..].iter().zip(expected).all(|(got, want)| (got - want - start).abs() < 1e-12));
+                    }
                 }
             }
         }

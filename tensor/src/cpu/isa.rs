@@ -116,7 +116,8 @@ fn detect() -> Isa {
 pub trait Arch: Copy {
     /// Whether there are 32 registers of 64 bytes.
     const WIDE: bool;
-    /// Runs `f`, which is `#[inline(always)]`, compiled for this instruction set. Panics on a machine without it.
+    /// Runs `f`, which is `#[inline(always)]`, compiled for this instruction set, in a function of its own: what surrounds
+    /// a kernel takes no registers from it. Panics on a machine without it.
     fn run<R>(f: impl FnOnce() -> R) -> R;
     /// a·b + c, rounded once where that is one instruction and twice where it is not.
     fn mul_add<T: Float>(a: T, b: T, c: T) -> T;
@@ -166,6 +167,7 @@ pub type Portable = Plain;
 
 #[cfg(target_arch = "x86_64")]
 fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
+    #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     fn compiled<R>(f: impl FnOnce() -> R) -> R {
         f()
@@ -177,6 +179,7 @@ fn with_avx512<R>(f: impl FnOnce() -> R) -> R {
 
 #[cfg(target_arch = "x86_64")]
 fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
+    #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
     fn compiled<R>(f: impl FnOnce() -> R) -> R {
         f()

@@ -1,15 +1,85 @@
-//! The right operand of a matrix product, laid out so that a tile's rows of it are one run of memory.
+//! The right operand of a matrix product, laid out in panels so that a tile's rows of it are one run of memory: as a whole
+//! and beforehand, or while it is multiplied, some rows of a panel at a time.
 
 use super::factor::Factor;
 use super::gemm::{Mat, last_place};
 use super::isa::Isa;
 use super::parallel::{GRAIN, items_per_task};
-use super::registers::{Registers, Vector, copy_run, load};
+use super::registers::{MOST_LANES, Registers, Vector, copy_run, load};
+use super::tile::MOST_REGISTERS;
 use super::transpose::transpose;
 use crate::{Element, Float, Tensor, simd};
 use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::Range;
+
+/// The right operand of a product: packed, or a matrix that the product packs.
+pub enum Right<'a, F: Factor> {
+    /// For products that take it again and again.
+    Packed(&'a Packed<F>),
+    /// For one product.
+    Matrix(Mat<'a, F>),
+}
+
+impl<F: Factor> Clone for Right<'_, F> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<F: Factor> Copy for Right<'_, F> {}
+
+impl<'a, F: Factor> From<&'a Packed<F>> for Right<'a, F> {
+    fn from(packed: &'a Packed<F>) -> Self {
+        Self::Packed(packed)
+    }
+}
+
+impl<'a, F: Factor> From<Mat<'a, F>> for Right<'a, F> {
+    fn from(matrix: Mat<'a, F>) -> Self {
+        Self::Matrix(matrix)
+    }
+}
+
+impl<F: Factor> Right<'_, F> {
+    /// Rows and columns.
+    pub(super) fn extents(self) -> (usize, usize) {
+        match self {
+            Self::Packed(packed) => packed.extents,
+            Self::Matrix(matrix) => (matrix.rows, matrix.cols),
+        }
+    }
+
+    /// The instruction set that it was packed for, or the one in use.
+    pub(super) fn isa(self) -> Isa {
+        match self {
+            Self::Packed(packed) => packed.isa,
+            Self::Matrix(_) => Isa::current(),
+        }
+    }
+
+    /// How wide its panels are.
+    #[inline(always)]
+    pub(super) fn width<A: Registers>(self, isa: Isa) -> usize {
+        match self {
+            Self::Packed(packed) => packed.width,
+            Self::Matrix(matrix) => F::panel_width::<A>(isa, matrix.cols),
+        }
+    }
+}
+
+impl<'a, F: Factor> Right<'a, F> {
+    /// The same as [`Factor::block`] takes it: packed into the room, if it must be.
+    #[inline(always)]
+    pub(super) fn packed_ahead<A: Registers>(self, isa: Isa, threads: bool, room: &'a mut Option<Packed<F>>) -> Self {
+        match self {
+            Self::Matrix(matrix) if F::PACKED_AHEAD => {
+                Self::Packed(room.insert(Packed::with::<A>(matrix, isa, threads)))
+            }
+            other => other,
+        }
+    }
+}
 
 /// The right operand of a product in panels of `width` columns, each panel's rows one after another; the last one is
 /// filled up with zeros. How a row lies in memory is the factor's affair, but for its being as wide as sums.
@@ -84,31 +154,96 @@ impl<F: Factor> Packed<F> {
         Self { memory, extents: (rows, cols), width, isa, element: PhantomData }
     }
 
-    /// The panels as they lie in memory.
+    /// What was packed, and how many rows each panel has there.
+    #[inline(always)]
+    fn memory(&self) -> (&[F::Sum], usize) {
+        let data = self.memory.as_slice::<F::Sum>("gemm").expect("invariant: packed in this type");
+        (data, F::packed_rows(self.isa, self.extents.0))
+    }
+
+    /// A panel as it lies in memory, from a row on.
+    #[inline(always)]
+    pub(super) fn rows_from(&self, panel: usize, row: usize) -> &[F::Sum] {
+        let (data, rows) = self.memory();
+        &data[(panel * rows + row) * self.width..]
+    }
+
+    /// The panels, where they lie as sums and not in a way of the factor's own.
     #[inline(always)]
     pub(super) fn panels(&self) -> Panels<'_, F::Sum> {
-        let data = self.memory.as_slice::<F::Sum>("gemm").expect("invariant: packed in this type");
-        let rows = F::packed_rows(self.isa, self.extents.0);
-        Panels { data, rows, width: self.width, columns: self.extents.1 }
+        let (data, rows) = self.memory();
+        Panels { place: Place::Packed(data, rows), width: self.width, columns: self.extents.1 }
     }
 }
 
-/// A packed operand's memory.
+/// The panels of a right operand.
 #[derive(Clone, Copy)]
 pub struct Panels<'a, T> {
-    data: &'a [T],
-    rows: usize,
+    place: Place<'a, T>,
     /// Columns of a panel.
     pub width: usize,
     /// Columns of the operand.
     pub columns: usize,
 }
 
-impl<'a, T> Panels<'a, T> {
-    /// Rows of a panel as they lie in memory, from one on.
+#[derive(Clone, Copy)]
+enum Place<'a, T> {
+    /// Here, one after the other, each of so many rows.
+    Packed(&'a [T], usize),
+    /// In a matrix that is not packed yet.
+    Matrix(Mat<'a, T>),
+}
+
+impl<'a, T: Float> Panels<'a, T> {
+    /// Of a matrix, in panels of so many columns. One that is just so wide is a panel already.
     #[inline(always)]
-    pub fn rows_from(self, panel: usize, row: usize) -> &'a [T] {
-        &self.data[(panel * self.rows + row) * self.width..]
+    pub fn of(matrix: Mat<'a, T>, width: usize) -> Self {
+        let place = match matrix {
+            Mat { col_stride: 1, row_stride, cols, .. } if [row_stride, cols] == [width; 2] => {
+                Place::Packed(matrix.data, matrix.rows)
+            }
+            matrix => Place::Matrix(matrix),
+        };
+        Self { place, width, columns: matrix.cols }
+    }
+
+    /// Elements that are needed to pack so many rows of a panel.
+    pub fn room(self, rows: usize) -> usize {
+        match self.place {
+            Place::Packed(..) => 0,
+            Place::Matrix(matrix) => self.width * rows.min(matrix.rows),
+        }
+    }
+
+    /// Some rows of a panel, packed into the room if they are not yet; and what is needed next of packed ones, the same rows of
+    /// the next panel before `end`.
+    ///
+    /// # Safety
+    /// The machine must have the instruction set `A`.
+    #[inline(always)]
+    pub unsafe fn rows<'r, A: Registers>(
+        self,
+        panel: usize,
+        rows: Range<usize>,
+        end: usize,
+        room: &'r mut [T],
+    ) -> (&'r [T], &'r [T])
+    where
+        'a: 'r,
+    {
+        match self.place {
+            Place::Packed(data, all) => {
+                let of = |panel| &data[(panel * all + rows.start) * self.width..][..rows.len() * self.width];
+                (of(panel), if panel + 1 < end { of(panel + 1) } else { &[] })
+            }
+            Place::Matrix(matrix) => {
+                let columns = panel * self.width..((panel + 1) * self.width).min(self.columns);
+                let room = &mut room[..rows.len() * self.width];
+                // SAFETY: the caller vouches for the instruction set.
+                unsafe { pack_panel::<T, A>(matrix.rows(rows).cols(columns), room, self.width) };
+                (room, &[])
+            }
+        }
     }
 }
 
@@ -173,5 +308,5 @@ pub(super) fn registers_per_row(registers: usize) -> usize {
     if registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
 }
 
-/// The most columns of a panel: three registers of 16 elements.
-pub(super) const WIDEST: usize = 48;
+/// The most columns of a panel.
+pub(super) const WIDEST: usize = MOST_REGISTERS * MOST_LANES;

@@ -4,10 +4,9 @@
 //! The right operand: panels whose rows are pairs of rows, one place for each column. The left one: tiles of 16 rows by 16
 //! pairs, each a run of memory; those of the same rows follow each other. Both are filled up with zeros.
 
-use super::rounding::nearest;
 use super::{STEP, WIDTH};
 use crate::bf16;
-use crate::cpu::block::{Left, Rows, Runs};
+use crate::cpu::block::{Left, Runs};
 use crate::cpu::gemm::Mat;
 use crate::cpu::registers::{Registers, copy_run};
 use crate::cpu::transpose::transpose;
@@ -83,13 +82,12 @@ pub unsafe fn pack_panel<A: Registers>(b: Mat<'_, bf16>, to: &mut [f32]) {
 #[inline(always)]
 pub unsafe fn pack_left<A: Registers>(a: Left<'_, f32>, rows: Range<usize>, part: Range<usize>, to: &mut [f32]) {
     let steps = part.len().div_ceil(STEP);
-    match a.rows {
+    match a.runs.step {
         _ if steps == 0 => {}
         // SAFETY: by the caller's word.
-        _ if a.runs.step == 1 => unsafe { pack_rows(a, rows, part, steps, to) },
+        1 => unsafe { pack_rows(a, rows, part, steps, to) },
         // SAFETY: as above.
-        Rows::Every(1) => unsafe { pack_columns::<A>(a, rows, part, steps, to) },
-        _ => pack_elements(a, rows, part, steps, to),
+        _ => unsafe { pack_columns::<A>(a, rows, part, steps, to) },
     }
 }
 
@@ -152,7 +150,7 @@ unsafe fn pack_rows(a: Left<'_, f32>, rows: Range<usize>, part: Range<usize>, st
     }
 }
 
-/// Rows that are columns of memory: a transposed matrix.
+/// Rows whose elements lie apart, fast where the rows of a tile are neighbours in memory: transposed matrices and patches.
 ///
 /// # Safety
 /// The machine must have the instruction set `A`, and the conversion.
@@ -164,28 +162,39 @@ unsafe fn pack_columns<A: Registers>(
     steps: usize,
     to: &mut [f32],
 ) {
-    // A matrix, whose rows are one run.
-    assert_eq!(a.runs.starts.len(), 1, "runs of a transposed matrix");
-    let start = a.runs.starts[0];
-    // Along the rows of memory.
-    for step in 0..steps {
-        let first = part.start + step * STEP;
-        for (tile, row) in rows.clone().step_by(TILE).enumerate() {
-            let count = TILE.min(rows.end - row);
-            let elements = |p: usize| &a.data[start + row + p * a.runs.step..][..count];
+    let Runs { starts, len, step: apart } = a.runs;
+    for (tile, row) in rows.clone().step_by(TILE).enumerate() {
+        let count = TILE.min(rows.end - row);
+        let start = a.rows.start(row);
+        let neighbours = count == TILE && (1..count).all(|i| a.rows.start(row + i) == start + i);
+        let (mut run, mut within) = (part.start / len, part.start % len);
+        for step in 0..steps {
+            // Where the elements lie from the starts of their rows.
+            let mut places = [0; STEP];
+            let inside = STEP.min(part.end - (part.start + step * STEP));
+            for place in &mut places[..inside] {
+                *place = starts[run] + within * apart;
+                within += 1;
+                if within == len {
+                    (run, within) = (run + 1, 0);
+                }
+            }
             let mut pairs = [0f32; LINE * TILE];
-            for (place, pairs) in pairs.chunks_exact_mut(TILE).enumerate() {
-                match first + 2 * place {
-                    // SAFETY: by the caller's word.
-                    p if p + 1 < part.end && count == TILE => unsafe { pair_up(elements(p), elements(p + 1), pairs) },
-                    p if p + 1 < part.end => {
-                        let both = elements(p).iter().zip(elements(p + 1));
-                        pairs.iter_mut().zip(both).for_each(|(to, (&a, &b))| *to = pair(nearest(a), nearest(b)));
+            for (place, pairs) in pairs.chunks_exact_mut(TILE).enumerate().take(inside.div_ceil(2)) {
+                let both = [2 * place, 2 * place + 1];
+                // SAFETY: by the caller's word.
+                unsafe {
+                    if neighbours && both[1] < inside {
+                        let [first, second] = both.map(|place| &a.data[start + places[place]..][..TILE]);
+                        pair_up(first, second, pairs);
+                    } else {
+                        let [first, second] = both.map(|place| {
+                            let is_there = |i: usize| place < inside && i < count;
+                            let at = |i: usize| a.data[a.rows.start(row + i) + places[place]];
+                            std::array::from_fn::<_, TILE, _>(|i| if is_there(i) { at(i) } else { 0.0 })
+                        });
+                        pair_up(&first, &second, pairs);
                     }
-                    p if p < part.end => {
-                        pairs.iter_mut().zip(elements(p)).for_each(|(to, &a)| *to = pair(nearest(a), bf16::ZERO));
-                    }
-                    _ => {}
                 }
             }
             let to = &mut to[(tile * steps + step) * TILE * LINE..][..TILE * LINE];
@@ -217,22 +226,5 @@ unsafe fn pair_up(first: &[f32], second: &[f32], to: &mut [f32]) {
         let both = rounded(_mm512_loadu_ps(first.as_ptr()), _mm512_loadu_ps(second.as_ptr()));
         let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());
         _mm512_storeu_si512(to.as_mut_ptr().cast(), _mm512_permutexvar_epi16(turns, both));
-    }
-}
-
-/// Elements anywhere.
-#[inline(always)]
-fn pack_elements(a: Left<'_, f32>, rows: Range<usize>, part: Range<usize>, steps: usize, to: &mut [f32]) {
-    let at = |row: usize, p: usize| {
-        let inside = row < rows.end && p < part.end;
-        let place = |p: usize| a.rows.start(row) + a.runs.starts[p / a.runs.len] + p % a.runs.len * a.runs.step;
-        if inside { nearest(a.data[place(p)]) } else { bf16::ZERO }
-    };
-    let tiles = rows.len().div_ceil(TILE) * steps;
-    for (place, to) in to[..tiles * TILE * LINE].iter_mut().enumerate() {
-        let (tile, line) = (place / (TILE * LINE), place / LINE % TILE);
-        let row = rows.start + tile / steps * TILE + line;
-        let p = part.start + tile % steps * STEP + place % LINE * 2;
-        *to = pair(at(row, p), at(row, p + 1));
     }
 }

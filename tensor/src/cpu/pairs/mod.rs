@@ -24,7 +24,7 @@ use super::block::{self, Begin, Left, Rows};
 use super::factor::Factor;
 use super::gemm::Mat;
 use super::isa::Isa;
-use super::packed::{Packed, Panels};
+use super::packed::{Panels, Right};
 use super::parallel::Interleaved;
 use super::registers::Registers;
 use crate::{Element, Tensor, bf16};
@@ -44,6 +44,7 @@ fn has_pairs(isa: Isa) -> bool {
 
 impl Factor for bf16 {
     type Sum = f32;
+    const PACKED_AHEAD: bool = true;
 
     fn piece(isa: Isa) -> usize {
         match isa {
@@ -101,19 +102,20 @@ impl Factor for bf16 {
     #[inline(always)]
     unsafe fn block<A: Registers>(
         a: Left<'_, f32>,
-        b: &Packed<bf16>,
+        b: Right<'_, bf16>,
         begin: Begin<'_, f32>,
         c: (Interleaved<'_, f32>, Rows<'_>),
         rows: Range<usize>,
         panels: Range<usize>,
     ) {
+        let Right::Packed(b) = b else { unreachable!("invariant: packed ahead") };
         // SAFETY: by the caller's word; the panels are in pairs where the instruction set has products of them.
         unsafe {
             match b.isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Amx => multiply::block::<A, amx::Tiles>(a, b.panels(), begin, c, rows, panels),
+                Isa::Amx => multiply::block::<A, amx::Tiles>(a, b, begin, c, rows, panels),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512Bf16 => multiply::block::<A, dots::Dots>(a, b.panels(), begin, c, rows, panels),
+                Isa::Avx512Bf16 => multiply::block::<A, dots::Dots>(a, b, begin, c, rows, panels),
                 _ => widened::<A>(a, b.panels(), begin, c, rows, panels),
             }
         }

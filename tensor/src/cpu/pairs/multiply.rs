@@ -3,10 +3,10 @@
 use super::layout::{self, LINE, TILE};
 use super::{STEP, WIDTH};
 use crate::cpu::block::{Begin, Left, Rows};
-use crate::cpu::packed::Panels;
+use crate::cpu::packed::Packed;
 use crate::cpu::parallel::{Interleaved, put};
 use crate::cpu::registers::Registers;
-use crate::{Element, Tensor};
+use crate::{Element, Tensor, bf16};
 use std::ops::Range;
 
 /// Elements of the inner axis that are multiplied before the next, and rows of the left operand that are copied together:
@@ -47,7 +47,7 @@ pub trait Engine {
 #[inline(always)]
 pub unsafe fn block<A: Registers, E: Engine>(
     a: Left<'_, f32>,
-    b: Panels<'_, f32>,
+    b: &Packed<bf16>,
     begin: Begin<'_, f32>,
     (c, c_rows): (Interleaved<'_, f32>, Rows<'_>),
     rows: Range<usize>,
@@ -70,7 +70,7 @@ pub unsafe fn block<A: Registers, E: Engine>(
                 let from = b.rows_from(panel, first / 2);
                 assert!(steps * STEP / 2 * WIDTH <= from.len(), "rows of a panel");
                 let column = panel * WIDTH;
-                let width = WIDTH.min(b.columns - column);
+                let width = WIDTH.min(b.extents.1 - column);
                 let begin = match begin {
                     _ if first > 0 => Begin::Kept,
                     Begin::Row(row) => Begin::Row(&row[column..column + width.next_multiple_of(TILE)]),

@@ -2,9 +2,9 @@
 
 use crate::bf16;
 use crate::cpu::factor::Factor;
-use crate::cpu::gemm::{Mat, Patches, gemm, gemm_packed, gemm_patches, gemm_plus_row};
+use crate::cpu::gemm::{Mat, Patches, gemm, gemm_patches, gemm_plus_row};
 use crate::cpu::isa::{Isa, limit};
-use crate::cpu::packed::Packed;
+use crate::cpu::packed::{Packed, Right};
 use crate::cpu::parallel::Out;
 use crate::rng::Philox;
 
@@ -120,15 +120,23 @@ fn strided_operands_and_patches_are_read_where_they_lie() {
                     to[columns.len()..].fill(bf16::ZERO);
                 }
             });
-            let patches = Patches { data: &map, starts: &starts, runs: &runs, len };
             let places: Vec<usize> = (0..m).map(|i| i * (n + 2) + 1).collect();
-            let mut c = vec![0.5; m * (n + 2)];
-            gemm_patches(patches, &packed, Out { data: &mut c, accumulate: true }, &places);
-            let want = product([m, k, n], |i, p| map[starts[i] + runs[p / len] + p % len], |p, j| b[p * n + j]);
-            for (row, want) in c.chunks_exact(n + 2).zip(want.chunks_exact(n)) {
-                assert_eq!((row[0], row[n + 1]), (0.5, 0.5), "between the rows");
-                expect(&row[1..=n], want, |_| 0.5, k, &format!("{isa:?} patches"));
+            // Patches anywhere, of neighbouring elements and of others; and some of which most begin with neighbours.
+            let neighbours: Vec<usize> = (0..m).map(|i| if i < 33 { i } else { 3 * i }).collect();
+            for (starts, step) in [(&starts, 1), (&starts, 5), (&neighbours, 5)] {
+                let patches = Patches { data: &map, starts, runs: &runs, len, step };
+                let at = |i: usize, p: usize| map[starts[i] + runs[p / len] + p % len * step];
+                let want = product([m, k, n], at, |p, j| b[p * n + j]);
+                for right in [Right::Packed(&packed), Right::Matrix(Mat::new(&b, k, n))] {
+                    let mut c = vec![0.5; m * (n + 2)];
+                    gemm_patches(patches, right, Out { data: &mut c, accumulate: true }, &places);
+                    for (row, want) in c.chunks_exact(n + 2).zip(want.chunks_exact(n)) {
+                        assert_eq!((row[0], row[n + 1]), (0.5, 0.5), "between the rows");
+                        expect(&row[1..=n], want, |_| 0.5, k, &format!("{isa:?} patches, every {step}th element"));
+                    }
+                }
             }
+            let want = product([m, k, n], |i, p| map[starts[i] + runs[p / len] + p % len], |p, j| b[p * n + j]);
             // Rows of C that lie evenly, and some that do not, in whole tiles.
             for shift in [0, 1] {
                 let b = Packed::<bf16>::filled((k, 32), false, |columns, to, width| {
@@ -138,7 +146,7 @@ fn strided_operands_and_patches_are_read_where_they_lie() {
                     }
                 });
                 let places: Vec<usize> = (0..32).map(|i| i * 40 + if i > 20 { shift } else { 0 }).collect();
-                let patches = Patches { data: &map, starts: &starts[..32], runs: &runs, len };
+                let patches = Patches { data: &map, starts: &starts[..32], runs: &runs, len, step: 1 };
                 let mut c = vec![0.5; 1300];
                 gemm_patches(patches, &b, Out { data: &mut c, accumulate: true }, &places);
                 for (i, &place) in places.iter().enumerate() {
@@ -149,7 +157,7 @@ fn strided_operands_and_patches_are_read_where_they_lie() {
             }
             let a = values(m * k, 3);
             let mut c = vec![0.5; m * n];
-            gemm_packed(Mat::new(&a, m, k), &packed, Out::store(&mut c));
+            gemm(Mat::new(&a, m, k), &packed, Out::store(&mut c));
             let want = product([m, k, n], |i, p| a[i * k + p], |p, j| b[p * n + j]);
             expect(&c, &want, |_| 0.0, k, &format!("{isa:?} packed"));
         }
