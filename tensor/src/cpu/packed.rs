@@ -41,7 +41,7 @@ impl<'a, F: Factor> From<Mat<'a, F>> for Right<'a, F> {
     }
 }
 
-impl<F: Factor> Right<'_, F> {
+impl<'a, F: Factor> Right<'a, F> {
     /// Rows and columns.
     pub(super) fn extents(self) -> (usize, usize) {
         match self {
@@ -66,9 +66,7 @@ impl<F: Factor> Right<'_, F> {
             Self::Matrix(matrix) => F::panel_width::<A>(isa, matrix.cols),
         }
     }
-}
 
-impl<'a, F: Factor> Right<'a, F> {
     /// The same as [`Factor::block`] takes it: packed into the room, if it must be.
     #[inline(always)]
     pub(super) fn packed_ahead<A: Registers>(self, isa: Isa, threads: bool, room: &'a mut Option<Packed<F>>) -> Self {
