@@ -311,6 +311,23 @@ fn split<'a, T>(mut sums: &'a mut [T], parts: &[Part]) -> Vec<&'a mut [T]> {
     parts.collect()
 }
 
+/// What some rows of output pixels see, as far as some elements of their patches need it; which element of that is the first
+/// of those; and the band, cut out of x.
+fn cut_for<'r, F: Factor>(
+    g: &Geometry,
+    x: &[F::Sum],
+    rows: Range<usize>,
+    elements: &Range<usize>,
+    room: &'r mut Option<Tensor>,
+) -> (Seen, usize, &'r [F]) {
+    let run = g.run();
+    let kernel_rows = elements.start / run..elements.end.div_ceil(run);
+    let seen = Seen::new(g, rows.len(), kernel_rows.len());
+    let band = slice_of::<F>(room.insert(scratch::<F>(seen.size(rows.len()))));
+    seen.cut(g, x, rows, kernel_rows.start, band);
+    (seen, elements.start - kernel_rows.start * run, band)
+}
+
 /// patchesᵀ·dy, of the patches of some rows of output pixels, reduced to some of their elements.
 fn multiply_transposed<T: Float>(
     g: &Geometry,
@@ -320,15 +337,11 @@ fn multiply_transposed<T: Float>(
     dy: Mat<'_, T>,
     sums: Out<'_, T>,
 ) {
-    let run = g.run();
-    let kernel_rows = elements.start / run..elements.end.div_ceil(run);
-    let seen = Seen::new(g, rows.len(), kernel_rows.len());
-    let mut band = scratch::<T>(seen.size(rows.len()));
-    let band = slice_of::<T>(&mut band);
-    seen.cut(g, x, rows, kernel_rows.start, band);
+    let (mut room, run) = (None, g.run());
+    let (seen, first, band) = cut_for::<T>(g, x, rows, elements, &mut room);
     // A row for each element, which meets the pixels of a row of the output one after the other.
     let starts: Vec<usize> =
-        elements.clone().map(|element| seen.runs[element / run - kernel_rows.start] + element % run).collect();
+        (first..first + elements.len()).map(|element| seen.runs[element / run] + element % run).collect();
     let runs: Vec<usize> = seen.starts.iter().step_by(g.output[1]).copied().collect();
     let patches = Patches { data: band, starts: &starts, runs: &runs, len: g.output[1], step: g.stride * g.inputs };
     let places: Vec<usize> = (0..starts.len()).map(|row| row * (sums.data.len() / starts.len())).collect();
@@ -337,13 +350,8 @@ fn multiply_transposed<T: Float>(
 
 /// The patches of some rows of output pixels, reduced to some of their elements, as a matrix (pixels, elements).
 fn pack_patches<F: Factor>(g: &Geometry, x: &[F::Sum], rows: Range<usize>, elements: &Range<usize>) -> Packed<F> {
-    let run = g.run();
-    let kernel_rows = elements.start / run..elements.end.div_ceil(run);
-    let seen = Seen::new(g, rows.len(), kernel_rows.len());
-    let mut band = scratch::<F>(seen.size(rows.len()));
-    let band = slice_of::<F>(&mut band);
-    seen.cut(g, x, rows, kernel_rows.start, band);
-    let first = elements.start - kernel_rows.start * run;
+    let (mut room, run) = (None, g.run());
+    let (seen, first, band) = cut_for::<F>(g, x, rows, elements, &mut room);
     Packed::filled((seen.starts.len(), elements.len()), false, |columns, to, width| {
         let (start, end) = (first + columns.start, first + columns.end);
         // Where the columns lie from the start of a patch, run by run.

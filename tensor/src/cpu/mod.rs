@@ -8,10 +8,10 @@
 //! | `gemm.rs` | matrix products, split over threads by shape alone |
 //! | `factor.rs` | what is multiplied, and what is summed in: f32, f64, or bf16 in f32 |
 //! | `block.rs` | what one thread does of a product: rows, wherever they lie, times panels |
-//! | `packed.rs` | the right operand of a product, in panels |
+//! | `packed.rs` | the right operand of a product, in panels: packed beforehand, or meanwhile |
 //! | `pairs/` | products of bf16 matrices, two elements at a time |
 //! | `registers.rs` | vector registers by name, for sums that must stay in them |
-//! | `tile.rs` | a tile of a matrix product, in registers |
+//! | `tile.rs` | the tiles of a panel of a matrix product, in registers |
 //! | `transpose.rs` | transposes, a block at a time in registers |
 //! | `parallel.rs` | threads, and reductions whose order does not depend on them |
 
