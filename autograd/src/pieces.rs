@@ -39,8 +39,7 @@ impl Tape {
             let (y, rest) = work(x, 0..samples)?;
             return Ok((y, vec![rest]));
         }
-        // At least one, so that an empty batch has a result of the right shape.
-        let count = samples.div_ceil(size.max(1)).max(1);
+        let count = count_of(samples, size);
         let (value, wanted, mode) = (x.value(), x.node().is_some(), self.mode());
         let profiled = self.profile().is_some();
         let run = |piece: usize| -> std::result::Result<_, E> {
@@ -75,6 +74,16 @@ impl Tape {
         };
         self.also_uses(parameters);
         Ok((y, rests))
+    }
+}
+
+/// How many pieces of at most `size` samples: at least one, so that an empty batch has a result of the right shape;
+/// and where every group has some, all have as many, as the threads share out groups in the backward pass.
+fn count_of(samples: usize, size: usize) -> usize {
+    let count = samples.div_ceil(size.max(1)).max(1);
+    match count.next_multiple_of(GROUPS) {
+        even if count >= GROUPS && even <= samples => even,
+        _ => count,
     }
 }
 
