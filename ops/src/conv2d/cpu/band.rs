@@ -1,0 +1,100 @@
+//! What a block of output pixels sees of a map.
+
+use super::super::geometry::Geometry;
+use super::{scratch, slice_of};
+use rayon::prelude::*;
+use std::ops::Range;
+use tensor::Tensor;
+use tensor::cpu::factor::Factor;
+use tensor::cpu::parallel::items_per_task;
+
+/// Rows of a map, each with zeros where a patch reaches over its ends.
+pub(super) struct Band {
+    /// Columns of zeros before the first of the map.
+    pub left: usize,
+    /// Columns in all, each of so many channels.
+    pub columns: usize,
+    pub channels: usize,
+}
+
+impl Band {
+    /// What x must be cut to for its patches, row by row of the output.
+    pub fn of_input(g: &Geometry) -> Self {
+        let columns = (g.output[1].max(1) - 1) * g.stride + g.kernel[1];
+        Self { left: g.padding, columns, channels: g.inputs }
+    }
+
+    /// What dy must be cut to for the gradient of x, row by row of x.
+    pub fn of_output(g: &Geometry) -> Self {
+        let left = g.kernel[1].div_ceil(g.stride) - 1;
+        Self { left, columns: left + (g.input[1].max(1) - 1 + g.padding) / g.stride + 1, channels: g.outputs }
+    }
+
+    /// Elements of a row.
+    pub fn row(&self) -> usize {
+        self.columns * self.channels
+    }
+
+    /// Rounds a row of a map's columns into a row of the band; zeros if there is none.
+    fn copy<F: Factor>(&self, from: Option<&[F::Sum]>, to: &mut [F]) {
+        let from = from.unwrap_or_default();
+        let (before, rest) = to.split_at_mut((self.left * self.channels).min(to.len()));
+        let (inside, after) = rest.split_at_mut(from.len().min(rest.len()));
+        before.fill(F::default());
+        F::round(&from[..inside.len()], inside);
+        after.fill(F::default());
+    }
+
+    /// Cuts some rows of a map, which are counted through all images, out of it; zeros for those that are none.
+    pub fn cut<F: Factor>(&self, map: &[F::Sum], width: usize, rows: &[Option<usize>], to: &mut [F]) {
+        let size = width * self.channels;
+        let rows = to.par_chunks_exact_mut(self.row().max(1)).zip(rows).with_min_len(items_per_task(self.row()));
+        rows.for_each(|(to, row)| self.copy(row.map(|row| &map[row * size..][..size]), to));
+    }
+}
+
+/// The patches of some rows of output pixels. Neighbouring rows of an image share the rows of x that both see.
+pub(super) struct Seen {
+    band: Band,
+    /// The rows of x in the band, counted through all images.
+    rows: Vec<Option<usize>>,
+    /// Where each pixel's patch starts, and each of its runs from there.
+    pub starts: Vec<usize>,
+    pub runs: Vec<usize>,
+}
+
+impl Seen {
+    /// Of these rows of the output, counted through all images.
+    pub fn new(g: &Geometry, output_rows: Range<usize>) -> Self {
+        let band = Band::of_input(g);
+        let (mut rows, mut starts) = (vec![], vec![]);
+        for part in in_images(output_rows, g.output[0]) {
+            let pixels = |row| {
+                let first = (rows.len() + row * g.stride) * band.row();
+                (0..g.output[1]).map(move |column| first + column * g.stride * g.inputs)
+            };
+            starts.extend((0..part.len()).flat_map(pixels));
+            let seen = (part.len() - 1) * g.stride + g.kernel[0];
+            rows.extend((0..seen).map(|below| g.input_row(part.start, below)));
+        }
+        let runs = (0..g.kernel[0]).map(|row| row * band.row()).collect();
+        Self { band, rows, starts, runs }
+    }
+
+    /// The band, cut out of x into scratch memory.
+    pub fn cut<'r, F: Factor>(&self, g: &Geometry, x: &[F::Sum], room: &'r mut Option<Tensor>) -> &'r [F] {
+        let band = slice_of::<F>(room.insert(scratch::<F>(self.rows.len() * self.band.row())));
+        self.band.cut(x, g.input[1], &self.rows, band);
+        band
+    }
+}
+
+/// Rows of maps of so many rows each, counted through all images, image by image.
+pub(super) fn in_images(rows: Range<usize>, height: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut first = rows.start;
+    std::iter::from_fn(move || {
+        let part = first..rows.end.min((first / height.max(1) + 1) * height);
+        first = part.end;
+        (!part.is_empty()).then_some(part)
+    })
+}

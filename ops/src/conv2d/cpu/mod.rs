@@ -1,0 +1,59 @@
+//! CPU kernels of [`conv2d`](super::conv2d): matrix products that read patches where they lie.
+//!
+//! Each row of the kernel sees a run of neighbouring elements of the image. So there is no matrix of patches: the rows of
+//! the image that a block of output pixels sees are copied into a *band*, with the zeros around them, and the product is
+//! told where each patch starts in it and how far apart its runs lie.
+//!
+//! The gradient of x is made the same way. Of the pixels of x, those whose coordinates leave the same remainders by the
+//! stride see the same taps; so it is stride² convolutions of dy, and each element is written once.
+
+mod band;
+mod forward;
+mod input;
+mod weight;
+
+pub use forward::{forward, pack};
+pub use input::backward_input;
+pub use weight::backward_weight;
+
+use super::geometry::Geometry;
+use rayon::prelude::*;
+use tensor::cpu::parallel::{Out, add_rows, sum_in_pieces};
+use tensor::{Element, Float, Tensor, simd};
+
+/// Pixels of the output per block, about.
+const PIXELS: usize = 256;
+
+/// A map of so many rows, all images' together, in blocks of about so many pixels: how many whole rows each has. There are
+/// as many blocks for each of two threads, or of four.
+fn rows_per_block([rows, width]: [usize; 2], pixels: usize) -> usize {
+    let blocks = (rows * width).div_ceil(pixels).max(1);
+    rows.div_ceil(blocks.next_multiple_of(if blocks > 2 { 4 } else { 2 })).max(1)
+}
+
+/// A buffer of the pool, for the duration of a task.
+fn scratch<T: Element>(count: usize) -> Tensor {
+    Tensor::empty([count], T::DTYPE)
+}
+
+fn slice_of<T: Element>(scratch: &mut Tensor) -> &mut [T] {
+    scratch.as_mut_slice("conv2d").expect("invariant: a new tensor is contiguous and unshared")
+}
+
+/// The weight (O, I, KH, KW) as (O, KH·KW, I), so that the inputs of a tap are neighbours.
+fn reorder<'a, F: Element>(weight: &[F], [inputs, taps]: [usize; 2], buffer: &'a mut Tensor) -> &'a [F] {
+    let (to, patch) = (slice_of::<F>(buffer), (inputs * taps).max(1));
+    to.par_chunks_mut(patch).zip(weight.par_chunks(patch)).for_each(|(to, weight)| {
+        for (tap, to) in to.chunks_exact_mut(inputs).enumerate() {
+            to.iter_mut().zip(weight[tap..].iter().step_by(taps)).for_each(|(to, &weight)| *to = weight);
+        }
+    });
+    to
+}
+
+/// dbias (O) = Σ dy over the pixels.
+pub fn backward_bias<T: Float>(g: Geometry, dy: &[T], dbias: Out<'_, T>) {
+    sum_in_pieces(g.pixels(), g.outputs, g.outputs, dbias, |pixels, sum| {
+        simd!(_A => add_rows(&dy[pixels.start * g.outputs..pixels.end * g.outputs], sum));
+    });
+}

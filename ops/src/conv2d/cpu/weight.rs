@@ -1,0 +1,188 @@
+//! The gradient of a convolution's weight.
+
+use super::super::geometry::Geometry;
+use super::band::Seen;
+use super::{PIXELS, rows_per_block, scratch, slice_of};
+use rayon::prelude::*;
+use std::ops::Range;
+use tensor::cpu::factor::Factor;
+use tensor::cpu::gemm::{Mat, Patches, gemm_on_this_thread, gemm_patches};
+use tensor::cpu::packed::Packed;
+use tensor::cpu::parallel::{GRAIN, Out, sum_in_pieces};
+use tensor::cpu::registers::copy_run;
+use tensor::{Float, simd};
+
+/// Elements of a patch, about, and outputs, at most, whose weights' gradient a task computes.
+const COLUMNS: usize = 288;
+const OUTPUTS: usize = 128;
+/// The weight's gradient is cut into at least so many tasks, unless a task had fewer pixels than that.
+const TASKS: usize = 16;
+const LEAST: usize = 1024;
+/// So many outputs' weights are put where they belong at a time: as many as lie in a line of the cache.
+const TOGETHER: usize = 16;
+
+/// dweight (O, I, KH, KW) = dyᵀ·patches, reordered. Made as its transpose, patchesᵀ·dy, where a right operand need not be
+/// packed as a whole: patches, of which there is more than of dy, are read where they lie then.
+pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dweight: Out<'_, F::Sum>) {
+    let elements = g.patch() * g.outputs;
+    if elements == 0 {
+        return;
+    }
+    let transposed = !F::PACKED_AHEAD;
+    let mut sums = scratch::<F::Sum>(elements);
+    let sums = slice_of::<F::Sum>(&mut sums);
+    // Parts of the gradient, and where those are few, pieces of the pixels with partial sums.
+    let parts = parts(&g);
+    let rows = rows_per_block([g.images * g.output[0], g.output[1]], PIXELS);
+    let blocks = if g.output[1] == 0 { 0 } else { (g.images * g.output[0]).div_ceil(rows) };
+    let per_piece = blocks.div_ceil((TASKS / parts.len()).max(1)).max(LEAST / PIXELS);
+    let of_blocks = |blocks: Range<usize>, sums: &mut [F::Sum]| {
+        let mut sums = split(sums, &parts);
+        for block in blocks.clone() {
+            let rows = block * rows..((block + 1) * rows).min(g.images * g.output[0]);
+            add_block::<F>(&g, dy, x, rows, &parts, &mut sums, block > blocks.start);
+        }
+    };
+    if blocks > 0 && blocks <= per_piece {
+        of_blocks(0..blocks, sums);
+    } else {
+        sum_in_pieces(blocks.div_ceil(per_piece), GRAIN, elements, Out::store(&mut *sums), |pieces, sums| {
+            of_blocks(pieces.start * per_piece..(pieces.end * per_piece).min(blocks), sums);
+        });
+    }
+    let (sums, accumulate) = (&*sums, dweight.accumulate);
+    dweight.data.par_chunks_mut(TOGETHER * g.patch()).enumerate().for_each(|(block, dweight)| {
+        let block = block * TOGETHER..block * TOGETHER + dweight.len() / g.patch();
+        let mut sums = sums;
+        for Part { elements, outputs } in &parts {
+            let (part, rest) = sums.split_at(outputs.len() * elements.len());
+            sums = rest;
+            for (row, element) in elements.clone().enumerate() {
+                let place = element % g.inputs * g.taps() + element / g.inputs;
+                for output in block.start.max(outputs.start)..block.end.min(outputs.end) {
+                    let column = output - outputs.start;
+                    let sum =
+                        part[if transposed { row * outputs.len() + column } else { column * elements.len() + row }];
+                    let dweight = &mut dweight[(output - block.start) * g.patch() + place];
+                    *dweight = if accumulate { *dweight + sum } else { sum };
+                }
+            }
+        }
+    });
+}
+
+/// What some rows of output pixels give to each part's sums.
+fn add_block<F: Factor>(
+    g: &Geometry,
+    dy: &[F::Sum],
+    x: &[F::Sum],
+    rows: Range<usize>,
+    parts: &[Part],
+    sums: &mut [&mut [F::Sum]],
+    accumulate: bool,
+) {
+    let (dy, pixels) = (&dy[rows.start * g.output[1] * g.outputs..], rows.len() * g.output[1]);
+    let (seen, mut room) = (Seen::new(g, rows), None);
+    let products = parts.par_iter().zip(sums).map(|(Part { elements, outputs }, sums)| {
+        let dy = Mat::strided(&dy[outputs.start..], (pixels, outputs.len()), (g.outputs, 1));
+        (elements, dy, Out { data: sums, accumulate })
+    });
+    if F::PACKED_AHEAD {
+        let band = seen.cut::<F>(g, x, &mut room);
+        products.for_each(|(elements, dy, sums)| {
+            gemm_on_this_thread(dy.t(), &pack_patches(g, &seen, band, elements), sums);
+        });
+    } else {
+        let band = seen.cut::<F::Sum>(g, x, &mut room);
+        products.for_each(|(elements, dy, sums)| multiply_transposed(g, &seen, band, elements, dy, sums));
+    }
+}
+
+/// A part of the weight's gradient.
+struct Part {
+    /// Of a patch.
+    elements: Range<usize>,
+    outputs: Range<usize>,
+}
+
+/// The weight's gradient in parts of about [`COLUMNS`] elements of a patch, which are several whole runs or a part of
+/// one, by [`OUTPUTS`].
+fn parts(g: &Geometry) -> Vec<Part> {
+    let (patch, run) = (g.patch(), g.run());
+    let whole = (COLUMNS / run).max(1) * run;
+    let size = if run > COLUMNS { run.div_ceil(run.div_ceil(COLUMNS)) } else { whole };
+    let ranges = |start: usize, end: usize, size: usize| {
+        (start..end).step_by(size).map(move |start| start..(start + size).min(end))
+    };
+    let outputs = g.outputs.div_ceil(g.outputs.div_ceil(OUTPUTS));
+    ranges(0, patch, whole)
+        .flat_map(|runs| ranges(runs.start, runs.end, size))
+        .flat_map(|elements| {
+            ranges(0, g.outputs, outputs).map(move |outputs| Part { elements: elements.clone(), outputs })
+        })
+        .collect()
+}
+
+/// The sums of each part: (outputs, elements), or transposed.
+fn split<'a, T>(mut sums: &'a mut [T], parts: &[Part]) -> Vec<&'a mut [T]> {
+    let parts = parts.iter().map(|Part { elements, outputs }| {
+        let (part, rest) = std::mem::take(&mut sums).split_at_mut(outputs.len() * elements.len());
+        sums = rest;
+        part
+    });
+    parts.collect()
+}
+
+/// patchesᵀ·dy, of some elements of the patches.
+fn multiply_transposed<T: Float>(
+    g: &Geometry,
+    seen: &Seen,
+    band: &[T],
+    elements: &Range<usize>,
+    dy: Mat<'_, T>,
+    sums: Out<'_, T>,
+) {
+    // A row for each element, which meets the pixels of a row of the output one after the other.
+    let starts: Vec<usize> = elements.clone().map(|element| seen.runs[element / g.run()] + element % g.run()).collect();
+    let runs: Vec<usize> = seen.starts.iter().step_by(g.output[1]).copied().collect();
+    let patches = Patches { data: band, starts: &starts, runs: &runs, len: g.output[1], step: g.stride * g.inputs };
+    let places: Vec<usize> = (0..starts.len()).map(|row| row * (sums.data.len() / starts.len())).collect();
+    gemm_patches(patches, dy, sums, &places);
+}
+
+/// Some elements of the patches as a matrix (pixels, elements).
+fn pack_patches<F: Factor>(g: &Geometry, seen: &Seen, band: &[F], elements: &Range<usize>) -> Packed<F> {
+    let run = g.run();
+    Packed::filled((seen.starts.len(), elements.len()), false, |columns, to, width| {
+        let (start, end) = (elements.start + columns.start, elements.start + columns.end);
+        // Where the columns lie from the start of a patch, run by run.
+        let parts: Vec<(usize, usize)> = (start / run..end.div_ceil(run))
+            .map(|row| {
+                let (from, to) = (start.max(row * run), end.min((row + 1) * run));
+                (seen.runs[row] + from - row * run, to - from)
+            })
+            .collect();
+        if columns.len() < width {
+            to.fill(F::default());
+        }
+        simd!(_A => copy_parts(band, &seen.starts, &parts, to, width));
+    })
+}
+
+/// Copies some (start, length) of each patch into its row of a panel.
+#[inline(always)]
+fn copy_parts<T: Copy>(band: &[T], patches: &[usize], parts: &[(usize, usize)], to: &mut [T], width: usize) {
+    const BLOCK: usize = 16;
+    for (row, patch) in patches.iter().enumerate() {
+        let mut place = row * width;
+        for &(start, len) in parts {
+            let from = patch + start;
+            match (to.get_mut(place..place + BLOCK), band.get(from..from + BLOCK)) {
+                // A block for a short part: what is too much is overwritten by what follows.
+                (Some(to), Some(from)) if len < BLOCK => to.copy_from_slice(from),
+                _ => copy_run(&mut to[place..place + len], &band[from..from + len]),
+            }
+            place += len;
+        }
+    }
+}
