@@ -13,8 +13,8 @@ pub(super) struct Band {
     /// Columns of zeros before the first of the map.
     pub left: usize,
     /// Columns in all, each of so many channels.
-    pub columns: usize,
-    pub channels: usize,
+    columns: usize,
+    channels: usize,
 }
 
 impl Band {

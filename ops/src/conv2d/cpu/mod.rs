@@ -25,7 +25,7 @@ use tensor::{Element, Float, Tensor, simd};
 const PIXELS: usize = 256;
 
 /// A map of so many rows, all images' together, in blocks of about so many pixels: how many whole rows each has. There are
-/// as many blocks for each of two threads, or of four.
+/// as many blocks for each of two threads, or of four, as far as whole rows allow.
 fn rows_per_block([rows, width]: [usize; 2], pixels: usize) -> usize {
     let blocks = (rows * width).div_ceil(pixels).max(1);
     rows.div_ceil(blocks.next_multiple_of(if blocks > 2 { 4 } else { 2 })).max(1)
