@@ -8,7 +8,7 @@
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::parallel::{Out, items_per_task, sum_in_pieces};
-use tensor::cpu::registers::{Each, Registers, Vector};
+use tensor::cpu::registers::{self, Each, Registers, Vector};
 use tensor::{Float, Tensor, simd, unrolled};
 
 /// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`KERNELS`](super::KERNELS).
@@ -173,10 +173,10 @@ fn correlate<T: Float>(e: Extents, x: Map<'_, T>, taps: &[T], bias: Option<&[T]>
     });
 }
 
-/// Repeats a statement for blocks of channels from `$channel` on, `$COUNT` registers `$V` wide, until all
-/// channels have had their turn.
+/// Repeats a statement for blocks of channels from `$channel` on, `$COUNT` registers `$V` wide, one or up to so many where
+/// there are enough registers, until all channels have had their turn.
 macro_rules! channel_blocks {
-    ($T:ident, $A:ident, $channels:expr, ($channel:ident, $V:ident, $COUNT:ident) => $body:block) => {
+    ($T:ident, $A:ident, $channels:expr, $(up to $most:literal, )?($channel:ident, $V:ident, $COUNT:ident) => $body:block) => {
         let mut $channel = 0;
         macro_rules! blocks {
             ($vector:ty, $count:literal) => {
@@ -188,9 +188,9 @@ macro_rules! channel_blocks {
                 }
             };
         }
-        if $A::WIDE {
-            blocks!(<$A as Registers>::Vector<$T>, 2);
-        }
+        $(if $A::WIDE {
+            blocks!(<$A as Registers>::Vector<$T>, $most);
+        })?
         blocks!(<$A as Registers>::Vector<$T>, 1);
         blocks!(Each<$T, $A, 1>, 1);
     };
@@ -205,19 +205,25 @@ struct Line<'a, T> {
 }
 
 impl<'a, T: Float> Line<'a, T> {
+    /// Panics unless the map has `lanes` elements from there on of each of the row's pixels.
     #[inline(always)]
-    fn new(map: Map<'a, T>, row: usize, width: usize, channel: usize) -> Self {
-        Line { data: &map.data[row * width * map.stride + channel..], stride: map.stride, width }
+    fn new(map: Map<'a, T>, row: usize, width: usize, channel: usize, lanes: usize) -> Self {
+        let data = &map.data[row * width * map.stride + channel..][..(width - 1) * map.stride + lanes];
+        Line { data, stride: map.stride, width }
     }
 
     /// Some channels of a pixel, if it is on the image; columns left of it have wrapped around.
     ///
     /// # Safety
-    /// As of [`Vector::zero`].
+    /// As of [`Vector::zero`], and `COUNT` registers must hold no more lanes than the line was made for.
     #[inline(always)]
     unsafe fn load<V: Vector<T>, const COUNT: usize>(&self, column: usize) -> Option<[V; COUNT]> {
-        // SAFETY: the caller vouches for the instruction set.
-        (column < self.width).then(|| unsafe { load(&self.data[column * self.stride..]) })
+        (column < self.width).then(|| {
+            // SAFETY: `new` has seen that the pixel has as many elements, and the caller vouches for the instruction set.
+            std::array::from_fn(|i| unsafe {
+                registers::load(self.data.as_ptr().add(column * self.stride + i * V::LANES))
+            })
+        })
     }
 }
 
@@ -245,7 +251,7 @@ unsafe fn correlate_row<T: Float, A: Registers, const K: usize>(
     row: usize,
     mut y: MapMut<'_, T>,
 ) {
-    channel_blocks!(T, A, e.channels, (channel, V, COUNT) => {
+    channel_blocks!(T, A, e.channels, up to 2, (channel, V, COUNT) => {
         let mut column = 0;
         while column < e.width {
             // SAFETY: the caller vouches for the instruction set.
@@ -282,7 +288,7 @@ unsafe fn correlate_block<T: Float, V: Vector<T>, const K: usize, const COUNT: u
         let taps = &taps[ky * K * e.channels + channel..];
         // SAFETY: as above.
         let taps: [[V; COUNT]; K] = std::array::from_fn(|kx| unsafe { load(&taps[kx * e.channels..]) });
-        let line = Line::new(x, row + ky - K / 2, e.width, channel);
+        let line = Line::new(x, row + ky - K / 2, e.width, channel, COUNT * V::LANES);
         unrolled!(place in 0..PIXELS + K - 1 => {
             // SAFETY: as above.
             if let Some(x) = unsafe { line.load::<V, COUNT>((column + place).wrapping_sub(K / 2)) } {
@@ -306,8 +312,19 @@ unsafe fn correlate_block<T: Float, V: Vector<T>, const K: usize, const COUNT: u
     }
 }
 
-/// Rows whose sums stay in registers together; as many as the first-level cache holds of a usual map.
+/// Rows of a map whose pixels stay in the first-level cache while the kernel's rows have their turns.
 const ROWS: usize = 8;
+
+/// Pixels of dy that stay in registers while those of x pass.
+const PIXELS: usize = 4;
+
+/// Of how many rows of a kernel of extent `k` the sums stay in registers together: as many as there is room for beside the
+/// pixels of dy, one of x, and the bias's sum.
+const fn rows_together<A: Registers>(k: usize) -> usize {
+    let registers = if A::WIDE { 32 } else { 16 };
+    let rows = (registers - PIXELS - 2) / k;
+    if rows < k { rows } else { k }
+}
 
 /// Adds up dweight (K·K, C), and dbias (C) after it, over some of the N·H rows.
 ///
@@ -323,74 +340,82 @@ unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
 ) {
     for start in rows.clone().step_by(ROWS) {
         let rows = start..(start + ROWS).min(rows.end);
-        channel_blocks!(T, A, e.channels, (channel, V, COUNT) => {
-            for ky in 0..K {
-                let sums = &mut sums[ky * K * e.channels + channel..];
-                // SAFETY: the caller vouches for the instruction set, here and below.
-                unsafe { weight_taps::<T, V<T, A>, K, COUNT>(e, dy, x, rows.clone(), [ky, channel], sums) };
+        channel_blocks!(T, A, e.channels, (channel, V, _COUNT) => {
+            for first in (0..K).step_by(rows_together::<A>(K)) {
+                let of_kernel = first..(first + rows_together::<A>(K)).min(K);
+                // SAFETY: the caller vouches for the instruction set.
+                unsafe { weight_taps::<T, A, V<T, A>, K>(e, dy, x, rows.clone(), of_kernel, channel, sums) };
             }
-            let sums = &mut sums[K * K * e.channels + channel..];
-            // SAFETY: as above.
-            let mut totals: [V<T, A>; COUNT] = unsafe { load(sums) };
-            for row in rows.clone() {
-                let dy = Line::new(dy, row, e.width, channel);
-                for column in 0..e.width {
-                    for (i, total) in totals.iter_mut().enumerate() {
-                        // SAFETY: as above.
-                        *total = unsafe { V::<T, A>::load(&dy.data[column * dy.stride + i * V::<T, A>::LANES..]) }.add(*total);
-                    }
-                }
-            }
-            totals.iter().zip(sums.chunks_exact_mut(V::<T, A>::LANES)).for_each(|(total, sum)| total.store(sum));
         });
     }
 }
 
-/// sums[kx] += Σⱼ dy[j]·x[j + kx − K/2] over some rows of dy and the rows of x that row `ky` of the kernel meets, for
-/// `COUNT` registers of channels.
+/// sums[ky, kx] += Σ dy[i, j]·x[i + ky − K/2, j + kx − K/2] over some rows of dy, for some rows of the kernel and a register
+/// of channels; and with the kernel's first row dbias, which lies behind.
 ///
 /// # Safety
 /// As of [`Vector::zero`].
 #[inline(always)]
-unsafe fn weight_taps<T: Float, V: Vector<T>, const K: usize, const COUNT: usize>(
+unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
     e: Extents,
     dy: Map<'_, T>,
     x: Map<'_, T>,
     rows: Range<usize>,
-    [ky, channel]: [usize; 2],
+    of_kernel: Range<usize>,
+    channel: usize,
     sums: &mut [T],
 ) {
-    const PIXELS: usize = 4;
+    let together = const { rows_together::<A>(K) };
     // SAFETY: the caller vouches for the instruction set, here and below.
     let zero = unsafe { V::zero() };
-    let mut totals = [[zero; COUNT]; K];
-    for row in rows.filter(|&row| e.kernel_rows(row).contains(&ky)) {
-        let (dy, x) = (Line::new(dy, row, e.width, channel), Line::new(x, row + ky - K / 2, e.width, channel));
+    let mut totals = [[zero; K]; K];
+    let mut total = zero;
+    for row in rows {
+        let on_image = e.kernel_rows(row);
+        let dy = Line::new(dy, row, e.width, channel, V::LANES);
+        let lines: [Option<Line<'_, T>>; K] = std::array::from_fn(|i| {
+            let ky = of_kernel.start + i;
+            let met = i < of_kernel.len() && on_image.contains(&ky);
+            met.then(|| Line::new(x, row + ky - K / 2, e.width, channel, V::LANES))
+        });
         for column in (0..e.width).step_by(PIXELS) {
-            let mut dy_of_pixels = [[zero; COUNT]; PIXELS];
+            let mut dy_of_pixels = [zero; PIXELS];
             unrolled!(pixel in 0..PIXELS => {
                 // SAFETY: as above.
-                if let Some(dy) = unsafe { dy.load(column + pixel) } {
+                if let Some([dy]) = unsafe { dy.load(column + pixel) } {
                     dy_of_pixels[pixel] = dy;
                 }
             });
-            unrolled!(place in 0..PIXELS + K - 1 => {
-                // SAFETY: as above.
-                if let Some(x) = unsafe { x.load::<V, COUNT>((column + place).wrapping_sub(K / 2)) } {
-                    for kx in place.saturating_sub(PIXELS - 1)..K.min(place + 1) {
-                        for i in 0..COUNT {
-                            totals[kx][i] = x[i].mul_add(dy_of_pixels[place - kx][i], totals[kx][i]);
+            if of_kernel.start == 0 {
+                unrolled!(pixel in 0..PIXELS => {
+                    total = total.add(dy_of_pixels[pixel]);
+                });
+            }
+            unrolled!(i in 0..together => {
+                if let Some(x) = lines[i] {
+                    unrolled!(place in 0..PIXELS + K - 1 => {
+                        // SAFETY: as above.
+                        if let Some([x]) = unsafe { x.load::<V, 1>((column + place).wrapping_sub(K / 2)) } {
+                            for kx in place.saturating_sub(PIXELS - 1)..K.min(place + 1) {
+                                totals[i][kx] = x.mul_add(dy_of_pixels[place - kx], totals[i][kx]);
+                            }
                         }
-                    }
+                    });
                 }
             });
         }
     }
-    for (kx, totals) in totals.iter().enumerate() {
-        let sums = &mut sums[kx * e.channels..][..COUNT * V::LANES];
-        for (total, sum) in totals.iter().zip(sums.chunks_exact_mut(V::LANES)) {
-            // SAFETY: as above.
-            unsafe { V::load(sum) }.add(*total).store(sum);
+    let mut add = |place: usize, total: V| {
+        let sum = &mut sums[place * e.channels + channel..][..V::LANES];
+        // SAFETY: as above.
+        unsafe { V::load(sum) }.add(total).store(sum);
+    };
+    for (i, ky) in of_kernel.clone().enumerate() {
+        for kx in 0..K {
+            add(ky * K + kx, totals[i][kx]);
         }
+    }
+    if of_kernel.start == 0 {
+        add(K * K, total);
     }
 }
