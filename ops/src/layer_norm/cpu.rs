@@ -1,10 +1,30 @@
 //! CPU kernels of [`layer_norm`](super::layer_norm): one pass over each row forward, and one backward.
 
 use rayon::prelude::*;
-use tensor::cpu::isa::Arch;
-use tensor::cpu::lanes::{sum_map, sum_map2, sum_map3};
 use tensor::cpu::parallel::{GRAIN, Interleaved, Out, sum_in_pieces};
+use tensor::cpu::registers::{Each, Registers, Vector};
 use tensor::{Float, simd};
+
+/// Rows whose moments are computed together.
+const ROWS: usize = 16;
+
+/// A statement for the range of a row's channels that fill registers `$V`, and for that of the others, with registers of one
+/// element.
+macro_rules! in_registers {
+    ($T:ident, $A:ident, $channels:expr, ($range:ident, $V:ident) => $body:expr) => {{
+        let whole = $channels - $channels % <$A as Registers>::Vector::<$T>::LANES;
+        {
+            type $V<$T, $A> = <$A as Registers>::Vector<$T>;
+            let $range = 0..whole;
+            $body
+        }
+        if whole < $channels {
+            type $V<$T, $A> = Each<$T, $A, 1>;
+            let $range = whole..$channels;
+            $body
+        }
+    }};
+}
 
 /// y (R, C), and each row's mean and 1/√(variance + ε).
 pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], epsilon: T, y: &mut [T], [mean, rstd]: [&mut [T]; 2]) {
@@ -16,27 +36,105 @@ pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], epsilon: T, y: &mut 
     y.par_chunks_mut(rows * channels)
         .zip(x.par_chunks(rows * channels))
         .zip(mean.par_chunks_mut(rows).zip(rstd.par_chunks_mut(rows)))
-        .for_each(|((y, x), (mean, rstd))| simd!(A => forward_rows::<T, A>(x, [weight, bias], epsilon, y, mean, rstd)));
+        .for_each(|((y, x), (mean, rstd))| {
+            // SAFETY: `simd!` chooses an instruction set that the machine has.
+            simd!(A => unsafe { forward_rows::<T, A>(x, [weight, bias], epsilon, y, [mean, rstd]) });
+        });
 }
 
+/// # Safety
+/// The machine must have the instruction set `A`.
 #[inline(always)]
-fn forward_rows<T: Float, A: Arch>(x: &[T], scale: [&[T]; 2], epsilon: T, y: &mut [T], mean: &mut [T], rstd: &mut [T]) {
+unsafe fn forward_rows<T: Float, A: Registers>(
+    x: &[T],
+    scale: [&[T]; 2],
+    epsilon: T,
+    y: &mut [T],
+    [mean, rstd]: [&mut [T]; 2],
+) {
     let channels = scale[0].len();
     let inverse = T::one() / T::of(channels as f64);
-    for (row, (x, y)) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).enumerate() {
-        let m = sum_map(x, |x| x) * inverse;
-        let variance = sum_map(x, |x| (x - m) * (x - m)) * inverse;
-        let r = T::one() / (variance + epsilon).sqrt();
-        (mean[row], rstd[row]) = (m, r);
-        normalise::<T, A>(x, scale, [m, r], y);
+    // Some rows at a time: their roots and quotients, which take long, do not wait for each other.
+    let (x, y) = (x.chunks(ROWS * channels), y.chunks_mut(ROWS * channels));
+    for ((x, y), (mean, rstd)) in x.zip(y).zip(mean.chunks_mut(ROWS).zip(rstd.chunks_mut(ROWS))) {
+        for ((x, mean), rstd) in x.chunks_exact(channels).zip(&mut *mean).zip(&mut *rstd) {
+            let (mut sum, mut squares) = (T::zero(), T::zero());
+            // SAFETY: the caller vouches for the instruction set, here and below.
+            in_registers!(T, A, channels, (range, V) => sum += unsafe { sum_of::<T, V<T, A>>(&x[range]) });
+            *mean = sum * inverse;
+            // SAFETY: as above.
+            in_registers!(T, A, channels, (range, V) => squares += unsafe { squares_of::<T, V<T, A>>(&x[range], *mean) });
+            *rstd = squares * inverse;
+        }
+        rstd.iter_mut().for_each(|variance| *variance = T::one() / (*variance + epsilon).sqrt());
+        // SAFETY: as above.
+        unsafe { normalise_rows::<T, A>(x, scale, [mean, rstd], y) };
     }
 }
 
-/// A row's γ·x̂ + β.
+/// Σ x
+///
+/// # Safety
+/// As of [`Vector::zero`].
 #[inline(always)]
-fn normalise<T: Float, A: Arch>(x: &[T], [weight, bias]: [&[T]; 2], [mean, rstd]: [T; 2], y: &mut [T]) {
-    for (((y, &x), &weight), &bias) in y.iter_mut().zip(x).zip(weight).zip(bias) {
-        *y = A::mul_add((x - mean) * rstd, weight, bias);
+unsafe fn sum_of<T: Float, V: Vector<T>>(x: &[T]) -> T {
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let mut sum = unsafe { V::zero() };
+    for x in x.chunks_exact(V::LANES) {
+        // SAFETY: as above.
+        sum = sum.add(unsafe { V::load(x) });
+    }
+    sum.total()
+}
+
+/// Σ (x − mean)²
+///
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn squares_of<T: Float, V: Vector<T>>(x: &[T], mean: T) -> T {
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let (mean, mut sum) = unsafe { (V::splat(mean), V::zero()) };
+    for x in x.chunks_exact(V::LANES) {
+        // SAFETY: as above.
+        let deviation = unsafe { V::load(x) }.sub(mean);
+        sum = sum.add(deviation.mul(deviation));
+    }
+    sum.total()
+}
+
+/// Rows' γ·x̂ + β.
+///
+/// # Safety
+/// The machine must have the instruction set `A`.
+#[inline(always)]
+unsafe fn normalise_rows<T: Float, A: Registers>(
+    x: &[T],
+    [weight, bias]: [&[T]; 2],
+    [mean, rstd]: [&[T]; 2],
+    y: &mut [T],
+) {
+    let channels = weight.len();
+    for (row, (x, y)) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).enumerate() {
+        in_registers!(T, A, channels, (range, V) => {
+            let (x, scale) = (&x[range.clone()], [&weight[range.clone()], &bias[range.clone()]]);
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe { normalise::<T, V<T, A>>(x, scale, [mean[row], rstd[row]], &mut y[range]) };
+        });
+    }
+}
+
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn normalise<T: Float, V: Vector<T>>(x: &[T], [weight, bias]: [&[T]; 2], [mean, rstd]: [T; 2], y: &mut [T]) {
+    let [weight, bias] = [weight, bias].map(|scale| scale.chunks_exact(V::LANES));
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let (mean, rstd) = unsafe { (V::splat(mean), V::splat(rstd)) };
+    for ((y, x), (weight, bias)) in y.chunks_exact_mut(V::LANES).zip(x.chunks_exact(V::LANES)).zip(weight.zip(bias)) {
+        // SAFETY: as above.
+        let (x, weight, bias) = unsafe { (V::load(x), V::load(weight), V::load(bias)) };
+        x.sub(mean).mul(rstd).mul_add(weight, bias).store(y);
     }
 }
 
@@ -51,10 +149,8 @@ pub fn again<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T]; 2
         .zip(x.par_chunks(rows * channels))
         .zip(mean.par_chunks(rows).zip(rstd.par_chunks(rows)))
         .for_each(|((y, x), (mean, rstd))| {
-            simd!(A => {
-                let rows = x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).zip(mean.iter().zip(rstd));
-                rows.for_each(|((x, y), (&mean, &rstd))| normalise::<T, A>(x, [weight, bias], [mean, rstd], y));
-            });
+            // SAFETY: `simd!` chooses an instruction set that the machine has.
+            simd!(A => unsafe { normalise_rows::<T, A>(x, [weight, bias], [mean, rstd], y) });
         });
 }
 
@@ -76,7 +172,9 @@ pub fn backward<T: Float>(
         // SAFETY: no two pieces have a row in common.
         let data = dx.map(|dx| unsafe { dx.part(block.clone()) });
         let dx = data.map(|data| Out { data, accumulate });
-        simd!(A => backward_rows::<T, A>(&dy[block.clone()], &x[block.clone()], weight, moments, dx, sums));
+        let (dy, x) = (&dy[block.clone()], &x[block]);
+        // SAFETY: `simd!` chooses an instruction set that the machine has.
+        simd!(A => unsafe { backward_rows::<T, A>(dy, x, weight, moments, dx, sums) });
     });
     let (of_weight, of_bias) = sums.split_at(channels);
     dweight.into_iter().for_each(|mut dweight| dweight.put(of_weight));
@@ -84,8 +182,11 @@ pub fn backward<T: Float>(
 }
 
 /// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy; and the rows' dγ = Σ dy·x̂ and dβ = Σ dy are added to `sums`.
+///
+/// # Safety
+/// The machine must have the instruction set `A`.
 #[inline(always)]
-fn backward_rows<T: Float, A: Arch>(
+unsafe fn backward_rows<T: Float, A: Registers>(
     dy: &[T],
     x: &[T],
     weight: &[T],
@@ -97,18 +198,76 @@ fn backward_rows<T: Float, A: Arch>(
     let inverse = T::one() / T::of(channels as f64);
     let (dweight, dbias) = sums.split_at_mut(channels);
     for (row, (dy, x)) in dy.chunks_exact(channels).zip(x.chunks_exact(channels)).enumerate() {
-        let (m, r) = (mean[row], rstd[row]);
-        for (((dweight, dbias), &dy), &x) in dweight.iter_mut().zip(&mut *dbias).zip(dy).zip(x) {
-            *dweight = A::mul_add(dy, (x - m) * r, *dweight);
-            *dbias += dy;
-        }
+        let moments = [mean[row], rstd[row]];
+        let (mut g, mut gx) = (T::zero(), T::zero());
+        in_registers!(T, A, channels, (range, V) => {
+            let (given, sums) = (
+                [&dy[range.clone()], &x[range.clone()], &weight[range.clone()]],
+                [&mut dweight[range.clone()], &mut dbias[range]],
+            );
+            // SAFETY: the caller vouches for the instruction set, here and below.
+            let more = unsafe { add_sums::<T, V<T, A>>(given, moments, sums) };
+            g += more[0];
+            gx += more[1];
+        });
         let Some(dx) = &mut dx else { continue };
         let to = &mut dx.data[row * channels..(row + 1) * channels];
-        let mean_g = sum_map2(dy, weight, |dy, weight| dy * weight) * inverse;
-        let mean_gx = sum_map3(dy, x, weight, |dy, x, weight| dy * weight * (x - m)) * r * inverse;
-        for (((to, &dy), &x), &weight) in to.iter_mut().zip(dy).zip(x).zip(weight) {
-            let value = r * (A::mul_add(dy, weight, -mean_g) - (x - m) * r * mean_gx);
-            *to = if dx.accumulate { *to + value } else { value };
-        }
+        in_registers!(T, A, channels, (range, V) => {
+            let given = [&dy[range.clone()], &x[range.clone()], &weight[range.clone()]];
+            let out = Out { data: &mut to[range], accumulate: dx.accumulate };
+            // SAFETY: as above.
+            unsafe { gradient::<T, V<T, A>>(given, moments, [g * inverse, gx * inverse], out) };
+        });
+    }
+}
+
+/// Adds dy·x̂ and dy to the sums; and [Σ g, Σ g·x̂].
+///
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn add_sums<T: Float, V: Vector<T>>(
+    [dy, x, weight]: [&[T]; 3],
+    [mean, rstd]: [T; 2],
+    [dweight, dbias]: [&mut [T]; 2],
+) -> [T; 2] {
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let (mean, rstd, mut g_sum, mut gx_sum) = unsafe { (V::splat(mean), V::splat(rstd), V::zero(), V::zero()) };
+    let given = dy.chunks_exact(V::LANES).zip(x.chunks_exact(V::LANES)).zip(weight.chunks_exact(V::LANES));
+    let sums = dweight.chunks_exact_mut(V::LANES).zip(dbias.chunks_exact_mut(V::LANES));
+    for (((dy, x), weight), (dweight, dbias)) in given.zip(sums) {
+        // SAFETY: as above.
+        let (dy, x, weight) = unsafe { (V::load(dy), V::load(x).sub(mean).mul(rstd), V::load(weight)) };
+        // SAFETY: as above.
+        let (of_weight, of_bias) = unsafe { (V::load(dweight), V::load(dbias)) };
+        dy.mul_add(x, of_weight).store(dweight);
+        of_bias.add(dy).store(dbias);
+        let g = dy.mul(weight);
+        g_sum = g_sum.add(g);
+        gx_sum = gx_sum.add(g.mul(x));
+    }
+    [g_sum.total(), gx_sum.total()]
+}
+
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn gradient<T: Float, V: Vector<T>>(
+    [dy, x, weight]: [&[T]; 3],
+    [mean, rstd]: [T; 2],
+    [g_mean, gx_mean]: [T; 2],
+    out: Out<'_, T>,
+) {
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let (mean, rstd, g_mean, gx_mean) =
+        unsafe { (V::splat(mean), V::splat(rstd), V::splat(g_mean), V::splat(-gx_mean)) };
+    let given = dy.chunks_exact(V::LANES).zip(x.chunks_exact(V::LANES)).zip(weight.chunks_exact(V::LANES));
+    for (((dy, x), weight), to) in given.zip(out.data.chunks_exact_mut(V::LANES)) {
+        // SAFETY: as above.
+        let (g, x) = unsafe { (V::load(dy).mul(V::load(weight)), V::load(x).sub(mean).mul(rstd)) };
+        let dx = x.mul_add(gx_mean, g.sub(g_mean)).mul(rstd);
+        // SAFETY: as above.
+        let dx = if out.accumulate { unsafe { V::load(to) }.add(dx) } else { dx };
+        dx.store(to);
     }
 }

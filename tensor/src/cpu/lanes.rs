@@ -19,12 +19,6 @@ pub fn sum_map2<T: Float>(x: &[T], y: &[T], f: impl Fn(T, T) -> T) -> T {
     sum_zipped([x, y], |[x, y]| f(x, y))
 }
 
-/// `Σ f(x[i], y[i], z[i])`. Panics when the lengths differ.
-#[inline(always)]
-pub fn sum_map3<T: Float>(x: &[T], y: &[T], z: &[T], f: impl Fn(T, T, T) -> T) -> T {
-    sum_zipped([x, y, z], |[x, y, z]| f(x, y, z))
-}
-
 #[inline(always)]
 fn sum_zipped<T: Float, const N: usize>(slices: [&[T]; N], f: impl Fn([T; N]) -> T) -> T {
     let len = slices[0].len();

@@ -41,6 +41,25 @@ pub trait Vector<T: Float>: Copy {
     /// Writes the first elements of a slice. Panics when there are too few.
     fn store(self, to: &mut [T]);
 
+    /// The sum of all elements: of each four first, if there are so many.
+    #[inline(always)]
+    fn total(self) -> T {
+        let mut lanes = [T::zero(); MOST_LANES];
+        let apart = if Self::LANES.is_multiple_of(4) {
+            let pairs = self.add(self.swap_pairs());
+            pairs.add(pairs.swap_neighbours()).store(&mut lanes);
+            4
+        } else {
+            self.store(&mut lanes);
+            1
+        };
+        let mut total = lanes[0];
+        for lane in (apart..Self::LANES).step_by(apart) {
+            total += lanes[lane];
+        }
+        total
+    }
+
     /// self + other
     fn add(self, other: Self) -> Self;
 
@@ -269,6 +288,27 @@ mod tests {
                 let one = Transcendental::exp2::<A>(x);
                 assert!(power == one || power.is_nan() && one.is_nan(), "2^{x} is {power}, and alone {one}");
             }
+        }
+    }
+
+    #[inline(always)]
+    fn add_up<T: Float, A: Registers>() {
+        let x: Vec<T> = (0..MOST_LANES).map(|i| T::of((i * i) as f64)).collect();
+        let sum = |lanes: usize| x[..lanes].iter().fold(T::zero(), |sum, &x| sum + x);
+        // SAFETY: the caller has chosen an instruction set that is there.
+        unsafe {
+            assert_eq!(A::Vector::<T>::load(&x).total(), sum(A::Vector::<T>::LANES));
+            assert_eq!(Each::<T, A, 1>::load(&x[3..]).total(), x[3]);
+            assert_eq!(Each::<T, A, 3>::load(&x).total(), sum(3));
+        }
+    }
+
+    #[test]
+    fn totals_are_sums_on_every_instruction_set() {
+        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+            let _limited = limit(isa);
+            simd!(A => add_up::<f32, A>());
+            simd!(A => add_up::<f64, A>());
         }
     }
 
