@@ -1,35 +1,65 @@
 //! CPU kernels of [`gelu`](super::gelu).
 
 use rayon::prelude::*;
-use tensor::cpu::isa::Arch;
-use tensor::cpu::math::Transcendental;
+use tensor::cpu::normal::Normal;
 use tensor::cpu::parallel::{GRAIN, Out};
+use tensor::cpu::registers::{Each, Registers, Vector};
 use tensor::{Float, simd};
 
 pub fn forward<T: Float>(x: &[T], y: &mut [T]) {
-    y.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).for_each(|(y, x)| simd!(A => forward_part::<T, A>(x, y)));
+    let normal = Normal::tables();
+    y.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).for_each(|(y, x)| {
+        simd!(A => {
+            let whole = x.len() - x.len() % <A as Registers>::Vector::<T>::LANES;
+            let ((x, rest), (y, rest_of_y)) = (x.split_at(whole), y.split_at_mut(whole));
+            // SAFETY: `simd!` chooses an instruction set that the machine has.
+            unsafe {
+                forward_part::<T, <A as Registers>::Vector<T>>(x, y, normal);
+                forward_part::<T, Each<T, A, 1>>(rest, rest_of_y, normal);
+            }
+        });
+    });
 }
 
+/// # Safety
+/// As of [`Vector::zero`].
 #[inline(always)]
-fn forward_part<T: Float, A: Arch>(x: &[T], y: &mut [T]) {
-    for (y, &x) in y.iter_mut().zip(x) {
-        *y = x * Transcendental::normal_distribution::<A>(x);
+unsafe fn forward_part<T: Float, V: Vector<T>>(x: &[T], y: &mut [T], normal: &Normal) {
+    for (y, x) in y.chunks_exact_mut(V::LANES).zip(x.chunks_exact(V::LANES)) {
+        // SAFETY: the caller vouches for the instruction set.
+        let x = unsafe { V::load(x) };
+        x.mul(x.normal_distribution(normal)).store(y);
     }
 }
 
 pub fn backward<T: Float>(dy: &[T], x: &[T], dx: Out<'_, T>) {
-    let accumulate = dx.accumulate;
-    dx.data
-        .par_chunks_mut(GRAIN)
-        .zip(dy.par_chunks(GRAIN).zip(x.par_chunks(GRAIN)))
-        .for_each(|(data, (dy, x))| simd!(A => backward_part::<T, A>(dy, x, Out { data, accumulate })));
+    let (accumulate, normal) = (dx.accumulate, Normal::tables());
+    dx.data.par_chunks_mut(GRAIN).zip(dy.par_chunks(GRAIN).zip(x.par_chunks(GRAIN))).for_each(|(dx, (dy, x))| {
+        simd!(A => {
+            let whole = x.len() - x.len() % <A as Registers>::Vector::<T>::LANES;
+            let ((dy, rest_of_dy), (x, rest)) = (dy.split_at(whole), x.split_at(whole));
+            let (data, rest_of_dx) = dx.split_at_mut(whole);
+            // SAFETY: `simd!` chooses an instruction set that the machine has.
+            unsafe {
+                backward_part::<T, <A as Registers>::Vector<T>>(dy, x, Out { data, accumulate }, normal);
+                backward_part::<T, Each<T, A, 1>>(rest_of_dy, rest, Out { data: rest_of_dx, accumulate }, normal);
+            }
+        });
+    });
 }
 
+/// # Safety
+/// As of [`Vector::zero`].
 #[inline(always)]
-fn backward_part<T: Float, A: Arch>(dy: &[T], x: &[T], out: Out<'_, T>) {
-    for ((dx, &dy), &x) in out.data.iter_mut().zip(dy).zip(x) {
-        let slope = Transcendental::normal_slope::<A>(x);
-        *dx = if out.accumulate { *dx + dy * slope } else { dy * slope };
+unsafe fn backward_part<T: Float, V: Vector<T>>(dy: &[T], x: &[T], out: Out<'_, T>, normal: &Normal) {
+    let given = dy.chunks_exact(V::LANES).zip(x.chunks_exact(V::LANES));
+    for (dx, (dy, x)) in out.data.chunks_exact_mut(V::LANES).zip(given) {
+        // SAFETY: the caller vouches for the instruction set, here and below.
+        let (dy, x) = unsafe { (V::load(dy), V::load(x)) };
+        let gradient = dy.mul(x.normal_slope(normal));
+        // SAFETY: as above.
+        let gradient = if out.accumulate { unsafe { V::load(dx) }.add(gradient) } else { gradient };
+        gradient.store(dx);
     }
 }
 

@@ -5,6 +5,7 @@
 //! | `isa.rs` | instruction sets found at run time; [`simd!`](crate::simd) runs a kernel with the best one |
 //! | `lanes.rs` | sums in a fixed order that the compiler can vectorise |
 //! | `math.rs` | exp, ln and the normal distribution in a form that the compiler can vectorise |
+//! | `normal.rs` | the normal distribution in tables, for registers that look elements up |
 //! | `gemm.rs` | matrix products, split over threads by shape alone |
 //! | `factor.rs` | what is multiplied, and what is summed in: f32, f64, or bf16 in f32 |
 //! | `block.rs` | what one thread does of a product: rows, wherever they lie, times panels |
@@ -21,6 +22,7 @@ pub mod gemm;
 pub mod isa;
 pub mod lanes;
 pub mod math;
+pub mod normal;
 pub mod packed;
 pub(crate) mod pairs;
 pub mod parallel;

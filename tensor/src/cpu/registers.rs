@@ -6,6 +6,7 @@
 
 use super::isa::{Arch, Plain};
 use super::math::Transcendental;
+use super::normal::Normal;
 use crate::Float;
 use std::marker::PhantomData;
 
@@ -77,6 +78,12 @@ pub trait Vector<T: Float>: Copy {
 
     /// [2^x](Transcendental::exp2) of each element.
     fn exp2(self) -> Self;
+
+    /// Φ of each element, as exact as [`Transcendental::normal_distribution`] or by tables.
+    fn normal_distribution(self, normal: &Normal) -> Self;
+
+    /// Φ(x) + x·φ(x) of each element x, as exact as [`Transcendental::normal_slope`] or by tables.
+    fn normal_slope(self, normal: &Normal) -> Self;
 
     /// The elements of both taken in turn, the first of each, the second of each, ..: two registers full.
     fn interleave(self, other: Self) -> [Self; 2];
@@ -218,6 +225,20 @@ impl<T: Float, A: Arch, const N: usize> Vector<T> for Each<T, A, N> {
     fn exp2(mut self) -> Self {
         for lane in 0..N {
             self.0[lane] = Transcendental::exp2::<A>(self.0[lane]);
+        }
+        self
+    }
+    #[inline(always)]
+    fn normal_distribution(mut self, _normal: &Normal) -> Self {
+        for lane in 0..N {
+            self.0[lane] = Transcendental::normal_distribution::<A>(self.0[lane]);
+        }
+        self
+    }
+    #[inline(always)]
+    fn normal_slope(mut self, _normal: &Normal) -> Self {
+        for lane in 0..N {
+            self.0[lane] = Transcendental::normal_slope::<A>(self.0[lane]);
         }
         self
     }

@@ -5,12 +5,13 @@
 use super::{MOST_LANES, Registers, Vector};
 use crate::cpu::isa::{Fused, Plain};
 use crate::cpu::math::{EXP2, LEAST_EXPONENT, ROUND, Transcendental};
+use crate::cpu::normal::{Normal, PIECES, Table};
 use crate::{DType, Float};
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 
 macro_rules! register {
-    ($name:ident, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, $f32:tt, $f64:tt, $pairs:tt, $interleave:ident, $quads:ident, $spread:ident, $swap:ident, $exponent:tt) => {
+    ($name:ident, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, $f32:tt, $f64:tt, $pairs:tt, $interleave:ident, $quads:ident, $spread:ident, $swap:ident, $half_plus_odd:ident, $exponent:tt) => {
         /// A register whose bits are `T`s. Whoever has one is on a machine that has the instruction set.
         #[derive(Clone, Copy)]
         pub struct $name<T>($register, PhantomData<T>);
@@ -22,6 +23,8 @@ macro_rules! register {
         impl<T: Float> Vector<T> for $name<T> {
             const LANES: usize = $bytes / size_of::<T>();
             register!(@ $cast, $back, $f32, $f64, $pairs, $exponent);
+            register!(@ normal_distribution, distribution, $wide, $half_plus_odd);
+            register!(@ normal_slope, slope, $wide, $half_plus_odd);
             #[inline(always)]
             fn interleave(self, other: Self) -> [Self; 2] {
                 // SAFETY: that the registers exist vouches for the instruction set.
@@ -47,6 +50,22 @@ macro_rules! register {
                 // SAFETY: as above.
                 Self(unsafe { $swap::<0b01_00_11_10>(self.0, T::DTYPE) }, PhantomData)
             }
+        }
+    };
+    (@ $function:ident, $table:ident, $wide:literal, $half_plus_odd:ident) => {
+        #[inline(always)]
+        fn $function(self, normal: &Normal) -> Self {
+            // SAFETY: that the register exists vouches for the instruction set.
+            if let Some(register) = unsafe { $half_plus_odd(self.0, &normal.$table, T::DTYPE) } {
+                return Self(register, PhantomData);
+            }
+            let mut elements = [T::zero(); MOST_LANES];
+            self.store(&mut elements);
+            for element in &mut elements[..Self::LANES] {
+                *element = Transcendental::$function::<Fused<$wide>>(*element);
+            }
+            // SAFETY: as above.
+            unsafe { Self::load(&elements) }
         }
     };
     (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*], [$add:ident, $sub:ident, $max:ident, $bits:ident, $from_bits:ident, $shift:ident, $add_bits:ident]) => {
@@ -145,6 +164,7 @@ register!(
     quads_512,
     spread_512,
     swap_512,
+    half_plus_odd_512,
     [_mm512_add_ps, _mm512_sub_ps, _mm512_max_ps, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_slli_epi32, _mm512_add_epi32]
 );
 register!(
@@ -166,8 +186,44 @@ register!(
     quads_256,
     spread_256,
     swap_256,
+    half_plus_odd_256,
     [_mm256_add_ps, _mm256_sub_ps, _mm256_max_ps, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_slli_epi32, _mm256_add_epi32]
 );
+
+/// ½ plus the odd function whose right half is in a table, in f32. Where x is not a number, no number.
+///
+/// # Safety
+/// The machine must have AVX-512 F and DQ.
+#[inline(always)]
+unsafe fn half_plus_odd_512(x: __m512, table: &Table, dtype: DType) -> Option<__m512> {
+    const LAST: f32 = (PIECES - 1) as f32;
+    if dtype == DType::F64 {
+        return None;
+    }
+    // SAFETY: the caller vouches for the instruction set; a table's rows are as long as a register.
+    unsafe {
+        // Of two of which one is not a number, the second is the lesser.
+        let place = _mm512_min_ps(_mm512_set1_ps(LAST), _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(table.scale)));
+        let shifted = _mm512_add_ps(place, _mm512_set1_ps(ROUND));
+        let piece = _mm512_castps_si512(shifted);
+        let t = _mm512_sub_ps(place, _mm512_sub_ps(shifted, _mm512_set1_ps(ROUND)));
+        let mut value = _mm512_permutexvar_ps(piece, _mm512_loadu_ps(table.terms[0].as_ptr()));
+        for terms in &table.terms[1..] {
+            value = _mm512_fmadd_ps(value, t, _mm512_permutexvar_ps(piece, _mm512_loadu_ps(terms.as_ptr())));
+        }
+        let sign = _mm512_and_ps(x, _mm512_set1_ps(-0.0));
+        Some(_mm512_add_ps(_mm512_set1_ps(0.5), _mm512_xor_ps(value, sign)))
+    }
+}
+
+/// Nothing: looking up one of sixteen takes as long as what it would save.
+///
+/// # Safety
+/// None.
+#[inline(always)]
+unsafe fn half_plus_odd_256(_x: __m256, _table: &Table, _dtype: DType) -> Option<__m256> {
+    None
+}
 
 /// # Safety
 /// The machine must have AVX-512 F.
