@@ -27,7 +27,7 @@ pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [
     let inverse = T::one() / T::of(rows as f64);
     let block = |rows: std::ops::Range<usize>| &x[rows.start * channels..rows.end * channels];
     sum_in_pieces(rows, channels, channels, Out::store(&mut *mean), |rows, sum| {
-        simd!(_A => add_rows(block(rows), sum));
+        add_rows(block(rows), sum);
     });
     mean.iter_mut().for_each(|mean| *mean *= inverse);
 

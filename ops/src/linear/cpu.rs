@@ -61,7 +61,7 @@ pub fn backward<F: Factor>(
     }
     if let Some(dbias) = dbias {
         sum_in_pieces(rows, outputs, outputs, dbias, |range, sum| {
-            simd!(_A => add_rows(&dy[range.start * outputs..range.end * outputs], sum));
+            add_rows(&dy[range.start * outputs..range.end * outputs], sum);
         });
     }
 }

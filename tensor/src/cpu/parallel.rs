@@ -4,7 +4,8 @@
 //! writes only its own part of the result, or its own partial sum, and partial sums are added in the
 //! order of the pieces. So the bits of a result do not depend on the number of threads.
 
-use crate::{Float, Tensor};
+use super::registers::{Registers, Vector};
+use crate::{Float, Tensor, simd, unrolled};
 use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -93,9 +94,52 @@ pub fn put<T: Float>(data: &mut [T], values: &[T], accumulate: bool) {
 }
 
 /// Adds up rows as long as `sum`, in order.
-#[inline(always)]
 pub fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
-    rows.chunks_exact(sum.len().max(1)).for_each(|row| put(sum, row, true));
+    simd!(A => {
+        let mut column = 0;
+        macro_rules! columns {
+            ($vector:ty, $count:literal) => {
+                while sum.len() - column >= $count * <$vector as Vector<T>>::LANES {
+                    // SAFETY: `simd!` chooses an instruction set that the machine has.
+                    unsafe { add_columns::<T, $vector, $count>(rows, column, sum) };
+                    column += $count * <$vector as Vector<T>>::LANES;
+                }
+            };
+        }
+        columns!(<A as Registers>::Vector<T>, 4);
+        columns!(<A as Registers>::Vector<T>, 2);
+        columns!(<A as Registers>::Vector<T>, 1);
+        let (width, rest) = (sum.len().max(1), &mut sum[column..]);
+        if !rest.is_empty() {
+            rows.chunks_exact(width).for_each(|row| put(rest, &row[column..], true));
+        }
+    });
+}
+
+/// Adds up `COUNT` registers of columns, from `column` on, of rows as long as `sum`.
+///
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn add_columns<T: Float, V: Vector<T>, const COUNT: usize>(rows: &[T], column: usize, sum: &mut [T]) {
+    let width = sum.len();
+    let sum = &mut sum[column..column + COUNT * V::LANES];
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let mut totals = [unsafe { V::zero() }; COUNT];
+    unrolled!(i in 0..COUNT => {
+        // SAFETY: as above.
+        totals[i] = unsafe { V::load(&sum[i * V::LANES..]) };
+    });
+    for row in rows.chunks_exact(width) {
+        let row = &row[column..column + COUNT * V::LANES];
+        unrolled!(i in 0..COUNT => {
+            // SAFETY: as above.
+            totals[i] = totals[i].add(unsafe { V::load(&row[i * V::LANES..]) });
+        });
+    }
+    unrolled!(i in 0..COUNT => {
+        totals[i].store(&mut sum[i * V::LANES..]);
+    });
 }
 
 /// Sums over a long axis: `items` are cut into at most [`MAX_PIECES`] ranges by their number alone;

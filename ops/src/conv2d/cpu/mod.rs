@@ -19,7 +19,7 @@ pub use weight::backward_weight;
 use super::geometry::Geometry;
 use rayon::prelude::*;
 use tensor::cpu::parallel::{Out, add_rows, sum_in_pieces};
-use tensor::{Element, Float, Tensor, simd};
+use tensor::{Element, Float, Tensor};
 
 /// Pixels of the output per block, about.
 const PIXELS: usize = 256;
@@ -54,6 +54,6 @@ fn reorder<'a, F: Element>(weight: &[F], [inputs, taps]: [usize; 2], buffer: &'a
 /// dbias (O) = Σ dy over the pixels.
 pub fn backward_bias<T: Float>(g: Geometry, dy: &[T], dbias: Out<'_, T>) {
     sum_in_pieces(g.pixels(), g.outputs, g.outputs, dbias, |pixels, sum| {
-        simd!(_A => add_rows(&dy[pixels.start * g.outputs..pixels.end * g.outputs], sum));
+        add_rows(&dy[pixels.start * g.outputs..pixels.end * g.outputs], sum);
     });
 }
