@@ -113,6 +113,8 @@ fn slabs_for(capacity: usize) -> MutexGuard<'static, Slabs> {
 
 const SMALL: usize = 1 << 16;
 const PAGE: usize = 1 << 12;
+/// Where slabs begin.
+const HUGE_PAGE: usize = 1 << 21;
 
 /// What a buffer occupies: whole cache lines, and where it is large whole pages, so that sizes that nearly agree share
 /// places.
@@ -131,7 +133,7 @@ struct Slabs {
 struct Block {
     memory: NonNull<u8>,
     layout: Layout,
-    /// The first aligned byte, and how many there are from there.
+    /// Where its first huge page begins, and how many bytes there are from there.
     start: NonNull<u8>,
     len: usize,
 }
@@ -182,16 +184,28 @@ impl Slabs {
 impl Block {
     fn from_system(len: usize) -> Self {
         // Not aligned by the allocator, which would have to write the zeros then.
-        let layout = Layout::from_size_align(len + ALIGNMENT, 1);
+        let layout = Layout::from_size_align(len + HUGE_PAGE, 1);
         // invariant: `Buffer::new` refuses what comes near isize::MAX.
         let layout = layout.expect("a slab fits into the address space");
         // SAFETY: the size is not 0.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
         // SAFETY: less than the alignment, by which the layout is longer than the slab.
-        let start = unsafe { memory.add(memory.align_offset(ALIGNMENT)) };
+        let start = unsafe { memory.add(memory.align_offset(HUGE_PAGE)) };
+        ask_for_huge_pages(start, len);
         POOL.system_allocations.fetch_add(1, Ordering::Relaxed);
         Self { memory, layout, start, len }
     }
+}
+
+/// Asks for memory in few large pages, whose addresses are translated faster: a hint, which a system may leave unheeded.
+fn ask_for_huge_pages(start: NonNull<u8>, len: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: memory of this length, whose contents the hint does not change.
+    unsafe {
+        libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (start, len);
 }
 
 impl Drop for Block {
