@@ -32,9 +32,11 @@ pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [
     mean.iter_mut().for_each(|mean| *mean *= inverse);
 
     let mut sums = Tensor::empty([2, channels], T::DTYPE);
-    let sums = sums.as_mut_slice::<T>("batch_norm").expect("invariant: a new tensor is contiguous and unshared");
+    let sums = slice_of::<T>(&mut sums);
+    let mut room = None;
+    let [means] = repeated([mean], &mut room);
     sum_in_pieces(rows, 2 * channels, 2 * channels, Out::store(&mut *sums), |rows, sums| {
-        simd!(A => sum_deviations::<T, A>(block(rows), mean, sums));
+        in_one_row(sums, means.len(), |sums| simd!(A => sum_deviations::<T, A>(block(rows), means, sums)));
     });
     let (deviations, squares) = sums.split_at(channels);
     let degrees = T::of((rows - 1) as f64);
@@ -54,7 +56,7 @@ pub fn reciprocal_deviation<T: Float>(variance: &[T], epsilon: T, rstd: &mut [T]
 #[inline(always)]
 fn sum_deviations<T: Float, A: Arch>(x: &[T], mean: &[T], sums: &mut [T]) {
     let (deviations, squares) = sums.split_at_mut(mean.len());
-    for x in x.chunks_exact(mean.len()) {
+    for x in x.chunks(mean.len()) {
         for (((deviation, square), &x), &mean) in deviations.iter_mut().zip(&mut *squares).zip(x).zip(mean) {
             let d = x - mean;
             *deviation += d;
@@ -63,9 +65,37 @@ fn sum_deviations<T: Float, A: Arch>(x: &[T], mean: &[T], sums: &mut [T]) {
     }
 }
 
+/// Each channel's values over and over, until they fill whole registers: then kernels take some rows as one.
+fn repeated<'a, T: Float, const N: usize>(values: [&[T]; N], room: &'a mut Option<Tensor>) -> [&'a [T]; N] {
+    const ELEMENTS: usize = 64;
+    let channels = values[0].len();
+    let times = if channels < 4 * ELEMENTS { ELEMENTS >> channels.trailing_zeros().min(ELEMENTS.ilog2()) } else { 1 };
+    let len = times * channels;
+    let all = slice_of::<T>(room.insert(Tensor::empty([N, len], T::DTYPE)));
+    for (all, values) in all.chunks_exact_mut(len).zip(values) {
+        all.chunks_exact_mut(channels).for_each(|row| row.copy_from_slice(values));
+    }
+    let all = &*all;
+    std::array::from_fn(|i| &all[i * len..][..len])
+}
+
+/// Two sums of each channel, from sums over rows of `len` elements that are several rows each.
+fn in_one_row<T: Float>(sums: &mut [T], len: usize, add: impl FnOnce(&mut [T])) {
+    let mut wide = Tensor::empty([2, len], T::DTYPE);
+    let wide = slice_of::<T>(&mut wide);
+    wide.fill(T::zero());
+    add(wide);
+    let channels = sums.len() / 2;
+    sums.chunks_exact_mut(channels).zip(wide.chunks_exact(len)).for_each(|(sum, wide)| add_rows(wide, sum));
+}
+
+fn slice_of<T: Float>(tensor: &mut Tensor) -> &mut [T] {
+    tensor.as_mut_slice("batch_norm").expect("invariant: a new tensor is contiguous and unshared")
+}
+
 /// γ·r of each channel, in a buffer of the pool.
 fn scale_of<'a, T: Float>(weight: &[T], rstd: &[T], buffer: &'a mut Tensor) -> &'a [T] {
-    let scale = buffer.as_mut_slice::<T>("batch_norm").expect("invariant: a new tensor is contiguous and unshared");
+    let scale = slice_of::<T>(buffer);
     scale.iter_mut().zip(weight).zip(rstd).for_each(|((scale, &weight), &r)| *scale = weight * r);
     scale
 }
@@ -78,6 +108,8 @@ pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T];
     }
     let mut scale = Tensor::empty([channels], T::DTYPE);
     let scale = scale_of(weight, rstd, &mut scale);
+    let mut room = None;
+    let [scale, bias, mean] = repeated([scale, bias, mean], &mut room);
     let block = items_per_task(channels) * channels;
     y.par_chunks_mut(block).zip(x.par_chunks(block)).for_each(|(y, x)| {
         simd!(A => forward_rows::<T, A>(x, scale, bias, mean, y));
@@ -86,8 +118,7 @@ pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T];
 
 #[inline(always)]
 fn forward_rows<T: Float, A: Arch>(x: &[T], scale: &[T], bias: &[T], mean: &[T], y: &mut [T]) {
-    let channels = scale.len();
-    for (x, y) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)) {
+    for (x, y) in x.chunks(scale.len()).zip(y.chunks_mut(scale.len())) {
         for ((((y, &x), &mean), &scale), &bias) in y.iter_mut().zip(x).zip(mean).zip(scale).zip(bias) {
             *y = A::mul_add(x - mean, scale, bias);
         }
@@ -109,11 +140,14 @@ pub fn backward<T: Float>(
     }
     let rows = dy.len() / channels;
     let mut sums = Tensor::empty([2, channels], T::DTYPE);
-    let sums = sums.as_mut_slice::<T>("batch_norm").expect("invariant: a new tensor is contiguous and unshared");
+    let sums = slice_of::<T>(&mut sums);
     if mode == Mode::Train || dweight.is_some() || dbias.is_some() {
+        let mut room = None;
+        let [mean] = repeated([mean], &mut room);
         sum_in_pieces(rows, 2 * channels, 2 * channels, Out::store(&mut *sums), |rows, sums| {
             let block = rows.start * channels..rows.end * channels;
-            simd!(A => sum_gradients::<T, A>(&dy[block.clone()], &x[block], mean, sums));
+            let (dy, x) = (&dy[block.clone()], &x[block]);
+            in_one_row(sums, mean.len(), |sums| simd!(A => sum_gradients::<T, A>(dy, x, mean, sums)));
         });
     } else {
         sums.fill(T::zero());
@@ -134,6 +168,8 @@ pub fn backward<T: Float>(
     let inverse = T::one() / T::of(rows as f64);
     sum_dy.iter_mut().for_each(|sum| *sum *= inverse);
     sum_dy_x.iter_mut().zip(rstd).for_each(|(sum, &r)| *sum *= r * inverse);
+    let mut room = None;
+    let [mean, scale, sum_dy, sum_dy_x] = repeated([mean, scale, sum_dy, sum_dy_x], &mut room);
     let block = items_per_task(channels) * channels;
     let accumulate = dx.accumulate;
     dx.data.par_chunks_mut(block).zip(dy.par_chunks(block).zip(x.par_chunks(block))).for_each(|(data, (dy, x))| {
@@ -148,12 +184,12 @@ pub fn backward<T: Float>(
 /// Σ dy and Σ dy·(x − μ).
 #[inline(always)]
 fn sum_gradients<T: Float, A: Arch>(dy: &[T], x: &[T], mean: &[T], sums: &mut [T]) {
-    let channels = mean.len();
-    let (sum_dy, sum_dy_x) = sums.split_at_mut(channels);
-    for (dy, x) in dy.chunks_exact(channels).zip(x.chunks_exact(channels)) {
-        for c in 0..channels {
-            sum_dy[c] += dy[c];
-            sum_dy_x[c] = A::mul_add(dy[c], x[c] - mean[c], sum_dy_x[c]);
+    let (sum_dy, sum_dy_x) = sums.split_at_mut(mean.len());
+    for (dy, x) in dy.chunks(mean.len()).zip(x.chunks(mean.len())) {
+        let sums = sum_dy.iter_mut().zip(&mut *sum_dy_x);
+        for ((((sum_dy, sum_dy_x), &dy), &x), &mean) in sums.zip(dy).zip(x).zip(mean) {
+            *sum_dy += dy;
+            *sum_dy_x = A::mul_add(dy, x - mean, *sum_dy_x);
         }
     }
 }
@@ -168,12 +204,14 @@ fn train_rows<T: Float, A: Arch>(
     [by_mean, by_deviation]: [&[T]; 2],
     out: Out<'_, T>,
 ) {
-    let channels = mean.len();
-    let rows = dy.chunks_exact(channels).zip(x.chunks_exact(channels)).zip(out.data.chunks_exact_mut(channels));
-    for ((dy, x), dx) in rows {
-        for c in 0..channels {
-            let value = scale[c] * A::mul_add(mean[c] - x[c], by_deviation[c], dy[c] - by_mean[c]);
-            dx[c] = if out.accumulate { dx[c] + value } else { value };
+    let len = mean.len();
+    for ((dy, x), dx) in dy.chunks(len).zip(x.chunks(len)).zip(out.data.chunks_mut(len)) {
+        let of_channels = mean.iter().zip(scale).zip(by_mean.iter().zip(by_deviation));
+        for (((dx, &dy), &x), ((&mean, &scale), (&by_mean, &by_deviation))) in
+            dx.iter_mut().zip(dy).zip(x).zip(of_channels)
+        {
+            let value = scale * A::mul_add(mean - x, by_deviation, dy - by_mean);
+            *dx = if out.accumulate { *dx + value } else { value };
         }
     }
 }
@@ -181,8 +219,7 @@ fn train_rows<T: Float, A: Arch>(
 /// dx = γr·dy
 #[inline(always)]
 fn eval_rows<T: Float, A: Arch>(dy: &[T], scale: &[T], out: Out<'_, T>) {
-    let channels = scale.len();
-    for (dy, dx) in dy.chunks_exact(channels).zip(out.data.chunks_exact_mut(channels)) {
+    for (dy, dx) in dy.chunks(scale.len()).zip(out.data.chunks_mut(scale.len())) {
         for ((dx, &dy), &scale) in dx.iter_mut().zip(dy).zip(scale) {
             *dx = if out.accumulate { A::mul_add(dy, scale, *dx) } else { dy * scale };
         }
