@@ -45,20 +45,30 @@ pub(crate) fn select<T: Float>(row: &[T], values: &mut [T], places: &mut [u32]) 
     }
 }
 
-/// An element's place in the order is the number of those that come before it.
+/// An element's place in the order is the number of those that come before it: counted for as many elements at a time as fill
+/// a register.
 #[inline(always)]
 fn rank<T: Float>(row: &[T], values: &mut [T], places: &mut [u32]) {
-    for (place, &x) in row.iter().enumerate() {
-        let mut before = 0u32;
-        for &earlier in &row[..place] {
-            before += u32::from(!larger(x, earlier));
+    const TOGETHER: usize = 16;
+    let mut sorted = [0; RANKED];
+    for (block, elements) in row.chunks(TOGETHER).enumerate() {
+        let (mut x, mut before) = ([T::zero(); TOGETHER], [0u32; TOGETHER]);
+        x[..elements.len()].copy_from_slice(elements);
+        let first = (block * TOGETHER) as u32;
+        for (place, &other) in row.iter().enumerate() {
+            for lane in 0..TOGETHER {
+                // Of equal elements the first comes first.
+                let comes_before =
+                    if (place as u32) < first + lane as u32 { !larger(x[lane], other) } else { larger(other, x[lane]) };
+                before[lane] += u32::from(comes_before);
+            }
         }
-        for &later in &row[place + 1..] {
-            before += u32::from(larger(later, x));
+        for (lane, &before) in before[..elements.len()].iter().enumerate() {
+            sorted[before as usize] = first + lane as u32;
         }
-        if let (Some(value), Some(to)) = (values.get_mut(before as usize), places.get_mut(before as usize)) {
-            (*value, *to) = (x, place as u32);
-        }
+    }
+    for ((value, to), &place) in values.iter_mut().zip(places).zip(&sorted) {
+        (*value, *to) = (row[place as usize], place);
     }
 }
 
