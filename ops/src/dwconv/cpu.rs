@@ -3,7 +3,8 @@
 //!
 //! Channels are the vector lanes. Forward, the sums of a few neighbouring pixels stay in registers while the
 //! kernel passes, and each pixel of x is loaded once for all taps of a kernel row; for the weight's gradient
-//! the sums of a kernel row's taps stay while a row of pixels passes. Pixels outside the image are skipped.
+//! the sums of all taps stay while rows of pixels pass, or of as many kernel rows as the registers hold. Pixels
+//! outside the image are skipped.
 
 use rayon::prelude::*;
 use std::ops::Range;
@@ -410,9 +411,9 @@ unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
         // SAFETY: as above.
         unsafe { V::load(sum) }.add(total).store(sum);
     };
-    for (i, ky) in of_kernel.clone().enumerate() {
-        for kx in 0..K {
-            add(ky * K + kx, totals[i][kx]);
+    for (ky, totals) in of_kernel.clone().zip(totals) {
+        for (kx, total) in totals.into_iter().enumerate() {
+            add(ky * K + kx, total);
         }
     }
     if of_kernel.start == 0 {
