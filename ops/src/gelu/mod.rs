@@ -7,8 +7,8 @@
 //! dx = dy·(Φ(x) + x·φ(x)). Saved: x. Φ(x) could be saved as well, but it costs as many bytes as x and
 //! about as long to read again as to compute again.
 //!
-//! x must be contiguous; f32 or f64, and bf16 on a GPU. In f32 the error is at most 3e-7·max(1, |x|), from the polynomial
-//! that stands for Φ, and in bf16 that of rounding. Errors: [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. In f32 the error is at most 3e-7·max(1, |x|), from the polynomials
+//! that stand for Φ, and in bf16 that of rounding. Errors: [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
 //! Hendrycks and Gimpel, "Gaussian error linear units", 2016; `torch.nn.GELU` without approximation.
 
 pub mod cases;

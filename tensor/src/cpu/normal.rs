@@ -75,3 +75,44 @@ fn interpolated(function: impl Fn(f64) -> f64) -> [f64; TERMS] {
     }
     polynomial
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::isa::{Isa, limit};
+    use crate::cpu::registers::{MOST_LANES, Registers, Vector};
+    use crate::simd;
+
+    #[inline(always)]
+    fn functions<A: Registers>(x: f32) -> [f32; 2] {
+        let (normal, mut values) = (Normal::tables(), [[0.0; MOST_LANES]; 2]);
+        // SAFETY: the caller has chosen an instruction set that is there.
+        let x = unsafe { A::Vector::<f32>::splat(x) };
+        x.normal_distribution(normal).store(&mut values[0]);
+        x.normal_slope(normal).store(&mut values[1]);
+        values.map(|values| values[A::Vector::<f32>::LANES - 1])
+    }
+
+    #[inline(always)]
+    fn check<A: Registers>() {
+        for x in (-80_000..=80_000).map(|i| i as f32 * 1e-4) {
+            let wide = f64::from(x);
+            let exact = [wide.normal_distribution::<Plain>(), wide.normal_slope::<Plain>()];
+            let values = functions::<A>(x);
+            assert!((f64::from(values[0]) - exact[0]).abs() < 2e-7, "Φ({x}) = {}", values[0]);
+            assert!((f64::from(values[1]) - exact[1]).abs() < 3e-7, "the slope at {x} is {}", values[1]);
+        }
+        for large in [5.801, 1e10, f32::MAX, f32::INFINITY] {
+            assert_eq!([functions::<A>(large), functions::<A>(-large)], [[1.0; 2], [0.0; 2]], "at {large}");
+        }
+        assert!(functions::<A>(f32::NAN).iter().all(|value| value.is_nan()));
+    }
+
+    #[test]
+    fn registers_are_within_the_bounds_of_single_numbers_on_every_instruction_set() {
+        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+            let _limited = limit(isa);
+            simd!(A => check::<A>());
+        }
+    }
+}

@@ -79,10 +79,10 @@ pub trait Vector<T: Float>: Copy {
     /// [2^x](Transcendental::exp2) of each element.
     fn exp2(self) -> Self;
 
-    /// Φ of each element, as exact as [`Transcendental::normal_distribution`] or by tables.
+    /// Φ of each element, within the bounds of [`Transcendental::normal_distribution`]: by tables, or as that does it.
     fn normal_distribution(self, normal: &Normal) -> Self;
 
-    /// Φ(x) + x·φ(x) of each element x, as exact as [`Transcendental::normal_slope`] or by tables.
+    /// Φ(x) + x·φ(x) of each element x, within the bounds of [`Transcendental::normal_slope`].
     fn normal_slope(self, normal: &Normal) -> Self;
 
     /// The elements of both taken in turn, the first of each, the second of each, ..: two registers full.
