@@ -1,4 +1,4 @@
-//! CPU kernels of [`layer_norm`](super::layer_norm): one pass over each row forward, and one backward.
+//! CPU kernels of [`layer_norm`](super::layer_norm): rows come from memory once forward, and once backward.
 
 use rayon::prelude::*;
 use tensor::cpu::parallel::{GRAIN, Interleaved, Out, sum_in_pieces};
