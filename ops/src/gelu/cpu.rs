@@ -3,21 +3,16 @@
 use rayon::prelude::*;
 use tensor::cpu::normal::Normal;
 use tensor::cpu::parallel::{GRAIN, Out};
-use tensor::cpu::registers::{Each, Registers, Vector};
-use tensor::{Float, simd};
+use tensor::cpu::registers::Vector;
+use tensor::{Float, in_registers, simd};
 
 pub fn forward<T: Float>(x: &[T], y: &mut [T]) {
     let normal = Normal::tables();
     y.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).for_each(|(y, x)| {
-        simd!(A => {
-            let whole = x.len() - x.len() % <A as Registers>::Vector::<T>::LANES;
-            let ((x, rest), (y, rest_of_y)) = (x.split_at(whole), y.split_at_mut(whole));
+        simd!(A => in_registers!(T, A, x.len(), [1], (range, V, _COUNT) => {
             // SAFETY: `simd!` chooses an instruction set that the machine has.
-            unsafe {
-                forward_part::<T, <A as Registers>::Vector<T>>(x, y, normal);
-                forward_part::<T, Each<T, A, 1>>(rest, rest_of_y, normal);
-            }
-        });
+            unsafe { forward_part::<T, V<T, A>>(&x[range.clone()], &mut y[range], normal) };
+        }));
     });
 }
 
@@ -35,16 +30,11 @@ unsafe fn forward_part<T: Float, V: Vector<T>>(x: &[T], y: &mut [T], normal: &No
 pub fn backward<T: Float>(dy: &[T], x: &[T], dx: Out<'_, T>) {
     let (accumulate, normal) = (dx.accumulate, Normal::tables());
     dx.data.par_chunks_mut(GRAIN).zip(dy.par_chunks(GRAIN).zip(x.par_chunks(GRAIN))).for_each(|(dx, (dy, x))| {
-        simd!(A => {
-            let whole = x.len() - x.len() % <A as Registers>::Vector::<T>::LANES;
-            let ((dy, rest_of_dy), (x, rest)) = (dy.split_at(whole), x.split_at(whole));
-            let (data, rest_of_dx) = dx.split_at_mut(whole);
+        simd!(A => in_registers!(T, A, x.len(), [1], (range, V, _COUNT) => {
+            let (dy, x) = (&dy[range.clone()], &x[range.clone()]);
             // SAFETY: `simd!` chooses an instruction set that the machine has.
-            unsafe {
-                backward_part::<T, <A as Registers>::Vector<T>>(dy, x, Out { data, accumulate }, normal);
-                backward_part::<T, Each<T, A, 1>>(rest_of_dy, rest, Out { data: rest_of_dx, accumulate }, normal);
-            }
-        });
+            unsafe { backward_part::<T, V<T, A>>(dy, x, Out { data: &mut dx[range], accumulate }, normal) };
+        }));
     });
 }
 

@@ -2,29 +2,11 @@
 
 use rayon::prelude::*;
 use tensor::cpu::parallel::{GRAIN, Interleaved, Out, sum_in_pieces};
-use tensor::cpu::registers::{Each, Registers, Vector};
-use tensor::{Float, simd};
+use tensor::cpu::registers::{Registers, Vector};
+use tensor::{Float, in_registers, simd};
 
 /// Rows whose moments are computed together.
 const ROWS: usize = 16;
-
-/// A statement for the range of a row's channels that fill registers `$V`, and for that of the others, with registers of one
-/// element.
-macro_rules! in_registers {
-    ($T:ident, $A:ident, $channels:expr, ($range:ident, $V:ident) => $body:expr) => {{
-        let whole = $channels - $channels % <$A as Registers>::Vector::<$T>::LANES;
-        {
-            type $V<$T, $A> = <$A as Registers>::Vector<$T>;
-            let $range = 0..whole;
-            $body
-        }
-        if whole < $channels {
-            type $V<$T, $A> = Each<$T, $A, 1>;
-            let $range = whole..$channels;
-            $body
-        }
-    }};
-}
 
 /// y (R, C), and each row's mean and 1/√(variance + ε).
 pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], epsilon: T, y: &mut [T], [mean, rstd]: [&mut [T]; 2]) {
@@ -60,10 +42,10 @@ unsafe fn forward_rows<T: Float, A: Registers>(
         for ((x, mean), rstd) in x.chunks_exact(channels).zip(&mut *mean).zip(&mut *rstd) {
             let (mut sum, mut squares) = (T::zero(), T::zero());
             // SAFETY: the caller vouches for the instruction set, here and below.
-            in_registers!(T, A, channels, (range, V) => sum += unsafe { sum_of::<T, V<T, A>>(&x[range]) });
+            in_registers!(T, A, channels, [1], (range, V, _COUNT) => sum += unsafe { sum_of::<T, V<T, A>>(&x[range]) });
             *mean = sum * inverse;
             // SAFETY: as above.
-            in_registers!(T, A, channels, (range, V) => squares += unsafe { squares_of::<T, V<T, A>>(&x[range], *mean) });
+            in_registers!(T, A, channels, [1], (range, V, _COUNT) => squares += unsafe { squares_of::<T, V<T, A>>(&x[range], *mean) });
             *rstd = squares * inverse;
         }
         rstd.iter_mut().for_each(|variance| *variance = T::one() / (*variance + epsilon).sqrt());
@@ -116,7 +98,7 @@ unsafe fn normalise_rows<T: Float, A: Registers>(
 ) {
     let channels = weight.len();
     for (row, (x, y)) in x.chunks_exact(channels).zip(y.chunks_exact_mut(channels)).enumerate() {
-        in_registers!(T, A, channels, (range, V) => {
+        in_registers!(T, A, channels, [1], (range, V, _COUNT) => {
             let (x, scale) = (&x[range.clone()], [&weight[range.clone()], &bias[range.clone()]]);
             // SAFETY: the caller vouches for the instruction set.
             unsafe { normalise::<T, V<T, A>>(x, scale, [mean[row], rstd[row]], &mut y[range]) };
@@ -200,7 +182,7 @@ unsafe fn backward_rows<T: Float, A: Registers>(
     for (row, (dy, x)) in dy.chunks_exact(channels).zip(x.chunks_exact(channels)).enumerate() {
         let moments = [mean[row], rstd[row]];
         let (mut g, mut gx) = (T::zero(), T::zero());
-        in_registers!(T, A, channels, (range, V) => {
+        in_registers!(T, A, channels, [1], (range, V, _COUNT) => {
             let (given, sums) = (
                 [&dy[range.clone()], &x[range.clone()], &weight[range.clone()]],
                 [&mut dweight[range.clone()], &mut dbias[range]],
@@ -212,7 +194,7 @@ unsafe fn backward_rows<T: Float, A: Registers>(
         });
         let Some(dx) = &mut dx else { continue };
         let to = &mut dx.data[row * channels..(row + 1) * channels];
-        in_registers!(T, A, channels, (range, V) => {
+        in_registers!(T, A, channels, [1], (range, V, _COUNT) => {
             let given = [&dy[range.clone()], &x[range.clone()], &weight[range.clone()]];
             let out = Out { data: &mut to[range], accumulate: dx.accumulate };
             // SAFETY: as above.

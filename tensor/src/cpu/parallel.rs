@@ -4,8 +4,8 @@
 //! writes only its own part of the result, or its own partial sum, and partial sums are added in the
 //! order of the pieces. So the bits of a result do not depend on the number of threads.
 
-use super::registers::{Registers, Vector};
-use crate::{Float, Tensor, simd, unrolled};
+use super::registers::Vector;
+use crate::{Float, Tensor, in_registers, simd, unrolled};
 use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -95,25 +95,18 @@ pub fn put<T: Float>(data: &mut [T], values: &[T], accumulate: bool) {
 
 /// Adds up rows as long as `sum`, in order.
 pub fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
-    simd!(A => {
-        let mut column = 0;
-        macro_rules! columns {
-            ($vector:ty, $count:literal) => {
-                while sum.len() - column >= $count * <$vector as Vector<T>>::LANES {
-                    // SAFETY: `simd!` chooses an instruction set that the machine has.
-                    unsafe { add_columns::<T, $vector, $count>(rows, column, sum) };
-                    column += $count * <$vector as Vector<T>>::LANES;
-                }
-            };
+    let width = sum.len();
+    simd!(A => in_registers!(T, A, width, [4, 2, 1], (columns, V, COUNT) => {
+        if V::<T, A>::LANES == 1 {
+            // Row by row: each sum of a single column would wait for its last addition.
+            rows.chunks_exact(width).for_each(|row| put(&mut sum[columns.clone()], &row[columns.clone()], true));
+        } else {
+            for column in columns.step_by(COUNT * V::<T, A>::LANES) {
+                // SAFETY: `simd!` chooses an instruction set that the machine has.
+                unsafe { add_columns::<T, V<T, A>, COUNT>(rows, column, sum) };
+            }
         }
-        columns!(<A as Registers>::Vector<T>, 4);
-        columns!(<A as Registers>::Vector<T>, 2);
-        columns!(<A as Registers>::Vector<T>, 1);
-        let (width, rest) = (sum.len().max(1), &mut sum[column..]);
-        if !rest.is_empty() {
-            rows.chunks_exact(width).for_each(|row| put(rest, &row[column..], true));
-        }
-    });
+    }));
 }
 
 /// Adds up `COUNT` registers of columns, from `column` on, of rows as long as `sum`.

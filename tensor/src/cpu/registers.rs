@@ -292,6 +292,36 @@ macro_rules! unrolled {
     };
 }
 
+/// Cuts `$len` elements into ranges for registers `$V`, and runs a statement for each that is not empty: first those that
+/// groups of `$COUNT` registers fill, for each count that is listed (`2 if A::WIDE`: where there are so many registers), then
+/// the rest, with registers of one element. `$V` takes the element's type and the instruction set as its parameters.
+#[macro_export]
+macro_rules! in_registers {
+    (
+        $T:ident, $A:ident, $len:expr, [$($count:literal $(if $condition:expr)?),+],
+        ($range:ident, $V:ident, $COUNT:ident) => $body:expr
+    ) => {{
+        use $crate::cpu::registers::{Each, Registers, Vector};
+        macro_rules! part {
+            ($part:expr, $vector:ty, $number:literal) => {{
+                type $V<$T, $A> = $vector;
+                const $COUNT: usize = $number;
+                let $range = $part;
+                if !$range.is_empty() {
+                    $body
+                }
+            }};
+        }
+        let (mut start, end): (usize, usize) = (0, $len);
+        $($(if $condition)? {
+            let whole = end - (end - start) % ($count * <$A as Registers>::Vector::<$T>::LANES);
+            part!(start..whole, <$A as Registers>::Vector<$T>, $count);
+            start = whole;
+        })+
+        part!(start..end, Each<$T, $A, 1>, 1);
+    }};
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,152 @@
+//! The gradients of the kernel and the bias.
+
+use super::line::Line;
+use super::{Extents, Map, of_extent};
+use std::ops::Range;
+use tensor::cpu::parallel::{Out, sum_in_pieces};
+use tensor::cpu::registers::{Registers, Vector};
+use tensor::{Float, Tensor, in_registers, simd, unrolled};
+
+/// dweight (C, 1, K, K) and dbias (C), where they are wanted, from dy and x in one pass.
+pub(crate) fn backward_weight<T: Float>(
+    e: Extents,
+    dy: Map<'_, T>,
+    x: Map<'_, T>,
+    dweight: Option<Out<'_, T>>,
+    dbias: Option<Out<'_, T>>,
+) {
+    if dweight.is_none() && dbias.is_none() {
+        return;
+    }
+    let taps = e.taps();
+    let mut packed = Tensor::empty([taps + 1, e.channels], T::DTYPE);
+    // invariant: a new tensor is contiguous and unshared.
+    let packed = packed.as_mut_slice::<T>("dwconv").expect("a new tensor");
+    let rows = if e.is_empty() { 0 } else { e.rows() };
+    sum_in_pieces(rows, e.width * e.channels, packed.len(), Out::store(packed), |rows, sums| {
+        // SAFETY: `simd!` chooses an instruction set that the machine has.
+        simd!(A => unsafe { of_extent!(e.kernel, weight_rows::<T, A>(e, dy, x, rows, sums)) });
+    });
+    let (dweight_sums, dbias_sums) = packed.split_at(taps * e.channels);
+    if let Some(dweight) = dweight {
+        for (channel, dweight_of_channel) in dweight.data.chunks_exact_mut(taps).enumerate() {
+            for (tap, dweight_of_tap) in dweight_of_channel.iter_mut().enumerate() {
+                let sum = dweight_sums[tap * e.channels + channel];
+                *dweight_of_tap = if dweight.accumulate { *dweight_of_tap + sum } else { sum };
+            }
+        }
+    }
+    if let Some(mut dbias) = dbias {
+        dbias.put(dbias_sums);
+    }
+}
+
+/// Rows of a map whose pixels stay in the first-level cache while the kernel's rows have their turns.
+const ROWS: usize = 8;
+
+/// Pixels of dy that stay in registers while those of x pass.
+const PIXELS: usize = 4;
+
+/// Of how many rows of a kernel of extent `k` the sums stay in registers together: as many as there is room for beside the
+/// pixels of dy, one of x, and the bias's sum.
+const fn rows_together<A: Registers>(k: usize) -> usize {
+    let registers = if A::WIDE { 32 } else { 16 };
+    let rows = (registers - PIXELS - 2) / k;
+    if rows < k { rows } else { k }
+}
+
+/// Adds up dweight (K·K, C), and dbias (C) after it, over some of the N·H rows.
+///
+/// # Safety
+/// The machine must have the instruction set `A`.
+#[inline(always)]
+unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
+    e: Extents,
+    dy: Map<'_, T>,
+    x: Map<'_, T>,
+    rows: Range<usize>,
+    sums: &mut [T],
+) {
+    for start in rows.clone().step_by(ROWS) {
+        let rows = start..(start + ROWS).min(rows.end);
+        in_registers!(T, A, e.channels, [1], (channels, V, _COUNT) => {
+            for channel in channels.step_by(V::<T, A>::LANES) {
+                for first in (0..K).step_by(rows_together::<A>(K)) {
+                    let of_kernel = first..(first + rows_together::<A>(K)).min(K);
+                    // SAFETY: the caller vouches for the instruction set.
+                    unsafe { weight_taps::<T, A, V<T, A>, K>(e, dy, x, rows.clone(), of_kernel, channel, sums) };
+                }
+            }
+        });
+    }
+}
+
+/// sums[ky, kx] += Σ dy[i, j]·x[i + ky − K/2, j + kx − K/2] over some rows of dy, for some rows of the kernel and a register
+/// of channels; and with the kernel's first row dbias, which lies behind.
+///
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
+    e: Extents,
+    dy: Map<'_, T>,
+    x: Map<'_, T>,
+    rows: Range<usize>,
+    of_kernel: Range<usize>,
+    channel: usize,
+    sums: &mut [T],
+) {
+    let together = const { rows_together::<A>(K) };
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let zero = unsafe { V::zero() };
+    let mut totals = [[zero; K]; K];
+    let mut total = zero;
+    for row in rows {
+        let on_image = e.kernel_rows(row);
+        let dy = Line::new(dy, row, e.width, channel, V::LANES);
+        let lines: [Option<Line<'_, T>>; K] = std::array::from_fn(|i| {
+            let ky = of_kernel.start + i;
+            let met = i < of_kernel.len() && on_image.contains(&ky);
+            met.then(|| Line::new(x, row + ky - K / 2, e.width, channel, V::LANES))
+        });
+        for column in (0..e.width).step_by(PIXELS) {
+            let mut dy_of_pixels = [zero; PIXELS];
+            unrolled!(pixel in 0..PIXELS => {
+                // SAFETY: as above.
+                if let Some([dy]) = unsafe { dy.load(column + pixel) } {
+                    dy_of_pixels[pixel] = dy;
+                }
+            });
+            if of_kernel.start == 0 {
+                unrolled!(pixel in 0..PIXELS => {
+                    total = total.add(dy_of_pixels[pixel]);
+                });
+            }
+            unrolled!(i in 0..together => {
+                if let Some(x) = lines[i] {
+                    unrolled!(place in 0..PIXELS + K - 1 => {
+                        // SAFETY: as above.
+                        if let Some([x]) = unsafe { x.load::<V, 1>((column + place).wrapping_sub(K / 2)) } {
+                            for kx in place.saturating_sub(PIXELS - 1)..K.min(place + 1) {
+                                totals[i][kx] = x.mul_add(dy_of_pixels[place - kx], totals[i][kx]);
+                            }
+                        }
+                    });
+                }
+            });
+        }
+    }
+    let mut add = |place: usize, total: V| {
+        let sum = &mut sums[place * e.channels + channel..][..V::LANES];
+        // SAFETY: as above.
+        unsafe { V::load(sum) }.add(total).store(sum);
+    };
+    for (ky, totals) in of_kernel.clone().zip(totals) {
+        for (kx, total) in totals.into_iter().enumerate() {
+            add(ky * K + kx, total);
+        }
+    }
+    if of_kernel.start == 0 {
+        add(K * K, total);
+    }
+}
