@@ -22,62 +22,67 @@ const MACS: u64 = 30_000_000_000;
 /// measured: once something has been freed, the system cannot tell how much of it is still counted.)
 const PROGRAM: u64 = 12_000_000;
 
-/// The resident bytes at the peak of training steps as configured, without the data set. (Testing, which takes a
+/// Height and width.
+pub type Size = [usize; 2];
+
+/// The resident bytes at the peak of training steps as configured, on images of a size, without the data set. (Testing, which takes a
 /// batch whole, needs less, unless there are many micro-batches.) It runs a few steps, on up to the pixels of six images
 /// of 224x224; the free blocks of the pool are given back to the system. Errors: those of a training step.
-pub fn training(config: &RunConfig) -> Result<u64> {
+pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);
-    let sample = Sample::of(config)?;
+    let sample = Sample::of(config, size)?;
     let classes = config.architecture.num_classes;
     let model = sample.forecast(at_once, |images| {
         let config = RunConfig { micro_batches: 1, architecture: sample.model.clone(), ..config.clone() };
         let labels = (0..images).map(|image| (image % classes) as u32).collect();
-        let shape = [images, sample.side, sample.side, 3];
+        let shape = sample.images(images);
         let pixels = vec![0.5; shape.iter().product()];
         let batch = Batch { images: pixels, shape, labels, samples: vec![], skipped: vec![] };
         Learner::blank(&config)?.train(&config, &batch.into(), 0, 1e-3, || None).map(|_| ())
     })?;
-    Ok(PROGRAM + model + image_bytes(config))
+    Ok(PROGRAM + model + image_bytes(config, size))
 }
 
-/// The resident bytes at the peak of inference on `batch_size` images of `config.image_size` at once.
-pub fn inference(config: &RunConfig) -> Result<u64> {
-    let sample = Sample::of(config)?;
+/// The resident bytes at the peak of inference on `batch_size` images of a size at once, computed in f32 or f64.
+pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<u64> {
+    let sample = Sample::of(config, size)?;
     let model = sample.forecast(config.batch_size, |images| {
-        let model = BiFormer::blank(&sample.model, DType::F32)?;
-        let images = Tensor::full([images, sample.side, sample.side, 3], 0.5f32);
+        let model = BiFormer::blank(&sample.model, dtype)?;
+        let images = Tensor::full(sample.images(images), 0.5f32);
         // As `Inference` does it, whose weights take room a second time.
         model.forward_with(model.prepared()?, &Tape::inference(), &images, Mode::Evaluate)?;
         Ok(())
     })?;
-    Ok(PROGRAM + model + image_bytes(config))
+    Ok(PROGRAM + model + image_bytes(config, size))
 }
 
-/// The bytes that a training step's forward pass keeps for its backward pass, per image.
-pub fn activations(config: &RunConfig) -> Result<usize> {
-    let Sample { model, side, each, .. } = Sample::of(config)?;
+/// The bytes that a training step's forward pass keeps for its backward pass, for an image of a size.
+pub fn activations(config: &RunConfig, size: Size) -> Result<usize> {
+    let Sample { model, size: [height, width], each, .. } = Sample::of(config, size)?;
     let tape = config.recompute.tape(&Device::Cpu);
-    Ok(each * activation_bytes(&BiFormer::blank(&model, DType::F32)?, &tape, side, side)?)
+    Ok(each * activation_bytes(&BiFormer::blank(&model, DType::F32)?, &tape, height, width)?)
 }
 
 /// Refuses training that would not fit into the machine's memory, where the system tells how much is free, and says what
 /// to do instead.
-pub fn expect_room_to_train(config: &RunConfig) -> Result<()> {
+pub fn expect_room_to_train(config: &RunConfig, size: Size) -> Result<()> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);
     let choice = "a smaller batch_size, more micro_batches, or recompute = \"block\"";
-    expect_room(config, at_once, training, ["training", choice])
+    expect_room(config, size, at_once, || training(config, size), ["training", choice])
 }
 
-/// The same for inference on `batch_size` images of `config.image_size` at once.
-pub fn expect_room_to_infer(config: &RunConfig) -> Result<()> {
-    expect_room(config, config.batch_size, inference, ["inference", "a smaller batch_size"])
+/// The same for [`inference`].
+pub fn expect_room_to_infer(config: &RunConfig, size: Size, dtype: DType) -> Result<()> {
+    let forecast = || inference(config, size, dtype);
+    expect_room(config, size, config.batch_size, forecast, ["inference", "smaller batches, or smaller images"])
 }
 
 /// Nothing is foretold that is so small that foretelling it would take as much.
 fn expect_room(
     config: &RunConfig,
+    size: Size,
     at_once: usize,
-    forecast: fn(&RunConfig) -> Result<u64>,
+    forecast: impl Fn() -> Result<u64>,
     words: [&str; 2],
 ) -> Result<()> {
     // What the machine's memory holds then is little; a GPU says itself when it has no room.
@@ -85,11 +90,11 @@ fn expect_room(
         return Ok(());
     }
     let Some(free) = free_bytes() else { return Ok(()) };
-    let sample = Sample::of(config)?;
+    let sample = Sample::of(config, size)?;
     if at_once * sample.each <= sample.most {
         return Ok(());
     }
-    expect_fit(words, forecast(config)?, free)
+    expect_fit(words, forecast()?, free)
 }
 
 fn expect_fit([work, choice]: [&str; 2], needed: u64, free: u64) -> Result<()> {
@@ -104,8 +109,8 @@ fn expect_fit([work, choice]: [&str; 2], needed: u64, free: u64) -> Result<()> {
 struct Sample {
     /// The model, which may have to pad.
     model: ModelConfig,
-    /// The side of the images: that of the real ones, or where they are huge a half of it, a quarter, ...
-    side: usize,
+    /// The images' size: that of the real ones, or where they are huge half as high and wide, a quarter, ...
+    size: Size,
     /// How many of them have the pixels of a real one, and so take about its memory.
     each: usize,
     /// The largest batch of them that is measured.
@@ -113,23 +118,29 @@ struct Sample {
 }
 
 impl Sample {
-    fn of(config: &RunConfig) -> Result<Self> {
-        let macs = |model: &ModelConfig, side: usize| -> Result<u64> {
-            let parts = parts(&BiFormer::blank(model, DType::F32)?, side, side)?;
-            Ok(parts.iter().map(|part| part.macs.total()).sum::<u64>().max(1))
+    fn of(config: &RunConfig, mut size: Size) -> Result<Self> {
+        let most = |model: &ModelConfig, [height, width]: Size| -> Result<usize> {
+            let parts = parts(&BiFormer::blank(model, DType::F32)?, height, width)?;
+            let macs = parts.iter().map(|part| part.macs.total()).sum::<u64>().max(1);
+            Ok((PIXELS / (height * width).max(1)).min((MACS / macs) as usize))
         };
-        let most = |side: usize, macs: u64| (PIXELS / (side * side).max(1)).min((MACS / macs) as usize);
-        let (mut model, mut side, mut each) = (config.architecture.clone(), config.image_size, 1);
-        let mut count = most(side, macs(&model, side)?);
+        let (mut model, mut each) = (config.architecture.clone(), 1);
+        let mut count = most(&model, size)?;
         while count == 0 {
             model.auto_pad |= model.family != Family::BiformerStlNchw;
-            if model.check_image(side / 2, side / 2).is_err() {
+            let half = size.map(|side| side / 2);
+            if model.check_image(half[0], half[1]).is_err() {
                 break;
             }
-            (side, each) = (side / 2, 4 * each);
-            count = most(side, macs(&model, side)?);
+            (size, each) = (half, 4 * each);
+            count = most(&model, size)?;
         }
-        Ok(Self { model, side, each, most: count.max(2) })
+        Ok(Self { model, size, each, most: count.max(2) })
+    }
+
+    /// The shape of a batch of them.
+    fn images(&self, count: usize) -> [usize; 4] {
+        [count, self.size[0], self.size[1], 3]
     }
 
     /// The bytes of the pool at the peak of `work` on so many real images.
@@ -154,8 +165,8 @@ impl Sample {
 }
 
 /// The images of a batch as they come from the data set, in f32.
-fn image_bytes(config: &RunConfig) -> u64 {
-    (config.batch_size * config.image_size * config.image_size * 3 * 4) as u64
+fn image_bytes(config: &RunConfig, [height, width]: Size) -> u64 {
+    (config.batch_size * height * width * 3 * 4) as u64
 }
 
 /// The largest resident memory of this process so far, where the system tells (Linux).
@@ -170,7 +181,14 @@ fn free_bytes() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let named = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     let left = ["", named].map(|group| left_in(&Path::new("/sys/fs/cgroup").join(group)));
-    Some(left.into_iter().flatten().fold(machine, u64::min))
+    Some(left.into_iter().flatten().chain(free_addresses()).fold(machine, u64::min))
+}
+
+/// What is left of the address space, if that is limited (`ulimit -v`).
+fn free_addresses() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let limit: u64 = entry(&limits, "Max address space")?.parse().ok()?;
+    Some(limit.saturating_sub(status_bytes("/proc/self/status", "VmSize:")?))
 }
 
 /// What is left of the memory of a group of processes, if that is limited. What caches files can be had as well.
@@ -183,10 +201,13 @@ fn left_in(group: &Path) -> Option<u64> {
 
 /// An entry of one of Linux's tables of sizes in kB.
 fn status_bytes(path: &str, key: &str) -> Option<u64> {
-    let status = std::fs::read_to_string(path).ok()?;
-    let line = status.lines().find(|line| line.starts_with(key))?;
-    let kilobytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    let kilobytes: u64 = entry(&std::fs::read_to_string(path).ok()?, key)?.parse().ok()?;
     Some(1024 * kilobytes)
+}
+
+/// The first word behind a line's name, in a table.
+fn entry<'t>(table: &'t str, key: &str) -> Option<&'t str> {
+    table.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace().next()
 }
 
 #[cfg(test)]

@@ -149,6 +149,12 @@ fn checkpoints_that_are_none() {
     refused(&["numbers, and its configuration is of a model of"]);
     change(&|file| _ = file.metadata.insert("progress".into(), "{\"epoch\": -1}".into()));
     refused(&["its progress"]);
+    change(&|file| {
+        let progress = file.metadata["progress"].replace("\"optimizer_steps\":", "\"optimizer_steps\":99");
+        file.metadata.insert("progress".into(), progress);
+    });
+    let resume = ["train", "--resume", "--epochs", "4", "--data", text(&shared().data), "--out", text(&run)];
+    biformer(&resume).refused(&["checkpoint.safetensors", "has taken 99", "steps in", "another copy"]);
     change(&|file| _ = file.metadata.insert("data".into(), "{\"classes\": []}".into()));
     refused(&["its data"]);
     change(&|file| {

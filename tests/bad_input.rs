@@ -5,7 +5,7 @@ mod common;
 
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
-use common::program::{biformer, fresh, place, text};
+use common::program::{Ran, biformer, command, fresh, place, text};
 use common::samples::{self, Trained, train};
 use std::fs;
 use std::path::Path;
@@ -227,6 +227,7 @@ fn models_that_cannot_be() {
     let checked = biformer(&["gradcheck", "--json", "/nowhere/report.json"]);
     assert_eq!(checked.out, "", "before the work");
     checked.refused(&["/nowhere/report.json", "No such file"]);
+    biformer(&["info", "--set", "layer_scale=1e308"]).refused(&["layer_scale", "not a factor"]);
     biformer(&["bench", "--steps", "0"]).refused(&["--steps 0"]);
     biformer(&["bench", "--threads", "99999"]).refused(&["--threads 99999", "1024"]);
 }
@@ -268,6 +269,17 @@ fn the_first_operation_to_go_wrong_is_named() {
     fs::remove_dir_all(folder.join("run")).unwrap();
     train(&folder, "", &shared.data, &["--weights", text(&file)])
         .refused(&["huge.safetensors: tensor stages.1.0.mlp.0.weight holds NaN", "another run"]);
+
+    let mut good = biformer::trainer::checkpoint::read_weights(&shared.run).unwrap();
+    let (norm, _) = good.tensors.iter().find(|(name, _)| name.ends_with(".running_var")).expect("a normalisation");
+    let norm = norm.clone();
+    for (name, value) in [("stages.1.0.mlp.0.weight", 1e300), (norm.as_str(), -1.0)] {
+        let wrong = Tensor::full(good.tensors[name].shape().clone(), value);
+        let right = good.tensors.insert(name.into(), wrong).unwrap();
+        good.write(&file).unwrap();
+        train(&folder, "", &shared.data, &["--weights", text(&file)]).refused(&[name, " holds ", "another run"]);
+        good.tensors.insert(name.into(), right);
+    }
 
     let mut checkpoint = TensorFile::read(&shared.run.join("checkpoint.safetensors")).unwrap();
     let average = checkpoint.tensors.get_mut("average.parameters").unwrap();
@@ -330,4 +342,27 @@ fn many_more_threads_than_cores() {
     let note = if most < 1024 { format!("note: {most} threads instead of 1024") } else { String::new() };
     assert!(said.err.starts_with(&note) && said.err.lines().count() <= 1, "{said:?}");
     assert_eq!(said.out, biformer(&["eval", "--checkpoint", run]).ok().out);
+}
+
+/// With little address space the work is refused in a line, or done with what there is.
+#[cfg(target_os = "linux")]
+#[test]
+fn little_memory_ends_no_run_by_force() {
+    use std::os::unix::process::CommandExt;
+    let (mut refused, mut done) = (0, 0);
+    for megabytes in [300, 400, 600, 900, 1400, 4000] {
+        let mut bench = command(&["bench", "--batch-size", "128", "--steps", "1", "--threads", "2"]);
+        let limit = libc::rlimit { rlim_cur: megabytes << 20, rlim_max: megabytes << 20 };
+        // SAFETY: `setrlimit` may be called there, and only reads what it is given.
+        unsafe { bench.pre_exec(move || Ok(_ = libc::setrlimit(libc::RLIMIT_AS, &limit))) };
+        let ran = Ran::from(bench.output().unwrap());
+        match ran.status {
+            Some(0) => done += 1,
+            _ => {
+                ran.refused(&["GB of memory", "are free: choose a smaller batch_size"]);
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0 && done > 0, "{refused} refused, {done} done");
 }

@@ -31,24 +31,24 @@ pub fn value(f: &dyn Function, inputs: &[Tensor]) -> Result<Tensor> {
 /// The gradients of <upstream, f(inputs)> by the backward rules: one per input, none for those that are
 /// index tensors.
 pub fn backward(f: &dyn Function, inputs: &[Tensor], upstream: &Tensor) -> Result<Vec<Option<Tensor>>> {
-    backward_with(f, inputs, upstream, |_| ())
+    backward_on(&Tape::new(), f, inputs, upstream, |_| ())
 }
 
-/// As [`backward`], with a chance to tamper with the tape between the two passes.
-pub fn backward_with(
+/// As [`backward`], on a tape of any kind that records, and with a chance to tamper with it between the two passes.
+pub fn backward_on(
+    tape: &Tape,
     f: &dyn Function,
     inputs: &[Tensor],
     upstream: &Tensor,
     between: impl FnOnce(&Tape),
 ) -> Result<Vec<Option<Tensor>>> {
-    let tape = Tape::new();
     let leaf = |input: &Tensor| match input.dtype() {
         DType::Index => tape.constant(input.clone()),
         _ => tape.input(input.clone()),
     };
     let inputs: Vec<Var<'_>> = inputs.iter().map(leaf).collect();
     let output = f.apply(&inputs)?;
-    between(&tape);
+    between(tape);
     let mut gradients = Gradients::default();
     if output.node().is_some() {
         tape.backward_from(&output, upstream.clone(), &mut gradients)?;

@@ -183,7 +183,9 @@ impl Parameters {
         Ok(Parameters { layout: Arc::clone(&self.layout), values: self.values.duplicate()? })
     }
 
-    /// The same values in another floating-point type. Their gradients keep the layout's.
+    /// The same values in another floating-point type: bf16 factors for layers whose maps are of the layout's type, which
+    /// their gradients keep. Between f32 and f64 the values can be computed with, and a backward pass is
+    /// [`tensor::Error::DType`].
     pub fn cast(&self, dtype: DType) -> Result<Parameters> {
         Ok(Parameters { layout: Arc::clone(&self.layout), values: self.values.cast(dtype)? })
     }

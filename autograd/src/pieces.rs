@@ -26,7 +26,8 @@ impl Tape {
     /// along the first axis. `work` gets the piece and which samples it holds; what else it returns is handed
     /// on, piece by piece. It runs on several threads at once, and must treat each sample by itself.
     ///
-    /// Errors: those of `work`, of the first piece that has one.
+    /// Errors: those of `work`, of the first piece that has one; [`tensor::Error::Shape`] where a piece's value has not
+    /// as many samples as the piece.
     pub fn in_pieces<'t, S: Send, E: From<Error> + Send>(
         &'t self,
         x: &Var<'t>,
@@ -50,6 +51,10 @@ impl Tape {
             let (input, output, value, rest) = {
                 let x = if wanted { tape.input(part) } else { tape.constant(part) };
                 let (y, rest) = work(&x, samples.clone())?;
+                if y.shape().first() != Some(&samples.len()) {
+                    let expected = format!("a piece of {} samples", samples.len());
+                    return Err(Error::from(tensor::Error::shape("pieces", expected, y.shape())).into());
+                }
                 (x.node(), y.node(), y.into_value(), rest)
             };
             let (nodes, used) = tape.into_parts();

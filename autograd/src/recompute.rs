@@ -26,7 +26,11 @@ pub(crate) struct Forgotten {
 
 /// Takes out of a new rule the values of `inputs` that can be computed again.
 pub(crate) fn forget(rule: &mut impl Rule, inputs: &[&Var<'_>], nodes: &[Node]) -> SmallVec<[Forgotten; 1]> {
-    let can_again = |node: usize| matches!(&nodes[node].origin, Origin::Operation(rule) if rule.again().is_some());
+    // What gives a value again must have all that it saved itself.
+    let can_again = |node: usize| {
+        let node = &nodes[node];
+        node.forgotten.is_empty() && matches!(&node.origin, Origin::Operation(rule) if rule.again().is_some())
+    };
     let mut forgotten = SmallVec::new();
     for (saved, tensor) in rule.saved_mut().into_iter().enumerate() {
         let source = inputs.iter().find(|input| input.value().is_same_view(tensor)).and_then(|input| input.node());

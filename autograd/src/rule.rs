@@ -172,7 +172,12 @@ impl Slot<'_> {
     pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
         let data = match &mut self.memory {
             Memory::Unwanted => return Ok(None),
-            Memory::Arena(Part::Cpu(bytes)) => bytemuck::cast_slice_mut(bytes),
+            Memory::Arena(Part::Cpu(bytes)) if self.dtype == T::DTYPE => bytemuck::cast_slice_mut(bytes),
+            Memory::Arena(Part::Cpu(_)) => {
+                return Err(
+                    tensor::Error::DType { op: "backward", expected: "a gradient of", actual: self.dtype }.into()
+                );
+            }
             Memory::Arena(Part::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
             Memory::Pooled(tensor) | Memory::Second(tensor) => tensor.as_mut_slice::<T>("backward")?,
         };

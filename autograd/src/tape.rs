@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tensor::{DType, Device, Shape, Tensor, match_float};
+use tensor::{DType, Device, Shape, Tensor};
 
 /// A Wengert list: one [`Node`] per recorded operation. Operations append to it while they compute, and
 /// [`Tape::backward`] walks it once in reverse, freeing as it goes.
@@ -197,7 +197,7 @@ impl Tape {
         rule: impl FnOnce() -> R,
     ) -> Result<Var<'t>> {
         self.expect_own(name, inputs)?;
-        if self.mode == Mode::CheckFinite && !all_finite(&value)? {
+        if self.mode == Mode::CheckFinite && value.find(|x| !x.is_finite())?.is_some() {
             return Err(Error::NotFinite { op: name, node: self.nodes.borrow().len() });
         }
         let needed = inputs.iter().any(|input| input.node.is_some());
@@ -288,15 +288,6 @@ impl Tape {
 /// The shape and the type of a tensor.
 fn like(value: &Tensor) -> (Shape, DType) {
     (value.shape().clone(), value.dtype())
-}
-
-fn all_finite(value: &Tensor) -> Result<bool> {
-    if value.dtype() == DType::Index {
-        return Ok(true);
-    }
-    let value = value.to_device(&Device::Cpu)?.contiguous()?;
-    let value = if value.dtype() == DType::Bf16 { value.cast(DType::F32)? } else { value };
-    match_float!(value.dtype(), "finite check", T => Ok(value.as_slice::<T>("finite check")?.iter().all(|x| x.is_finite())))
 }
 
 /// A table of the nodes: what was computed from what, and what is kept for the backward pass.

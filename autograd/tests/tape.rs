@@ -271,3 +271,40 @@ fn a_profile_counts_what_is_recorded_and_what_is_walked() {
     assert!(tape.nodes().is_empty() && y.node().is_none(), "watched, it still records nothing");
     assert_eq!(profile.lines()[0].multiply_adds, 1);
 }
+
+/// The layout's type is that of the gradients, and a kernel writes its own.
+#[test]
+fn a_kernel_of_another_type_than_the_gradients_is_refused() {
+    struct Ones;
+    impl Rule for Ones {
+        rule_fields!("ones");
+        fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+            let mut slot = grads.open(0)?;
+            match upstream.dtype() {
+                DType::F32 => slot.out::<f32>()?.into_iter().for_each(|out| out.data.fill(1.0)),
+                _ => slot.out::<f64>()?.into_iter().for_each(|out| out.data.fill(1.0)),
+            }
+            grads.close(slot);
+            Ok(())
+        }
+    }
+    let (parameters, p, _) = parameters();
+    for dtype in [DType::F64, DType::F32] {
+        let (parameters, mut gradients) = (parameters.cast(dtype).unwrap(), Gradients::new(&parameters).unwrap());
+        let tape = Tape::new();
+        let x = tape.parameter(&parameters, p);
+        let y = tape.record("ones", &[&x], x.value().clone(), || Ones).unwrap();
+        let upstream = vector(&[1.0, 1.0]).cast(dtype).unwrap();
+        let walked = tape.backward_from(&y, upstream, &mut gradients);
+        match (dtype, walked) {
+            (DType::F64, walked) => {
+                walked.unwrap();
+                assert_eq!(of(&gradients, p), [1.0, 1.0]);
+            }
+            (_, walked) => {
+                let error = walked.unwrap_err();
+                assert!(matches!(error, Error::Tensor(tensor::Error::DType { op: "backward", .. })), "{error}");
+            }
+        }
+    }
+}

@@ -11,27 +11,43 @@ use ops::Bra;
 
 /// The attention of a block, from normalised tokens (N, H, W, C) to (N, H, W, C).
 pub struct Attention {
-    kind: Kind,
     qkv: Linear,
-    lepe: Option<DepthwiseConv>,
+    mixing: Mixing,
     out: Linear,
+}
+
+/// What happens between the projections.
+enum Mixing {
+    Routed(Routed),
+    Full(Full),
+}
+
+/// Bi-level routing attention. The projection and the padding of the published variants differ in order.
+struct Routed {
+    name: String,
+    family: Family,
     dim: usize,
+    n_win: usize,
+    topk: usize,
+    heads: usize,
+    soft: bool,
+    auto_pad: bool,
+    lepe: Option<DepthwiseConv>,
 }
 
-enum Kind {
-    /// Bi-level routing attention. The projection and the padding of the published variants differ in order.
-    Routed { name: String, family: Family, n_win: usize, topk: usize, heads: usize, soft: bool, auto_pad: bool },
-    /// Full attention; where the local context comes from, if there is one.
-    Full { heads: usize, context: Context },
+/// Attention of every token to every other.
+struct Full {
+    dim: usize,
+    heads: usize,
+    context: Option<Context>,
 }
 
-#[derive(PartialEq)]
+/// The local context of full attention.
 enum Context {
-    None,
-    /// The normalised tokens themselves: what the published linear-layer models do, and were trained with.
-    Input,
-    /// The values.
-    Values,
+    /// Of the normalised tokens themselves: what the published linear-layer models do, and were trained with.
+    Input(DepthwiseConv),
+    /// Of the values.
+    Values(DepthwiseConv),
 }
 
 impl Attention {
@@ -44,41 +60,33 @@ impl Attention {
             (config.lce_kernel > 0)
                 .then(|| DepthwiseConv::new(builder, &format!("{name}.lepe"), dim, config.lce_kernel))
         };
-        match config.attend(stage) {
+        let (mixing, [qkv, out], biased) = match config.attend(stage) {
             Attend::Routed(topk) => {
-                let (qkv, out) = if nchw { ("qkv_linear", "output_linear") } else { ("qkv.qkv", "wo") };
-                let kind = Kind::Routed {
+                let routed = Routed {
                     name: name.to_owned(),
                     family: config.family,
+                    dim,
                     n_win: config.n_win.at(stage),
                     topk,
                     heads: dim / config.head_dim,
                     soft: config.soft_routing,
                     auto_pad: config.auto_pad,
-                };
-                Self {
-                    kind,
                     lepe: lepe(builder),
-                    qkv: project(builder, &format!("{name}.{qkv}"), dim, 3 * dim, true),
-                    out: project(builder, &format!("{name}.{out}"), dim, dim, true),
-                    dim,
-                }
+                };
+                let names = if nchw { ["qkv_linear", "output_linear"] } else { ["qkv.qkv", "wo"] };
+                (Mixing::Routed(routed), names, true)
             }
             attend => {
-                let context = match attend {
-                    Attend::Full => Context::None,
-                    _ if nchw => Context::Values,
-                    _ => Context::Input,
-                };
-                let lepe = if context == Context::None { None } else { lepe(builder) };
-                Self {
-                    kind: Kind::Full { heads: config.full_attention_heads, context },
-                    lepe,
-                    qkv: project(builder, &format!("{name}.qkv"), dim, 3 * dim, false),
-                    out: project(builder, &format!("{name}.proj"), dim, dim, true),
-                    dim,
-                }
+                let lepe = if attend == Attend::Full { None } else { lepe(builder) };
+                let context = lepe.map(if nchw { Context::Values } else { Context::Input });
+                let full = Full { dim, heads: config.full_attention_heads, context };
+                (Mixing::Full(full), ["qkv", "proj"], false)
             }
+        };
+        Self {
+            mixing,
+            qkv: project(builder, &format!("{name}.{qkv}"), dim, 3 * dim, biased),
+            out: project(builder, &format!("{name}.{out}"), dim, dim, true),
         }
     }
 
@@ -87,69 +95,68 @@ impl Attention {
         [&self.qkv, &self.out]
     }
 
-    /// Attends, and adds a residual (N, H, W, C), if there is one.
+    /// Attends, and adds a residual (N, H, W, C), if there is one. [`Error::Map`] where routed attention cannot cut the map
+    /// into regions.
     pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
-        let mixed = match &self.kind {
-            Kind::Routed { .. } => self.routed(pass, x)?,
-            Kind::Full { heads, context } => {
-                let qkv = self.qkv.forward(pass, x)?;
-                let scale = ((self.dim / heads) as f64).powf(-0.5);
-                let mixed = ops::attention(&qkv, *heads, scale)?;
-                match (&self.lepe, context) {
-                    (Some(lepe), Context::Input) => ops::add(&mixed, &lepe.forward(pass, x)?)?,
-                    (Some(lepe), Context::Values) => {
-                        let values = ops::contiguous(&ops::slice(&qkv, 3, 2 * self.dim..3 * self.dim)?)?;
-                        ops::add(&mixed, &lepe.forward(pass, &values)?)?
-                    }
-                    _ => mixed,
-                }
-            }
+        let mixed = match &self.mixing {
+            Mixing::Routed(routed) => routed.forward(pass, &self.qkv, x)?,
+            Mixing::Full(full) => full.forward(pass, &self.qkv, x)?,
         };
         self.out.plus(pass, &mixed, residual)
     }
+}
 
-    fn routed<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
-        let Kind::Routed { name, family, n_win, topk, heads, soft, auto_pad } = &self.kind else {
-            return Ok(x.clone());
-        };
+impl Full {
+    fn forward<'t>(&self, pass: &Pass<'t, '_>, qkv: &Linear, x: &Var<'t>) -> Result<Var<'t>> {
+        let qkv = qkv.forward(pass, x)?;
+        let scale = ((self.dim / self.heads) as f64).powf(-0.5);
+        let mixed = ops::attention(&qkv, self.heads, scale)?;
+        Ok(match &self.context {
+            None => mixed,
+            Some(Context::Input(lepe)) => ops::add(&mixed, &lepe.forward(pass, x)?)?,
+            Some(Context::Values(lepe)) => {
+                let values = ops::contiguous(&ops::slice(&qkv, 3, 2 * self.dim..3 * self.dim)?)?;
+                ops::add(&mixed, &lepe.forward(pass, &values)?)?
+            }
+        })
+    }
+}
+
+impl Routed {
+    fn forward<'t>(&self, pass: &Pass<'t, '_>, qkv: &Linear, x: &Var<'t>) -> Result<Var<'t>> {
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
-        let map = [height, width];
-        let Some(regions) = Regions::of(map, *n_win, *family) else {
-            let reason = format!("a map of {height}x{width} tokens cannot be cut into {n_win}x{n_win} regions");
-            return Err(Error::ImageSize {
-                height,
-                width,
-                reason,
-                advice: "use larger images or a smaller n_win".into(),
-            });
+        let (map, n_win) = ([height, width], self.n_win);
+        let unfit = |reason: String, advice: &'static str| Error::Map { height, width, reason, advice };
+        let Some(regions) = Regions::of(map, n_win, self.family) else {
+            let reason = format!("it cannot be cut into {n_win}x{n_win} regions");
+            return Err(unfit(reason, "use larger images or a smaller n_win"));
         };
         let (grid, padded) = (regions.grid, regions.padded());
-        let pad_after_projection = *family == Family::BiformerStlNchw;
-        if padded != map && !(*auto_pad || pad_after_projection) {
-            let reason = format!("{name} meets a map of {height}x{width} tokens, not a multiple of n_win {n_win}");
-            return Err(Error::ImageSize { height, width, reason, advice: "set auto_pad = true".into() });
+        let pad_after_projection = self.family == Family::BiformerStlNchw;
+        if padded != map && !(self.auto_pad || pad_after_projection) {
+            return Err(unfit(format!("n_win = {n_win} does not divide it"), "set auto_pad = true"));
         }
         let qkv = if pad_after_projection {
-            pad(&self.qkv.forward(pass, x)?, map, padded)?
+            pad(&qkv.forward(pass, x)?, map, padded)?
         } else {
-            self.qkv.forward(pass, &pad(x, map, padded)?)?
+            qkv.forward(pass, &pad(x, map, padded)?)?
         };
         let attributes = Bra {
-            heads: *heads,
+            heads: self.heads,
             qk_dim: self.dim,
-            topk: *topk,
+            topk: self.topk,
             grid,
             scale: (self.dim as f64).powf(-0.5),
             valid: pad_after_projection.then_some(map),
         };
         let lepe = self.lepe.as_ref().map(|lepe| lepe.parameters(pass));
         let lepe = lepe.as_ref().map(|[weight, bias]| [weight, bias]);
-        let routed = if *soft {
+        let routed = if self.soft {
             ops::bra_composed(&qkv, lepe, &attributes, ops::RouteKind::Soft)?
         } else {
             ops::bra(&qkv, lepe, &attributes)?
         };
-        pass.record_routes(name, routed.routes);
+        pass.record_routes(&self.name, routed.routes);
         crop(&routed.out, padded, map)
     }
 }

@@ -26,7 +26,7 @@ pub enum Features {
     /// Class scores (N, classes).
     #[default]
     Logits,
-    /// The four stages' maps through extra LayerNorms: a backbone for segmentation and detection.
+    /// The stages' maps, each through an extra LayerNorm: a backbone for segmentation and detection.
     Dense,
 }
 
@@ -241,7 +241,7 @@ impl ModelConfig {
         if !(0.0..1.0).contains(&self.drop_path) {
             return wrong("drop_path", format!("{} is not in [0, 1)", self.drop_path));
         }
-        if !self.layer_scale.is_finite() || self.layer_scale < 0.0 {
+        if !(self.layer_scale as f32).is_finite() || self.layer_scale < 0.0 {
             return wrong("layer_scale", format!("{} is not a factor (0 for none)", self.layer_scale));
         }
         if self.family == Family::Biformer && !self.embed_dim[0].is_multiple_of(2) {
@@ -333,7 +333,7 @@ impl ModelConfig {
         // Sizes that fit come at least once in every product of all strides and windows: look nearby, for one
         // that is halved without rounding or else for any.
         let stride = self.strides()[self.stages() - 1];
-        let near = 2 * stride.saturating_mul(n_win.max(1));
+        let near = stride.saturating_mul(n_win.max(1)).saturating_mul(2);
         let fits = |exact: bool| move |&side: &usize| bad(side).is_none() && (!exact || side.is_multiple_of(stride));
         let nearest = |sides: &dyn Fn() -> Box<dyn Iterator<Item = usize>>| {
             [true, false].into_iter().find_map(|exact| sides().take(near).find(fits(exact)))

@@ -54,6 +54,18 @@ pub enum Error {
         /// Sizes that fit, or what else to do.
         advice: String,
     },
+    /// A map that routed attention cannot cut into regions.
+    #[error("attention: a map of {height}x{width} tokens does not fit: {reason}; {advice}")]
+    Map {
+        /// The map's height.
+        height: usize,
+        /// The map's width.
+        width: usize,
+        /// Why not.
+        reason: String,
+        /// What to do.
+        advice: &'static str,
+    },
     /// A weight file that does not fit the model. All differences are listed, and the first are shown.
     #[error(
         "{path}: these weights do not fit the model: {}; use the configuration that they belong to",
@@ -67,7 +79,7 @@ pub enum Error {
     },
     /// A weight file with numbers that no computation can go on from.
     #[error("{path}: tensor {tensor} holds {number}: these weights are of no use, take those of another run")]
-    NotFinite {
+    Unusable {
         /// The file.
         path: String,
         /// The first such tensor.

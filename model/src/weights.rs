@@ -34,10 +34,10 @@ impl BiFormer {
         Ok(file)
     }
 
-    /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else;
-    /// otherwise [`Error::Weights`] lists all differences and the model is as it was, as it is after
-    /// [`Error::NotFinite`]. Two exceptions, which are reported: a head for another number of classes, and a classifier's weights for a dense backbone.
-    /// `path` names the file in errors.
+    /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else; otherwise
+    /// [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite in the model's type, or is a
+    /// variance below 0. After an error the model is as it was. Two exceptions, which are reported: a head for another
+    /// number of classes, and a classifier's weights for a dense backbone. `path` names the file in errors.
     pub fn load(&mut self, file: &TensorFile, path: &str) -> Result<Loaded> {
         let own = self.state_dict()?;
         let mut loaded = Loaded::default();
@@ -73,9 +73,13 @@ impl BiFormer {
             return Err(Error::Weights { path: path.to_owned(), differences });
         }
         for (name, tensor) in file.tensors.iter().filter(|(name, _)| own.tensors.contains_key(*name)) {
-            let numbers = if tensor.dtype() == DType::Index { vec![] } else { tensor.cast(DType::F64)?.to_vec()? };
-            if let Some(&number) = numbers.iter().find(|number: &&f64| !number.is_finite()) {
-                return Err(Error::NotFinite { path: path.to_owned(), tensor: name.clone(), number });
+            if tensor.dtype() == DType::Index {
+                continue;
+            }
+            let unusable = |x: f64| !x.is_finite() || (x < 0.0 && name.ends_with(".running_var"));
+            // As the model will have them: a number may be too large for its type.
+            if let Some(number) = tensor.cast(self.parameters.layout().dtype())?.find(unusable)? {
+                return Err(Error::Unusable { path: path.to_owned(), tensor: name.clone(), number });
             }
         }
         drop(own);

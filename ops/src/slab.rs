@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::parallel::{Out, items_per_task, put};
 use tensor::cuda::{self, elements};
-use tensor::{Error, Float, Result, Shape, Tensor};
+use tensor::{Float, Result, Shape, Tensor};
 
 /// A slab of a contiguous tensor, in elements.
 pub struct Slab {
@@ -65,9 +65,4 @@ impl Slab {
         let Some(rows) = whole.count().checked_div(self.row) else { return Ok(()) };
         elements::put(out, &whole.reshape([rows, self.row])?.slice(1, self.part.clone())?)
     }
-}
-
-/// [`Error::Axis`] unless a tensor of this shape has the axis.
-pub fn expect_axis(op: &'static str, shape: &Shape, axis: usize) -> Result<()> {
-    if axis < shape.len() { Ok(()) } else { Err(Error::Axis { op, axis, rank: shape.len() }) }
 }

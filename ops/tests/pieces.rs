@@ -106,6 +106,9 @@ fn gradients_add_up_over_passes_and_errors_come_out() {
         start => Err(autograd::Error::NotFinite { op: "test", node: start }),
     });
     assert_eq!(refused.unwrap_err().to_string(), autograd::Error::NotFinite { op: "test", node: 1 }.to_string());
+    let cut = tape.in_pieces(&x, 2, |x, _| Ok::<_, autograd::Error>((ops::reshape(x, [1, 2 * WIDTH])?, ())));
+    let error = cut.unwrap_err().to_string();
+    assert!(error.contains("pieces: expected a piece of 2 samples"), "{error}");
     let empty = tape.constant(Tensor::zeros([0, WIDTH], DType::F64));
     let (y, _) = tape.in_pieces(&empty, 4, |x, _| Ok::<_, autograd::Error>((network.layers(x)?, ()))).unwrap();
     assert_eq!(*y.shape(), [0, WIDTH]);

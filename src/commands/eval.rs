@@ -3,6 +3,7 @@
 use super::{MOST_IMAGES, Status, Threads, Trained, with_remedy};
 use crate::device::Compute;
 use crate::inference::Inference;
+use crate::memory::expect_room_to_infer;
 use crate::printing::printable;
 use crate::staging::numbered;
 use crate::trainer::checkpoint::TrainedModel;
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, Transform};
 use serde::Serialize;
+use tensor::DType;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -75,7 +77,9 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     if !(1..=MOST_IMAGES).contains(&batch) {
         bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
     }
-    let TrainedModel { mut model, config, data: known } = arguments.trained.load()?;
+    let TrainedModel { mut model, mut config, data: known } = arguments.trained.load()?;
+    (config.batch_size, config.device) = (batch, arguments.compute.device);
+    expect_room_to_infer(&config, [config.image_size; 2], DType::F32)?;
     arguments.compute.place(&mut model)?;
     let classes = &known.classes;
     let source = arguments.data.as_deref().unwrap_or(&config.data);

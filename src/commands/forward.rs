@@ -1,7 +1,9 @@
 //! `biformer forward`.
 
 use super::{ModelChoice, Status, Threads};
+use crate::config::RunConfig;
 use crate::device::{Compute, DeviceName, Precision};
+use crate::memory::expect_room_to_infer;
 use crate::trainer::checkpoint::{is_checkpoint, read_weights};
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
@@ -9,7 +11,7 @@ use clap::{Args, ValueEnum};
 use model::{BiFormer, Features, Mode, TensorFile, expect_writable};
 use std::fs;
 use std::path::PathBuf;
-use tensor::{DType, Device, Tensor};
+use tensor::{DType, Device};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -73,20 +75,21 @@ fn compute(arguments: &Arguments) -> Result<()> {
         let names: Vec<&str> = file.tensors.keys().take(5).map(String::as_str).collect();
         format!("{shown}: expected a tensor named \"input\", (N, 3, H, W); there is {}", names.join(", "))
     })?;
-    let [_, channels, _, _] = input.dims("forward", "input (N, 3, H, W)").with_context(|| format!("{shown}"))?;
+    let [images, channels, height, width] =
+        input.dims("forward", "input (N, 3, H, W)").with_context(|| format!("{shown}"))?;
     if channels != 3 || input.count() == 0 {
         bail!("{shown}: input is {}, expected (N, 3, H, W)", input.shape());
     }
     if input.dtype() == DType::Index {
         bail!("{shown}: input holds integers, expected normalised floats");
     }
-    let all_finite = |tensor: &Tensor| -> Result<bool> {
-        Ok(tensor.cast(DType::F64)?.to_vec::<f64>()?.iter().all(|number| number.is_finite()))
-    };
-    if !all_finite(input)? {
+    if input.find(|x| !x.is_finite())?.is_some() {
         bail!("{shown}: input holds numbers that are not finite, expected normalised floats");
     }
     expect_output(arguments)?;
+    let mut run = RunConfig::for_model(&arguments.model.model)?;
+    (run.architecture, run.batch_size, run.device) = (config.clone(), images, arguments.device);
+    expect_room_to_infer(&run, [height, width], dtype)?;
     model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
     let images = input.cast(dtype)?.permute(&[0, 2, 3, 1])?.contiguous()?;
     let tape = Tape::inference();
@@ -94,7 +97,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
     let mut results = TensorFile::default();
     for (index, value) in output.values.iter().enumerate() {
         let value = value.value().cast(dtype)?.to_device(&Device::Cpu)?;
-        if !all_finite(&value)? {
+        if value.find(|x| !x.is_finite())?.is_some() {
             bail!("{weights}: the results are not finite: these weights are of no use, take those of another run");
         }
         match config.features {

@@ -52,8 +52,9 @@ fn show(arguments: &Arguments) -> Result<()> {
         print_parts(&arguments.model.model, size, &parts)?;
     }
     let trainable = config.features == Features::Logits;
-    let training = if trainable { Some(memory::training(&run)?) } else { None };
-    let (activations, inference) = (memory::activations(&run)?, memory::inference(&run)?);
+    let training = if trainable { Some(memory::training(&run, [size; 2])?) } else { None };
+    let activations = memory::activations(&run, [size; 2])?;
+    let inference = memory::inference(&run, [size; 2], DType::F32)?;
     if arguments.json {
         let object = json!({
             "model": arguments.model.model,

@@ -59,10 +59,11 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 fn classify(model: &BiFormer, factors: Factors, image: &Tensor) -> Result<Vec<f64>> {
     let tape = Tape::inference();
     let output = model.forward_with(factors, &tape, image, Mode::Evaluate)?;
-    let logits = output.logits().value().cast(tensor::DType::F64)?.to_vec::<f64>()?;
-    if logits.iter().any(|logit| !logit.is_finite()) {
+    let logits = output.logits().value();
+    if logits.find(|x| !x.is_finite())?.is_some() {
         bail!("the model's logits are not finite: its weights are of no use, take those of another run");
     }
+    let logits = logits.cast(tensor::DType::F64)?.to_vec::<f64>()?;
     let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = logits.iter().map(|x| (x - largest).exp()).collect();
     let total: f64 = weights.iter().sum();

@@ -73,7 +73,7 @@ impl Trainer {
         adopt_classes(&mut config, train.as_ref())?;
         let facts = DataFacts::of(train.as_ref());
         let (train, test) = loaders(&config, &facts, train, test)?;
-        memory::expect_room_to_train(&config)?;
+        memory::expect_room_to_train(&config, [config.image_size; 2])?;
         let learner = Learner::new(&config)?;
         let folder = RunFolder::create(&config)?;
         let trainer = Self { pool, config, folder, learner, progress: Progress::default(), facts, train, test };
@@ -126,7 +126,14 @@ impl Trainer {
         if batch > steps {
             bail!("{}: it is in batch {batch} of {steps}; take another copy of it", checkpoint.path().display());
         }
-        memory::expect_room_to_train(&config)?;
+        let (most, taken) = (progress.epoch.saturating_mul(steps).saturating_add(batch), progress.optimizer_steps);
+        if taken.max(progress.average_updates) > most as u64 {
+            bail!(
+                "{}: it has taken {taken} steps in {most} batches; take another copy of it",
+                checkpoint.path().display()
+            );
+        }
+        memory::expect_room_to_train(&config, [config.image_size; 2])?;
         let learner = Learner::resume(&checkpoint)?;
         folder.rewind(progress.epoch)?;
         folder.write_config(&config)?;

@@ -177,7 +177,7 @@ impl Learner {
 
     /// What is needed to go on from here. Weights that are not finite are refused: nobody could go on from there.
     pub fn checkpoint(&self, config: &RunConfig, progress: &Progress, data: DataFacts) -> Result<Checkpoint> {
-        if self.model.parameters.flat().to_vec::<f32>()?.iter().any(|weight| !weight.is_finite()) {
+        if self.model.parameters.flat().find(|weight| !weight.is_finite())?.is_some() {
             bail!("{LOWER_RATE}: after step {} some weights are not finite", self.optimizer.steps());
         }
         let AdamWState { steps, m, v } = self.optimizer.state();

@@ -153,20 +153,31 @@ impl Slabs {
         (unsafe { block.start.add(place - begin) }, place)
     }
 
-    /// As much again as there is, so that there are few slabs.
+    /// Ends the program where the system has no memory.
     fn grow(&mut self, at_least: usize) {
+        let block = self.ample(at_least).or_else(|| Block::from_system(at_least));
+        self.add(block.unwrap_or_else(|| handle_alloc_error(Block::layout(at_least))));
+    }
+
+    /// As much again as there is, so that there are few slabs. A system that limits address space may refuse that, and
+    /// still have what is needed.
+    fn ample(&self, at_least: usize) -> Option<Block> {
         const LEAST: usize = 1 << 26;
-        let len = at_least.max(self.held()).max(LEAST);
-        let block = Block::from_system(len);
-        self.blocks.insert(self.arena.add_slab(len), block);
+        Block::from_system(at_least.max(self.held()).max(LEAST))
+    }
+
+    fn add(&mut self, block: Block) {
+        self.blocks.insert(self.arena.add_slab(block.len), block);
     }
 
     fn settle(&mut self) {
         self.arena.join();
         let reached = self.arena.reached();
         // Half of it will do as well, or there would be a new slab each time that a bit of the room is used.
-        if self.arena.unreached() < reached / 8 {
-            self.grow(reached / 4);
+        if self.arena.unreached() < reached / 8
+            && let Some(block) = self.ample(reached / 4)
+        {
+            self.add(block);
         }
     }
 
@@ -182,18 +193,22 @@ impl Slabs {
 }
 
 impl Block {
-    fn from_system(len: usize) -> Self {
-        // Not aligned by the allocator, which would have to write the zeros then.
-        let layout = Layout::from_size_align(len + HUGE_PAGE, 1);
+    /// Not aligned by the allocator, which would have to write the zeros then.
+    fn layout(len: usize) -> Layout {
         // invariant: `Buffer::new` refuses what comes near isize::MAX.
-        let layout = layout.expect("a slab fits into the address space");
+        Layout::from_size_align(len + HUGE_PAGE, 1).expect("a slab fits into the address space")
+    }
+
+    /// None where the system refuses it.
+    fn from_system(len: usize) -> Option<Self> {
+        let layout = Self::layout(len);
         // SAFETY: the size is not 0.
-        let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
+        let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         // SAFETY: less than the alignment, by which the layout is longer than the slab.
         let start = unsafe { memory.add(memory.align_offset(HUGE_PAGE)) };
         ask_for_huge_pages(start, len);
         POOL.system_allocations.fetch_add(1, Ordering::Relaxed);
-        Self { memory, layout, start, len }
+        Some(Self { memory, layout, start, len })
     }
 }
 
@@ -225,7 +240,7 @@ impl Buffer {
         let in_use = POOL.in_use.fetch_add(len, Ordering::Relaxed) + len;
         POOL.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
         if POOL.poison.load(Ordering::Relaxed) {
-            buffer.slice_mut::<u32>().fill(u32::MAX);
+            buffer.slice_mut::<u8>().fill(u8::MAX);
         }
         buffer
     }

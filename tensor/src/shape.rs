@@ -22,6 +22,11 @@ impl Shape {
         Some(if self.contains(&0) { 0 } else { extents })
     }
 
+    /// [`Error::Axis`] unless a tensor of this shape has the axis.
+    pub fn expect_axis(&self, op: &'static str, axis: usize) -> Result<()> {
+        if axis < self.len() { Ok(()) } else { Err(Error::Axis { op, axis, rank: self.len() }) }
+    }
+
     /// The strides (in elements) of a contiguous tensor of this shape: the last axis moves by one.
     pub fn contiguous_strides(&self) -> Strides {
         let mut strides = Strides::from_elem(0, self.len());

@@ -117,3 +117,38 @@ fn casting_rounds_to_nearest() {
     let halved = t.cast(DType::Bf16).unwrap().cast(DType::F32).unwrap();
     assert_eq!(halved.to_vec::<f32>().unwrap(), [1.0, 1.0 + 2f32.powi(-7)]);
 }
+
+#[test]
+fn what_does_not_fit_is_neither_joined_nor_overwritten() {
+    let tensor = |shape: [usize; 2]| Tensor::full(shape, 1f32);
+    let axis = Tensor::join(&[Tensor::scalar(1f32)]).unwrap_err();
+    assert_eq!(axis, Error::Axis { op: "join", axis: 0, rank: 0 });
+    assert!(matches!(Tensor::join(&[]).unwrap_err(), Error::Argument { op: "join", .. }));
+    assert!(matches!(Tensor::join(&[tensor([1, 2]), tensor([1, 3])]).unwrap_err(), Error::Shape { op: "join", .. }));
+    let other = Tensor::full([1, 2], 1f64);
+    assert!(matches!(Tensor::join(&[tensor([1, 2]), other.clone()]).unwrap_err(), Error::DType { op: "join", .. }));
+
+    let mut to = tensor([2, 2]);
+    let empty = Tensor::full([0], 1f32);
+    to.overwrite(4, &empty).unwrap();
+    for (start, from) in [(3, &tensor([1, 2])), (5, &empty), (usize::MAX, &tensor([1, 2]))] {
+        let error = to.overwrite(start, from).unwrap_err();
+        assert!(matches!(error, Error::OutOfRange { op: "overwrite", bound: 5, .. }), "{start}: {error}");
+    }
+    assert!(matches!(to.overwrite(0, &other).unwrap_err(), Error::DType { op: "overwrite", .. }));
+    let seen = to.clone();
+    assert!(matches!(to.overwrite(0, &tensor([1, 2])).unwrap_err(), Error::Shared { op: "overwrite" }));
+    assert_eq!(seen.to_vec::<f32>().unwrap(), [1.0; 4]);
+}
+
+#[test]
+fn the_first_number_of_a_kind_is_found_in_any_view_and_type() {
+    let numbers = Tensor::from_slice(&[1.0, -2.0, 3.0, -4.0], [2, 2]).unwrap();
+    for dtype in [DType::F64, DType::F32, DType::Bf16] {
+        let numbers = numbers.cast(dtype).unwrap();
+        assert_eq!(numbers.find(|x| x < 0.0).unwrap(), Some(-2.0), "{dtype}");
+        assert_eq!(numbers.permute(&[1, 0]).unwrap().find(|x| x > 1.0).unwrap(), Some(3.0), "{dtype}");
+        assert_eq!(numbers.find(f64::is_nan).unwrap(), None, "{dtype}");
+    }
+    assert_eq!(Tensor::scalar(1u32).find(|_| true).unwrap(), None);
+}

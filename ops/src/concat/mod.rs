@@ -14,7 +14,7 @@ pub mod cases;
 mod cpu;
 pub mod reference;
 
-use crate::slab::{Slab, expect_axis};
+use crate::slab::Slab;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
@@ -27,7 +27,7 @@ pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
     let Some(first) = parts.first() else {
         return Err(Error::argument("concat", "needs at least one part").into());
     };
-    expect_axis("concat", first.shape(), axis)?;
+    first.shape().expect_axis("concat", axis)?;
     for part in parts {
         if part.shape().len() != first.shape().len() || part.shape().with(axis, 0) != first.shape().with(axis, 0) {
             let expected = format!("the extents of the first part {} except along axis {axis}", first.shape());

@@ -16,7 +16,7 @@ pub mod reference;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Extents;
 use tensor::cuda::Module;
-use tensor::{Device, Tensor, match_float};
+use tensor::{Device, Error, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "zeros at the bottom and the right of a map";
@@ -24,7 +24,13 @@ pub(crate) const SUMMARY: &str = "zeros at the bottom and the right of a map";
 /// x (N, H, W, C) with zeros below it and to its right: (N, H + bottom, W + right, C).
 pub fn pad<'t>(x: &Var<'t>, [bottom, right]: [usize; 2]) -> Result<Var<'t>> {
     let [images, height, width, channels] = x.value().dims("pad", "x (N, H, W, C)")?;
-    let padded = [height + bottom, width + right];
+    let count = |extents: [usize; 3]| extents.into_iter().try_fold(images.max(1), usize::checked_mul);
+    let padded = height.checked_add(bottom).zip(width.checked_add(right));
+    let padded = padded.filter(|&(height, width)| count([height, width, channels.max(1) * size_of::<f64>()]).is_some());
+    let Some(padded) = padded.map(<[usize; 2]>::from) else {
+        let message = format!("{bottom} more rows and {right} more columns make more than can be counted");
+        return Err(Error::argument("pad", message).into());
+    };
     let extents =
         Extents { rows: height, padded_rows: padded[0], row: width * channels, padded_row: padded[1] * channels };
     let device = x.value().device();
@@ -57,5 +63,21 @@ impl Rule for Pad {
         }
         grads.close(dx);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use autograd::Tape;
+
+    #[test]
+    fn maps_that_cannot_be_counted_are_refused() {
+        let tape = Tape::new();
+        let x = tape.input(Tensor::full([1, 2, 3, 4], 1f64));
+        for more in [[usize::MAX, 0], [0, usize::MAX - 2], [1 << 31, 1 << 31]] {
+            let error = pad(&x, more).err().expect("refused").to_string();
+            assert!(error.contains("pad: ") && error.contains("counted"), "{error}");
+        }
     }
 }

@@ -14,7 +14,6 @@ pub mod cases;
 pub mod reference;
 
 use crate::broadcast;
-use crate::slab::expect_axis;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
@@ -27,7 +26,7 @@ pub(crate) const SUMMARY: &str = "the sum over some axes";
 pub fn sum<'t>(x: &Var<'t>, axes: &[usize], keep: bool) -> Result<Var<'t>> {
     let mut kept = x.shape().clone();
     for &axis in axes {
-        expect_axis("sum", x.shape(), axis)?;
+        x.shape().expect_axis("sum", axis)?;
         kept = kept.with(axis, 1);
     }
     let left = |axis: &usize| keep || !axes.contains(axis);

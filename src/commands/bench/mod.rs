@@ -199,12 +199,9 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
         bail!("--batch-size {}: its images alone take {:.0} GB, more than 8", arguments.batch_size, bytes / 1e9);
     }
     (config.device, config.precision) = (arguments.compute.device, arguments.compute.precision);
-    if height == width {
-        config.image_size = height;
-        match arguments.mode {
-            Work::Train => expect_room_to_train(&config)?,
-            Work::Infer => expect_room_to_infer(&config)?,
-        }
+    match arguments.mode {
+        Work::Train => expect_room_to_train(&config, size.0)?,
+        Work::Infer => expect_room_to_infer(&config, size.0, DType::F32)?,
     }
     let random = Philox::new(0, 0);
     let images: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();

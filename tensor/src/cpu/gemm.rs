@@ -318,6 +318,12 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "a matrix that is to be packed")]
+    fn a_matrix_with_more_elements_than_can_be_counted_is_not_packed() {
+        Packed::<f32>::new(Mat::strided(&[1.0; 32], ((1 << 59) + 1, 32), (0, 1)));
+    }
+
+    #[test]
     fn agrees_with_matrixmultiply_in_f32_on_every_instruction_set() {
         for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
             let _limited = limit(isa);

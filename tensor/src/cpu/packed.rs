@@ -137,9 +137,10 @@ impl<F: Factor> Packed<F> {
         fill: impl Fn(Range<usize>, &mut [F::Sum], usize) + Sync,
     ) -> Self {
         let width = F::panel_width::<A>(isa, cols);
-        let size = width * F::packed_rows(isa, rows);
-        let (count, dtype) = (cols.div_ceil(width) * size, F::Sum::DTYPE);
-        let mut memory = Tensor::empty([count], dtype);
+        // A matrix that repeats its elements may have more of them than can be counted.
+        let size = width.checked_mul(F::packed_rows(isa, rows)).expect("a matrix that is to be packed");
+        let count = cols.div_ceil(width).checked_mul(size).expect("a matrix that is to be packed");
+        let mut memory = Tensor::empty([count], F::Sum::DTYPE);
         let to = memory.as_mut_slice::<F::Sum>("gemm").expect("invariant: a new tensor is contiguous and unshared");
         let fill =
             |(panel, to): (usize, &mut [F::Sum])| fill(panel * width..((panel + 1) * width).min(cols), to, width);
@@ -286,7 +287,8 @@ unsafe fn copy_rows<T: Float, V: Vector<T>, const COUNT: usize>(b: Mat<'_, T>, t
         return;
     }
     let inside = last_place((b.rows, b.cols), (b.row_stride, 1)).is_some_and(|last| last < b.data.len());
-    assert!(inside && b.cols == COUNT * V::LANES && to.len() >= b.rows * b.cols, "rows of a panel");
+    let room = b.rows.checked_mul(b.cols).is_some_and(|count| count <= to.len());
+    assert!(inside && room && b.cols == COUNT * V::LANES, "rows of a panel");
     let (from, to) = (b.data.as_ptr(), to.as_mut_ptr());
     for row in 0..b.rows {
         for register in 0..COUNT {

@@ -15,6 +15,7 @@ pub unsafe fn transpose<T: Float, V: Vector<T>>(
     (from, from_stride): (&[T], usize),
     (to, to_stride): (&mut [T], usize),
 ) {
+    const { assert!(matches!(V::LANES, 2 | 4 | 8 | 16), "a block for this register") };
     if rows == 0 || columns == 0 {
         return;
     }

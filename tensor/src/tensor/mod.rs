@@ -240,6 +240,18 @@ impl Tensor {
         Ok(copy)
     }
 
+    /// The first number, in order, that `sought` holds of; none of a tensor of indices. From any view on any device.
+    pub fn find(&self, sought: impl Fn(f64) -> bool) -> Result<Option<f64>> {
+        let own = self.to_device(&Device::Cpu)?.contiguous()?;
+        let sought = |number: &f64| sought(*number);
+        Ok(match self.dtype {
+            DType::F64 => own.as_slice::<f64>("find")?.iter().copied().find(sought),
+            DType::F32 => own.as_slice::<f32>("find")?.iter().map(|&number| f64::from(number)).find(sought),
+            DType::Bf16 => own.as_slice::<bf16>("find")?.iter().map(|&number| f64::from(number)).find(sought),
+            DType::Index => None,
+        })
+    }
+
     /// This tensor if it is contiguous, otherwise a contiguous copy. Errors: those of a GPU.
     pub fn contiguous(&self) -> Result<Tensor> {
         if self.is_contiguous() {
@@ -262,7 +274,7 @@ impl Tensor {
     /// [`Error::Argument`] for none, [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`].
     pub fn join(parts: &[Tensor]) -> Result<Tensor> {
         let first = parts.first().ok_or_else(|| Error::argument("join", "needs at least one tensor"))?;
-        first.expect_axis("join", 0)?;
+        first.shape.expect_axis("join", 0)?;
         for part in parts {
             if part.rank() != first.rank() || part.shape.with(0, first.shape[0]) != first.shape {
                 return Err(Error::shape("join", format!("{} but for the first extent", first.shape), &part.shape));

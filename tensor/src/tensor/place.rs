@@ -65,8 +65,9 @@ impl Tensor {
     /// Overwrites the elements from the `start`-th on of a contiguous tensor, wherever it is, with those of a tensor in the
     /// machine's memory. Errors: [`Error::OutOfRange`], [`Error::DType`], [`Error::Shared`] when another tensor sees them.
     pub fn overwrite(&mut self, start: usize, from: &Tensor) -> Result<()> {
-        if from.count() > self.count().saturating_sub(start) {
-            let (index, bound) = (start + from.count(), self.count() + 1);
+        let end = start.saturating_add(from.count());
+        if end > self.count() {
+            let (index, bound) = (end, self.count() + 1);
             return Err(Error::OutOfRange { op: "overwrite", what: "the end", index, bound });
         }
         if from.dtype != self.dtype {

@@ -11,10 +11,6 @@ impl Tensor {
         Tensor { storage: self.storage.clone(), dtype: self.dtype, shape, strides, offset, carried: Carried::default() }
     }
 
-    pub(super) fn expect_axis(&self, op: &'static str, axis: usize) -> Result<()> {
-        if axis < self.rank() { Ok(()) } else { Err(Error::Axis { op, axis, rank: self.rank() }) }
-    }
-
     /// The same elements in order under another shape of as many elements. Needs a contiguous tensor.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
@@ -30,7 +26,7 @@ impl Tensor {
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
         let mut seen = vec![false; self.rank()];
         for &axis in order {
-            self.expect_axis("permute", axis)?;
+            self.shape.expect_axis("permute", axis)?;
             seen[axis] = true;
         }
         if order.len() != self.rank() || seen.contains(&false) {
@@ -44,7 +40,7 @@ impl Tensor {
 
     /// The positions `range` along an axis.
     pub fn slice(&self, axis: usize, range: Range<usize>) -> Result<Tensor> {
-        self.expect_axis("slice", axis)?;
+        self.shape.expect_axis("slice", axis)?;
         if range.start > range.end || range.end > self.shape[axis] {
             let bound = self.shape[axis] + 1;
             return Err(Error::OutOfRange { op: "slice", what: "end", index: range.end.max(range.start), bound });
