@@ -10,8 +10,7 @@ use crate::state::{Builder, RunningStatistics};
 use autograd::{Parameters, Tape, Var};
 use ops::Conv2d;
 use std::sync::Arc;
-use tensor::cuda::elements::move_towards;
-use tensor::{DType, Device, Tensor, match_float};
+use tensor::{DType, Device, Tensor};
 
 /// Weight of a new batch in the running statistics.
 const MOMENTUM: f64 = 0.1;
@@ -29,8 +28,8 @@ pub struct BiFormer {
     factors: DType,
     /// The type of the maps between layers.
     maps: DType,
-    /// On a GPU, [`MOMENTUM`] (1).
-    momentum: Option<Tensor>,
+    /// [`MOMENTUM`] (1), where the statistics are.
+    momentum: Tensor,
 }
 
 struct Stage {
@@ -114,7 +113,7 @@ impl BiFormer {
             statistics,
             factors: dtype,
             maps: dtype,
-            momentum: None,
+            momentum: Tensor::full_on(&Device::Cpu, [1], MOMENTUM, dtype)?,
         })
     }
 
@@ -131,13 +130,9 @@ impl BiFormer {
             running.mean = running.mean.to_device(device)?;
             running.variance = running.variance.to_device(device)?;
         }
-        let dtype = self.parameters.layout().dtype();
-        self.momentum = match device {
-            Device::Cpu => None,
-            Device::Cuda(_) => Some(Tensor::full_on(device, [1], MOMENTUM, dtype)?),
-        };
+        self.momentum = self.momentum.to_device(device)?;
         (self.factors, self.maps) = match device {
-            Device::Cpu => (factors, dtype),
+            Device::Cpu => (factors, self.parameters.layout().dtype()),
             Device::Cuda(_) => (factors, factors),
         };
         Ok(())
@@ -244,10 +239,7 @@ impl BiFormer {
         for (id, batch) in &trace.statistics {
             let running = &mut self.statistics[id.index()];
             for (running, batch) in [(&mut running.mean, &batch.mean), (&mut running.variance, &batch.variance)] {
-                match &self.momentum {
-                    Some(momentum) => move_towards(running, batch, momentum)?,
-                    None => *running = mix(running, batch)?,
-                }
+                running.move_towards(batch, &self.momentum)?;
             }
         }
         Ok(())
@@ -270,19 +262,6 @@ fn images_per_piece(x: &Var<'_>, factors: DType) -> usize {
     let fit = CACHE / (3 * tokens * channels * x.dtype().size()).max(1);
     let worth_reading = if factors == DType::Bf16 { 2 * channels } else { channels };
     fit.max(worth_reading.div_ceil(tokens)).max(1)
-}
-
-/// (1 − MOMENTUM)·running + MOMENTUM·batch
-fn mix(running: &Tensor, batch: &Tensor) -> tensor::Result<Tensor> {
-    let mut mixed = Tensor::empty(running.shape().clone(), running.dtype());
-    match_float!(running.dtype(), "running statistics", T => {
-        let (old, new) = (running.as_slice::<T>("running statistics")?, batch.as_slice::<T>("running statistics")?);
-        let out = mixed.as_mut_slice::<T>("running statistics")?;
-        for ((out, &old), &new) in out.iter_mut().zip(old).zip(new) {
-            *out = (1.0 - MOMENTUM) as T * old + MOMENTUM as T * new;
-        }
-    });
-    Ok(mixed)
 }
 
 /// What comes before a stage: the stem, or a halving of the map.

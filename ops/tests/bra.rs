@@ -5,7 +5,7 @@ use autograd::{Result, Var};
 use ops::case::{from_fn, uniform};
 use ops::{Bra, RouteKind, bra, bra_composed};
 use proptest::prelude::*;
-use tensor::cpu::isa::{Isa, limit};
+use tensor::cpu::isa::{Isa, limits};
 use tensor::{DType, Tensor};
 
 const TOLERANCE: f64 = 1e-12;
@@ -59,8 +59,8 @@ fn every_k_from_one_to_all_regions() {
 
 #[test]
 fn every_way_through_the_registers_on_every_instruction_set() {
-    for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-        let _limited = limit(isa);
+    for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+        let isa = limited.isa();
         for (map, grid, topk, [heads, dim]) in [
             ([16, 16], [4, 4], 4, [2, 24]), // 16 queries fill a register
             ([8, 8], [4, 4], 8, [1, 24]),   // 4 queries do not, 32 keys do

@@ -5,7 +5,7 @@ use autograd::Result;
 use autograd::gradcheck::{backward, nan_max, value};
 use ops::case::{Case, array, uniform};
 use ops::registry::OPS;
-use tensor::cpu::isa::{Isa, limit};
+use tensor::cpu::isa::{Isa, limits};
 use tensor::{DType, Tensor};
 
 /// About a thousand roundings of 6e-8, of terms that may cancel.
@@ -29,14 +29,14 @@ fn products_of_bf16_factors_agree_with_double_precision() {
 fn agrees(isas: &[Isa], ops: impl Fn(&str) -> bool, factors: DType) {
     tensor::set_poison(true);
     let mut failures = vec![];
-    for isa in isas.iter().filter(|isa| **isa <= Isa::detected()) {
-        let _limited = limit(*isa);
+    for limited in limits(isas) {
         for op in OPS.iter().filter(|op| ops(op.name)) {
             for case in (op.cases)() {
                 let error = error(&case, factors).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
                 if error.is_nan() || error > TOLERANCE {
                     let (op, case) = (op.name, &case.name);
-                    failures.push(format!("{op}, case \"{case}\", {}: relative error {error:.1e}", isa.name()));
+                    failures
+                        .push(format!("{op}, case \"{case}\", {}: relative error {error:.1e}", limited.isa().name()));
                 }
             }
         }

@@ -182,7 +182,7 @@ impl AdamW {
         average: Option<&mut Ema>,
     ) -> Result<()> {
         let gradients = self.expect_own(parameters, gradients)?;
-        let average = average.map(|average| average.on_gpu(parameters)).transpose()?;
+        let average = average.map(|average| average.with_rate(parameters)).transpose()?;
         self.controls()?.clip(gradients)?;
         if let Some(controls) = &self.controls {
             controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients, average)?;

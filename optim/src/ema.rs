@@ -11,11 +11,7 @@
 
 use crate::error::{Result, expect, expect_flat, expect_layout};
 use autograd::Parameters;
-use rayon::prelude::*;
-use tensor::cpu::isa::Arch;
-use tensor::cpu::parallel::GRAIN;
-use tensor::cuda::elements::move_towards;
-use tensor::{Device, Float, Tensor, match_float, simd};
+use tensor::{Device, Tensor};
 
 /// The settings of [`Ema`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,8 +42,8 @@ pub struct Ema {
     config: EmaConfig,
     updates: u64,
     average: Parameters,
-    /// On a GPU, the rate of the next update.
-    rate_there: Option<Tensor>,
+    /// 1 − d (1) of the update that was last prepared, on the average's device.
+    rate: Option<Tensor>,
 }
 
 /// What a checkpoint keeps of [`Ema`] to continue with the same bits.
@@ -63,7 +59,7 @@ impl Ema {
     /// An average that starts at these parameters. Errors: [`Error::Setting`](crate::Error::Setting).
     pub fn new(parameters: &Parameters, config: EmaConfig) -> Result<Self> {
         config.validate()?;
-        Ok(Self { config, updates: 0, average: parameters.duplicate()?, rate_there: None })
+        Ok(Self { config, updates: 0, average: parameters.duplicate()?, rate: None })
     }
 
     /// The averaged parameters, to evaluate the model with.
@@ -84,55 +80,35 @@ impl Ema {
     /// Errors: [`Error::Layout`](crate::Error::Layout) for another model's parameters;
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
     pub fn update(&mut self, parameters: &Parameters) -> Result<()> {
-        expect_layout(self.average.layout(), "parameters", parameters.layout())?;
-        if self.average.flat().device() != Device::Cpu {
-            self.prepare()?;
-            let (average, rate) = self.on_gpu(parameters)?;
-            move_towards(average, parameters.flat(), rate)?;
-            self.finish();
-            return Ok(());
-        }
-        let rate = self.rate();
-        match_float!(parameters.layout().dtype(), "ema", T => {
-            let p = parameters.flat().as_slice::<T>("ema")?;
-            let e = self.average.flat_mut::<T>()?;
-            e.par_chunks_mut(GRAIN).zip(p.par_chunks(GRAIN)).for_each(|(e, p)| {
-                simd!(A => follow::<T, A>(T::of(rate), e, p));
-            });
-        });
-        self.updates += 1;
+        self.prepare()?;
+        let (average, rate) = self.with_rate(parameters)?;
+        average.move_towards(parameters.flat(), rate)?;
+        self.finish();
         Ok(())
-    }
-
-    /// 1 − d of the next update.
-    fn rate(&self) -> f64 {
-        1.0 - self.config.decay_at(self.updates)
     }
 
     /// Before an update on a GPU: puts its rate where [`AdamW::clip_and_step`](crate::AdamW::clip_and_step) finds it.
     pub fn prepare(&mut self) -> Result<()> {
-        let device = self.average.flat().device();
-        let rate = Tensor::full([1], self.rate()).cast(self.average.layout().dtype())?;
-        match &mut self.rate_there {
+        let rate = 1.0 - self.config.decay_at(self.updates);
+        let rate = Tensor::full([1], rate).cast(self.average.layout().dtype())?;
+        match &mut self.rate {
             Some(there) => there.overwrite(0, &rate)?,
-            there => *there = Some(rate.to_device(&device)?),
+            there => *there = Some(rate.to_device(&self.average.flat().device())?),
         }
         Ok(())
     }
 
-    /// The rate (1) that [`Ema::prepare`] put into the GPU's memory, for what else is averaged alike.
-    pub fn rate_on_gpu(&self) -> Option<&Tensor> {
-        self.rate_there.as_ref()
+    /// The rate (1) of the update that was last prepared or made, for what else is averaged alike.
+    pub fn rate(&self) -> Option<&Tensor> {
+        self.rate.as_ref()
     }
 
     /// The average and its rate, for a kernel that moves it towards `parameters`. Errors: [`Error::Layout`](crate::Error::Layout);
     /// [`tensor::Error::Argument`] without [`Ema::prepare`].
-    pub(crate) fn on_gpu(&mut self, parameters: &Parameters) -> Result<(&mut Tensor, &Tensor)> {
+    pub(crate) fn with_rate(&mut self, parameters: &Parameters) -> Result<(&mut Tensor, &Tensor)> {
         expect_layout(self.average.layout(), "parameters", parameters.layout())?;
-        let rate = self
-            .rate_there
-            .as_ref()
-            .ok_or_else(|| tensor::Error::argument("ema", "an average that was not prepared"))?;
+        let missing = || tensor::Error::argument("ema", "an average that was not prepared");
+        let rate = self.rate.as_ref().ok_or_else(missing)?;
         Ok((self.average.flat_tensor_mut(), rate))
     }
 
@@ -153,14 +129,6 @@ impl Ema {
         self.average.flat_tensor_mut().overwrite(0, &state.average.to_device(&Device::Cpu)?)?;
         self.updates = state.updates;
         Ok(())
-    }
-}
-
-/// e ← e + (1 − d)·(p − e)
-#[inline(always)]
-fn follow<T: Float, A: Arch>(rate: T, e: &mut [T], p: &[T]) {
-    for (e, &p) in e.iter_mut().zip(p) {
-        *e = A::mul_add(rate, p - *e, *e);
     }
 }
 

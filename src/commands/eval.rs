@@ -8,7 +8,7 @@ use crate::printing::printable;
 use crate::staging::numbered;
 use crate::trainer::checkpoint::TrainedModel;
 use crate::trainer::display::warn_of_skipped;
-use crate::trainer::step::{Score, evaluate};
+use crate::trainer::score::{Score, evaluate};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, Transform};

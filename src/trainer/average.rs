@@ -9,11 +9,9 @@ use autograd::Parameters;
 use model::{BiFormer, RunningStatistics};
 use optim::{Ema, EmaConfig, EmaState};
 use tensor::Tensor;
-use tensor::cuda::elements::move_towards;
 
 /// Follows a model slowly.
 pub struct Average {
-    config: EmaConfig,
     parameters: Ema,
     /// Of each BatchNorm in order: the mean, then the variance. On the model's device.
     statistics: Vec<Tensor>,
@@ -34,20 +32,13 @@ impl Average {
     pub fn new(model: &BiFormer, config: EmaConfig) -> Result<Self> {
         let parameters = Ema::new(&model.parameters, config)?;
         let statistics = tensors(&model.statistics).map(Tensor::duplicate).collect::<tensor::Result<_>>()?;
-        Ok(Self { config, parameters, statistics })
+        Ok(Self { parameters, statistics })
     }
 
     /// Moves the average towards a model, by the same step in all its numbers: e ← e + (1 − d)·(x − e).
     pub fn update(&mut self, model: &BiFormer) -> Result<()> {
-        let rate = (1.0 - self.config.decay_at(self.parameters.updates())) as f32;
         self.parameters.update(&model.parameters)?;
-        for (average, values) in self.statistics.iter_mut().zip(tensors(&model.statistics)) {
-            let average = average.as_mut_slice::<f32>("average")?;
-            for (average, value) in average.iter_mut().zip(values.as_slice::<f32>("average")?) {
-                *average += rate * (value - *average);
-            }
-        }
-        Ok(())
+        self.follow_statistics(model)
     }
 
     /// Before an update on a GPU: see [`Ema::prepare`].
@@ -60,11 +51,11 @@ impl Average {
         &mut self.parameters
     }
 
-    /// On a GPU: moves the averaged statistics, without waiting for it.
+    /// Moves the averaged statistics by the rate of the parameters' update; on a GPU without waiting for it.
     pub fn follow_statistics(&mut self, model: &BiFormer) -> Result<()> {
-        let rate = self.parameters.rate_on_gpu().context("an average that was not prepared")?;
+        let rate = self.parameters.rate().context("an average that was not prepared")?;
         for (average, values) in self.statistics.iter_mut().zip(tensors(&model.statistics)) {
-            move_towards(average, values, rate)?;
+            average.move_towards(values, rate)?;
         }
         Ok(())
     }

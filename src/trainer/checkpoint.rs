@@ -2,7 +2,7 @@
 //! as metadata, the configuration, the place in the run, and what must be known of the data.
 
 use super::average;
-use super::step::Score;
+use super::score::Score;
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
 use data::{Dataset, Statistics, Transform};

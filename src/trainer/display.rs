@@ -122,7 +122,7 @@ fn clock(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trainer::step::Score;
+    use crate::trainer::score::Score;
 
     #[test]
     fn eighty_columns_show_speed_and_time_left() {

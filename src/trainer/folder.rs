@@ -1,7 +1,7 @@
 //! The run folder: what a run leaves behind.
 
 use super::checkpoint::FILE_NAME;
-use super::step::Score;
+use super::score::Score;
 use crate::config::RunConfig;
 use crate::pictures;
 use anyhow::{Context, Result, bail};

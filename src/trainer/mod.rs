@@ -14,6 +14,7 @@ pub mod checkpoint;
 pub mod display;
 pub mod folder;
 mod recorded;
+pub mod score;
 pub mod step;
 
 use crate::config::{Changes, RunConfig};
@@ -28,10 +29,11 @@ use display::{Display, announce};
 use folder::{EpochMetrics, RunFolder, expect_free};
 use optim::Schedule;
 use rayon::ThreadPool;
+use score::Score;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use step::{Learner, Score};
+use step::Learner;
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -248,7 +250,7 @@ impl Trainer {
             while let Some(batch) = batches.next() {
                 let batch = batch?;
                 display.skipped(&batch);
-                let scores = step::evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())?;
+                let scores = score::evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())?;
                 scores.into_iter().for_each(|(_, score)| total.add(score));
                 test.recycle(batch.into_batch());
                 if stop.load(Ordering::Relaxed) {

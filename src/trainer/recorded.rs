@@ -7,15 +7,16 @@
 //! next batch is sent ahead.
 
 use super::average::Average;
-use super::step::{LOWER_RATE, Learner, Score, first_to_go_wrong, scored};
+use super::score::{Score, judge};
+use super::step::{LOWER_RATE, Learner, modes};
 use crate::config::{Recompute, RunConfig};
 use crate::staging::{Numbered, Staging};
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Context, Error, Result};
 use model::Mode;
 use optim::clip_factor;
 use tensor::Error::OutOfMemory;
+use tensor::Tensor;
 use tensor::cuda::Repeated;
-use tensor::{Device, Tensor};
 
 /// A batch in the memory of a GPU, and a step on it, if one has been recorded.
 pub struct Staged {
@@ -25,10 +26,7 @@ pub struct Staged {
 }
 
 /// What a micro-batch leaves behind: its loss and its logits.
-struct Traces {
-    loss: Tensor,
-    logits: Tensor,
-}
+type Traces = [Tensor; 2];
 
 impl Learner {
     /// As [`Learner::train`], on a GPU.
@@ -73,9 +71,7 @@ impl Learner {
             average.prepare()?;
         }
         let Staged { step: repeated, batch, .. } = staged;
-        let first = step * config.micro_batches as u64;
-        let passes = first..first + batch.parts().len() as u64;
-        let modes: Vec<Mode> = passes.map(|step| Mode::Train { seed: config.seed, step }).collect();
+        let modes = modes(config, step, batch.parts().len());
         let streams = |count| -> Vec<_> {
             let draws = (count / modes.len().max(1)) as u64;
             modes.iter().flat_map(|mode| (0..draws).filter_map(|draw| mode.stream(draw))).collect()
@@ -86,15 +82,9 @@ impl Learner {
         // While the GPU works.
         batch.send(next)?;
         let mut score = Score::default();
-        for ((Traces { loss, logits }, [images, labels]), &mode) in traces.iter().zip(batch.parts()).zip(&modes) {
+        for (([loss, logits], given), &mode) in traces.iter().zip(batch.parts()).zip(&modes) {
             self.model.count_batch();
-            let mean = f64::from(loss.item::<f32>()?);
-            let labels = labels.to_device(&Device::Cpu)?;
-            if !mean.is_finite() {
-                let first = first_to_go_wrong(&self.model, images, &labels, mode);
-                bail!("{LOWER_RATE}: the loss is {mean}; {first}");
-            }
-            score.add(scored(logits, &labels, mean)?);
+            score.add(judge(&self.model, given, mode, [loss, logits])?);
         }
         let norm = self.optimizer.finish()?;
         if let Some(average) = &mut self.average {
@@ -108,16 +98,11 @@ impl Learner {
     fn run(&mut self, config: &RunConfig, parts: &[[Tensor; 2]], modes: &[Mode]) -> Result<Vec<Traces>> {
         self.gradients.begin_step();
         let mut traces = vec![];
-        for ([images, labels], &mode) in parts.iter().zip(modes) {
-            let tape = config.recompute.tape(&self.device).profiled(self.profile.clone());
-            let trace = {
-                let output = self.model.forward(&tape, images, mode)?;
-                let loss = ops::cross_entropy(output.logits(), labels, config.label_smoothing)?;
-                tape.backward(&ops::scale(&loss, 1.0 / parts.len() as f64)?, &mut self.gradients)?;
-                traces.push(Traces { loss: loss.value().clone(), logits: output.logits().value().clone() });
-                output.trace
-            };
-            drop(tape);
+        for (given, &mode) in parts.iter().zip(modes) {
+            let trace = self.pass(config, given, mode, parts.len(), |_, left| {
+                traces.push(left.map(Tensor::clone));
+                Ok(())
+            })?;
             self.model.move_statistics(&trace)?;
         }
         let average = self.average.as_mut().map(Average::of_parameters);

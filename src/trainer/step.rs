@@ -1,59 +1,19 @@
-//! One training step, and one evaluation.
+//! One training step.
 
 use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, read_weights, tensor_names};
 use super::recorded::{Staged, lacks_memory};
+use super::score::{Score, judge};
 use crate::config::RunConfig;
-use crate::inference::Inference;
 use crate::staging::{Numbered, tensors};
 use anyhow::{Context, Result, bail};
 use autograd::{Gradients, Profile, Tape};
 use data::Batch;
 use model::{BiFormer, Loaded, Mode, Trace};
 use optim::{AdamW, AdamWState, clip_factor, gradient_norm};
-use serde::{Deserialize, Serialize};
-use std::cmp::Ordering;
 use std::path::Path;
 use std::sync::Arc;
 use tensor::{DType, Device, Tensor, settle_pool};
-
-/// How well a number of images were classified.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Score {
-    /// The sum of the images' losses.
-    pub loss: f64,
-    /// How many were right.
-    pub right: u64,
-    /// How many were right among their five likeliest classes.
-    pub right_in_five: u64,
-    /// How many there were.
-    pub images: u64,
-}
-
-impl Score {
-    /// Takes another score in.
-    pub fn add(&mut self, other: Score) {
-        self.loss += other.loss;
-        self.right += other.right;
-        self.right_in_five += other.right_in_five;
-        self.images += other.images;
-    }
-
-    /// The mean loss.
-    pub fn mean_loss(&self) -> f64 {
-        self.loss / self.images.max(1) as f64
-    }
-
-    /// The share that was right.
-    pub fn accuracy(&self) -> f64 {
-        self.right as f64 / self.images.max(1) as f64
-    }
-
-    /// The share that was right among five.
-    pub fn top5(&self) -> f64 {
-        self.right_in_five as f64 / self.images.max(1) as f64
-    }
-}
 
 /// Everything that changes while a model learns.
 pub struct Learner {
@@ -117,31 +77,20 @@ impl Learner {
         if self.device != Device::Cpu {
             return self.train_on_gpu(config, batch, step, lr, next);
         }
-        let lap = |name| self.profile.iter().for_each(|profile| profile.lap(name));
+        let profile = self.profile.clone();
+        let lap = |name| profile.iter().for_each(|profile| profile.lap(name));
         self.gradients.begin_step();
         let parts = config.parts(batch.labels.len());
         let mut score = Score::default();
-        for part in 0..parts {
-            let [images, labels] = tensors(batch, part, parts)?;
-            let mode = Mode::Train { seed: config.seed, step: step * config.micro_batches as u64 + part as u64 };
+        for (part, mode) in modes(config, step, parts).into_iter().enumerate() {
+            let given = tensors(batch, part, parts)?;
             lap("copy of the images");
-            let tape = config.recompute.tape(&self.device).profiled(self.profile.clone());
-            let trace = {
-                let output = self.model.forward(&tape, &images, mode)?;
-                let logits = output.logits();
-                let loss = ops::cross_entropy(logits, &labels, config.label_smoothing)?;
-                let mean = f64::from(loss.value().item::<f32>()?);
-                if !mean.is_finite() {
-                    let first = first_to_go_wrong(&self.model, &images, &labels, mode);
-                    bail!("{LOWER_RATE}: the loss is {mean}; {first}");
-                }
-                score.add(scored(logits.value(), &labels, mean)?);
+            let trace = self.pass(config, &given, mode, parts, |model, left| {
+                // Before the gradients, which a loss that is no number would spoil.
+                score.add(judge(model, &given, mode, left)?);
                 lap("score");
-                let share = ops::scale(&loss, 1.0 / parts as f64)?;
-                tape.backward(&share, &mut self.gradients)?;
-                output.trace
-            };
-            drop(tape);
+                Ok(())
+            })?;
             self.model.update_statistics(&trace)?;
             lap("running statistics");
         }
@@ -157,6 +106,26 @@ impl Learner {
         }
         settle_pool();
         Ok(score)
+    }
+
+    /// Forward, and the gradients of one of so many equal parts of a batch, which are added to the step's. `seen` is shown
+    /// the loss and the logits in between.
+    pub(super) fn pass(
+        &mut self,
+        config: &RunConfig,
+        [images, labels]: &[Tensor; 2],
+        mode: Mode,
+        parts: usize,
+        seen: impl FnOnce(&BiFormer, [&Tensor; 2]) -> Result<()>,
+    ) -> Result<Trace> {
+        let tape = config.recompute.tape(&self.device).profiled(self.profile.clone());
+        let output = self.model.forward(&tape, images, mode)?;
+        let logits = output.logits();
+        let loss = ops::cross_entropy(logits, labels, config.label_smoothing)?;
+        seen(&self.model, [loss.value(), logits.value()])?;
+        let share = ops::scale(&loss, 1.0 / parts as f64)?;
+        tape.backward(&share, &mut self.gradients)?;
+        Ok(output.trace)
     }
 
     /// Lets `work` see the model as it is to be used: averaged, if there is an average. Where a GPU has no room for that
@@ -220,44 +189,14 @@ impl Learner {
     }
 }
 
+/// The modes of a step's passes, one for each micro-batch: no two passes of a run have random numbers in common.
+pub(super) fn modes(config: &RunConfig, step: u64, parts: usize) -> Vec<Mode> {
+    let first = step * config.micro_batches as u64;
+    (first..first + parts as u64).map(|step| Mode::Train { seed: config.seed, step }).collect()
+}
+
 /// The way out of a run that diverges.
 pub(super) const LOWER_RATE: &str = "training diverged (try a lower --lr, a smaller clip_norm or a longer warm-up)";
-
-/// A model's scores on those images of a batch that count, with the labels that they have. `next` gives the batch that is
-/// evaluated after this one, and is asked as by [`Inference::pass`].
-pub fn evaluate<'b>(
-    inference: &mut Inference<'_>,
-    batch: &Numbered,
-    next: impl FnOnce() -> Option<&'b Numbered>,
-) -> Result<Vec<(u32, Score)>> {
-    inference.stage(batch)?;
-    let logits = inference.pass(next)?.first().context("a model that gives nothing")?;
-    let scores = score_rows(logits, &batch.labels, cross_entropy)?;
-    let counted = batch.labels.iter().copied().zip(scores).zip(batch.counted());
-    let counted: Vec<(u32, Score)> = counted.filter_map(|(scored, counts)| counts.then_some(scored)).collect();
-    match counted.iter().find(|(_, score)| !score.loss.is_finite()) {
-        None => Ok(counted),
-        Some((_, score)) => {
-            let [images, labels] = tensors(batch, 0, 1)?;
-            let first = first_to_go_wrong(inference.model(), &images, &labels, Mode::Evaluate);
-            bail!("the loss is {}; {first}; the weights are of no use, take those of another run", score.loss)
-        }
-    }
-}
-
-/// Runs a pass whose loss was not finite again, looking at every value, to name the first operation that went
-/// wrong.
-pub(super) fn first_to_go_wrong(model: &BiFormer, images: &Tensor, labels: &Tensor, mode: Mode) -> String {
-    let tape = Tape::checking_finite();
-    let pass = model.forward(&tape, images, mode).map_err(anyhow::Error::from).and_then(|output| {
-        ops::cross_entropy(output.logits(), &labels.to_device(&output.logits().value().device())?, 0.0)?;
-        Ok(())
-    });
-    match pass {
-        Err(error) => format!("the first operation to go wrong: {error:#}"),
-        Ok(()) => "no operation of the forward pass shows why".to_owned(),
-    }
-}
 
 /// What a pass over a batch leaves behind: where regions looked.
 pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {
@@ -266,62 +205,9 @@ pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {
     Ok(model.forward(&tape, &images, Mode::Evaluate)?.trace)
 }
 
-/// The score of logits (N, K), given their mean training loss.
-pub(super) fn scored(logits: &Tensor, labels: &Tensor, mean_loss: f64) -> Result<Score> {
-    let mut score = Score::default();
-    score_rows(logits, labels.as_slice("score")?, |_, _| 0.0)?.into_iter().for_each(|row| score.add(row));
-    Ok(Score { loss: mean_loss * score.images as f64, ..score })
-}
-
-/// The plain cross-entropy of a row of logits, of which `own` is its label's.
-fn cross_entropy(row: &[f32], own: f32) -> f64 {
-    let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = row.iter().map(|&x| f64::from(x - largest).exp()).sum();
-    total.ln() - f64::from(own - largest)
-}
-
-/// The score of each row of logits (N, K), whose loss follows from the row and its label's logit.
-fn score_rows(logits: &Tensor, labels: &[u32], loss: impl Fn(&[f32], f32) -> f64) -> Result<Vec<Score>> {
-    let [_, classes] = logits.dims("score", "logits (N, K)")?;
-    let logits = logits.to_device(&Device::Cpu)?.cast(DType::F32)?;
-    let logits = logits.as_slice::<f32>("score")?;
-    let score = |(row, &label): (&[f32], &u32)| {
-        let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;
-        // Not simply x > own: a row of NaN is not right.
-        let wins = |(class, x): (usize, &f32)| match x.partial_cmp(&own) {
-            Some(Ordering::Less) => false,
-            Some(Ordering::Equal) => class < label as usize,
-            _ => true,
-        };
-        let before = row.iter().enumerate().filter(|&entry| wins(entry)).count();
-        Ok(Score {
-            loss: loss(row, own),
-            right: u64::from(before == 0),
-            right_in_five: u64::from(before < 5),
-            images: 1,
-        })
-    };
-    logits.chunks(classes).zip(labels).map(score).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn score(logits: &[f32], label: u32) -> Result<Score> {
-        let logits = Tensor::from_slice(logits, [1, logits.len()])?;
-        Ok(score_rows(&logits, &[label], cross_entropy)?[0])
-    }
-
-    #[test]
-    fn a_row_is_right_where_its_label_is_first() -> Result<()> {
-        let row = [0.5, 2.0, 2.0, -1.0, 0.0, 0.1, 0.2];
-        let right: Vec<u64> = (0..7).map(|label| Ok(score(&row, label)?.right)).collect::<Result<_>>()?;
-        assert_eq!(right, [0, 1, 0, 0, 0, 0, 0], "of equal ones, the lower class");
-        let in_five: Vec<u64> = (0..7).map(|label| Ok(score(&row, label)?.right_in_five)).collect::<Result<_>>()?;
-        assert_eq!(in_five, [1, 1, 1, 0, 0, 1, 1]);
-        Ok(())
-    }
 
     /// Each part normalises by itself, so that the gradient of a batch in parts is the mean of the parts' own.
     #[test]
@@ -348,16 +234,6 @@ mod tests {
         let scale = whole.iter().fold(0f32, |scale, x| scale.max(x.abs()));
         for (whole, (first, second)) in whole.iter().zip(first.iter().zip(&second)) {
             assert!((whole - 0.5 * (first + second)).abs() < 1e-5 * scale, "{whole} of {first} and {second}");
-        }
-        Ok(())
-    }
-
-    #[test]
-    fn nothing_is_right_about_nan() -> Result<()> {
-        for (row, label) in [([f32::NAN; 7], 0), ([0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0, 0.0], 2)] {
-            let score = score(&row, label)?;
-            assert_eq!([score.right, score.right_in_five, score.images], [0, 0, 1]);
-            assert!(!score.mean_loss().is_finite());
         }
         Ok(())
     }

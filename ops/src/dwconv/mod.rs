@@ -137,7 +137,7 @@ mod tests {
     use crate::case::{array, uniform};
     use autograd::Tape;
     use autograd::exact::Array;
-    use tensor::cpu::isa::{Isa, limit};
+    use tensor::cpu::isa::{Isa, limits};
     use tensor::cuda::Gpu;
     use tensor::{DType, Float};
 
@@ -208,8 +208,7 @@ mod tests {
 
     #[test]
     fn maps_inside_wider_tensors_on_every_instruction_set() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-            let _limited = limit(isa);
+        for _limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
             kernels_agree_with_the_reference::<f32>(1e-5);
             kernels_agree_with_the_reference::<f64>(1e-13);
         }

@@ -56,7 +56,7 @@ unsafe fn backward_part<T: Float, V: Vector<T>>(dy: &[T], x: &[T], out: Out<'_, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor::cpu::isa::{Isa, limit};
+    use tensor::cpu::isa::{Isa, limits};
 
     #[test]
     fn single_precision_agrees_with_double_on_every_instruction_set() {
@@ -67,8 +67,8 @@ mod tests {
         let (mut wide_y, mut wide_dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
         forward(&wide, &mut wide_y);
         backward(&ones.1, &wide, Out::store(&mut wide_dx));
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-            let _limited = limit(isa);
+        for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+            let isa = limited.isa();
             forward(&x, &mut y);
             backward(&ones.0, &x, Out::store(&mut dx));
             for i in 0..x.len() {

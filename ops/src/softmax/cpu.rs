@@ -62,7 +62,7 @@ pub(crate) fn backward_row<T: Float, A: Arch>(dy: &[T], y: &[T], out: Out<'_, T>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tensor::cpu::isa::{Isa, limit};
+    use tensor::cpu::isa::{Isa, limits};
     use tensor::rng::Philox;
 
     /// Rounding x − max costs a relative 2^-24·|x − max|, exp two units, and the sum and the quotient
@@ -76,8 +76,8 @@ mod tests {
             let (mut wide_y, mut wide_dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
             forward(&wide(&x), channels, &mut wide_y);
             backward(&wide(&dy), &wide_y, channels, Out::store(&mut wide_dx));
-            for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-                let _limited = limit(isa);
+            for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+                let isa = limited.isa();
                 let (mut y, mut dx) = (vec![0.0; x.len()], vec![0.0; x.len()]);
                 forward(&x, channels, &mut y);
                 backward(&dy, &y, channels, Out::store(&mut dx));

@@ -229,7 +229,7 @@ fn multiply_with<F: Factor, A: Registers>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::isa::{Isa, limit};
+    use crate::cpu::isa::{Isa, limits};
     use crate::cpu::packed::Packed;
     use crate::rng::Philox;
 
@@ -325,8 +325,8 @@ mod tests {
 
     #[test]
     fn agrees_with_matrixmultiply_in_f32_on_every_instruction_set() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-            let _limited = limit(isa);
+        for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+            let isa = limited.isa();
             for (m, k, n) in [(8, 32, 64), (49, 300, 50), (257, 64, 48), (3, 700, 1), (100, 27, 33)] {
                 let narrow = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect::<Vec<_>>();
                 let (a, b, mut c) = (narrow(random(m * k, 1)), narrow(random(k * n, 2)), vec![0.0; m * n]);

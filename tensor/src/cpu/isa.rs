@@ -34,7 +34,7 @@ impl Isa {
         *DETECTED
     }
 
-    /// The one in use: the detected one, or a lesser one that [`limit`] asked for.
+    /// The one in use: the detected one, or a lesser one that [`limits`] asked for.
     pub fn current() -> Isa {
         match LIMIT.load(Ordering::Relaxed) {
             0 => Isa::Portable,
@@ -61,18 +61,32 @@ impl Isa {
 static LIMIT: AtomicU8 = AtomicU8::new(u8::MAX);
 static LIMITING: Mutex<()> = Mutex::new(());
 
-/// While it lives, nothing better than an instruction set is used anywhere in the program: see [`limit`].
+/// While it lives, nothing better than an instruction set is used anywhere in the program: see [`limits`].
 pub struct Limited {
+    isa: Isa,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Uses nothing better than `isa` until the result is dropped, so that tests reach every path on one machine.
-/// Waits while another limit is in force.
-pub fn limit(isa: Isa) -> Limited {
-    // A test that failed while it held the lock left nothing behind that matters.
-    let turn = LIMITING.lock().unwrap_or_else(PoisonError::into_inner);
-    LIMIT.store(isa as u8, Ordering::Relaxed);
-    Limited { _turn: turn }
+impl Limited {
+    /// The best that is used.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+}
+
+/// Uses nothing better than each of these in turn, for as long as the item lives, so that tests reach every path on one
+/// machine. Those that the machine lacks are passed over, and named on standard error. Waits while another limit is in force.
+pub fn limits(isas: &[Isa]) -> impl Iterator<Item = Limited> {
+    isas.iter().filter_map(|&isa| {
+        if isa > Isa::detected() {
+            eprintln!("skipped: this machine has no {}", isa.name());
+            return None;
+        }
+        // A test that failed while it held the lock left nothing behind that matters.
+        let turn = LIMITING.lock().unwrap_or_else(PoisonError::into_inner);
+        LIMIT.store(isa as u8, Ordering::Relaxed);
+        Some(Limited { isa, _turn: turn })
+    })
 }
 
 impl Drop for Limited {

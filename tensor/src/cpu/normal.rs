@@ -79,7 +79,7 @@ fn interpolated(function: impl Fn(f64) -> f64) -> [f64; TERMS] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::isa::{Isa, limit};
+    use crate::cpu::isa::{Isa, limits};
     use crate::cpu::registers::{MOST_LANES, Registers, Vector};
     use crate::simd;
 
@@ -112,8 +112,7 @@ mod tests {
 
     #[test]
     fn registers_are_within_the_bounds_of_single_numbers_on_every_instruction_set() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-            let _limited = limit(isa);
+        for _limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
             simd!(A => check::<A>());
         }
     }

@@ -325,7 +325,7 @@ macro_rules! in_registers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::isa::{Isa, limit};
+    use crate::cpu::isa::{Isa, limits};
     use crate::simd;
 
     #[inline(always)]
@@ -356,8 +356,7 @@ mod tests {
 
     #[test]
     fn totals_are_sums_on_every_instruction_set() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-            let _limited = limit(isa);
+        for _limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
             simd!(A => add_up::<f32, A>());
             simd!(A => add_up::<f64, A>());
         }
@@ -365,8 +364,7 @@ mod tests {
 
     #[test]
     fn powers_of_two_are_those_of_single_numbers_on_every_instruction_set() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-            let _limited = limit(isa);
+        for _limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
             simd!(A => check::<f32, A>());
             simd!(A => check::<f64, A>());
         }

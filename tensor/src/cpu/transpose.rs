@@ -81,13 +81,13 @@ unsafe fn block<T: Float, V: Vector<T>, const N: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::isa::{Isa, limit};
+    use crate::cpu::isa::{Isa, limits};
     use crate::cpu::registers::Registers;
     use crate::simd;
 
     fn check<T: Float>() {
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
-            let _limited = limit(isa);
+        for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+            let isa = limited.isa();
             for [rows, columns] in [[16, 16], [1, 1], [0, 3], [5, 40], [37, 18], [32, 48]] {
                 let from: Vec<T> = (0..rows * columns).map(|i| T::of(i as f64)).collect();
                 let mut to = vec![T::zero(); rows * columns];

@@ -126,16 +126,12 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
     unsafe { tiles.describe(launch.out(Some(&out)).extents([tiles.strips])?)?.run() }
 }
 
-/// y ← y + rate·(x − y), with the rate (1) in the GPU's memory. Errors: [`Error::Shape`], [`Error::DType`],
-/// [`Error::NotContiguous`], [`Error::Shared`] when another tensor sees y.
-pub fn move_towards(y: &mut Tensor, x: &Tensor, rate: &Tensor) -> Result<()> {
+/// [`Tensor::move_towards`], whose operands agree in shape.
+pub(crate) fn move_towards(y: &mut Tensor, x: &Tensor, rate: &Tensor) -> Result<()> {
     let (count, dtype) = (y.count(), y.dtype());
-    if x.shape() != y.shape() || rate.count() != 1 {
-        return Err(Error::shape("move_towards", format!("{} and a rate", y.shape()), x.shape()));
-    }
     [x, rate].into_iter().try_for_each(|operand| operand.expect("move_towards", dtype))?;
     let launch = KERNELS.launch(x.gpu("move_towards")?, "move_towards<T>", dtype)?.over(count);
-    // SAFETY: both have as many elements, by the check above.
+    // SAFETY: both have as many elements, as the caller has checked.
     unsafe { launch.output(y)?.input(x)?.input(rate)?.count(count).run() }
 }
 

@@ -1,5 +1,6 @@
 //! The tensor: a shape and strides over a shared buffer.
 
+mod average;
 mod carried;
 mod place;
 mod view;

@@ -3,7 +3,7 @@
 use crate::bf16;
 use crate::cpu::factor::Factor;
 use crate::cpu::gemm::{Mat, Patches, gemm, gemm_patches, gemm_plus_row};
-use crate::cpu::isa::{Isa, limit};
+use crate::cpu::isa::{Isa, limits};
 use crate::cpu::packed::{Packed, Right};
 use crate::cpu::parallel::Out;
 use crate::rng::Philox;
@@ -36,8 +36,8 @@ fn expect(got: &[f32], want: &[f64], start: impl Fn(usize) -> f64, k: usize, wha
 
 #[test]
 fn products_are_those_of_the_rounded_factors_on_every_instruction_set() {
-    for isa in EACH {
-        let _limited = limit(isa);
+    for limited in limits(&EACH) {
+        let isa = limited.isa();
         for extents in [
             [64, 16_500, 64],
             [0, 3, 2],
@@ -79,8 +79,8 @@ fn products_are_those_of_the_rounded_factors_on_every_instruction_set() {
 
 #[test]
 fn strided_operands_and_patches_are_read_where_they_lie() {
-    for isa in EACH {
-        let _limited = limit(isa);
+    for limited in limits(&EACH) {
+        let isa = limited.isa();
         let [m, k, n] = [37, 90, 50];
         let (map, memory) = (values(20_000, 1), random(20_000, 4));
         // Every third row and second column of a larger matrix, and the same of its transpose.
@@ -166,8 +166,8 @@ fn strided_operands_and_patches_are_read_where_they_lie() {
 
 #[test]
 fn rounding_is_to_the_nearest_even() {
-    for isa in EACH {
-        let _limited = limit(isa);
+    for limited in limits(&EACH) {
+        let isa = limited.isa();
         let mut values =
             vec![0.0, -0.0, 1.0, 1.003_906_2, 1.011_718_8, f32::MAX, f32::INFINITY, f32::NEG_INFINITY, 1e-40, 1e-20];
         values.extend((0..50_000u32).map(|i| f32::from_bits(i.wrapping_mul(0x9E37_79B9))).filter(|x| !x.is_nan()));
@@ -185,8 +185,8 @@ fn rounding_is_to_the_nearest_even() {
 
 #[test]
 fn what_is_not_finite_stays_in_its_row_and_column() {
-    for isa in EACH {
-        let _limited = limit(isa);
+    for limited in limits(&EACH) {
+        let isa = limited.isa();
         let [m, k, n] = [17, 33, 33];
         let (mut a, mut b) = (vec![1.0; m * k], vec![bf16::ONE; k * n]);
         (a[m * k - 1], b[k * n - 2]) = (f32::NAN, bf16::INFINITY);
