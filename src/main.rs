@@ -1,6 +1,7 @@
 //! The `biformer` program: see `biformer --help`.
 
 use biformer::commands::{self, Cli, Status};
+use biformer::memory::or_out_of_memory;
 use biformer::printing::print_error;
 use biformer::signals;
 use clap::Parser;
@@ -10,7 +11,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     signals::survive_size_limit();
     let cli = Cli::parse();
-    match commands::run(cli) {
+    match or_out_of_memory(|| commands::run(cli)) {
         Ok(Status::Done) => ExitCode::SUCCESS,
         Ok(Status::FellShort) => ExitCode::from(1),
         Ok(Status::Refused) => ExitCode::from(2),

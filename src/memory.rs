@@ -11,8 +11,10 @@ use autograd::Tape;
 use data::Batch;
 use model::cost::{activation_bytes, parts};
 use model::{BiFormer, Family, Mode, ModelConfig};
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
-use tensor::{DType, Device, Tensor, pool_stats, trim_pool};
+use tensor::{DType, Device, OUT_OF_MEMORY, Tensor, pool_stats, trim_pool};
 
 /// About how many pixels may be computed for a forecast, and how many multiply-adds of a forward pass: a second of work
 /// for the largest of the published models.
@@ -103,6 +105,32 @@ fn expect_fit([work, choice]: [&str; 2], needed: u64, free: u64) -> Result<()> {
     }
     let [needed, free] = [needed, free].map(|bytes| bytes as f64 / 1e9);
     bail!("this {work} takes about {needed:.1} GB of memory and {free:.1} GB are free: choose {choice}")
+}
+
+/// Does some work, and where it ends because the system has no memory left, which nobody could foretell, makes that an
+/// error. Other panics go on.
+pub fn or_out_of_memory<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
+    let as_ever = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        // Several threads may find that there is none: it is said once, below.
+        if !lack(info.payload()) {
+            as_ever(info);
+        }
+    }));
+    // Nothing that the work was about is used afterwards.
+    match panic::catch_unwind(AssertUnwindSafe(work)) {
+        Ok(done) => done,
+        Err(panic) if lack(panic.as_ref()) => {
+            let said = panic.downcast_ref::<String>().map_or(OUT_OF_MEMORY, String::as_str);
+            bail!("{said}; a smaller batch_size, or recompute = \"block\" in training, needs less")
+        }
+        Err(panic) => panic::resume_unwind(panic),
+    }
+}
+
+/// Whether a panic says that there was no memory.
+fn lack(panic: &(dyn Any + Send)) -> bool {
+    panic.downcast_ref::<String>().is_some_and(|said| said.starts_with(OUT_OF_MEMORY))
 }
 
 /// What is measured for a forecast.

@@ -350,7 +350,7 @@ fn many_more_threads_than_cores() {
 fn little_memory_ends_no_run_by_force() {
     use std::os::unix::process::CommandExt;
     let (mut refused, mut done) = (0, 0);
-    for megabytes in [300, 400, 600, 900, 1400, 4000] {
+    for megabytes in [400, 600, 800, 1000, 4000] {
         let mut bench = command(&["bench", "--batch-size", "128", "--steps", "1", "--threads", "2"]);
         let limit = libc::rlimit { rlim_cur: megabytes << 20, rlim_max: megabytes << 20 };
         // SAFETY: `setrlimit` may be called there, and only reads what it is given.
@@ -359,7 +359,7 @@ fn little_memory_ends_no_run_by_force() {
         match ran.status {
             Some(0) => done += 1,
             _ => {
-                ran.refused(&["GB of memory", "are free: choose a smaller batch_size"]);
+                ran.refused(&["memory", "a smaller batch_size"]);
                 refused += 1;
             }
         }

@@ -310,7 +310,7 @@ fn forward_takes_a_run_folder_and_says_what_weights_may_be() {
 
 #[test]
 fn help_tells_every_option() {
-    let commands: [(&str, &[&str]); 7] = [
+    let commands: [(&str, &[&str]); 8] = [
         (
             "train",
             &[
@@ -326,13 +326,16 @@ fn help_tells_every_option() {
                 "threads",
                 "out",
                 "resume",
+                "device",
+                "precision",
             ],
         ),
-        ("eval", &["checkpoint", "data", "max-bad-images", "json", "threads"]),
-        ("predict", &["checkpoint", "threads"]),
+        ("eval", &["checkpoint", "data", "batch-size", "max-bad-images", "json", "device", "precision", "threads"]),
+        ("predict", &["checkpoint", "device", "precision", "threads"]),
+        ("devices", &[]),
         ("gradcheck", &["op", "json", "threads"]),
         ("info", &["model", "image-size", "batch-size", "recompute", "set", "json"]),
-        ("forward", &["model", "weights", "input", "output", "dtype", "set", "threads"]),
+        ("forward", &["model", "weights", "input", "output", "dtype", "device", "set", "threads"]),
         (
             "bench",
             &[
@@ -349,6 +352,8 @@ fn help_tells_every_option() {
                 "only-bra",
                 "op",
                 "plot",
+                "device",
+                "precision",
             ],
         ),
     ];

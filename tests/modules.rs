@@ -74,7 +74,9 @@ fn check(description: &str, known: &Value, config: &ModelConfig, prefix: &str) {
 fn every_module_vector() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/golden/modules.json");
     let modules: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
-    for (description, known) in modules.as_object().unwrap() {
+    let modules = modules.as_object().unwrap();
+    assert!(modules.len() > 3, "{} modules", modules.len());
+    for (description, known) in modules {
         let kind = description.split([' ', '(']).next().unwrap();
         let dim = number(description, "dim");
         let one_stage = ModelConfig {

@@ -43,7 +43,7 @@ pub enum Error {
     NotFinite {
         /// The operation.
         op: &'static str,
-        /// Its place on the tape.
+        /// Its place on its tape: that of a piece, within [`Tape::in_pieces`](crate::Tape::in_pieces).
         node: usize,
     },
     /// A [segment](crate::Tape::segment) that did not do the same when it was run a second time.

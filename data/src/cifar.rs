@@ -27,8 +27,7 @@ const CIFAR100: Format = Format { name: "cifar100", label_classes: &[20, 100], s
 
 /// Reads one split of CIFAR-10 from the folder with its `.bin` files and `batches.meta.txt`.
 ///
-/// # Errors
-/// [`Error::Missing`], [`Error::Truncated`], [`Error::Label`], [`Error::Unsupported`] or [`Error::Io`], with the
+/// Errors: [`Error::Missing`], [`Error::Truncated`], [`Error::Label`], [`Error::Unsupported`] or [`Error::Io`], with the
 /// file and, where there is one, the record.
 pub fn open_cifar10(folder: &Path, split: Split) -> Result<InMemory> {
     let files: &[&str] = match split {
@@ -43,8 +42,7 @@ pub fn open_cifar10(folder: &Path, split: Split) -> Result<InMemory> {
 /// Reads one split of CIFAR-100, with its 100 fine classes, from the folder with `train.bin`, `test.bin` and
 /// `fine_label_names.txt`.
 ///
-/// # Errors
-/// As [`open_cifar10`].
+/// Errors: as [`open_cifar10`].
 pub fn open_cifar100(folder: &Path, split: Split) -> Result<InMemory> {
     let file = match split {
         Split::Train => "train.bin",

@@ -73,8 +73,7 @@ pub trait Dataset: Send + Sync {
 
     /// The sample `index`, the same one each time.
     ///
-    /// # Errors
-    /// [`Error::Index`] from [`len`](Self::len) on; where images are decoded when asked for, what
+    /// Errors: [`Error::Index`] from [`len`](Self::len) on; where images are decoded when asked for, what
     /// [`load_image`](crate::load_image) reports.
     fn get(&self, index: usize) -> Result<Sample>;
 
@@ -90,8 +89,7 @@ pub trait Dataset: Send + Sync {
 /// | CIFAR-100 | `cifar-100-binary/` with `train.bin`, `test.bin`, `fine_label_names.txt` |
 /// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, and the same classes in `val/` or `test/` |
 ///
-/// # Errors
-/// [`Error::Missing`] or [`Error::Lacking`] where nothing fits, with what was looked for; [`Error::Unsupported`] where the path is a file
+/// Errors: [`Error::Missing`] or [`Error::Lacking`] where nothing fits, with what was looked for; [`Error::Unsupported`] where the path is a file
 /// or fits twice; then whatever reading the layout reports.
 pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     if source == embedded::SOURCE {

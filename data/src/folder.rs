@@ -25,8 +25,7 @@ pub struct ImageFolder {
 impl ImageFolder {
     /// Lists the images of one split.
     ///
-    /// # Errors
-    /// [`Error::Lacking`] where a split or all of its classes are not there, [`Error::ClassesDiffer`] where the
+    /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::ClassesDiffer`] where the
     /// splits' classes are not the same, [`Error::EmptyClass`], [`Error::Unsupported`] for a class name that is not
     /// UTF-8, [`Error::Io`].
     pub fn open(root: &Path, split: Split) -> Result<Self> {

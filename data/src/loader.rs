@@ -111,8 +111,7 @@ pub struct Loader {
 impl Loader {
     /// A loader of `dataset`. No thread starts before [`epoch`](Self::epoch).
     ///
-    /// # Errors
-    /// [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, or an epoch would have no batch.
+    /// Errors: [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, or an epoch would have no batch.
     pub fn new(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Result<Self> {
         let LoaderConfig { batch_size, drop_last, .. } = config;
         let (len, size) = (dataset.len(), config.transform.size());

@@ -28,8 +28,7 @@ pub struct Image {
 impl Image {
     /// The picture with these pixels, (height, width, 3), row after row.
     ///
-    /// # Errors
-    /// [`Error::Setting`] where a side is 0 or the number of bytes is not `height * width * 3`.
+    /// Errors: [`Error::Setting`] where a side is 0 or the number of bytes is not `height * width * 3`.
     pub fn new(height: usize, width: usize, pixels: Vec<u8>) -> Result<Self> {
         let fits = height.checked_mul(width).and_then(|area| area.checked_mul(3)) == Some(pixels.len());
         if pixels.is_empty() || !fits {
@@ -88,8 +87,7 @@ impl std::fmt::Debug for Image {
 /// The format is told by the content, not by the name. Transparency is dropped. A file over 256 MiB, or one that
 /// would decode to more than 512 MiB, is refused before the memory is taken.
 ///
-/// # Errors
-/// [`Error::Missing`], [`Error::Io`], [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`]
+/// Errors: [`Error::Missing`], [`Error::Io`], [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`]
 /// (also for a JPEG that ends early), each with the path.
 pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
     let path = path.as_ref();

@@ -87,8 +87,7 @@ pub struct Transform {
 impl Transform {
     /// The transform for training.
     ///
-    /// # Errors
-    /// [`Error::Setting`] where a number is out of its range.
+    /// Errors: [`Error::Setting`] where a number is out of its range.
     pub fn train(size: usize, statistics: Statistics, augmentation: &Augmentation) -> Result<Self> {
         let Augmentation { padding, flip, min_scale, erase, .. } = *augmentation;
         if padding > size {
@@ -112,8 +111,7 @@ impl Transform {
     /// is; of another, the shorter side is resized to `size * 256 / 224` and the centre is taken. A tiny image (up to
     /// 32 x 32 pixels) is shown whole, with its shorter side resized to `size`, as in training.
     ///
-    /// # Errors
-    /// [`Error::Setting`] where the size is 0 or above 4096, or the statistics are not finite with `std` above 0.
+    /// Errors: [`Error::Setting`] where the size is 0 or above 4096, or the statistics are not finite with `std` above 0.
     pub fn eval(size: usize, statistics: Statistics) -> Result<Self> {
         if size == 0 || size > MAX_SIZE {
             return Err(Error::setting("size", format!("{size} is not in 1..={MAX_SIZE}")));
@@ -139,8 +137,7 @@ impl Transform {
 
     /// The picture that normalised floats (size, size, 3) show: what a model saw, for people to see.
     ///
-    /// # Errors
-    /// [`Error::Setting`] for another number of floats.
+    /// Errors: [`Error::Setting`] for another number of floats.
     pub fn picture(&self, floats: &[f32]) -> Result<Image> {
         let (black, white) = (self.levels[0], self.levels[255]);
         let byte = |channel: usize, x: f32| 255.0 * (x - black[channel]) / (white[channel] - black[channel]);
@@ -294,8 +291,7 @@ fn random_window(
 
 /// One image as the evaluation of a model with inputs of `size` pixels sees it: (size, size, 3) floats.
 ///
-/// # Errors
-/// As [`Transform::eval`].
+/// Errors: as [`Transform::eval`].
 pub fn eval_pixels(image: &Image, size: usize, statistics: Statistics) -> Result<Vec<f32>> {
     let transform = Transform::eval(size, statistics)?;
     let mut out = vec![0.0; size * size * 3];

@@ -20,8 +20,7 @@ const LARGEST: f64 = 1e9;
 ///
 /// A value that is not finite, or beyond any scale (1e9), leaves a gap. No metrics, no file: then it does nothing.
 ///
-/// # Errors
-/// Where the file cannot be written.
+/// Errors: where the file cannot be written.
 pub fn draw(metrics: &[EpochMetrics], path: &Path) -> Result<()> {
     let Some(last) = metrics.last() else { return Ok(()) };
     let curve = |name, colour, value: fn(&EpochMetrics) -> f64| Curve {

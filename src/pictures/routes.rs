@@ -36,8 +36,7 @@ const HEAD: u32 = 158;
 /// their shape, they are taken for the whole map, without its padding. With no routed attention in the trace only
 /// the images are drawn; with no images there is no file.
 ///
-/// # Errors
-/// Routes that are not (N, P, k) region indices below P = S·S, a slot that is not below N, a file that cannot be
+/// Errors: routes that are not (N, P, k) region indices below P = S·S, a slot that is not below N, a file that cannot be
 /// written.
 pub fn draw(shown: &[(usize, data::Image)], trace: &Trace, path: &Path) -> Result<()> {
     let shown = &shown[..shown.len().min(ROWS)];

@@ -22,8 +22,7 @@ pub struct Growth {
 
 /// Draws two curves over logarithmic axes as a PNG of 760x500 pixels, with their exponents in the legend.
 ///
-/// # Errors
-/// Where the file cannot be written.
+/// Errors: where the file cannot be written.
 pub fn draw(curves: [Growth; 2], caption: &str, path: &Path) -> Result<()> {
     let points = || curves.iter().flat_map(|curve| &curve.points);
     let frame =

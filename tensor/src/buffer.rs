@@ -11,11 +11,14 @@
 
 use crate::arena::{Arena, Place};
 use bytemuck::Pod;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// How the message of a panic begins, where the system had no memory for a buffer.
+pub const OUT_OF_MEMORY: &str = "out of memory";
 
 /// One cache line, and the width of an AVX-512 register.
 pub const ALIGNMENT: usize = 64;
@@ -102,7 +105,7 @@ pub fn set_poison(on: bool) {
     POOL.poison.store(on, Ordering::Relaxed);
 }
 
-/// The slabs of a kind. (Nothing panics while they are locked.)
+/// The slabs of a kind. (Where one panics while they are locked, for want of memory, they are as they were.)
 fn lock(slabs: &'static Mutex<Slabs>) -> MutexGuard<'static, Slabs> {
     slabs.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -153,10 +156,11 @@ impl Slabs {
         (unsafe { block.start.add(place - begin) }, place)
     }
 
-    /// Ends the program where the system has no memory.
     fn grow(&mut self, at_least: usize) {
         let block = self.ample(at_least).or_else(|| Block::from_system(at_least));
-        self.add(block.unwrap_or_else(|| handle_alloc_error(Block::layout(at_least))));
+        self.add(
+            block.unwrap_or_else(|| panic!("{OUT_OF_MEMORY}: the system refused {} kB more", at_least.div_ceil(1000))),
+        );
     }
 
     /// As much again as there is, so that there are few slabs. A system that limits address space may refuse that, and
@@ -231,7 +235,8 @@ impl Drop for Block {
 }
 
 impl Buffer {
-    /// A buffer of `len` bytes with arbitrary (but initialised) contents.
+    /// A buffer of `len` bytes with arbitrary (but initialised) contents. Panics with [`OUT_OF_MEMORY`] where the system has
+    /// none for it.
     pub fn new(len: usize) -> Self {
         assert!(len < isize::MAX as usize / 2, "a buffer of {len} bytes cannot exist");
         let capacity = capacity_for(len);

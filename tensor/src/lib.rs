@@ -22,7 +22,9 @@ pub mod rng;
 mod shape;
 mod tensor;
 
-pub use buffer::{ALIGNMENT, Buffer, PoolStats, pool_stats, reset_peak, set_poison, settle_pool, trim_pool};
+pub use buffer::{
+    ALIGNMENT, Buffer, OUT_OF_MEMORY, PoolStats, pool_stats, reset_peak, set_poison, settle_pool, trim_pool,
+};
 pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use error::{Error, Result};

@@ -64,7 +64,7 @@ pub fn bra_composed<'t>(
         permute(&reshape(x, [n, p, tokens, heads, dim / heads])?, &[0, 1, 3, 2, 4])
     };
     let (q, key, values) = (split(&q, t, g.qk_dim)?, split(&key, k * t, g.qk_dim)?, split(&v_regions, k * t, g.v_dim)?);
-    let scores = matmul(&contiguous(&scale(&contiguous(&q)?, attributes.scale)?)?, &permute(&key, &[0, 1, 2, 4, 3])?)?;
+    let scores = matmul(&scale(&contiguous(&q)?, attributes.scale)?, &permute(&key, &[0, 1, 2, 4, 3])?)?;
     let mixed = matmul(&softmax(&scores)?, &values)?;
     let merged = contiguous(&permute(&mixed, &[0, 1, 3, 2, 4])?)?;
     let mut out = region_merge(&reshape(&merged, [n, p, t, g.v_dim])?, g.grid, g.region_size())?;

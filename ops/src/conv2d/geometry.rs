@@ -59,8 +59,10 @@ impl Geometry {
         (remainder..self.kernel[axis]).step_by(self.stride)
     }
 
-    /// Of which row or column of y, which may lie behind the last one, the tap `remainder` meets a row or column of x, if
-    /// it is one of those that it can meet. The next tap of [`Self::taps_of`] meets it from the one before.
+    /// With padding p and stride s, row (or column) i of y meets row x of the map with tap x + p − i·s. So the taps that
+    /// meet row `input` are those of [`Self::taps_of`] for the remainder of input + p by s: its tap r + q·s does from row
+    /// (input + p)/s − q of y. This is that row for q = 0, which may lie behind the last one; none for another remainder.
+    /// With p = 1 and s = 2, row 4 meets tap 1 of row 2, and tap 3, if there is one, of row 1.
     pub fn position(&self, input: usize, remainder: usize) -> Option<usize> {
         let padded = input + self.padding;
         (padded % self.stride == remainder).then(|| padded / self.stride)

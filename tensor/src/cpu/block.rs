@@ -38,8 +38,8 @@ pub struct Left<'a, T> {
 }
 
 impl<'a, T> Left<'a, T> {
-    /// The inner axis in parts of at most [`DEPTH`], or a single run's, and at least one, so that an empty axis gives
-    /// zeros: how many rows of B lie above, where in its run each part begins, and which elements it has.
+    /// The inner axis in parts of at most [`DEPTH`] elements, several whole runs or a part of one: how many rows of B lie
+    /// above a part's, where in its runs it begins, and its runs. At least one part, so that an empty axis gives zeros.
     #[inline(always)]
     fn parts(self) -> impl Iterator<Item = (usize, usize, Runs<'a>)> {
         let Runs { starts, len, step } = self.runs;

@@ -255,7 +255,7 @@ mod tests {
                 let mut c = start.clone();
                 gemm(Mat::new(&a, m, k), right, Out { data: &mut c, accumulate });
                 for (got, want) in c.iter().zip(&expected) {
-                    assert!((got - want).abs() <= 1e-11 * k as f64, "{m}x{k}x{n}: {got} is not {want}");
+                    assert!((got - want).abs() <= 1e-15 * k as f64, "{m}x{k}x{n}: {got} is not {want}");
                 }
             }
         }
