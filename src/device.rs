@@ -76,6 +76,16 @@ pub enum Precision {
     Bf16,
 }
 
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Precision::F32 => "f32",
+            Precision::Tf32 => "tf32",
+            Precision::Bf16 => "bf16",
+        })
+    }
+}
+
 /// Where and how to compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Args)]
 pub struct Compute {

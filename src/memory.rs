@@ -69,21 +69,32 @@ pub fn activations(config: &RunConfig, size: Size) -> Result<usize> {
 /// to do instead.
 pub fn expect_room_to_train(config: &RunConfig, size: Size) -> Result<()> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);
-    let choice = "a smaller batch_size, more micro_batches, or recompute = \"block\"";
-    expect_room(config, size, at_once, || training(config, size), ["training", choice])
+    let words = ["training", "smaller batches (or micro-batches), or recompute \"block\""];
+    // Weights, their gradients, and two moments.
+    let weights = 4 * DType::F32.size();
+    expect_room(config, size, [at_once, weights], || training(config, size), words)
 }
 
 /// The same for [`inference`].
 pub fn expect_room_to_infer(config: &RunConfig, size: Size, dtype: DType) -> Result<()> {
-    let forecast = || inference(config, size, dtype);
-    expect_room(config, size, config.batch_size, forecast, ["inference", "smaller batches, or smaller images"])
+    // Weights, as they are and as they are prepared.
+    let weights = 2 * dtype.size();
+    let words = ["inference", "smaller batches, or smaller images"];
+    expect_room(config, size, [config.batch_size, weights], || inference(config, size, dtype), words)
 }
 
-/// Nothing is foretold that is so small that foretelling it would take as much.
+/// Refuses a forecast of a model that is too large to be measured.
+pub fn expect_room_to_foretell(config: &RunConfig) -> Result<()> {
+    let needed = 4.0 * DType::F32.size() as f64 * config.architecture.rough_size();
+    free_bytes().map_or(Ok(()), |free| expect_fit(["forecast", "a smaller model"], needed as u64, free))
+}
+
+/// With so many images at once, and so many bytes for each weight. Nothing is foretold that is so small that foretelling
+/// it would take as much, nor where the weights alone do not fit.
 fn expect_room(
     config: &RunConfig,
     size: Size,
-    at_once: usize,
+    [at_once, weight]: [usize; 2],
     forecast: impl Fn() -> Result<u64>,
     words: [&str; 2],
 ) -> Result<()> {
@@ -92,6 +103,7 @@ fn expect_room(
         return Ok(());
     }
     let Some(free) = free_bytes() else { return Ok(()) };
+    expect_fit(words, (weight as f64 * config.architecture.rough_size()) as u64, free)?;
     let sample = Sample::of(config, size)?;
     if at_once * sample.each <= sample.most {
         return Ok(());
@@ -122,7 +134,7 @@ pub fn or_out_of_memory<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
         Ok(done) => done,
         Err(panic) if lack(panic.as_ref()) => {
             let said = panic.downcast_ref::<String>().map_or(OUT_OF_MEMORY, String::as_str);
-            bail!("{said}; a smaller batch_size, or recompute = \"block\" in training, needs less")
+            bail!("{said}; smaller batches, or in training recompute \"block\", need less")
         }
         Err(panic) => panic::resume_unwind(panic),
     }
@@ -205,11 +217,31 @@ pub fn peak_resident_bytes() -> Option<u64> {
 /// The memory that this process may still take: what the machine has left, or its container, if that is less. (Linux)
 fn free_bytes() -> Option<u64> {
     let machine = status_bytes("/proc/meminfo", "MemAvailable:")?;
-    // A container finds its own group (cgroup v2) there; elsewhere a service's is named among the process's.
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let named = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let left = ["", named].map(|group| left_in(&Path::new("/sys/fs/cgroup").join(group)));
-    Some(left.into_iter().flatten().chain(free_addresses()).fold(machine, u64::min))
+    let left = groups.lines().filter_map(left_in_groups).chain(free_addresses());
+    Some(left.fold(machine, u64::min))
+}
+
+/// What the least is that is left to the group of processes that a line of /proc/self/cgroup names, and to those that it
+/// is part of. A container finds its own where all others would be.
+fn left_in_groups(line: &str) -> Option<u64> {
+    let (_, line) = line.split_once(':')?;
+    let (root, version, name) = match line.split_once(':')? {
+        ("", name) => ("/sys/fs/cgroup", Version::Two, name),
+        (controllers, name) if controllers.split(',').any(|it| it == "memory") => {
+            ("/sys/fs/cgroup/memory", Version::One, name)
+        }
+        _ => return None,
+    };
+    let groups = Path::new(name.trim_start_matches('/')).ancestors();
+    groups.filter_map(|group| left_in(&Path::new(root).join(group), version)).min()
+}
+
+/// Of Linux's control groups.
+#[derive(Clone, Copy)]
+enum Version {
+    One,
+    Two,
 }
 
 /// What is left of the address space, if that is limited (`ulimit -v`).
@@ -220,10 +252,15 @@ fn free_addresses() -> Option<u64> {
 }
 
 /// What is left of the memory of a group of processes, if that is limited. What caches files can be had as well.
-fn left_in(group: &Path) -> Option<u64> {
+fn left_in(group: &Path, version: Version) -> Option<u64> {
+    let (files, cached) = match version {
+        Version::One => (["memory.limit_in_bytes", "memory.usage_in_bytes"], "total_inactive_file"),
+        Version::Two => (["memory.max", "memory.current"], "inactive_file"),
+    };
     let read = |file: &str| std::fs::read_to_string(group.join(file)).ok();
-    let [limit, used] = ["memory.max", "memory.current"].map(|file| read(file)?.trim().parse::<u64>().ok());
-    let cached = read("memory.stat")?.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok());
+    let [limit, used] = files.map(|file| read(file)?.trim().parse::<u64>().ok());
+    let stat = read("memory.stat")?;
+    let cached = stat.lines().find_map(|line| line.strip_prefix(cached)?.strip_prefix(' ')?.parse().ok());
     Some(limit?.saturating_sub(used?.saturating_sub(cached.unwrap_or(0))))
 }
 
@@ -254,6 +291,7 @@ mod tests {
     fn a_group_of_processes_has_what_its_limit_leaves() {
         let group = tempfile::tempdir().unwrap();
         let write = |file: &str, text: &str| std::fs::write(group.path().join(file), text).unwrap();
+        let left_in = |group: &Path| super::left_in(group, Version::Two);
         assert_eq!(left_in(group.path()), None);
         write("memory.max", "max\n");
         write("memory.current", "3000\n");
@@ -263,5 +301,9 @@ mod tests {
         assert_eq!(left_in(group.path()), Some(7700));
         write("memory.max", "1000\n");
         assert_eq!(left_in(group.path()), Some(0));
+        write("memory.limit_in_bytes", "5000\n");
+        write("memory.usage_in_bytes", "3000\n");
+        write("memory.stat", "inactive_file 9\ntotal_inactive_file 500\n");
+        assert_eq!(super::left_in(group.path(), Version::One), Some(2500));
     }
 }

@@ -128,7 +128,7 @@ fn checkpoints_that_are_none() {
         refused(&["checkpoint.safetensors", "damaged", "another copy"]);
     }
     fs::write(&file, "PK\u{3}\u{4} archive/data.pkl, as PyTorch writes them").unwrap();
-    refused(&["checkpoint.safetensors: not a safetensors file"]);
+    refused(&["checkpoint.safetensors: not a safetensors file", "torch.save", "save_file"]);
     fs::write(&file, &whole).unwrap();
     let stored = TensorFile::read(&file).unwrap();
     let change = |change: &dyn Fn(&mut TensorFile)| {
@@ -176,6 +176,12 @@ fn checkpoints_that_are_none() {
     biformer(&["eval", "--checkpoint", text(&run)]).refused(&["there is no checkpoint", "run folder"]);
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["there is no checkpoint.safetensors", "--out"]);
 
+    let resume = ["train", "--resume", "--epochs", "4", "--data", text(&shared().data), "--out", text(&run)];
+    for (tensor, number) in [("optimizer.m", f32::NAN), ("optimizer.v", -1.0), ("optimizer.v", f32::INFINITY)] {
+        let shape = stored.tensors[tensor].shape().clone();
+        change(&|file| _ = file.tensors.insert(tensor.into(), Tensor::full(shape.clone(), number)));
+        biformer(&resume).refused(&["checkpoint.safetensors", "moments hold", "no step can go on"]);
+    }
     for tensor in ["optimizer.m", "average.parameters", "average.statistics"] {
         change(&|file| _ = file.tensors.insert(tensor.into(), Tensor::full([5], 1f32)));
         biformer(&["train", "--resume", "--epochs", "4", "--out", text(&run)])
@@ -302,4 +308,31 @@ fn a_run_folder_has_one_run_at_a_time() {
     let damaged = contents(&run);
     resume(&["--epochs", "3"]).refused(&["metrics.jsonl line 2; remove the line"]);
     assert!(damaged == contents(&run), "nothing is harmed");
+}
+
+/// A slip of the hand costs no file: results take the place of earlier results only.
+#[test]
+fn results_replace_results_alone() {
+    let run = copied_run("results");
+    let (checkpoint, config) = (run.join("checkpoint.safetensors"), run.join("config.toml"));
+    let before = contents(&run);
+    let input = run.join("input.safetensors");
+    let mut file = TensorFile::default();
+    file.tensors.insert("input".into(), Tensor::full([1, 3, 32, 32], 0.5f32));
+    file.write(&input).unwrap();
+    let set = ["--set", "depth=1,1", "embed_dim=16,32", "topks=2,-2", "n_win=4,2", "head_dim=16"];
+    for there in [&checkpoint, &config, &input] {
+        let refused = ["what is there is no earlier result", "name another file"];
+        biformer(&["gradcheck", "--op", "scale", "--json", text(there)]).refused(&refused);
+        biformer(&["bench", "--op", "bra", "--largest", "56", "--plot", text(there)]).refused(&refused);
+        let files = ["--weights", text(&checkpoint), "--input", text(&input), "--output", text(there)];
+        let said = biformer(&[&["forward"][..], &files, &set].concat());
+        assert!(said.status == Some(2) && !said.err.contains("panicked"), "{said:?}");
+    }
+    fs::remove_file(&input).unwrap();
+    assert!(before == contents(&run), "nothing is harmed");
+    let report = run.join("report.json");
+    for _ in 0..2 {
+        biformer(&["gradcheck", "--op", "scale", "--json", text(&report)]).ok();
+    }
 }

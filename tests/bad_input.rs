@@ -67,8 +67,9 @@ fn images_that_cannot_be_decoded() {
     fs::write(data.join("val/light/1.png"), [0x89, b'P', b'N', b'G']).unwrap();
     let fields = |bad: usize| format!("image_size = 32\nmax_bad_images = {bad}");
     // What was learned before it was met is kept.
-    let go_on = "what was done is saved; mend this, and go on with --resume --out ";
-    let parts = ["dark/3.png", "max_bad_images is 0", "a --config file can raise", go_on];
+    let go_on = "what was done is saved: mend this, and go on with --resume --out ";
+    let parts =
+        ["error: too many bad images (max_bad_images is 0)", "dark/3.png", "a --config file can raise it", go_on];
     train(&folder, &fields(0), &data, &["--batch-size", "5"]).refused(&parts);
     let steps = place(&folder.join("run"));
     assert!(steps >= Some((0, 1)), "{steps:?}");
@@ -359,7 +360,7 @@ fn little_memory_ends_no_run_by_force() {
         match ran.status {
             Some(0) => done += 1,
             _ => {
-                ran.refused(&["memory", "a smaller batch_size"]);
+                ran.refused(&["memory", "smaller batches"]);
                 refused += 1;
             }
         }

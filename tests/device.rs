@@ -219,4 +219,15 @@ fn a_run_goes_on_on_another_device() {
         let (cpu, gpu) = (loss(&eval("cpu")), loss(&eval(&device)));
         assert!((cpu - gpu).abs() < 1e-3, "{first}: loss {cpu} on the CPU, {gpu} on the other device");
     }
+    // What goes on on another device, or in another precision, is computed there, or in that: nearly the same, not quite.
+    let second_epoch = |out: &str| {
+        let metrics = std::fs::read_to_string(folder.join(out).join("metrics.jsonl")).unwrap();
+        metrics.lines().nth(1).expect("two epochs").to_owned()
+    };
+    for (out, more) in [("plain", ["--device", "cpu"]), ("rounded", ["--precision", "bf16"])] {
+        train(out, &["--device", "cpu", "--epochs", "1"]);
+        train(out, &[&["--epochs", "2", "--resume"], &more[..]].concat());
+    }
+    assert_ne!(second_epoch("plain"), second_epoch("rounded"));
+    assert_ne!(second_epoch("plain"), second_epoch("cpu"));
 }

@@ -97,7 +97,7 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     }
     let root = Path::new(source);
     let unsupported = |what: &str| Error::Unsupported { path: root.to_owned(), what: what.to_owned() };
-    if !root.exists() {
+    if !root.try_exists().map_err(|cause| Error::Io { path: root.to_owned(), cause })? {
         let (path, looked_for, help) = (root.to_owned(), "a data set's folder".to_owned(), HELP.to_owned());
         return Err(Error::Missing { path, looked_for, help });
     }

@@ -83,11 +83,17 @@ pub enum Error {
         path: PathBuf,
     },
     /// More images were undecodable than the loader was told to bear.
-    #[error("too many bad images (max_bad_images is {limit}); repair or remove them, or raise it; the first of them: {}",
+    #[error("too many bad images (max_bad_images is {limit}), {}; repair or replace them, or raise that number",
         first.join("; "))]
     TooManyBadImages {
         /// The number that would have been borne.
         limit: usize,
+        /// What was wrong with the first few.
+        first: Vec<String>,
+    },
+    /// A whole split of which no image could be decoded.
+    #[error("none of the images can be decoded, {}; repair or replace them", first.join("; "))]
+    NoGoodImage {
         /// What was wrong with the first few.
         first: Vec<String>,
     },

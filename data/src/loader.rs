@@ -354,9 +354,12 @@ impl Job {
                 }
             }
             if !good[0] {
+                let (bad, limit) = (reasons.len(), self.config.max_bad_images);
                 reasons.truncate(NAMED);
-                let limit = self.config.max_bad_images;
-                return Some(Err(Error::TooManyBadImages { limit, first: reasons }));
+                return Some(Err(match bad > limit {
+                    true => Error::TooManyBadImages { limit, first: reasons },
+                    false => Error::NoGoodImage { first: reasons },
+                }));
             }
         }
         for slot in (0..count).filter(|&slot| !good[slot]) {

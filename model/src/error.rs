@@ -87,6 +87,15 @@ pub enum Error {
         /// The first such number.
         number: f64,
     },
+    /// A file as PyTorch's `torch.save` writes them.
+    #[error(
+        "{path}: not a safetensors file, but an archive, as torch.save writes them; convert it in Python: \
+         safetensors.torch.save_file(torch.load(FILE, weights_only=True)[\"model\"], \"w.safetensors\")"
+    )]
+    Archive {
+        /// The file.
+        path: String,
+    },
     /// A file that is no safetensors file, or a damaged one.
     #[error("{path}: not a safetensors file, or a damaged one ({reason}); take another copy of it")]
     Format {

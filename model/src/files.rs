@@ -27,6 +27,9 @@ impl TensorFile {
     /// The contents of a file's bytes; `path` names it in errors.
     pub fn parse(bytes: &[u8], path: &str) -> Result<Self> {
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
+        if bytes.starts_with(b"PK") {
+            return Err(Error::Archive { path: path.to_owned() });
+        }
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| format(error.to_string()))?;
         let views = SafeTensors::deserialize(bytes).map_err(|error| format(error.to_string()))?;
         let metadata = header.metadata().clone().unwrap_or_default();

@@ -206,10 +206,18 @@ impl AdamW {
         AdamWState { steps: self.steps, m: self.m.clone(), v: self.v.clone() }
     }
 
-    /// Continues from a saved state, bit for bit. Errors: [`Error::Layout`] for that of another model.
+    /// Continues from a saved state, bit for bit. Errors: [`Error::Layout`] for that of another model; [`Error::Moments`] for
+    /// one that holds what no step can have left there.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
         expect_flat(&self.layout, "first moments", &state.m)?;
         expect_flat(&self.layout, "second moments", &state.v)?;
+        let wrong = [
+            ("first moments", state.m.find(|m| !m.is_finite())?),
+            ("second moments", state.v.find(|v| !(v >= 0.0 && v.is_finite()))?),
+        ];
+        if let Some((what, number)) = wrong.into_iter().find_map(|(what, number)| Some((what, number?))) {
+            return Err(Error::Moments { what, number });
+        }
         let device = self.m.device();
         let own = |moment: &Tensor| moment.duplicate()?.to_device(&device);
         (self.m, self.v) = (own(&state.m)?, own(&state.v)?);

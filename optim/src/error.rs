@@ -27,6 +27,14 @@ pub enum Error {
         /// The one that came.
         actual: String,
     },
+    /// Saved moments that no step can go on from.
+    #[error("the {what} hold {number}: no step can go on from there")]
+    Moments {
+        /// Which of them.
+        what: &'static str,
+        /// The first such number.
+        number: f64,
+    },
     /// Gradients that were made without parameters.
     #[error("these gradients have no room for parameters: make them with Gradients::new")]
     NoParameters,

@@ -1,6 +1,6 @@
 //! `biformer eval`.
 
-use super::{MOST_IMAGES, Status, Threads, Trained, with_remedy};
+use super::{MOST_IMAGES, Status, Threads, Trained};
 use crate::device::Compute;
 use crate::inference::Inference;
 use crate::memory::expect_room_to_infer;
@@ -9,7 +9,7 @@ use crate::staging::numbered;
 use crate::trainer::checkpoint::TrainedModel;
 use crate::trainer::display::warn_of_skipped;
 use crate::trainer::score::{Score, evaluate};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, Transform};
 use serde::Serialize;
@@ -56,7 +56,10 @@ struct Class {
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     let report = arguments.threads.run(|| measure(arguments));
-    let report = report.map_err(|error| with_remedy(error, "--max-bad-images can raise max_bad_images"))?;
+    let report = report.map_err(|error| match error.downcast_ref() {
+        Some(data::Error::TooManyBadImages { .. }) => anyhow!("{error:#}, with --max-bad-images"),
+        _ => error,
+    })?;
     if arguments.json {
         say!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(Status::Done);

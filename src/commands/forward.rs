@@ -1,15 +1,15 @@
 //! `biformer forward`.
 
+use super::output::{Kind, expect_output};
 use super::{ModelChoice, Status, Threads};
 use crate::config::RunConfig;
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::expect_room_to_infer;
-use crate::trainer::checkpoint::{is_checkpoint, read_weights};
+use crate::trainer::checkpoint::read_weights;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::{Args, ValueEnum};
-use model::{BiFormer, Features, Mode, TensorFile, expect_writable};
-use std::fs;
+use model::{BiFormer, Features, Mode, TensorFile};
 use std::path::PathBuf;
 use tensor::{DType, Device};
 
@@ -73,7 +73,8 @@ fn compute(arguments: &Arguments) -> Result<()> {
     let file = TensorFile::read(&arguments.input)?;
     let input = file.tensors.get("input").with_context(|| {
         let names: Vec<&str> = file.tensors.keys().take(5).map(String::as_str).collect();
-        format!("{shown}: expected a tensor named \"input\", (N, 3, H, W); there is {}", names.join(", "))
+        let there = if names.is_empty() { "none".into() } else { names.join(", ") };
+        format!("{shown}: expected a tensor named \"input\", (N, 3, H, W); there is {there}")
     })?;
     let [images, channels, height, width] =
         input.dims("forward", "input (N, 3, H, W)").with_context(|| format!("{shown}"))?;
@@ -83,15 +84,16 @@ fn compute(arguments: &Arguments) -> Result<()> {
     if input.dtype() == DType::Index {
         bail!("{shown}: input holds integers, expected normalised floats");
     }
+    let input = input.cast(dtype)?;
     if input.find(|x| !x.is_finite())?.is_some() {
-        bail!("{shown}: input holds numbers that are not finite, expected normalised floats");
+        bail!("{shown}: input holds numbers that are not finite in {dtype}, expected normalised floats");
     }
-    expect_output(arguments)?;
+    expect_output("--output", &arguments.output, Kind::Tensors)?;
     let mut run = RunConfig::for_model(&arguments.model.model)?;
     (run.architecture, run.batch_size, run.device) = (config.clone(), images, arguments.device);
     expect_room_to_infer(&run, [height, width], dtype)?;
     model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
-    let images = input.cast(dtype)?.permute(&[0, 2, 3, 1])?.contiguous()?;
+    let images = input.permute(&[0, 2, 3, 1])?.contiguous()?;
     let tape = Tape::inference();
     let output = model.forward(&tape, &images, Mode::Evaluate)?;
     let mut results = TensorFile::default();
@@ -110,18 +112,4 @@ fn compute(arguments: &Arguments) -> Result<()> {
         say!("{}: {name} {} {}", arguments.output.display(), tensor.dtype(), tensor.shape());
     }
     Ok(())
-}
-
-/// Checks, before the work, that results can be written, and that they harm nothing: they may take the place of other
-/// results, but not of what they are made from, nor of a run's checkpoint.
-fn expect_output(arguments: &Arguments) -> Result<()> {
-    let Arguments { output, input, weights, .. } = arguments;
-    let there = fs::canonicalize(output).ok();
-    if there.is_some() && [input, weights].into_iter().any(|path| fs::canonicalize(path).ok() == there) {
-        bail!("--output {}: it is what the results are made from; name another file", output.display());
-    }
-    if TensorFile::read(output).is_ok_and(|file| is_checkpoint(&file)) {
-        bail!("--output {}: it is a run's checkpoint; name another file", output.display());
-    }
-    Ok(expect_writable(output)?)
 }

@@ -1,9 +1,10 @@
 //! `biformer gradcheck`.
 
+use super::output::{Kind, expect_output};
 use super::{Status, Threads};
 use anyhow::{Result, bail};
 use clap::Args;
-use model::{did_you_mean, expect_writable, nearest, write_safely};
+use model::{did_you_mean, nearest, write_safely};
 use ops::check::{DIFFERENCE_TOLERANCE, EXACT_TOLERANCE, Report, check};
 use ops::registry::{OPS, Op, find};
 use serde_json::{Value, json};
@@ -34,7 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             }
         },
     };
-    arguments.json.as_deref().map_or(Ok(()), expect_writable)?;
+    arguments.json.as_deref().map_or(Ok(()), |path| expect_output("--json", path, Kind::Json))?;
     arguments.threads.run(|| check_all(arguments, &ops))
 }
 

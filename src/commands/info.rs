@@ -46,6 +46,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     let mut run = RunConfig::for_model(&arguments.model.model)?;
     (run.image_size, run.batch_size, run.recompute) = (size, batch, arguments.recompute);
     run.architecture = config.clone();
+    memory::expect_room_to_foretell(&run)?;
     let parts = parts(&BiFormer::blank(&config, DType::F32)?, size, size)?;
     // Before memory is foretold, which takes seconds for a large model.
     if !arguments.json {

@@ -14,12 +14,13 @@ mod eval;
 mod forward;
 mod gradcheck;
 mod info;
+mod output;
 mod predict;
 mod train;
 
 use crate::threads::{MOST_THREADS, pool};
 use crate::trainer::checkpoint::{Checkpoint, TrainedModel};
-use anyhow::{Error, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, Parser, Subcommand};
 use model::{ModelConfig, PRESETS, preset};
 use std::path::PathBuf;
@@ -117,14 +118,6 @@ impl ModelChoice {
 
     fn image_size(&self, asked: Option<usize>) -> Result<usize> {
         Ok(asked.unwrap_or(preset(&self.model)?.image_size))
-    }
-}
-
-/// Says how to bear more images that cannot be decoded, where there were too many.
-fn with_remedy(error: Error, remedy: &str) -> Error {
-    match error.downcast_ref() {
-        Some(data::Error::TooManyBadImages { .. }) => error.context(remedy.to_owned()),
-        _ => error,
     }
 }
 

@@ -1,6 +1,6 @@
 //! `biformer train`.
 
-use super::{Status, model_names, with_remedy};
+use super::{Status, model_names};
 use crate::config::{Changes, Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
@@ -120,17 +120,18 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
         say!("Train it further with: biformer train --resume --out {argument} --epochs N");
         return Ok(Status::Done);
     }
-    let outcome = trainer.run(stop);
-    let outcome = outcome.map_err(|error| with_remedy(error, "a --config file can raise max_bad_images"))?;
-    trainer.draw()?;
-    match outcome {
+    match trainer.run(stop)? {
         Outcome::Finished { accuracy } => {
             let seconds = started.elapsed().as_secs();
             say!("Test accuracy {:.1}% after {}:{:02} min.", 100.0 * accuracy, seconds / 60, seconds % 60);
+            trainer.draw()?;
             say!("{folder}: config.toml, metrics.jsonl, checkpoint.safetensors, curves.png, routing.png");
             Ok(Status::Done)
         }
         Outcome::Interrupted => {
+            if let Err(error) = trainer.draw() {
+                tell!(io::stderr(), "note: no pictures: {error:#}");
+            }
             // How it ended does not depend on who still listens: Ctrl-C ends `| tee log` as well.
             tell!(
                 io::stdout(),

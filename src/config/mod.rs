@@ -252,6 +252,9 @@ impl RunConfig {
                 bail!("{name} = {value}, expected 1 to {most}");
             }
         }
+        if self.data.is_empty() {
+            bail!("data is empty, expected \"embedded\" or a folder with images");
+        }
         if !self.batch_size.is_multiple_of(self.micro_batches) {
             bail!("micro_batches = {} does not divide batch_size = {}", self.micro_batches, self.batch_size);
         }

@@ -98,7 +98,7 @@ impl Checkpoint {
     pub fn read(path: &Path) -> Result<Self> {
         let path = if path.is_dir() { path.join(FILE_NAME) } else { PathBuf::from(path) };
         let shown = path.display().to_string();
-        if !path.exists() {
+        if !path.try_exists().with_context(|| shown.clone())? {
             bail!("{shown}: there is no checkpoint; give a run folder, or the {FILE_NAME} in it");
         }
         let file = TensorFile::read(&path)?;
@@ -184,7 +184,7 @@ pub mod tensor_names {
 /// The weights in a run folder or its checkpoint (averaged, if the run kept an average), or in any file of a
 /// model's state_dict.
 pub fn read_weights(path: &Path) -> Result<TensorFile> {
-    if !path.exists() {
+    if !path.try_exists().with_context(|| format!("weights {}", path.display()))? {
         bail!(
             "weights {}: there is no such file; expected a safetensors file with a model's state_dict, a run folder, or \
              the {FILE_NAME} in it",
@@ -201,7 +201,7 @@ pub fn read_weights(path: &Path) -> Result<TensorFile> {
 }
 
 /// Whether a file is a run's, to go on from.
-pub fn is_checkpoint(file: &TensorFile) -> bool {
+fn is_checkpoint(file: &TensorFile) -> bool {
     file.metadata.contains_key("format") && file.tensors.contains_key(tensor_names::M)
 }
 

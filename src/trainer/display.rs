@@ -4,6 +4,7 @@ use super::checkpoint::Progress;
 use super::folder::EpochMetrics;
 use super::step::Learner;
 use crate::config::RunConfig;
+use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use data::Batch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -13,13 +14,15 @@ use std::time::Duration;
 /// Says what is about to be trained, before anything is read or measured that takes its time.
 pub fn announce(config: &RunConfig) {
     let (model, data, epochs, threads) = (&config.model, &config.data, config.epochs, rayon::current_num_threads());
-    let isa = tensor::cpu::isa::Isa::current().name();
-    tell!(
-        io::stdout(),
-        "Training {model} on {data} for {epochs} epoch{} with {threads} thread{} ({isa}).",
-        plural(epochs),
-        plural(threads)
-    );
+    let means = match config.device {
+        DeviceName::Cpu => {
+            let isa = tensor::cpu::isa::Isa::current().name();
+            format!("with {threads} thread{} ({isa})", plural(threads))
+        }
+        other => format!("on {other}"),
+    };
+    let precision = if config.precision == Precision::F32 { "" } else { &format!(", {}", config.precision) };
+    tell!(io::stdout(), "Training {model} on {data} for {epochs} epoch{} {means}{precision}.", plural(epochs));
     tell!(io::stdout(), "Run folder: {}", config.out.display());
 }
 
@@ -53,12 +56,12 @@ impl Display {
     }
 
     /// A step is done.
-    pub fn batch(&self, progress: &Progress, lr: f64, images_per_second: f64) {
+    pub fn batch(&self, progress: &Progress, images_per_second: f64) {
         let done = progress.epoch * self.steps + progress.batch;
         self.bar.set_position(done as u64);
         let per_step = progress.score.images as f64 / progress.batch.max(1) as f64;
         let left = (self.epochs * self.steps - done) as f64 * per_step / images_per_second.max(1e-9);
-        self.bar.set_message(message(progress, self.epochs, left, images_per_second, lr));
+        self.bar.set_message(message(progress, self.epochs, left, images_per_second));
     }
 
     /// Names images that could not be decoded.
@@ -93,9 +96,9 @@ fn plural(count: usize) -> &'static str {
 }
 
 /// What stands behind the bar. What matters less comes last: a narrow terminal cuts it off.
-fn message(progress: &Progress, epochs: usize, seconds_left: f64, images_per_second: f64, lr: f64) -> String {
+fn message(progress: &Progress, epochs: usize, seconds_left: f64, images_per_second: f64) -> String {
     format!(
-        "epoch {}/{epochs}  loss {:.3}  accuracy {:>4.1}%  {} left  {images_per_second:.0} images/s  lr {lr:.1e}",
+        "epoch {}/{epochs}  loss {:.3}  accuracy {:>4.1}%  {} left  {images_per_second:.0} images/s",
         progress.epoch + 1,
         progress.score.mean_loss(),
         100.0 * progress.score.accuracy(),
@@ -128,8 +131,8 @@ mod tests {
     fn eighty_columns_show_speed_and_time_left() {
         let score = Score { loss: 6907.8, right: 1000, right_in_five: 1000, images: 1000 };
         let progress = Progress { epoch: 298, score, ..Progress::default() };
-        let shown = message(&progress, 300, 45_000.0, 1234.5, 1e-3);
-        let shown = &shown[..80 - "██████████ ".chars().count()];
+        let shown = message(&progress, 300, 45_000.0, 1234.5);
+        assert!(shown.len() <= 80 - "██████████ ".chars().count(), "{shown}");
         assert!(shown.contains("12h30 left") && shown.contains("1234 images/s"), "{shown}");
     }
 }

@@ -4,12 +4,14 @@ use super::checkpoint::FILE_NAME;
 use super::score::Score;
 use crate::config::RunConfig;
 use crate::pictures;
-use anyhow::{Context, Result, bail};
+use crate::printing::tell;
+use anyhow::{Context, Error, Result, bail};
 use data::{Batch, Transform};
 use model::{Trace, write_safely};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -94,7 +96,7 @@ impl RunFolder {
 
     /// The folder of a run that is to be resumed.
     pub fn open(path: &Path) -> Result<Self> {
-        if !path.join(FILE_NAME).exists() {
+        if !path.join(FILE_NAME).try_exists().with_context(|| format!("run folder {}", path.display()))? {
             bail!(
                 "run folder {}: there is no {FILE_NAME} to resume from; name the right folder with --out, or leave \
                  --resume out to start a run",
@@ -110,18 +112,34 @@ impl RunFolder {
     }
 
     fn write(&self, name: &str, text: &str) -> Result<()> {
-        write_safely(&self.path.join(name), text.as_bytes()).with_context(|| self.unsaved())
+        write_safely(&self.path.join(name), text.as_bytes()).map_err(|error| self.unsaved(error.into()))
+    }
+
+    /// Says so where somebody has edited the configuration, as that changes nothing: a run goes on by its checkpoint's.
+    pub fn note_edits(&self, config: &RunConfig) -> Result<()> {
+        let own = config.to_toml()?;
+        if fs::read_to_string(self.path.join(CONFIG)).is_ok_and(|text| text != own) {
+            let path = self.path.join(CONFIG);
+            tell!(
+                io::stderr(),
+                "note: {} is not as the run wrote it, and is written anew: what changes a run is --config, and options",
+                path.display()
+            );
+        }
+        Ok(())
     }
 
     /// What is to be said when something cannot be saved.
-    pub fn unsaved(&self) -> String {
-        match self.checkpoint().exists() {
+    pub fn unsaved(&self, error: Error) -> Error {
+        let mend = if lacks_room(&error) { "make room" } else { "mend this" };
+        let said = match self.checkpoint().exists() {
             true => format!(
-                "saving failed, the checkpoint before it is unharmed; make room and go on with --resume --out {}",
+                "saving failed, the checkpoint before it is unharmed; {mend} and go on with --resume --out {}",
                 self.argument()
             ),
-            false => "saving failed; make room, or choose another folder with --out".to_owned(),
-        }
+            false => format!("saving failed; {mend}, or choose another folder with --out"),
+        };
+        error.context(said)
     }
 
     /// Its path as an argument of a command that a shell is given.
@@ -270,6 +288,16 @@ fn is_temporary(name: &str) -> bool {
 
 fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Whether a disk is full, or somebody's share of it.
+fn lacks_room(error: &Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    let full = |cause: &io::Error| [FileTooLarge, QuotaExceeded, StorageFull].contains(&cause.kind());
+    error.chain().any(|cause| match cause.downcast_ref() {
+        Some(model::Error::Io { cause, .. }) => full(cause),
+        _ => cause.downcast_ref().is_some_and(full),
+    })
 }
 
 #[cfg(test)]

@@ -136,7 +136,8 @@ impl Trainer {
             );
         }
         memory::expect_room_to_train(&config, [config.image_size; 2])?;
-        let learner = Learner::resume(&checkpoint)?;
+        let learner = Learner::resume(&checkpoint, &config)?;
+        folder.note_edits(&checkpoint.config)?;
         folder.rewind(progress.epoch)?;
         folder.write_config(&config)?;
         Ok(Self { pool, config, folder, learner, progress, facts, train, test })
@@ -172,11 +173,18 @@ impl Trainer {
         let outcome = self.run_on(stop, display);
         match outcome {
             // Images that cannot be read take nothing from what has been learned.
-            Err(error) if error.is::<data::Error>() => {
-                self.save()?;
-                let folder = self.folder.argument();
-                Err(error.context(format!("what was done is saved; mend this, and go on with --resume --out {folder}")))
-            }
+            Err(error) => match error.downcast::<data::Error>() {
+                Ok(error) => {
+                    self.save()?;
+                    let remedy = match error {
+                        data::Error::TooManyBadImages { .. } => "; a --config file can raise it",
+                        _ => "",
+                    };
+                    let folder = self.folder.argument();
+                    bail!("{error}{remedy}; what was done is saved: mend this, and go on with --resume --out {folder}")
+                }
+                Err(other) => Err(other),
+            },
             outcome => outcome,
         }
     }
@@ -224,7 +232,7 @@ impl Trainer {
             self.progress.batch += 1;
             self.progress.score.add(score);
             clock.images += score.images;
-            display.batch(&self.progress, lr, clock.rate());
+            display.batch(&self.progress, clock.rate());
             if stop.load(Ordering::Relaxed) {
                 break;
             }
@@ -276,7 +284,7 @@ impl Trainer {
 
     fn save(&self) -> Result<()> {
         let checkpoint = self.learner.checkpoint(&self.config, &self.progress, self.facts.clone())?;
-        checkpoint.write(&self.folder.checkpoint()).with_context(|| self.folder.unsaved())
+        checkpoint.write(&self.folder.checkpoint()).map_err(|error| self.folder.unsaved(error))
     }
 }
 

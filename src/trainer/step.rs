@@ -167,10 +167,9 @@ impl Learner {
         Ok(Checkpoint::new(config.clone(), progress, data, file))
     }
 
-    /// A learner that goes on where a checkpoint was made.
-    pub fn resume(checkpoint: &Checkpoint) -> Result<Self> {
+    /// A learner that goes on where a checkpoint was made, as configured now: device and precision may be others.
+    pub fn resume(checkpoint: &Checkpoint, config: &RunConfig) -> Result<Self> {
         let shown = checkpoint.path().display().to_string();
-        let config = &checkpoint.config;
         let mut learner = Self::around(BiFormer::blank(&config.architecture, DType::F32)?, Loaded::default(), config)?;
         let mut file = checkpoint.file.clone();
         let mut take =
@@ -196,7 +195,8 @@ pub(super) fn modes(config: &RunConfig, step: u64, parts: usize) -> Vec<Mode> {
 }
 
 /// The way out of a run that diverges.
-pub(super) const LOWER_RATE: &str = "training diverged (try a lower --lr, a smaller clip_norm or a longer warm-up)";
+pub(super) const LOWER_RATE: &str =
+    "training diverged (begin again with a lower --lr, a smaller clip_norm or a longer warm-up, and another --out)";
 
 /// What a pass over a batch leaves behind: where regions looked.
 pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {

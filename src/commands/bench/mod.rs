@@ -22,7 +22,7 @@ use anyhow::{Result, bail};
 use autograd::Profile;
 use clap::{Args, ValueEnum};
 use data::Batch;
-use model::{BiFormer, preset};
+use model::{BiFormer, Features, preset};
 use profile::Report;
 use serde_json::json;
 use std::fmt;
@@ -199,6 +199,9 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
         bail!("--batch-size {}: its images alone take {:.0} GB, more than 8", arguments.batch_size, bytes / 1e9);
     }
     (config.device, config.precision) = (arguments.compute.device, arguments.compute.precision);
+    if arguments.mode == Work::Train && config.architecture.features != Features::Logits {
+        bail!("--set features=dense: a dense backbone has no loss to be trained by; time it with --mode infer");
+    }
     match arguments.mode {
         Work::Train => expect_room_to_train(&config, size.0)?,
         Work::Infer => expect_room_to_infer(&config, size.0, DType::F32)?,

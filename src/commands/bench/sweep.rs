@@ -5,10 +5,10 @@
 //! paper), and the sum then as (H·W)^(4/3); full attention grows as (H·W)².
 
 use crate::commands::Status;
+use crate::commands::output::{Kind, expect_output};
 use crate::pictures::scaling;
 use anyhow::{Result, bail};
 use autograd::{Gradients, Tape, Var};
-use model::expect_writable;
 use ops::{Bra, attention, bra};
 use serde::Serialize;
 use serde_json::json;
@@ -62,7 +62,7 @@ pub fn run(largest: usize, plot: Option<&Path>, json: bool) -> Result<Status> {
     if !(2 * SMALLEST..=32 * SMALLEST).contains(&largest) {
         bail!("--largest {largest}: expected {} to {}", 2 * SMALLEST, 32 * SMALLEST);
     }
-    plot.map_or(Ok(()), expect_writable)?;
+    plot.map_or(Ok(()), |path| expect_output("--plot", path, Kind::Png))?;
     let routed = Curve::measure("bra", largest, regions_per_side, |regions, qkv| {
         let grid = [regions; 2];
         let scale = (CHANNELS as f64).powf(-0.5);

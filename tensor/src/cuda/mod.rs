@@ -5,6 +5,7 @@
 //! | `driver.rs` | [`Driver`]: what a device can do |
 //! | `nvidia/` | a GPU, through its driver, NVRTC and cuBLASLt, all loaded at run time |
 //! | `emulated/` | the CPU playing a GPU: kernels run through the system's C++ compiler, one fiber per thread |
+//! | `cache.rs` | compiled kernels on disk |
 //! | `memory.rs` | device memory, and borrowed parts of it |
 //! | `layout.rs` | where the elements of a view lie |
 //! | `module.rs` | [`Module`], the source of some kernels; [`Launch`], a call of one |
@@ -21,6 +22,7 @@
 //! its tensor is gone: whoever gets it next comes later on the stream. The one exception is [`Prefetch`], which keeps order
 //! itself.
 
+mod cache;
 mod driver;
 pub mod elements;
 pub mod emulated;

@@ -2,6 +2,7 @@
 
 use super::{Module, failure, lock};
 use crate::Result;
+use crate::cuda::cache;
 use libloading::Library;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -61,17 +62,19 @@ impl Compiler {
         }
         let mut hasher = DefaultHasher::new();
         (&source, &files, &self.command, &self.options).hash(&mut hasher);
-        let folder = std::env::temp_dir().join(format!("biformer-emulated-{}", user()));
-        let path = folder.join(format!("{}-{:016x}.so", module.name, hasher.finish()));
+        let folder = cache::folder()
+            .ok_or_else(|| failure("needs a folder for compiled kernels; name one in BIFORMER_CACHE"))?;
+        let path = folder.join("emulated").join(format!("{}-{:016x}.so", module.name, hasher.finish()));
         let shared = Arc::clone(lock(&LIBRARIES).entry(path.clone()).or_default());
         let mut library = lock(&shared);
         if library.is_none() {
-            if !path.exists() {
+            // A damaged library is not loaded, which would end the program, but made anew.
+            if cache::read(&path).is_none() {
                 self.compile(module, &source, &files, &path)?;
             }
             // SAFETY: the library is our own compilation, whose loading runs no code.
             let loaded = unsafe { Library::new(&path) };
-            *library = Some(loaded.map_err(|error| failure(format!("cannot load {}: {error}", path.display())))?);
+            *library = Some(loaded.map_err(|error| failure(format!("cannot load {}: {error:?}", path.display())))?);
         }
         drop(library);
         Ok(shared)
@@ -104,14 +107,10 @@ impl Compiler {
             let log = String::from_utf8_lossy(&output.stderr);
             return Err(failure(format!("{} does not compile:\n{log}", module.name)));
         }
-        // In one step, so that nobody sees half a library.
-        std::fs::rename(&built, library).map_err(|error| io(library, error))?;
+        // What lies behind a library's end, its loader does not read.
+        let code = std::fs::read(&built).map_err(|error| io(&built, error))?;
+        cache::write(library, &code).map_err(|error| io(library, error))?;
         let _ = std::fs::remove_dir_all(&work); // what is left behind does no harm
         Ok(())
     }
-}
-
-/// Something that tells users of one machine apart, as they share its folder for temporary files.
-fn user() -> String {
-    std::env::var("USER").or_else(|_| std::env::var("LOGNAME")).unwrap_or_else(|_| "user".into())
 }

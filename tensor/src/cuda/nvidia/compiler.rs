@@ -2,14 +2,10 @@
 
 use super::{failure, libraries};
 use crate::Result;
-use crate::cuda::Module;
+use crate::cuda::{Module, cache};
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString, c_char};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
-
-/// Names the folder for compiled kernels.
-const VARIABLE: &str = "BIFORMER_CACHE";
 
 /// Compiled kernels.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,13 +86,13 @@ unsafe fn build(program: sys::nvrtcProgram, module: &Module, options: &[String])
 /// As [`compile`], from the cache on disk if it is there and whole. A cache that cannot be written or read costs time
 /// and nothing else.
 pub fn cached(module: &Module, capability: (u32, u32)) -> Result<Compiled> {
-    let Some(folder) = cache_folder() else { return compile(module, capability) };
+    let Some(folder) = cache::folder() else { return compile(module, capability) };
     let path = folder.join(format!("{}-{:016x}.cubin", module.name, key(module, capability)?));
-    if let Some(compiled) = read(&path) {
+    if let Some(compiled) = cache::read(&path).as_deref().and_then(decode) {
         return Ok(compiled);
     }
     let compiled = compile(module, capability)?;
-    let _ = write(&path, &compiled);
+    let _ = cache::write(&path, &encode(&compiled));
     Ok(compiled)
 }
 
@@ -118,49 +114,17 @@ fn key(module: &Module, capability: (u32, u32)) -> Result<u64> {
     Ok(hasher.finish())
 }
 
-fn cache_folder() -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    variable(VARIABLE)
-        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("biformer")))
-        .or_else(|| Some(variable("HOME")?.join(".cache").join("biformer")))
-}
-
-/// A line of names, each behind a blank; the code; and eight bytes by which a damaged file is known.
+/// A line of names, each behind a blank; and the code.
 fn encode(compiled: &Compiled) -> Vec<u8> {
     let mut bytes = format!("{}\n", compiled.symbols.join(" ")).into_bytes();
     bytes.extend(&compiled.image);
-    let check = checksum(&bytes);
-    bytes.extend(check.to_le_bytes());
     bytes
 }
 
 fn decode(bytes: &[u8]) -> Option<Compiled> {
-    let (bytes, check) = bytes.split_last_chunk::<8>()?;
-    if checksum(bytes) != u64::from_le_bytes(*check) {
-        return None;
-    }
     let end = bytes.iter().position(|&byte| byte == b'\n')?;
     let symbols = std::str::from_utf8(&bytes[..end]).ok()?.split(' ').map(str::to_owned).collect();
     Some(Compiled { image: bytes[end + 1..].to_vec(), symbols, log: String::new() })
-}
-
-fn checksum(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    bytes.hash(&mut hasher);
-    hasher.finish()
-}
-
-fn read(path: &Path) -> Option<Compiled> {
-    decode(&std::fs::read(path).ok()?)
-}
-
-/// In one step, so that no other process reads half a file.
-fn write(path: &Path, compiled: &Compiled) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    let half = path.with_extension(format!("{}.half", std::process::id()));
-    std::fs::write(&half, encode(compiled))?;
-    std::fs::rename(&half, path)
 }
 
 #[cfg(test)]
@@ -168,18 +132,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_cached_comes_back_and_damage_is_seen() {
+    fn what_is_cached_comes_back() {
         let compiled =
             Compiled { image: vec![1, 2, 10, 0, 5], symbols: vec!["a".into(), "b".into()], log: String::new() };
-        let bytes = encode(&compiled);
-        assert_eq!(decode(&bytes), Some(compiled));
-        for length in 0..bytes.len() {
-            assert_eq!(decode(&bytes[..length]), None, "cut to {length}");
-        }
-        for place in 0..bytes.len() {
-            let mut damaged = bytes.clone();
-            damaged[place] ^= 4;
-            assert_eq!(decode(&damaged), None, "byte {place}");
-        }
+        assert_eq!(decode(&encode(&compiled)), Some(compiled));
+        assert_eq!(decode(b"no line"), None);
     }
 }

@@ -1,0 +1,42 @@
+//! Where a command's results may go.
+
+use anyhow::{Result, bail};
+use model::{TensorFile, expect_writable};
+use std::fs;
+use std::path::Path;
+
+/// What a command leaves behind.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// Reports in JSON, a list of them.
+    Json,
+    /// A picture.
+    Png,
+    /// What `forward` computed.
+    Tensors,
+}
+
+/// Checks, before the work, that a result can be written, and that it takes the place of nothing but an earlier one:
+/// a slip of the hand must not cost a checkpoint, or what the results are made from.
+pub fn expect_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
+    if path.is_file() && !kind.holds(path) {
+        bail!("{option} {}: what is there is no earlier result; name another file", path.display());
+    }
+    Ok(expect_writable(path)?)
+}
+
+impl Kind {
+    /// Whether a file is empty, or has such contents.
+    fn holds(self, path: &Path) -> bool {
+        let read = || fs::read(path).unwrap_or_default();
+        fs::metadata(path).is_ok_and(|file| file.len() == 0)
+            || match self {
+                Kind::Json => serde_json::from_slice::<Vec<serde_json::Value>>(&read()).is_ok(),
+                Kind::Png => read().starts_with(b"\x89PNG"),
+                Kind::Tensors => TensorFile::read(path).is_ok_and(|file| {
+                    file.metadata.is_empty()
+                        && file.tensors.keys().all(|name| name == "logits" || name.starts_with("out"))
+                }),
+            }
+    }
+}

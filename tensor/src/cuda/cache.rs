@@ -1,0 +1,79 @@
+//! Compiled kernels on disk, in a folder that is the user's own: code that runs later.
+
+use std::fs::{self, DirBuilder, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Names the folder for compiled kernels.
+const VARIABLE: &str = "BIFORMER_CACHE";
+
+/// The folder, unless nothing tells whose files these are.
+pub(super) fn folder() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable(VARIABLE)
+        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("biformer")))
+        .or_else(|| Some(variable("HOME")?.join(".cache").join("biformer")))
+}
+
+/// What [`write`] was given; none where there is no such file, or one that is damaged.
+pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = fs::read(path).ok()?;
+    contents(&bytes)?;
+    bytes.truncate(bytes.len() - CHECK);
+    Some(bytes)
+}
+
+/// Writes a file, with eight bytes behind it by which a damaged one is known; whole or not at all, as other processes may
+/// read or write the same.
+pub(super) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)?;
+    let half = path.with_extension(format!("{}.half", std::process::id()));
+    let mut file = File::create(&half)?;
+    file.write_all(contents)?;
+    file.write_all(&checksum(contents).to_le_bytes())?;
+    file.sync_all()?;
+    fs::rename(&half, path)
+}
+
+const CHECK: usize = size_of::<u64>();
+
+fn contents(bytes: &[u8]) -> Option<&[u8]> {
+    let (contents, check) = bytes.split_last_chunk::<CHECK>()?;
+    (checksum(contents) == u64::from_le_bytes(*check)).then_some(contents)
+}
+
+fn checksum(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cached_comes_back_and_damage_is_seen() {
+        let folder = std::env::temp_dir().join(format!("biformer-cache-{}", std::process::id()));
+        let path = folder.join("deeper/file");
+        assert_eq!(read(&path), None);
+        write(&path, &[1, 2, 10, 0, 5]).unwrap();
+        assert_eq!(read(&path).unwrap(), [1, 2, 10, 0, 5]);
+        let bytes = fs::read(&path).unwrap();
+        fs::remove_dir_all(folder).unwrap();
+        for length in 0..bytes.len() {
+            assert_eq!(contents(&bytes[..length]), None, "cut to {length}");
+        }
+        for place in 0..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[place] ^= 4;
+            assert_eq!(contents(&damaged), None, "byte {place}");
+        }
+    }
+}
