@@ -5,6 +5,7 @@
 //! | `tensor/` | [`Tensor`]: shape and strides over a shared buffer; views that never copy; devices |
 //! | `shape.rs`, `dtype.rs` | [`Shape`], broadcasting; [`DType`], [`Element`], [`Float`] |
 //! | `buffer.rs`, `arena.rs` | 64-byte-aligned memory and the pool that hands it out again; where in it buffers lie |
+//! | `scratch.rs` | [`Scratch`]: what a kernel takes of that memory for itself |
 //! | `rng.rs` | [`rng::Philox`]: random numbers as a function of seed, stream and position |
 //! | `device.rs` | [`Device`]: the machine's memory, or a GPU's |
 //! | `cpu/` | what CPU kernels share: instruction sets, vector mathematics, GEMM, threads |
@@ -19,6 +20,7 @@ mod device;
 mod dtype;
 mod error;
 pub mod rng;
+mod scratch;
 mod shape;
 mod tensor;
 
@@ -29,5 +31,6 @@ pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use error::{Error, Result};
 pub use half::bf16;
+pub use scratch::Scratch;
 pub use shape::{Shape, Strides};
 pub use tensor::Tensor;

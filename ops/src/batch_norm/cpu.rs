@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, add_rows, items_per_task, sum_in_pieces};
-use tensor::{Float, Tensor, simd};
+use tensor::{Float, Scratch, simd};
 
 /// Where the statistics come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +31,10 @@ pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [
     });
     mean.iter_mut().for_each(|mean| *mean *= inverse);
 
-    let mut sums = Tensor::empty([2, channels], T::DTYPE);
-    let sums = slice_of::<T>(&mut sums);
+    let mut sums = Scratch::<T>::new(2 * channels);
     let mut room = None;
     let [means] = repeated([mean], &mut room);
-    sum_in_pieces(rows, 2 * channels, 2 * channels, Out::store(&mut *sums), |rows, sums| {
+    sum_in_pieces(rows, 2 * channels, 2 * channels, Out::store(&mut sums), |rows, sums| {
         in_one_row(sums, means.len(), |sums| simd!(A => sum_deviations::<T, A>(block(rows), means, sums)));
     });
     let (deviations, squares) = sums.split_at(channels);
@@ -66,12 +65,12 @@ fn sum_deviations<T: Float, A: Arch>(x: &[T], mean: &[T], sums: &mut [T]) {
 }
 
 /// Each channel's values over and over, until they fill whole registers: then kernels take some rows as one.
-fn repeated<'a, T: Float, const N: usize>(values: [&[T]; N], room: &'a mut Option<Tensor>) -> [&'a [T]; N] {
+fn repeated<'a, T: Float, const N: usize>(values: [&[T]; N], room: &'a mut Option<Scratch<T>>) -> [&'a [T]; N] {
     const ELEMENTS: usize = 64;
     let channels = values[0].len();
     let times = if channels < 4 * ELEMENTS { ELEMENTS >> channels.trailing_zeros().min(ELEMENTS.ilog2()) } else { 1 };
     let len = times * channels;
-    let all = slice_of::<T>(room.insert(Tensor::empty([N, len], T::DTYPE)));
+    let all = room.insert(Scratch::new(N * len));
     for (all, values) in all.chunks_exact_mut(len).zip(values) {
         all.chunks_exact_mut(channels).for_each(|row| row.copy_from_slice(values));
     }
@@ -81,21 +80,16 @@ fn repeated<'a, T: Float, const N: usize>(values: [&[T]; N], room: &'a mut Optio
 
 /// Two sums of each channel, from sums over rows of `len` elements that are several rows each.
 fn in_one_row<T: Float>(sums: &mut [T], len: usize, add: impl FnOnce(&mut [T])) {
-    let mut wide = Tensor::empty([2, len], T::DTYPE);
-    let wide = slice_of::<T>(&mut wide);
+    let mut wide = Scratch::new(2 * len);
     wide.fill(T::zero());
-    add(wide);
+    add(&mut wide);
     let channels = sums.len() / 2;
     sums.chunks_exact_mut(channels).zip(wide.chunks_exact(len)).for_each(|(sum, wide)| add_rows(wide, sum));
 }
 
-fn slice_of<T: Float>(tensor: &mut Tensor) -> &mut [T] {
-    tensor.as_mut_slice("batch_norm").expect("invariant: a new tensor is contiguous and unshared")
-}
-
-/// γ·r of each channel, in a buffer of the pool.
-fn scale_of<'a, T: Float>(weight: &[T], rstd: &[T], buffer: &'a mut Tensor) -> &'a [T] {
-    let scale = slice_of::<T>(buffer);
+/// γ·r of each channel.
+fn scale_of<T: Float>(weight: &[T], rstd: &[T]) -> Scratch<T> {
+    let mut scale = Scratch::<T>::new(weight.len());
     scale.iter_mut().zip(weight).zip(rstd).for_each(|((scale, &weight), &r)| *scale = weight * r);
     scale
 }
@@ -106,10 +100,9 @@ pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T];
     if channels == 0 {
         return;
     }
-    let mut scale = Tensor::empty([channels], T::DTYPE);
-    let scale = scale_of(weight, rstd, &mut scale);
+    let scale = scale_of(weight, rstd);
     let mut room = None;
-    let [scale, bias, mean] = repeated([scale, bias, mean], &mut room);
+    let [scale, bias, mean] = repeated([&scale, bias, mean], &mut room);
     let block = items_per_task(channels) * channels;
     y.par_chunks_mut(block).zip(x.par_chunks(block)).for_each(|(y, x)| {
         simd!(A => forward_rows::<T, A>(x, scale, bias, mean, y));
@@ -139,12 +132,11 @@ pub fn backward<T: Float>(
         return;
     }
     let rows = dy.len() / channels;
-    let mut sums = Tensor::empty([2, channels], T::DTYPE);
-    let sums = slice_of::<T>(&mut sums);
+    let mut sums = Scratch::<T>::new(2 * channels);
     if mode == Mode::Train || dweight.is_some() || dbias.is_some() {
         let mut room = None;
         let [mean] = repeated([mean], &mut room);
-        sum_in_pieces(rows, 2 * channels, 2 * channels, Out::store(&mut *sums), |rows, sums| {
+        sum_in_pieces(rows, 2 * channels, 2 * channels, Out::store(&mut sums), |rows, sums| {
             let block = rows.start * channels..rows.end * channels;
             let (dy, x) = (&dy[block.clone()], &x[block]);
             in_one_row(sums, mean.len(), |sums| simd!(A => sum_gradients::<T, A>(dy, x, mean, sums)));
@@ -162,14 +154,13 @@ pub fn backward<T: Float>(
         dbias.put(sum_dy);
     }
     let Some(dx) = dx else { return };
-    let mut scale = Tensor::empty([channels], T::DTYPE);
-    let scale = scale_of(weight, rstd, &mut scale);
+    let scale = scale_of(weight, rstd);
     // In place of the sums: what dx takes off, dβ/R and r·dγ/R; nothing in evaluation.
     let inverse = T::one() / T::of(rows as f64);
     sum_dy.iter_mut().for_each(|sum| *sum *= inverse);
     sum_dy_x.iter_mut().zip(rstd).for_each(|(sum, &r)| *sum *= r * inverse);
     let mut room = None;
-    let [mean, scale, sum_dy, sum_dy_x] = repeated([mean, scale, sum_dy, sum_dy_x], &mut room);
+    let [mean, scale, sum_dy, sum_dy_x] = repeated([mean, &scale, sum_dy, sum_dy_x], &mut room);
     let block = items_per_task(channels) * channels;
     let accumulate = dx.accumulate;
     dx.data.par_chunks_mut(block).zip(dy.par_chunks(block).zip(x.par_chunks(block))).for_each(|(data, (dy, x))| {

@@ -1,13 +1,12 @@
 //! Region-to-region routing: which regions does each region attend to?
 
-use super::cpu::elements_mut;
 use super::{Bra, cuda};
 use crate::bra::geometry::Geometry;
 use crate::top_k;
 use rayon::prelude::*;
 use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
 use tensor::cpu::parallel::{Out, items_per_task, put};
-use tensor::{DType, Device, Error, Float, Result, Tensor, match_float, simd};
+use tensor::{DType, Device, Error, Float, Result, Scratch, Tensor, match_float, simd};
 
 /// Where each region looks.
 #[derive(Clone, Debug)]
@@ -60,8 +59,7 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             let qkv = &qkv[image * image_len..][..image_len];
             // A row of means is a region's query and then its key.
             let row = 2 * g.qk_dim;
-            let mut means = Tensor::empty([regions * row], T::DTYPE);
-            let means = elements_mut::<T>(&mut means);
+            let mut means = Scratch::<T>::new(regions * row);
             let lines = means.par_chunks_mut((g.grid[1] * row).max(1)).enumerate();
             let lines = lines.with_min_len(items_per_task(g.region_size()[0] * g.map[1] * row));
             lines.for_each(|(line, means)| simd!(_A => region_means::<T>(g, valid, qkv, line, means)));
@@ -71,10 +69,9 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             let blocks = means.par_chunks((ROWS * row).max(1)).zip(chosen);
             blocks.for_each(|(queries, (routes, logits))| {
                 let rows = queries.len() / row;
-                let mut affinity = Tensor::empty([rows * regions], T::DTYPE);
-                let affinity = elements_mut::<T>(&mut affinity);
+                let mut affinity = Scratch::<T>::new(rows * regions);
                 let queries = Mat::strided(queries, (rows, g.qk_dim), (row, 1));
-                gemm_on_this_thread(queries, keys, Out::store(affinity));
+                gemm_on_this_thread(queries, keys, Out::store(&mut affinity));
                 affinity.iter_mut().for_each(|x| *x *= scale);
                 let chosen = routes.chunks_mut(g.topk).zip(logits.chunks_mut(g.topk));
                 for (row, (routes, logits)) in affinity.chunks_exact(regions).zip(chosen) {

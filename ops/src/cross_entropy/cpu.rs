@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::lanes::sum_map;
 use tensor::cpu::parallel::{Out, items_per_task};
-use tensor::{Float, Tensor, simd};
+use tensor::{Float, Scratch, simd};
 
 /// The target distributions t (N, K), by what the kernels ask of a row of them.
 pub(crate) trait Targets<T: Float>: Sync {
@@ -60,8 +60,7 @@ pub(crate) fn forward<T: Float>(logits: &[T], targets: &impl Targets<T>, p: &mut
     let classes = targets.classes();
     let records = items_per_task(classes);
     let count = logits.len() / classes;
-    let mut losses = Tensor::empty([count], T::DTYPE);
-    let losses = losses.as_mut_slice::<T>("cross_entropy").expect("invariant: a new tensor is contiguous and unshared");
+    let mut losses = Scratch::<T>::new(count);
     losses
         .par_chunks_mut(records)
         .zip(logits.par_chunks(records * classes).zip(p.par_chunks_mut(records * classes)))

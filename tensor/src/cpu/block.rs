@@ -5,7 +5,7 @@ use super::parallel::Interleaved;
 use super::registers::{Registers, Vector};
 pub use super::tile::{Begin, Runs};
 use super::tile::{Part, tiles};
-use crate::{Float, Tensor};
+use crate::{Float, Scratch};
 use std::ops::Range;
 
 /// Rows of B that are multiplied before the next: as many as keep a panel in the first-level cache.
@@ -68,8 +68,7 @@ pub(super) unsafe fn block<T: Float, A: Registers>(
     panels: Range<usize>,
 ) {
     let lanes = A::Vector::<T>::LANES;
-    let mut room = Tensor::empty([b.room(DEPTH)], T::DTYPE);
-    let room = room.as_mut_slice::<T>("gemm").expect("invariant: a new tensor is contiguous and unshared");
+    let room: &mut [T] = &mut Scratch::new(b.room(DEPTH));
     for (above, first, runs) in a.parts() {
         let a = Left { data: a.data.get(first * runs.step..).unwrap_or_default(), runs, ..a };
         let depth = runs.starts.len() * runs.len;

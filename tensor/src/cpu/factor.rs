@@ -6,7 +6,7 @@ use super::isa::Isa;
 use super::packed::{Panels, Right, pack_panel, registers_per_row};
 use super::parallel::Interleaved;
 use super::registers::{Registers, Vector};
-use crate::{Element, Float, Tensor};
+use crate::{Element, Float, Scratch};
 use std::ops::Range;
 
 /// A type that matrices are multiplied in.
@@ -23,8 +23,8 @@ pub trait Factor: Element {
     /// Rounds values to factors, on this thread. Panics when the lengths differ.
     fn round(values: &[Self::Sum], to: &mut [Self]);
 
-    /// Values as factors: themselves, or rounded into a tensor that is put into `room`.
-    fn factors<'a>(values: &'a [Self::Sum], room: &'a mut Option<Tensor>) -> &'a [Self];
+    /// Values as factors: themselves, or rounded into scratch memory that is put into `room`.
+    fn factors<'a>(values: &'a [Self::Sum], room: &'a mut Option<Scratch<Self>>) -> &'a [Self];
 
     /// Whether a right operand is packed as a whole before it is multiplied: where blocks meet its panels more than once.
     const PACKED_AHEAD: bool;
@@ -84,7 +84,7 @@ impl<T: Float> Factor for T {
         to.copy_from_slice(values);
     }
 
-    fn factors<'a>(values: &'a [T], _room: &'a mut Option<Tensor>) -> &'a [T] {
+    fn factors<'a>(values: &'a [T], _room: &'a mut Option<Scratch<T>>) -> &'a [T] {
         values
     }
 

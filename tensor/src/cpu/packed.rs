@@ -8,9 +8,8 @@ use super::parallel::{GRAIN, items_per_task};
 use super::registers::{MOST_LANES, Registers, Vector, copy_run, load};
 use super::tile::MOST_REGISTERS;
 use super::transpose::transpose;
-use crate::{Element, Float, Tensor, simd};
+use crate::{Float, Scratch, simd};
 use rayon::prelude::*;
-use std::marker::PhantomData;
 use std::ops::Range;
 
 /// The right operand of a product: packed, or a matrix that the product packs.
@@ -82,12 +81,11 @@ impl<'a, F: Factor> Right<'a, F> {
 /// The right operand of a product in panels of `width` columns, each panel's rows one after another; the last one is
 /// filled up with zeros. How a row lies in memory is the factor's affair, but for its being as wide as sums.
 pub struct Packed<F: Factor> {
-    memory: Tensor,
+    memory: Scratch<F::Sum>,
     pub(super) extents: (usize, usize),
     pub(super) width: usize,
     /// Whose registers it was packed for.
     pub(super) isa: Isa,
-    element: PhantomData<F>,
 }
 
 impl<F: Factor> Packed<F> {
@@ -140,24 +138,22 @@ impl<F: Factor> Packed<F> {
         // A matrix that repeats its elements may have more of them than can be counted.
         let size = width.checked_mul(F::packed_rows(isa, rows)).expect("a matrix that is to be packed");
         let count = cols.div_ceil(width).checked_mul(size).expect("a matrix that is to be packed");
-        let mut memory = Tensor::empty([count], F::Sum::DTYPE);
-        let to = memory.as_mut_slice::<F::Sum>("gemm").expect("invariant: a new tensor is contiguous and unshared");
+        let mut memory = Scratch::new(count);
         let fill =
             |(panel, to): (usize, &mut [F::Sum])| fill(panel * width..((panel + 1) * width).min(cols), to, width);
         let size = size.max(1);
         if threads && count > GRAIN {
-            to.par_chunks_exact_mut(size).enumerate().with_min_len(items_per_task(size)).for_each(fill);
+            memory.par_chunks_exact_mut(size).enumerate().with_min_len(items_per_task(size)).for_each(fill);
         } else {
-            to.chunks_exact_mut(size).enumerate().for_each(fill);
+            memory.chunks_exact_mut(size).enumerate().for_each(fill);
         }
-        Self { memory, extents: (rows, cols), width, isa, element: PhantomData }
+        Self { memory, extents: (rows, cols), width, isa }
     }
 
     /// What was packed, and how many rows each panel has there.
     #[inline(always)]
     fn memory(&self) -> (&[F::Sum], usize) {
-        let data = self.memory.as_slice::<F::Sum>("gemm").expect("invariant: packed in this type");
-        (data, F::packed_rows(self.isa, self.extents.0))
+        (&self.memory, F::packed_rows(self.isa, self.extents.0))
     }
 
     /// A panel as it lies in memory, from a row on.

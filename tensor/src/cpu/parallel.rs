@@ -5,7 +5,7 @@
 //! order of the pieces. So the bits of a result do not depend on the number of threads.
 
 use super::registers::Vector;
-use crate::{Float, Tensor, in_registers, simd, unrolled};
+use crate::{Float, Scratch, in_registers, simd, unrolled};
 use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -153,8 +153,7 @@ pub fn sum_in_pieces<T: Float>(
         }
         return;
     }
-    let mut rows = Tensor::empty([pieces, width], T::DTYPE);
-    let rows = rows.as_mut_slice::<T>("sum_in_pieces").expect("invariant: a new tensor is contiguous and unshared");
+    let mut rows = Scratch::<T>::new(pieces * width);
     rows.par_chunks_mut(width).enumerate().for_each(|(piece, row)| {
         let start = piece * per_piece;
         row.fill(T::zero());

@@ -8,7 +8,7 @@ use crate::bra::geometry::Geometry;
 use rayon::prelude::*;
 use tensor::cpu::parallel::{Interleaved, Out};
 use tensor::cpu::registers::Registers;
-use tensor::{Float, Tensor, simd};
+use tensor::{Float, Scratch, simd};
 
 /// dqkv (N, H, W, 2D + C) from the gradient of the result, dout (N, H, W, C). The scores are computed again
 /// from `qkv`, and the probabilities from the scores and `lse` (N, heads, H·W).
@@ -18,7 +18,7 @@ pub fn backward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, lse:
         return;
     }
     let pixels = pixels(g);
-    let lists = [pixels.as_slice("bra").expect("invariant: a new tensor is contiguous"), routes];
+    let lists = [&*pixels, routes];
     let accumulate = dqkv.accumulate;
     let dqkv = Interleaved::new(dqkv.data);
     simd!(A => lse.par_chunks(tokens).enumerate().for_each(|(index, lse)| {
@@ -51,13 +51,13 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
     let [width, v_width] = [d, dv].map(row_width::<T, A>);
     // The columns of keys and values, the rows of keys, and the gradients of both, as far as they are needed.
     let sizes = [d, dv, width, width, v_width].map(|width| head.all().quads() * QUAD * width);
-    let mut packed = Tensor::empty([sizes.iter().sum()], T::DTYPE);
+    let mut packed = Scratch::<T>::new(sizes.iter().sum());
     let [key_columns, value_columns, key_rows, dkeys, dvalues] = parts(&mut packed, sizes);
     let largest = head.largest_block();
     let [columns, rows, dout_rows] = [d.max(dv), width, v_width].map(|width| largest[0] * largest[1] * QUAD * width);
     let scores = head.scores(largest).blocks.len();
     let sizes = [columns, rows, dout_rows, rows, scores, scores];
-    let mut scratch = Tensor::empty([sizes.iter().sum()], T::DTYPE);
+    let mut scratch = Scratch::<T>::new(sizes.iter().sum());
     let [columns, rows, dout_rows, drows, p, ds] = parts(&mut scratch, sizes);
     let (mut routed, mut fresh) = (vec![], head.all_fresh());
     for Block { regions, pixels } in head.blocks(0..head.geometry.regions()) {

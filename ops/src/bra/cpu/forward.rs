@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::parallel::Interleaved;
 use tensor::cpu::registers::Registers;
-use tensor::{Float, Tensor, simd};
+use tensor::{Float, Scratch, simd};
 
 /// A head's regions are shared out when there are fewer heads than this, all images' together,
 const TASKS: usize = 32;
@@ -25,7 +25,7 @@ pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: 
         return;
     }
     let pixels = pixels(g);
-    let lists = [pixels.as_slice("bra").expect("invariant: a new tensor is contiguous"), routes];
+    let lists = [&*pixels, routes];
     let heads = g.images * g.heads;
     let work = g.tokens() * g.keys() * g.head_dims().iter().sum::<usize>();
     let shares = (TASKS / heads).min(work / SHARE).clamp(1, g.regions());
@@ -54,11 +54,11 @@ unsafe fn forward_regions<T: Float, A: Registers>(
     let (results, largest, v_width) = (head.results(), head.largest_block(), row_width::<T, A>(values.dim));
     // The columns of keys and the rows of values, as far as they are needed.
     let sizes = [keys.dim, v_width].map(|width| head.all().quads() * QUAD * width);
-    let mut packed = Tensor::empty([sizes.iter().sum()], T::DTYPE);
+    let mut packed = Scratch::<T>::new(sizes.iter().sum());
     let [key_columns, value_rows] = parts(&mut packed, sizes);
     let quads = largest[0] * largest[1] * QUAD;
     let sizes = [quads * queries.dim, head.scores(largest).blocks.len(), quads * v_width];
-    let mut scratch = Tensor::empty([sizes.iter().sum()], T::DTYPE);
+    let mut scratch = Scratch::<T>::new(sizes.iter().sum());
     let [columns, scores, rows] = parts(&mut scratch, sizes);
     let (mut logs, mut routed, mut fresh) = ([T::zero(); NUMBERS], vec![], head.all_fresh());
     for Block { regions, pixels } in head.blocks(regions) {

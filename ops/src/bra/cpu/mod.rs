@@ -22,7 +22,7 @@ use products::Blocks;
 use quads::{Channels, Pixels, QUAD};
 use scores::Scores;
 use std::ops::Range;
-use tensor::{DType, Element, Tensor};
+use tensor::Scratch;
 
 /// Queries are taken in blocks of at most so many quads, so that their scores stay in the cache when a region is a
 /// whole map; small regions several at a time, as a block has work of its own.
@@ -35,29 +35,23 @@ const LAID_OUT: usize = 64;
 const IN_ORDER: [u32; QUERY_QUADS] = [0, 1, 2, 3, 4, 5, 6, 7];
 
 /// Scratch memory cut into parts of these sizes.
-fn parts<T: Element, const N: usize>(scratch: &mut Tensor, sizes: [usize; N]) -> [&mut [T]; N] {
-    let mut rest = elements_mut(scratch);
+fn parts<T, const N: usize>(mut scratch: &mut [T], sizes: [usize; N]) -> [&mut [T]; N] {
     sizes.map(|size| {
-        let (part, after) = std::mem::take(&mut rest).split_at_mut(size);
-        rest = after;
+        let (part, rest) = std::mem::take(&mut scratch).split_at_mut(size);
+        scratch = rest;
         part
     })
 }
 
-/// The elements of scratch memory.
-pub(super) fn elements_mut<T: Element>(tensor: &mut Tensor) -> &mut [T] {
-    tensor.as_mut_slice("bra").expect("invariant: a new tensor is contiguous and unshared")
-}
-
 /// The pixels of each region of a map that is not empty, one region after the other: (P, tokens).
-fn pixels(g: Geometry) -> Tensor {
-    let mut pixels = Tensor::empty([g.regions(), g.region_tokens()], DType::Index);
+fn pixels(g: Geometry) -> Scratch<u32> {
+    let mut pixels = Scratch::new(g.regions() * g.region_tokens());
     let ([rows, columns], [height, width]) = (g.grid, g.region_size());
     let starts = (0..rows * columns).flat_map(|region| {
         let corner = region / columns * height * g.map[1] + region % columns * width;
         (0..height).map(move |row| corner + row * g.map[1])
     });
-    for (run, start) in elements_mut::<u32>(&mut pixels).chunks_exact_mut(width).zip(starts) {
+    for (run, start) in pixels.chunks_exact_mut(width).zip(starts) {
         run.iter_mut().zip(start..).for_each(|(place, pixel)| *place = pixel as u32);
     }
     pixels

@@ -1,10 +1,9 @@
 //! What a block of output pixels sees of a map.
 
 use super::super::geometry::Geometry;
-use super::{scratch, slice_of};
 use rayon::prelude::*;
 use std::ops::Range;
-use tensor::Tensor;
+use tensor::Scratch;
 use tensor::cpu::factor::Factor;
 use tensor::cpu::parallel::items_per_task;
 
@@ -81,10 +80,10 @@ impl Seen {
         Self { band, rows, starts, runs }
     }
 
-    /// The band, cut out of x into scratch memory.
-    pub fn cut<'r, F: Factor>(&self, g: &Geometry, x: &[F::Sum], room: &'r mut Option<Tensor>) -> &'r [F] {
-        let band = slice_of::<F>(room.insert(scratch::<F>(self.rows.len() * self.band.row())));
-        self.band.cut(x, g.input[1], &self.rows, band);
+    /// The band, cut out of x.
+    pub fn cut<F: Factor>(&self, g: &Geometry, x: &[F::Sum]) -> Scratch<F> {
+        let mut band = Scratch::new(self.rows.len() * self.band.row());
+        self.band.cut::<F>(x, g.input[1], &self.rows, &mut band);
         band
     }
 }

@@ -4,7 +4,6 @@ use super::super::geometry::Geometry;
 use super::band::Seen;
 use super::{PIXELS, reorder, rows_per_block};
 use rayon::prelude::*;
-use tensor::Tensor;
 use tensor::cpu::factor::Factor;
 use tensor::cpu::gemm::{Mat, Patches, gemm_patches};
 use tensor::cpu::packed::Packed;
@@ -12,9 +11,8 @@ use tensor::cpu::parallel::Out;
 
 /// A weight (O, I, KH, KW) as products take it.
 pub fn pack<F: Factor>(weight: &[F], [outputs, inputs, down, across]: [usize; 4]) -> Packed<F> {
-    let mut reordered = Tensor::empty([weight.len()], F::DTYPE);
-    let reordered = reorder(weight, [inputs, down * across], &mut reordered);
-    Packed::new(Mat::new(reordered, outputs, inputs * down * across).t())
+    let reordered = reorder(weight, [inputs, down * across]);
+    Packed::new(Mat::new(&reordered, outputs, inputs * down * across).t())
 }
 
 /// y (N, HO, WO, O) = patches·W + bias.
@@ -32,9 +30,8 @@ pub fn forward<F: Factor>(g: Geometry, x: &[F::Sum], weight: &Packed<F>, bias: O
         if let Some(bias) = bias {
             y.chunks_exact_mut(g.outputs).for_each(|y| y.copy_from_slice(bias));
         }
-        let mut room = None;
-        let data = seen.cut::<F::Sum>(&g, x, &mut room);
-        let patches = Patches { data, starts: &seen.starts, runs: &seen.runs, len: g.run(), step: 1 };
+        let band = seen.cut::<F::Sum>(&g, x);
+        let patches = Patches { data: &band, starts: &seen.starts, runs: &seen.runs, len: g.run(), step: 1 };
         gemm_patches(patches, weight, Out { data: y, accumulate: bias.is_some() }, &places[..seen.starts.len()]);
     });
 }

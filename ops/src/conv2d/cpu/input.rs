@@ -2,9 +2,9 @@
 
 use super::super::geometry::Geometry;
 use super::band::{Band, in_images};
-use super::{PIXELS, reorder, rows_per_block, scratch, slice_of};
+use super::{PIXELS, reorder, rows_per_block};
 use rayon::prelude::*;
-use tensor::Tensor;
+use tensor::Scratch;
 use tensor::cpu::factor::Factor;
 use tensor::cpu::gemm::{Patches, gemm_patches};
 use tensor::cpu::packed::Packed;
@@ -17,9 +17,8 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
     }
     let band = Band::of_output(&g);
     let pairs = || g.remainders(0).flat_map(|down| g.remainders(1).map(move |across| [down, across]));
-    let mut reordered = Tensor::empty([weight.len()], F::DTYPE);
-    let weight = reorder(weight, [g.inputs, g.taps()], &mut reordered);
-    let weights: Vec<Packed<F>> = pairs().map(|remainders| pack_taps(&g, weight, remainders)).collect();
+    let weight = reorder(weight, [g.inputs, g.taps()]);
+    let weights: Vec<Packed<F>> = pairs().map(|remainders| pack_taps(&g, &weight, remainders)).collect();
     let size = g.input[1] * g.inputs;
     let rows = rows_per_block([g.images * g.input[0], g.input[1]], PIXELS * weights.len());
     let accumulate = dx.accumulate;
@@ -42,9 +41,8 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
                     Some(image * g.output[0] + row)
                 }));
             }
-            let mut buffer = scratch::<F::Sum>(rows.len() * band.row());
-            let data = slice_of::<F::Sum>(&mut buffer);
-            band.cut(dy, g.output[1], &rows, data);
+            let mut data = Scratch::new(rows.len() * band.row());
+            band.cut::<F::Sum>(dy, g.output[1], &rows, &mut data);
             let runs: Vec<usize> = (0..taps_down).map(|tap| tap * band.row()).collect();
             for across in g.remainders(1) {
                 let taps_across = g.taps_of(1, across).len();
@@ -59,8 +57,7 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
                     }
                 }
                 // Zeros, where no tap meets x.
-                let taps =
-                    Patches { data: &*data, starts: &starts, runs: &runs, len: taps_across * g.outputs, step: 1 };
+                let taps = Patches { data: &data, starts: &starts, runs: &runs, len: taps_across * g.outputs, step: 1 };
                 let weight = weights.next().expect("invariant: one for each pair of remainders");
                 gemm_patches(taps, weight, Out { data: &mut *dx, accumulate }, &places);
             }

@@ -19,7 +19,7 @@ pub use weight::backward_weight;
 use super::geometry::Geometry;
 use rayon::prelude::*;
 use tensor::cpu::parallel::{Out, add_rows, sum_in_pieces};
-use tensor::{Element, Float, Tensor};
+use tensor::{Element, Float, Scratch};
 
 /// Pixels of the output per block, about.
 const PIXELS: usize = 256;
@@ -31,24 +31,15 @@ fn rows_per_block([rows, width]: [usize; 2], pixels: usize) -> usize {
     rows.div_ceil(blocks.next_multiple_of(if blocks > 2 { 4 } else { 2 })).max(1)
 }
 
-/// A buffer of the pool, for the duration of a task.
-fn scratch<T: Element>(count: usize) -> Tensor {
-    Tensor::empty([count], T::DTYPE)
-}
-
-fn slice_of<T: Element>(scratch: &mut Tensor) -> &mut [T] {
-    scratch.as_mut_slice("conv2d").expect("invariant: a new tensor is contiguous and unshared")
-}
-
 /// The weight (O, I, KH, KW) as (O, KH·KW, I), so that the inputs of a tap are neighbours.
-fn reorder<'a, F: Element>(weight: &[F], [inputs, taps]: [usize; 2], buffer: &'a mut Tensor) -> &'a [F] {
-    let (to, patch) = (slice_of::<F>(buffer), (inputs * taps).max(1));
-    to.par_chunks_mut(patch).zip(weight.par_chunks(patch)).for_each(|(to, weight)| {
+fn reorder<F: Element>(weight: &[F], [inputs, taps]: [usize; 2]) -> Scratch<F> {
+    let (mut reordered, patch) = (Scratch::new(weight.len()), (inputs * taps).max(1));
+    reordered.par_chunks_mut(patch).zip(weight.par_chunks(patch)).for_each(|(to, weight)| {
         for (tap, to) in to.chunks_exact_mut(inputs).enumerate() {
             to.iter_mut().zip(weight[tap..].iter().step_by(taps)).for_each(|(to, &weight)| *to = weight);
         }
     });
-    to
+    reordered
 }
 
 /// dbias (O) = Σ dy over the pixels.

@@ -2,7 +2,7 @@
 
 use super::super::geometry::Geometry;
 use super::band::Seen;
-use super::{PIXELS, rows_per_block, scratch, slice_of};
+use super::{PIXELS, rows_per_block};
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::factor::Factor;
@@ -10,7 +10,7 @@ use tensor::cpu::gemm::{Mat, Patches, gemm_on_this_thread, gemm_patches};
 use tensor::cpu::packed::Packed;
 use tensor::cpu::parallel::{GRAIN, Out, sum_in_pieces};
 use tensor::cpu::registers::copy_run;
-use tensor::{Float, simd};
+use tensor::{Float, Scratch, simd};
 
 /// Elements of a patch, about, and outputs, at most, whose weights' gradient a task computes.
 const COLUMNS: usize = 288;
@@ -29,8 +29,7 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
         return;
     }
     let transposed = !F::PACKED_AHEAD;
-    let mut sums = scratch::<F::Sum>(elements);
-    let sums = slice_of::<F::Sum>(&mut sums);
+    let mut sums = Scratch::<F::Sum>::new(elements);
     // Parts of the gradient, and where those are few, pieces of the pixels with partial sums.
     let parts = parts(&g);
     let rows = rows_per_block([g.images * g.output[0], g.output[1]], PIXELS);
@@ -44,9 +43,9 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
         }
     };
     if blocks > 0 && blocks <= per_piece {
-        of_blocks(0..blocks, sums);
+        of_blocks(0..blocks, &mut sums);
     } else {
-        sum_in_pieces(blocks.div_ceil(per_piece), GRAIN, elements, Out::store(&mut *sums), |pieces, sums| {
+        sum_in_pieces(blocks.div_ceil(per_piece), GRAIN, elements, Out::store(&mut sums), |pieces, sums| {
             of_blocks(pieces.start * per_piece..(pieces.end * per_piece).min(blocks), sums);
         });
     }
@@ -82,19 +81,19 @@ fn add_block<F: Factor>(
     accumulate: bool,
 ) {
     let (dy, pixels) = (&dy[rows.start * g.output[1] * g.outputs..], rows.len() * g.output[1]);
-    let (seen, mut room) = (Seen::new(g, rows), None);
+    let seen = Seen::new(g, rows);
     let products = parts.par_iter().zip(sums).map(|(Part { elements, outputs }, sums)| {
         let dy = Mat::strided(&dy[outputs.start..], (pixels, outputs.len()), (g.outputs, 1));
         (elements, dy, Out { data: sums, accumulate })
     });
     if F::PACKED_AHEAD {
-        let band = seen.cut::<F>(g, x, &mut room);
+        let band = seen.cut::<F>(g, x);
         products.for_each(|(elements, dy, sums)| {
-            gemm_on_this_thread(dy.t(), &pack_patches(g, &seen, band, elements), sums);
+            gemm_on_this_thread(dy.t(), &pack_patches(g, &seen, &band, elements), sums);
         });
     } else {
-        let band = seen.cut::<F::Sum>(g, x, &mut room);
-        products.for_each(|(elements, dy, sums)| multiply_transposed(g, &seen, band, elements, dy, sums));
+        let band = seen.cut::<F::Sum>(g, x);
+        products.for_each(|(elements, dy, sums)| multiply_transposed(g, &seen, &band, elements, dy, sums));
     }
 }
 

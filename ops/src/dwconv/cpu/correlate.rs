@@ -5,7 +5,7 @@ use super::{Extents, Kernel, Map, MapMut, of_extent};
 use rayon::prelude::*;
 use tensor::cpu::parallel::{Out, items_per_task};
 use tensor::cpu::registers::{Registers, Vector};
-use tensor::{Float, Tensor, in_registers, simd, unrolled};
+use tensor::{Float, Scratch, in_registers, simd, unrolled};
 
 /// y = x ∗ kernel + bias, or y += x ∗ kernel + bias.
 pub(crate) fn forward<T: Float>(
@@ -15,25 +15,19 @@ pub(crate) fn forward<T: Float>(
     bias: Option<&[T]>,
     y: MapMut<'_, T>,
 ) {
-    let taps = packed(e, kernel, |tap| tap);
-    // invariant: `packed` returns a contiguous tensor of this type.
-    correlate(e, x, taps.as_slice("dwconv").expect("packed weight"), bias, y);
+    correlate(e, x, &packed(e, kernel, |tap| tap), bias, y);
 }
 
 /// dx = dy ∗ the kernel turned by half a turn, stored or added.
 pub(crate) fn backward_input<T: Float>(e: Extents, dy: Map<'_, T>, kernel: Kernel<'_, T>, dx: MapMut<'_, T>) {
     let last = e.taps() - 1;
-    let taps = packed(e, kernel, |tap| last - tap);
-    // invariant: as above.
-    correlate(e, dy, taps.as_slice("dwconv").expect("packed weight"), None, dx);
+    correlate(e, dy, &packed(e, kernel, |tap| last - tap), None, dx);
 }
 
 /// The kernel as (K·K, C), with tap `order(t)` in place t: a tap's channels side by side.
-fn packed<T: Float>(e: Extents, kernel: Kernel<'_, T>, order: impl Fn(usize) -> usize) -> Tensor {
-    let mut packed = Tensor::empty([e.taps(), e.channels], T::DTYPE);
-    // invariant: a new tensor is contiguous and unshared.
-    let data = packed.as_mut_slice::<T>("dwconv").expect("a new tensor");
-    for (tap, row) in data.chunks_exact_mut(e.channels.max(1)).enumerate() {
+fn packed<T: Float>(e: Extents, kernel: Kernel<'_, T>, order: impl Fn(usize) -> usize) -> Scratch<T> {
+    let mut packed = Scratch::new(e.taps() * e.channels);
+    for (tap, row) in packed.chunks_exact_mut(e.channels.max(1)).enumerate() {
         let from = order(tap);
         let identity = if kernel.residual && from == e.taps() / 2 { T::one() } else { T::zero() };
         let weights = kernel.weight.iter().skip(from).step_by(e.taps());

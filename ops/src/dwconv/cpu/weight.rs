@@ -5,7 +5,7 @@ use super::{Extents, Map, of_extent};
 use std::ops::Range;
 use tensor::cpu::parallel::{Out, sum_in_pieces};
 use tensor::cpu::registers::{Registers, Vector};
-use tensor::{Float, Tensor, in_registers, simd, unrolled};
+use tensor::{Float, Scratch, in_registers, simd, unrolled};
 
 /// dweight (C, 1, K, K) and dbias (C), where they are wanted, from dy and x in one pass.
 pub(crate) fn backward_weight<T: Float>(
@@ -19,11 +19,9 @@ pub(crate) fn backward_weight<T: Float>(
         return;
     }
     let taps = e.taps();
-    let mut packed = Tensor::empty([taps + 1, e.channels], T::DTYPE);
-    // invariant: a new tensor is contiguous and unshared.
-    let packed = packed.as_mut_slice::<T>("dwconv").expect("a new tensor");
+    let mut packed = Scratch::<T>::new((taps + 1) * e.channels);
     let rows = if e.is_empty() { 0 } else { e.rows() };
-    sum_in_pieces(rows, e.width * e.channels, packed.len(), Out::store(packed), |rows, sums| {
+    sum_in_pieces(rows, e.width * e.channels, packed.len(), Out::store(&mut packed), |rows, sums| {
         // SAFETY: `simd!` chooses an instruction set that the machine has.
         simd!(A => unsafe { of_extent!(e.kernel, weight_rows::<T, A>(e, dy, x, rows, sums)) });
     });

@@ -27,7 +27,7 @@ use super::isa::Isa;
 use super::packed::{Panels, Right};
 use super::parallel::Interleaved;
 use super::registers::Registers;
-use crate::{Element, Tensor, bf16};
+use crate::{Scratch, bf16};
 use std::ops::Range;
 
 /// Columns of a panel of pairs.
@@ -63,9 +63,8 @@ impl Factor for bf16 {
         rounding::round(values, to);
     }
 
-    fn factors<'a>(values: &'a [f32], room: &'a mut Option<Tensor>) -> &'a [bf16] {
-        let room = room.insert(Tensor::empty([values.len()], bf16::DTYPE));
-        let to = room.as_mut_slice("bf16").expect("invariant: a new tensor is contiguous and unshared");
+    fn factors<'a>(values: &'a [f32], room: &'a mut Option<Scratch<bf16>>) -> &'a [bf16] {
+        let to = room.insert(Scratch::new(values.len()));
         rounding::round_all(values, to);
         to
     }
@@ -92,11 +91,10 @@ impl Factor for bf16 {
 
     #[inline(always)]
     unsafe fn fill<A: Registers>(isa: Isa, [rows, width]: [usize; 2], to: &mut [f32], fill: impl FnOnce(&mut [bf16])) {
-        let mut elements = Tensor::empty([rows * width], bf16::DTYPE);
-        let elements = elements.as_mut_slice("gemm").expect("invariant: a new tensor is contiguous and unshared");
-        fill(elements);
+        let mut elements = Scratch::new(rows * width);
+        fill(&mut elements);
         // SAFETY: by the caller's word.
-        unsafe { Self::pack::<A>(isa, Mat::new(elements, rows, width), to, width) }
+        unsafe { Self::pack::<A>(isa, Mat::new(&elements, rows, width), to, width) }
     }
 
     #[inline(always)]
@@ -151,8 +149,7 @@ unsafe fn widened<A: Registers>(
 ) {
     let depth = a.runs.starts.len() * a.runs.len;
     let together = (WIDENED / depth.max(1)).clamp(8, 256);
-    let mut room = Tensor::empty([together.min(rows.len()) * depth], f32::DTYPE);
-    let wide = room.as_mut_slice::<f32>("gemm").expect("invariant: a new tensor is contiguous and unshared");
+    let wide: &mut [f32] = &mut Scratch::new(together.min(rows.len()) * depth);
     for first in rows.clone().step_by(together) {
         let chunk = first..(first + together).min(rows.end);
         for (row, to) in chunk.clone().zip(wide.chunks_exact_mut(depth.max(1))) {

@@ -6,7 +6,7 @@ use crate::cpu::block::{Begin, Left, Rows};
 use crate::cpu::packed::Packed;
 use crate::cpu::parallel::{Interleaved, put};
 use crate::cpu::registers::Registers;
-use crate::{Element, Tensor, bf16};
+use crate::{Scratch, bf16};
 use std::ops::Range;
 
 /// Elements of the inner axis that are multiplied before the next, and rows of the left operand that are copied together:
@@ -55,8 +55,7 @@ pub unsafe fn block<A: Registers, E: Engine>(
 ) {
     let depth = a.runs.starts.len() * a.runs.len;
     let height = ROWS.min(rows.len()).next_multiple_of(TILE);
-    let mut tiles = Tensor::empty([height * DEPTH.min(depth).next_multiple_of(STEP) / 2], f32::DTYPE);
-    let tiles = tiles.as_mut_slice::<f32>("gemm").expect("invariant: a new tensor is contiguous and unshared");
+    let tiles: &mut [f32] = &mut Scratch::new(height * DEPTH.min(depth).next_multiple_of(STEP) / 2);
     // SAFETY: by the caller's word.
     let engine = unsafe { E::begin() };
     for first_row in rows.clone().step_by(ROWS) {
