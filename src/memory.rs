@@ -69,7 +69,7 @@ pub fn activations(config: &RunConfig, size: Size) -> Result<usize> {
 /// to do instead.
 pub fn expect_room_to_train(config: &RunConfig, size: Size) -> Result<()> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);
-    let words = ["training", "smaller batches (or micro-batches), or recompute \"block\""];
+    let words = ["training", "a smaller batch_size (or more micro-batches), or recompute \"block\""];
     // Weights, their gradients, and two moments.
     let weights = 4 * DType::F32.size();
     expect_room(config, size, [at_once, weights], || training(config, size), words)
@@ -79,7 +79,7 @@ pub fn expect_room_to_train(config: &RunConfig, size: Size) -> Result<()> {
 pub fn expect_room_to_infer(config: &RunConfig, size: Size, dtype: DType) -> Result<()> {
     // Weights, as they are and as they are prepared.
     let weights = 2 * dtype.size();
-    let words = ["inference", "smaller batches, or smaller images"];
+    let words = ["inference", "a smaller batch_size, or smaller images"];
     expect_room(config, size, [config.batch_size, weights], || inference(config, size, dtype), words)
 }
 
@@ -134,7 +134,7 @@ pub fn or_out_of_memory<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
         Ok(done) => done,
         Err(panic) if lack(panic.as_ref()) => {
             let said = panic.downcast_ref::<String>().map_or(OUT_OF_MEMORY, String::as_str);
-            bail!("{said}; smaller batches, or in training recompute \"block\", need less")
+            bail!("{said}; a smaller batch_size, or in training recompute \"block\", needs less")
         }
         Err(panic) => panic::resume_unwind(panic),
     }

@@ -360,7 +360,7 @@ fn little_memory_ends_no_run_by_force() {
         match ran.status {
             Some(0) => done += 1,
             _ => {
-                ran.refused(&["memory", "smaller batches"]);
+                ran.refused(&["memory", "a smaller batch_size"]);
                 refused += 1;
             }
         }

@@ -261,8 +261,7 @@ mod tests {
                 assert!((f64::from(distribution(x)) - exact[0]).abs() < 2e-7, "Φ({x}) = {}", distribution(x));
                 assert!((f64::from(slope(x)) - exact[1]).abs() < 3e-7, "the slope at {x} is {}", slope(x));
             }
-            let ends: [(fn(f32) -> f32, f32); 2] = [(distribution, 5.6), (slope, 5.8)];
-            for (function, end) in ends {
+            for (function, end) in [distribution as fn(f32) -> f32, slope].into_iter().zip([5.6f32, 5.8]) {
                 assert!(function(f32::NAN).is_nan());
                 for large in [end.next_up(), 1e10, f32::MAX, f32::INFINITY] {
                     assert_eq!([function(large), function(-large)], [1.0, 0.0], "at {large}");
