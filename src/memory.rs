@@ -69,7 +69,7 @@ pub fn activations(config: &RunConfig, size: Size) -> Result<usize> {
 /// to do instead.
 pub fn expect_room_to_train(config: &RunConfig, size: Size) -> Result<()> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);
-    let words = ["training", "a smaller batch_size (or more micro-batches), or recompute \"block\""];
+    let words = ["training", "a smaller batch_size, in a run more micro_batches, or recompute = \"block\""];
     // Weights, their gradients, and two moments.
     let weights = 4 * DType::F32.size();
     expect_room(config, size, [at_once, weights], || training(config, size), words)
