@@ -4,6 +4,12 @@
 #
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
+# All of them take longer than ten minutes. In three calls:
+#
+#     benches/gpu/run.sh look quick tensor operations forms steps bench profile
+#     benches/gpu/run.sh peers kernels
+#     benches/gpu/run.sh sanitize precisions
+#
 # After DEADLINE seconds nothing is begun, and what runs is ended: such hosts are lent by the minute. OUT gets four
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
 # kernels.txt the tables of these two stages. The status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
@@ -36,6 +42,7 @@ add_libraries /usr/local/nvidia/lib64
 torch_libraries=${LD_LIBRARY_PATH-} # it brings its own, and must not get the toolkit's
 add_libraries /usr/local/cuda/lib64
 PATH=$PATH:/usr/local/cuda/bin
+for folder in /opt/nvidia/nsight-compute/*/; do PATH=$PATH:$folder; done
 # The program looks for PyTorch's libraries in the active environment: here that of python3.
 export VIRTUAL_ENV="${VIRTUAL_ENV:-$(python3 -c 'import sys; print(sys.prefix)' 2>/dev/null)}"
 
@@ -93,7 +100,8 @@ check() {
     [[ $status -ge 128 ]] || grep -qE "$fault" "$logs/$name.log" || return
     shift 2
     CUDA_LAUNCH_BLOCKING=1 try 45 "$name-blocking" "$@"
-    [[ -n $(no_sanitizer) ]] || try 90 "$name-memcheck" compute-sanitizer --tool memcheck --error-exitcode 9 "$@"
+    BIFORMER_BARE_PRODUCTS=1 try 45 "$name-bare" "$@" # was it what cuBLASLt does beside a product?
+    [[ -n $(no_sanitizer) ]] || try 90 "$name-memcheck" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$@"
 }
 
 # Why compute-sanitizer cannot be had; nothing where it can.
@@ -238,12 +246,12 @@ sanitize() {
     [[ -z $reason ]] || { skip sanitize "$reason"; return; }
     # Not of a test: the memory that tests get has been written to, with NaN.
     for precision in bf16 f32; do
-        try 90 "initcheck-$precision" compute-sanitizer --tool initcheck --error-exitcode 9 \
+        try 90 "initcheck-$precision" compute-sanitizer --tool initcheck --report-api-errors no --error-exitcode 9 \
             "${ours[@]}" --precision $precision --model nano --batch-size 8 --steps 2
     done
     for name in bra mlp dwconv layer_norm linear batch_norm softmax cross_entropy attention; do
         for tool in memcheck racecheck synccheck; do
-            ONLY=$name try 90 "$tool-$name" compute-sanitizer --tool $tool --error-exitcode 9 "${parity[@]}"
+            ONLY=$name try 90 "$tool-$name" compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 "${parity[@]}"
         done
     done
 }

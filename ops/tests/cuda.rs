@@ -37,7 +37,9 @@ fn every_operation_runs_on_the_emulated_device() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The same once more, in a process in which the kernels are watched: memory errors and undefined behaviour end it.
+/// The same once more, in processes in which the kernels are watched: memory errors and undefined behaviour end them. Once
+/// with one multiprocessor, which few images keep busy, and with as many as a large GPU has, where attention then takes other
+/// forms.
 #[cfg(target_os = "linux")]
 #[test]
 fn sanitizers_find_nothing() {
@@ -49,13 +51,18 @@ fn sanitizers_find_nothing() {
         assert!(std::env::var_os("REQUIRE_EMULATED").is_none(), "the compiler has no address sanitizer");
         return eprintln!("skipped: the compiler has no address sanitizer");
     }
-    let ran = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "every_operation_runs_on_the_emulated_device"])
-        .env_remove("BIFORMER_TEST_GPU")
-        .env("LD_PRELOAD", library)
-        .env("ASAN_OPTIONS", "detect_leaks=0")
-        .env("BIFORMER_EMULATED_OPTIONS", "-fsanitize=address,undefined -fno-sanitize-recover=all")
-        .output()
-        .unwrap();
-    assert!(ran.status.success(), "{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    for (multiprocessors, only) in [("1", ""), ("132", "bra")] {
+        let ran = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "every_operation_runs_on_the_emulated_device"])
+            .env_remove("BIFORMER_TEST_GPU")
+            .env("LD_PRELOAD", &library)
+            .env("ASAN_OPTIONS", "detect_leaks=0")
+            .env("BIFORMER_EMULATED_OPTIONS", "-fsanitize=address,undefined -fno-sanitize-recover=all")
+            .env("BIFORMER_EMULATED_MULTIPROCESSORS", multiprocessors)
+            .env("ONLY", only)
+            .output()
+            .unwrap();
+        let [out, err] = [&ran.stdout, &ran.stderr].map(|said| String::from_utf8_lossy(said));
+        assert!(ran.status.success(), "{multiprocessors} multiprocessors: {out}{err}");
+    }
 }

@@ -180,6 +180,36 @@ fn what_a_product_does_besides() {
     }
 }
 
+/// As a linear layer's weight gradient has it: a long inner axis, whose numbers are added up on the way.
+#[test]
+fn a_long_product_has_its_sums() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(gpu);
+    let (width, k) = (64, 50_000);
+    // Small whole numbers, so that all sums are exact.
+    let small = |step: usize| -> Vec<f32> { (0..k * width).map(|i| (i * step % 11) as f32 - 4.0).collect() };
+    let (dy, x) = (small(7), small(3));
+    let there = |data: &[f32]| {
+        Tensor::from_slice(data, [k, width]).unwrap().cast(DType::Bf16).unwrap().to_device(&device).unwrap()
+    };
+    let (dy_there, x_there) = (there(&dy), there(&x));
+    let [mut result, mut sums] =
+        [vec![width, width], vec![width]].map(|shape| Tensor::full(shape, f32::NAN).to_device(&device).unwrap());
+    Gemm::new("test", Factor::transposed(&dy_there), Factor::plain(&x_there), [width, width, k])
+        .sums(Some(sums.as_out("test", false).unwrap()))
+        .into(result.as_out("test", false).unwrap())
+        .unwrap();
+    let (mut products, mut of_dy) = (vec![0.0f32; width * width], vec![0.0f32; width]);
+    for (dy, x) in dy.chunks_exact(width).zip(x.chunks_exact(width)) {
+        for ((products, of_dy), &dy) in products.chunks_exact_mut(width).zip(&mut of_dy).zip(dy) {
+            products.iter_mut().zip(x).for_each(|(product, x)| *product += dy * x);
+            *of_dy += dy;
+        }
+    }
+    assert!(result.to_vec::<f32>().unwrap() == products, "the product");
+    assert_eq!(sums.to_vec::<f32>().unwrap(), of_dy);
+}
+
 #[test]
 fn a_view_goes_into_a_part_of_a_tensor() {
     let Some(gpu) = Gpu::for_tests(1) else { return };

@@ -307,7 +307,9 @@ impl Gpu {
     fn give_back(&self, address: u64, capacity: usize, bytes: usize, age: u64) {
         let mut pool = self.pool();
         pool.stats.in_use -= bytes;
-        if pool.may_be_used(age) {
+        // What is being recorded may use it as well; a device that reuses blocks gives it to somebody later on the stream.
+        let recording = self.keys().is_some() && !self.driver.recycles();
+        if recording || pool.may_be_used(age) {
             return pool.retained.push((age, capacity, address));
         }
         self.put_away(&mut pool, address, capacity);

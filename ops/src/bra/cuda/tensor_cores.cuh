@@ -150,7 +150,8 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
 #pragma unroll
         for (int column = 0; column < 2; column++) {
             int i = lane() % 4 * 2 + column;
-            denominators[column] = lse[query(max(min(i, count - 1), 0))] * LOG2_E; // behind the last query the last again
+            // Behind the last query the last again; and none of a chunk behind the region, which may lie behind the map.
+            denominators[column] = count > 0 ? lse[query(min(i, count - 1))] * LOG2_E : 0;
             deltas[0][column] = 0;
         }
         const bool one_tile = g.keys() <= TILE;

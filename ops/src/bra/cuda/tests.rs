@@ -167,7 +167,8 @@ fn quotients_are_exact() {
     let there = |of: &[u32]| Tensor::from_slice(of, [1024]).unwrap().to_device(&device).unwrap();
     let mut wrong = Tensor::empty_on(&device, [1024], DType::Index).unwrap();
     let launch = DIVISIONS.launch(&gpu, "divide", DType::F32).unwrap().threads(1024).blocks(1);
-    let launch = launch.input(&there(&divisors)).unwrap().input(&there(&magics)).unwrap().output(&mut wrong).unwrap();
+    let (divisors, magics) = (there(&divisors), there(&magics));
+    let launch = launch.input(&divisors).unwrap().input(&magics).unwrap().output(&mut wrong).unwrap();
     // SAFETY: a number in each of the three for each thread.
     unsafe { launch.run().unwrap() };
     assert_eq!(wrong.to_vec::<u32>().unwrap(), [0; 1024]);

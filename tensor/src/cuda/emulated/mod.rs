@@ -22,6 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const SEED_VARIABLE: &str = "BIFORMER_EMULATED_SEED";
 /// The device's memory in bytes, where there is to be so much only.
 const MEMORY_VARIABLE: &str = "BIFORMER_EMULATED_MEMORY";
+/// How many multiprocessors it says it has, by which kernels choose their forms: one, unless there are to be more.
+const MULTIPROCESSORS_VARIABLE: &str = "BIFORMER_EMULATED_MULTIPROCESSORS";
 
 /// The emulated device.
 pub struct Emulated {
@@ -76,11 +78,12 @@ impl Emulated {
         let variable = |name: &str| std::env::var(name).ok();
         let seed = variable(SEED_VARIABLE).and_then(|text| text.parse().ok()).unwrap_or(seed);
         let memory = variable(MEMORY_VARIABLE).and_then(|text| text.parse().ok()).unwrap_or(usize::MAX / 4);
+        let multiprocessors = variable(MULTIPROCESSORS_VARIABLE).and_then(|text| text.parse().ok()).unwrap_or(1);
         Ok(Self {
             properties: Properties {
                 name: "emulated".into(),
                 capability: (8, 0),
-                multiprocessors: 1,
+                multiprocessors,
                 memory,
                 shared_memory: 227 << 10,
             },

@@ -12,6 +12,9 @@ use std::ffi::c_void;
 /// Scratch memory for products that are cut along the inner axis: as much as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
+/// Where this variable is set, biases and sums are left to kernels of our own: to find out which of the two is wrong.
+const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
+
 /// cuBLASLt's version, which is that of its CUDA but for the patches: (13, 0) for 13.0.
 pub fn version() -> (i32, i32) {
     // SAFETY: it takes nothing.
@@ -26,6 +29,8 @@ pub struct Blas {
     workspace: u64,
     /// Or why there is none.
     plans: HashMap<Shape, std::result::Result<Plan, Error>>,
+    /// Whether it is asked for products alone.
+    bare: bool,
 }
 
 /// What a plan depends on: everything but the addresses, and how they are aligned.
@@ -190,13 +195,17 @@ impl Blas {
         // SAFETY: the memory is used as what it is, and freed when this value goes.
         let workspace = unsafe { driver::result::malloc_sync(WORKSPACE) }
             .map_err(|error| failure(format!("no room for cuBLASLt's workspace: {error}")))?;
-        Ok(Self { handle: doing("opening", result::create_handle())?, stream, workspace, plans: HashMap::new() })
+        let bare = std::env::var_os(BARE_VARIABLE).is_some();
+        Ok(Self { handle: doing("opening", result::create_handle())?, stream, workspace, plans: HashMap::new(), bare })
     }
 
     /// Whether cuBLASLt computes such a product well with what it is to do besides, of which it does one thing. The
     /// algorithms with an ending are fewer. Where none of them keeps as much of the GPU busy as the product alone would
     /// (one of few rows and columns and a long inner axis has to be cut along that), a kernel of its own costs less.
     pub fn can_end(&mut self, product: &Product) -> bool {
+        if self.bare {
+            return false;
+        }
         let shape = Shape::of(product);
         let mut busy = |ending| self.planned(&Shape { ending, ..shape }).map(|plan| plan.waves.min(1.0));
         let (Ok(with), Ok(without)) = (busy(shape.ending), busy(Ending::None)) else { return false };
