@@ -124,8 +124,8 @@ fn compare_routes(vector: &Vector, config: &ModelConfig, routes: &[(String, Tens
         let map = [shape[2], shape[3]].map(|side| config.map_side(side, stage));
         let cut = config.regions(map, stage).expect("a stage that routes");
         let padding = |region: usize| {
-            let place = [region / cut.grid[1], region % cut.grid[1]];
-            (0..2).any(|axis| place[axis] * cut.size[axis] >= map[axis])
+            let place = [region / cut.grid()[1], region % cut.grid()[1]];
+            (0..2).any(|axis| place[axis] * cut.size()[axis] >= map[axis])
         };
         let [_, regions, topk] = ours.dims("routes", "(N, P, k)").unwrap();
         let ours: Vec<usize> = ours.to_vec::<u32>().unwrap().into_iter().map(|region| region as usize).collect();
@@ -139,7 +139,7 @@ fn compare_routes(vector: &Vector, config: &ModelConfig, routes: &[(String, Tens
         // Both rows are the first image's.
         let last = (regions - 1) * topk;
         assert_eq!(set(&ours[last..last + topk]), set(&row("row_last")), "{what}, last row");
-        assert_eq!(regions, cut.grid[0] * cut.grid[1], "{what}, regions");
+        assert_eq!(regions, cut.count(), "{what}, regions");
         if !(0..regions).any(padding) {
             assert_eq!(ours.iter().sum::<usize>() as u64, known["idx_sum"].as_u64().unwrap(), "{what}, sum of indices");
         }

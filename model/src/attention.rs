@@ -4,7 +4,7 @@ use crate::config::{Attend, Family, ModelConfig};
 use crate::error::{Error, Result};
 use crate::layers::{DepthwiseConv, Linear};
 use crate::pass::Pass;
-use crate::regions::Regions;
+use crate::regions;
 use crate::state::Builder;
 use autograd::Var;
 use ops::Bra;
@@ -127,11 +127,11 @@ impl Routed {
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
         let (map, n_win) = ([height, width], self.n_win);
         let unfit = |reason: String, advice: &'static str| Error::Map { height, width, reason, advice };
-        let Some(regions) = Regions::of(map, n_win, self.family) else {
+        let Some(regions) = regions::cut(map, n_win, self.family) else {
             let reason = format!("it cannot be cut into {n_win}x{n_win} regions");
             return Err(unfit(reason, "use larger images or a smaller n_win"));
         };
-        let (grid, padded) = (regions.grid, regions.padded());
+        let (grid, padded) = (regions.grid(), regions.map());
         let pad_after_projection = self.family == Family::BiformerStlNchw;
         if padded != map && !(self.auto_pad || pad_after_projection) {
             return Err(unfit(format!("n_win = {n_win} does not divide it"), "set auto_pad = true"));

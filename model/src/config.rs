@@ -1,7 +1,6 @@
 //! What a BiFormer looks like: the fields, and what they must fulfil.
 
 use crate::error::{Error, Result};
-use crate::regions::Regions;
 use ops::dwconv::KERNELS;
 use serde::{Deserialize, Serialize};
 
@@ -310,9 +309,9 @@ impl ModelConfig {
         let unfit = |reason: String, advice: String| Err(Error::ImageSize { height, width, reason, advice });
         let large = |stage: usize| {
             let map = [height, width].map(|side| self.map_side(side, stage));
-            let Regions { grid, size } = self.regions(map, stage).unwrap_or(Regions { grid: [1, 1], size: map });
-            let regions: usize = grid.iter().product();
-            regions * size[0] * size[1] > MOST_TOKENS || regions > MOST_N_WIN * MOST_N_WIN
+            let cut = self.regions(map, stage);
+            let (regions, map) = cut.map_or((1, map), |regions| (regions.count(), regions.map()));
+            map[0] * map[1] > MOST_TOKENS || regions > MOST_N_WIN * MOST_N_WIN
         };
         if height.max(width) > MOST_SIDE || (0..self.stages()).any(large) {
             let most = format!("{MOST_TOKENS} tokens or {} regions in a stage", MOST_N_WIN * MOST_N_WIN);

@@ -4,7 +4,6 @@ use crate::biformer::BiFormer;
 use crate::config::{Attend, Family, ModelConfig};
 use crate::error::Result;
 use crate::pass::Mode;
-use crate::regions::Regions;
 use autograd::Tape;
 use serde::Serialize;
 use tensor::Tensor;
@@ -124,14 +123,13 @@ fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
     let mlp = 2 * c * hidden * tokens;
     match config.attend(stage) {
         Attend::Routed(k) => {
-            let area = |[height, width]: [usize; 2]| (height * width) as u64;
-            let cut = config.regions(map, stage).unwrap_or(Regions { grid: [1, 1], size: map });
-            let (padded, regions) = (area(cut.padded()), area(cut.grid));
+            let cut = config.regions(map, stage).expect("invariant: an image that fits leaves maps to cut");
+            let [padded, regions] = [cut.count() * cut.tokens(), cut.count()].map(|count| count as u64);
             // What is projected to queries, keys and values; the result is cropped before its own projection.
             let projected = if config.family == Family::BiformerStlNchw { tokens } else { padded };
             macs.linear = 3 * c * c * projected + c * c * tokens + mlp;
             macs.conv += square(config.lce_kernel) * c * padded;
-            macs.attention = 2 * padded * (k as u64 * area(cut.size)) * c;
+            macs.attention = 2 * padded * (k * cut.tokens()) as u64 * c;
             macs.routing = regions * regions * c;
         }
         attend => {

@@ -41,6 +41,5 @@ pub use files::{TensorFile, expect_writable, write_safely};
 pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
-pub use regions::Regions;
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};
 pub use weights::Loaded;

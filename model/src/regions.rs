@@ -1,43 +1,28 @@
 //! How routed attention cuts a map into regions.
 
 use crate::config::{Attend, Family, ModelConfig};
+use ops::Regions;
 
-/// The regions of a map, which together may be larger than it: the rest is padding, at the bottom and right.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Regions {
-    /// How many there are along height and width.
-    pub grid: [usize; 2],
-    /// The height and width of each, in tokens.
-    pub size: [usize; 2],
-}
-
-impl Regions {
-    /// The regions of a map (H, W) for S = `n_win`. Nothing where the map is too small to have any.
-    pub fn of(map: [usize; 2], n_win: usize, family: Family) -> Option<Self> {
-        let (grid, size) = match family {
-            // Regions of a rounded-down size, as many as it takes.
-            Family::BiformerStlNchw => {
-                let size = map.map(|side| side / n_win.max(1));
-                (std::array::from_fn(|axis| map[axis].div_ceil(size[axis].max(1))), size)
-            }
-            // S by S regions, of a rounded-up size.
-            _ => ([n_win; 2], map.map(|side| side.div_ceil(n_win.max(1)))),
-        };
-        (!grid.contains(&0) && !size.contains(&0)).then_some(Self { grid, size })
-    }
-
-    /// The height and width of the map with its padding.
-    pub fn padded(&self) -> [usize; 2] {
-        std::array::from_fn(|axis| self.grid[axis] * self.size[axis])
-    }
+/// The regions of a map (H, W) for S = `n_win`, which together may be larger than it: the rest is padding, at the bottom
+/// and right. Nothing where the map is too small to have any.
+pub fn cut(map: [usize; 2], n_win: usize, family: Family) -> Option<Regions> {
+    let (grid, size) = match family {
+        // Regions of a rounded-down size, as many as it takes.
+        Family::BiformerStlNchw => {
+            let size = map.map(|side| side / n_win.max(1));
+            (std::array::from_fn(|axis| map[axis].div_ceil(size[axis].max(1))), size)
+        }
+        // S by S regions, of a rounded-up size.
+        _ => ([n_win; 2], map.map(|side| side.div_ceil(n_win.max(1)))),
+    };
+    // What cannot be counted is no map of any image.
+    Regions::new("regions", grid, size).ok().filter(|_| !grid.contains(&0) && !size.contains(&0))
 }
 
 impl ModelConfig {
     /// The regions of a stage's map, if the stage routes and the map is large enough.
     pub fn regions(&self, map: [usize; 2], stage: usize) -> Option<Regions> {
-        matches!(self.attend(stage), Attend::Routed(_))
-            .then(|| Regions::of(map, self.n_win.at(stage), self.family))
-            .flatten()
+        matches!(self.attend(stage), Attend::Routed(_)).then(|| cut(map, self.n_win.at(stage), self.family)).flatten()
     }
 }
 
@@ -47,7 +32,7 @@ mod tests {
 
     #[test]
     fn regions_cover_the_map_as_each_layout_rounds() {
-        let of = |map, n_win, family| Regions::of(map, n_win, family).map(|regions| (regions.grid, regions.padded()));
+        let of = |map, n_win, family| cut(map, n_win, family).map(|regions| (regions.grid(), regions.map()));
         assert_eq!(of([56, 28], 7, Family::Biformer), Some(([7, 7], [56, 28])));
         assert_eq!(of([50, 76], 7, Family::Biformer), Some(([7, 7], [56, 77])));
         assert_eq!(of([3, 3], 7, Family::BiformerStl), Some(([7, 7], [7, 7])));

@@ -5,12 +5,14 @@
 //! | `registry.rs` | the list of all operations |
 //! | `case.rs` | cases: inputs on which an operation is checked, compared and timed |
 //! | `check/` | the check of an operation from its cases, of its kernels on a GPU, and the check of the check |
-//! | `broadcast.rs`, `slab.rs`, `reference.rs` | what several operations share |
+//! | `regions.rs` | [`Regions`], how a map is cut into a grid of them |
+//! | `broadcast/`, `slab.rs`, `reference.rs` | what several operations share |
 
 mod broadcast;
 pub mod case;
 pub mod check;
 mod reference;
+mod regions;
 pub mod registry;
 mod slab;
 
@@ -70,6 +72,7 @@ pub use permute::permute;
 pub use region_merge::region_merge;
 pub use region_partition::region_partition;
 pub use region_pool::region_pool;
+pub use regions::Regions;
 pub use reshape::reshape;
 pub use scale::scale;
 pub use slice::slice;

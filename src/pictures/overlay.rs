@@ -16,18 +16,18 @@ const STRENGTH: (f32, f32) = (0.62, 0.14);
 const KEPT: f32 = 0.30;
 const FADED: RGBColor = RGBColor(46, 50, 56);
 
-/// A picture cut into S by S regions.
+/// Where the S by S regions of a map lie in the picture, in pixels.
 ///
-/// They are equal but for a pixel of rounding, so a picture of fewer pixels than regions has empty ones.
+/// These tiles are equal but for a pixel of rounding, so a picture of fewer pixels than regions has empty ones.
 #[derive(Clone, Copy, Debug)]
-struct Regions {
+struct Tiles {
     /// S.
     per_side: usize,
     /// The picture's width and height.
     size: (u32, u32),
 }
 
-impl Regions {
+impl Tiles {
     /// The region of a pixel, row-major.
     fn of(&self, x: u32, y: u32) -> usize {
         let index = |at: u32, extent: u32| at as usize * self.per_side / extent as usize;
@@ -48,7 +48,7 @@ impl Regions {
 /// The picture with one region outlined, those that it looks at (best first) tinted, and the others dimmed. `line` is
 /// the width of the outline, in pixels.
 pub(super) fn draw(picture: &RgbImage, per_side: usize, looking: usize, routed: &[u32], line: u32) -> RgbImage {
-    let regions = Regions { per_side, size: picture.dimensions() };
+    let tiles = Tiles { per_side, size: picture.dimensions() };
     let mut ranks = vec![None; per_side * per_side];
     for (rank, &region) in routed.iter().enumerate() {
         ranks[region as usize] = Some(rank);
@@ -56,8 +56,8 @@ pub(super) fn draw(picture: &RgbImage, per_side: usize, looking: usize, routed: 
 
     let mut drawn = picture.clone();
     for (x, y, pixel) in drawn.enumerate_pixels_mut() {
-        let region = regions.of(x, y);
-        let depth = regions.depth(x, y);
+        let region = tiles.of(x, y);
+        let depth = tiles.depth(x, y);
         *pixel = match ranks[region] {
             _ if region == looking && depth < line => OUTLINE,
             _ if region == looking && depth < line + line / 2 => RIM,
@@ -129,10 +129,10 @@ mod tests {
     #[test]
     fn every_pixel_lies_in_one_region_whatever_the_sizes() {
         for (per_side, size) in [(1, (5, 3)), (7, (56, 56)), (7, (32, 30)), (5, (3, 11)), (9, (1, 1))] {
-            let regions = Regions { per_side, size };
+            let tiles = Tiles { per_side, size };
             let picture = RgbImage::new(size.0, size.1);
             for (x, y, _) in picture.enumerate_pixels() {
-                assert!(regions.of(x, y) < per_side * per_side && regions.depth(x, y) <= x.max(y));
+                assert!(tiles.of(x, y) < per_side * per_side && tiles.depth(x, y) <= x.max(y));
             }
             let all: Vec<u32> = (0..(per_side * per_side) as u32).collect();
             assert_eq!(draw(&picture, per_side, 0, &all, 6).dimensions(), size);

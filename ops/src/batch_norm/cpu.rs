@@ -1,18 +1,10 @@
 //! CPU kernels of [`batch_norm`](super): sums over rows, then one pass over the elements.
 
+use super::Mode;
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, add_rows, items_per_task, sum_in_pieces};
 use tensor::{Float, Scratch, simd};
-
-/// Where the statistics come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// From the batch itself.
-    Train,
-    /// From outside.
-    Eval,
-}
 
 /// Mean, unbiased variance and 1/√(biased variance + ε) of each channel of x (R, C), R ≥ 2.
 ///

@@ -1,6 +1,6 @@
 //! CUDA kernels of [`batch_norm`](super): sums over pieces of the rows, and sweeps over the elements.
 
-use super::cpu::Mode;
+use super::Mode;
 use std::sync::Arc;
 use tensor::cuda::{Gpu, Module, Out, Tiles};
 use tensor::{DType, Result, Tensor};

@@ -22,12 +22,20 @@ mod cuda;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use cpu::Mode;
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "normalises channels over the batch, then γ·x̂ + β";
+
+/// Where the statistics come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// From the batch itself.
+    Train,
+    /// From outside.
+    Eval,
+}
 
 /// What a batch tells about its channels.
 #[derive(Clone, Debug)]

@@ -1,5 +1,6 @@
 //! Where tokens, heads and regions lie in a (N, H, W, 2D + C) map of queries, keys and values.
 
+use crate::Regions;
 use tensor::{Error, Result};
 
 /// The extents of one bi-level routing attention.
@@ -24,7 +25,6 @@ pub struct Geometry {
 impl Geometry {
     /// Checks that everything divides: heads the channels, the grid the map; and that there are k regions.
     pub fn check(self, op: &'static str) -> Result<Self> {
-        let ([h, w], [rows, cols]) = (self.map, self.grid);
         if self.qk_dim == 0 {
             return Err(Error::argument(op, "queries and keys need at least one channel"));
         }
@@ -32,14 +32,7 @@ impl Geometry {
             let message = format!("{} heads do not divide {} and {} channels", self.heads, self.qk_dim, self.v_dim);
             return Err(Error::argument(op, message));
         }
-        if rows == 0 || cols == 0 || !h.is_multiple_of(rows) || !w.is_multiple_of(cols) {
-            let up = |extent: usize, parts: usize| extent.next_multiple_of(parts.max(1));
-            let fits = format!("pad to {}x{}", up(h, rows), up(w, cols));
-            return Err(Error::argument(
-                op,
-                format!("a {h}x{w} map does not divide into {rows}x{cols} regions ({fits})"),
-            ));
-        }
+        Regions::cut(op, self.map, self.grid)?;
         if self.topk == 0 || self.topk > self.regions() {
             let message = format!("topk {} must be from 1 to the number of regions, {}", self.topk, self.regions());
             return Err(Error::argument(op, message));

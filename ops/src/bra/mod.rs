@@ -89,7 +89,7 @@ pub struct Routed<'t> {
 pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> Result<Routed<'t>> {
     let g = attributes.geometry(qkv.value())?;
     let map = [g.images, g.map[0], g.map[1], g.v_dim];
-    let context = lepe.map(|[weight, bias]| dwconv::extents("bra", map, weight.value(), Some(bias.value())));
+    let context = lepe.map(|[weight, bias]| dwconv::geometry("bra", map, weight.value(), Some(bias.value())));
     let context = context.transpose()?;
     let routes = route(qkv.value(), attributes)?.routes;
     let device = qkv.value().device();
@@ -100,17 +100,17 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
             let qkv = qkv.value().as_slice::<T>("bra")?;
             let out = out.as_mut_slice::<T>("bra")?;
             cpu::forward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, out, lse.as_mut_slice("bra")?);
-            if let (Some(extents), Some([weight, bias])) = (context, lepe) {
+            if let (Some(context), Some([weight, bias])) = (context, lepe) {
                 let bias = bias.value().as_slice("bra")?;
                 let out = MapMut { out: Out { data: out, accumulate: true }, stride: g.v_dim };
                 let kernel = Kernel { weight: weight.value().as_slice("bra")?, residual: false };
-                dwconv::cpu::forward(extents, values(g, qkv), kernel, Some(bias), out);
+                dwconv::cpu::forward(context, values(g, qkv), kernel, Some(bias), out);
             }
         }),
         Device::Cuda(gpu) => {
             cuda::forward(gpu, g, qkv.value(), &routes, attributes.scale, &mut out, &mut lse)?;
-            if let (Some(extents), Some([weight, bias])) = (context, lepe) {
-                cuda::add_context(g, extents, qkv.value(), [weight.value(), bias.value()], &mut out)?;
+            if let (Some(context), Some([weight, bias])) = (context, lepe) {
+                cuda::add_context(g, context, qkv.value(), [weight.value(), bias.value()], &mut out)?;
             }
         }
     }
@@ -165,9 +165,9 @@ impl Rule for Attention {
                 cuda::backward(&gpu, g, &given, &out)?;
             }
             if let Some(weight) = &lepe {
-                let extents = dwconv::extents("bra", [g.images, g.map[0], g.map[1], g.v_dim], weight, None)?;
+                let context = dwconv::geometry("bra", [g.images, g.map[0], g.map[1], g.v_dim], weight, None)?;
                 let outs = [dqkv.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
-                cuda::add_context_backward(g, extents, &given, weight, outs)?;
+                cuda::add_context_backward(g, context, &given, weight, outs)?;
             }
             [dqkv, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
             return Ok(());
@@ -178,16 +178,16 @@ impl Rule for Attention {
                 cpu::backward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, lse.as_slice("bra")?, dout, out);
             }
             if let Some(weight) = &lepe {
-                let extents = dwconv::extents("bra", [g.images, g.map[0], g.map[1], g.v_dim], weight, None)?;
+                let context = dwconv::geometry("bra", [g.images, g.map[0], g.map[1], g.v_dim], weight, None)?;
                 let upstream = Map { data: dout, stride: g.v_dim };
                 if let Some(out) = dqkv.out::<T>()? {
                     // The attention has written the values' gradient; the convolution adds to it.
                     let start = (2 * g.qk_dim).min(out.data.len());
                     let out = Out { data: &mut out.data[start..], accumulate: true };
                     let kernel = Kernel { weight: weight.as_slice("bra")?, residual: false };
-                    dwconv::cpu::backward_input(extents, upstream, kernel, MapMut { out, stride: g.row() });
+                    dwconv::cpu::backward_input(context, upstream, kernel, MapMut { out, stride: g.row() });
                 }
-                dwconv::cpu::backward_weight(extents, upstream, values(g, qkv), dweight.out()?, dbias.out()?);
+                dwconv::cpu::backward_weight(context, upstream, values(g, qkv), dweight.out()?, dbias.out()?);
             }
         });
         [dqkv, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));

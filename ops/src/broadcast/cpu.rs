@@ -23,7 +23,7 @@ pub fn zip<T: Float>(op: &'static str, a: &Tensor, b: &Tensor, f: impl Fn(T, T) 
     let cols = shape.last().copied().unwrap_or(1);
     let last = |t: &Tensor| t.strides().last().copied().unwrap_or(0);
     let (a_step, b_step) = (last(&a), last(&b));
-    let rows_per_task = (GRAIN / cols.max(1)).max(1);
+    let rows_per_task = items_per_task(cols);
     result.par_chunks_mut((rows_per_task * cols).max(1)).enumerate().for_each(|(task, rows)| {
         for (row, out) in rows.chunks_mut(cols.max(1)).enumerate() {
             let row = task * rows_per_task + row;

@@ -1,6 +1,6 @@
 //! CUDA kernels of [`dwconv`](super::dwconv), also run by operations that hold its operands inside wider tensors.
 
-use super::cpu::Extents;
+use super::geometry::Geometry;
 use std::sync::Arc;
 use tensor::cuda::{Gpu, Module, Out, partial_sums};
 use tensor::{DType, Error, Result, Tensor};
@@ -86,7 +86,7 @@ pub(crate) struct Kernel<'a> {
 
 /// y = x ∗ kernel + bias, or y += x ∗ kernel + bias.
 pub(crate) fn forward(
-    e: Extents,
+    e: Geometry,
     x: &Map,
     Kernel { weight, residual }: Kernel<'_>,
     bias: Option<&Tensor>,
@@ -110,14 +110,14 @@ pub(crate) fn forward(
     let launch = KERNELS.launch(out.gpu(), instance!("dwconv_forward", e.kernel, pairs), dtype)?;
     let launch = launch.threads(THREADS).blocks(blocks).pointer(x_address).count(x.stride).input(weight)?;
     let launch = launch.int(residual.into()).optional(bias)?.out(Some(&out)).count(stride);
-    // SAFETY: x and y hold maps of these extents, by the checks above, and `dwconv::extents` that the parameters fit them.
+    // SAFETY: x and y hold maps of these extents, by the checks above, and `dwconv::geometry` that the parameters fit them.
     unsafe { launch.extents([e.height, e.width, e.channels, tile, tiles, length, segments])?.run() }
 }
 
 /// From dy and x, in one pass, what is wanted of dx = dy ∗ the kernel turned by half a turn, dweight (C, 1, K, K) and dbias
 /// (C), each stored or added.
 pub(crate) fn backward(
-    e: Extents,
+    e: Geometry,
     dy: &Map,
     x: &Map,
     Kernel { weight, residual }: Kernel<'_>,
@@ -165,7 +165,7 @@ pub(crate) fn backward(
 }
 
 /// Strips of rows of an image, each for one thread; as in the kernels.
-fn strips(e: Extents) -> usize {
+fn strips(e: Geometry) -> usize {
     let rows = match e.kernel {
         3 => 4,
         5 => 2,
@@ -181,7 +181,7 @@ struct Tiles {
 }
 
 impl Tiles {
-    fn new(e: Extents, pairs: bool) -> Self {
+    fn new(e: Geometry, pairs: bool) -> Self {
         let threads = if pairs { e.channels / 2 } else { e.channels };
         let tiles = threads.div_ceil(TILE);
         Self { tile: threads.div_ceil(tiles.max(1)).max(1), tiles }
@@ -190,20 +190,20 @@ impl Tiles {
 
 /// Whether threads have pairs of channels: where these lie in all maps so that an instruction can load them. In f64 there
 /// are too few registers.
-fn pairs(e: Extents, dtype: DType, maps: &[(u64, usize)]) -> bool {
+fn pairs(e: Geometry, dtype: DType, maps: &[(u64, usize)]) -> bool {
     let even =
         |&(address, stride): &(u64, usize)| address.is_multiple_of(2 * dtype.size() as u64) && stride.is_multiple_of(2);
     dtype != DType::F64 && e.channels.is_multiple_of(2) && maps.iter().all(even)
 }
 
 /// Where a map begins that has all its pixels.
-fn address(e: Extents, map: &Map, gpu: &Arc<Gpu>) -> Result<u64> {
+fn address(e: Geometry, map: &Map, gpu: &Arc<Gpu>) -> Result<u64> {
     expect_room(e, map.stride, map.elements.count())?;
     map.elements.address("dwconv", gpu)
 }
 
 /// [`Error::Shape`] unless a map of this stride fits into `count` elements.
-fn expect_room(e: Extents, stride: usize, count: usize) -> Result<()> {
+fn expect_room(e: Geometry, stride: usize, count: usize) -> Result<()> {
     if e.is_empty() || (stride >= e.channels && e.span(stride) <= count) {
         return Ok(());
     }

@@ -20,10 +20,12 @@
 pub mod cases;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod geometry;
 pub mod reference;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
-use cpu::{Extents, Kernel, Map, MapMut};
+use cpu::{Kernel, Map, MapMut};
+use geometry::Geometry;
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
 use tensor::{Device, Error, Shape, Tensor, match_float};
@@ -47,12 +49,12 @@ pub fn dwconv_residual<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>
 
 fn convolve<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, residual: bool) -> Result<Var<'t>> {
     let map = x.value().dims("dwconv", "x (N, H, W, C)")?;
-    let extents = extents("dwconv", map, weight.value(), bias.map(Var::value))?;
-    let channels = extents.channels;
+    let geometry = geometry("dwconv", map, weight.value(), bias.map(Var::value))?;
+    let channels = geometry.channels;
     let mut y = Tensor::empty_on(&x.value().device(), x.shape().clone(), x.dtype())?;
     match x.value().device() {
         Device::Cpu => match_float!(x.dtype(), "dwconv", T => cpu::forward::<T>(
-            extents,
+            geometry,
             Map { data: x.value().as_slice("dwconv")?, stride: channels },
             Kernel { weight: weight.value().as_slice("dwconv")?, residual },
             bias.map(|bias| bias.value().as_slice("dwconv")).transpose()?,
@@ -62,7 +64,7 @@ fn convolve<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, residual:
             let x = cuda::Map::new(x.value(), 0, channels)?;
             let kernel = cuda::Kernel { weight: weight.value(), residual };
             let y = cuda::MapMut { out: y.as_out("dwconv", false)?, stride: channels };
-            cuda::forward(extents, &x, kernel, bias.map(Var::value), y)?;
+            cuda::forward(geometry, &x, kernel, bias.map(Var::value), y)?;
         }
     }
     let rule = || Dwconv { x: x.value().clone(), weight: weight.value().clone(), residual };
@@ -73,12 +75,12 @@ fn convolve<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, residual:
 }
 
 /// The extents of a convolution of a map (N, H, W, C), if weight and bias fit it.
-pub(crate) fn extents(
+pub(crate) fn geometry(
     op: &'static str,
     [images, height, width, channels]: [usize; 4],
     weight: &Tensor,
     bias: Option<&Tensor>,
-) -> tensor::Result<Extents> {
+) -> tensor::Result<Geometry> {
     let [filters, group, kernel, across] = weight.dims(op, "a weight (C, 1, K, K)")?;
     if [filters, group, kernel] != [channels, 1, across] || !KERNELS.contains(&kernel) {
         let expected = format!("a weight ({channels}, 1, K, K) with K one of {KERNELS:?}");
@@ -87,7 +89,7 @@ pub(crate) fn extents(
     if let Some(bias) = bias.filter(|bias| *bias.shape() != [channels]) {
         return Err(Error::shape(op, format!("a bias of ({channels})"), bias.shape()));
     }
-    Ok(Extents { images, height, width, channels, kernel })
+    Ok(Geometry { images, height, width, channels, kernel })
 }
 
 struct Dwconv {
@@ -101,24 +103,24 @@ impl Rule for Dwconv {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let map = self.x.dims("dwconv", "x (N, H, W, C)")?;
-        let extents = extents("dwconv", map, &self.weight, None)?;
-        let stride = extents.channels;
+        let geometry = geometry("dwconv", map, &self.weight, None)?;
+        let stride = geometry.channels;
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
         match dy.device() {
             Device::Cpu => match_float!(dy.dtype(), "dwconv", T => {
                 let dy = Map::<T> { data: dy.as_slice("dwconv")?, stride };
                 if let Some(out) = dx.out()? {
                     let kernel = Kernel { weight: self.weight.as_slice("dwconv")?, residual: self.residual };
-                    cpu::backward_input(extents, dy, kernel, MapMut { out, stride });
+                    cpu::backward_input(geometry, dy, kernel, MapMut { out, stride });
                 }
                 let x = Map { data: self.x.as_slice("dwconv")?, stride };
-                cpu::backward_weight(extents, dy, x, dweight.out()?, dbias.out()?);
+                cpu::backward_weight(geometry, dy, x, dweight.out()?, dbias.out()?);
             }),
             Device::Cuda(_) => {
                 let [dy, x] = [cuda::Map::new(&dy, 0, stride)?, cuda::Map::new(&self.x, 0, stride)?];
                 let kernel = cuda::Kernel { weight: &self.weight, residual: self.residual };
                 let dx = dx.out_on_gpu()?.map(|out| cuda::MapMut { out, stride });
-                cuda::backward(extents, &dy, &x, kernel, dx, [dweight.out_on_gpu()?, dbias.out_on_gpu()?])?;
+                cuda::backward(geometry, &dy, &x, kernel, dx, [dweight.out_on_gpu()?, dbias.out_on_gpu()?])?;
             }
         }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
@@ -161,7 +163,7 @@ mod tests {
     fn kernels_agree_with_the_reference<T: Float>(tolerance: f64) {
         for (shape, kernel) in [([2, 5, 11, 51], 5), ([1, 4, 3, 8], 3), ([1, 3, 9, 19], 7), ([2, 1, 4, 33], 3)] {
             let channels = shape[3];
-            let e = Extents { images: shape[0], height: shape[1], width: shape[2], channels, kernel };
+            let e = Geometry { images: shape[0], height: shape[1], width: shape[2], channels, kernel };
             let [x, dy, old] = [1, 2, 3].map(|stream| array(&uniform(shape, stream)));
             let weight = array(&uniform([channels, 1, kernel, kernel], 4));
             let bias = array(&uniform([channels], 5));
@@ -221,7 +223,7 @@ mod tests {
         let there = |values: Vec<f32>| Tensor::from_slice(&values, [values.len()])?.to_device(&device);
         let of = |values: &Array<f64>| there(values.data.iter().map(|&value| value as f32).collect());
         let check = |[height, width, channels, kernel]: [usize; 4], offset: usize, stride: usize| {
-            let e = Extents { images: 2, height, width, channels, kernel };
+            let e = Geometry { images: 2, height, width, channels, kernel };
             let shape = [2, height, width, channels];
             let [x, dy, old] = [1, 2, 3].map(|stream| array(&uniform(shape, stream)));
             let weight = array(&uniform([channels, 1, kernel, kernel], 4));
@@ -283,7 +285,7 @@ mod tests {
     fn a_map_beyond_its_tensor_is_refused() {
         let Some(gpu) = Gpu::for_tests(5) else { return };
         let device = Device::Cuda(gpu);
-        let e = Extents { images: 1, height: 2, width: 2, channels: 3, kernel: 3 };
+        let e = Geometry { images: 1, height: 2, width: 2, channels: 3, kernel: 3 };
         let zeros = |shape: &[usize]| Tensor::zeros_on(&device, shape, DType::F32).unwrap();
         let (x, weight, mut y) = (zeros(&[12]), zeros(&[3, 1, 3, 3]), zeros(&[12]));
         for (offset, stride) in [(1, 3), (0, 4), (0, 2)] {

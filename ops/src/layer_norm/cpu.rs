@@ -1,7 +1,7 @@
 //! CPU kernels of [`layer_norm`](super::layer_norm): rows come from memory once forward, and once backward.
 
 use rayon::prelude::*;
-use tensor::cpu::parallel::{GRAIN, Interleaved, Out, sum_in_pieces};
+use tensor::cpu::parallel::{Interleaved, Out, items_per_task, sum_in_pieces};
 use tensor::cpu::registers::{Registers, Vector};
 use tensor::{Float, in_registers, simd};
 
@@ -14,7 +14,7 @@ pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], epsilon: T, y: &mut 
     if channels == 0 {
         return;
     }
-    let rows = (GRAIN / channels).max(1);
+    let rows = items_per_task(channels);
     y.par_chunks_mut(rows * channels)
         .zip(x.par_chunks(rows * channels))
         .zip(mean.par_chunks_mut(rows).zip(rstd.par_chunks_mut(rows)))
@@ -126,7 +126,7 @@ pub fn again<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T]; 2
     if channels == 0 {
         return;
     }
-    let rows = (GRAIN / channels).max(1);
+    let rows = items_per_task(channels);
     y.par_chunks_mut(rows * channels)
         .zip(x.par_chunks(rows * channels))
         .zip(mean.par_chunks(rows).zip(rstd.par_chunks(rows)))

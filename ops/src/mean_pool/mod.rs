@@ -10,11 +10,11 @@
 //! Source: the head of BiFormer (`x.flatten(2).mean(-1)` on channels-first maps).
 
 pub mod cases;
-mod cpu;
-mod cuda;
 pub mod reference;
 
-use crate::region_pool::cpu::{Regions, Tokens};
+use crate::region_pool::cpu::{self, Tokens};
+use crate::region_pool::cuda;
+use crate::region_pool::geometry::Geometry;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Tensor, match_float};
@@ -24,7 +24,7 @@ pub(crate) const SUMMARY: &str = "mean over height and width, (N, H, W, C) -> (N
 
 /// The mean of x (N, H, W, C) over its tokens: (N, C).
 pub fn mean_pool<'t>(x: &Var<'t>) -> Result<Var<'t>> {
-    let map = Regions::new("mean_pool", x.value(), [1, 1])?;
+    let map = Geometry::new("mean_pool", x.value(), [1, 1])?;
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, [map.images, map.channels], x.dtype())?;
     match &device {
@@ -37,7 +37,7 @@ pub fn mean_pool<'t>(x: &Var<'t>) -> Result<Var<'t>> {
 }
 
 struct MeanPool {
-    map: Regions,
+    map: Geometry,
 }
 
 impl Rule for MeanPool {

@@ -1,38 +1,26 @@
 //! CPU kernels of [`pad`](super::pad).
 
+use super::geometry::Geometry;
 use rayon::prelude::*;
 use tensor::Float;
 use tensor::cpu::parallel::{Out, items_per_task, put};
 
-/// The extents of a map before and after.
-#[derive(Clone, Copy)]
-pub struct Extents {
-    /// H
-    pub rows: usize,
-    /// H + bottom
-    pub padded_rows: usize,
-    /// W·C, the elements of a row
-    pub row: usize,
-    /// (W + right)·C
-    pub padded_row: usize,
-}
-
-pub fn forward<T: Float>(x: &[T], e: Extents, y: &mut [T]) {
-    let tasks = y.par_chunks_mut(e.padded_row.max(1)).with_min_len(items_per_task(e.padded_row)).enumerate();
+pub fn forward<T: Float>(x: &[T], g: Geometry, y: &mut [T]) {
+    let tasks = y.par_chunks_mut(g.padded_row.max(1)).with_min_len(items_per_task(g.padded_row)).enumerate();
     tasks.for_each(|(place, y)| {
-        let (image, row) = (place / e.padded_rows, place % e.padded_rows);
-        let (inside, zeros) = y.split_at_mut(if row < e.rows { e.row } else { 0 });
-        if row < e.rows {
-            inside.copy_from_slice(&x[(image * e.rows + row) * e.row..][..e.row]);
+        let (image, row) = (place / g.padded_rows, place % g.padded_rows);
+        let (inside, zeros) = y.split_at_mut(if row < g.rows { g.row } else { 0 });
+        if row < g.rows {
+            inside.copy_from_slice(&x[(image * g.rows + row) * g.row..][..g.row]);
         }
         zeros.fill(T::zero());
     });
 }
 
-pub fn backward<T: Float>(dy: &[T], e: Extents, Out { data, accumulate }: Out<'_, T>) {
-    let tasks = data.par_chunks_mut(e.row.max(1)).with_min_len(items_per_task(e.row)).enumerate();
+pub fn backward<T: Float>(dy: &[T], g: Geometry, Out { data, accumulate }: Out<'_, T>) {
+    let tasks = data.par_chunks_mut(g.row.max(1)).with_min_len(items_per_task(g.row)).enumerate();
     tasks.for_each(|(place, dx)| {
-        let (image, row) = (place / e.rows, place % e.rows);
-        put(dx, &dy[(image * e.padded_rows + row) * e.padded_row..][..e.row], accumulate);
+        let (image, row) = (place / g.rows, place % g.rows);
+        put(dx, &dy[(image * g.padded_rows + row) * g.padded_row..][..g.row], accumulate);
     });
 }

@@ -11,10 +11,11 @@
 pub mod cases;
 mod cpu;
 mod cuda;
+mod geometry;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use cpu::Extents;
+use geometry::Geometry;
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
 
@@ -31,21 +32,21 @@ pub fn pad<'t>(x: &Var<'t>, [bottom, right]: [usize; 2]) -> Result<Var<'t>> {
         let message = format!("{bottom} more rows and {right} more columns make more than can be counted");
         return Err(Error::argument("pad", message).into());
     };
-    let extents =
-        Extents { rows: height, padded_rows: padded[0], row: width * channels, padded_row: padded[1] * channels };
+    let geometry =
+        Geometry { rows: height, padded_rows: padded[0], row: width * channels, padded_row: padded[1] * channels };
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, [images, padded[0], padded[1], channels], x.dtype())?;
     match device {
         Device::Cpu => match_float!(x.dtype(), "pad", T => {
-            cpu::forward::<T>(x.value().as_slice("pad")?, extents, y.as_mut_slice("pad")?);
+            cpu::forward::<T>(x.value().as_slice("pad")?, geometry, y.as_mut_slice("pad")?);
         }),
-        Device::Cuda(_) => cuda::forward(x.value(), extents, &mut y)?,
+        Device::Cuda(_) => cuda::forward(x.value(), geometry, &mut y)?,
     }
-    x.tape().record("pad", &[x], y, || Pad { extents })
+    x.tape().record("pad", &[x], y, || Pad { geometry })
 }
 
 struct Pad {
-    extents: Extents,
+    geometry: Geometry,
 }
 
 impl Rule for Pad {
@@ -56,10 +57,10 @@ impl Rule for Pad {
         match dy.device() {
             Device::Cpu => match_float!(dy.dtype(), "pad", T => {
                 if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("pad")?, self.extents, out);
+                    cpu::backward(dy.as_slice("pad")?, self.geometry, out);
                 }
             }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, self.extents, out))?,
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, self.geometry, out))?,
         }
         grads.close(dx);
         Ok(())

@@ -8,13 +8,14 @@
 //! but extents.
 //!
 //! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`] when x does not have the grid's
-//! number of regions or a region's number of tokens, [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`].
+//! number of regions or a region's number of tokens, [`tensor::Error::Argument`] for more of them than can be counted,
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
 
 pub mod cases;
 pub mod reference;
 
 use crate::region_partition::{cpu, cuda};
+use crate::regions::{Regions, countable};
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
@@ -27,18 +28,18 @@ pub(crate) const SUMMARY: &str = "a map put together from a grid of regions";
 /// (N, S_h·r_h, S_w·r_w, C).
 pub fn region_merge<'t>(x: &Var<'t>, grid: [usize; 2], region: [usize; 2]) -> Result<Var<'t>> {
     let [images, regions, tokens, channels] = x.value().dims("region_merge", "x (N, regions, tokens, C)")?;
+    let merged = Regions::new("region_merge", grid, region)?;
     let ([down, across], [rows, columns]) = (grid, region);
-    if [regions, tokens] != [down * across, rows * columns] {
-        let expected = format!(
-            "x (N, {}, {}, C) for {down}x{across} regions of {rows}x{columns} tokens",
-            down * across,
-            rows * columns
-        );
+    if [regions, tokens] != [merged.count(), merged.tokens()] {
+        let (regions, tokens) = (merged.count(), merged.tokens());
+        let expected = format!("x (N, {regions}, {tokens}, C) for {down}x{across} regions of {rows}x{columns} tokens");
         return Err(Error::shape("region_merge", expected, x.shape()).into());
     }
+    let [height, width] = merged.map();
+    let shape = countable("region_merge", [images, height, width, channels])?;
     let line = columns * channels;
     let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, [images, down * rows, across * columns, channels], x.dtype())?;
+    let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
     match device {
         Device::Cpu => match_float!(x.dtype(), "region_merge", T => cpu::swap::<T>(
             x.value().as_slice("region_merge")?,
@@ -93,5 +94,20 @@ mod tests {
             "region_merge: expected x (N, 15, 4, C) for 3x5 regions of 2x2 tokens, got shape (2, 15, 6, 3)"
         );
         Ok(())
+    }
+
+    #[test]
+    fn regions_that_cannot_be_counted_are_refused() {
+        const HALF: usize = usize::MAX / 2 + 1;
+        let tape = Tape::new();
+        let merge = |shape: [usize; 4], grid, region| region_merge(&tape.input(uniform(shape, 1)), grid, region);
+        for error in [
+            // Their number would wrap to that of x.
+            merge([1, 0, 1, 2], [HALF, 2], [1, 1]).unwrap_err(),
+            merge([1, 4, 0, 2], [2, 2], [2, HALF]).unwrap_err(),
+            merge([1, 0, 1, 2], [0, HALF], [1, 1]).unwrap_err(),
+        ] {
+            assert!(matches!(error, autograd::Error::Tensor(Error::Argument { op: "region_merge", .. })), "{error}");
+        }
     }
 }

@@ -11,19 +11,20 @@
 //! [`region_merge`](mod@crate::region_merge). Nothing is saved but extents.
 //!
 //! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] for a grid without regions,
-//! [`tensor::Error::Shape`] when H or W is no multiple of the grid's (it names the next sizes that fit),
-//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Zhu et al., "BiFormer", 2023,
-//! section 3.2.
+//! and for one that does not divide the map ([`Regions::cut`] names the next size that fits), [`tensor::Error::Shape`]
+//! for another number of axes, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Zhu et al.,
+//! "BiFormer", 2023, section 3.2.
 
 pub mod cases;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 
+use crate::regions::{Regions, countable};
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
-use tensor::{Device, Error, Tensor, match_float};
+use tensor::{Device, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map cut into a grid of regions";
@@ -31,24 +32,12 @@ pub(crate) const SUMMARY: &str = "a map cut into a grid of regions";
 /// Cuts x (N, H, W, C) into a grid of S_h by S_w regions: (N, S_h·S_w, r_h·r_w, C).
 pub fn region_partition<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     let [images, height, width, channels] = x.value().dims("region_partition", "x (N, H, W, C)")?;
-    let [down, across] = grid;
-    if down == 0 || across == 0 {
-        let message = format!("a grid of {down}x{across} regions; it needs at least 1x1");
-        return Err(Error::argument("region_partition", message).into());
-    }
-    if !height.is_multiple_of(down) || !width.is_multiple_of(across) {
-        let expected = format!(
-            "a map whose height is a multiple of {down} and whose width is a multiple of {across} \
-             (the next that fits is {}x{})",
-            height.next_multiple_of(down),
-            width.next_multiple_of(across)
-        );
-        return Err(Error::shape("region_partition", expected, x.shape()).into());
-    }
-    let [rows, columns] = [height / down, width / across];
+    let regions = Regions::cut("region_partition", [height, width], grid)?;
+    let shape = countable("region_partition", [images, regions.count(), regions.tokens(), channels])?;
+    let ([_, across], [rows, columns]) = (grid, regions.size());
     let line = columns * channels;
     let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, [images, down * across, rows * columns, channels], x.dtype())?;
+    let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
     match device {
         Device::Cpu => match_float!(x.dtype(), "region_partition", T => cpu::swap::<T>(
             x.value().as_slice("region_partition")?,
@@ -92,13 +81,15 @@ mod tests {
     #[test]
     fn a_map_that_does_not_divide_is_refused_with_one_that_does() {
         let tape = Tape::new();
-        let x = tape.input(Tensor::zeros([1, 30, 28, 2], DType::F32));
-        let message = |grid| region_partition(&x, grid).unwrap_err().to_string();
+        let refused = |shape: [usize; 4], grid| {
+            let x = tape.input(Tensor::zeros(shape, DType::F32));
+            region_partition(&x, grid).unwrap_err().to_string()
+        };
         assert_eq!(
-            message([7, 7]),
-            "region_partition: expected a map whose height is a multiple of 7 and whose width is a multiple of 7 \
-             (the next that fits is 35x28), got shape (1, 30, 28, 2)"
+            refused([1, 30, 28, 2], [7, 7]),
+            "region_partition: a map of 30x28 tokens does not divide into 7x7 regions (the next that does is 35x28)"
         );
-        assert_eq!(message([0, 7]), "region_partition: a grid of 0x7 regions; it needs at least 1x1");
+        // A map without tokens divides into any grid.
+        assert!(refused([2, 0, 4, 3], [usize::MAX / 4, 2]).contains("counted"));
     }
 }

@@ -1,28 +1,11 @@
 //! CPU kernels of [`region_pool`](super::region_pool), and of [`mean_pool`](crate::mean_pool), whose map
 //! is a single region.
 
+use super::geometry::{Geometry, token_strides};
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, items_per_task};
-use tensor::{Error, Float, Result, Tensor, simd};
-
-/// How a map (N, H, W, C) falls into regions.
-#[derive(Clone, Copy)]
-pub(crate) struct Regions {
-    pub images: usize,
-    /// Regions down and across.
-    pub grid: [usize; 2],
-    /// Tokens of each region, down and across.
-    pub tokens: [usize; 2],
-    pub channels: usize,
-}
-
-impl Regions {
-    /// 1/(h·w), the weight of a token in the mean.
-    fn weight<T: Float>(&self) -> T {
-        T::one() / T::of((self.tokens[0] * self.tokens[1]) as f64)
-    }
-}
+use tensor::{Float, Result, Tensor, simd};
 
 /// The tokens of a map (N, H, W, C), each a run of C elements.
 #[derive(Clone, Copy)]
@@ -38,18 +21,8 @@ impl<'a, T: Float> Tokens<'a, T> {
     }
 }
 
-/// The steps from one image, one row, one token of a map (N, H, W, C) to the next. [`Error::NotContiguous`] unless its
-/// channels lie side by side.
-pub(crate) fn token_strides(op: &'static str, x: &Tensor) -> Result<[usize; 3]> {
-    let [.., channels] = x.dims::<4>(op, "x (N, H, W, C)")?;
-    match x.strides() {
-        &[image, row, token, channel] if channel == 1 || channels <= 1 => Ok([image, row, token]),
-        strides => Err(Error::NotContiguous { op, shape: x.shape().to_string(), strides: strides.to_vec() }),
-    }
-}
-
-pub fn forward<T: Float>(x: Tokens<'_, T>, regions: Regions, y: &mut [T]) {
-    let Regions { grid: [down, across], tokens: [h, w], channels, .. } = regions;
+pub fn forward<T: Float>(x: Tokens<'_, T>, g: Geometry, y: &mut [T]) {
+    let ([down, across], [h, w], channels) = (g.regions.grid(), g.regions.size(), g.channels);
     if channels == 0 {
         return;
     }
@@ -61,7 +34,7 @@ pub fn forward<T: Float>(x: Tokens<'_, T>, regions: Regions, y: &mut [T]) {
             let (n, i, j) = (region / (down * across), region / across % down, region % across);
             let first = n * image + i * h * row + j * w * token;
             let rows = (0..h).map(|a| &x.data[first + a * row..]);
-            simd!(A => mean_of_region::<T, A>(rows, [w, token], regions.weight(), mean));
+            simd!(A => mean_of_region::<T, A>(rows, [w, token], g.weight(), mean));
         }
     });
 }
@@ -84,13 +57,13 @@ fn mean_of_region<'a, T: Float, A: Arch>(
     }
 }
 
-pub fn backward<T: Float>(dy: &[T], regions: Regions, dx: Out<'_, T>) {
-    let Regions { grid: [down, across], tokens: [h, w], channels, .. } = regions;
+pub fn backward<T: Float>(dy: &[T], g: Geometry, dx: Out<'_, T>) {
+    let ([down, across], [h, w], channels) = (g.regions.grid(), g.regions.size(), g.channels);
     let row = across * w * channels;
     if row == 0 {
         return;
     }
-    let weight = regions.weight::<T>();
+    let weight = g.weight::<T>();
     let per_task = items_per_task(row);
     let accumulate = dx.accumulate;
     dx.data.par_chunks_mut(per_task * row).enumerate().for_each(|(task, rows)| {
@@ -107,5 +80,5 @@ pub fn backward<T: Float>(dy: &[T], regions: Regions, dx: Out<'_, T>) {
             }
         }
     });
-    debug_assert_eq!(dy.len(), regions.images * down * across * channels);
+    debug_assert_eq!(dy.len(), g.images * down * across * channels);
 }

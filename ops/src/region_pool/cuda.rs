@@ -1,7 +1,7 @@
 //! CUDA kernels of [`region_pool`](super::region_pool), and of [`mean_pool`](crate::mean_pool), whose map is a single
 //! region.
 
-use super::cpu::{Regions, token_strides};
+use super::geometry::{Geometry, token_strides};
 use std::sync::Arc;
 use tensor::cuda::{Gpu, Module, Out};
 use tensor::{DType, Result, Tensor};
@@ -14,9 +14,9 @@ pub static KERNELS: Module = Module {
 };
 
 /// y (N, S, C) from x (N, H, W, C).
-pub fn forward(gpu: &Arc<Gpu>, op: &'static str, x: &Tensor, regions: Regions, y: &mut Tensor) -> Result<()> {
+pub fn forward(gpu: &Arc<Gpu>, op: &'static str, x: &Tensor, g: Geometry, y: &mut Tensor) -> Result<()> {
     token_strides(op, x)?;
-    let Regions { images, grid: [down, across], tokens: [h, w], channels } = regions;
+    let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);
     let (count, packs) = (images * down * across, packs(channels, x.dtype()));
     let launch = KERNELS.launch(gpu, "region_pool_forward<T>", x.dtype())?.over(count * packs);
     let launch = launch.view(x)?.output(y)?.count(count).extents([down, across, h, w, channels, packs])?;
@@ -25,9 +25,9 @@ pub fn forward(gpu: &Arc<Gpu>, op: &'static str, x: &Tensor, regions: Regions, y
 }
 
 /// dx (N, H, W, C) from dy (N, S, C).
-pub fn backward(gpu: &Arc<Gpu>, dy: &Tensor, regions: Regions, dx: Option<Out<'_>>) -> Result<()> {
+pub fn backward(gpu: &Arc<Gpu>, dy: &Tensor, g: Geometry, dx: Option<Out<'_>>) -> Result<()> {
     let Some(dx) = dx else { return Ok(()) };
-    let Regions { images, grid: [down, across], tokens: [h, w], channels } = regions;
+    let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);
     dx.expect("region_pool", dy.dtype())?;
     let packs = packs(channels, dy.dtype());
     let launch = KERNELS.launch(gpu, "region_pool_backward<T>", dy.dtype())?.blocks(images * down * h);

@@ -16,12 +16,14 @@
 pub mod cases;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod geometry;
 pub mod reference;
 
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use cpu::{Regions, Tokens};
+use cpu::Tokens;
+use geometry::Geometry;
 use tensor::cuda::Module;
-use tensor::{Device, Error, Tensor, match_float};
+use tensor::{Device, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "mean over each region of a grid, (N, H, W, C) -> (N, S, C)";
@@ -29,43 +31,20 @@ pub(crate) const SUMMARY: &str = "mean over each region of a grid, (N, H, W, C) 
 /// The mean token of each of `grid` = (S_h, S_w) regions of x (N, H, W, C): (N, S_h·S_w, C), regions in
 /// row-major order.
 pub fn region_pool<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
-    let regions = Regions::new("region_pool", x.value(), grid)?;
+    let geometry = Geometry::new("region_pool", x.value(), grid)?;
     let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, [regions.images, grid[0] * grid[1], regions.channels], x.dtype())?;
+    let mut y = Tensor::empty_on(&device, [geometry.images, geometry.regions.count(), geometry.channels], x.dtype())?;
     match &device {
         Device::Cpu => match_float!(x.dtype(), "region_pool", T => {
-            cpu::forward::<T>(Tokens::new("region_pool", x.value())?, regions, y.as_mut_slice("region_pool")?);
+            cpu::forward::<T>(Tokens::new("region_pool", x.value())?, geometry, y.as_mut_slice("region_pool")?);
         }),
-        Device::Cuda(gpu) => cuda::forward(gpu, "region_pool", x.value(), regions, &mut y)?,
+        Device::Cuda(gpu) => cuda::forward(gpu, "region_pool", x.value(), geometry, &mut y)?,
     }
-    x.tape().record("region_pool", &[x], y, || RegionPool { regions })
-}
-
-impl Regions {
-    /// How `grid` cuts a map x (N, H, W, C).
-    pub(crate) fn new(op: &'static str, x: &Tensor, grid: [usize; 2]) -> tensor::Result<Self> {
-        let [images, height, width, channels] = x.dims(op, "x (N, H, W, C)")?;
-        if height == 0 || width == 0 {
-            return Err(Error::shape(op, "a map of one token or more, (N, H, W, C)", x.shape()));
-        }
-        let [down, across] = grid;
-        if down == 0 || across == 0 {
-            return Err(Error::argument(op, format!("a grid of {down}x{across} regions; it needs one each way")));
-        }
-        if !height.is_multiple_of(down) || !width.is_multiple_of(across) {
-            let (taller, wider) = (height.next_multiple_of(down), width.next_multiple_of(across));
-            let message = format!(
-                "a grid of {down}x{across} regions does not divide a map of {height}x{width}: it needs a height \
-                 that is a multiple of {down} and a width that is a multiple of {across}, such as {taller}x{wider}"
-            );
-            return Err(Error::argument(op, message));
-        }
-        Ok(Self { images, grid, tokens: [height / down, width / across], channels })
-    }
+    x.tape().record("region_pool", &[x], y, || RegionPool { geometry })
 }
 
 struct RegionPool {
-    regions: Regions,
+    geometry: Geometry,
 }
 
 impl Rule for RegionPool {
@@ -76,10 +55,10 @@ impl Rule for RegionPool {
         match dy.device() {
             Device::Cpu => match_float!(dy.dtype(), "region_pool", T => {
                 if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("region_pool")?, self.regions, out);
+                    cpu::backward(dy.as_slice("region_pool")?, self.geometry, out);
                 }
             }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, self.regions, dx.out_on_gpu()?)?,
+            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, self.geometry, dx.out_on_gpu()?)?,
         }
         grads.close(dx);
         Ok(())
@@ -91,6 +70,7 @@ mod tests {
     use super::*;
     use crate::case::uniform;
     use autograd::Tape;
+    use tensor::Error;
 
     #[test]
     fn a_grid_that_does_not_fit_is_told_what_would() {
@@ -99,7 +79,7 @@ mod tests {
             region_pool(&tape.constant(uniform(shape, 1)), grid).expect_err("does not fit").to_string()
         };
         let message = pool([1, 10, 14, 2], [3, 7]);
-        assert!(message.contains("3x7") && message.contains("10x14") && message.contains("such as 12x14"), "{message}");
+        assert!(message.contains("3x7") && message.contains("10x14") && message.contains("is 12x14"), "{message}");
         assert!(pool([1, 4, 4, 2], [0, 2]).contains("0x2"));
         assert!(pool([1, 0, 4, 2], [1, 1]).contains("(1, 0, 4, 2)"));
         assert!(pool([1, 4, 4, 2], [usize::MAX, 2]).contains("does not divide"));

@@ -46,7 +46,7 @@ pub fn run(
         let (Attend::Routed(topk), Some(regions)) = (config.attend(stage), config.regions(map, stage)) else {
             continue;
         };
-        let (grid, [height, width]) = (regions.grid, regions.padded());
+        let (grid, [height, width]) = (regions.grid(), regions.map());
         let bytes = [images, height, width, 3 * channels].iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
         if bytes > 8e9 {
             bail!(
@@ -79,7 +79,7 @@ pub fn run(
         };
         let forward_ms = each_ms(&device, steps, || attend(&Tape::inference(), None))?;
         let forward_backward_ms = each_ms(&device, steps, || attend(&Tape::new(), Some(&mut Gradients::default())))?;
-        let keys_per_query = topk * regions.size.iter().product::<usize>();
+        let keys_per_query = topk * regions.tokens();
         let (stage, tokens) = (stage + 1, [height, width]);
         stages.push(Stage { stage, tokens, channels, heads, keys_per_query, forward_ms, forward_backward_ms });
     }

@@ -8,8 +8,8 @@
 //! | `geometry.cuh` | where tokens, heads and regions lie |
 
 use super::geometry::Geometry;
-use crate::dwconv::cpu::Extents;
 use crate::dwconv::cuda::{self as dwconv, Kernel, Map, MapMut};
+use crate::dwconv::geometry::Geometry as Context;
 use std::sync::Arc;
 use tensor::cuda::{Gpu, Launch, Module, Out};
 use tensor::{DType, Device, Error, Result, Tensor};
@@ -206,19 +206,19 @@ fn values(g: Geometry, qkv: &Tensor) -> Result<Map> {
 /// out += dwconv(v): the local context, with the convolution's weight and bias.
 pub fn add_context(
     g: Geometry,
-    e: Extents,
+    context: Context,
     qkv: &Tensor,
     [weight, bias]: [&Tensor; 2],
     out: &mut Tensor,
 ) -> Result<()> {
     let out = MapMut { out: out.as_out("bra", true)?, stride: g.v_dim };
-    dwconv::forward(e, &values(g, qkv)?, Kernel { weight, residual: false }, Some(bias), out)
+    dwconv::forward(context, &values(g, qkv)?, Kernel { weight, residual: false }, Some(bias), out)
 }
 
 /// The local context's gradients: dqkv, into which the attention has written the values' part, dweight and dbias.
 pub fn add_context_backward(
     g: Geometry,
-    e: Extents,
+    context: Context,
     given: &Given<'_>,
     weight: &Tensor,
     [mut dqkv, dweight, dbias]: [Option<Out<'_>>; 3],
@@ -231,7 +231,7 @@ pub fn add_context_backward(
         MapMut { out, stride: g.row() }
     });
     let kernel = Kernel { weight, residual: false };
-    dwconv::backward(e, &dout, &values(g, given.qkv)?, kernel, dvalues, [dweight, dbias])
+    dwconv::backward(context, &dout, &values(g, given.qkv)?, kernel, dvalues, [dweight, dbias])
 }
 
 /// For each region the regions routed to it: starts (N, P + 1) and entries (N, P·k).

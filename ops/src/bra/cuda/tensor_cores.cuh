@@ -150,8 +150,8 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
 #pragma unroll
         for (int column = 0; column < 2; column++) {
             int i = lane() % 4 * 2 + column;
-            // Behind the last query the last again; and none of a chunk behind the region, which may lie behind the map.
-            denominators[column] = count > 0 ? lse[query(min(i, count - 1))] * LOG2_E : 0;
+            // Behind the region's last query the last again, also in a chunk that lies behind the region, and perhaps the map.
+            denominators[column] = lse[query(min(i, count - 1))] * LOG2_E;
             deltas[0][column] = 0;
         }
         const bool one_tile = g.keys() <= TILE;

@@ -1,7 +1,7 @@
 //! Forward, and the gradient of x: the same with the kernel turned by half a turn.
 
 use super::line::Line;
-use super::{Extents, Kernel, Map, MapMut, of_extent};
+use super::{Geometry, Kernel, Map, MapMut, of_extent};
 use rayon::prelude::*;
 use tensor::cpu::parallel::{Out, items_per_task};
 use tensor::cpu::registers::{Registers, Vector};
@@ -9,7 +9,7 @@ use tensor::{Float, Scratch, in_registers, simd, unrolled};
 
 /// y = x ∗ kernel + bias, or y += x ∗ kernel + bias.
 pub(crate) fn forward<T: Float>(
-    e: Extents,
+    e: Geometry,
     x: Map<'_, T>,
     kernel: Kernel<'_, T>,
     bias: Option<&[T]>,
@@ -19,13 +19,13 @@ pub(crate) fn forward<T: Float>(
 }
 
 /// dx = dy ∗ the kernel turned by half a turn, stored or added.
-pub(crate) fn backward_input<T: Float>(e: Extents, dy: Map<'_, T>, kernel: Kernel<'_, T>, dx: MapMut<'_, T>) {
+pub(crate) fn backward_input<T: Float>(e: Geometry, dy: Map<'_, T>, kernel: Kernel<'_, T>, dx: MapMut<'_, T>) {
     let last = e.taps() - 1;
     correlate(e, dy, &packed(e, kernel, |tap| last - tap), None, dx);
 }
 
 /// The kernel as (K·K, C), with tap `order(t)` in place t: a tap's channels side by side.
-fn packed<T: Float>(e: Extents, kernel: Kernel<'_, T>, order: impl Fn(usize) -> usize) -> Scratch<T> {
+fn packed<T: Float>(e: Geometry, kernel: Kernel<'_, T>, order: impl Fn(usize) -> usize) -> Scratch<T> {
     let mut packed = Scratch::new(e.taps() * e.channels);
     for (tap, row) in packed.chunks_exact_mut(e.channels.max(1)).enumerate() {
         let from = order(tap);
@@ -37,7 +37,7 @@ fn packed<T: Float>(e: Extents, kernel: Kernel<'_, T>, order: impl Fn(usize) -> 
 }
 
 /// y = x ∗ taps + bias, with taps (K·K, C).
-fn correlate<T: Float>(e: Extents, x: Map<'_, T>, taps: &[T], bias: Option<&[T]>, y: MapMut<'_, T>) {
+fn correlate<T: Float>(e: Geometry, x: Map<'_, T>, taps: &[T], bias: Option<&[T]>, y: MapMut<'_, T>) {
     if e.is_empty() {
         return;
     }
@@ -60,7 +60,7 @@ fn correlate<T: Float>(e: Extents, x: Map<'_, T>, taps: &[T], bias: Option<&[T]>
 /// The machine must have the instruction set `A`.
 #[inline(always)]
 unsafe fn correlate_row<T: Float, A: Registers, const K: usize>(
-    e: Extents,
+    e: Geometry,
     x: Map<'_, T>,
     taps: &[T],
     bias: Option<&[T]>,
@@ -92,7 +92,7 @@ unsafe fn correlate_row<T: Float, A: Registers, const K: usize>(
 /// As of [`Vector::zero`].
 #[inline(always)]
 unsafe fn correlate_block<T: Float, V: Vector<T>, const K: usize, const COUNT: usize, const PIXELS: usize>(
-    e: Extents,
+    e: Geometry,
     x: Map<'_, T>,
     taps: &[T],
     bias: Option<&[T]>,

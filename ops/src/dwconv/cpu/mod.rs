@@ -13,18 +13,8 @@ mod weight;
 pub(crate) use correlate::{backward_input, forward};
 pub(crate) use weight::backward_weight;
 
-use std::ops::Range;
+use super::geometry::Geometry;
 use tensor::cpu::parallel::Out;
-
-/// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`KERNELS`](super::KERNELS).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Extents {
-    pub images: usize,
-    pub height: usize,
-    pub width: usize,
-    pub channels: usize,
-    pub kernel: usize,
-}
 
 /// An operand (N, H, W, C) that is read: pixel p, counted in (N, H, W) order, is `data[p * stride..][..C]`.
 #[derive(Clone, Copy, Debug)]
@@ -38,36 +28,6 @@ pub(crate) struct Map<'a, T> {
 pub(crate) struct MapMut<'a, T> {
     pub out: Out<'a, T>,
     pub stride: usize,
-}
-
-impl Extents {
-    fn rows(&self) -> usize {
-        self.images * self.height
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.rows() * self.width * self.channels == 0
-    }
-
-    pub(super) fn taps(&self) -> usize {
-        self.kernel * self.kernel
-    }
-
-    /// How far a kernel reaches beyond its centre.
-    fn reach(&self) -> usize {
-        self.kernel / 2
-    }
-
-    /// The elements from the first of a map that is not empty to its last.
-    pub(super) fn span(&self, stride: usize) -> usize {
-        (self.rows() * self.width - 1) * stride + self.channels
-    }
-
-    /// The rows of the kernel that lie on the image when its centre is at row `row` of all N·H.
-    fn kernel_rows(&self, row: usize) -> Range<usize> {
-        let row = row % self.height;
-        self.reach().saturating_sub(row)..(self.height + self.reach() - row).min(self.kernel)
-    }
 }
 
 /// What x is convolved with.

@@ -1,7 +1,7 @@
 //! The gradients of the kernel and the bias.
 
 use super::line::Line;
-use super::{Extents, Map, of_extent};
+use super::{Geometry, Map, of_extent};
 use std::ops::Range;
 use tensor::cpu::parallel::{Out, sum_in_pieces};
 use tensor::cpu::registers::{Registers, Vector};
@@ -9,7 +9,7 @@ use tensor::{Float, Scratch, in_registers, simd, unrolled};
 
 /// dweight (C, 1, K, K) and dbias (C), where they are wanted, from dy and x in one pass.
 pub(crate) fn backward_weight<T: Float>(
-    e: Extents,
+    e: Geometry,
     dy: Map<'_, T>,
     x: Map<'_, T>,
     dweight: Option<Out<'_, T>>,
@@ -59,7 +59,7 @@ const fn rows_together<A: Registers>(k: usize) -> usize {
 /// The machine must have the instruction set `A`.
 #[inline(always)]
 unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
-    e: Extents,
+    e: Geometry,
     dy: Map<'_, T>,
     x: Map<'_, T>,
     rows: Range<usize>,
@@ -86,7 +86,7 @@ unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
 /// As of [`Vector::zero`].
 #[inline(always)]
 unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
-    e: Extents,
+    e: Geometry,
     dy: Map<'_, T>,
     x: Map<'_, T>,
     rows: Range<usize>,
