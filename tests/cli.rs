@@ -72,11 +72,16 @@ fn the_command_line_wins_over_the_file_and_no_command_means_train() {
     let Trained { data, .. } = trained();
     let arguments =
         ["--config", text(&config), "--data", text(data), "--out", text(&run), "--epochs", "1", "--lr", "2e-3"];
-    biformer(&arguments).ok();
+    let fields = ["--set", "drop_path_rate=0.25", "layer_scale=0.5"];
+    biformer(&[&arguments[..], &fields].concat()).ok();
     let stored: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
     assert_eq!(stored["epochs"].as_integer(), Some(1));
     assert_eq!(stored["schedule"]["peak"].as_float(), Some(2e-3));
     assert_eq!(stored["seed"].as_integer(), Some(5));
+    assert_eq!(
+        ["drop_path", "layer_scale"].map(|field| stored["architecture"][field].as_float()),
+        [Some(0.25), Some(0.5)]
+    );
     assert_eq!(stored["schedule"]["min"].as_float(), Some(1e-5));
     assert_eq!(metrics(&run).len(), 1);
 }
@@ -320,6 +325,8 @@ fn help_tells_every_option() {
                 "weights",
                 "epochs",
                 "batch-size",
+                "image-size",
+                "set",
                 "recompute",
                 "lr",
                 "seed",

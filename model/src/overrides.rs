@@ -47,21 +47,28 @@ impl ModelConfig {
         let mut config = self.clone();
         for entry in overrides {
             // One by one, so that a value of the wrong kind is told together with its field.
-            let wrong = |reason: String| Error::Override { entry: entry.to_owned(), reason };
-            let (key, value) = entry
-                .split_once('=')
-                .ok_or_else(|| wrong("expected key=value, for instance n_win=8 or topks=1,4,16,-2".into()))?;
-            let key = field_name(key.trim());
-            if !FIELDS.contains(&key) {
-                let known = FIELDS.map(str::to_owned).to_vec();
-                return Err(Error::UnknownField { key: key.into(), nearest: nearest(key, FIELDS), known });
-            }
-            let mut table = serde_json::to_value(&config).map_err(|error| wrong(error.to_string()))?;
-            table[key] = parse(value, table[key].is_array());
-            config = serde_json::from_value(table).map_err(|error| wrong(error.to_string()))?;
+            config = config.with_override(entry)?.0;
         }
         config.check()?;
         Ok(config)
+    }
+
+    /// This configuration, not checked, with one field changed; the field, and its value as it is written in files.
+    pub fn with_override(&self, entry: &str) -> Result<(Self, &'static str, Value)> {
+        let wrong = |reason: String| Error::Override { entry: entry.to_owned(), reason };
+        let (key, value) = entry
+            .split_once('=')
+            .ok_or_else(|| wrong("expected key=value, for instance n_win=8 or topks=1,4,16,-2".into()))?;
+        let key = field_name(key.trim());
+        let Some(field) = FIELDS.into_iter().find(|&field| field == key) else {
+            let known = FIELDS.map(str::to_owned).to_vec();
+            return Err(Error::UnknownField { key: key.into(), nearest: nearest(key, FIELDS), known });
+        };
+        let mut table = serde_json::to_value(self).map_err(|error| wrong(error.to_string()))?;
+        let value = parse(value, table[field].is_array());
+        table[field] = value.clone();
+        let config = serde_json::from_value(table).map_err(|error| wrong(error.to_string()))?;
+        Ok((config, field, value))
     }
 }
 

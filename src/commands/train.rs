@@ -6,8 +6,9 @@ use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use crate::signals;
 use crate::trainer::{Outcome, Trainer};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use clap::{Args, value_parser};
+use model::ModelConfig;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -36,6 +37,12 @@ pub struct Arguments {
     /// Images per step.
     #[arg(long, value_name = "N")]
     batch_size: Option<u32>,
+    /// The side of the images; by default the one that the model is meant for.
+    #[arg(long, value_name = "N")]
+    image_size: Option<u32>,
+    /// Changes a field of the model, for instance --set drop_path=0.1 depth=2,2,2.
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]
+    set: Vec<String>,
     /// What the backward pass computes again instead of keeping it, to save memory. The results have the same bits.
     #[arg(long, value_enum)]
     recompute: Option<Recompute>,
@@ -75,7 +82,15 @@ impl Arguments {
                 .map(|path| text(path).with_context(|| format!("{flag}: expected a path in UTF-8")))
                 .transpose()
         };
+        let mut fields = Table::new();
+        for entry in &self.set {
+            let changed = ModelConfig::default().with_override(entry);
+            let (_, field, value) = changed.map_err(|error| anyhow!("--set {error}"))?;
+            fields.insert(field.to_owned(), Value::try_from(value)?);
+        }
         let flags = [
+            ("architecture", (!fields.is_empty()).then_some(Value::Table(fields))),
+            ("image_size", self.image_size.map(number)),
             ("model", self.model.clone().map(Value::String)),
             ("data", self.data.clone().map(Value::String)),
             ("epochs", self.epochs.map(number)),

@@ -2,7 +2,8 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `step.rs` | [`Learner`]: model, optimiser and average; one training step, one evaluation |
+//! | `step.rs` | [`Learner`]: model, optimiser and average; one training step |
+//! | `score.rs` | how well images are classified, in training and in a test |
 //! | `recorded.rs` | a training step on a GPU, recorded once and replayed |
 //! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to go on to the bit, and how it is stored |
