@@ -1,4 +1,5 @@
-//! How much memory training and inference take: measured on a few images, and foretold for many.
+//! How much memory training and inference take: measured on a few images, and foretold for many. And what is said where
+//! it is not there.
 //!
 //! Nearly all of it lies in the buffer pool, and the pool is asked. What a batch takes grows by the same amount for
 //! each image, from the second on, so two small batches tell what a large one needs.
@@ -27,9 +28,9 @@ const PROGRAM: u64 = 12_000_000;
 /// Height and width.
 pub type Size = [usize; 2];
 
-/// The resident bytes at the peak of training steps as configured, on images of a size, without the data set. (Testing, which takes a
-/// batch whole, needs less, unless there are many micro-batches.) It runs a few steps, on up to the pixels of six images
-/// of 224x224; the free blocks of the pool are given back to the system. Errors: those of a training step.
+/// The resident bytes at the peak of training steps as configured, on images of a size, without the data set. (Testing,
+/// which takes a batch whole, needs less, unless there are many micro-batches.) It runs a few steps, on up to the pixels
+/// of six images of 224x224; the free blocks of the pool are given back to the system. Errors: those of a training step.
 pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);
     let sample = Sample::of(config, size)?;

@@ -34,11 +34,17 @@ pub(super) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder)?;
     let half = path.with_extension(format!("{}.half", std::process::id()));
-    let mut file = File::create(&half)?;
-    file.write_all(contents)?;
-    file.write_all(&checksum(contents).to_le_bytes())?;
-    file.sync_all()?;
-    fs::rename(&half, path)
+    let written = File::create(&half).and_then(|mut file| {
+        file.write_all(contents)?;
+        file.write_all(&checksum(contents).to_le_bytes())?;
+        file.sync_all()?;
+        fs::rename(&half, path)
+    });
+    if written.is_err() {
+        // The first error is the one to tell.
+        let _ = fs::remove_file(&half);
+    }
+    written
 }
 
 const CHECK: usize = size_of::<u64>();
