@@ -176,7 +176,7 @@ impl Sample {
             (size, each) = (half, 4 * each);
             count = most(&model, size)?;
         }
-        Ok(Self { model, size, each, most: count.max(2) })
+        Ok(Self { model, size, each, most: count.max(3) })
     }
 
     /// The shape of a batch of them.
@@ -198,8 +198,9 @@ impl Sample {
         if images <= large {
             return measured(images);
         }
-        // Not fewer than a batch has groups of pieces, which have gradients of their own.
-        let small = (large * 2 / 3).max(1);
+        // Not fewer than a batch has groups of pieces, which have gradients of their own; nor one alone, of which batch
+        // normalisation has nothing to normalise by where its last map is a single token.
+        let small = large * 2 / 3;
         let (less, more) = (measured(small)?, measured(large)?);
         Ok(more + more.saturating_sub(less) * (images - large) as u64 / (large - small) as u64)
     }
