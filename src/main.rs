@@ -4,13 +4,12 @@ use biformer::commands::{self, Cli, Status};
 use biformer::memory::or_out_of_memory;
 use biformer::printing::print_error;
 use biformer::signals;
-use clap::Parser;
 use std::io;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     signals::survive_size_limit();
-    let cli = Cli::parse();
+    let cli = Cli::from_arguments();
     match or_out_of_memory(|| commands::run(cli)) {
         Ok(Status::Done) => ExitCode::SUCCESS,
         Ok(Status::FellShort) => ExitCode::from(1),

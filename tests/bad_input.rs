@@ -142,7 +142,7 @@ fn names_that_do_not_exist() {
 fn values_that_make_no_sense() {
     let folder = fresh("bad-values");
     let data = &shared().data;
-    let cases: [(&str, &[&str]); 14] = [
+    let cases: [(&str, &[&str]); 15] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
         ("image_size = 34", &["a 34x34 image does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
@@ -155,6 +155,7 @@ fn values_that_make_no_sense() {
         ("optimizer = 3", &["optimizer: expected a table, got 3"]),
         ("optimizer.betas = [0.9, 1.0]", &["optimizer: betas[1] is 1", "[0, 1)"]),
         ("augmentation.flip = 2.0", &["augmentation", "flip", "probability"]),
+        ("augmentation.erase = nan", &["augmentation", "erase", "NaN is not a probability"]),
         ("augmentation.crop = \"round\"", &["augmentation.crop", "padded"]),
         ("model = 3", &["model: expected a text in quotes, got 3"]),
     ];
@@ -163,7 +164,7 @@ fn values_that_make_no_sense() {
     }
     let flags: [(&[&str], &[&str]); 5] = [
         (&["--epochs", "0"], &["epochs = 0, expected 1 to"]),
-        (&["--lr=-1"], &["schedule.peak = -1", "above 0"]),
+        (&["--lr", "-1"], &["schedule.peak = -1", "above 0"]),
         (&["--lr", "inf"], &["schedule.peak = inf"]),
         (&["--batch-size", "0"], &["batch_size = 0"]),
         (&["--batch-size", "161"], &["batch_size = 161", "160 training images", "--batch-size 160 or less"]),
@@ -180,7 +181,7 @@ fn values_that_make_no_sense() {
     let run = text(&shared().run);
     biformer(&["train", "--resume", "--out", run, "--lr", "1e-300"]).refused(&["schedule.peak = 1e-300"]);
     biformer(&["eval", "--checkpoint", run, "--batch-size", "0"]).refused(&["--batch-size 0: expected 1 to"]);
-    for (flag, value) in [("--seed", "18446744073709551615"), ("--epochs", "1844674407370955161")] {
+    for (flag, value) in [("--seed", "18446744073709551615"), ("--epochs", "1844674407370955161"), ("--epochs", "-1")] {
         let said = biformer(&["train", flag, value]);
         assert_eq!(said.status, Some(2));
         assert!(said.err.contains(&format!("'{value}' for '{flag} <N>': {value} is not in 0..=")), "{}", said.err);

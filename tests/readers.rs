@@ -10,6 +10,7 @@ use common::program::{biformer, fresh, text};
 use common::samples;
 use proptest::prelude::*;
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -144,11 +145,13 @@ fn files_are_written_whole_through_links_and_never_over_devices() {
     file.tensors.insert("x".into(), Tensor::full([3], 1f32));
     let (target, link) = (folder.join("target"), folder.join("link"));
     file.write(&target).unwrap();
-    std::os::unix::fs::symlink(&target, &link).unwrap();
+    fs::set_permissions(&target, fs::Permissions::from_mode(0o640)).unwrap();
+    symlink(&target, &link).unwrap();
     file.tensors.insert("x".into(), Tensor::full([4], 2f32));
     file.write(&link).unwrap();
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert_eq!(*TensorFile::read(&target).unwrap().tensors["x"].shape(), [4]);
+    assert_eq!(fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o640);
     assert!(file.write(&folder).unwrap_err().to_string().contains("regular file"));
     assert_eq!(common::program::contents(&folder).len(), 2);
 }

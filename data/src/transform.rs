@@ -75,21 +75,12 @@ impl Default for Augmentation {
     }
 }
 
-/// Turns images into the input of a model: (size, size, 3) floats, channels last, `(byte / 255 - mean) / std`.
-#[derive(Clone, Debug)]
-pub struct Transform {
-    size: usize,
-    augmentation: Option<Augmentation>,
-    /// The normalised value of each byte in each channel: exact, and quicker than computing it.
-    levels: Box<[[f32; 3]; 256]>,
-}
-
-impl Transform {
-    /// The transform for training.
+impl Augmentation {
+    /// Checks that it can vary images for an input of this size.
     ///
     /// Errors: [`Error::Setting`] where a number is out of its range.
-    pub fn train(size: usize, statistics: Statistics, augmentation: &Augmentation) -> Result<Self> {
-        let Augmentation { padding, flip, min_scale, erase, .. } = *augmentation;
+    pub fn check(&self, size: usize) -> Result<()> {
+        let Augmentation { padding, flip, min_scale, erase, .. } = *self;
         if padding > size {
             return Err(Error::setting("padding", format!("{padding} is more than the input size {size}")));
         }
@@ -104,6 +95,25 @@ impl Transform {
                 format!("{min_scale} is not a part of the area, above 0, up to 1"),
             ));
         }
+        Ok(())
+    }
+}
+
+/// Turns images into the input of a model: (size, size, 3) floats, channels last, `(byte / 255 - mean) / std`.
+#[derive(Clone, Debug)]
+pub struct Transform {
+    size: usize,
+    augmentation: Option<Augmentation>,
+    /// The normalised value of each byte in each channel: exact, and quicker than computing it.
+    levels: Box<[[f32; 3]; 256]>,
+}
+
+impl Transform {
+    /// The transform for training.
+    ///
+    /// Errors: [`Error::Setting`] where a number is out of its range.
+    pub fn train(size: usize, statistics: Statistics, augmentation: &Augmentation) -> Result<Self> {
+        augmentation.check(size)?;
         Ok(Self { augmentation: Some(augmentation.clone()), ..Self::eval(size, statistics)? })
     }
 

@@ -86,11 +86,15 @@ const NOT_REGULAR: &str = "it is there, but not as a regular file; name another 
 
 /// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or
 /// the new one under its name: into a temporary file beside it, synced, then renamed. What is there and no
-/// regular file (a folder, a device) is left alone.
+/// regular file (a folder, a device) is left alone. Who may read and write it stays as it is.
 pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
     let (path, temporary) = &beginning(path)?;
     let written = File::create(temporary).and_then(|mut file| {
         file.write_all(bytes)?;
+        if let Ok(before) = fs::metadata(path) {
+            // Not every file system has permissions.
+            let _ = file.set_permissions(before.permissions());
+        }
         file.sync_all()
     });
     let renamed = written.and_then(|()| fs::rename(temporary, path));

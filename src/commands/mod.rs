@@ -21,7 +21,7 @@ mod train;
 use crate::threads::{MOST_THREADS, pool};
 use crate::trainer::checkpoint::{Checkpoint, TrainedModel};
 use anyhow::{Result, anyhow, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use model::{ModelConfig, PRESETS, preset};
 use std::path::PathBuf;
 
@@ -59,6 +59,15 @@ enum Command {
     Bench(bench::Arguments),
     /// Lists what there is to compute on.
     Devices(devices::Arguments),
+}
+
+impl Cli {
+    /// What the program was called with. A negative number is taken for an option's value, and refused as that.
+    pub fn from_arguments() -> Self {
+        let option = |arg: Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
+        let mut called = Self::command().mut_args(option).mut_subcommands(|command| command.mut_args(option));
+        Self::from_arg_matches(&called.get_matches_mut()).unwrap_or_else(|error| error.format(&mut called).exit())
+    }
 }
 
 /// How a command ended, if no error stopped it.

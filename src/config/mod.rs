@@ -278,6 +278,7 @@ impl RunConfig {
         if !(0.0..=self.epochs as f64).contains(&warmup_epochs) {
             bail!("schedule.warmup_epochs = {warmup_epochs}, expected from 0 to epochs = {}", self.epochs);
         }
+        self.augmentation.check(self.image_size).context("augmentation")?;
         self.optimizer.validate().context("optimizer")?;
         self.ema.settings().validate().context("ema")?;
         self.schedule(1).context("schedule")?;

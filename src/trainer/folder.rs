@@ -7,7 +7,7 @@ use crate::pictures;
 use crate::printing::tell;
 use anyhow::{Context, Error, Result, bail};
 use data::{Batch, Transform};
-use model::{Trace, write_safely};
+use model::{Trace, expect_writable, write_safely};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
@@ -85,8 +85,7 @@ impl RunFolder {
     /// Makes the folder. One that holds a run already, or anything else that a run would write over, is left alone.
     pub fn create(config: &RunConfig) -> Result<Self> {
         let path = &config.out;
-        fs::create_dir_all(path)
-            .with_context(|| format!("run folder {}: cannot be made; choose another with --out", path.display()))?;
+        fs::create_dir_all(path).with_context(|| cannot_be_made(path))?;
         let folder = Self { path: path.clone(), lock: lock(path)? };
         // Once locked: another run may have come and gone.
         expect_free(path)?;
@@ -241,9 +240,12 @@ impl RunFolder {
     }
 }
 
-/// Refuses a folder that holds a run already, or anything else that a run would write over.
+/// Refuses a folder that cannot be made, or that holds a run already, or anything else that a run would write over.
 pub fn expect_free(path: &Path) -> Result<()> {
     let shown = path.display();
+    // The last ancestor of a relative path is empty, which stands for the working folder.
+    let there = path.ancestors().find(|folder| folder.as_os_str().is_empty() || folder.exists()).unwrap_or(path);
+    expect_writable(&there.join(LOCK)).with_context(|| cannot_be_made(path))?;
     if path.join(FILE_NAME).exists() {
         bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
     }
@@ -253,6 +255,10 @@ pub fn expect_free(path: &Path) -> Result<()> {
             bail!("run folder {shown}: there is a {name}, and no checkpoint; choose another with --out, or remove it")
         }
     }
+}
+
+fn cannot_be_made(path: &Path) -> String {
+    format!("run folder {}: cannot be made; choose another with --out", path.display())
 }
 
 /// Locks a run folder for as long as the file is open.

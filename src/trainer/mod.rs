@@ -297,7 +297,7 @@ fn loaders(
     test: Arc<dyn Dataset>,
 ) -> Result<(Loader, Loader)> {
     let (size, statistics) = (config.image_size, facts.statistics);
-    let varied = Transform::train(size, statistics, &config.augmentation).context("augmentation")?;
+    let varied = Transform::train(size, statistics, &config.augmentation)?;
     let mut training = LoaderConfig::train(config.batch_size, config.seed, varied);
     let mut testing = LoaderConfig::eval(config.batch_size, Transform::eval(size, statistics)?);
     training.max_bad_images = config.max_bad_images;

@@ -16,6 +16,7 @@
 pub mod cases;
 pub mod reference;
 
+use crate::Regions;
 use crate::bra::geometry::Geometry;
 use crate::bra::{cpu, cuda};
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
@@ -32,7 +33,8 @@ pub fn attention<'t>(qkv: &Var<'t>, heads: usize, scale: f64) -> Result<Var<'t>>
         return Err(Error::shape("attention", "qkv (N, H, W, 3C)", qkv.shape()).into());
     }
     let (qk_dim, v_dim) = (channels / 3, channels / 3);
-    let g = Geometry { images, map: [height, width], grid: [1, 1], heads, qk_dim, v_dim, topk: 1 };
+    let regions = Regions::cut("attention", [height, width], [1, 1])?;
+    let g = Geometry { images, regions, heads, qk_dim, v_dim, topk: 1 };
     let g = g.check("attention")?;
     let device = qkv.value().device();
     let mut out = Tensor::empty_on(&device, [images, height, width, v_dim], qkv.dtype())?;

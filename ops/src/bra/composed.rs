@@ -31,12 +31,13 @@ pub fn bra_composed<'t>(
     if attributes.valid.is_some() {
         return Err(Error::argument("bra_composed", "regions are pooled over the whole map only").into());
     }
-    let (n, p, t, k, heads) = (g.images, g.regions(), g.region_tokens(), g.topk, g.heads);
+    let (n, p, t, k, heads) = (g.images, g.regions.count(), g.regions.tokens(), g.topk, g.heads);
+    let grid = g.regions.grid();
     let part = |start: usize, end: usize| contiguous(&slice(qkv, 3, start..end)?);
     let (q, key, v) = (part(0, g.qk_dim)?, part(g.qk_dim, 2 * g.qk_dim)?, part(2 * g.qk_dim, g.row())?);
 
     // Which regions does each region attend to? Mean queries against mean keys, (N, P, P).
-    let (q_mean, k_mean) = (region_pool(&q, g.grid)?, region_pool(&key, g.grid)?);
+    let (q_mean, k_mean) = (region_pool(&q, grid)?, region_pool(&key, grid)?);
     let (q_mean, k_mean) = match kind {
         // The one deliberate detach.
         RouteKind::Hard => (q_mean.detach(), k_mean.detach()),
@@ -47,9 +48,9 @@ pub fn bra_composed<'t>(
 
     // Gather the keys and values of those regions, (N, P, k, T, ·).
     let [q, key, v_regions] = [
-        region_partition(&q, g.grid)?,
-        gather(&region_partition(&key, g.grid)?, 1, &routes)?,
-        gather(&region_partition(&v, g.grid)?, 1, &routes)?,
+        region_partition(&q, grid)?,
+        gather(&region_partition(&key, grid)?, 1, &routes)?,
+        gather(&region_partition(&v, grid)?, 1, &routes)?,
     ];
     let (key, v_regions) = match kind {
         RouteKind::Hard => (key, v_regions),
@@ -67,7 +68,7 @@ pub fn bra_composed<'t>(
     let scores = matmul(&scale(&contiguous(&q)?, attributes.scale)?, &permute(&key, &[0, 1, 2, 4, 3])?)?;
     let mixed = matmul(&softmax(&scores)?, &values)?;
     let merged = contiguous(&permute(&mixed, &[0, 1, 3, 2, 4])?)?;
-    let mut out = region_merge(&reshape(&merged, [n, p, t, g.v_dim])?, g.grid, g.region_size())?;
+    let mut out = region_merge(&reshape(&merged, [n, p, t, g.v_dim])?, grid, g.regions.size())?;
 
     // Local context from the values' neighbours.
     if let Some([weight, bias]) = lepe {

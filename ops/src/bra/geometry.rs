@@ -8,10 +8,8 @@ use tensor::{Error, Result};
 pub struct Geometry {
     /// N.
     pub images: usize,
-    /// H and W.
-    pub map: [usize; 2],
-    /// Regions along H and W.
-    pub grid: [usize; 2],
+    /// How the map (H, W) is cut.
+    pub regions: Regions,
     /// Attention heads.
     pub heads: usize,
     /// D: channels of the queries, and of the keys, over all heads.
@@ -23,7 +21,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Checks that everything divides: heads the channels, the grid the map; and that there are k regions.
+    /// Checks that heads divide channels, and that there are k regions.
     pub fn check(self, op: &'static str) -> Result<Self> {
         if self.qk_dim == 0 {
             return Err(Error::argument(op, "queries and keys need at least one channel"));
@@ -32,37 +30,28 @@ impl Geometry {
             let message = format!("{} heads do not divide {} and {} channels", self.heads, self.qk_dim, self.v_dim);
             return Err(Error::argument(op, message));
         }
-        Regions::cut(op, self.map, self.grid)?;
-        if self.topk == 0 || self.topk > self.regions() {
-            let message = format!("topk {} must be from 1 to the number of regions, {}", self.topk, self.regions());
+        let regions = self.regions.count();
+        if self.topk == 0 || self.topk > regions {
+            let message = format!("topk {} must be from 1 to the number of regions, {regions}", self.topk);
             return Err(Error::argument(op, message));
         }
         Ok(self)
     }
 
-    /// The number of regions.
-    pub fn regions(&self) -> usize {
-        self.grid[0] * self.grid[1]
-    }
-
     /// The tokens of one image.
     pub fn tokens(&self) -> usize {
-        self.map[0] * self.map[1]
+        self.regions.map().iter().product()
     }
 
-    /// The height and width of a region, in tokens.
-    pub fn region_size(&self) -> [usize; 2] {
-        [self.map[0] / self.grid[0], self.map[1] / self.grid[1]]
-    }
-
-    /// The tokens of one region.
-    pub fn region_tokens(&self) -> usize {
-        self.region_size().iter().product()
+    /// The shape of a map of so many channels.
+    pub fn shape(&self, channels: usize) -> [usize; 4] {
+        let [height, width] = self.regions.map();
+        [self.images, height, width, channels]
     }
 
     /// The tokens that one query attends to.
     pub fn keys(&self) -> usize {
-        self.topk * self.region_tokens()
+        self.topk * self.regions.tokens()
     }
 
     /// The multiply-adds of the scores and of the weighted sums of values: each of the two products has two

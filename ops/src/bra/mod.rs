@@ -32,6 +32,7 @@ pub(crate) mod geometry;
 pub mod reference;
 mod routing;
 
+use crate::Regions;
 use crate::dwconv;
 use crate::dwconv::cpu::{Kernel, Map, MapMut};
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var};
@@ -67,11 +68,13 @@ pub struct Bra {
 impl Bra {
     pub(crate) fn geometry(&self, qkv: &Tensor) -> tensor::Result<Geometry> {
         let [images, height, width, channels] = qkv.dims("bra", "qkv (N, H, W, 2D + C)")?;
-        let Some(v_dim) = channels.checked_sub(2 * self.qk_dim) else {
-            return Err(Error::shape("bra", format!("qkv with at least {} channels", 2 * self.qk_dim), qkv.shape()));
-        };
         let Bra { heads, qk_dim, topk, grid, .. } = *self;
-        Geometry { images, map: [height, width], grid, heads, qk_dim, v_dim, topk }.check("bra")
+        let Some(v_dim) = qk_dim.checked_mul(2).and_then(|both| channels.checked_sub(both)) else {
+            let expected = format!("qkv with {qk_dim} channels of queries, as many of keys, and those of values");
+            return Err(Error::shape("bra", expected, qkv.shape()));
+        };
+        let regions = Regions::cut("bra", [height, width], grid)?;
+        Geometry { images, regions, heads, qk_dim, v_dim, topk }.check("bra")
     }
 }
 
@@ -88,7 +91,7 @@ pub struct Routed<'t> {
 /// `lepe` gives its weight (C, 1, K, K), K odd, and bias (C).
 pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> Result<Routed<'t>> {
     let g = attributes.geometry(qkv.value())?;
-    let map = [g.images, g.map[0], g.map[1], g.v_dim];
+    let map = g.shape(g.v_dim);
     let context = lepe.map(|[weight, bias]| dwconv::geometry("bra", map, weight.value(), Some(bias.value())));
     let context = context.transpose()?;
     let routes = route(qkv.value(), attributes)?.routes;
@@ -165,7 +168,7 @@ impl Rule for Attention {
                 cuda::backward(&gpu, g, &given, &out)?;
             }
             if let Some(weight) = &lepe {
-                let context = dwconv::geometry("bra", [g.images, g.map[0], g.map[1], g.v_dim], weight, None)?;
+                let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
                 let outs = [dqkv.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
                 cuda::add_context_backward(g, context, &given, weight, outs)?;
             }
@@ -178,7 +181,7 @@ impl Rule for Attention {
                 cpu::backward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, lse.as_slice("bra")?, dout, out);
             }
             if let Some(weight) = &lepe {
-                let context = dwconv::geometry("bra", [g.images, g.map[0], g.map[1], g.v_dim], weight, None)?;
+                let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
                 let upstream = Map { data: dout, stride: g.v_dim };
                 if let Some(out) = dqkv.out::<T>()? {
                     // The attention has written the values' gradient; the convolution adds to it.
@@ -197,7 +200,7 @@ impl Rule for Attention {
     /// Of routing, attention and local context.
     fn multiply_adds(&self, out: &Shape) -> MultiplyAdds {
         let Ok(g) = self.attributes.geometry(&self.qkv) else { return MultiplyAdds::default() };
-        let routing = (g.images * g.regions().pow(2) * g.qk_dim) as u64;
+        let routing = (g.images * g.regions.count().pow(2) * g.qk_dim) as u64;
         let taps = self.lepe.as_ref().map_or(0, |weight| weight.shape()[1..].iter().product());
         let (attention, context) = (g.multiply_adds(), (out.count() * taps) as u64);
         MultiplyAdds { value: routing + attention + context, gradients: [2 * attention + context, context] }

@@ -21,15 +21,14 @@ pub struct Routing {
 /// are the means of the regions' queries and keys. Nothing of it is recorded on a tape: routing is detached.
 pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
     let g = attributes.geometry(qkv)?;
-    let valid = attributes.valid.unwrap_or(g.map);
-    let [rh, rw] = g.region_size();
-    let starts_inside =
-        |axis: usize, size: usize| (g.grid[axis] - 1) * size < valid[axis] && valid[axis] <= g.map[axis];
-    if g.tokens() > 0 && !(starts_inside(0, rh) && starts_inside(1, rw)) {
-        let message = format!("the valid part {valid:?} of a map {:?} leaves a region of {:?} empty", g.map, g.grid);
+    let (map, grid, size) = (g.regions.map(), g.regions.grid(), g.regions.size());
+    let valid = attributes.valid.unwrap_or(map);
+    let reaches_all = |axis: usize| (grid[axis] - 1) * size[axis] < valid[axis] && valid[axis] <= map[axis];
+    if g.tokens() > 0 && !(reaches_all(0) && reaches_all(1)) {
+        let message = format!("the valid part {valid:?} of a map {map:?} leaves a region of {grid:?} empty");
         return Err(Error::argument("bra", message));
     }
-    let shape = [g.images, g.regions(), g.topk];
+    let shape = [g.images, g.regions.count(), g.topk];
     let device = qkv.device();
     let mut routes = Tensor::empty_on(&device, shape, DType::Index)?;
     let mut logits = Tensor::empty_on(&device, shape, qkv.dtype())?;
@@ -51,7 +50,7 @@ pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
 const ROWS: usize = 64;
 
 fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes: &mut [u32], logits: &mut [T]) {
-    let regions = g.regions();
+    let regions = g.regions.count();
     let per_image = regions * g.topk;
     let image_len = g.tokens() * g.row();
     routes.par_chunks_mut(per_image).zip(logits.par_chunks_mut(per_image)).enumerate().for_each(
@@ -60,8 +59,9 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             // A row of means is a region's query and then its key.
             let row = 2 * g.qk_dim;
             let mut means = Scratch::<T>::new(regions * row);
-            let lines = means.par_chunks_mut((g.grid[1] * row).max(1)).enumerate();
-            let lines = lines.with_min_len(items_per_task(g.region_size()[0] * g.map[1] * row));
+            let ([_, columns], [height, _], [_, width]) = (g.regions.grid(), g.regions.size(), g.regions.map());
+            let lines = means.par_chunks_mut((columns * row).max(1)).enumerate();
+            let lines = lines.with_min_len(items_per_task(height * width * row));
             lines.for_each(|(line, means)| simd!(_A => region_means::<T>(g, valid, qkv, line, means)));
             let (means, keys) = (&*means, Mat::strided(&means[g.qk_dim..], (g.qk_dim, regions), (1, row)));
             // The affinities of a block of rows at a time: P² numbers are never held.
@@ -85,14 +85,14 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
 /// The means of one image's queries and keys over the valid tokens of each region in a line of the grid, (S_w, 2D).
 #[inline(always)]
 fn region_means<T: Float>(g: Geometry, valid: [usize; 2], qkv: &[T], line: usize, means: &mut [T]) {
-    let ([rh, rw], width) = (g.region_size(), 2 * g.qk_dim);
+    let ([rh, rw], [_, row_len], width) = (g.regions.size(), g.regions.map(), 2 * g.qk_dim);
     let (top, bottom) = (line * rh, ((line + 1) * rh).min(valid[0]));
     for (place, mean) in means.chunks_exact_mut(width).enumerate() {
         let (left, right) = (place * rw, ((place + 1) * rw).min(valid[1]));
         mean.fill(T::zero());
         for row in top..bottom {
             for col in left..right {
-                put(mean, &qkv[(row * g.map[1] + col) * g.row()..][..width], true);
+                put(mean, &qkv[(row * row_len + col) * g.row()..][..width], true);
             }
         }
         let inverse = T::one() / T::of(((bottom - top) * (right - left)) as f64);

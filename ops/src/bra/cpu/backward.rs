@@ -60,7 +60,7 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
     let mut scratch = Scratch::<T>::new(sizes.iter().sum());
     let [columns, rows, dout_rows, drows, p, ds] = parts(&mut scratch, sizes);
     let (mut routed, mut fresh) = (vec![], head.all_fresh());
-    for Block { regions, pixels } in head.blocks(0..head.geometry.regions()) {
+    for Block { regions, pixels } in head.blocks(0..head.geometry.regions.count()) {
         head.route(regions.clone(), &mut routed);
         head.fetch_next(pixels);
         for fresh in head.take_fresh(regions.clone(), &mut fresh) {

@@ -28,12 +28,12 @@ pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: 
     let lists = [&*pixels, routes];
     let heads = g.images * g.heads;
     let work = g.tokens() * g.keys() * g.head_dims().iter().sum::<usize>();
-    let shares = (TASKS / heads).min(work / SHARE).clamp(1, g.regions());
-    let share = g.regions().div_ceil(shares);
+    let shares = (TASKS / heads).min(work / SHARE).clamp(1, g.regions.count());
+    let share = g.regions.count().div_ceil(shares);
     let (out, lse) = (Interleaved::new(out), Interleaved::new(lse));
     simd!(A => (0..heads * shares).into_par_iter().for_each(|task| {
         let (index, first) = (task / shares, task % shares * share);
-        let regions = first.min(g.regions())..(first + share).min(g.regions());
+        let regions = first.min(g.regions.count())..(first + share).min(g.regions.count());
         // SAFETY: this task alone writes these regions of this head.
         unsafe { forward_regions::<T, A>(Head::new(g, qkv, lists, scale, index), regions, out, lse) };
     }));

@@ -45,11 +45,11 @@ fn parts<T, const N: usize>(mut scratch: &mut [T], sizes: [usize; N]) -> [&mut [
 
 /// The pixels of each region of a map that is not empty, one region after the other: (P, tokens).
 fn pixels(g: Geometry) -> Scratch<u32> {
-    let mut pixels = Scratch::new(g.regions() * g.region_tokens());
-    let ([rows, columns], [height, width]) = (g.grid, g.region_size());
+    let mut pixels = Scratch::new(g.regions.count() * g.regions.tokens());
+    let ([rows, columns], [height, width], [_, row_len]) = (g.regions.grid(), g.regions.size(), g.regions.map());
     let starts = (0..rows * columns).flat_map(|region| {
-        let corner = region / columns * height * g.map[1] + region % columns * width;
-        (0..height).map(move |row| corner + row * g.map[1])
+        let corner = region / columns * height * row_len + region % columns * width;
+        (0..height).map(move |row| corner + row * row_len)
     });
     for (run, start) in pixels.chunks_exact_mut(width).zip(starts) {
         run.iter_mut().zip(start..).for_each(|(place, pixel)| *place = pixel as u32);
@@ -84,7 +84,7 @@ impl<'a, T: Copy> Head<'a, T> {
     /// The head `index`, counted through all images, of qkv (N, H, W, 2D + C) and routes (N, P, k).
     fn new(geometry: Geometry, qkv: &'a [T], [pixels, routes]: [&'a [u32]; 2], scale: T, index: usize) -> Self {
         let (image, index) = (index / geometry.heads, index % geometry.heads);
-        let routed = geometry.regions() * geometry.topk;
+        let routed = geometry.regions.count() * geometry.topk;
         Self { geometry, image, index, qkv, pixels, routes: &routes[image * routed..][..routed], scale }
     }
 
@@ -116,7 +116,7 @@ impl<'a, T: Copy> Head<'a, T> {
 
     /// All pixels.
     fn all(&self) -> Pixels<'a> {
-        Pixels { list: self.pixels, region: self.geometry.region_tokens() }
+        Pixels { list: self.pixels, region: self.geometry.regions.tokens() }
     }
 
     /// The pixels of some regions.
@@ -133,12 +133,12 @@ impl<'a, T: Copy> Head<'a, T> {
 
     /// Neighbouring regions that are laid out together, so many of them at a time.
     fn together(&self) -> usize {
-        (LAID_OUT / self.geometry.region_tokens()).max(1)
+        (LAID_OUT / self.geometry.regions.tokens()).max(1)
     }
 
     /// Of each region, that nobody has attended to it or to such a neighbour yet.
     fn all_fresh(&self) -> Vec<bool> {
-        vec![true; self.geometry.regions()]
+        vec![true; self.geometry.regions.count()]
     }
 
     /// The neighbours among which some regions attend to one, and which were fresh until now.
@@ -166,13 +166,13 @@ impl<'a, T: Copy> Head<'a, T> {
 
     /// The quads of a region.
     fn quads(&self) -> usize {
-        self.geometry.region_tokens().div_ceil(QUAD)
+        self.geometry.regions.tokens().div_ceil(QUAD)
     }
 
     /// The largest block of queries: of so many regions, so many quads.
     fn largest_block(&self) -> [usize; 2] {
         let quads = self.quads().min(QUERY_QUADS);
-        [(QUERY_QUADS / quads).min(self.geometry.regions()), quads]
+        [(QUERY_QUADS / quads).min(self.geometry.regions.count()), quads]
     }
 
     /// The queries of some regions in blocks: several regions, or parts of one.
@@ -193,7 +193,7 @@ impl<'a, T: Copy> Head<'a, T> {
     fn scores(&self, [regions, queries]: [usize; 2]) -> Scores {
         let quads = self.quads();
         let blocks = Blocks { regions, queries, keys: self.geometry.topk * quads };
-        Scores { blocks, region: [self.geometry.region_tokens(), quads] }
+        Scores { blocks, region: [self.geometry.regions.tokens(), quads] }
     }
 
     /// The quads of the keys that these regions attend to, one region's after the other's.

@@ -62,14 +62,14 @@ fn magic(by: usize) -> i32 {
 
 /// The geometry as kernels take it.
 fn with_geometry(launch: Launch<'_>, g: Geometry) -> Result<Launch<'_>> {
-    let ([rows, cols], [height, width], [d, dv]) = (g.grid, g.region_size(), g.head_dims());
+    let ([rows, cols], [height, width], [d, dv]) = (g.regions.grid(), g.regions.size(), g.head_dims());
     let launch = launch.extents([rows, cols, height, width, g.heads, d, dv, g.topk])?;
     Ok(launch.int(magic(cols)).int(magic(width)).int(magic(height * width)))
 }
 
 /// Blocks for tiles of `size` tokens of each region, head and image.
 fn tiles(g: Geometry, size: usize) -> [usize; 3] {
-    [g.regions() * g.region_tokens().div_ceil(size), g.heads, g.images]
+    [g.regions.count() * g.regions.tokens().div_ceil(size), g.heads, g.images]
 }
 
 /// routes (N, P, k) and logits (N, P, k) of qkv (N, H, W, 2D + C).
@@ -82,7 +82,7 @@ pub fn route(
     [routes, logits]: [&mut Tensor; 2],
 ) -> Result<()> {
     let (dtype, device) = (qkv.dtype(), qkv.device());
-    let regions = g.regions();
+    let regions = g.regions.count();
     let mut means = Tensor::empty_on(&device, [g.images, regions, 2 * g.qk_dim], dtype.wide())?;
     let (pack, of_image) = (16 / dtype.size(), g.tokens() * 2 * g.qk_dim * dtype.size());
     let in_packs = [g.qk_dim, g.v_dim].iter().all(|dim| dim.is_multiple_of(pack));
@@ -236,13 +236,13 @@ pub fn add_context_backward(
 
 /// For each region the regions routed to it: starts (N, P + 1) and entries (N, P·k).
 fn invert(gpu: &Arc<Gpu>, device: &Device, g: Geometry, routes: &Tensor) -> Result<(Tensor, Tensor)> {
-    let mut starts = Tensor::empty_on(device, [g.images, g.regions() + 1], DType::Index)?;
-    let mut entries = Tensor::empty_on(device, [g.images, g.regions() * g.topk], DType::Index)?;
+    let mut starts = Tensor::empty_on(device, [g.images, g.regions.count() + 1], DType::Index)?;
+    let mut entries = Tensor::empty_on(device, [g.images, g.regions.count() * g.topk], DType::Index)?;
     let launch = KERNELS.launch(gpu, "invert_routes", DType::F32)?;
-    let launch = launch.grid([(g.regions() + 1).div_ceil(8), g.images, 1]).input(routes)?;
+    let launch = launch.grid([(g.regions.count() + 1).div_ceil(8), g.images, 1]).input(routes)?;
     let launch = launch.output(&mut starts)?.output(&mut entries)?;
     // SAFETY: each image has a list of P starts and an end, and P·k entries.
-    unsafe { launch.extents([g.regions(), g.topk])?.int(magic(g.topk)).run()? };
+    unsafe { launch.extents([g.regions.count(), g.topk])?.int(magic(g.topk)).run()? };
     Ok((starts, entries))
 }
 
@@ -265,7 +265,7 @@ impl Form {
     fn of(gpu: &Gpu, g: Geometry, dtype: DType, scale: f64, maps: &[u64]) -> Option<Form> {
         let [dim, v_dim] = g.head_dims();
         let known = dtype == DType::Bf16 && dim == v_dim && [32, 64, 96].contains(&dim);
-        let groups = if g.region_tokens() <= 8 { 1 } else { 2 };
+        let groups = if g.regions.tokens() <= 8 { 1 } else { 2 };
         let properties = gpu.driver().properties();
         let form = Form { dim, groups, resident: true };
         // A block for each head of each image must be enough to fill the GPU.
@@ -333,10 +333,10 @@ impl Form {
     /// Begins the call of a kernel whose warps take `size` tokens at a time. Where warps share out the regions there are no
     /// more of them than it takes for the fewest turns: what others would hold, another block can have.
     fn launch<'a>(self, gpu: &'a Arc<Gpu>, kernel: &str, g: Geometry, size: usize) -> Result<Launch<'a>> {
-        let chunks = g.regions() * g.region_tokens().div_ceil(size);
+        let chunks = g.regions.count() * g.regions.tokens().div_ceil(size);
         let (regions, warps) = match self.resident {
             true => (1, chunks.div_ceil(chunks.div_ceil(WARPS))),
-            false => (g.regions(), Self::TILE / size),
+            false => (g.regions.count(), Self::TILE / size),
         };
         let launch = KERNELS.launch(gpu, kernel, DType::Bf16)?.threads(32 * warps).shared(self.shared(g));
         Ok(launch.grid([regions, g.heads, g.images]))

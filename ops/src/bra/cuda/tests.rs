@@ -1,6 +1,7 @@
 //! Every form of the kernels on tensor cores against the CPU in f64.
 
 use super::*;
+use crate::Regions;
 use crate::bra::cpu;
 use crate::case::{indices, uniform};
 use autograd::gradcheck::relative_error;
@@ -10,8 +11,8 @@ use tensor::cpu::parallel;
 /// Regions of few and many tokens; tiles of keys that are full, begun, and several; queries in several chunks.
 fn geometries(dim: usize) -> Vec<Geometry> {
     let geometry = |map, grid, topk, heads| {
-        let channels = heads * dim;
-        Geometry { images: 2, map, grid, heads, qk_dim: channels, v_dim: channels, topk }
+        let (regions, channels) = (Regions::cut("test", map, grid).unwrap(), heads * dim);
+        Geometry { images: 2, regions, heads, qk_dim: channels, v_dim: channels, topk }
     };
     vec![
         geometry([4, 6], [2, 3], 4, 2),
@@ -30,16 +31,15 @@ fn every_form_agrees_with_the_cpu() {
     for dim in [32, 64, 96] {
         for g in geometries(dim) {
             let scale = (g.qk_dim as f64).powf(-0.5);
-            let map = [g.images, g.map[0], g.map[1]];
-            let qkv = uniform([map[0], map[1], map[2], g.row()], 1).cast(DType::Bf16).unwrap();
+            let qkv = uniform(g.shape(g.row()), 1).cast(DType::Bf16).unwrap();
             // Distinct regions: k neighbours of a random one.
-            let first = indices([g.images * g.regions()], g.regions(), 2).to_vec::<u32>().unwrap();
+            let first = indices([g.images * g.regions.count()], g.regions.count(), 2).to_vec::<u32>().unwrap();
             let routes =
-                first.iter().flat_map(|&first| (0..g.topk as u32).map(move |i| (first + i) % g.regions() as u32));
+                first.iter().flat_map(|&first| (0..g.topk as u32).map(move |i| (first + i) % g.regions.count() as u32));
             let routes: Vec<u32> = routes.collect();
-            let routes = Tensor::from_slice(&routes, [g.images, g.regions(), g.topk]).unwrap();
+            let routes = Tensor::from_slice(&routes, [g.images, g.regions.count(), g.topk]).unwrap();
             let wide = qkv.cast(DType::F64).unwrap();
-            let mut out = Tensor::empty([map[0], map[1], map[2], g.v_dim], DType::F64);
+            let mut out = Tensor::empty(g.shape(g.v_dim), DType::F64);
             let mut lse = Tensor::empty([g.images, g.heads, g.tokens()], DType::F64);
             cpu::forward::<f64>(
                 g,
@@ -99,10 +99,11 @@ fn maps_that_begin_between_packs_and_negative_scales_are_left_to_the_kernels_for
     let device = Device::Cuda(Arc::clone(&gpu));
     let g = geometries(32).remove(0);
     // Each region's are its own and those after it.
-    let routes = (0..g.images * g.regions() * g.topk).map(|i| ((i / g.topk + i % g.topk) % g.regions()) as u32);
-    let routes = Tensor::from_slice(&routes.collect::<Vec<_>>(), [g.images, g.regions(), g.topk]).unwrap();
+    let routes =
+        (0..g.images * g.regions.count() * g.topk).map(|i| ((i / g.topk + i % g.topk) % g.regions.count()) as u32);
+    let routes = Tensor::from_slice(&routes.collect::<Vec<_>>(), [g.images, g.regions.count(), g.topk]).unwrap();
     let routes = routes.to_device(&device).unwrap();
-    let [all, of_out] = [g.row(), g.v_dim].map(|channels| [g.images, g.map[0], g.map[1], channels]);
+    let [all, of_out] = [g.row(), g.v_dim].map(|channels| g.shape(channels));
     // The same numbers, from so many elements after the start of a block on.
     let map = |shape: [usize; 4], after: usize, stream| {
         let count = shape.iter().product::<usize>();
@@ -179,8 +180,9 @@ fn inverted_lists_are_in_order() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     for (grid, topk) in [([1, 1], 1), ([3, 3], 1), ([3, 3], 9), ([7, 7], 16), ([5, 8], 40)] {
-        let g = Geometry { images: 3, map: grid, grid, heads: 1, qk_dim: 1, v_dim: 1, topk };
-        let regions = g.regions();
+        let regions = Regions::cut("test", grid, grid).unwrap();
+        let g = Geometry { images: 3, regions, heads: 1, qk_dim: 1, v_dim: 1, topk };
+        let regions = g.regions.count();
         // The first image's regions all begin with the same, the others with random ones.
         let first = indices([3 * regions], regions, 4).to_vec::<u32>().unwrap();
         let first = first.iter().enumerate().map(|(p, &first)| if p < regions { 0 } else { first as usize });
@@ -208,8 +210,9 @@ fn regions_are_chosen_in_order() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     for (grid, qk_dim, topk) in [([1, 1], 3, 1), ([7, 7], 40, 16), ([9, 11], 6, 99)] {
-        let g = Geometry { images: 2, map: grid, grid, heads: 1, qk_dim, v_dim: 4, topk };
-        let regions = g.regions();
+        let regions = Regions::cut("test", grid, grid).unwrap();
+        let g = Geometry { images: 2, regions, heads: 1, qk_dim, v_dim: 4, topk };
+        let regions = g.regions.count();
         // Of each query and key only one channel is not zero; keys come from few values, so that most tie.
         let values = [2.0, f32::NAN, -1.0, f32::NEG_INFINITY, 0.5, 2.0, -1.0];
         let key = |image: usize, region: usize| values[(region * 3 + image) % 7];
