@@ -28,8 +28,8 @@ const PROGRAM: u64 = 12_000_000;
 /// Height and width.
 pub type Size = [usize; 2];
 
-/// The resident bytes at the peak of training steps as configured, on images of a size, without the data set. (Testing,
-/// which takes a batch whole, needs less, unless there are many micro-batches.) It runs a few steps, on up to the pixels
+/// The resident bytes at the peak of training steps as configured, on images of a size, without the data set and the
+/// batches that are made ahead. It runs a few steps, on up to the pixels
 /// of six images of 224x224; the free blocks of the pool are given back to the system. Errors: those of a training step.
 pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);
@@ -67,21 +67,23 @@ pub fn activations(config: &RunConfig, size: Size) -> Result<usize> {
 }
 
 /// Refuses training that would not fit into the machine's memory, where the system tells how much is free, and says what
-/// to do instead.
-pub fn expect_room_to_train(config: &RunConfig, size: Size) -> Result<()> {
+/// to do instead. The images lie beside the pool, in so many bytes: more than a batch, where batches are made ahead.
+pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64) -> Result<()> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);
     let words = ["training", "a smaller batch_size, in a run more micro_batches, or recompute = \"block\""];
     // Weights, their gradients, and two moments.
     let weights = 4 * DType::F32.size();
-    expect_room(config, size, [at_once, weights], || training(config, size), words)
+    let all = || Ok(training(config, size)? + images.saturating_sub(image_bytes(config, size)));
+    expect_room(config, size, [at_once, weights], images, all, words)
 }
 
 /// The same for [`inference`].
-pub fn expect_room_to_infer(config: &RunConfig, size: Size, dtype: DType) -> Result<()> {
+pub fn expect_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: DType) -> Result<()> {
     // Weights, as they are and as they are prepared.
     let weights = 2 * dtype.size();
     let words = ["inference", "a smaller batch_size, or smaller images"];
-    expect_room(config, size, [config.batch_size, weights], || inference(config, size, dtype), words)
+    let all = || Ok(inference(config, size, dtype)? + images.saturating_sub(image_bytes(config, size)));
+    expect_room(config, size, [config.batch_size, weights], images, all, words)
 }
 
 /// Refuses a forecast of a model that is too large to be measured.
@@ -90,12 +92,13 @@ pub fn expect_room_to_foretell(config: &RunConfig) -> Result<()> {
     free_bytes().map_or(Ok(()), |free| expect_fit(["forecast", "a smaller model"], needed as u64, free))
 }
 
-/// With so many images at once, and so many bytes for each weight. Nothing is foretold that is so small that foretelling
-/// it would take as much, nor where the weights alone do not fit.
+/// With so many images at once, and so many bytes for each weight, and for all images. Nothing is foretold that is so small
+/// that foretelling it would take as much, nor where weights and images alone do not fit.
 fn expect_room(
     config: &RunConfig,
     size: Size,
     [at_once, weight]: [usize; 2],
+    images: u64,
     forecast: impl Fn() -> Result<u64>,
     words: [&str; 2],
 ) -> Result<()> {
@@ -104,7 +107,7 @@ fn expect_room(
         return Ok(());
     }
     let Some(free) = free_bytes() else { return Ok(()) };
-    expect_fit(words, (weight as f64 * config.architecture.rough_size()) as u64, free)?;
+    expect_fit(words, images.saturating_add((weight as f64 * config.architecture.rough_size()) as u64), free)?;
     let sample = Sample::of(config, size)?;
     if at_once * sample.each <= sample.most {
         return Ok(());
@@ -207,7 +210,7 @@ impl Sample {
 }
 
 /// The images of a batch as they come from the data set, in f32.
-fn image_bytes(config: &RunConfig, [height, width]: Size) -> u64 {
+pub fn image_bytes(config: &RunConfig, [height, width]: Size) -> u64 {
     (config.batch_size * height * width * 3 * 4) as u64
 }
 

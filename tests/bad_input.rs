@@ -132,6 +132,9 @@ fn names_that_do_not_exist() {
     biformer(&["gradcheck", "--op", "liner"]).refused(&["did you mean \"linear\"", "softmax"]);
     biformer(&["info", "--set", "topk=1"]).refused(&["no field \"topk\"", "did you mean \"topks\"", "head_dim"]);
     train(&folder, "epoch = 4", data, &[]).refused(&["config-asked.toml", "\"epoch\"", "did you mean \"epochs\""]);
+    let both = folder.join("both.toml");
+    fs::write(&both, "[architecture]\nn_win = 4\nn_wins = 2").unwrap();
+    biformer(&["train", "--config", text(&both)]).refused(&["both.toml: architecture.n_win is given twice"]);
     train(&folder, "optimizer.beta = 1", data, &[]).refused(&["\"optimizer.beta\"", "\"betas\""]);
     biformer(&["train", "--config", "/dev/zero"]).refused(&["/dev/zero", "TOML"]);
     biformer(&["train", "--config", "/nowhere.toml"]).refused(&["configuration /nowhere.toml", "No such file"]);
@@ -142,7 +145,7 @@ fn names_that_do_not_exist() {
 fn values_that_make_no_sense() {
     let folder = fresh("bad-values");
     let data = &shared().data;
-    let cases: [(&str, &[&str]); 15] = [
+    let cases: [(&str, &[&str]); 17] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
         ("image_size = 34", &["a 34x34 image does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
@@ -153,7 +156,9 @@ fn values_that_make_no_sense() {
         ("seed = -1", &["seed", "-1"]),
         ("seed = ", &["config-asked.toml: line 1"]),
         ("optimizer = 3", &["optimizer: expected a table, got 3"]),
-        ("optimizer.betas = [0.9, 1.0]", &["optimizer: betas[1] is 1", "[0, 1)"]),
+        ("optimizer.eps = 1e300", &["optimizer: eps is 1e300", "finite and positive, also in f32"]),
+        ("optimizer.weight_decay = 1e-310", &["optimizer.weight_decay = 1e-310", "computes as 0"]),
+        ("optimizer.betas = [0.9, 1.0]", &["optimizer: betas[1] is 1.0", "[0, 1)"]),
         ("augmentation.flip = 2.0", &["augmentation", "flip", "probability"]),
         ("augmentation.erase = nan", &["augmentation", "erase", "NaN is not a probability"]),
         ("augmentation.crop = \"round\"", &["augmentation.crop", "padded"]),
@@ -162,7 +167,11 @@ fn values_that_make_no_sense() {
     for (fields, parts) in cases {
         train(&folder, fields, data, &[]).refused(parts);
     }
-    let flags: [(&[&str], &[&str]); 5] = [
+    let flags: [(&[&str], &[&str]); 6] = [
+        (
+            &["--batch-size", "1", "--image-size", "16", "--set", "stem_strides=4,4", "n_win=1", "topks=1,-2"],
+            &["a single token", "two images or more"],
+        ),
         (&["--epochs", "0"], &["epochs = 0, expected 1 to"]),
         (&["--lr", "-1"], &["schedule.peak = -1", "above 0"]),
         (&["--lr", "inf"], &["schedule.peak = inf"]),
@@ -250,6 +259,22 @@ fn a_loss_that_is_not_finite() {
     // What was saved before is whole, and of weights that are numbers.
     let saved = TensorFile::read(&folder.join("run/checkpoint.safetensors")).unwrap();
     assert!(saved.tensors["head.weight"].to_vec::<f32>().unwrap().iter().all(|weight| weight.is_finite()));
+}
+
+/// Nobody can go on from moments that are not finite, and so they are not saved, though all weights are.
+#[test]
+fn a_checkpoint_that_nobody_could_read_is_not_written() {
+    let folder = fresh("huge-moments");
+    let shared = shared();
+    let mut huge = biformer::trainer::checkpoint::read_weights(&shared.run).unwrap();
+    let head = &huge.tensors["head.weight"];
+    let large: Vec<f32> = head.to_vec::<f32>().unwrap().iter().map(|weight| 1e24 * weight).collect();
+    let large = Tensor::from_slice(&large, head.shape().clone()).unwrap();
+    huge.tensors.insert("head.weight".into(), large);
+    huge.write(&folder.join("huge.safetensors")).unwrap();
+    let fields = format!("clip_norm = 0.0\nweights = \"{}\"", text(&folder.join("huge.safetensors")));
+    train(&folder, &fields, &shared.data, &[]).refused(&["training diverged", "optimizer.v are not finite"]);
+    biformer(&["eval", "--checkpoint", text(&folder.join("run"))]).ok();
 }
 
 /// Weights so large that one layer's results are no numbers, and a trained model whose weights are none.
@@ -351,13 +376,16 @@ fn many_more_threads_than_cores() {
 #[test]
 fn little_memory_ends_no_run_by_force() {
     use std::os::unix::process::CommandExt;
-    let (mut refused, mut done) = (0, 0);
-    for megabytes in [400, 600, 800, 1000, 4000] {
-        let mut bench = command(&["bench", "--batch-size", "128", "--steps", "1", "--threads", "2"]);
+    let within = |megabytes: u64, arguments: &[&str]| {
+        let mut program = command(arguments);
         let limit = libc::rlimit { rlim_cur: megabytes << 20, rlim_max: megabytes << 20 };
         // SAFETY: `setrlimit` may be called there, and only reads what it is given.
-        unsafe { bench.pre_exec(move || Ok(_ = libc::setrlimit(libc::RLIMIT_AS, &limit))) };
-        let ran = Ran::from(bench.output().unwrap());
+        unsafe { program.pre_exec(move || Ok(_ = libc::setrlimit(libc::RLIMIT_AS, &limit))) };
+        Ran::from(program.output().unwrap())
+    };
+    let (mut refused, mut done) = (0, 0);
+    for megabytes in [400, 600, 800, 1000, 4000] {
+        let ran = within(megabytes, &["bench", "--batch-size", "128", "--steps", "1", "--threads", "2"]);
         match ran.status {
             Some(0) => done += 1,
             _ => {
@@ -367,4 +395,10 @@ fn little_memory_ends_no_run_by_force() {
         }
     }
     assert!(refused > 0 && done > 0, "{refused} refused, {done} done");
+    // Of large batches made ahead one is trained on in small parts: it is the images that take the room.
+    let folder = fresh("little-memory");
+    let (config, run) = (samples::config(&folder, "micro_batches = 80\nimage_size = 512"), folder.join("run"));
+    let train = ["train", "--config", text(&config), "--data", text(&shared().data), "--out", text(&run)];
+    within(500, &[&train[..], &["--batch-size", "160", "--threads", "2"]].concat()).refused(&["memory", "GB are free"]);
+    assert!(!run.exists());
 }

@@ -69,10 +69,13 @@ fn train_leaves_a_complete_run_folder() {
 fn the_command_line_wins_over_the_file_and_no_command_means_train() {
     let folder = fresh("cli-precedence");
     let (config, run) = (samples::config(&folder, "seed = 5"), folder.join("run"));
+    // Also where they call a field by different names.
+    let published = fs::read_to_string(&config).unwrap().replace("drop_path = ", "drop_path_rate = ");
+    fs::write(&config, published).unwrap();
     let Trained { data, .. } = trained();
     let arguments =
         ["--config", text(&config), "--data", text(data), "--out", text(&run), "--epochs", "1", "--lr", "2e-3"];
-    let fields = ["--set", "drop_path_rate=0.25", "layer_scale=0.5"];
+    let fields = ["--set", "drop_path=0.25", "layer_scale=0.5"];
     biformer(&[&arguments[..], &fields].concat()).ok();
     let stored: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
     assert_eq!(stored["epochs"].as_integer(), Some(1));
@@ -390,6 +393,13 @@ fn output_that_cannot_be_written_is_no_panic() {
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let ended = Ran::from(command(&["info"]).stdout(full).spawn().unwrap().wait_with_output().unwrap());
     ended.refused(&["standard output", "No space left"]);
+    // Pictures are drawn before that is noticed.
+    let (folder, full) = (fresh("cli-full-output"), fs::File::options().write(true).open("/dev/full").unwrap());
+    let (config, run) = (samples::config(&folder, ""), folder.join("run"));
+    let train = ["train", "--config", text(&config), "--data", text(&trained().data), "--out", text(&run)];
+    let mut train = command(&[&train[..], &["--epochs", "1"]].concat());
+    Ran::from(train.stdout(full).spawn().unwrap().wait_with_output().unwrap()).refused(&["No space left"]);
+    assert!(run.join("routing.png").exists());
 }
 
 /// What nobody asked for follows a low peak down.

@@ -107,8 +107,7 @@ fn a_run_that_is_stopped_at_every_step_goes_on_to_the_bit() {
         // With no step left of the epoch, and its test not to be begun, nothing moves.
         assert_eq!(place(&run), Some((0, step.min(STEPS))));
         drop(trainer);
-        let config = Trainer::resumed_config(&changes).unwrap();
-        trainer = Trainer::resume(config).unwrap();
+        trainer = Trainer::resume(&run, &changes).unwrap();
     }
     let outcome = trainer.run(&AtomicBool::new(false)).unwrap();
     assert!(matches!(outcome, Outcome::Finished { .. }));
@@ -223,11 +222,15 @@ fn a_finished_run_says_so_and_can_be_made_longer() {
     biformer(&shared.train(name, &["--epochs", "2"])).ok();
     let before = common::program::contents(&shared.run(name));
     let said = biformer(&shared.train(name, &["--resume", "--epochs", "2"])).ok().out;
-    assert!(said.contains("all 2 epochs of this run are done already") && said.contains("--epochs N"), "{said}");
+    assert!(said.contains("this run is done, all of its 2 epochs") && said.contains("--epochs N"), "{said}");
     assert_eq!(before, common::program::contents(&shared.run(name)), "nothing changes");
-    // The file asks for 3.
-    biformer(&shared.train(name, &["--resume"])).ok();
-    assert_eq!(place(&shared.run(name)), Some((3, 0)));
+    // The file asks for 3, and that holds from the moment on in which the run is taken up.
+    let changes = Changes::gather(Some(&shared.config), toml::Table::new()).unwrap();
+    drop(Trainer::resume(&shared.run(name), &changes).unwrap());
+    assert_eq!(place(&shared.run(name)), Some((2, 0)));
+    let out = shared.run(name);
+    biformer(&["train", "--resume", "--out", text(&out)]).ok();
+    assert_eq!(place(&out), Some((3, 0)));
     biformer(&shared.train(name, &["--resume", "--epochs", "2"])).refused(&["epochs = 2", "has done 3"]);
 }
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use biformer::config::{Recompute, RunConfig};
+use biformer::config::{Changes, Recompute, RunConfig};
 use biformer::device::{DeviceName, Precision};
 use biformer::inference::Inference;
 use biformer::staging::Numbered;
@@ -138,7 +138,7 @@ fn a_run_that_stops_and_goes_on_has_the_bits_of_one_that_does_not() {
     let (go, stop) = (AtomicBool::new(false), AtomicBool::new(true));
     Trainer::new(config("whole")).unwrap().run(&go).unwrap();
     assert_eq!(Trainer::new(config("parts")).unwrap().run(&stop).unwrap(), Outcome::Interrupted);
-    let mut trainer = Trainer::resume(config("parts")).unwrap();
+    let mut trainer = Trainer::resume(&folder.join("parts"), &Changes::default()).unwrap();
     // The batches that it sent ahead it does not go on with.
     for _ in 0..2 {
         assert_eq!(trainer.run(&stop).unwrap(), Outcome::Interrupted);

@@ -57,6 +57,11 @@ impl LoaderConfig {
     pub fn eval(batch_size: usize, transform: Transform) -> Self {
         Self { shuffle: false, drop_last: false, ..Self::train(batch_size, 0, transform) }
     }
+
+    /// The batches that wait for the consumer, for each of so many threads.
+    fn ahead(&self, workers: usize) -> usize {
+        self.prefetch.min(MAX_PREFETCH).div_ceil(workers).max(1)
+    }
 }
 
 /// Some samples, ready for a model.
@@ -177,8 +182,7 @@ impl Loader {
             failed: None,
         };
         for worker in 0..workers {
-            let ahead = self.config.prefetch.min(MAX_PREFETCH).div_ceil(workers);
-            let (sender, receiver) = sync_channel(ahead.max(1));
+            let (sender, receiver) = sync_channel(self.config.ahead(workers));
             let numbers = (first_batch + worker..total).step_by(workers);
             let job = Arc::clone(&job);
             match thread::Builder::new().name(format!("loader-{worker}")).spawn(move || job.work(numbers, &sender)) {
@@ -189,11 +193,26 @@ impl Loader {
         batches
     }
 
-    /// Takes a used batch back, so that its memory serves a later one. Optional.
+    /// The most bytes that the images of an epoch's batches take at once, if the consumer looks at one batch ahead and
+    /// gives used ones back.
+    pub fn most_bytes(&self) -> u64 {
+        let size = self.config.transform.size();
+        let images = self.config.batch_size.min(self.dataset.len());
+        (self.most_batches() * images * size * size * 3 * size_of::<f32>()) as u64
+    }
+
+    /// The most batches that there are at once: for each thread those that wait, and one on its way; and what the consumer
+    /// has in hand.
+    fn most_batches(&self) -> usize {
+        let workers = self.workers.min(self.batches_per_epoch());
+        (workers * (self.config.ahead(workers) + 1) + 2).min(self.batches_per_epoch())
+    }
+
+    /// Takes a used batch back, so that its memory serves a later one of the epoch. Optional.
     pub fn recycle(&self, batch: Batch) {
         let mut spare = lock(&self.spare);
         // No more than can be on their way at once, should someone hand in batches from elsewhere.
-        if spare.len() < 2 * self.workers + self.config.prefetch.min(MAX_PREFETCH) {
+        if spare.len() < self.most_batches() {
             spare.push(batch);
         }
     }
@@ -269,6 +288,8 @@ impl Drop for Batches {
         for thread in threads {
             let _ = thread.join();
         }
+        // Between epochs nobody needs them, and another loader may.
+        lock(&self.job.spare).clear();
     }
 }
 
@@ -303,7 +324,12 @@ impl Job {
 
         let mut batch = lock(&self.spare).pop().unwrap_or_default();
         batch.shape = [end - start, size, size, 3];
-        batch.images.resize((end - start) * image_len, 0.0);
+        let len = (end - start) * image_len;
+        if batch.images.try_reserve_exact(len.saturating_sub(batch.images.len())).is_err() {
+            let problem = format!("there is no memory left for {} images of {size}x{size}", end - start);
+            return Some(Err(Error::setting("batch_size", problem)));
+        }
+        batch.images.resize(len, 0.0);
         batch.labels.clear();
         batch.samples.clear();
         batch.samples.extend_from_slice(&self.order[start..end]);

@@ -55,10 +55,10 @@ impl AdamWConfig {
             expect(what, beta, "in [0, 1)", (0.0..1.0).contains(&beta))?;
         }
         // An ε that rounds to 0 would make 0/0 of a zero gradient, and of every gap between parameters.
-        let lowest = f64::from(f32::MIN_POSITIVE);
-        expect("eps", self.eps, "finite and positive, also in f32", self.eps >= lowest && self.eps.is_finite())?;
-        let finite = self.weight_decay >= 0.0 && self.weight_decay.is_finite();
-        expect("weight_decay", self.weight_decay, "finite and at least 0", finite)
+        let (lowest, highest) = (f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX));
+        expect("eps", self.eps, "finite and positive, also in f32", (lowest..=highest).contains(&self.eps))?;
+        let fits = (0.0..=highest).contains(&self.weight_decay);
+        expect("weight_decay", self.weight_decay, "finite and at least 0, also in f32", fits)
     }
 }
 

@@ -8,7 +8,7 @@ use tensor::{DType, Tensor};
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
 pub enum Error {
     /// A setting outside its range.
-    #[error("{what} is {value}, but must be {expected}")]
+    #[error("{what} is {value:?}, but must be {expected}")]
     Setting {
         /// Its name in the configuration.
         what: &'static str,

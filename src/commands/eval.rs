@@ -82,8 +82,6 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     }
     let TrainedModel { mut model, mut config, data: known } = arguments.trained.load()?;
     (config.batch_size, config.device) = (batch, arguments.compute.device);
-    expect_room_to_infer(&config, [config.image_size; 2], DType::F32)?;
-    arguments.compute.place(&mut model)?;
     let classes = &known.classes;
     let source = arguments.data.as_deref().unwrap_or(&config.data);
     let dataset = data::open(source, Split::Test).with_context(|| format!("data {source}"))?;
@@ -93,6 +91,8 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     let mut settings = LoaderConfig::eval(batch, transform);
     settings.max_bad_images = arguments.max_bad_images.unwrap_or(config.max_bad_images);
     let loader = Loader::new(dataset, settings)?;
+    expect_room_to_infer(&config, [config.image_size; 2], loader.most_bytes(), DType::F32)?;
+    arguments.compute.place(&mut model)?;
     let mut per_class = vec![Score::default(); classes.len()];
     let mut inference = Inference::new(&model, loader.batches_per_epoch());
     let mut batches = numbered(loader.epoch(0, 0));

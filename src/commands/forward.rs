@@ -4,7 +4,7 @@ use super::output::{Kind, expect_output};
 use super::{ModelChoice, Status, Threads};
 use crate::config::RunConfig;
 use crate::device::{Compute, DeviceName, Precision};
-use crate::memory::expect_room_to_infer;
+use crate::memory::{expect_room_to_infer, image_bytes};
 use crate::trainer::checkpoint::read_weights;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
@@ -91,7 +91,8 @@ fn compute(arguments: &Arguments) -> Result<()> {
     expect_output("--output", &arguments.output, Kind::Tensors)?;
     let mut run = RunConfig::for_model(&arguments.model.model)?;
     (run.architecture, run.batch_size, run.device) = (config.clone(), images, arguments.device);
-    expect_room_to_infer(&run, [height, width], dtype)?;
+    let images = image_bytes(&run, [height, width]);
+    expect_room_to_infer(&run, [height, width], images, dtype)?;
     model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
     let images = input.permute(&[0, 2, 3, 1])?.contiguous()?;
     let tape = Tape::inference();

@@ -120,8 +120,10 @@ fn model_help() -> String {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     let changes = arguments.changes()?;
     let stop = signals::stop_when_asked()?;
-    let config = if arguments.resume { Trainer::resumed_config(&changes)? } else { RunConfig::changed(&changes)? };
-    let mut trainer = if arguments.resume { Trainer::resume(config)? } else { Trainer::new(config)? };
+    let mut trainer = match arguments.resume {
+        true => Trainer::resume(&changes.folder()?, &changes)?,
+        false => Trainer::new(RunConfig::changed(&changes)?)?,
+    };
     train(&mut trainer, stop)
 }
 
@@ -131,15 +133,16 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
     if trainer.finished() {
         // The pictures may be what a killed run did not come to.
         trainer.draw()?;
-        say!("{folder}: all {} epochs of this run are done already.", trainer.epochs());
+        say!("{folder}: this run is done, all of its {} epochs.", trainer.epochs());
         say!("Train it further with: biformer train --resume --out {argument} --epochs N");
         return Ok(Status::Done);
     }
     match trainer.run(stop)? {
         Outcome::Finished { accuracy } => {
             let seconds = started.elapsed().as_secs();
-            say!("Test accuracy {:.1}% after {}:{:02} min.", 100.0 * accuracy, seconds / 60, seconds % 60);
+            // Before anything is said, which may find nobody who listens.
             trainer.draw()?;
+            say!("Test accuracy {:.1}% after {}:{:02} min.", 100.0 * accuracy, seconds / 60, seconds % 60);
             say!("{folder}: config.toml, metrics.jsonl, checkpoint.safetensors, curves.png, routing.png");
             Ok(Status::Done)
         }

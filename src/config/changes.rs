@@ -23,7 +23,7 @@ impl Changes {
             Some(path) => {
                 let named = || format!("configuration {}", path.display());
                 let text = read_text(path).with_context(named)?;
-                parse_table(&text).with_context(named)?
+                parse_table(&text).and_then(with_own_names).with_context(named)?
             }
             None => Table::new(),
         };
@@ -93,6 +93,18 @@ pub fn parse_table(text: &str) -> Result<Table> {
     })
 }
 
+/// A table in which fields of the model that go by their published names have their own.
+fn with_own_names(mut table: Table) -> Result<Table> {
+    let Some(Value::Table(fields)) = table.get_mut("architecture") else { return Ok(table) };
+    for (key, value) in std::mem::take(fields) {
+        let name = field_name(&key);
+        if fields.insert(name.to_owned(), value).is_some() {
+            bail!("architecture.{name} is given twice, under both of its names");
+        }
+    }
+    Ok(table)
+}
+
 /// Puts one table over another, whatever is in them.
 fn merge(base: &mut Table, over: Table) {
     for (key, value) in over {
@@ -107,7 +119,6 @@ fn merge(base: &mut Table, over: Table) {
 /// nearest one.
 fn overlay(base: &mut Table, changes: &Table, path: &str) -> Result<()> {
     for (key, change) in changes {
-        let key = if path == "architecture" { field_name(key) } else { key };
         let name = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         if !base.contains_key(key) {
             let known: Vec<&str> = base.keys().map(String::as_str).collect();
@@ -125,6 +136,15 @@ fn overlay(base: &mut Table, changes: &Table, path: &str) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A number that is so near to 0 that processors take it for 0 where they compute, if there is one, with its dotted name.
+pub fn subnormal(table: &Table) -> Option<(String, f64)> {
+    table.iter().find_map(|(key, value)| match value {
+        Value::Float(number) if number.is_subnormal() => Some((key.clone(), *number)),
+        Value::Table(inner) => subnormal(inner).map(|(name, number)| (format!("{key}.{name}"), number)),
+        _ => None,
+    })
 }
 
 /// The fields in which two tables differ: dotted name, here and there.

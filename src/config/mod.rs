@@ -9,7 +9,7 @@ use crate::printing::one_line;
 use crate::threads::MOST_THREADS;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
-use changes::{differences, parse_table};
+use changes::{differences, parse_table, subnormal};
 use clap::ValueEnum;
 use data::Augmentation;
 use model::{Features, ModelConfig, preset};
@@ -61,7 +61,8 @@ pub struct RunConfig {
     pub label_smoothing: f64,
     /// Gradients longer than this are shortened to it; 0 for never.
     pub clip_norm: f64,
-    /// So many undecodable images are passed over in an epoch before training stops.
+    /// So many undecodable images are passed over in an epoch, or in what a resumed run has left of it, before training
+    /// stops.
     pub max_bad_images: usize,
     /// Steps from one checkpoint to the next within an epoch, for the case that the program is killed; 0 for
     /// checkpoints at the ends of epochs only. They change nothing in what is computed.
@@ -192,16 +193,15 @@ impl RunConfig {
     }
 
     /// The configuration of a run that goes on: this one, changed. Asking once more for what it has already is no
-    /// change; other changes must be such that may be: see [`RunConfig::expect_resumable`].
+    /// change; other changes must be such that may be: in where things are, in the number of epochs or threads, and in
+    /// what does not change a result.
     pub fn resumed(&self, changes: &Changes) -> Result<Self> {
         let changed = self.with(changes)?;
         self.expect_resumable(&changed)?;
         Ok(changed)
     }
 
-    /// Checks that a run that began with this configuration can go on with another one: that they differ only in
-    /// where things are, in the number of epochs or threads, and in what does not change a result.
-    pub fn expect_resumable(&self, other: &Self) -> Result<()> {
+    fn expect_resumable(&self, other: &Self) -> Result<()> {
         let differences = differences(&Table::try_from(self)?, &Table::try_from(other)?);
         match differences.iter().find(|(name, ..)| !CHANGEABLE.contains(&name.as_str())) {
             None => Ok(()),
@@ -242,6 +242,9 @@ impl RunConfig {
                 "architecture.features: only \"logits\" can be trained, a dense backbone is for use in other programs"
             );
         }
+        if let Some((name, number)) = subnormal(&Table::try_from(self)?) {
+            bail!("{name} = {number:?}, which computes as 0; expected 0 or a number further from it");
+        }
         let ScheduleConfig { peak, start, min, warmup_epochs, .. } = self.schedule;
         for (name, value, most) in [
             ("epochs", self.epochs, 1 << 20),
@@ -257,6 +260,13 @@ impl RunConfig {
         }
         if !self.batch_size.is_multiple_of(self.micro_batches) {
             bail!("micro_batches = {} does not divide batch_size = {}", self.micro_batches, self.batch_size);
+        }
+        let (images, last) = (self.batch_size / self.micro_batches, self.architecture.stages() - 1);
+        if images == 1 && self.architecture.map_side(self.image_size, last) == 1 {
+            bail!(
+                "one image at a time (batch_size / micro_batches), of which the last map is a single token: batch \
+                 normalisation has nothing to normalise by; expected two images or more"
+            );
         }
         if self.threads > MOST_THREADS {
             bail!("threads = {}, expected up to {MOST_THREADS}, or 0 for one per core", self.threads);

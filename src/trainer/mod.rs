@@ -31,6 +31,7 @@ use folder::{EpochMetrics, RunFolder, expect_free};
 use optim::Schedule;
 use rayon::ThreadPool;
 use score::Score;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -76,7 +77,7 @@ impl Trainer {
         adopt_classes(&mut config, train.as_ref())?;
         let facts = DataFacts::of(train.as_ref());
         let (train, test) = loaders(&config, &facts, train, test)?;
-        memory::expect_room_to_train(&config, [config.image_size; 2])?;
+        expect_room(&config, &train, &test)?;
         let learner = Learner::new(&config)?;
         let folder = RunFolder::create(&config)?;
         let trainer = Self { pool, config, folder, learner, progress: Progress::default(), facts, train, test };
@@ -86,25 +87,19 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// The configuration that the run in a folder goes on with: its own, but for what is asked to be different.
-    pub fn resumed_config(changes: &Changes) -> Result<RunConfig> {
-        let folder = RunFolder::open(&changes.folder()?)?;
-        let mut config = Checkpoint::read(&folder.checkpoint())?.config.resumed(changes)?;
+    /// The run in a folder, taken up where its checkpoint left it, with its own configuration but for what is asked to be
+    /// different: see [`RunConfig::resumed`].
+    pub fn resume(folder: &Path, changes: &Changes) -> Result<Self> {
+        let folder = RunFolder::open(folder)?;
+        let checkpoint = Checkpoint::read(&folder.checkpoint())?;
+        let mut config = checkpoint.config.resumed(changes)?;
         // Wherever the folder was when the run began.
         folder.path().clone_into(&mut config.out);
-        Ok(config)
-    }
-
-    /// The run in the configuration's folder, taken up where its checkpoint left it. In what decides a result the
-    /// configuration must be that of the run.
-    pub fn resume(config: RunConfig) -> Result<Self> {
         let pool = Arc::new(pool(config.threads)?);
-        Arc::clone(&pool).install(|| Self::go_on(pool, config))
+        Arc::clone(&pool).install(|| Self::go_on(pool, folder, &checkpoint, config))
     }
 
-    fn go_on(pool: Arc<ThreadPool>, mut config: RunConfig) -> Result<Self> {
-        let folder = RunFolder::open(&config.out)?;
-        let checkpoint = Checkpoint::read(&folder.checkpoint())?;
+    fn go_on(pool: Arc<ThreadPool>, folder: RunFolder, checkpoint: &Checkpoint, config: RunConfig) -> Result<Self> {
         let (facts, progress) = (checkpoint.data.clone(), checkpoint.progress.clone());
         let (asked, done) = (config.epochs, progress.epoch);
         if asked < done || (asked == done && progress.batch > 0) {
@@ -115,8 +110,6 @@ impl Trainer {
         }
         let (train, test) = open_data(&config)?;
         facts.expect_classes(&config.data, train.classes())?;
-        adopt_classes(&mut config, train.as_ref())?;
-        checkpoint.config.expect_resumable(&config)?;
         let (images, then) = (train.len(), facts.train_images);
         if images != then {
             bail!(
@@ -129,19 +122,26 @@ impl Trainer {
         if batch > steps {
             bail!("{}: it is in batch {batch} of {steps}; take another copy of it", checkpoint.path().display());
         }
-        let (most, taken) = (progress.epoch.saturating_mul(steps).saturating_add(batch), progress.optimizer_steps);
-        if taken.max(progress.average_updates) > most as u64 {
+        let (batches, taken) = (progress.epoch.saturating_mul(steps).saturating_add(batch), progress.optimizer_steps);
+        let averaged = if config.ema.enabled { progress.average_updates } else { taken };
+        if [taken, averaged] != [batches as u64; 2] {
             bail!(
-                "{}: it has taken {taken} steps in {most} batches; take another copy of it",
+                "{}: it has taken {taken} steps in {batches} batches, of which {averaged} moved the average; take another \
+                 copy of it",
                 checkpoint.path().display()
             );
         }
-        memory::expect_room_to_train(&config, [config.image_size; 2])?;
-        let learner = Learner::resume(&checkpoint, &config)?;
+        expect_room(&config, &train, &test)?;
+        let learner = Learner::resume(checkpoint, &config)?;
         folder.note_edits(&checkpoint.config)?;
         folder.rewind(progress.epoch)?;
-        folder.write_config(&config)?;
-        Ok(Self { pool, config, folder, learner, progress, facts, train, test })
+        let trainer = Self { pool, config, folder, learner, progress, facts, train, test };
+        if trainer.config != checkpoint.config {
+            // What is asked for holds from now on, also should this end before its first step.
+            trainer.save()?;
+        }
+        trainer.folder.write_config(&trainer.config)?;
+        Ok(trainer)
     }
 
     /// The run folder.
@@ -289,6 +289,13 @@ impl Trainer {
     }
 }
 
+/// Refuses a run that the machine has no room for.
+fn expect_room(config: &RunConfig, train: &Loader, test: &Loader) -> Result<()> {
+    // One of them makes batches at a time.
+    let images = train.most_bytes().max(test.most_bytes());
+    memory::expect_room_to_train(config, [config.image_size; 2], images)
+}
+
 /// What hands out the batches to train on, and those to test on.
 fn loaders(
     config: &RunConfig,
@@ -299,7 +306,9 @@ fn loaders(
     let (size, statistics) = (config.image_size, facts.statistics);
     let varied = Transform::train(size, statistics, &config.augmentation)?;
     let mut training = LoaderConfig::train(config.batch_size, config.seed, varied);
-    let mut testing = LoaderConfig::eval(config.batch_size, Transform::eval(size, statistics)?);
+    // Not more images at once than in training, or a test would take more memory.
+    let at_once = config.batch_size / config.micro_batches;
+    let mut testing = LoaderConfig::eval(at_once, Transform::eval(size, statistics)?);
     training.max_bad_images = config.max_bad_images;
     testing.max_bad_images = config.max_bad_images;
     let (images, asked) = (train.len(), config.batch_size);

@@ -98,8 +98,9 @@ impl Learner {
     fn run(&mut self, config: &RunConfig, parts: &[[Tensor; 2]], modes: &[Mode]) -> Result<Vec<Traces>> {
         self.gradients.begin_step();
         let mut traces = vec![];
+        let whole = parts.iter().map(|[_, labels]| labels.count()).sum();
         for (given, &mode) in parts.iter().zip(modes) {
-            let trace = self.pass(config, given, mode, parts.len(), |_, left| {
+            let trace = self.pass(config, given, mode, whole, |_, left| {
                 traces.push(left.map(Tensor::clone));
                 Ok(())
             })?;

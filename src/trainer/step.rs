@@ -85,7 +85,7 @@ impl Learner {
         for (part, mode) in modes(config, step, parts).into_iter().enumerate() {
             let given = tensors(batch, part, parts)?;
             lap("copy of the images");
-            let trace = self.pass(config, &given, mode, parts, |model, left| {
+            let trace = self.pass(config, &given, mode, batch.labels.len(), |model, left| {
                 // Before the gradients, which a loss that is no number would spoil.
                 score.add(judge(model, &given, mode, left)?);
                 lap("score");
@@ -108,14 +108,14 @@ impl Learner {
         Ok(score)
     }
 
-    /// Forward, and the gradients of one of so many equal parts of a batch, which are added to the step's. `seen` is shown
-    /// the loss and the logits in between.
+    /// Forward, and the gradients of a part of a batch of so many images, which are added to the step's. `seen` is shown the
+    /// loss and the logits in between.
     pub(super) fn pass(
         &mut self,
         config: &RunConfig,
         [images, labels]: &[Tensor; 2],
         mode: Mode,
-        parts: usize,
+        whole: usize,
         seen: impl FnOnce(&BiFormer, [&Tensor; 2]) -> Result<()>,
     ) -> Result<Trace> {
         let tape = config.recompute.tape(&self.device).profiled(self.profile.clone());
@@ -123,7 +123,7 @@ impl Learner {
         let logits = output.logits();
         let loss = ops::cross_entropy(logits, labels, config.label_smoothing)?;
         seen(&self.model, [loss.value(), logits.value()])?;
-        let share = ops::scale(&loss, 1.0 / parts as f64)?;
+        let share = ops::scale(&loss, labels.count() as f64 / whole as f64)?;
         tape.backward(&share, &mut self.gradients)?;
         Ok(output.trace)
     }
@@ -144,11 +144,8 @@ impl Learner {
         }
     }
 
-    /// What is needed to go on from here. Weights that are not finite are refused: nobody could go on from there.
+    /// What is needed to go on from here. Numbers that are not finite are refused: nobody could go on from there.
     pub fn checkpoint(&self, config: &RunConfig, progress: &Progress, data: DataFacts) -> Result<Checkpoint> {
-        if self.model.parameters.flat().find(|weight| !weight.is_finite())?.is_some() {
-            bail!("{LOWER_RATE}: after step {} some weights are not finite", self.optimizer.steps());
-        }
         let AdamWState { steps, m, v } = self.optimizer.state();
         let mut file = self.model.state_dict()?;
         let mut progress = progress.clone();
@@ -161,8 +158,11 @@ impl Learner {
             file.tensors.insert(tensor_names::AVERAGE.into(), parameters);
             file.tensors.insert(tensor_names::AVERAGE_STATISTICS.into(), statistics);
         }
-        for tensor in file.tensors.values_mut() {
+        for (name, tensor) in &mut file.tensors {
             *tensor = tensor.to_device(&Device::Cpu)?;
+            if tensor.find(|number| !number.is_finite())?.is_some() {
+                bail!("{LOWER_RATE}: after step {steps} numbers of {name} are not finite");
+            }
         }
         Ok(Checkpoint::new(config.clone(), progress, data, file))
     }

@@ -1,7 +1,7 @@
 //! A map put together from a grid of regions: the inverse of
 //! [`region_partition`](mod@crate::region_partition), where the order of regions and tokens is explained.
 //!
-//! **Forward.** y[n, j·r_h + a, i·r_w + b] = x[n, j·S_w + i, a·r_w + b], with x (N, S_h·S_w, r_h·r_w, C) and
+//! **Forward.** y[n, i·r_h + a, j·r_w + b] = x[n, i·S_w + j, a·r_w + b], with x (N, S_h·S_w, r_h·r_w, C) and
 //! y (N, S_h·r_h, S_w·r_w, C).
 //!
 //! **Backward.** Each element goes to one element, so dx is dy cut into regions again. Nothing is saved

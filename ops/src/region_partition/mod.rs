@@ -1,8 +1,8 @@
 //! A map cut into a grid of regions.
 //!
 //! **Forward.** x (N, H, W, C) is cut into S_h by S_w regions of r_h = H/S_h by r_w = W/S_w tokens. Regions
-//! are numbered row by row, p = j·S_w + i, and so are the tokens of a region, t = a·r_w + b:
-//! y[n, p, t] = x[n, j·r_h + a, i·r_w + b], of shape (N, S_h·S_w, r_h·r_w, C).
+//! are numbered row by row, p = i·S_w + j, and so are the tokens of a region, t = a·r_w + b:
+//! y[n, p, t] = x[n, i·r_h + a, j·r_w + b], of shape (N, S_h·S_w, r_h·r_w, C).
 //!
 //! A line of r_w tokens stays together. In units of such lines x is (N·S_h, r_h, S_w) and y is
 //! (N·S_h, S_w, r_h): the two last axes change places, and that is all.

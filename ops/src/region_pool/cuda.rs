@@ -13,7 +13,7 @@ pub static KERNELS: Module = Module {
     kernels: &["region_pool_forward<T>", "region_pool_backward<T>"],
 };
 
-/// y (N, S, C) from x (N, H, W, C).
+/// y (N, P, C) from x (N, H, W, C).
 pub fn forward(gpu: &Arc<Gpu>, op: &'static str, x: &Tensor, g: Geometry, y: &mut Tensor) -> Result<()> {
     token_strides(op, x)?;
     let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);
@@ -24,7 +24,7 @@ pub fn forward(gpu: &Arc<Gpu>, op: &'static str, x: &Tensor, g: Geometry, y: &mu
     unsafe { launch.run() }
 }
 
-/// dx (N, H, W, C) from dy (N, S, C).
+/// dx (N, H, W, C) from dy (N, P, C).
 pub fn backward(gpu: &Arc<Gpu>, dy: &Tensor, g: Geometry, dx: Option<Out<'_>>) -> Result<()> {
     let Some(dx) = dx else { return Ok(()) };
     let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);

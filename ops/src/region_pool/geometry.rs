@@ -23,7 +23,7 @@ impl Geometry {
         Ok(Self { images, regions: Regions::cut(op, [height, width], grid)?, channels })
     }
 
-    /// 1/(h·w), the weight of a token in the mean.
+    /// 1/(r_h·r_w), the weight of a token in the mean.
     pub fn weight<T: Float>(&self) -> T {
         T::one() / T::of(self.regions.tokens() as f64)
     }

@@ -1,7 +1,7 @@
 // A map (N, H, W, C), cut by a grid of `across` regions from left to right and `down` from top to bottom, each of h × w
 // tokens. A thread has a pack of channels; `packs` of them make a token.
 
-// y (N, S, C) = the mean over the tokens of each region of x, whose channels lie side by side.
+// y (N, P, C) = the mean over the tokens of each region of x, whose channels lie side by side.
 template <typename T>
 __global__ void region_pool_forward(const T* x, Layout map, T* y, i64 regions, int down, int across, int h, int w,
                                     int channels, int packs) {
@@ -28,7 +28,7 @@ __global__ void region_pool_forward(const T* x, Layout map, T* y, i64 regions, i
     store_pack(y + region * channels + c, out, channels - c);
 }
 
-// dx = dy / (h·w), the dy of each token's own region. A block has a line of tokens, W·C elements; lines are counted through
+// dx = dy / (r_h·r_w), the dy of each token's own region. A block has a line of tokens, W·C elements; lines are counted through
 // all images, and so are lines of regions.
 template <typename T>
 __global__ void region_pool_backward(const T* dy, T* dx, int accumulate, int across, int h, int w, int channels,

@@ -1,11 +1,11 @@
 //! The mean token of each region.
 //!
-//! **Forward.** The map x (N, H, W, C) is cut by a grid of S_h × S_w regions, each of h × w tokens with
-//! h = H/S_h and w = W/S_w. y (N, S_h·S_w, C) holds per region r = i·S_w + j the mean over its tokens,
-//! y\[n, r, c\] = 1/(h·w) · Σ x\[n, i·h + a, j·w + b, c\] over a < h, b < w.
+//! **Forward.** The map x (N, H, W, C) is cut by a grid of S_h × S_w regions, each of r_h × r_w tokens with
+//! r_h = H/S_h and r_w = W/S_w. y (N, S_h·S_w, C) holds per region p = i·S_w + j the mean over its tokens,
+//! y\[n, p, c\] = 1/(r_h·r_w) · Σ x\[n, i·r_h + a, j·r_w + b, c\] over a < r_h, b < r_w.
 //!
-//! **Backward.** Each token has the weight 1/(h·w) in the mean of its own region and in no other, so
-//! dx\[n, y, x, c\] = dy\[n, region of (y, x), c\] / (h·w). Nothing is saved.
+//! **Backward.** Each token has the weight 1/(r_h·r_w) in the mean of its own region and in no other, so
+//! dx\[n, y, x, c\] = dy\[n, region of (y, x), c\] / (r_h·r_w). Nothing is saved.
 //!
 //! x may be a view whose channels lie side by side (the queries inside a qkv map); f32 or f64, and bf16 on a
 //! GPU. Errors: [`tensor::Error::Shape`] for another number of axes or an empty map,
@@ -26,7 +26,7 @@ use tensor::cuda::Module;
 use tensor::{Device, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
-pub(crate) const SUMMARY: &str = "mean over each region of a grid, (N, H, W, C) -> (N, S, C)";
+pub(crate) const SUMMARY: &str = "mean over each region of a grid, (N, H, W, C) -> (N, P, C)";
 
 /// The mean token of each of `grid` = (S_h, S_w) regions of x (N, H, W, C): (N, S_h·S_w, C), regions in
 /// row-major order.

@@ -15,7 +15,7 @@ use super::{MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{Compute, DeviceName};
 use crate::inference::Inference;
-use crate::memory::{expect_room_to_infer, expect_room_to_train, peak_resident_bytes};
+use crate::memory::{expect_room_to_infer, expect_room_to_train, image_bytes, peak_resident_bytes};
 use crate::staging::Numbered;
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
@@ -202,9 +202,10 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     if arguments.mode == Work::Train && config.architecture.features != Features::Logits {
         bail!("--set features=dense: a dense backbone has no loss to be trained by; time it with --mode infer");
     }
+    let images = image_bytes(&config, size.0);
     match arguments.mode {
-        Work::Train => expect_room_to_train(&config, size.0)?,
-        Work::Infer => expect_room_to_infer(&config, size.0, DType::F32)?,
+        Work::Train => expect_room_to_train(&config, size.0, images)?,
+        Work::Infer => expect_room_to_infer(&config, size.0, images, DType::F32)?,
     }
     let random = Philox::new(0, 0);
     let images: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
