@@ -318,7 +318,7 @@ fn forward_takes_a_run_folder_and_says_what_weights_may_be() {
 
 #[test]
 fn help_tells_every_option() {
-    let commands: [(&str, &[&str]); 8] = [
+    let commands: [(&str, &[&str]); 9] = [
         (
             "train",
             &[
@@ -340,8 +340,24 @@ fn help_tells_every_option() {
                 "precision",
             ],
         ),
-        ("eval", &["checkpoint", "data", "batch-size", "max-bad-images", "json", "device", "precision", "threads"]),
-        ("predict", &["checkpoint", "device", "precision", "threads"]),
+        (
+            "eval",
+            &[
+                "checkpoint",
+                "model",
+                "set",
+                "image-size",
+                "data",
+                "batch-size",
+                "max-bad-images",
+                "json",
+                "device",
+                "precision",
+                "threads",
+            ],
+        ),
+        ("predict", &["checkpoint", "model", "set", "image-size", "device", "precision", "threads"]),
+        ("export", &["checkpoint", "output", "threads"]),
         ("devices", &[]),
         ("gradcheck", &["op", "json", "threads"]),
         ("info", &["model", "image-size", "batch-size", "recompute", "set", "json"]),

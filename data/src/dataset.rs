@@ -87,7 +87,7 @@ pub trait Dataset: Send + Sync {
 /// |---|---|
 /// | CIFAR-10 | `cifar-10-batches-bin/` with `data_batch_1.bin` to `_5.bin`, `test_batch.bin`, `batches.meta.txt` |
 /// | CIFAR-100 | `cifar-100-binary/` with `train.bin`, `test.bin`, `fine_label_names.txt` |
-/// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, and the same classes in `val/` or `test/` |
+/// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, and the same classes in `val/` or `test/`; to test on, these suffice |
 ///
 /// Errors: [`Error::Missing`] or [`Error::Lacking`] where nothing fits, with what was looked for; [`Error::Unsupported`] where the path is a file
 /// or fits twice; then whatever reading the layout reports.
@@ -106,7 +106,8 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     }
     let cifar10 = nested(root, "cifar-10-batches-bin", &["data_batch_1.bin", "test_batch.bin", "batches.meta.txt"]);
     let cifar100 = nested(root, "cifar-100-binary", &["train.bin", "test.bin", "fine_label_names.txt"]);
-    match (cifar10, cifar100, root.join("train").is_dir()) {
+    let folders: &[&str] = if split == Split::Test { &["train", "val", "test"] } else { &["train"] };
+    match (cifar10, cifar100, folders.iter().any(|folder| root.join(folder).is_dir())) {
         (Some(folder), None, false) => Ok(Arc::new(cifar::open_cifar10(&folder, split)?)),
         (None, Some(folder), false) => Ok(Arc::new(cifar::open_cifar100(&folder, split)?)),
         (None, None, true) => Ok(Arc::new(ImageFolder::open(root, split)?)),

@@ -25,6 +25,8 @@ pub struct ImageFolder {
 impl ImageFolder {
     /// Lists the images of one split.
     ///
+    /// Without training images the others can be had all the same.
+    ///
     /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::ClassesDiffer`] where the
     /// splits' classes are not the same, [`Error::EmptyClass`], [`Error::Unsupported`] for a class name that is not
     /// UTF-8, [`Error::Io`].
@@ -33,8 +35,9 @@ impl ImageFolder {
         let test = [root.join("val"), root.join("test")].into_iter().find(|folder| folder.is_dir());
         let test = test.ok_or_else(|| lacking(root, "val/ or test/ beside train/"))?;
 
-        let classes = class_names(&train)?;
         let others = class_names(&test)?;
+        let alone = split == Split::Test && !train.is_dir();
+        let classes = if alone { others.clone() } else { class_names(&train)? };
         if classes != others {
             let only = |these: &[String], those: &[String]| {
                 these.iter().filter(|class| those.binary_search(class).is_err()).take(LISTED).cloned().collect()
@@ -56,11 +59,6 @@ impl ImageFolder {
         }
         let name = root.file_name().unwrap_or(root.as_os_str()).to_string_lossy().into_owned();
         Ok(Self { name, classes, files })
-    }
-
-    /// The file of sample `index`.
-    pub fn path(&self, index: usize) -> Option<&Path> {
-        self.files.get(index).map(|(path, _)| path.as_path())
     }
 }
 

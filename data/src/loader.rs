@@ -164,14 +164,7 @@ impl Loader {
             true => Philox::keyed(self.config.seed, &[SHUFFLE, epoch]).sequence().permutation(self.dataset.len()),
             false => (0..self.dataset.len()).collect(),
         };
-        let job = Arc::new(Job {
-            dataset: Arc::clone(&self.dataset),
-            config: Arc::clone(&self.config),
-            epoch,
-            order,
-            spare: Arc::clone(&self.spare),
-            stop: AtomicBool::new(false),
-        });
+        let job = Arc::new(self.job(Arc::clone(&self.config), epoch, order));
         let mut batches = Batches {
             job: Arc::clone(&job),
             bad: Vec::new(),
@@ -191,6 +184,18 @@ impl Loader {
             }
         }
         batches
+    }
+
+    /// A batch of these samples, in this order, as they are in the first epoch. Errors: those of an epoch's batches.
+    pub fn batch_of(&self, samples: Vec<usize>) -> Result<Batch> {
+        let config = LoaderConfig { batch_size: samples.len().max(1), ..LoaderConfig::clone(&self.config) };
+        let job = self.job(config.into(), 0, samples);
+        job.build(0).unwrap_or_else(|| Err(Error::Worker("it was told to stop".to_owned())))
+    }
+
+    fn job(&self, config: Arc<LoaderConfig>, epoch: u64, order: Vec<usize>) -> Job {
+        let (dataset, spare) = (Arc::clone(&self.dataset), Arc::clone(&self.spare));
+        Job { dataset, config, epoch, order, spare, stop: AtomicBool::new(false) }
     }
 
     /// The most bytes that the images of an epoch's batches take at once, if the consumer looks at one batch ahead and

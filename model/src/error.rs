@@ -90,7 +90,8 @@ pub enum Error {
     /// A file as PyTorch's `torch.save` writes them.
     #[error(
         "{path}: not a safetensors file, but an archive, as torch.save writes them; convert it in Python: \
-         safetensors.torch.save_file(torch.load(FILE, weights_only=True)[\"model\"], \"w.safetensors\")"
+         safetensors.torch.save_file(torch.load(FILE, weights_only=True)[\"model\"], \"w.safetensors\") \
+         (weights_only=False where it holds more than tensors, if you trust it)"
     )]
     Archive {
         /// The file.

@@ -2,11 +2,13 @@
 
 use crate::error::{Error, Result};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde_json::json;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use tensor::{DType, Element, Tensor, bf16};
+use tensor::{DType, Device, Element, Tensor, bf16};
 
 /// Named tensors and a few strings beside them: the contents of a safetensors file.
 #[derive(Clone, Debug, Default)]
@@ -43,38 +45,91 @@ impl TensorFile {
 
     /// The bytes of a file with these contents.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let stored = self.tensors.iter().map(|(name, tensor)| {
-            let (dtype, bytes) = to_bytes(tensor)?;
-            Ok((name, dtype, tensor.shape().to_vec(), bytes))
-        });
-        let stored = stored.collect::<Result<Vec<_>>>()?;
-        let format = |reason: String| Error::Format { path: "tensors to be written".into(), reason };
-        let view = |dtype, shape: &[usize], bytes| TensorView::new(dtype, shape.to_vec(), bytes);
-        let views = stored.iter().map(|(name, dtype, shape, bytes)| Ok((name.as_str(), view(*dtype, shape, bytes)?)));
-        let views = views.collect::<std::result::Result<Vec<_>, safetensors::SafeTensorError>>();
-        let views = views.map_err(|error| format(error.to_string()))?;
-        let metadata = (!self.metadata.is_empty()).then(|| self.metadata.clone());
-        let bytes = safetensors::serialize(views, metadata).map_err(|error| format(error.to_string()))?;
-        sorted(bytes).map_err(|error| format(error.to_string()))
+        let mut bytes = vec![];
+        self.prepared()?.put(&mut bytes).map_err(|cause| io(Path::new("memory"), cause))?;
+        Ok(bytes)
     }
 
-    /// Writes a file: see [`write_safely`].
+    /// Writes a file, as [`write_safely`] does. The tensors are not copied for that.
     pub fn write(&self, path: &Path) -> Result<()> {
-        write_safely(path, &self.to_bytes()?)
+        let prepared = self.prepared()?;
+        write_with(path, |file| {
+            let mut buffered = BufWriter::new(file);
+            prepared.put(&mut buffered)?;
+            buffered.flush()
+        })
+    }
+
+    fn prepared(&self) -> Result<Prepared> {
+        let here =
+            |(name, tensor): (&String, &Tensor)| Ok((name.clone(), tensor.to_device(&Device::Cpu)?.contiguous()?));
+        let mut tensors = self.tensors.iter().map(here).collect::<Result<Vec<_>>>()?;
+        // Large elements first, so that each lies at a multiple of its size; and those of one size by name.
+        tensors.sort_by_key(|(_, tensor)| Reverse(stored(tensor.dtype()).1));
+        let mut header = serde_json::Map::new();
+        if !self.metadata.is_empty() {
+            header.insert("__metadata__".into(), json!(self.metadata));
+        }
+        let mut start = 0;
+        for (name, tensor) in &tensors {
+            let (dtype, size) = stored(tensor.dtype());
+            let end = start + size * tensor.count();
+            let shape: &[usize] = tensor.shape();
+            header.insert(name.clone(), json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, end] }));
+            start = end;
+        }
+        // Keys in order, that equal contents have equal bytes: those of hash maps come in an order of chance.
+        let mut header = serde_json::Value::from(header);
+        header.sort_all_objects();
+        let mut header = header.to_string().into_bytes();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        Ok(Prepared { header, tensors })
     }
 }
 
-/// A file with its header's keys in order: safetensors writes metadata as a hash map has them, in an order of chance, and
-/// equal contents are to have equal bytes.
-fn sorted(mut bytes: Vec<u8>) -> serde_json::Result<Vec<u8>> {
-    let (length, rest) = bytes.split_at_mut(8);
-    let length = length.iter().rev().fold(0, |length, &byte| length << 8 | usize::from(byte));
-    let header = &mut rest[..length];
-    // A map of serde_json's has its keys in order.
-    let ordered = serde_json::from_slice::<serde_json::Value>(header)?.to_string();
-    header.fill(b' ');
-    header[..ordered.len()].copy_from_slice(ordered.as_bytes());
-    Ok(bytes)
+/// What a file is to hold: its header, and the tensors in its order, contiguous in the machine's memory.
+struct Prepared {
+    header: Vec<u8>,
+    tensors: Vec<(String, Tensor)>,
+}
+
+impl Prepared {
+    fn put(&self, out: &mut impl Write) -> std::io::Result<()> {
+        out.write_all(&(self.header.len() as u64).to_le_bytes())?;
+        out.write_all(&self.header)?;
+        self.tensors.iter().try_for_each(|(_, tensor)| match tensor.dtype() {
+            DType::F32 => put(out, tensor, f32::to_le_bytes),
+            DType::F64 => put(out, tensor, f64::to_le_bytes),
+            DType::Bf16 => put(out, tensor, bf16::to_le_bytes),
+            DType::Index => put(out, tensor, |index: u32| i64::from(index).to_le_bytes()),
+        })
+    }
+}
+
+/// Writes a tensor's elements, a few at a time.
+fn put<T: Element, const N: usize>(
+    out: &mut impl Write,
+    tensor: &Tensor,
+    bytes: impl Fn(T) -> [u8; N],
+) -> std::io::Result<()> {
+    let elements = tensor.as_slice::<T>("file").map_err(std::io::Error::other)?;
+    let mut buffer = Vec::with_capacity(4096);
+    for few in elements.chunks(4096) {
+        buffer.clear();
+        buffer.extend(few.iter().map(|&element| bytes(element)));
+        out.write_all(buffer.as_flattened())?;
+    }
+    Ok(())
+}
+
+/// What elements of a type are stored as, and in how many bytes: indices as I64, the type that PyTorch reads them as.
+fn stored(dtype: DType) -> (&'static str, usize) {
+    match dtype {
+        DType::F32 => ("F32", 4),
+        DType::F64 => ("F64", 8),
+        DType::Bf16 => ("BF16", 2),
+        DType::Index => ("I64", 8),
+    }
 }
 
 /// The bytes of a regular file. A device or a pipe might never end.
@@ -88,9 +143,13 @@ const NOT_REGULAR: &str = "it is there, but not as a regular file; name another 
 /// the new one under its name: into a temporary file beside it, synced, then renamed. What is there and no
 /// regular file (a folder, a device) is left alone. Who may read and write it stays as it is.
 pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_with(path, |file| file.write_all(bytes))
+}
+
+fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let (path, temporary) = &beginning(path)?;
     let written = File::create(temporary).and_then(|mut file| {
-        file.write_all(bytes)?;
+        put(&mut file)?;
         if let Ok(before) = fs::metadata(path) {
             // Not every file system has permissions.
             let _ = file.set_permissions(before.permissions());
@@ -162,19 +221,6 @@ fn index<T: TryInto<u32>>(values: Vec<T>, shape: Vec<usize>) -> std::result::Res
         .map(|value| value.try_into().map_err(|_| "holds an integer that is negative or too large".to_owned()))
         .collect::<std::result::Result<_, String>>()?;
     Tensor::from_slice(&values, shape).map_err(|error| error.to_string())
-}
-
-/// Indices are stored as I64, the type that PyTorch reads them as.
-fn to_bytes(tensor: &Tensor) -> Result<(Dtype, Vec<u8>)> {
-    fn flat<T: Element, const N: usize>(tensor: &Tensor, write: impl Fn(T) -> [u8; N]) -> Result<Vec<u8>> {
-        Ok(tensor.to_vec::<T>()?.into_iter().flat_map(write).collect())
-    }
-    Ok(match tensor.dtype() {
-        DType::F32 => (Dtype::F32, flat(tensor, f32::to_le_bytes)?),
-        DType::F64 => (Dtype::F64, flat(tensor, f64::to_le_bytes)?),
-        DType::Bf16 => (Dtype::BF16, flat(tensor, bf16::to_le_bytes)?),
-        DType::Index => (Dtype::I64, flat(tensor, |index: u32| i64::from(index).to_le_bytes())?),
-    })
 }
 
 #[cfg(test)]

@@ -80,12 +80,16 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     if !(1..=MOST_IMAGES).contains(&batch) {
         bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
     }
-    let TrainedModel { mut model, mut config, data: known } = arguments.trained.load()?;
+    let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
     (config.batch_size, config.device) = (batch, arguments.compute.device);
-    let classes = &known.classes;
     let source = arguments.data.as_deref().unwrap_or(&config.data);
     let dataset = data::open(source, Split::Test).with_context(|| format!("data {source}"))?;
+    if !named && known.classes.len() == dataset.classes().len() {
+        // Those that the published models were trained on are in the order of their folders' names, too.
+        known.classes = dataset.classes().to_vec();
+    }
     known.expect_classes(source, dataset.classes())?;
+    let classes = &known.classes;
     // What the model's training images were normalised by, whatever these are.
     let transform = Transform::eval(config.image_size, known.statistics)?;
     let mut settings = LoaderConfig::eval(batch, transform);

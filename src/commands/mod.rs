@@ -11,6 +11,7 @@ macro_rules! say {
 mod bench;
 mod devices;
 mod eval;
+mod export;
 mod forward;
 mod gradcheck;
 mod info;
@@ -18,12 +19,14 @@ mod output;
 mod predict;
 mod train;
 
+use crate::config::Changes;
 use crate::threads::{MOST_THREADS, pool};
-use crate::trainer::checkpoint::{Checkpoint, TrainedModel};
+use crate::trainer::checkpoint::{Stored, TrainedModel};
 use anyhow::{Result, anyhow, bail};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use model::{ModelConfig, PRESETS, preset};
 use std::path::PathBuf;
+use toml::{Table, Value};
 
 /// Trains, runs and checks BiFormer, the vision transformer with bi-level routing attention.
 ///
@@ -49,6 +52,8 @@ enum Command {
     Eval(eval::Arguments),
     /// Classifies pictures.
     Predict(predict::Arguments),
+    /// Writes a trained model's weights alone, as PyTorch and other programs read them.
+    Export(export::Arguments),
     /// Checks every operation's gradients, and that the check would notice wrong ones.
     Gradcheck(gradcheck::Arguments),
     /// Shows a model's layers, parameters, multiply-adds and memory.
@@ -89,6 +94,7 @@ pub fn run(cli: Cli) -> Result<Status> {
         Command::Train(arguments) => train::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Predict(arguments) => predict::run(&arguments),
+        Command::Export(arguments) => export::run(&arguments),
         Command::Gradcheck(arguments) => gradcheck::run(&arguments),
         Command::Info(arguments) => info::run(&arguments),
         Command::Forward(arguments) => forward::run(&arguments),
@@ -119,15 +125,30 @@ struct ModelChoice {
 impl ModelChoice {
     fn config(&self) -> Result<ModelConfig> {
         let config = preset(&self.model)?.config().with_overrides(self.set.iter().map(String::as_str));
-        config.map_err(|error| match error {
-            model::Error::Override { .. } => anyhow!("--set {error}"),
-            other => other.into(),
-        })
+        config.map_err(as_set)
     }
 
     fn image_size(&self, asked: Option<usize>) -> Result<usize> {
         Ok(asked.unwrap_or(preset(&self.model)?.image_size))
     }
+}
+
+/// What is wrong with a --set.
+fn as_set(error: model::Error) -> anyhow::Error {
+    match error {
+        model::Error::Override { .. } => anyhow!("--set {error}"),
+        other => other.into(),
+    }
+}
+
+/// The fields of the model that `--set` changes, as a configuration has them, if there are any.
+fn fields(set: &[String]) -> Result<Option<Value>> {
+    let mut fields = Table::new();
+    for entry in set {
+        let (_, field, value) = ModelConfig::default().with_override(entry).map_err(as_set)?;
+        fields.insert(field.to_owned(), Value::try_from(value)?);
+    }
+    Ok((!fields.is_empty()).then_some(Value::Table(fields)))
 }
 
 /// How many threads.
@@ -149,16 +170,39 @@ impl Threads {
     }
 }
 
-/// Where a trained model lies.
+/// Where a trained model lies, and what is to be different about it.
 #[derive(Debug, Args)]
 struct Trained {
-    /// A run folder, or the checkpoint file in it.
+    /// A run folder, or the checkpoint in it; or, with --model, a model's state_dict in a safetensors file.
     #[arg(long, value_name = "DIR|FILE")]
     checkpoint: PathBuf,
+    #[arg(long, value_name = "NAME", help = format!("The model that a state_dict is of: {}", model_names()))]
+    model: Option<String>,
+    /// Changes a field of the model that no weight depends on, for instance --set n_win=8 auto_pad=true.
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]
+    set: Vec<String>,
+    /// The side of the images; by default the one that the model was trained on, or is meant for.
+    #[arg(long, value_name = "N")]
+    image_size: Option<u32>,
 }
 
 impl Trained {
     fn load(&self) -> Result<TrainedModel> {
-        Checkpoint::read(&self.checkpoint)?.into_model()
+        let size = self.image_size.map(|size| Value::Integer(size.into()));
+        let asked = [("architecture", fields(&self.set)?), ("image_size", size)];
+        let asked = asked.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+        let changes = Changes::gather(None, asked.collect())?;
+        let shown = self.checkpoint.display();
+        match (Stored::read(&self.checkpoint)?, &self.model) {
+            (Stored::Run(mut checkpoint), None) => {
+                checkpoint.config = checkpoint.config.with(&changes)?;
+                checkpoint.into_model()
+            }
+            (Stored::Weights(file), Some(model)) => TrainedModel::of_weights(file, &shown.to_string(), model, &changes),
+            (Stored::Run(_), Some(_)) => bail!("--model: {shown} is a run's, and knows its model; leave it out"),
+            (Stored::Weights(_), None) => {
+                bail!("{shown}: a model's weights alone; name the model with --model ({})", model_names())
+            }
+        }
     }
 }

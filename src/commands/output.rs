@@ -14,6 +14,8 @@ pub enum Kind {
     Png,
     /// What `forward` computed.
     Tensors,
+    /// What `export` took out of a run.
+    Weights,
 }
 
 /// Checks, before the work, that a result can be written, and that it takes the place of nothing but an earlier one:
@@ -25,6 +27,14 @@ pub fn expect_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
     Ok(expect_writable(path)?)
 }
 
+/// What the names of a model's weights begin with.
+const WEIGHTS: [&str; 5] = ["downsample_layers.", "stages.", "norm.", "extra_norms.", "head."];
+
+/// Whether a file holds tensors of such names, and nothing beside them.
+fn all_tensors(path: &Path, fits: impl Fn(&str) -> bool) -> bool {
+    TensorFile::read(path).is_ok_and(|file| file.metadata.is_empty() && file.tensors.keys().all(|name| fits(name)))
+}
+
 impl Kind {
     /// Whether a file is empty, or has such contents.
     fn holds(self, path: &Path) -> bool {
@@ -33,10 +43,8 @@ impl Kind {
             || match self {
                 Kind::Json => serde_json::from_slice::<Vec<serde_json::Value>>(&read()).is_ok(),
                 Kind::Png => read().starts_with(b"\x89PNG"),
-                Kind::Tensors => TensorFile::read(path).is_ok_and(|file| {
-                    file.metadata.is_empty()
-                        && file.tensors.keys().all(|name| name == "logits" || name.starts_with("out"))
-                }),
+                Kind::Tensors => all_tensors(path, |name| name == "logits" || name.starts_with("out")),
+                Kind::Weights => all_tensors(path, |name| WEIGHTS.iter().any(|part| name.starts_with(part))),
             }
     }
 }

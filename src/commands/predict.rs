@@ -27,7 +27,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
-        let TrainedModel { mut model, config, data } = arguments.trained.load()?;
+        let TrainedModel { mut model, config, data, .. } = arguments.trained.load()?;
         arguments.compute.place(&mut model)?;
         let factors = model.prepared()?;
         let mut status = Status::Done;

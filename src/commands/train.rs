@@ -1,14 +1,13 @@
 //! `biformer train`.
 
-use super::{Status, model_names};
+use super::{Status, fields, model_names};
 use crate::config::{Changes, Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use crate::signals;
 use crate::trainer::{Outcome, Trainer};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use clap::{Args, value_parser};
-use model::ModelConfig;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -82,14 +81,8 @@ impl Arguments {
                 .map(|path| text(path).with_context(|| format!("{flag}: expected a path in UTF-8")))
                 .transpose()
         };
-        let mut fields = Table::new();
-        for entry in &self.set {
-            let changed = ModelConfig::default().with_override(entry);
-            let (_, field, value) = changed.map_err(|error| anyhow!("--set {error}"))?;
-            fields.insert(field.to_owned(), Value::try_from(value)?);
-        }
         let flags = [
-            ("architecture", (!fields.is_empty()).then_some(Value::Table(fields))),
+            ("architecture", fields(&self.set)?),
             ("image_size", self.image_size.map(number)),
             ("model", self.model.clone().map(Value::String)),
             ("data", self.data.clone().map(Value::String)),

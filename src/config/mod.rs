@@ -213,7 +213,8 @@ impl RunConfig {
         }
     }
 
-    fn with(&self, changes: &Changes) -> Result<Self> {
+    /// This configuration, changed in whatever is asked for.
+    pub fn with(&self, changes: &Changes) -> Result<Self> {
         let mut table = Table::try_from(self).context("configuration to start from")?;
         let named = || format!("configuration ({})", changes.origin());
         changes.apply(&mut table).with_context(named)?;

@@ -3,7 +3,7 @@
 
 use super::average;
 use super::score::Score;
-use crate::config::RunConfig;
+use crate::config::{Changes, RunConfig};
 use anyhow::{Context, Result, bail};
 use data::{Dataset, Statistics, Transform};
 use model::{BiFormer, TensorFile};
@@ -78,6 +78,38 @@ pub struct Checkpoint {
     pub file: TensorFile,
 }
 
+/// A file of weights.
+pub enum Stored {
+    /// A run's checkpoint, to go on from.
+    Run(Box<Checkpoint>),
+    /// A model's state_dict alone.
+    Weights(TensorFile),
+}
+
+impl Stored {
+    /// Reads a file, or the checkpoint in a run folder.
+    pub fn read(path: &Path) -> Result<Self> {
+        let file = if path.is_dir() { &path.join(FILE_NAME) } else { path };
+        let shown = file.display().to_string();
+        if !file.try_exists().with_context(|| shown.clone())? {
+            bail!(
+                "{shown}: there is no checkpoint; expected a run folder, the {FILE_NAME} in it, or a safetensors file with \
+                 a model's state_dict"
+            );
+        }
+        let stored = TensorFile::read(file)?;
+        // Also those that are damaged.
+        let by_a_run = stored.metadata.get("format").is_some_and(|format| format.starts_with("biformer"))
+            || stored.tensors.contains_key(tensor_names::M);
+        if !(by_a_run || path.is_dir()) {
+            return Ok(Self::Weights(stored));
+        }
+        let checkpoint = Checkpoint::parse(file.to_owned(), stored);
+        let checkpoint = checkpoint.with_context(|| format!("{shown}: not a checkpoint that can be used"))?;
+        Ok(Self::Run(checkpoint.into()))
+    }
+}
+
 /// A model that was trained, with what is needed to use it.
 pub struct TrainedModel {
     /// The model, with the averaged weights and statistics if the run kept an average.
@@ -86,6 +118,25 @@ pub struct TrainedModel {
     pub config: RunConfig,
     /// What it was trained on.
     pub data: DataFacts,
+    /// Whether the classes' names are known, which a state_dict does not have.
+    pub named: bool,
+}
+
+impl TrainedModel {
+    /// The model of a state_dict alone: with the number of classes of its head, and images normalised as the published
+    /// models take them. `path` names the file in errors.
+    pub fn of_weights(file: TensorFile, path: &str, model: &str, changes: &Changes) -> Result<Self> {
+        let mut config = RunConfig::for_model(model)?;
+        if let Some(&classes) = file.tensors.get("head.weight").and_then(|head| head.shape().first()) {
+            config.architecture.num_classes = classes;
+        }
+        let config = config.with(changes)?;
+        let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
+        load_all(&mut model, &file, path)?;
+        let classes = (0..config.architecture.num_classes).map(|class| format!("class {class}")).collect();
+        let data = DataFacts { classes, statistics: Statistics::IMAGENET, train_images: 0 };
+        Ok(Self { model, config, data, named: false })
+    }
 }
 
 impl Checkpoint {
@@ -96,13 +147,10 @@ impl Checkpoint {
 
     /// Reads a checkpoint from its file, or from a run folder.
     pub fn read(path: &Path) -> Result<Self> {
-        let path = if path.is_dir() { path.join(FILE_NAME) } else { PathBuf::from(path) };
-        let shown = path.display().to_string();
-        if !path.try_exists().with_context(|| shown.clone())? {
-            bail!("{shown}: there is no checkpoint; give a run folder, or the {FILE_NAME} in it");
+        match Stored::read(path)? {
+            Stored::Run(checkpoint) => Ok(*checkpoint),
+            Stored::Weights(_) => bail!("{}: a model's weights alone, expected a run's checkpoint", path.display()),
         }
-        let file = TensorFile::read(&path)?;
-        Self::parse(path, file).with_context(|| format!("{shown}: not a checkpoint that can be used"))
     }
 
     fn parse(path: PathBuf, file: TensorFile) -> Result<Self> {
@@ -165,7 +213,7 @@ impl Checkpoint {
             [None, None] => {}
             _ => bail!("{shown}: half of the average is missing; take another copy, or train again"),
         }
-        Ok(TrainedModel { model, config: self.config, data: self.data })
+        Ok(TrainedModel { model, config: self.config, data: self.data, named: true })
     }
 }
 
@@ -184,25 +232,10 @@ pub mod tensor_names {
 /// The weights in a run folder or its checkpoint (averaged, if the run kept an average), or in any file of a
 /// model's state_dict.
 pub fn read_weights(path: &Path) -> Result<TensorFile> {
-    if !path.try_exists().with_context(|| format!("weights {}", path.display()))? {
-        bail!(
-            "weights {}: there is no such file; expected a safetensors file with a model's state_dict, a run folder, or \
-             the {FILE_NAME} in it",
-            path.display()
-        );
+    match Stored::read(path).with_context(|| format!("weights {}", path.display()))? {
+        Stored::Weights(file) => Ok(file),
+        Stored::Run(checkpoint) => Ok(checkpoint.into_model()?.model.state_dict()?),
     }
-    if !path.is_dir() {
-        let file = TensorFile::read(path)?;
-        if !is_checkpoint(&file) {
-            return Ok(file);
-        }
-    }
-    Ok(Checkpoint::read(path)?.into_model()?.model.state_dict()?)
-}
-
-/// Whether a file is a run's, to go on from.
-fn is_checkpoint(file: &TensorFile) -> bool {
-    file.metadata.contains_key("format") && file.tensors.contains_key(tensor_names::M)
 }
 
 /// Loads weights of which none may be left out: unlike those for another number of classes.

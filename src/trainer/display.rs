@@ -8,8 +8,9 @@ use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use data::Batch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::cell::Cell;
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Says what is about to be trained, before anything is read or measured that takes its time.
 pub fn announce(config: &RunConfig) {
@@ -26,9 +27,15 @@ pub fn announce(config: &RunConfig) {
     tell!(io::stdout(), "Run folder: {}", config.out.display());
 }
 
-/// A progress bar over the whole run, and a line for each epoch.
+/// How often a run whose bar nobody sees says where it is.
+const NOW_AND_THEN: Duration = Duration::from_secs(300);
+
+/// A progress bar over the whole run, and a line for each epoch; where errors do not go to a terminal, in place of the bar
+/// a line now and then.
 pub struct Display {
     bar: ProgressBar,
+    /// When something was said last.
+    said: Cell<Instant>,
     epochs: usize,
     steps: usize,
 }
@@ -38,6 +45,10 @@ impl Display {
     pub fn new(config: &RunConfig, learner: &Learner, progress: &Progress, steps: usize, images: usize) -> Self {
         let parameters = learner.model.parameters.layout().count() as f64 / 1e6;
         tell!(io::stdout(), "{parameters:.2} M parameters, {images} training images.");
+        if config.label_smoothing > 0.0 {
+            let smoothing = config.label_smoothing;
+            tell!(io::stdout(), "Training losses are with label smoothing of {smoothing}, test losses without.");
+        }
         if let Some(classes) = learner.loaded.head_replaced {
             let weights = &config.weights;
             tell!(io::stdout(), "The head of {weights} is for {classes} classes: this model gets a fresh one.");
@@ -52,7 +63,7 @@ impl Display {
             ProgressStyle::with_template("{bar:10} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
         bar.set_style(style.progress_chars("█▓░"));
         bar.set_position((progress.epoch * steps + progress.batch) as u64);
-        Self { bar, epochs: config.epochs, steps }
+        Self { bar, said: Cell::new(Instant::now()), epochs: config.epochs, steps }
     }
 
     /// A step is done.
@@ -61,7 +72,12 @@ impl Display {
         self.bar.set_position(done as u64);
         let per_step = progress.score.images as f64 / progress.batch.max(1) as f64;
         let left = (self.epochs * self.steps - done) as f64 * per_step / images_per_second.max(1e-9);
-        self.bar.set_message(message(progress, self.epochs, left, images_per_second));
+        let message = message(progress, self.epochs, left, images_per_second);
+        if self.bar.is_hidden() && self.said.get().elapsed() > NOW_AND_THEN {
+            self.said.set(Instant::now());
+            tell!(io::stdout(), "{message}");
+        }
+        self.bar.set_message(message);
     }
 
     /// Names images that could not be decoded.
@@ -71,6 +87,7 @@ impl Display {
 
     /// An epoch is done.
     pub fn epoch(&self, metrics: &EpochMetrics) {
+        self.said.set(Instant::now());
         self.bar.suspend(|| {
             tell!(
                 io::stdout(),

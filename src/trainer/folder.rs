@@ -23,7 +23,7 @@ const ROUTING: &str = "routing.png";
 /// Stays when the run ends: to remove it would pull it from under a run that has just opened it.
 const LOCK: &str = ".lock";
 /// How many test images the picture of routed regions shows.
-const PICTURED: usize = 6;
+pub const PICTURED: usize = 6;
 
 /// The metrics of an epoch. Equal runs write equal lines: what depends on the clock is in another file.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -230,11 +230,11 @@ impl RunFolder {
         pictures::curves::draw(&self.metrics()?, &path).with_context(|| path.display().to_string())
     }
 
-    /// Draws where the regions of a few images of a batch look, over what the model saw of them.
+    /// Draws where the regions of a batch's images look, over what the model saw of them.
     pub fn draw_routes(&self, batch: &Batch, trace: &Trace, transform: &Transform) -> Result<()> {
         let path = self.path.join(ROUTING);
         let counted = batch.counted();
-        let slots = (0..counted.len()).filter(|&slot| counted[slot]).take(PICTURED);
+        let slots = (0..counted.len()).filter(|&slot| counted[slot]);
         let shown = slots.map(|slot| Ok((slot, transform.picture(batch.image(slot))?))).collect::<Result<Vec<_>>>()?;
         pictures::routes::draw(&shown, trace, &path).with_context(|| path.display().to_string())
     }

@@ -27,7 +27,7 @@ use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, DataFacts, Progress};
 use data::{Dataset, Loader, LoaderConfig, Split, Transform};
 use display::{Display, announce};
-use folder::{EpochMetrics, RunFolder, expect_free};
+use folder::{EpochMetrics, PICTURED, RunFolder, expect_free};
 use optim::Schedule;
 use rayon::ThreadPool;
 use score::Score;
@@ -275,11 +275,12 @@ impl Trainer {
     pub fn draw(&mut self) -> Result<()> {
         self.folder.draw_curves()?;
         Arc::clone(&self.pool).install(|| {
-            if let Some(batch) = self.test.epoch(0, 0).next().transpose()? {
-                let trace = self.learner.with_average(|model| step::trace(model, &batch))?;
-                self.folder.draw_routes(&batch, &trace, self.test.transform())?;
-            }
-            Ok(())
+            // From the first to the last, as an image folder has them class by class.
+            let all = self.test.dataset().len();
+            let shown = PICTURED.min(all);
+            let batch = self.test.batch_of((0..shown).map(|image| image * all / shown).collect())?;
+            let trace = self.learner.with_average(|model| step::trace(model, &batch))?;
+            self.folder.draw_routes(&batch, &trace, self.test.transform())
         })
     }
 
@@ -338,7 +339,11 @@ fn adopt_classes(config: &mut RunConfig, data: &dyn Dataset) -> Result<()> {
     let (classes, default) = (data.classes().len(), RunConfig::for_model(&config.model)?.architecture.num_classes);
     let asked = config.architecture.num_classes;
     if asked != classes && asked != default {
-        bail!("architecture.num_classes = {asked}, but data {} has {classes} classes; leave it out", config.data);
+        bail!(
+            "architecture.num_classes = {asked}, but data {} has {classes} classes; leave it out, or take --set \
+             num_classes={classes}",
+            config.data
+        );
     }
     config.architecture.num_classes = classes;
     Ok(())

@@ -1,0 +1,32 @@
+//! `biformer export`.
+
+use super::output::{Kind, expect_output};
+use super::{Status, Threads};
+use crate::trainer::checkpoint::read_weights;
+use anyhow::Result;
+use clap::Args;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// A run folder, or the checkpoint in it.
+    #[arg(long, value_name = "DIR|FILE")]
+    checkpoint: PathBuf,
+    /// Where the weights go: a safetensors file under the published code's state_dict names. They are the averaged ones if
+    /// the run kept an average.
+    #[arg(long, value_name = "FILE")]
+    output: PathBuf,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+pub fn run(arguments: &Arguments) -> Result<Status> {
+    arguments.threads.run(|| {
+        expect_output("--output", &arguments.output, Kind::Weights)?;
+        let weights = read_weights(&arguments.checkpoint)?;
+        weights.write(&arguments.output)?;
+        let numbers: usize = weights.tensors.values().map(tensor::Tensor::count).sum();
+        say!("{}: {} tensors of {numbers} numbers", arguments.output.display(), weights.tensors.len());
+        Ok(Status::Done)
+    })
+}
