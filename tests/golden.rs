@@ -120,9 +120,7 @@ fn compare_routes(vector: &Vector, config: &ModelConfig, routes: &[(String, Tens
     for (known, (name, ours)) in known.iter().zip(routes) {
         let what = format!("{} {name}", vector.name());
         assert_eq!(known["block"].as_str().unwrap().trim_end_matches(".router"), name, "{what}");
-        let stage: usize = name.split('.').nth(1).unwrap().parse().unwrap();
-        let map = [shape[2], shape[3]].map(|side| config.map_side(side, stage));
-        let cut = config.regions(map, stage).expect("a stage that routes");
+        let (cut, map) = config.routed(name, [shape[2], shape[3]]).expect("a stage that routes");
         let padding = |region: usize| {
             let place = [region / cut.grid()[1], region % cut.grid()[1]];
             (0..2).any(|axis| place[axis] * cut.size()[axis] >= map[axis])

@@ -24,11 +24,28 @@ impl ModelConfig {
     pub fn regions(&self, map: [usize; 2], stage: usize) -> Option<Regions> {
         matches!(self.attend(stage), Attend::Routed(_)).then(|| cut(map, self.n_win.at(stage), self.family)).flatten()
     }
+
+    /// How a routed attention, by its name in a [`Trace`](crate::Trace), cuts its map of an image (H, W): the regions, and
+    /// the height and width of the map, beyond which they are padding.
+    pub fn routed(&self, attention: &str, image: [usize; 2]) -> Option<(Regions, [usize; 2])> {
+        let stage: usize = attention.strip_prefix("stages.")?.split('.').next()?.parse().ok()?;
+        let map = image.map(|side| self.map_side(side, stage));
+        (stage < self.stages()).then(|| self.regions(map, stage)).flatten().map(|regions| (regions, map))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_attention_is_found_by_its_name() {
+        let config = ModelConfig { auto_pad: true, ..crate::preset("tiny").unwrap().config() };
+        let (regions, map) = config.routed("stages.2.0.attn", [120, 112]).unwrap();
+        assert_eq!((regions.size(), regions.map(), map), ([2, 1], [14, 7], [8, 7]));
+        // One that attends in full, one that is not there, and what is no attention.
+        assert_eq!(["stages.3.0.attn", "stages.4.0.attn", "norm"].map(|name| config.routed(name, [224; 2])), [None; 3]);
+    }
 
     #[test]
     fn regions_cover_the_map_as_each_layout_rounds() {

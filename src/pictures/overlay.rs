@@ -2,6 +2,7 @@
 
 use super::BLUE;
 use image::{Rgb, RgbImage};
+use ops::Regions;
 use plotters::style::RGBColor;
 
 /// The colour of what is looked at.
@@ -16,40 +17,57 @@ const STRENGTH: (f32, f32) = (0.62, 0.14);
 const KEPT: f32 = 0.30;
 const FADED: RGBColor = RGBColor(46, 50, 56);
 
-/// Where the S by S regions of a map lie in the picture, in pixels.
+/// How a map is cut into regions, which may reach beyond it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cut {
+    /// The regions.
+    pub regions: Regions,
+    /// The map's height and width, which a picture shows.
+    pub map: [usize; 2],
+}
+
+/// Where the regions lie in a picture, in pixels.
 ///
-/// These tiles are equal but for a pixel of rounding, so a picture of fewer pixels than regions has empty ones.
+/// These tiles are equal but for a pixel of rounding, and for what is cut off where they reach beyond the map; a picture
+/// of fewer pixels than regions has empty ones.
 #[derive(Clone, Copy, Debug)]
 struct Tiles {
-    /// S.
-    per_side: usize,
-    /// The picture's width and height.
-    size: (u32, u32),
+    cut: Cut,
+    /// The picture's height and width.
+    size: [u32; 2],
 }
 
 impl Tiles {
+    /// The region of a pixel along an axis.
+    fn along(&self, axis: usize, at: u32) -> usize {
+        at as usize * self.cut.map[axis] / self.size[axis] as usize / self.cut.regions.size()[axis]
+    }
+
     /// The region of a pixel, row-major.
     fn of(&self, x: u32, y: u32) -> usize {
-        let index = |at: u32, extent: u32| at as usize * self.per_side / extent as usize;
-        index(y, self.size.1) * self.per_side + index(x, self.size.0)
+        self.along(0, y) * self.cut.regions.grid()[1] + self.along(1, x)
     }
 
     /// How far inside its region a pixel is: 0 on its border.
     fn depth(&self, x: u32, y: u32) -> u32 {
-        let depth = |at: u32, extent: u32| {
-            let edge = |index: usize| (index * extent as usize).div_ceil(self.per_side) as u32;
-            let index = at as usize * self.per_side / extent as usize;
-            (at - edge(index)).min(edge(index + 1) - 1 - at)
+        let depth = |axis: usize, at: u32| {
+            let (extent, tokens) = (self.size[axis], self.cut.map[axis]);
+            let edge = |region: usize| {
+                let first = (region * self.cut.regions.size()[axis]).min(tokens);
+                (first * extent as usize).div_ceil(tokens) as u32
+            };
+            let region = self.along(axis, at);
+            (at - edge(region)).min(edge(region + 1) - 1 - at)
         };
-        depth(x, self.size.0).min(depth(y, self.size.1))
+        depth(0, y).min(depth(1, x))
     }
 }
 
 /// The picture with one region outlined, those that it looks at (best first) tinted, and the others dimmed. `line` is
 /// the width of the outline, in pixels.
-pub(super) fn draw(picture: &RgbImage, per_side: usize, looking: usize, routed: &[u32], line: u32) -> RgbImage {
-    let tiles = Tiles { per_side, size: picture.dimensions() };
-    let mut ranks = vec![None; per_side * per_side];
+pub(super) fn draw(picture: &RgbImage, cut: Cut, looking: usize, routed: &[u32], line: u32) -> RgbImage {
+    let tiles = Tiles { cut, size: [picture.height(), picture.width()] };
+    let mut ranks = vec![None; cut.regions.count()];
     for (rank, &region) in routed.iter().enumerate() {
         ranks[region as usize] = Some(rank);
     }
@@ -97,10 +115,26 @@ mod tests {
 
     const PIXEL: Rgb<u8> = Rgb([40, 120, 200]);
 
+    /// A square map in a square grid, whose regions are as small as they can be.
+    fn cut(tokens: usize, per_side: usize) -> Cut {
+        let regions = Regions::new("test", [per_side; 2], [tokens.div_ceil(per_side); 2]).unwrap();
+        Cut { regions, map: [tokens; 2] }
+    }
+
+    /// A map of 5x5 tokens in regions of 2x2: those of the last row and column are half padding.
+    #[test]
+    fn padding_is_not_in_the_picture() {
+        let picture = RgbImage::from_pixel(50, 50, PIXEL);
+        let drawn = draw(&picture, cut(5, 3), 4, &[8], 1);
+        assert_eq!(drawn[(45, 45)], tinted(PIXEL, 0, 1), "region 8 begins at token 4");
+        assert_eq!([drawn[(35, 35)], drawn[(35, 45)]], [dimmed(PIXEL); 2]);
+        assert_eq!([drawn[(20, 20)], drawn[(39, 39)]], [OUTLINE; 2], "region 4 has the tokens 2 and 3");
+    }
+
     #[test]
     fn routed_regions_are_tinted_by_rank_and_others_dimmed() {
         let picture = RgbImage::from_pixel(80, 40, PIXEL);
-        let drawn = draw(&picture, 4, 10, &[10, 3, 0], 2);
+        let drawn = draw(&picture, cut(4, 4), 10, &[10, 3, 0], 2);
         assert_eq!(drawn.dimensions(), (80, 40));
         let middle = |region: u32| drawn[(region % 4 * 20 + 10, region / 4 * 10 + 5)];
         for region in 0..16 {
@@ -128,14 +162,16 @@ mod tests {
 
     #[test]
     fn every_pixel_lies_in_one_region_whatever_the_sizes() {
-        for (per_side, size) in [(1, (5, 3)), (7, (56, 56)), (7, (32, 30)), (5, (3, 11)), (9, (1, 1))] {
-            let tiles = Tiles { per_side, size };
-            let picture = RgbImage::new(size.0, size.1);
+        let sizes = [(1, (5, 3)), (7, (56, 56)), (7, (32, 30)), (5, (3, 11)), (9, (1, 1))];
+        for ((per_side, (width, height)), tokens) in sizes.into_iter().flat_map(|it| [(it, it.0), (it, 3 * it.0 - 1)]) {
+            let cut = cut(tokens, per_side);
+            let tiles = Tiles { cut, size: [height, width] };
+            let picture = RgbImage::new(width, height);
             for (x, y, _) in picture.enumerate_pixels() {
                 assert!(tiles.of(x, y) < per_side * per_side && tiles.depth(x, y) <= x.max(y));
             }
             let all: Vec<u32> = (0..(per_side * per_side) as u32).collect();
-            assert_eq!(draw(&picture, per_side, 0, &all, 6).dimensions(), size);
+            assert_eq!(draw(&picture, cut, 0, &all, 6).dimensions(), (width, height));
         }
     }
 }

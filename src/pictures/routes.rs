@@ -4,11 +4,11 @@
 //! CVPR 2023), which shows, for a point of an image, the regions that its region is routed to.
 
 use super::canvas::{Canvas, SCALE, fitted, text_width};
-use super::overlay;
+use super::overlay::{self, Cut};
 use super::{BLUE, GREY, HEADING, INK, PAPER, SMALL, TEXT};
 use anyhow::{Context, Result, bail, ensure};
 use image::{Rgb, RgbImage};
-use model::Trace;
+use model::{ModelConfig, Trace};
 use plotters::style::RGBColor;
 use plotters::style::text_anchor::HPos;
 use std::path::Path;
@@ -32,18 +32,26 @@ const HEAD: u32 = 158;
 /// image with one region outlined, the k regions that it attends to tinted (the stronger, the better they scored) and
 /// all others dimmed.
 ///
-/// A region is a part of the model's input, so the images should show just that, the centre-cropped square. Whatever
-/// their shape, they are taken for the whole map, without its padding. With no routed attention in the trace only
-/// the images are drawn; with no images there is no file.
+/// The images are what the model saw of size (H, W): a region is a part of that, or of the padding around it, which is not
+/// drawn. With no routed attention in the trace only the images are drawn; with no images there is no file.
 ///
-/// Errors: routes that are not (N, P, k) region indices below P = S·S, a slot that is not below N, a file that cannot be
-/// written.
-pub fn draw(shown: &[(usize, data::Image)], trace: &Trace, path: &Path) -> Result<()> {
+/// Errors: routes that are not (N, P, k) region indices below the P of the model, a slot that is not below N, a file that
+/// cannot be written.
+pub fn draw(
+    shown: &[(usize, data::Image)],
+    trace: &Trace,
+    model: &ModelConfig,
+    size: [usize; 2],
+    path: &Path,
+) -> Result<()> {
     let shown = &shown[..shown.len().min(ROWS)];
     if shown.is_empty() {
         return Ok(());
     }
-    let columns = evenly(&trace.routes, COLUMNS).map(|(name, routes)| Column::new(name, routes));
+    let columns = evenly(&trace.routes, COLUMNS).map(|(name, routes)| {
+        let cut = model.routed(name, size).with_context(|| format!("{name} routes nothing in this model"))?;
+        Column::new(name, routes, Cut { regions: cut.0, map: cut.1 })
+    });
     let columns = columns.collect::<Result<Vec<_>>>()?;
 
     let across = |count: usize| MARGIN + (SIDE + GAP) * count as u32;
@@ -57,7 +65,7 @@ pub fn draw(shown: &[(usize, data::Image)], trace: &Trace, path: &Path) -> Resul
         for (index, column) in columns.iter().enumerate() {
             let looking = column.middle();
             let routed = column.routed(*slot, looking)?;
-            let drawn = overlay::draw(&picture, column.per_side, looking, routed, 2 * SCALE);
+            let drawn = overlay::draw(&picture, column.cut, looking, routed, 2 * SCALE);
             place(&mut canvas, &drawn, across(index + 1), top);
         }
     }
@@ -74,8 +82,7 @@ fn evenly<T>(all: &[T], most: usize) -> impl Iterator<Item = &T> {
 /// The routes of one attention.
 struct Column<'a> {
     name: &'a str,
-    /// S.
-    per_side: usize,
+    cut: Cut,
     /// N, P and k.
     shape: [usize; 3],
     /// (N, P, k)
@@ -83,22 +90,24 @@ struct Column<'a> {
 }
 
 impl<'a> Column<'a> {
-    fn new(name: &'a str, routes: &Tensor) -> Result<Self> {
+    fn new(name: &'a str, routes: &Tensor, cut: Cut) -> Result<Self> {
         let context = || format!("the routes of {name}");
         let shape @ [_, regions, k] = routes.dims("picture of routes", "(N, P, k)").with_context(context)?;
         let routes = routes.to_vec::<u32>().with_context(context)?;
-        let per_side = regions.isqrt();
-        ensure!(per_side * per_side == regions && regions > 0, "{}: {regions} regions are no square", context());
+        let expected = cut.regions.count();
+        ensure!(regions == expected, "{}: {regions} regions, the model has {expected}", context());
         ensure!(k <= regions, "{}: {k} of {regions} regions", context());
         if let Some(beyond) = routes.iter().find(|&&region| region as usize >= regions) {
             bail!("{}: there is no region {beyond} among {regions}", context());
         }
-        Ok(Self { name, per_side, shape, routes })
+        Ok(Self { name, cut, shape, routes })
     }
 
-    /// The region in the middle, or of the four there, the lower right one.
+    /// The region in the middle of the map, or of the four there, the lower right one.
     fn middle(&self) -> usize {
-        self.per_side / 2 * (self.per_side + 1)
+        let Cut { regions, map } = self.cut;
+        let along = |axis: usize| map[axis] / 2 / regions.size()[axis];
+        along(0) * regions.grid()[1] + along(1)
     }
 
     /// The k regions that a region of an image looks at, best first.
@@ -189,6 +198,7 @@ fn place(canvas: &mut Canvas, picture: &RgbImage, left: u32, top: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use model::PerStage;
     use tensor::DType;
 
     fn square(side: usize, byte: u8) -> Result<data::Image> {
@@ -204,14 +214,22 @@ mod tests {
     fn trace(routes: Vec<Tensor>) -> Trace {
         let mut trace = Trace::default();
         trace.routes =
-            routes.into_iter().enumerate().map(|(index, routes)| (format!("stages.{index}"), routes)).collect();
+            routes.into_iter().enumerate().map(|(index, routes)| (format!("stages.{index}.0.attn"), routes)).collect();
         trace
     }
 
-    fn drawn(shown: &[(usize, data::Image)], trace: &Trace) -> Result<RgbImage> {
+    /// A model whose stages have so many regions along each side.
+    fn model(n_win: &[usize]) -> ModelConfig {
+        let stages = n_win.len();
+        let (depth, embed_dim, topks) = (vec![1; stages], vec![32; stages], vec![1; stages]);
+        let n_win = PerStage::Each(n_win.to_vec());
+        ModelConfig { depth, embed_dim, topks, n_win, auto_pad: true, ..ModelConfig::default() }
+    }
+
+    fn drawn(shown: &[(usize, data::Image)], trace: &Trace, n_win: &[usize]) -> Result<RgbImage> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("routing.png");
-        draw(shown, trace, &path)?;
+        draw(shown, trace, &model(n_win), [224; 2], &path)?;
         Ok(image::open(&path)?.into_rgb8())
     }
 
@@ -224,7 +242,7 @@ mod tests {
         let shown = [(0, square(32, 90)?), (2, square(224, 90)?), (1, data::Image::new(300, 20, vec![90; 18000])?)];
         for attentions in 0..7 {
             let all = (0..attentions).map(|_| routes(3, 16, 4)).collect::<Result<_>>()?;
-            let page = drawn(&shown, &trace(all))?;
+            let page = drawn(&shown, &trace(all), &[4; 7])?;
             assert_eq!(page.dimensions(), size(1 + attentions.min(4), 3));
             let margin = |x: u32| x < MARGIN - 2 || x >= page.width() - 20;
             assert!(page.enumerate_pixels().all(|(x, _, pixel)| !margin(x) || *pixel == Rgb([255; 3])), "cut off");
@@ -234,7 +252,7 @@ mod tests {
 
     #[test]
     fn routed_regions_are_tinted_and_others_dimmed() -> Result<()> {
-        let page = drawn(&[(1, square(32, 90)?)], &trace(vec![routes(2, 16, 3)?]))?;
+        let page = drawn(&[(1, square(32, 90)?)], &trace(vec![routes(2, 16, 3)?]), &[4])?;
         let region = |region: u32| {
             let left = MARGIN + SIDE + GAP;
             page[(left + region % 4 * SIDE / 4 + SIDE / 8, HEAD + region / 4 * SIDE / 4 + SIDE / 8)]
@@ -256,7 +274,7 @@ mod tests {
     #[test]
     fn any_number_of_regions_will_do() -> Result<()> {
         let all = trace(vec![routes(1, 1, 1)?, routes(1, 9, 9)?, routes(1, 49, 0)?, routes(1, 1024, 7)?]);
-        assert_eq!(drawn(&[(0, square(7, 90)?)], &all)?.dimensions(), size(5, 1));
+        assert_eq!(drawn(&[(0, square(7, 90)?)], &all, &[1, 3, 7, 32])?.dimensions(), size(5, 1));
         Ok(())
     }
 
@@ -264,7 +282,7 @@ mod tests {
     fn no_images_leave_no_file() -> Result<()> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("routing.png");
-        draw(&[], &trace(vec![routes(1, 16, 4)?]), &path)?;
+        draw(&[], &trace(vec![routes(1, 16, 4)?]), &model(&[4]), [224; 2], &path)?;
         assert!(!path.exists());
         Ok(())
     }
@@ -272,16 +290,16 @@ mod tests {
     #[test]
     fn routes_that_are_none_are_refused_by_name() -> Result<()> {
         let wrong = [
-            ("no square", routes(1, 15, 4)?),
-            ("no square", routes(1, 0, 1)?),
-            ("5 of 4 regions", routes(1, 4, 5)?),
+            ("15 regions, the model has 16", routes(1, 15, 4)?),
+            ("0 regions, the model has 16", routes(1, 0, 1)?),
+            ("17 of 16 regions", routes(1, 16, 17)?),
             ("(N, P, k)", routes(1, 16, 4)?.reshape([16, 4])?),
             ("u32", Tensor::zeros([1, 16, 4], DType::F32)),
             ("no region 16", Tensor::full([1, 16, 4], 16u32)),
             ("no image 0", routes(0, 16, 4)?),
         ];
         for (problem, routes) in wrong {
-            let error = drawn(&[(0, square(32, 90)?)], &trace(vec![routes])).expect_err(problem);
+            let error = drawn(&[(0, square(32, 90)?)], &trace(vec![routes]), &[4]).expect_err(problem);
             let message = format!("{error:#}");
             assert!(message.contains("stages.0") && message.contains(problem), "{message}");
         }

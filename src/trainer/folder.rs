@@ -7,7 +7,7 @@ use crate::pictures;
 use crate::printing::tell;
 use anyhow::{Context, Error, Result, bail};
 use data::{Batch, Transform};
-use model::{Trace, expect_writable, write_safely};
+use model::{ModelConfig, Trace, expect_writable, write_safely};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
@@ -231,12 +231,13 @@ impl RunFolder {
     }
 
     /// Draws where the regions of a batch's images look, over what the model saw of them.
-    pub fn draw_routes(&self, batch: &Batch, trace: &Trace, transform: &Transform) -> Result<()> {
+    pub fn draw_routes(&self, batch: &Batch, trace: &Trace, model: &ModelConfig, transform: &Transform) -> Result<()> {
         let path = self.path.join(ROUTING);
         let counted = batch.counted();
         let slots = (0..counted.len()).filter(|&slot| counted[slot]);
         let shown = slots.map(|slot| Ok((slot, transform.picture(batch.image(slot))?))).collect::<Result<Vec<_>>>()?;
-        pictures::routes::draw(&shown, trace, &path).with_context(|| path.display().to_string())
+        let size = [transform.size(); 2];
+        pictures::routes::draw(&shown, trace, model, size, &path).with_context(|| path.display().to_string())
     }
 }
 

@@ -280,7 +280,7 @@ impl Trainer {
             let shown = PICTURED.min(all);
             let batch = self.test.batch_of((0..shown).map(|image| image * all / shown).collect())?;
             let trace = self.learner.with_average(|model| step::trace(model, &batch))?;
-            self.folder.draw_routes(&batch, &trace, self.test.transform())
+            self.folder.draw_routes(&batch, &trace, &self.config.architecture, self.test.transform())
         })
     }
 
