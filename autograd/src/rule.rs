@@ -20,8 +20,8 @@ pub trait Rule: Send + 'static {
     /// What it saved, by name.
     fn saved(&self) -> Vec<(&'static str, &Tensor)>;
 
-    /// The same tensors, to be rewritten, without those at the end that no gradient depends on: see
-    /// [`Tape::tamper`](crate::Tape::tamper).
+    /// The same tensors without those at the end that no gradient depends on: a tape that recomputes takes values out and
+    /// puts them back, and [`Tape::tamper`](crate::Tape::tamper) spoils them.
     fn saved_mut(&mut self) -> Vec<&mut Tensor>;
 
     /// How to compute the operation's value once more, to the bit, from what the rule holds; none where that cannot
@@ -82,9 +82,16 @@ impl Slots<'_> {
 
     /// Whether the parameters are laid out like this.
     pub fn fit(&mut self, layout: &Arc<Layout>) -> bool {
-        let Some(own) = &self.layout else { return false };
-        // The same Arc is the usual case. Another that is equal takes its place: the next parameter comes with that one.
-        Arc::ptr_eq(own, layout) || *own == *layout && self.layout.replace(Arc::clone(layout)).is_some()
+        let Some(own) = &mut self.layout else { return false };
+        if Arc::ptr_eq(own, layout) {
+            return true;
+        }
+        if *own != *layout {
+            return false;
+        }
+        // The next parameter comes with this one, and need not be compared name by name.
+        *own = Arc::clone(layout);
+        true
     }
 }
 
@@ -175,7 +182,7 @@ impl Slot<'_> {
             Memory::Arena(Part::Cpu(bytes)) if self.dtype == T::DTYPE => bytemuck::cast_slice_mut(bytes),
             Memory::Arena(Part::Cpu(_)) => {
                 return Err(
-                    tensor::Error::DType { op: "backward", expected: "a gradient of", actual: self.dtype }.into()
+                    tensor::Error::DType { op: "backward", expected: T::DTYPE.name(), actual: self.dtype }.into()
                 );
             }
             Memory::Arena(Part::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),

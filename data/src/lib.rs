@@ -1,34 +1,34 @@
 //! Data sets, image decoding, augmentation and the prefetching loader.
 //!
-//! # Map
 //! From a file on disk to the floats of a batch, in the order in which an image passes:
 //!
-//! - [`picture`]: [`Image`], a picture of bytes, (H, W, 3); [`load_image`] decodes one file within fixed limits.
-//! - [`dataset`]: the [`Dataset`] trait, [`Split`], [`Statistics`], and [`open`], which recognises a folder's layout.
-//! - [`memory`]: [`InMemory`], the set that lies in memory as a whole; under it
-//!   [`embedded`] (6,000 images of CIFAR-10 inside the binary) and
-//!   [`cifar`] (the official binary files of CIFAR-10 and CIFAR-100).
-//! - [`folder`]: [`ImageFolder`], one folder a class, decoded when asked for.
-//! - [`transform`]: [`Transform`], from bytes to normalised floats, with [`Augmentation`] for training;
-//!   [`resample`] holds its interpolation.
-//! - [`loader`]: [`Loader`], threads that build batches ahead of their use, in an order that no thread can change.
-//! - [`error`]: [`Error`], one variant for each kind of failure.
+//! | file | what it holds |
+//! |---|---|
+//! | `picture.rs` | [`Image`], a picture of bytes, (H, W, 3); [`load_image`] decodes one file within fixed limits |
+//! | `dataset.rs` | the [`Dataset`] trait, [`Split`], [`Statistics`], and [`open`], which recognises a folder's layout |
+//! | `memory.rs` | [`InMemory`], the set that lies in memory as a whole |
+//! | `embedded.rs` | 6,000 images of CIFAR-10 inside the binary |
+//! | `cifar.rs` | the official binary files of CIFAR-10 and CIFAR-100 |
+//! | `folder.rs` | [`ImageFolder`], one folder a class, decoded when asked for |
+//! | `transform.rs` | [`Transform`], from bytes to normalised floats, with [`Augmentation`] for training |
+//! | `resample.rs` | its interpolation |
+//! | `loader.rs` | [`Loader`], threads that build batches ahead of their use, in an order that no thread can change |
+//! | `error.rs` | [`Error`], one variant for each kind of failure |
 //!
 //! Every random choice is a function of (seed, epoch, sample), so the bits of a batch do not depend on how many
 //! threads made it or on where in the epoch a resumed run began.
-#![warn(missing_docs)]
 #![forbid(unsafe_code)]
 
-pub mod cifar;
-pub mod dataset;
-pub mod embedded;
-pub mod error;
-pub mod folder;
-pub mod loader;
-pub mod memory;
-pub mod picture;
-pub mod resample;
-pub mod transform;
+mod cifar;
+mod dataset;
+mod embedded;
+mod error;
+mod folder;
+mod loader;
+mod memory;
+mod picture;
+mod resample;
+mod transform;
 
 pub use dataset::{Dataset, Sample, Split, Statistics, open};
 pub use error::{Error, Result};

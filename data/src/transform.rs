@@ -1,7 +1,7 @@
 //! From the bytes of an image to the normalised floats of a batch, with random cropping and mirroring for training.
 //!
-//! The published recipes differ by image size, so two ways of cropping are offered. *Padded* (CIFAR): a window of the
-//! image's own size, shifted by a few pixels over its edges. *Resized* (ImageNet): a window of random area and shape,
+//! The published recipes differ by input size, so two ways of cropping are offered. *Padded* (CIFAR): a window of all of
+//! the image, shifted by a few pixels over its edges. *Resized* (ImageNet): a window of random area and shape,
 //! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch. A part of
 //! what it shows may be erased then.
 
@@ -27,10 +27,10 @@ const ERASED_RATIOS: [f64; 2] = [0.3, 1.0 / 0.3];
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Crop {
-    /// Padded for images of up to 32 x 32 pixels, resized for all others.
+    /// Padded for images of up to 32 x 32 pixels where the model's input is no larger either, resized for all others.
     #[default]
     Auto,
-    /// A window of the image's own size, shifted by up to [`Augmentation::padding`] pixels each way.
+    /// A window of all of the image, shifted by up to [`Augmentation::padding`] pixels of the model's input each way.
     Padded,
     /// A window of random area and shape, resized.
     Resized,
@@ -53,7 +53,7 @@ pub enum Fill {
 pub struct Augmentation {
     /// The way of cropping.
     pub crop: Crop,
-    /// The largest shift of a padded crop, in pixels (4).
+    /// The largest shift of a padded crop, in pixels of the model's input (4).
     pub padding: usize,
     /// What lies beyond the edge in a padded crop (zero).
     pub fill: Fill,
@@ -167,7 +167,7 @@ impl Transform {
             None => self.centred(image, zoomed, Filter::Bicubic, Shift::default(), Fill::Zero, out),
             Some(augmentation) => {
                 let padded = match augmentation.crop {
-                    Crop::Auto => tiny,
+                    Crop::Auto => tiny && self.size <= TINY,
                     Crop::Padded => true,
                     Crop::Resized => false,
                 };

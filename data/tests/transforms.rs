@@ -53,6 +53,18 @@ fn a_sure_flip_mirrors() {
     }
 }
 
+/// A shift by four pixels of a large input would be next to none of a tiny image.
+#[test]
+fn a_tiny_image_is_padded_only_for_a_model_as_small() {
+    for (size, same) in [(32, Crop::Padded), (64, Crop::Resized)] {
+        let [auto, chosen] = [Crop::Auto, same].map(|crop| {
+            let transform = Transform::train(size, PLAIN, &Augmentation { crop, ..Augmentation::default() }).unwrap();
+            apply(&transform, &ramp(32, 32), 3)
+        });
+        assert_eq!(auto, chosen, "{size}");
+    }
+}
+
 #[test]
 fn normalisation_is_by_channel() {
     let image = Image::new(1, 1, vec![0, 128, 255]).unwrap();

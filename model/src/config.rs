@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
-    /// Convolutional stem, a positional depthwise convolution in each block (tiny, small, base, nano).
+    /// Convolutional stem, a positional depthwise convolution in each block (tiny, small, base, nano, micro).
     #[default]
     Biformer,
     /// Swin-Tiny's layout: 4x4 patches, no positional convolution.
@@ -232,7 +232,10 @@ impl ModelConfig {
             }
         }
         if self.lce_kernel == 0 && (0..stages).any(|stage| self.attend(stage) == Attend::FullWithContext) {
-            return wrong("lce_kernel", "0, but a stage of topk -2 has local context".into());
+            return wrong(
+                "lce_kernel",
+                "0, but a stage of topk -2 has local context; topk -1 is the same without".into(),
+            );
         }
         if self.stem_strides.iter().any(|stride| !(1..=4).contains(stride)) {
             return wrong("stem_strides", format!("from 1 to 4, got {:?}", self.stem_strides));
@@ -334,11 +337,9 @@ impl ModelConfig {
         let stride = self.strides()[self.stages() - 1];
         let near = stride.saturating_mul(n_win.max(1)).saturating_mul(2);
         let fits = |exact: bool| move |&side: &usize| bad(side).is_none() && (!exact || side.is_multiple_of(stride));
-        let nearest = |sides: &dyn Fn() -> Box<dyn Iterator<Item = usize>>| {
-            [true, false].into_iter().find_map(|exact| sides().take(near).find(fits(exact)))
-        };
-        let below = nearest(&|| Box::new((1..side).rev()));
-        let above = nearest(&|| Box::new(side + 1..=MOST_SIDE));
+        let below = |exact| (1..side).rev().take(near).find(fits(exact));
+        let above = |exact| (side + 1..=MOST_SIDE).take(near).find(fits(exact));
+        let (below, above) = (below(true).or_else(|| below(false)), above(true).or_else(|| above(false)));
         let sizes: Vec<String> = [below, above].into_iter().flatten().map(|side| side.to_string()).collect();
         let sizes = if sizes.is_empty() { None } else { Some(format!("a side of {} fits", sizes.join(" or "))) };
         let padding = (map > 0 && self.family != Family::BiformerStlNchw).then(|| "set auto_pad = true".to_owned());

@@ -66,7 +66,7 @@ pub fn parts(model: &BiFormer, height: usize, width: usize) -> Result<Vec<Part>>
         let shape = [map[0], map[1], dim];
         parts.push(Part {
             name: format!("downsample_layers.{stage}"),
-            layers: if stage == 0 { "stem".into() } else { "merging".into() },
+            layers: if stage == 0 { "stem".into() } else { format!("merging, into stage {}", stage + 1) },
             map: shape,
             parameters: count(&[format!("downsample_layers.{stage}.")]),
             macs: merging_macs(config, stage, [height, width]),
@@ -80,7 +80,7 @@ pub fn parts(model: &BiFormer, height: usize, width: usize) -> Result<Vec<Part>>
         };
         parts.push(Part {
             name: format!("stages.{stage}"),
-            layers: format!("{} blocks, {attends}", config.depth[stage]),
+            layers: format!("stage {}: {} blocks, {attends}", stage + 1, config.depth[stage]),
             map: shape,
             parameters: count(&[format!("stages.{stage}.")]),
             macs,

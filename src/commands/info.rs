@@ -88,11 +88,11 @@ fn show(arguments: &Arguments) -> Result<()> {
 
 fn print_parts(model: &str, size: usize, parts: &[Part]) -> Result<()> {
     say!("{model}, images of {size}x{size}\n");
-    say!("{:<20} {:<52} {:>13} {:>11} {:>10}", "part", "layers", "map", "parameters", "MMACs");
+    say!("{:<20} {:<58} {:>13} {:>11} {:>10}", "part", "layers", "map", "parameters", "MACs (M)");
     for part in parts {
         let [height, width, channels] = part.map;
         say!(
-            "{:<20} {:<52} {:>13} {:>11} {:>10.2}",
+            "{:<20} {:<58} {:>13} {:>11} {:>10.2}",
             part.name,
             part.layers,
             format!("{height}x{width}x{channels}"),
@@ -101,10 +101,11 @@ fn print_parts(model: &str, size: usize, parts: &[Part]) -> Result<()> {
         );
     }
     let (parameters, total) = (parameters(parts), macs(parts) as f64 / 1e6);
-    say!("{:<20} {:<52} {:>13} {parameters:>11} {total:>10.2}\n", "in all", "", "");
+    say!("{:<20} {:<58} {:>13} {parameters:>11} {total:>10.2}\n", "in all", "", "");
     let sum = |kind: fn(&Macs) -> u64| parts.iter().map(|part| kind(&part.macs)).sum::<u64>() as f64 / 1e6;
     say!(
-        "Multiply-adds per image (millions): linear {:.2}, convolutions {:.2}, attention {:.2}, routing {:.2}.",
+        "Multiply-adds (MACs) per image, in millions: linear {:.2}, convolutions {:.2}, attention {:.2}, routing {:.2}. \
+         Normalisations, which fvcore counts, are not among them.",
         sum(|m| m.linear),
         sum(|m| m.conv),
         sum(|m| m.attention),

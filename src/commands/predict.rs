@@ -63,9 +63,5 @@ fn classify(model: &BiFormer, factors: Factors, image: &Tensor) -> Result<Vec<f6
     if logits.find(|x| !x.is_finite())?.is_some() {
         bail!("the model's logits are not finite: its weights are of no use, take those of another run");
     }
-    let logits = logits.cast(tensor::DType::F64)?.to_vec::<f64>()?;
-    let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let weights: Vec<f64> = logits.iter().map(|x| (x - largest).exp()).collect();
-    let total: f64 = weights.iter().sum();
-    Ok(weights.iter().map(|weight| weight / total).collect())
+    Ok(ops::softmax(output.logits())?.value().cast(tensor::DType::F64)?.to_vec::<f64>()?)
 }

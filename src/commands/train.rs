@@ -1,7 +1,7 @@
 //! `biformer train`.
 
 use super::{Status, fields, model_names};
-use crate::config::{Changes, Recompute, RunConfig};
+use crate::config::{Changes, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use crate::signals;
@@ -39,7 +39,8 @@ pub struct Arguments {
     /// The side of the images; by default the one that the model is meant for.
     #[arg(long, value_name = "N")]
     image_size: Option<u32>,
-    /// Changes a field of the model, for instance --set drop_path=0.1 depth=2,2,2.
+    /// Changes fields of the model, or of the run as its config.toml has them: --set depth=2,2,2 label_smoothing=0
+    /// optimizer.weight_decay=0.1.
     #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]
     set: Vec<String>,
     /// What the backward pass computes again instead of keeping it, to save memory. The results have the same bits.
@@ -82,7 +83,6 @@ impl Arguments {
                 .transpose()
         };
         let flags = [
-            ("architecture", fields(&self.set)?),
             ("image_size", self.image_size.map(number)),
             ("model", self.model.clone().map(Value::String)),
             ("data", self.data.clone().map(Value::String)),
@@ -98,8 +98,26 @@ impl Arguments {
             ("out", path("--out", &self.out)?.map(Value::String)),
         ];
         let given = flags.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
-        Changes::gather(self.config.as_deref(), given.collect::<Table>())
+        let mut given: Table = given.collect();
+        let (of_run, of_model): (Vec<_>, Vec<_>) =
+            self.set.iter().cloned().partition(|entry| RunConfig::has_field(entry.split('=').next().unwrap_or(entry)));
+        for entry in &of_run {
+            merge(&mut given, run_field(entry)?);
+        }
+        if let Some(fields) = fields(&of_model)? {
+            merge(&mut given, [("architecture".to_owned(), fields)].into_iter().collect());
+        }
+        Changes::gather(self.config.as_deref(), given)
     }
+}
+
+/// A field of a run, `key=value` with a dotted key, as a file has it.
+fn run_field(entry: &str) -> Result<Table> {
+    let (key, value) = entry.split_once('=').with_context(|| format!("--set {entry}: expected key=value"))?;
+    // Texts need no quotes here, where a shell would take them away.
+    let line = |value: &str| format!("{} = {value}", key.trim()).parse::<Table>();
+    let table = line(value).or_else(|_| line(&Value::from(value).to_string()));
+    table.with_context(|| format!("--set {entry}: not a value"))
 }
 
 fn model_help() -> String {

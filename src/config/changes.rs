@@ -106,7 +106,7 @@ fn with_own_names(mut table: Table) -> Result<Table> {
 }
 
 /// Puts one table over another, whatever is in them.
-fn merge(base: &mut Table, over: Table) {
+pub fn merge(base: &mut Table, over: Table) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
             (Some(Value::Table(inner)), Value::Table(value)) => merge(inner, value),

@@ -1,9 +1,9 @@
 //! Where buffers lie: free space in a few large blocks of memory, without a byte of that memory.
 //!
 //! What a step gives back it will ask for again in the same sizes, and what was used last still lies in a core's cache.
-//! So a freed place is first kept as it is and handed out to the next request of its length. Only when a request
-//! finds none are all free places joined with their neighbours, and the request cut from the smallest that has room: a
-//! network's maps shrink from stage to stage, and what an early stage has given back is to serve the later ones, and the
+//! So a freed place is first kept as it is and handed out to the next request of its length. A request that
+//! finds none is cut from the smallest hole that earlier joining has left; where none has room, all free places are joined
+//! with their neighbours first: a network's maps shrink from stage to stage, and what an early stage has given back is to serve the later ones, and the
 //! gradients, whatever their sizes. Memory that nobody has had yet comes last.
 
 use std::collections::{BTreeMap, BTreeSet};

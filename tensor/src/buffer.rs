@@ -91,9 +91,9 @@ pub fn trim_pool() {
     lock(&POOL.large).trim();
 }
 
-/// To be called between two steps of a computation that repeats: each finds the free memory as the step before it did,
-/// and a quarter of what they use beside it. For which pieces of a batch run at the same time is left to chance,
-/// and with it how well their buffers fit together. That room takes no memory until it is used.
+/// To be called between two steps of a computation that repeats. It joins free memory, so that every step finds it as the
+/// one before did, and keeps room for a quarter more than they use: which pieces of a batch run at the same time is left to
+/// chance, and with it how well their buffers fit together. That room takes no memory until it is used.
 pub fn settle_pool() {
     lock(&POOL.small).settle();
     lock(&POOL.large).settle();

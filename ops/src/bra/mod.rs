@@ -117,8 +117,7 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
             }
         }
     }
-    let lepe: Option<[Var<'t>; 2]> = lepe.map(|pair| pair.map(Var::clone));
-    let inputs: Vec<&Var<'t>> = [qkv].into_iter().chain(lepe.iter().flatten()).collect();
+    let inputs: Vec<&Var<'t>> = [qkv].into_iter().chain(lepe.into_iter().flatten()).collect();
     let rule = || Attention {
         qkv: qkv.value().clone(),
         routes: routes.clone(),

@@ -2,8 +2,8 @@
 //!
 //! **Forward.** y\[n\] = kₙ·x\[n\]/(1 − p) for each sample n of x (N, ...), where kₙ is 1 when the random
 //! stream's uniform number f + n is p or more and 0 otherwise, with f the number of the first sample in its batch: a batch
-//! in pieces drops the same samples. Before an addition to the residual it skips
-//! the layer for the samples whose k is 0. For p = 0 y is x.
+//! in pieces drops the same samples. Added to a residual, a branch whose kₙ is 0 is as
+//! if it were skipped for sample n. For p = 0 y is x.
 //!
 //! **Backward.** y is linear in x: dx\[n\] = kₙ·dy\[n\]/(1 − p). Nothing is saved: the k are drawn again.
 //!

@@ -69,7 +69,7 @@ pub(super) fn last_place((rows, cols): (usize, usize), (row_stride, col_stride):
 
 /// A panel of B is multiplied by no fewer rows than this, if there are as many, before it makes way for the next.
 const LEAST_ROWS: usize = 128;
-/// And by no fewer than this, where packing it takes as long as multiplying it by some ten rows.
+/// The same for a panel that is yet to be packed, which takes as long as multiplying it by some ten rows.
 const LEAST_ROWS_TO_PACK: usize = 512;
 /// The largest result for which partial sums over the inner axis are worth their memory.
 const MAX_PARTIAL: usize = 1 << 18;

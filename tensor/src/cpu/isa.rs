@@ -3,8 +3,8 @@
 //! A kernel is an ordinary generic function `fn kernel<T: Float, A: Arch>(...)` marked
 //! `#[inline(always)]`. [`simd!`](crate::simd) compiles it once per instruction set, inside a function
 //! with those target features, where the compiler vectorises its loops; and calls the best one that
-//! this machine has. `A` answers the one question that plain Rust leaves open: whether a fused
-//! multiply-add is one instruction or a slow library call.
+//! this machine has. `A` says what plain Rust leaves open: whether a fused multiply-add is one
+//! instruction or a slow library call, and how wide registers are.
 
 #[cfg(target_arch = "x86_64")]
 use super::pairs::amx;

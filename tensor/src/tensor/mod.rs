@@ -281,7 +281,7 @@ impl Tensor {
                 return Err(Error::shape("join", format!("{} but for the first extent", first.shape), &part.shape));
             }
             if part.dtype != first.dtype {
-                return Err(Error::DType { op: "join", expected: "one type", actual: part.dtype });
+                return Err(Error::DType { op: "join", expected: first.dtype.name(), actual: part.dtype });
             }
             part.expect_contiguous("join")?;
         }

@@ -71,7 +71,7 @@ impl Tensor {
             return Err(Error::OutOfRange { op: "overwrite", what: "the end", index, bound });
         }
         if from.dtype != self.dtype {
-            return Err(Error::DType { op: "overwrite", expected: "the same type of", actual: from.dtype });
+            return Err(Error::DType { op: "overwrite", expected: self.dtype.name(), actual: from.dtype });
         }
         let from = from.contiguous()?;
         let (from, start) = (from.as_bytes("overwrite")?, start * self.dtype.size());

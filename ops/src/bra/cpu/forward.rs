@@ -11,9 +11,9 @@ use tensor::cpu::parallel::Interleaved;
 use tensor::cpu::registers::Registers;
 use tensor::{Float, Scratch, simd};
 
-/// A head's regions are shared out when there are fewer heads than this, all images' together,
+/// With fewer heads than this, those of all images together, a head's regions are shared out among tasks.
 const TASKS: usize = 32;
-/// in shares of at least so many multiply-adds (some 40 µs), as each lays out its keys for itself.
+/// The least multiply-adds of such a share, some 40 µs: each lays out its keys for itself.
 const SHARE: usize = 1 << 22;
 
 /// out (N, H, W, C) = softmax(scale·q·kᵀ)·v over each query's routed regions, and the logarithm of each

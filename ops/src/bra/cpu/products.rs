@@ -37,7 +37,7 @@ impl Blocks {
         self.regions * self.queries
     }
 
-    /// The registers that hold the scores of a few queries with one quad of keys: as many as this.
+    /// How many registers the scores of all these queries with one quad of keys take.
     pub fn registers<T: Float, A: Registers>(self) -> usize {
         self.quads() * BLOCK / A::Vector::<T>::LANES
     }
