@@ -62,6 +62,7 @@ fn forward_passes_in_f64() {
         let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).keep_maps();
         let values = model.run(&pass, &images("input", &shape, DType::F64)).unwrap();
         let trace = pass.into_trace();
+        assert_eq!(trace.maps.len(), 2 * model.config().stages(), "a map before each stage, and one behind it");
         // The first map that differs is the first to be looked at.
         for (name, map) in &trace.maps {
             compare_statistics(&format!("{} {name}", vector.name()), &nchw(map), &vector.json["f64"][name]);

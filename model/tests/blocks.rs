@@ -1,0 +1,122 @@
+//! What a block, its attention and the random streams of a pass must fulfil, each by itself, in f64.
+
+use autograd::{Parameters, Tape};
+use model::{Attention, Block, Builder, Family, Mode, ModelConfig, Pass, PerStage, Result};
+use std::collections::BTreeSet;
+use tensor::rng::Philox;
+use tensor::{DType, Tensor};
+
+const DIM: usize = 16;
+
+/// One stage of one block, which routes.
+fn config() -> ModelConfig {
+    let (depth, embed_dim, topks, n_win) = (vec![1], vec![DIM], vec![2], PerStage::All(2));
+    ModelConfig { depth, embed_dim, topks, n_win, head_dim: 8, ..ModelConfig::default() }
+}
+
+fn random(count: usize, stream: u64) -> Vec<f64> {
+    (0..count).map(|i| f64::from(Philox::new(7, stream).uniform(i as u64)) - 0.5).collect()
+}
+
+/// So many maps (N, 4, 4, C).
+fn maps(images: usize) -> Result<Tensor> {
+    Ok(Tensor::from_slice(&random(images * 16 * DIM, 1), [images, 4, 4, DIM])?)
+}
+
+/// Gives a parameter other values, by their places in it.
+fn set(parameters: &mut Parameters, name: &str, value: impl Fn(usize) -> f64) -> Result<()> {
+    let id = parameters.layout().find(name).unwrap_or_else(|| panic!("there is no {name}"));
+    let shape = parameters.layout().shape(id).clone();
+    let values: Vec<f64> = (0..shape.count()).map(value).collect();
+    Ok(parameters.set(id, &Tensor::from_slice(&values, shape)?)?)
+}
+
+#[track_caller]
+fn assert_close(got: &[f64], expected: &[f64]) {
+    assert_eq!(got.len(), expected.len());
+    let apart = got.iter().zip(expected).map(|(got, expected)| (got - expected).abs()).fold(0.0, f64::max);
+    assert!(apart < 1e-12, "{apart:e} apart");
+}
+
+#[test]
+fn no_two_draws_of_a_run_share_random_numbers() {
+    let mut seen = BTreeSet::new();
+    for (seed, step, draw) in (0..27).map(|i| (i / 9, i / 3 % 3, i % 3)) {
+        let stream = Mode::Train { seed, step }.stream(draw).expect("a stream, in training");
+        assert!(seen.insert(stream.block(0)), "draw {draw} of step {step} with seed {seed}");
+    }
+    assert!(Mode::Evaluate.stream(0).is_none());
+}
+
+/// Twice in a row, so that the second pieces must draw on from where the first left off.
+#[test]
+fn the_same_samples_are_dropped_in_a_batch_and_in_its_pieces() -> Result<()> {
+    let mut builder = Builder::new(1);
+    let block = Block::new(&mut builder, "block", &config(), 0, 0.5);
+    let (parameters, running) = builder.build(DType::F64)?;
+    let tape = Tape::inference();
+    let x = tape.constant(maps(5)?);
+    let pass = || Pass::new(&tape, Mode::Train { seed: 3, step: 5 }, &parameters, &running);
+    for size in [1, 2] {
+        let (whole, pieces) = (pass(), pass());
+        for _ in 0..2 {
+            let expected = block.forward(&whole, &x)?.into_value().to_vec::<f64>()?;
+            let got = pieces.in_pieces(&x, size, |pass, x| block.forward(pass, x))?;
+            assert_close(&got.into_value().to_vec::<f64>()?, &expected);
+        }
+    }
+    Ok(())
+}
+
+/// With equal scores full attention is the mean of the values; a kernel that is 1 in its middle and 0 elsewhere adds to
+/// that whatever the local context is of.
+#[test]
+fn local_context_is_of_the_input_and_in_the_nchw_layout_of_the_values() -> Result<()> {
+    let (weight, x) = (random(DIM * DIM, 2), maps(1)?);
+    let tokens = x.to_vec::<f64>()?;
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let values: Vec<f64> = tokens
+        .chunks(DIM)
+        .flat_map(|token| weight.chunks(DIM).map(|row| dot(row, token)).collect::<Vec<_>>())
+        .collect();
+    let mean = |channel: usize| values.iter().skip(channel).step_by(DIM).sum::<f64>() / 16.0;
+    for (family, topk, context) in [(Family::BiformerStl, -2, &tokens), (Family::BiformerStlNchw, -1, &values)] {
+        let mut builder = Builder::new(1);
+        let attention = Attention::new(&mut builder, "attn", &ModelConfig { family, topks: vec![topk], ..config() }, 0);
+        let (mut parameters, running) = builder.build(DType::F64)?;
+        set(&mut parameters, "attn.qkv.weight", |i| i.checked_sub(2 * DIM * DIM).map_or(0.0, |i| weight[i]))?;
+        set(&mut parameters, "attn.proj.weight", |i| f64::from(i / DIM == i % DIM))?;
+        set(&mut parameters, "attn.proj.bias", |_| 0.0)?;
+        set(&mut parameters, "attn.lepe.weight", |i| f64::from(i % 25 == 12))?;
+        set(&mut parameters, "attn.lepe.bias", |_| 0.0)?;
+        let tape = Tape::inference();
+        let pass = Pass::new(&tape, Mode::Evaluate, &parameters, &running);
+        let got = attention.forward(&pass, &tape.constant(x.clone()), None)?.into_value().to_vec::<f64>()?;
+        let expected: Vec<f64> = context.iter().enumerate().map(|(i, x)| mean(i % DIM) + x).collect();
+        assert_close(&got, &expected);
+    }
+    Ok(())
+}
+
+/// A branch whose last layer is zero adds nothing, as one whose γ is zero.
+#[test]
+fn gamma_1_scales_attention_and_gamma_2_the_mlp() -> Result<()> {
+    let output = |layer_scale: f64, change: &dyn Fn(&mut Parameters) -> Result<()>| -> Result<Vec<f64>> {
+        // Initial values depend on seed and name alone: the weights are the same with layer scale and without.
+        let mut builder = Builder::new(1);
+        let block = Block::new(&mut builder, "block", &ModelConfig { layer_scale, ..config() }, 0, 0.0);
+        let (mut parameters, running) = builder.build(DType::F64)?;
+        change(&mut parameters)?;
+        let tape = Tape::inference();
+        let pass = Pass::new(&tape, Mode::Evaluate, &parameters, &running);
+        Ok(block.forward(&pass, &tape.constant(maps(1)?))?.into_value().to_vec::<f64>()?)
+    };
+    for (gammas, silent) in [([0.0, 1.0], "block.attn.wo.weight"), ([1.0, 0.0], "block.mlp.3.weight")] {
+        let scaled = output(0.5, &|parameters| {
+            set(parameters, "block.gamma1", |_| gammas[0])?;
+            set(parameters, "block.gamma2", |_| gammas[1])
+        })?;
+        assert_close(&scaled, &output(0.0, &|parameters| set(parameters, silent, |_| 0.0))?);
+    }
+    Ok(())
+}
