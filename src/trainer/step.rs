@@ -209,6 +209,15 @@ pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn no_two_passes_of_a_run_have_a_mode_in_common() -> Result<()> {
+        let config = RunConfig { micro_batches: 3, ..RunConfig::for_model("nano")? };
+        let modes: Vec<Mode> = (0..4).flat_map(|step| modes(&config, step, 3)).collect();
+        let numbered: Vec<Mode> = (0..12).map(|step| Mode::Train { seed: config.seed, step }).collect();
+        assert_eq!(modes, numbered);
+        Ok(())
+    }
+
     /// Each part normalises by itself, so that the gradient of a batch in parts is the mean of the parts' own.
     #[test]
     fn micro_batches_give_the_mean_of_their_gradients() -> Result<()> {
