@@ -308,3 +308,38 @@ pub fn eval_pixels(image: &Image, size: usize, statistics: Statistics) -> Result
     transform.apply(image, &mut Philox::new(0, 0).sequence(), &mut out); // draws nothing
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Asserts that values are uniform between two bounds, by Kolmogorov and Smirnov's test at one in a thousand.
+    #[track_caller]
+    fn assert_uniform(what: &str, mut values: Vec<f64>, from: f64, to: f64) {
+        values.sort_by(f64::total_cmp);
+        let count = values.len() as f64;
+        let apart = |(place, value): (usize, &f64)| ((value - from) / (to - from) - place as f64 / count).abs();
+        let worst = values.iter().enumerate().map(apart).fold(0.0, f64::max);
+        assert!(worst < 1.95 / count.sqrt(), "{what} of {count} is {worst} away from uniform in {from}..{to}");
+    }
+
+    /// Of windows up to three quarters of a square, all fit: those are as they were drawn.
+    #[test]
+    fn resized_crops_are_uniform_in_area_place_and_logarithm_of_the_ratio() {
+        const SIDE: usize = 2000;
+        let mut random = Philox::new(3, 0).sequence();
+        for min_scale in [0.08, 0.4] {
+            let windows: Vec<Window> = (0..8000).map(|_| random_crop([SIDE; 2], min_scale, &mut random)).collect();
+            let area = |window: &Window| (window.height * window.width) as f64 / (SIDE * SIDE) as f64;
+            let most = windows.iter().map(area).fold(0.0, f64::max);
+            assert!((0.9..=1.0).contains(&most), "{most} at most");
+            let drawn = || windows.iter().filter(|&window| area(window) < 0.75);
+            let ratio = |window: &Window| (window.width as f64 / window.height as f64).ln();
+            assert_uniform("area", drawn().map(area).collect(), min_scale, 0.75);
+            assert_uniform("ratio", drawn().map(ratio).collect(), (3f64 / 4.0).ln(), (4f64 / 3.0).ln());
+            let place = |offset: usize, extent: usize| offset as f64 / (SIDE - extent) as f64;
+            assert_uniform("top", drawn().map(|window| place(window.top, window.height)).collect(), 0.0, 1.0);
+            assert_uniform("left", drawn().map(|window| place(window.left, window.width)).collect(), 0.0, 1.0);
+        }
+    }
+}

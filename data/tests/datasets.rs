@@ -69,6 +69,17 @@ fn embedded_statistics() {
     }
 }
 
+/// ImageNet's are those that the published weights were trained with; CIFAR's are in wide use, to four digits.
+#[test]
+fn statistics_are_the_published_ones() {
+    let known = [
+        (Statistics::IMAGENET, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        (Statistics::CIFAR10, [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]),
+        (Statistics::CIFAR100, [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
+    ];
+    known.into_iter().for_each(|(ours, mean, std)| assert_eq!(ours, Statistics { mean, std }));
+}
+
 #[test]
 fn cifar10_in_its_folder_or_one_above() {
     let root = tempfile::tempdir().unwrap();

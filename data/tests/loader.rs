@@ -77,6 +77,22 @@ fn an_epoch_holds_each_sample_once() {
     }
 }
 
+/// A crop is known by the black that it shows beyond the edge.
+#[test]
+fn a_crop_is_drawn_for_each_seed_epoch_and_sample() {
+    let dataset = in_memory(9);
+    let crops = |seed: u64, epoch: u64| -> Vec<Vec<bool>> {
+        let config = LoaderConfig { shuffle: false, ..LoaderConfig::train(9, seed, augmented(32)) };
+        let batch = all(&dataset, &config, epoch, 0).remove(0);
+        // The first is black all over.
+        (1..9).map(|slot| batch.image(slot).iter().map(|&x| x == 0.0).collect()).collect()
+    };
+    let first = crops(7, 0);
+    assert_ne!(first, crops(7, 1), "another epoch");
+    assert_ne!(first, crops(8, 0), "another seed");
+    assert!(first.iter().any(|crop| *crop != first[0]), "another sample");
+}
+
 /// Fails for some samples; can be slow, or panic.
 struct Faulty {
     inner: Arc<dyn Dataset>,

@@ -4,6 +4,7 @@ mod support;
 
 use approx::assert_relative_eq;
 use data::{Augmentation, Crop, Error, Fill, Filter, Image, Statistics, Transform, eval_pixels};
+use image::{RgbImage, imageops};
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde::de::value::{Error as ValueError, MapDeserializer};
@@ -14,6 +15,11 @@ use tensor::rng::{Philox, Sequence};
 fn ramp(height: usize, width: usize) -> Image {
     let pixels = (0..height * width).flat_map(|p| [(p / width) as u8, (p % width) as u8, 77]).collect();
     Image::new(height, width, pixels).unwrap()
+}
+
+fn noise(height: usize, width: usize) -> Image {
+    let words = Philox::new(5, 0);
+    Image::new(height, width, (0..height * width * 3).map(|i| words.word(i as u64) as u8).collect()).unwrap()
 }
 
 fn random(stream: u64) -> Sequence {
@@ -40,8 +46,8 @@ fn no_shift_and_no_mirror_is_the_identity() {
     assert_eq!(train, eval_pixels(&image, 32, PLAIN).unwrap());
 
     let whole = Augmentation { min_scale: 1.0, crop: Crop::Resized, flip: 0.0, ..Augmentation::default() };
-    let resized = apply(&Transform::train(32, PLAIN, &whole).unwrap(), &Image::new(32, 32, vec![5; 3072]).unwrap(), 0);
-    assert_eq!(bytes(&resized), [5; 3072]);
+    let resized = apply(&Transform::train(32, PLAIN, &whole).unwrap(), &image, 0);
+    assert_eq!(bytes(&resized), image.pixels());
 }
 
 #[test]
@@ -63,6 +69,24 @@ fn a_tiny_image_is_padded_only_for_a_model_as_small() {
         });
         assert_eq!(auto, chosen, "{size}");
     }
+}
+
+#[test]
+fn a_resized_crop_is_mirrored_as_often_as_asked_for() {
+    let image = noise(60, 50);
+    let crop = |flip: f64, stream: u64| {
+        let augmentation = Augmentation { flip, ..Augmentation::default() };
+        apply(&Transform::train(16, PLAIN, &augmentation).unwrap(), &image, stream)
+    };
+    let mut mirrored = 0;
+    for stream in 0..400 {
+        let (plain, turned, either) = (crop(0.0, stream), crop(1.0, stream), crop(0.25, stream));
+        let rows = plain.as_chunks::<3>().0.chunks(16);
+        let expected: Vec<f32> = rows.flat_map(|row| row.iter().rev().flatten().copied()).collect();
+        assert!(turned == expected && (either == plain || either == turned), "stream {stream}");
+        mirrored += usize::from(either == turned);
+    }
+    assert!((65..135).contains(&mirrored), "{mirrored} of 400"); // 100, and four standard deviations
 }
 
 #[test]
@@ -115,6 +139,19 @@ fn evaluation_of_another_size_shows_the_centre() {
     // A tiny one is shown whole: its first and last rows stay at the edges.
     let out = bytes(&eval_pixels(&ramp(32, 32), 64, PLAIN).unwrap());
     assert!(out[0] == 0 && out[(63 * 64 + 63) * 3] == 31);
+}
+
+/// The shorter side is resized by a cubic, here of the `image` crate, and the centre is taken: 64 x 80 to 32 x 40, of which
+/// 28 x 28 are shown.
+#[test]
+fn evaluation_resizes_by_a_cubic() {
+    let image = noise(64, 80);
+    let buffer = RgbImage::from_raw(80, 64, image.pixels().to_vec()).unwrap();
+    let resized = imageops::resize(&buffer, 40, 32, imageops::FilterType::CatmullRom);
+    let expected = imageops::crop_imm(&resized, 6, 2, 28, 28).to_image().into_raw();
+    let shown = bytes(&eval_pixels(&image, 28, PLAIN).unwrap());
+    let worst = shown.iter().zip(&expected).map(|(a, b)| a.abs_diff(*b)).max();
+    assert!(shown.len() == expected.len() && worst <= Some(1), "off by {worst:?}"); // they round differently
 }
 
 #[test]
