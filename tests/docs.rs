@@ -1,5 +1,5 @@
-//! What the documentation says is so: the table of operations is the registry's, the README's commands and
-//! configuration are understood, and every link leads somewhere.
+//! What the documentation says is so: the tables of operations and of the configuration are those of the source, the
+//! README's commands and configuration are understood, and every link leads somewhere.
 
 use autograd::{Tape, Var};
 use biformer::commands::Cli;
@@ -83,14 +83,93 @@ fn table() -> String {
     text
 }
 
+/// Compares a generated file with what it should be, or writes it.
+fn expect_generated(path: &str, now: &str) {
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(root().join(path), now).unwrap();
+    }
+    assert!(read(path) == now, "{path} is out of date: UPDATE=1 cargo test --release --test docs");
+}
+
 #[test]
 fn the_table_of_operations_is_the_registrys() {
-    let (path, now) = (root().join("docs/operations.md"), table());
-    if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&path, &now).unwrap();
+    expect_generated("docs/operations.md", &table());
+}
+
+// ---- The table of a configuration's fields ----
+
+/// What a struct's public fields, or an enum's variants, are called, of what type they are, and what their comments say.
+fn documented(source: &str, item: &str) -> Vec<(String, String, String)> {
+    let opening = [format!("pub struct {item} {{"), format!("pub enum {item} {{")];
+    let start = opening.iter().find_map(|opening| source.find(opening.as_str()));
+    let body = &source[start.unwrap_or_else(|| panic!("there is no {item}"))..];
+    let (mut found, mut comment) = (vec![], String::new());
+    for line in body.lines().skip(1).take_while(|line| *line != "}").map(str::trim) {
+        if let Some(text) = line.strip_prefix("/// ") {
+            comment = format!("{comment} {text}").trim_start().to_owned();
+        } else if !line.starts_with('#') {
+            let member = line.split("//").next().unwrap().trim().trim_end_matches(',').trim_start_matches("pub ");
+            let (name, kind) = member.split_once(": ").unwrap_or((member, ""));
+            found.push((name.to_owned(), kind.to_owned(), std::mem::take(&mut comment)));
+        }
     }
-    let written = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(written == now, "docs/operations.md is out of date: UPDATE=1 cargo test --release --test docs");
+    found
+}
+
+/// `DropPath` as it is written in files.
+fn snake_case(name: &str) -> String {
+    let parted = name.chars().enumerate().map(|(place, letter)| {
+        let parts = place > 0 && letter.is_uppercase();
+        format!("{}{}", if parts { "_" } else { "" }, letter.to_lowercase())
+    });
+    parted.collect()
+}
+
+fn configuration() -> String {
+    let mut text = String::from(
+        "# The configuration\n\
+         Every field of a run, as a TOML file (`--config`) has it, with its default for `nano`; `train --set` takes them \
+         on the command line, too: `--set label_smoothing=0 optimizer.weight_decay=0.1 depth=2,2,2`. This file is \
+         generated from the comments in the source: `UPDATE=1 cargo test --release --test docs` writes it.\n",
+    );
+    let defaults = toml::Table::try_from(RunConfig::for_model("nano").unwrap()).unwrap();
+    let run = read("src/config/mod.rs");
+    let sections = [
+        ("", "RunConfig", run.clone()),
+        ("schedule", "ScheduleConfig", run.clone()),
+        ("optimizer", "AdamWConfig", read("optim/src/adamw.rs")),
+        ("ema", "AverageConfig", run.clone()),
+        ("augmentation", "Augmentation", read("data/src/transform.rs") + &read("data/src/resample.rs")),
+        ("architecture", "ModelConfig", read("model/src/config.rs")),
+    ];
+    for (section, item, source) in sections {
+        let (title, table) = match defaults.get(section) {
+            Some(toml::Value::Table(table)) => (format!("`[{section}]`"), table),
+            _ => ("At the top".to_owned(), &defaults),
+        };
+        write!(text, "\n## {title}\n| field | default | what it is |\n|---|---|---|\n").unwrap();
+        let fields = documented(&source, item);
+        assert_eq!(fields.len(), table.len(), "{item}");
+        for (name, kind, comment) in fields {
+            let Some(default) = table.get(&name).filter(|default| !default.is_table()) else { continue };
+            let choices = match source.contains(&format!("pub enum {kind} {{")) {
+                true => documented(&source, &kind),
+                false => vec![],
+            };
+            let choice = |(name, _, comment): &(String, String, String)| {
+                format!(" `\"{}\"`: {}", snake_case(name), comment.trim_end_matches('.'))
+            };
+            let choices: Vec<String> = choices.iter().map(choice).collect();
+            let comment = (comment + &choices.join(";")).replace("[`", "`").replace("`]", "`");
+            writeln!(text, "| `{name}` | `{default}` | {comment} |").unwrap();
+        }
+    }
+    text
+}
+
+#[test]
+fn the_table_of_the_configuration_has_every_field() {
+    expect_generated("docs/configuration.md", &configuration());
 }
 
 // ---- The README ----

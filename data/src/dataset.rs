@@ -114,7 +114,9 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
         (None, None, false) => {
             let looked_for =
                 "cifar-10-batches-bin/ (or its data_batch_1.bin), cifar-100-binary/ (or its train.bin), and train/";
-            Err(Error::Lacking { path: root.to_owned(), looked_for: looked_for.to_owned(), help: HELP.to_owned() })
+            let python = ["cifar-10-batches-py", "cifar-100-python"].iter().any(|folder| root.join(folder).exists());
+            let help = format!("{}{HELP}", if python { "What is there is CIFAR's Python version. " } else { "" });
+            Err(Error::Lacking { path: root.to_owned(), looked_for: looked_for.to_owned(), help })
         }
         _ => Err(unsupported("it holds more than one data set; name the folder of one of them")),
     }

@@ -97,7 +97,7 @@ pub struct ModelConfig {
     /// Initial value of the learned per-channel factor on each residual branch; 0 leaves it out.
     #[serde(alias = "layer_scale_init_value")]
     pub layer_scale: f64,
-    /// Stochastic depth of the last block; earlier blocks have proportionally less.
+    /// How often stochastic depth drops the branches of the last block; those of earlier blocks proportionally less.
     #[serde(alias = "drop_path_rate")]
     pub drop_path: f64,
 }

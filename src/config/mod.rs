@@ -51,10 +51,11 @@ pub struct RunConfig {
     pub seed: u64,
     /// Threads; 0 for one per core.
     pub threads: usize,
-    /// Where to compute. A run may go on elsewhere; another device rounds differently.
+    /// Where to compute: "cpu", "cuda" (or "cuda:1", ...), or "emulated". A run may go on elsewhere; another device rounds
+    /// differently.
     #[serde(default)] // runs from before there was a choice
     pub device: DeviceName,
-    /// The precision to compute in.
+    /// The precision to compute in: "f32", "tf32" (on a GPU only), or "bf16". Weights are f32 in any case.
     #[serde(default)] // runs from before there was a choice
     pub precision: Precision,
     /// The share of each target that is spread over all classes.
@@ -110,7 +111,7 @@ impl Recompute {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleConfig {
-    /// Per step, or per epoch as the reference was trained.
+    /// Per step, or per epoch as the published models were trained.
     pub rule: Rule,
     /// The highest learning rate.
     pub peak: f64,
@@ -128,7 +129,7 @@ pub struct ScheduleConfig {
 pub enum Rule {
     /// A linear rise and a cosine fall, step by step.
     Cosine,
-    /// The reference's: constant within an epoch, by timm's rule.
+    /// That of the published models: constant within an epoch, by timm's rule.
     Timm,
 }
 
@@ -297,7 +298,10 @@ impl RunConfig {
             }
         }
         if !(0.0..=self.epochs as f64).contains(&warmup_epochs) {
-            bail!("schedule.warmup_epochs = {warmup_epochs}, expected from 0 to epochs = {}", self.epochs);
+            bail!(
+                "schedule.warmup_epochs = {warmup_epochs}, expected from 0 to epochs = {}: --set schedule.warmup_epochs=N",
+                self.epochs
+            );
         }
         self.augmentation.check(self.image_size).context("augmentation")?;
         self.optimizer.validate().context("optimizer")?;
