@@ -1,7 +1,8 @@
 //! The optimiser on the emulated GPU against the one on the CPU.
 
+use autograd::gradcheck::relative_error;
 use autograd::{Gradients, InputGrads, Parameters, ParametersBuilder, Result, Rule, Tape, rule_fields};
-use optim::{AdamW, AdamWConfig, Ema, EmaConfig, gradient_norm};
+use optim::{AdamW, AdamWConfig, Ema, EmaConfig, clip_factor, gradient_norm};
 use tensor::cuda::Gpu;
 use tensor::{DType, Device, Tensor};
 
@@ -28,6 +29,21 @@ impl Rule for Given {
     }
 }
 
+/// Begins a step in which the gradient of each parameter is this function of the element's place.
+fn give(parameters: &Parameters, gradients: &mut Gradients, value: impl Fn(usize) -> f64) {
+    gradients.begin_step();
+    for id in parameters.layout().ids() {
+        let tape = Tape::new();
+        let p = tape.parameter(parameters, id);
+        let values: Vec<f64> = (0..p.value().count()).map(&value).collect();
+        let gradient = Tensor::from_slice(&values, p.shape().clone()).unwrap().cast(p.dtype()).unwrap();
+        let gradient = gradient.to_device(&p.value().device()).unwrap();
+        let loss = Tensor::zeros_on(&gradient.device(), [], gradient.dtype()).unwrap();
+        let loss = tape.record("given", &[&p], loss, || Given { gradient }).unwrap();
+        tape.backward(&loss, gradients).unwrap();
+    }
+}
+
 /// What some steps make of the parameters: themselves, their average, and the norms of the gradients.
 fn train(start: &Parameters, device: &Device) -> [Vec<f64>; 3] {
     let mut parameters = start.duplicate().unwrap().to_device(device).unwrap();
@@ -35,21 +51,8 @@ fn train(start: &Parameters, device: &Device) -> [Vec<f64>; 3] {
     let mut adamw = AdamW::new(&parameters, AdamWConfig { weight_decay: 0.3, ..AdamWConfig::default() }).unwrap();
     let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: false }).unwrap();
     let mut norms = vec![];
-    let there = |values: &[f64], shape: &[usize]| {
-        let tensor = Tensor::from_slice(values, shape).unwrap().cast(start.layout().dtype()).unwrap();
-        tensor.to_device(device).unwrap()
-    };
     for step in 0..4 {
-        gradients.begin_step();
-        for id in start.layout().ids() {
-            let tape = Tape::new();
-            let p = tape.parameter(&parameters, id);
-            let values: Vec<f64> = (0..p.value().count()).map(|i| ((i + step * 7) as f64 * 0.61).cos()).collect();
-            let gradient = there(&values, p.shape());
-            let value = there(&[0.0], &[]);
-            let loss = tape.record("given", &[&p], value, || Given { gradient }).unwrap();
-            tape.backward(&loss, &mut gradients).unwrap();
-        }
+        give(&parameters, &mut gradients, |i| ((i + step * 7) as f64 * 0.61).cos());
         norms.push(gradient_norm(&gradients).unwrap());
         adamw.step_scaled(&mut parameters, &gradients, 0.05, 0.7).unwrap();
         ema.update(&parameters).unwrap();
@@ -77,20 +80,6 @@ fn steps_norms_and_averages_agree() {
     }
 }
 
-/// Some gradient of each parameter.
-fn gradients_of(parameters: &Parameters) -> Gradients {
-    let mut gradients = Gradients::new(parameters).unwrap();
-    for id in parameters.layout().ids() {
-        let tape = Tape::new();
-        let p = tape.parameter(parameters, id);
-        let gradient = p.value().clone();
-        let loss = Tensor::zeros_on(&gradient.device(), [], gradient.dtype()).unwrap();
-        let loss = tape.record("given", &[&p], loss, || Given { gradient }).unwrap();
-        tape.backward(&loss, &mut gradients).unwrap();
-    }
-    gradients
-}
-
 #[test]
 fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
     let Some(gpu) = Gpu::for_tests(5) else { return };
@@ -98,7 +87,8 @@ fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
     let start = parameters(DType::F32).to_device(&device).unwrap();
     let run = |along: bool| {
         let mut parameters = start.duplicate().unwrap();
-        let gradients = gradients_of(&parameters);
+        let mut gradients = Gradients::new(&parameters).unwrap();
+        give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
         let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
         let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: true }).unwrap();
         let unprepared = adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema));
@@ -119,4 +109,62 @@ fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
         [parameters.flat(), ema.average().flat()].map(|flat| flat.to_vec::<f32>().unwrap())
     };
     assert_eq!(run(true), run(false));
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_changes_nothing() {
+    let Some(gpu) = Gpu::for_tests(3) else { return };
+    for (dtype, value) in [(DType::F32, f64::NAN), (DType::F64, f64::NAN), (DType::F32, f64::INFINITY)] {
+        let mut parameters = parameters(dtype).to_device(&Device::Cuda(gpu.clone())).unwrap();
+        let mut gradients = Gradients::new(&parameters).unwrap();
+        let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
+        let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: false }).unwrap();
+        let mut step = |of_element: &dyn Fn(usize) -> f64| {
+            give(&parameters, &mut gradients, of_element);
+            adamw.prepare(0.05, 1.0).unwrap();
+            ema.prepare().unwrap();
+            adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap();
+            ema.finish();
+            let (norm, moments) = (adamw.finish().unwrap(), adamw.state());
+            let all = [parameters.flat(), &moments.m, &moments.v, ema.average().flat()];
+            (norm, all.map(|flat| flat.cast(DType::F64).unwrap().to_vec::<f64>().unwrap()))
+        };
+        let (_, before) = step(&|i| (i as f64 * 0.61).cos());
+        let (norm, after) = step(&|i| if i == 1 { value } else { 1.0 });
+        assert!(!norm.is_finite() && after == before, "{dtype} {value}");
+    }
+}
+
+/// In several pieces of the norm's sum.
+#[test]
+fn a_long_gradient_is_clipped_as_on_the_cpu() {
+    let Some(gpu) = Gpu::for_tests(3) else { return };
+    for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-14)] {
+        let mut builder = ParametersBuilder::default();
+        builder.add("weight", [200, 250], (0..50_000).map(|i| (i as f64 * 0.37).sin()).collect());
+        let start = builder.build(dtype).unwrap();
+        let run = |device: &Device| {
+            let mut parameters = start.duplicate().unwrap().to_device(device).unwrap();
+            let mut gradients = Gradients::new(&parameters).unwrap();
+            give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
+            let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
+            let norm = if let Device::Cuda(_) = device {
+                adamw.prepare(0.05, 1.0).unwrap();
+                adamw.clip_and_step(&mut parameters, &gradients, None).unwrap();
+                adamw.finish().unwrap()
+            } else {
+                let norm = gradient_norm(&gradients).unwrap();
+                adamw.step_scaled(&mut parameters, &gradients, 0.05, clip_factor(norm, 1.0).unwrap()).unwrap();
+                norm
+            };
+            let (moments, norm) = (adamw.state(), Tensor::scalar(norm));
+            let all = [parameters.flat(), &moments.m, &moments.v, &norm];
+            all.map(|flat| flat.cast(DType::F64).unwrap().to_vec::<f64>().unwrap())
+        };
+        let (here, there) = (run(&Device::Cpu), run(&Device::Cuda(gpu.clone())));
+        for (what, (here, there)) in ["parameters", "mean", "square", "norm"].iter().zip(here.iter().zip(&there)) {
+            let error = relative_error(there, here);
+            assert!(error <= tolerance, "{dtype} {what}: relative error {error:.1e}");
+        }
+    }
 }
