@@ -1,9 +1,9 @@
 //! Every form of the kernels on tensor cores against the CPU in f64.
 
 use super::*;
-use crate::Regions;
 use crate::bra::cpu;
 use crate::case::{indices, uniform};
+use crate::{Bra, Regions};
 use autograd::gradcheck::relative_error;
 use tensor::Device;
 use tensor::cpu::parallel;
@@ -134,6 +134,18 @@ fn maps_that_begin_between_packs_and_negative_scales_are_left_to_the_kernels_for
     assert!(!form(0.0, &[512, 1024]) && !form(-0.2, &[512, 1024]));
 }
 
+#[test]
+fn keys_and_values_stay_in_shared_memory_where_they_fit_and_blocks_fill_the_gpu() {
+    let Some(gpu) = Gpu::for_tests(11) else { return };
+    let resident = |side: usize, images: usize| {
+        let regions = Regions::cut("test", [side, side], [7, 7]).unwrap();
+        let g = Geometry { images, regions, heads: 1, qk_dim: 32, v_dim: 32, topk: 1 };
+        Form::of(&gpu, g, DType::Bf16, 0.2, &[]).unwrap().resident
+    };
+    let enough = gpu.driver().properties().multiprocessors;
+    assert!(resident(28, enough) && !resident(56, enough) && !resident(28, enough - 1));
+}
+
 /// Divides with `Divisor`, and counts what is not as `/` and `%` have it: a thread a divisor.
 static DIVISIONS: Module = Module {
     name: "divisions",
@@ -201,6 +213,23 @@ fn inverted_lists_are_in_order() {
         let (got_starts, got_entries) = invert(&gpu, &device, g, &routes).unwrap();
         assert_eq!(got_starts.to_vec::<u32>().unwrap(), starts, "{g:?}");
         assert_eq!(got_entries.to_vec::<u32>().unwrap(), entries, "{g:?}");
+    }
+}
+
+/// Of the regions of a block and those behind it, and of a whole image at once; the last ones are valid in part.
+#[test]
+fn routes_are_those_of_the_cpu() {
+    let Some(gpu) = Gpu::for_tests(11) else { return };
+    let device = Device::Cuda(gpu);
+    for (grid, qk_dim) in [([7, 7], 7), ([9, 11], 7), ([9, 11], 8), ([7, 7], 8)] {
+        let valid = Some([2 * grid[0] - 1, grid[1]]);
+        let attributes = Bra { heads: 1, qk_dim, topk: 5, grid, scale: 0.3, valid };
+        let qkv = uniform([3, 2 * grid[0], grid[1], 3 * qk_dim], 1);
+        let [here, there] =
+            [qkv.clone(), qkv.to_device(&device).unwrap()].map(|qkv| crate::route(&qkv, &attributes).unwrap());
+        assert_eq!(there.routes.to_vec::<u32>().unwrap(), here.routes.to_vec::<u32>().unwrap(), "{attributes:?}");
+        let [here, there] = [here, there].map(|routing| routing.logits.to_vec::<f64>().unwrap());
+        assert!(relative_error(&there, &here) < 1e-12, "{attributes:?}");
     }
 }
 
