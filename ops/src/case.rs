@@ -115,6 +115,20 @@ pub fn from_fn(shape: impl Into<Shape>, f: impl Fn(usize) -> f64) -> Tensor {
     Tensor::from_slice(&values, shape).expect("invariant: as many values as elements")
 }
 
+/// Queries, keys and values with one head's scores around ±200: the queries' first channel is 32 times as much, and that of
+/// the keys 32 more. In sixteenths, whose products are exact in single precision too.
+pub fn far_from_zero(qkv: &Tensor, qk_dim: usize) -> Tensor {
+    let (values, width) = (array(qkv).data, qkv.shape()[3]);
+    from_fn(qkv.shape().clone(), |i| {
+        let value = (16.0 * values[i]).round() / 16.0;
+        match i % width {
+            0 => 32.0 * value,
+            channel if channel == qk_dim => 32.0 + value,
+            _ => value,
+        }
+    })
+}
+
 /// Distinct numbers in random order whose neighbours lie 1/8 apart or more: for operations that compare
 /// (top-k), so that a small change of one does not change an order.
 pub fn separated(shape: impl Into<Shape>, stream: u64) -> Tensor {

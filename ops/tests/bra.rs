@@ -2,7 +2,8 @@
 
 use autograd::gradcheck::{Function, backward, difference, relative_error, value};
 use autograd::{Result, Var};
-use ops::case::{from_fn, uniform};
+use ops::bra::reference;
+use ops::case::{array, from_fn, uniform};
 use ops::{Bra, RouteKind, bra, bra_composed};
 use proptest::prelude::*;
 use tensor::cpu::isa::{Isa, limits};
@@ -113,6 +114,14 @@ fn skewed_routing_where_all_regions_choose_the_same_one() {
     assert_eq!(routes, [15; 16]);
 }
 
+/// Of which the affinities are computed a block at a time.
+#[test]
+fn many_regions_are_routed_as_defined() {
+    let (qkv, attributes) = (uniform([1, 9, 18, 24], 1), attributes(2, 4, [9, 9], 5));
+    let defined = reference::routes(&array(&qkv), 0, &attributes, RouteKind::Hard).concat();
+    assert_eq!(compare(&qkv, attributes), defined.iter().map(|&(region, _)| region as u32).collect::<Vec<_>>());
+}
+
 #[test]
 fn ties_go_to_the_lower_index() {
     let routes = compare(&from_fn([1, 4, 4, 12], |i| (i % 12) as f64 / 7.0), attributes(1, 4, [2, 2], 3));
@@ -124,8 +133,17 @@ struct Soft(Bra);
 
 impl Function for Soft {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
-        Ok(bra_composed(&x[0], Some([&x[1], &x[2]]), &self.0, RouteKind::Soft)?.out)
+        let lepe = if let [_, weight, bias] = x { Some([weight, bias]) } else { None };
+        Ok(bra_composed(&x[0], lepe, &self.0, RouteKind::Soft)?.out)
     }
+}
+
+#[test]
+fn soft_routing_has_the_value_of_its_definition() {
+    let (qkv, attributes) = (uniform([2, 4, 6, 28], 1), attributes(2, 4, [2, 3], 3));
+    let defined = reference::attention(&array(&qkv), &attributes, RouteKind::Soft);
+    let error = relative_error(&array(&value(&Soft(attributes), &[qkv]).unwrap()).data, &defined.data);
+    assert!(error <= TOLERANCE, "relative error {error:.1e}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Inputs on which [`attention`](super::attention) is checked.
 
-use crate::case::{Case, Definition, Draw, from_fn, uniform};
+use crate::case::{Case, Definition, Draw, far_from_zero, from_fn, uniform};
 use autograd::exact::{Array, Scalar};
 use autograd::{Result, Var};
 
@@ -27,6 +27,8 @@ fn case(name: &str, images: usize, map: [usize; 2], heads: usize, head_dim: usiz
 pub fn cases() -> Vec<Case> {
     let mut peaked = case("scores that saturate the softmax", 1, [2, 3], 1, 4);
     peaked.inputs[0] = from_fn([1, 2, 3, 12], |i| 4.0 * (i as f64 * 1.7).sin());
+    let mut extreme = case("scores whose exponentials single precision does not hold", 1, [3, 5], 1, 32);
+    extreme.inputs[0] = far_from_zero(&extreme.inputs[0], 32);
     vec![
         case("a 4x4 map, two heads", 2, [4, 4], 2, 4),
         case("primes", 1, [3, 5], 3, 7),
@@ -37,6 +39,7 @@ pub fn cases() -> Vec<Case> {
         case("no images", 0, [2, 2], 1, 2),
         case("no tokens", 1, [0, 2], 1, 2),
         peaked,
+        extreme,
     ]
 }
 

@@ -1,7 +1,7 @@
 //! Inputs on which [`bra`](super::bra) is checked.
 
-use super::Bra;
-use crate::case::{Case, Definition, Draw, uniform};
+use super::{Bra, RouteKind};
+use crate::case::{Case, Definition, Draw, far_from_zero, uniform};
 use autograd::exact::{Array, Scalar};
 use autograd::{Result, Var};
 use tensor::Tensor;
@@ -15,7 +15,7 @@ impl Definition for Attention {
         Ok(super::bra(&x[0], lepe, &self.0)?.out)
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
-        let mut out = super::reference::attention(&x[0], &self.0);
+        let mut out = super::reference::attention(&x[0], &self.0, RouteKind::Hard);
         if let [qkv, weight, bias] = x {
             let [n, h, w, channels] = qkv.dims();
             let start = 2 * self.0.qk_dim;
@@ -86,10 +86,16 @@ pub fn cases() -> Vec<Case> {
         case.inputs[0] = Tensor::from_slice(&values, [1, 4, 4, 24]).expect("invariant: as many as before");
         case
     };
-    let padded = {
-        let grid = [2, 3];
-        let attributes = Bra { heads: 1, qk_dim: 3, topk: 2, grid, scale: 0.7, valid: Some([3, 5]) };
-        Case::new("means over the valid part of a map", vec![qkv(1, &attributes, [2, 2], 3, 5)], Attention(attributes))
+    let padded = |name: &str, dim: usize| {
+        let attributes = Bra { heads: 1, qk_dim: dim, topk: 2, grid: [2, 3], scale: 0.7, valid: Some([3, 5]) };
+        // Of this stream the regions that are valid in part are the best.
+        Case::new(name, vec![qkv(1, &attributes, [2, 2], dim, 2)], Attention(attributes))
+    };
+    let extreme = {
+        let few = Setup { images: 1, heads: 1, dims: [32, 32], kernel: 0, ..usual() };
+        let mut case = few.case("scores whose exponentials single precision does not hold");
+        case.inputs[0] = far_from_zero(&case.inputs[0], 32);
+        case
     };
     vec![
         usual().case("2x2 regions, two heads, local context"),
@@ -108,7 +114,9 @@ pub fn cases() -> Vec<Case> {
         Setup { images: 0, ..usual() }.case("no images"),
         Setup { grid: [1, 1], region: [1, 1], topk: 1, ..usual() }.case("one token"),
         skewed,
-        padded,
+        padded("means over the valid part of a map", 3),
+        padded("the same in whole packs", 8),
+        extreme,
     ]
 }
 
