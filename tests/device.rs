@@ -50,16 +50,17 @@ fn train(device: DeviceName, precision: Precision) -> (Vec<f64>, Vec<f64>) {
 }
 
 fn ten_steps(config: &RunConfig, learner: &mut Learner) -> (Vec<f64>, Vec<f64>) {
-    ten_steps_ahead(config, learner, |_| None)
+    steps(10, config, learner, |_| None)
 }
 
-/// The same, where `ahead` says which batch is sent ahead in each step.
-fn ten_steps_ahead(
+/// So many of them, where `ahead` says which batch is sent ahead in each step.
+fn steps(
+    count: usize,
     config: &RunConfig,
     learner: &mut Learner,
     ahead: impl Fn(usize) -> Option<usize>,
 ) -> (Vec<f64>, Vec<f64>) {
-    let batches: Vec<Numbered> = (0..10).map(batch).collect();
+    let batches: Vec<Numbered> = (0..count).map(batch).collect();
     let losses = batches.iter().enumerate().map(|(step, batch)| {
         let next = || batches.get(ahead(step)?);
         learner.train(config, batch, step as u64, 1e-3, next).unwrap().mean_loss()
@@ -110,13 +111,27 @@ fn a_recorded_step_has_the_bits_of_one_that_is_not() {
 }
 
 #[test]
+fn what_is_computed_again_has_the_bits_of_what_is_kept() {
+    let Some(device) = there() else { return };
+    for precision in [Precision::F32, Precision::Bf16] {
+        let run = |recompute: Recompute| {
+            let config = RunConfig { recompute, ..config(device, precision) };
+            steps(3, &config, &mut Learner::new(&config).unwrap(), |_| None)
+        };
+        let kept = run(Recompute::None);
+        for recompute in [Recompute::Cheap, Recompute::Block] {
+            assert!(run(recompute) == kept, "{precision:?} {recompute:?}");
+        }
+    }
+}
+
+#[test]
 fn a_batch_that_was_sent_ahead_is_the_one_whose_turn_it_is() {
     let Some(device) = there() else { return };
     let mut config = config(device, Precision::Bf16);
     config.micro_batches = 2;
     let expected = ten_steps(&config, &mut Learner::new(&config).unwrap());
-    let ahead =
-        |which: fn(usize) -> Option<usize>| ten_steps_ahead(&config, &mut Learner::new(&config).unwrap(), which);
+    let ahead = |which: fn(usize) -> Option<usize>| steps(10, &config, &mut Learner::new(&config).unwrap(), which);
     assert_eq!(ahead(|step| Some(step + 1)), expected);
     assert_eq!(ahead(|step| (step % 3 == 1).then_some(step + 1)), expected, "now and then");
     assert_eq!(ahead(|step| Some(step / 2)), expected, "another one comes than was sent");
