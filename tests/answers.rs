@@ -99,7 +99,7 @@ fn eval_normalises_as_the_model_was_trained_whatever_the_data() -> Result<()> {
 }
 
 #[test]
-fn forward_writes_each_map_as_the_library_computes_it_channels_first() -> Result<()> {
+fn forward_writes_maps_channels_first_and_routes_as_the_library_computes_them() -> Result<()> {
     let folder = fresh("answers-forward");
     let fields = ["features=dense", "depth=1,1", "embed_dim=24,48", "topks=2,-2", "n_win=2", "stem_strides=2,2"];
     let model = BiFormer::new(&preset("nano")?.config().with_overrides(fields)?, 1, DType::F64)?;
@@ -111,11 +111,17 @@ fn forward_writes_each_map_as_the_library_computes_it_channels_first() -> Result
     file.tensors.insert("input".into(), generator::tensor("input", &shape));
     file.write(&input)?;
     let files = ["--weights", text(&weights), "--input", text(&input), "--output", text(&output), "--dtype", "f64"];
-    biformer(&[&["forward"][..], &files, &["--set"], &fields].concat()).ok();
+    // The second time over the results of the first.
+    for _ in 0..2 {
+        biformer(&[&["forward", "--routes"][..], &files, &["--set"], &fields].concat()).ok();
+    }
     let written = TensorFile::read(&output)?.tensors;
     let tape = Tape::inference();
-    let maps = model.forward(&tape, &golden::images("input", &shape, DType::F64), Mode::Evaluate)?.values;
-    assert_eq!(written.len(), maps.len());
+    let output = model.forward(&tape, &golden::images("input", &shape, DType::F64), Mode::Evaluate)?;
+    let (maps, routes) = (output.values, output.trace.routes);
+    assert_eq!((routes.len(), written.len()), (1, maps.len() + 1));
+    let routed = &written["stages.0.0.attn.routes"];
+    assert_eq!((routed.shape(), routed.to_vec::<u32>()?), (routes[0].1.shape(), routes[0].1.to_vec::<u32>()?));
     for (index, map) in maps.iter().enumerate() {
         let (name, [n, h, w, c]) = (format!("out{index}"), [0, 1, 2, 3].map(|axis| map.shape()[axis]));
         assert!(h != w && *written[&name].shape() == [n, c, h, w], "{name}: {}", written[&name].shape());

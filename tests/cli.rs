@@ -363,7 +363,7 @@ fn help_tells_every_option() {
         ("devices", &[]),
         ("gradcheck", &["op", "json", "threads"]),
         ("info", &["model", "image-size", "batch-size", "recompute", "set", "json"]),
-        ("forward", &["model", "weights", "input", "output", "dtype", "device", "set", "threads"]),
+        ("forward", &["model", "weights", "input", "output", "routes", "dtype", "device", "set", "threads"]),
         (
             "bench",
             &[

@@ -130,10 +130,10 @@ impl AdamW {
         lr: f64,
         grad_scale: f64,
     ) -> Result<()> {
-        let factors = self.factors(lr, grad_scale)?;
+        let constants = self.constants(lr, grad_scale)?;
         let gradients_flat = self.expect_own(parameters, gradients)?;
         if let Some(controls) = &mut self.controls {
-            controls.set(&factors, f64::INFINITY)?;
+            controls.set(&constants, f64::INFINITY)?;
             controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients_flat, None)?;
             self.steps += 1;
             return Ok(());
@@ -143,16 +143,16 @@ impl AdamW {
             let g = gradients_flat.as_slice::<T>("adamw")?;
             let m = self.m.as_mut_slice::<T>("adamw")?;
             let v = self.v.as_mut_slice::<T>("adamw")?;
-            sweep(&factors.rounded::<T>(), &self.runs, p, g, m, v);
+            sweep(&constants.rounded::<T>(), &self.runs, p, g, m, v);
         });
         self.steps += 1;
         Ok(())
     }
 
-    fn factors(&self, lr: f64, grad_scale: f64) -> Result<Factors<f64>> {
+    fn constants(&self, lr: f64, grad_scale: f64) -> Result<StepConstants<f64>> {
         expect("lr", lr, "finite and at least 0", lr >= 0.0 && lr.is_finite())?;
         expect("grad_scale", grad_scale, "finite", grad_scale.is_finite())?;
-        Ok(Factors::new(&self.config, self.steps + 1, lr, grad_scale))
+        Ok(StepConstants::new(&self.config, self.steps + 1, lr, grad_scale))
     }
 
     /// The gradients, flat, if they and the parameters are those of this optimiser's model.
@@ -167,8 +167,8 @@ impl AdamW {
     /// length down to which gradients are clipped. Errors: [`Error::Setting`]; [`tensor::Error::Device`] on the CPU.
     pub fn prepare(&mut self, lr: f64, max_norm: f64) -> Result<()> {
         expect("max_norm", max_norm, "positive", max_norm > 0.0)?;
-        let factors = self.factors(lr, 1.0)?;
-        Ok(self.controls()?.set(&factors, max_norm)?)
+        let constants = self.constants(lr, 1.0)?;
+        Ok(self.controls()?.set(&constants, max_norm)?)
     }
 
     /// On a GPU: the norm of the gradients, clipping, a step, and in the same sweep one of the moving average, if there is
@@ -227,7 +227,7 @@ impl AdamW {
 }
 
 /// The constants of one step, computed in f64 and rounded once.
-pub(crate) struct Factors<T> {
+pub(crate) struct StepConstants<T> {
     /// On the gradient.
     pub scale: T,
     /// 1 − η·λ
@@ -244,11 +244,11 @@ pub(crate) struct Factors<T> {
     pub step: T,
 }
 
-impl Factors<f64> {
+impl StepConstants<f64> {
     fn new(config: &AdamWConfig, t: u64, lr: f64, scale: f64) -> Self {
         let [beta_m, beta_v] = config.betas;
         let correction = |beta: f64| 1.0 - beta.powi(i32::try_from(t).unwrap_or(i32::MAX));
-        Factors {
+        StepConstants {
             scale,
             keep: 1.0 - lr * config.weight_decay,
             rate_m: 1.0 - beta_m,
@@ -260,8 +260,8 @@ impl Factors<f64> {
         }
     }
 
-    fn rounded<T: Float>(&self) -> Factors<T> {
-        Factors {
+    fn rounded<T: Float>(&self) -> StepConstants<T> {
+        StepConstants {
             scale: T::of(self.scale),
             keep: T::of(self.keep),
             rate_m: T::of(self.rate_m),
@@ -274,22 +274,22 @@ impl Factors<f64> {
     }
 }
 
-fn sweep<T: Float>(factors: &Factors<T>, runs: &Runs, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
+fn sweep<T: Float>(constants: &StepConstants<T>, runs: &Runs, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
     let moments = m.par_chunks_mut(GRAIN).zip(v.par_chunks_mut(GRAIN));
     p.par_chunks_mut(GRAIN).zip(g.par_chunks(GRAIN)).zip(moments).enumerate().for_each(|(chunk, ((p, g), (m, v)))| {
         let start = chunk * GRAIN;
         for (run, decays) in runs.within(start..start + p.len()) {
             let run = run.start - start..run.end - start;
-            let keep = if decays { factors.keep } else { T::one() };
+            let keep = if decays { constants.keep } else { T::one() };
             let (p, g) = (&mut p[run.clone()], &g[run.clone()]);
             let (m, v) = (&mut m[run.clone()], &mut v[run]);
-            simd!(A => update::<T, A>(factors, keep, p, g, m, v));
+            simd!(A => update::<T, A>(constants, keep, p, g, m, v));
         }
     });
 }
 
 #[inline(always)]
-fn update<T: Float, A: Arch>(f: &Factors<T>, keep: T, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
+fn update<T: Float, A: Arch>(f: &StepConstants<T>, keep: T, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
     for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
         let g = g * f.scale;
         *m = A::mul_add(f.rate_m, g - *m, *m);

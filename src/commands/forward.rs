@@ -26,6 +26,9 @@ pub struct Arguments {
     /// Where `logits` go, or `out0`, `out1`, ... (N, C, H, W) of a dense backbone.
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
+    /// Also writes where the regions looked: `NAME.routes` (N, P, k) for each routed attention, best first.
+    #[arg(long)]
+    routes: bool,
     /// The precision to compute in.
     #[arg(long, value_enum, default_value_t = Element::F32)]
     dtype: Element,
@@ -107,6 +110,11 @@ fn compute(arguments: &Arguments) -> Result<()> {
             Features::Logits => results.tensors.insert("logits".into(), value),
             Features::Dense => results.tensors.insert(format!("out{index}"), value.permute(&[0, 3, 1, 2])?),
         };
+    }
+    if arguments.routes {
+        let routes = output.trace.routes.iter();
+        let routes = routes.map(|(name, routes)| Ok((format!("{name}.routes"), routes.to_device(&Device::Cpu)?)));
+        results.tensors.extend(routes.collect::<Result<Vec<_>>>()?);
     }
     results.write(&arguments.output)?;
     for (name, tensor) in &results.tensors {

@@ -43,7 +43,9 @@ impl Kind {
             || match self {
                 Kind::Json => serde_json::from_slice::<Vec<serde_json::Value>>(&read()).is_ok(),
                 Kind::Png => read().starts_with(b"\x89PNG"),
-                Kind::Tensors => all_tensors(path, |name| name == "logits" || name.starts_with("out")),
+                Kind::Tensors => {
+                    all_tensors(path, |name| name == "logits" || name.starts_with("out") || name.ends_with(".routes"))
+                }
                 Kind::Weights => all_tensors(path, |name| WEIGHTS.iter().any(|part| name.starts_with(part))),
             }
     }

@@ -7,9 +7,9 @@ use autograd::{Result, Var};
 use tensor::Tensor;
 use tensor::rng::Philox;
 
-struct Attention(Bra);
+struct BraCase(Bra);
 
-impl Definition for Attention {
+impl Definition for BraCase {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
         let lepe = if let [_, weight, bias] = x { Some([weight, bias]) } else { None };
         Ok(super::bra(&x[0], lepe, &self.0)?.out)
@@ -72,7 +72,7 @@ impl Setup {
             inputs.push(uniform([v_dim, 1, kernel, kernel], 2));
             inputs.push(uniform([v_dim], 3));
         }
-        Case::new(name, inputs, Attention(attributes))
+        Case::new(name, inputs, BraCase(attributes))
     }
 }
 
@@ -89,7 +89,7 @@ pub fn cases() -> Vec<Case> {
     let padded = |name: &str, dim: usize| {
         let attributes = Bra { heads: 1, qk_dim: dim, topk: 2, grid: [2, 3], scale: 0.7, valid: Some([3, 5]) };
         // Of this stream the regions that are valid in part are the best.
-        Case::new(name, vec![qkv(1, &attributes, [2, 2], dim, 2)], Attention(attributes))
+        Case::new(name, vec![qkv(1, &attributes, [2, 2], dim, 2)], BraCase(attributes))
     };
     let extreme = {
         let few = Setup { images: 1, heads: 1, dims: [32, 32], kernel: 0, ..usual() };

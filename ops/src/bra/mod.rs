@@ -118,7 +118,7 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
         }
     }
     let inputs: Vec<&Var<'t>> = [qkv].into_iter().chain(lepe.into_iter().flatten()).collect();
-    let rule = || Attention {
+    let rule = || BraRule {
         qkv: qkv.value().clone(),
         routes: routes.clone(),
         lse,
@@ -134,7 +134,7 @@ fn values<T>(g: Geometry, qkv: &[T]) -> Map<'_, T> {
     Map { data: &qkv[(2 * g.qk_dim).min(qkv.len())..], stride: g.row() }
 }
 
-struct Attention {
+struct BraRule {
     qkv: Tensor,
     routes: Tensor,
     lse: Tensor,
@@ -143,7 +143,7 @@ struct Attention {
     attributes: Bra,
 }
 
-impl Rule for Attention {
+impl Rule for BraRule {
     fn name(&self) -> &'static str {
         "bra"
     }
@@ -158,7 +158,7 @@ impl Rule for Attention {
     }
 
     fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let Attention { qkv, routes, lse, lepe, attributes } = *self;
+        let BraRule { qkv, routes, lse, lepe, attributes } = *self;
         let g = attributes.geometry(&qkv)?;
         let (mut dqkv, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
         if let Device::Cuda(gpu) = dout.device() {

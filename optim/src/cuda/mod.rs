@@ -1,6 +1,6 @@
 //! The optimiser's sweeps on a GPU.
 
-use crate::adamw::Factors;
+use crate::adamw::StepConstants;
 use tensor::cuda::{Module, partial_sums};
 use tensor::{DType, Device, Result, Tensor};
 
@@ -37,7 +37,7 @@ impl Controls {
     }
 
     /// Sets the constants of the next step; `longest` is the norm to which gradients are clipped.
-    pub fn set(&mut self, f: &Factors<f64>, longest: f64) -> Result<()> {
+    pub fn set(&mut self, f: &StepConstants<f64>, longest: f64) -> Result<()> {
         let numbers = [f.scale, f.keep, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, f.step, longest, 0.0];
         let numbers = Tensor::from_slice(&numbers, [CONTROLS])?.cast(self.numbers.dtype())?;
         self.numbers.overwrite(0, &numbers)
