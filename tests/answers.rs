@@ -64,7 +64,7 @@ fn probabilities(model: &BiFormer, pixels: &[f32]) -> Result<Vec<f64>> {
 fn predict_names_the_classes_that_the_model_gives() -> Result<()> {
     let Shared { run, images, files, .. } = shared();
     let TrainedModel { model, .. } = Checkpoint::read(run)?.into_model()?;
-    let (mut expected, mut first) = (String::new(), vec![]);
+    let (mut expected, mut all, mut first) = (String::new(), vec![], vec![]);
     for (index, file) in files.iter().enumerate() {
         let pixels = eval_pixels(&images.get(index)?.image, 32, Statistics::CIFAR10)?;
         let mut classes: Vec<_> = probabilities(&model, &pixels)?.into_iter().zip(images.classes()).collect();
@@ -74,10 +74,21 @@ fn predict_names_the_classes_that_the_model_gives() -> Result<()> {
         for (probability, class) in &classes[..5] {
             writeln!(expected, "  {:>5.1}%  {class}", 100.0 * probability)?;
         }
+        all.push((text(file), classes));
     }
     let files: Vec<&str> = files.iter().map(|file| text(file)).collect();
     let said = biformer(&[&["predict", "--checkpoint", text(run)][..], &files].concat()).ok().out;
     assert_eq!(said, expected);
+    let said = biformer(&[&["predict", "--json", "--checkpoint", text(run)][..], &files].concat()).ok().out;
+    let said: Value = serde_json::from_str(&said)?;
+    for (prediction, (path, classes)) in said.as_array().unwrap().iter().zip(&all) {
+        let said = prediction["classes"].as_array().unwrap();
+        assert!(prediction["path"] == *path && said.len() == 10);
+        for (said, (probability, class)) in said.iter().zip(classes) {
+            assert_eq!(said["name"], **class);
+            approx::assert_relative_eq!(said["probability"].as_f64().unwrap(), probability, max_relative = 1e-5);
+        }
+    }
     first.sort();
     first.dedup();
     assert!(first.len() > 1, "nothing but {first:?}");

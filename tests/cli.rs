@@ -232,6 +232,8 @@ fn info_knows_the_published_sizes() {
             info["macs"].as_u64().unwrap() > 1_000_000_000 && info["activation_bytes_per_image"].as_u64() > Some(0)
         );
     }
+    let wide = json(&biformer(&["info", "--model", "tiny", "--image-size", "448x224", "--json"]).ok().out);
+    assert_eq!((&wide["image_size"], &wide["parts"][1]["map"]), (&[448, 224].into(), &[112, 56, 64].into()));
     let said = biformer(&["info"]).ok().out;
     assert!(
         said.contains("nano, images of 32x32") && said.contains("in all") && said.contains("activations"),
@@ -358,7 +360,7 @@ fn help_tells_every_option() {
                 "threads",
             ],
         ),
-        ("predict", &["checkpoint", "model", "set", "image-size", "device", "precision", "threads"]),
+        ("predict", &["checkpoint", "model", "set", "image-size", "json", "device", "precision", "threads"]),
         ("export", &["checkpoint", "output", "threads"]),
         ("devices", &[]),
         ("gradcheck", &["op", "json", "threads"]),

@@ -7,7 +7,7 @@ use crate::memory::expect_room_to_infer;
 use crate::printing::printable;
 use crate::staging::numbered;
 use crate::trainer::checkpoint::TrainedModel;
-use crate::trainer::display::warn_of_skipped;
+use crate::trainer::display::{bar, warn_of_skipped};
 use crate::trainer::score::{Score, evaluate};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
@@ -99,15 +99,19 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     arguments.compute.place(&mut model)?;
     let mut per_class = vec![Score::default(); classes.len()];
     let mut inference = Inference::new(&model, loader.batches_per_epoch());
+    let bar = bar(loader.batches_per_epoch());
     let mut batches = numbered(loader.epoch(0, 0));
     while let Some(batch) = batches.next() {
         let batch = batch?;
         let scores = evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())
             .with_context(|| arguments.trained.checkpoint.display().to_string())?;
         scores.into_iter().for_each(|(label, score)| per_class[label as usize].add(score));
-        warn_of_skipped(&batch);
+        bar.suspend(|| warn_of_skipped(&batch));
+        bar.inc(1);
+        bar.set_message(format!("{} of {} batches", bar.position(), loader.batches_per_epoch()));
         loader.recycle(batch.into_batch());
     }
+    bar.finish_and_clear();
     let mut all = Score::default();
     per_class.iter().for_each(|score| all.add(*score));
     let class = |(name, score): (String, Score)| Class {

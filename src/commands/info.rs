@@ -1,6 +1,6 @@
 //! `biformer info`.
 
-use super::{MOST_IMAGES, ModelChoice, Status, Threads};
+use super::{ImageSize, MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
 use crate::memory;
 use anyhow::{Result, bail};
@@ -14,9 +14,9 @@ use tensor::DType;
 pub struct Arguments {
     #[command(flatten)]
     model: ModelChoice,
-    /// The side of the images; by default the one that the model is meant for.
-    #[arg(long, value_name = "N")]
-    image_size: Option<usize>,
+    /// The side of the images, or their height and width; by default the one that the model is meant for.
+    #[arg(long, value_name = "N|HxW")]
+    image_size: Option<ImageSize>,
     /// Images per step, for the memory that training and inference take.
     #[arg(long, value_name = "N", default_value_t = 64)]
     batch_size: usize,
@@ -44,22 +44,21 @@ fn show(arguments: &Arguments) -> Result<()> {
         bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
     }
     let mut run = RunConfig::for_model(&arguments.model.model)?;
-    (run.image_size, run.batch_size, run.recompute) = (size, batch, arguments.recompute);
-    run.architecture = config.clone();
+    (run.batch_size, run.recompute, run.architecture) = (batch, arguments.recompute, config.clone());
     memory::expect_room_to_foretell(&run)?;
-    let parts = parts(&BiFormer::blank(&config, DType::F32)?, size, size)?;
+    let parts = parts(&BiFormer::blank(&config, DType::F32)?, size.0[0], size.0[1])?;
     // Before memory is foretold, which takes seconds for a large model.
     if !arguments.json {
         print_parts(&arguments.model.model, size, &parts)?;
     }
     let trainable = config.features == Features::Logits;
-    let training = if trainable { Some(memory::training(&run, [size; 2])?) } else { None };
-    let activations = memory::activations(&run, [size; 2])?;
-    let inference = memory::inference(&run, [size; 2], DType::F32)?;
+    let training = if trainable { Some(memory::training(&run, size.0)?) } else { None };
+    let activations = memory::activations(&run, size.0)?;
+    let inference = memory::inference(&run, size.0, DType::F32)?;
     if arguments.json {
         let object = json!({
             "model": arguments.model.model,
-            "image_size": size,
+            "image_size": size.0,
             "parameters": parameters(&parts),
             "macs": macs(&parts),
             "activation_bytes_per_image": activations,
@@ -77,17 +76,17 @@ fn show(arguments: &Arguments) -> Result<()> {
         Recompute::Auto | Recompute::Cheap => "",
         Recompute::Block => " with recompute = \"block\"",
     };
-    say!("A training step{how} keeps {:.2} MB of activations per image in f32.", activations as f64 / 1e6);
     let megabytes = |bytes: u64| bytes as f64 / 1e6;
     if let Some(training) = training {
+        say!("A training step{how} keeps {:.2} MB of activations per image in f32.", activations as f64 / 1e6);
         say!("Training in batches of {batch}{how} takes about {:.0} MB of memory.", megabytes(training));
     }
     say!("Inference in batches of {batch} takes about {:.0} MB.", megabytes(inference));
     Ok(())
 }
 
-fn print_parts(model: &str, size: usize, parts: &[Part]) -> Result<()> {
-    say!("{model}, images of {size}x{size}\n");
+fn print_parts(model: &str, size: ImageSize, parts: &[Part]) -> Result<()> {
+    say!("{model}, images of {size}\n");
     say!("{:<20} {:<58} {:>13} {:>11} {:>10}", "part", "layers", "map", "parameters", "MACs (M)");
     for part in parts {
         let [height, width, channels] = part.map;

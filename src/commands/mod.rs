@@ -25,7 +25,9 @@ use crate::trainer::checkpoint::{Stored, TrainedModel};
 use anyhow::{Result, anyhow, bail};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use model::{ModelConfig, PRESETS, preset};
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use toml::{Table, Value};
 
 /// Trains, runs and checks BiFormer, the vision transformer with bi-level routing attention.
@@ -128,8 +130,30 @@ impl ModelChoice {
         config.map_err(as_set)
     }
 
-    fn image_size(&self, asked: Option<usize>) -> Result<usize> {
-        Ok(asked.unwrap_or(preset(&self.model)?.image_size))
+    /// The size that is asked for, or the one that the model is meant for.
+    fn image_size(&self, asked: Option<ImageSize>) -> Result<ImageSize> {
+        let usual = preset(&self.model)?.image_size;
+        Ok(asked.unwrap_or(ImageSize([usual; 2])))
+    }
+}
+
+/// Height and width in pixels.
+#[derive(Clone, Copy, Debug)]
+struct ImageSize([usize; 2]);
+
+impl FromStr for ImageSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let side = |side: &str| side.parse().map_err(|_| "expected a side or HxW, such as 224 or 600x500");
+        let (height, width) = text.split_once('x').unwrap_or((text, text));
+        Ok(Self([side(height)?, side(width)?]))
+    }
+}
+
+impl fmt::Display for ImageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.0[0], self.0[1])
     }
 }
 

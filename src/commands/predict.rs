@@ -9,6 +9,8 @@ use autograd::Tape;
 use clap::Args;
 use data::{eval_pixels, load_image};
 use model::{BiFormer, Factors, Mode};
+use serde::Serialize;
+use std::borrow::Cow;
 use std::path::PathBuf;
 use tensor::Tensor;
 
@@ -19,10 +21,25 @@ pub struct Arguments {
     /// PNG or JPEG pictures of any size; the centre square is what the model sees.
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<PathBuf>,
+    /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     compute: Compute,
     #[command(flatten)]
     threads: Threads,
+}
+
+#[derive(Serialize)]
+struct Prediction<'a> {
+    path: Cow<'a, str>,
+    classes: Vec<Class<'a>>,
+}
+
+#[derive(Serialize)]
+struct Class<'a> {
+    name: &'a str,
+    probability: f64,
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
@@ -30,7 +47,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let TrainedModel { mut model, config, data, .. } = arguments.trained.load()?;
         arguments.compute.place(&mut model)?;
         let factors = model.prepared()?;
-        let mut status = Status::Done;
+        let (mut status, mut predictions) = (Status::Done, vec![]);
         for image in &arguments.images {
             let loaded = load_image(image).and_then(|image| eval_pixels(&image, config.image_size, data.statistics));
             let pixels = match loaded {
@@ -44,12 +61,20 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             };
             let images = Tensor::from_slice(&pixels, [1, config.image_size, config.image_size, 3])?;
             let probabilities = classify(&model, factors.clone(), &images)?;
-            let mut order: Vec<usize> = (0..probabilities.len()).collect();
-            order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
-            say!("{}", printable(image.display()));
-            for &class in order.iter().take(5) {
-                say!("  {:>5.1}%  {}", 100.0 * probabilities[class], printable(&data.classes[class]));
+            let classes = data.classes.iter().zip(probabilities);
+            let mut classes: Vec<Class> = classes.map(|(name, probability)| Class { name, probability }).collect();
+            classes.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+            if arguments.json {
+                predictions.push(Prediction { path: image.to_string_lossy(), classes });
+                continue;
             }
+            say!("{}", printable(image.display()));
+            for Class { name, probability } in classes.iter().take(5) {
+                say!("  {:>5.1}%  {}", 100.0 * probability, printable(name));
+            }
+        }
+        if arguments.json {
+            say!("{}", serde_json::to_string_pretty(&predictions)?);
         }
         Ok(status)
     })

@@ -57,11 +57,7 @@ impl Display {
             let (epoch, batch) = (progress.epoch + 1, progress.batch);
             tell!(io::stdout(), "Going on in epoch {epoch}, where {batch} of {steps} batches are done.");
         }
-        let bar =
-            ProgressBar::with_draw_target(Some((config.epochs * steps) as u64), ProgressDrawTarget::stderr_with_hz(4));
-        let style =
-            ProgressStyle::with_template("{bar:10} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-        bar.set_style(style.progress_chars("█▓░"));
+        let bar = bar(config.epochs * steps);
         bar.set_position((progress.epoch * steps + progress.batch) as u64);
         Self { bar, said: Cell::new(Instant::now()), epochs: config.epochs, steps }
     }
@@ -106,6 +102,13 @@ impl Display {
     pub fn close(&self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// A bar for so many steps, with a message behind it, where errors go to a terminal.
+pub fn bar(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr_with_hz(4));
+    let style = ProgressStyle::with_template("{bar:10} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.with_style(style.progress_chars("█▓░"))
 }
 
 fn plural(count: usize) -> &'static str {

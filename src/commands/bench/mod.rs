@@ -11,7 +11,7 @@ mod profile;
 mod stages;
 mod sweep;
 
-use super::{MOST_IMAGES, ModelChoice, Status, Threads};
+use super::{ImageSize, MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{Compute, DeviceName};
 use crate::inference::Inference;
@@ -22,12 +22,10 @@ use anyhow::{Result, bail};
 use autograd::Profile;
 use clap::{Args, ValueEnum};
 use data::Batch;
-use model::{BiFormer, Features, preset};
+use model::{BiFormer, Features};
 use profile::Report;
 use serde_json::json;
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 use tensor::cpu::isa::Isa;
@@ -95,26 +93,6 @@ enum Swept {
     Bra,
 }
 
-/// Height and width in pixels.
-#[derive(Clone, Copy, Debug)]
-struct ImageSize([usize; 2]);
-
-impl FromStr for ImageSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let side = |side: &str| side.parse().map_err(|_| "expected a side or HxW, such as 224 or 600x500");
-        let (height, width) = text.split_once('x').unwrap_or((text, text));
-        Ok(Self([side(height)?, side(width)?]))
-    }
-}
-
-impl fmt::Display for ImageSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x{}", self.0[0], self.0[1])
-    }
-}
-
 const WARM_UP: usize = 2;
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
@@ -127,8 +105,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             bail!("{option} {value}: expected 1 to {MOST_IMAGES}");
         }
     }
-    let usual = preset(&arguments.model.model)?.image_size;
-    let size = arguments.image_size.unwrap_or(ImageSize([usual; 2]));
+    let size = arguments.model.image_size(arguments.image_size)?;
     if arguments.only_bra {
         let config = arguments.model.config()?;
         config.check_image(size.0[0], size.0[1])?;
