@@ -130,7 +130,7 @@ fn names_that_do_not_exist() {
     biformer(&["train", "--model", "nanno"]).refused(&["no model named \"nanno\"", "did you mean \"nano\"", "tiny"]);
     biformer(&["info", "--model", "smal"]).refused(&["did you mean \"small\""]);
     biformer(&["gradcheck", "--op", "liner"]).refused(&["did you mean \"linear\"", "softmax"]);
-    biformer(&["train", "--set", "optimizer.epz=1"]).refused(&["no field \"optimizer.epz\""]);
+    biformer(&["train", "--set", "optimizer.epz=1"]).refused(&["no configuration key \"optimizer.epz\"", "\"eps\""]);
     biformer(&["train", "--set", "epochs=many"]).refused(&["\"many\"", "`epochs`"]);
     biformer(&["info", "--set", "topk=1"]).refused(&["no field \"topk\"", "did you mean \"topks\"", "head_dim"]);
     train(&folder, "epoch = 4", data, &[]).refused(&["config-asked.toml", "\"epoch\"", "did you mean \"epochs\""]);

@@ -194,13 +194,20 @@ impl Threads {
     }
 }
 
+fn of_weights() -> String {
+    format!(
+        "The model that a state_dict is of: {}. Images are then normalised by ImageNet's mean and deviation",
+        model_names()
+    )
+}
+
 /// Where a trained model lies, and what is to be different about it.
 #[derive(Debug, Args)]
 struct Trained {
     /// A run folder, or the checkpoint in it; or, with --model, a model's state_dict in a safetensors file.
     #[arg(long, value_name = "DIR|FILE")]
     checkpoint: PathBuf,
-    #[arg(long, value_name = "NAME", help = format!("The model that a state_dict is of: {}", model_names()))]
+    #[arg(long, value_name = "NAME", help = of_weights())]
     model: Option<String>,
     /// Changes a field of the model that no weight depends on, for instance --set n_win=8 auto_pad=true.
     #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]

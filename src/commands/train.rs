@@ -99,8 +99,10 @@ impl Arguments {
         ];
         let given = flags.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         let mut given: Table = given.collect();
+        // Names with a dot are a run's also where it has no such field, and says so.
+        let is_of_run = |key: &str| key.contains('.') || RunConfig::has_field(key);
         let (of_run, of_model): (Vec<_>, Vec<_>) =
-            self.set.iter().cloned().partition(|entry| RunConfig::has_field(entry.split('=').next().unwrap_or(entry)));
+            self.set.iter().cloned().partition(|entry| is_of_run(entry.split('=').next().unwrap_or(entry)));
         for entry in &of_run {
             merge(&mut given, run_field(entry)?);
         }
@@ -151,9 +153,10 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
     match trainer.run(stop)? {
         Outcome::Finished { accuracy } => {
             let seconds = started.elapsed().as_secs();
-            // Before anything is said, which may find nobody who listens.
-            trainer.draw()?;
+            // Before anything is said, which may find nobody who listens; and what was reached is said in any case.
+            let drawn = trainer.draw();
             say!("Test accuracy {:.1}% after {}:{:02} min.", 100.0 * accuracy, seconds / 60, seconds % 60);
+            drawn?;
             say!("{folder}: config.toml, metrics.jsonl, checkpoint.safetensors, curves.png, routing.png");
             Ok(Status::Done)
         }
