@@ -265,7 +265,20 @@ fn a_slow_consumer_holds_the_threads_back() {
     batches.next().unwrap().unwrap();
     std::thread::sleep(Duration::from_millis(50));
     // One taken, four waiting, one in the hands of each of the two threads.
-    assert!(faulty.asked.load(Ordering::Relaxed) <= 7);
+    let asked = faulty.asked.load(Ordering::Relaxed);
+    assert!(asked <= 7);
+    // And one more that the consumer may look at ahead.
+    assert_eq!(loader.most_bytes(), 8 * loader.batch_of(vec![0]).unwrap().images.len() as u64 * 4);
+}
+
+#[test]
+fn a_batch_of_chosen_samples_is_what_an_epoch_has_of_them() {
+    let dataset = in_memory(100);
+    let loader = Loader::new(Arc::clone(&dataset), LoaderConfig::train(8, 7, augmented(32))).unwrap();
+    let first = loader.epoch(0, 0).next().unwrap().unwrap();
+    assert_eq!(loader.batch_of(first.samples.clone()).unwrap(), first);
+    assert_eq!(loader.batch_of(vec![99, 3]).unwrap().samples, [99, 3]);
+    assert!(loader.batch_of(vec![100]).is_err());
 }
 
 #[test]

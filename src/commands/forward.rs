@@ -1,23 +1,26 @@
 //! `biformer forward`.
 
 use super::output::{Kind, expect_output};
-use super::{ModelChoice, Status, Threads};
+use super::{Status, Threads, as_set, model_names};
 use crate::config::RunConfig;
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{expect_room_to_infer, image_bytes};
-use crate::trainer::checkpoint::read_weights;
+use crate::trainer::checkpoint::Stored;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::{Args, ValueEnum};
-use model::{BiFormer, Features, Mode, TensorFile};
+use model::{BiFormer, Features, Mode, TensorFile, preset};
 use std::path::PathBuf;
 use tensor::{DType, Device};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    #[command(flatten)]
-    model: ModelChoice,
-    /// Weights: a safetensors file under the reference's state_dict names, a run folder, or the checkpoint in it.
+    #[arg(long, value_name = "NAME", help = model_help())]
+    model: Option<String>,
+    /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]
+    set: Vec<String>,
+    /// Weights: a safetensors file under the published code's state_dict names, a run folder, or the checkpoint in it.
     #[arg(long, value_name = "FILE|DIR")]
     weights: PathBuf,
     /// A file with the tensor `input`, (N, 3, H, W).
@@ -37,6 +40,10 @@ pub struct Arguments {
     device: DeviceName,
     #[command(flatten)]
     threads: Threads,
+}
+
+fn model_help() -> String {
+    format!("The model: {}. By default that of the run that the weights are of, or else nano", model_names())
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -59,10 +66,15 @@ fn compute(arguments: &Arguments) -> Result<()> {
         Element::Bf16 => (DType::F32, Precision::Bf16),
     };
     let device = Compute { device: arguments.device, precision }.open()?;
-    let config = arguments.model.config()?;
-    let mut model = BiFormer::blank(&config, dtype)?;
     let weights = arguments.weights.display().to_string();
-    let loaded = model.load(&read_weights(&arguments.weights)?, &weights)?;
+    let stored = Stored::read(&arguments.weights).with_context(|| format!("weights {weights}"))?;
+    let config = match (&arguments.model, &stored) {
+        (None, Stored::Run(checkpoint)) => checkpoint.config.architecture.clone(),
+        (name, _) => preset(name.as_deref().unwrap_or("nano"))?.config(),
+    };
+    let config = config.with_overrides(arguments.set.iter().map(String::as_str)).map_err(as_set)?;
+    let mut model = BiFormer::blank(&config, dtype)?;
+    let loaded = model.load(&stored.into_weights()?, &weights)?;
     if let Some(classes) = loaded.head_replaced {
         bail!(
             "{weights}: its head has {classes} classes, the model {}; use --set num_classes={classes}",
@@ -92,7 +104,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
         bail!("{shown}: input holds numbers that are not finite in {dtype}, expected normalised floats");
     }
     expect_output("--output", &arguments.output, Kind::Tensors)?;
-    let mut run = RunConfig::for_model(&arguments.model.model)?;
+    let mut run = RunConfig::for_model("nano")?;
     (run.architecture, run.batch_size, run.device) = (config.clone(), images, arguments.device);
     let images = image_bytes(&run, [height, width]);
     expect_room_to_infer(&run, [height, width], images, dtype)?;

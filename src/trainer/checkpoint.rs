@@ -108,6 +108,14 @@ impl Stored {
         let checkpoint = checkpoint.with_context(|| format!("{shown}: not a checkpoint that can be used"))?;
         Ok(Self::Run(checkpoint.into()))
     }
+
+    /// The weights; averaged, if a run kept an average.
+    pub fn into_weights(self) -> Result<TensorFile> {
+        match self {
+            Self::Weights(file) => Ok(file),
+            Self::Run(checkpoint) => Ok(checkpoint.into_model()?.model.state_dict()?),
+        }
+    }
 }
 
 /// A model that was trained, with what is needed to use it.
@@ -232,10 +240,7 @@ pub mod tensor_names {
 /// The weights in a run folder or its checkpoint (averaged, if the run kept an average), or in any file of a
 /// model's state_dict.
 pub fn read_weights(path: &Path) -> Result<TensorFile> {
-    match Stored::read(path).with_context(|| format!("weights {}", path.display()))? {
-        Stored::Weights(file) => Ok(file),
-        Stored::Run(checkpoint) => Ok(checkpoint.into_model()?.model.state_dict()?),
-    }
+    Stored::read(path).with_context(|| format!("weights {}", path.display()))?.into_weights()
 }
 
 /// Loads weights of which none may be left out: unlike those for another number of classes.
