@@ -37,7 +37,8 @@ fn exported_weights_are_the_ones_that_are_evaluated() {
     let folder = fresh("weights-export");
     let file = folder.join("w.safetensors");
     let said = export(run, &file).ok().out;
-    let (written, averaged) = (TensorFile::read(&file).unwrap(), read_weights(run).unwrap());
+    let (mut written, averaged) = (TensorFile::read(&file).unwrap(), read_weights(run).unwrap());
+    written.metadata.clear();
     assert!(said.contains(&format!("{} tensors", averaged.tensors.len())), "{said}");
     assert_eq!(written.to_bytes().unwrap(), averaged.to_bytes().unwrap(), "the averaged ones, and nothing beside them");
     let trained = TensorFile::read(&run.join("checkpoint.safetensors")).unwrap();
@@ -45,6 +46,10 @@ fn exported_weights_are_the_ones_that_are_evaluated() {
     assert_ne!(head(&written), head(&trained));
     export(run, &file).ok();
     export(run, &run.join("checkpoint.safetensors")).refused(&["--output", "no earlier result"]);
+    // Nor weights that came from elsewhere.
+    let published = folder.join("published.safetensors");
+    written.write(&published).unwrap();
+    export(run, &published).refused(&["--output", "no earlier result"]);
 }
 
 #[test]

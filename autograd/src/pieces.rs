@@ -4,8 +4,8 @@
 //! finds in the core's own cache, where a whole batch would go to memory and back after every operation; and as
 //! pieces do not wait for each other, every core has one of its own.
 //!
-//! The pieces are cut by the batch and their size alone. Their parameters' gradients are added up within groups of pieces in order,
-//! and then group by group: the same bits with any number of threads.
+//! The pieces are cut by the batch and their size alone. Their parameters' gradients are added up within groups of
+//! pieces in order, and then group by group: the same bits with any number of threads.
 
 use crate::backward::walk;
 use crate::rule::{InputGrads, Part, Slots, State};

@@ -13,12 +13,14 @@
 //! | `transform.rs` | [`Transform`], from bytes to normalised floats, with [`Augmentation`] for training |
 //! | `resample.rs` | its interpolation |
 //! | `loader.rs` | [`Loader`], threads that build batches ahead of their use, in an order that no thread can change |
+//! | `batch.rs` | [`Batch`], what it makes |
 //! | `error.rs` | [`Error`], one variant for each kind of failure |
 //!
 //! Every random choice is a function of (seed, epoch, sample), so the bits of a batch do not depend on how many
 //! threads made it or on where in the epoch a resumed run began.
 #![forbid(unsafe_code)]
 
+mod batch;
 mod cifar;
 mod dataset;
 mod embedded;
@@ -30,10 +32,11 @@ mod picture;
 mod resample;
 mod transform;
 
+pub use batch::{Batch, Skipped};
 pub use dataset::{Dataset, Sample, Split, Statistics, open};
 pub use error::{Error, Result};
 pub use folder::ImageFolder;
-pub use loader::{Batch, Batches, Loader, LoaderConfig, Skipped};
+pub use loader::{Batches, Loader, LoaderConfig};
 pub use memory::InMemory;
 pub use picture::{Image, load_image};
 pub use resample::Filter;

@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 
 use tensor::rng::Philox;
 
-use crate::{Dataset, Error, Result, Transform};
+use crate::{Batch, Dataset, Error, Result, Skipped, Transform};
 
 /// Name the streams of random numbers: the order of an epoch, and the augmentation of a sample.
 const SHUFFLE: u64 = 0x5348_5546;
@@ -62,47 +62,6 @@ impl LoaderConfig {
     fn ahead(&self, workers: usize) -> usize {
         self.prefetch.min(MAX_PREFETCH).div_ceil(workers).max(1)
     }
-}
-
-/// Some samples, ready for a model.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Batch {
-    /// The images, (N, H, W, 3), normalised.
-    pub images: Vec<f32>,
-    /// `[N, H, W, 3]`.
-    pub shape: [usize; 4],
-    /// The classes, (N).
-    pub labels: Vec<u32>,
-    /// The samples' numbers in the data set, (N).
-    pub samples: Vec<usize>,
-    /// The images that could not be decoded. Their slots hold other samples.
-    pub skipped: Vec<Skipped>,
-}
-
-impl Batch {
-    /// Which slots an evaluation counts, (N): those that hold a sample of their own.
-    pub fn counted(&self) -> Vec<bool> {
-        let mut counted = vec![true; self.labels.len()];
-        self.skipped.iter().for_each(|skipped| counted[skipped.slot] = false);
-        counted
-    }
-
-    /// The floats of the image in a slot, (H, W, 3).
-    pub fn image(&self, slot: usize) -> &[f32] {
-        let len = self.shape[1..].iter().product::<usize>();
-        &self.images[slot * len..(slot + 1) * len]
-    }
-}
-
-/// An image that could not be decoded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Skipped {
-    /// Its slot in the batch, which now holds another sample. An evaluation leaves this slot out of its counts.
-    pub slot: usize,
-    /// Its number in the data set.
-    pub sample: usize,
-    /// The failure, with the file's path.
-    pub reason: String,
 }
 
 /// Makes the batches of any epoch of a data set.

@@ -1,6 +1,6 @@
 //! `biformer export`.
 
-use super::output::{Kind, expect_output};
+use super::output::{EXPORTED, Kind, expect_output};
 use super::{Status, Threads};
 use crate::trainer::checkpoint::read_weights;
 use anyhow::Result;
@@ -23,7 +23,8 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         expect_output("--output", &arguments.output, Kind::Weights)?;
-        let weights = read_weights(&arguments.checkpoint)?;
+        let mut weights = read_weights(&arguments.checkpoint)?;
+        weights.metadata = [(EXPORTED.0.to_owned(), EXPORTED.1.to_owned())].into();
         weights.write(&arguments.output)?;
         let numbers: usize = weights.tensors.values().map(tensor::Tensor::count).sum();
         say!("{}: {} tensors of {numbers} numbers", arguments.output.display(), weights.tensors.len());

@@ -27,13 +27,8 @@ pub fn expect_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
     Ok(expect_writable(path)?)
 }
 
-/// What the names of a model's weights begin with.
-const WEIGHTS: [&str; 5] = ["downsample_layers.", "stages.", "norm.", "extra_norms.", "head."];
-
-/// Whether a file holds tensors of such names, and nothing beside them.
-fn all_tensors(path: &Path, fits: impl Fn(&str) -> bool) -> bool {
-    TensorFile::read(path).is_ok_and(|file| file.metadata.is_empty() && file.tensors.keys().all(|name| fits(name)))
-}
+/// What tells weights that `export` wrote from others, which they are not to replace: an entry of the file's metadata.
+pub const EXPORTED: (&str, &str) = ("producer", "biformer export");
 
 impl Kind {
     /// Whether a file is empty, or has such contents.
@@ -43,10 +38,12 @@ impl Kind {
             || match self {
                 Kind::Json => serde_json::from_slice::<Vec<serde_json::Value>>(&read()).is_ok(),
                 Kind::Png => read().starts_with(b"\x89PNG"),
-                Kind::Tensors => {
-                    all_tensors(path, |name| name == "logits" || name.starts_with("out") || name.ends_with(".routes"))
-                }
-                Kind::Weights => all_tensors(path, |name| WEIGHTS.iter().any(|part| name.starts_with(part))),
+                Kind::Tensors => TensorFile::read(path).is_ok_and(|file| {
+                    let fits = |name: &String| name == "logits" || name.starts_with("out") || name.ends_with(".routes");
+                    file.metadata.is_empty() && file.tensors.keys().all(fits)
+                }),
+                Kind::Weights => TensorFile::read(path)
+                    .is_ok_and(|file| file.metadata.get(EXPORTED.0).is_some_and(|producer| producer == EXPORTED.1)),
             }
     }
 }

@@ -32,7 +32,7 @@ impl Changes {
             Some(path) if flags.is_empty() => path.display().to_string(),
             Some(path) => format!("{} and command line", path.display()),
         };
-        merge(&mut table, flags);
+        merge(&mut table, with_own_names(flags)?);
         Ok(Self { table, origin })
     }
 
