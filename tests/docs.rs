@@ -139,7 +139,7 @@ fn configuration() -> String {
         ("schedule", "ScheduleConfig", run.clone()),
         ("optimizer", "AdamWConfig", read("optim/src/adamw.rs")),
         ("ema", "AverageConfig", run.clone()),
-        ("augmentation", "Augmentation", read("data/src/transform.rs") + &read("data/src/resample.rs")),
+        ("augmentation", "Augmentation", read("data/src/augmentation.rs") + &read("data/src/resample.rs")),
         ("architecture", "ModelConfig", read("model/src/config.rs")),
     ];
     for (section, item, source) in sections {

@@ -10,7 +10,8 @@
 //! | `embedded.rs` | 6,000 images of CIFAR-10 inside the binary |
 //! | `cifar.rs` | the official binary files of CIFAR-10 and CIFAR-100 |
 //! | `folder.rs` | [`ImageFolder`], one folder a class, decoded when asked for |
-//! | `transform.rs` | [`Transform`], from bytes to normalised floats, with [`Augmentation`] for training |
+//! | `transform.rs` | [`Transform`], from bytes to normalised floats |
+//! | `augmentation.rs` | [`Augmentation`], how it varies images for training |
 //! | `resample.rs` | its interpolation |
 //! | `loader.rs` | [`Loader`], threads that build batches ahead of their use, in an order that no thread can change |
 //! | `batch.rs` | [`Batch`], what it makes |
@@ -20,6 +21,7 @@
 //! threads made it or on where in the epoch a resumed run began.
 #![forbid(unsafe_code)]
 
+mod augmentation;
 mod batch;
 mod cifar;
 mod dataset;
@@ -32,6 +34,7 @@ mod picture;
 mod resample;
 mod transform;
 
+pub use augmentation::{Augmentation, Crop, Fill};
 pub use batch::{Batch, Skipped};
 pub use dataset::{Dataset, Sample, Split, Statistics, open};
 pub use error::{Error, Result};
@@ -40,4 +43,4 @@ pub use loader::{Batches, Loader, LoaderConfig};
 pub use memory::InMemory;
 pub use picture::{Image, load_image};
 pub use resample::Filter;
-pub use transform::{Augmentation, Crop, Fill, Transform, eval_pixels};
+pub use transform::{Transform, eval_pixels};

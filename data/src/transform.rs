@@ -5,11 +5,10 @@
 //! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch. A part of
 //! what it shows may be erased then.
 
-use serde::{Deserialize, Serialize};
 use tensor::rng::{Philox, Sequence};
 
 use crate::resample::{Filter, Window, resize};
-use crate::{Error, Image, Result, Statistics};
+use crate::{Augmentation, Crop, Error, Fill, Image, Result, Statistics};
 
 /// The longest side of an image that counts as tiny: it has no margin to spare.
 const TINY: usize = 32;
@@ -22,82 +21,6 @@ const RATIOS: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
 /// What part of an image is erased, and in which ratios of width to height.
 const ERASED: [f64; 2] = [0.02, 1.0 / 3.0];
 const ERASED_RATIOS: [f64; 2] = [0.3, 1.0 / 0.3];
-
-/// How a training image is cropped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Crop {
-    /// Padded for images of up to 32 x 32 pixels where the model's input is no larger either, resized for all others.
-    #[default]
-    Auto,
-    /// A window of all of the image, shifted by up to [`Augmentation::padding`] pixels of the model's input each way.
-    Padded,
-    /// A window of random area and shape, resized.
-    Resized,
-}
-
-/// What a padded crop shows beyond the edge.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Fill {
-    /// Black: the byte 0, normalised as any other.
-    #[default]
-    Zero,
-    /// The mean colour: the float 0.
-    Mean,
-}
-
-/// The random changes made to training images.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Augmentation {
-    /// The way of cropping.
-    pub crop: Crop,
-    /// The largest shift of a padded crop, in pixels of the model's input (4).
-    pub padding: usize,
-    /// What lies beyond the edge in a padded crop (zero).
-    pub fill: Fill,
-    /// The probability of mirroring left and right (0.5); 0 for digits and text.
-    pub flip: f64,
-    /// The smallest part of the image's area that a resized crop shows (0.08); the largest is all of it.
-    pub min_scale: f64,
-    /// The filter of a resized crop (bicubic).
-    pub filter: Filter,
-    /// The probability of erasing a rectangle (0; the published ImageNet recipe has 0.25): the mean colour covers a
-    /// fiftieth to a third of the image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it).
-    pub erase: f64,
-}
-
-impl Default for Augmentation {
-    fn default() -> Self {
-        let (crop, fill, filter) = (Crop::Auto, Fill::Zero, Filter::Bicubic);
-        Self { crop, padding: 4, fill, flip: 0.5, min_scale: 0.08, filter, erase: 0.0 }
-    }
-}
-
-impl Augmentation {
-    /// Checks that it can vary images for an input of this size.
-    ///
-    /// Errors: [`Error::Setting`] where a number is out of its range.
-    pub fn check(&self, size: usize) -> Result<()> {
-        let Augmentation { padding, flip, min_scale, erase, .. } = *self;
-        if padding > size {
-            return Err(Error::setting("padding", format!("{padding} is more than the input size {size}")));
-        }
-        for (name, probability) in [("flip", flip), ("erase", erase)] {
-            if !(0.0..=1.0).contains(&probability) {
-                return Err(Error::setting(name, format!("{probability} is not a probability in 0..=1")));
-            }
-        }
-        if !(min_scale > 0.0 && min_scale <= 1.0) {
-            return Err(Error::setting(
-                "min_scale",
-                format!("{min_scale} is not a part of the area, above 0, up to 1"),
-            ));
-        }
-        Ok(())
-    }
-}
 
 /// Turns images into the input of a model: (size, size, 3) floats, channels last, `(byte / 255 - mean) / std`.
 #[derive(Clone, Debug)]
