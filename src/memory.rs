@@ -40,7 +40,7 @@ pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
         let labels = (0..images).map(|image| (image % classes) as u32).collect();
         let shape = sample.images(images);
         let pixels = vec![0.5; shape.iter().product()];
-        let batch = Batch { images: pixels, shape, labels, samples: vec![], skipped: vec![] };
+        let batch = Batch { images: pixels, shape, labels, ..Batch::default() };
         Learner::blank(&config)?.train(&config, &batch.into(), 0, 1e-3, || None).map(|_| ())
     })?;
     Ok(PROGRAM + model + image_bytes(config, size))

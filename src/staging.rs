@@ -4,7 +4,7 @@
 use anyhow::Result;
 use data::{Batch, Batches};
 use std::iter::Peekable;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::cuda::Prefetch;
 use tensor::{Device, Tensor};
@@ -47,8 +47,10 @@ pub fn numbered(batches: Batches) -> Peekable<impl Iterator<Item = data::Result<
 pub struct Staging {
     device: Device,
     shape: [usize; 4],
-    /// Images and labels of each part.
+    /// Images and targets of each part.
     parts: Vec<[Tensor; 2]>,
+    /// The numbers in a batch's targets, if its images are mixed.
+    targets: usize,
     ahead: Option<Prefetch>,
     /// The number of the batch that was sent ahead.
     sent: Option<u64>,
@@ -58,18 +60,19 @@ impl Staging {
     /// A place for batches like this one, and this one in it. Errors: those of the device.
     pub fn new(batch: &Batch, parts: usize, device: &Device) -> Result<Self> {
         let part = |part| {
-            let [images, labels] = tensors(batch, part, parts)?;
-            Ok([images.to_device(device)?, labels.to_device(device)?])
+            let [images, targets] = tensors(batch, part, parts)?;
+            Ok([images.to_device(device)?, targets.to_device(device)?])
         };
         let parts = (0..parts).map(part).collect::<Result<_>>()?;
-        Ok(Self { device: device.clone(), shape: batch.shape, parts, ahead: None, sent: None })
+        let (shape, targets) = (batch.shape, batch.targets.len());
+        Ok(Self { device: device.clone(), shape, parts, targets, ahead: None, sent: None })
     }
 
     fn fits(&self, batch: &Batch, parts: usize) -> bool {
-        self.shape == batch.shape && self.parts.len() == parts
+        self.shape == batch.shape && self.parts.len() == parts && self.targets == batch.targets.len()
     }
 
-    /// Images and labels of each part.
+    /// Images and targets of each part, as [`tensors`] gives them.
     pub fn parts(&self) -> &[[Tensor; 2]] {
         &self.parts
     }
@@ -100,8 +103,9 @@ impl Staging {
         let parts = self.parts.len();
         let Some(next) = next().filter(|next| self.fits(next, parts)) else { return Ok(()) };
         let pieces = (0..parts).flat_map(|part| {
-            let (images, labels) = slices(next, part, parts);
-            [bytemuck::cast_slice(images), bytemuck::cast_slice(labels)]
+            let Part { images, labels, targets } = Part::of(next, part, parts);
+            let targets = if targets.is_empty() { bytemuck::cast_slice(labels) } else { bytemuck::cast_slice(targets) };
+            [bytemuck::cast_slice(images), targets]
         });
         let pieces: Vec<&[u8]> = pieces.collect();
         let ahead = match &mut self.ahead {
@@ -115,19 +119,38 @@ impl Staging {
     }
 }
 
-/// Part `part` of `parts` of a batch: the floats of its images, and its labels.
-fn slices(batch: &Batch, part: usize, parts: usize) -> (&[f32], &[u32]) {
-    let [count, height, width, channels] = batch.shape;
-    let (start, end) = (count * part / parts, count * (part + 1) / parts);
-    let image = height * width * channels;
-    (&batch.images[start * image..end * image], &batch.labels[start..end])
+/// The places in a batch of so many images that part `part` of `parts` has.
+pub fn places(images: usize, part: usize, parts: usize) -> Range<usize> {
+    images * part / parts..images * (part + 1) / parts
 }
 
-/// Part `part` of `parts` of a batch: images (N, H, W, 3) and labels (N). Errors: [`tensor::Error::Shape`] where the batch
-/// has not the shape that it says.
+/// A part of a batch.
+struct Part<'b> {
+    images: &'b [f32],
+    labels: &'b [u32],
+    targets: &'b [f32],
+}
+
+impl<'b> Part<'b> {
+    fn of(batch: &'b Batch, part: usize, parts: usize) -> Self {
+        let places = places(batch.labels.len(), part, parts);
+        let rows = |all: &'b [f32]| {
+            let row = all.len() / batch.labels.len().max(1);
+            &all[places.start * row..places.end * row]
+        };
+        Self { images: rows(&batch.images), labels: &batch.labels[places.clone()], targets: rows(&batch.targets) }
+    }
+}
+
+/// Part `part` of `parts` of a batch: images (N, H, W, 3), and their classes (N), or if they are mixed, distributions over
+/// the classes (N, K). Errors: [`tensor::Error::Shape`] where the batch has not the shape that it says.
 pub fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<[Tensor; 2]> {
-    let (images, labels) = slices(batch, part, parts);
+    let Part { images, labels, targets } = Part::of(batch, part, parts);
     let [_, height, width, channels] = batch.shape;
     let count = labels.len();
-    Ok([Tensor::from_slice(images, [count, height, width, channels])?, Tensor::from_slice(labels, [count])?])
+    let targets = match targets.len().checked_div(count) {
+        None | Some(0) => Tensor::from_slice(labels, [count])?,
+        Some(classes) => Tensor::from_slice(targets, [count, classes])?,
+    };
+    Ok([Tensor::from_slice(images, [count, height, width, channels])?, targets])
 }

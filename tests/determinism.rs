@@ -31,7 +31,10 @@ fn shared() -> &'static Shared {
     SHARED.get_or_init(|| {
         let folder = fresh("determinism");
         let data = samples::cifar10(&folder.join("data"));
-        let config = samples::config(&folder, "checkpoint_every = 1\nlabel_smoothing = 0.0");
+        let config = samples::config(
+            &folder,
+            "checkpoint_every = 1\nlabel_smoothing = 0.0\naugmentation = { mixup = 0.8, cutmix = 1.0, repeats = 2 }",
+        );
         let whole = folder.join("whole");
         let mut shared = Shared { folder, data, config, whole, took: Duration::ZERO };
         let started = Instant::now();

@@ -40,7 +40,7 @@ fn batch(step: usize) -> Numbered {
 fn batch_of(count: usize, step: usize) -> Numbered {
     let images = (0..count * 32 * 32 * 3).map(|i| ((i + 977 * step) as f32 * 0.37).sin()).collect();
     let labels = (0..count).map(|image| ((image + step) % 10) as u32).collect();
-    Batch { images, shape: [count, 32, 32, 3], labels, samples: vec![], skipped: vec![] }.into()
+    Batch { images, shape: [count, 32, 32, 3], labels, ..Batch::default() }.into()
 }
 
 /// The losses of ten steps, and the weights after them.
@@ -60,7 +60,15 @@ fn steps(
     learner: &mut Learner,
     ahead: impl Fn(usize) -> Option<usize>,
 ) -> (Vec<f64>, Vec<f64>) {
-    let batches: Vec<Numbered> = (0..count).map(batch).collect();
+    steps_on(&(0..count).map(batch).collect::<Vec<_>>(), config, learner, ahead)
+}
+
+fn steps_on(
+    batches: &[Numbered],
+    config: &RunConfig,
+    learner: &mut Learner,
+    ahead: impl Fn(usize) -> Option<usize>,
+) -> (Vec<f64>, Vec<f64>) {
     let losses = batches.iter().enumerate().map(|(step, batch)| {
         let next = || batches.get(ahead(step)?);
         learner.train(config, batch, step as u64, 1e-3, next).unwrap().mean_loss()
@@ -108,6 +116,37 @@ fn a_recorded_step_has_the_bits_of_one_that_is_not() {
         watched.profile = Some(Arc::default());
         assert_eq!(ten_steps(&config, &mut watched), recorded, "{micro_batches} parts");
     }
+}
+
+/// Recorded, with the next batch sent ahead, as it stands, and on the CPU.
+#[test]
+fn mixed_images_are_learned_from_as_on_the_cpu() {
+    let Some(device) = there() else { return };
+    let mixed = |step: usize| {
+        let mut batch = batch(step).into_batch();
+        let share = (step + 1) as f32 / 5.0;
+        batch.targets = vec![0.0; 4 * 10];
+        for (image, &label) in batch.labels.iter().enumerate() {
+            batch.targets[image * 10 + label as usize] += share;
+            batch.targets[image * 10 + 9 - label as usize] += 1.0 - share;
+        }
+        Numbered::from(batch)
+    };
+    let batches: Vec<Numbered> = (0..4).map(mixed).collect();
+    let run = |device: DeviceName, watched: bool, ahead: fn(usize) -> Option<usize>| {
+        let config = RunConfig { micro_batches: 2, ..config(device, Precision::F32) };
+        let mut learner = Learner::new(&config).unwrap();
+        learner.profile = watched.then(Arc::default);
+        steps_on(&batches, &config, &mut learner, ahead)
+    };
+    let (losses, weights) = run(DeviceName::Cpu, false, |_| None);
+    let there = run(device, true, |_| None);
+    assert!(run(device, false, |step| Some(step + 1)) == there, "recorded and sent ahead");
+    let errors = [distance(&there.0, &losses), distance(&there.1, &weights)];
+    assert!(errors[0] < 1e-5 && errors[1] < 2e-3, "{errors:?}");
+    let plain = RunConfig { micro_batches: 2, ..config(DeviceName::Cpu, Precision::F32) };
+    let (plain, _) = steps(4, &plain, &mut Learner::new(&plain).unwrap(), |_| None);
+    assert!(distance(&plain, &losses) > 1e-3, "targets are not labels");
 }
 
 #[test]

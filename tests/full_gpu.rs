@@ -14,7 +14,7 @@ use tensor::{DType, Device};
 fn batch(count: usize) -> Numbered {
     let images = (0..count * 32 * 32 * 3).map(|i| (i as f32 * 0.37).sin()).collect();
     let labels = (0..count as u32).map(|image| image % 10).collect();
-    Batch { images, shape: [count, 32, 32, 3], labels, samples: vec![], skipped: vec![] }.into()
+    Batch { images, shape: [count, 32, 32, 3], labels, ..Batch::default() }.into()
 }
 
 /// What a run leaves: the bytes that the device gave for three steps, and for a test besides; and the test's results.

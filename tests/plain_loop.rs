@@ -5,7 +5,7 @@ mod common;
 use anyhow::Result;
 use biformer::autograd::{Gradients, Tape};
 use biformer::config::RunConfig;
-use biformer::data::{self, Loader, LoaderConfig, Split, Transform};
+use biformer::data::{self, Loader, LoaderConfig, Mixing, Split, Transform};
 use biformer::model::{BiFormer, Mode, TensorFile};
 use biformer::ops;
 use biformer::optim::{AdamW, AdamWConfig, clip_factor, gradient_norm};
@@ -17,7 +17,7 @@ use common::samples;
 use std::sync::atomic::AtomicBool;
 
 /// Two short epochs of a small model, with every setting of a step unlike its default.
-fn config(folder: &std::path::Path) -> Result<RunConfig> {
+fn config(folder: &std::path::Path, mixed: bool) -> Result<RunConfig> {
     let mut config = RunConfig::for_model("nano")?;
     let fields = ["depth=1,1", "embed_dim=8,16", "topks=2,-2", "n_win=2", "head_dim=4", "full_attention_heads=4"];
     config.architecture = config.architecture.with_overrides(fields)?.with_overrides(["drop_path=0.5"])?;
@@ -26,6 +26,9 @@ fn config(folder: &std::path::Path) -> Result<RunConfig> {
     config.optimizer = AdamWConfig { betas: [0.5, 0.9], eps: 1e-6, weight_decay: 0.5 };
     config.schedule.warmup_epochs = 0.5;
     config.augmentation.erase = 0.5;
+    if mixed {
+        (config.augmentation.mixup, config.augmentation.cutmix, config.augmentation.repeats) = (0.8, 1.0, 3);
+    }
     config.data = text(&samples::cifar10(&folder.join("data"))).to_owned();
     config.out = folder.join("run");
     Ok(config)
@@ -37,18 +40,26 @@ fn plain_loop(config: &RunConfig) -> Result<BiFormer> {
     let mut adamw = AdamW::new(&model.parameters, config.optimizer)?;
     let images = data::open(&config.data, Split::Train)?;
     let transform = Transform::train(config.image_size, images.statistics(), &config.augmentation)?;
-    let loader = Loader::new(images, LoaderConfig::train(config.batch_size, config.seed, transform))?;
+    let mut loading = LoaderConfig::train(config.batch_size, config.seed, transform);
+    // Each half of a batch is mixed by itself.
+    (loading.repeats, loading.mixing) = (config.augmentation.repeats, Mixing::of(&config.augmentation, 16, 0.3));
+    let loader = Loader::new(images, loading)?;
     let schedule = config.schedule(loader.batches_per_epoch())?;
     let batches = (0..config.epochs as u64).flat_map(|epoch| loader.epoch(epoch, 0));
     for (step, batch) in (0..).zip(batches) {
         let batch = batch?;
         gradients.begin_step();
-        let halves = batch.images.chunks(16 * 32 * 32 * 3).zip(batch.labels.chunks(16));
-        for (pass, (images, labels)) in (2 * step..).zip(halves) {
+        for (pass, (half, images)) in (2 * step..).zip(batch.images.chunks(16 * 32 * 32 * 3).enumerate()) {
             let tape = Tape::new();
             let images = Tensor::from_slice(images, [16, 32, 32, 3])?;
             let output = model.forward(&tape, &images, Mode::Train { seed: config.seed, step: pass })?;
-            let loss = ops::cross_entropy(output.logits(), &Tensor::from_slice(labels, [16])?, 0.3)?;
+            let loss = if config.augmentation.mixup > 0.0 {
+                let targets = batch.targets.chunks(16 * 10).nth(half).unwrap();
+                ops::soft_cross_entropy(output.logits(), &Tensor::from_slice(targets, [16, 10])?)?
+            } else {
+                let labels = batch.labels.chunks(16).nth(half).unwrap();
+                ops::cross_entropy(output.logits(), &Tensor::from_slice(labels, [16])?, 0.3)?
+            };
             tape.backward(&ops::scale(&loss, 0.5)?, &mut gradients)?;
             model.update_statistics(&output.trace)?;
         }
@@ -59,9 +70,7 @@ fn plain_loop(config: &RunConfig) -> Result<BiFormer> {
     Ok(model)
 }
 
-#[test]
-fn a_run_leaves_the_bits_of_a_plain_loop() -> Result<()> {
-    let config = config(&fresh("plain-loop"))?;
+fn assert_a_run_is_the_plain_loop(config: RunConfig) -> Result<()> {
     let checkpoint = config.out.join("checkpoint.safetensors");
     // Threads like the run's own, which flush denormals.
     let expected = pool(2)?.install(|| plain_loop(&config))?.state_dict()?;
@@ -71,4 +80,14 @@ fn a_run_leaves_the_bits_of_a_plain_loop() -> Result<()> {
     trained.tensors.retain(|name, _| expected.tensors.contains_key(name));
     assert!(trained.to_bytes()? == expected.to_bytes()?, "some tensor differs");
     Ok(())
+}
+
+#[test]
+fn a_run_leaves_the_bits_of_a_plain_loop() -> Result<()> {
+    assert_a_run_is_the_plain_loop(config(&fresh("plain-loop"), false)?)
+}
+
+#[test]
+fn a_run_on_mixed_images_leaves_the_bits_of_a_plain_loop() -> Result<()> {
+    assert_a_run_is_the_plain_loop(config(&fresh("plain-loop-mixed"), true)?)
 }

@@ -1,9 +1,15 @@
 //! How training images are varied: the section `[augmentation]` of a configuration.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::resample::Filter;
 use crate::{Error, Result};
+
+/// Where the distribution of shares still has a shape.
+const ALPHAS: RangeInclusive<f64> = 0.01..=100.0;
+const MOST_REPEATS: usize = 1000;
 
 /// How a training image is cropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,12 +54,36 @@ pub struct Augmentation {
     /// The probability of erasing a rectangle (0; the published ImageNet recipe has 0.25): the mean colour covers a
     /// fiftieth to a third of the image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it).
     pub erase: f64,
+    /// Mixup: α of the distribution Beta(α, α) of the share that an image keeps, while another of its batch shows through it
+    /// (0, none; the published ImageNet recipe has 0.8).
+    pub mixup: f64,
+    /// CutMix: α of the distribution of the share that an image keeps, while a rectangle shows another of its batch (0,
+    /// none; the published ImageNet recipe has 1.0). With `mixup`, each has one half of the batches. A micro-batch is mixed by
+    /// itself.
+    pub cutmix: f64,
+    /// The probability of mixing a batch (1.0), where there is mixup or CutMix.
+    pub mix: f64,
+    /// How often an epoch shows an image, each time varied anew (1; the published ImageNet recipe has 3). An epoch stays as
+    /// long as it is, so with 3 it shows a third of the images (Hoffer et al., "Augment your batch", 2019).
+    pub repeats: usize,
 }
 
 impl Default for Augmentation {
     fn default() -> Self {
         let (crop, fill, filter) = (Crop::Auto, Fill::Zero, Filter::Bicubic);
-        Self { crop, padding: 4, fill, flip: 0.5, min_scale: 0.08, filter, erase: 0.0 }
+        Self {
+            crop,
+            padding: 4,
+            fill,
+            flip: 0.5,
+            min_scale: 0.08,
+            filter,
+            erase: 0.0,
+            mixup: 0.0,
+            cutmix: 0.0,
+            mix: 1.0,
+            repeats: 1,
+        }
     }
 }
 
@@ -62,11 +92,11 @@ impl Augmentation {
     ///
     /// Errors: [`Error::Setting`] where a number is out of its range.
     pub fn check(&self, size: usize) -> Result<()> {
-        let Augmentation { padding, flip, min_scale, erase, .. } = *self;
+        let Augmentation { padding, flip, min_scale, erase, mix, repeats, .. } = *self;
         if padding > size {
             return Err(Error::setting("padding", format!("{padding} is more than the input size {size}")));
         }
-        for (name, probability) in [("flip", flip), ("erase", erase)] {
+        for (name, probability) in [("flip", flip), ("erase", erase), ("mix", mix)] {
             if !(0.0..=1.0).contains(&probability) {
                 return Err(Error::setting(name, format!("{probability} is not a probability in 0..=1")));
             }
@@ -76,6 +106,15 @@ impl Augmentation {
                 "min_scale",
                 format!("{min_scale} is not a part of the area, above 0, up to 1"),
             ));
+        }
+        for (name, alpha) in [("mixup", self.mixup), ("cutmix", self.cutmix)] {
+            if alpha != 0.0 && !ALPHAS.contains(&alpha) {
+                let [least, most] = [ALPHAS.start(), ALPHAS.end()];
+                return Err(Error::setting(name, format!("{alpha} is neither 0, for none, nor in {least}..={most}")));
+            }
+        }
+        if !(1..=MOST_REPEATS).contains(&repeats) {
+            return Err(Error::setting("repeats", format!("{repeats} is not in 1..={MOST_REPEATS}")));
         }
         Ok(())
     }

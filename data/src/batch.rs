@@ -7,8 +7,10 @@ pub struct Batch {
     pub images: Vec<f32>,
     /// `[N, H, W, 3]`.
     pub shape: [usize; 4],
-    /// The classes, (N).
+    /// The classes, (N); of a mixed image, that of its larger part.
     pub labels: Vec<u32>,
+    /// What mixed images are to be taken for, (N, K): for each a distribution over the classes. Empty where nothing is mixed.
+    pub targets: Vec<f32>,
     /// The samples' numbers in the data set, (N).
     pub samples: Vec<usize>,
     /// The images that could not be decoded. Their slots hold other samples.

@@ -13,6 +13,7 @@
 //! | `transform.rs` | [`Transform`], from bytes to normalised floats |
 //! | `augmentation.rs` | [`Augmentation`], how it varies images for training |
 //! | `resample.rs` | its interpolation |
+//! | `mixing.rs` | [`Mixing`], images of a batch mixed with one another |
 //! | `loader.rs` | [`Loader`], threads that build batches ahead of their use, in an order that no thread can change |
 //! | `batch.rs` | [`Batch`], what it makes |
 //! | `error.rs` | [`Error`], one variant for each kind of failure |
@@ -30,6 +31,7 @@ mod error;
 mod folder;
 mod loader;
 mod memory;
+mod mixing;
 mod picture;
 mod resample;
 mod transform;
@@ -41,6 +43,7 @@ pub use error::{Error, Result};
 pub use folder::ImageFolder;
 pub use loader::{Batches, Loader, LoaderConfig};
 pub use memory::InMemory;
+pub use mixing::Mixing;
 pub use picture::{Image, load_image};
 pub use resample::Filter;
 pub use transform::{Transform, eval_pixels};

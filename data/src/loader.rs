@@ -3,7 +3,8 @@
 //! Thread `t` of `T` builds the batches `first + t`, `first + t + T`, ... and hands them over in a bounded channel of
 //! its own; the consumer takes from the channels in turn. So the batches come in order without being sorted, a slow
 //! consumer holds the threads back, and no thread's speed can change what a batch holds:
-//! the order of an epoch is a function of (seed, epoch), the augmentation of a sample one of (seed, epoch, sample).
+//! the order of an epoch is a function of (seed, epoch), the augmentation of a sample one of (seed, epoch, sample), and how
+//! images are mixed one of (seed, epoch, batch).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -12,11 +13,12 @@ use std::thread::{self, JoinHandle};
 
 use tensor::rng::Philox;
 
-use crate::{Batch, Dataset, Error, Result, Skipped, Transform};
+use crate::{Batch, Dataset, Error, Mixing, Result, Skipped, Transform};
 
-/// Name the streams of random numbers: the order of an epoch, and the augmentation of a sample.
+/// Name the streams of random numbers: the order of an epoch, the augmentation of a sample, and the mixing of a batch.
 const SHUFFLE: u64 = 0x5348_5546;
 const AUGMENT: u64 = 0x4155_474D;
+const MIX: u64 = 0x4D49_5845;
 /// How many bad images an error names.
 const NAMED: usize = 5;
 /// The largest batch, in bytes.
@@ -44,13 +46,28 @@ pub struct LoaderConfig {
     pub max_bad_images: usize,
     /// From an image to its floats.
     pub transform: Transform,
+    /// How often an epoch shows a sample, one after the other, above 0. Its length is that of the data set in any case: it
+    /// shows so many samples fewer.
+    pub repeats: usize,
+    /// How the images of a batch are mixed, if they are.
+    pub mixing: Option<Mixing>,
 }
 
 impl LoaderConfig {
-    /// For training: a random order and full batches only. No bad image is borne.
+    /// For training: a random order, full batches only, each sample once, nothing mixed. No bad image is borne.
     pub fn train(batch_size: usize, seed: u64, transform: Transform) -> Self {
-        let (shuffle, drop_last) = (true, true);
-        Self { batch_size, seed, shuffle, drop_last, workers: 0, prefetch: 4, max_bad_images: 0, transform }
+        Self {
+            batch_size,
+            seed,
+            shuffle: true,
+            drop_last: true,
+            workers: 0,
+            prefetch: 4,
+            max_bad_images: 0,
+            transform,
+            repeats: 1,
+            mixing: None,
+        }
     }
 
     /// For evaluation: every sample once, in the data set's order. No bad image is borne.
@@ -75,12 +92,16 @@ pub struct Loader {
 impl Loader {
     /// A loader of `dataset`. No thread starts before [`epoch`](Self::epoch).
     ///
-    /// Errors: [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, or an epoch would have no batch.
+    /// Errors: [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, an epoch would have no batch, or samples
+    /// are repeated or images mixed 0 at a time.
     pub fn new(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Result<Self> {
         let LoaderConfig { batch_size, drop_last, .. } = config;
         let (len, size) = (dataset.len(), config.transform.size());
         if batch_size == 0 {
             return Err(Error::setting("batch_size", "it must be 1 or more"));
+        }
+        if config.repeats == 0 || config.mixing.as_ref().is_some_and(|mixing| mixing.images == 0) {
+            return Err(Error::setting("repeats and mixing.images", "they must be 1 or more"));
         }
         if len == 0 || (drop_last && batch_size > len) {
             let problem = format!("{batch_size} samples make no batch of the {len} in {}", dataset.name());
@@ -119,10 +140,12 @@ impl Loader {
     pub fn epoch(&self, epoch: u64, first_batch: usize) -> Batches {
         let total = self.batches_per_epoch();
         let workers = self.workers.min(total.saturating_sub(first_batch));
-        let order = match self.config.shuffle {
-            true => Philox::keyed(self.config.seed, &[SHUFFLE, epoch]).sequence().permutation(self.dataset.len()),
-            false => (0..self.dataset.len()).collect(),
+        let (len, repeats) = (self.dataset.len(), self.config.repeats);
+        let samples = match self.config.shuffle {
+            true => Philox::keyed(self.config.seed, &[SHUFFLE, epoch]).sequence().permutation(len),
+            false => (0..len).collect(),
         };
+        let order = (0..len).map(|place| samples[place / repeats]).collect();
         let job = Arc::new(self.job(Arc::clone(&self.config), epoch, order));
         let mut batches = Batches {
             job: Arc::clone(&job),
@@ -157,12 +180,13 @@ impl Loader {
         Job { dataset, config, epoch, order, spare, stop: AtomicBool::new(false) }
     }
 
-    /// The most bytes that the images of an epoch's batches take at once, if the consumer looks at one batch ahead and
+    /// The most bytes that images and targets of an epoch's batches take at once, if the consumer looks at one batch ahead and
     /// gives used ones back.
     pub fn most_bytes(&self) -> u64 {
         let size = self.config.transform.size();
         let images = self.config.batch_size.min(self.dataset.len());
-        (self.most_batches() * images * size * size * 3 * size_of::<f32>()) as u64
+        let targets = if self.config.mixing.is_some() { self.dataset.classes().len() } else { 0 };
+        (self.most_batches() * images * (size * size * 3 + targets) * size_of::<f32>()) as u64
     }
 
     /// The most batches that there are at once: for each thread those that wait, and one on its way; and what the consumer
@@ -295,6 +319,7 @@ impl Job {
         }
         batch.images.resize(len, 0.0);
         batch.labels.clear();
+        batch.targets.clear();
         batch.samples.clear();
         batch.samples.extend_from_slice(&self.order[start..end]);
         batch.skipped.clear();
@@ -303,17 +328,22 @@ impl Job {
             if self.stop.load(Ordering::Relaxed) {
                 return None;
             }
-            let sample = batch.samples[slot];
-            let label = self.load(sample, out).unwrap_or_else(|error| {
-                batch.skipped.push(Skipped { slot, sample, reason: error.to_string() });
+            let label = self.load(start + slot, out).unwrap_or_else(|error| {
+                batch.skipped.push(Skipped { slot, sample: batch.samples[slot], reason: error.to_string() });
                 0
             });
             batch.labels.push(label);
         }
-        if batch.skipped.is_empty() {
-            return Some(Ok(batch));
+        if !batch.skipped.is_empty()
+            && let Err(error) = self.replace_bad(&mut batch, end)?
+        {
+            return Some(Err(error));
         }
-        self.replace_bad(&mut batch, end).map(|result| result.map(|()| batch))
+        if let Some(mixing) = &self.config.mixing {
+            let random = Philox::keyed(self.config.seed, &[MIX, self.epoch, number as u64]);
+            mixing.apply(&mut batch, self.dataset.classes().len(), &mut random.sequence());
+        }
+        Some(Ok(batch))
     }
 
     /// Fills the slot of each bad image with the next good one of the same batch, counting on from its last slot to
@@ -331,10 +361,10 @@ impl Job {
                 if self.stop.load(Ordering::Relaxed) {
                     return None;
                 }
-                let sample = self.order[(end + step) % self.order.len()];
-                match self.load(sample, &mut batch.images[..image_len]) {
+                let place = (end + step) % self.order.len();
+                match self.load(place, &mut batch.images[..image_len]) {
                     Ok(label) => {
-                        (good[0], batch.labels[0], batch.samples[0]) = (true, label, sample);
+                        (good[0], batch.labels[0], batch.samples[0]) = (true, label, self.order[place]);
                         break;
                     }
                     Err(error) => reasons.push(error.to_string()),
@@ -361,10 +391,13 @@ impl Job {
         Some(Ok(()))
     }
 
-    /// Writes one sample's floats to `out`, (H, W, 3), and gives its label.
-    fn load(&self, sample: usize, out: &mut [f32]) -> Result<u32> {
+    /// Writes the floats of the sample at a place of the order to `out`, (H, W, 3), and gives its label.
+    fn load(&self, place: usize, out: &mut [f32]) -> Result<u32> {
+        let sample = self.order[place];
         let loaded = self.dataset.get(sample)?;
-        let random = Philox::keyed(self.config.seed, &[AUGMENT, self.epoch, sample as u64]);
+        // A repeated sample is varied anew, as if it were another one, beyond the last.
+        let varied = sample + place % self.config.repeats * self.dataset.len();
+        let random = Philox::keyed(self.config.seed, &[AUGMENT, self.epoch, varied as u64]);
         self.config.transform.apply(&loaded.image, &mut random.sequence(), out);
         Ok(loaded.label)
     }

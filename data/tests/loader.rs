@@ -8,11 +8,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use data::{Augmentation, Batch, Dataset, Error, Loader, LoaderConfig, Sample, Split, Statistics, Transform, open};
+use data::{
+    Augmentation, Batch, Dataset, Error, Loader, LoaderConfig, Mixing, Sample, Split, Statistics, Transform, open,
+};
 use support::*;
 
 fn augmented(size: usize) -> Transform {
     Transform::train(size, PLAIN, &Augmentation::default()).unwrap()
+}
+
+/// All that training does to a batch.
+fn mixed(batch_size: usize) -> LoaderConfig {
+    let mixing = Some(Mixing { mixup: 0.8, cutmix: 1.0, probability: 0.9, images: 5, smoothing: 0.1 });
+    LoaderConfig { repeats: 3, mixing, ..LoaderConfig::train(batch_size, 7, augmented(32)) }
 }
 
 fn all(dataset: &Arc<dyn Dataset>, config: &LoaderConfig, epoch: u64, first: usize) -> Vec<Batch> {
@@ -23,7 +31,7 @@ fn all(dataset: &Arc<dyn Dataset>, config: &LoaderConfig, epoch: u64, first: usi
 #[test]
 fn threads_prefetch_and_recycling_change_nothing() {
     let dataset = in_memory(203);
-    let config = LoaderConfig { workers: 1, prefetch: 1, ..LoaderConfig::train(16, 7, augmented(32)) };
+    let config = LoaderConfig { workers: 1, prefetch: 1, ..mixed(16) };
     let expected = all(&dataset, &config, 3, 0);
     assert_eq!(expected.len(), 12);
     for (workers, prefetch) in [(1, 8), (2, 1), (2, 5), (4, 0), (4, 16), (100, 100), (0, 3)] {
@@ -43,7 +51,7 @@ fn threads_prefetch_and_recycling_change_nothing() {
 #[test]
 fn an_epoch_can_begin_anywhere() {
     let dataset = in_memory(100);
-    let config = LoaderConfig { workers: 3, drop_last: false, ..LoaderConfig::train(8, 7, augmented(32)) };
+    let config = LoaderConfig { workers: 3, drop_last: false, ..mixed(8) };
     let whole = all(&dataset, &config, 5, 0);
     assert_eq!(whole.len(), 13);
     assert_eq!(whole[12].shape, [4, 32, 32, 3]);

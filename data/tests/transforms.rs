@@ -238,6 +238,14 @@ fn settings_out_of_range() {
     for flip in [-0.1, 1.1, f64::NAN] {
         assert_eq!(name(train(Augmentation { flip, ..standard.clone() })), "flip");
         assert_eq!(name(train(Augmentation { erase: flip, ..standard.clone() })), "erase");
+        assert_eq!(name(train(Augmentation { mix: flip, ..standard.clone() })), "mix");
+    }
+    for alpha in [-1.0, 1e-9, 1e9, f64::INFINITY, f64::NAN] {
+        assert_eq!(name(train(Augmentation { mixup: alpha, ..standard.clone() })), "mixup");
+        assert_eq!(name(train(Augmentation { cutmix: alpha, ..standard.clone() })), "cutmix");
+    }
+    for repeats in [0, usize::MAX] {
+        assert_eq!(name(train(Augmentation { repeats, ..standard.clone() })), "repeats");
     }
     for min_scale in [0.0, 1.1, f64::NAN] {
         assert_eq!(name(train(Augmentation { min_scale, ..standard.clone() })), "min_scale");

@@ -10,7 +10,7 @@ use super::average::Average;
 use super::score::{Score, judge};
 use super::step::{LOWER_RATE, Learner, modes};
 use crate::config::{Recompute, RunConfig};
-use crate::staging::{Numbered, Staging};
+use crate::staging::{Numbered, Staging, places};
 use anyhow::{Context, Error, Result};
 use model::Mode;
 use optim::clip_factor;
@@ -39,7 +39,7 @@ impl Learner {
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
         let mut staged = self.stage(config, batch).map_err(with_way_out)?;
-        let result = self.step(config, &mut staged, step, lr, next);
+        let result = self.step(config, &mut staged, &batch.labels, step, lr, next);
         self.staged = Some(staged);
         result.map_err(with_way_out)
     }
@@ -62,6 +62,7 @@ impl Learner {
         &mut self,
         config: &RunConfig,
         staged: &mut Staged,
+        labels: &[u32],
         step: u64,
         lr: f64,
         next: impl FnOnce() -> Option<&'b Numbered>,
@@ -82,9 +83,10 @@ impl Learner {
         // While the GPU works.
         batch.send(next)?;
         let mut score = Score::default();
-        for (([loss, logits], given), &mode) in traces.iter().zip(batch.parts()).zip(&modes) {
+        for (part, ([loss, logits], given)) in traces.iter().zip(batch.parts()).enumerate() {
             self.model.count_batch();
-            score.add(judge(&self.model, given, mode, [loss, logits])?);
+            let labels = &labels[places(labels.len(), part, modes.len())];
+            score.add(judge(&self.model, given, labels, modes[part], [loss, logits])?);
         }
         let norm = self.optimizer.finish()?;
         if let Some(average) = &mut self.average {
@@ -98,7 +100,7 @@ impl Learner {
     fn run(&mut self, config: &RunConfig, parts: &[[Tensor; 2]], modes: &[Mode]) -> Result<Vec<Traces>> {
         self.gradients.begin_step();
         let mut traces = vec![];
-        let whole = parts.iter().map(|[_, labels]| labels.count()).sum();
+        let whole = parts.iter().map(|[_, targets]| targets.shape()[0]).sum();
         for (given, &mode) in parts.iter().zip(modes) {
             let trace = self.pass(config, given, mode, whole, |_, left| {
                 traces.push(left.map(Tensor::clone));

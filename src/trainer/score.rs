@@ -1,6 +1,6 @@
 //! How well images were classified: while training, and in a test.
 
-use super::step::LOWER_RATE;
+use super::step::{LOWER_RATE, loss};
 use crate::inference::Inference;
 use crate::staging::{Numbered, tensors};
 use anyhow::{Context, Result, bail};
@@ -63,49 +63,44 @@ pub fn evaluate<'b>(
     match counted.iter().find(|(_, score)| !score.loss.is_finite()) {
         None => Ok(counted),
         Some((_, score)) => {
-            let [images, labels] = tensors(batch, 0, 1)?;
-            let first = first_to_go_wrong(inference.model(), &images, &labels, Mode::Evaluate);
+            let first = first_to_go_wrong(inference.model(), &tensors(batch, 0, 1)?, Mode::Evaluate);
             bail!("the loss is {}; {first}; the weights are of no use, take those of another run", score.loss)
         }
     }
 }
 
-/// The score of a micro-batch's pass in training, by the loss and the logits that it left behind, wherever they are.
-/// Errors: a loss that is not finite.
+/// The score of a micro-batch's pass in training, by the loss and the logits that it left behind, wherever they are: of
+/// mixed images, the labels are those of the larger parts. Errors: a loss that is not finite.
 pub(super) fn judge(
     model: &BiFormer,
-    [images, labels]: &[Tensor; 2],
+    given: &[Tensor; 2],
+    labels: &[u32],
     mode: Mode,
     [loss, logits]: [&Tensor; 2],
 ) -> Result<Score> {
     let mean = f64::from(loss.item::<f32>()?);
-    let labels = labels.to_device(&Device::Cpu)?;
     if !mean.is_finite() {
-        let first = first_to_go_wrong(model, images, &labels, mode);
+        let first = first_to_go_wrong(model, given, mode);
         bail!("{LOWER_RATE}: the loss is {mean}; {first}");
     }
-    scored(logits, &labels, mean)
+    let mut score = Score::default();
+    score_rows(logits, labels, |_, _| 0.0)?.into_iter().for_each(|row| score.add(row));
+    Ok(Score { loss: mean * score.images as f64, ..score })
 }
 
 /// Runs a pass whose loss was not finite again, looking at every value, to name the first operation that went
 /// wrong.
-fn first_to_go_wrong(model: &BiFormer, images: &Tensor, labels: &Tensor, mode: Mode) -> String {
+fn first_to_go_wrong(model: &BiFormer, [images, targets]: &[Tensor; 2], mode: Mode) -> String {
     let tape = Tape::checking_finite();
     let pass = model.forward(&tape, images, mode).map_err(anyhow::Error::from).and_then(|output| {
-        ops::cross_entropy(output.logits(), &labels.to_device(&output.logits().value().device())?, 0.0)?;
+        let targets = targets.to_device(&output.logits().value().device())?;
+        loss(output.logits(), &targets, 0.0)?;
         Ok(())
     });
     match pass {
         Err(error) => format!("the first operation to go wrong: {error:#}"),
         Ok(()) => "no operation of the forward pass shows why".to_owned(),
     }
-}
-
-/// The score of logits (N, K), given their mean training loss.
-fn scored(logits: &Tensor, labels: &Tensor, mean_loss: f64) -> Result<Score> {
-    let mut score = Score::default();
-    score_rows(logits, labels.as_slice("score")?, |_, _| 0.0)?.into_iter().for_each(|row| score.add(row));
-    Ok(Score { loss: mean_loss * score.images as f64, ..score })
 }
 
 /// The plain cross-entropy of a row of logits, of which `own` is its label's.

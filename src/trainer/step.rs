@@ -5,9 +5,9 @@ use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, read_weights,
 use super::recorded::{Staged, lacks_memory};
 use super::score::{Score, judge};
 use crate::config::RunConfig;
-use crate::staging::{Numbered, tensors};
+use crate::staging::{Numbered, places, tensors};
 use anyhow::{Context, Result, bail};
-use autograd::{Gradients, Profile, Tape};
+use autograd::{Gradients, Profile, Tape, Var};
 use data::Batch;
 use model::{BiFormer, Loaded, Mode, Trace};
 use optim::{AdamW, AdamWState, clip_factor, gradient_norm};
@@ -87,7 +87,7 @@ impl Learner {
             lap("copy of the images");
             let trace = self.pass(config, &given, mode, batch.labels.len(), |model, left| {
                 // Before the gradients, which a loss that is no number would spoil.
-                score.add(judge(model, &given, mode, left)?);
+                score.add(judge(model, &given, &batch.labels[places(batch.labels.len(), part, parts)], mode, left)?);
                 lap("score");
                 Ok(())
             })?;
@@ -113,7 +113,7 @@ impl Learner {
     pub(super) fn pass(
         &mut self,
         config: &RunConfig,
-        [images, labels]: &[Tensor; 2],
+        [images, targets]: &[Tensor; 2],
         mode: Mode,
         whole: usize,
         seen: impl FnOnce(&BiFormer, [&Tensor; 2]) -> Result<()>,
@@ -121,9 +121,9 @@ impl Learner {
         let tape = config.recompute.tape(&self.device).profiled(self.profile.clone());
         let output = self.model.forward(&tape, images, mode)?;
         let logits = output.logits();
-        let loss = ops::cross_entropy(logits, labels, config.label_smoothing)?;
+        let loss = loss(logits, targets, config.label_smoothing)?;
         seen(&self.model, [loss.value(), logits.value()])?;
-        let share = ops::scale(&loss, labels.count() as f64 / whole as f64)?;
+        let share = ops::scale(&loss, targets.shape()[0] as f64 / whole as f64)?;
         tape.backward(&share, &mut self.gradients)?;
         Ok(output.trace)
     }
@@ -194,6 +194,15 @@ pub(super) fn modes(config: &RunConfig, step: u64, parts: usize) -> Vec<Mode> {
     (first..first + parts as u64).map(|step| Mode::Train { seed: config.seed, step }).collect()
 }
 
+/// The loss of logits (N, K) against classes (N), which are smoothed, or against distributions over them (N, K), which are
+/// taken as they are.
+pub(super) fn loss<'t>(logits: &Var<'t>, targets: &Tensor, smoothing: f64) -> autograd::Result<Var<'t>> {
+    match targets.dtype() {
+        DType::Index => ops::cross_entropy(logits, targets, smoothing),
+        _ => ops::soft_cross_entropy(logits, targets),
+    }
+}
+
 /// The way out of a run that diverges.
 pub(super) const LOWER_RATE: &str =
     "training diverged (begin again with a lower --lr, a smaller clip_norm or a longer warm-up, and another --out)";
@@ -228,7 +237,7 @@ mod tests {
             let pixel = |i: usize| (i as f32 * 0.37).sin() + (i / 3072) as f32 * 0.1;
             let labels = images.clone().map(|image| image as u32 % 10).collect();
             let shape = [images.len(), 32, 32, 3];
-            Batch { images: pixels.map(pixel).collect(), shape, labels, samples: vec![], skipped: vec![] }
+            Batch { images: pixels.map(pixel).collect(), shape, labels, ..Batch::default() }
         };
         let gradients = |parts: usize, batch: Batch| -> Result<(Vec<f32>, u64)> {
             let config = RunConfig { micro_batches: parts, ..config.clone() };

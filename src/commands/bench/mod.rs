@@ -188,7 +188,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     let images: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
     let classes = config.architecture.num_classes;
     let labels = (0..arguments.batch_size).map(|i| (i % classes) as u32).collect();
-    let batch = Numbered::from(Batch { images, shape, labels, samples: vec![], skipped: vec![] });
+    let batch = Numbered::from(Batch { images, shape, labels, ..Batch::default() });
     match arguments.mode {
         Work::Train => {
             let mut learner = Learner::new(&config)?;

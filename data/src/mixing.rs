@@ -1,0 +1,191 @@
+//! Images of a batch mixed with one another, and with them what they are to be taken for.
+//!
+//! *Mixup* (Zhang et al., "mixup: beyond empirical risk minimization", 2017) shows one image through another; *CutMix*
+//! (Yun et al., "CutMix: regularization strategy to train strong classifiers", 2019) pastes a rectangle of one into
+//! another. As in timm's batch mode, which trained the published models, all of a batch is mixed in one way: by a share λ
+//! from Beta(α, α), the first image with the last, the second with the last but one, and so on.
+
+use tensor::rng::Sequence;
+
+use crate::resample::Window;
+use crate::{Augmentation, Batch};
+
+/// How a [`Loader`](crate::Loader) mixes the images of its batches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mixing {
+    /// α of mixup; 0 for none.
+    pub mixup: f64,
+    /// α of CutMix; 0 for none. Where there are both, each has one half of the batches.
+    pub cutmix: f64,
+    /// The probability that a batch is mixed at all.
+    pub probability: f64,
+    /// How many images are mixed by one draw, above 0: all of a batch, or each micro-batch by itself.
+    pub images: usize,
+    /// The share of each target that is spread over all classes.
+    pub smoothing: f64,
+}
+
+impl Mixing {
+    /// What an augmentation asks for, if it mixes.
+    pub fn of(augmentation: &Augmentation, images: usize, smoothing: f64) -> Option<Self> {
+        let Augmentation { mixup, cutmix, mix: probability, .. } = *augmentation;
+        (mixup > 0.0 || cutmix > 0.0).then_some(Self { mixup, cutmix, probability, images, smoothing })
+    }
+
+    /// Mixes the images of a batch, and gives it its targets. Labels become those of the larger parts.
+    pub(crate) fn apply(&self, batch: &mut Batch, classes: usize, random: &mut Sequence) {
+        let [count, height, width, _] = batch.shape;
+        let (image, together) = (height * width * 3, self.images.min(count));
+        batch.targets.resize(count * classes, (self.smoothing / classes as f64) as f32);
+        let images = batch.images.chunks_mut(together * image);
+        let targets = batch.targets.chunks_mut(together * classes);
+        for ((images, targets), labels) in images.zip(targets).zip(batch.labels.chunks_mut(together)) {
+            let share = self.mix(images, [height, width], random);
+            let others: Vec<u32> = labels.iter().rev().copied().collect();
+            for ((label, other), target) in labels.iter_mut().zip(others).zip(targets.chunks_exact_mut(classes)) {
+                for (class, part) in [(*label, share), (other, 1.0 - share)] {
+                    target[class as usize] += ((1.0 - self.smoothing) * part) as f32;
+                }
+                if share < 0.5 {
+                    *label = other;
+                }
+            }
+        }
+    }
+
+    /// Mixes images (N, H, W, 3), and gives the share that each has kept of itself.
+    fn mix(&self, images: &mut [f32], [height, width]: [usize; 2], random: &mut Sequence) -> f64 {
+        if random.uniform() >= self.probability {
+            return 1.0;
+        }
+        let cut = self.mixup == 0.0 || (self.cutmix > 0.0 && random.uniform() < 0.5);
+        let share = beta(if cut { self.cutmix } else { self.mixup }, random);
+        if cut {
+            let window = window([height, width], share, random);
+            pairs(images, height * width * 3, |one, other| swap(one, other, width, window));
+            return 1.0 - (window.height * window.width) as f64 / (height * width) as f64;
+        }
+        let (own, others) = (share as f32, (1.0 - share) as f32);
+        pairs(images, height * width * 3, |one, other| {
+            for (a, b) in one.iter_mut().zip(other) {
+                (*a, *b) = (own * *a + others * *b, own * *b + others * *a);
+            }
+        });
+        share
+    }
+}
+
+/// Shows `work` the first image and the last, the second and the last but one, ...
+fn pairs(images: &mut [f32], image: usize, mut work: impl FnMut(&mut [f32], &mut [f32])) {
+    let (first, last) = images.split_at_mut(images.len() / image / 2 * image);
+    for (one, other) in first.chunks_exact_mut(image).zip(last.chunks_exact_mut(image).rev()) {
+        work(one, other);
+    }
+}
+
+/// A rectangle of the image's shape and of `1 - share` of its area, whose centre is anywhere: as much of it as lies in the
+/// image.
+fn window([height, width]: [usize; 2], share: f64, random: &mut Sequence) -> Window {
+    let part = (1.0 - share).sqrt();
+    let mut along = |extent: usize| {
+        let (half, centre) = ((extent as f64 * part) as usize / 2, random.below(extent));
+        (centre.saturating_sub(half), (centre + half).min(extent))
+    };
+    let ((top, bottom), (left, right)) = (along(height), along(width));
+    Window { top, left, height: bottom - top, width: right - left }
+}
+
+/// Exchanges what two images (H, W, 3) show in a window.
+fn swap(one: &mut [f32], other: &mut [f32], width: usize, window: Window) {
+    let rows = one.chunks_exact_mut(width * 3).zip(other.chunks_exact_mut(width * 3));
+    for (one, other) in rows.skip(window.top).take(window.height) {
+        let columns = window.left * 3..(window.left + window.width) * 3;
+        one[columns.clone()].swap_with_slice(&mut other[columns]);
+    }
+}
+
+/// A number of the distribution Beta(α, α): X / (X + Y) of two of Gamma(α), by their logarithms, as both can be too small
+/// for a number.
+fn beta(alpha: f64, random: &mut Sequence) -> f64 {
+    let (x, y) = (log_gamma_variate(alpha, random), log_gamma_variate(alpha, random));
+    1.0 / (1.0 + (y - x).exp())
+}
+
+/// The logarithm of a number of the distribution Gamma(α) (Marsaglia and Tsang, "A simple method for generating gamma
+/// variables", 2000), which for α < 1 follows from one of Gamma(α + 1).
+fn log_gamma_variate(alpha: f64, random: &mut Sequence) -> f64 {
+    if alpha < 1.0 {
+        return log_gamma_variate(alpha + 1.0, random) + (1.0 - random.uniform()).ln() / alpha;
+    }
+    let d = alpha - 1.0 / 3.0;
+    loop {
+        let x = random.normal();
+        let v = (1.0 + x / (9.0 * d).sqrt()).powi(3);
+        if v > 0.0 && (1.0 - random.uniform()).ln() < 0.5 * x * x + d * (1.0 - v + v.ln()) {
+            return (d * v).ln();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tensor::rng::Philox;
+
+    /// Kolmogorov and Smirnov's test at one in a thousand, where the distribution has a closed form.
+    #[test]
+    fn shares_are_distributed_as_beta() {
+        use std::f64::consts::PI;
+        let arcsine = |x: f64| 2.0 / PI * x.sqrt().asin();
+        let cases: [(f64, &dyn Fn(f64) -> f64); 4] = [
+            (0.5, &arcsine),
+            (1.0, &|x| x),
+            (2.0, &|x| x * x * (3.0 - 2.0 * x)),
+            (3.0, &|x| x.powi(3) * (10.0 - 15.0 * x + 6.0 * x * x)),
+        ];
+        for (alpha, distribution) in cases {
+            let mut random = Philox::new(1, alpha.to_bits()).sequence();
+            let mut drawn: Vec<f64> = (0..20_000).map(|_| beta(alpha, &mut random)).collect();
+            drawn.sort_by(f64::total_cmp);
+            let count = drawn.len() as f64;
+            let apart = |(place, &x): (usize, &f64)| (distribution(x) - place as f64 / count).abs();
+            let worst = drawn.iter().enumerate().map(apart).fold(0.0, f64::max);
+            assert!(worst < 1.95 / count.sqrt(), "Beta({alpha}, {alpha}): {worst}");
+        }
+    }
+
+    #[test]
+    fn a_share_is_one_even_of_extreme_distributions() {
+        let mut random = Philox::new(2, 0).sequence();
+        for alpha in [0.01, 100.0] {
+            let drawn: Vec<f64> = (0..10_000).map(|_| beta(alpha, &mut random)).collect();
+            assert!(drawn.iter().all(|share| (0.0..=1.0).contains(share)));
+            let squares = drawn.iter().map(|share| (share - 0.5).powi(2)).sum::<f64>() / 10_000.0;
+            let variance = 1.0 / (4.0 * (2.0 * alpha + 1.0));
+            assert!((squares / variance - 1.0).abs() < 0.06, "Beta({alpha}, {alpha}): {squares}, not {variance}");
+        }
+    }
+
+    /// A window that is not cut at an edge has the image's shape and the area asked for, down to a pixel a side.
+    #[test]
+    fn a_window_has_the_area_that_is_not_kept_and_its_centre_is_anywhere() {
+        let mut random = Philox::new(3, 0).sequence();
+        let (mut rows, mut columns) = ([0u32; 4], [0u32; 4]);
+        for _ in 0..8000 {
+            let Window { top, left, height, width } = window([400, 200], 0.99, &mut random);
+            assert!(top + height <= 400 && left + width <= 200);
+            let inside = top > 0 && left > 0 && top + height < 400 && left + width < 200;
+            assert!(!inside || [height, width] == [40, 20], "{height}x{width}");
+            assert!((20..=40).contains(&height) && (10..=20).contains(&width), "{height}x{width}");
+            rows[(top + height / 2) / 100] += 1;
+            columns[(left + width / 2) / 50] += 1;
+        }
+        for quarter in rows.iter().chain(&columns) {
+            assert!((1800..2200).contains(quarter), "{rows:?}, {columns:?}");
+        }
+        let all = window([8, 8], 0.0, &mut random);
+        assert!(all.height >= 4 && all.width >= 4, "{all:?}");
+        let none = window([8, 8], 1.0, &mut random);
+        assert_eq!(none.height * none.width, 0);
+    }
+}
