@@ -4,7 +4,7 @@
 use anyhow::Result;
 use data::{Batch, Batches};
 use std::iter::Peekable;
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::cuda::Prefetch;
 use tensor::{Device, Tensor};
@@ -119,11 +119,6 @@ impl Staging {
     }
 }
 
-/// The places in a batch of so many images that part `part` of `parts` has.
-pub fn places(images: usize, part: usize, parts: usize) -> Range<usize> {
-    images * part / parts..images * (part + 1) / parts
-}
-
 /// A part of a batch.
 struct Part<'b> {
     images: &'b [f32],
@@ -133,12 +128,12 @@ struct Part<'b> {
 
 impl<'b> Part<'b> {
     fn of(batch: &'b Batch, part: usize, parts: usize) -> Self {
-        let places = places(batch.labels.len(), part, parts);
+        let slots = batch.slots(part, parts);
         let rows = |all: &'b [f32]| {
             let row = all.len() / batch.labels.len().max(1);
-            &all[places.start * row..places.end * row]
+            &all[slots.start * row..slots.end * row]
         };
-        Self { images: rows(&batch.images), labels: &batch.labels[places.clone()], targets: rows(&batch.targets) }
+        Self { images: rows(&batch.images), labels: &batch.labels[slots.clone()], targets: rows(&batch.targets) }
     }
 }
 

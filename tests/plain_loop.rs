@@ -41,8 +41,8 @@ fn plain_loop(config: &RunConfig) -> Result<BiFormer> {
     let images = data::open(&config.data, Split::Train)?;
     let transform = Transform::train(config.image_size, images.statistics(), &config.augmentation)?;
     let mut loading = LoaderConfig::train(config.batch_size, config.seed, transform);
-    // Each half of a batch is mixed by itself.
-    (loading.repeats, loading.mixing) = (config.augmentation.repeats, Mixing::of(&config.augmentation, 16, 0.3));
+    (loading.parts, loading.repeats) = (2, config.augmentation.repeats);
+    loading.mixing = Mixing::of(&config.augmentation, 0.3);
     let loader = Loader::new(images, loading)?;
     let schedule = config.schedule(loader.batches_per_epoch())?;
     let batches = (0..config.epochs as u64).flat_map(|epoch| loader.epoch(epoch, 0));

@@ -88,6 +88,11 @@ impl Default for Augmentation {
 }
 
 impl Augmentation {
+    /// Whether images are mixed with one another.
+    pub fn mixes(&self) -> bool {
+        self.mixup > 0.0 || self.cutmix > 0.0
+    }
+
     /// Checks that it can vary images for an input of this size.
     ///
     /// Errors: [`Error::Setting`] where a number is out of its range.

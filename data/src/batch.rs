@@ -1,5 +1,7 @@
 //! What a loader makes: some samples, and what could not be one.
 
+use std::ops::Range;
+
 /// Some samples, ready for a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
@@ -23,6 +25,12 @@ impl Batch {
         let mut counted = vec![true; self.labels.len()];
         self.skipped.iter().for_each(|skipped| counted[skipped.slot] = false);
         counted
+    }
+
+    /// The slots of part `part` of `parts`.
+    pub fn slots(&self, part: usize, parts: usize) -> Range<usize> {
+        let count = self.labels.len();
+        count * part / parts..count * (part + 1) / parts
     }
 
     /// The floats of the image in a slot, (H, W, 3).

@@ -14,6 +14,7 @@
 //! | `augmentation.rs` | [`Augmentation`], how it varies images for training |
 //! | `resample.rs` | its interpolation |
 //! | `mixing.rs` | [`Mixing`], images of a batch mixed with one another |
+//! | `order.rs` | which samples an epoch shows, and in which order |
 //! | `loader.rs` | [`Loader`], threads that build batches ahead of their use, in an order that no thread can change |
 //! | `batch.rs` | [`Batch`], what it makes |
 //! | `error.rs` | [`Error`], one variant for each kind of failure |
@@ -32,6 +33,7 @@ mod folder;
 mod loader;
 mod memory;
 mod mixing;
+mod order;
 mod picture;
 mod resample;
 mod transform;

@@ -13,10 +13,10 @@ use std::thread::{self, JoinHandle};
 
 use tensor::rng::Philox;
 
+use crate::order::{Showing, order};
 use crate::{Batch, Dataset, Error, Mixing, Result, Skipped, Transform};
 
-/// Name the streams of random numbers: the order of an epoch, the augmentation of a sample, and the mixing of a batch.
-const SHUFFLE: u64 = 0x5348_5546;
+/// Name the streams of random numbers: the augmentation of a sample, and the mixing of a batch.
 const AUGMENT: u64 = 0x4155_474D;
 const MIX: u64 = 0x4D49_5845;
 /// How many bad images an error names.
@@ -46,6 +46,9 @@ pub struct LoaderConfig {
     pub max_bad_images: usize,
     /// From an image to its floats.
     pub transform: Transform,
+    /// The micro-batches that a batch is cut into, above 0: what follows each other in an epoch's order goes to one after the
+    /// other, as cards are dealt.
+    pub parts: usize,
     /// How often an epoch shows a sample, one after the other, above 0. Its length is that of the data set in any case: it
     /// shows so many samples fewer.
     pub repeats: usize,
@@ -65,6 +68,7 @@ impl LoaderConfig {
             prefetch: 4,
             max_bad_images: 0,
             transform,
+            parts: 1,
             repeats: 1,
             mixing: None,
         }
@@ -93,15 +97,15 @@ impl Loader {
     /// A loader of `dataset`. No thread starts before [`epoch`](Self::epoch).
     ///
     /// Errors: [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, an epoch would have no batch, or samples
-    /// are repeated or images mixed 0 at a time.
+    /// are to be repeated, or batches cut, 0 times.
     pub fn new(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Result<Self> {
         let LoaderConfig { batch_size, drop_last, .. } = config;
         let (len, size) = (dataset.len(), config.transform.size());
         if batch_size == 0 {
             return Err(Error::setting("batch_size", "it must be 1 or more"));
         }
-        if config.repeats == 0 || config.mixing.as_ref().is_some_and(|mixing| mixing.images == 0) {
-            return Err(Error::setting("repeats and mixing.images", "they must be 1 or more"));
+        if config.repeats == 0 || config.parts == 0 {
+            return Err(Error::setting("repeats and parts", "they must be 1 or more"));
         }
         if len == 0 || (drop_last && batch_size > len) {
             let problem = format!("{batch_size} samples make no batch of the {len} in {}", dataset.name());
@@ -140,12 +144,7 @@ impl Loader {
     pub fn epoch(&self, epoch: u64, first_batch: usize) -> Batches {
         let total = self.batches_per_epoch();
         let workers = self.workers.min(total.saturating_sub(first_batch));
-        let (len, repeats) = (self.dataset.len(), self.config.repeats);
-        let samples = match self.config.shuffle {
-            true => Philox::keyed(self.config.seed, &[SHUFFLE, epoch]).sequence().permutation(len),
-            false => (0..len).collect(),
-        };
-        let order = (0..len).map(|place| samples[place / repeats]).collect();
+        let order = order(&self.config, epoch, self.dataset.len());
         let job = Arc::new(self.job(Arc::clone(&self.config), epoch, order));
         let mut batches = Batches {
             job: Arc::clone(&job),
@@ -171,11 +170,12 @@ impl Loader {
     /// A batch of these samples, in this order, as they are in the first epoch. Errors: those of an epoch's batches.
     pub fn batch_of(&self, samples: Vec<usize>) -> Result<Batch> {
         let config = LoaderConfig { batch_size: samples.len().max(1), ..LoaderConfig::clone(&self.config) };
-        let job = self.job(config.into(), 0, samples);
+        let order = samples.into_iter().map(|sample| Showing { sample, before: 0 }).collect();
+        let job = self.job(config.into(), 0, order);
         job.build(0).unwrap_or_else(|| Err(Error::Worker("it was told to stop".to_owned())))
     }
 
-    fn job(&self, config: Arc<LoaderConfig>, epoch: u64, order: Vec<usize>) -> Job {
+    fn job(&self, config: Arc<LoaderConfig>, epoch: u64, order: Vec<Showing>) -> Job {
         let (dataset, spare) = (Arc::clone(&self.dataset), Arc::clone(&self.spare));
         Job { dataset, config, epoch, order, spare, stop: AtomicBool::new(false) }
     }
@@ -286,7 +286,7 @@ struct Job {
     dataset: Arc<dyn Dataset>,
     config: Arc<LoaderConfig>,
     epoch: u64,
-    order: Vec<usize>,
+    order: Vec<Showing>,
     spare: Arc<Mutex<Vec<Batch>>>,
     stop: AtomicBool,
 }
@@ -321,14 +321,14 @@ impl Job {
         batch.labels.clear();
         batch.targets.clear();
         batch.samples.clear();
-        batch.samples.extend_from_slice(&self.order[start..end]);
+        batch.samples.extend(self.order[start..end].iter().map(|showing| showing.sample));
         batch.skipped.clear();
 
         for (slot, out) in batch.images.chunks_exact_mut(image_len).enumerate() {
             if self.stop.load(Ordering::Relaxed) {
                 return None;
             }
-            let label = self.load(start + slot, out).unwrap_or_else(|error| {
+            let label = self.load(self.order[start + slot], out).unwrap_or_else(|error| {
                 batch.skipped.push(Skipped { slot, sample: batch.samples[slot], reason: error.to_string() });
                 0
             });
@@ -341,7 +341,7 @@ impl Job {
         }
         if let Some(mixing) = &self.config.mixing {
             let random = Philox::keyed(self.config.seed, &[MIX, self.epoch, number as u64]);
-            mixing.apply(&mut batch, self.dataset.classes().len(), &mut random.sequence());
+            mixing.apply(&mut batch, self.config.parts, self.dataset.classes().len(), &mut random.sequence());
         }
         Some(Ok(batch))
     }
@@ -361,10 +361,10 @@ impl Job {
                 if self.stop.load(Ordering::Relaxed) {
                     return None;
                 }
-                let place = (end + step) % self.order.len();
-                match self.load(place, &mut batch.images[..image_len]) {
+                let showing = self.order[(end + step) % self.order.len()];
+                match self.load(showing, &mut batch.images[..image_len]) {
                     Ok(label) => {
-                        (good[0], batch.labels[0], batch.samples[0]) = (true, label, self.order[place]);
+                        (good[0], batch.labels[0], batch.samples[0]) = (true, label, showing.sample);
                         break;
                     }
                     Err(error) => reasons.push(error.to_string()),
@@ -391,12 +391,11 @@ impl Job {
         Some(Ok(()))
     }
 
-    /// Writes the floats of the sample at a place of the order to `out`, (H, W, 3), and gives its label.
-    fn load(&self, place: usize, out: &mut [f32]) -> Result<u32> {
-        let sample = self.order[place];
+    /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label.
+    fn load(&self, Showing { sample, before }: Showing, out: &mut [f32]) -> Result<u32> {
         let loaded = self.dataset.get(sample)?;
-        // A repeated sample is varied anew, as if it were another one, beyond the last.
-        let varied = sample + place % self.config.repeats * self.dataset.len();
+        // Shown again, it is varied as another one would be, from beyond the last.
+        let varied = sample + before * self.dataset.len();
         let random = Philox::keyed(self.config.seed, &[AUGMENT, self.epoch, varied as u64]);
         self.config.transform.apply(&loaded.image, &mut random.sequence(), out);
         Ok(loaded.label)

@@ -2,7 +2,7 @@
 //!
 //! *Mixup* (Zhang et al., "mixup: beyond empirical risk minimization", 2017) shows one image through another; *CutMix*
 //! (Yun et al., "CutMix: regularization strategy to train strong classifiers", 2019) pastes a rectangle of one into
-//! another. As in timm's batch mode, which trained the published models, all of a batch is mixed in one way: by a share λ
+//! another. As in timm's batch mode, which trained the published models, all of a micro-batch is mixed in one way: by a share λ
 //! from Beta(α, α), the first image with the last, the second with the last but one, and so on.
 
 use tensor::rng::Sequence;
@@ -19,30 +19,30 @@ pub struct Mixing {
     pub cutmix: f64,
     /// The probability that a batch is mixed at all.
     pub probability: f64,
-    /// How many images are mixed by one draw, above 0: all of a batch, or each micro-batch by itself.
-    pub images: usize,
     /// The share of each target that is spread over all classes.
     pub smoothing: f64,
 }
 
 impl Mixing {
     /// What an augmentation asks for, if it mixes.
-    pub fn of(augmentation: &Augmentation, images: usize, smoothing: f64) -> Option<Self> {
+    pub fn of(augmentation: &Augmentation, smoothing: f64) -> Option<Self> {
         let Augmentation { mixup, cutmix, mix: probability, .. } = *augmentation;
-        (mixup > 0.0 || cutmix > 0.0).then_some(Self { mixup, cutmix, probability, images, smoothing })
+        augmentation.mixes().then_some(Self { mixup, cutmix, probability, smoothing })
     }
 
-    /// Mixes the images of a batch, and gives it its targets. Labels become those of the larger parts.
-    pub(crate) fn apply(&self, batch: &mut Batch, classes: usize, random: &mut Sequence) {
+    /// Mixes the images of a batch, each of so many micro-batches by itself, and gives it its targets. Labels become those
+    /// of the larger parts.
+    pub(crate) fn apply(&self, batch: &mut Batch, parts: usize, classes: usize, random: &mut Sequence) {
         let [count, height, width, _] = batch.shape;
-        let (image, together) = (height * width * 3, self.images.min(count));
+        let image = height * width * 3;
         batch.targets.resize(count * classes, (self.smoothing / classes as f64) as f32);
-        let images = batch.images.chunks_mut(together * image);
-        let targets = batch.targets.chunks_mut(together * classes);
-        for ((images, targets), labels) in images.zip(targets).zip(batch.labels.chunks_mut(together)) {
+        for slots in (0..parts).map(|part| batch.slots(part, parts)).collect::<Vec<_>>() {
+            let images = &mut batch.images[slots.start * image..slots.end * image];
             let share = self.mix(images, [height, width], random);
+            let labels = &mut batch.labels[slots.clone()];
             let others: Vec<u32> = labels.iter().rev().copied().collect();
-            for ((label, other), target) in labels.iter_mut().zip(others).zip(targets.chunks_exact_mut(classes)) {
+            let targets = batch.targets[slots.start * classes..slots.end * classes].chunks_exact_mut(classes);
+            for ((label, other), target) in labels.iter_mut().zip(others).zip(targets) {
                 for (class, part) in [(*label, share), (other, 1.0 - share)] {
                     target[class as usize] += ((1.0 - self.smoothing) * part) as f32;
                 }

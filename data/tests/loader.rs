@@ -19,8 +19,8 @@ fn augmented(size: usize) -> Transform {
 
 /// All that training does to a batch.
 fn mixed(batch_size: usize) -> LoaderConfig {
-    let mixing = Some(Mixing { mixup: 0.8, cutmix: 1.0, probability: 0.9, images: 5, smoothing: 0.1 });
-    LoaderConfig { repeats: 3, mixing, ..LoaderConfig::train(batch_size, 7, augmented(32)) }
+    let mixing = Some(Mixing { mixup: 0.8, cutmix: 1.0, probability: 0.9, smoothing: 0.1 });
+    LoaderConfig { parts: 3, repeats: 2, mixing, ..LoaderConfig::train(batch_size, 7, augmented(32)) }
 }
 
 fn all(dataset: &Arc<dyn Dataset>, config: &LoaderConfig, epoch: u64, first: usize) -> Vec<Batch> {

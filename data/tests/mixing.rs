@@ -19,7 +19,7 @@ fn config(mixing: Option<Mixing>) -> LoaderConfig {
 }
 
 fn mixing(mixup: f64, cutmix: f64) -> Mixing {
-    Mixing { mixup, cutmix, probability: 1.0, images: 8, smoothing: 0.0 }
+    Mixing { mixup, cutmix, probability: 1.0, smoothing: 0.0 }
 }
 
 fn batches(mixing: Option<Mixing>, epochs: u64) -> Vec<Batch> {
@@ -117,19 +117,22 @@ fn a_batch_is_mixed_as_often_as_asked_for() {
     assert!((65..135).contains(&mixup) && cutmix == 0, "{mixup}, {cutmix}, {neither}");
 }
 
+/// Of micro-batches, each gets every third sample; the last ones get fewer.
 #[test]
-fn each_group_is_mixed_by_itself_and_a_last_one_may_be_odd() {
-    let groups = Mixing { images: 3, ..mixing(1.0, 0.0) };
-    let batch = batches(Some(groups), 1).remove(0);
+fn each_micro_batch_is_mixed_by_itself() {
+    let config = LoaderConfig { parts: 3, ..config(Some(mixing(1.0, 0.0))) };
+    let batch = Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap();
+    assert_eq!(batch.samples, [0, 3, 6, 1, 4, 7, 2, 5]);
+    assert_eq!([0, 1, 2].map(|part| batch.slots(part, 3)), [0..2, 2..5, 5..8]);
     let share = |slot: usize| batch.targets[slot * CLASSES + batch.samples[slot] % CLASSES];
-    // Of three, the one in the middle is its own partner; of the last two, there is none in the middle.
-    for (slot, partner) in [2, 1, 0, 5, 4, 3, 7, 6].into_iter().enumerate() {
-        let kept = if slot == partner { 1.0 } else { share(slot) };
-        let expected = kept * own(slot) + (1.0 - kept) * own(partner);
+    // Of three, the one in the middle is its own partner.
+    for (slot, partner) in [1, 0, 4, 3, 2, 7, 6, 5].into_iter().enumerate() {
+        let (sample, other) = (batch.samples[slot], batch.samples[partner]);
+        let expected = share(slot) * own(sample) + (1.0 - share(slot)) * own(other);
         assert!(batch.image(slot).iter().all(|x| (x - expected).abs() < 1e-6), "slot {slot} of {partner}");
     }
-    assert_eq!([share(1), share(4)], [1.0; 2]);
-    assert!(share(0) != share(3) && share(3) != share(6), "each by a share of its own");
+    assert_eq!([share(3), share(6)], [1.0; 2]);
+    assert!(share(0) != share(2) && share(2) != share(5), "each by a share of its own");
 }
 
 #[test]
@@ -152,18 +155,26 @@ fn only_mixed_batches_have_targets() {
         loader.recycle(mixed);
     }
     let none = Augmentation::default();
-    assert_eq!(Mixing::of(&none, 8, 0.1), None);
+    assert_eq!(Mixing::of(&none, 0.1), None);
     let both = Augmentation { mixup: 0.8, cutmix: 1.0, mix: 0.5, ..none };
     let expected = Mixing { probability: 0.5, smoothing: 0.1, ..mixing(0.8, 1.0) };
-    assert_eq!(Mixing::of(&both, 8, 0.1), Some(expected));
+    assert_eq!(Mixing::of(&both, 0.1), Some(expected));
 }
 
 #[test]
-fn nothing_is_mixed_none_at_a_time() {
-    let config = config(Some(Mixing { images: 0, ..mixing(1.0, 0.0) }));
-    assert!(matches!(Loader::new(in_memory(40), config), Err(Error::Setting { .. })));
-    let repeated = LoaderConfig { repeats: 0, ..LoaderConfig::eval(8, Transform::eval(SIDE, PLAIN).unwrap()) };
-    assert!(matches!(Loader::new(in_memory(40), repeated), Err(Error::Setting { .. })));
+fn nothing_is_repeated_or_cut_no_times() {
+    for (repeats, parts) in [(0, 1), (1, 0)] {
+        let config = LoaderConfig { repeats, parts, ..config(None) };
+        assert!(matches!(Loader::new(in_memory(40), config), Err(Error::Setting { .. })));
+    }
+}
+
+/// The showings of a sample are in one batch, and in as many of its micro-batches as there are.
+#[test]
+fn repeated_samples_are_dealt_to_the_micro_batches() {
+    let config = LoaderConfig { batch_size: 12, parts: 3, repeats: 3, ..config(None) };
+    let batch = Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap();
+    assert_eq!(batch.samples, [0, 1, 2, 3].repeat(3));
 }
 
 /// Repeated augmentation: an epoch is as long, of fewer images, and each showing is another.

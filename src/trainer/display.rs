@@ -49,6 +49,12 @@ impl Display {
             let smoothing = config.label_smoothing;
             tell!(io::stdout(), "Training losses are with label smoothing of {smoothing}, test losses without.");
         }
+        if config.augmentation.mixes() {
+            tell!(
+                io::stdout(),
+                "Training images are mixed: the accuracy on them asks for the class of the larger part."
+            );
+        }
         if let Some(classes) = learner.loaded.head_replaced {
             let weights = &config.weights;
             tell!(io::stdout(), "The head of {weights} is for {classes} classes: this model gets a fresh one.");

@@ -32,9 +32,10 @@ pub struct EpochMetrics {
     pub epoch: usize,
     /// The learning rate of its last step.
     pub learning_rate: f64,
-    /// Mean training loss, with label smoothing.
+    /// Mean training loss, with label smoothing, and of mixed images against both their classes.
     pub train_loss: f64,
-    /// The share of (varied) training images that were right when they were seen.
+    /// The share of (varied) training images that were right when they were seen; of mixed ones, the class of the larger part
+    /// is right.
     pub train_accuracy: f64,
     /// Mean cross-entropy on the test images.
     pub test_loss: f64,

@@ -310,9 +310,8 @@ fn loaders(
     // Not more images at once than in training, or a test would take more memory.
     let at_once = config.batch_size / config.micro_batches;
     let mut testing = LoaderConfig::eval(at_once, Transform::eval(size, statistics)?);
-    training.repeats = config.augmentation.repeats;
-    // What is computed together is mixed together, as in each process of distributed training.
-    training.mixing = Mixing::of(&config.augmentation, at_once, config.label_smoothing);
+    (training.parts, training.repeats) = (config.micro_batches, config.augmentation.repeats);
+    training.mixing = Mixing::of(&config.augmentation, config.label_smoothing);
     training.max_bad_images = config.max_bad_images;
     testing.max_bad_images = config.max_bad_images;
     let (images, asked) = (train.len(), config.batch_size);

@@ -10,7 +10,7 @@ use super::average::Average;
 use super::score::{Score, judge};
 use super::step::{LOWER_RATE, Learner, modes};
 use crate::config::{Recompute, RunConfig};
-use crate::staging::{Numbered, Staging, places};
+use crate::staging::{Numbered, Staging};
 use anyhow::{Context, Error, Result};
 use model::Mode;
 use optim::clip_factor;
@@ -39,7 +39,7 @@ impl Learner {
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
         let mut staged = self.stage(config, batch).map_err(with_way_out)?;
-        let result = self.step(config, &mut staged, &batch.labels, step, lr, next);
+        let result = self.step(config, &mut staged, batch, step, lr, next);
         self.staged = Some(staged);
         result.map_err(with_way_out)
     }
@@ -62,7 +62,7 @@ impl Learner {
         &mut self,
         config: &RunConfig,
         staged: &mut Staged,
-        labels: &[u32],
+        given: &Numbered,
         step: u64,
         lr: f64,
         next: impl FnOnce() -> Option<&'b Numbered>,
@@ -83,10 +83,10 @@ impl Learner {
         // While the GPU works.
         batch.send(next)?;
         let mut score = Score::default();
-        for (part, ([loss, logits], given)) in traces.iter().zip(batch.parts()).enumerate() {
+        for (part, ([loss, logits], tensors)) in traces.iter().zip(batch.parts()).enumerate() {
             self.model.count_batch();
-            let labels = &labels[places(labels.len(), part, modes.len())];
-            score.add(judge(&self.model, given, labels, modes[part], [loss, logits])?);
+            let labels = &given.labels[given.slots(part, modes.len())];
+            score.add(judge(&self.model, tensors, labels, modes[part], [loss, logits])?);
         }
         let norm = self.optimizer.finish()?;
         if let Some(average) = &mut self.average {

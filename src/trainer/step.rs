@@ -5,7 +5,7 @@ use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, read_weights,
 use super::recorded::{Staged, lacks_memory};
 use super::score::{Score, judge};
 use crate::config::RunConfig;
-use crate::staging::{Numbered, places, tensors};
+use crate::staging::{Numbered, tensors};
 use anyhow::{Context, Result, bail};
 use autograd::{Gradients, Profile, Tape, Var};
 use data::Batch;
@@ -87,7 +87,7 @@ impl Learner {
             lap("copy of the images");
             let trace = self.pass(config, &given, mode, batch.labels.len(), |model, left| {
                 // Before the gradients, which a loss that is no number would spoil.
-                score.add(judge(model, &given, &batch.labels[places(batch.labels.len(), part, parts)], mode, left)?);
+                score.add(judge(model, &given, &batch.labels[batch.slots(part, parts)], mode, left)?);
                 lap("score");
                 Ok(())
             })?;
