@@ -165,6 +165,26 @@ fn the_same_stream_gives_the_same_bits() {
     }
 }
 
+/// The bits that runs saw before there was RandAugment: neither it nor the fill of an erased rectangle may change them unasked.
+#[test]
+fn the_bits_of_older_runs() {
+    let small = Augmentation { fill: Fill::Mean, erase: 0.5, ..Augmentation::default() };
+    let large = Augmentation { filter: Filter::Triangle, ..small.clone() };
+    let cases = [
+        (32, Statistics::CIFAR10, small.clone(), noise(32, 32), 0xB05A_6C04_F8D5_701F),
+        (24, Statistics::IMAGENET, small, noise(60, 50), 0x49CF_B6E9_DAF2_B80B),
+        (24, Statistics::IMAGENET, large, noise(60, 50), 0x9288_3714_BEA4_CDD5),
+    ];
+    for (size, statistics, augmentation, image, expected) in cases {
+        let transform = Transform::train(size, statistics, &augmentation).unwrap();
+        let bits = (0..32).flat_map(|stream| apply(&transform, &image, stream)).map(f32::to_bits);
+        let hash = bits.fold(0xCBF2_9CE4_8422_2325, |hash: u64, bits| {
+            (hash ^ u64::from(bits)).wrapping_mul(0x100_0000_01B3) // FNV-1a, of words
+        });
+        assert_eq!(hash, expected, "{augmentation:?}: {hash:#x}");
+    }
+}
+
 /// A rectangle of the mean colour, of a fiftieth to a third of the image, in the part of the images that was asked for;
 /// all the rest is as without.
 #[test]
