@@ -4,9 +4,12 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+use crate::rand_augment::MAX_MAGNITUDE;
 use crate::resample::Filter;
 use crate::{Error, Result};
 
+/// The most operations of RandAugment an image.
+const MOST_OPERATIONS: usize = 16;
 /// Where the distribution of shares still has a shape.
 const ALPHAS: RangeInclusive<f64> = 0.01..=100.0;
 const MOST_REPEATS: usize = 1000;
@@ -35,6 +38,17 @@ pub enum Fill {
     Mean,
 }
 
+/// What an erased rectangle shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EraseFill {
+    /// The mean colour: the float 0.
+    #[default]
+    Mean,
+    /// Noise: each float drawn from the standard normal distribution.
+    Noise,
+}
+
 /// The random changes made to training images.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -54,6 +68,16 @@ pub struct Augmentation {
     /// The probability of erasing a rectangle (0; the published ImageNet recipe has 0.25): the mean colour covers a
     /// fiftieth to a third of the image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it).
     pub erase: f64,
+    /// What an erased rectangle shows (mean; the published ImageNet recipe has noise).
+    pub erase_fill: EraseFill,
+    /// Operations of RandAugment an image (0, none; the published ImageNet recipe has 2), up to 16. Each is any of fifteen,
+    /// which change colours or move pixels, and half of those that are drawn are applied (Cubuk et al., "RandAugment",
+    /// 2019, as timm has it).
+    pub rand_augment: usize,
+    /// How much these operations change, 0 to 10 (9): the mean of a normal distribution, from which each draws its own.
+    pub magnitude: f64,
+    /// The standard deviation of that distribution (0.5). What it gives below 0 or above 10 counts as 0 or 10.
+    pub magnitude_std: f64,
     /// Mixup: α of the distribution Beta(α, α) of the share that an image keeps, while another of its batch shows through it
     /// (0, none; the published ImageNet recipe has 0.8).
     pub mixup: f64,
@@ -70,15 +94,18 @@ pub struct Augmentation {
 
 impl Default for Augmentation {
     fn default() -> Self {
-        let (crop, fill, filter) = (Crop::Auto, Fill::Zero, Filter::Bicubic);
         Self {
-            crop,
+            crop: Crop::Auto,
             padding: 4,
-            fill,
+            fill: Fill::Zero,
             flip: 0.5,
             min_scale: 0.08,
-            filter,
+            filter: Filter::Bicubic,
             erase: 0.0,
+            erase_fill: EraseFill::Mean,
+            rand_augment: 0,
+            magnitude: 9.0,
+            magnitude_std: 0.5,
             mixup: 0.0,
             cutmix: 0.0,
             mix: 1.0,
@@ -97,7 +124,7 @@ impl Augmentation {
     ///
     /// Errors: [`Error::Setting`] where a number is out of its range.
     pub fn check(&self, size: usize) -> Result<()> {
-        let Augmentation { padding, flip, min_scale, erase, mix, repeats, .. } = *self;
+        let Augmentation { padding, flip, min_scale, erase, magnitude, magnitude_std, mix, .. } = *self;
         if padding > size {
             return Err(Error::setting("padding", format!("{padding} is more than the input size {size}")));
         }
@@ -112,14 +139,25 @@ impl Augmentation {
                 format!("{min_scale} is not a part of the area, above 0, up to 1"),
             ));
         }
+        for (name, value, range) in [
+            ("rand_augment", self.rand_augment, 0..=MOST_OPERATIONS),
+            ("repeats", self.repeats, 1..=MOST_REPEATS),
+        ] {
+            if !range.contains(&value) {
+                return Err(Error::setting(name, format!("{value} is not in {}..={}", range.start(), range.end())));
+            }
+        }
+        if !(0.0..=MAX_MAGNITUDE).contains(&magnitude) {
+            return Err(Error::setting("magnitude", format!("{magnitude} is not in 0..={MAX_MAGNITUDE}")));
+        }
+        if !(magnitude_std >= 0.0 && magnitude_std.is_finite()) {
+            return Err(Error::setting("magnitude_std", format!("{magnitude_std} is not a finite number from 0 on")));
+        }
         for (name, alpha) in [("mixup", self.mixup), ("cutmix", self.cutmix)] {
             if alpha != 0.0 && !ALPHAS.contains(&alpha) {
                 let [least, most] = [ALPHAS.start(), ALPHAS.end()];
                 return Err(Error::setting(name, format!("{alpha} is neither 0, for none, nor in {least}..={most}")));
             }
-        }
-        if !(1..=MOST_REPEATS).contains(&repeats) {
-            return Err(Error::setting("repeats", format!("{repeats} is not in 1..={MOST_REPEATS}")));
         }
         Ok(())
     }

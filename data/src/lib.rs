@@ -12,6 +12,7 @@
 //! | `folder.rs` | [`ImageFolder`], one folder a class, decoded when asked for |
 //! | `transform.rs` | [`Transform`], from bytes to normalised floats |
 //! | `augmentation.rs` | [`Augmentation`], how it varies images for training |
+//! | `rand_augment/` | RandAugment: fifteen operations on bytes, and which of them an image undergoes |
 //! | `resample.rs` | its interpolation |
 //! | `mixing.rs` | [`Mixing`], images of a batch mixed with one another |
 //! | `order.rs` | which samples an epoch shows, and in which order |
@@ -35,10 +36,11 @@ mod memory;
 mod mixing;
 mod order;
 mod picture;
+mod rand_augment;
 mod resample;
 mod transform;
 
-pub use augmentation::{Augmentation, Crop, Fill};
+pub use augmentation::{Augmentation, Crop, EraseFill, Fill};
 pub use batch::{Batch, Skipped};
 pub use dataset::{Dataset, Sample, Split, Statistics, open};
 pub use error::{Error, Result};

@@ -2,13 +2,16 @@
 //!
 //! The published recipes differ by input size, so two ways of cropping are offered. *Padded* (CIFAR): a window of all of
 //! the image, shifted by a few pixels over its edges. *Resized* (ImageNet): a window of random area and shape,
-//! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch. A part of
-//! what it shows may be erased then.
+//! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch, unless
+//! RandAugment changes the bytes before they are normalised. A part of what is shown may be erased then.
+
+use std::borrow::Cow;
 
 use tensor::rng::{Philox, Sequence};
 
+use crate::rand_augment::{Canvas, RandAugment};
 use crate::resample::{Filter, Window, resize};
-use crate::{Augmentation, Crop, Error, Fill, Image, Result, Statistics};
+use crate::{Augmentation, Crop, EraseFill, Error, Fill, Image, Result, Statistics};
 
 /// The longest side of an image that counts as tiny: it has no margin to spare.
 const TINY: usize = 32;
@@ -29,6 +32,8 @@ pub struct Transform {
     augmentation: Option<Augmentation>,
     /// The normalised value of each byte in each channel: exact, and quicker than computing it.
     levels: Box<[[f32; 3]; 256]>,
+    /// The mean colour as bytes.
+    mean: [u8; 3],
 }
 
 impl Transform {
@@ -60,7 +65,8 @@ impl Transform {
             ((byte as f64 / 255.0 - f64::from(mean[channel])) / f64::from(std[channel])) as f32
         };
         let levels = Box::new(std::array::from_fn(|byte| std::array::from_fn(|channel| level(byte, channel))));
-        Ok(Self { size, augmentation: None, levels })
+        let mean = mean.map(|mean| (255.0 * mean).round() as u8);
+        Ok(Self { size, augmentation: None, levels, mean })
     }
 
     /// The side of the output, in pixels.
@@ -84,50 +90,75 @@ impl Transform {
     /// Where `out` has another length.
     pub fn apply(&self, image: &Image, random: &mut Sequence, out: &mut [f32]) {
         assert_eq!(out.len(), self.size * self.size * 3, "one image of (size, size, 3)");
+        let out = out.as_chunks_mut::<3>().0;
+        let normalise = |pixel: [u8; 3]| -> [f32; 3] {
+            std::array::from_fn(|channel| self.levels[usize::from(pixel[channel])][channel])
+        };
         let tiny = image.height().max(image.width()) <= TINY;
         let zoomed = if tiny { self.size } else { self.size * 256 / 224 };
-        match &self.augmentation {
-            None => self.centred(image, zoomed, Filter::Bicubic, Shift::default(), Fill::Zero, out),
-            Some(augmentation) => {
-                let padded = match augmentation.crop {
-                    Crop::Auto => tiny && self.size <= TINY,
-                    Crop::Padded => true,
-                    Crop::Resized => false,
+        let Some(augmentation) = &self.augmentation else {
+            let view = self.centred(image, zoomed, Filter::Bicubic, Shift::default());
+            return view.write(self.size, normalise, self.levels[0], out);
+        };
+        let padded = match augmentation.crop {
+            Crop::Auto => tiny && self.size <= TINY,
+            Crop::Padded => true,
+            Crop::Resized => false,
+        };
+        // Drawn in this order in both cases: the mirror, then the window, then the operations, then what is erased.
+        let flip = random.uniform() < augmentation.flip;
+        let view = if padded {
+            let mut offset = || random.below(2 * augmentation.padding + 1) as isize - augmentation.padding as isize;
+            let shift = Shift { down: offset(), right: offset(), flip };
+            self.centred(image, self.size, augmentation.filter, shift)
+        } else {
+            let window = random_crop([image.height(), image.width()], augmentation.min_scale, random);
+            let resized = resize(image, window, self.size, augmentation.filter);
+            let shift = Shift { flip, ..Shift::default() };
+            View { pixels: resized.into(), height: self.size, width: self.size, shift }
+        };
+        match RandAugment::new(augmentation, self.mean) {
+            None => {
+                let beyond = match augmentation.fill {
+                    Fill::Zero => self.levels[0],
+                    Fill::Mean => [0.0; 3],
                 };
-                // Drawn in this order in both cases: the mirror, then the window, then what is erased.
-                let flip = random.uniform() < augmentation.flip;
-                if padded {
-                    let mut offset =
-                        || random.below(2 * augmentation.padding + 1) as isize - augmentation.padding as isize;
-                    let shift = Shift { down: offset(), right: offset(), flip };
-                    self.centred(image, self.size, augmentation.filter, shift, augmentation.fill, out);
-                } else {
-                    let window = random_crop([image.height(), image.width()], augmentation.min_scale, random);
-                    let resized = resize(image, window, self.size, augmentation.filter);
-                    let view = View { pixels: &resized, height: self.size, width: self.size };
-                    self.write(view, Shift { flip, ..Shift::default() }, Fill::Zero, out);
-                }
-                if random.uniform() < augmentation.erase {
-                    self.erase(random, out);
-                }
+                view.write(self.size, normalise, beyond, out);
             }
+            Some(operations) => {
+                let beyond = match augmentation.fill {
+                    Fill::Zero => [0; 3],
+                    Fill::Mean => self.mean,
+                };
+                let mut canvas = Canvas::new(self.size);
+                view.write(self.size, |pixel| pixel, beyond, canvas.pixels_mut());
+                operations.apply(&mut canvas, random);
+                out.iter_mut().zip(canvas.pixels()).for_each(|(out, &pixel)| *out = normalise(pixel));
+            }
+        }
+        if random.uniform() < augmentation.erase {
+            self.erase(augmentation.erase_fill, random, out);
         }
     }
 
-    /// Covers a rectangle of `out`, (size, size, 3), with the mean colour.
-    fn erase(&self, random: &mut Sequence, out: &mut [f32]) {
+    /// Covers a rectangle of `out`, (size, size).
+    fn erase(&self, fill: EraseFill, random: &mut Sequence, out: &mut [[f32; 3]]) {
         let Some(window) = random_window([self.size; 2], ERASED, ERASED_RATIOS, random) else { return };
-        for row in out.chunks_exact_mut(self.size * 3).skip(window.top).take(window.height) {
-            row[window.left * 3..(window.left + window.width) * 3].fill(0.0);
+        for row in out.chunks_exact_mut(self.size).skip(window.top).take(window.height) {
+            let erased = row[window.left..window.left + window.width].as_flattened_mut();
+            match fill {
+                EraseFill::Mean => erased.fill(0.0),
+                EraseFill::Noise => erased.fill_with(|| random.normal() as f32),
+            }
         }
     }
 
     /// The centre of the image, shifted. Where the image is not of the input size, the largest centred square is
     /// first resized to `zoomed` pixels a side.
-    fn centred(&self, image: &Image, zoomed: usize, filter: Filter, shift: Shift, fill: Fill, out: &mut [f32]) {
+    fn centred<'a>(&self, image: &'a Image, zoomed: usize, filter: Filter, shift: Shift) -> View<'a> {
         let (height, width) = (image.height(), image.width());
         if (height, width) == (self.size, self.size) {
-            return self.write(View { pixels: image.pixels(), height, width }, shift, fill, out);
+            return View { pixels: image.pixels().into(), height, width, shift };
         }
         // Taking the square first bounds the work on an image of extreme shape, and changes nothing that is shown.
         let side = height.min(width);
@@ -135,43 +166,7 @@ impl Transform {
         let resized = resize(image, square, zoomed, filter);
         let margin = ((zoomed - self.size) / 2) as isize;
         let shift = Shift { down: shift.down + margin, right: shift.right + margin, ..shift };
-        self.write(View { pixels: &resized, height: zoomed, width: zoomed }, shift, fill, out);
-    }
-
-    /// Normalises the window of `view` that begins at row `shift.down` and column `shift.right` into `out`,
-    /// (size, size, 3). Where the window hangs over an edge, it shows `fill`.
-    fn write(&self, view: View<'_>, shift: Shift, fill: Fill, out: &mut [f32]) {
-        let size = self.size;
-        let beyond = match fill {
-            Fill::Zero => self.levels[0],
-            Fill::Mean => [0.0; 3],
-        };
-        // The output's columns `from..to` lie inside the view; the first of them shows its column `first`.
-        let from = shift.right.saturating_neg().clamp(0, size as isize) as usize;
-        let to = (view.width as isize - shift.right).clamp(from as isize, size as isize) as usize;
-        let first = (from as isize + shift.right) as usize;
-        for (y, row) in out.chunks_exact_mut(size * 3).enumerate() {
-            let row = row.as_chunks_mut::<3>().0;
-            let source = y as isize + shift.down;
-            if !(0..view.height as isize).contains(&source) || from == to {
-                row.fill(beyond);
-                continue;
-            }
-            let start = (source as usize * view.width + first) * 3;
-            let pixels = view.pixels[start..start + (to - from) * 3].as_chunks::<3>().0;
-            let normalise = |(out, pixel): (&mut [f32; 3], &[u8; 3])| {
-                *out = std::array::from_fn(|channel| self.levels[usize::from(pixel[channel])][channel]);
-            };
-            if shift.flip {
-                row[..size - to].fill(beyond);
-                row[size - to..size - from].iter_mut().rev().zip(pixels).for_each(normalise);
-                row[size - from..].fill(beyond);
-            } else {
-                row[..from].fill(beyond);
-                row[from..to].iter_mut().zip(pixels).for_each(normalise);
-                row[to..].fill(beyond);
-            }
-        }
+        View { pixels: resized.into(), height: zoomed, width: zoomed, shift }
     }
 }
 
@@ -183,12 +178,43 @@ struct Shift {
     flip: bool,
 }
 
-/// Borrowed pixels, (height, width, 3).
-#[derive(Clone, Copy)]
+/// Pixels, (height, width, 3), and the window of them that is shown.
 struct View<'a> {
-    pixels: &'a [u8],
+    pixels: Cow<'a, [u8]>,
     height: usize,
     width: usize,
+    shift: Shift,
+}
+
+impl View<'_> {
+    /// Writes the window, which begins at row `shift.down` and column `shift.right`, to `out`, (size, size), each pixel as
+    /// `written` has it. Where the window hangs over an edge, it shows `beyond`.
+    fn write<T: Copy>(&self, size: usize, written: impl Fn([u8; 3]) -> T, beyond: T, out: &mut [T]) {
+        let Shift { down, right, flip } = self.shift;
+        // The output's columns `from..to` lie inside the view; the first of them shows its column `first`.
+        let from = right.saturating_neg().clamp(0, size as isize) as usize;
+        let to = (self.width as isize - right).clamp(from as isize, size as isize) as usize;
+        let first = (from as isize + right) as usize;
+        for (y, row) in out.chunks_exact_mut(size).enumerate() {
+            let source = y as isize + down;
+            if !(0..self.height as isize).contains(&source) || from == to {
+                row.fill(beyond);
+                continue;
+            }
+            let start = (source as usize * self.width + first) * 3;
+            let pixels = self.pixels[start..start + (to - from) * 3].as_chunks::<3>().0;
+            let write = |(out, &pixel): (&mut T, &[u8; 3])| *out = written(pixel);
+            if flip {
+                row[..size - to].fill(beyond);
+                row[size - to..size - from].iter_mut().rev().zip(pixels).for_each(write);
+                row[size - from..].fill(beyond);
+            } else {
+                row[..from].fill(beyond);
+                row[from..to].iter_mut().zip(pixels).for_each(write);
+                row[to..].fill(beyond);
+            }
+        }
+    }
 }
 
 /// A window of uniform area in `min_scale..1` of the image and log-uniform shape in 3/4..4/3, anywhere inside; where
