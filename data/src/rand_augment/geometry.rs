@@ -51,17 +51,36 @@ impl Affine {
     }
 }
 
+/// A colour as numbers; the fourth fills up the machine's vectors.
+type Colour = [f64; 4];
+
 /// The colour of a place in the picture.
+#[inline(always)]
 fn interpolated(picture: &[[u8; 3]], side: usize, x: f64, y: f64) -> [u8; 3] {
     let ((columns, right), (rows, down)) = (taps(x, side), taps(y, side));
-    let pixel = |row: usize, column: usize| picture[row * side + column].map(f64::from);
-    // At the middle of a column or row the cubic is that one's colour, to the bit.
-    let along = |row: usize| match right == 0.0 {
-        true => pixel(row, columns[1]),
-        false => cubic(columns.map(|column| pixel(row, column)), right),
+    let [above, row, below, last] = rows.map(|y| &picture[y * side..][..side]);
+    // At the middle of a row or column the cubic is that one's colour, to the bit.
+    let [red, green, blue, _] = if down == 0.0 {
+        along(row, columns, right)
+    } else if right == 0.0 {
+        let at = |row: &[[u8; 3]]| colour(row[columns[1]]);
+        cubic(at(above), at(row), at(below), at(last), down)
+    } else {
+        let at = |row| along(row, columns, right);
+        cubic(at(above), at(row), at(below), at(last), down)
     };
-    let colour = if down == 0.0 { along(rows[1]) } else { cubic(rows.map(along), down) };
-    colour.map(|x| x as u8) // truncates and saturates
+    [red as u8, green as u8, blue as u8] // truncates and saturates
+}
+
+/// The colour of a place in a row.
+#[inline(always)]
+fn along(row: &[[u8; 3]], [p, q, r, s]: [usize; 4], at: f64) -> Colour {
+    cubic(colour(row[p]), colour(row[q]), colour(row[r]), colour(row[s]), at)
+}
+
+#[inline(always)]
+fn colour([red, green, blue]: [u8; 3]) -> Colour {
+    [f64::from(red), f64::from(green), f64::from(blue), 0.0]
 }
 
 /// The four pixels of an axis around a place, and how far that is from the second towards the third.
@@ -72,10 +91,14 @@ fn taps(at: f64, side: usize) -> ([usize; 4], f64) {
     ([-1, 0, 1, 2].map(|step| (second + step).clamp(0, last) as usize), at - second as f64)
 }
 
-/// The cubic through the second colour (`at` is 0) and the third (1).
-fn cubic([first, second, third, fourth]: [[f64; 3]; 4], at: f64) -> [f64; 3] {
-    std::array::from_fn(|channel| {
-        let [p, q, r, s] = [first[channel], second[channel], third[channel], fourth[channel]];
-        q + at * (-p + r + at * (2.0 * (p - q) + r - s + at * (-p + q - r + s)))
-    })
+/// The cubic through `q` (`at` is 0) and `r` (1), between `p` and `s`.
+#[inline(always)]
+fn cubic(p: Colour, q: Colour, r: Colour, s: Colour, at: f64) -> Colour {
+    let mut level = [0.0; 4];
+    for i in 0..4 {
+        let (one, two) = (-p[i] + r[i], 2.0 * (p[i] - q[i]) + r[i] - s[i]);
+        let three = -p[i] + q[i] - r[i] + s[i];
+        level[i] = q[i] + at * (one + at * (two + at * three));
+    }
+    level
 }

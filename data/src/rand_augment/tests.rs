@@ -48,15 +48,104 @@ fn the_bytes_are_pillows() {
     assert!(Operation::ALL.iter().all(|operation| seen.contains(operation)), "{seen:?}");
 }
 
+#[test]
+fn magnitude_0_leaves_a_picture_and_10_does_the_most() {
+    // Enough pixels to equalise, and a range to stretch.
+    let side = 20;
+    let picture: Vec<[u8; 3]> = noise(side).into_iter().map(|pixel| pixel.map(|byte| 30 + byte / 2)).collect();
+    use Operation::{AutoContrast, Equalize, Invert, Posterize};
+    for operation in Operation::ALL {
+        for negative in [false, true] {
+            let same = applied(side, &picture, operation, 0.0, negative) == picture;
+            assert_eq!(same, ![AutoContrast, Equalize, Invert, Posterize].contains(&operation), "{operation:?}");
+            assert_ne!(applied(side, &picture, operation, 10.0, negative), picture, "{operation:?}");
+        }
+    }
+    // Newer versions of Pillow refuse to keep no bits; those with which the published weights were trained gave black.
+    assert_eq!(applied(side, &picture, Posterize, 10.0, false), [[0; 3]; 400]);
+    let inverted: Vec<[u8; 3]> = picture.iter().map(|pixel| pixel.map(|byte| 255 - byte)).collect();
+    assert_eq!(applied(side, &picture, Operation::Solarize, 10.0, false), inverted);
+}
+
+/// The smallest pictures have no inside, and one colour has no range.
+#[test]
+fn extreme_pictures() {
+    use Operation::{AutoContrast, Equalize, Sharpness};
+    for side in 1..=5 {
+        let black_and_white = (0..side * side).map(|i| [if i % 2 == 0 { 0 } else { 255 }; 3]).collect();
+        let pictures = [vec![[0; 3]; side * side], vec![[255, 9, 77]; side * side], black_and_white, noise(side)];
+        for (number, picture) in pictures.iter().enumerate() {
+            for (operation, magnitude) in Operation::ALL.into_iter().flat_map(|o| [0.0, 5.0, 10.0].map(|m| (o, m))) {
+                for negative in [false, true] {
+                    let found = applied(side, picture, operation, magnitude, negative);
+                    assert_eq!(found.len(), side * side);
+                    let of_one_colour = number < 2 && [AutoContrast, Equalize, Sharpness].contains(&operation);
+                    let all_edge = side < 3 && operation == Sharpness;
+                    assert!(!(of_one_colour || all_edge) || found == *picture, "{operation:?} of {picture:?}");
+                }
+            }
+        }
+    }
+}
+
+fn draws(magnitude: f64, magnitude_std: f64, count: usize) -> Vec<Option<Step>> {
+    let augment = RandAugment { operations: 1, magnitude, magnitude_std, fill: FILL };
+    let mut random = Philox::new(11, 0).sequence();
+    (0..count).map(|_| augment.draw(&mut random)).collect()
+}
+
+/// Asserts that something of this probability happened as often as it may, within four standard deviations.
+#[track_caller]
+fn assert_part(what: &str, found: usize, of: usize, probability: f64) {
+    let (expected, spread) = (of as f64 * probability, (of as f64 * probability * (1.0 - probability)).sqrt());
+    assert!((found as f64 - expected).abs() < 4.0 * spread, "{what}: {found} of {of}, expected {expected}");
+}
+
+#[test]
+fn each_operation_is_as_frequent_and_half_are_applied() {
+    const COUNT: usize = 60_000;
+    let steps: Vec<Step> = draws(9.0, 0.5, COUNT).into_iter().flatten().collect();
+    assert_part("applied", steps.len(), COUNT, 0.5);
+    for operation in Operation::ALL {
+        let these = || steps.iter().filter(|step| step.operation == operation);
+        assert_part(&format!("{operation:?}"), these().count(), COUNT, 0.5 / 15.0);
+        assert_part("negative", these().filter(|step| step.negative).count(), these().count(), 0.5);
+    }
+}
+
+#[test]
+fn magnitudes_are_normal_within_their_bounds() {
+    let magnitudes = |mean: f64, std: f64| -> Vec<f64> {
+        draws(mean, std, 40_000).into_iter().flatten().map(|step| step.magnitude).collect()
+    };
+    let drawn = magnitudes(5.0, 0.5);
+    let count = drawn.len() as f64;
+    let mean = drawn.iter().sum::<f64>() / count;
+    let variance = drawn.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+    // Four standard deviations of either: of the mean std / sqrt(n), of the variance sqrt(2 / n) std^2.
+    assert!((mean - 5.0).abs() < 4.0 * 0.5 / count.sqrt(), "{mean}");
+    assert!((variance - 0.25).abs() < 4.0 * 0.25 * (2.0 / count).sqrt(), "{variance}");
+
+    // What lies beyond a bound becomes the bound: two standard deviations above 9 at 0.5, half of one below 0.5 at 1.
+    for (mean, std, bound, beyond) in [(9.0, 0.5, 10.0, 0.022_750), (0.5, 1.0, 0.0, 0.308_538)] {
+        let drawn = magnitudes(mean, std);
+        assert!(drawn.iter().all(|magnitude| (0.0..=10.0).contains(magnitude)));
+        let clamped = drawn.iter().filter(|&&magnitude| magnitude == bound).count();
+        assert_part(&format!("at {bound}"), clamped, drawn.len(), beyond);
+    }
+    assert!(magnitudes(7.3, 0.0).iter().all(|&magnitude| magnitude == 7.3));
+    assert!(magnitudes(7.3, f64::MAX).iter().all(|magnitude| [0.0, 10.0].contains(magnitude)));
+}
+
 /// `cargo test --release -p biformer-data -- --ignored --nocapture operations` prints how long each takes.
 #[test]
 #[ignore = "a measurement"]
 fn speed_of_the_operations() {
     let published = RandAugment { operations: 2, magnitude: 9.0, magnitude_std: 0.5, fill: FILL };
     for side in [224, 32] {
-        let (picture, images) = (noise(side), 40 * (224 / side).pow(2));
-        // Of ten times, the one with the least of what else the machine does.
-        let measure = |name: String, work: &dyn Fn(&mut Canvas, &mut Sequence)| {
+        let picture = noise(side);
+        // The least of several times, for what else the machine does.
+        let measure = |name: String, times: usize, images: usize, work: &dyn Fn(&mut Canvas, &mut Sequence)| {
             let once = |_| {
                 let (mut canvas, mut random) = (canvas(side, &picture), Philox::new(7, 0).sequence());
                 let started = std::time::Instant::now();
@@ -64,14 +153,14 @@ fn speed_of_the_operations() {
                     canvas.pixels_mut().copy_from_slice(&picture);
                     work(std::hint::black_box(&mut canvas), &mut random);
                 }
-                started.elapsed().as_secs_f64() * 1e3 / f64::from(images as u32)
+                started.elapsed().as_secs_f64() * 1e3 / images as f64
             };
-            println!("{side}: {:.4} ms, {name}", (0..10).map(once).fold(f64::INFINITY, f64::min));
+            println!("{side}: {:.4} ms, {name}", (0..times).map(once).fold(f64::INFINITY, f64::min));
         };
         for operation in Operation::ALL {
             let step = Step { operation, magnitude: 9.0, negative: false };
-            measure(format!("{operation:?}"), &|canvas, _| step.apply(canvas, FILL));
+            measure(format!("{operation:?}"), 100, 4, &|canvas, _| step.apply(canvas, FILL));
         }
-        measure("as published".to_owned(), &|canvas, random| published.apply(canvas, random));
+        measure("as published".to_owned(), 8, 500, &|canvas, random| published.apply(canvas, random));
     }
 }
