@@ -65,8 +65,8 @@ pub struct Augmentation {
     pub min_scale: f64,
     /// The filter of a resized crop (bicubic).
     pub filter: Filter,
-    /// The probability of erasing a rectangle (0; the published ImageNet recipe has 0.25): the mean colour covers a
-    /// fiftieth to a third of the image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it).
+    /// The probability of erasing a rectangle (0; the published ImageNet recipe has 0.25), of a fiftieth to a third of the
+    /// image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it).
     pub erase: f64,
     /// What an erased rectangle shows (mean; the published ImageNet recipe has noise).
     pub erase_fill: EraseFill,
@@ -139,10 +139,9 @@ impl Augmentation {
                 format!("{min_scale} is not a part of the area, above 0, up to 1"),
             ));
         }
-        for (name, value, range) in [
-            ("rand_augment", self.rand_augment, 0..=MOST_OPERATIONS),
-            ("repeats", self.repeats, 1..=MOST_REPEATS),
-        ] {
+        for (name, value, range) in
+            [("rand_augment", self.rand_augment, 0..=MOST_OPERATIONS), ("repeats", self.repeats, 1..=MOST_REPEATS)]
+        {
             if !range.contains(&value) {
                 return Err(Error::setting(name, format!("{value} is not in {}..={}", range.start(), range.end())));
             }
