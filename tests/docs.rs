@@ -231,6 +231,31 @@ fn the_readmes_configuration_is_understood() {
     }
 }
 
+#[test]
+fn every_configuration_that_is_kept_is_understood() {
+    let files = std::fs::read_dir(root().join("configs")).unwrap().map(|entry| entry.unwrap().path());
+    let understood = |path: PathBuf| {
+        let changes = Changes::gather(Some(&path), toml::Table::new()).unwrap();
+        RunConfig::changed(&changes).unwrap_or_else(|error| panic!("{}: {error:#}", path.display()));
+    };
+    assert!(files.map(understood).count() >= 2);
+}
+
+/// The learning rates of the published schedule, as the reference's code was seen to give them.
+#[test]
+fn the_published_recipe_has_the_published_learning_rates() {
+    let changes = Changes::gather(Some(&root().join("configs/imagenet.toml")), toml::Table::new()).unwrap();
+    let schedule = RunConfig::changed(&changes).unwrap().schedule(1251).unwrap();
+    for (epoch, rate) in
+        [(0, 1e-6), (1, 1e-6), (2, 2.008e-4), (5, 8.002e-4), (6, 9.9932e-4), (150, 5.10184e-4), (299, 1.01086e-5)]
+    {
+        for step in [epoch * 1251, epoch * 1251 + 1250] {
+            let got = schedule.lr(step);
+            assert!((got / rate - 1.0).abs() < 1e-4, "epoch {epoch}: {got:e}, not {rate:e}");
+        }
+    }
+}
+
 // ---- Quotations and links ----
 
 #[test]
