@@ -163,6 +163,9 @@ fn values_that_make_no_sense() {
         ("optimizer.betas = [0.9, 1.0]", &["optimizer: betas[1] is 1.0", "[0, 1)"]),
         ("augmentation.flip = 2.0", &["augmentation", "flip", "probability"]),
         ("augmentation.erase = nan", &["augmentation", "erase", "NaN is not a probability"]),
+        ("augmentation.mixup = inf", &["augmentation", "mixup", "inf is neither 0, for none, nor in 0.01..=100"]),
+        ("augmentation.rand_augment = 99", &["augmentation", "rand_augment", "99 is not in 0..=16"]),
+        ("augmentation.repeats = 0", &["augmentation", "repeats", "0 is not in 1..=1000"]),
         ("augmentation.crop = \"round\"", &["augmentation.crop", "padded"]),
         ("model = 3", &["model: expected a text in quotes, got 3"]),
     ];

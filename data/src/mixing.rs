@@ -34,17 +34,18 @@ impl Mixing {
     /// of the larger parts.
     pub(crate) fn apply(&self, batch: &mut Batch, parts: usize, classes: usize, random: &mut Sequence) {
         let [count, height, width, _] = batch.shape;
-        let image = height * width * 3;
+        let (image, parts) = (height * width * 3, parts.min(count));
         batch.targets.resize(count * classes, (self.smoothing / classes as f64) as f32);
-        for slots in (0..parts).map(|part| batch.slots(part, parts)).collect::<Vec<_>>() {
+        for part in 0..parts {
+            let slots = batch.slots(part, parts);
             let images = &mut batch.images[slots.start * image..slots.end * image];
             let share = self.mix(images, [height, width], random);
             let labels = &mut batch.labels[slots.clone()];
             let others: Vec<u32> = labels.iter().rev().copied().collect();
             let targets = batch.targets[slots.start * classes..slots.end * classes].chunks_exact_mut(classes);
             for ((label, other), target) in labels.iter_mut().zip(others).zip(targets) {
-                for (class, part) in [(*label, share), (other, 1.0 - share)] {
-                    target[class as usize] += ((1.0 - self.smoothing) * part) as f32;
+                for (class, share) in [(*label, share), (other, 1.0 - share)] {
+                    target[class as usize] += ((1.0 - self.smoothing) * share) as f32;
                 }
                 if share < 0.5 {
                     *label = other;

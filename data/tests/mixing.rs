@@ -135,6 +135,16 @@ fn each_micro_batch_is_mixed_by_itself() {
     assert!(share(0) != share(2) && share(2) != share(5), "each by a share of its own");
 }
 
+/// Of more micro-batches than samples, each sample is one, and its own partner.
+#[test]
+fn more_micro_batches_than_samples_leave_each_alone() {
+    let config = LoaderConfig { parts: usize::MAX, ..config(Some(mixing(1.0, 0.0))) };
+    let batch = Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap();
+    assert_eq!(batch.samples, [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert!((0..8).all(|slot| batch.image(slot).iter().all(|&x| x == own(slot))));
+    assert!((0..8).all(|slot| batch.targets[slot * CLASSES + slot] == 1.0));
+}
+
 #[test]
 fn targets_are_smoothed_as_labels_are() {
     let [plain, smooth] = [0.0, 0.3].map(|smoothing| {
