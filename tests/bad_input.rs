@@ -147,7 +147,7 @@ fn names_that_do_not_exist() {
 fn values_that_make_no_sense() {
     let folder = fresh("bad-values");
     let data = &shared().data;
-    let cases: [(&str, &[&str]); 17] = [
+    let cases: [(&str, &[&str]); 20] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
         ("image_size = 34", &["a 34x34 image does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
