@@ -16,7 +16,7 @@
 //! | `resample.rs` | its interpolation |
 //! | `mixing.rs` | [`Mixing`], images of a batch mixed with one another |
 //! | `order.rs` | which samples an epoch shows, and in which order |
-//! | `loader.rs` | [`Loader`], threads that build batches ahead of their use, in an order that no thread can change |
+//! | `loader.rs` | [`Loader`], which builds batches ahead of their use, in an order that no thread can change |
 //! | `batch.rs` | [`Batch`], what it makes |
 //! | `error.rs` | [`Error`], one variant for each kind of failure |
 //!

@@ -1,16 +1,21 @@
-//! Batches, built ahead of their use by a few threads.
+//! Batches, built ahead of their use.
 //!
-//! Thread `t` of `T` builds the batches `first + t`, `first + t + T`, ... and hands them over in a bounded channel of
-//! its own; the consumer takes from the channels in turn. So the batches come in order without being sorted, a slow
-//! consumer holds the threads back, and no thread's speed can change what a batch holds:
+//! A thread makes the batches of an epoch one after the other, the images of each on as many threads as there are cores, and
+//! puts them into a bounded channel: so they come in order without being sorted, and a slow consumer holds the threads back.
+//! A batch is there as soon as it can be, and few are in memory, however many cores there are. No thread's speed can change
+//! what a batch holds:
 //! the order of an epoch is a function of (seed, epoch), the augmentation of a sample one of (seed, epoch, sample), and how
 //! images are mixed one of (seed, epoch, batch).
 
+use std::fmt::Display;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use rayon::ThreadPoolBuilder;
+use rayon::prelude::*;
 use tensor::rng::Philox;
 
 use crate::order::{Showing, order};
@@ -37,9 +42,9 @@ pub struct LoaderConfig {
     pub shuffle: bool,
     /// Whether a last batch that is not full is left out.
     pub drop_last: bool,
-    /// Threads; 0 for one a core, up to 8.
+    /// Threads; 0 for one a core.
     pub workers: usize,
-    /// Batches built ahead of their use, over all threads; at least one a thread.
+    /// Batches built ahead of their use, at least one.
     pub prefetch: usize,
     /// How many undecodable images an epoch (or the part of it that is run) bears before
     /// [`Error::TooManyBadImages`].
@@ -65,7 +70,7 @@ impl LoaderConfig {
             shuffle: true,
             drop_last: true,
             workers: 0,
-            prefetch: 4,
+            prefetch: 2,
             max_bad_images: 0,
             transform,
             parts: 1,
@@ -79,9 +84,9 @@ impl LoaderConfig {
         Self { shuffle: false, drop_last: false, ..Self::train(batch_size, 0, transform) }
     }
 
-    /// The batches that wait for the consumer, for each of so many threads.
-    fn ahead(&self, workers: usize) -> usize {
-        self.prefetch.min(MAX_PREFETCH).div_ceil(workers).max(1)
+    /// The batches that wait for the consumer.
+    fn ahead(&self) -> usize {
+        self.prefetch.clamp(1, MAX_PREFETCH)
     }
 }
 
@@ -118,9 +123,10 @@ impl Loader {
             return Err(Error::setting("batch_size", problem));
         }
         let workers = match config.workers {
-            0 => thread::available_parallelism().map_or(1, usize::from).min(8),
-            workers => workers.min(MAX_WORKERS),
+            0 => thread::available_parallelism().map_or(1, usize::from),
+            workers => workers,
         };
+        let workers = workers.min(MAX_WORKERS);
         Ok(Self { dataset, config: Arc::new(config), workers, spare: Arc::default() })
     }
 
@@ -143,28 +149,15 @@ impl Loader {
     /// The batches of `epoch` from `first_batch` on: bit for bit those that the whole epoch has from there.
     pub fn epoch(&self, epoch: u64, first_batch: usize) -> Batches {
         let total = self.batches_per_epoch();
-        let workers = self.workers.min(total.saturating_sub(first_batch));
         let order = order(&self.config, epoch, self.dataset.len());
         let job = Arc::new(self.job(Arc::clone(&self.config), epoch, order));
-        let mut batches = Batches {
-            job: Arc::clone(&job),
-            bad: Vec::new(),
-            first: first_batch,
-            next: first_batch,
-            total,
-            workers: Vec::with_capacity(workers),
-            failed: None,
-        };
-        for worker in 0..workers {
-            let (sender, receiver) = sync_channel(self.config.ahead(workers));
-            let numbers = (first_batch + worker..total).step_by(workers);
-            let job = Arc::clone(&job);
-            match thread::Builder::new().name(format!("loader-{worker}")).spawn(move || job.work(numbers, &sender)) {
-                Ok(thread) => batches.workers.push(Worker { receiver, thread }),
-                Err(cause) => batches.failed = Some(Error::Worker(format!("cannot start it: {cause}"))),
-            }
-        }
-        batches
+        let (sender, receiver) = sync_channel(self.config.ahead());
+        let thread = thread::Builder::new().name("loader".to_owned()).spawn({
+            let (job, workers) = (Arc::clone(&job), self.workers);
+            move || job.work(first_batch..total, workers, &sender)
+        });
+        let worker = thread.map(|thread| Worker { receiver, thread }).map_err(cannot_start);
+        Batches { job, bad: Vec::new(), left: total.saturating_sub(first_batch), worker: Some(worker) }
     }
 
     /// A batch of these samples, in this order, as they are in the first epoch. Errors: those of an epoch's batches.
@@ -189,11 +182,9 @@ impl Loader {
         (self.most_batches() * images * (size * size * 3 + targets) * size_of::<f32>()) as u64
     }
 
-    /// The most batches that there are at once: for each thread those that wait, and one on its way; and what the consumer
-    /// has in hand.
+    /// The most batches that there are at once: those that wait, the one on its way, and what the consumer has in hand.
     fn most_batches(&self) -> usize {
-        let workers = self.workers.min(self.batches_per_epoch());
-        (workers * (self.config.ahead(workers) + 1) + 2).min(self.batches_per_epoch())
+        (self.config.ahead() + 1 + 2).min(self.batches_per_epoch())
     }
 
     /// Takes a used batch back, so that its memory serves a later one of the epoch. Optional.
@@ -210,11 +201,8 @@ impl Loader {
 pub struct Batches {
     job: Arc<Job>,
     bad: Vec<String>, // the failures so far, at most `max_bad_images`
-    first: usize,
-    next: usize,
-    total: usize,
-    workers: Vec<Worker>,
-    failed: Option<Error>,
+    left: usize,
+    worker: Option<Result<Worker>>,
 }
 
 struct Worker {
@@ -226,30 +214,33 @@ impl Iterator for Batches {
     type Item = Result<Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let result = match self.failed.take() {
-            Some(error) => Err(error),
-            None if self.next >= self.total => return None,
-            None => self.receive().and_then(|batch| self.judge(batch)),
-        };
-        self.next = if result.is_ok() { self.next + 1 } else { self.total };
+        if self.left == 0 {
+            return None;
+        }
+        let result = self.receive().and_then(|batch| self.judge(batch));
+        self.left = if result.is_ok() { self.left - 1 } else { 0 };
         Some(result)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
         // An error ends the iterator early.
-        let left = self.total.saturating_sub(self.next);
-        (left.min(1), Some(left))
+        (self.left.min(1), Some(self.left))
     }
 }
 
 impl Batches {
     fn receive(&mut self) -> Result<Batch> {
-        let turn = (self.next - self.first) % self.workers.len();
-        if let Ok(result) = self.workers[turn].receiver.recv() {
+        if let Some(Ok(worker)) = &self.worker
+            && let Ok(result) = worker.receiver.recv()
+        {
             return result;
         }
-        // The thread hung up before it was done, which only a panic makes it do.
-        let payload = self.workers.remove(turn).thread.join().err();
+        // The thread did not start, or hung up before it was done, which only a panic makes it do.
+        let payload = match self.worker.take() {
+            Some(Err(error)) => return Err(error),
+            Some(Ok(worker)) => worker.thread.join().err(),
+            None => None,
+        };
         let text = payload.as_ref().and_then(|payload| {
             payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied())
         });
@@ -271,14 +262,18 @@ impl Batches {
 impl Drop for Batches {
     fn drop(&mut self) {
         self.job.stop.store(true, Ordering::Relaxed);
-        // Hang up on all before waiting for any: a thread that waits for room in its channel then ends.
-        let threads: Vec<_> = self.workers.drain(..).map(|worker| worker.thread).collect();
-        for thread in threads {
+        if let Some(Ok(Worker { receiver, thread })) = self.worker.take() {
+            // Hang up first: the thread may wait for room in the channel.
+            drop(receiver);
             let _ = thread.join();
         }
         // Between epochs nobody needs them, and another loader may.
         lock(&self.job.spare).clear();
     }
+}
+
+fn cannot_start(cause: impl Display) -> Error {
+    Error::Worker(format!("cannot start it: {cause}"))
 }
 
 /// What the threads of one epoch share.
@@ -292,10 +287,15 @@ struct Job {
 }
 
 impl Job {
-    /// One thread's life: ends with its last batch, with an error, or when nobody listens any more.
-    fn work(&self, numbers: impl Iterator<Item = usize>, sender: &SyncSender<Result<Batch>>) {
+    /// Makes the batches of these numbers on so many threads. Ends with the last, with an error, or when nobody listens any more.
+    fn work(&self, numbers: Range<usize>, workers: usize, sender: &SyncSender<Result<Batch>>) {
+        let named = |thread| format!("loader-{thread}");
+        let pool = match ThreadPoolBuilder::new().num_threads(workers).thread_name(named).build() {
+            Ok(pool) => pool,
+            Err(cause) => return sender.send(Err(cannot_start(cause))).unwrap_or_default(),
+        };
         for number in numbers {
-            let Some(result) = self.build(number) else { return };
+            let Some(result) = pool.install(|| self.build(number)) else { return };
             let failed = result.is_err();
             if sender.send(result).is_err() || failed {
                 return;
@@ -324,15 +324,16 @@ impl Job {
         batch.samples.extend(self.order[start..end].iter().map(|showing| showing.sample));
         batch.skipped.clear();
 
-        for (slot, out) in batch.images.chunks_exact_mut(image_len).enumerate() {
-            if self.stop.load(Ordering::Relaxed) {
-                return None;
-            }
-            let label = self.load(self.order[start + slot], out).unwrap_or_else(|error| {
+        let images = batch.images.par_chunks_exact_mut(image_len).zip(&self.order[start..end]);
+        let load = |(out, &showing): (&mut [f32], &Showing)| {
+            (!self.stop.load(Ordering::Relaxed)).then(|| self.load(showing, out))
+        };
+        let labels: Vec<Result<u32>> = images.map(load).collect::<Option<_>>()?;
+        for (slot, label) in labels.into_iter().enumerate() {
+            batch.labels.push(*label.as_ref().unwrap_or(&0));
+            if let Err(error) = label {
                 batch.skipped.push(Skipped { slot, sample: batch.samples[slot], reason: error.to_string() });
-                0
-            });
-            batch.labels.push(label);
+            }
         }
         if !batch.skipped.is_empty()
             && let Err(error) = self.replace_bad(&mut batch, end)?

@@ -5,6 +5,7 @@
 //! another. As in timm's batch mode, which trained the published models, all of a micro-batch is mixed in one way: by a share λ
 //! from Beta(α, α), the first image with the last, the second with the last but one, and so on.
 
+use rayon::prelude::*;
 use tensor::rng::Sequence;
 
 use crate::resample::Window;
@@ -77,11 +78,10 @@ impl Mixing {
 }
 
 /// Shows `work` the first image and the last, the second and the last but one, ...
-fn pairs(images: &mut [f32], image: usize, mut work: impl FnMut(&mut [f32], &mut [f32])) {
+fn pairs(images: &mut [f32], image: usize, work: impl Fn(&mut [f32], &mut [f32]) + Sync) {
     let (first, last) = images.split_at_mut(images.len() / image / 2 * image);
-    for (one, other) in first.chunks_exact_mut(image).zip(last.chunks_exact_mut(image).rev()) {
-        work(one, other);
-    }
+    let pairs = first.par_chunks_exact_mut(image).zip(last.par_chunks_exact_mut(image).rev());
+    pairs.for_each(|(one, other)| work(one, other));
 }
 
 /// A rectangle of the image's shape and of `1 - share` of its area, whose centre is anywhere: as much of it as lies in the
