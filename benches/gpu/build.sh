@@ -39,7 +39,8 @@ pwd -P >"$out/root"
 # So that a GPU host need not spend its time on compiling. It will all the same if its NVRTC is another release: the stage
 # called look says so.
 BIFORMER_CACHE=$PWD/$out/kernels CAPABILITY=${CAPABILITY:-9.0} \
-    cargo test --release --test kernels -- --ignored --exact --nocapture the_cache_is_filled
+    cargo test --release --test kernels -- --ignored --exact --nocapture the_cache_is_filled ||
+    echo "no machine code: the GPU host will compile the kernels itself" >&2
 
 tar -C target -czf target/gpu.tar.gz gpu
 du -sh "$out"/* target/gpu.tar.gz

@@ -352,6 +352,23 @@ fn arguments_are_held_against_the_kernels_parameters() {
     assert!(error.contains("called with (l), and declares (p)"), "{error}");
 }
 
+#[test]
+fn a_block_that_asks_for_more_than_there_is_does_not_run() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let mut out = Tensor::zeros_on(&Device::Cuda(Arc::clone(&gpu)), [256], DType::F32).unwrap();
+    let launch = |bytes, threads| {
+        let launch = FAULTS.launch(&gpu, "block_sums", DType::F32).unwrap();
+        launch.threads(threads).shared(bytes)
+    };
+    for (bytes, threads, said) in
+        [(228 << 10, 256, "asks for 233472 bytes of shared memory"), (0, 2048, "2048 threads")]
+    {
+        // SAFETY: it does not run.
+        let error = unsafe { launch(bytes, threads).output(&mut out).unwrap().run() }.unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
 /// Runs only as a child of the test below, where the sanitizers watch.
 #[test]
 #[ignore]

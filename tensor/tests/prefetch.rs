@@ -29,6 +29,8 @@ fn what_is_sent_ahead_comes_when_it_is_received() {
     assert!(matches!(prefetch.send(&[&[0; 17]]), Err(Error::Argument { .. })));
     let outcome = gpu.record(|| prefetch.send(&[&[0; 16]]));
     assert!(outcome.err().unwrap().to_string().contains("cannot be recorded"));
+    let another = gpu.record(|| Prefetch::new(&gpu, 16));
+    assert!(another.err().unwrap().to_string().contains("cannot be recorded"));
     drop((prefetch, pair));
     assert_eq!(gpu.stats().in_use, held);
 }

@@ -27,13 +27,6 @@ __device__ __forceinline__ void load(u32 (&pairs)[PAIRS], const bf16* from) {
     for (int i = 0; i < PAIRS; i++) pairs[i] = eight.pairs[i];
 }
 
-__device__ __forceinline__ void store(bf16* to, const u32 (&pairs)[PAIRS]) {
-    Eight eight;
-#pragma unroll
-    for (int i = 0; i < PAIRS; i++) eight.pairs[i] = pairs[i];
-    *reinterpret_cast<Pack<bf16>*>(to) = eight.pack;
-}
-
 // D += A·B over the 32 channels of a group: `a` are those of rows g and g + 8, `b` those of column g of B.
 __device__ __forceinline__ void multiply_add(float (&d)[4], const u32 (&a)[2][PAIRS], const u32 (&b)[PAIRS]) {
 #pragma unroll
@@ -121,7 +114,7 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
                 pair = pack_bf16(low * gamma[channel + 2 * i] + beta[channel + 2 * i],
                                  high * gamma[channel + 2 * i + 1] + beta[channel + 2 * i + 1]);
             }
-            if (normed && row < rows) store(normed + row * C + channel, n[group][side]);
+            if (normed && row < rows) store_at_once(normed + row * C + channel, n[group][side]);
         }
         if (mean && row < rows && own == 0) mean[row] = centre, rstd[row] = scale;
     }
@@ -160,8 +153,8 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
                 for (int side = 0; side < 2; side++) {
                     const i64 row = first + 8 * side;
                     if (row >= rows) break;
-                    store(before + row * hidden + channel, linear[side]);
-                    store(behind + row * hidden + channel, active[side]);
+                    store_at_once(before + row * hidden + channel, linear[side]);
+                    store_at_once(behind + row * hidden + channel, active[side]);
                 }
             __syncwarp(); // the lanes that stored come back to those that did not
 #pragma unroll
@@ -189,7 +182,7 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
             for (int i = 0; i < PAIRS; i++)
                 sums[i] = pack_bf16(low_half(sums[i]) + out[group][i][2 * side] + widen(bias.at[2 * i]),
                                     high_half(sums[i]) + out[group][i][2 * side + 1] + widen(bias.at[2 * i + 1]));
-            store(y + row * C + channel, sums);
+            store_at_once(y + row * C + channel, sums);
         }
     }
 }

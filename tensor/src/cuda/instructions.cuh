@@ -80,6 +80,17 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
 #endif
 }
 
+// Stores 16 bytes at once. (What has been put together from halves, the compiler would store half by half.)
+__device__ __forceinline__ void store_at_once(void* global, const u32 (&words)[4]) {
+#ifdef EMULATED
+    emulated::store_at_once(global, words);
+#else
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
+#endif
+}
+
 // Has the line of memory at an address brought to the second-level cache. Nobody waits for it.
 __device__ __forceinline__ void prefetch(const void* global) {
 #ifdef EMULATED

@@ -262,6 +262,11 @@ impl Launch<'_> {
             let message = format!("{} blocks of {threads} threads are more than a GPU runs at once", grid[0]);
             return Err(Error::argument(self.op, message));
         }
+        let (asked, most) = (self.extent.shared as usize, self.gpu.driver().properties().shared_memory);
+        if asked > most {
+            let message = format!("a block asks for {asked} bytes of shared memory, and this GPU gives it {most}");
+            return Err(Error::argument(self.op, message));
+        }
         // SAFETY: the caller's promise.
         unsafe { self.gpu.driver().launch(self.function, self.extent, &self.arguments) }
             .map_err(|error| error.within(&self.kernel))

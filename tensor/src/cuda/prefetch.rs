@@ -51,6 +51,7 @@ impl Prefetch {
     /// A way for up to `bytes` at a time. Errors: [`Error::OutOfMemory`] where the device has no room for them;
     /// [`Error::Gpu`].
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
+        gpu.expect_no_recording("a way for copies")?;
         let block = Memory::new(gpu, bytes).map_err(|error| error.of_tensor("what is sent ahead".into()))?;
         // Whoever had the block before may still be at work.
         gpu.driver.order(Stream::Work, Stream::Copies)?;

@@ -65,6 +65,11 @@ inline uint32_t transpose(uint32_t matrix) {
     return static_cast<uint32_t>(warp.taken[lane]);
 }
 
+inline void store_at_once(void* to, const uint32_t (&words)[4]) {
+    if (reinterpret_cast<uintptr_t>(to) % 16) block.error = "a store of 16 bytes is not aligned to as many";
+    else memcpy(to, words, 16);
+}
+
 inline void copy_async(void* to, const void* from, bool exists) {
     if (reinterpret_cast<uintptr_t>(to) % 16 || (exists && reinterpret_cast<uintptr_t>(from) % 16))
         block.error = "an asynchronous copy is not aligned to 16 bytes";

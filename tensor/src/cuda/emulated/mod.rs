@@ -226,9 +226,6 @@ impl Driver for Emulated {
             let [given, declared] = [&given, &kernel.signature].map(|letters| String::from_utf8_lossy(letters));
             return Err(failure(format!("{} is called with ({given}), and declares ({declared})", kernel.name)));
         }
-        if extent.shared as usize > self.properties.shared_memory {
-            return Err(failure(format!("{} asks for {} bytes of shared memory", kernel.name, extent.shared)));
-        }
         let mut values: Vec<*mut c_void> = arguments.iter().map(Arg::value).collect();
         let launch = Launch {
             grid: extent.grid,

@@ -136,6 +136,14 @@ impl Described {
         Ok(described)
     }
 
+    /// Names the row that is added, or that sums go to.
+    fn end_with(&self, address: u64) -> Result<()> {
+        let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        let value: *const c_void = (&raw const address).cast();
+        // SAFETY: the description is alive, and the value a pointer of eight bytes.
+        doing("a row", unsafe { result::set_matmul_desc_attribute(self.product, pointer, value, 8) })
+    }
+
     /// Adds the layout of a matrix of ours.
     fn add(&mut self, dtype: DType, (rows, cols): (usize, usize), batch: usize, stride: usize) -> Result<()> {
         use sys::cublasLtMatrixLayoutAttribute_t as Layout;
@@ -239,12 +247,8 @@ impl Blas {
         let (handle, workspace, stream) = (self.handle, self.workspace as *mut c_void, self.stream.cast());
         let shape = Shape::of(product);
         let plan = self.planned(&shape)?;
-        let vector = row | sums;
-        if vector != 0 {
-            let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
-            let value: *const c_void = (&raw const vector).cast();
-            // SAFETY: the description is the plan's, and the value a pointer of eight bytes.
-            doing("a row", unsafe { result::set_matmul_desc_attribute(plan.described.product, pointer, value, 8) })?;
+        if shape.ending != Ending::None {
+            plan.described.end_with(row | sums)?;
         }
         let (one, beta) = (1.0f32, if plus == 0 { 0.0f32 } else { 1.0 });
         let (wide_one, wide_beta) = (1.0f64, f64::from(beta));
@@ -288,6 +292,10 @@ impl Blas {
 
     fn plan(&self, shape: &Shape) -> Result<Plan> {
         let described = Described::new(shape)?;
+        if shape.ending != Ending::None {
+            // cuBLASLt may choose for no ending where there is no address yet: any will do.
+            described.end_with(self.workspace)?;
+        }
         let preference = doing("preferences", result::create_matmul_pref())?;
         // SAFETY: the preference is new, and destroyed nowhere else.
         let chosen = unsafe {
