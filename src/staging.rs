@@ -103,8 +103,11 @@ impl Staging {
         let parts = self.parts.len();
         let Some(next) = next().filter(|next| self.fits(next, parts)) else { return Ok(()) };
         let pieces = (0..parts).flat_map(|part| {
-            let Part { images, labels, targets } = Part::of(next, part, parts);
-            let targets = if targets.is_empty() { bytemuck::cast_slice(labels) } else { bytemuck::cast_slice(targets) };
+            let Part { images, targets } = Part::of(next, part, parts);
+            let targets = match targets {
+                Targets::Classes(classes) => bytemuck::cast_slice(classes),
+                Targets::Distributions(shares) => bytemuck::cast_slice(shares),
+            };
             [bytemuck::cast_slice(images), targets]
         });
         let pieces: Vec<&[u8]> = pieces.collect();
@@ -119,11 +122,18 @@ impl Staging {
     }
 }
 
+/// What images are to be taken for.
+enum Targets<'b> {
+    /// (N)
+    Classes(&'b [u32]),
+    /// Mixed ones: (N, K).
+    Distributions(&'b [f32]),
+}
+
 /// A part of a batch.
 struct Part<'b> {
     images: &'b [f32],
-    labels: &'b [u32],
-    targets: &'b [f32],
+    targets: Targets<'b>,
 }
 
 impl<'b> Part<'b> {
@@ -133,19 +143,22 @@ impl<'b> Part<'b> {
             let row = all.len() / batch.labels.len().max(1);
             &all[slots.start * row..slots.end * row]
         };
-        Self { images: rows(&batch.images), labels: &batch.labels[slots.clone()], targets: rows(&batch.targets) }
+        let targets = match batch.targets.is_empty() {
+            true => Targets::Classes(&batch.labels[slots.clone()]),
+            false => Targets::Distributions(rows(&batch.targets)),
+        };
+        Self { images: rows(&batch.images), targets }
     }
 }
 
 /// Part `part` of `parts` of a batch: images (N, H, W, 3), and their classes (N), or if they are mixed, distributions over
 /// the classes (N, K). Errors: [`tensor::Error::Shape`] where the batch has not the shape that it says.
 pub fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<[Tensor; 2]> {
-    let Part { images, labels, targets } = Part::of(batch, part, parts);
-    let [_, height, width, channels] = batch.shape;
-    let count = labels.len();
-    let targets = match targets.len().checked_div(count) {
-        None | Some(0) => Tensor::from_slice(labels, [count])?,
-        Some(classes) => Tensor::from_slice(targets, [count, classes])?,
+    let Part { images, targets } = Part::of(batch, part, parts);
+    let ([_, height, width, channels], count) = (batch.shape, batch.slots(part, parts).len());
+    let targets = match targets {
+        Targets::Classes(classes) => Tensor::from_slice(classes, [count])?,
+        Targets::Distributions(shares) => Tensor::from_slice(shares, [count, shares.len() / count.max(1)])?,
     };
     Ok([Tensor::from_slice(images, [count, height, width, channels])?, targets])
 }

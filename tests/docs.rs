@@ -5,6 +5,7 @@ use autograd::{Tape, Var};
 use biformer::commands::Cli;
 use biformer::config::{Changes, RunConfig};
 use clap::Parser;
+use data::{Augmentation, EraseFill};
 use ops::registry::{OPS, Op};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -241,11 +242,12 @@ fn every_configuration_that_is_kept_is_understood() {
     assert!(files.map(understood).count() >= 2);
 }
 
-/// The learning rates of the published schedule, as the reference's code was seen to give them.
+/// The learning rates are those that the reference's code was seen to give.
 #[test]
-fn the_published_recipe_has_the_published_learning_rates() {
+fn the_published_recipe_is_as_published() {
     let changes = Changes::gather(Some(&root().join("configs/imagenet.toml")), toml::Table::new()).unwrap();
-    let schedule = RunConfig::changed(&changes).unwrap().schedule(1251).unwrap();
+    let config = RunConfig::changed(&changes).unwrap();
+    let schedule = config.schedule(1251).unwrap();
     for (epoch, rate) in
         [(0, 1e-6), (1, 1e-6), (2, 2.008e-4), (5, 8.002e-4), (6, 9.9932e-4), (150, 5.10184e-4), (299, 1.01086e-5)]
     {
@@ -254,6 +256,12 @@ fn the_published_recipe_has_the_published_learning_rates() {
             assert!((got / rate - 1.0).abs() < 1e-4, "epoch {epoch}: {got:e}, not {rate:e}");
         }
     }
+    let Augmentation { erase, erase_fill, rand_augment, magnitude, magnitude_std, mixup, cutmix, mix, repeats, .. } =
+        config.augmentation;
+    assert_eq!((rand_augment, magnitude, magnitude_std), (2, 9.0, 0.5));
+    assert_eq!((erase, erase_fill, mixup, cutmix, mix, repeats), (0.25, EraseFill::Noise, 0.8, 1.0, 1.0, 3));
+    assert_eq!((config.batch_size / config.micro_batches, config.label_smoothing), (128, 0.1));
+    assert_eq!((config.optimizer.weight_decay, config.architecture.drop_path), (0.05, 0.1));
 }
 
 // ---- Quotations and links ----

@@ -38,6 +38,7 @@ sed -n '/^registry!\[/,/^\]/s/^ *\([a-z0-9_]*\),$/\1/p' ops/src/registry.rs >"$o
 pwd -P >"$out/root"
 # So that a GPU host need not spend its time on compiling. It will all the same if its NVRTC is another release: the stage
 # called look says so.
+cargo test --release --no-run --test kernels
 BIFORMER_CACHE=$PWD/$out/kernels CAPABILITY=${CAPABILITY:-9.0} \
     cargo test --release --test kernels -- --ignored --exact --nocapture the_cache_is_filled ||
     echo "no machine code: the GPU host will compile the kernels itself" >&2

@@ -1,17 +1,13 @@
 //! How training images are varied: the section `[augmentation]` of a configuration.
 
-use std::ops::RangeInclusive;
-
 use serde::{Deserialize, Serialize};
 
 use crate::rand_augment::MAX_MAGNITUDE;
 use crate::resample::Filter;
-use crate::{Error, Result};
+use crate::{Error, Mixing, Result};
 
 /// The most operations of RandAugment an image.
 const MOST_OPERATIONS: usize = 16;
-/// Where the distribution of shares still has a shape.
-const ALPHAS: RangeInclusive<f64> = 0.01..=100.0;
 const MOST_REPEATS: usize = 1000;
 
 /// How a training image is cropped.
@@ -34,7 +30,7 @@ pub enum Fill {
     /// Black: the byte 0, normalised as any other.
     #[default]
     Zero,
-    /// The mean colour: the float 0.
+    /// The mean colour: the float 0, or about that where RandAugment works on bytes.
     Mean,
 }
 
@@ -128,7 +124,7 @@ impl Augmentation {
         if padding > size {
             return Err(Error::setting("padding", format!("{padding} is more than the input size {size}")));
         }
-        for (name, probability) in [("flip", flip), ("erase", erase), ("mix", mix)] {
+        for (name, probability) in [("flip", flip), ("erase", erase)] {
             if !(0.0..=1.0).contains(&probability) {
                 return Err(Error::setting(name, format!("{probability} is not a probability in 0..=1")));
             }
@@ -152,12 +148,6 @@ impl Augmentation {
         if !(magnitude_std >= 0.0 && magnitude_std.is_finite()) {
             return Err(Error::setting("magnitude_std", format!("{magnitude_std} is not a finite number from 0 on")));
         }
-        for (name, alpha) in [("mixup", self.mixup), ("cutmix", self.cutmix)] {
-            if alpha != 0.0 && !ALPHAS.contains(&alpha) {
-                let [least, most] = [ALPHAS.start(), ALPHAS.end()];
-                return Err(Error::setting(name, format!("{alpha} is neither 0, for none, nor in {least}..={most}")));
-            }
-        }
-        Ok(())
+        Mixing { mixup: self.mixup, cutmix: self.cutmix, probability: mix, smoothing: 0.0 }.check()
     }
 }

@@ -27,10 +27,11 @@ impl Batch {
         counted
     }
 
-    /// The slots of part `part` of `parts`.
+    /// The slots of part `part` of `parts`, the first of which have one more where they cannot have as many each.
     pub fn slots(&self, part: usize, parts: usize) -> Range<usize> {
-        let count = self.labels.len();
-        count * part / parts..count * (part + 1) / parts
+        let (each, more) = (self.labels.len() / parts, self.labels.len() % parts);
+        let start = |part: usize| part * each + part.min(more);
+        start(part)..start(part + 1)
     }
 
     /// The floats of the image in a slot, (H, W, 3).
@@ -47,6 +48,8 @@ pub struct Skipped {
     pub slot: usize,
     /// Its number in the data set.
     pub sample: usize,
+    /// Whether the epoch has met it before, where it repeats samples: then it is not counted again.
+    pub again: bool,
     /// The failure, with the file's path.
     pub reason: String,
 }

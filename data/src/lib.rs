@@ -17,10 +17,11 @@
 //! | `mixing.rs` | [`Mixing`], images of a batch mixed with one another |
 //! | `order.rs` | which samples an epoch shows, and in which order |
 //! | `loader.rs` | [`Loader`], which builds batches ahead of their use, in an order that no thread can change |
+//! | `job.rs` | how the batches of an epoch are made, on several threads |
 //! | `batch.rs` | [`Batch`], what it makes |
 //! | `error.rs` | [`Error`], one variant for each kind of failure |
 //!
-//! Every random choice is a function of (seed, epoch, sample), so the bits of a batch do not depend on how many
+//! Every random choice is a function of (seed, epoch, sample or batch), so the bits of a batch do not depend on how many
 //! threads made it or on where in the epoch a resumed run began.
 #![forbid(unsafe_code)]
 
@@ -31,6 +32,7 @@ mod dataset;
 mod embedded;
 mod error;
 mod folder;
+mod job;
 mod loader;
 mod memory;
 mod mixing;

@@ -5,11 +5,16 @@
 //! another. As in timm's batch mode, which trained the published models, all of a micro-batch is mixed in one way: by a share λ
 //! from Beta(α, α), the first image with the last, the second with the last but one, and so on.
 
+use std::ops::RangeInclusive;
+
 use rayon::prelude::*;
 use tensor::rng::Sequence;
 
 use crate::resample::Window;
-use crate::{Augmentation, Batch};
+use crate::{Augmentation, Batch, Error, Result};
+
+/// Where the distribution of shares still has a shape.
+const ALPHAS: RangeInclusive<f64> = 0.01..=100.0;
 
 /// How a [`Loader`](crate::Loader) mixes the images of its batches.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +34,24 @@ impl Mixing {
     pub fn of(augmentation: &Augmentation, smoothing: f64) -> Option<Self> {
         let Augmentation { mixup, cutmix, mix: probability, .. } = *augmentation;
         augmentation.mixes().then_some(Self { mixup, cutmix, probability, smoothing })
+    }
+
+    /// Checks that shares can be drawn.
+    ///
+    /// Errors: [`Error::Setting`] where a number is out of its range.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (name, alpha) in [("mixup", self.mixup), ("cutmix", self.cutmix)] {
+            if alpha != 0.0 && !ALPHAS.contains(&alpha) {
+                let [least, most] = [ALPHAS.start(), ALPHAS.end()];
+                return Err(Error::setting(name, format!("{alpha} is neither 0, for none, nor in {least}..={most}")));
+            }
+        }
+        for (name, part) in [("mix", self.probability), ("smoothing", self.smoothing)] {
+            if !(0.0..=1.0).contains(&part) {
+                return Err(Error::setting(name, format!("{part} is not in 0..=1")));
+            }
+        }
+        Ok(())
     }
 
     /// Mixes the images of a batch, each of so many micro-batches by itself, and gives it its targets. Labels become those

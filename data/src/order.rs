@@ -23,10 +23,14 @@ pub(crate) fn order(config: &LoaderConfig, epoch: u64, len: usize) -> Vec<Showin
     };
     let showing = |place: usize| Showing { sample: samples[place / repeats], before: place % repeats };
     let showings: Vec<Showing> = (0..len).map(showing).collect();
+    if repeats == 1 {
+        return showings;
+    }
     showings.chunks(batch_size).flat_map(|batch| deal(batch, parts)).collect()
 }
 
-/// A batch dealt like cards: first what the first of its parts gets, then what the second gets, ...
+/// A batch dealt like cards, so that showings of a sample go to different parts: first what the first part gets, then what the
+/// second gets, ...
 fn deal(batch: &[Showing], parts: usize) -> impl Iterator<Item = Showing> {
     let parts = parts.min(batch.len());
     (0..parts).flat_map(move |part| batch.iter().skip(part).step_by(parts).copied())

@@ -4,8 +4,8 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use data::{
@@ -20,7 +20,13 @@ fn augmented(size: usize) -> Transform {
 /// All that training does to a batch.
 fn mixed(batch_size: usize) -> LoaderConfig {
     let mixing = Some(Mixing { mixup: 0.8, cutmix: 1.0, probability: 0.9, smoothing: 0.1 });
-    LoaderConfig { parts: 3, repeats: 2, mixing, ..LoaderConfig::train(batch_size, 7, augmented(32)) }
+    LoaderConfig {
+        parts: 3,
+        repeats: 2,
+        max_bad_images: 30,
+        mixing,
+        ..LoaderConfig::train(batch_size, 7, augmented(32))
+    }
 }
 
 fn all(dataset: &Arc<dyn Dataset>, config: &LoaderConfig, epoch: u64, first: usize) -> Vec<Batch> {
@@ -184,6 +190,68 @@ fn bad_images_and_resume_and_threads() {
         let config = LoaderConfig { workers, ..config.clone() };
         assert_eq!(all(&dataset, &config, 2, first), whole[first..]);
     }
+    let config = LoaderConfig { drop_last: false, ..mixed(8) };
+    let whole = all(&dataset, &config, 2, 0);
+    for (workers, first) in [(1, 0), (3, 5)] {
+        let config = LoaderConfig { workers, ..config.clone() };
+        assert_eq!(all(&dataset, &config, 2, first), whole[first..], "mixed");
+    }
+}
+
+/// Shown again, it is passed over again, but it is one bad image.
+#[test]
+fn a_repeated_bad_image_counts_once() {
+    let faulty: Arc<dyn Dataset> = Arc::new(Faulty::new(30, |index| index == 2 || index == 7));
+    let config = LoaderConfig { repeats: 3, ..in_order(5, 2) };
+    let batches = all(&faulty, &config, 0, 0);
+    let skipped: Vec<_> = batches.iter().flat_map(|batch| &batch.skipped).map(|it| (it.sample, it.again)).collect();
+    assert_eq!(skipped, [(2, false), (2, true), (2, true), (7, false), (7, true), (7, true)]);
+    let strict = LoaderConfig { max_bad_images: 1, ..config };
+    let error = Loader::new(faulty, strict).unwrap().epoch(0, 0).find_map(Result::err).unwrap();
+    assert!(matches!(&error, Error::TooManyBadImages { limit: 1, first } if first.len() == 2), "{error}");
+}
+
+#[test]
+fn a_loader_has_as_many_threads_as_the_pool_it_is_made_in() {
+    struct Watched(Arc<dyn Dataset>, Mutex<BTreeSet<String>>);
+    impl Dataset for Watched {
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+        fn classes(&self) -> &[String] {
+            self.0.classes()
+        }
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn statistics(&self) -> Statistics {
+            PLAIN
+        }
+        fn get(&self, index: usize) -> data::Result<Sample> {
+            std::thread::sleep(Duration::from_millis(1));
+            self.1.lock().unwrap().insert(std::thread::current().name().unwrap_or("?").to_owned());
+            self.0.get(index)
+        }
+    }
+    for threads in [1, 3] {
+        let watched = Arc::new(Watched(in_memory(60), Mutex::default()));
+        let dataset: Arc<dyn Dataset> = Arc::clone(&watched) as _;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let config = LoaderConfig { workers: 0, ..in_order(30, 0) };
+        let loader = pool.install(|| Loader::new(dataset, config)).unwrap();
+        assert_eq!(loader.epoch(0, 0).map(Result::unwrap).count(), 2);
+        let expected: Vec<String> = (0..threads).map(|thread| format!("loader-{thread}")).collect();
+        assert_eq!(watched.1.lock().unwrap().iter().cloned().collect::<Vec<_>>(), expected);
+    }
+}
+
+/// Targets count among what a batch takes.
+#[test]
+fn targets_take_room() {
+    let bytes = |config| Loader::new(in_memory(100), config).unwrap().most_bytes();
+    let plain = LoaderConfig { mixing: None, ..mixed(8) };
+    assert_eq!(bytes(plain), 5 * 8 * 32 * 32 * 3 * 4);
+    assert_eq!(bytes(mixed(8)), 5 * 8 * (32 * 32 * 3 + 10) * 4);
 }
 
 #[test]
@@ -255,7 +323,7 @@ fn stopping_early_neither_hangs_nor_works_on() {
     batches.next().unwrap().unwrap();
     drop(batches);
     drop(loader.epoch(0, 0)); // before the first batch
-    // In the middle of a batch that alone would take 40 seconds.
+    // In the middle of a batch that would take ten seconds.
     let huge = Loader::new(dataset, LoaderConfig { batch_size: 20_000, ..config }).unwrap();
     drop(huge.epoch(0, 0));
     assert!(started.elapsed() < Duration::from_secs(5));
@@ -271,8 +339,12 @@ fn a_slow_consumer_holds_the_threads_back() {
     let loader = Loader::new(Arc::clone(&faulty) as _, config).unwrap();
     let mut batches = loader.epoch(0, 0);
     batches.next().unwrap().unwrap();
-    std::thread::sleep(Duration::from_millis(50));
     // One taken, four waiting, and one that there is no room for.
+    let started = Instant::now();
+    while faulty.asked.load(Ordering::Relaxed) < 6 && started.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(50));
     assert_eq!(faulty.asked.load(Ordering::Relaxed), 6);
     // And one more that the consumer may look at ahead.
     assert_eq!(loader.most_bytes(), 7 * loader.batch_of(vec![0]).unwrap().images.len() as u64 * 4);

@@ -117,22 +117,20 @@ fn a_batch_is_mixed_as_often_as_asked_for() {
     assert!((65..135).contains(&mixup) && cutmix == 0, "{mixup}, {cutmix}, {neither}");
 }
 
-/// Of micro-batches, each gets every third sample; the last ones get fewer.
 #[test]
 fn each_micro_batch_is_mixed_by_itself() {
     let config = LoaderConfig { parts: 3, ..config(Some(mixing(1.0, 0.0))) };
     let batch = Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap();
-    assert_eq!(batch.samples, [0, 3, 6, 1, 4, 7, 2, 5]);
-    assert_eq!([0, 1, 2].map(|part| batch.slots(part, 3)), [0..2, 2..5, 5..8]);
+    assert_eq!([0, 1, 2].map(|part| batch.slots(part, 3)), [0..3, 3..6, 6..8]);
     let share = |slot: usize| batch.targets[slot * CLASSES + batch.samples[slot] % CLASSES];
     // Of three, the one in the middle is its own partner.
-    for (slot, partner) in [1, 0, 4, 3, 2, 7, 6, 5].into_iter().enumerate() {
+    for (slot, partner) in [2, 1, 0, 5, 4, 3, 7, 6].into_iter().enumerate() {
         let (sample, other) = (batch.samples[slot], batch.samples[partner]);
         let expected = share(slot) * own(sample) + (1.0 - share(slot)) * own(other);
         assert!(batch.image(slot).iter().all(|x| (x - expected).abs() < 1e-6), "slot {slot} of {partner}");
     }
-    assert_eq!([share(3), share(6)], [1.0; 2]);
-    assert!(share(0) != share(2) && share(2) != share(5), "each by a share of its own");
+    assert_eq!([share(1), share(4)], [1.0; 2]);
+    assert!(share(0) != share(3) && share(3) != share(6), "each by a share of its own");
 }
 
 /// Of more micro-batches than samples, each sample is one, and its own partner.
@@ -172,19 +170,33 @@ fn only_mixed_batches_have_targets() {
 }
 
 #[test]
-fn nothing_is_repeated_or_cut_no_times() {
-    for (repeats, parts) in [(0, 1), (1, 0)] {
-        let config = LoaderConfig { repeats, parts, ..config(None) };
-        assert!(matches!(Loader::new(in_memory(40), config), Err(Error::Setting { .. })));
+fn settings_that_make_no_batch() {
+    let named = |config| match Loader::new(in_memory(40), config) {
+        Err(Error::Setting { name, .. }) => name,
+        _ => "nothing",
+    };
+    assert_eq!(named(LoaderConfig { repeats: 0, ..config(None) }), "repeats");
+    assert_eq!(named(LoaderConfig { parts: 0, ..config(None) }), "parts");
+    for alpha in [f64::INFINITY, f64::NAN, -1.0, 1e-3] {
+        assert_eq!(named(config(Some(mixing(alpha, 0.0)))), "mixup");
+        assert_eq!(named(config(Some(mixing(0.0, alpha)))), "cutmix");
+    }
+    for part in [f64::NAN, -0.1, 1.1] {
+        assert_eq!(named(config(Some(Mixing { probability: part, ..mixing(1.0, 0.0) }))), "mix");
+        assert_eq!(named(config(Some(Mixing { smoothing: part, ..mixing(1.0, 0.0) }))), "smoothing");
     }
 }
 
-/// The showings of a sample are in one batch, and in as many of its micro-batches as there are.
 #[test]
 fn repeated_samples_are_dealt_to_the_micro_batches() {
-    let config = LoaderConfig { batch_size: 12, parts: 3, repeats: 3, ..config(None) };
-    let batch = Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap();
-    assert_eq!(batch.samples, [0, 1, 2, 3].repeat(3));
+    let first = |batch_size, parts| {
+        let config = LoaderConfig { batch_size, parts, repeats: 3, ..config(None) };
+        Loader::new(in_memory(40), config).unwrap().epoch(0, 0).next().unwrap().unwrap()
+    };
+    assert_eq!(first(12, 3).samples, [0, 1, 2, 3].repeat(3));
+    let batch = first(10, 4);
+    let hands = (0..4).map(|part| &batch.samples[batch.slots(part, 4)]);
+    assert_eq!(hands.collect::<Vec<_>>(), [&[0, 1, 2][..], &[0, 1, 3], &[0, 2], &[1, 2]], "none twice");
 }
 
 /// Repeated augmentation: an epoch is as long, of fewer images, and each showing is another.

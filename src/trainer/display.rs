@@ -134,7 +134,7 @@ fn message(progress: &Progress, epochs: usize, seconds_left: f64, images_per_sec
 
 /// Names a batch's images that could not be decoded.
 pub fn warn_of_skipped(batch: &Batch) {
-    for skipped in &batch.skipped {
+    for skipped in batch.skipped.iter().filter(|skipped| !skipped.again) {
         tell!(io::stderr(), "passed over image {}: {}", skipped.sample, skipped.reason);
     }
 }

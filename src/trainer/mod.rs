@@ -314,12 +314,13 @@ fn loaders(
     training.mixing = Mixing::of(&config.augmentation, config.label_smoothing);
     training.max_bad_images = config.max_bad_images;
     testing.max_bad_images = config.max_bad_images;
-    let (images, asked) = (train.len(), config.batch_size);
+    let (images, asked, parts) = (train.len(), config.batch_size, config.micro_batches);
     if images < asked {
         bail!(
-            "batch_size = {asked}: data {} has {images} training images, and a batch is full; use --batch-size {images} \
-             or less",
-            config.data
+            "batch_size = {asked}: data {} has {images} training images, and a batch is full; use --batch-size {} or less{}",
+            config.data,
+            (images / parts * parts).max(1),
+            if images < parts { ", and fewer micro_batches" } else { "" }
         );
     }
     let source = || format!("data {}", config.data);

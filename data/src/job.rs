@@ -1,0 +1,163 @@
+//! The work of an epoch: how its batches are made, on several threads.
+
+use std::fmt::Display;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rayon::ThreadPoolBuilder;
+use rayon::prelude::*;
+use tensor::rng::Philox;
+
+use crate::order::Showing;
+use crate::{Batch, Dataset, Error, LoaderConfig, Result, Skipped};
+
+/// Name the streams of random numbers: the augmentation of a sample, and the mixing of a batch.
+const AUGMENT: u64 = 0x4155_474D;
+const MIX: u64 = 0x4D49_5845;
+/// How many bad images an error names.
+pub(crate) const NAMED: usize = 5;
+
+/// What the threads of one epoch share.
+pub(crate) struct Job {
+    pub dataset: Arc<dyn Dataset>,
+    pub config: Arc<LoaderConfig>,
+    pub epoch: u64,
+    pub order: Vec<Showing>,
+    pub spare: Arc<Mutex<Vec<Batch>>>,
+    pub stop: AtomicBool,
+}
+
+impl Job {
+    /// Makes the batches of these numbers on so many threads. Ends with the last, with an error, or when nobody listens any more.
+    pub fn work(&self, numbers: Range<usize>, workers: usize, sender: &SyncSender<Result<Batch>>) {
+        let named = |thread| format!("loader-{thread}");
+        let pool = match ThreadPoolBuilder::new().num_threads(workers).thread_name(named).build() {
+            Ok(pool) => pool,
+            Err(cause) => {
+                let _ = sender.send(Err(cannot_start(cause)));
+                return;
+            }
+        };
+        for number in numbers {
+            let Some(result) = pool.install(|| self.build(number)) else { return };
+            let failed = result.is_err();
+            if sender.send(result).is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    /// Builds one batch, or nothing when told to stop.
+    pub fn build(&self, number: usize) -> Option<Result<Batch>> {
+        let LoaderConfig { batch_size, ref transform, .. } = *self.config;
+        let (start, size) = (number * batch_size, transform.size());
+        let end = self.order.len().min(start + batch_size);
+        let image_len = size * size * 3;
+
+        let mut batch = lock(&self.spare).pop().unwrap_or_default();
+        batch.shape = [end - start, size, size, 3];
+        let len = (end - start) * image_len;
+        if batch.images.try_reserve_exact(len.saturating_sub(batch.images.len())).is_err() {
+            let problem = format!("there is no memory left for {} images of {size}x{size}", end - start);
+            return Some(Err(Error::setting("batch_size", problem)));
+        }
+        batch.images.resize(len, 0.0);
+        batch.labels.clear();
+        batch.targets.clear();
+        batch.samples.clear();
+        batch.samples.extend(self.order[start..end].iter().map(|showing| showing.sample));
+        batch.skipped.clear();
+
+        let images = batch.images.par_chunks_exact_mut(image_len).zip(&self.order[start..end]);
+        let load = |(out, &showing): (&mut [f32], &Showing)| {
+            (!self.stop.load(Ordering::Relaxed)).then(|| self.load(showing, out))
+        };
+        let labels: Vec<Result<u32>> = images.map(load).collect::<Option<_>>()?;
+        for (slot, label) in labels.into_iter().enumerate() {
+            batch.labels.push(*label.as_ref().unwrap_or(&0));
+            if let Err(error) = label {
+                let Showing { sample, before } = self.order[start + slot];
+                batch.skipped.push(Skipped { slot, sample, again: before > 0, reason: error.to_string() });
+            }
+        }
+        if !batch.skipped.is_empty()
+            && let Err(error) = self.replace_bad(&mut batch, end)?
+        {
+            return Some(Err(error));
+        }
+        if let Some(mixing) = &self.config.mixing {
+            let random = Philox::keyed(self.config.seed, &[MIX, self.epoch, number as u64]);
+            mixing.apply(&mut batch, self.config.parts, self.dataset.classes().len(), &mut random.sequence());
+        }
+        Some(Ok(batch))
+    }
+
+    /// Fills the slot of each bad image with the next good one of the same batch, counting on from its last slot to
+    /// its first. If all are bad, the next good image of the epoch's order after `end` fills them. Either way the
+    /// result depends on the order and on the data alone.
+    fn replace_bad(&self, batch: &mut Batch, end: usize) -> Option<Result<()>> {
+        let (count, image_len) = (batch.samples.len(), batch.images.len() / batch.samples.len());
+        let mut good = vec![true; count];
+        for skipped in &batch.skipped {
+            good[skipped.slot] = false;
+        }
+        if batch.skipped.len() == count {
+            let skipped = batch.skipped.iter().filter(|skipped| !skipped.again);
+            let mut reasons: Vec<String> = skipped.map(|skipped| skipped.reason.clone()).collect();
+            for step in 0..self.order.len() - count {
+                if self.stop.load(Ordering::Relaxed) {
+                    return None;
+                }
+                let showing = self.order[(end + step) % self.order.len()];
+                match self.load(showing, &mut batch.images[..image_len]) {
+                    Ok(label) => {
+                        (good[0], batch.labels[0], batch.samples[0]) = (true, label, showing.sample);
+                        break;
+                    }
+                    Err(error) if showing.before == 0 => reasons.push(error.to_string()),
+                    Err(_) => (),
+                }
+                if reasons.len() > self.config.max_bad_images {
+                    break;
+                }
+            }
+            if !good[0] {
+                let (bad, limit) = (reasons.len(), self.config.max_bad_images);
+                reasons.truncate(NAMED);
+                return Some(Err(match bad > limit {
+                    true => Error::TooManyBadImages { limit, first: reasons },
+                    false => Error::NoGoodImage { first: reasons },
+                }));
+            }
+        }
+        for slot in (0..count).filter(|&slot| !good[slot]) {
+            let source = (1..count).map(|step| (slot + step) % count).find(|&source| good[source]).unwrap_or(slot);
+            batch.images.copy_within(source * image_len..(source + 1) * image_len, slot * image_len);
+            batch.labels[slot] = batch.labels[source];
+            batch.samples[slot] = batch.samples[source];
+        }
+        Some(Ok(()))
+    }
+
+    /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label.
+    fn load(&self, Showing { sample, before }: Showing, out: &mut [f32]) -> Result<u32> {
+        let loaded = self.dataset.get(sample)?;
+        // Shown again, it is varied as another one would be, from beyond the last.
+        let varied = sample + before * self.dataset.len();
+        let random = Philox::keyed(self.config.seed, &[AUGMENT, self.epoch, varied as u64]);
+        self.config.transform.apply(&loaded.image, &mut random.sequence(), out);
+        Ok(loaded.label)
+    }
+}
+
+/// Locks even after a panic elsewhere: what these locks guard is whole at every moment.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The error of threads that do not start.
+pub(crate) fn cannot_start(cause: impl Display) -> Error {
+    Error::Worker(format!("cannot start it: {cause}"))
+}
