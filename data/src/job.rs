@@ -30,7 +30,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Makes the batches of these numbers on so many threads. Ends with the last, with an error, or when nobody listens any more.
+    /// Makes the batches of these numbers on so many threads. Ends with the last, with an error, or when nobody listens any
+    /// more.
     pub fn work(&self, numbers: Range<usize>, workers: usize, sender: &SyncSender<Result<Batch>>) {
         let named = |thread| format!("loader-{thread}");
         let pool = match ThreadPoolBuilder::new().num_threads(workers).thread_name(named).build() {
