@@ -11,9 +11,9 @@
 //! | `cifar.rs` | the official binary files of CIFAR-10 and CIFAR-100 |
 //! | `folder.rs` | [`ImageFolder`], one folder a class, decoded when asked for |
 //! | `transform.rs` | [`Transform`], from bytes to normalised floats |
+//! | `resample.rs` | its interpolation |
 //! | `augmentation.rs` | [`Augmentation`], how it varies images for training |
 //! | `rand_augment/` | RandAugment: fifteen operations on bytes, and which of them an image undergoes |
-//! | `resample.rs` | its interpolation |
 //! | `mixing.rs` | [`Mixing`], images of a batch mixed with one another |
 //! | `order.rs` | which samples an epoch shows, and in which order |
 //! | `loader.rs` | [`Loader`], which builds batches ahead of their use, in an order that no thread can change |

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use data::{
-    Augmentation, Batch, Dataset, Error, Loader, LoaderConfig, Mixing, Sample, Split, Statistics, Transform, open,
+    Augmentation, Batch, Dataset, EraseFill, Error, Loader, LoaderConfig, Mixing, Sample, Split, Statistics, Transform,
+    open,
 };
 use support::*;
 
@@ -378,19 +379,36 @@ fn settings_that_make_no_batch() {
     assert_eq!(loader.epoch(0, 0).next().unwrap().unwrap().shape, [10, 32, 32, 3]);
 }
 
-/// `cargo test -p biformer-data --test loader -- --ignored --nocapture` prints images a second on one thread.
+/// `DATA=path/to/images cargo test --release -p biformer-data --test loader -- --ignored --nocapture` prints images a second,
+/// of a folder at 224x224, or without `DATA` of the embedded ones at 32x32: as they are varied by default, and with the
+/// published recipe.
 #[test]
 #[ignore = "a measurement"]
-fn speed_of_cifar_augmentation() {
-    let dataset = open("embedded", Split::Train).unwrap();
-    let transform = Transform::train(32, dataset.statistics(), &Augmentation::default()).unwrap();
-    let config = LoaderConfig { workers: 1, ..LoaderConfig::train(128, 1, transform) };
-    let loader = Loader::new(dataset, config).unwrap();
-    let (started, mut images) = (Instant::now(), 0);
-    for batch in (0..20).flat_map(|epoch| loader.epoch(epoch, 0)) {
-        let batch = batch.unwrap();
-        images += batch.samples.len();
-        loader.recycle(batch);
+fn speed() {
+    let source = std::env::var("DATA").unwrap_or_else(|_| "embedded".to_owned());
+    let (dataset, size) = (open(&source, Split::Train).unwrap(), if source == "embedded" { 32 } else { 224 });
+    let plain = Augmentation::default();
+    let recipe = Augmentation { rand_augment: 2, erase: 0.25, erase_fill: EraseFill::Noise, ..plain.clone() };
+    let recipe = Augmentation { mixup: 0.8, cutmix: 1.0, ..recipe };
+    for (name, augmentation) in [("default", plain), ("recipe", recipe)] {
+        let transform = Transform::train(size, dataset.statistics(), &augmentation).unwrap();
+        for workers in [1, 2, 4, 8, 16] {
+            let mixing = Mixing::of(&augmentation, 0.1);
+            let config = LoaderConfig { workers, mixing, ..LoaderConfig::train(64, 1, transform.clone()) };
+            let loader = Loader::new(Arc::clone(&dataset), config).unwrap();
+            let (started, mut images) = (Instant::now(), 0);
+            for batch in (0..).flat_map(|epoch| loader.epoch(epoch, 0)) {
+                let batch = batch.unwrap();
+                images += batch.samples.len();
+                loader.recycle(batch);
+                if started.elapsed() > Duration::from_secs(2) {
+                    break;
+                }
+            }
+            println!(
+                "{name}, {workers} threads: {:.0} images a second",
+                images as f64 / started.elapsed().as_secs_f64()
+            );
+        }
     }
-    println!("{:.0} images a second", images as f64 / started.elapsed().as_secs_f64());
 }
