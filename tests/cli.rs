@@ -51,6 +51,7 @@ fn train_leaves_a_complete_run_folder() {
     files.sort();
     let expected = [
         ".lock",
+        "best.safetensors",
         "checkpoint.safetensors",
         "config.toml",
         "curves.png",

@@ -3,6 +3,8 @@
 mod common;
 
 use biformer::config::Changes;
+use biformer::trainer::checkpoint::Checkpoint;
+use biformer::trainer::folder::EpochMetrics;
 use biformer::trainer::{Outcome, Trainer};
 use common::program::{Ran, assert_same_run, biformer, command, fresh, place, signal, text};
 use common::samples;
@@ -113,8 +115,38 @@ fn a_run_that_is_stopped_at_every_step_goes_on_to_the_bit() {
         trainer = Trainer::resume(&run, &changes).unwrap();
     }
     let outcome = trainer.run(&AtomicBool::new(false)).unwrap();
-    assert!(matches!(outcome, Outcome::Finished { .. }));
+    assert_eq!(outcome, Outcome::Finished);
     assert_same_run("stopped at every step", &shared.whole, &run);
+}
+
+/// Also where the run was killed before it was kept, and is only asked whether it is done.
+#[test]
+fn the_best_epoch_is_kept() {
+    let shared = shared();
+    let run = shared.run("best");
+    biformer(&shared.train("best", &[])).ok();
+    let epochs: Vec<EpochMetrics> = std::fs::read_to_string(run.join("metrics.jsonl"))
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let most = epochs.iter().map(|epoch| epoch.test_accuracy).fold(0.0, f64::max);
+    let equals = epochs.iter().filter(|epoch| epoch.test_accuracy == most);
+    let best = equals.min_by(|a, b| a.test_loss.total_cmp(&b.test_loss)).unwrap();
+    let path = run.join("best.safetensors");
+    assert_eq!(Checkpoint::read(&path).unwrap().progress.epoch, best.epoch);
+    let evaluated = biformer(&["eval", "--json", "--checkpoint", text(&path)]).ok().out;
+    let report: serde_json::Value = serde_json::from_str(&evaluated).unwrap();
+    assert_eq!(report["top1"].as_f64(), Some(best.test_accuracy));
+
+    // One epoch is the best of one.
+    let first = shared.run("best-of-one");
+    biformer(&shared.train("best-of-one", &["--epochs", "1"])).ok();
+    let kept = std::fs::read(first.join("best.safetensors")).unwrap();
+    assert!(kept == std::fs::read(first.join("checkpoint.safetensors")).unwrap());
+    std::fs::remove_file(first.join("best.safetensors")).unwrap();
+    biformer(&["train", "--resume", "--out", text(&first)]).ok();
+    assert!(kept == std::fs::read(first.join("best.safetensors")).unwrap());
 }
 
 /// Waits until a run's checkpoint is past a place; gives false if the run ended before.

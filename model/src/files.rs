@@ -146,6 +146,12 @@ pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
     write_with(path, |file| file.write_all(bytes))
 }
 
+/// Copies a regular file as [`write_safely`] writes one.
+pub fn copy_safely(from: &Path, to: &Path) -> Result<()> {
+    let mut source = File::open(from).map_err(|cause| io(from, cause))?;
+    write_with(to, |file| std::io::copy(&mut source, file).map(drop))
+}
+
 fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let (path, temporary) = &beginning(path)?;
     let written = File::create(temporary).and_then(|mut file| {

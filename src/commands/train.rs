@@ -5,6 +5,7 @@ use crate::config::{Changes, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use crate::signals;
+use crate::trainer::folder::EpochMetrics;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result};
 use clap::{Args, value_parser};
@@ -151,13 +152,25 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
         return Ok(Status::Done);
     }
     match trainer.run(stop)? {
-        Outcome::Finished { accuracy } => {
+        Outcome::Finished => {
             let seconds = started.elapsed().as_secs();
             // Before anything is said, which may find nobody who listens; and what was reached is said in any case.
             let drawn = trainer.draw();
-            say!("Test accuracy {:.1}% after {}:{:02} min.", 100.0 * accuracy, seconds / 60, seconds % 60);
+            if let Some([last, best]) = trainer.folder().last_and_best()? {
+                let percent = |metrics: EpochMetrics| format!("{:.1}%", 100.0 * metrics.test_accuracy);
+                say!("Test accuracy {} after {}:{:02} min.", percent(last), seconds / 60, seconds % 60);
+                if best.epoch < last.epoch {
+                    say!(
+                        "It was best after epoch {}, {}: best.safetensors has those weights.",
+                        best.epoch,
+                        percent(best)
+                    );
+                }
+            }
             drawn?;
-            say!("{folder}: config.toml, metrics.jsonl, checkpoint.safetensors, curves.png, routing.png");
+            say!(
+                "{folder}: config.toml, metrics.jsonl, checkpoint.safetensors, best.safetensors, curves.png, routing.png"
+            );
             Ok(Status::Done)
         }
         Outcome::Interrupted => {

@@ -7,7 +7,7 @@ use crate::pictures;
 use crate::printing::tell;
 use anyhow::{Context, Error, Result, bail};
 use data::{Batch, Transform};
-use model::{ModelConfig, Trace, expect_writable, write_safely};
+use model::{ModelConfig, Trace, copy_safely, expect_writable, write_safely};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
@@ -15,6 +15,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// The checkpoint as it was after the best epoch.
+const BEST: &str = "best.safetensors";
 const CONFIG: &str = "config.toml";
 const METRICS: &str = "metrics.jsonl";
 const TIMINGS: &str = "timings.jsonl";
@@ -57,6 +59,12 @@ impl EpochMetrics {
             test_accuracy: test.accuracy(),
             test_top5: test.top5(),
         }
+    }
+
+    /// Whether more test images are right, or as many and the loss is smaller.
+    fn beats(&self, other: &Self) -> bool {
+        let ahead = self.test_accuracy - other.test_accuracy;
+        ahead > 0.0 || ahead == 0.0 && self.test_loss < other.test_loss
     }
 }
 
@@ -220,9 +228,22 @@ impl RunFolder {
         text.lines().enumerate().map(parse).collect()
     }
 
-    /// The test accuracy after the last epoch that was done.
-    pub fn last_accuracy(&self) -> Result<Option<f64>> {
-        Ok(self.metrics()?.last().map(|metrics| metrics.test_accuracy))
+    /// The last epoch, and the best so far: the first of equals.
+    pub fn last_and_best(&self) -> Result<Option<[EpochMetrics; 2]>> {
+        let metrics = self.metrics()?;
+        let better = |best: EpochMetrics, next: &EpochMetrics| if next.beats(&best) { *next } else { best };
+        let best = |first: &EpochMetrics| metrics.iter().fold(*first, better);
+        Ok(metrics.last().zip(metrics.first().map(best)).map(|(last, best)| [*last, best]))
+    }
+
+    /// Where the last epoch is the best so far, keeps a copy of the checkpoint, which must be the one written after it.
+    pub fn keep_best(&self) -> Result<()> {
+        match self.last_and_best()? {
+            Some([last, best]) if last.epoch == best.epoch => {
+                copy_safely(&self.checkpoint(), &self.path.join(BEST)).map_err(|error| self.unsaved(error.into()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Draws the training curves.
@@ -251,7 +272,7 @@ pub fn expect_free(path: &Path) -> Result<()> {
     if path.join(FILE_NAME).exists() {
         bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
     }
-    match [CONFIG, METRICS, TIMINGS, CURVES, ROUTING].iter().find(|name| path.join(name).exists()) {
+    match [BEST, CONFIG, METRICS, TIMINGS, CURVES, ROUTING].iter().find(|name| path.join(name).exists()) {
         None => Ok(()),
         Some(name) => {
             bail!("run folder {shown}: there is a {name}, and no checkpoint; choose another with --out, or remove it")
@@ -288,7 +309,7 @@ fn quoted(text: &str) -> String {
 
 /// Whether a file is one that [`write_safely`] begins for one of a run's files, and that a killed process left.
 fn is_temporary(name: &str) -> bool {
-    let written = [CONFIG, METRICS, TIMINGS, CURVES, ROUTING, FILE_NAME];
+    let written = [BEST, CONFIG, METRICS, TIMINGS, CURVES, ROUTING, FILE_NAME];
     let number = |rest: &str| rest.strip_suffix(".tmp").is_some_and(is_number);
     let of = |written: &str| name.strip_prefix('.')?.strip_prefix(written)?.strip_prefix('.').map(number);
     written.into_iter().any(|written| of(written) == Some(true))

@@ -41,10 +41,7 @@ use step::Learner;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     /// All epochs are done.
-    Finished {
-        /// Test accuracy after the last epoch.
-        accuracy: f64,
-    },
+    Finished,
     /// Someone asked it to stop; a checkpoint holds where.
     Interrupted,
 }
@@ -140,6 +137,10 @@ impl Trainer {
             // What is asked for holds from now on, also should this end before its first step.
             trainer.save()?;
         }
+        if trainer.progress.batch == 0 {
+            // Should the run have been killed before it came to that.
+            trainer.folder.keep_best()?;
+        }
         trainer.folder.write_config(&trainer.config)?;
         Ok(trainer)
     }
@@ -208,9 +209,10 @@ impl Trainer {
             // In this order: a kill between the two leaves a line too many, which resuming takes back.
             self.folder.append(&metrics, started.elapsed(), rate)?;
             self.save()?;
+            self.folder.keep_best()?;
             display.epoch(&metrics);
         }
-        Ok(Outcome::Finished { accuracy: self.folder.last_accuracy()?.unwrap_or(0.0) })
+        Ok(Outcome::Finished)
     }
 
     /// Trains on what is left of an epoch, or until `stop` is set, and gives the images per second.

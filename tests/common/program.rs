@@ -96,18 +96,20 @@ pub fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// What must be the same for equal runs: the metrics, and the bits of every tensor of the checkpoint.
+/// What must be the same for equal runs: the metrics, and the bits of every tensor of the last checkpoint and of the best.
 #[track_caller]
 pub fn assert_same_run(what: &str, a: &Path, b: &Path) {
     let metrics = |run: &Path| fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     assert_eq!(metrics(a), metrics(b), "{what}: metrics");
-    let tensors = |run: &Path| {
-        let mut file = TensorFile::read(&run.join("checkpoint.safetensors")).unwrap();
-        // The configuration names the folder and the threads.
-        file.metadata.clear();
-        file.to_bytes().unwrap()
-    };
-    assert!(tensors(a) == tensors(b), "{what}: some tensor of the checkpoint differs");
+    for name in ["checkpoint.safetensors", "best.safetensors"] {
+        let tensors = |run: &Path| {
+            let mut file = TensorFile::read(&run.join(name)).unwrap();
+            // The configuration names the folder and the threads.
+            file.metadata.clear();
+            file.to_bytes().unwrap()
+        };
+        assert!(tensors(a) == tensors(b), "{what}: some tensor of {name} differs");
+    }
 }
 
 /// The place in the run that a checkpoint was made at: epoch and batch.
