@@ -15,7 +15,7 @@ use tensor::{DType, Device, Tensor};
 /// Weight of a new batch in the running statistics.
 const MOMENTUM: f64 = 0.1;
 
-/// BiFormer: stages of blocks, each after a merging that shrinks the map; then a classifier, or the maps.
+/// BiFormer: stages of blocks, each after a merging that shrinks the map; then a classifier, or what it would classify by, or the maps.
 pub struct BiFormer {
     config: ModelConfig,
     stages: Vec<Stage>,
@@ -46,20 +46,25 @@ enum Merging {
 }
 
 enum Tail {
-    Classify { norm: BatchNorm, head: Linear },
+    /// Without a head, the pooled map is the result.
+    Pool {
+        norm: BatchNorm,
+        head: Option<Linear>,
+    },
     Dense(Vec<LayerNorm>),
 }
 
 /// The result of a pass.
 pub struct Output<'t> {
-    /// Logits (N, classes); or the stages' maps (N, H, W, C), if the model is a dense backbone.
+    /// As the configuration's [`Features`] say: logits (N, classes), the pooled last map (N, C), or the stages' maps
+    /// (N, H, W, C).
     pub values: Vec<Var<'t>>,
     /// Statistics to be applied after a training step, and the routes.
     pub trace: Trace,
 }
 
 impl<'t> Output<'t> {
-    /// The first value: a classifier's logits, (N, classes).
+    /// The first value: a classifier's logits (N, classes), or without a head, pooled features (N, C).
     pub fn logits(&self) -> &Var<'t> {
         &self.values[0]
     }
@@ -95,10 +100,11 @@ impl BiFormer {
             .collect();
         let last = config.embed_dim[config.stages() - 1];
         let tail = match config.features {
-            Features::Logits => Tail::Classify {
+            Features::Logits => Tail::Pool {
                 norm: BatchNorm::new(&mut builder, "norm", last),
-                head: Linear::new(&mut builder, "head", last, config.num_classes, true),
+                head: Some(Linear::new(&mut builder, "head", last, config.num_classes, true)),
             },
+            Features::Pooled => Tail::Pool { norm: BatchNorm::new(&mut builder, "norm", last), head: None },
             Features::Dense => {
                 let norm = |(stage, &dim)| LayerNorm::new(&mut builder, &format!("extra_norms.{stage}"), dim);
                 Tail::Dense(config.embed_dim.iter().enumerate().map(norm).collect())
@@ -167,7 +173,7 @@ impl BiFormer {
                 linear.prepare(&factors, &mut prepared)?;
             }
         }
-        if let Tail::Classify { head, .. } = &self.tail {
+        if let Tail::Pool { head: Some(head), .. } = &self.tail {
             head.prepare(&factors, &mut prepared)?;
         }
         Ok(factors.with(prepared))
@@ -220,9 +226,9 @@ impl BiFormer {
         }
         match &self.tail {
             Tail::Dense(_) => Ok(maps),
-            Tail::Classify { norm, head } => {
+            Tail::Pool { norm, head } => {
                 let pooled = ops::mean_pool(&norm.forward(pass, &x)?)?;
-                Ok(vec![head.forward(pass, &pooled)?])
+                Ok(vec![head.as_ref().map_or(Ok(pooled.clone()), |head| head.forward(pass, &pooled))?])
             }
         }
     }

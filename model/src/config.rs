@@ -25,6 +25,8 @@ pub enum Features {
     /// Class scores (N, classes).
     #[default]
     Logits,
+    /// What the head makes them of, the mean of the last map (N, C): for a head of one's own, or to compare images by.
+    Pooled,
     /// The stages' maps, each through an extra LayerNorm: a backbone for segmentation and detection.
     Dense,
 }
@@ -59,7 +61,7 @@ impl<T: Copy> PerStage<T> {
 pub struct ModelConfig {
     /// The layout.
     pub family: Family,
-    /// Logits, or the stages' maps.
+    /// Logits, or what they are made of.
     pub features: Features,
     /// Classes of the head.
     pub num_classes: usize,

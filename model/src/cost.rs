@@ -1,7 +1,7 @@
 //! What a model costs: parameters and multiply-adds by formula, memory by measurement.
 
 use crate::biformer::BiFormer;
-use crate::config::{Attend, Family, ModelConfig};
+use crate::config::{Attend, Family, Features, ModelConfig};
 use crate::error::Result;
 use crate::pass::Mode;
 use autograd::Tape;
@@ -87,13 +87,17 @@ pub fn parts(model: &BiFormer, height: usize, width: usize) -> Result<Vec<Part>>
         });
     }
     let last = config.embed_dim[config.stages() - 1];
-    let head = count(&["head.".into()]);
+    let (layers, out, linear) = match config.features {
+        Features::Logits => ("norm, mean, linear", config.num_classes, last * config.num_classes),
+        Features::Pooled => ("norm, mean", last, 0),
+        Features::Dense => ("a norm per stage", last, 0),
+    };
     parts.push(Part {
         name: "head".into(),
-        layers: if head > 0 { "norm, mean, linear".into() } else { "a norm per stage".into() },
-        map: [1, 1, if head > 0 { config.num_classes } else { last }],
-        parameters: head + count(&["norm.".into(), "extra_norms.".into()]),
-        macs: Macs { linear: if head > 0 { (last * config.num_classes) as u64 } else { 0 }, ..Macs::default() },
+        layers: layers.into(),
+        map: [1, 1, out],
+        parameters: count(&["norm.".into(), "head.".into(), "extra_norms.".into()]),
+        macs: Macs { linear: linear as u64, ..Macs::default() },
     });
     Ok(parts)
 }

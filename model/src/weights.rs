@@ -37,7 +37,7 @@ impl BiFormer {
     /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else; otherwise
     /// [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite in the model's type, or is a
     /// variance below 0. After an error the model is as it was. Two exceptions, which are reported: a head for another
-    /// number of classes, and a classifier's weights for a dense backbone. `path` names the file in errors.
+    /// number of classes, and a classifier's weights for a model without a head. `path` names the file in errors.
     pub fn load(&mut self, file: &TensorFile, path: &str) -> Result<Loaded> {
         let own = self.state_dict()?;
         let mut loaded = Loaded::default();
@@ -47,12 +47,12 @@ impl BiFormer {
         {
             loaded.head_replaced = Some(theirs);
         }
-        let dense = self.config().features == Features::Dense;
-        let skipped = |name: &str| {
-            (loaded.head_replaced.is_some() && name.starts_with("head."))
-                || (dense
-                    && (name.starts_with("head.") || name.starts_with("norm.") || name.starts_with("extra_norms.")))
+        let apart: &[&str] = match self.config().features {
+            Features::Logits if loaded.head_replaced.is_none() => &[],
+            Features::Logits | Features::Pooled => &["head."],
+            Features::Dense => &["head.", "norm.", "extra_norms."],
         };
+        let skipped = |name: &str| apart.iter().any(|part| name.starts_with(part));
         let mut differences = vec![];
         for (name, tensor) in &own.tensors {
             match file.tensors.get(name) {

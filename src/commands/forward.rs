@@ -26,7 +26,8 @@ pub struct Arguments {
     /// A file with the tensor `input`, (N, 3, H, W).
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
-    /// Where `logits` go, or `out0`, `out1`, ... (N, C, H, W) of a dense backbone.
+    /// Where `logits` (N, classes) go; with --set features=pooled, `pooled` (N, C), what the head makes them of; with
+    /// features=dense, the stages' maps `out0`, `out1`, ... (N, C, H, W).
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
     /// Also writes where the regions looked: `NAME.routes` (N, P, k) for each routed attention, best first.
@@ -120,6 +121,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
         }
         match config.features {
             Features::Logits => results.tensors.insert("logits".into(), value),
+            Features::Pooled => results.tensors.insert("pooled".into(), value),
             Features::Dense => results.tensors.insert(format!("out{index}"), value.permute(&[0, 3, 1, 2])?),
         };
     }

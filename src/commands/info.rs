@@ -24,7 +24,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t)]
     recompute: Recompute,
     /// Prints one JSON object, with the configuration. Its training_bytes are null where the model cannot be trained:
-    /// a dense backbone.
+    /// without a head.
     #[arg(long)]
     json: bool,
     #[command(flatten)]

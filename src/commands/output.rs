@@ -39,7 +39,11 @@ impl Kind {
                 Kind::Json => serde_json::from_slice::<Vec<serde_json::Value>>(&read()).is_ok(),
                 Kind::Png => read().starts_with(b"\x89PNG"),
                 Kind::Tensors => TensorFile::read(path).is_ok_and(|file| {
-                    let fits = |name: &String| name == "logits" || name.starts_with("out") || name.ends_with(".routes");
+                    let fits = |name: &String| {
+                        ["logits", "pooled"].contains(&name.as_str())
+                            || name.starts_with("out")
+                            || name.ends_with(".routes")
+                    };
                     file.metadata.is_empty() && file.tensors.keys().all(fits)
                 }),
                 Kind::Weights => TensorFile::read(path)

@@ -251,7 +251,7 @@ impl RunConfig {
         self.architecture.check_image(self.image_size, self.image_size).context("image_size and architecture")?;
         if self.architecture.features != Features::Logits {
             bail!(
-                "architecture.features: only \"logits\" can be trained, a dense backbone is for use in other programs"
+                "architecture.features: only \"logits\" can be trained and measured; take other features with \"biformer forward\", or in programs of your own"
             );
         }
         if let Some((name, number)) = subnormal(&Table::try_from(self)?) {

@@ -177,7 +177,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     }
     (config.device, config.precision) = (arguments.compute.device, arguments.compute.precision);
     if arguments.mode == Work::Train && config.architecture.features != Features::Logits {
-        bail!("--set features=dense: a dense backbone has no loss to be trained by; time it with --mode infer");
+        bail!("--set features: only logits have a loss to be trained by; time other features with --mode infer");
     }
     let images = image_bytes(&config, size.0);
     match arguments.mode {
