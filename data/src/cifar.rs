@@ -90,7 +90,8 @@ impl Format {
             let (chosen, planes) = bytes.split_at(head);
             for (&label, &classes) in chosen.iter().zip(self.label_classes) {
                 if usize::from(label) >= classes {
-                    return Err(Error::Label { path: path.to_owned(), record, label: u32::from(label), classes });
+                    let place = format!("{}, record {record}", path.display());
+                    return Err(Error::Label { place, label: u32::from(label), classes });
                 }
             }
             labels.push(u32::from(chosen[head - 1]));

@@ -40,14 +40,12 @@ pub enum Error {
         /// What is there.
         got: String,
     },
-    /// A record's label names no class.
-    #[error("{}, record {record}: label {label} is outside the {classes} classes (0 to {}); the file is damaged, or of \
-        another data set", path.display(), classes.saturating_sub(1))]
+    /// A label names no class.
+    #[error("{place}: label {label} is outside the {classes} classes (0 to {}); the data are damaged, or of other classes",
+        classes.saturating_sub(1))]
     Label {
-        /// The file.
-        path: PathBuf,
-        /// The record's number in the file, from 0.
-        record: usize,
+        /// The file and its record, or the data set and its sample, counted from 0.
+        place: String,
         /// The label found.
         label: u32,
         /// The number of classes.

@@ -79,6 +79,9 @@ impl Job {
         for (slot, label) in labels.into_iter().enumerate() {
             batch.labels.push(*label.as_ref().unwrap_or(&0));
             if let Err(error) = label {
+                if let Error::Label { .. } = error {
+                    return Some(Err(error));
+                }
                 let Showing { sample, before } = self.order[start + slot];
                 batch.skipped.push(Skipped { slot, sample, again: before > 0, reason: error.to_string() });
             }
@@ -117,6 +120,7 @@ impl Job {
                         (good[0], batch.labels[0], batch.samples[0]) = (true, label, showing.sample);
                         break;
                     }
+                    Err(error @ Error::Label { .. }) => return Some(Err(error)),
                     Err(error) if showing.before == 0 => reasons.push(error.to_string()),
                     Err(_) => (),
                 }
@@ -142,14 +146,19 @@ impl Job {
         Some(Ok(()))
     }
 
-    /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label.
+    /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label. [`Error::Label`] is the data set's fault, and no
+    /// bad image to be passed over.
     fn load(&self, Showing { sample, before }: Showing, out: &mut [f32]) -> Result<u32> {
         let loaded = self.dataset.get(sample)?;
+        let (label, classes) = (loaded.label, self.dataset.classes().len());
+        if label as usize >= classes {
+            return Err(Error::Label { place: format!("{}, sample {sample}", self.dataset.name()), label, classes });
+        }
         // Shown again, it is varied as another one would be, from beyond the last.
         let varied = sample + before * self.dataset.len();
         let random = Philox::keyed(self.config.seed, &[AUGMENT, self.epoch, varied as u64]);
         self.config.transform.apply(&loaded.image, &mut random.sequence(), out);
-        Ok(loaded.label)
+        Ok(label)
     }
 }
 

@@ -3,37 +3,15 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use data::{
-    Augmentation, Batch, Dataset, EraseFill, Error, Loader, LoaderConfig, Mixing, Sample, Split, Statistics, Transform,
-    open,
+    Augmentation, Dataset, EraseFill, Error, Loader, LoaderConfig, Mixing, Sample, Split, Statistics, Transform, open,
 };
+use support::loading::*;
 use support::*;
-
-fn augmented(size: usize) -> Transform {
-    Transform::train(size, PLAIN, &Augmentation::default()).unwrap()
-}
-
-/// All that training does to a batch.
-fn mixed(batch_size: usize) -> LoaderConfig {
-    let mixing = Some(Mixing { mixup: 0.8, cutmix: 1.0, probability: 0.9, smoothing: 0.1 });
-    LoaderConfig {
-        parts: 3,
-        repeats: 2,
-        max_bad_images: 30,
-        mixing,
-        ..LoaderConfig::train(batch_size, 7, augmented(32))
-    }
-}
-
-fn all(dataset: &Arc<dyn Dataset>, config: &LoaderConfig, epoch: u64, first: usize) -> Vec<Batch> {
-    let loader = Loader::new(Arc::clone(dataset), config.clone()).unwrap();
-    loader.epoch(epoch, first).collect::<Result<_, _>>().unwrap()
-}
 
 #[test]
 fn threads_prefetch_and_recycling_change_nothing() {
@@ -108,110 +86,6 @@ fn a_crop_is_drawn_for_each_seed_epoch_and_sample() {
     assert!(first.iter().any(|crop| *crop != first[0]), "another sample");
 }
 
-/// Fails for some samples; can be slow, or panic.
-struct Faulty {
-    inner: Arc<dyn Dataset>,
-    bad: fn(usize) -> bool,
-    panics_at: usize,
-    delay: Duration,
-    asked: AtomicUsize,
-}
-
-impl Faulty {
-    fn new(len: usize, bad: fn(usize) -> bool) -> Self {
-        let (panics_at, delay) = (usize::MAX, Duration::ZERO);
-        Self { inner: in_memory(len), bad, panics_at, delay, asked: AtomicUsize::new(0) }
-    }
-}
-
-impl Dataset for Faulty {
-    fn name(&self) -> &str {
-        "faulty"
-    }
-
-    fn classes(&self) -> &[String] {
-        self.inner.classes()
-    }
-
-    fn len(&self) -> usize {
-        self.inner.len()
-    }
-
-    fn get(&self, index: usize) -> data::Result<Sample> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
-        std::thread::sleep(self.delay);
-        assert!(index != self.panics_at, "sample {index} bites");
-        if (self.bad)(index) {
-            return Err(Error::Undecodable { path: format!("{index}.png").into(), cause: "torn".to_owned() });
-        }
-        self.inner.get(index)
-    }
-
-    fn statistics(&self) -> Statistics {
-        PLAIN
-    }
-}
-
-fn in_order(batch_size: usize, max_bad_images: usize) -> LoaderConfig {
-    let transform = Transform::eval(32, PLAIN).unwrap();
-    LoaderConfig { max_bad_images, workers: 2, ..LoaderConfig::eval(batch_size, transform) }
-}
-
-#[test]
-fn a_bad_image_is_replaced_by_the_next_good_one_of_its_batch() {
-    let dataset: Arc<dyn Dataset> = Arc::new(Faulty::new(20, |index| [1, 6, 7, 9].contains(&index)));
-    let batches = all(&dataset, &in_order(5, 4), 0, 0);
-    assert_eq!(batches[0].samples, [0, 2, 2, 3, 4]);
-    assert_eq!(batches[1].samples, [5, 8, 8, 8, 5]);
-    assert_eq!(batches[1].labels, [5, 8, 8, 8, 5]);
-    let colours: Vec<f32> = batches[1].images.chunks(3072).map(|image| image[9] * 255.0).collect();
-    assert_eq!(colours, [5.0, 8.0, 8.0, 8.0, 5.0]);
-    let skipped: Vec<_> = batches[1].skipped.iter().map(|skipped| (skipped.slot, skipped.sample)).collect();
-    assert_eq!(skipped, [(1, 6), (2, 7), (4, 9)]);
-    assert!(batches[1].skipped[0].reason.contains("6.png") && batches[2].skipped.is_empty());
-}
-
-#[test]
-fn a_batch_of_bad_images_takes_the_next_good_one_of_the_epoch() {
-    let dataset: Arc<dyn Dataset> = Arc::new(Faulty::new(20, |index| (5..12).contains(&index) || index >= 15));
-    let batches = all(&dataset, &in_order(5, 12), 0, 0);
-    assert_eq!(batches[1].samples, [12; 5]);
-    assert_eq!(batches[1].labels, [2; 5]);
-    assert_eq!(batches[3].samples, [0; 5]); // round the end
-    assert!(batches[3].images.iter().all(|&x| x == 0.0));
-}
-
-#[test]
-fn bad_images_and_resume_and_threads() {
-    let dataset: Arc<dyn Dataset> = Arc::new(Faulty::new(90, |index| index % 4 == 1));
-    let config = LoaderConfig { max_bad_images: 30, drop_last: false, ..LoaderConfig::train(2, 1, augmented(32)) };
-    let whole = all(&dataset, &config, 2, 0);
-    assert!(whole.iter().any(|batch| batch.skipped.len() == 2), "a batch with none good should occur");
-    for (workers, first) in [(1, 0), (2, 17), (4, 3)] {
-        let config = LoaderConfig { workers, ..config.clone() };
-        assert_eq!(all(&dataset, &config, 2, first), whole[first..]);
-    }
-    let config = LoaderConfig { drop_last: false, ..mixed(8) };
-    let whole = all(&dataset, &config, 2, 0);
-    for (workers, first) in [(1, 0), (3, 5)] {
-        let config = LoaderConfig { workers, ..config.clone() };
-        assert_eq!(all(&dataset, &config, 2, first), whole[first..], "mixed");
-    }
-}
-
-/// Shown again, it is passed over again, but it is one bad image.
-#[test]
-fn a_repeated_bad_image_counts_once() {
-    let faulty: Arc<dyn Dataset> = Arc::new(Faulty::new(30, |index| index == 2 || index == 7));
-    let config = LoaderConfig { repeats: 3, ..in_order(5, 2) };
-    let batches = all(&faulty, &config, 0, 0);
-    let skipped: Vec<_> = batches.iter().flat_map(|batch| &batch.skipped).map(|it| (it.sample, it.again)).collect();
-    assert_eq!(skipped, [(2, false), (2, true), (2, true), (7, false), (7, true), (7, true)]);
-    let strict = LoaderConfig { max_bad_images: 1, ..config };
-    let error = Loader::new(faulty, strict).unwrap().epoch(0, 0).find_map(Result::err).unwrap();
-    assert!(matches!(&error, Error::TooManyBadImages { limit: 1, first } if first.len() == 2), "{error}");
-}
-
 #[test]
 fn a_loader_has_as_many_threads_as_the_pool_it_is_made_in() {
     struct Watched(Arc<dyn Dataset>, Mutex<BTreeSet<String>>);
@@ -253,63 +127,6 @@ fn targets_take_room() {
     let plain = LoaderConfig { mixing: None, ..mixed(8) };
     assert_eq!(bytes(plain), 5 * 8 * 32 * 32 * 3 * 4);
     assert_eq!(bytes(mixed(8)), 5 * 8 * (32 * 32 * 3 + 10) * 4);
-}
-
-#[test]
-fn too_many_bad_images_end_the_epoch() {
-    let loader = Loader::new(Arc::new(Faulty::new(40, |index| index % 5 == 3)), in_order(10, 3)).unwrap();
-    for epoch in 0..2 {
-        let mut batches = loader.epoch(epoch, 0);
-        assert!(batches.next().unwrap().is_ok());
-        let error = batches.next().unwrap().unwrap_err();
-        assert!(matches!(&error, Error::TooManyBadImages { limit: 3, first } if first.len() == 4), "{error}");
-        assert!(error.to_string().contains("3.png") && error.to_string().contains("18.png"), "{error}");
-        assert!(batches.next().is_none());
-    }
-    // The later part of an epoch counts for itself.
-    assert_eq!(loader.epoch(0, 3).map(|batch| batch.unwrap().skipped.len()).collect::<Vec<_>>(), [2]);
-}
-
-#[test]
-fn nothing_but_bad_images() {
-    for (batch_size, max_bad_images) in [(4, 0), (4, 6), (4, 1000), (100, 1000)] {
-        let faulty: Arc<dyn Dataset> = Arc::new(Faulty::new(30, |_| true));
-        let loader = Loader::new(faulty, in_order(batch_size, max_bad_images)).unwrap();
-        let error = loader.epoch(0, 0).next().unwrap().unwrap_err();
-        // Where all may be bad, there are not too many of them, but none that could stand in.
-        let named = match &error {
-            Error::TooManyBadImages { first, .. } if max_bad_images < 30 => first,
-            Error::NoGoodImage { first } if max_bad_images >= 30 => first,
-            other => panic!("{max_bad_images}: {other}"),
-        };
-        assert!(!named.is_empty(), "{error}");
-    }
-}
-
-#[test]
-fn undecodable_files_of_a_folder_are_named() {
-    let root = tempfile::tempdir().unwrap();
-    write_folder(root.path(), 6);
-    fs::write(root.path().join("train/dog/003.png"), "no picture").unwrap();
-    let dataset = open(root.path().to_str().unwrap(), Split::Train).unwrap();
-    let config = LoaderConfig { max_bad_images: 1, ..LoaderConfig::train(4, 1, augmented(24)) };
-    let batches = all(&dataset, &config, 0, 0);
-    let skipped: Vec<_> = batches.iter().flat_map(|batch| &batch.skipped).collect();
-    assert_eq!(skipped.len(), 1);
-    assert!(skipped[0].reason.contains("003.png") && skipped[0].sample == 9, "{skipped:?}");
-    let strict = Loader::new(dataset, LoaderConfig { max_bad_images: 0, ..config }).unwrap();
-    assert!(strict.epoch(0, 0).any(|batch| matches!(batch, Err(Error::TooManyBadImages { limit: 0, .. }))));
-}
-
-#[test]
-fn a_panic_reaches_the_consumer_as_an_error() {
-    let faulty = Faulty { panics_at: 23, ..Faulty::new(40, |_| false) };
-    let loader = Loader::new(Arc::new(faulty), in_order(5, 0)).unwrap();
-    let results: Vec<_> = loader.epoch(0, 0).collect();
-    assert_eq!(results.len(), 5);
-    assert!(results[..4].iter().all(Result::is_ok));
-    let error = results[4].as_ref().unwrap_err();
-    assert!(matches!(error, Error::Worker(text) if text.contains("sample 23 bites")), "{error}");
 }
 
 #[test]

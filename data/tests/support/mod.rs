@@ -1,6 +1,8 @@
 //! Small data sets on disk and in memory for the tests.
 #![allow(dead_code)] // each test program uses some of these
 
+pub mod loading;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,0 +1,138 @@
+//! What a loader makes of images that cannot be decoded, of wrong labels, and of panics.
+
+mod support;
+
+use std::fs;
+use std::sync::Arc;
+
+use data::{Dataset, Error, Loader, LoaderConfig, Split, open};
+use support::loading::*;
+use support::*;
+
+#[test]
+fn a_bad_image_is_replaced_by_the_next_good_one_of_its_batch() {
+    let dataset: Arc<dyn Dataset> = Arc::new(Faulty::new(20, |index| [1, 6, 7, 9].contains(&index)));
+    let batches = all(&dataset, &in_order(5, 4), 0, 0);
+    assert_eq!(batches[0].samples, [0, 2, 2, 3, 4]);
+    assert_eq!(batches[1].samples, [5, 8, 8, 8, 5]);
+    assert_eq!(batches[1].labels, [5, 8, 8, 8, 5]);
+    let colours: Vec<f32> = batches[1].images.chunks(3072).map(|image| image[9] * 255.0).collect();
+    assert_eq!(colours, [5.0, 8.0, 8.0, 8.0, 5.0]);
+    let skipped: Vec<_> = batches[1].skipped.iter().map(|skipped| (skipped.slot, skipped.sample)).collect();
+    assert_eq!(skipped, [(1, 6), (2, 7), (4, 9)]);
+    assert!(batches[1].skipped[0].reason.contains("6.png") && batches[2].skipped.is_empty());
+}
+
+#[test]
+fn a_batch_of_bad_images_takes_the_next_good_one_of_the_epoch() {
+    let dataset: Arc<dyn Dataset> = Arc::new(Faulty::new(20, |index| (5..12).contains(&index) || index >= 15));
+    let batches = all(&dataset, &in_order(5, 12), 0, 0);
+    assert_eq!(batches[1].samples, [12; 5]);
+    assert_eq!(batches[1].labels, [2; 5]);
+    assert_eq!(batches[3].samples, [0; 5]); // round the end
+    assert!(batches[3].images.iter().all(|&x| x == 0.0));
+}
+
+#[test]
+fn bad_images_and_resume_and_threads() {
+    let dataset: Arc<dyn Dataset> = Arc::new(Faulty::new(90, |index| index % 4 == 1));
+    let config = LoaderConfig { max_bad_images: 30, drop_last: false, ..LoaderConfig::train(2, 1, augmented(32)) };
+    let whole = all(&dataset, &config, 2, 0);
+    assert!(whole.iter().any(|batch| batch.skipped.len() == 2), "a batch with none good should occur");
+    for (workers, first) in [(1, 0), (2, 17), (4, 3)] {
+        let config = LoaderConfig { workers, ..config.clone() };
+        assert_eq!(all(&dataset, &config, 2, first), whole[first..]);
+    }
+    let config = LoaderConfig { drop_last: false, ..mixed(8) };
+    let whole = all(&dataset, &config, 2, 0);
+    for (workers, first) in [(1, 0), (3, 5)] {
+        let config = LoaderConfig { workers, ..config.clone() };
+        assert_eq!(all(&dataset, &config, 2, first), whole[first..], "mixed");
+    }
+}
+
+/// Shown again, it is passed over again, but it is one bad image.
+#[test]
+fn a_repeated_bad_image_counts_once() {
+    let faulty: Arc<dyn Dataset> = Arc::new(Faulty::new(30, |index| index == 2 || index == 7));
+    let config = LoaderConfig { repeats: 3, ..in_order(5, 2) };
+    let batches = all(&faulty, &config, 0, 0);
+    let skipped: Vec<_> = batches.iter().flat_map(|batch| &batch.skipped).map(|it| (it.sample, it.again)).collect();
+    assert_eq!(skipped, [(2, false), (2, true), (2, true), (7, false), (7, true), (7, true)]);
+    let strict = LoaderConfig { max_bad_images: 1, ..config };
+    let error = Loader::new(faulty, strict).unwrap().epoch(0, 0).find_map(Result::err).unwrap();
+    assert!(matches!(&error, Error::TooManyBadImages { limit: 1, first } if first.len() == 2), "{error}");
+}
+
+#[test]
+fn too_many_bad_images_end_the_epoch() {
+    let loader = Loader::new(Arc::new(Faulty::new(40, |index| index % 5 == 3)), in_order(10, 3)).unwrap();
+    for epoch in 0..2 {
+        let mut batches = loader.epoch(epoch, 0);
+        assert!(batches.next().unwrap().is_ok());
+        let error = batches.next().unwrap().unwrap_err();
+        assert!(matches!(&error, Error::TooManyBadImages { limit: 3, first } if first.len() == 4), "{error}");
+        assert!(error.to_string().contains("3.png") && error.to_string().contains("18.png"), "{error}");
+        assert!(batches.next().is_none());
+    }
+    // The later part of an epoch counts for itself.
+    assert_eq!(loader.epoch(0, 3).map(|batch| batch.unwrap().skipped.len()).collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn nothing_but_bad_images() {
+    for (batch_size, max_bad_images) in [(4, 0), (4, 6), (4, 1000), (100, 1000)] {
+        let faulty: Arc<dyn Dataset> = Arc::new(Faulty::new(30, |_| true));
+        let loader = Loader::new(faulty, in_order(batch_size, max_bad_images)).unwrap();
+        let error = loader.epoch(0, 0).next().unwrap().unwrap_err();
+        // Where all may be bad, there are not too many of them, but none that could stand in.
+        let named = match &error {
+            Error::TooManyBadImages { first, .. } if max_bad_images < 30 => first,
+            Error::NoGoodImage { first } if max_bad_images >= 30 => first,
+            other => panic!("{max_bad_images}: {other}"),
+        };
+        assert!(!named.is_empty(), "{error}");
+    }
+}
+
+/// It is no bad image that might be borne, also where its image was to stand in for a batch of bad ones.
+#[test]
+fn a_label_of_no_class_ends_the_epoch() {
+    let bad = [Faulty::new(30, |_| false), Faulty::new(30, |index| index < 3), Faulty::new(30, |index| index < 6)];
+    for (faulty, label) in bad.into_iter().zip([3, 3, 6]) {
+        let dataset = Arc::new(Faulty { known: 3, ..faulty });
+        let config = LoaderConfig { mixing: mixed(3).mixing, ..in_order(3, 30) };
+        let loader = Loader::new(dataset, config).unwrap();
+        let error = loader.epoch(0, 0).find_map(Result::err).unwrap();
+        assert_eq!(
+            error.to_string().split(" (").next().unwrap(),
+            format!("faulty, sample {label}: label {label} is outside the 3 classes")
+        );
+    }
+}
+
+#[test]
+fn undecodable_files_of_a_folder_are_named() {
+    let root = tempfile::tempdir().unwrap();
+    write_folder(root.path(), 6);
+    fs::write(root.path().join("train/dog/003.png"), "no picture").unwrap();
+    let dataset = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+    let config = LoaderConfig { max_bad_images: 1, ..LoaderConfig::train(4, 1, augmented(24)) };
+    let batches = all(&dataset, &config, 0, 0);
+    let skipped: Vec<_> = batches.iter().flat_map(|batch| &batch.skipped).collect();
+    assert_eq!(skipped.len(), 1);
+    assert!(skipped[0].reason.contains("003.png") && skipped[0].sample == 9, "{skipped:?}");
+    let strict = Loader::new(dataset, LoaderConfig { max_bad_images: 0, ..config }).unwrap();
+    assert!(strict.epoch(0, 0).any(|batch| matches!(batch, Err(Error::TooManyBadImages { limit: 0, .. }))));
+}
+
+#[test]
+fn a_panic_reaches_the_consumer_as_an_error() {
+    let faulty = Faulty { panics_at: 23, ..Faulty::new(40, |_| false) };
+    let loader = Loader::new(Arc::new(faulty), in_order(5, 0)).unwrap();
+    let results: Vec<_> = loader.epoch(0, 0).collect();
+    assert_eq!(results.len(), 5);
+    assert!(results[..4].iter().all(Result::is_ok));
+    let error = results[4].as_ref().unwrap_err();
+    assert!(matches!(error, Error::Worker(text) if text.contains("sample 23 bites")), "{error}");
+}

@@ -1,0 +1,79 @@
+//! What tests of the loader share: settings, and a data set that fails.
+
+use super::*;
+use data::{Augmentation, Batch, Dataset, Error, Loader, LoaderConfig, Mixing, Sample, Transform};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+pub fn augmented(size: usize) -> Transform {
+    Transform::train(size, PLAIN, &Augmentation::default()).unwrap()
+}
+
+/// All that training does to a batch.
+pub fn mixed(batch_size: usize) -> LoaderConfig {
+    let mixing = Some(Mixing { mixup: 0.8, cutmix: 1.0, probability: 0.9, smoothing: 0.1 });
+    LoaderConfig {
+        parts: 3,
+        repeats: 2,
+        max_bad_images: 30,
+        mixing,
+        ..LoaderConfig::train(batch_size, 7, augmented(32))
+    }
+}
+
+pub fn all(dataset: &Arc<dyn Dataset>, config: &LoaderConfig, epoch: u64, first: usize) -> Vec<Batch> {
+    let loader = Loader::new(Arc::clone(dataset), config.clone()).unwrap();
+    loader.epoch(epoch, first).collect::<Result<_, _>>().unwrap()
+}
+
+/// Fails for some samples; can be slow, or panic.
+pub struct Faulty {
+    pub inner: Arc<dyn Dataset>,
+    pub bad: fn(usize) -> bool,
+    /// How many of the ten classes it says there are.
+    pub known: usize,
+    pub panics_at: usize,
+    pub delay: Duration,
+    /// How often it was asked for a sample.
+    pub asked: AtomicUsize,
+}
+
+impl Faulty {
+    pub fn new(len: usize, bad: fn(usize) -> bool) -> Self {
+        let (panics_at, delay) = (usize::MAX, Duration::ZERO);
+        Self { inner: in_memory(len), bad, known: 10, panics_at, delay, asked: AtomicUsize::new(0) }
+    }
+}
+
+impl Dataset for Faulty {
+    fn name(&self) -> &str {
+        "faulty"
+    }
+
+    fn classes(&self) -> &[String] {
+        &self.inner.classes()[..self.known]
+    }
+
+    fn len(&self) -> usize {
+        self.inner.len()
+    }
+
+    fn get(&self, index: usize) -> data::Result<Sample> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        std::thread::sleep(self.delay);
+        assert!(index != self.panics_at, "sample {index} bites");
+        if (self.bad)(index) {
+            return Err(Error::Undecodable { path: format!("{index}.png").into(), cause: "torn".to_owned() });
+        }
+        self.inner.get(index)
+    }
+
+    fn statistics(&self) -> Statistics {
+        PLAIN
+    }
+}
+
+pub fn in_order(batch_size: usize, max_bad_images: usize) -> LoaderConfig {
+    let transform = Transform::eval(32, PLAIN).unwrap();
+    LoaderConfig { max_bad_images, workers: 2, ..LoaderConfig::eval(batch_size, transform) }
+}
