@@ -103,16 +103,25 @@ fn class_names(split: &Path) -> Result<Vec<String>> {
     Ok(classes)
 }
 
-/// The images in one class's folder, sorted.
+/// The images in one class's folder.
 fn image_files(folder: &Path, class: &str) -> Result<Vec<PathBuf>> {
+    let files = pictures_in(folder)?;
+    match files.is_empty() {
+        true => Err(Error::EmptyClass { class: class.to_owned(), path: folder.to_owned() }),
+        false => Ok(files),
+    }
+}
+
+/// The files in `folder` (not in those below it) that are named `.png`, `.jpg` or `.jpeg`, in any case of letters, and
+/// not hidden; sorted.
+///
+/// Errors: [`Error::Io`].
+pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = visible(folder)?;
     files.retain(|path| {
         let extension = path.extension().and_then(OsStr::to_str);
         extension.is_some_and(|found| EXTENSIONS.iter().any(|known| known.eq_ignore_ascii_case(found)))
     });
-    if files.is_empty() {
-        return Err(Error::EmptyClass { class: class.to_owned(), path: folder.to_owned() });
-    }
     files.sort_unstable();
     Ok(files)
 }

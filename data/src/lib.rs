@@ -46,7 +46,7 @@ pub use augmentation::{Augmentation, Crop, EraseFill, Fill};
 pub use batch::{Batch, Skipped};
 pub use dataset::{Dataset, Sample, Split, Statistics, open};
 pub use error::{Error, Result};
-pub use folder::ImageFolder;
+pub use folder::{ImageFolder, pictures_in};
 pub use loader::{Batches, Loader, LoaderConfig};
 pub use memory::InMemory;
 pub use mixing::Mixing;

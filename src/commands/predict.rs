@@ -7,21 +7,28 @@ use crate::trainer::checkpoint::TrainedModel;
 use anyhow::{Result, bail};
 use autograd::Tape;
 use clap::Args;
-use data::{eval_pixels, load_image};
+use data::{eval_pixels, load_image, pictures_in};
 use model::{BiFormer, Factors, Mode};
+use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::path::PathBuf;
 use tensor::Tensor;
 
+/// Pixels that the model sees in one pass: enough to keep all cores busy, and few enough to take little memory.
+const AT_ONCE: usize = 1 << 20;
+/// Also of small pictures, or the first results would be long in coming.
+const MOST_AT_ONCE: usize = 64;
+
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
     trained: Trained,
-    /// PNG or JPEG pictures of any size; the centre square is what the model sees.
-    #[arg(value_name = "IMAGE", required = true)]
+    /// PNG or JPEG pictures of any size, of which the model sees the centre square, or folders of such.
+    #[arg(value_name = "IMAGE|DIR", required = true)]
     images: Vec<PathBuf>,
-    /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first.
+    /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first; or the error
+    /// that kept it from being read.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -33,7 +40,15 @@ pub struct Arguments {
 #[derive(Serialize)]
 struct Prediction<'a> {
     path: Cow<'a, str>,
-    classes: Vec<Class<'a>>,
+    #[serde(flatten)]
+    outcome: Outcome<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Outcome<'a> {
+    Classes(Vec<Class<'a>>),
+    Error(String),
 }
 
 #[derive(Serialize)]
@@ -44,33 +59,38 @@ struct Class<'a> {
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
+        let pictures = pictures(&arguments.images)?;
         let TrainedModel { mut model, config, data, .. } = arguments.trained.load()?;
         arguments.compute.place(&mut model)?;
-        let factors = model.prepared()?;
+        let (factors, size) = (model.prepared()?, config.image_size);
         let (mut status, mut predictions) = (Status::Done, vec![]);
-        for image in &arguments.images {
-            let loaded = load_image(image).and_then(|image| eval_pixels(&image, config.image_size, data.statistics));
-            let pixels = match loaded {
-                Ok(pixels) => pixels,
-                Err(error) => {
+        for paths in pictures.chunks((AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE)) {
+            let load = |path: &PathBuf| load_image(path).and_then(|image| eval_pixels(&image, size, data.statistics));
+            let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
+            let pixels: Vec<f32> = loaded.iter().flatten().flatten().copied().collect();
+            let images = Tensor::from_slice(&pixels, [loaded.iter().flatten().count(), size, size, 3])?;
+            let probabilities = classify(&model, factors.clone(), &images)?;
+            let mut probabilities = probabilities.chunks(data.classes.len());
+            for (path, loaded) in paths.iter().zip(loaded) {
+                let named = |outcome| Prediction { path: path.to_string_lossy(), outcome };
+                if let Err(error) = loaded {
                     // The others are none the worse for it.
+                    predictions.push(named(Outcome::Error(error.to_string())));
                     print_error(&error.into());
                     status = Status::Refused;
                     continue;
                 }
-            };
-            let images = Tensor::from_slice(&pixels, [1, config.image_size, config.image_size, 3])?;
-            let probabilities = classify(&model, factors.clone(), &images)?;
-            let classes = data.classes.iter().zip(probabilities);
-            let mut classes: Vec<Class> = classes.map(|(name, probability)| Class { name, probability }).collect();
-            classes.sort_by(|a, b| b.probability.total_cmp(&a.probability));
-            if arguments.json {
-                predictions.push(Prediction { path: image.to_string_lossy(), classes });
-                continue;
-            }
-            say!("{}", printable(image.display()));
-            for Class { name, probability } in classes.iter().take(5) {
-                say!("  {:>5.1}%  {}", 100.0 * probability, printable(name));
+                let classes = data.classes.iter().zip(probabilities.next().unwrap_or_default());
+                let mut classes: Vec<Class> = classes.map(|(name, &probability)| Class { name, probability }).collect();
+                classes.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+                if arguments.json {
+                    predictions.push(named(Outcome::Classes(classes)));
+                    continue;
+                }
+                say!("{}", printable(path.display()));
+                for Class { name, probability } in classes.iter().take(5) {
+                    say!("  {:>5.1}%  {}", 100.0 * probability, printable(name));
+                }
             }
         }
         if arguments.json {
@@ -80,10 +100,28 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     })
 }
 
-/// The probabilities of an image's classes.
-fn classify(model: &BiFormer, factors: Factors, image: &Tensor) -> Result<Vec<f64>> {
+/// The pictures that are named, and those in the folders that are.
+fn pictures(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut pictures = vec![];
+    for path in named {
+        match path.is_dir() {
+            false => pictures.push(path.clone()),
+            true => match pictures_in(path)? {
+                inside if inside.is_empty() => bail!("{}: holds no .png, .jpg or .jpeg file", path.display()),
+                inside => pictures.extend(inside),
+            },
+        }
+    }
+    Ok(pictures)
+}
+
+/// The probabilities of each image's classes, one image after the other.
+fn classify(model: &BiFormer, factors: Factors, images: &Tensor) -> Result<Vec<f64>> {
+    if images.count() == 0 {
+        return Ok(vec![]);
+    }
     let tape = Tape::inference();
-    let output = model.forward_with(factors, &tape, image, Mode::Evaluate)?;
+    let output = model.forward_with(factors, &tape, images, Mode::Evaluate)?;
     let logits = output.logits().value();
     if logits.find(|x| !x.is_finite())?.is_some() {
         bail!("the model's logits are not finite: its weights are of no use, take those of another run");
