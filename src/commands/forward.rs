@@ -1,7 +1,7 @@
 //! `biformer forward`.
 
 use super::output::{Kind, expect_output};
-use super::{Status, Threads, as_set, model_names};
+use super::{Status, Threads, as_set, assignment, model_names};
 use crate::config::RunConfig;
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{expect_room_to_infer, image_bytes};
@@ -18,7 +18,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", help = model_help())]
     model: Option<String>,
     /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
-    #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
     set: Vec<String>,
     /// Weights: a safetensors file under the published code's state_dict names, a run folder, or the checkpoint in it.
     #[arg(long, value_name = "FILE|DIR")]

@@ -120,7 +120,7 @@ struct ModelChoice {
     #[arg(long, value_name = "NAME", default_value = "nano", help = format!("The model: {}", model_names()))]
     model: String,
     /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
-    #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
     set: Vec<String>,
 }
 
@@ -154,6 +154,14 @@ impl FromStr for ImageSize {
 impl fmt::Display for ImageSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}x{}", self.0[0], self.0[1])
+    }
+}
+
+/// An argument of `--set`, which takes all that follow it.
+fn assignment(text: &str) -> Result<String, String> {
+    match text.contains('=') {
+        true => Ok(text.to_owned()),
+        false => Err("expected KEY=VALUE; what is none comes before --set, or behind --".to_owned()),
     }
 }
 
@@ -210,7 +218,7 @@ struct Trained {
     #[arg(long, value_name = "NAME", help = of_weights())]
     model: Option<String>,
     /// Changes a field of the model that no weight depends on, for instance --set n_win=8 auto_pad=true.
-    #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
     set: Vec<String>,
     /// The side of the images; by default the one that the model was trained on, or is meant for.
     #[arg(long, value_name = "N")]

@@ -1,13 +1,13 @@
 //! `biformer train`.
 
-use super::{Status, fields, model_names};
+use super::{Status, assignment, fields, model_names};
 use crate::config::{Changes, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use crate::signals;
 use crate::trainer::folder::EpochMetrics;
 use crate::trainer::{Outcome, Trainer};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, value_parser};
 use std::io;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ pub struct Arguments {
     image_size: Option<u32>,
     /// Changes fields of the model, or of the run as its config.toml has them: --set depth=2,2,2 label_smoothing=0
     /// optimizer.weight_decay=0.1.
-    #[arg(long, value_name = "KEY=VALUE", num_args = 1..)]
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
     set: Vec<String>,
     /// What the backward pass computes again instead of keeping it, to save memory. The results have the same bits.
     #[arg(long, value_enum)]
@@ -100,10 +100,12 @@ impl Arguments {
         ];
         let given = flags.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         let mut given: Table = given.collect();
-        // Names with a dot are a run's also where it has no such field, and says so.
-        let is_of_run = |key: &str| key.contains('.') || RunConfig::has_field(key);
+        let key = |entry: &str| entry.split('=').next().unwrap_or(entry).to_owned();
+        if let Some(unknown) = self.set.iter().find_map(|entry| RunConfig::unknown_field(&key(entry))) {
+            bail!("--set: {unknown}");
+        }
         let (of_run, of_model): (Vec<_>, Vec<_>) =
-            self.set.iter().cloned().partition(|entry| is_of_run(entry.split('=').next().unwrap_or(entry)));
+            self.set.iter().cloned().partition(|entry| RunConfig::has_field(&key(entry)));
         for entry in &of_run {
             merge(&mut given, run_field(entry)?);
         }

@@ -1,6 +1,7 @@
 //! The configuration of a run: what can be set in a TOML file and on the command line.
 
 mod changes;
+mod fields;
 
 pub use changes::{Changes, merge};
 
@@ -17,7 +18,7 @@ use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use tensor::Device;
-use toml::{Table, Value};
+use toml::Table;
 
 /// What may differ when a run goes on. All else decides what has been computed already.
 const CHANGEABLE: [&str; 9] =
@@ -191,16 +192,6 @@ impl RunConfig {
             (*start, *min) = (start.min(peak), min.min(peak));
         }
         defaults.with(changes)
-    }
-
-    /// Whether there is a field of this name, dotted (`optimizer.eps`); those of the model not counted.
-    pub fn has_field(name: &str) -> bool {
-        let fields = Self::for_model("nano").ok().and_then(|config| Table::try_from(config).ok()).unwrap_or_default();
-        let (section, field) = name.trim().split_once('.').unwrap_or((name.trim(), ""));
-        match fields.get(section) {
-            Some(Value::Table(inner)) => section != "architecture" && inner.contains_key(field),
-            found => found.is_some() && field.is_empty(),
-        }
     }
 
     /// The configuration of a run that goes on: this one, changed. Asking once more for what it has already is no

@@ -1,0 +1,57 @@
+//! Fields of a run by name, as `--set` takes them.
+
+use super::RunConfig;
+use model::{FIELDS, did_you_mean, field_name, nearest};
+use toml::{Table, Value};
+
+/// What other trainers call some of them.
+const ALIASES: [(&str, &str); 4] = [
+    ("lr", "schedule.peak"),
+    ("learning_rate", "schedule.peak"),
+    ("wd", "optimizer.weight_decay"),
+    ("grad_clip", "clip_norm"),
+];
+
+impl RunConfig {
+    /// Whether there is a field of this name, dotted (`optimizer.eps`); those of the model not counted.
+    pub fn has_field(name: &str) -> bool {
+        of_run().iter().any(|field| field == name.trim())
+    }
+
+    /// What is wrong with a name that neither the run nor the model has, and which was meant: the field of a section,
+    /// named without it, or the one most like it. Nothing where there is such a field.
+    pub fn unknown_field(name: &str) -> Option<String> {
+        let (name, of_run) = (name.trim(), of_run());
+        if FIELDS.contains(&field_name(name)) || of_run.iter().any(|field| field == name) {
+            return None;
+        }
+        let tail = |field: &'_ str| field.rsplit('.').next().unwrap_or_default().to_owned();
+        let inside: Vec<&str> = of_run
+            .iter()
+            .filter(|field| field.split_once('.').is_some_and(|(section, _)| section == name))
+            .map(String::as_str)
+            .collect();
+        let alias = ALIASES.iter().find(|(theirs, _)| *theirs == name).map(|&(_, ours)| ours.to_owned());
+        let like = || {
+            let tails: Vec<String> = of_run.iter().map(|field| tail(field)).collect();
+            let meant = nearest(&tail(name), tails.iter().map(String::as_str).chain(FIELDS))?;
+            Some(of_run.iter().find(|field| tail(field) == meant).cloned().unwrap_or(meant))
+        };
+        let hint = match inside[..] {
+            [] => did_you_mean(alias.or_else(like).as_deref()),
+            _ => format!(", which is a section with {}", inside.join(", ")),
+        };
+        Some(format!("neither the run nor the model has a field \"{name}\"{hint}; a run's config.toml has them all"))
+    }
+}
+
+/// All fields but the model's, dotted.
+fn of_run() -> Vec<String> {
+    let fields = RunConfig::for_model("nano").ok().and_then(|config| Table::try_from(config).ok()).unwrap_or_default();
+    let named = |(name, value)| match value {
+        Value::Table(_) if name == "architecture" => vec![],
+        Value::Table(inner) => inner.keys().map(|field| format!("{name}.{field}")).collect(),
+        _ => vec![name],
+    };
+    fields.into_iter().flat_map(named).collect()
+}
