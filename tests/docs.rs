@@ -140,6 +140,7 @@ fn configuration() -> String {
         ("schedule", "ScheduleConfig", run.clone()),
         ("optimizer", "AdamWConfig", read("optim/src/adamw.rs")),
         ("ema", "AverageConfig", run.clone()),
+        ("preprocessing", "Preprocessing", read("src/config/preprocessing.rs")),
         ("augmentation", "Augmentation", read("data/src/augmentation.rs") + &read("data/src/resample.rs")),
         ("architecture", "ModelConfig", read("model/src/config.rs")),
     ];

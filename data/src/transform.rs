@@ -30,6 +30,8 @@ const ERASED_RATIOS: [f64; 2] = [0.3, 1.0 / 0.3];
 pub struct Transform {
     size: usize,
     augmentation: Option<Augmentation>,
+    /// What evaluation resizes the shorter side to, of which it shows the middle `size`.
+    zoomed: usize,
     /// The normalised value of each byte in each channel: exact, and quicker than computing it.
     levels: Box<[[f32; 3]; 256]>,
     /// The mean colour as bytes.
@@ -46,8 +48,9 @@ impl Transform {
     }
 
     /// The transform for evaluation, which is the same for each epoch: an image of the model's input size stays as it
-    /// is; of another, the shorter side is resized to `size * 256 / 224` and the centre is taken. A tiny image (up to
-    /// 32 x 32 pixels) is shown whole, with its shorter side resized to `size`, as in training.
+    /// is; of another, the shorter side is resized to `size * 256 / 224` and the centre is taken: see
+    /// [`showing`](Self::showing). A tiny image (up to 32 x 32 pixels) is shown whole, with its shorter side resized to
+    /// `size`, as in training.
     ///
     /// Errors: [`Error::Setting`] where the size is 0 or above 4096, or the statistics are not finite with `std` above 0.
     pub fn eval(size: usize, statistics: Statistics) -> Result<Self> {
@@ -66,7 +69,17 @@ impl Transform {
         };
         let levels = Box::new(std::array::from_fn(|byte| std::array::from_fn(|channel| level(byte, channel))));
         let mean = mean.map(|mean| (255.0 * mean).round() as u8);
-        Ok(Self { size, augmentation: None, levels, mean })
+        Ok(Self { size, augmentation: None, zoomed: size * 256 / 224, levels, mean })
+    }
+
+    /// The same, which in evaluation shows another share of an image's shorter side than 224 / 256: 1 for all of it.
+    ///
+    /// Errors: [`Error::Setting`] where it is not from 0.1 to 1.
+    pub fn showing(self, share: f64) -> Result<Self> {
+        if !(0.1..=1.0).contains(&share) {
+            return Err(Error::setting("eval_crop", format!("{share:?} is not in 0.1..=1")));
+        }
+        Ok(Self { zoomed: (self.size as f64 / share) as usize, ..self })
     }
 
     /// The side of the output, in pixels.
@@ -84,6 +97,13 @@ impl Transform {
         Image::new(self.size, self.size, bytes)
     }
 
+    /// One image transformed, (size, size, 3), by the same draws each time.
+    pub fn pixels(&self, image: &Image) -> Vec<f32> {
+        let mut out = vec![0.0; self.size * self.size * 3];
+        self.apply(image, &mut Philox::new(0, 0).sequence(), &mut out);
+        out
+    }
+
     /// Transforms one image into `out`, (size, size, 3). Only the training transform draws from `random`.
     ///
     /// # Panics
@@ -95,7 +115,7 @@ impl Transform {
             std::array::from_fn(|channel| self.levels[usize::from(pixel[channel])][channel])
         };
         let tiny = image.height().max(image.width()) <= TINY;
-        let zoomed = if tiny { self.size } else { self.size * 256 / 224 };
+        let zoomed = if tiny { self.size } else { self.zoomed };
         let Some(augmentation) = &self.augmentation else {
             let view = self.centred(image, zoomed, Filter::Bicubic, Shift::default());
             return view.write(self.size, normalise, self.levels[0], out);
@@ -252,10 +272,7 @@ fn random_window(
 ///
 /// Errors: as [`Transform::eval`].
 pub fn eval_pixels(image: &Image, size: usize, statistics: Statistics) -> Result<Vec<f32>> {
-    let transform = Transform::eval(size, statistics)?;
-    let mut out = vec![0.0; size * size * 3];
-    transform.apply(image, &mut Philox::new(0, 0).sequence(), &mut out); // draws nothing
-    Ok(out)
+    Ok(Transform::eval(size, statistics)?.pixels(image))
 }
 
 #[cfg(test)]

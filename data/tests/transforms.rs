@@ -141,6 +141,22 @@ fn evaluation_of_another_size_shows_the_centre() {
     assert!(out[0] == 0 && out[(63 * 64 + 63) * 3] == 31);
 }
 
+#[test]
+fn evaluation_shows_the_share_that_is_asked_for() {
+    let eval = || Transform::eval(28, PLAIN).unwrap();
+    let image = noise(64, 128);
+    assert_eq!(eval().showing(224.0 / 256.0).unwrap().pixels(&image), eval().pixels(&image), "the usual one");
+    // The corners of the centred square are in the corners of what is shown.
+    let whole = bytes(&eval().showing(1.0).unwrap().pixels(&ramp(64, 128)));
+    assert!(whole[0] <= 1 && whole[1].abs_diff(33) <= 1, "{:?}", &whole[..3]);
+    // A half of its side: from row 16 and column 48 on, at less than a half of the scale.
+    let half = bytes(&eval().showing(0.5).unwrap().pixels(&ramp(64, 128)));
+    assert!(half[0].abs_diff(16) <= 1 && half[1].abs_diff(48) <= 1, "{:?}", &half[..3]);
+    for share in [0.0, 0.09, 1.1, -1.0, f64::NAN] {
+        assert!(matches!(eval().showing(share), Err(Error::Setting { name: "eval_crop", .. })), "{share}");
+    }
+}
+
 /// The shorter side is resized by a cubic, here of the `image` crate, and the centre is taken: 64 x 80 to 32 x 40, of which
 /// 28 x 28 are shown.
 #[test]

@@ -11,7 +11,7 @@ use crate::trainer::display::{bar, warn_of_skipped};
 use crate::trainer::score::{Score, evaluate};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use data::{Loader, LoaderConfig, Split, Transform};
+use data::{Loader, LoaderConfig, Split};
 use serde::Serialize;
 use tensor::DType;
 
@@ -91,7 +91,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     known.expect_classes(source, dataset.classes())?;
     let classes = &known.classes;
     // What the model's training images were normalised by, whatever these are.
-    let transform = Transform::eval(config.image_size, known.statistics)?;
+    let transform = config.test_transform(known.statistics)?;
     let mut settings = LoaderConfig::eval(batch, transform);
     settings.max_bad_images = arguments.max_bad_images.unwrap_or(config.max_bad_images);
     let loader = Loader::new(dataset, settings)?;

@@ -19,10 +19,10 @@ mod output;
 mod predict;
 mod train;
 
-use crate::config::Changes;
+use crate::config::{Changes, merge};
 use crate::threads::{MOST_THREADS, pool};
 use crate::trainer::checkpoint::{Stored, TrainedModel};
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use model::{ModelConfig, PRESETS, preset};
 use std::fmt;
@@ -183,6 +183,15 @@ fn fields(set: &[String]) -> Result<Option<Value>> {
     Ok((!fields.is_empty()).then_some(Value::Table(fields)))
 }
 
+/// A field of a run, `key=value` with a dotted key, as a file has it.
+fn run_field(entry: &str) -> Result<Table> {
+    let (key, value) = entry.split_once('=').with_context(|| format!("--set {entry}: expected key=value"))?;
+    // Texts need no quotes here, where a shell would take them away.
+    let line = |value: &str| format!("{} = {value}", key.trim()).parse::<Table>();
+    let table = line(value).or_else(|_| line(&Value::from(value).to_string()));
+    table.with_context(|| format!("--set {entry}: not a value"))
+}
+
 /// How many threads.
 #[derive(Clone, Copy, Debug, Args)]
 struct Threads {
@@ -217,7 +226,8 @@ struct Trained {
     checkpoint: PathBuf,
     #[arg(long, value_name = "NAME", help = of_weights())]
     model: Option<String>,
-    /// Changes a field of the model that no weight depends on, for instance --set n_win=8 auto_pad=true.
+    /// Changes a field of the model that no weight depends on, or how images are prepared, for instance --set n_win=8
+    /// auto_pad=true preprocessing.eval_crop=1.
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
     set: Vec<String>,
     /// The side of the images; by default the one that the model was trained on, or is meant for.
@@ -228,16 +238,26 @@ struct Trained {
 impl Trained {
     fn load(&self) -> Result<TrainedModel> {
         let size = self.image_size.map(|size| Value::Integer(size.into()));
-        let asked = [("architecture", fields(&self.set)?), ("image_size", size)];
-        let asked = asked.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
-        let changes = Changes::gather(None, asked.collect())?;
+        let (of_run, of_model): (Vec<_>, Vec<_>) =
+            self.set.iter().cloned().partition(|entry| entry.trim_start().starts_with("preprocessing."));
+        let asked = [("architecture", fields(&of_model)?), ("image_size", size)];
+        let mut asked: Table = asked.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        for entry in &of_run {
+            merge(&mut asked, run_field(entry)?);
+        }
+        let mut trained = self.changed(&Changes::gather(None, asked)?)?;
+        trained.data.statistics = trained.config.statistics(trained.data.statistics)?;
+        Ok(trained)
+    }
+
+    fn changed(&self, changes: &Changes) -> Result<TrainedModel> {
         let shown = self.checkpoint.display();
         match (Stored::read(&self.checkpoint)?, &self.model) {
             (Stored::Run(mut checkpoint), None) => {
-                checkpoint.config = checkpoint.config.with(&changes)?;
+                checkpoint.config = checkpoint.config.with(changes)?;
                 checkpoint.into_model()
             }
-            (Stored::Weights(file), Some(model)) => TrainedModel::of_weights(file, &shown.to_string(), model, &changes),
+            (Stored::Weights(file), Some(model)) => TrainedModel::of_weights(file, &shown.to_string(), model, changes),
             (Stored::Run(_), Some(_)) => bail!("--model: {shown} is a run's, and knows its model; leave it out"),
             (Stored::Weights(_), None) => {
                 bail!("{shown}: a model's weights alone; name the model with --model ({})", model_names())

@@ -7,7 +7,7 @@ use crate::trainer::checkpoint::TrainedModel;
 use anyhow::{Result, bail};
 use autograd::Tape;
 use clap::Args;
-use data::{eval_pixels, load_image, pictures_in};
+use data::{load_image, pictures_in};
 use model::{BiFormer, Factors, Mode};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -24,7 +24,8 @@ const MOST_AT_ONCE: usize = 64;
 pub struct Arguments {
     #[command(flatten)]
     trained: Trained,
-    /// PNG or JPEG pictures of any size, of which the model sees the centre square, or folders of such.
+    /// PNG or JPEG pictures of any size, of which the model sees the middle as in a test (of 7/8 of the shorter side,
+    /// unless the run says otherwise), or folders of such.
     #[arg(value_name = "IMAGE|DIR", required = true)]
     images: Vec<PathBuf>,
     /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first; or the error
@@ -63,9 +64,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let TrainedModel { mut model, config, data, .. } = arguments.trained.load()?;
         arguments.compute.place(&mut model)?;
         let (factors, size) = (model.prepared()?, config.image_size);
+        let transform = config.test_transform(data.statistics)?;
         let (mut status, mut predictions) = (Status::Done, vec![]);
         for paths in pictures.chunks((AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE)) {
-            let load = |path: &PathBuf| load_image(path).and_then(|image| eval_pixels(&image, size, data.statistics));
+            let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
             let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
             let pixels: Vec<f32> = loaded.iter().flatten().flatten().copied().collect();
             let images = Tensor::from_slice(&pixels, [loaded.iter().flatten().count(), size, size, 3])?;

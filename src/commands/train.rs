@@ -1,6 +1,6 @@
 //! `biformer train`.
 
-use super::{Status, assignment, fields, model_names};
+use super::{Status, assignment, fields, model_names, run_field};
 use crate::config::{Changes, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
@@ -114,15 +114,6 @@ impl Arguments {
         }
         Changes::gather(self.config.as_deref(), given)
     }
-}
-
-/// A field of a run, `key=value` with a dotted key, as a file has it.
-fn run_field(entry: &str) -> Result<Table> {
-    let (key, value) = entry.split_once('=').with_context(|| format!("--set {entry}: expected key=value"))?;
-    // Texts need no quotes here, where a shell would take them away.
-    let line = |value: &str| format!("{} = {value}", key.trim()).parse::<Table>();
-    let table = line(value).or_else(|_| line(&Value::from(value).to_string()));
-    table.with_context(|| format!("--set {entry}: not a value"))
 }
 
 fn model_help() -> String {

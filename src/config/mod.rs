@@ -2,8 +2,10 @@
 
 mod changes;
 mod fields;
+mod preprocessing;
 
 pub use changes::{Changes, merge};
+pub use preprocessing::Preprocessing;
 
 use crate::device::{Compute, DeviceName, Precision};
 use crate::printing::one_line;
@@ -75,6 +77,9 @@ pub struct RunConfig {
     pub optimizer: AdamWConfig,
     /// The moving average of the weights.
     pub ema: AverageConfig,
+    /// How images are normalised, and what a test shows of them.
+    #[serde(default)] // runs from before there was a choice
+    pub preprocessing: Preprocessing,
     /// How training images are varied.
     pub augmentation: Augmentation,
     /// The model.
@@ -178,6 +183,7 @@ impl RunConfig {
             schedule: ScheduleConfig { rule: Rule::Cosine, peak: 1e-3, start: 1e-5, min: 1e-5, warmup_epochs: 1.0 },
             optimizer: AdamWConfig::default(),
             ema: AverageConfig { enabled: false, decay: 0.999, warmup: true },
+            preprocessing: Preprocessing::default(),
             augmentation: Augmentation::default(),
             architecture: preset.config(),
         })
@@ -295,6 +301,7 @@ impl RunConfig {
             );
         }
         self.augmentation.check(self.image_size).context("augmentation")?;
+        self.check_preprocessing().context("preprocessing")?;
         self.optimizer.validate().context("optimizer")?;
         self.ema.settings().validate().context("ema")?;
         self.schedule(1).context("schedule")?;

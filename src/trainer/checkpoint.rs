@@ -5,7 +5,7 @@ use super::average;
 use super::score::Score;
 use crate::config::{Changes, RunConfig};
 use anyhow::{Context, Result, bail};
-use data::{Dataset, Statistics, Transform};
+use data::{Dataset, Statistics};
 use model::{BiFormer, TensorFile};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -177,7 +177,7 @@ impl Checkpoint {
         if named != classes {
             bail!("it names {named} classes for a model of {classes}");
         }
-        Transform::eval(config.image_size, data.statistics).context("its data")?;
+        config.test_transform(data.statistics).context("its data")?;
         // Before a model is made: a damaged configuration must not ask for more memory than the file is large.
         let (stored, wanted) =
             (file.tensors.values().map(Tensor::count).sum::<usize>(), config.architecture.rough_size());

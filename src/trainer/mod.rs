@@ -72,7 +72,8 @@ impl Trainer {
         announce(&config);
         let (train, test) = open_data(&config)?;
         adopt_classes(&mut config, train.as_ref())?;
-        let facts = DataFacts::of(train.as_ref());
+        let mut facts = DataFacts::of(train.as_ref());
+        facts.statistics = config.statistics(facts.statistics)?;
         let (train, test) = loaders(&config, &facts, train, test)?;
         expect_room(&config, &train, &test)?;
         let learner = Learner::new(&config)?;
@@ -311,7 +312,7 @@ fn loaders(
     let mut training = LoaderConfig::train(config.batch_size, config.seed, varied);
     // Not more images at once than in training, or a test would take more memory.
     let at_once = config.batch_size / config.micro_batches;
-    let mut testing = LoaderConfig::eval(at_once, Transform::eval(size, statistics)?);
+    let mut testing = LoaderConfig::eval(at_once, config.test_transform(statistics)?);
     (training.parts, training.repeats) = (config.micro_batches, config.augmentation.repeats);
     training.mixing = Mixing::of(&config.augmentation, config.label_smoothing);
     training.max_bad_images = config.max_bad_images;

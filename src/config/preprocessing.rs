@@ -1,0 +1,53 @@
+//! What becomes of an image before a model sees it.
+
+use super::RunConfig;
+use anyhow::{Result, bail};
+use data::{Crop, Statistics, Transform};
+use serde::{Deserialize, Serialize};
+
+/// How images are normalised, and what a test shows of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Preprocessing {
+    /// The mean of red, green and blue, scaled to 0 to 1, that images are normalised by: `[0.5, 0.5, 0.5]`. Empty for
+    /// the data's own, which for a folder of images is ImageNet's.
+    pub mean: Vec<f64>,
+    /// Their standard deviations, to be given with `mean`.
+    pub std: Vec<f64>,
+    /// The share of an image's shorter side that a test shows, of its middle: 1 for all of it. 0 for what suits the
+    /// training: all of it where `augmentation.crop = "padded"` shows all of it, and else 0.875, as the published
+    /// models are measured. Images of up to 32x32 pixels, and of the model's own size, are shown whole in any case.
+    pub eval_crop: f64,
+}
+
+/// The share that is shown unless another is asked for.
+const USUAL: f64 = 224.0 / 256.0;
+
+impl RunConfig {
+    /// What images are normalised by: what is asked for, or the data's own.
+    pub fn statistics(&self, of_data: Statistics) -> Result<Statistics> {
+        let Preprocessing { mean, std, .. } = &self.preprocessing;
+        let single = |numbers: &[f64]| numbers.iter().map(|&number| number as f32).collect::<Vec<f32>>();
+        match (single(mean).try_into(), single(std).try_into()) {
+            (Ok(mean), Ok(std)) => Ok(Statistics { mean, std }),
+            _ if mean.is_empty() && std.is_empty() => Ok(of_data),
+            _ => bail!(
+                "preprocessing.mean = {mean:?} and std = {std:?}: expected three numbers each, or none for the data's own"
+            ),
+        }
+    }
+
+    /// How test images become the model's input.
+    pub fn test_transform(&self, statistics: Statistics) -> Result<Transform> {
+        let share = match self.preprocessing.eval_crop {
+            0.0 if self.augmentation.crop == Crop::Padded => 1.0,
+            0.0 => USUAL,
+            asked => asked,
+        };
+        Ok(Transform::eval(self.image_size, statistics)?.showing(share)?)
+    }
+
+    pub(super) fn check_preprocessing(&self) -> Result<()> {
+        self.test_transform(self.statistics(Statistics::IMAGENET)?).map(drop)
+    }
+}

@@ -1,0 +1,69 @@
+//! How images are normalised, and what a test shows of them: as a run asks for it, wherever its model is used.
+
+mod common;
+
+use biformer::data::Statistics;
+use biformer::trainer::checkpoint::Checkpoint;
+use common::program::{biformer, contents, fresh, text};
+use common::samples;
+use std::fs;
+use std::path::Path;
+
+fn eval(run: &Path, more: &[&str]) -> String {
+    biformer(&[&["eval", "--json", "--checkpoint", text(run)], more].concat()).ok().out
+}
+
+#[test]
+fn a_run_keeps_what_it_was_asked_for() {
+    let folder = fresh("preprocessing");
+    let data = samples::image_folder(&folder.join("data"));
+    let train = |name: &str, set: &[&str]| {
+        let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join(name));
+        let to = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--epochs", "1"];
+        biformer(&[&to[..], &["--batch-size", "5", "--set"], set].concat()).ok();
+        run
+    };
+    let usual = train("usual", &["seed=1"]);
+    assert_eq!(Checkpoint::read(&usual).unwrap().data.statistics, Statistics::IMAGENET);
+    let asked = ["preprocessing.mean=[0.5, 0.25, 0.125]", "preprocessing.std=[0.5, 0.5, 1]"];
+    let own = train("own", &asked);
+    let statistics = Checkpoint::read(&own).unwrap().data.statistics;
+    assert_eq!(statistics, Statistics { mean: [0.5, 0.25, 0.125], std: [0.5, 0.5, 1.0] });
+
+    // A test of a run that was asked for something is one of another run that is asked for it now.
+    assert_ne!(eval(&usual, &[&["--set"], &asked[..]].concat()), eval(&usual, &[]));
+    assert_eq!(eval(&own, &[&["--set"], &asked[..]].concat()), eval(&own, &[]));
+    let whole = ["--set", "preprocessing.eval_crop=1"];
+    assert_ne!(eval(&usual, &whole), eval(&usual, &[]));
+    assert_eq!(eval(&usual, &["--set", "preprocessing.eval_crop=0.875"]), eval(&usual, &[]));
+    // Where training shows all of an image, so does a test.
+    let padded = train("padded", &["augmentation.crop=padded"]);
+    assert_eq!(eval(&padded, &whole), eval(&padded, &[]));
+    let trained: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(padded.join("metrics.jsonl")).unwrap()).unwrap();
+    let measured: serde_json::Value = serde_json::from_str(&eval(&padded, &[])).unwrap();
+    approx::assert_relative_eq!(
+        trained["test_loss"].as_f64().unwrap(),
+        measured["loss"].as_f64().unwrap(),
+        max_relative = 1e-6
+    );
+
+    let picture = data.join("val/dark/1.png");
+    let predict = |more: &[&str]| {
+        biformer(&[&["predict", "--json", "--checkpoint", text(&usual), text(&picture)], more].concat()).ok().out
+    };
+    assert_ne!(predict(&whole), predict(&[]));
+
+    let before = contents(&own);
+    for (set, parts) in [
+        ("preprocessing.mean=[0.5]", ["expected three numbers each", "or none for the data's own"]),
+        ("preprocessing.std=[0.5, 0, 0.5]", ["preprocessing", "std above 0"]),
+        ("preprocessing.mean=[0.5, inf, 0.5]", ["preprocessing", "finite numbers"]),
+        ("preprocessing.eval_crop=1.5", ["eval_crop", "0.1..=1"]),
+        ("preprocessing.eval_crop=much", ["preprocessing", "much"]),
+        ("preprocessing.crop=1", ["no configuration key \"preprocessing.crop\"", "eval_crop"]),
+    ] {
+        biformer(&["eval", "--checkpoint", text(&own), "--set", set]).refused(&parts);
+    }
+    assert!(before == contents(&own));
+}
