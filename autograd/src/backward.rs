@@ -37,7 +37,7 @@ impl Tape {
             Some(arena) => arena.split()?,
             None => (vec![], &mut [][..]),
         };
-        let mut slots = Slots { interior: vec![], layout, arena, written };
+        let mut slots = Slots { interior: vec![], layout, owner: None, arena, written };
         slots.interior.resize_with(last + 1, State::default);
         slots.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
@@ -77,9 +77,7 @@ pub(crate) fn walk(
             })
         });
         let targets: SmallVec<[Option<Target>; 4]> = targets.collect();
-        if targets.iter().flatten().any(|target| !slots.hold(target, &nodes[target.node].origin)) {
-            return Err(Error::ForeignGradients { parameters: slots.arena.len() });
-        }
+        targets.iter().flatten().try_for_each(|target| slots.expect(target, &nodes[target.node].origin))?;
         let name = nodes[index].name();
         let origin = std::mem::replace(&mut nodes[index].origin, Origin::Consumed(name));
         if let Origin::Operation(mut rule) = origin {

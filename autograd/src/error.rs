@@ -33,7 +33,7 @@ pub enum Error {
         input: usize,
     },
     /// Trainable parameters that the loss does not depend on.
-    #[error("no gradient reaches {}: the loss does not depend on {}", names.join(", "), if names.len() == 1 { "it" } else { "them" })]
+    #[error("no gradient reaches {}: the loss does not depend on {}", some(names), if names.len() == 1 { "it" } else { "them" })]
     Unreached {
         /// Their names.
         names: Vec<String>,
@@ -60,6 +60,22 @@ pub enum Error {
         /// The number of parameters that the gradients are laid out for.
         parameters: usize,
     },
+    /// A value that depends on parameters of two models of the same layout, a teacher and its student: their gradients would
+    /// be added up as if they were one model's.
+    #[error(
+        "backward: the value depends on the parameters of two models that are laid out alike; compute one of them on a \
+         tape of its own, and give its values to this one with Tape::constant or Tape::input"
+    )]
+    TwoModels,
+}
+
+/// The first few names, and how many more there are.
+fn some(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    match names.len().saturating_sub(SHOWN) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names[..SHOWN].join(", ")),
+    }
 }
 
 /// The result of a recorded operation.

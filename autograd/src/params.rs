@@ -4,7 +4,10 @@
 use crate::rule::Part;
 use crate::tape::TapeId;
 use crate::{Error, Result, Var};
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::{ALIGNMENT, DType, Device, Element, Shape, Tensor, match_float};
 
 /// Names a parameter of a [`Parameters`].
@@ -74,6 +77,20 @@ impl Layout {
     }
 }
 
+/// Whose a parameter is: a model's whose parameters are laid out so, and no other's of the same layout.
+#[derive(Clone, Debug)]
+pub(crate) struct Owner {
+    pub layout: Arc<Layout>,
+    pub number: u64,
+}
+
+impl Owner {
+    fn new(layout: Arc<Layout>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self { layout, number: NEXT.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
 /// Collects parameters while a model is being built.
 #[derive(Default)]
 pub struct ParametersBuilder {
@@ -126,26 +143,30 @@ impl ParametersBuilder {
                 flat[span.clone()].iter_mut().zip(values).for_each(|(to, from)| *to = from as T);
             }
         });
-        Ok(Parameters { layout: Arc::new(layout), values: flat })
+        Ok(Parameters { owner: Owner::new(Arc::new(layout)), values: flat })
     }
 }
 
 /// All trainable parameters of a model, in one flat buffer.
 #[derive(Debug)]
 pub struct Parameters {
-    layout: Arc<Layout>,
+    owner: Owner,
     values: Tensor,
 }
 
 impl Parameters {
     /// Where each parameter lies.
     pub fn layout(&self) -> &Arc<Layout> {
-        &self.layout
+        &self.owner.layout
+    }
+
+    pub(crate) fn owner(&self) -> &Owner {
+        &self.owner
     }
 
     /// One parameter, as a view of the flat buffer. While it lives the buffer cannot be written.
     pub fn get(&self, id: ParamId) -> Tensor {
-        self.layout.view(&self.values, id)
+        self.layout().view(&self.values, id)
     }
 
     /// The flat buffer, (layout length).
@@ -165,34 +186,34 @@ impl Parameters {
 
     /// Overwrites one parameter with a tensor of its shape and type.
     pub fn set(&mut self, id: ParamId, value: &Tensor) -> Result<()> {
-        let shape = self.layout.shape(id);
+        let shape = self.layout().shape(id);
         if value.shape() != shape {
             return Err(tensor::Error::shape("parameter", shape.to_string(), value.shape()).into());
         }
-        let span = self.layout.span(id);
+        let span = self.layout().span(id);
         Ok(self.values.overwrite(span.start, value)?)
     }
 
     /// The same values in the same buffer. While both live neither can be written.
     pub fn share(&self) -> Parameters {
-        Parameters { layout: Arc::clone(&self.layout), values: self.values.clone() }
+        Parameters { owner: self.owner.clone(), values: self.values.clone() }
     }
 
     /// The same values in another buffer (for a moving average, or a second model).
     pub fn duplicate(&self) -> Result<Parameters> {
-        Ok(Parameters { layout: Arc::clone(&self.layout), values: self.values.duplicate()? })
+        Ok(Parameters { owner: Owner::new(Arc::clone(self.layout())), values: self.values.duplicate()? })
     }
 
     /// The same values in another floating-point type: bf16 factors for layers whose maps are of the layout's type, which
     /// their gradients keep. Between f32 and f64 the values can be computed with, and a backward pass is
     /// [`tensor::Error::DType`].
     pub fn cast(&self, dtype: DType) -> Result<Parameters> {
-        Ok(Parameters { layout: Arc::clone(&self.layout), values: self.values.cast(dtype)? })
+        Ok(Parameters { owner: self.owner.clone(), values: self.values.cast(dtype)? })
     }
 
     /// The same values on a device.
     pub fn to_device(&self, device: &Device) -> Result<Parameters> {
-        Ok(Parameters { layout: Arc::clone(&self.layout), values: self.values.to_device(device)? })
+        Ok(Parameters { owner: self.owner.clone(), values: self.values.to_device(device)? })
     }
 }
 
@@ -217,7 +238,7 @@ pub(crate) struct Arena {
 impl Gradients {
     /// Room for the gradients of these parameters, on their device. [`tensor::Error::OutOfMemory`] on a GPU that has none.
     pub fn new(parameters: &Parameters) -> Result<Self> {
-        let layout = Arc::clone(&parameters.layout);
+        let layout = Arc::clone(parameters.layout());
         let flat = Tensor::zeros_on(&parameters.values.device(), [layout.len], layout.dtype)?;
         let written = vec![false; layout.names.len()];
         Ok(Self { arena: Some(Arena { layout, flat, written }), inputs: HashMap::new(), tape: None })

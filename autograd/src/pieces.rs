@@ -8,9 +8,10 @@
 //! pieces in order, and then group by group: the same bits with any number of threads.
 
 use crate::backward::walk;
+use crate::params::Owner;
 use crate::rule::{InputGrads, Part, Slots, State};
 use crate::tape::Node;
-use crate::{Error, Layout, ParamId, Profile, Result, Rule, Tape, Var};
+use crate::{Error, ParamId, Profile, Result, Rule, Tape, Var};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -209,8 +210,8 @@ fn in_groups(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
 
 /// Those parameters that the pieces use, and how many elements each has.
 struct Room {
-    /// How the model's are laid out; none where the pieces use none.
-    layout: Option<Arc<Layout>>,
+    /// Whose they are; nobody's where the pieces use none.
+    owner: Option<Owner>,
     sizes: BTreeMap<usize, usize>,
 }
 
@@ -222,9 +223,9 @@ struct Partial {
 }
 
 impl Room {
-    fn of(parameters: &BTreeMap<ParamId, Arc<Layout>>) -> Self {
-        let size = |(&id, layout): (&ParamId, &Arc<Layout>)| (id.index(), layout.shape(id).count());
-        Self { layout: parameters.values().next().cloned(), sizes: parameters.iter().map(size).collect() }
+    fn of(parameters: &BTreeMap<ParamId, Owner>) -> Self {
+        let size = |(&id, owner): (&ParamId, &Owner)| (id.index(), owner.layout.shape(id).count());
+        Self { owner: parameters.values().next().cloned(), sizes: parameters.iter().map(size).collect() }
     }
 
     /// Memory for a group's gradients.
@@ -239,13 +240,13 @@ impl Room {
         for (parameter, gradient) in &mut partial.gradients {
             arena[*parameter] = Some(Part::Cpu(gradient.as_mut_bytes("pieces")?));
         }
-        Ok(Slots { interior: vec![], layout: self.layout.clone(), arena, written: &mut partial.written })
+        Ok(self.slots_with(arena, &mut partial.written))
     }
 
     /// What the whole tape has for the gradients of its parameters.
     fn part_of<'g>(&self, grads: &'g mut InputGrads<'_, '_>) -> Result<Slots<'g>> {
-        let (arena, written) = match &self.layout {
-            Some(layout) => grads.parameters(layout)?,
+        let (arena, written) = match &self.owner {
+            Some(owner) => grads.parameters(owner)?,
             None => (&mut [][..], &mut [][..]),
         };
         let part = |part: &'g mut Option<Part<'_>>| match part {
@@ -253,13 +254,18 @@ impl Room {
             _ => None,
         };
         let arena = arena.iter_mut().map(part).collect();
-        Ok(Slots { interior: vec![], layout: self.layout.clone(), arena, written })
+        Ok(self.slots_with(arena, written))
+    }
+
+    fn slots_with<'p>(&self, arena: Vec<Option<Part<'p>>>, written: &'p mut [bool]) -> Slots<'p> {
+        let (layout, owner) = self.owner.clone().map(|owner| (owner.layout, owner.number)).unzip();
+        Slots { interior: vec![], layout, owner, arena, written }
     }
 
     /// Adds the groups' gradients, in order, to those of the whole tape.
     fn add_up<T: Float>(&self, partials: &[Partial], grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let Some(layout) = &self.layout else { return Ok(()) };
-        let (arena, written) = grads.parameters(layout)?;
+        let Some(owner) = &self.owner else { return Ok(()) };
+        let (arena, written) = grads.parameters(owner)?;
         for (place, (&parameter, &size)) in self.sizes.iter().enumerate() {
             let parts = partials.iter().filter(|partial| partial.written[parameter]);
             let parts = parts.map(|partial| Ok(partial.gradients[place].1.as_slice::<T>("pieces")?));

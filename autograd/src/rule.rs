@@ -1,6 +1,7 @@
 //! Backward rules, and where they put their gradients.
 
 use crate::backward::walk;
+use crate::params::Owner;
 use crate::tape::Origin;
 use crate::{Error, Layout, MultiplyAdds, Result, Tape};
 use smallvec::SmallVec;
@@ -65,6 +66,8 @@ pub(crate) struct Slots<'a> {
     pub interior: Vec<State>,
     /// How the parameters are laid out.
     pub layout: Option<Arc<Layout>>,
+    /// Whose they are, once one was met.
+    pub owner: Option<u64>,
     /// Per parameter: its part of the flat buffer, unless a rule holds it.
     pub arena: Vec<Option<Part<'a>>>,
     /// Per parameter: whether that part holds a gradient of this step.
@@ -72,26 +75,33 @@ pub(crate) struct Slots<'a> {
 }
 
 impl Slots<'_> {
-    /// Whether the flat buffer has a part for this target, if it is a parameter: in the same layout, of its size.
-    pub fn hold(&mut self, target: &Target, origin: &Origin) -> bool {
-        let Origin::Parameter(id, layout) = origin else { return true };
+    /// Checks that the flat buffer has a part for this target, if it is a parameter: in the same layout, of its size.
+    pub fn expect(&mut self, target: &Target, origin: &Origin) -> Result<()> {
+        let Origin::Parameter(id, owner) = origin else { return Ok(()) };
         let bytes = target.shape.count() * target.dtype.size();
         let part = self.arena.get(id.index()).and_then(Option::as_ref);
-        part.is_some_and(|part| part.bytes() == bytes) && self.fit(layout)
+        if part.is_none_or(|part| part.bytes() != bytes) {
+            return Err(self.foreign());
+        }
+        self.expect_of(owner)
     }
 
-    /// Whether the parameters are laid out like this.
-    pub fn fit(&mut self, layout: &Arc<Layout>) -> bool {
-        let Some(own) = &mut self.layout else { return false };
-        if Arc::ptr_eq(own, layout) {
-            return true;
+    /// Checks that the gradients are of a model that is laid out like this one, and that no other has been met.
+    pub fn expect_of(&mut self, owner: &Owner) -> Result<()> {
+        match &mut self.layout {
+            Some(own) if Arc::ptr_eq(own, &owner.layout) => {}
+            // The next parameter comes with this one, and need not be compared name by name.
+            Some(own) if *own == owner.layout => *own = Arc::clone(&owner.layout),
+            _ => return Err(self.foreign()),
         }
-        if *own != *layout {
-            return false;
+        match *self.owner.get_or_insert(owner.number) == owner.number {
+            true => Ok(()),
+            false => Err(Error::TwoModels),
         }
-        // The next parameter comes with this one, and need not be compared name by name.
-        *own = Arc::clone(layout);
-        true
+    }
+
+    fn foreign(&self) -> Error {
+        Error::ForeignGradients { parameters: self.arena.len() }
     }
 }
 
@@ -261,12 +271,16 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     }
 
     /// Gives a gradient that exists already: it is moved in if it is the first, and added otherwise.
-    /// It must have the input's shape; a view is copied.
+    /// It must have the input's shape and type; a view is copied.
     pub fn give(&mut self, input: usize, gradient: Tensor) -> Result<()> {
         let Some(Some(target)) = self.targets.get(input) else { return Ok(()) };
         if *gradient.shape() != target.shape {
             let expected = format!("a gradient of shape {}", target.shape);
             return Err(tensor::Error::shape(self.op, expected, gradient.shape()).into());
+        }
+        if gradient.dtype() != target.dtype {
+            let (op, actual) = (self.op, gradient.dtype());
+            return Err(tensor::Error::DType { op, expected: target.dtype.name(), actual }.into());
         }
         if target.parameter.is_none() && matches!(self.slots.interior[target.node], State::Empty) {
             self.given[input] = true;
@@ -329,11 +343,9 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     }
 
     /// The parts of the flat buffer of gradients, and which of them hold a gradient of this step.
-    /// [`Error::ForeignGradients`] unless they are laid out like this.
-    pub(crate) fn parameters(&mut self, layout: &Arc<Layout>) -> Result<(&mut [Option<Part<'a>>], &mut [bool])> {
-        if !self.slots.fit(layout) {
-            return Err(Error::ForeignGradients { parameters: self.slots.arena.len() });
-        }
+    /// Errors: [`Error::ForeignGradients`] and [`Error::TwoModels`] unless they are this one's.
+    pub(crate) fn parameters(&mut self, owner: &Owner) -> Result<(&mut [Option<Part<'a>>], &mut [bool])> {
+        self.slots.expect_of(owner)?;
         Ok((&mut self.slots.arena, self.slots.written))
     }
 

@@ -1,6 +1,6 @@
 //! The tape: a list of what was computed, in order.
 
-use crate::params::{Layout, ParamId, Parameters};
+use crate::params::{Owner, ParamId, Parameters};
 use crate::recompute::{self, Forgotten};
 use crate::{Error, Profile, Result, Rule};
 use smallvec::SmallVec;
@@ -17,8 +17,8 @@ use tensor::{DType, Device, Shape, Tensor};
 pub struct Tape {
     id: TapeId,
     nodes: RefCell<Vec<Node>>,
-    /// The parameters that were put on it, also in parts of a computation that are one node, and their layout.
-    used: RefCell<BTreeMap<ParamId, Arc<Layout>>>,
+    /// The parameters that were put on it, also in parts of a computation that are one node, and whose they are.
+    used: RefCell<BTreeMap<ParamId, Owner>>,
     mode: Mode,
     pub(crate) profile: Option<Arc<Profile>>,
 }
@@ -59,8 +59,8 @@ pub struct Node {
 pub(crate) enum Origin {
     /// A tensor whose gradient the caller asked for.
     Input,
-    /// A trainable parameter of those that are laid out so.
-    Parameter(ParamId, Arc<Layout>),
+    /// A trainable parameter.
+    Parameter(ParamId, Owner),
     /// The result of an operation.
     Operation(Box<dyn Rule>),
     /// An operation whose backward rule has run and whose memory is free again.
@@ -161,9 +161,9 @@ impl Tape {
     }
 
     fn leaf_of(&self, parameters: &Parameters, id: ParamId, value: Tensor) -> Var<'_> {
-        let layout = parameters.layout();
-        self.used.borrow_mut().insert(id, Arc::clone(layout));
-        self.leaf(Origin::Parameter(id, Arc::clone(layout)), value, layout.dtype())
+        let owner = parameters.owner();
+        self.used.borrow_mut().insert(id, owner.clone());
+        self.leaf(Origin::Parameter(id, owner.clone()), value, owner.layout.dtype())
     }
 
     fn leaf(&self, origin: Origin, value: Tensor, dtype: DType) -> Var<'_> {
@@ -245,7 +245,7 @@ impl Tape {
         self.profile.clone()
     }
 
-    pub(crate) fn also_uses(&self, parameters: BTreeMap<ParamId, Arc<Layout>>) {
+    pub(crate) fn also_uses(&self, parameters: BTreeMap<ParamId, Owner>) {
         self.used.borrow_mut().extend(parameters);
     }
 
@@ -254,7 +254,7 @@ impl Tape {
     }
 
     /// The nodes, and the parameters that were used.
-    pub(crate) fn into_parts(self) -> (Vec<Node>, BTreeMap<ParamId, Arc<Layout>>) {
+    pub(crate) fn into_parts(self) -> (Vec<Node>, BTreeMap<ParamId, Owner>) {
         (self.nodes.into_inner(), self.used.into_inner())
     }
 

@@ -227,6 +227,38 @@ fn gradients_of_another_model_are_refused() {
     }
 }
 
+/// A teacher and its student are laid out alike: without an error, one's gradients would be added to the other's.
+#[test]
+fn parameters_of_two_models_do_not_meet_on_a_tape() {
+    let (student, p, _) = parameters();
+    for teacher in [parameters().0, student.duplicate().unwrap()] {
+        let backward = |first: &Parameters, second: &Parameters, in_pieces: bool| {
+            let tape = Tape::new();
+            let x = tape.constant(Tensor::full([2, 2], 1.0));
+            let y = match in_pieces {
+                true => {
+                    let model = |samples: std::ops::Range<usize>| if samples.start == 0 { first } else { second };
+                    let product =
+                        tape.in_pieces(&x, 1, |x, samples| Ok((times(x, &x.tape().parameter(model(samples), p))?, ())));
+                    product.map(|(y, _): (_, Vec<()>)| y)
+                }
+                false => {
+                    let x = tape.constant(vector(&[1.0, 1.0]));
+                    times(&times(&x, &tape.parameter(first, p))?, &tape.parameter(second, p))
+                }
+            }?;
+            tape.backward_from(&y, Tensor::full(y.shape().clone(), 1.0), &mut Gradients::new(&student)?)
+        };
+        for in_pieces in [false, true] {
+            assert_eq!(backward(&student, &teacher, in_pieces), Err(Error::TwoModels));
+            assert_eq!(backward(&teacher, &student, in_pieces), Err(Error::TwoModels));
+            // The same model twice, also rounded or shared, is one.
+            backward(&student, &student.share(), in_pieces).unwrap();
+            backward(&student, &student.cast(DType::F64).unwrap(), in_pieces).unwrap();
+        }
+    }
+}
+
 #[test]
 fn parameters_are_not_written_while_somebody_looks_at_them() {
     let (mut parameters, p, _) = parameters();
