@@ -15,11 +15,12 @@ use tensor::{ALIGNMENT, DType, Device, Element, Shape, Tensor, match_float};
 pub struct ParamId(usize);
 
 /// Where each parameter lies in the flat buffer. Parameters start on cache lines; the gaps hold zeros.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     names: Vec<String>,
     shapes: Vec<Shape>,
     spans: Vec<Range<usize>>,
+    frozen: Vec<bool>,
     len: usize,
     dtype: DType,
 }
@@ -50,6 +51,11 @@ impl Layout {
         self.names.iter().position(|other| other == name).map(ParamId)
     }
 
+    /// Whether a parameter is [frozen](Parameters::freeze).
+    pub fn is_frozen(&self, id: ParamId) -> bool {
+        self.frozen[id.0]
+    }
+
     /// The length of the flat buffer, gaps included.
     pub fn len(&self) -> usize {
         self.len
@@ -60,7 +66,7 @@ impl Layout {
         self.names.is_empty()
     }
 
-    /// How many numbers there are to train: the length without the gaps.
+    /// How many numbers there are, frozen ones among them: the length without the gaps.
     pub fn count(&self) -> usize {
         self.spans.iter().map(ExactSizeIterator::len).sum()
     }
@@ -127,7 +133,8 @@ impl ParametersBuilder {
     /// Lays all parameters out in one buffer of type `dtype` (f32 or f64).
     pub fn build(self, dtype: DType) -> Result<Parameters> {
         let per_line = ALIGNMENT / dtype.size();
-        let mut layout = Layout { names: vec![], shapes: vec![], spans: vec![], len: 0, dtype };
+        let frozen = vec![false; self.entries.len()];
+        let mut layout = Layout { names: vec![], shapes: vec![], spans: vec![], frozen, len: 0, dtype };
         for Entry { name, shape, .. } in &self.entries {
             layout.spans.push(layout.len..layout.len + shape.count());
             layout.len = (layout.len + shape.count()).next_multiple_of(per_line);
@@ -192,6 +199,14 @@ impl Parameters {
         }
         let span = self.layout().span(id);
         Ok(self.values.overwrite(span.start, value)?)
+    }
+
+    /// Freezes the parameters of which this is true by name, and thaws all others. A frozen one is a constant on every tape: no
+    /// gradient is computed for it, nor for what it is computed from if that leads to frozen ones only, and no optimiser
+    /// moves it. Gradients, optimisers and averages from before are another model's then: make them anew.
+    pub fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) {
+        let frozen = self.layout().names.iter().map(|name| is_frozen(name)).collect();
+        self.owner.layout = Arc::new(Layout { frozen, ..Layout::clone(self.layout()) });
     }
 
     /// The same values in the same buffer. While both live neither can be written.
@@ -269,16 +284,16 @@ impl Gradients {
         arena.written[id.0].then(|| arena.layout.view(&arena.flat, id))
     }
 
-    /// All parameters' gradients, (layout length). A parameter that no gradient reached in this step
-    /// has its old one; [`Gradients::require_all`] excludes that.
+    /// All parameters' gradients, (layout length), zeros where they are frozen. A parameter that no gradient reached in this
+    /// step has its old one; [`Gradients::require_all`] excludes that.
     pub fn flat(&self) -> Option<&Tensor> {
         self.arena.as_ref().map(|arena| &arena.flat)
     }
 
-    /// [`Error::Unreached`] when the loss does not depend on some parameter.
+    /// [`Error::Unreached`] when the loss does not depend on some parameter that is not frozen.
     pub fn require_all(&self) -> Result<()> {
         let Some(arena) = &self.arena else { return Ok(()) };
-        let unreached = arena.layout.ids().filter(|id| !arena.written[id.0]);
+        let unreached = arena.layout.ids().filter(|&id| !arena.written[id.0] && !arena.layout.is_frozen(id));
         let names: Vec<String> = unreached.map(|id| arena.layout.name(id).to_owned()).collect();
         if names.is_empty() { Ok(()) } else { Err(Error::Unreached { names }) }
     }

@@ -150,7 +150,7 @@ impl Tape {
     }
 
     /// A trainable parameter. Its gradient goes to the [`Gradients`](crate::Gradients) of the backward pass, in the
-    /// layout's type, also where `parameters` are [rounded](Parameters::cast).
+    /// layout's type, also where `parameters` are [rounded](Parameters::cast). A [frozen](Parameters::freeze) one is a constant.
     pub fn parameter(&self, parameters: &Parameters, id: ParamId) -> Var<'_> {
         self.leaf_of(parameters, id, parameters.get(id))
     }
@@ -162,6 +162,9 @@ impl Tape {
 
     fn leaf_of(&self, parameters: &Parameters, id: ParamId, value: Tensor) -> Var<'_> {
         let owner = parameters.owner();
+        if owner.layout.is_frozen(id) {
+            return self.constant(value);
+        }
         self.used.borrow_mut().insert(id, owner.clone());
         self.leaf(Origin::Parameter(id, owner.clone()), value, owner.layout.dtype())
     }

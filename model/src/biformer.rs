@@ -2,7 +2,7 @@
 
 use crate::block::Block;
 use crate::config::{Family, Features, ModelConfig};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::factors::{Factors, Prepared};
 use crate::layers::{BatchNorm, Conv, LayerNorm, Linear};
 use crate::pass::{Mode, Pass, Trace};
@@ -144,6 +144,29 @@ impl BiFormer {
         Ok(())
     }
 
+    /// Freezes the parts of these names, `head` or `stages.0` for instance, and thaws all others: see
+    /// [`Parameters::freeze`](autograd::Parameters::freeze). A frozen BatchNorm keeps its running statistics, and normalises by
+    /// them in training, too. [`Error::Part`]: a name that no part has, or all parts.
+    pub fn freeze<S: AsRef<str>>(&mut self, parts: &[S]) -> Result<()> {
+        let within = |name: &str, part: &str| {
+            name.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let names: Vec<&str> = self.parameters.layout().ids().map(|id| self.parameters.layout().name(id)).collect();
+        let unknown = parts.iter().map(S::as_ref).find(|part| !names.iter().any(|name| within(name, part)));
+        let frozen = |name: &str| parts.iter().any(|part| within(name, part.as_ref()));
+        let reason = match unknown {
+            Some(part) => format!("there is no part \"{part}\""),
+            None if names.iter().all(|name| frozen(name)) => "that is all of the model".to_owned(),
+            None => {
+                self.parameters.freeze(frozen);
+                return Ok(());
+            }
+        };
+        let tops = (0..self.config.stages())
+            .flat_map(|stage| [format!("downsample_layers.{stage}"), format!("stages.{stage}")]);
+        Err(Error::Part { reason, known: tops.chain(["norm".into(), "head".into()]).collect() })
+    }
+
     /// Where it is.
     pub fn device(&self) -> Device {
         self.parameters.flat().device()
@@ -251,9 +274,11 @@ impl BiFormer {
         Ok(())
     }
 
-    /// The rest of it: counts a batch that went into all running statistics.
+    /// The rest of it: counts a batch that went into all running statistics but the frozen ones.
     pub fn count_batch(&mut self) {
-        self.statistics.iter_mut().for_each(|running| running.batches += 1);
+        let layout = self.parameters.layout();
+        let is_frozen = |name: &str| layout.find(&format!("{name}.weight")).is_some_and(|id| layout.is_frozen(id));
+        self.statistics.iter_mut().filter(|running| !is_frozen(&running.name)).for_each(|running| running.batches += 1);
     }
 }
 

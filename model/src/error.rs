@@ -42,6 +42,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// Parts of a model that cannot be frozen.
+    #[error("freeze: {reason}; parts are {}, and what is in them", known.join(", "))]
+    Part {
+        /// Why not.
+        reason: String,
+        /// The largest parts.
+        known: Vec<String>,
+    },
     /// An image size whose maps do not divide into regions, or have no tokens, or too many.
     #[error("a {height}x{width} image does not fit: {reason}; {advice}")]
     ImageSize {

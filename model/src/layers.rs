@@ -195,17 +195,17 @@ impl BatchNorm {
     }
 
     /// The normalised map: by the batch's statistics in training, which go into the pass's trace; by the
-    /// running ones otherwise.
+    /// running ones otherwise, and where this layer is frozen.
     pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
         let (weight, bias) = (pass.parameter(self.weight), pass.parameter(self.bias));
         match pass.mode() {
-            Mode::Train { .. } => {
+            Mode::Train { .. } if !pass.is_frozen(self.weight) => {
                 let (y, batch) = ops::batch_norm_train(x, &weight, &bias, Self::EPSILON)?;
                 pass.record_statistics(self.running, batch);
                 Ok(y)
             }
             Mode::Evaluate if pass.contains(self.running) => Ok(x.clone()),
-            Mode::Evaluate => {
+            _ => {
                 let running = pass.running(self.running);
                 Ok(ops::batch_norm_eval(x, &weight, &bias, &running.mean, &running.variance, Self::EPSILON)?)
             }

@@ -164,6 +164,11 @@ impl<'t, 'm> Pass<'t, 'm> {
         self.tape.parameter(self.parameters, id)
     }
 
+    /// Whether a parameter is frozen.
+    pub fn is_frozen(&self, id: ParamId) -> bool {
+        self.parameters.layout().is_frozen(id)
+    }
+
     /// A parameter that is a factor of products, or added to them, in the type that they take.
     pub fn factor(&self, id: ParamId) -> Var<'t> {
         self.factors.on(self.tape, id)

@@ -206,8 +206,8 @@ impl AdamW {
         AdamWState { steps: self.steps, m: self.m.clone(), v: self.v.clone() }
     }
 
-    /// Continues from a saved state, bit for bit. Errors: [`Error::Layout`] for that of another model; [`Error::Moments`] for
-    /// one that holds what no step can have left there.
+    /// Continues from a saved state, bit for bit; frozen parameters have no moments, whatever is saved of them. Errors:
+    /// [`Error::Layout`] for that of another model; [`Error::Moments`] for one that holds what no step can have left there.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
         expect_flat(&self.layout, "first moments", &state.m)?;
         expect_flat(&self.layout, "second moments", &state.v)?;
@@ -218,8 +218,15 @@ impl AdamW {
         if let Some((what, number)) = wrong.into_iter().find_map(|(what, number)| Some((what, number?))) {
             return Err(Error::Moments { what, number });
         }
-        let device = self.m.device();
-        let own = |moment: &Tensor| moment.duplicate()?.to_device(&device);
+        let (device, layout) = (self.m.device(), Arc::clone(&self.layout));
+        let own = |moment: &Tensor| {
+            let mut own = moment.to_device(&Device::Cpu)?.duplicate()?;
+            for id in layout.ids().filter(|&id| layout.is_frozen(id)) {
+                let nothing = Tensor::zeros(layout.shape(id).clone(), layout.dtype());
+                own.overwrite(layout.span(id).start, &nothing)?;
+            }
+            own.to_device(&device)
+        };
         (self.m, self.v) = (own(&state.m)?, own(&state.v)?);
         self.steps = state.steps;
         Ok(())

@@ -5,9 +5,10 @@ use std::ops::Range;
 
 /// Whether weight decay applies to a parameter: it does to weights and kernels, with two or more axes,
 /// and not to biases, normalisation scales and other vectors. The rule is that of the reference model's
-/// recipe (timm's `param_groups_weight_decay`), which also exempts every name that ends in `.bias`.
+/// recipe (timm's `param_groups_weight_decay`), which also exempts every name that ends in `.bias`. Frozen parameters stay
+/// as they are.
 pub fn decays(layout: &Layout, id: ParamId) -> bool {
-    layout.shape(id).len() >= 2 && !layout.name(id).ends_with(".bias")
+    layout.shape(id).len() >= 2 && !layout.name(id).ends_with(".bias") && !layout.is_frozen(id)
 }
 
 /// The flat buffer as alternating runs of decayed and undecayed elements. A gap between parameters

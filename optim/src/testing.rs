@@ -25,10 +25,11 @@ pub fn values(parameters: &Parameters) -> Vec<Vec<f64>> {
     parameters.layout().ids().map(wide).collect()
 }
 
-/// Begins a step in which the gradient of each parameter is the given one.
+/// Begins a step in which the gradient of each parameter that is not frozen is the given one.
 pub fn give(parameters: &Parameters, gradients: &mut Gradients, values: &[Vec<f64>]) {
     gradients.begin_step();
-    for (id, values) in parameters.layout().ids().zip(values) {
+    let layout = parameters.layout();
+    for (id, values) in layout.ids().zip(values).filter(|&(id, _)| !layout.is_frozen(id)) {
         let tape = Tape::new();
         let parameter = tape.parameter(parameters, id);
         let same = tape.record("same", &[&parameter], parameter.value().clone(), || Same).unwrap();

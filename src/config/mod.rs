@@ -37,6 +37,10 @@ pub struct RunConfig {
     /// Weights to start from: a run folder, its checkpoint, or a state_dict in a safetensors file; empty to start
     /// from random ones. A head for another number of classes is replaced by a fresh one.
     pub weights: String,
+    /// Parts of the model that are not trained, by the beginning of their parameters' names: `["downsample_layers", "stages.0"]`.
+    /// Their batch normalisations keep their running statistics, and use them.
+    #[serde(default)] // runs from before there was a choice
+    pub freeze: Vec<String>,
     /// The run folder.
     pub out: PathBuf,
     /// Passes over the training images.
@@ -166,6 +170,7 @@ impl RunConfig {
             model: name.to_owned(),
             data: "embedded".into(),
             weights: String::new(),
+            freeze: vec![],
             out: PathBuf::from("runs").join(name),
             epochs: 24,
             batch_size: 64,

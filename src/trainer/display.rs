@@ -45,6 +45,12 @@ impl Display {
     pub fn new(config: &RunConfig, learner: &Learner, progress: &Progress, steps: usize, images: usize) -> Self {
         let parameters = learner.model.parameters.layout().count() as f64 / 1e6;
         tell!(io::stdout(), "{parameters:.2} M parameters, {images} training images.");
+        if !config.freeze.is_empty() {
+            let layout = learner.model.parameters.layout();
+            let frozen = layout.ids().filter(|&id| layout.is_frozen(id)).map(|id| layout.shape(id).count());
+            let frozen = frozen.sum::<usize>() as f64 / 1e6;
+            tell!(io::stdout(), "Of them {frozen:.2} M are frozen: {}.", config.freeze.join(", "));
+        }
         if config.label_smoothing > 0.0 {
             let smoothing = config.label_smoothing;
             tell!(io::stdout(), "Training losses are with label smoothing of {smoothing}, test losses without.");

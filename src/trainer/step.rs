@@ -48,6 +48,7 @@ impl Learner {
     }
 
     fn around(mut model: BiFormer, loaded: Loaded, config: &RunConfig) -> Result<Self> {
+        model.freeze(&config.freeze)?;
         let device = config.compute().place(&mut model)?;
         let average = match config.ema.enabled {
             true => Some(Average::new(&model, config.ema.settings())?),

@@ -120,6 +120,31 @@ fn a_restored_optimiser_continues_with_the_same_bits() {
     assert_eq!((state.steps, other.steps()), (3, 6));
 }
 
+/// Also by weight decay, and with moments from before it was frozen.
+#[test]
+fn a_frozen_parameter_is_not_moved() {
+    let mut before = parameters(DType::F64, &SHAPES);
+    let config = AdamWConfig { weight_decay: 0.3, ..AdamWConfig::default() };
+    let mut adamw = AdamW::new(&before, config).unwrap();
+    run(&mut adamw, &mut before, 1..=3, 1.0);
+    let mut after = before.duplicate().unwrap();
+    after.freeze(|name| name.starts_with("big") || name == "stem.bias");
+    let mut gradients = Gradients::new(&after).unwrap();
+    assert!(matches!(adamw.step(&mut after, &gradients, 0.1), Err(Error::Layout { .. })), "made before it was frozen");
+    let state = adamw.state();
+    let mut adamw = AdamW::new(&after, config).unwrap();
+    adamw.restore(&state).unwrap();
+    for step in 4..=5 {
+        give(&after, &mut gradients, &gradients_of_step(step));
+        adamw.step(&mut after, &gradients, lr(step)).unwrap();
+    }
+    let layout = after.layout();
+    for id in layout.ids().filter(|&id| !layout.span(id).is_empty()) {
+        let same = after.get(id).to_vec::<f64>().unwrap() == before.get(id).to_vec::<f64>().unwrap();
+        assert_eq!(same, layout.is_frozen(id), "{}", layout.name(id));
+    }
+}
+
 #[test]
 fn gaps_stay_zero() {
     let mut parameters = parameters(DType::F32, &SHAPES);
