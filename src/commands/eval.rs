@@ -83,7 +83,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
     (config.batch_size, config.device) = (batch, arguments.compute.device);
     let source = arguments.data.as_deref().unwrap_or(&config.data);
-    let dataset = data::open(source, Split::Test).with_context(|| format!("data {source}"))?;
+    let dataset = data::open(source, Split::evaluated(source)).with_context(|| format!("data {source}"))?;
     if !named && known.classes.len() == dataset.classes().len() {
         // Those that the published models were trained on are in the order of their folders' names, too.
         known.classes = dataset.classes().to_vec();

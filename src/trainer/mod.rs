@@ -329,10 +329,10 @@ fn loaders(
     Ok((Loader::new(train, training).with_context(source)?, Loader::new(test, testing).with_context(source)?))
 }
 
-/// Both splits of a data set, which must have the same classes.
+/// What a data set has to learn from and to evaluate on, which must have the same classes.
 fn open_data(config: &RunConfig) -> Result<(Arc<dyn Dataset>, Arc<dyn Dataset>)> {
     let open = |split| data::open(&config.data, split).with_context(|| format!("data {}", config.data));
-    let (train, test) = (open(Split::Train)?, open(Split::Test)?);
+    let (train, test) = (open(Split::Train)?, open(Split::evaluated(&config.data))?);
     if train.classes() != test.classes() {
         bail!("data {}: training and test images have different classes", config.data);
     }
