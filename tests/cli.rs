@@ -93,29 +93,6 @@ fn the_command_line_wins_over_the_file_and_no_command_means_train() {
 }
 
 #[test]
-fn eval_measures_what_training_measured() {
-    let Trained { run, data, .. } = trained();
-    let said = biformer(&["eval", "--checkpoint", text(run), "--batch-size", "16", "--json"]).ok();
-    let report = json(&said.out);
-    let last = &metrics(run)[2];
-    assert_eq!(report["images"], samples::TEST);
-    assert_eq!(report["top1"], last["test_accuracy"]);
-    assert_eq!(report["top5"], last["test_top5"]);
-    approx::assert_relative_eq!(
-        report["loss"].as_f64().unwrap(),
-        last["test_loss"].as_f64().unwrap(),
-        max_relative = 1e-6
-    );
-    let classes = report["classes"].as_array().unwrap();
-    assert_eq!(classes.len(), 10);
-    assert_eq!(classes.iter().map(|class| class["images"].as_u64().unwrap()).sum::<u64>(), samples::TEST as u64);
-
-    let file = run.join("checkpoint.safetensors");
-    let table = biformer(&["eval", "--checkpoint", text(&file), "--data", text(data), "--threads", "1"]).ok().out;
-    assert!(table.contains("seven") && table.contains("top-5") && table.contains("loss"), "{table}");
-}
-
-#[test]
 fn predict_takes_pictures_of_any_size_and_needs_no_data() {
     let folder = fresh("cli-predict");
     // As on another machine: nothing but the checkpoint.
@@ -357,9 +334,11 @@ fn help_tells_every_option() {
                 "set",
                 "image-size",
                 "data",
+                "split",
                 "batch-size",
                 "max-bad-images",
                 "json",
+                "predictions",
                 "device",
                 "precision",
                 "threads",

@@ -261,8 +261,8 @@ impl Trainer {
             while let Some(batch) = batches.next() {
                 let batch = batch?;
                 display.skipped(&batch);
-                let scores = score::evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())?;
-                scores.into_iter().for_each(|(_, score)| total.add(score));
+                let verdicts = score::evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())?;
+                verdicts.into_iter().for_each(|verdict| total.add(verdict.score));
                 test.recycle(batch.into_batch());
                 if stop.load(Ordering::Relaxed) {
                     return Ok(None);
