@@ -163,8 +163,7 @@ impl Trainer {
     /// Trains until all epochs are done or `stop` is set.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
-            let (steps, images) = (self.train.batches_per_epoch(), self.train.dataset().len());
-            let display = Display::new(&self.config, &self.learner, &self.progress, steps, images);
+            let display = Display::new(&self.config, &self.learner, &self.progress, [&self.train, &self.test]);
             let outcome = self.run_epochs(stop, &display);
             display.close();
             outcome
