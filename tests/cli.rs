@@ -61,6 +61,10 @@ fn train_leaves_a_complete_run_folder() {
     ];
     assert_eq!(files, expected);
     assert!(said.out.contains("Test accuracy") && said.out.contains(text(run)), "{said:?}");
+    assert!(
+        said.out.contains(" M parameters, 160 training images of 10 classes, 32 test images.\nTraining"),
+        "{said:?}"
+    );
     // Without a terminal: a line for each epoch, and no bar.
     assert_eq!(said.out.lines().filter(|line| line.starts_with("epoch")).count(), 3, "{said:?}");
     assert_eq!(said.err, "");
@@ -90,29 +94,6 @@ fn the_command_line_wins_over_the_file_and_no_command_means_train() {
     );
     assert_eq!(stored["schedule"]["min"].as_float(), Some(1e-5));
     assert_eq!(metrics(&run).len(), 1);
-}
-
-#[test]
-fn eval_measures_what_training_measured() {
-    let Trained { run, data, .. } = trained();
-    let said = biformer(&["eval", "--checkpoint", text(run), "--batch-size", "16", "--json"]).ok();
-    let report = json(&said.out);
-    let last = &metrics(run)[2];
-    assert_eq!(report["images"], samples::TEST);
-    assert_eq!(report["top1"], last["test_accuracy"]);
-    assert_eq!(report["top5"], last["test_top5"]);
-    approx::assert_relative_eq!(
-        report["loss"].as_f64().unwrap(),
-        last["test_loss"].as_f64().unwrap(),
-        max_relative = 1e-6
-    );
-    let classes = report["classes"].as_array().unwrap();
-    assert_eq!(classes.len(), 10);
-    assert_eq!(classes.iter().map(|class| class["images"].as_u64().unwrap()).sum::<u64>(), samples::TEST as u64);
-
-    let file = run.join("checkpoint.safetensors");
-    let table = biformer(&["eval", "--checkpoint", text(&file), "--data", text(data), "--threads", "1"]).ok().out;
-    assert!(table.contains("seven") && table.contains("top-5") && table.contains("loss"), "{table}");
 }
 
 #[test]
@@ -149,7 +130,22 @@ fn an_image_folder_works_like_cifar() {
     let shared = ["--data", text(&data)];
     let out = ["--out", text(&run), "--batch-size", "5", "--epochs", "2"];
     let train = [&["train", "--config", text(&config)][..], &shared, &out].concat();
-    biformer(&train).ok();
+    // What a user should notice of it: where its images lie, that some are missing, and some cannot be read.
+    let moved = data.join("train/dark/more");
+    fs::create_dir(&moved).unwrap();
+    (0..3).for_each(|n| fs::rename(data.join(format!("train/dark/{n}.png")), moved.join(format!("{n}.png"))).unwrap());
+    (0..5).for_each(|n| fs::remove_file(data.join(format!("train/light/{n}.png"))).unwrap());
+    for other in ["train/light/0.webp", "train/dark/1.bmp", "val/dark/notes.txt"] {
+        fs::write(data.join(other), "").unwrap();
+    }
+    let said = biformer(&train).ok().out;
+    let lines = [
+        "M parameters, 15 training images of 2 classes, 8 test images (val/).",
+        "The classes are uneven: from 5 training images (light) to 10 (dark).",
+        "note: passed over 2 files in train/ that are neither PNG nor JPEG: 1 .bmp, 1 .webp\n",
+        "note: passed over 1 file in val/ that is neither PNG nor JPEG: 1 .txt\n",
+    ];
+    lines.iter().for_each(|line| assert!(said.contains(line), "{line}: {said}"));
     let report = json(&biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out);
     assert_eq!(report["images"], 8);
     assert_eq!(report["classes"][1]["name"], "light");
@@ -357,9 +353,11 @@ fn help_tells_every_option() {
                 "set",
                 "image-size",
                 "data",
+                "split",
                 "batch-size",
                 "max-bad-images",
                 "json",
+                "predictions",
                 "device",
                 "precision",
                 "threads",

@@ -1,11 +1,12 @@
 //! What a data set is, and how one is found on disk.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Image, ImageFolder, Result, cifar, embedded};
+use crate::{Error, Image, ImageFolder, Result, cifar, embedded, folder};
 
 /// The part of a data set that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -13,17 +14,35 @@ use crate::{Error, Image, ImageFolder, Result, cifar, embedded};
 pub enum Split {
     /// The images to learn from.
     Train,
-    /// The images to be judged by (a folder's `val` or `test`).
+    /// The images to choose by, which only image folders may have.
+    Val,
+    /// The images to be judged by.
     Test,
 }
 
 impl Split {
-    /// `"train"` or `"test"`.
+    /// `"train"`, `"val"` or `"test"`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Train => "train",
+            Self::Val => "val",
             Self::Test => "test",
         }
+    }
+
+    /// The split that training evaluates on: an image folder's `val`, where there is one, else `test`.
+    pub fn evaluated(source: &str) -> Self {
+        if source == embedded::SOURCE { Self::Test } else { folder::evaluated(Path::new(source)) }
+    }
+}
+
+impl FromStr for Split {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let all = [Self::Train, Self::Val, Self::Test];
+        let found = all.into_iter().find(|split| split.name() == text);
+        found.ok_or_else(|| format!("there is no split \"{text}\"; there are train, val and test"))
     }
 }
 
@@ -79,6 +98,21 @@ pub trait Dataset: Send + Sync {
 
     /// The channel statistics to normalise with.
     fn statistics(&self) -> Statistics;
+
+    /// The labels of all samples, (N), where they are known without reading an image.
+    fn labels(&self) -> Option<&[u32]> {
+        None
+    }
+
+    /// The file that is the sample `index`, where each is one.
+    fn path(&self, _index: usize) -> Option<&Path> {
+        None
+    }
+
+    /// Files that were found among the samples' and are none: how many of which kind, in a phrase.
+    fn passed_over(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// Opens one split of a data set: `"embedded"`, or a path whose layout is recognised.
@@ -87,10 +121,10 @@ pub trait Dataset: Send + Sync {
 /// |---|---|
 /// | CIFAR-10 | `cifar-10-batches-bin/` with `data_batch_1.bin` to `_5.bin`, `test_batch.bin`, `batches.meta.txt` |
 /// | CIFAR-100 | `cifar-100-binary/` with `train.bin`, `test.bin`, `fine_label_names.txt` |
-/// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, and the same classes in `val/` or `test/`; to test on, these suffice |
+/// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, and the same classes in `val/`, `test/` or both; to evaluate on, these suffice |
 ///
-/// Errors: [`Error::Missing`] or [`Error::Lacking`] where nothing fits, with what was looked for; [`Error::Unsupported`] where the path is a file
-/// or fits twice; then whatever reading the layout reports.
+/// Errors: [`Error::Missing`] or [`Error::Lacking`] where nothing fits or there is no such split, with what was looked for;
+/// [`Error::Unsupported`] where the path is a file or fits twice; then whatever reading the layout reports.
 pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     if source == embedded::SOURCE {
         return Ok(Arc::new(embedded::open(split)?));
@@ -106,7 +140,7 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     }
     let cifar10 = nested(root, "cifar-10-batches-bin", &["data_batch_1.bin", "test_batch.bin", "batches.meta.txt"]);
     let cifar100 = nested(root, "cifar-100-binary", &["train.bin", "test.bin", "fine_label_names.txt"]);
-    let folders: &[&str] = if split == Split::Test { &["train", "val", "test"] } else { &["train"] };
+    let folders: &[&str] = if split == Split::Train { &["train"] } else { &["train", "val", "test"] };
     match (cifar10, cifar100, folders.iter().any(|folder| root.join(folder).is_dir())) {
         (Some(folder), None, false) => Ok(Arc::new(cifar::open_cifar10(&folder, split)?)),
         (None, Some(folder), false) => Ok(Arc::new(cifar::open_cifar100(&folder, split)?)),

@@ -20,7 +20,7 @@ pub enum Error {
         /// The way out.
         help: String,
     },
-    /// A folder is there, and holds no data set.
+    /// A folder is there, and holds no data set, or not this split of one.
     #[error("{} lacks {looked_for}. {help}", path.display())]
     Lacking {
         /// The folder.
@@ -73,12 +73,17 @@ pub enum Error {
         only_second: Vec<String>,
     },
     /// A class folder holds no image.
-    #[error("class {class:?} is empty: {} holds no .png, .jpg or .jpeg file; remove the folder or fill it", path.display())]
+    #[error("class {class:?} is empty: {} holds {}; remove the folder or fill it", path.display(), match others.as_str() {
+        "" => "no .png, .jpg or .jpeg file".to_owned(),
+        others => format!("{others}, but no .png, .jpg or .jpeg file"),
+    })]
     EmptyClass {
         /// The class.
         class: String,
         /// Its folder.
         path: PathBuf,
+        /// What it holds instead: how many files of which extension, or nothing.
+        others: String,
     },
     /// More images were undecodable than the loader was told to bear.
     #[error("too many bad images (max_bad_images is {limit}), {}; repair or replace them, or raise that number",
@@ -138,6 +143,12 @@ impl Error {
     /// For `map_err`: the failure to read `path`.
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |cause| Self::Io { path: path.to_owned(), cause }
+    }
+
+    /// The failure to find validation images in a data set that comes with others only.
+    pub(crate) fn no_val(path: &Path) -> Self {
+        let (looked_for, help) = ("val images".to_owned(), "It has train and test images.".to_owned());
+        Self::Lacking { path: path.to_owned(), looked_for, help }
     }
 
     pub(crate) fn setting(name: &'static str, problem: impl Into<String>) -> Self {

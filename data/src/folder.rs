@@ -1,25 +1,28 @@
 //! An image folder: one folder a class, one file an image, decoded when asked for.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
+use crate::listing::{Listing, Others, visible};
 use crate::{Dataset, Error, Result, Sample, Split, Statistics, load_image};
 
-const EXTENSIONS: [&str; 3] = ["png", "jpg", "jpeg"];
 /// How many classes an error lists.
 const LISTED: usize = 5;
 
-/// The images of `ROOT/train/CLASS/` (training) or of `ROOT/val/CLASS/`, else `ROOT/test/CLASS/` (evaluation).
+/// The images below `ROOT/train/CLASS/`, `ROOT/val/CLASS/` or `ROOT/test/CLASS/`, also in folders of their own there.
 ///
-/// Classes and files are sorted by name, so an index means the same on every machine. Hidden files and files that
-/// are no `.png`, `.jpg` or `.jpeg` (in any case of letters) are passed over. Opening lists names and reads no image.
+/// Classes are sorted by name and their files by path, so an index means the same on every machine. Hidden names are passed
+/// over; files that are no `.png`, `.jpg` or `.jpeg` (in any case of letters) are, too, but counted. Symbolic links are
+/// followed, but not round in circles. Opening lists names and reads no image.
 pub struct ImageFolder {
     name: String,
     classes: Vec<String>,
-    files: Vec<(PathBuf, u32)>, // path and label, grouped by class
+    paths: Vec<PathBuf>, // grouped by class
+    labels: Vec<u32>,
+    passed_over: Option<String>,
 }
 
 impl ImageFolder {
@@ -31,34 +34,36 @@ impl ImageFolder {
     /// splits' classes are not the same, [`Error::EmptyClass`], [`Error::Unsupported`] for a class name that is not
     /// UTF-8, [`Error::Io`].
     pub fn open(root: &Path, split: Split) -> Result<Self> {
-        let train = root.join("train");
-        let test = [root.join("val"), root.join("test")].into_iter().find(|folder| folder.is_dir());
-        let test = test.ok_or_else(|| lacking(root, "val/ or test/ beside train/"))?;
-
-        let others = class_names(&test)?;
-        let alone = split == Split::Test && !train.is_dir();
-        let classes = if alone { others.clone() } else { class_names(&train)? };
-        if classes != others {
-            let only = |these: &[String], those: &[String]| {
-                these.iter().filter(|class| those.binary_search(class).is_err()).take(LISTED).cloned().collect()
-            };
-            let (only_first, only_second) = (only(&classes, &others), only(&others, &classes));
-            return Err(Error::ClassesDiffer { first: train, second: test, only_first, only_second });
+        // Nothing is to be learned that could not be tested.
+        let held_out = if split == Split::Train { evaluated(root) } else { split };
+        let (train, test) = (root.join(Split::Train.name()), root.join(held_out.name()));
+        if !test.is_dir() {
+            return Err(lacks_split(root, held_out));
         }
-
-        let folder = match split {
-            Split::Train => train,
-            Split::Test => test,
-        };
+        let classes = class_names(&test)?;
+        if split == Split::Train || train.is_dir() {
+            let known = class_names(&train)?;
+            if known != classes {
+                let only = |these: &[String], those: &[String]| {
+                    these.iter().filter(|class| those.binary_search(class).is_err()).take(LISTED).cloned().collect()
+                };
+                let (only_first, only_second) = (only(&known, &classes), only(&classes, &known));
+                return Err(Error::ClassesDiffer { first: train, second: test, only_first, only_second });
+            }
+        }
+        let folder = if split == Split::Train { train } else { test };
         // In parallel, because ImageNet has 1.3 million names, perhaps on a network disk.
-        let listed: Vec<Result<Vec<PathBuf>>> =
-            classes.par_iter().map(|class| image_files(&folder.join(class), class)).collect();
-        let mut files = Vec::new();
-        for (label, paths) in (0u32..).zip(listed) {
-            files.extend(paths?.into_iter().map(|path| (path, label)));
+        let listed: Vec<Result<Listing>> =
+            classes.par_iter().map(|class| images_of(&folder.join(class), class)).collect();
+        let (mut paths, mut labels, mut others) = (Vec::new(), Vec::new(), Others::default());
+        for (label, listing) in (0u32..).zip(listed) {
+            let listing = listing?;
+            paths.extend(listing.images);
+            labels.resize(paths.len(), label);
+            others.add(listing.others);
         }
         let name = root.file_name().unwrap_or(root.as_os_str()).to_string_lossy().into_owned();
-        Ok(Self { name, classes, files })
+        Ok(Self { name, classes, paths, labels, passed_over: passed_over(split, &others) })
     }
 }
 
@@ -72,25 +77,42 @@ impl Dataset for ImageFolder {
     }
 
     fn len(&self) -> usize {
-        self.files.len()
+        self.paths.len()
     }
 
     fn get(&self, index: usize) -> Result<Sample> {
-        let Some((path, label)) = self.files.get(index) else {
+        let (Some(path), Some(&label)) = (self.paths.get(index), self.labels.get(index)) else {
             return Err(Error::Index { dataset: self.name.clone(), index, len: self.len() });
         };
-        Ok(Sample { image: load_image(path)?, label: *label })
+        Ok(Sample { image: load_image(path)?, label })
     }
 
     fn statistics(&self) -> Statistics {
         Statistics::IMAGENET
     }
+
+    fn labels(&self) -> Option<&[u32]> {
+        Some(&self.labels)
+    }
+
+    fn path(&self, index: usize) -> Option<&Path> {
+        self.paths.get(index).map(PathBuf::as_path)
+    }
+
+    fn passed_over(&self) -> Option<&str> {
+        self.passed_over.as_deref()
+    }
+}
+
+/// The split of an image folder that training is evaluated on.
+pub(crate) fn evaluated(root: &Path) -> Split {
+    if root.join(Split::Val.name()).is_dir() { Split::Val } else { Split::Test }
 }
 
 /// The names of the folders in `split`, sorted.
 fn class_names(split: &Path) -> Result<Vec<String>> {
     let mut classes = Vec::new();
-    for path in visible(split)?.into_iter().filter(|path| path.is_dir()) {
+    for path in visible(split)?.iter().map(DirEntry::path).filter(|path| path.is_dir()) {
         match path.file_name().and_then(OsStr::to_str) {
             Some(name) => classes.push(name.to_owned()),
             None => return Err(Error::Unsupported { path, what: "a class name must be UTF-8".to_owned() }),
@@ -103,39 +125,35 @@ fn class_names(split: &Path) -> Result<Vec<String>> {
     Ok(classes)
 }
 
-/// The images in one class's folder.
-fn image_files(folder: &Path, class: &str) -> Result<Vec<PathBuf>> {
-    let files = pictures_in(folder)?;
-    match files.is_empty() {
-        true => Err(Error::EmptyClass { class: class.to_owned(), path: folder.to_owned() }),
-        false => Ok(files),
-    }
-}
-
-/// The files in `folder` (not in those below it) that are named `.png`, `.jpg` or `.jpeg`, in any case of letters, and
-/// not hidden; sorted.
-///
-/// Errors: [`Error::Io`].
-pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files = visible(folder)?;
-    files.retain(|path| {
-        let extension = path.extension().and_then(OsStr::to_str);
-        extension.is_some_and(|found| EXTENSIONS.iter().any(|known| known.eq_ignore_ascii_case(found)))
-    });
-    files.sort_unstable();
-    Ok(files)
-}
-
-/// What `folder` holds, without hidden names.
-fn visible(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut paths = Vec::new();
-    for entry in fs::read_dir(folder).map_err(Error::io(folder))? {
-        let entry = entry.map_err(Error::io(folder))?;
-        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
-            paths.push(entry.path());
+/// The files in one class's folder, of which there must be an image.
+fn images_of(folder: &Path, class: &str) -> Result<Listing> {
+    let listing = Listing::below(folder)?;
+    match listing.images.is_empty() {
+        true => {
+            let others = listing.others.to_string();
+            Err(Error::EmptyClass { class: class.to_owned(), path: folder.to_owned(), others })
         }
+        false => Ok(listing),
     }
-    Ok(paths)
+}
+
+/// What a user should know of the other files in a split.
+fn passed_over(split: Split, others: &Others) -> Option<String> {
+    let (total, split) = (others.total(), split.name());
+    let (s, are) = if total == 1 { ("", "is") } else { ("s", "are") };
+    (total > 0).then(|| format!("passed over {total} file{s} in {split}/ that {are} neither PNG nor JPEG: {others}"))
+}
+
+/// The error of a split to evaluate on that is not there, while the other one may be.
+fn lacks_split(root: &Path, split: Split) -> Error {
+    match [Split::Val, Split::Test].into_iter().find(|other| root.join(other.name()).is_dir()) {
+        None => lacking(root, "val/ or test/ beside train/"),
+        Some(other) => Error::Lacking {
+            path: root.to_owned(),
+            looked_for: format!("{}/", split.name()),
+            help: format!("It has {}/.", other.name()),
+        },
+    }
 }
 
 fn lacking(path: &Path, looked_for: &str) -> Error {

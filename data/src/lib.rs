@@ -10,6 +10,7 @@
 //! | `embedded.rs` | 6,000 images of CIFAR-10 inside the binary |
 //! | `cifar.rs` | the official binary files of CIFAR-10 and CIFAR-100 |
 //! | `folder.rs` | [`ImageFolder`], one folder a class, decoded when asked for |
+//! | `listing.rs` | which files in a folder are images, and which are not |
 //! | `transform.rs` | [`Transform`], from bytes to normalised floats |
 //! | `resample.rs` | its interpolation |
 //! | `augmentation.rs` | [`Augmentation`], how it varies images for training |
@@ -33,6 +34,7 @@ mod embedded;
 mod error;
 mod folder;
 mod job;
+mod listing;
 mod loader;
 mod memory;
 mod mixing;
@@ -46,7 +48,8 @@ pub use augmentation::{Augmentation, Crop, EraseFill, Fill};
 pub use batch::{Batch, Skipped};
 pub use dataset::{Dataset, Sample, Split, Statistics, open};
 pub use error::{Error, Result};
-pub use folder::{ImageFolder, pictures_in};
+pub use folder::ImageFolder;
+pub use listing::pictures_in;
 pub use loader::{Batches, Loader, LoaderConfig};
 pub use memory::InMemory;
 pub use mixing::Mixing;

@@ -65,4 +65,8 @@ impl Dataset for InMemory {
     fn statistics(&self) -> Statistics {
         self.statistics
     }
+
+    fn labels(&self) -> Option<&[u32]> {
+        Some(&self.labels)
+    }
 }

@@ -138,10 +138,110 @@ fn an_image_folder_is_sorted_and_ignores_what_is_no_image() {
     assert_eq!(seen, expected.collect::<Vec<_>>());
     let image = train.get(0).unwrap().image;
     assert_eq!((image.height(), image.width()), (48, 40));
+}
 
-    assert_eq!(open(root.path().to_str().unwrap(), Split::Test).unwrap().len(), 2);
-    fs::rename(root.path().join("val"), root.path().join("test")).unwrap();
-    assert_eq!(open(root.path().to_str().unwrap(), Split::Test).unwrap().len(), 2);
+/// Training evaluates on `val`, where there is one; each split can be had by its name.
+#[test]
+fn the_splits_of_each_layout() {
+    let root = tempfile::tempdir().unwrap();
+    let source = root.path().to_str().unwrap();
+    write_folder(root.path(), 3);
+    let len = |split| open(source, split).map(|set| set.len());
+    assert_eq!(Split::evaluated(source), Split::Val);
+    assert_eq!((len(Split::Train).unwrap(), len(Split::Val).unwrap()), (6, 2));
+    let error = fails(root.path(), Split::Test).to_string();
+    assert!(error.ends_with(" lacks test/. It has val/."), "{error}");
+
+    for (class, count) in [("cat", 2), ("dog", 1)] {
+        (0..count).for_each(|n| write_picture(&root.path().join(format!("test/{class}/{n}.png")), 8, 8, [n; 3]));
+    }
+    assert_eq!((Split::evaluated(source), len(Split::Val).unwrap(), len(Split::Test).unwrap()), (Split::Val, 2, 3));
+    fs::remove_dir_all(root.path().join("val")).unwrap();
+    assert_eq!((Split::evaluated(source), len(Split::Train).unwrap(), len(Split::Test).unwrap()), (Split::Test, 6, 3));
+    let error = fails(root.path(), Split::Val).to_string();
+    assert!(error.ends_with(" lacks val/. It has test/."), "{error}");
+
+    let cifar = tempfile::tempdir().unwrap();
+    write_cifar10(cifar.path(), 2);
+    for source in [cifar.path(), Path::new("embedded")] {
+        assert_eq!(Split::evaluated(source.to_str().unwrap()), Split::Test);
+        let error = fails(source, Split::Val).to_string();
+        assert!(error.ends_with(" lacks val images. It has train and test images."), "{error}");
+    }
+    for split in [Split::Train, Split::Val, Split::Test] {
+        assert_eq!(split.name().parse(), Ok(split));
+    }
+    assert!("valid".parse::<Split>().unwrap_err().contains("train, val and test"));
+}
+
+#[test]
+fn images_in_folders_below_a_class_belong_to_it() {
+    let root = tempfile::tempdir().unwrap();
+    write_folder(root.path(), 2);
+    for name in ["001/b.png", "001/a.png", "more/deep/er/1.jpeg", ".hidden/1.png", "0.png"] {
+        write_picture(&root.path().join("train/cat").join(name), 8, 8, [0; 3]);
+    }
+    // A folder may be called anything.
+    write_picture(&root.path().join("train/dog/x.png/1.png"), 8, 8, [0; 3]);
+    let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+    let cat =
+        ["0.png", "000.png", "001/a.png", "001/b.png", "001.png", "more/deep/er/1.jpeg"].map(|name| ("cat", name));
+    let dog = ["000.png", "001.png", "x.png/1.png"].map(|name| ("dog", name));
+    let expected: Vec<_> =
+        cat.iter().chain(&dog).map(|(class, name)| root.path().join("train").join(class).join(name)).collect();
+    let paths: Vec<_> = (0..train.len()).map(|index| train.path(index).unwrap()).collect();
+    assert_eq!(paths, expected);
+    assert_eq!((train.labels(), train.path(9)), (Some(&[0, 0, 0, 0, 0, 0, 1, 1, 1][..]), None));
+    assert_eq!(data::pictures_in(&root.path().join("train/cat")).unwrap().len(), 3, "not those below");
+}
+
+#[cfg(unix)]
+#[test]
+fn links_are_followed_but_not_round_in_circles() {
+    use std::os::unix::fs::symlink;
+    let root = tempfile::tempdir().unwrap();
+    write_folder(root.path(), 1);
+    let class = root.path().join("train/cat");
+    let elsewhere = tempfile::tempdir().unwrap();
+    write_picture(&elsewhere.path().join("inner/1.png"), 8, 8, [0; 3]);
+    symlink(elsewhere.path(), class.join("linked")).unwrap();
+    // To itself, to the class, above it, from one to the other and back, and nowhere.
+    symlink("self", class.join("self")).unwrap();
+    symlink(".", class.join("here")).unwrap();
+    symlink("../..", class.join("up")).unwrap();
+    symlink(&class, elsewhere.path().join("inner/back")).unwrap();
+    symlink("nowhere", class.join("gone")).unwrap();
+    // A hundred folders that all link to one another: more ways than anyone could walk.
+    let hundred = (0..100).map(|number| elsewhere.path().join(format!("of{number}"))).collect::<Vec<_>>();
+    for folder in &hundred {
+        fs::create_dir(folder).unwrap();
+        hundred.iter().for_each(|other| symlink(other, folder.join(other.file_name().unwrap())).unwrap());
+    }
+    let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+    let paths: Vec<_> = (0..train.len()).map(|index| train.path(index).unwrap().to_owned()).collect();
+    assert_eq!(paths, [class.join("000.png"), class.join("linked/inner/1.png"), root.path().join("train/dog/000.png")]);
+}
+
+#[test]
+fn other_files_are_counted_by_extension() {
+    let root = tempfile::tempdir().unwrap();
+    write_folder(root.path(), 1);
+    assert_eq!(open(root.path().to_str().unwrap(), Split::Train).unwrap().passed_over(), None);
+    let files = ["cat/1.webp", "dog/2.WEBP", "dog/3.webp", "cat/notes", "cat/a.gif", "dog/b.gif", "cat/.hidden.bmp"];
+    files.iter().for_each(|name| fs::write(root.path().join("train").join(name), "").unwrap());
+    let passed_over = |split| open(root.path().to_str().unwrap(), split).unwrap().passed_over().map(str::to_owned);
+    let expected =
+        "passed over 6 files in train/ that are neither PNG nor JPEG: 3 .webp, 2 .gif, 1 without an extension";
+    assert_eq!(passed_over(Split::Train).as_deref(), Some(expected));
+    assert_eq!(passed_over(Split::Val), None);
+    // However many kinds there are, it stays a line.
+    (0..100).for_each(|n| fs::write(root.path().join(format!("val/cat/x.{n}")), "").unwrap());
+    assert!(passed_over(Split::Val).unwrap().ends_with(", 95 of other kinds"));
+
+    fs::remove_file(root.path().join("train/cat/000.png")).unwrap();
+    let error = fails(root.path(), Split::Train).to_string();
+    let holds = "train/cat holds 1 without an extension, 1 .gif, 1 .webp, but no .png, .jpg or .jpeg file";
+    assert!(error.contains(holds), "{error}");
 }
 
 #[test]
@@ -205,11 +305,12 @@ fn image_folders_with_something_wrong() {
     assert!(matches!(error, Error::Lacking { .. }) && error.to_string().contains(" lacks val/ or test/"), "{error}");
 
     fs::create_dir_all(root.path().join("val/cat")).unwrap();
-    let error = fails(root.path(), Split::Test);
+    let error = fails(root.path(), Split::Val);
     assert!(matches!(&error, Error::EmptyClass { class, .. } if class == "cat"), "{error}");
+    assert!(error.to_string().contains("val/cat holds no .png, .jpg or .jpeg file; "), "{error}");
 
     fs::create_dir_all(root.path().join("val/cow")).unwrap();
-    for split in [Split::Train, Split::Test] {
+    for split in [Split::Train, Split::Val] {
         let error = fails(root.path(), split);
         let right = matches!(&error, Error::ClassesDiffer { only_first, only_second, .. }
             if only_first.is_empty() && only_second == &["cow"]);

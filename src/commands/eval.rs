@@ -1,19 +1,29 @@
 //! `biformer eval`.
 
+use super::output::{Kind, expect_output};
 use super::{MOST_IMAGES, Status, Threads, Trained};
 use crate::device::Compute;
 use crate::inference::Inference;
 use crate::memory::expect_room_to_infer;
-use crate::printing::printable;
+use crate::printing::{printable, tell};
 use crate::staging::numbered;
 use crate::trainer::checkpoint::TrainedModel;
 use crate::trainer::display::{bar, warn_of_skipped};
-use crate::trainer::score::{Score, evaluate};
+use crate::trainer::score::{Score, Verdict, evaluate};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use data::{Loader, LoaderConfig, Split};
+use data::{Dataset, Loader, LoaderConfig, Split};
+use model::write_safely;
 use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
 use tensor::DType;
+
+/// The most classes whose confusion is shown: of more, the matrix would be mostly zeros, and larger than all else.
+const MOST_CONFUSED: usize = 2000;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -22,15 +32,24 @@ pub struct Arguments {
     /// The data set; by default the one that the model was trained on.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
+    /// Which of its images: train, val or test. By default those that training evaluates on: val where a folder has it, else
+    /// test. The training images are measured as the others are, not varied.
+    #[arg(long, value_name = "NAME")]
+    split: Option<Split>,
     /// Images per pass.
     #[arg(long, value_name = "N", default_value_t = 128)]
     batch_size: usize,
     /// So many undecodable images are passed over; by default as many as in the run.
     #[arg(long, value_name = "N")]
     max_bad_images: Option<usize>,
-    /// Prints one JSON object.
+    /// Prints one JSON object. Of up to 2000 classes it has the `confusion`: row i, column j counts the images of class i that
+    /// were taken for class j.
     #[arg(long)]
     json: bool,
+    /// Also writes a line of JSON for each image that could be decoded: its number and its path, if it is a file; its class;
+    /// the likeliest one; and the probability of that.
+    #[arg(long, value_name = "FILE")]
+    predictions: Option<PathBuf>,
     #[command(flatten)]
     compute: Compute,
     #[command(flatten)]
@@ -39,11 +58,19 @@ pub struct Arguments {
 
 #[derive(Serialize)]
 struct Report {
+    #[serde(skip)]
+    data: String,
+    split: Split,
     images: u64,
     top1: f64,
     top5: f64,
+    /// The mean of the classes' `top1`, of those that have images.
+    macro_top1: f64,
     loss: f64,
     classes: Vec<Class>,
+    /// A row for each class, in one line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    confusion: Option<Vec<Box<RawValue>>>,
 }
 
 #[derive(Serialize)]
@@ -66,13 +93,79 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     }
     let names: Vec<String> = report.classes.iter().map(|class| printable(&class.name)).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("all".len());
+    say!("The {} images of {}:", report.split.name(), printable(&report.data));
     say!("{:width$}  {:>7}  {:>6}  {:>6}", "class", "images", "top-1", "top-5");
     for (name, Class { images, top1, top5, .. }) in names.iter().zip(&report.classes) {
         say!("{name:width$}  {images:>7}  {:>5.1}%  {:>5.1}%", 100.0 * top1, 100.0 * top5);
     }
-    let Report { images, top1, top5, loss, .. } = report;
-    say!("{:width$}  {images:>7}  {:>5.1}%  {:>5.1}%   loss {loss:.4}", "all", 100.0 * top1, 100.0 * top5);
+    let Report { images, top1, top5, macro_top1, loss, .. } = report;
+    say!(
+        "{:width$}  {images:>7}  {:>5.1}%  {:>5.1}%   loss {loss:.4}, mean top-1 of the classes {:.1}%",
+        "all",
+        100.0 * top1,
+        100.0 * top5,
+        100.0 * macro_top1
+    );
     Ok(Status::Done)
+}
+
+/// What the model took the images for.
+struct Tally {
+    per_class: Vec<Score>,
+    /// How many images of a class were taken for another, or rightly for itself.
+    taken: BTreeMap<[u32; 2], u64>,
+}
+
+impl Tally {
+    fn new(classes: usize) -> Self {
+        Self { per_class: vec![Score::default(); classes], taken: BTreeMap::new() }
+    }
+
+    fn count(&mut self, verdict: &Verdict) {
+        self.per_class[verdict.label as usize].add(verdict.score);
+        *self.taken.entry([verdict.label, verdict.predicted]).or_default() += 1;
+    }
+
+    /// The mean of the classes' accuracies, of those that have images.
+    fn macro_top1(&self) -> f64 {
+        let there = self.per_class.iter().filter(|score| score.images > 0);
+        there.clone().map(Score::accuracy).sum::<f64>() / there.count().max(1) as f64
+    }
+
+    /// A row of counts for each class, if they are not too many.
+    fn confusion(&self) -> Result<Option<Vec<Box<RawValue>>>> {
+        let classes = self.per_class.len();
+        if classes > MOST_CONFUSED {
+            return Ok(None);
+        }
+        let mut rows = vec![vec![0; classes]; classes];
+        self.taken.iter().for_each(|(&[label, predicted], &count)| rows[label as usize][predicted as usize] = count);
+        Ok(Some(rows.iter().map(to_raw_value).collect::<serde_json::Result<_>>()?))
+    }
+}
+
+/// A line of `--predictions`.
+#[derive(Serialize)]
+struct Prediction<'a> {
+    image: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<Cow<'a, str>>,
+    class: &'a str,
+    predicted: &'a str,
+    probability: f64,
+}
+
+impl<'a> Prediction<'a> {
+    fn new(verdict: &Verdict, dataset: &'a dyn Dataset, classes: &'a [String]) -> Self {
+        let &Verdict { sample, label, predicted, probability, .. } = verdict;
+        Self {
+            image: sample,
+            path: dataset.path(sample).map(|path| path.to_string_lossy()),
+            class: &classes[label as usize],
+            predicted: &classes[predicted as usize],
+            probability,
+        }
+    }
 }
 
 fn measure(arguments: &Arguments) -> Result<Report> {
@@ -80,10 +173,15 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     if !(1..=MOST_IMAGES).contains(&batch) {
         bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
     }
+    arguments.predictions.as_deref().map_or(Ok(()), |path| expect_output("--predictions", path, Kind::Predictions))?;
     let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
     (config.batch_size, config.device) = (batch, arguments.compute.device);
     let source = arguments.data.as_deref().unwrap_or(&config.data);
-    let dataset = data::open(source, Split::Test).with_context(|| format!("data {source}"))?;
+    let split = arguments.split.unwrap_or_else(|| Split::evaluated(source));
+    let dataset = data::open(source, split).with_context(|| format!("data {source}"))?;
+    if let Some(passed_over) = dataset.passed_over() {
+        tell!(io::stderr(), "note: {passed_over}");
+    }
     if !named && known.classes.len() == dataset.classes().len() {
         // Those that the published models were trained on are in the order of their folders' names, too.
         known.classes = dataset.classes().to_vec();
@@ -97,23 +195,33 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     let loader = Loader::new(dataset, settings)?;
     expect_room_to_infer(&config, [config.image_size; 2], loader.most_bytes(), DType::F32)?;
     arguments.compute.place(&mut model)?;
-    let mut per_class = vec![Score::default(); classes.len()];
+    let (mut tally, mut predictions) = (Tally::new(classes.len()), vec![]);
     let mut inference = Inference::new(&model, loader.batches_per_epoch());
     let bar = bar(loader.batches_per_epoch());
     let mut batches = numbered(loader.epoch(0, 0));
     while let Some(batch) = batches.next() {
         let batch = batch?;
-        let scores = evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())
+        let verdicts = evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())
             .with_context(|| arguments.trained.checkpoint.display().to_string())?;
-        scores.into_iter().for_each(|(label, score)| per_class[label as usize].add(score));
+        for verdict in &verdicts {
+            tally.count(verdict);
+            if arguments.predictions.is_some() {
+                let line = Prediction::new(verdict, loader.dataset().as_ref(), classes);
+                serde_json::to_writer(&mut predictions, &line)?;
+                predictions.push(b'\n');
+            }
+        }
         bar.suspend(|| warn_of_skipped(&batch));
         bar.inc(1);
         bar.set_message(format!("{} of {} batches", bar.position(), loader.batches_per_epoch()));
         loader.recycle(batch.into_batch());
     }
     bar.finish_and_clear();
+    if let Some(path) = &arguments.predictions {
+        write_safely(path, &predictions)?;
+    }
     let mut all = Score::default();
-    per_class.iter().for_each(|score| all.add(*score));
+    tally.per_class.iter().for_each(|score| all.add(*score));
     let class = |(name, score): (String, Score)| Class {
         name,
         images: score.images,
@@ -121,10 +229,14 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         top5: score.top5(),
     };
     Ok(Report {
+        data: source.to_owned(),
+        split,
         images: all.images,
         top1: all.accuracy(),
         top5: all.top5(),
+        macro_top1: tally.macro_top1(),
         loss: all.mean_loss(),
-        classes: known.classes.into_iter().zip(per_class).map(class).collect(),
+        confusion: tally.confusion()?,
+        classes: known.classes.into_iter().zip(tally.per_class).map(class).collect(),
     })
 }

@@ -50,7 +50,7 @@ enum Command {
     /// ends by that signal (to a shell: status 130, 143 or 129), so that a script or a scheduler sees that it was
     /// stopped. Ctrl-C once more ends it at once.
     Train(train::Arguments),
-    /// Measures a trained model on a data set's test images.
+    /// Measures a trained model on a data set, by default on the images that training evaluates on.
     Eval(eval::Arguments),
     /// Classifies pictures.
     Predict(predict::Arguments),

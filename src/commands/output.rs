@@ -10,6 +10,8 @@ use std::path::Path;
 pub enum Kind {
     /// Reports in JSON, a list of them.
     Json,
+    /// What `eval` wrote of each image: lines of JSON.
+    Predictions,
     /// A picture.
     Png,
     /// What `forward` computed.
@@ -37,6 +39,11 @@ impl Kind {
         fs::metadata(path).is_ok_and(|file| file.len() == 0)
             || match self {
                 Kind::Json => serde_json::from_slice::<Vec<serde_json::Value>>(&read()).is_ok(),
+                Kind::Predictions => {
+                    let bytes = read();
+                    let mut lines = serde_json::Deserializer::from_slice(&bytes).into_iter::<serde_json::Value>();
+                    lines.all(|line| line.is_ok_and(|line| line.get("predicted").is_some()))
+                }
                 Kind::Png => read().starts_with(b"\x89PNG"),
                 Kind::Tensors => TensorFile::read(path).is_ok_and(|file| {
                     let fits = |name: &String| {

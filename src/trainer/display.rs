@@ -6,7 +6,7 @@ use super::step::Learner;
 use crate::config::RunConfig;
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
-use data::Batch;
+use data::{Batch, Dataset, Loader};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;
 use std::io;
@@ -27,6 +27,38 @@ pub fn announce(config: &RunConfig) {
     tell!(io::stdout(), "Run folder: {}", config.out.display());
 }
 
+/// Says what there is to learn from and to be tested on: here a mistake in the data can be seen.
+fn describe(config: &RunConfig, parameters: f64, train: &dyn Dataset, test: &dyn Dataset) {
+    let (images, classes, tests) = (train.len(), train.classes(), test.len());
+    let es = if classes.len() == 1 { "" } else { "es" };
+    // Images that are files lie in a folder that a user may or may not have meant for this.
+    let folder = test.path(0).and_then(|path| path.strip_prefix(&config.data).ok()?.iter().next());
+    let place = folder.map(|folder| format!(" ({}/)", folder.display())).unwrap_or_default();
+    tell!(
+        io::stdout(),
+        "{parameters:.2} M parameters, {images} training images of {} class{es}, {tests} test image{}{place}.",
+        classes.len(),
+        plural(tests)
+    );
+    if let Some([(small, least), (large, most)]) = train.labels().and_then(|labels| uneven(classes, labels)) {
+        tell!(io::stdout(), "The classes are uneven: from {least} training images ({small}) to {most} ({large}).");
+    }
+    for passed_over in [train, test].into_iter().filter_map(Dataset::passed_over) {
+        tell!(io::stdout(), "note: {passed_over}");
+    }
+}
+
+/// The smallest class and the largest, where this has twice as many images or more.
+fn uneven<'a>(classes: &'a [String], labels: &[u32]) -> Option<[(&'a str, usize); 2]> {
+    let mut counts = vec![0; classes.len()];
+    for &label in labels {
+        *counts.get_mut(label as usize)? += 1;
+    }
+    let counted = || classes.iter().map(String::as_str).zip(counts.iter().copied());
+    let (small, large) = (counted().min_by_key(|class| class.1)?, counted().max_by_key(|class| class.1)?);
+    (large.1 >= 2 * small.1).then_some([small, large])
+}
+
 /// How often a run whose bar nobody sees says where it is.
 const NOW_AND_THEN: Duration = Duration::from_secs(300);
 
@@ -41,15 +73,16 @@ pub struct Display {
 }
 
 impl Display {
-    /// Says what it begins with.
-    pub fn new(config: &RunConfig, learner: &Learner, progress: &Progress, steps: usize, images: usize) -> Self {
+    /// Says what it begins with, given what there is to train on and to test on.
+    pub fn new(config: &RunConfig, learner: &Learner, progress: &Progress, [train, test]: [&Loader; 2]) -> Self {
         let parameters = learner.model.parameters.layout().count() as f64 / 1e6;
-        tell!(io::stdout(), "{parameters:.2} M parameters, {images} training images.");
+        describe(config, parameters, train.dataset().as_ref(), test.dataset().as_ref());
+        let steps = train.batches_per_epoch();
         if !config.freeze.is_empty() {
             let layout = learner.model.parameters.layout();
             let frozen = layout.ids().filter(|&id| layout.is_frozen(id)).map(|id| layout.shape(id).count());
             let frozen = frozen.sum::<usize>() as f64 / 1e6;
-            tell!(io::stdout(), "Of them {frozen:.2} M are frozen: {}.", config.freeze.join(", "));
+            tell!(io::stdout(), "{frozen:.2} M of the parameters are frozen: {}.", config.freeze.join(", "));
         }
         if config.label_smoothing > 0.0 {
             let smoothing = config.label_smoothing;

@@ -164,8 +164,7 @@ impl Trainer {
     /// Trains until all epochs are done or `stop` is set.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
-            let (steps, images) = (self.train.batches_per_epoch(), self.train.dataset().len());
-            let display = Display::new(&self.config, &self.learner, &self.progress, steps, images);
+            let display = Display::new(&self.config, &self.learner, &self.progress, [&self.train, &self.test]);
             let outcome = self.run_epochs(stop, &display);
             display.close();
             outcome
@@ -262,8 +261,8 @@ impl Trainer {
             while let Some(batch) = batches.next() {
                 let batch = batch?;
                 display.skipped(&batch);
-                let scores = score::evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())?;
-                scores.into_iter().for_each(|(_, score)| total.add(score));
+                let verdicts = score::evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())?;
+                verdicts.into_iter().for_each(|verdict| total.add(verdict.score));
                 test.recycle(batch.into_batch());
                 if stop.load(Ordering::Relaxed) {
                     return Ok(None);
@@ -330,10 +329,10 @@ fn loaders(
     Ok((Loader::new(train, training).with_context(source)?, Loader::new(test, testing).with_context(source)?))
 }
 
-/// Both splits of a data set, which must have the same classes.
+/// What a data set has to learn from and to evaluate on, which must have the same classes.
 fn open_data(config: &RunConfig) -> Result<(Arc<dyn Dataset>, Arc<dyn Dataset>)> {
     let open = |split| data::open(&config.data, split).with_context(|| format!("data {}", config.data));
-    let (train, test) = (open(Split::Train)?, open(Split::Test)?);
+    let (train, test) = (open(Split::Train)?, open(Split::evaluated(&config.data))?);
     if train.classes() != test.classes() {
         bail!("data {}: training and test images have different classes", config.data);
     }

@@ -48,21 +48,40 @@ impl Score {
     }
 }
 
-/// A model's scores on those images of a batch that count, with the labels that they have. `next` gives the batch that is
-/// evaluated after this one, and is asked as by [`Inference::pass`].
+/// What a model took an image for.
+#[derive(Clone, Copy, Debug)]
+pub struct Verdict {
+    /// The image's number in the data set.
+    pub sample: usize,
+    /// Its class.
+    pub label: u32,
+    /// The class that the model finds likeliest, of equal ones the lowest.
+    pub predicted: u32,
+    /// The probability that it gives this class.
+    pub probability: f64,
+    /// How well it did.
+    pub score: Score,
+}
+
+/// A model's verdicts on those images of a batch that count. `next` gives the batch that is evaluated after this one, and is
+/// asked as by [`Inference::pass`].
 pub fn evaluate<'b>(
     inference: &mut Inference<'_>,
     batch: &Numbered,
     next: impl FnOnce() -> Option<&'b Numbered>,
-) -> Result<Vec<(u32, Score)>> {
+) -> Result<Vec<Verdict>> {
     inference.stage(batch)?;
     let logits = inference.pass(next)?.first().context("a model that gives nothing")?;
-    let scores = score_rows(logits, &batch.labels, cross_entropy)?;
-    let counted = batch.labels.iter().copied().zip(scores).zip(batch.counted());
-    let counted: Vec<(u32, Score)> = counted.filter_map(|(scored, counts)| counts.then_some(scored)).collect();
-    match counted.iter().find(|(_, score)| !score.loss.is_finite()) {
+    let images = batch.labels.iter().zip(&batch.samples);
+    let judged = for_rows(logits, images, |row, (&label, &sample)| {
+        let (predicted, probability) = likeliest(row);
+        Ok(Verdict { sample, label, predicted, probability, score: score(row, label, cross_entropy)? })
+    })?;
+    let counted = judged.into_iter().zip(batch.counted());
+    let counted: Vec<Verdict> = counted.filter_map(|(verdict, counts)| counts.then_some(verdict)).collect();
+    match counted.iter().find(|verdict| !verdict.score.loss.is_finite()) {
         None => Ok(counted),
-        Some((_, score)) => {
+        Some(Verdict { score, .. }) => {
             let first = first_to_go_wrong(inference.model(), &tensors(batch, 0, 1)?, Mode::Evaluate);
             bail!("the loss is {}; {first}; the weights are of no use, take those of another run", score.loss)
         }
@@ -83,9 +102,10 @@ pub(super) fn judge(
         let first = first_to_go_wrong(model, given, mode);
         bail!("{LOWER_RATE}: the loss is {mean}; {first}");
     }
-    let mut score = Score::default();
-    score_rows(logits, labels, |_, _| 0.0)?.into_iter().for_each(|row| score.add(row));
-    Ok(Score { loss: mean * score.images as f64, ..score })
+    let mut total = Score::default();
+    let scores = for_rows(logits, labels, |row, &label| score(row, label, |_, _| 0.0))?;
+    scores.into_iter().for_each(|score| total.add(score));
+    Ok(Score { loss: mean * total.images as f64, ..total })
 }
 
 /// Runs a pass whose loss was not finite again, looking at every value, to name the first operation that went
@@ -110,53 +130,63 @@ fn cross_entropy(row: &[f32], own: f32) -> f64 {
     total.ln() - f64::from(own - largest)
 }
 
-/// The score of each row of logits (N, K), whose loss follows from the row and its label's logit.
-fn score_rows(logits: &Tensor, labels: &[u32], loss: impl Fn(&[f32], f32) -> f64) -> Result<Vec<Score>> {
+/// The class of a row's largest logit, of equal ones the lowest, and its share of the softmax.
+fn likeliest(row: &[f32]) -> (u32, f64) {
+    let higher = |best: (u32, f32), (class, &x): (u32, &f32)| if x > best.1 { (class, x) } else { best };
+    let (class, largest) = (0u32..).zip(row).fold((0, f32::NEG_INFINITY), higher);
+    let total: f64 = row.iter().map(|&x| f64::from(x - largest).exp()).sum();
+    (class, 1.0 / total)
+}
+
+/// The score of a row of logits, whose loss follows from the row and its label's logit.
+fn score(row: &[f32], label: u32, loss: impl Fn(&[f32], f32) -> f64) -> Result<Score> {
+    let classes = row.len();
+    let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;
+    // Not simply x > own: a row of NaN is not right.
+    let wins = |(class, x): (usize, &f32)| match x.partial_cmp(&own) {
+        Some(Ordering::Less) => false,
+        Some(Ordering::Equal) => class < label as usize,
+        _ => true,
+    };
+    let before = row.iter().enumerate().filter(|&entry| wins(entry)).count();
+    Ok(Score { loss: loss(row, own), right: u64::from(before == 0), right_in_five: u64::from(before < 5), images: 1 })
+}
+
+/// What is `of` each row of logits (N, K), with the image that it is about.
+fn for_rows<I, T>(
+    logits: &Tensor,
+    images: impl IntoIterator<Item = I>,
+    of: impl Fn(&[f32], I) -> Result<T>,
+) -> Result<Vec<T>> {
     let [_, classes] = logits.dims("score", "logits (N, K)")?;
     let logits = logits.to_device(&Device::Cpu)?.cast(DType::F32)?;
     let logits = logits.as_slice::<f32>("score")?;
-    let score = |(row, &label): (&[f32], &u32)| {
-        let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;
-        // Not simply x > own: a row of NaN is not right.
-        let wins = |(class, x): (usize, &f32)| match x.partial_cmp(&own) {
-            Some(Ordering::Less) => false,
-            Some(Ordering::Equal) => class < label as usize,
-            _ => true,
-        };
-        let before = row.iter().enumerate().filter(|&entry| wins(entry)).count();
-        Ok(Score {
-            loss: loss(row, own),
-            right: u64::from(before == 0),
-            right_in_five: u64::from(before < 5),
-            images: 1,
-        })
-    };
-    logits.chunks(classes).zip(labels).map(score).collect()
+    logits.chunks(classes).zip(images).map(|(row, image)| of(row, image)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn score(logits: &[f32], label: u32) -> Result<Score> {
-        let logits = Tensor::from_slice(logits, [1, logits.len()])?;
-        Ok(score_rows(&logits, &[label], cross_entropy)?[0])
-    }
-
     #[test]
     fn a_row_is_right_where_its_label_is_first() -> Result<()> {
         let row = [0.5, 2.0, 2.0, -1.0, 0.0, 0.1, 0.2];
-        let right: Vec<u64> = (0..7).map(|label| Ok(score(&row, label)?.right)).collect::<Result<_>>()?;
+        let scores: Vec<Score> = (0..7).map(|label| score(&row, label, cross_entropy)).collect::<Result<_>>()?;
+        let right: Vec<u64> = scores.iter().map(|score| score.right).collect();
         assert_eq!(right, [0, 1, 0, 0, 0, 0, 0], "of equal ones, the lower class");
-        let in_five: Vec<u64> = (0..7).map(|label| Ok(score(&row, label)?.right_in_five)).collect::<Result<_>>()?;
+        let in_five: Vec<u64> = scores.iter().map(|score| score.right_in_five).collect();
         assert_eq!(in_five, [1, 1, 1, 0, 0, 1, 1]);
+        let (class, probability) = likeliest(&row);
+        let total: f64 = row.iter().map(|&x| f64::from(x).exp()).sum();
+        assert_eq!(class, 1, "the one that is right");
+        assert!((probability - f64::exp(2.0) / total).abs() < 1e-7, "{probability}");
         Ok(())
     }
 
     #[test]
     fn nothing_is_right_about_nan() -> Result<()> {
         for (row, label) in [([f32::NAN; 7], 0), ([0.0, 0.0, f32::NAN, 0.0, 0.0, 0.0, 0.0], 2)] {
-            let score = score(&row, label)?;
+            let score = score(&row, label, cross_entropy)?;
             assert_eq!([score.right, score.right_in_five, score.images], [0, 0, 1]);
             assert!(!score.mean_loss().is_finite());
         }

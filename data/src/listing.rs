@@ -1,0 +1,128 @@
+//! Which files in a folder are images, and which are not.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs::{self, DirEntry};
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+const EXTENSIONS: [&str; 3] = ["png", "jpg", "jpeg"];
+/// How many extensions a message lists.
+const LISTED: usize = 5;
+
+/// The files below a folder that are not hidden.
+#[derive(Default)]
+pub(crate) struct Listing {
+    /// Those named `.png`, `.jpg` or `.jpeg`, in any case of letters, sorted by path.
+    pub images: Vec<PathBuf>,
+    pub others: Others,
+}
+
+impl Listing {
+    /// Walks through `folder` and the folders below it that are not hidden, each once. Symbolic links are followed, but for
+    /// those that lead up from `folder`.
+    ///
+    /// Errors: [`Error::Io`].
+    pub fn below(folder: &Path) -> Result<Self> {
+        let mut listing = Self::default();
+        let root = fs::canonicalize(folder).map_err(Error::io(folder))?;
+        listing.walk(folder, &root, &mut HashSet::from([root.clone()]))?;
+        listing.images.sort_unstable();
+        Ok(listing)
+    }
+
+    /// Takes in what is below `folder`, which without symbolic links is called `place`. The folders in `seen` have had their
+    /// turn: however they link to each other, that ends.
+    fn walk(&mut self, folder: &Path, place: &Path, seen: &mut HashSet<PathBuf>) -> Result<()> {
+        let mut entries = visible(folder)?;
+        // In an order that is the same everywhere: of two ways to a folder the first is taken.
+        entries.sort_unstable_by_key(DirEntry::file_name);
+        for entry in entries {
+            let path = entry.path();
+            // As a rule the system knows it with the name: to ask for each of a million files would take long.
+            let kind = entry.file_type().map_err(Error::io(&path))?;
+            let inner = match () {
+                () if kind.is_dir() => place.join(entry.file_name()),
+                () if kind.is_symlink() && path.is_dir() => fs::canonicalize(&path).map_err(Error::io(&path))?,
+                () if is_picture(&path) => {
+                    self.images.push(path);
+                    continue;
+                }
+                () => {
+                    self.others.count(&path);
+                    continue;
+                }
+            };
+            if !place.starts_with(&inner) && seen.insert(inner.clone()) {
+                self.walk(&path, &inner, seen)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Files that are no images, counted by extension: in lower case, empty where there is none.
+#[derive(Default)]
+pub(crate) struct Others(BTreeMap<String, usize>);
+
+impl Others {
+    fn count(&mut self, path: &Path) {
+        let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+        *self.0.entry(extension).or_default() += 1;
+    }
+
+    /// Takes others in.
+    pub fn add(&mut self, others: Self) {
+        others.0.into_iter().for_each(|(extension, count)| *self.0.entry(extension).or_default() += count);
+    }
+
+    /// How many there are.
+    pub fn total(&self) -> usize {
+        self.0.values().sum()
+    }
+}
+
+/// `12 .webp, 1 .bmp`: those of which there are most come first.
+impl fmt::Display for Others {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut counted: Vec<(&String, &usize)> = self.0.iter().collect();
+        counted.sort_by_key(|&(_, count)| Reverse(count));
+        let rest: usize = counted.iter().skip(LISTED).map(|(_, count)| *count).sum();
+        let named = counted.iter().take(LISTED).map(|(extension, count)| match extension.is_empty() {
+            true => format!("{count} without an extension"),
+            false => format!("{count} .{extension}"),
+        });
+        let rest = (rest > 0).then(|| format!("{rest} of other kinds"));
+        f.write_str(&named.chain(rest).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// The files in `folder` (not in those below it) that are named `.png`, `.jpg` or `.jpeg`, in any case of letters, and
+/// not hidden; sorted.
+///
+/// Errors: [`Error::Io`].
+pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = visible(folder)?.iter().map(DirEntry::path).filter(|path| is_picture(path)).collect();
+    files.sort_unstable();
+    Ok(files)
+}
+
+/// What `folder` holds, without hidden names.
+pub(crate) fn visible(folder: &Path) -> Result<Vec<DirEntry>> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(folder).map_err(Error::io(folder))? {
+        let entry = entry.map_err(Error::io(folder))?;
+        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
+            entries.push(entry);
+        }
+    }
+    Ok(entries)
+}
+
+fn is_picture(path: &Path) -> bool {
+    let extension = path.extension().and_then(OsStr::to_str);
+    extension.is_some_and(|found| EXTENSIONS.iter().any(|known| known.eq_ignore_ascii_case(found)))
+}

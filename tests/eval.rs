@@ -1,0 +1,174 @@
+//! What `biformer eval` measures, and what it says of it.
+
+mod common;
+
+use common::program::{biformer, fresh, text};
+use common::samples::{self, Trained};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// A run of three epochs on CIFAR-10's layout.
+fn of_cifar() -> &'static Trained {
+    static RUN: OnceLock<Trained> = OnceLock::new();
+    RUN.get_or_init(|| {
+        let folder = fresh("eval");
+        let (data, config) = (samples::cifar10(&folder.join("data")), folder.join("config-asked.toml"));
+        samples::train(&folder, "", &data, &[]).ok();
+        Trained { data, config, run: folder.join("run") }
+    })
+}
+
+/// A run on an image folder with all three splits: of both classes 10 training images, 4 to choose by and then 1 and 3 to
+/// test on.
+fn of_folder() -> &'static Trained {
+    static RUN: OnceLock<Trained> = OnceLock::new();
+    RUN.get_or_init(|| {
+        let folder = fresh("eval-folder");
+        let (data, config) = (samples::image_folder(&folder.join("data")), folder.join("config-asked.toml"));
+        for (class, count) in [("dark", 1), ("light", 3)] {
+            let inside = data.join("test").join(class);
+            fs::create_dir_all(&inside).unwrap();
+            (0..count).for_each(|n| samples::picture(&inside.join(format!("{n}.png")), 40, 40, [120, 60 * n, 90]));
+        }
+        samples::train(&folder, "image_size = 32", &data, &["--batch-size", "5", "--epochs", "2"]).ok();
+        Trained { data, config, run: folder.join("run") }
+    })
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn report(run: &Path, more: &[&str]) -> Value {
+    json(&biformer(&[&["eval", "--json", "--checkpoint", text(run)][..], more].concat()).ok().out)
+}
+
+/// The lines of a file.
+fn lines(path: &Path) -> Vec<Value> {
+    fs::read_to_string(path).unwrap().lines().map(json).collect()
+}
+
+fn counts(matrix: &Value) -> Vec<Vec<u64>> {
+    serde_json::from_value(matrix.clone()).unwrap()
+}
+
+#[test]
+fn eval_measures_what_training_measured() {
+    let Trained { run, data, .. } = of_cifar();
+    let report = report(run, &["--batch-size", "16"]);
+    let last = &lines(&run.join("metrics.jsonl"))[2];
+    assert_eq!(report["images"], samples::TEST);
+    assert_eq!(report["split"], "test");
+    assert_eq!(report["top1"], last["test_accuracy"]);
+    assert_eq!(report["top5"], last["test_top5"]);
+    let [loss, tested] = [&report["loss"], &last["test_loss"]].map(|loss| loss.as_f64().unwrap());
+    approx::assert_relative_eq!(loss, tested, max_relative = 1e-6);
+    let classes = report["classes"].as_array().unwrap();
+    assert_eq!(classes.len(), 10);
+    assert_eq!(classes.iter().map(|class| class["images"].as_u64().unwrap()).sum::<u64>(), samples::TEST as u64);
+
+    let file = run.join("checkpoint.safetensors");
+    let table = biformer(&["eval", "--checkpoint", text(&file), "--data", text(data), "--threads", "1"]).ok().out;
+    assert!(table.starts_with(&format!("The test images of {}:\n", text(data))), "{table}");
+    assert!(table.contains("seven") && table.contains("top-5") && table.contains("loss"), "{table}");
+    let mean = format!("mean top-1 of the classes {:.1}%\n", 100.0 * report["macro_top1"].as_f64().unwrap());
+    assert!(table.ends_with(&mean), "{mean}: {table}");
+}
+
+#[test]
+fn the_split_is_what_training_evaluates_on_or_what_is_asked_for() {
+    let Trained { run, data, .. } = of_folder();
+    let last = lines(&run.join("metrics.jsonl")).pop().unwrap();
+    let [usual, val, test, train] =
+        [&[][..], &["--split", "val"], &["--split", "test"], &["--split", "train"]].map(|split| report(run, split));
+    assert_eq!(usual, val);
+    assert_eq!([&val["split"], &test["split"], &train["split"]], ["val", "test", "train"]);
+    assert_eq!([&val["images"], &test["images"], &train["images"]], [8, 4, 20]);
+    assert_eq!(val["top1"], last["test_accuracy"]);
+    let said = biformer(&["eval", "--checkpoint", text(run), "--split", "test"]).ok().out;
+    assert!(said.starts_with(&format!("The test images of {}:\n", text(data))), "{said}");
+    // The training images are those of an image folder that has them to evaluate on: in order, and not varied.
+    let folder = fresh("eval-train-as-val");
+    for split in ["train", "val"] {
+        let copied = std::process::Command::new("cp").arg("-r").args([data.join("train"), folder.join(split)]).status();
+        assert!(copied.unwrap().success());
+    }
+    let as_val = report(run, &["--data", text(&folder)]);
+    assert_eq!((&as_val["loss"], &as_val["classes"]), (&train["loss"], &train["classes"]));
+
+    let (folder, cifar) = (text(&folder), &of_cifar().run);
+    biformer(&["eval", "--checkpoint", text(run), "--data", folder, "--split", "test"])
+        .refused(&["lacks test/. It has val/."]);
+    for data in ["embedded", text(&of_cifar().data)] {
+        let val = ["eval", "--checkpoint", text(cifar), "--data", data, "--split", "val"];
+        biformer(&val).refused(&["lacks val images", "It has train and test images."]);
+    }
+    assert_eq!(report(cifar, &["--split", "train"])["images"], samples::TRAIN);
+    let said = biformer(&["eval", "--checkpoint", text(cifar), "--split", "dev"]);
+    assert!(said.status == Some(2) && said.err.contains("there are train, val and test"), "{said:?}");
+}
+
+#[test]
+fn classes_are_counted_by_what_they_were_taken_for() {
+    let report = report(&of_cifar().run, &[]);
+    let (confusion, classes) = (counts(&report["confusion"]), report["classes"].as_array().unwrap());
+    assert_eq!((confusion.len(), classes.len()), (10, 10));
+    let mut accuracies = 0.0;
+    for (index, (row, class)) in confusion.iter().zip(classes).enumerate() {
+        let images: u64 = row.iter().sum();
+        assert!(row.len() == 10 && class["images"] == images, "{report}");
+        let right = row[index] as f64 / images as f64;
+        assert_eq!(class["top1"].as_f64(), Some(right));
+        accuracies += right / 10.0;
+    }
+    approx::assert_relative_eq!(report["macro_top1"].as_f64().unwrap(), accuracies, max_relative = 1e-12);
+    assert_ne!(report["macro_top1"], report["top1"], "not all classes have as many images");
+    // Classes without images have no accuracy that could count.
+    let folder = fresh("eval-one-class");
+    let data = samples::cifar10(&folder).join("cifar-10-batches-bin/test_batch.bin");
+    let seventh = fs::read(&data).unwrap()[3073..2 * 3073].to_vec();
+    fs::write(&data, &seventh).unwrap();
+    let one = self::report(&of_cifar().run, &["--data", text(&folder)]);
+    assert_eq!((&one["images"], &one["macro_top1"]), (&1.into(), &one["top1"]));
+    assert_eq!(counts(&one["confusion"])[7].iter().sum::<u64>(), 1);
+}
+
+#[test]
+fn predictions_are_a_line_for_each_image() {
+    let Trained { run, data, .. } = of_folder();
+    let file = fresh("eval-predictions").join("test.jsonl");
+    let asked = ["--split", "test", "--predictions", text(&file)];
+    let (report, predictions) = (report(run, &asked), lines(&file));
+    let names = ["dark", "light"];
+    let mut confusion = vec![vec![0; 2]; 2];
+    for (number, line) in predictions.iter().enumerate() {
+        assert_eq!(line["image"], number);
+        let picture = line["path"].as_str().unwrap();
+        assert!(Path::new(picture).starts_with(data.join("test").join(line["class"].as_str().unwrap())), "{line}");
+        let alone = json(&biformer(&["predict", "--json", "--checkpoint", text(run), picture]).ok().out);
+        let likeliest = &alone[0]["classes"][0];
+        assert_eq!(line["predicted"], likeliest["name"]);
+        let [here, there] = [&line["probability"], &likeliest["probability"]].map(|p| p.as_f64().unwrap());
+        approx::assert_relative_eq!(here, there, max_relative = 1e-5);
+        let [class, predicted] = ["class", "predicted"].map(|key| names.iter().position(|name| line[key] == *name));
+        confusion[class.unwrap()][predicted.unwrap()] += 1;
+    }
+    assert_eq!((predictions.len(), confusion), (4, counts(&report["confusion"])));
+
+    // In place of an earlier result, and of nothing else.
+    let cifar = of_cifar();
+    self::report(&cifar.run, &["--predictions", text(&file)]);
+    let of_cifar = lines(&file);
+    assert!(of_cifar.len() == samples::TEST && of_cifar.iter().all(|line| line.get("path").is_none()), "{of_cifar:?}");
+    let metrics = run.join("metrics.jsonl");
+    let before = fs::read(&metrics).unwrap();
+    biformer(&["eval", "--checkpoint", text(run), "--predictions", text(&metrics)]).refused(&[
+        "--predictions",
+        "metrics.jsonl",
+        "no earlier result",
+        "name another file",
+    ]);
+    assert!(fs::read(&metrics).unwrap() == before);
+}
