@@ -4,6 +4,8 @@
 mod bra_on_one_image;
 #[path = "../examples/new_operation.rs"]
 mod new_operation;
+#[path = "../examples/own_head.rs"]
+mod own_head;
 #[path = "../examples/tensor_and_gradient.rs"]
 mod tensor_and_gradient;
 #[path = "../examples/training_loop.rs"]
@@ -27,6 +29,11 @@ fn bra_on_one_image_() {
 #[test]
 fn a_training_loop() {
     training_loop::main().unwrap();
+}
+
+#[test]
+fn a_head_of_ones_own() {
+    own_head::main().unwrap();
 }
 
 #[test]

@@ -30,6 +30,8 @@ pub struct BiFormer {
     maps: DType,
     /// [`MOMENTUM`] (1), where the statistics are.
     momentum: Tensor,
+    /// Names of what is not the model's own: see [`BiFormer::with`].
+    added: Vec<String>,
 }
 
 struct Stage {
@@ -73,15 +75,33 @@ impl<'t> Output<'t> {
 impl BiFormer {
     /// A new model. The seed decides its initial weights.
     pub fn new(config: &ModelConfig, seed: u64, dtype: DType) -> Result<Self> {
-        Self::build(config, Builder::new(seed), dtype)
+        Ok(Self::build(config, Builder::new(seed), dtype, |_| ())?.0)
+    }
+
+    /// A new model together with layers of one's own, a head for instance: `more` makes them, and their parameters and
+    /// statistics lie behind the model's. So a value may go through both on one tape, and one optimiser, one file and one
+    /// device have both. A pass for them is a [`Pass`] of the model's `parameters`, `statistics` and
+    /// [`factors`](Self::factors), which [`BiFormer::run`] takes, too. [`BiFormer::load`] takes files without them.
+    pub fn with<T>(
+        config: &ModelConfig,
+        seed: u64,
+        dtype: DType,
+        more: impl FnOnce(&mut Builder) -> T,
+    ) -> Result<(Self, T)> {
+        Self::build(config, Builder::new(seed), dtype, more)
     }
 
     /// A model without drawn weights, zero in their place: to be loaded, or only looked at.
     pub fn blank(config: &ModelConfig, dtype: DType) -> Result<Self> {
-        Self::build(config, Builder::blank(), dtype)
+        Ok(Self::build(config, Builder::blank(), dtype, |_| ())?.0)
     }
 
-    fn build(config: &ModelConfig, mut builder: Builder, dtype: DType) -> Result<Self> {
+    fn build<T>(
+        config: &ModelConfig,
+        mut builder: Builder,
+        dtype: DType,
+        more: impl FnOnce(&mut Builder) -> T,
+    ) -> Result<(Self, T)> {
         config.check()?;
         let stages = (0..config.stages()).map(|stage| merging(&mut builder, config, stage)).collect::<Vec<_>>();
         let mut block = 0;
@@ -110,8 +130,11 @@ impl BiFormer {
                 Tail::Dense(config.embed_dim.iter().enumerate().map(norm).collect())
             }
         };
+        let own = builder.names.len();
+        let layers = more(&mut builder);
+        let added = builder.names.split_off(own);
         let (parameters, statistics) = builder.build(dtype)?;
-        Ok(Self {
+        let model = Self {
             config: config.clone(),
             stages,
             tail,
@@ -120,7 +143,16 @@ impl BiFormer {
             factors: dtype,
             maps: dtype,
             momentum: Tensor::full_on(&Device::Cpu, [1], MOMENTUM, dtype)?,
-        })
+            added,
+        };
+        Ok((model, layers))
+    }
+
+    /// Whether a tensor of the state_dict is of a layer that came [with](Self::with) the model.
+    pub(crate) fn is_added(&self, name: &str) -> bool {
+        self.added
+            .iter()
+            .any(|added| name.strip_prefix(added.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
     }
 
     /// Its configuration.

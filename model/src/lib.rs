@@ -38,6 +38,7 @@ pub use config::{Attend, Family, Features, ModelConfig, PerStage};
 pub use error::{Error, Result, did_you_mean, nearest};
 pub use factors::Factors;
 pub use files::{TensorFile, copy_safely, expect_writable, write_safely};
+pub use layers::{BatchNorm, Conv, DepthwiseConv, LayerNorm, Linear};
 pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};

@@ -46,6 +46,8 @@ pub enum Init {
 pub struct Builder {
     parameters: ParametersBuilder,
     statistics: Vec<(String, usize)>,
+    /// Of all parameters and statistics so far, in order.
+    pub(crate) names: Vec<String>,
     /// None: what would be drawn is zero.
     seed: Option<u64>,
 }
@@ -53,18 +55,19 @@ pub struct Builder {
 impl Builder {
     /// An empty collection; `seed` decides the initial values.
     pub fn new(seed: u64) -> Self {
-        Self { parameters: ParametersBuilder::default(), statistics: vec![], seed: Some(seed) }
+        Self { seed: Some(seed), ..Self::blank() }
     }
 
     /// An empty collection for a model that is to be loaded or only looked at: nothing is drawn. Constants are what
     /// they are elsewhere: a file that lacks a norm's weight must not leave a norm that gives zeros.
     pub fn blank() -> Self {
-        Self { parameters: ParametersBuilder::default(), statistics: vec![], seed: None }
+        Self { parameters: ParametersBuilder::default(), statistics: vec![], names: vec![], seed: None }
     }
 
     /// Adds a parameter. Its initial values depend on the seed and its name alone.
     pub fn parameter(&mut self, name: String, shape: impl Into<Shape>, init: Init) -> ParamId {
         const PURPOSE: u64 = 0x69_6E69_7421;
+        self.names.push(name.clone());
         let shape = shape.into();
         let count = shape.count();
         let Some(seed) = self.seed else {
@@ -78,6 +81,7 @@ impl Builder {
 
     /// Adds running statistics of `channels` channels.
     pub fn statistics(&mut self, name: String, channels: usize) -> StatisticsId {
+        self.names.push(name.clone());
         self.statistics.push((name, channels));
         StatisticsId(self.statistics.len() - 1)
     }

@@ -11,8 +11,8 @@ use tensor::{DType, Device, Tensor};
 pub struct Loaded {
     /// The file's head was for another number of classes (this many): the model kept its own, untrained one.
     pub head_replaced: Option<usize>,
-    /// Tensors that the model has and the file lacks, and which kept their initial values. Only a dense
-    /// backbone that takes a classifier's weights has any.
+    /// Tensors that the model has and the file lacks, and which kept their initial values: of a dense backbone that takes a
+    /// classifier's weights, and of layers that came [with](BiFormer::with) the model.
     pub kept_initial: Vec<String>,
 }
 
@@ -36,8 +36,8 @@ impl BiFormer {
 
     /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else; otherwise
     /// [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite in the model's type, or is a
-    /// variance below 0. After an error the model is as it was. Two exceptions, which are reported: a head for another
-    /// number of classes, and a classifier's weights for a model without a head. `path` names the file in errors.
+    /// variance below 0. After an error the model is as it was. Exceptions, which are reported: a head for another
+    /// number of classes, a classifier's weights for a model without a head, and layers that came [with](Self::with) the model. `path` names the file in errors.
     pub fn load(&mut self, file: &TensorFile, path: &str) -> Result<Loaded> {
         let own = self.state_dict()?;
         let mut loaded = Loaded::default();
@@ -52,7 +52,7 @@ impl BiFormer {
             Features::Logits | Features::Pooled => &["head."],
             Features::Dense => &["head.", "norm.", "extra_norms."],
         };
-        let skipped = |name: &str| apart.iter().any(|part| name.starts_with(part));
+        let skipped = |name: &str| apart.iter().any(|part| name.starts_with(part)) || self.is_added(name);
         let mut differences = vec![];
         for (name, tensor) in &own.tensors {
             match file.tensors.get(name) {
