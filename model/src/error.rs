@@ -97,6 +97,12 @@ pub enum Error {
         /// The file.
         path: String,
     },
+    /// A file that does not begin as safetensors files do: it is not only damaged.
+    #[error("{path}: not a safetensors file, which would begin otherwise; name one that is")]
+    Foreign {
+        /// The file.
+        path: String,
+    },
     /// A file that is no safetensors file, or a damaged one.
     #[error("{path}: not a safetensors file, or a damaged one ({reason}); take another copy of it")]
     Format {

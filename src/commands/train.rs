@@ -5,6 +5,7 @@ use crate::config::{Changes, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use crate::signals;
+use crate::trainer::display::plural;
 use crate::trainer::folder::EpochMetrics;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result};
@@ -147,7 +148,8 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
     if trainer.finished() {
         // The pictures may be what a killed run did not come to.
         trainer.draw()?;
-        say!("{folder}: this run is done, all of its {} epochs.", trainer.epochs());
+        let epochs = trainer.epochs();
+        say!("{folder}: this run is done, after {epochs} epoch{}.", plural(epochs));
         say!("Train it further with: biformer train --resume --out {argument} --epochs N");
         return Ok(Status::Done);
     }

@@ -117,7 +117,8 @@ pub fn bar(steps: usize) -> ProgressBar {
     bar.with_style(style.progress_chars("█▓░"))
 }
 
-fn plural(count: usize) -> &'static str {
+/// The ending of a noun that is counted.
+pub fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
