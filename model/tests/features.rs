@@ -1,7 +1,7 @@
 //! What a model returns without a head: what the head would see.
 
 use autograd::Tape;
-use model::{BiFormer, Loaded, Mode, Result, preset};
+use model::{BiFormer, Mode, Result, preset};
 use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
@@ -13,7 +13,7 @@ fn the_head_makes_logits_of_pooled_features() -> Result<()> {
         let whole = BiFormer::new(&config, 1, DType::F64)?;
         let mut trunk = BiFormer::blank(&config.with_overrides(["features=pooled"])?, DType::F64)?;
         let weights = whole.state_dict()?;
-        assert_eq!(trunk.load(&weights, "whole")?, Loaded::default(), "{name}: nothing is missing");
+        assert!(trunk.load(&weights, "whole")?.is_empty(), "{name}: nothing is missing");
 
         let values: Vec<f64> = (0..3 * 64 * 64 * 3).map(|i| f64::from(Philox::new(1, 0).uniform(i))).collect();
         let images = Tensor::from_slice(&values, [3, 64, 64, 3])?;

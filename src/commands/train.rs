@@ -28,8 +28,9 @@ pub struct Arguments {
     /// CIFAR-100 in their binary layout, or with train/CLASS/*.png|jpg and val/ or test/.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
-    /// Weights to start from: a run folder, the checkpoint in it, or a state_dict in a safetensors file. A head for
-    /// another number of classes is replaced by a fresh one.
+    /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict in a
+    /// safetensors file. All but the last know their model and their images' size, which the run then has unless --model
+    /// is given. A head that is missing or for other classes is replaced by a fresh one.
     #[arg(long, value_name = "DIR|FILE")]
     weights: Option<PathBuf>,
     /// Passes over the training images.
@@ -137,7 +138,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let stop = signals::stop_when_asked()?;
     let mut trainer = match arguments.resume {
         true => Trainer::resume(&changes.folder()?, &changes)?,
-        false => Trainer::new(RunConfig::changed(&changes)?)?,
+        false => Trainer::asked(&changes)?,
     };
     train(&mut trainer, stop)
 }

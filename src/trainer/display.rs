@@ -55,9 +55,8 @@ impl Display {
                 "Training images are mixed: the accuracy on them asks for the class of the larger part."
             );
         }
-        if let Some(classes) = learner.loaded.head_replaced {
-            let weights = &config.weights;
-            tell!(io::stdout(), "The head of {weights} is for {classes} classes: this model gets a fresh one.");
+        if let Some(reason) = &learner.fresh_head {
+            tell!(io::stdout(), "{reason}: this model gets a fresh one.");
         }
         if (progress.epoch, progress.batch) != (0, 0) {
             let (epoch, batch) = (progress.epoch + 1, progress.batch);
