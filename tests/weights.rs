@@ -263,6 +263,31 @@ fn what_wraps_a_model_in_pytorch_is_taken_off_its_names() {
 }
 
 #[test]
+fn data_that_have_moved_are_asked_for() {
+    let [_, data] = shared();
+    let folder = fresh("weights-moved");
+    let here = |arguments: &[&str]| {
+        let mut command = common::program::command(arguments);
+        Ran::from(command.current_dir(&folder).output().unwrap())
+    };
+    let moved = folder.join("pics");
+    let copied = std::process::Command::new("cp").arg("-r").arg(data).arg(&moved).status().unwrap();
+    assert!(copied.success());
+    let config = samples::config(&folder, "image_size = 32");
+    let train = ["train", "--config", text(&config), "--data", "pics", "--out", "run", "--batch-size", "5"];
+    here(&[&train[..], &["--epochs", "1"]].concat()).ok();
+    fs::rename(&moved, folder.join("moved")).unwrap();
+    let (eval, resume) = (["eval", "--checkpoint", "run"], ["train", "--resume", "--out", "run", "--epochs", "2"]);
+    for arguments in [&eval[..], &resume] {
+        here(arguments).refused(&["data pics (as the run had it; --data says where it is now)", "is missing"]);
+        here(&[arguments, &["--data", "moved"]].concat()).ok();
+    }
+    let said = here(&["eval", "--checkpoint", "run", "--data", "nowhere"]);
+    assert!(!said.err.contains("--data says"), "{said:?}");
+    said.refused(&["data nowhere: nowhere is missing"]);
+}
+
+#[test]
 fn a_model_is_measured_on_other_sizes_and_with_other_routes() {
     let [run, data] = shared();
     // Without training images, as ImageNet's validation images often come.

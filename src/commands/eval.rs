@@ -8,7 +8,7 @@ use crate::printing::printable;
 use crate::staging::numbered;
 use crate::trainer::display::{bar, warn_of_skipped};
 use crate::trainer::score::{Score, evaluate};
-use crate::trainer::trained::TrainedModel;
+use crate::trainer::trained::{OF_THE_RUN, TrainedModel};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Loader, LoaderConfig, Split, Transform};
@@ -82,8 +82,8 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     }
     let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
     (config.batch_size, config.device) = (batch, arguments.compute.device);
-    let source = arguments.data.as_deref().unwrap_or(&config.data);
-    let dataset = data::open(source, Split::Test).with_context(|| format!("data {source}"))?;
+    let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
+    let dataset = data::open(source, Split::Test).with_context(|| format!("data {source}{whose}"))?;
     if !named && known.classes.len() == dataset.classes().len() {
         // Those that the published models were trained on are in the order of their folders' names, too.
         known.classes = dataset.classes().to_vec();

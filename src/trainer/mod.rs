@@ -38,7 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use step::Learner;
-use trained::{DataFacts, Described};
+use trained::{DataFacts, Described, OF_THE_RUN};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,7 +89,7 @@ impl Trainer {
     fn begin(pool: Arc<ThreadPool>, mut config: RunConfig, weights: Option<Stored>) -> Result<Self> {
         expect_free(&config.out)?;
         announce(&config);
-        let (train, test) = open_data(&config)?;
+        let (train, test) = open_data(&config, "")?;
         adopt_classes(&mut config, train.as_ref())?;
         let facts = DataFacts::of(train.as_ref());
         let (train, test) = loaders(&config, &facts, train, test)?;
@@ -128,7 +128,7 @@ impl Trainer {
         if done < asked {
             announce(&config);
         }
-        let (train, test) = open_data(&config)?;
+        let (train, test) = open_data(&config, if config.data == then.data { OF_THE_RUN } else { "" })?;
         facts.expect_classes(&config.data, train.classes())?;
         let (images, before) = (train.len(), facts.train_images);
         if images != before {
@@ -358,9 +358,9 @@ fn weights(path: &str) -> Result<Option<Stored>> {
     (!path.is_empty()).then(read).transpose()
 }
 
-/// Both splits of a data set, which must have the same classes.
-fn open_data(config: &RunConfig) -> Result<(Arc<dyn Dataset>, Arc<dyn Dataset>)> {
-    let open = |split| data::open(&config.data, split).with_context(|| format!("data {}", config.data));
+/// Both splits of a data set, which must have the same classes. Errors say `whose` data they are.
+fn open_data(config: &RunConfig, whose: &str) -> Result<(Arc<dyn Dataset>, Arc<dyn Dataset>)> {
+    let open = |split| data::open(&config.data, split).with_context(|| format!("data {}{whose}", config.data));
     let (train, test) = (open(Split::Train)?, open(Split::Test)?);
     if train.classes() != test.classes() {
         bail!("data {}: training and test images have different classes", config.data);

@@ -12,6 +12,9 @@ use tensor::{DType, Tensor};
 /// What the metadata of weights that [`TrainedModel::export`] wrote calls their format.
 pub const FORMAT: &str = "biformer-weights-1";
 
+/// What errors add to the name of data that nobody has named but the run.
+pub const OF_THE_RUN: &str = " (as the run had it; --data says where it is now)";
+
 /// What a run must remember of its data: to be used where they are not, and to notice when they have changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
