@@ -7,7 +7,8 @@ use biformer::autograd::Tape;
 use biformer::data::{self, Dataset, Split, Statistics, eval_pixels};
 use biformer::model::{BiFormer, Mode, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
-use biformer::trainer::checkpoint::{Checkpoint, TrainedModel};
+use biformer::trainer::checkpoint::Checkpoint;
+use biformer::trainer::trained::TrainedModel;
 use common::program::{biformer, fresh, text};
 use common::{generator, golden, samples};
 use serde_json::Value;
@@ -63,7 +64,8 @@ fn probabilities(model: &BiFormer, pixels: &[f32]) -> Result<Vec<f64>> {
 #[test]
 fn predict_names_the_classes_that_the_model_gives() -> Result<()> {
     let Shared { run, images, files, .. } = shared();
-    let TrainedModel { model, .. } = Checkpoint::read(run)?.into_model()?;
+    let checkpoint = Checkpoint::read(&run.join("checkpoint.safetensors"))?;
+    let TrainedModel { model, .. } = checkpoint.described.into_model()?;
     let (mut expected, mut all, mut first) = (String::new(), vec![], vec![]);
     for (index, file) in files.iter().enumerate() {
         let pixels = eval_pixels(&images.get(index)?.image, 32, Statistics::CIFAR10)?;

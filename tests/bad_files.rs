@@ -57,12 +57,23 @@ fn weights_of_another_model() {
     ]);
     wrong.tensors = wrong.tensors.into_iter().map(|(name, tensor)| (format!("{name}.x"), tensor)).collect();
     wrong.write(&weights).unwrap();
-    forward().refused(&["is missing", "; and 1", " more differences", "use the configuration"]);
+    // Both sides are named, however many differ.
+    let bias = "downsample_layers.0.0.bias";
+    let [missing, surplus] = [format!("{bias} (12) is missing"), format!("{bias}.x (12) is not part of the model")];
+    forward().refused(&[&missing, " more are missing", &surplus, " more are not part of it", "--model", "--set"]);
     let mut wrong = right.clone();
     wrong.tensors.insert("head.weight".into(), Tensor::full([7, 96], 1f32));
     wrong.tensors.insert("head.bias".into(), Tensor::full([7], 1f32));
     wrong.write(&weights).unwrap();
-    forward().refused(&["head has 7 classes, the model 10", "--set num_classes=7"]);
+    forward().ok();
+    let other = biformer(&[&["forward"][..], &files, &set, &["num_classes=3"]].concat());
+    other.refused(&["head.weight is (7, 96), should be (3, 96)", "--set"]);
+    wrong.tensors.retain(|name, _| !name.starts_with("head."));
+    wrong.write(&weights).unwrap();
+    forward().refused(&["head.bias (10) is missing", "head.weight (10, 96) is missing"]);
+    fs::remove_file(&output).unwrap();
+    fs::write(&weights, "epochs = 3\nmodel = \"nano\"\n").unwrap();
+    forward().refused(&["weights.safetensors: not a safetensors file", "name one that is"]);
 
     right.write(&weights).unwrap();
     let say = |tensors: &[(&str, Tensor)]| {
@@ -171,7 +182,10 @@ fn checkpoints_that_are_none() {
         file.tensors.insert("head.weight".into(), Tensor::full([3, 32], 1f32));
         file.tensors.insert("head.bias".into(), Tensor::full([3], 1f32));
     });
-    refused(&["its head has 3 classes, its configuration 10"]);
+    refused(&["head.weight is (3, 32), should be (10, 32)"]);
+    change(&|file| _ = file.metadata.insert("format".into(), "biformer-weights-1".into()));
+    biformer(&["train", "--resume", "--out", text(&run)]).refused(&["weights alone", "no run can go on", "--weights"]);
+    biformer(&["train", "--resume", "--out", text(&file)]).refused(&["it is a file", "--out", "--weights"]);
     fs::remove_file(&file).unwrap();
     biformer(&["eval", "--checkpoint", text(&run)]).refused(&["there is no checkpoint", "run folder"]);
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["there is no checkpoint.safetensors", "--out"]);

@@ -283,7 +283,7 @@ fn a_loss_that_is_not_finite() {
 fn a_checkpoint_that_nobody_could_read_is_not_written() {
     let folder = fresh("huge-moments");
     let shared = shared();
-    let mut huge = biformer::trainer::checkpoint::read_weights(&shared.run).unwrap();
+    let mut huge = samples::weights(&shared.run);
     let head = &huge.tensors["head.weight"];
     let large: Vec<f32> = head.to_vec::<f32>().unwrap().iter().map(|weight| 1e24 * weight).collect();
     let large = Tensor::from_slice(&large, head.shape().clone()).unwrap();
@@ -299,7 +299,7 @@ fn a_checkpoint_that_nobody_could_read_is_not_written() {
 fn the_first_operation_to_go_wrong_is_named() {
     let folder = fresh("huge-weights");
     let shared = shared();
-    let mut huge = biformer::trainer::checkpoint::read_weights(&shared.run).unwrap();
+    let mut huge = samples::weights(&shared.run);
     let weight = huge.tensors.get_mut("stages.1.0.mlp.0.weight").unwrap();
     *weight = Tensor::full(weight.shape().clone(), f32::MAX);
     let file = folder.join("huge.safetensors");
@@ -314,7 +314,7 @@ fn the_first_operation_to_go_wrong_is_named() {
     train(&folder, "", &shared.data, &["--weights", text(&file)])
         .refused(&["huge.safetensors: tensor stages.1.0.mlp.0.weight holds NaN", "another run"]);
 
-    let mut good = biformer::trainer::checkpoint::read_weights(&shared.run).unwrap();
+    let mut good = samples::weights(&shared.run);
     let (norm, _) = good.tensors.iter().find(|(name, _)| name.ends_with(".running_var")).expect("a normalisation");
     let norm = norm.clone();
     for (name, value) in [("stages.1.0.mlp.0.weight", 1e300), (norm.as_str(), -1.0)] {

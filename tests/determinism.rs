@@ -257,7 +257,7 @@ fn a_finished_run_says_so_and_can_be_made_longer() {
     biformer(&shared.train(name, &["--epochs", "2"])).ok();
     let before = common::program::contents(&shared.run(name));
     let said = biformer(&shared.train(name, &["--resume", "--epochs", "2"])).ok().out;
-    assert!(said.contains("this run is done, all of its 2 epochs") && said.contains("--epochs N"), "{said}");
+    assert!(said.contains("this run is done, after 2 epochs") && said.contains("--epochs N"), "{said}");
     assert_eq!(before, common::program::contents(&shared.run(name)), "nothing changes");
     // The file asks for 3, and that holds from the moment on in which the run is taken up.
     let changes = Changes::gather(Some(&shared.config), toml::Table::new()).unwrap();

@@ -13,6 +13,10 @@ fn eval(run: &Path, more: &[&str]) -> String {
     biformer(&[&["eval", "--json", "--checkpoint", text(run)], more].concat()).ok().out
 }
 
+fn statistics(run: &Path) -> Statistics {
+    Checkpoint::read(&run.join("checkpoint.safetensors")).unwrap().described.data.statistics
+}
+
 #[test]
 fn a_run_keeps_what_it_was_asked_for() {
     let folder = fresh("preprocessing");
@@ -24,11 +28,10 @@ fn a_run_keeps_what_it_was_asked_for() {
         run
     };
     let usual = train("usual", &["seed=1"]);
-    assert_eq!(Checkpoint::read(&usual).unwrap().data.statistics, Statistics::IMAGENET);
+    assert_eq!(statistics(&usual), Statistics::IMAGENET);
     let asked = ["preprocessing.mean=[0.5, 0.25, 0.125]", "preprocessing.std=[0.5, 0.5, 1]"];
     let own = train("own", &asked);
-    let statistics = Checkpoint::read(&own).unwrap().data.statistics;
-    assert_eq!(statistics, Statistics { mean: [0.5, 0.25, 0.125], std: [0.5, 0.5, 1.0] });
+    assert_eq!(statistics(&own), Statistics { mean: [0.5, 0.25, 0.125], std: [0.5, 0.5, 1.0] });
 
     // A test of a run that was asked for something is one of another run that is asked for it now.
     assert_ne!(eval(&usual, &[&["--set"], &asked[..]].concat()), eval(&usual, &[]));
@@ -36,6 +39,11 @@ fn a_run_keeps_what_it_was_asked_for() {
     let whole = ["--set", "preprocessing.eval_crop=1"];
     assert_ne!(eval(&usual, &whole), eval(&usual, &[]));
     assert_eq!(eval(&usual, &["--set", "preprocessing.eval_crop=0.875"]), eval(&usual, &[]));
+    // Weights that are trained further have their images normalised as before, unless something else is asked for.
+    let further = format!("weights={}", text(&own));
+    assert_eq!(statistics(&train("further", &[&further])), statistics(&own));
+    let other = train("other", &[&further, "preprocessing.mean=[0, 0, 0]", "preprocessing.std=[1, 1, 1]"]);
+    assert_eq!(statistics(&other), Statistics { mean: [0.0; 3], std: [1.0; 3] });
     // Where training shows all of an image, so does a test.
     let padded = train("padded", &["augmentation.crop=padded"]);
     assert_eq!(eval(&padded, &whole), eval(&padded, &[]));

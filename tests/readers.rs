@@ -5,7 +5,7 @@ mod common;
 use biformer::config::{Changes, RunConfig};
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
-use biformer::trainer::checkpoint::Checkpoint;
+use biformer::trainer::checkpoint::Stored;
 use common::program::{biformer, fresh, text};
 use common::samples;
 use proptest::prelude::*;
@@ -14,26 +14,30 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// A small checkpoint's bytes, and the length of its header.
-fn checkpoint() -> &'static (Vec<u8>, usize) {
-    static BYTES: OnceLock<(Vec<u8>, usize)> = OnceLock::new();
+/// The bytes of a small checkpoint, and of what was exported from it, each with the length of its header.
+fn files() -> &'static [(Vec<u8>, usize); 2] {
+    static BYTES: OnceLock<[(Vec<u8>, usize); 2]> = OnceLock::new();
     BYTES.get_or_init(|| {
         let folder = fresh("readers");
         let data = samples::cifar10(&folder.join("data"));
         let (config, run) = (samples::config(&folder, ""), folder.join("run"));
         let files = ["--config", text(&config), "--data", text(&data), "--out", text(&run)];
         biformer(&[&["train", "--epochs", "1"][..], &files].concat()).ok();
-        let bytes = fs::read(run.join("checkpoint.safetensors")).unwrap();
-        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 8;
-        (bytes, header)
+        let [checkpoint, exported] = ["checkpoint.safetensors", "exported.safetensors"].map(|name| run.join(name));
+        biformer(&["export", "--checkpoint", text(&run), "--output", text(&exported)]).ok();
+        [checkpoint, exported].map(|path| {
+            let bytes = fs::read(path).unwrap();
+            let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 8;
+            (bytes, header)
+        })
     })
 }
 
-/// Reads bytes as the program reads a checkpoint: into a model.
+/// Reads bytes as the program reads a file of weights: into a model.
 fn read(bytes: &[u8], name: &str) -> bool {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("readers-{name}.safetensors"));
     fs::write(&path, bytes).unwrap();
-    Checkpoint::read(&path).and_then(Checkpoint::into_model).is_ok()
+    Stored::read(&path).and_then(Stored::into_weights).is_ok()
 }
 
 proptest! {
@@ -41,20 +45,21 @@ proptest! {
 
     #[test]
     fn a_checkpoint_cut_anywhere(share in 0.0..1.0f64, in_header in any::<bool>()) {
-        let (bytes, header) = checkpoint();
+        let [(bytes, header), _] = files();
         let end = if in_header { *header } else { bytes.len() };
         prop_assert!(TensorFile::parse(&bytes[..(share * end as f64) as usize], "cut").is_err());
     }
 
     #[test]
-    fn a_checkpoint_with_bytes_changed(changes in prop::collection::vec((0.0..1.0f64, any::<u8>()), 1..4)) {
-        let (bytes, header) = checkpoint();
-        let mut bytes = bytes.clone();
-        for (place, byte) in changes {
-            bytes[(place * *header as f64) as usize] ^= byte;
+    fn files_with_bytes_changed(changes in prop::collection::vec((0.0..1.0f64, any::<u8>()), 1..4)) {
+        for (bytes, header) in files() {
+            let mut bytes = bytes.clone();
+            for (place, byte) in &changes {
+                bytes[(place * *header as f64) as usize] ^= byte;
+            }
+            // Some changes leave a checkpoint: the digits of a learning rate, a name's letter.
+            read(&bytes, "changed");
         }
-        // Some changes leave a checkpoint: the digits of a learning rate, a name's letter.
-        read(&bytes, "changed");
     }
 
     #[test]

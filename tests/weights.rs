@@ -2,10 +2,13 @@
 
 mod common;
 
-use biformer::model::TensorFile;
-use biformer::trainer::checkpoint::read_weights;
-use common::program::{biformer, contents, fresh, text};
-use common::samples;
+use biformer::config::{Changes, RunConfig};
+use biformer::model::{BiFormer, TensorFile};
+use biformer::tensor::{DType, Tensor};
+use biformer::trainer::checkpoint::Stored;
+use biformer::trainer::step::Learner;
+use common::program::{Ran, biformer, contents, fresh, text};
+use common::samples::{self, Trained};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -21,7 +24,13 @@ fn shared() -> &'static [PathBuf; 2] {
     })
 }
 
-fn export(run: &Path, to: &Path) -> common::program::Ran {
+/// A run on images that are not normalised as ImageNet's are.
+fn cifar() -> &'static Trained {
+    static CIFAR: OnceLock<Trained> = OnceLock::new();
+    CIFAR.get_or_init(|| samples::trained("weights-cifar"))
+}
+
+fn export(run: &Path, to: &Path) -> Ran {
     biformer(&["export", "--checkpoint", text(run), "--output", text(to)])
 }
 
@@ -37,7 +46,7 @@ fn exported_weights_are_the_ones_that_are_evaluated() {
     let folder = fresh("weights-export");
     let file = folder.join("w.safetensors");
     let said = export(run, &file).ok().out;
-    let (mut written, averaged) = (TensorFile::read(&file).unwrap(), read_weights(run).unwrap());
+    let (mut written, averaged) = (TensorFile::read(&file).unwrap(), samples::weights(run));
     written.metadata.clear();
     assert!(said.contains(&format!("{} tensors", averaged.tensors.len())), "{said}");
     assert_eq!(written.to_bytes().unwrap(), averaged.to_bytes().unwrap(), "the averaged ones, and nothing beside them");
@@ -57,7 +66,7 @@ fn a_state_dict_is_measured_and_used_like_a_run() {
     let [run, data] = shared();
     let folder = fresh("weights-alone");
     let file = folder.join("w.safetensors");
-    export(run, &file).ok();
+    samples::weights(run).write(&file).unwrap();
     let model = model();
     let with = |command: &[&str], more: &[&str]| {
         let all = [command, &["--checkpoint", text(&file)], &Vec::from_iter(model.iter().map(String::as_str)), more];
@@ -74,6 +83,208 @@ fn a_state_dict_is_measured_and_used_like_a_run() {
     biformer(&["eval", "--checkpoint", text(&file)]).refused(&["w.safetensors", "name the model with --model", "tiny"]);
     biformer(&["eval", "--checkpoint", text(run), "--model", "tiny"]).refused(&["--model", "knows its model"]);
     with(&["eval"], &[]).refused(&["data embedded", "10 of them, not 2"]);
+}
+
+#[test]
+fn an_export_knows_its_model_and_its_classes() {
+    let Trained { run, data, .. } = cifar();
+    let folder = fresh("weights-described");
+    let [file, again, input] = ["w", "again", "input"].map(|name| folder.join(format!("{name}.safetensors")));
+    export(run, &file).ok();
+    export(&file, &again).ok();
+    assert!(fs::read(&file).unwrap() == fs::read(&again).unwrap(), "an export of an export is the same");
+    let picture = folder.join("picture.png");
+    samples::picture(&picture, 40, 40, [200, 30, 90]);
+    let mut images = TensorFile::default();
+    images.tensors.insert("input".into(), Tensor::full([1, 3, 32, 32], 0.5f32));
+    images.write(&input).unwrap();
+    let output = folder.join("output.safetensors");
+    let same = |arguments: &dyn Fn(&str) -> Vec<String>| {
+        let of = |weights: &Path| {
+            let arguments = arguments(text(weights));
+            let said = biformer(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).ok().out;
+            (said, fs::read(&output).unwrap_or_default())
+        };
+        assert!(of(&file) == of(run), "{:?}", arguments("WEIGHTS"));
+    };
+    let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+    same(&|weights| words(&["eval", "--json", "--checkpoint", weights]));
+    same(&|weights| words(&["eval", "--checkpoint", weights, "--data", text(data), "--set", "n_win=4"]));
+    same(&|weights| words(&["predict", "--checkpoint", weights, text(&picture)]));
+    same(&|weights| words(&["forward", "--weights", weights, "--input", text(&input), "--output", text(&output)]));
+    biformer(&["eval", "--checkpoint", text(&file), "--model", "nano"]).refused(&["--model", "knows its model"]);
+}
+
+#[test]
+fn an_export_that_says_what_cannot_be() {
+    let folder = fresh("weights-damaged");
+    let [file, damaged] = ["w", "damaged"].map(|name| folder.join(format!("{name}.safetensors")));
+    export(&cifar().run, &file).ok();
+    let whole = TensorFile::read(&file).unwrap();
+    let refused = |change: &dyn Fn(&mut TensorFile), parts: &[&str]| {
+        let mut file = whole.clone();
+        change(&mut file);
+        file.write(&damaged).unwrap();
+        biformer(&["eval", "--checkpoint", text(&damaged)]).refused(parts);
+        let out = folder.join("run");
+        biformer(&["train", "--weights", text(&damaged), "--out", text(&out)]).refused(parts);
+        assert!(!out.exists());
+    };
+    for key in ["config", "data"] {
+        let missing = format!("it says no \"{key}\"");
+        refused(&|file| _ = file.metadata.remove(key), &["damaged.safetensors", &missing, "biformer export"]);
+    }
+    refused(&|file| _ = file.metadata.insert("config".into(), "model = 3".into()), &["stored configuration"]);
+    refused(&|file| _ = file.metadata.insert("data".into(), "[".into()), &["damaged.safetensors", "its data"]);
+    refused(
+        &|file| _ = file.metadata.insert("format".into(), "biformer-weights-2".into()),
+        &["format \"biformer-weights-2\"", "this program reads"],
+    );
+    let replaced = |key: &'static str, from: &'static str, to: &'static str| {
+        move |file: &mut TensorFile| {
+            let text = file.metadata[key].replace(from, to);
+            assert!(file.metadata.insert(key.into(), text.clone()) != Some(text), "{from}");
+        }
+    };
+    refused(&replaced("data", "\"nine\"", "\"nine\",\"ten\""), &["names 11 classes for a model of 10"]);
+    refused(&replaced("data", "\"std\":[", "\"std\":[-"), &["its data", "above 0"]);
+    refused(&replaced("config", "[16, 32]", "[8000, 8000]"), &["its configuration is of a model of"]);
+    refused(&|file| _ = file.tensors.remove("norm.weight"), &["norm.weight (32) is missing"]);
+}
+
+/// Fine-tunes for an epoch, with nothing said of the model.
+fn tune(name: &str, weights: &Path, data: &Path, more: &[&str]) -> (PathBuf, Ran) {
+    let out = fresh(name).join("run");
+    let shared = ["train", "--weights", text(weights), "--data", text(data), "--out", text(&out)];
+    let short = ["--epochs", "1", "--batch-size", "5"];
+    let ran = biformer(&[&shared[..], &short, more].concat());
+    (out, ran)
+}
+
+#[test]
+fn a_run_has_the_model_of_its_weights() {
+    let [two, data] = shared();
+    let file = fresh("weights-tuned").join("w.safetensors");
+    let run = &cifar().run;
+    export(run, &file).ok();
+    let config = |run: &Path| RunConfig::parse(&fs::read_to_string(run.join("config.toml")).unwrap()).unwrap();
+    let theirs = config(run);
+    for weights in [run, &file] {
+        let (tuned, said) = tune("weights-tuned-run", weights, data, &["--set", "drop_path=0.2"]);
+        let said = said.ok().out;
+        assert!(said.contains("is for 10 classes: this model gets a fresh one"), "{said}");
+        let ours = config(&tuned);
+        assert_eq!((&ours.model, ours.image_size, ours.epochs), (&theirs.model, theirs.image_size, 1));
+        let expected = theirs.architecture.with_overrides(["num_classes=2", "drop_path=0.2"]).unwrap();
+        assert_eq!(ours.architecture, expected);
+    }
+    let sized = |asked: &[&str]| config(&tune("weights-tuned-sized", two, data, asked).0).image_size;
+    assert_eq!((sized(&[]), sized(&["--image-size", "48", "--set", "auto_pad=true"])), (32, 48));
+    // Another model that is asked for is another.
+    tune("weights-tuned-other", run, data, &["--model", "nano"]).1.refused(&[
+        "the model of its weights",
+        "do not fit",
+        "is missing",
+    ]);
+    tune("weights-tuned-other", run, data, &["--set", "depth=1,2"]).1.refused(&["stages.1.1", "is missing"]);
+}
+
+#[test]
+fn a_head_is_taken_over_for_its_own_classes_alone() {
+    let [run, data] = shared();
+    let folder = fresh("weights-heads");
+    let file = folder.join("w.safetensors");
+    let weights = samples::weights(run);
+    let changes = Changes::gather(None, toml::Table::new()).unwrap();
+    let path = text(&file).to_owned();
+    let config = RunConfig::parse(&fs::read_to_string(run.join("config.toml")).unwrap()).unwrap();
+    let config = RunConfig { weights: path.clone(), ..config }.with(&changes).unwrap();
+    let random = BiFormer::new(&config.architecture, config.seed, DType::F32).unwrap().state_dict().unwrap();
+    let same = |a: &TensorFile, b: &TensorFile, name: &str| {
+        a.tensors[name].to_vec::<f32>().unwrap() == b.tensors[name].to_vec::<f32>().unwrap()
+    };
+    let tuned = |classes: [&str; 2]| {
+        let stored = Stored::read(&file).unwrap();
+        let learner = Learner::from_weights(&config, stored, &classes.map(str::to_owned)).unwrap();
+        let tuned = learner.model.state_dict().unwrap();
+        assert!(same(&tuned, &weights, "norm.weight") && !same(&tuned, &random, "norm.weight"));
+        let fresh = learner.fresh_head.is_some();
+        assert!(same(&tuned, if fresh { &random } else { &weights }, "head.weight"), "{:?}", learner.fresh_head);
+        learner.fresh_head.unwrap_or_default()
+    };
+    export(run, &file).ok();
+    assert_eq!(tuned(["dark", "light"]), "");
+    let other = tuned(["dark", "loud"]);
+    assert!(other.contains("not for these classes") && other.contains("\"light\", not \"loud\""), "{other}");
+    assert!(tuned(["light", "dark"]).contains("in this order"));
+    // Those of a state_dict have no names.
+    weights.write(&file).unwrap();
+    assert_eq!(tuned(["cats", "dogs"]), "");
+    let mut backbone = weights.clone();
+    backbone.tensors.retain(|name, _| !name.starts_with("head."));
+    backbone.write(&file).unwrap();
+    assert_eq!(tuned(["cats", "dogs"]), format!("There is no head in {path}"));
+    let asked: Vec<String> = model();
+    let asked: Vec<&str> = asked.iter().map(String::as_str).chain(["--image-size", "32"]).collect();
+    let said = tune("weights-heads-run", &file, data, &asked[..]).1.ok().out;
+    assert!(said.contains(&format!("There is no head in {path}: this model gets a fresh one")), "{said}");
+    // Whoever measures or classifies needs one.
+    let arguments = [&["eval", "--checkpoint", &path, "--data", text(data)][..], &asked].concat();
+    biformer(&arguments).refused(&["head.weight (10, 32) is missing"]);
+}
+
+#[test]
+fn what_wraps_a_model_in_pytorch_is_taken_off_its_names() {
+    let [run, data] = shared();
+    let file = fresh("weights-wrapped").join("w.safetensors");
+    let model = model();
+    let weights = samples::weights(run);
+    let eval = |name: &dyn Fn(&str) -> String| {
+        let tensors = weights.tensors.iter().map(|(inner, tensor)| (name(inner), tensor.clone())).collect();
+        TensorFile { tensors, ..TensorFile::default() }.write(&file).unwrap();
+        let arguments = ["eval", "--json", "--checkpoint", text(&file), "--data", text(data)];
+        biformer(&[&arguments[..], &Vec::from_iter(model.iter().map(String::as_str))].concat())
+    };
+    let plain = eval(&str::to_owned).ok().out;
+    for wrapper in ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."] {
+        assert_eq!(eval(&|name| format!("{wrapper}{name}")).ok().out, plain, "{wrapper}");
+    }
+    // One that is not before all names, or is not known, is seen in the error.
+    eval(&|name| if name == "head.bias" { name.into() } else { format!("module.{name}") }).refused(&[
+        "is missing",
+        "module.downsample_layers",
+        "is not part of the model",
+    ]);
+    eval(&|name| format!("backbone.{name}")).refused(&[
+        "is missing",
+        "backbone.downsample_layers",
+        "more are not part",
+    ]);
+}
+
+#[test]
+fn data_that_have_moved_are_asked_for() {
+    let [_, data] = shared();
+    let folder = fresh("weights-moved");
+    let here = |arguments: &[&str]| {
+        let mut command = common::program::command(arguments);
+        Ran::from(command.current_dir(&folder).output().unwrap())
+    };
+    let moved = folder.join("pics");
+    let copied = std::process::Command::new("cp").arg("-r").arg(data).arg(&moved).status().unwrap();
+    assert!(copied.success());
+    let config = samples::config(&folder, "image_size = 32");
+    let train = ["train", "--config", text(&config), "--data", "pics", "--out", "run", "--batch-size", "5"];
+    here(&[&train[..], &["--epochs", "1"]].concat()).ok();
+    fs::rename(&moved, folder.join("moved")).unwrap();
+    let (eval, resume) = (["eval", "--checkpoint", "run"], ["train", "--resume", "--out", "run", "--epochs", "2"]);
+    for arguments in [&eval[..], &resume] {
+        here(arguments).refused(&["data pics (as the run had it; --data says where it is now)", "is missing"]);
+        here(&[arguments, &["--data", "moved"]].concat()).ok();
+    }
+    let said = here(&["eval", "--checkpoint", "run", "--data", "nowhere"]);
+    assert!(!said.err.contains("--data says"), "{said:?}");
+    said.refused(&["data nowhere: nowhere is missing"]);
 }
 
 #[test]

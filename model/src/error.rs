@@ -1,5 +1,7 @@
 //! What can go wrong with a model: its configuration, its weights, or the engine below.
 
+use std::fmt;
+
 /// A failure of a model.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -74,16 +76,16 @@ pub enum Error {
         /// What to do.
         advice: &'static str,
     },
-    /// A weight file that does not fit the model. All differences are listed, and the first are shown.
+    /// A weight file that does not fit the model. All differences are listed, and the first of each kind are shown.
     #[error(
-        "{path}: these weights do not fit the model: {}; use the configuration that they belong to",
-        first(differences)
+        "{path}: these weights do not fit the model: {differences}; use the configuration that they belong to \
+         (the program's --model, and --set for fields that differ from it)"
     )]
     Weights {
         /// The file.
         path: String,
         /// Missing, surplus and misshapen tensors.
-        differences: Vec<String>,
+        differences: Differences,
     },
     /// A weight file with numbers that no computation can go on from.
     #[error("{path}: tensor {tensor} holds {number}: these weights are of no use, take those of another run")]
@@ -102,6 +104,12 @@ pub enum Error {
          (weights_only=False where it holds more than tensors, if you trust it)"
     )]
     Archive {
+        /// The file.
+        path: String,
+    },
+    /// A file that does not begin as safetensors files do: it is not only damaged.
+    #[error("{path}: not a safetensors file, which would begin otherwise; name one that is")]
+    Foreign {
         /// The file.
         path: String,
     },
@@ -132,12 +140,40 @@ impl From<tensor::Error> for Error {
     }
 }
 
-/// Some of what is wrong, and how much more there is: the weights of another model differ in everything.
-fn first(differences: &[String]) -> String {
-    const SHOWN: usize = 8;
-    let (shown, more) = differences.split_at(differences.len().min(SHOWN));
-    let more = if more.is_empty() { String::new() } else { format!("; and {} more differences", more.len()) };
-    shown.join("; ") + &more
+/// How a weight file differs from a model. Each tensor is named in a sentence of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// The model has them, the file has not.
+    pub missing: Vec<String>,
+    /// Both have them, with other shapes or types.
+    pub unlike: Vec<String>,
+    /// The file has them, the model has not.
+    pub surplus: Vec<String>,
+}
+
+impl Differences {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        [&self.missing, &self.unlike, &self.surplus].iter().all(|kind| kind.is_empty())
+    }
+}
+
+impl fmt::Display for Differences {
+    /// Some of each kind, and how many more there are: weights of another model differ in everything, and it is missing
+    /// and surplus names side by side that tell why.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 3;
+        let kinds = [(&self.missing, "are missing"), (&self.unlike, "differ"), (&self.surplus, "are not part of it")];
+        let mut said = vec![];
+        for (kind, what) in kinds {
+            let (shown, more) = kind.split_at(kind.len().min(SHOWN));
+            said.extend(shown.iter().cloned());
+            if !more.is_empty() {
+                said.push(format!("{} more {what}", more.len()));
+            }
+        }
+        f.write_str(&said.join("; "))
+    }
 }
 
 /// The hint at the known name that is most like what was asked for, to stand behind that; empty if there is none.

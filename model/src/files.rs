@@ -32,6 +32,9 @@ impl TensorFile {
         if bytes.starts_with(b"PK") {
             return Err(Error::Archive { path: path.to_owned() });
         }
+        if bytes.get(8).is_some_and(|&begin| begin != b'{') {
+            return Err(Error::Foreign { path: path.to_owned() });
+        }
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| format(error.to_string()))?;
         let views = SafeTensors::deserialize(bytes).map_err(|error| format(error.to_string()))?;
         let metadata = header.metadata().clone().unwrap_or_default();

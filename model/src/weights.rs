@@ -2,18 +2,31 @@
 
 use crate::biformer::BiFormer;
 use crate::config::Features;
-use crate::error::{Error, Result};
+use crate::error::{Differences, Error, Result};
 use crate::files::TensorFile;
 use tensor::{DType, Device, Tensor};
 
-/// What loading did beside what was asked.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Loaded {
-    /// The file's head was for another number of classes (this many): the model kept its own, untrained one.
-    pub head_replaced: Option<usize>,
-    /// Tensors that the model has and the file lacks, and which kept their initial values: of a dense backbone that takes a
-    /// classifier's weights, and of layers that came [with](BiFormer::with) the model.
-    pub kept_initial: Vec<String>,
+/// What wrappers put before all names: DataParallel, and torch.compile.
+const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
+/// What the names of a classifier's head begin with.
+const HEAD: &str = "head.";
+
+impl TensorFile {
+    /// A state_dict under its model's own names: without the `module.` (DataParallel) or `_orig_mod.` (torch.compile) that
+    /// stands before all names where the model was wrapped.
+    pub fn unwrapped(mut self) -> Self {
+        let wraps = |wrapper: &&str, file: &Self| file.tensors.keys().all(|name| name.starts_with(wrapper));
+        while let Some(wrapper) = WRAPPERS.iter().find(|wrapper| !self.tensors.is_empty() && wraps(wrapper, &self)) {
+            let tensors = std::mem::take(&mut self.tensors).into_iter();
+            self.tensors = tensors.map(|(name, tensor)| (name[wrapper.len()..].to_owned(), tensor)).collect();
+        }
+        self
+    }
+
+    /// The number of classes of a state_dict's head, if it has one.
+    pub fn head_classes(&self) -> Option<usize> {
+        self.tensors.get("head.weight")?.shape().first().copied()
+    }
 }
 
 impl BiFormer {
@@ -36,39 +49,51 @@ impl BiFormer {
 
     /// Takes weights over. Every tensor of the model must be there with its shape, and nothing else; otherwise
     /// [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite in the model's type, or is a
-    /// variance below 0. After an error the model is as it was. Exceptions, which are reported: a head for another
-    /// number of classes, a classifier's weights for a model without a head, and layers that came [with](Self::with) the model. `path` names the file in errors.
-    pub fn load(&mut self, file: &TensorFile, path: &str) -> Result<Loaded> {
-        let own = self.state_dict()?;
-        let mut loaded = Loaded::default();
-        let rows = |file: &TensorFile| file.tensors.get("head.weight").and_then(|head| head.shape().first().copied());
-        if let (Some(theirs), Some(ours)) = (rows(file), rows(&own))
-            && theirs != ours
-        {
-            loaded.head_replaced = Some(theirs);
-        }
+    /// variance below 0. After an error the model is as it was. `path` names the file in errors.
+    ///
+    /// A model without a head takes a classifier's weights as well. What these lack of it, a dense backbone's norms, keeps
+    /// its initial values, and so do layers that came [with](Self::with) the model; the result is the names of these tensors.
+    pub fn load(&mut self, file: &TensorFile, path: &str) -> Result<Vec<String>> {
         let apart: &[&str] = match self.config().features {
-            Features::Logits if loaded.head_replaced.is_none() => &[],
-            Features::Logits | Features::Pooled => &["head."],
-            Features::Dense => &["head.", "norm.", "extra_norms."],
+            Features::Logits => &[],
+            Features::Pooled => &[HEAD],
+            Features::Dense => &[HEAD, "norm.", "extra_norms."],
         };
+        self.load_but(apart, file, path)
+    }
+
+    /// Takes weights over as [`load`](Self::load) does, but for the head: whatever the file has in its place, a
+    /// classifier keeps its own. It is what fine-tuning for other classes begins with.
+    pub fn load_trunk(&mut self, file: &TensorFile, path: &str) -> Result<Vec<String>> {
+        let mut trunk = file.clone();
+        trunk.tensors.retain(|name, _| !name.starts_with(HEAD));
+        match self.config().features {
+            Features::Logits => self.load_but(&[HEAD], &trunk, path),
+            Features::Pooled | Features::Dense => self.load(&trunk, path),
+        }
+    }
+
+    /// Takes weights over, of which those whose names begin with one of `apart` may be missing, or too many.
+    fn load_but(&mut self, apart: &[&str], file: &TensorFile, path: &str) -> Result<Vec<String>> {
+        let own = self.state_dict()?;
         let skipped = |name: &str| apart.iter().any(|part| name.starts_with(part)) || self.is_added(name);
-        let mut differences = vec![];
+        let (mut kept_initial, mut differences) = (vec![], Differences::default());
         for (name, tensor) in &own.tensors {
             match file.tensors.get(name) {
-                Some(other) if other.shape() == tensor.shape() => {
-                    if (other.dtype() == DType::Index) != (tensor.dtype() == DType::Index) {
-                        differences.push(format!("{name} is of type {}", other.dtype()));
-                    }
+                Some(other) if other.shape() != tensor.shape() => {
+                    differences.unlike.push(format!("{name} is {}, should be {}", other.shape(), tensor.shape()));
                 }
-                _ if loaded.head_replaced.is_some() && name.starts_with("head.") => {}
-                Some(other) => differences.push(format!("{name} is {}, should be {}", other.shape(), tensor.shape())),
-                None if skipped(name) => loaded.kept_initial.push(name.clone()),
-                None => differences.push(format!("{name} {} is missing", tensor.shape())),
+                Some(other) if (other.dtype() == DType::Index) != (tensor.dtype() == DType::Index) => {
+                    differences.unlike.push(format!("{name} is of type {}", other.dtype()));
+                }
+                Some(_) => {}
+                None if skipped(name) => kept_initial.push(name.clone()),
+                None => differences.missing.push(format!("{name} {} is missing", tensor.shape())),
             }
         }
         let surplus = file.tensors.iter().filter(|(name, _)| !own.tensors.contains_key(*name) && !skipped(name));
-        differences.extend(surplus.map(|(name, tensor)| format!("{name} {} is not part of the model", tensor.shape())));
+        let surplus = surplus.map(|(name, tensor)| format!("{name} {} is not part of the model", tensor.shape()));
+        differences.surplus.extend(surplus);
         if !differences.is_empty() {
             return Err(Error::Weights { path: path.to_owned(), differences });
         }
@@ -83,18 +108,14 @@ impl BiFormer {
             }
         }
         drop(own);
-        self.assign(file, loaded.head_replaced.is_some())?;
-        Ok(loaded)
+        self.assign(file)?;
+        Ok(kept_initial)
     }
 
-    fn assign(&mut self, file: &TensorFile, keep_head: bool) -> Result<()> {
+    fn assign(&mut self, file: &TensorFile) -> Result<()> {
         let layout = self.parameters.layout().clone();
         for id in layout.ids() {
-            let name = layout.name(id);
-            if keep_head && name.starts_with("head.") {
-                continue;
-            }
-            if let Some(tensor) = file.tensors.get(name) {
+            if let Some(tensor) = file.tensors.get(layout.name(id)) {
                 self.parameters.set(id, &tensor.cast(layout.dtype())?)?;
             }
         }
@@ -105,7 +126,8 @@ impl BiFormer {
             {
                 let batches = u64::from(batches.item::<u32>()?);
                 let device = running.mean.device();
-                let own = |tensor: &Tensor| tensor.cast(layout.dtype())?.to_device(&device);
+                // Not the file's, which may live on: nobody writes what another sees.
+                let own = |tensor: &Tensor| tensor.cast(layout.dtype())?.duplicate()?.to_device(&device);
                 (running.mean, running.variance) = (own(mean)?, own(variance)?);
                 running.batches = batches;
             }

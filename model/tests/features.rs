@@ -1,7 +1,7 @@
-//! What a model returns without a head: what the head would see.
+//! What a model returns without a head: what the head would see, and what one's own sees.
 
 use autograd::Tape;
-use model::{BiFormer, Loaded, Mode, Result, preset};
+use model::{BatchNorm, BiFormer, Error, Linear, Mode, Pass, Result, TensorFile, preset};
 use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
@@ -13,7 +13,7 @@ fn the_head_makes_logits_of_pooled_features() -> Result<()> {
         let whole = BiFormer::new(&config, 1, DType::F64)?;
         let mut trunk = BiFormer::blank(&config.with_overrides(["features=pooled"])?, DType::F64)?;
         let weights = whole.state_dict()?;
-        assert_eq!(trunk.load(&weights, "whole")?, Loaded::default(), "{name}: nothing is missing");
+        assert!(trunk.load(&weights, "whole")?.is_empty(), "{name}: nothing is missing");
 
         let values: Vec<f64> = (0..3 * 64 * 64 * 3).map(|i| f64::from(Philox::new(1, 0).uniform(i))).collect();
         let images = Tensor::from_slice(&values, [3, 64, 64, 3])?;
@@ -25,5 +25,49 @@ fn the_head_makes_logits_of_pooled_features() -> Result<()> {
         let expected = whole.forward(&tape, &images, Mode::Evaluate)?.logits().value().to_vec::<f64>()?;
         assert_eq!(logits, expected, "{name}");
     }
+    Ok(())
+}
+
+/// Layers beside a model are the model's own head where they have its numbers, and are kept where a file lacks them.
+#[test]
+fn layers_of_ones_own_go_with_the_model() -> Result<()> {
+    let fields = ["depth=1,1,1", "embed_dim=24,48,48", "features=pooled"];
+    let config = preset("nano")?.config().with_overrides(fields)?;
+    let more =
+        |builder: &mut _| (BatchNorm::new(builder, "own.norm", 48), Linear::new(builder, "own.head", 48, 5, true));
+    let (mut model, (norm, head)) = BiFormer::with(&config, 1, DType::F64, more)?;
+    let alone = BiFormer::new(&config, 2, DType::F64)?;
+    assert_eq!(model.parameters.layout().count(), alone.parameters.layout().count() + 2 * 48 + 48 * 5 + 5);
+
+    // Not views of the model's own numbers, which are to change.
+    let drawn = TensorFile::parse(&model.state_dict()?.to_bytes()?, "drawn")?;
+    let mut kept = model.load(&alone.state_dict()?, "alone")?;
+    kept.sort();
+    let all = ["bias", "num_batches_tracked", "running_mean", "running_var", "weight"];
+    let norms = all.map(|name| format!("own.norm.{name}"));
+    assert_eq!(kept, [&["own.head.bias".into(), "own.head.weight".into()][..], &norms].concat());
+    let now = TensorFile::parse(&model.state_dict()?.to_bytes()?, "now")?;
+    let same = |name: &str, other: &TensorFile| {
+        Ok::<_, Error>(now.tensors[name].to_vec::<f64>()? == other.tensors[name].to_vec::<f64>()?)
+    };
+    assert!(same("own.head.weight", &drawn)? && same("norm.weight", &alone.state_dict()?)?);
+    assert!(!same("stages.0.0.mlp.0.weight", &drawn)?);
+    // A file with them is taken whole, and one without a part of the model is not.
+    assert!(model.load(&drawn, "drawn")?.is_empty());
+    let mut torn = drawn;
+    torn.tensors.remove("norm.weight");
+    assert!(matches!(model.load(&torn, "torn"), Err(Error::Weights { .. })));
+
+    // One pass, whose trace has the statistics of both.
+    let images = Tensor::full([2, 32, 32, 3], 0.5);
+    let tape = Tape::new();
+    let pass = Pass::new(&tape, Mode::Train { seed: 1, step: 0 }, &model.parameters, &model.statistics);
+    let pooled = model.run(&pass, &images.cast(DType::F64)?)?.remove(0);
+    let logits = head.forward(&pass, &norm.forward(&pass, &pooled)?)?;
+    assert_eq!(*logits.shape(), [2, 5]);
+    let trace = pass.into_trace();
+    drop((pooled, logits));
+    model.update_statistics(&trace)?;
+    assert!(model.statistics.iter().all(|running| running.batches == 1));
     Ok(())
 }

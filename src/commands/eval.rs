@@ -7,9 +7,9 @@ use crate::inference::Inference;
 use crate::memory::expect_room_to_infer;
 use crate::printing::{printable, tell};
 use crate::staging::numbered;
-use crate::trainer::checkpoint::TrainedModel;
 use crate::trainer::display::{bar, warn_of_skipped};
 use crate::trainer::score::{Score, Verdict, evaluate};
+use crate::trainer::trained::{OF_THE_RUN, TrainedModel};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Dataset, Loader, LoaderConfig, Split};
@@ -176,9 +176,9 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     arguments.predictions.as_deref().map_or(Ok(()), |path| expect_output("--predictions", path, Kind::Predictions))?;
     let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
     (config.batch_size, config.device) = (batch, arguments.compute.device);
-    let source = arguments.data.as_deref().unwrap_or(&config.data);
+    let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
     let split = arguments.split.unwrap_or_else(|| Split::evaluated(source));
-    let dataset = data::open(source, split).with_context(|| format!("data {source}"))?;
+    let dataset = data::open(source, split).with_context(|| format!("data {source}{whose}"))?;
     if let Some(passed_over) = dataset.passed_over() {
         tell!(io::stderr(), "note: {passed_over}");
     }

@@ -2,9 +2,10 @@
 
 use super::output::{EXPORTED, Kind, expect_output};
 use super::{Status, Threads};
-use crate::trainer::checkpoint::read_weights;
+use crate::trainer::checkpoint::Stored;
 use anyhow::Result;
 use clap::Args;
+use model::TensorFile;
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]
@@ -13,7 +14,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR|FILE")]
     checkpoint: PathBuf,
     /// Where the weights go: a safetensors file under the published code's state_dict names. They are the averaged ones if
-    /// the run kept an average.
+    /// the run kept an average. What `eval`, `predict`, `forward` and `train --weights` need to use them is in its metadata.
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]
@@ -23,8 +24,11 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         expect_output("--output", &arguments.output, Kind::Weights)?;
-        let mut weights = read_weights(&arguments.checkpoint)?;
-        weights.metadata = [(EXPORTED.0.to_owned(), EXPORTED.1.to_owned())].into();
+        let mut weights = match Stored::read(&arguments.checkpoint)? {
+            Stored::Described(described) => described.into_model()?.export()?,
+            Stored::Alone(file) => TensorFile { metadata: Default::default(), ..file },
+        };
+        weights.metadata.insert(EXPORTED.0.to_owned(), EXPORTED.1.to_owned());
         weights.write(&arguments.output)?;
         let numbers: usize = weights.tensors.values().map(tensor::Tensor::count).sum();
         say!("{}: {} tensors of {numbers} numbers", arguments.output.display(), weights.tensors.len());

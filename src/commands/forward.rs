@@ -6,10 +6,11 @@ use crate::config::RunConfig;
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{expect_room_to_infer, image_bytes};
 use crate::trainer::checkpoint::Stored;
+use crate::trainer::trained::architecture;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::{Args, ValueEnum};
-use model::{BiFormer, Features, Mode, TensorFile, preset};
+use model::{BiFormer, Features, Mode, TensorFile};
 use std::path::PathBuf;
 use tensor::{DType, Device};
 
@@ -44,7 +45,10 @@ pub struct Arguments {
 }
 
 fn model_help() -> String {
-    format!("The model: {}. By default that of the run that the weights are of, or else nano", model_names())
+    format!(
+        "The model: {}. By default that of the run that the weights are of, if they say it, or else nano",
+        model_names()
+    )
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -69,21 +73,17 @@ fn compute(arguments: &Arguments) -> Result<()> {
     let device = Compute { device: arguments.device, precision }.open()?;
     let weights = arguments.weights.display().to_string();
     let stored = Stored::read(&arguments.weights).with_context(|| format!("weights {weights}"))?;
-    let config = match (&arguments.model, &stored) {
-        (None, Stored::Run(checkpoint)) => checkpoint.config.architecture.clone(),
-        (name, _) => preset(name.as_deref().unwrap_or("nano"))?.config(),
+    let known = stored.described().map(|(config, _)| config.architecture.clone());
+    let file = stored.into_weights()?;
+    let config = match (&arguments.model, known) {
+        (None, Some(known)) => known,
+        (name, _) => architecture(&file, name.as_deref().unwrap_or("nano"))?,
     };
     let config = config.with_overrides(arguments.set.iter().map(String::as_str)).map_err(as_set)?;
     let mut model = BiFormer::blank(&config, dtype)?;
-    let loaded = model.load(&stored.into_weights()?, &weights)?;
-    if let Some(classes) = loaded.head_replaced {
-        bail!(
-            "{weights}: its head has {classes} classes, the model {}; use --set num_classes={classes}",
-            config.num_classes
-        );
-    }
-    if !loaded.kept_initial.is_empty() {
-        say!("{weights}: lacks {}, which are as a new model has them", loaded.kept_initial.join(", "));
+    let lacking = model.load(&file, &weights)?;
+    if !lacking.is_empty() {
+        say!("{weights}: lacks {}, which are as a new model has them", lacking.join(", "));
     }
     let shown = arguments.input.display();
     let file = TensorFile::read(&arguments.input)?;

@@ -21,7 +21,8 @@ mod train;
 
 use crate::config::{Changes, merge};
 use crate::threads::{MOST_THREADS, pool};
-use crate::trainer::checkpoint::{Stored, TrainedModel};
+use crate::trainer::checkpoint::Stored;
+use crate::trainer::trained::TrainedModel;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use model::{ModelConfig, PRESETS, preset};
@@ -221,7 +222,8 @@ fn of_weights() -> String {
 /// Where a trained model lies, and what is to be different about it.
 #[derive(Debug, Args)]
 struct Trained {
-    /// A run folder, or the checkpoint in it; or, with --model, a model's state_dict in a safetensors file.
+    /// A run folder, the checkpoint in it, or what `export` wrote; or, with --model, another state_dict in a safetensors
+    /// file.
     #[arg(long, value_name = "DIR|FILE")]
     checkpoint: PathBuf,
     #[arg(long, value_name = "NAME", help = of_weights())]
@@ -253,13 +255,13 @@ impl Trained {
     fn changed(&self, changes: &Changes) -> Result<TrainedModel> {
         let shown = self.checkpoint.display();
         match (Stored::read(&self.checkpoint)?, &self.model) {
-            (Stored::Run(mut checkpoint), None) => {
-                checkpoint.config = checkpoint.config.with(changes)?;
-                checkpoint.into_model()
+            (Stored::Described(mut described), None) => {
+                described.config = described.config.with(changes)?;
+                described.into_model()
             }
-            (Stored::Weights(file), Some(model)) => TrainedModel::of_weights(file, &shown.to_string(), model, changes),
-            (Stored::Run(_), Some(_)) => bail!("--model: {shown} is a run's, and knows its model; leave it out"),
-            (Stored::Weights(_), None) => {
+            (Stored::Alone(file), Some(model)) => TrainedModel::of_weights(file, &shown.to_string(), model, changes),
+            (Stored::Described(_), Some(_)) => bail!("--model: {shown} knows its model; leave it out"),
+            (Stored::Alone(_), None) => {
                 bail!("{shown}: a model's weights alone; name the model with --model ({})", model_names())
             }
         }

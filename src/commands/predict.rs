@@ -3,7 +3,7 @@
 use super::{Status, Threads, Trained};
 use crate::device::Compute;
 use crate::printing::{print_error, printable};
-use crate::trainer::checkpoint::TrainedModel;
+use crate::trainer::trained::TrainedModel;
 use anyhow::{Result, bail};
 use autograd::Tape;
 use clap::Args;

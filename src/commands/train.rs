@@ -5,6 +5,7 @@ use crate::config::{Changes, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use crate::signals;
+use crate::trainer::display::plural;
 use crate::trainer::folder::EpochMetrics;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result, bail};
@@ -27,8 +28,9 @@ pub struct Arguments {
     /// CIFAR-100 in their binary layout, or with train/CLASS/*.png|jpg and val/ or test/.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
-    /// Weights to start from: a run folder, the checkpoint in it, or a state_dict in a safetensors file. A head for
-    /// another number of classes is replaced by a fresh one.
+    /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict in a
+    /// safetensors file. All but the last know their model and their images' size, which the run then has unless --model
+    /// is given. A head that is missing or for other classes is replaced by a fresh one.
     #[arg(long, value_name = "DIR|FILE")]
     weights: Option<PathBuf>,
     /// Passes over the training images.
@@ -129,7 +131,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let stop = signals::stop_when_asked()?;
     let mut trainer = match arguments.resume {
         true => Trainer::resume(&changes.folder()?, &changes)?,
-        false => Trainer::new(RunConfig::changed(&changes)?)?,
+        false => Trainer::asked(&changes)?,
     };
     train(&mut trainer, stop)
 }
@@ -140,7 +142,8 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
     if trainer.finished() {
         // The pictures may be what a killed run did not come to.
         trainer.draw()?;
-        say!("{folder}: this run is done, all of its {} epochs.", trainer.epochs());
+        let epochs = trainer.epochs();
+        say!("{folder}: this run is done, after {epochs} epoch{}.", plural(epochs));
         say!("Train it further with: biformer train --resume --out {argument} --epochs N");
         return Ok(Status::Done);
     }

@@ -8,6 +8,9 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
+/// The model of a run that asks for none.
+pub const DEFAULT_MODEL: &str = "nano";
+
 /// Fields of a configuration that are to differ from where it starts.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
@@ -36,16 +39,21 @@ impl Changes {
         Ok(Self { table, origin })
     }
 
-    /// The model that is asked for, `nano` unless another is.
-    pub fn model(&self) -> Result<&str> {
-        self.text("model").map(|name| name.unwrap_or("nano"))
+    /// The model that is asked for, if one is.
+    pub fn model(&self) -> Result<Option<&str>> {
+        self.text("model")
+    }
+
+    /// The weights to start from that are asked for; empty if none are.
+    pub fn weights(&self) -> Result<&str> {
+        self.text("weights").map(Option::unwrap_or_default)
     }
 
     /// The run folder that is asked for, that of the model unless another is.
     pub fn folder(&self) -> Result<PathBuf> {
         Ok(match self.text("out")? {
             Some(out) => out.into(),
-            None => Path::new("runs").join(self.model()?),
+            None => Path::new("runs").join(self.model()?.unwrap_or(DEFAULT_MODEL)),
         })
     }
 

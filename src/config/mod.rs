@@ -12,9 +12,9 @@ use crate::printing::one_line;
 use crate::threads::MOST_THREADS;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
-use changes::{differences, parse_table, subnormal};
+use changes::{DEFAULT_MODEL, differences, parse_table, subnormal};
 use clap::ValueEnum;
-use data::Augmentation;
+use data::{Augmentation, Statistics};
 use model::{Features, ModelConfig, preset};
 use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
@@ -34,8 +34,9 @@ pub struct RunConfig {
     pub model: String,
     /// `embedded`, or the folder of a data set.
     pub data: String,
-    /// Weights to start from: a run folder, its checkpoint, or a state_dict in a safetensors file; empty to start
-    /// from random ones. A head for another number of classes is replaced by a fresh one.
+    /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict in a safetensors file;
+    /// empty to start from random ones. All but the last also say which model and `image_size` a run has that asks for no
+    /// model. A head that is missing or for other classes is replaced by a fresh one.
     pub weights: String,
     /// Parts of the model that are not trained, by the beginning of their parameters' names: `["downsample_layers", "stages.0"]`.
     /// Their batch normalisations keep their running statistics, and use them.
@@ -196,13 +197,31 @@ impl RunConfig {
 
     /// The configuration of a new run: the model's defaults, changed.
     pub fn changed(changes: &Changes) -> Result<Self> {
-        let mut defaults = Self::for_model(changes.model()?)?;
+        Self::for_model(changes.model()?.unwrap_or(DEFAULT_MODEL))?.begun(changes)
+    }
+
+    /// The configuration of a new run that starts from the weights of a run with this one, whose images were normalised by
+    /// `statistics`, as the new one's are. Unless a model is asked for by its name, it is that run's, for images of that size;
+    /// but for the number of classes, which is the data's.
+    pub fn tuning(&self, statistics: Statistics, changes: &Changes) -> Result<Self> {
+        let mut config = Self::for_model(changes.model()?.unwrap_or(&self.model))?;
+        if changes.model()?.is_none() {
+            let num_classes = config.architecture.num_classes;
+            config.architecture = ModelConfig { num_classes, ..self.architecture.clone() };
+            config.image_size = self.image_size;
+        }
+        config.preprocessing = self.preprocessing.with(statistics);
+        config.begun(changes)
+    }
+
+    /// These defaults of a new run, changed.
+    fn begun(mut self, changes: &Changes) -> Result<Self> {
         if let Some(peak) = changes.peak() {
             // A low peak takes them along, unless they are asked for, too.
-            let ScheduleConfig { start, min, .. } = &mut defaults.schedule;
+            let ScheduleConfig { start, min, .. } = &mut self.schedule;
             (*start, *min) = (start.min(peak), min.min(peak));
         }
-        defaults.with(changes)
+        self.with(changes)
     }
 
     /// The configuration of a run that goes on: this one, changed. Asking once more for what it has already is no

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Preprocessing {
-    /// The mean of red, green and blue, scaled to 0 to 1, that images are normalised by: `[0.5, 0.5, 0.5]`. Empty for
-    /// the data's own, which for a folder of images is ImageNet's.
+    /// The mean of red, green and blue, scaled to 0 to 1, that images are normalised by: `[0.5, 0.5, 0.5]`. Empty for that of
+    /// the run whose weights this one starts from, or the data's own, which for a folder of images is ImageNet's.
     pub mean: Vec<f64>,
     /// Their standard deviations, to be given with `mean`.
     pub std: Vec<f64>,
@@ -22,6 +22,15 @@ pub struct Preprocessing {
 
 /// The share that is shown unless another is asked for.
 const USUAL: f64 = 224.0 / 256.0;
+
+impl Preprocessing {
+    /// The same by these statistics.
+    pub(super) fn with(&self, Statistics { mean, std }: Statistics) -> Self {
+        // As short as they can be told: 0.4914, not the f64 that is nearest to the f32.
+        let wide = |numbers: [f32; 3]| numbers.iter().filter_map(|number| number.to_string().parse().ok()).collect();
+        Self { mean: wide(mean), std: wide(std), ..self.clone() }
+    }
+}
 
 impl RunConfig {
     /// What images are normalised by: what is asked for, or the data's own.

@@ -94,9 +94,8 @@ impl Display {
                 "Training images are mixed: the accuracy on them asks for the class of the larger part."
             );
         }
-        if let Some(classes) = learner.loaded.head_replaced {
-            let weights = &config.weights;
-            tell!(io::stdout(), "The head of {weights} is for {classes} classes: this model gets a fresh one.");
+        if let Some(reason) = &learner.fresh_head {
+            tell!(io::stdout(), "{reason}: this model gets a fresh one.");
         }
         if (progress.epoch, progress.batch) != (0, 0) {
             let (epoch, batch) = (progress.epoch + 1, progress.batch);
@@ -156,7 +155,8 @@ pub fn bar(steps: usize) -> ProgressBar {
     bar.with_style(style.progress_chars("█▓░"))
 }
 
-fn plural(count: usize) -> &'static str {
+/// The ending of a noun that is counted.
+pub fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 

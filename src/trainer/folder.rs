@@ -104,6 +104,13 @@ impl RunFolder {
 
     /// The folder of a run that is to be resumed.
     pub fn open(path: &Path) -> Result<Self> {
+        if path.is_file() {
+            bail!(
+                "run folder {}: it is a file, from which no run goes on; name its folder with --out, or start a new run \
+                 from the weights in it with --weights",
+                path.display()
+            );
+        }
         if !path.join(FILE_NAME).try_exists().with_context(|| format!("run folder {}", path.display()))? {
             bail!(
                 "run folder {}: there is no {FILE_NAME} to resume from; name the right folder with --out, or leave \

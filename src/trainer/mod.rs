@@ -7,6 +7,7 @@
 //! | `recorded.rs` | a training step on a GPU, recorded once and replayed |
 //! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to go on to the bit, and how it is stored |
+//! | `trained.rs` | what of that is needed to use a trained model |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
 //! | `display.rs` | what a user sees while it trains |
 
@@ -17,6 +18,7 @@ pub mod folder;
 mod recorded;
 pub mod score;
 pub mod step;
+pub mod trained;
 
 use crate::config::{Changes, RunConfig};
 use crate::inference::Inference;
@@ -24,7 +26,7 @@ use crate::memory;
 use crate::staging::numbered;
 use crate::threads::pool;
 use anyhow::{Context, Result, bail};
-use checkpoint::{Checkpoint, DataFacts, Progress};
+use checkpoint::{Checkpoint, Progress, Stored};
 use data::{Dataset, Loader, LoaderConfig, Mixing, Split, Transform};
 use display::{Display, announce};
 use folder::{EpochMetrics, PICTURED, RunFolder, expect_free};
@@ -36,6 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use step::Learner;
+use trained::{DataFacts, Described, OF_THE_RUN};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,20 +66,39 @@ impl Trainer {
     /// A new run: makes its folder, which must not hold a run already. From then on there is always a checkpoint
     /// in it, so that it can be resumed whenever it ends.
     pub fn new(config: RunConfig) -> Result<Self> {
-        let pool = Arc::new(pool(config.threads)?);
-        Arc::clone(&pool).install(|| Self::begin(pool, config))
+        let weights = weights(&config.weights)?;
+        Self::started(config, weights)
     }
 
-    fn begin(pool: Arc<ThreadPool>, mut config: RunConfig) -> Result<Self> {
+    /// A new run, as asked: see [`RunConfig::changed`], and for one that starts from weights that say what they are of,
+    /// [`RunConfig::tuning`].
+    pub fn asked(changes: &Changes) -> Result<Self> {
+        let weights = weights(changes.weights()?)?;
+        let config = match weights.as_ref().and_then(Stored::described) {
+            None => RunConfig::changed(changes)?,
+            Some((theirs, data)) => theirs.tuning(data.statistics, changes)?,
+        };
+        Self::started(config, weights)
+    }
+
+    fn started(config: RunConfig, weights: Option<Stored>) -> Result<Self> {
+        let pool = Arc::new(pool(config.threads)?);
+        Arc::clone(&pool).install(|| Self::begin(pool, config, weights))
+    }
+
+    fn begin(pool: Arc<ThreadPool>, mut config: RunConfig, weights: Option<Stored>) -> Result<Self> {
         expect_free(&config.out)?;
         announce(&config);
-        let (train, test) = open_data(&config)?;
+        let (train, test) = open_data(&config, "")?;
         adopt_classes(&mut config, train.as_ref())?;
         let mut facts = DataFacts::of(train.as_ref());
         facts.statistics = config.statistics(facts.statistics)?;
         let (train, test) = loaders(&config, &facts, train, test)?;
         expect_room(&config, &train, &test)?;
-        let learner = Learner::new(&config)?;
+        let learner = match weights {
+            None => Learner::new(&config)?,
+            Some(weights) => Learner::from_weights(&config, weights, &facts.classes)?,
+        };
         let folder = RunFolder::create(&config)?;
         let trainer = Self { pool, config, folder, learner, progress: Progress::default(), facts, train, test };
         // In this order: a folder with a checkpoint can be resumed, one with anything less would be in the way.
@@ -90,7 +112,7 @@ impl Trainer {
     pub fn resume(folder: &Path, changes: &Changes) -> Result<Self> {
         let folder = RunFolder::open(folder)?;
         let checkpoint = Checkpoint::read(&folder.checkpoint())?;
-        let mut config = checkpoint.config.resumed(changes)?;
+        let mut config = checkpoint.described.config.resumed(changes)?;
         // Wherever the folder was when the run began.
         folder.path().clone_into(&mut config.out);
         let pool = Arc::new(pool(config.threads)?);
@@ -98,7 +120,8 @@ impl Trainer {
     }
 
     fn go_on(pool: Arc<ThreadPool>, folder: RunFolder, checkpoint: &Checkpoint, config: RunConfig) -> Result<Self> {
-        let (facts, progress) = (checkpoint.data.clone(), checkpoint.progress.clone());
+        let Described { config: then, data: facts, .. } = &checkpoint.described;
+        let (facts, progress) = (facts.clone(), checkpoint.progress.clone());
         let (asked, done) = (config.epochs, progress.epoch);
         if asked < done || (asked == done && progress.batch > 0) {
             bail!("epochs = {asked}: this run has done {done} and is on its way; ask for more, or start another run");
@@ -106,12 +129,12 @@ impl Trainer {
         if done < asked {
             announce(&config);
         }
-        let (train, test) = open_data(&config)?;
+        let (train, test) = open_data(&config, if config.data == then.data { OF_THE_RUN } else { "" })?;
         facts.expect_classes(&config.data, train.classes())?;
-        let (images, then) = (train.len(), facts.train_images);
-        if images != then {
+        let (images, before) = (train.len(), facts.train_images);
+        if images != before {
             bail!(
-                "data {}: {images} training images, the run began with {then}; give it those with --data",
+                "data {}: {images} training images, the run began with {before}; give it those with --data",
                 config.data
             );
         }
@@ -131,10 +154,10 @@ impl Trainer {
         }
         expect_room(&config, &train, &test)?;
         let learner = Learner::resume(checkpoint, &config)?;
-        folder.note_edits(&checkpoint.config)?;
+        folder.note_edits(then)?;
         folder.rewind(progress.epoch)?;
         let trainer = Self { pool, config, folder, learner, progress, facts, train, test };
-        if trainer.config != checkpoint.config {
+        if trainer.config != *then {
             // What is asked for holds from now on, also should this end before its first step.
             trainer.save()?;
         }
@@ -329,9 +352,15 @@ fn loaders(
     Ok((Loader::new(train, training).with_context(source)?, Loader::new(test, testing).with_context(source)?))
 }
 
-/// What a data set has to learn from and to evaluate on, which must have the same classes.
-fn open_data(config: &RunConfig) -> Result<(Arc<dyn Dataset>, Arc<dyn Dataset>)> {
-    let open = |split| data::open(&config.data, split).with_context(|| format!("data {}", config.data));
+/// The weights that a run is to start from, if there are any.
+fn weights(path: &str) -> Result<Option<Stored>> {
+    let read = || Stored::read(Path::new(path)).with_context(|| format!("weights {path}"));
+    (!path.is_empty()).then(read).transpose()
+}
+
+/// What a data set has to learn from and to evaluate on, which must have the same classes. Errors say `whose` data they are.
+fn open_data(config: &RunConfig, whose: &str) -> Result<(Arc<dyn Dataset>, Arc<dyn Dataset>)> {
+    let open = |split| data::open(&config.data, split).with_context(|| format!("data {}{whose}", config.data));
     let (train, test) = (open(Split::Train)?, open(Split::evaluated(&config.data))?);
     if train.classes() != test.classes() {
         bail!("data {}: training and test images have different classes", config.data);

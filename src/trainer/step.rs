@@ -1,17 +1,17 @@
 //! One training step.
 
 use super::average::{Average, AverageState};
-use super::checkpoint::{Checkpoint, DataFacts, Progress, load_all, read_weights, tensor_names};
+use super::checkpoint::{Checkpoint, Progress, Stored};
 use super::recorded::{Staged, lacks_memory};
 use super::score::{Score, judge};
+use super::trained::{DataFacts, tensor_names};
 use crate::config::RunConfig;
 use crate::staging::{Numbered, tensors};
 use anyhow::{Context, Result, bail};
 use autograd::{Gradients, Profile, Tape, Var};
 use data::Batch;
-use model::{BiFormer, Loaded, Mode, Trace};
+use model::{BiFormer, Mode, Trace};
 use optim::{AdamW, AdamWState, clip_factor, gradient_norm};
-use std::path::Path;
 use std::sync::Arc;
 use tensor::{DType, Device, Tensor, settle_pool};
 
@@ -27,27 +27,40 @@ pub struct Learner {
     pub(super) staged: Option<Staged>,
     /// Measures each step, if there is one.
     pub profile: Option<Arc<Profile>>,
-    /// What was different about the weights that the run started from.
-    pub loaded: Loaded,
+    /// Why the head is a fresh one, in a run that began with the weights of another.
+    pub fresh_head: Option<String>,
 }
 
 impl Learner {
-    /// A learner at the start of a run: with random weights, or with those that the configuration names.
+    /// A learner at the start of a run, with random weights.
     pub fn new(config: &RunConfig) -> Result<Self> {
+        Self::around(BiFormer::new(&config.architecture, config.seed, DType::F32)?, config)
+    }
+
+    /// A learner at the start of a run that begins with these weights, which are those that the configuration names. The
+    /// head is taken over where it is for these classes, as far as the weights tell; otherwise it is a random one.
+    pub fn from_weights(config: &RunConfig, weights: Stored, classes: &[String]) -> Result<Self> {
         let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
-        let mut loaded = Loaded::default();
-        if !config.weights.is_empty() {
-            loaded = model.load(&read_weights(Path::new(&config.weights))?, &config.weights)?;
-        }
-        Self::around(model, loaded, config)
+        let path = &config.weights;
+        let (known, fresh_head) = (weights.described().is_some(), weights.unfit_head(path, classes));
+        let weights = weights.into_weights()?;
+        let loaded = match &fresh_head {
+            None => model.load(&weights, path),
+            Some(_) => model.load_trunk(&weights, path),
+        };
+        match known {
+            true => loaded.context("a run has the model of its weights where no other is asked for")?,
+            false => loaded?,
+        };
+        Ok(Self { fresh_head, ..Self::around(model, config)? })
     }
 
     /// A learner of a model without weights: to measure what a step takes.
     pub fn blank(config: &RunConfig) -> Result<Self> {
-        Self::around(BiFormer::blank(&config.architecture, DType::F32)?, Loaded::default(), config)
+        Self::around(BiFormer::blank(&config.architecture, DType::F32)?, config)
     }
 
-    fn around(mut model: BiFormer, loaded: Loaded, config: &RunConfig) -> Result<Self> {
+    fn around(mut model: BiFormer, config: &RunConfig) -> Result<Self> {
         model.freeze(&config.freeze)?;
         let device = config.compute().place(&mut model)?;
         let average = match config.ema.enabled {
@@ -56,7 +69,7 @@ impl Learner {
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
         let gradients = Gradients::new(&model.parameters)?;
-        Ok(Self { device, gradients, optimizer, average, staged: None, profile: None, model, loaded })
+        Ok(Self { device, gradients, optimizer, average, staged: None, profile: None, model, fresh_head: None })
     }
 
     /// Where it computes.
@@ -171,8 +184,8 @@ impl Learner {
     /// A learner that goes on where a checkpoint was made, as configured now: device and precision may be others.
     pub fn resume(checkpoint: &Checkpoint, config: &RunConfig) -> Result<Self> {
         let shown = checkpoint.path().display().to_string();
-        let mut learner = Self::around(BiFormer::blank(&config.architecture, DType::F32)?, Loaded::default(), config)?;
-        let mut file = checkpoint.file.clone();
+        let mut learner = Self::around(BiFormer::blank(&config.architecture, DType::F32)?, config)?;
+        let mut file = checkpoint.described.file.clone();
         let mut take =
             |name: &str| file.tensors.remove(name).with_context(|| format!("{shown}: there is no tensor {name}"));
         let (m, v) = (take(tensor_names::M)?, take(tensor_names::V)?);
@@ -184,7 +197,7 @@ impl Learner {
             let state = AverageState { updates, parameters, statistics };
             average.restore(state).with_context(|| shown.clone())?;
         }
-        load_all(&mut learner.model, &file, &shown)?;
+        learner.model.load(&file, &shown)?;
         Ok(learner)
     }
 }

@@ -1,6 +1,8 @@
 //! Small data sets, and the configuration of a small model.
 
 use super::program::{Ran, biformer, fresh, text};
+use biformer::model::TensorFile;
+use biformer::trainer::checkpoint::Stored;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -107,6 +109,11 @@ pub struct Trained {
     pub config: PathBuf,
     /// The run folder.
     pub run: PathBuf,
+}
+
+/// The weights in a run folder, averaged if it kept an average, as a state_dict alone.
+pub fn weights(run: &Path) -> TensorFile {
+    Stored::read(run).and_then(Stored::into_weights).unwrap()
 }
 
 /// Trains the small model for an epoch, in a folder of this name.

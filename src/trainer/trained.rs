@@ -1,0 +1,173 @@
+//! A trained model: its weights, and what must be known to use them.
+
+use super::average;
+use crate::config::{Changes, RunConfig};
+use anyhow::{Context, Result, bail};
+use data::{Dataset, Statistics};
+use model::{BiFormer, ModelConfig, TensorFile, preset};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use tensor::{DType, Tensor};
+
+/// What the metadata of weights that [`TrainedModel::export`] wrote calls their format.
+pub const FORMAT: &str = "biformer-weights-1";
+
+/// What errors add to the name of data that nobody has named but the run.
+pub const OF_THE_RUN: &str = " (as the run had it; --data says where it is now)";
+
+/// What a run must remember of its data: to be used where they are not, and to notice when they have changed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataFacts {
+    /// The classes' names.
+    pub classes: Vec<String>,
+    /// What images are normalised by.
+    pub statistics: Statistics,
+    /// The number of training images.
+    pub train_images: usize,
+}
+
+impl DataFacts {
+    /// Those of a training set.
+    pub fn of(train: &dyn Dataset) -> Self {
+        Self { classes: train.classes().to_vec(), statistics: train.statistics(), train_images: train.len() }
+    }
+
+    /// Checks that other data have the same classes.
+    pub fn expect_classes(&self, source: &str, theirs: &[String]) -> Result<()> {
+        let ours = &self.classes;
+        let what = match theirs.iter().zip(ours).find(|(theirs, ours)| theirs != ours) {
+            _ if theirs.len() != ours.len() => format!("{} of them, not {}", theirs.len(), ours.len()),
+            Some((theirs, ours)) => format!("\"{theirs}\" where \"{ours}\" should be"),
+            None => return Ok(()),
+        };
+        bail!("data {source}: other classes than the model was trained on ({what}); name data with those classes")
+    }
+}
+
+/// Weights that say what they are of: those in a run's checkpoint, or those that were exported from one.
+pub struct Described {
+    /// Where they were read.
+    path: PathBuf,
+    /// The run's configuration.
+    pub config: RunConfig,
+    /// What they were trained on.
+    pub data: DataFacts,
+    /// All tensors, in a checkpoint also those that are only needed to go on.
+    pub file: TensorFile,
+}
+
+impl Described {
+    /// Those to be written.
+    pub fn new(config: RunConfig, data: DataFacts, file: TensorFile) -> Self {
+        Self { path: PathBuf::new(), config, data, file }
+    }
+
+    /// Those of a file that was read. Errors: what they say of themselves is missing, or cannot be.
+    pub fn parse(path: PathBuf, file: TensorFile) -> Result<Self> {
+        let config = RunConfig::parse(entry(&file, "config")?)?;
+        let data: DataFacts = serde_json::from_str(entry(&file, "data")?).context("its data")?;
+        let (named, classes) = (data.classes.len(), config.architecture.num_classes);
+        if named != classes {
+            bail!("it names {named} classes for a model of {classes}");
+        }
+        config.test_transform(data.statistics).context("its data")?;
+        // Before a model is made: a damaged configuration must not ask for more memory than the file is large.
+        let (stored, wanted) =
+            (file.tensors.values().map(Tensor::count).sum::<usize>(), config.architecture.rough_size());
+        if wanted > stored as f64 + 1e6 {
+            bail!("it holds {stored} numbers, and its configuration is of a model of {wanted:.0}; take another copy");
+        }
+        Ok(Self { path, config, data, file })
+    }
+
+    /// Where they were read.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The file, which from now on says what it is of, and that it is of this format.
+    pub fn into_file(mut self, format: &str) -> Result<TensorFile> {
+        let metadata = &mut self.file.metadata;
+        metadata.insert("format".into(), format.into());
+        metadata.insert("config".into(), self.config.to_toml()?);
+        metadata.insert("data".into(), serde_json::to_string(&self.data)?);
+        Ok(self.file)
+    }
+
+    /// The model that was trained.
+    pub fn into_model(mut self) -> Result<TrainedModel> {
+        let shown = self.path.display().to_string();
+        let mut model = BiFormer::blank(&self.config.architecture, DType::F32)?;
+        let tensors = &mut self.file.tensors;
+        tensors.remove(tensor_names::M);
+        tensors.remove(tensor_names::V);
+        let averages = [tensor_names::AVERAGE, tensor_names::AVERAGE_STATISTICS].map(|name| tensors.remove(name));
+        model.load(&self.file, &shown)?;
+        match &averages {
+            [Some(parameters), Some(statistics)] => {
+                average::adopt(&mut model, parameters, statistics).context(shown)?;
+            }
+            [None, None] => {}
+            _ => bail!("{shown}: half of the average is missing; take another copy, or train again"),
+        }
+        Ok(TrainedModel { model, config: self.config, data: self.data, named: true })
+    }
+}
+
+/// An entry of a file's metadata.
+pub fn entry<'f>(file: &'f TensorFile, key: &str) -> Result<&'f str> {
+    file.metadata.get(key).map(String::as_str).with_context(|| {
+        format!("it says no \"{key}\"; expected one that \"biformer train\" or \"biformer export\" wrote")
+    })
+}
+
+/// Names of the tensors that a checkpoint holds beside the model's.
+pub mod tensor_names {
+    /// AdamW's first moments, flat.
+    pub const M: &str = "optimizer.m";
+    /// AdamW's second moments, flat.
+    pub const V: &str = "optimizer.v";
+    /// The averaged parameters, flat.
+    pub const AVERAGE: &str = "average.parameters";
+    /// The averaged statistics of the BatchNorms, flat.
+    pub const AVERAGE_STATISTICS: &str = "average.statistics";
+}
+
+/// A model that was trained, with what is needed to use it.
+pub struct TrainedModel {
+    /// The model, with the averaged weights and statistics if the run kept an average.
+    pub model: BiFormer,
+    /// The run's configuration.
+    pub config: RunConfig,
+    /// What it was trained on.
+    pub data: DataFacts,
+    /// Whether the classes' names are known, which a state_dict does not have.
+    pub named: bool,
+}
+
+impl TrainedModel {
+    /// The model of a state_dict alone: with the number of classes of its head, and images normalised as the published
+    /// models take them. `path` names the file in errors.
+    pub fn of_weights(file: TensorFile, path: &str, model: &str, changes: &Changes) -> Result<Self> {
+        let config = RunConfig { architecture: architecture(&file, model)?, ..RunConfig::for_model(model)? };
+        let config = config.with(changes)?;
+        let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
+        model.load(&file, path)?;
+        let classes = (0..config.architecture.num_classes).map(|class| format!("class {class}")).collect();
+        let data = DataFacts { classes, statistics: Statistics::IMAGENET, train_images: 0 };
+        Ok(Self { model, config, data, named: false })
+    }
+
+    /// The weights alone under their state_dict names, as other programs read them; the metadata, which those pass over,
+    /// have all that this one needs to use them.
+    pub fn export(self) -> Result<TensorFile> {
+        Described::new(self.config, self.data, self.model.state_dict()?).into_file(FORMAT)
+    }
+}
+
+/// The model of this name, with as many classes as a state_dict's head has.
+pub fn architecture(file: &TensorFile, model: &str) -> Result<ModelConfig> {
+    let config = preset(model)?.config();
+    Ok(ModelConfig { num_classes: file.head_classes().unwrap_or(config.num_classes), ..config })
+}
