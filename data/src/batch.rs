@@ -13,7 +13,7 @@ pub struct Batch {
     pub labels: Vec<u32>,
     /// What mixed images are to be taken for, (N, K): for each a distribution over the classes. Empty where nothing is mixed.
     pub targets: Vec<f32>,
-    /// The samples' numbers in the data set, (N).
+    /// The samples' numbers in the data set, (N): by them targets of one's own are found.
     pub samples: Vec<usize>,
     /// The images that could not be decoded. Their slots hold other samples.
     pub skipped: Vec<Skipped>,

@@ -134,6 +134,9 @@ pub enum Error {
         /// The number of samples.
         len: usize,
     },
+    /// Whatever else a data set of one's own reports.
+    #[error("{0}")]
+    Other(Box<dyn std::error::Error + Send + Sync>),
     /// A loader thread could not be started, or panicked.
     #[error("a loader thread failed: {0}")]
     Worker(String),

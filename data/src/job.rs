@@ -79,7 +79,7 @@ impl Job {
         for (slot, label) in labels.into_iter().enumerate() {
             batch.labels.push(*label.as_ref().unwrap_or(&0));
             if let Err(error) = label {
-                if let Error::Label { .. } = error {
+                if let Error::Label { .. } | Error::Index { .. } = error {
                     return Some(Err(error));
                 }
                 let Showing { sample, before } = self.order[start + slot];
@@ -120,7 +120,7 @@ impl Job {
                         (good[0], batch.labels[0], batch.samples[0]) = (true, label, showing.sample);
                         break;
                     }
-                    Err(error @ Error::Label { .. }) => return Some(Err(error)),
+                    Err(error @ (Error::Label { .. } | Error::Index { .. })) => return Some(Err(error)),
                     Err(error) if showing.before == 0 => reasons.push(error.to_string()),
                     Err(_) => (),
                 }
@@ -146,8 +146,8 @@ impl Job {
         Some(Ok(()))
     }
 
-    /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label. [`Error::Label`] is the data set's fault, and no
-    /// bad image to be passed over.
+    /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label. [`Error::Label`] and [`Error::Index`] mean no
+    /// bad image that could be passed over.
     fn load(&self, Showing { sample, before }: Showing, out: &mut [f32]) -> Result<u32> {
         let loaded = self.dataset.get(sample)?;
         let (label, classes) = (loaded.label, self.dataset.classes().len());

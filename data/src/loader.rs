@@ -155,8 +155,9 @@ impl Loader {
         Batches { job, bad: Vec::new(), left, worker }
     }
 
-    /// A batch of these samples, in this order, varied and mixed as the first batch of the first epoch. Errors: those of an
-    /// epoch's batches.
+    /// A batch of these samples, in this order, varied and mixed as the first batch of the first epoch. Bad images are borne,
+    /// however many there are: [`Batch::skipped`] names them. Errors: otherwise those of an epoch's batches, and
+    /// [`Error::Index`].
     pub fn batch_of(&self, samples: Vec<usize>) -> Result<Batch> {
         let config = LoaderConfig { batch_size: samples.len().max(1), ..LoaderConfig::clone(&self.config) };
         let order = samples.into_iter().map(|sample| Showing { sample, before: 0 }).collect();

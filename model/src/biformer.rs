@@ -234,13 +234,14 @@ impl BiFormer {
         Ok(factors.with(prepared))
     }
 
-    /// A pass over images (N, H, W, 3), which are brought to the model's device.
+    /// A pass over images (N, H, W, 3), which are brought to the model's device and its type. Errors: [`Error::ImageSize`];
+    /// those of the device.
     pub fn forward<'t>(&self, tape: &'t Tape, images: &Tensor, mode: Mode) -> Result<Output<'t>> {
         self.forward_with(self.factors()?, tape, images, mode)
     }
 
     /// The same with the parameters' [factors](BiFormer::factors), or [prepared](BiFormer::prepared), for passes between
-    /// which they do not change.
+    /// which they do not change. [`Error::Pass`]: they are another model's, or prepared, and the mode is to train.
     pub fn forward_with<'t>(
         &self,
         factors: Factors,
@@ -253,9 +254,13 @@ impl BiFormer {
         Ok(Output { values, trace: pass.into_trace() })
     }
 
-    /// A pass whose options and trace are the caller's.
+    /// A pass whose options and trace are the caller's. Errors: as those of [`BiFormer::forward_with`].
     pub fn run<'t>(&self, pass: &Pass<'t, '_>, images: &Tensor) -> Result<Vec<Var<'t>>> {
-        let [_, height, width, _] = images.dims("biformer", "images (N, H, W, 3)")?;
+        pass.expect_of(self.parameters.layout())?;
+        let [_, height, width, channels] = images.dims("biformer", "images (N, H, W, 3)")?;
+        if channels != 3 {
+            return Err(tensor::Error::shape("biformer", "images (N, H, W, 3)", images.shape()).into());
+        }
         self.config.check_image(height, width)?;
         let mut x = pass.tape().constant(images.to_device(&self.device())?.cast(self.maps)?);
         let mut maps = vec![];

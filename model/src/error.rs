@@ -44,6 +44,12 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A pass that this model cannot make.
+    #[error("biformer: this pass is of no use to the model: {reason}")]
+    Pass {
+        /// Why not.
+        reason: &'static str,
+    },
     /// Parts of a model that cannot be frozen.
     #[error("freeze: {reason}; parts are {}, and what is in them", known.join(", "))]
     Part {

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::state::StatisticsId;
-use autograd::{ParamId, Parameters, Tape, Var};
+use autograd::{Layout, ParamId, Parameters, Tape, Var};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tensor::Tensor;
@@ -37,6 +37,16 @@ impl Factors {
     /// The same parameters, some of which others take the place of.
     pub(crate) fn with(self, prepared: Prepared) -> Self {
         Self { prepared: Arc::new(prepared), ..self }
+    }
+
+    /// How they are laid out.
+    pub(crate) fn layout(&self) -> &Arc<Layout> {
+        self.rounded.layout()
+    }
+
+    /// Whether something else takes the place of some.
+    pub(crate) fn are_prepared(&self) -> bool {
+        !self.prepared.tensors.is_empty()
     }
 
     /// One of them.

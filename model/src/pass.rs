@@ -4,9 +4,10 @@ use crate::RunningStatistics;
 use crate::error::{Error, Result};
 use crate::factors::Factors;
 use crate::state::StatisticsId;
-use autograd::{ParamId, Parameters, Tape, Var};
+use autograd::{Layout, ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 use tensor::Tensor;
 use tensor::rng::Philox;
 
@@ -53,7 +54,8 @@ pub struct Trace {
     /// In training, the statistics of each BatchNorm's batch: see
     /// [`BiFormer::update_statistics`](crate::BiFormer::update_statistics).
     pub statistics: Vec<(StatisticsId, BatchStatistics)>,
-    /// The routes of each routed attention in order, (N, P, k): its name, and where each region looked.
+    /// The routes of each routed attention in order, (N, P, k): its name, and where each region looked. How regions lie on the
+    /// map is told by [`ModelConfig::routed`](crate::ModelConfig::routed).
     pub routes: Vec<(String, Tensor)>,
     /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called.
     pub maps: Vec<(String, Tensor)>,
@@ -93,6 +95,20 @@ impl<'t, 'm> Pass<'t, 'm> {
     /// [`BiFormer::prepared`](crate::BiFormer::prepared).
     pub fn with_factors(self, factors: Factors) -> Self {
         Self { factors, ..self }
+    }
+
+    /// Checks that parameters and factors are of a model that is laid out so, and fit the mode.
+    pub(crate) fn expect_of(&self, layout: &Arc<Layout>) -> Result<()> {
+        let same = |other: &Arc<Layout>| Arc::ptr_eq(layout, other) || layout == other;
+        let reason = match self.mode {
+            _ if !same(self.parameters.layout()) => "its parameters are another model's",
+            _ if !same(self.factors.layout()) => "its factors are another model's",
+            Mode::Train { .. } if self.factors.are_prepared() => {
+                "what was prepared for inference cannot be trained: take factors()"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::Pass { reason })
     }
 
     /// Keeps the maps after each merging and each stage in the trace.

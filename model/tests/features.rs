@@ -71,3 +71,31 @@ fn layers_of_ones_own_go_with_the_model() -> Result<()> {
     assert!(model.statistics.iter().all(|running| running.batches == 1));
     Ok(())
 }
+
+#[test]
+fn passes_of_another_model_are_refused() -> Result<()> {
+    let model = |fields: &[&str]| {
+        let config = preset("nano")?.config().with_overrides(["embed_dim=24,48,48"])?;
+        BiFormer::new(&config.with_overrides(fields.iter().copied())?, 1, DType::F32)
+    };
+    let (own, deeper) = (model(&["depth=1,1,1"])?, model(&["depth=1,2,1"])?);
+    let (tape, images) = (Tape::new(), Tensor::full([2, 32, 32, 3], 0.5));
+    let train = Mode::Train { seed: 1, step: 0 };
+    for (factors, mode, said) in [
+        (deeper.factors()?, Mode::Evaluate, "factors are another model's"),
+        (deeper.prepared()?, Mode::Evaluate, "factors are another model's"),
+        (own.prepared()?, train, "cannot be trained"),
+    ] {
+        let error = own.forward_with(factors, &tape, &images, mode).err().map(|error| error.to_string());
+        assert!(error.as_ref().is_some_and(|error| error.contains(said)), "{error:?}");
+    }
+    let pass = Pass::new(&tape, train, &deeper.parameters, &deeper.statistics);
+    assert!(matches!(own.run(&pass, &images), Err(Error::Pass { .. })));
+    for wrong in [Tensor::full([2, 3, 32, 32], 0.5), Tensor::full([2, 32, 32, 4], 0.5), Tensor::full([32, 32, 3], 0.5)]
+    {
+        let error = own.forward(&tape, &wrong, train).err().map(|error| error.to_string());
+        assert!(error.as_ref().is_some_and(|error| error.contains("images (N, H, W, 3)")), "{error:?}");
+    }
+    own.forward_with(own.prepared()?, &tape, &images, Mode::Evaluate)?;
+    Ok(())
+}

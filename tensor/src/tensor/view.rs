@@ -41,9 +41,12 @@ impl Tensor {
     /// The positions `range` along an axis.
     pub fn slice(&self, axis: usize, range: Range<usize>) -> Result<Tensor> {
         self.shape.expect_axis("slice", axis)?;
-        if range.start > range.end || range.end > self.shape[axis] {
+        if range.start > range.end {
+            return Err(Error::argument("slice", format!("{range:?} ends before it begins")));
+        }
+        if range.end > self.shape[axis] {
             let bound = self.shape[axis] + 1;
-            return Err(Error::OutOfRange { op: "slice", what: "end", index: range.end.max(range.start), bound });
+            return Err(Error::OutOfRange { op: "slice", what: "end", index: range.end, bound });
         }
         let shape = self.shape.with(axis, range.len());
         // An empty view stays where it is, so that its offset never passes the end of the buffer.
