@@ -70,7 +70,7 @@ pub struct Arguments {
     /// Goes on where the run folder's checkpoint was made, with the configuration that the run began with. What
     /// has been computed cannot change any more; what can is --epochs (the rest of the run then follows the
     /// learning rates of the longer or shorter one), --data if the images have moved, --device, --precision, --threads, --recompute, and
-    /// checkpoint_every and max_bad_images of the file.
+    /// checkpoint_every and max_bad_images (--set).
     #[arg(long)]
     resume: bool,
 }

@@ -71,8 +71,10 @@ impl EpochMetrics {
 #[derive(Serialize, Deserialize)]
 struct Timing {
     epoch: usize,
+    /// Of the part of the epoch since the run began, or went on.
     seconds: f64,
-    images_per_second: f64,
+    /// None, where all batches had been done before.
+    images_per_second: Option<f64>,
 }
 
 /// A folder with a run in it, which nobody else runs meanwhile.
@@ -173,7 +175,7 @@ impl RunFolder {
     }
 
     /// Adds an epoch's lines.
-    pub fn append(&self, metrics: &EpochMetrics, elapsed: Duration, images_per_second: f64) -> Result<()> {
+    pub fn append(&self, metrics: &EpochMetrics, elapsed: Duration, images_per_second: Option<f64>) -> Result<()> {
         let seconds = elapsed.as_secs_f64();
         let timing = Timing { epoch: metrics.epoch, seconds, images_per_second };
         self.append_line(METRICS, &serde_json::to_string(metrics)?)?;

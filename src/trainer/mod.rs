@@ -202,7 +202,9 @@ impl Trainer {
                 Ok(error) => {
                     self.save()?;
                     let remedy = match error {
-                        data::Error::TooManyBadImages { .. } => "; a --config file can raise it",
+                        data::Error::TooManyBadImages { .. } => {
+                            "; --set max_bad_images=N raises it, also with --resume"
+                        }
                         _ => "",
                     };
                     let folder = self.folder.argument();
@@ -238,8 +240,8 @@ impl Trainer {
         Ok(Outcome::Finished)
     }
 
-    /// Trains on what is left of an epoch, or until `stop` is set, and gives the images per second.
-    fn train_epoch(&mut self, stop: &AtomicBool, display: &Display) -> Result<f64> {
+    /// Trains on what is left of an epoch, or until `stop` is set, and gives the images per second, if there were any.
+    fn train_epoch(&mut self, stop: &AtomicBool, display: &Display) -> Result<Option<f64>> {
         let (epoch, steps) = (self.progress.epoch, self.train.batches_per_epoch());
         let schedule = self.schedule()?;
         let mut clock = Stopwatch::start();
@@ -267,7 +269,7 @@ impl Trainer {
                 self.save()?;
             }
         }
-        Ok(clock.rate())
+        Ok((clock.images > 0).then(|| clock.rate()))
     }
 
     fn schedule(&self) -> Result<Schedule> {
