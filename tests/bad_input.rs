@@ -68,8 +68,12 @@ fn images_that_cannot_be_decoded() {
     let fields = |bad: usize| format!("image_size = 32\nmax_bad_images = {bad}");
     // What was learned before it was met is kept.
     let go_on = "what was done is saved: mend this, and go on with --resume --out ";
-    let parts =
-        ["error: too many bad images (max_bad_images is 0)", "dark/3.png", "a --config file can raise it", go_on];
+    let parts = [
+        "error: too many bad images (max_bad_images is 0)",
+        "dark/3.png",
+        "raise that number with --set max_bad_images=N",
+        go_on,
+    ];
     train(&folder, &fields(0), &data, &["--batch-size", "5"]).refused(&parts);
     let steps = place(&folder.join("run"));
     assert!(steps >= Some((0, 1)), "{steps:?}");

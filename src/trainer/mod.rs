@@ -202,9 +202,7 @@ impl Trainer {
                 Ok(error) => {
                     self.save()?;
                     let remedy = match error {
-                        data::Error::TooManyBadImages { .. } => {
-                            "; --set max_bad_images=N raises it, also with --resume"
-                        }
+                        data::Error::TooManyBadImages { .. } => " with --set max_bad_images=N",
                         _ => "",
                     };
                     let folder = self.folder.argument();
