@@ -80,7 +80,13 @@ fn the_command_line_wins_over_the_file_and_no_command_means_train() {
     let Trained { data, .. } = trained();
     let arguments =
         ["--config", text(&config), "--data", text(data), "--out", text(&run), "--epochs", "1", "--lr", "2e-3"];
-    let fields = ["--set", "drop_path=0.25", "layer_scale=0.5", "label_smoothing=0", "optimizer.weight_decay=0.125"];
+    let fields = [
+        "--set",
+        "drop_path=0.25",
+        "architecture.layer_scale=0.5",
+        "label_smoothing=0",
+        "optimizer.weight_decay=0.125",
+    ];
     biformer(&[&arguments[..], &fields].concat()).ok();
     let stored: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
     assert_eq!(stored["epochs"].as_integer(), Some(1));

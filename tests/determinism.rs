@@ -139,6 +139,11 @@ fn the_best_epoch_is_kept() {
     let report: serde_json::Value = serde_json::from_str(&evaluated).unwrap();
     assert_eq!(report["top1"].as_f64(), Some(best.test_accuracy));
 
+    // What is not there is not spoken of: runs from before it was kept have none.
+    std::fs::remove_file(&path).unwrap();
+    let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "4"]).ok().out;
+    assert_eq!(said.contains("best.safetensors"), path.exists(), "{said}");
+
     // One epoch is the best of one.
     let first = shared.run("best-of-one");
     biformer(&shared.train("best-of-one", &["--epochs", "1"])).ok();

@@ -105,7 +105,8 @@ impl fmt::Display for Others {
 ///
 /// Errors: [`Error::Io`].
 pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = visible(folder)?.iter().map(DirEntry::path).filter(|path| is_picture(path)).collect();
+    let mut files: Vec<PathBuf> =
+        visible(folder)?.iter().map(DirEntry::path).filter(|path| is_picture(path) && !path.is_dir()).collect();
     files.sort_unstable();
     Ok(files)
 }

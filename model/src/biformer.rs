@@ -80,7 +80,7 @@ impl BiFormer {
 
     /// A new model together with layers of one's own, a head for instance: `more` makes them, and their parameters and
     /// statistics lie behind the model's. So a value may go through both on one tape, and one optimiser, one file and one
-    /// device have both. A pass for them is a [`Pass`] of the model's `parameters`, `statistics` and
+    /// device have both. Their names must be others than the model's: a name that is taken is a mistake in a program, and panics. A pass for them is a [`Pass`] of the model's `parameters`, `statistics` and
     /// [`factors`](Self::factors), which [`BiFormer::run`] takes, too. [`BiFormer::load`] takes files without them.
     pub fn with<T>(
         config: &ModelConfig,
@@ -150,9 +150,7 @@ impl BiFormer {
 
     /// Whether a tensor of the state_dict is of a layer that came [with](Self::with) the model.
     pub(crate) fn is_added(&self, name: &str) -> bool {
-        self.added
-            .iter()
-            .any(|added| name.strip_prefix(added.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+        self.added.iter().any(|added| is_within(name, added))
     }
 
     /// Its configuration.
@@ -180,12 +178,9 @@ impl BiFormer {
     /// [`Parameters::freeze`](autograd::Parameters::freeze). A frozen BatchNorm keeps its running statistics, and normalises by
     /// them in training, too. [`Error::Part`]: a name that no part has, or all parts.
     pub fn freeze<S: AsRef<str>>(&mut self, parts: &[S]) -> Result<()> {
-        let within = |name: &str, part: &str| {
-            name.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        };
         let names: Vec<&str> = self.parameters.layout().ids().map(|id| self.parameters.layout().name(id)).collect();
-        let unknown = parts.iter().map(S::as_ref).find(|part| !names.iter().any(|name| within(name, part)));
-        let frozen = |name: &str| parts.iter().any(|part| within(name, part.as_ref()));
+        let unknown = parts.iter().map(S::as_ref).find(|part| !names.iter().any(|name| is_within(name, part)));
+        let frozen = |name: &str| parts.iter().any(|part| is_within(name, part.as_ref()));
         let reason = match unknown {
             Some(part) => format!("there is no part \"{part}\""),
             None if names.iter().all(|name| frozen(name)) => "that is all of the model".to_owned(),
@@ -194,9 +189,9 @@ impl BiFormer {
                 return Ok(());
             }
         };
-        let tops = (0..self.config.stages())
-            .flat_map(|stage| [format!("downsample_layers.{stage}"), format!("stages.{stage}")]);
-        Err(Error::Part { reason, known: tops.chain(["norm".into(), "head".into()]).collect() })
+        let mut known: Vec<String> = names.iter().map(|name| part_of(name)).collect();
+        known.dedup();
+        Err(Error::Part { reason, known })
     }
 
     /// Where it is.
@@ -317,6 +312,19 @@ impl BiFormer {
         let is_frozen = |name: &str| layout.find(&format!("{name}.weight")).is_some_and(|id| layout.is_frozen(id));
         self.statistics.iter_mut().filter(|running| !is_frozen(&running.name)).for_each(|running| running.batches += 1);
     }
+}
+
+/// Whether a name is that of a part, or of something in it.
+fn is_within(name: &str, part: &str) -> bool {
+    name.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// The large part that a parameter is of, with its number if it has one: `stages.0`, `head`.
+fn part_of(name: &str) -> String {
+    let numbered =
+        |place: usize, text: &str| place == 0 || place == 1 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parts = name.split('.').enumerate().take_while(|&(place, text)| numbered(place, text));
+    parts.map(|(_, text)| text).collect::<Vec<_>>().join(".")
 }
 
 /// How many images of a map x (N, H, W, C) run through a stage together: as many as keep a block's widest maps,

@@ -2,7 +2,7 @@
 
 use super::output::{Kind, expect_output};
 use super::{Status, Threads, as_set, assignment, model_names};
-use crate::config::RunConfig;
+use crate::config::{DEFAULT_MODEL, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{expect_room_to_infer, image_bytes};
 use crate::trainer::checkpoint::Stored;
@@ -77,7 +77,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
     let file = stored.into_weights()?;
     let config = match (&arguments.model, known) {
         (None, Some(known)) => known,
-        (name, _) => architecture(&file, name.as_deref().unwrap_or("nano"))?,
+        (name, _) => architecture(&file, name.as_deref().unwrap_or(DEFAULT_MODEL))?,
     };
     let config = config.with_overrides(arguments.set.iter().map(String::as_str)).map_err(as_set)?;
     let mut model = BiFormer::blank(&config, dtype)?;

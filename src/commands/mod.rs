@@ -196,7 +196,7 @@ fn run_field(entry: &str) -> Result<Table> {
 /// How many threads.
 #[derive(Clone, Copy, Debug, Args)]
 struct Threads {
-    /// Threads to compute with, at most 8 per core; 0 takes one per core. The results have the same bits with any number.
+    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The results have the same bits with any number.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
 }

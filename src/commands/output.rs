@@ -42,7 +42,8 @@ impl Kind {
                 Kind::Predictions => {
                     let bytes = read();
                     let mut lines = serde_json::Deserializer::from_slice(&bytes).into_iter::<serde_json::Value>();
-                    lines.all(|line| line.is_ok_and(|line| line.get("predicted").is_some()))
+                    !bytes.trim_ascii().is_empty()
+                        && lines.all(|line| line.is_ok_and(|line| line.get("predicted").is_some()))
                 }
                 Kind::Png => read().starts_with(b"\x89PNG"),
                 Kind::Tensors => TensorFile::read(path).is_ok_and(|file| {

@@ -30,7 +30,7 @@ pub struct Arguments {
     data: Option<String>,
     /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict in a
     /// safetensors file. All but the last know their model and their images' size, which the run then has unless --model
-    /// is given. A head that is missing or for other classes is replaced by a fresh one.
+    /// is given, and how images were normalised. A head that is missing or for other classes is replaced by a fresh one.
     #[arg(long, value_name = "DIR|FILE")]
     weights: Option<PathBuf>,
     /// Passes over the training images.
@@ -61,7 +61,7 @@ pub struct Arguments {
     /// The precision to compute in; weights are always f32.
     #[arg(long, value_enum)]
     precision: Option<Precision>,
-    /// Threads to compute with, at most 8 per core; 0 takes one per core. The results have the same bits with any number.
+    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The results have the same bits with any number.
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
     /// The run folder; runs/MODEL by default.
@@ -103,11 +103,14 @@ impl Arguments {
         let given = flags.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         let mut given: Table = given.collect();
         let key = |entry: &str| entry.split('=').next().unwrap_or(entry).to_owned();
-        if let Some(unknown) = self.set.iter().find_map(|entry| RunConfig::unknown_field(&key(entry))) {
+        // Fields of the model go by their names alone, or as errors name them.
+        let set = self.set.iter().map(|entry| entry.trim_start());
+        let set: Vec<String> =
+            set.map(|entry| entry.strip_prefix("architecture.").unwrap_or(entry).to_owned()).collect();
+        if let Some(unknown) = set.iter().find_map(|entry| RunConfig::unknown_field(&key(entry))) {
             bail!("--set: {unknown}");
         }
-        let (of_run, of_model): (Vec<_>, Vec<_>) =
-            self.set.iter().cloned().partition(|entry| RunConfig::has_field(&key(entry)));
+        let (of_run, of_model): (Vec<_>, Vec<_>) = set.into_iter().partition(|entry| RunConfig::has_field(&key(entry)));
         for entry in &of_run {
             merge(&mut given, run_field(entry)?);
         }
@@ -152,21 +155,19 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
             let seconds = started.elapsed().as_secs();
             // Before anything is said, which may find nobody who listens; and what was reached is said in any case.
             let drawn = trainer.draw();
+            let mut kept = None;
             if let Some([last, best]) = trainer.folder().last_and_best()? {
-                let percent = |metrics: EpochMetrics| format!("{:.1}%", 100.0 * metrics.test_accuracy);
-                say!("Test accuracy {} after {}:{:02} min.", percent(last), seconds / 60, seconds % 60);
-                if best.epoch < last.epoch {
-                    say!(
-                        "It was best after epoch {}, {}: best.safetensors has those weights.",
-                        best.epoch,
-                        percent(best)
-                    );
+                let percent = |metrics: &EpochMetrics| format!("{:.1}%", 100.0 * metrics.test_accuracy);
+                say!("Test accuracy {} after {}:{:02} min.", percent(&last), seconds / 60, seconds % 60);
+                kept = trainer.folder().kept(&best);
+                if let (Some(kept), true) = (kept, best.epoch < last.epoch) {
+                    say!("It was best after epoch {}, {}: {kept} has those weights.", best.epoch, percent(&best));
                 }
             }
             drawn?;
-            say!(
-                "{folder}: config.toml, metrics.jsonl, checkpoint.safetensors, best.safetensors, curves.png, routing.png"
-            );
+            let files = ["config.toml", "metrics.jsonl", "checkpoint.safetensors"].into_iter().chain(kept);
+            let files: Vec<&str> = files.chain(["curves.png", "routing.png"]).collect();
+            say!("{folder}: {}", files.join(", "));
             Ok(Status::Done)
         }
         Outcome::Interrupted => {

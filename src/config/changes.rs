@@ -49,10 +49,14 @@ impl Changes {
         self.text("weights").map(Option::unwrap_or_default)
     }
 
-    /// The run folder that is asked for, that of the model unless another is.
+    /// The run folder that is asked for, that of the model unless another is. Weights may say which model that is: then it is
+    /// to be asked for.
     pub fn folder(&self) -> Result<PathBuf> {
         Ok(match self.text("out")? {
             Some(out) => out.into(),
+            None if self.model()?.is_none() && !self.weights()?.is_empty() => {
+                bail!("--resume: the run goes on with the weights of its own checkpoint; name its folder with --out")
+            }
             None => Path::new("runs").join(self.model()?.unwrap_or(DEFAULT_MODEL)),
         })
     }

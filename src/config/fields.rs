@@ -1,6 +1,7 @@
 //! Fields of a run by name, as `--set` takes them.
 
 use super::RunConfig;
+use super::changes::DEFAULT_MODEL;
 use model::{FIELDS, did_you_mean, field_name, nearest};
 use toml::{Table, Value};
 
@@ -47,7 +48,8 @@ impl RunConfig {
 
 /// All fields but the model's, dotted.
 fn of_run() -> Vec<String> {
-    let fields = RunConfig::for_model("nano").ok().and_then(|config| Table::try_from(config).ok()).unwrap_or_default();
+    let fields =
+        RunConfig::for_model(DEFAULT_MODEL).ok().and_then(|config| Table::try_from(config).ok()).unwrap_or_default();
     let named = |(name, value)| match value {
         Value::Table(_) if name == "architecture" => vec![],
         Value::Table(inner) => inner.keys().map(|field| format!("{name}.{field}")).collect(),

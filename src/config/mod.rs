@@ -4,7 +4,7 @@ mod changes;
 mod fields;
 mod preprocessing;
 
-pub use changes::{Changes, merge};
+pub use changes::{Changes, DEFAULT_MODEL, merge};
 pub use preprocessing::Preprocessing;
 
 use crate::device::{Compute, DeviceName, Precision};
@@ -12,9 +12,9 @@ use crate::printing::one_line;
 use crate::threads::MOST_THREADS;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
-use changes::{DEFAULT_MODEL, differences, parse_table, subnormal};
+use changes::{differences, parse_table, subnormal};
 use clap::ValueEnum;
-use data::{Augmentation, Statistics};
+use data::Augmentation;
 use model::{Features, ModelConfig, preset};
 use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,7 @@ pub struct RunConfig {
     pub image_size: usize,
     /// Decides initial weights, order, augmentation and dropped blocks.
     pub seed: u64,
-    /// Threads; 0 for one per core.
+    /// Threads; 0 for one per core, or as many as `RAYON_NUM_THREADS` says.
     pub threads: usize,
     /// Where to compute: "cpu", "cuda" (or "cuda:1", ...), or "emulated". A run may go on elsewhere; another device rounds
     /// differently.
@@ -83,7 +83,7 @@ pub struct RunConfig {
     /// The moving average of the weights.
     pub ema: AverageConfig,
     /// How images are normalised, and what a test shows of them.
-    #[serde(default)] // runs from before there was a choice
+    #[serde(default = "Preprocessing::of_earlier_runs")]
     pub preprocessing: Preprocessing,
     /// How training images are varied.
     pub augmentation: Augmentation,
@@ -200,17 +200,17 @@ impl RunConfig {
         Self::for_model(changes.model()?.unwrap_or(DEFAULT_MODEL))?.begun(changes)
     }
 
-    /// The configuration of a new run that starts from the weights of a run with this one, whose images were normalised by
-    /// `statistics`, as the new one's are. Unless a model is asked for by its name, it is that run's, for images of that size;
-    /// but for the number of classes, which is the data's.
-    pub fn tuning(&self, statistics: Statistics, changes: &Changes) -> Result<Self> {
+    /// The configuration of a new run that starts from the weights of a run with this one, and prepares images as that did.
+    /// Unless a model is asked for by its name, it is that run's, for images of that size; but for the number of classes,
+    /// which is the data's.
+    pub fn tuning(&self, changes: &Changes) -> Result<Self> {
         let mut config = Self::for_model(changes.model()?.unwrap_or(&self.model))?;
         if changes.model()?.is_none() {
             let num_classes = config.architecture.num_classes;
             config.architecture = ModelConfig { num_classes, ..self.architecture.clone() };
             config.image_size = self.image_size;
         }
-        config.preprocessing = self.preprocessing.with(statistics);
+        config.preprocessing = self.preprocessing.clone();
         config.begun(changes)
     }
 

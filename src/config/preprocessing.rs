@@ -24,22 +24,20 @@ pub struct Preprocessing {
 const USUAL: f64 = 224.0 / 256.0;
 
 impl Preprocessing {
-    /// The same by these statistics.
-    pub(super) fn with(&self, Statistics { mean, std }: Statistics) -> Self {
-        // As short as they can be told: 0.4914, not the f64 that is nearest to the f32.
-        let wide = |numbers: [f32; 3]| numbers.iter().filter_map(|number| number.to_string().parse().ok()).collect();
-        Self { mean: wide(mean), std: wide(std), ..self.clone() }
+    /// That of runs from before there was a choice.
+    pub(super) fn of_earlier_runs() -> Self {
+        Self { eval_crop: USUAL, ..Self::default() }
     }
 }
 
 impl RunConfig {
-    /// What images are normalised by: what is asked for, or the data's own.
-    pub fn statistics(&self, of_data: Statistics) -> Result<Statistics> {
+    /// What images are normalised by: what is asked for, or the usual, of the weights that a run starts from or of its data.
+    pub fn statistics(&self, usual: Statistics) -> Result<Statistics> {
         let Preprocessing { mean, std, .. } = &self.preprocessing;
         let single = |numbers: &[f64]| numbers.iter().map(|&number| number as f32).collect::<Vec<f32>>();
         match (single(mean).try_into(), single(std).try_into()) {
             (Ok(mean), Ok(std)) => Ok(Statistics { mean, std }),
-            _ if mean.is_empty() && std.is_empty() => Ok(of_data),
+            _ if mean.is_empty() && std.is_empty() => Ok(usual),
             _ => bail!(
                 "preprocessing.mean = {mean:?} and std = {std:?}: expected three numbers each, or none for the data's own"
             ),

@@ -1,6 +1,6 @@
 //! The run folder: what a run leaves behind.
 
-use super::checkpoint::FILE_NAME;
+use super::checkpoint::{Checkpoint, FILE_NAME};
 use super::score::Score;
 use crate::config::RunConfig;
 use crate::pictures;
@@ -134,9 +134,9 @@ impl RunFolder {
 
     /// Says so where somebody has edited the configuration, as that changes nothing: a run goes on by its checkpoint's.
     pub fn note_edits(&self, config: &RunConfig) -> Result<()> {
-        let own = config.to_toml()?;
-        if fs::read_to_string(self.path.join(CONFIG)).is_ok_and(|text| text != own) {
-            let path = self.path.join(CONFIG);
+        let path = self.path.join(CONFIG);
+        let is_own = |text: String| RunConfig::parse(&text).is_ok_and(|written| written == *config);
+        if fs::read_to_string(&path).is_ok_and(|text| !is_own(text)) {
             tell!(
                 io::stderr(),
                 "note: {} is not as the run wrote it, and is written anew: what changes a run is --config, and options",
@@ -243,6 +243,12 @@ impl RunFolder {
         let better = |best: EpochMetrics, next: &EpochMetrics| if next.beats(&best) { *next } else { best };
         let best = |first: &EpochMetrics| metrics.iter().fold(*first, better);
         Ok(metrics.last().zip(metrics.first().map(best)).map(|(last, best)| [*last, best]))
+    }
+
+    /// The checkpoint of the best epoch, if it was kept: a run from before there were such has none, or one of a later epoch.
+    pub fn kept(&self, best: &EpochMetrics) -> Option<&'static str> {
+        let kept = Checkpoint::read(&self.path.join(BEST)).ok()?;
+        (kept.progress.epoch == best.epoch).then_some(BEST)
     }
 
     /// Where the last epoch is the best so far, keeps a copy of the checkpoint, which must be the one written after it.

@@ -64,7 +64,8 @@ pub struct Trainer {
 
 impl Trainer {
     /// A new run: makes its folder, which must not hold a run already. From then on there is always a checkpoint
-    /// in it, so that it can be resumed whenever it ends.
+    /// in it, so that it can be resumed whenever it ends. Weights that it starts from must be of the configuration's model: see
+    /// [`Trainer::asked`].
     pub fn new(config: RunConfig) -> Result<Self> {
         let weights = weights(&config.weights)?;
         Self::started(config, weights)
@@ -76,7 +77,7 @@ impl Trainer {
         let weights = weights(changes.weights()?)?;
         let config = match weights.as_ref().and_then(Stored::described) {
             None => RunConfig::changed(changes)?,
-            Some((theirs, data)) => theirs.tuning(data.statistics, changes)?,
+            Some((theirs, _)) => theirs.tuning(changes)?,
         };
         Self::started(config, weights)
     }
@@ -92,7 +93,8 @@ impl Trainer {
         let (train, test) = open_data(&config, "")?;
         adopt_classes(&mut config, train.as_ref())?;
         let mut facts = DataFacts::of(train.as_ref());
-        facts.statistics = config.statistics(facts.statistics)?;
+        let theirs = weights.as_ref().and_then(Stored::described).map(|(_, data)| data.statistics);
+        facts.statistics = config.statistics(theirs.unwrap_or(facts.statistics))?;
         let (train, test) = loaders(&config, &facts, train, test)?;
         expect_room(&config, &train, &test)?;
         let learner = match weights {
