@@ -103,32 +103,6 @@ fn the_command_line_wins_over_the_file_and_no_command_means_train() {
 }
 
 #[test]
-fn predict_takes_pictures_of_any_size_and_needs_no_data() {
-    let folder = fresh("cli-predict");
-    // As on another machine: nothing but the checkpoint.
-    let checkpoint = folder.join("elsewhere.safetensors");
-    fs::copy(trained().run.join("checkpoint.safetensors"), &checkpoint).unwrap();
-    let pictures = [("wide.png", 91, 37), ("high.jpg", 33, 210), ("dot.png", 1, 1), ("exact.jpeg", 32, 32)];
-    let paths = pictures.map(|(name, width, height)| {
-        let path = folder.join(name);
-        samples::picture(&path, width, height, [200, 100, 50]);
-        path
-    });
-    let mut arguments = vec!["predict", "--checkpoint", text(&checkpoint)];
-    arguments.extend(paths.iter().map(|path| text(path)));
-    let said = biformer(&arguments).ok().out;
-    let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 4 * 6, "{said}");
-    for (index, path) in paths.iter().enumerate() {
-        assert_eq!(lines[6 * index], text(path));
-        let shares =
-            lines[6 * index + 1..][..5].iter().map(|line| line.trim().split('%').next().unwrap().parse::<f64>());
-        let shares = shares.collect::<Result<Vec<_>, _>>().unwrap();
-        assert!(shares.is_sorted_by(|a, b| a >= b) && shares.iter().sum::<f64>() < 100.3, "{said}");
-    }
-}
-
-#[test]
 fn an_image_folder_works_like_cifar() {
     let folder = fresh("cli-folder");
     let (data, run) = (samples::image_folder(&folder.join("data")), folder.join("run"));
