@@ -331,9 +331,19 @@ fn the_first_operation_to_go_wrong_is_named() {
     }
 
     let mut checkpoint = TensorFile::read(&shared.run.join("checkpoint.safetensors")).unwrap();
-    let average = checkpoint.tensors.get_mut("average.parameters").unwrap();
-    *average = Tensor::full(average.shape().clone(), f32::NAN);
-    checkpoint.write(&file).unwrap();
+    let mut averaged = |number: f32| {
+        let average = checkpoint.tensors.get_mut("average.parameters").unwrap();
+        *average = Tensor::full(average.shape().clone(), number);
+        checkpoint.write(&file).unwrap();
+    };
+    averaged(f32::NAN);
+    let exported = folder.join("exported.safetensors");
+    for command in [&["eval"][..], &["export", "--output", text(&exported)]] {
+        let said = biformer(&[command, &["--checkpoint", text(&file)]].concat());
+        said.refused(&["huge.safetensors", "averaged parameters hold NaN", "another run"]);
+    }
+    assert!(!exported.exists());
+    averaged(f32::MAX);
     biformer(&["eval", "--checkpoint", text(&file)]).refused(&[
         "huge.safetensors",
         "the loss is NaN",

@@ -138,7 +138,8 @@ pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
 
     let mut decoder = reader.into_decoder().map_err(failed)?;
     let (width, height) = decoder.dimensions();
-    if decoder.total_bytes() > MAX_DECODED {
+    // Also as RGB, which one byte a pixel, or one bit, becomes three of.
+    if decoder.total_bytes().max(3 * u64::from(width) * u64::from(height)) > MAX_DECODED {
         return Err(undecodable(format!("{width}x{height} pixels need more than {MAX_DECODED} bytes")));
     }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);

@@ -6,7 +6,7 @@ use serde_json::json;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use tensor::{DType, Device, Element, Tensor, bf16};
 
@@ -22,19 +22,17 @@ pub struct TensorFile {
 impl TensorFile {
     /// Reads a file. f64, f32, bf16 and f16 (widened to f32) tensors, and integers (as index tensors).
     pub fn read(path: &Path) -> Result<Self> {
-        let bytes = read_regular(path).map_err(|cause| io(path, cause))?;
-        Self::parse(&bytes, &path.display().to_string())
+        let (read, shown) =
+            (|most| read_regular(path, most).map_err(|cause| io(path, cause)), path.display().to_string());
+        // Another kind of file may be larger than the memory.
+        expect_safetensors(&read(9)?, &shown)?;
+        Self::parse(&read(u64::MAX)?, &shown)
     }
 
     /// The contents of a file's bytes; `path` names it in errors.
     pub fn parse(bytes: &[u8], path: &str) -> Result<Self> {
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
-        if bytes.starts_with(b"PK") {
-            return Err(Error::Archive { path: path.to_owned() });
-        }
-        if bytes.get(8).is_some_and(|&begin| begin != b'{') {
-            return Err(Error::Foreign { path: path.to_owned() });
-        }
+        expect_safetensors(bytes, path)?;
         let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| format(error.to_string()))?;
         let views = SafeTensors::deserialize(bytes).map_err(|error| format(error.to_string()))?;
         let metadata = header.metadata().clone().unwrap_or_default();
@@ -135,9 +133,27 @@ fn stored(dtype: DType) -> (&'static str, usize) {
     }
 }
 
-/// The bytes of a regular file. A device or a pipe might never end.
-fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
-    if fs::metadata(path)?.is_file() { fs::read(path) } else { Err(std::io::Error::other(NOT_REGULAR)) }
+/// Tells a safetensors file from others by its first nine bytes.
+fn expect_safetensors(bytes: &[u8], path: &str) -> Result<()> {
+    if bytes.starts_with(b"PK") {
+        return Err(Error::Archive { path: path.to_owned() });
+    }
+    match bytes.get(8) {
+        None | Some(b'{') => Ok(()),
+        Some(_) => Err(Error::Foreign { path: path.to_owned() }),
+    }
+}
+
+/// The first bytes of a regular file, at most so many. A device or a pipe might never end.
+fn read_regular(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    let length = match fs::metadata(path)? {
+        file if file.is_file() => file.len().min(most),
+        _ => return Err(std::io::Error::other(NOT_REGULAR)),
+    };
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(usize::try_from(length).unwrap_or(usize::MAX))?;
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 const NOT_REGULAR: &str = "it is there, but not as a regular file; name another path";

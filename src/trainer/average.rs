@@ -114,8 +114,17 @@ fn copy_parameters(parameters: &mut Parameters, flat: &Tensor) -> Result<()> {
     if *flat.shape() != own {
         bail!("the averaged parameters are {}, the model's {own}", flat.shape());
     }
+    expect_all("parameters", average, |x| x.is_finite())?;
     parameters.flat_mut::<f32>()?.copy_from_slice(average);
     Ok(())
+}
+
+/// Checks what a damaged file could hold.
+fn expect_all(what: &str, numbers: &[f32], is_sound: impl Fn(f32) -> bool) -> Result<()> {
+    match numbers.iter().find(|&&x| !is_sound(x)) {
+        None => Ok(()),
+        Some(number) => bail!("the averaged {what} hold {number}: this average is of no use, take that of another run"),
+    }
 }
 
 /// Overwrites statistics from their flat form.
@@ -126,8 +135,10 @@ fn split<'s>(flat: &[f32], statistics: impl Iterator<Item = &'s mut Tensor>) -> 
         bail!("the averaged statistics are laid out for {} numbers, the model has {count}", flat.len());
     }
     let mut rest = flat;
-    for values in statistics {
+    for (place, values) in statistics.into_iter().enumerate() {
         let (own, after) = rest.split_at(values.count());
+        // Means and variances take turns.
+        expect_all("statistics", own, |x| x.is_finite() && (place % 2 == 0 || x >= 0.0))?;
         *values = Tensor::from_slice(own, values.shape().clone())?.to_device(&values.device())?;
         rest = after;
     }
@@ -168,6 +179,21 @@ mod tests {
         assert_eq!(numbers(&model)?, [1.0, 1.0, 2.0]);
         let short = Tensor::full([3], 0f32);
         assert!(adopt(&mut model, &parameters, &short).unwrap_err().to_string().contains("laid out for 3 numbers"));
+        // What no average is: NaN anywhere, or a variance below 0.
+        let damaged = |tensor: &Tensor, at: usize, number: f32| -> Result<Tensor> {
+            let mut numbers = tensor.to_vec::<f32>()?;
+            numbers[at] = number;
+            Ok(Tensor::from_slice(&numbers, tensor.shape().clone())?)
+        };
+        for (parameters, statistics) in [
+            (damaged(&parameters, 5, f32::NAN)?, statistics.clone()),
+            (parameters.clone(), damaged(&statistics, 0, f32::INFINITY)?),
+            (parameters.clone(), damaged(&statistics, channels, -1.0)?),
+        ] {
+            let error = adopt(&mut model, &parameters, &statistics).unwrap_err().to_string();
+            assert!(error.contains("of no use"), "{error}");
+        }
+        adopt(&mut model, &parameters, &damaged(&statistics, 0, -1.0)?)?;
         Ok(())
     }
 }
