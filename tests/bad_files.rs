@@ -5,7 +5,7 @@ mod common;
 
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
-use common::program::{Ran, biformer, command, contents, fresh, text};
+use common::program::{biformer, contents, fresh, limited, text};
 use common::samples::{self, Trained};
 use std::fs;
 use std::path::PathBuf;
@@ -263,19 +263,15 @@ fn run_folders_that_cannot_be() {
 fn a_disk_that_fills_up_harms_no_checkpoint() {
     let run = copied_run("full disk");
     let before = contents(&run);
-    let script = "ulimit -f 16; exec \"$0\" \"$@\"";
-    let limited = |arguments: &[&str]| {
-        let program = command(&[]).get_program().to_owned();
-        let output = std::process::Command::new("bash").args(["-c", script]).arg(program).args(arguments).output();
-        Ran::from(output.unwrap())
-    };
     let config = text(&shared().config);
-    limited(&["train", "--resume", "--config", config, "--out", text(&run), "--epochs", "2"]).refused(&[
-        "saving failed, the checkpoint before it is unharmed",
-        "make room",
-        &format!("--resume --out '{}'", text(&run)),
-        "checkpoint.safetensors",
-    ]);
+    limited("ulimit -f 16", &["train", "--resume", "--config", config, "--out", text(&run), "--epochs", "2"]).refused(
+        &[
+            "saving failed, the checkpoint before it is unharmed",
+            "make room",
+            &format!("--resume --out '{}'", text(&run)),
+            "checkpoint.safetensors",
+        ],
+    );
     let after = contents(&run);
     assert!(before["checkpoint.safetensors"] == after["checkpoint.safetensors"], "the checkpoint before");
     assert!(after.keys().eq(before.keys()), "and nothing half-written: {:?}", after.keys());
@@ -284,7 +280,7 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     let new = fresh("full-disk-new").join("run");
     let data = text(&shared().data);
     let train = ["train", "--config", config, "--data", data, "--out", text(&new), "--epochs", "1"];
-    limited(&train).refused(&["saving failed; make room"]);
+    limited("ulimit -f 16", &train).refused(&["saving failed; make room"]);
     // What did not begin is not in the way.
     assert!(contents(&new).keys().eq([".lock"]));
     // Nor is what a killed one left.

@@ -4,7 +4,9 @@
 
 mod common;
 
-use common::program::biformer;
+use biformer::model::TensorFile;
+use common::program::{biformer, limited, text};
+use common::samples::{Trained, trained};
 
 /// Resident bytes at the peak of a benchmark, and the forecast, both for these arguments.
 fn taken_and_foretold(mode: &str, arguments: &[&str]) -> (f64, f64) {
@@ -30,6 +32,8 @@ fn the_forecast_is_within_a_tenth() {
         ("train", large),
         ("infer", &["--batch-size", "128"]),
         ("infer", large),
+        ("infer", &["--model", "tiny", "--batch-size", "40"]), // more than the model takes at once
+        ("infer", &["--model", "tiny", "--image-size", "896", "--batch-size", "1", "--set", "auto_pad=true"]),
     ] {
         let (taken, foretold) = taken_and_foretold(mode, arguments);
         println!("{mode} {arguments:?}: {:.1} MB, foretold {:.1} MB", taken / 1e6, foretold / 1e6);
@@ -60,11 +64,36 @@ fn what_cannot_fit_is_refused_at_once() {
 /// Nor does it take long to say it where a single image is work for minutes, or the model is huge.
 #[test]
 fn a_forecast_is_little_work_however_large_the_images() {
-    let number = |arguments: &[&str]| {
-        let said = biformer(&[&["info", "--json", "--batch-size", "4"], arguments].concat()).ok().out;
+    let numbers = |arguments: &[&str]| {
+        let said =
+            biformer(&[&["info", "--json", "--threads", "2", "--set", "depth=1,1,1"], arguments].concat()).ok().out;
         let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-        said["training_bytes"].as_f64().unwrap()
+        ["training_bytes", "inference_bytes"].map(|field| said[field].as_f64().unwrap())
     };
-    let (large, huge) = (number(&["--image-size", "2048"]), number(&["--image-size", "4096"]));
-    assert!((3.0..5.0).contains(&(huge / large)), "{huge} of four times the pixels, {large}");
+    let of = |size, batch| numbers(&["--image-size", size, "--batch-size", batch]);
+    let [one, two, eight] = ["1", "2", "8"].map(|batch| of("2048", batch));
+    for (huge, large) in of("4096", "1").into_iter().zip(one) {
+        assert!((3.0..5.0).contains(&(huge / large)), "{huge} of four times the pixels, {large}");
+    }
+    // Inference takes two of these at once, and of others only keeps the pixels.
+    let ratios = [two, eight].map(|more| more[1] / one[1]);
+    assert!((1.4..2.3).contains(&ratios[0]) && (1.6..2.6).contains(&ratios[1]), "two and eight images: {ratios:?}");
+}
+
+/// Nor is a trained model used on images for which there is no room.
+#[test]
+fn a_trained_model_refuses_images_that_cannot_fit() {
+    let Trained { data, run, .. } = trained("trained-for-huge-images");
+    let file = run.join("checkpoint.safetensors");
+    let mut huge = TensorFile::read(&file).unwrap();
+    let config = huge.metadata["config"].replace("image_size = 32", "image_size = 4096");
+    huge.metadata.insert("config".into(), config);
+    huge.write(&file).unwrap();
+    let image = run.join("curves.png");
+    let refused = |arguments: &[&str]| {
+        let one_gigabyte = "ulimit -v 1000000";
+        limited(one_gigabyte, arguments).refused(&["inference takes about", "GB", "smaller images"]);
+    };
+    refused(&["predict", "--checkpoint", text(&run), text(&image)]);
+    refused(&["eval", "--checkpoint", text(&run), "--data", text(&data)]);
 }

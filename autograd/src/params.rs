@@ -106,27 +106,23 @@ pub struct ParametersBuilder {
 struct Entry {
     name: String,
     shape: Shape,
-    /// Made only when they are written to the flat buffer, one parameter at a time.
-    values: Box<dyn FnOnce() -> Vec<f64>>,
+    /// Taken only when they are written to the flat buffer.
+    values: Box<dyn Iterator<Item = f64>>,
 }
 
 impl ParametersBuilder {
-    /// Adds a parameter with its initial values, last axis fastest. Panics when their number is not the
-    /// shape's or the name is taken: both are mistakes in a model's code.
-    pub fn add(&mut self, name: impl Into<String>, shape: impl Into<Shape>, values: Vec<f64>) -> ParamId {
-        self.add_with(name, shape, || values)
-    }
-
-    /// As [`ParametersBuilder::add`], with values that are made when the parameters are laid out.
-    pub fn add_with(
+    /// Adds a parameter with its initial values, last axis fastest, which are made when the parameters are laid out. Panics when
+    /// the name is taken, and [there](Self::build) when the number of values is not the shape's: both are mistakes in a
+    /// model's code.
+    pub fn add(
         &mut self,
         name: impl Into<String>,
         shape: impl Into<Shape>,
-        values: impl FnOnce() -> Vec<f64> + 'static,
+        values: impl IntoIterator<Item = f64, IntoIter: 'static>,
     ) -> ParamId {
         let (name, shape) = (name.into(), shape.into());
         assert!(self.entries.iter().all(|other| other.name != name), "two parameters named {name}");
-        self.entries.push(Entry { name, shape, values: Box::new(values) });
+        self.entries.push(Entry { name, shape, values: Box::new(values.into_iter()) });
         ParamId(self.entries.len() - 1)
     }
 
@@ -144,10 +140,11 @@ impl ParametersBuilder {
         let mut flat = Tensor::zeros([layout.len], dtype);
         match_float!(dtype, "parameters", T => {
             let flat = flat.as_mut_slice::<T>("parameters")?;
-            for (span, Entry { name, shape, values }) in layout.spans.iter().zip(self.entries) {
-                let values = values();
-                assert_eq!(values.len(), span.len(), "values of parameter {name} {shape}");
-                flat[span.clone()].iter_mut().zip(values).for_each(|(to, from)| *to = from as T);
+            for (span, Entry { name, shape, mut values }) in layout.spans.iter().zip(self.entries) {
+                for to in &mut flat[span.clone()] {
+                    *to = values.next().unwrap_or_else(|| panic!("too few values of parameter {name} {shape}")) as T;
+                }
+                assert!(values.next().is_none(), "too many values of parameter {name} {shape}");
             }
         });
         Ok(Parameters { owner: Owner::new(Arc::new(layout)), values: flat })

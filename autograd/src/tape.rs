@@ -232,6 +232,11 @@ impl Tape {
         if own { Ok(()) } else { Err(Error::ForeignVar { op }) }
     }
 
+    /// Whether it records nothing.
+    pub fn is_inference(&self) -> bool {
+        self.mode == Mode::Inference
+    }
+
     pub(crate) fn id(&self) -> TapeId {
         self.id
     }

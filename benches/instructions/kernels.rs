@@ -134,7 +134,7 @@ fn kernels() -> Vec<Kernel> {
 fn adamw() {
     const COUNT: usize = 1 << 18;
     let mut builder = ParametersBuilder::default();
-    let id = builder.add("weight", [COUNT], (0..COUNT).map(|i| (i as f64).sin()).collect());
+    let id = builder.add("weight", [COUNT], (0..COUNT).map(|i| (i as f64).sin()));
     let mut parameters = builder.build(DType::F32).expect("one parameter");
     let mut gradients = Gradients::new(&parameters).unwrap();
     gradients.begin_step();

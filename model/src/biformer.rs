@@ -5,9 +5,9 @@ use crate::config::{Family, Features, ModelConfig};
 use crate::error::{Error, Result};
 use crate::factors::{Factors, Prepared};
 use crate::layers::{BatchNorm, Conv, LayerNorm, Linear};
-use crate::pass::{Mode, Pass, Trace};
+use crate::pass::Trace;
 use crate::state::{Builder, RunningStatistics};
-use autograd::{Parameters, Tape, Var};
+use autograd::Parameters;
 use ops::Conv2d;
 use std::sync::Arc;
 use tensor::{DType, Device, Tensor};
@@ -18,58 +18,42 @@ const MOMENTUM: f64 = 0.1;
 /// BiFormer: stages of blocks, each after a merging that shrinks the map; then a classifier, or what it would classify by, or the maps.
 pub struct BiFormer {
     config: ModelConfig,
-    stages: Vec<Stage>,
-    tail: Tail,
+    pub(crate) stages: Vec<Stage>,
+    pub(crate) tail: Tail,
     /// The trainable parameters, under the names of the reference's state_dict.
     pub parameters: Parameters,
     /// The running statistics of the BatchNorms.
     pub statistics: Vec<RunningStatistics>,
     /// The type that layers and convolutions multiply in.
-    factors: DType,
+    pub(crate) factors: DType,
     /// The type of the maps between layers.
-    maps: DType,
+    pub(crate) maps: DType,
     /// [`MOMENTUM`] (1), where the statistics are.
     momentum: Tensor,
     /// Names of what is not the model's own: see [`BiFormer::with`].
     added: Vec<String>,
 }
 
-struct Stage {
-    merging: Vec<Merging>,
+pub(crate) struct Stage {
+    pub merging: Vec<Merging>,
     /// Shared with the tapes that run a block once more in the backward pass.
-    blocks: Vec<Arc<Block>>,
+    pub blocks: Vec<Arc<Block>>,
 }
 
 /// A step of what comes before a stage.
-enum Merging {
+pub(crate) enum Merging {
     Conv(Conv),
     Norm(BatchNorm),
     Gelu,
 }
 
-enum Tail {
+pub(crate) enum Tail {
     /// Without a head, the pooled map is the result.
     Pool {
         norm: BatchNorm,
         head: Option<Linear>,
     },
     Dense(Vec<LayerNorm>),
-}
-
-/// The result of a pass.
-pub struct Output<'t> {
-    /// As the configuration's [`Features`] say: logits (N, classes), the pooled last map (N, C), or the stages' maps
-    /// (N, H, W, C).
-    pub values: Vec<Var<'t>>,
-    /// Statistics to be applied after a training step, and the routes.
-    pub trace: Trace,
-}
-
-impl<'t> Output<'t> {
-    /// The first value: a classifier's logits (N, classes), or without a head, pooled features (N, C).
-    pub fn logits(&self) -> &Var<'t> {
-        &self.values[0]
-    }
 }
 
 impl BiFormer {
@@ -80,7 +64,7 @@ impl BiFormer {
 
     /// A new model together with layers of one's own, a head for instance: `more` makes them, and their parameters and
     /// statistics lie behind the model's. So a value may go through both on one tape, and one optimiser, one file and one
-    /// device have both. Their names must be others than the model's: a name that is taken is a mistake in a program, and panics. A pass for them is a [`Pass`] of the model's `parameters`, `statistics` and
+    /// device have both. Their names must be others than the model's: a name that is taken is a mistake in a program, and panics. A pass for them is a [`Pass`](crate::Pass) of the model's `parameters`, `statistics` and
     /// [`factors`](Self::factors), which [`BiFormer::run`] takes, too. [`BiFormer::load`] takes files without them.
     pub fn with<T>(
         config: &ModelConfig,
@@ -204,7 +188,7 @@ impl BiFormer {
         Ok(Factors::new(self.parameters.cast(self.factors)?))
     }
 
-    /// The same for many passes that use the model as it is now, [`Mode::Evaluate`]: matrices are laid out as products take
+    /// The same for many passes that use the model as it is now, [`Mode::Evaluate`](crate::Mode::Evaluate): matrices are laid out as products take
     /// them, and convolutions contain the normalisations behind them, which changes results by what rounding does.
     pub fn prepared(&self) -> Result<Factors> {
         let (factors, mut prepared) = (self.factors()?, Prepared::default());
@@ -227,65 +211,6 @@ impl BiFormer {
             head.prepare(&factors, &mut prepared)?;
         }
         Ok(factors.with(prepared))
-    }
-
-    /// A pass over images (N, H, W, 3), which are brought to the model's device and its type. Errors: [`Error::ImageSize`];
-    /// those of the device.
-    pub fn forward<'t>(&self, tape: &'t Tape, images: &Tensor, mode: Mode) -> Result<Output<'t>> {
-        self.forward_with(self.factors()?, tape, images, mode)
-    }
-
-    /// The same with the parameters' [factors](BiFormer::factors), or [prepared](BiFormer::prepared), for passes between
-    /// which they do not change. [`Error::Pass`]: they are another model's, or prepared, and the mode is to train.
-    pub fn forward_with<'t>(
-        &self,
-        factors: Factors,
-        tape: &'t Tape,
-        images: &Tensor,
-        mode: Mode,
-    ) -> Result<Output<'t>> {
-        let pass = Pass::new(tape, mode, &self.parameters, &self.statistics).with_factors(factors);
-        let values = self.run(&pass, images)?;
-        Ok(Output { values, trace: pass.into_trace() })
-    }
-
-    /// A pass whose options and trace are the caller's. Errors: as those of [`BiFormer::forward_with`].
-    pub fn run<'t>(&self, pass: &Pass<'t, '_>, images: &Tensor) -> Result<Vec<Var<'t>>> {
-        pass.expect_of(self.parameters.layout())?;
-        let [_, height, width, channels] = images.dims("biformer", "images (N, H, W, 3)")?;
-        if channels != 3 {
-            return Err(tensor::Error::shape("biformer", "images (N, H, W, 3)", images.shape()).into());
-        }
-        self.config.check_image(height, width)?;
-        let mut x = pass.tape().constant(images.to_device(&self.device())?.cast(self.maps)?);
-        let mut maps = vec![];
-        for (index, stage) in self.stages.iter().enumerate() {
-            for step in &stage.merging {
-                x = match step {
-                    Merging::Conv(conv) => conv.forward(pass, &x)?,
-                    Merging::Norm(norm) => norm.forward(pass, &x)?,
-                    Merging::Gelu => ops::gelu(&x)?,
-                };
-            }
-            pass.record_map(|| format!("down{index}"), &x);
-            x = pass.in_pieces(&x, images_per_piece(&x, self.factors), |pass, x| {
-                stage.blocks.iter().try_fold(x.clone(), |x, block| {
-                    let block = Arc::clone(block);
-                    pass.segment(&x, move |pass, x| block.forward(pass, x))
-                })
-            })?;
-            pass.record_map(|| format!("stage{index}"), &x);
-            if let Tail::Dense(norms) = &self.tail {
-                maps.push(norms[index].forward(pass, &x)?);
-            }
-        }
-        match &self.tail {
-            Tail::Dense(_) => Ok(maps),
-            Tail::Pool { norm, head } => {
-                let pooled = ops::mean_pool(&norm.forward(pass, &x)?)?;
-                Ok(vec![head.as_ref().map_or(Ok(pooled.clone()), |head| head.forward(pass, &pooled))?])
-            }
-        }
     }
 
     /// Takes the statistics of a training step's batches into the running ones.
@@ -325,19 +250,6 @@ fn part_of(name: &str) -> String {
         |place: usize, text: &str| place == 0 || place == 1 && text.bytes().all(|byte| byte.is_ascii_digit());
     let parts = name.split('.').enumerate().take_while(|&(place, text)| numbered(place, text));
     parts.map(|(_, text)| text).collect::<Vec<_>>().join(".")
-}
-
-/// How many images of a map x (N, H, W, C) run through a stage together: as many as keep a block's widest maps,
-/// which have about 3C channels, in a core's cache; but so many tokens that reading a layer's weights costs little
-/// beside using them, which takes less time in bf16.
-fn images_per_piece(x: &Var<'_>, factors: DType) -> usize {
-    const CACHE: usize = 1 << 19;
-    let extents = x.shape();
-    let channels = extents[3];
-    let tokens = (extents[1] * extents[2]).max(1);
-    let fit = CACHE / (3 * tokens * channels * x.dtype().size()).max(1);
-    let worth_reading = if factors == DType::Bf16 { 2 * channels } else { channels };
-    fit.max(worth_reading.div_ceil(tokens)).max(1)
 }
 
 /// What comes before a stage: the stem, or a halving of the map.

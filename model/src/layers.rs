@@ -5,7 +5,7 @@ use crate::factors::{Factors, Prepared};
 use crate::pass::{Mode, Pass};
 use crate::state::{Builder, Init, RunningStatistics, StatisticsId};
 use autograd::{ParamId, Parameters, Var};
-use tensor::{DType, Tensor};
+use tensor::{DType, Device, Tensor};
 
 /// A linear layer, x (..., I) to (..., O).
 pub struct Linear {
@@ -100,16 +100,17 @@ impl Conv {
         let (weight, bias) = (parameters.get(self.weight), parameters.get(self.bias));
         let (scale, shift) = norm.scale_and_shift(parameters, &running[norm.running.index()])?;
         let per_output = weight.count() / scale.len().max(1);
-        let wide = |tensor: &Tensor| tensor.cast(DType::F64)?.to_vec::<f64>();
-        let scaled = wide(&weight)?.into_iter().enumerate().map(|(i, weight)| scale[i / per_output] * weight);
-        let shifted =
-            wide(&bias)?.into_iter().zip(&scale).zip(&shift).map(|((bias, scale), shift)| scale * bias + shift);
-        let place = |values: Vec<f64>, like: &Tensor, dtype| {
-            Tensor::from_slice(&values, like.shape().clone())?.cast(dtype)?.to_device(&like.device())
+        let folded = |tensor: &Tensor, dtype, fold: &dyn Fn(usize, f64) -> f64| -> Result<Tensor> {
+            let wide = tensor.to_device(&Device::Cpu)?.cast(DType::F64)?;
+            let mut folded = Tensor::empty(wide.shape().clone(), DType::F64);
+            let values = wide.as_slice("prepare")?.iter().enumerate().map(|(i, &value)| fold(i, value));
+            folded.as_mut_slice("prepare")?.iter_mut().zip(values).for_each(|(to, value)| *to = value);
+            Ok(folded.cast(dtype)?.to_device(&tensor.device())?)
         };
-        let folded = place(scaled.collect(), &weight, factors)?;
-        prepared.tensors.insert(self.weight, ops::conv2d::prepared(folded)?);
-        prepared.tensors.insert(self.bias, place(shifted.collect(), &bias, bias.dtype())?);
+        let scaled = folded(&weight, factors, &|i, weight| scale[i / per_output] * weight)?;
+        prepared.tensors.insert(self.weight, ops::conv2d::prepared(scaled)?);
+        let shifted = folded(&bias, bias.dtype(), &|i, bias| scale[i] * bias + shift[i])?;
+        prepared.tensors.insert(self.bias, shifted);
         prepared.folded.push(norm.running);
         Ok(())
     }

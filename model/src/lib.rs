@@ -5,7 +5,7 @@
 //! | `config.rs`, `presets.rs` | [`ModelConfig`] and the models by name |
 //! | `regions.rs` | how routed attention cuts a map into regions |
 //! | `overrides.rs` | single fields of a configuration, by name |
-//! | `biformer.rs` | [`BiFormer`], stages between mergings, and the head |
+//! | `biformer.rs`, `run.rs` | [`BiFormer`], stages between mergings, and the head; how images run through it |
 //! | `block.rs`, `attention.rs`, `mlp.rs`, `layers.rs` | a block; the three ways to attend; its MLP; layers |
 //! | `factors.rs` | parameters as products take them |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
@@ -28,11 +28,12 @@ mod overrides;
 mod pass;
 mod presets;
 mod regions;
+mod run;
 mod state;
 mod weights;
 
 pub use attention::Attention;
-pub use biformer::{BiFormer, Output};
+pub use biformer::BiFormer;
 pub use block::Block;
 pub use config::{Attend, Family, Features, ModelConfig, PerStage};
 pub use error::{Differences, Error, Result, did_you_mean, nearest};
@@ -42,4 +43,5 @@ pub use layers::{BatchNorm, Conv, DepthwiseConv, LayerNorm, Linear};
 pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
+pub use run::Output;
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};

@@ -45,6 +45,8 @@ pub struct Pass<'t, 'm> {
     draws: Cell<u64>,
     /// Which image of the batch is the first of this pass.
     first_image: usize,
+    /// The size of images by which it is decided how many go through a stage together, if not their own.
+    grouped_as: Option<[usize; 2]>,
     trace: RefCell<Trace>,
 }
 
@@ -60,6 +62,8 @@ pub struct Trace {
     /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called.
     pub maps: Vec<(String, Tensor)>,
     keep_maps: bool,
+    /// A backbone's results, in inference.
+    outputs: Vec<(String, Tensor)>,
 }
 
 impl Trace {
@@ -67,6 +71,7 @@ impl Trace {
         self.statistics.extend(later.statistics);
         self.routes.extend(later.routes);
         self.maps.extend(later.maps);
+        self.outputs.extend(later.outputs);
     }
 
     /// The traces of a part that ran on pieces of the batch, as if it had run on all of it.
@@ -80,7 +85,7 @@ impl Trace {
             joined.collect()
         };
         let (routes, maps) = (join(|piece| &piece.routes)?, join(|piece| &piece.maps)?);
-        Ok(Trace { routes, maps, ..Trace::default() })
+        Ok(Trace { routes, maps, outputs: join(|piece| &piece.outputs)?, ..Trace::default() })
     }
 }
 
@@ -88,7 +93,8 @@ impl<'t, 'm> Pass<'t, 'm> {
     /// A pass on a tape.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &'m Parameters, running: &'m [RunningStatistics]) -> Self {
         let (factors, trace) = (Factors::new(parameters.share()), RefCell::default());
-        Self { tape, mode, parameters, factors, running, draws: Cell::new(0), first_image: 0, trace }
+        let (draws, first_image, grouped_as) = (Cell::new(0), 0, None);
+        Self { tape, mode, parameters, factors, running, draws, first_image, grouped_as, trace }
     }
 
     /// Has products take these: [`BiFormer::factors`](crate::BiFormer::factors), or
@@ -115,6 +121,17 @@ impl<'t, 'm> Pass<'t, 'm> {
     pub fn keep_maps(self) -> Self {
         self.trace.borrow_mut().keep_maps = true;
         self
+    }
+
+    /// Takes as many images through a stage together as it would of this height and width. So small images need of memory
+    /// what large ones do, in proportion.
+    pub fn grouped_as(self, image: [usize; 2]) -> Self {
+        Self { grouped_as: Some(image), ..self }
+    }
+
+    /// The size by which images of a size are grouped.
+    pub(crate) fn grouping(&self, image: [usize; 2]) -> [usize; 2] {
+        self.grouped_as.unwrap_or(image)
     }
 
     /// The tape.
@@ -160,12 +177,13 @@ impl<'t, 'm> Pass<'t, 'm> {
             return work(self, x);
         }
         let (mode, parameters, factors, running) = (self.mode, self.parameters, &self.factors, self.running);
-        let (draws, first) = (self.draws.get(), self.first_image);
+        let (draws, first, grouped_as) = (self.draws.get(), self.first_image, self.grouped_as);
         let keep_maps = self.trace.borrow().keep_maps;
         let (y, left) = self.tape.in_pieces(x, size, |x, images| {
             let trace = RefCell::new(Trace { keep_maps, ..Trace::default() });
             let (first_image, factors, draws) = (first + images.start, factors.clone(), Cell::new(draws));
-            let pass = Pass { tape: x.tape(), mode, parameters, factors, running, draws, first_image, trace };
+            let pass =
+                Pass { tape: x.tape(), mode, parameters, factors, running, draws, first_image, grouped_as, trace };
             let y = work(&pass, x)?;
             Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
         })?;
@@ -173,6 +191,42 @@ impl<'t, 'm> Pass<'t, 'm> {
         self.draws.set(draws.into_iter().fold(self.draws.get(), u64::max));
         self.trace.borrow_mut().append(Trace::joined(traces)?);
         Ok(y)
+    }
+
+    /// Whether each image is only computed, by itself: nothing is recorded, and no statistics are those of the batch.
+    pub(crate) fn is_inference(&self) -> bool {
+        self.tape.is_inference() && self.mode == Mode::Evaluate
+    }
+
+    /// In inference, the whole model on `size` of the images (N, ...) at a time, one part of the batch after another, so that
+    /// what it needs memory for is a part. The values are joined, and so are the traces.
+    pub(crate) fn in_turn(
+        &self,
+        images: &Tensor,
+        size: usize,
+        work: impl Fn(&Pass<'t, 'm>, &Tensor) -> Result<Vec<Var<'t>>>,
+    ) -> Result<Vec<Var<'t>>> {
+        let count = images.shape()[0];
+        if count <= size {
+            return work(self, images);
+        }
+        let keep_maps = self.trace.borrow().keep_maps;
+        let parts = count.div_ceil(size);
+        let (mut values, mut traces) = (vec![], vec![]);
+        for part in 0..parts {
+            let images = images.slice(0, part * count / parts..(part + 1) * count / parts)?;
+            let trace = RefCell::new(Trace { keep_maps, ..Trace::default() });
+            let new = Pass::new(self.tape, self.mode, self.parameters, self.running);
+            let pass = Pass { factors: self.factors.clone(), grouped_as: self.grouped_as, trace, ..new };
+            values.push(work(&pass, &images)?.into_iter().map(Var::into_value).collect::<Vec<_>>());
+            traces.push(pass.into_trace());
+        }
+        self.trace.borrow_mut().append(Trace::joined(traces)?);
+        let join = |place: usize| -> Result<Var<'t>> {
+            let parts: Vec<Tensor> = values.iter().map(|part| part[place].clone()).collect();
+            Ok(self.tape.constant(Tensor::join(&parts)?))
+        };
+        (0..values.first().map_or(0, Vec::len)).map(join).collect()
     }
 
     /// A parameter, on the tape.
@@ -230,6 +284,15 @@ impl<'t, 'm> Pass<'t, 'm> {
         if trace.keep_maps {
             trace.maps.push((name(), map.value().clone()));
         }
+    }
+
+    pub(crate) fn record_output(&self, map: Var<'t>) {
+        self.trace.borrow_mut().outputs.push((String::new(), map.into_value()));
+    }
+
+    pub(crate) fn take_outputs(&self) -> Vec<Var<'t>> {
+        let outputs = std::mem::take(&mut self.trace.borrow_mut().outputs);
+        outputs.into_iter().map(|(_, map)| self.tape.constant(map)).collect()
     }
 
     /// What the pass left behind.

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use autograd::{ParamId, Parameters, ParametersBuilder};
+use std::iter::repeat_n;
 use tensor::rng::{Philox, Sequence};
 use tensor::{DType, Shape, Tensor};
 
@@ -72,11 +73,11 @@ impl Builder {
         let count = shape.count();
         let Some(seed) = self.seed else {
             let value = if let Init::Constant(value) = init { value } else { 0.0 };
-            return self.parameters.add_with(name, shape, move || vec![value; count]);
+            return self.parameters.add(name, shape, repeat_n(value, count));
         };
         let key: Vec<u64> = [PURPOSE].into_iter().chain(name.bytes().map(u64::from)).collect();
         let mut draws = Philox::keyed(seed, &key).sequence();
-        self.parameters.add_with(name, shape, move || (0..count).map(|_| init.draw(&mut draws)).collect())
+        self.parameters.add(name, shape, (0..count).map(move |_| init.draw(&mut draws)))
     }
 
     /// Adds running statistics of `channels` channels.

@@ -11,7 +11,7 @@ fn parameters(dtype: DType) -> Parameters {
     let mut builder = ParametersBuilder::default();
     for (name, shape) in [("a.weight", &[37, 5][..]), ("a.bias", &[37]), ("norm", &[3]), ("b.weight", &[4, 4, 9])] {
         let count: usize = shape.iter().product();
-        builder.add(name, shape, (0..count).map(|i| (i as f64 * 0.37).sin()).collect());
+        builder.add(name, shape, (0..count).map(|i| (i as f64 * 0.37).sin()));
     }
     builder.build(dtype).unwrap()
 }
@@ -141,7 +141,7 @@ fn a_long_gradient_is_clipped_as_on_the_cpu() {
     let Some(gpu) = Gpu::for_tests(3) else { return };
     for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-14)] {
         let mut builder = ParametersBuilder::default();
-        builder.add("weight", [200, 250], (0..50_000).map(|i| (i as f64 * 0.37).sin()).collect());
+        builder.add("weight", [200, 250], (0..50_000).map(|i| (i as f64 * 0.37).sin()));
         let start = builder.build(dtype).unwrap();
         let run = |device: &Device| {
             let mut parameters = start.duplicate().unwrap().to_device(device).unwrap();

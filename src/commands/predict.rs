@@ -2,6 +2,7 @@
 
 use super::{Status, Threads, Trained};
 use crate::device::Compute;
+use crate::memory::{expect_room_to_infer, image_bytes};
 use crate::printing::{print_error, printable};
 use crate::trainer::trained::TrainedModel;
 use anyhow::{Result, bail};
@@ -13,7 +14,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::path::PathBuf;
-use tensor::Tensor;
+use tensor::{DType, Tensor};
 
 /// Pixels that the model sees in one pass: enough to keep all cores busy, and few enough to take little memory.
 const AT_ONCE: usize = 1 << 20;
@@ -61,12 +62,16 @@ struct Class<'a> {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let pictures = pictures(&arguments.images)?;
-        let TrainedModel { mut model, config, data, .. } = arguments.trained.load()?;
+        let TrainedModel { mut model, mut config, data, .. } = arguments.trained.load()?;
+        let size = config.image_size;
+        let most = (AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE);
+        (config.batch_size, config.device) = (most.min(pictures.len()), arguments.compute.device);
+        expect_room_to_infer(&config, [size; 2], image_bytes(&config, [size; 2]), DType::F32)?;
         arguments.compute.place(&mut model)?;
-        let (factors, size) = (model.prepared()?, config.image_size);
+        let factors = model.prepared()?;
         let transform = config.test_transform(data.statistics)?;
         let (mut status, mut predictions) = (Status::Done, vec![]);
-        for paths in pictures.chunks((AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE)) {
+        for paths in pictures.chunks(most) {
             let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
             let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
             let pixels: Vec<f32> = loaded.iter().flatten().flatten().copied().collect();
@@ -128,5 +133,5 @@ fn classify(model: &BiFormer, factors: Factors, images: &Tensor) -> Result<Vec<f
     if logits.find(|x| !x.is_finite())?.is_some() {
         bail!("the model's logits are not finite: its weights are of no use, take those of another run");
     }
-    Ok(ops::softmax(output.logits())?.value().cast(tensor::DType::F64)?.to_vec::<f64>()?)
+    Ok(ops::softmax(output.logits())?.value().cast(DType::F64)?.to_vec::<f64>()?)
 }

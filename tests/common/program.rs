@@ -22,6 +22,13 @@ pub fn biformer(arguments: &[&str]) -> Ran {
     Ran::from(command(arguments).output().unwrap())
 }
 
+/// Runs the program to its end, in a shell that has set limits first.
+pub fn limited(limits: &str, arguments: &[&str]) -> Ran {
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &format!("{limits}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_biformer")]).args(arguments);
+    Ran::from(shell.output().unwrap())
+}
+
 /// The program, to be started.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_biformer"));

@@ -347,25 +347,27 @@ impl Tensor {
         if let Storage::Cuda(_) = &self.storage {
             return elements::cast(&self.contiguous()?, dtype);
         }
-        if (self.dtype, dtype) == (DType::F32, DType::Bf16) {
-            let mut rounded = Self::empty(self.shape.clone(), dtype);
-            round_all(self.contiguous()?.as_slice("cast")?, rounded.as_mut_slice("cast")?);
-            return Ok(rounded);
-        }
-        let wide: Vec<f64> = match self.dtype {
-            DType::F32 => self.to_vec::<f32>()?.into_iter().map(f64::from).collect(),
-            DType::F64 => self.to_vec::<f64>()?,
-            DType::Bf16 => self.to_vec::<bf16>()?.into_iter().map(f64::from).collect(),
-            DType::Index => return Err(Error::DType { op: "cast", expected: "floating-point", actual: self.dtype }),
-        };
-        match dtype {
-            DType::F32 => Self::from_slice(&wide.iter().map(|&x| x as f32).collect::<Vec<_>>(), self.shape.clone()),
-            DType::F64 => Self::from_slice(&wide, self.shape.clone()),
-            DType::Bf16 => {
-                Self::from_slice(&wide.into_iter().map(bf16::from_f64).collect::<Vec<_>>(), self.shape.clone())
+        match (self.dtype, dtype) {
+            (DType::F32, DType::F64) => self.converted(dtype, |x: f32| f64::from(x)),
+            (DType::F32, DType::Bf16) => {
+                let mut rounded = Self::empty(self.shape.clone(), dtype);
+                round_all(self.contiguous()?.as_slice("cast")?, rounded.as_mut_slice("cast")?);
+                Ok(rounded)
             }
-            DType::Index => Err(Error::DType { op: "cast", expected: "floating-point", actual: dtype }),
+            (DType::F64, DType::F32) => self.converted(dtype, |x: f64| x as f32),
+            (DType::F64, DType::Bf16) => self.converted(dtype, bf16::from_f64),
+            (DType::Bf16, DType::F32) => self.converted(dtype, bf16::to_f32),
+            (DType::Bf16, DType::F64) => self.converted(dtype, bf16::to_f64),
+            _ => Err(Error::DType { op: "cast", expected: "floating-point", actual: DType::Index }),
         }
+    }
+
+    fn converted<A: Element, B: Element>(&self, dtype: DType, convert: impl Fn(A) -> B) -> Result<Tensor> {
+        let mut converted = Self::empty(self.shape.clone(), dtype);
+        let from = self.contiguous()?;
+        let pairs = converted.as_mut_slice("cast")?.iter_mut().zip(from.as_slice::<A>("cast")?);
+        pairs.for_each(|(to, &from)| *to = convert(from));
+        Ok(converted)
     }
 }
 

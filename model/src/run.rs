@@ -1,0 +1,165 @@
+//! How images run through the model: stage by stage, and how many of them together.
+
+use crate::biformer::{BiFormer, Merging, Tail};
+use crate::error::Result;
+use crate::factors::Factors;
+use crate::pass::{Mode, Pass, Trace};
+use autograd::{Tape, Var};
+use std::sync::Arc;
+use tensor::{DType, Device, Tensor};
+
+/// The result of a pass.
+pub struct Output<'t> {
+    /// As the configuration's [`Features`](crate::Features) say: logits (N, classes), the pooled last map (N, C), or the stages' maps
+    /// (N, H, W, C).
+    pub values: Vec<Var<'t>>,
+    /// Statistics to be applied after a training step, and the routes.
+    pub trace: Trace,
+}
+
+impl<'t> Output<'t> {
+    /// The first value: a classifier's logits (N, classes), or without a head, pooled features (N, C).
+    pub fn logits(&self) -> &Var<'t> {
+        &self.values[0]
+    }
+}
+
+impl BiFormer {
+    /// A pass over images (N, H, W, 3), which are brought to the model's device and its type. Errors:
+    /// [`Error::ImageSize`](crate::Error::ImageSize); those of the device.
+    pub fn forward<'t>(&self, tape: &'t Tape, images: &Tensor, mode: Mode) -> Result<Output<'t>> {
+        self.forward_with(self.factors()?, tape, images, mode)
+    }
+
+    /// The same with the parameters' [factors](BiFormer::factors), or [prepared](BiFormer::prepared), for passes between
+    /// which they do not change. [`Error::Pass`](crate::Error::Pass): they are another model's, or prepared, and the mode is to train.
+    pub fn forward_with<'t>(
+        &self,
+        factors: Factors,
+        tape: &'t Tape,
+        images: &Tensor,
+        mode: Mode,
+    ) -> Result<Output<'t>> {
+        let pass = Pass::new(tape, mode, &self.parameters, &self.statistics).with_factors(factors);
+        let values = self.run(&pass, images)?;
+        Ok(Output { values, trace: pass.into_trace() })
+    }
+
+    /// A pass whose options and trace are the caller's. Errors: as those of [`BiFormer::forward_with`].
+    ///
+    /// On the CPU, inference takes [so many](BiFormer::images_at_once) images at once, and the next ones after them: a large
+    /// batch needs hardly more memory than a small one, and is as fast.
+    pub fn run<'t>(&self, pass: &Pass<'t, '_>, images: &Tensor) -> Result<Vec<Var<'t>>> {
+        pass.expect_of(self.parameters.layout())?;
+        let [_, height, width, channels] = images.dims("biformer", "images (N, H, W, 3)")?;
+        if channels != 3 {
+            return Err(tensor::Error::shape("biformer", "images (N, H, W, 3)", images.shape()).into());
+        }
+        self.config().check_image(height, width)?;
+        let size = pass.grouping([height, width]);
+        let together = |pass: &Pass<'t, '_>, images: &Tensor| {
+            let images = images.to_device(&self.device())?.cast(self.maps)?;
+            self.run_together(pass, pass.tape().constant(images), size)
+        };
+        match self.images_at_once(size) {
+            Some(at_once) if pass.is_inference() => pass.in_turn(images, at_once, together),
+            _ => together(pass, images),
+        }
+    }
+
+    /// How many images of a height and width inference takes through the model at once: what keeps all threads busy in every
+    /// stage. None where that is a whole batch, on a GPU.
+    pub fn images_at_once(&self, image: [usize; 2]) -> Option<usize> {
+        if self.device() != Device::Cpu {
+            return None;
+        }
+        let in_stage = (0..self.stages.len()).map(|stage| self.images_per_piece(image, stage));
+        Some(rayon::current_num_threads() * in_stage.max().unwrap_or(1))
+    }
+
+    /// Images (N, H, W, 3) together, from the first stage to the results, grouped as those of a size are.
+    fn run_together<'t>(&self, pass: &Pass<'t, '_>, images: Var<'t>, size: [usize; 2]) -> Result<Vec<Var<'t>>> {
+        let (x, maps) = if pass.is_inference() {
+            let x = self.depth_first(pass, &images, size, self.stages.len())?;
+            (x, pass.take_outputs())
+        } else {
+            self.stage_by_stage(pass, images, size)?
+        };
+        let Tail::Pool { norm, head } = &self.tail else { return Ok(maps) };
+        let pooled = ops::mean_pool(&norm.forward(pass, &x)?)?;
+        Ok(vec![head.as_ref().map_or(Ok(pooled.clone()), |head| head.forward(pass, &pooled))?])
+    }
+
+    /// The last map, and those of a backbone: each stage on all images before the next. In training, batch normalisation
+    /// needs the whole batch.
+    fn stage_by_stage<'t>(
+        &self,
+        pass: &Pass<'t, '_>,
+        images: Var<'t>,
+        size: [usize; 2],
+    ) -> Result<(Var<'t>, Vec<Var<'t>>)> {
+        let (mut x, mut maps) = (images, vec![]);
+        for stage in 0..self.stages.len() {
+            x = self.merge(pass, &x, stage)?;
+            x =
+                pass.in_pieces(&x, self.images_per_piece(size, stage), |pass, x| self.blocks(pass, x.clone(), stage))?;
+            if let Tail::Dense(norms) = &self.tail {
+                maps.push(norms[stage].forward(pass, &x)?);
+            }
+        }
+        Ok((x, maps))
+    }
+
+    /// The last map of the first stages, in inference. What goes through the last of them together is made from fewer images at
+    /// a time in the stages before it, whose maps are larger, and never lie in memory side by side.
+    fn depth_first<'t>(
+        &self,
+        pass: &Pass<'t, '_>,
+        images: &Var<'t>,
+        size: [usize; 2],
+        stages: usize,
+    ) -> Result<Var<'t>> {
+        let Some(last) = stages.checked_sub(1) else { return Ok(images.clone()) };
+        pass.in_pieces(images, self.images_per_piece(size, last), |pass, images| {
+            let x = self.depth_first(pass, images, size, last)?;
+            let x = self.blocks(pass, self.merge(pass, &x, last)?, last)?;
+            if let Tail::Dense(norms) = &self.tail {
+                pass.record_output(norms[last].forward(pass, &x)?);
+            }
+            Ok(x)
+        })
+    }
+
+    /// What comes before the blocks of a stage.
+    fn merge<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, stage: usize) -> Result<Var<'t>> {
+        let x = self.stages[stage].merging.iter().try_fold(x.clone(), |x, step| match step {
+            Merging::Conv(conv) => conv.forward(pass, &x),
+            Merging::Norm(norm) => norm.forward(pass, &x),
+            Merging::Gelu => Ok(ops::gelu(&x)?),
+        })?;
+        pass.record_map(|| format!("down{stage}"), &x);
+        Ok(x)
+    }
+
+    /// The blocks of a stage.
+    fn blocks<'t>(&self, pass: &Pass<'t, '_>, x: Var<'t>, stage: usize) -> Result<Var<'t>> {
+        let x = self.stages[stage].blocks.iter().try_fold(x, |x, block| {
+            let block = Arc::clone(block);
+            pass.segment(&x, move |pass, x| block.forward(pass, x))
+        })?;
+        pass.record_map(|| format!("stage{stage}"), &x);
+        Ok(x)
+    }
+
+    /// How many images of a height and width run through a stage together: as many as keep a block's widest maps, which have
+    /// about three times the stage's channels, in a core's cache; but so many tokens that reading a layer's weights costs
+    /// little beside using them, which takes less time in bf16.
+    fn images_per_piece(&self, image: [usize; 2], stage: usize) -> usize {
+        const CACHE: usize = 1 << 19;
+        let [height, width] = image.map(|side| self.config().map_side(side, stage));
+        let (tokens, channels) = ((height * width).max(1), self.config().embed_dim[stage]);
+        let fit = CACHE / (3 * tokens * channels * self.maps.size()).max(1);
+        let worth_reading = if self.factors == DType::Bf16 { 2 * channels } else { channels };
+        fit.max(worth_reading.div_ceil(tokens)).max(1)
+    }
+}

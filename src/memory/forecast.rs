@@ -1,0 +1,186 @@
+//! How much memory training and inference take: measured on a few images, and foretold for many.
+//!
+//! Nearly all of it lies in the buffer pool, and the pool is asked.
+
+use crate::config::RunConfig;
+use crate::trainer::step::Learner;
+use anyhow::Result;
+use autograd::Tape;
+use data::Batch;
+use model::cost::{activation_bytes, parts};
+use model::{BiFormer, Family, Mode, ModelConfig, Pass};
+use tensor::{DType, Device, Tensor, pool_stats, settle_pool, trim_pool};
+
+/// About how many pixels may be computed for a forecast, and how many multiply-adds of forward passes: a second of work for
+/// the largest of the published models.
+struct Effort {
+    pixels: usize,
+    macs: u64,
+}
+
+const TRAINING: Effort = Effort { pixels: 6 * 224 * 224, macs: 30_000_000_000 };
+/// Without a backward pass, which takes twice the time of the forward pass, and most of the memory.
+const INFERENCE: Effort = Effort { pixels: 3 * TRAINING.pixels, macs: 2 * TRAINING.macs };
+
+/// Of inference that are measured.
+const PASSES: usize = 4;
+/// What the program takes besides the pool and its images, about: code, threads, what the allocator keeps. (Not
+/// measured: once something has been freed, the system cannot tell how much of it is still counted.)
+const PROGRAM: u64 = 12_000_000;
+
+/// Height and width.
+pub type Size = [usize; 2];
+
+/// The resident bytes at the peak of training steps as configured, on images of a size, without the data set and the
+/// batches that are made ahead. It runs a few steps, on up to the pixels
+/// of six images of 224x224; the free blocks of the pool are given back to the system. Errors: those of a training step.
+pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
+    let at_once = config.batch_size.div_ceil(config.micro_batches);
+    let sample = Sample::to_train(config, size)?;
+    let classes = config.architecture.num_classes;
+    let model = sample.forecast(at_once * sample.each, |images| {
+        let config = RunConfig { micro_batches: 1, architecture: sample.model.clone(), ..config.clone() };
+        let labels = (0..images).map(|image| (image % classes) as u32).collect();
+        let shape = sample.images(images);
+        let pixels = vec![0.5; shape.iter().product()];
+        let batch = Batch { images: pixels, shape, labels, ..Batch::default() };
+        let meter = Meter::start();
+        Learner::blank(&config)?.train(&config, &batch.into(), 0, 1e-3, || None)?;
+        Ok(meter.most())
+    })?;
+    Ok(PROGRAM + model + image_bytes(config, size))
+}
+
+/// The resident bytes at the peak of inference on `batch_size` images of a size, computed in f32 or f64. It runs a pass on
+/// as many as the model takes at once, or on smaller ones.
+pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<u64> {
+    let (sample, at_once) = Sample::to_infer(config, size)?;
+    let meter = Meter::start();
+    let model = BiFormer::blank(&sample.model, dtype)?;
+    // As `Inference` does it, whose weights take room a second time.
+    let factors = model.prepared()?;
+    let weights = meter.most();
+    let images = Tensor::full(sample.images(at_once), 0.5f32);
+    let mut results = 0;
+    // Which pieces of a batch lie in memory at the same time is chance: one pass shows less than many will take.
+    for _ in 0..PASSES {
+        settle_pool();
+        let tape = Tape::inference();
+        let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics);
+        let values = model.run(&pass.with_factors(factors.clone()).grouped_as(size), &images)?;
+        results = values.iter().map(|value| value.value().bytes()).sum::<usize>() as u64;
+    }
+    let [work, results] = [meter.most() - weights, results].map(|bytes| bytes * sample.each as u64);
+    // The images that wait for their turn, and what came of others.
+    let all = image_bytes(config, size);
+    let others = (config.batch_size - at_once) as u64;
+    let waiting = others * (all / config.batch_size as u64 + results / at_once as u64);
+    Ok(PROGRAM + weights + work + waiting + all)
+}
+
+/// The bytes that a training step's forward pass keeps for its backward pass, for an image of a size.
+pub fn activations(config: &RunConfig, size: Size) -> Result<usize> {
+    let Sample { model, size: [height, width], each, .. } = Sample::to_train(config, size)?;
+    let tape = config.recompute.tape(&Device::Cpu);
+    Ok(each * activation_bytes(&BiFormer::blank(&model, DType::F32)?, &tape, height, width)?)
+}
+
+/// What is measured for a forecast.
+pub(super) struct Sample {
+    /// The model, which may have to pad.
+    model: ModelConfig,
+    /// The images' size: that of the real ones, or where they are huge half as high and wide, a quarter, ...
+    size: Size,
+    /// How many of them have the pixels of a real one, and so take about its memory.
+    each: usize,
+    /// The largest batch of them that is measured.
+    most: usize,
+}
+
+impl Sample {
+    /// Images of the real ones' size, or where the effort is not enough for at least so many, smaller ones.
+    fn of(config: &RunConfig, mut size: Size, effort: Effort, least: usize) -> Result<Self> {
+        let most = |model: &ModelConfig, [height, width]: Size| -> Result<usize> {
+            let parts = parts(&BiFormer::blank(model, DType::F32)?, height, width)?;
+            let macs = parts.iter().map(|part| part.macs.total()).sum::<u64>().max(1);
+            Ok((effort.pixels / (height * width).max(1)).min((effort.macs / macs) as usize))
+        };
+        let (mut model, mut each) = (config.architecture.clone(), 1);
+        let mut count = most(&model, size)?;
+        while count < least {
+            model.auto_pad |= model.family != Family::BiformerStlNchw;
+            let half = size.map(|side| side / 2);
+            if model.check_image(half[0], half[1]).is_err() {
+                break;
+            }
+            (size, each) = (half, 4 * each);
+            count = most(&model, size)?;
+        }
+        Ok(Self { model, size, each, most: count.max(3) })
+    }
+
+    /// Of which a forecast of training on a batch is made.
+    pub fn to_train(config: &RunConfig, size: Size) -> Result<Self> {
+        Self::of(config, size, TRAINING, 1)
+    }
+
+    /// Of which a forecast of inference is made, and how many images the model takes at once.
+    pub fn to_infer(config: &RunConfig, size: Size) -> Result<(Self, usize)> {
+        let most = BiFormer::blank(&config.architecture, DType::F32)?.images_at_once(size);
+        let at_once = most.map_or(config.batch_size, |most| most.min(config.batch_size));
+        Ok((Self::of(config, size, INFERENCE, at_once)?, at_once))
+    }
+
+    /// Whether work on so many images is as little as a forecast of it.
+    pub fn contains(&self, images: usize) -> bool {
+        images * self.each <= self.most
+    }
+
+    /// The shape of a batch of them.
+    fn images(&self, count: usize) -> [usize; 4] {
+        [count, self.size[0], self.size[1], 3]
+    }
+
+    /// The bytes of the pool at the peak of work on so many of its images, which `measured` tells of a few. What a batch takes
+    /// grows by the same amount for each image, as soon as there is one for each thread, so two small batches tell what a
+    /// large one needs.
+    fn forecast(&self, images: usize, measured: impl Fn(usize) -> Result<u64>) -> Result<u64> {
+        let large = self.most;
+        if images <= large {
+            return measured(images);
+        }
+        // Not fewer than a batch has groups of pieces, which have gradients of their own; nor one alone, of which batch
+        // normalisation has nothing to normalise by where its last map is a single token.
+        let small = large * 2 / 3;
+        let (less, more) = (measured(small)?, measured(large)?);
+        Ok(more + more.saturating_sub(less) * (images - large) as u64 / (large - small) as u64)
+    }
+}
+
+/// Measures what work takes of the pool. The free blocks of the pool are given back to the system, before and after.
+struct Meter {
+    before: usize,
+}
+
+impl Meter {
+    fn start() -> Self {
+        trim_pool();
+        Self { before: pool_stats().resident }
+    }
+
+    /// The most bytes so far.
+    fn most(&self) -> u64 {
+        (pool_stats().resident - self.before) as u64
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        trim_pool();
+    }
+}
+
+/// The images of a batch as they come from the data set, in f32.
+pub fn image_bytes(config: &RunConfig, [height, width]: Size) -> u64 {
+    (config.batch_size * height * width * 3 * 4) as u64
+}

@@ -1,0 +1,94 @@
+//! How much memory there is, as the system tells (Linux).
+
+use std::path::Path;
+
+/// The largest resident memory of this process so far, where the system tells (Linux).
+pub fn peak_resident_bytes() -> Option<u64> {
+    status_bytes("/proc/self/status", "VmHWM:")
+}
+
+/// The memory that this process may still take: what the machine has left, or its container, if that is less. (Linux)
+pub(super) fn free_bytes() -> Option<u64> {
+    let machine = status_bytes("/proc/meminfo", "MemAvailable:")?;
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let left = groups.lines().filter_map(left_in_groups).chain(free_addresses());
+    Some(left.fold(machine, u64::min))
+}
+
+/// What the least is that is left to the group of processes that a line of /proc/self/cgroup names, and to those that it
+/// is part of. A container finds its own where all others would be.
+fn left_in_groups(line: &str) -> Option<u64> {
+    let (_, line) = line.split_once(':')?;
+    let (root, version, name) = match line.split_once(':')? {
+        ("", name) => ("/sys/fs/cgroup", Version::Two, name),
+        (controllers, name) if controllers.split(',').any(|it| it == "memory") => {
+            ("/sys/fs/cgroup/memory", Version::One, name)
+        }
+        _ => return None,
+    };
+    let groups = Path::new(name.trim_start_matches('/')).ancestors();
+    groups.filter_map(|group| left_in(&Path::new(root).join(group), version)).min()
+}
+
+/// Of Linux's control groups.
+#[derive(Clone, Copy)]
+enum Version {
+    One,
+    Two,
+}
+
+/// What is left of the address space, if that is limited (`ulimit -v`).
+fn free_addresses() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    let limit: u64 = entry(&limits, "Max address space")?.parse().ok()?;
+    Some(limit.saturating_sub(status_bytes("/proc/self/status", "VmSize:")?))
+}
+
+/// What is left of the memory of a group of processes, if that is limited. What caches files can be had as well.
+fn left_in(group: &Path, version: Version) -> Option<u64> {
+    let (files, cached) = match version {
+        Version::One => (["memory.limit_in_bytes", "memory.usage_in_bytes"], "total_inactive_file"),
+        Version::Two => (["memory.max", "memory.current"], "inactive_file"),
+    };
+    let read = |file: &str| std::fs::read_to_string(group.join(file)).ok();
+    let [limit, used] = files.map(|file| read(file)?.trim().parse::<u64>().ok());
+    let stat = read("memory.stat")?;
+    let cached = stat.lines().find_map(|line| line.strip_prefix(cached)?.strip_prefix(' ')?.parse().ok());
+    Some(limit?.saturating_sub(used?.saturating_sub(cached.unwrap_or(0))))
+}
+
+/// An entry of one of Linux's tables of sizes in kB.
+fn status_bytes(path: &str, key: &str) -> Option<u64> {
+    let kilobytes: u64 = entry(&std::fs::read_to_string(path).ok()?, key)?.parse().ok()?;
+    Some(1024 * kilobytes)
+}
+
+/// The first word behind a line's name, in a table.
+fn entry<'t>(table: &'t str, key: &str) -> Option<&'t str> {
+    table.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_of_processes_has_what_its_limit_leaves() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| std::fs::write(group.path().join(file), text).unwrap();
+        let left_in = |group: &Path| super::left_in(group, Version::Two);
+        assert_eq!(left_in(group.path()), None);
+        write("memory.max", "max\n");
+        write("memory.current", "3000\n");
+        write("memory.stat", "anon 2000\ninactive_file 700\nactive_file 300\n");
+        assert_eq!(left_in(group.path()), None, "no limit");
+        write("memory.max", "10000\n");
+        assert_eq!(left_in(group.path()), Some(7700));
+        write("memory.max", "1000\n");
+        assert_eq!(left_in(group.path()), Some(0));
+        write("memory.limit_in_bytes", "5000\n");
+        write("memory.usage_in_bytes", "3000\n");
+        write("memory.stat", "inactive_file 9\ntotal_inactive_file 500\n");
+        assert_eq!(super::left_in(group.path(), Version::One), Some(2500));
+    }
+}
