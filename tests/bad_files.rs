@@ -341,8 +341,46 @@ fn results_replace_results_alone() {
     }
     fs::remove_file(&input).unwrap();
     assert!(before == contents(&run), "nothing is harmed");
+    // Others' files of the same kinds, and what keeps a second run out.
+    let (list, picture, outputs) = (run.join("list.json"), run.join("picture.png"), run.join("outputs.safetensors"));
+    fs::write(&list, "[1, 2, 3]").unwrap();
+    samples::picture(&picture, 8, 8, [9, 9, 9]);
+    let mut others = TensorFile::default();
+    others.tensors.insert("outer.weight".into(), Tensor::full([2], 0.5f32));
+    others.write(&outputs).unwrap();
+    file.write(&input).unwrap();
+    let exported = ["export", "--checkpoint", text(&checkpoint), "--output"];
+    let with_others = contents(&run);
+    let refused = |arguments: &[&str]| biformer(arguments).refused(&["no earlier result", "name another file"]);
+    refused(&["gradcheck", "--op", "scale", "--json", text(&list)]);
+    refused(&["bench", "--op", "bra", "--largest", "56", "--plot", text(&picture)]);
+    let forward = ["forward", "--weights", text(&checkpoint), "--input", text(&input), "--output"];
+    refused(&[&forward[..], &[text(&outputs)]].concat());
+    refused(&[&exported[..], &[text(&run.join(".lock"))]].concat());
+    assert!(with_others == contents(&run), "nothing is harmed");
+    for _ in 0..2 {
+        biformer(&["bench", "--op", "bra", "--largest", "56", "--plot", text(&run.join("plot.png"))]).ok();
+        biformer(&[&exported[..], &[text(&run.join("weights.safetensors"))]].concat()).ok();
+        biformer(&[&forward[..], &[text(&run.join("results.safetensors"))]].concat()).ok();
+    }
     let report = run.join("report.json");
     for _ in 0..2 {
         biformer(&["gradcheck", "--op", "scale", "--json", text(&report)]).ok();
+    }
+}
+
+/// To read from a pipe that nobody writes to would never end.
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_place_of_a_runs_file() {
+    for name in ["metrics.jsonl", "timings.jsonl", "config.toml", ".lock"] {
+        let run = copied_run("pipe-in-run");
+        let path = run.join(name);
+        let _ = fs::remove_file(&path);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let resume = ["train", "--resume", "--out", text(&run), "--epochs", "2"];
+        biformer(&resume).refused(&[name, "not as a regular file; remove it"]);
+        fs::remove_file(&path).unwrap();
+        biformer(&resume).ok();
     }
 }

@@ -139,6 +139,16 @@ fn the_best_epoch_is_kept() {
     let report: serde_json::Value = serde_json::from_str(&evaluated).unwrap();
     assert_eq!(report["top1"].as_f64(), Some(best.test_accuracy));
 
+    // Whether later epochs are better than one that has no line any more cannot be said.
+    let forgetful = shared.run("best-forgotten");
+    std::fs::create_dir_all(&forgetful).unwrap();
+    for file in ["checkpoint.safetensors", "best.safetensors"] {
+        std::fs::copy(run.join(file), forgetful.join(file)).unwrap();
+    }
+    let resumed = biformer(&["train", "--resume", "--out", text(&forgetful), "--epochs", "5"]).ok();
+    assert!(resumed.err.contains("metrics.jsonl has no line to compare with"), "{}", resumed.err);
+    assert!(std::fs::read(&path).unwrap() == std::fs::read(forgetful.join("best.safetensors")).unwrap());
+
     // What is not there is not spoken of: runs from before it was kept have none.
     std::fs::remove_file(&path).unwrap();
     let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "4"]).ok().out;

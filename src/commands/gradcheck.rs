@@ -35,7 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             }
         },
     };
-    arguments.json.as_deref().map_or(Ok(()), |path| expect_output("--json", path, Kind::Json))?;
+    arguments.json.as_deref().map_or(Ok(()), |path| expect_output("--json", path, Kind::Checks))?;
     arguments.threads.run(|| check_all(arguments, &ops))
 }
 

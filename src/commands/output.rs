@@ -1,19 +1,23 @@
 //! Where a command's results may go.
 
+use crate::pictures;
+use crate::trainer::folder;
 use anyhow::{Result, bail};
 use model::{TensorFile, expect_writable};
-use std::fs;
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 
 /// What a command leaves behind.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
-    /// Reports in JSON, a list of them.
-    Json,
+    /// What `gradcheck` found: a list in JSON.
+    Checks,
     /// What `eval` wrote of each image: lines of JSON.
     Predictions,
-    /// A picture.
-    Png,
+    /// A plot.
+    Picture,
     /// What `forward` computed.
     Tensors,
     /// What `export` took out of a run.
@@ -23,7 +27,7 @@ pub enum Kind {
 /// Checks, before the work, that a result can be written, and that it takes the place of nothing but an earlier one:
 /// a slip of the hand must not cost a checkpoint, or what the results are made from.
 pub fn expect_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
-    if path.is_file() && !kind.holds(path) {
+    if path.is_file() && (!kind.holds(path) || folder::is_lock(path)) {
         bail!("{option} {}: what is there is no earlier result; name another file", path.display());
     }
     Ok(expect_writable(path)?)
@@ -35,21 +39,24 @@ pub const EXPORTED: (&str, &str) = ("producer", "biformer export");
 impl Kind {
     /// Whether a file is empty, or has such contents.
     fn holds(self, path: &Path) -> bool {
-        let read = || fs::read(path).unwrap_or_default();
+        let is = |value: &Value, field: &str| value.get(field).is_some();
         fs::metadata(path).is_ok_and(|file| file.len() == 0)
             || match self {
-                Kind::Json => serde_json::from_slice::<Vec<serde_json::Value>>(&read()).is_ok(),
-                Kind::Predictions => {
-                    let bytes = read();
-                    let mut lines = serde_json::Deserializer::from_slice(&bytes).into_iter::<serde_json::Value>();
-                    !bytes.trim_ascii().is_empty()
-                        && lines.all(|line| line.is_ok_and(|line| line.get("predicted").is_some()))
+                Kind::Checks => {
+                    let list = serde_json::from_slice::<Vec<Value>>(&beginning(path, LARGEST_REPORT));
+                    list.is_ok_and(|list| list.iter().all(|report| is(report, "op") && is(report, "kill_rate")))
                 }
-                Kind::Png => read().starts_with(b"\x89PNG"),
+                Kind::Predictions => {
+                    // One line is enough, and there may be a million.
+                    let bytes = beginning(path, LONGEST_LINE);
+                    let mut lines = serde_json::Deserializer::from_slice(&bytes).into_iter::<Value>();
+                    lines.next().is_some_and(|line| line.is_ok_and(|line| is(&line, "image") && is(&line, "predicted")))
+                }
+                Kind::Picture => pictures::is_own(&beginning(path, LONGEST_LINE)),
                 Kind::Tensors => TensorFile::read(path).is_ok_and(|file| {
                     let fits = |name: &String| {
                         ["logits", "pooled"].contains(&name.as_str())
-                            || name.starts_with("out")
+                            || name.strip_prefix("out").is_some_and(|stage| stage.parse::<u8>().is_ok())
                             || name.ends_with(".routes")
                     };
                     file.metadata.is_empty() && file.tensors.keys().all(fits)
@@ -58,4 +65,16 @@ impl Kind {
                     .is_ok_and(|file| file.metadata.get(EXPORTED.0).is_some_and(|producer| producer == EXPORTED.1)),
             }
     }
+}
+
+/// Bytes of what a check of every operation leaves behind, with much to spare.
+const LARGEST_REPORT: u64 = 1 << 24;
+/// Bytes by which other results are known.
+const LONGEST_LINE: u64 = 1 << 16;
+
+/// At most so many bytes of a file, none where it cannot be read.
+fn beginning(path: &Path, most: u64) -> Vec<u8> {
+    let mut bytes = vec![];
+    let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+    read.map_or_else(|_| vec![], |_| bytes)
 }

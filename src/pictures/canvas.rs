@@ -3,14 +3,14 @@
 use super::PAPER;
 use anyhow::{Context, Result, anyhow};
 use image::imageops::{self, FilterType};
-use image::{ImageFormat, Rgb, RgbImage};
+use image::{Rgb, RgbImage};
 use plotters::backend::BitMapBackend;
 use plotters::coord::Shift;
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
 use plotters::element::{Circle, PathElement, Rectangle, Text};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, FontStyle, IntoFont, RGBColor, TextStyle, register_font};
-use std::io::Cursor;
+use png::{BitDepth, ColorType, Encoder};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -18,6 +18,9 @@ use std::sync::OnceLock;
 pub(super) const SCALE: u32 = 3;
 
 const FONT: &str = "pictures";
+
+/// What tells our pictures from others: a keyword of the PNG format, and its text.
+const PRODUCER: (&str, &str) = ("Software", "biformer");
 
 /// Printable ASCII and `× ± · … – → ≤ ≥`, unhinted. Each glyph has an invisible point at its origin: plotters sets
 /// the left end of an outline where the pen is, and so without it would lose the space before every letter.
@@ -80,19 +83,33 @@ impl Canvas {
         imageops::replace(&mut self.pixels, picture, x.into(), y.into());
     }
 
-    /// Writes the page as a PNG file.
+    /// Writes the page as a PNG file that says whose it is.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let (width, height) = self.pixels.dimensions();
-        let page = imageops::thumbnail(&self.pixels, width / SCALE, height / SCALE);
-        let mut bytes = Cursor::new(vec![]);
-        page.write_to(&mut bytes, ImageFormat::Png).context("the picture cannot be encoded as PNG")?;
-        Ok(model::write_safely(path, bytes.get_ref())?)
+        let [width, height] = [self.pixels.width(), self.pixels.height()].map(|side| side / SCALE);
+        let page = imageops::thumbnail(&self.pixels, width, height);
+        let mut bytes = vec![];
+        let mut encode = || {
+            let mut encoder = Encoder::new(&mut bytes, width, height);
+            encoder.set_color(ColorType::Rgb);
+            encoder.set_depth(BitDepth::Eight);
+            encoder.add_text_chunk(PRODUCER.0.into(), PRODUCER.1.into())?;
+            encoder.write_header()?.write_image_data(&page)
+        };
+        encode().context("the picture cannot be encoded as PNG")?;
+        Ok(model::write_safely(path, &bytes)?)
     }
 
     fn area(&mut self) -> DrawingArea<BitMapBackend<'_>, Shift> {
         let size = self.pixels.dimensions();
         BitMapBackend::with_buffer(&mut self.pixels, size).into_drawing_area()
     }
+}
+
+/// Whether a file that begins so is a picture that was drawn here.
+pub fn is_own(beginning: &[u8]) -> bool {
+    let (keyword, text) = PRODUCER;
+    let chunk = [b"tEXt", keyword.as_bytes(), b"\0", text.as_bytes()].concat();
+    beginning.starts_with(b"\x89PNG") && beginning.windows(chunk.len()).any(|bytes| bytes == chunk)
 }
 
 /// The width of a line of text of some height.

@@ -18,6 +18,8 @@ mod overlay;
 pub mod routes;
 pub mod scaling;
 
+pub use canvas::is_own;
+
 use plotters::style::RGBColor;
 
 const PAPER: RGBColor = RGBColor(255, 255, 255);

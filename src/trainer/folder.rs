@@ -134,13 +134,13 @@ impl RunFolder {
 
     /// Says so where somebody has edited the configuration, as that changes nothing: a run goes on by its checkpoint's.
     pub fn note_edits(&self, config: &RunConfig) -> Result<()> {
-        let path = self.path.join(CONFIG);
-        let is_own = |text: String| RunConfig::parse(&text).is_ok_and(|written| written == *config);
-        if fs::read_to_string(&path).is_ok_and(|text| !is_own(text)) {
+        let text = self.read(CONFIG)?;
+        let is_own = || RunConfig::parse(&text).is_ok_and(|written| written == *config);
+        if !text.is_empty() && !is_own() {
             tell!(
                 io::stderr(),
                 "note: {} is not as the run wrote it, and is written anew: what changes a run is --config, and options",
-                path.display()
+                self.path.join(CONFIG).display()
             );
         }
         Ok(())
@@ -191,10 +191,11 @@ impl RunFolder {
 
     fn read(&self, name: &str) -> Result<String> {
         let path = self.path.join(name);
-        if !path.exists() {
-            return Ok(String::new());
+        expect_regular(&path)?;
+        match path.exists() {
+            true => fs::read_to_string(&path).with_context(|| path.display().to_string()),
+            false => Ok(String::new()),
         }
-        fs::read_to_string(&path).with_context(|| path.display().to_string())
     }
 
     /// Goes back to the state after so many epochs: a run that is resumed from an earlier checkpoint writes the
@@ -251,14 +252,27 @@ impl RunFolder {
         (kept.progress.epoch == best.epoch).then_some(BEST)
     }
 
-    /// Where the last epoch is the best so far, keeps a copy of the checkpoint, which must be the one written after it.
+    /// Where the last epoch is the best so far, keeps a copy of the checkpoint, which must be the one written after it. One
+    /// of an epoch whose line is gone may have been better, and stays.
     pub fn keep_best(&self) -> Result<()> {
-        match self.last_and_best()? {
-            Some([last, best]) if last.epoch == best.epoch => {
-                copy_safely(&self.checkpoint(), &self.path.join(BEST)).map_err(|error| self.unsaved(error.into()))
-            }
-            _ => Ok(()),
+        let Some([last, best]) = self.last_and_best()? else { return Ok(()) };
+        if last.epoch != best.epoch {
+            return Ok(());
         }
+        let path = self.path.join(BEST);
+        let kept = Checkpoint::read(&path).ok().map(|kept| kept.progress.epoch);
+        if let Some(epoch) = kept.filter(|&epoch| epoch < last.epoch)
+            && self.metrics()?.iter().all(|line| line.epoch != epoch)
+        {
+            tell!(
+                io::stderr(),
+                "note: {} is of epoch {epoch}, of which {METRICS} has no line to compare with: it is kept; remove it if \
+                 it is not wanted",
+                path.display()
+            );
+            return Ok(());
+        }
+        copy_safely(&self.checkpoint(), &path).map_err(|error| self.unsaved(error.into()))
     }
 
     /// Draws the training curves.
@@ -299,9 +313,23 @@ fn cannot_be_made(path: &Path) -> String {
     format!("run folder {}: cannot be made; choose another with --out", path.display())
 }
 
+/// Refuses what is there, and no regular file: to read from a pipe, or to open it, might never end.
+fn expect_regular(path: &Path) -> Result<()> {
+    match fs::metadata(path) {
+        Ok(there) if !there.is_file() => bail!("{}: it is there, but not as a regular file; remove it", path.display()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a file would be the lock of a run folder.
+pub fn is_lock(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == LOCK)
+}
+
 /// Locks a run folder for as long as the file is open.
 fn lock(path: &Path) -> Result<File> {
     let shown = path.display();
+    expect_regular(&path.join(LOCK))?;
     let file = File::options().create(true).truncate(false).write(true).open(path.join(LOCK));
     let file = file.with_context(|| format!("run folder {shown}: cannot be written"))?;
     match file.try_lock() {
