@@ -97,3 +97,13 @@ fn a_trained_model_refuses_images_that_cannot_fit() {
     refused(&["predict", "--checkpoint", text(&run), text(&image)]);
     refused(&["eval", "--checkpoint", text(&run), "--data", text(&data)]);
 }
+
+/// Soft routing gathers regions times regions, which one image may have no room for: it is not tried in order to measure it.
+#[test]
+fn what_soft_routing_gathers_is_counted_before_it_is_measured() {
+    let soft = ["--batch-size", "1", "--set", "n_win=64", "auto_pad=true", "topks=4096,4096,4096", "soft_routing=true"];
+    for command in [&["info"][..], &["bench", "--mode", "infer"], &["bench"]] {
+        let ten_gigabytes = "ulimit -v 10000000";
+        limited(ten_gigabytes, &[command, &soft].concat()).refused(&["takes about", "GB of memory"]);
+    }
+}

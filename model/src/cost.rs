@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::pass::Mode;
 use autograd::Tape;
 use serde::Serialize;
-use tensor::Tensor;
+use tensor::{DType, Tensor};
 
 /// Multiply-adds of one image, by kind of work. Normalisations, softmax and GELU are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -147,6 +147,19 @@ fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
     macs
 }
 
+/// The bytes that soft routing needs for an image at least: the keys and values of all routed regions, gathered, and the same
+/// weighted, of the stage that has most of them. Regions times regions, they can be more than all else; 0 where routing is
+/// not soft.
+pub fn gathered_bytes(config: &ModelConfig, image: [usize; 2], dtype: DType) -> u64 {
+    let of_stage = |stage: usize| {
+        let map = image.map(|side| config.map_side(side, stage));
+        let (Attend::Routed(k), Some(cut)) = (config.attend(stage), config.regions(map, stage)) else { return 0 };
+        let elements = [k, cut.count(), cut.tokens(), config.embed_dim[stage], 4 * dtype.size()];
+        elements.into_iter().fold(1, |product: u64, factor| product.saturating_mul(factor as u64))
+    };
+    (0..config.stages()).filter(|_| config.soft_routing).map(of_stage).max().unwrap_or(0)
+}
+
 /// The bytes that a training step's forward pass on such a tape keeps for its backward pass, per image, in the
 /// model's precision: measured on a pass over two images.
 pub fn activation_bytes(model: &BiFormer, tape: &Tape, height: usize, width: usize) -> Result<usize> {
@@ -162,7 +175,6 @@ pub fn activation_bytes(model: &BiFormer, tape: &Tape, height: usize, width: usi
 mod tests {
     use super::*;
     use crate::presets::preset;
-    use tensor::DType;
 
     /// A map of 16x16 and n_win = 5: rounded up that is 5x5 regions of 4x4 tokens, rounded down 6x6 of 3x3.
     #[test]

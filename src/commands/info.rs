@@ -45,7 +45,8 @@ fn show(arguments: &Arguments) -> Result<()> {
     }
     let mut run = RunConfig::for_model(&arguments.model.model)?;
     (run.batch_size, run.recompute, run.architecture) = (batch, arguments.recompute, config.clone());
-    memory::expect_room_to_foretell(&run)?;
+    config.check_image(size.0[0], size.0[1])?;
+    memory::expect_room_to_foretell(&run, size.0)?;
     let parts = parts(&BiFormer::blank(&config, DType::F32)?, size.0[0], size.0[1])?;
     // Before memory is foretold, which takes seconds for a large model.
     if !arguments.json {

@@ -8,6 +8,7 @@ use crate::device::DeviceName;
 use anyhow::{Result, bail};
 use forecast::Sample;
 use free::free_bytes;
+use model::cost::gathered_bytes;
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
 use tensor::{DType, OUT_OF_MEMORY};
@@ -20,7 +21,10 @@ pub use free::peak_resident_bytes;
 pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64) -> Result<()> {
     let words = ["training", "a smaller batch_size, in a run more micro_batches, or recompute = \"block\""];
     // Weights, their gradients, and two moments.
-    let Some(free) = room_beside(config, 4 * DType::F32.size(), images, words)? else { return Ok(()) };
+    let gathered = gathered_bytes(&config.architecture, size, DType::F32);
+    let Some(free) = room_beside(config, 4 * DType::F32.size(), images.saturating_add(gathered), words)? else {
+        return Ok(());
+    };
     let at_once = config.batch_size.div_ceil(config.micro_batches);
     if Sample::to_train(config, size)?.contains(at_once) {
         return Ok(());
@@ -32,28 +36,33 @@ pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64) -> Resu
 pub fn expect_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: DType) -> Result<()> {
     let words = ["inference", "a smaller batch_size, or smaller images"];
     // Weights, as they are and as they are prepared.
-    let Some(free) = room_beside(config, 2 * dtype.size(), images, words)? else { return Ok(()) };
+    let gathered = gathered_bytes(&config.architecture, size, dtype);
+    let Some(free) = room_beside(config, 2 * dtype.size(), images.saturating_add(gathered), words)? else {
+        return Ok(());
+    };
     if Sample::to_infer(config, size)?.0.contains(config.batch_size) {
         return Ok(());
     }
     expect_fit(words, inference(config, size, dtype)? + images.saturating_sub(image_bytes(config, size)), free)
 }
 
-/// Refuses a forecast of a model that is too large to be measured.
-pub fn expect_room_to_foretell(config: &RunConfig) -> Result<()> {
-    let needed = 4.0 * DType::F32.size() as f64 * config.architecture.rough_size();
-    free_bytes().map_or(Ok(()), |free| expect_fit(["forecast", "a smaller model"], needed as u64, free))
+/// Refuses a forecast of a model that is too large to be measured, on images of a size.
+pub fn expect_room_to_foretell(config: &RunConfig, size: Size) -> Result<()> {
+    // Not less than two images are measured.
+    let gathered = gathered_bytes(&config.architecture, size, DType::F32).saturating_mul(2);
+    let words = ["forecast", "a smaller model"];
+    room_beside(config, 4 * DType::F32.size(), gathered, words).map(|_| ())
 }
 
-/// The memory that is free, after weights of so many bytes each and all images have been found to fit into it: a model that
+/// The memory that is free, after weights of so many bytes each, and bytes beside them, have been found to fit into it: what
 /// does not is not measured. None where nothing needs to be foretold.
-fn room_beside(config: &RunConfig, weight: usize, images: u64, words: [&str; 2]) -> Result<Option<u64>> {
+fn room_beside(config: &RunConfig, weight: usize, bytes: u64, words: [&str; 2]) -> Result<Option<u64>> {
     // What the machine's memory holds then is little; a GPU says itself when it has no room.
     if config.device != DeviceName::Cpu {
         return Ok(None);
     }
     let Some(free) = free_bytes() else { return Ok(None) };
-    expect_fit(words, images.saturating_add((weight as f64 * config.architecture.rough_size()) as u64), free)?;
+    expect_fit(words, bytes.saturating_add((weight as f64 * config.architecture.rough_size()) as u64), free)?;
     Ok(Some(free))
 }
 
