@@ -22,7 +22,7 @@ const TRAINING: Effort = Effort { pixels: 6 * 224 * 224, macs: 30_000_000_000 };
 /// Without a backward pass, which takes twice the time of the forward pass, and most of the memory.
 const INFERENCE: Effort = Effort { pixels: 3 * TRAINING.pixels, macs: 2 * TRAINING.macs };
 
-/// Of inference that are measured.
+/// How many passes of inference are measured.
 const PASSES: usize = 4;
 /// What the program takes besides the pool and its images, about: code, threads, what the allocator keeps. (Not
 /// measured: once something has been freed, the system cannot tell how much of it is still counted.)
@@ -32,8 +32,8 @@ const PROGRAM: u64 = 12_000_000;
 pub type Size = [usize; 2];
 
 /// The resident bytes at the peak of training steps as configured, on images of a size, without the data set and the
-/// batches that are made ahead. It runs a few steps, on up to the pixels
-/// of six images of 224x224; the free blocks of the pool are given back to the system. Errors: those of a training step.
+/// batches that are made ahead. It runs a few steps, on up to the pixels of six images of 224x224; the free blocks of the pool
+/// are given back to the system. Errors: those of a training step.
 pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
     let at_once = config.batch_size.div_ceil(config.micro_batches);
     let sample = Sample::to_train(config, size)?;
@@ -51,8 +51,8 @@ pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
     Ok(PROGRAM + model + image_bytes(config, size))
 }
 
-/// The resident bytes at the peak of inference on `batch_size` images of a size, computed in f32 or f64. It runs a pass on
-/// as many as the model takes at once, or on smaller ones.
+/// The resident bytes at the peak of inference on `batch_size` images of a size, computed in f32 or f64. It runs a few
+/// passes on as many as the model takes at once, or on smaller ones. Errors: those of a pass.
 pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<u64> {
     let (sample, at_once) = Sample::to_infer(config, size)?;
     let meter = Meter::start();
