@@ -286,10 +286,12 @@ impl<'t, 'm> Pass<'t, 'm> {
         }
     }
 
-    pub(crate) fn record_output(&self, map: Var<'t>) {
-        self.trace.borrow_mut().outputs.push((String::new(), map.into_value()));
+    /// Keeps a stage's map, of some of the images, as a part of the results.
+    pub(crate) fn record_output(&self, stage: usize, map: Var<'t>) {
+        self.trace.borrow_mut().outputs.push((format!("out{stage}"), map.into_value()));
     }
 
+    /// The stages' maps that were kept.
     pub(crate) fn take_outputs(&self) -> Vec<Var<'t>> {
         let outputs = std::mem::take(&mut self.trace.borrow_mut().outputs);
         outputs.into_iter().map(|(_, map)| self.tape.constant(map)).collect()

@@ -124,7 +124,7 @@ impl BiFormer {
             let x = self.depth_first(pass, images, size, last)?;
             let x = self.blocks(pass, self.merge(pass, &x, last)?, last)?;
             if let Tail::Dense(norms) = &self.tail {
-                pass.record_output(norms[last].forward(pass, &x)?);
+                pass.record_output(last, norms[last].forward(pass, &x)?);
             }
             Ok(x)
         })

@@ -9,6 +9,11 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
+/// Bytes of what a check of every operation leaves behind, with much to spare.
+const LARGEST_REPORT: u64 = 1 << 24;
+/// The first bytes of other results, by which they are known.
+const BEGINNING: u64 = 1 << 16;
+
 /// What a command leaves behind.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
@@ -48,11 +53,11 @@ impl Kind {
                 }
                 Kind::Predictions => {
                     // One line is enough, and there may be a million.
-                    let bytes = beginning(path, LONGEST_LINE);
+                    let bytes = beginning(path, BEGINNING);
                     let mut lines = serde_json::Deserializer::from_slice(&bytes).into_iter::<Value>();
                     lines.next().is_some_and(|line| line.is_ok_and(|line| is(&line, "image") && is(&line, "predicted")))
                 }
-                Kind::Picture => pictures::is_own(&beginning(path, LONGEST_LINE)),
+                Kind::Picture => pictures::is_own(&beginning(path, BEGINNING)),
                 Kind::Tensors => TensorFile::read(path).is_ok_and(|file| {
                     let fits = |name: &String| {
                         ["logits", "pooled"].contains(&name.as_str())
@@ -66,11 +71,6 @@ impl Kind {
             }
     }
 }
-
-/// Bytes of what a check of every operation leaves behind, with much to spare.
-const LARGEST_REPORT: u64 = 1 << 24;
-/// Bytes by which other results are known.
-const LONGEST_LINE: u64 = 1 << 16;
 
 /// At most so many bytes of a file, none where it cannot be read.
 fn beginning(path: &Path, most: u64) -> Vec<u8> {

@@ -20,8 +20,8 @@ pub use free::peak_resident_bytes;
 /// to do instead. The images lie beside the pool, in so many bytes: more than a batch, where batches are made ahead.
 pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64) -> Result<()> {
     let words = ["training", "a smaller batch_size, in a run more micro_batches, or recompute = \"block\""];
-    // Weights, their gradients, and two moments.
     let gathered = gathered_bytes(&config.architecture, size, DType::F32);
+    // Weights, their gradients, and two moments.
     let Some(free) = room_beside(config, 4 * DType::F32.size(), images.saturating_add(gathered), words)? else {
         return Ok(());
     };
@@ -35,8 +35,8 @@ pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64) -> Resu
 /// The same for [`inference`].
 pub fn expect_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: DType) -> Result<()> {
     let words = ["inference", "a smaller batch_size, or smaller images"];
-    // Weights, as they are and as they are prepared.
     let gathered = gathered_bytes(&config.architecture, size, dtype);
+    // Weights, as they are and as they are prepared.
     let Some(free) = room_beside(config, 2 * dtype.size(), images.saturating_add(gathered), words)? else {
         return Ok(());
     };
