@@ -1,6 +1,7 @@
 //! A training loop from the library's parts: data, model, loss, backward, AdamW.
 //!
-//! What the program's trainer adds to this: checkpoints, evaluation, clipping, a moving average, pictures.
+//! What the program's trainer adds to this: evaluation, checkpoints, micro-batches, tapes that keep less, a moving average,
+//! pictures, and the name of the operation where a loss became NaN.
 //!
 //! `cargo run --release --example training_loop`
 

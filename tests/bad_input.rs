@@ -161,7 +161,7 @@ fn names_that_do_not_exist() {
 fn values_that_make_no_sense() {
     let folder = fresh("bad-values");
     let data = &shared().data;
-    let cases: [(&str, &[&str]); 20] = [
+    let cases: [(&str, &[&str]); 21] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
         ("image_size = 34", &["a 34x34 image does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
@@ -179,6 +179,7 @@ fn values_that_make_no_sense() {
         ("augmentation.erase = nan", &["augmentation", "erase", "NaN is not a probability"]),
         ("augmentation.mixup = inf", &["augmentation", "mixup", "inf is neither 0, for none, nor in 0.01..=100"]),
         ("augmentation.rand_augment = 99", &["augmentation", "rand_augment", "99 is not in 0..=16"]),
+        ("augmentation.balance = 1.5", &["augmentation", "balance", "1.5 is not in 0..=1"]),
         ("augmentation.repeats = 0", &["augmentation", "repeats", "0 is not in 1..=1000"]),
         ("augmentation.crop = \"round\"", &["augmentation.crop", "padded"]),
         ("model = 3", &["model: expected a text in quotes, got 3"]),

@@ -121,7 +121,7 @@ fn an_image_folder_works_like_cifar() {
     let said = biformer(&train).ok().out;
     let lines = [
         "M parameters, 15 training images of 2 classes, 8 test images (val/).",
-        "The classes are uneven: from 5 training images (light) to 10 (dark).",
+        "The classes are uneven: from 5 training images (light) to 10 (dark). To see them equally often: --set augmentation.balance=1",
         "note: passed over 2 files in train/ that are neither PNG nor JPEG: 1 .bmp, 1 .webp\n",
         "note: passed over 1 file in val/ that is neither PNG nor JPEG: 1 .txt\n",
     ];

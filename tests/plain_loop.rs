@@ -4,14 +4,14 @@ mod common;
 
 use anyhow::Result;
 use biformer::autograd::{Gradients, Tape};
-use biformer::config::RunConfig;
+use biformer::config::{Changes, RunConfig};
 use biformer::data::{self, Loader, LoaderConfig, Mixing, Split, Transform};
 use biformer::model::{BiFormer, Mode, TensorFile};
 use biformer::ops;
 use biformer::optim::{AdamW, AdamWConfig, clip_factor, gradient_norm};
 use biformer::tensor::{DType, Tensor};
 use biformer::threads::pool;
-use biformer::trainer::{Outcome, Trainer};
+use biformer::trainer::{Images, Outcome, Trainer};
 use common::program::{fresh, text};
 use common::samples;
 use std::sync::atomic::AtomicBool;
@@ -28,6 +28,7 @@ fn config(folder: &std::path::Path, mixed: bool) -> Result<RunConfig> {
     config.augmentation.erase = 0.5;
     if mixed {
         (config.augmentation.mixup, config.augmentation.cutmix, config.augmentation.repeats) = (0.8, 1.0, 3);
+        config.augmentation.balance = 0.5;
     }
     config.data = text(&samples::cifar10(&folder.join("data"))).to_owned();
     config.out = folder.join("run");
@@ -41,7 +42,7 @@ fn plain_loop(config: &RunConfig) -> Result<BiFormer> {
     let images = data::open(&config.data, Split::Train)?;
     let transform = Transform::train(config.image_size, images.statistics(), &config.augmentation)?;
     let mut loading = LoaderConfig::train(config.batch_size, config.seed, transform);
-    (loading.parts, loading.repeats) = (2, config.augmentation.repeats);
+    (loading.parts, loading.repeats, loading.balance) = (2, config.augmentation.repeats, config.augmentation.balance);
     loading.mixing = Mixing::of(&config.augmentation, 0.3);
     let loader = Loader::new(images, loading)?;
     let schedule = config.schedule(loader.batches_per_epoch())?;
@@ -90,4 +91,30 @@ fn a_run_leaves_the_bits_of_a_plain_loop() -> Result<()> {
 #[test]
 fn a_run_on_mixed_images_leaves_the_bits_of_a_plain_loop() -> Result<()> {
     assert_a_run_is_the_plain_loop(config(&fresh("plain-loop-mixed"), true)?)
+}
+
+/// Given as data sets they are the same images as in a folder, also to a run that goes on.
+#[test]
+fn a_run_on_images_of_ones_own() -> Result<()> {
+    let folder = fresh("plain-loop-own");
+    let config =
+        RunConfig { data: text(&samples::cifar10(&folder.join("data"))).to_owned(), ..config(&folder, false)? };
+    let (opened, own) = (folder.join("opened"), folder.join("own"));
+    let images = || Images::new(data::open(&config.data, Split::Train)?, data::open(&config.data, Split::Test)?);
+    let (go, stop) = (AtomicBool::new(false), AtomicBool::new(true));
+    Trainer::new(RunConfig { out: opened.clone(), ..config.clone() })?.run(&go)?;
+    let mut trainer = Trainer::on(images()?, RunConfig { out: own.clone(), ..config.clone() })?;
+    assert_eq!(trainer.run(&stop)?, Outcome::Interrupted, "after a step");
+    drop(trainer);
+    assert_eq!(Trainer::resume_on(images()?, &own, &Changes::default())?.run(&go)?, Outcome::Finished);
+    let metrics = [&opened, &own].map(|run| std::fs::read(run.join("metrics.jsonl")).unwrap());
+    assert!(metrics[0] == metrics[1] && !metrics[0].is_empty());
+    // They cannot be opened by the name that they have.
+    let unknown = Trainer::resume(&own, &Changes::default()).err().unwrap();
+    assert!(format!("{unknown:#}").contains("--data says where it is now"), "{unknown:#}");
+    let other = Images::new(data::open(&config.data, Split::Train)?, data::open("embedded", Split::Test)?);
+    assert!(other.err().unwrap().to_string().contains("different classes"));
+    let none = Trainer::on(images()?, RunConfig { epochs: 0, out: folder.join("none"), ..config.clone() });
+    assert!(none.err().unwrap().to_string().contains("epochs = 0"));
+    Ok(())
 }

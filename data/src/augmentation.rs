@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::order::check_balance;
 use crate::rand_augment::MAX_MAGNITUDE;
 use crate::resample::Filter;
 use crate::{Error, Mixing, Result};
@@ -86,6 +87,11 @@ pub struct Augmentation {
     /// How often an epoch shows an image, each time varied anew (1; the published ImageNet recipe has 3). An epoch stays as
     /// long as it is, so with 3 it shows a third of the images (Hoffer et al., "Augment your batch", 2019).
     pub repeats: usize,
+    /// How far rare classes are shown more often, 0 to 1 (0): of a class of n images an epoch shows a number in proportion to
+    /// n^(1 − balance), each of its images as often as the others, and varied anew each time. 0 shows each image once, 1 each
+    /// class as often as any other. An epoch stays as long as it is (Kang et al., "Decoupling representation and classifier
+    /// for long-tailed recognition", 2020).
+    pub balance: f64,
 }
 
 impl Default for Augmentation {
@@ -106,6 +112,7 @@ impl Default for Augmentation {
             cutmix: 0.0,
             mix: 1.0,
             repeats: 1,
+            balance: 0.0,
         }
     }
 }
@@ -148,6 +155,7 @@ impl Augmentation {
         if !(magnitude_std >= 0.0 && magnitude_std.is_finite()) {
             return Err(Error::setting("magnitude_std", format!("{magnitude_std} is not a finite number from 0 on")));
         }
+        check_balance(self.balance)?;
         Mixing { mixup: self.mixup, cutmix: self.cutmix, probability: mix, smoothing: 0.0 }.check()
     }
 }

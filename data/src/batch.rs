@@ -48,7 +48,7 @@ pub struct Skipped {
     pub slot: usize,
     /// Its number in the data set.
     pub sample: usize,
-    /// Whether the epoch has met it before, where it repeats samples: then it is not counted again.
+    /// Whether the epoch has met it before, where it shows samples more than once: then it is not counted again.
     pub again: bool,
     /// The failure, with the file's path.
     pub reason: String,

@@ -3,8 +3,8 @@
 //! A thread makes the batches of an epoch one after the other, the images of each on several threads, and puts them into a
 //! bounded channel: so they come in order without being sorted, and a slow consumer holds the threads back. A batch is there
 //! as soon as it can be, and few are in memory, however many threads there are. No thread's speed can change what a batch
-//! holds: the order of an epoch is a function of (seed, epoch), the augmentation of a sample one of (seed, epoch, sample), and
-//! how images are mixed one of (seed, epoch, batch).
+//! holds: the order of an epoch is a function of (seed, epoch), the augmentation of a sample one of (seed, epoch, sample, how
+//! often it was shown), and how images are mixed one of (seed, epoch, batch).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use crate::job::{Job, NAMED, cannot_start, lock};
-use crate::order::{Showing, order};
+use crate::order::{Showing, check_balance, order};
 use crate::{Batch, Dataset, Error, Mixing, Result, Transform};
 
 /// The largest batch, in bytes.
@@ -46,6 +46,9 @@ pub struct LoaderConfig {
     /// How often an epoch shows a sample, above 0. Its length is that of the data set in any case: of so many times fewer
     /// samples.
     pub repeats: usize,
+    /// How far a random order makes up for classes of different sizes, from 0 to 1: see
+    /// [`Augmentation::balance`](crate::Augmentation::balance).
+    pub balance: f64,
     /// How the images of a batch are mixed, if they are.
     pub mixing: Option<Mixing>,
 }
@@ -64,6 +67,7 @@ impl LoaderConfig {
             transform,
             parts: 1,
             repeats: 1,
+            balance: 0.0,
             mixing: None,
         }
     }
@@ -91,7 +95,8 @@ impl Loader {
     /// A loader of `dataset`. No thread starts before [`epoch`](Self::epoch).
     ///
     /// Errors: [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, an epoch would have no batch, samples are
-    /// to be repeated or batches cut 0 times, or a number of the mixing is out of its range.
+    /// to be repeated or batches cut 0 times, a number of the balance or the mixing is out of its range, or classes are to be
+    /// balanced and the data set does not know all [`labels`](Dataset::labels).
     pub fn new(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Result<Self> {
         let LoaderConfig { batch_size, drop_last, .. } = config;
         let (len, size) = (dataset.len(), config.transform.size());
@@ -102,6 +107,11 @@ impl Loader {
             if count == 0 {
                 return Err(Error::setting(name, "it must be 1 or more"));
             }
+        }
+        check_balance(config.balance)?;
+        if config.balance > 0.0 && dataset.labels().is_none_or(|labels| labels.len() != len) {
+            let problem = format!("the labels of {} are not known without reading its images", dataset.name());
+            return Err(Error::setting("balance", problem));
         }
         config.mixing.as_ref().map_or(Ok(()), Mixing::check)?;
         if len == 0 || (drop_last && batch_size > len) {
@@ -143,7 +153,7 @@ impl Loader {
     pub fn epoch(&self, epoch: u64, first_batch: usize) -> Batches {
         let total = self.batches_per_epoch();
         let left = total.saturating_sub(first_batch);
-        let order = order(&self.config, epoch, self.dataset.len());
+        let order = order(&self.config, epoch, self.dataset.len(), self.dataset.labels().unwrap_or_default());
         let job = Arc::new(self.job(Arc::clone(&self.config), epoch, order));
         let worker = (left > 0).then(|| {
             let (sender, receiver) = sync_channel(self.config.ahead());

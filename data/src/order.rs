@@ -1,8 +1,10 @@
 //! Which samples an epoch shows, and in which order: a function of (seed, epoch).
 
-use tensor::rng::Philox;
+use std::collections::BTreeMap;
 
-use crate::LoaderConfig;
+use tensor::rng::{Philox, Sequence};
+
+use crate::{Error, LoaderConfig, Result};
 
 /// Names the stream of random numbers.
 const SHUFFLE: u64 = 0x5348_5546;
@@ -14,19 +16,54 @@ pub(crate) struct Showing {
     pub before: usize,
 }
 
-/// The order of an epoch of a data set of `len` samples.
-pub(crate) fn order(config: &LoaderConfig, epoch: u64, len: usize) -> Vec<Showing> {
-    let LoaderConfig { batch_size, seed, shuffle, parts, repeats, .. } = *config;
-    let samples = match shuffle {
-        true => Philox::keyed(seed, &[SHUFFLE, epoch]).sequence().permutation(len),
-        false => (0..len).collect(),
+/// The order of an epoch of a data set of `len` samples. The `labels` of all of them are needed where classes are balanced.
+pub(crate) fn order(config: &LoaderConfig, epoch: u64, len: usize, labels: &[u32]) -> Vec<Showing> {
+    let LoaderConfig { batch_size, seed, shuffle, parts, repeats, balance, .. } = *config;
+    let mut random = Philox::keyed(seed, &[SHUFFLE, epoch]).sequence();
+    let samples = match (shuffle, balance > 0.0) {
+        (true, true) => balanced(labels, balance, &mut random),
+        (true, false) => random.permutation(len),
+        (false, _) => (0..len).collect(),
     };
-    let showing = |place: usize| Showing { sample: samples[place / repeats], before: place % repeats };
+    let mut shown = vec![0; len];
+    let showing = |place: usize| {
+        let sample = samples[place / repeats];
+        shown[sample] += 1;
+        Showing { sample, before: shown[sample] - 1 }
+    };
     let showings: Vec<Showing> = (0..len).map(showing).collect();
     if repeats == 1 {
         return showings;
     }
     showings.chunks(batch_size).flat_map(|batch| deal(batch, parts)).collect()
+}
+
+/// As many samples as there are labels, mixed, of which a class of n has n^(1 − `balance`) parts. Each of its samples comes so
+/// many times, or once more or less.
+fn balanced(labels: &[u32], balance: f64, random: &mut Sequence) -> Vec<usize> {
+    let mut classes = BTreeMap::<u32, Vec<usize>>::new();
+    for (sample, &label) in labels.iter().enumerate() {
+        classes.entry(label).or_default().push(sample);
+    }
+    let parts = |samples: &Vec<usize>| (samples.len() as f64).powf(1.0 - balance);
+    let all: f64 = classes.values().map(parts).sum();
+    let (mut drawn, mut upto) = (Vec::with_capacity(labels.len()), 0.0);
+    for samples in classes.values() {
+        upto += parts(samples);
+        // Ends are rounded and not parts, so that there are as many in all as there are labels.
+        let end = (upto / all * labels.len() as f64).round() as usize;
+        while drawn.len() < end {
+            let round = random.permutation(samples.len()).into_iter().take(end - drawn.len());
+            drawn.extend(round.map(|place| samples[place]));
+        }
+    }
+    random.permutation(drawn.len()).into_iter().map(|place| drawn[place]).collect()
+}
+
+/// Errors: [`Error::Setting`] where classes cannot be balanced that far.
+pub(crate) fn check_balance(balance: f64) -> Result<()> {
+    let problem = || Error::setting("balance", format!("{balance} is not in 0..=1"));
+    (0.0..=1.0).contains(&balance).then_some(()).ok_or_else(problem)
 }
 
 /// A batch dealt like cards, so that showings of a sample go to different parts: first what the first part gets, then what the

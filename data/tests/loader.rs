@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use data::{
-    Augmentation, Dataset, EraseFill, Error, Loader, LoaderConfig, Mixing, Sample, Split, Statistics, Transform, open,
+    Augmentation, Batch, Dataset, EraseFill, Error, InMemory, Loader, LoaderConfig, Mixing, Sample, Split, Statistics,
+    Transform, open,
 };
 use support::loading::*;
 use support::*;
@@ -68,6 +69,75 @@ fn an_epoch_holds_each_sample_once() {
             assert_eq!(batch.images[slot * 3072], sample as f32 / 255.0);
         }
     }
+}
+
+/// Of 100 samples, 80 of which are of one class, 16 of another and 4 of the last.
+#[test]
+fn rare_classes_are_shown_as_often_as_is_asked_for() {
+    let labels: Vec<u32> =
+        (0..100).map(|sample| [0, 1, 2][usize::from(sample >= 80) + usize::from(sample >= 96)]).collect();
+    let classes = ["much", "some", "rare"].map(str::to_owned).to_vec();
+    let dataset: Arc<dyn Dataset> =
+        Arc::new(InMemory::new("uneven", classes, PLAIN, 8, vec![255; 100 * 8 * 8 * 3], labels.clone()).unwrap());
+    let config = LoaderConfig { drop_last: false, ..LoaderConfig::train(10, 7, augmented(8)) };
+    for (balance, expected) in [(0.0, [80, 16, 4]), (0.5, [60, 27, 13]), (1.0, [33, 34, 33])] {
+        let config = LoaderConfig { balance, ..config.clone() };
+        let epochs: Vec<Vec<Batch>> = (0..2).map(|epoch| all(&dataset, &config, epoch, 0)).collect();
+        let orders = epochs.iter().map(|batches| batches.iter().flat_map(|batch| batch.samples.clone()).collect());
+        let orders: Vec<Vec<usize>> = orders.collect();
+        assert_ne!(orders[0], orders[1], "{balance}");
+        for order in &orders {
+            let mut shown = [0; 100];
+            order.iter().for_each(|&sample| shown[sample] += 1);
+            for (class, samples) in [0..80, 80..96, 96..100].into_iter().enumerate() {
+                let times = &shown[samples];
+                assert_eq!(times.iter().sum::<usize>(), expected[class], "class {class}, {balance}");
+                let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+                assert!(most - least <= 1, "class {class}, {balance}: {times:?}");
+            }
+            let changes = order.windows(2).filter(|pair| labels[pair[0]] != labels[pair[1]]).count();
+            assert!(changes > 15, "classes come mixed: {changes} changes");
+        }
+    }
+    // Each of the 8 showings of a rare sample is another crop of it, known by the black beyond its edge.
+    let balanced = all(&dataset, &LoaderConfig { balance: 1.0, ..config }, 0, 0);
+    let slots = balanced.iter().flat_map(|batch| (0..10).map(move |slot| (batch.samples[slot], batch.image(slot))));
+    let crops: Vec<&[f32]> = slots.filter(|&(sample, _)| sample == 96).map(|(_, crop)| crop).collect();
+    let different =
+        crops.iter().filter(|crop| !crops.iter().any(|other| !std::ptr::eq(*crop, other) && *crop == other));
+    assert!(crops.len() >= 8 && different.count() >= 5, "{} showings", crops.len());
+}
+
+#[test]
+fn classes_that_cannot_be_balanced() {
+    struct Unlabelled(Arc<dyn Dataset>);
+    impl Dataset for Unlabelled {
+        fn name(&self) -> &str {
+            "unlabelled"
+        }
+        fn classes(&self) -> &[String] {
+            self.0.classes()
+        }
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+        fn get(&self, index: usize) -> data::Result<Sample> {
+            self.0.get(index)
+        }
+        fn statistics(&self) -> Statistics {
+            PLAIN
+        }
+    }
+    let refused = |dataset, balance| match Loader::new(dataset, LoaderConfig { balance, ..mixed(8) }) {
+        Err(Error::Setting { name: "balance", problem }) => problem,
+        other => panic!("{:?}", other.err()),
+    };
+    for balance in [-0.1, 1.1, f64::NAN] {
+        assert!(refused(in_memory(40), balance).contains("is not in 0..=1"));
+    }
+    let unlabelled: Arc<dyn Dataset> = Arc::new(Unlabelled(in_memory(40)));
+    assert!(refused(Arc::clone(&unlabelled), 0.5).contains("labels of unlabelled are not known"));
+    assert!(Loader::new(unlabelled, LoaderConfig { balance: 0.0, ..mixed(8) }).is_ok());
 }
 
 /// A crop is known by the black that it shows beyond the edge.

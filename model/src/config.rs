@@ -70,7 +70,7 @@ pub struct ModelConfig {
     /// Channels per stage.
     pub embed_dim: Vec<usize>,
     /// Attention: k > 0 routes each region to k regions; -1 is plain full attention; -2 is full attention with
-    /// local context.
+    /// local context. In the `biformer_stl_nchw` family -1 has it, too, as published.
     pub topks: Vec<i64>,
     /// S: regions along each side of the map, S·S in all.
     #[serde(alias = "n_wins")]

@@ -6,11 +6,12 @@ use model::{FIELDS, did_you_mean, field_name, nearest};
 use toml::{Table, Value};
 
 /// What other trainers call some of them.
-const ALIASES: [(&str, &str); 4] = [
+const ALIASES: [(&str, &str); 5] = [
     ("lr", "schedule.peak"),
     ("learning_rate", "schedule.peak"),
     ("wd", "optimizer.weight_decay"),
     ("grad_clip", "clip_norm"),
+    ("class_weights", "augmentation.balance"),
 ];
 
 impl RunConfig {

@@ -267,7 +267,8 @@ impl RunConfig {
         Ok(toml::to_string(self)?)
     }
 
-    fn check(&self) -> Result<()> {
+    /// Errors: a field that no run can have, and what is expected.
+    pub fn check(&self) -> Result<()> {
         self.architecture.check().context("architecture")?;
         self.architecture.check_image(self.image_size, self.image_size).context("image_size and architecture")?;
         if self.architecture.features != Features::Logits {

@@ -41,7 +41,14 @@ fn describe(config: &RunConfig, parameters: f64, train: &dyn Dataset, test: &dyn
         plural(tests)
     );
     if let Some([(small, least), (large, most)]) = train.labels().and_then(|labels| uneven(classes, labels)) {
-        tell!(io::stdout(), "The classes are uneven: from {least} training images ({small}) to {most} ({large}).");
+        let remedy = match config.augmentation.balance {
+            0.0 => "To see them equally often: --set augmentation.balance=1".to_owned(),
+            balance => format!("Small ones are seen more often (augmentation.balance = {balance})"),
+        };
+        tell!(
+            io::stdout(),
+            "The classes are uneven: from {least} training images ({small}) to {most} ({large}). {remedy}."
+        );
     }
     for passed_over in [train, test].into_iter().filter_map(Dataset::passed_over) {
         tell!(io::stdout(), "note: {passed_over}");

@@ -8,6 +8,7 @@
 //! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to go on to the bit, and how it is stored |
 //! | `trained.rs` | what of that is needed to use a trained model |
+//! | `images.rs` | [`Images`]: what a run learns from, and what it is tested on |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
 //! | `display.rs` | what a user sees while it trains |
 
@@ -15,6 +16,7 @@ mod average;
 pub mod checkpoint;
 pub mod display;
 pub mod folder;
+mod images;
 mod recorded;
 pub mod score;
 pub mod step;
@@ -27,9 +29,10 @@ use crate::staging::numbered;
 use crate::threads::pool;
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, Progress, Stored};
-use data::{Dataset, Loader, LoaderConfig, Mixing, Split, Transform};
+use data::Loader;
 use display::{Display, announce};
 use folder::{EpochMetrics, PICTURED, RunFolder, expect_free};
+pub use images::Images;
 use optim::Schedule;
 use rayon::ThreadPool;
 use score::Score;
@@ -68,7 +71,32 @@ impl Trainer {
     /// [`Trainer::asked`].
     pub fn new(config: RunConfig) -> Result<Self> {
         let weights = weights(&config.weights)?;
-        Self::started(config, weights)
+        Self::started(config, weights, None)
+    }
+
+    /// A new run on images of one's own, which it calls by the name of the data set to learn from:
+    ///
+    /// ```no_run
+    /// # use biformer::data::{InMemory, Statistics};
+    /// # use biformer::{config::RunConfig, trainer::{Images, Trainer}};
+    /// # use std::sync::{Arc, atomic::AtomicBool};
+    /// # fn main() -> anyhow::Result<()> {
+    /// let half_grey = Statistics { mean: [0.5; 3], std: [0.25; 3] };
+    /// let images = |count: usize| {
+    ///     let (classes, labels) = (vec!["dark".into(), "light".into()], (0..count as u32).map(|i| i % 2).collect());
+    ///     let pixels = (0..count).flat_map(|i| [[50, 200][i % 2]; 32 * 32 * 3]).collect(); // (N, 32, 32, 3)
+    ///     data::Result::Ok(Arc::new(InMemory::new("greys", classes, half_grey, 32, pixels, labels)?))
+    /// };
+    /// let config = RunConfig::for_model("nano")?;
+    /// let mut trainer = Trainer::on(Images::new(images(1000)?, images(100)?)?, config)?;
+    /// trainer.run(&AtomicBool::new(false))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on(images: Images, mut config: RunConfig) -> Result<Self> {
+        config.data = images.train().name().to_owned();
+        let weights = weights(&config.weights)?;
+        Self::started(config, weights, Some(images))
     }
 
     /// A new run, as asked: see [`RunConfig::changed`], and for one that starts from weights that say what they are of,
@@ -79,23 +107,30 @@ impl Trainer {
             None => RunConfig::changed(changes)?,
             Some((theirs, _)) => theirs.tuning(changes)?,
         };
-        Self::started(config, weights)
+        Self::started(config, weights, None)
     }
 
-    fn started(config: RunConfig, weights: Option<Stored>) -> Result<Self> {
+    /// Images that are not given are opened.
+    fn started(config: RunConfig, weights: Option<Stored>, images: Option<Images>) -> Result<Self> {
+        config.check()?;
         let pool = Arc::new(pool(config.threads)?);
-        Arc::clone(&pool).install(|| Self::begin(pool, config, weights))
+        Arc::clone(&pool).install(|| Self::begin(pool, config, weights, images))
     }
 
-    fn begin(pool: Arc<ThreadPool>, mut config: RunConfig, weights: Option<Stored>) -> Result<Self> {
+    fn begin(
+        pool: Arc<ThreadPool>,
+        mut config: RunConfig,
+        weights: Option<Stored>,
+        images: Option<Images>,
+    ) -> Result<Self> {
         expect_free(&config.out)?;
         announce(&config);
-        let (train, test) = open_data(&config, "")?;
-        adopt_classes(&mut config, train.as_ref())?;
-        let mut facts = DataFacts::of(train.as_ref());
+        let images = images.map_or_else(|| Images::open(&config.data, ""), Ok)?;
+        images.settle_classes(&mut config)?;
+        let mut facts = DataFacts::of(images.train());
         let theirs = weights.as_ref().and_then(Stored::described).map(|(_, data)| data.statistics);
         facts.statistics = config.statistics(theirs.unwrap_or(facts.statistics))?;
-        let (train, test) = loaders(&config, &facts, train, test)?;
+        let (train, test) = images.loaders(&config, &facts)?;
         expect_room(&config, &train, &test)?;
         let learner = match weights {
             None => Learner::new(&config)?,
@@ -112,16 +147,31 @@ impl Trainer {
     /// The run in a folder, taken up where its checkpoint left it, with its own configuration but for what is asked to be
     /// different: see [`RunConfig::resumed`].
     pub fn resume(folder: &Path, changes: &Changes) -> Result<Self> {
+        Self::resumed(folder, changes, None)
+    }
+
+    /// As [`resume`](Self::resume), on images of one's own, which must be those that the run began [`on`](Self::on).
+    pub fn resume_on(images: Images, folder: &Path, changes: &Changes) -> Result<Self> {
+        Self::resumed(folder, changes, Some(images))
+    }
+
+    fn resumed(folder: &Path, changes: &Changes, images: Option<Images>) -> Result<Self> {
         let folder = RunFolder::open(folder)?;
         let checkpoint = Checkpoint::read(&folder.checkpoint())?;
         let mut config = checkpoint.described.config.resumed(changes)?;
         // Wherever the folder was when the run began.
         folder.path().clone_into(&mut config.out);
         let pool = Arc::new(pool(config.threads)?);
-        Arc::clone(&pool).install(|| Self::go_on(pool, folder, &checkpoint, config))
+        Arc::clone(&pool).install(|| Self::go_on(pool, folder, &checkpoint, config, images))
     }
 
-    fn go_on(pool: Arc<ThreadPool>, folder: RunFolder, checkpoint: &Checkpoint, config: RunConfig) -> Result<Self> {
+    fn go_on(
+        pool: Arc<ThreadPool>,
+        folder: RunFolder,
+        checkpoint: &Checkpoint,
+        config: RunConfig,
+        images: Option<Images>,
+    ) -> Result<Self> {
         let Described { config: then, data: facts, .. } = &checkpoint.described;
         let (facts, progress) = (facts.clone(), checkpoint.progress.clone());
         let (asked, done) = (config.epochs, progress.epoch);
@@ -131,16 +181,17 @@ impl Trainer {
         if done < asked {
             announce(&config);
         }
-        let (train, test) = open_data(&config, if config.data == then.data { OF_THE_RUN } else { "" })?;
-        facts.expect_classes(&config.data, train.classes())?;
-        let (images, before) = (train.len(), facts.train_images);
-        if images != before {
+        let whose = if config.data == then.data { OF_THE_RUN } else { "" };
+        let images = images.map_or_else(|| Images::open(&config.data, whose), Ok)?;
+        facts.expect_classes(&config.data, images.train().classes())?;
+        let (count, before) = (images.train().len(), facts.train_images);
+        if count != before {
             bail!(
-                "data {}: {images} training images, the run began with {before}; give it those with --data",
+                "data {}: {count} training images, the run began with {before}; give it those with --data",
                 config.data
             );
         }
-        let (train, test) = loaders(&config, &facts, train, test)?;
+        let (train, test) = images.loaders(&config, &facts)?;
         let (batch, steps) = (progress.batch, train.batches_per_epoch());
         if batch > steps {
             bail!("{}: it is in batch {batch} of {steps}; take another copy of it", checkpoint.path().display());
@@ -324,65 +375,10 @@ fn expect_room(config: &RunConfig, train: &Loader, test: &Loader) -> Result<()> 
     memory::expect_room_to_train(config, [config.image_size; 2], images)
 }
 
-/// What hands out the batches to train on, and those to test on.
-fn loaders(
-    config: &RunConfig,
-    facts: &DataFacts,
-    train: Arc<dyn Dataset>,
-    test: Arc<dyn Dataset>,
-) -> Result<(Loader, Loader)> {
-    let (size, statistics) = (config.image_size, facts.statistics);
-    let varied = Transform::train(size, statistics, &config.augmentation)?;
-    let mut training = LoaderConfig::train(config.batch_size, config.seed, varied);
-    // Not more images at once than in training, or a test would take more memory.
-    let at_once = config.batch_size / config.micro_batches;
-    let mut testing = LoaderConfig::eval(at_once, config.test_transform(statistics)?);
-    (training.parts, training.repeats) = (config.micro_batches, config.augmentation.repeats);
-    training.mixing = Mixing::of(&config.augmentation, config.label_smoothing);
-    training.max_bad_images = config.max_bad_images;
-    testing.max_bad_images = config.max_bad_images;
-    let (images, asked, parts) = (train.len(), config.batch_size, config.micro_batches);
-    if images < asked {
-        bail!(
-            "batch_size = {asked}: data {} has {images} training images, and a batch is full; use --batch-size {} or less{}",
-            config.data,
-            (images / parts * parts).max(1),
-            if images < parts { ", and fewer micro_batches" } else { "" }
-        );
-    }
-    let source = || format!("data {}", config.data);
-    Ok((Loader::new(train, training).with_context(source)?, Loader::new(test, testing).with_context(source)?))
-}
-
 /// The weights that a run is to start from, if there are any.
 fn weights(path: &str) -> Result<Option<Stored>> {
     let read = || Stored::read(Path::new(path)).with_context(|| format!("weights {path}"));
     (!path.is_empty()).then(read).transpose()
-}
-
-/// What a data set has to learn from and to evaluate on, which must have the same classes. Errors say `whose` data they are.
-fn open_data(config: &RunConfig, whose: &str) -> Result<(Arc<dyn Dataset>, Arc<dyn Dataset>)> {
-    let open = |split| data::open(&config.data, split).with_context(|| format!("data {}{whose}", config.data));
-    let (train, test) = (open(Split::Train)?, open(Split::evaluated(&config.data))?);
-    if train.classes() != test.classes() {
-        bail!("data {}: training and test images have different classes", config.data);
-    }
-    Ok((train, test))
-}
-
-/// A model's default number of classes gives way to the data's; one that was asked for and differs is an error.
-fn adopt_classes(config: &mut RunConfig, data: &dyn Dataset) -> Result<()> {
-    let (classes, default) = (data.classes().len(), RunConfig::for_model(&config.model)?.architecture.num_classes);
-    let asked = config.architecture.num_classes;
-    if asked != classes && asked != default {
-        bail!(
-            "architecture.num_classes = {asked}, but data {} has {classes} classes; leave it out, or take --set \
-             num_classes={classes}",
-            config.data
-        );
-    }
-    config.architecture.num_classes = classes;
-    Ok(())
 }
 
 /// Images and time since an epoch, or its resumed rest, began.

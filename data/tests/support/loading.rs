@@ -15,6 +15,7 @@ pub fn mixed(batch_size: usize) -> LoaderConfig {
     LoaderConfig {
         parts: 3,
         repeats: 2,
+        balance: 0.5,
         max_bad_images: 30,
         mixing,
         ..LoaderConfig::train(batch_size, 7, augmented(32))
@@ -70,6 +71,10 @@ impl Dataset for Faulty {
 
     fn statistics(&self) -> Statistics {
         PLAIN
+    }
+
+    fn labels(&self) -> Option<&[u32]> {
+        self.inner.labels()
     }
 }
 

@@ -1,0 +1,79 @@
+//! What a run learns from, and what it is tested on.
+
+use super::trained::DataFacts;
+use crate::config::RunConfig;
+use anyhow::{Context, Result, bail};
+use data::{Dataset, Loader, LoaderConfig, Mixing, Split, Transform};
+use std::sync::Arc;
+
+/// Images to learn from and images to be tested on, of the same classes.
+pub struct Images {
+    train: Arc<dyn Dataset>,
+    test: Arc<dyn Dataset>,
+}
+
+impl Images {
+    /// These. Errors: they have different classes.
+    pub fn new(train: Arc<dyn Dataset>, test: Arc<dyn Dataset>) -> Result<Self> {
+        if train.classes() != test.classes() {
+            bail!("training and test images have different classes");
+        }
+        Ok(Self { train, test })
+    }
+
+    /// Those of `embedded`, or of a data set's folder. Errors say `whose` it is.
+    pub(super) fn open(source: &str, whose: &str) -> Result<Self> {
+        let open = |split| data::open(source, split).with_context(|| format!("data {source}{whose}"));
+        let (train, test) = (open(Split::Train)?, open(Split::evaluated(source))?);
+        Self::new(train, test).with_context(|| format!("data {source}"))
+    }
+
+    /// Those to learn from.
+    pub(super) fn train(&self) -> &dyn Dataset {
+        self.train.as_ref()
+    }
+
+    /// A model's default number of classes gives way to theirs; one that was asked for and differs is an error.
+    pub(super) fn settle_classes(&self, config: &mut RunConfig) -> Result<()> {
+        let classes = self.train.classes().len();
+        let (asked, default) =
+            (config.architecture.num_classes, RunConfig::for_model(&config.model)?.architecture.num_classes);
+        if asked != classes && asked != default {
+            bail!(
+                "architecture.num_classes = {asked}, but data {} has {classes} classes; leave it out, or take --set \
+                 num_classes={classes}",
+                config.data
+            );
+        }
+        config.architecture.num_classes = classes;
+        Ok(())
+    }
+
+    /// What hands out the batches to train on, and those to test on.
+    pub(super) fn loaders(self, config: &RunConfig, facts: &DataFacts) -> Result<(Loader, Loader)> {
+        let Self { train, test } = self;
+        let (size, statistics) = (config.image_size, facts.statistics);
+        let varied = Transform::train(size, statistics, &config.augmentation)?;
+        let mut training = LoaderConfig::train(config.batch_size, config.seed, varied);
+        // Not more images at once than in training, or a test would take more memory.
+        let at_once = config.batch_size / config.micro_batches;
+        let mut testing = LoaderConfig::eval(at_once, config.test_transform(statistics)?);
+        (training.parts, training.repeats) = (config.micro_batches, config.augmentation.repeats);
+        training.balance = config.augmentation.balance;
+        training.mixing = Mixing::of(&config.augmentation, config.label_smoothing);
+        training.max_bad_images = config.max_bad_images;
+        testing.max_bad_images = config.max_bad_images;
+        let (images, asked, parts) = (train.len(), config.batch_size, config.micro_batches);
+        if images < asked {
+            bail!(
+                "batch_size = {asked}: data {} has {images} training images, and a batch is full; use --batch-size {} or \
+                 less{}",
+                config.data,
+                (images / parts * parts).max(1),
+                if images < parts { ", and fewer micro_batches" } else { "" }
+            );
+        }
+        let source = || format!("data {}", config.data);
+        Ok((Loader::new(train, training).with_context(source)?, Loader::new(test, testing).with_context(source)?))
+    }
+}
