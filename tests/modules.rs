@@ -24,7 +24,7 @@ enum Module {
 }
 
 impl Module {
-    fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+    fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         match self {
             Module::Attention(attention) => attention.forward(pass, x, None),
             Module::Block(block) => block.forward(pass, x),

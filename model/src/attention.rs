@@ -97,7 +97,7 @@ impl Attention {
 
     /// Attends, and adds a residual (N, H, W, C), if there is one. [`Error::Map`] where routed attention cannot cut the map
     /// into regions.
-    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
+    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
         let mixed = match &self.mixing {
             Mixing::Routed(routed) => routed.forward(pass, &self.qkv, x)?,
             Mixing::Full(full) => full.forward(pass, &self.qkv, x)?,
@@ -107,7 +107,7 @@ impl Attention {
 }
 
 impl Full {
-    fn forward<'t>(&self, pass: &Pass<'t, '_>, qkv: &Linear, x: &Var<'t>) -> Result<Var<'t>> {
+    fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: &Var<'t>) -> Result<Var<'t>> {
         let qkv = qkv.forward(pass, x)?;
         let scale = ((self.dim / self.heads) as f64).powf(-0.5);
         let mixed = ops::attention(&qkv, self.heads, scale)?;
@@ -123,7 +123,7 @@ impl Full {
 }
 
 impl Routed {
-    fn forward<'t>(&self, pass: &Pass<'t, '_>, qkv: &Linear, x: &Var<'t>) -> Result<Var<'t>> {
+    fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: &Var<'t>) -> Result<Var<'t>> {
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
         let (map, n_win) = ([height, width], self.n_win);
         let unfit = |reason: String, advice: &'static str| Error::Map { height, width, reason, advice };

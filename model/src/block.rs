@@ -43,7 +43,7 @@ impl Block {
     }
 
     /// The block's map.
-    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let x = match &self.position {
             Some(position) => position.residual(pass, x)?,
             None => x.clone(),
@@ -57,7 +57,7 @@ impl Block {
     /// done adds x itself.
     fn residual<'t>(
         &self,
-        pass: &Pass<'t, '_>,
+        pass: &Pass<'t>,
         x: &Var<'t>,
         index: usize,
         branch: impl FnOnce(Option<&Var<'t>>) -> Result<Var<'t>>,

@@ -73,20 +73,16 @@ pub struct ModelConfig {
     /// local context. In the `biformer_stl_nchw` family -1 has it, too, as published.
     pub topks: Vec<i64>,
     /// S: regions along each side of the map, S·S in all.
-    #[serde(alias = "n_wins")]
     pub n_win: PerStage<usize>,
     /// Channels of a head in routed attention.
     pub head_dim: usize,
     /// Heads of full attention.
     pub full_attention_heads: usize,
     /// Hidden channels of the MLP, as a multiple of the stage's.
-    #[serde(alias = "mlp_ratios")]
     pub mlp_ratio: PerStage<f64>,
     /// Kernel of the local context convolution ("lepe"); 0 leaves it out of routed attention.
-    #[serde(alias = "side_dwconv")]
     pub lce_kernel: usize,
     /// Kernel of the positional convolution at the start of a block; 0 leaves it out.
-    #[serde(alias = "before_attn_dwconv")]
     pub pos_kernel: usize,
     /// Strides of the stem's two 3x3 convolutions: 2, 2 for large images; less for small ones.
     pub stem_strides: [usize; 2],
@@ -97,10 +93,8 @@ pub struct ModelConfig {
     /// router then learns. The published models route hard.
     pub soft_routing: bool,
     /// Initial value of the learned per-channel factor on each residual branch; 0 leaves it out.
-    #[serde(alias = "layer_scale_init_value")]
     pub layer_scale: f64,
     /// How often stochastic depth drops the branches of the last block; those of earlier blocks proportionally less.
-    #[serde(alias = "drop_path_rate")]
     pub drop_path: f64,
 }
 

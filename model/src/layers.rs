@@ -32,18 +32,18 @@ impl Linear {
     }
 
     /// x·Wᵀ + b
-    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         self.plus(pass, x, None)
     }
 
     /// The same plus a residual (..., O), if there is one.
-    pub fn plus<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
+    pub fn plus<'t>(&self, pass: &Pass<'t>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
         let (weight, bias) = self.parameters(pass)?;
         Ok(ops::linear_residual(x, &weight, bias.as_ref(), residual)?)
     }
 
     /// Weight (O, I) and bias on the tape, for operations that are more than this layer.
-    pub fn parameters<'t>(&self, pass: &Pass<'t, '_>) -> Result<(Var<'t>, Option<Var<'t>>)> {
+    pub fn parameters<'t>(&self, pass: &Pass<'t>) -> Result<(Var<'t>, Option<Var<'t>>)> {
         Ok((pass.factor_as(self.weight, self.extents)?, self.bias.map(|bias| pass.factor(bias))))
     }
 
@@ -78,7 +78,7 @@ impl Conv {
     }
 
     /// The convolution of a map.
-    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         Ok(ops::conv2d(x, &pass.factor(self.weight), Some(&pass.factor(self.bias)), self.attributes)?)
     }
 
@@ -132,18 +132,18 @@ impl DepthwiseConv {
     }
 
     /// Weight and bias on the tape, for attention that adds this convolution where it writes.
-    pub fn parameters<'t>(&self, pass: &Pass<'t, '_>) -> [Var<'t>; 2] {
+    pub fn parameters<'t>(&self, pass: &Pass<'t>) -> [Var<'t>; 2] {
         [pass.parameter(self.weight), pass.parameter(self.bias)]
     }
 
     /// The convolution of a map.
-    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let [weight, bias] = self.parameters(pass);
         Ok(ops::dwconv(x, &weight, Some(&bias))?)
     }
 
     /// The map plus its convolution.
-    pub fn residual<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+    pub fn residual<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let [weight, bias] = self.parameters(pass);
         Ok(ops::dwconv_residual(x, &weight, Some(&bias))?)
     }
@@ -167,12 +167,12 @@ impl LayerNorm {
     }
 
     /// γ and β on the tape, for operations that normalise on their way.
-    pub fn parameters<'t>(&self, pass: &Pass<'t, '_>) -> [Var<'t>; 2] {
+    pub fn parameters<'t>(&self, pass: &Pass<'t>) -> [Var<'t>; 2] {
         [pass.parameter(self.weight), pass.parameter(self.bias)]
     }
 
     /// The normalised tokens.
-    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let [weight, bias] = self.parameters(pass);
         Ok(ops::layer_norm(x, &weight, &bias, Self::EPSILON)?)
     }
@@ -197,7 +197,7 @@ impl BatchNorm {
 
     /// The normalised map: by the batch's statistics in training, which go into the pass's trace; by the
     /// running ones otherwise, and where this layer is frozen.
-    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>) -> Result<Var<'t>> {
+    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         let (weight, bias) = (pass.parameter(self.weight), pass.parameter(self.bias));
         match pass.mode() {
             Mode::Train { .. } if !pass.is_frozen(self.weight) => {

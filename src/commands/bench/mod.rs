@@ -171,10 +171,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     config.architecture.check_image(height, width)?;
     (config.batch_size, config.recompute) = (arguments.batch_size, arguments.recompute);
     let shape = [arguments.batch_size, height, width, 3];
-    let bytes = shape.iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
-    if bytes > 8e9 {
-        bail!("--batch-size {}: its images alone take {:.0} GB, more than 8", arguments.batch_size, bytes / 1e9);
-    }
+    expect_sensible(shape, "images alone")?;
     (config.device, config.precision) = (arguments.compute.device, arguments.compute.precision);
     if arguments.mode == Work::Train && config.architecture.features != Features::Logits {
         bail!("--set features: only logits have a loss to be trained by; time other features with --mode infer");
@@ -184,8 +181,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
         Work::Train => expect_room_to_train(&config, size.0, images)?,
         Work::Infer => expect_room_to_infer(&config, size.0, images, DType::F32)?,
     }
-    let random = Philox::new(0, 0);
-    let images: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
+    let images = noise(shape.iter().product(), 0);
     let classes = config.architecture.num_classes;
     let labels = (0..arguments.batch_size).map(|i| (i % classes) as u32).collect();
     let batch = Numbered::from(Batch { images, shape, labels, ..Batch::default() });
@@ -214,6 +210,21 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
             Ok((times?, device))
         }
     }
+}
+
+/// So many numbers from -1 to 1, the same each time: of zeros some machines are faster.
+fn noise(count: usize, stream: u64) -> Vec<f32> {
+    let random = Philox::new(0, stream);
+    (0..count as u64).map(|place| 2.0 * random.uniform(place) - 1.0).collect()
+}
+
+/// Refuses a batch (N, ...) whose `part` is so large that nobody can have meant it.
+fn expect_sensible(shape: [usize; 4], part: &str) -> Result<()> {
+    let bytes = shape.iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
+    if bytes > 8e9 {
+        bail!("--batch-size {}: its {part} take {:.0} GB, more than 8", shape[0], bytes / 1e9);
+    }
+    Ok(())
 }
 
 fn steps(count: usize, profile: Option<&Arc<Profile>>, mut work: impl FnMut(usize) -> Result<()>) -> Result<Vec<f64>> {

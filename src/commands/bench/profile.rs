@@ -1,5 +1,6 @@
 //! `biformer bench --profile`: the parts of a step, beside what this machine can do.
 
+use super::noise;
 use autograd::{Line, Profile, Work};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -9,7 +10,6 @@ use std::time::Instant;
 use tensor::cpu::gemm::{Mat, gemm};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::{Factor, Gemm};
-use tensor::rng::Philox;
 use tensor::{DType, Device, Tensor};
 
 /// The most that this machine does with the threads in use, or that a GPU does.
@@ -108,10 +108,7 @@ impl Ceilings {
     fn of_gpu(device: &Device, maps: DType) -> tensor::Result<Self> {
         const EXTENT: usize = 8192;
         const COPIED: usize = 512 << 20;
-        // On zeros a GPU is faster than on anything else.
-        let random = Philox::new(0, 0);
-        let values: Vec<f32> = (0..EXTENT * EXTENT).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
-        let matrix = Tensor::from_slice(&values, [EXTENT, EXTENT])?.to_device(device)?.cast(maps)?;
+        let matrix = Tensor::from_slice(&noise(EXTENT * EXTENT, 0), [EXTENT, EXTENT])?.to_device(device)?.cast(maps)?;
         let mut result = Tensor::empty_on(device, [EXTENT, EXTENT], maps)?;
         let factor = Factor::plain(&matrix);
         let product = seconds_of(|| {

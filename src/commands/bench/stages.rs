@@ -3,6 +3,7 @@
 //! From queries, keys and values to the mixed values, local context included; not the linear layers around it. Calls
 //! are asked for one behind the other and waited for once, so that a GPU is not timed while it waits for the host.
 
+use super::{expect_sensible, noise};
 use crate::commands::Status;
 use crate::device::Compute;
 use anyhow::{Result, bail};
@@ -12,8 +13,7 @@ use ops::Bra;
 use serde::Serialize;
 use serde_json::json;
 use std::time::Instant;
-use tensor::rng::Philox;
-use tensor::{Device, Tensor};
+use tensor::{DType, Device, Tensor};
 
 const WARM_UP: usize = 3;
 
@@ -32,57 +32,15 @@ struct Stage {
 /// Measures the routed stages of a model on a batch of `images` images.
 pub fn run(
     config: &ModelConfig,
-    [height, width]: [usize; 2],
+    image: [usize; 2],
     images: usize,
     steps: usize,
     compute: Compute,
     json: bool,
 ) -> Result<Status> {
-    let device = compute.open()?;
-    let maps = compute.maps();
-    let mut stages = vec![];
-    for (stage, &channels) in config.embed_dim.iter().enumerate() {
-        let map = [height, width].map(|side| config.map_side(side, stage));
-        let (Attend::Routed(topk), Some(regions)) = (config.attend(stage), config.regions(map, stage)) else {
-            continue;
-        };
-        let (grid, [height, width]) = (regions.grid(), regions.map());
-        let bytes = [images, height, width, 3 * channels].iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
-        if bytes > 8e9 {
-            bail!(
-                "--batch-size {images}: the queries, keys and values of stage {} take {:.0} GB, more than 8",
-                stage + 1,
-                bytes / 1e9
-            );
-        }
-        let heads = channels / config.head_dim;
-        let scale = (channels as f64).powf(-0.5);
-        let attributes = Bra { heads, qk_dim: channels, topk, grid, scale, valid: None };
-        let random = |shape: &[usize], stream: u64| -> Result<Tensor> {
-            let random = Philox::new(0, stream);
-            let values = (0..shape.iter().product::<usize>()).map(|i| 2.0 * random.uniform(i as u64) - 1.0);
-            Ok(Tensor::from_slice(&values.collect::<Vec<f32>>(), shape)?.to_device(&device)?)
-        };
-        let qkv = random(&[images, height, width, 3 * channels], 0)?.cast(maps)?;
-        let upstream = random(&[images, height, width, channels], 1)?.cast(maps)?;
-        let kernel = config.lce_kernel;
-        let lepe = match kernel {
-            0 => None,
-            _ => Some([random(&[channels, 1, kernel, kernel], 2)?, random(&[channels], 3)?]),
-        };
-        let attend = |tape: &Tape, gradients: Option<&mut Gradients>| -> Result<()> {
-            let of = |x: &Tensor| if gradients.is_some() { tape.input(x.clone()) } else { tape.constant(x.clone()) };
-            let (qkv, lepe) = (of(&qkv), lepe.as_ref().map(|[weight, bias]| [of(weight), of(bias)]));
-            let lepe: Option<[&Var<'_>; 2]> = lepe.as_ref().map(|[weight, bias]| [weight, bias]);
-            let out = ops::bra(&qkv, lepe, &attributes)?.out;
-            Ok(gradients.map_or(Ok(()), |gradients| tape.backward_from(&out, upstream.clone(), gradients))?)
-        };
-        let forward_ms = each_ms(&device, steps, || attend(&Tape::inference(), None))?;
-        let forward_backward_ms = each_ms(&device, steps, || attend(&Tape::new(), Some(&mut Gradients::default())))?;
-        let keys_per_query = topk * regions.tokens();
-        let (stage, tokens) = (stage + 1, [height, width]);
-        stages.push(Stage { stage, tokens, channels, heads, keys_per_query, forward_ms, forward_backward_ms });
-    }
+    let (device, maps) = (compute.open()?, compute.maps());
+    let measured = (0..config.stages()).map(|stage| measure(config, image, stage, images, steps, (&device, maps)));
+    let stages: Vec<Stage> = measured.filter_map(Result::transpose).collect::<Result<_>>()?;
     if stages.is_empty() {
         bail!("no stage of this model routes");
     }
@@ -110,6 +68,53 @@ pub fn run(
         );
     }
     Ok(Status::Done)
+}
+
+/// Measures a stage, if it routes.
+fn measure(
+    config: &ModelConfig,
+    image: [usize; 2],
+    stage: usize,
+    images: usize,
+    steps: usize,
+    (device, maps): (&Device, DType),
+) -> Result<Option<Stage>> {
+    let map = image.map(|side| config.map_side(side, stage));
+    let (Attend::Routed(topk), Some(regions)) = (config.attend(stage), config.regions(map, stage)) else {
+        return Ok(None);
+    };
+    let (grid, [height, width], channels) = (regions.grid(), regions.map(), config.embed_dim[stage]);
+    let shape = [images, height, width, 3 * channels];
+    expect_sensible(shape, &format!("queries, keys and values in stage {}", stage + 1))?;
+    let heads = channels / config.head_dim;
+    let scale = (channels as f64).powf(-0.5);
+    let attributes = Bra { heads, qk_dim: channels, topk, grid, scale, valid: None };
+    let random = |shape: &[usize], stream| -> Result<Tensor> {
+        Ok(Tensor::from_slice(&noise(shape.iter().product(), stream), shape)?.to_device(device)?)
+    };
+    let qkv = random(&shape, 0)?.cast(maps)?;
+    let upstream = random(&[images, height, width, channels], 1)?.cast(maps)?;
+    let kernel = config.lce_kernel;
+    let lepe = match kernel {
+        0 => None,
+        _ => Some([random(&[channels, 1, kernel, kernel], 2)?, random(&[channels], 3)?]),
+    };
+    let attend = |tape: &Tape, gradients: Option<&mut Gradients>| -> Result<()> {
+        let of = |x: &Tensor| if gradients.is_some() { tape.input(x.clone()) } else { tape.constant(x.clone()) };
+        let (qkv, lepe) = (of(&qkv), lepe.as_ref().map(|[weight, bias]| [of(weight), of(bias)]));
+        let lepe: Option<[&Var<'_>; 2]> = lepe.as_ref().map(|[weight, bias]| [weight, bias]);
+        let out = ops::bra(&qkv, lepe, &attributes)?.out;
+        Ok(gradients.map_or(Ok(()), |gradients| tape.backward_from(&out, upstream.clone(), gradients))?)
+    };
+    Ok(Some(Stage {
+        stage: stage + 1,
+        tokens: [height, width],
+        channels,
+        heads,
+        keys_per_query: topk * regions.tokens(),
+        forward_ms: each_ms(device, steps, || attend(&Tape::inference(), None))?,
+        forward_backward_ms: each_ms(device, steps, || attend(&Tape::new(), Some(&mut Gradients::default())))?,
+    }))
 }
 
 /// The milliseconds of one of `steps` calls.

@@ -4,6 +4,7 @@
 //! for each of the H·W queries. The S that makes the sum of both least grows as (H·W)^(1/3) (equation 9 of the
 //! paper), and the sum then as (H·W)^(4/3); full attention grows as (H·W)².
 
+use super::noise;
 use crate::commands::Status;
 use crate::commands::output::{Kind, expect_output};
 use crate::pictures::scaling;
@@ -16,7 +17,6 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::Instant;
 use tensor::cpu::isa::Isa;
-use tensor::rng::Philox;
 use tensor::{Tensor, pool_stats, reset_peak};
 
 const CHANNELS: usize = 64;
@@ -167,11 +167,7 @@ fn point(
     attend: impl for<'t> Fn(&Var<'t>) -> autograd::Result<Var<'t>>,
 ) -> Result<Point> {
     let tokens = side * side;
-    let random = |channels: usize, stream: u64| {
-        let random = Philox::new(0, stream);
-        let values: Vec<f32> = (0..tokens * channels).map(|i| 2.0 * random.uniform(i as u64) - 1.0).collect();
-        Tensor::from_slice(&values, [1, side, side, channels])
-    };
+    let random = |channels, stream| Tensor::from_slice(&noise(tokens * channels, stream), [1, side, side, channels]);
     let (qkv, upstream) = (random(3 * CHANNELS, 0)?, random(CHANNELS, 1)?);
     let forward = || {
         let tape = Tape::inference();
