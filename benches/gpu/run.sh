@@ -83,8 +83,11 @@ try() {
 
 # As try, with the figures in the summary.
 measure() {
+    local status
     try "$@"
+    status=$?
     grep -sE 'images/s|^stage |^ +[0-9] ' "$logs/$2.log" | head -n 8 | remark
+    return "$status"
 }
 
 # What the driver says of a kernel, or a call, that did what it must not.
@@ -168,12 +171,15 @@ forms() {
     each optim
 }
 
-# Two figures, even if all else should fail.
+# Two figures, even if all else should fail, and two questions: is it the recording that fails, and is what cuBLASLt does
+# beside a product worth its while?
 quick() {
     local mode
     for mode in infer train; do
-        measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10
+        measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10 ||
+            BIFORMER_UNRECORDED=1 measure 60 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
     done
+    BIFORMER_BARE_PRODUCTS=1 measure 60 quick-small-train-bare "${small[@]}" --mode train --steps 10
 }
 
 steps() {

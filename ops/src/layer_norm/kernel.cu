@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
         part.add_up(mean);
 #pragma unroll
         for (int b = 0; b < B; b++) {
-            mean[b] *= inverse;
+            mean[b] = rounded_product(mean[b], inverse);
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
 #pragma unroll

@@ -129,6 +129,7 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
         for (int at = 0; at < CHUNK; at += GROUP) {
             const int channel = begin + at + own;
             const Pack<bf16> bias = load_pack(b1 + channel, hidden - channel);
+            __syncwarp(); // lanes beyond the last channel load otherwise, and all multiply together
             u32 linear[2][PAIRS], active[2][PAIRS];
 #pragma unroll
             for (int pair = 0; pair < PAIRS; pair++) {

@@ -57,6 +57,10 @@ __device__ __forceinline__ bf16 narrow<bf16>(float x) {
     return rounded;
 }
 
+// a·b as it is when it is stored, also where it is added to something: there a compiler for GPUs would take it unrounded.
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+
 // A gradient's first contribution is stored, and later ones are added.
 template <typename T>
 __device__ __forceinline__ void put(T* to, wide<T> value, int accumulate) {

@@ -12,6 +12,10 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
+/// Where this variable is set, work that is repeated is asked for kernel by kernel each time: to find out whether it is the
+/// recording that goes wrong.
+const UNRECORDED_VARIABLE: &str = "BIFORMER_UNRECORDED";
+
 /// Recorded work. Memory that it uses for itself is kept for it, and so is that of tensors that go while it lives.
 pub struct Recording {
     gpu: Arc<Gpu>,
@@ -131,7 +135,7 @@ impl<R> Default for Repeated<R> {
 
 impl<R> Repeated<R> {
     /// Does the work, and gives what it leaves behind, which the next time overwrites. Nothing is recorded on the CPU, nor
-    /// unless it may be. `streams` gives the random streams of this time, of which there are as many as it is told. Errors:
+    /// unless it may be, nor where the variable `BIFORMER_UNRECORDED` is set. `streams` gives the random streams of this time, of which there are as many as it is told. Errors:
     /// those of the work, of [`Gpu::record`] and of [`Recording::replay`].
     pub fn run<E: From<Error>>(
         &mut self,
@@ -142,6 +146,7 @@ impl<R> Repeated<R> {
     ) -> std::result::Result<&R, E> {
         // Its memory serves this time.
         let first = self.left.take().is_none();
+        let may_record = may_record && std::env::var_os(UNRECORDED_VARIABLE).is_none();
         let recorded = match (self.recorded.take(), device) {
             (Some(recorded), _) => recorded,
             (None, Device::Cuda(gpu)) if may_record && !first => gpu.record(work)?,

@@ -447,5 +447,7 @@ using std::max;
 using std::min;
 using std::pow;
 using std::sqrt;
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
 inline float rsqrt(float x) { return 1.0f / sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }

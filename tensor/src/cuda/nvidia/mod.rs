@@ -77,6 +77,9 @@ fn start_driver() -> Result<()> {
     expect_new_enough("the NVIDIA driver", driver_version()?)?;
     result::init().map_err(|error| match error.0 {
         CUresult::CUDA_ERROR_NO_DEVICE => failure("the NVIDIA driver is there, but no GPU is"),
+        CUresult::CUDA_ERROR_STUB_LIBRARY => {
+            failure("the libcuda.so that was found is a toolkit's stub: take its folder out of LD_LIBRARY_PATH")
+        }
         _ => driver_failure("the NVIDIA driver does not start", error),
     })
 }
