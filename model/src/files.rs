@@ -47,21 +47,21 @@ impl TensorFile {
     /// The bytes of a file with these contents.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![];
-        self.prepared()?.put(&mut bytes).map_err(|cause| io(Path::new("memory"), cause))?;
+        self.encoded()?.put(&mut bytes).map_err(|cause| io(Path::new("memory"), cause))?;
         Ok(bytes)
     }
 
     /// Writes a file, as [`write_safely`] does. The tensors are not copied for that.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let prepared = self.prepared()?;
+        let encoded = self.encoded()?;
         write_with(path, |file| {
             let mut buffered = BufWriter::new(file);
-            prepared.put(&mut buffered)?;
+            encoded.put(&mut buffered)?;
             buffered.flush()
         })
     }
 
-    fn prepared(&self) -> Result<Prepared> {
+    fn encoded(&self) -> Result<Encoded> {
         let here =
             |(name, tensor): (&String, &Tensor)| Ok((name.clone(), tensor.to_device(&Device::Cpu)?.contiguous()?));
         let mut tensors = self.tensors.iter().map(here).collect::<Result<Vec<_>>>()?;
@@ -84,17 +84,17 @@ impl TensorFile {
         header.sort_all_objects();
         let mut header = header.to_string().into_bytes();
         header.resize(header.len().next_multiple_of(8), b' ');
-        Ok(Prepared { header, tensors })
+        Ok(Encoded { header, tensors })
     }
 }
 
 /// What a file is to hold: its header, and the tensors in its order, contiguous in the machine's memory.
-struct Prepared {
+struct Encoded {
     header: Vec<u8>,
     tensors: Vec<(String, Tensor)>,
 }
 
-impl Prepared {
+impl Encoded {
     fn put(&self, out: &mut impl Write) -> std::io::Result<()> {
         out.write_all(&(self.header.len() as u64).to_le_bytes())?;
         out.write_all(&self.header)?;

@@ -132,6 +132,30 @@ impl Tally {
         there.clone().map(Score::accuracy).sum::<f64>() / there.count().max(1) as f64
     }
 
+    /// What came of it, given the classes' names.
+    fn report(self, source: &str, split: Split, classes: Vec<String>) -> Result<Report> {
+        let mut all = Score::default();
+        self.per_class.iter().for_each(|score| all.add(*score));
+        let (macro_top1, confusion) = (self.macro_top1(), self.confusion()?);
+        let class = |(name, score): (String, Score)| Class {
+            name,
+            images: score.images,
+            top1: score.accuracy(),
+            top5: score.top5(),
+        };
+        Ok(Report {
+            data: source.to_owned(),
+            split,
+            images: all.images,
+            top1: all.accuracy(),
+            top5: all.top5(),
+            macro_top1,
+            loss: all.mean_loss(),
+            confusion,
+            classes: classes.into_iter().zip(self.per_class).map(class).collect(),
+        })
+    }
+
     /// A row of counts for each class, if they are not too many.
     fn confusion(&self) -> Result<Option<Vec<Box<RawValue>>>> {
         let classes = self.per_class.len();
@@ -220,23 +244,5 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     if let Some(path) = &arguments.predictions {
         write_safely(path, &predictions)?;
     }
-    let mut all = Score::default();
-    tally.per_class.iter().for_each(|score| all.add(*score));
-    let class = |(name, score): (String, Score)| Class {
-        name,
-        images: score.images,
-        top1: score.accuracy(),
-        top5: score.top5(),
-    };
-    Ok(Report {
-        data: source.to_owned(),
-        split,
-        images: all.images,
-        top1: all.accuracy(),
-        top5: all.top5(),
-        macro_top1: tally.macro_top1(),
-        loss: all.mean_loss(),
-        confusion: tally.confusion()?,
-        classes: known.classes.into_iter().zip(tally.per_class).map(class).collect(),
-    })
+    tally.report(source, split, known.classes)
 }

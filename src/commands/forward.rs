@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::{Args, ValueEnum};
 use model::{BiFormer, Features, Mode, TensorFile};
-use std::path::PathBuf;
-use tensor::{DType, Device};
+use std::path::{Path, PathBuf};
+use tensor::{DType, Device, Tensor};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -85,25 +85,8 @@ fn compute(arguments: &Arguments) -> Result<()> {
     if !lacking.is_empty() {
         say!("{weights}: lacks {}, which are as a new model has them", lacking.join(", "));
     }
-    let shown = arguments.input.display();
-    let file = TensorFile::read(&arguments.input)?;
-    let input = file.tensors.get("input").with_context(|| {
-        let names: Vec<&str> = file.tensors.keys().take(5).map(String::as_str).collect();
-        let there = if names.is_empty() { "none".into() } else { names.join(", ") };
-        format!("{shown}: expected a tensor named \"input\", (N, 3, H, W); there is {there}")
-    })?;
-    let [images, channels, height, width] =
-        input.dims("forward", "input (N, 3, H, W)").with_context(|| format!("{shown}"))?;
-    if channels != 3 || input.count() == 0 {
-        bail!("{shown}: input is {}, expected (N, 3, H, W)", input.shape());
-    }
-    if input.dtype() == DType::Index {
-        bail!("{shown}: input holds integers, expected normalised floats");
-    }
-    let input = input.cast(dtype)?;
-    if input.find(|x| !x.is_finite())?.is_some() {
-        bail!("{shown}: input holds numbers that are not finite in {dtype}, expected normalised floats");
-    }
+    let input = read_input(&arguments.input, dtype)?;
+    let [images, _, height, width] = input.dims("forward", "input (N, 3, H, W)")?;
     expect_output("--output", &arguments.output, Kind::Tensors)?;
     let mut run = RunConfig::for_model("nano")?;
     (run.architecture, run.batch_size, run.device) = (config.clone(), images, arguments.device);
@@ -135,4 +118,27 @@ fn compute(arguments: &Arguments) -> Result<()> {
         say!("{}: {name} {} {}", arguments.output.display(), tensor.dtype(), tensor.shape());
     }
     Ok(())
+}
+
+/// Images (N, 3, H, W) of a file, as a model takes them.
+fn read_input(path: &Path, dtype: DType) -> Result<Tensor> {
+    let shown = path.display();
+    let file = TensorFile::read(path)?;
+    let input = file.tensors.get("input").with_context(|| {
+        let names: Vec<&str> = file.tensors.keys().take(5).map(String::as_str).collect();
+        let there = if names.is_empty() { "none".into() } else { names.join(", ") };
+        format!("{shown}: expected a tensor named \"input\", (N, 3, H, W); there is {there}")
+    })?;
+    let [_, channels, _, _] = input.dims("forward", "input (N, 3, H, W)").with_context(|| format!("{shown}"))?;
+    if channels != 3 || input.count() == 0 {
+        bail!("{shown}: input is {}, expected (N, 3, H, W)", input.shape());
+    }
+    if input.dtype() == DType::Index {
+        bail!("{shown}: input holds integers, expected normalised floats");
+    }
+    let input = input.cast(dtype)?;
+    if input.find(|x| !x.is_finite())?.is_some() {
+        bail!("{shown}: input holds numbers that are not finite in {dtype}, expected normalised floats");
+    }
+    Ok(input)
 }

@@ -59,18 +59,18 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
     let sizes = [columns, rows, dout_rows, rows, scores, scores];
     let mut scratch = Scratch::<T>::new(sizes.iter().sum());
     let [columns, rows, dout_rows, drows, p, ds] = parts(&mut scratch, sizes);
-    let (mut routed, mut fresh) = (vec![], head.all_fresh());
+    let (mut routed, mut missing) = (vec![], head.all_missing());
     for Block { regions, pixels } in head.blocks(0..head.geometry.regions.count()) {
         head.route(regions.clone(), &mut routed);
         head.fetch_next(pixels);
-        for fresh in head.take_fresh(regions.clone(), &mut fresh) {
-            let pixels = head.pixels_of(fresh.clone());
+        for group in head.find_missing(regions.clone(), &mut missing) {
+            let pixels = head.pixels_of(group.clone());
             let to = [(d, &mut *key_columns), (width, &mut *key_rows), (dv, &mut *value_columns)];
-            let [key_columns, key_rows, value_columns] = to.map(|(width, all)| head.part_of(fresh.clone(), width, all));
+            let [key_columns, key_rows, value_columns] = to.map(|(width, all)| head.part_of(group.clone(), width, all));
             keys.both::<T, A>(head.qkv, pixels, key_columns, key_rows);
             values.columns::<T, A>(head.qkv, pixels, value_columns);
-            head.part_of(fresh.clone(), width, dkeys).fill(T::zero());
-            head.part_of(fresh, v_width, dvalues).fill(T::zero());
+            head.part_of(group.clone(), width, dkeys).fill(T::zero());
+            head.part_of(group, v_width, dvalues).fill(T::zero());
         }
         let (routed, in_order) = (&routed[..], &IN_ORDER[..pixels.quads()]);
         let block = head.scores([regions.len(), pixels.quads() / regions.len()]);
@@ -96,12 +96,12 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
         // SAFETY: nobody else uses this head's channels, by the caller's word.
         unsafe { queries.write::<T, A>(drows, pixels, dqkv, accumulate) };
     }
-    for (place, fresh) in fresh.chunks(head.together()).enumerate() {
-        let first = place * head.together();
-        let regions = first..first + fresh.len();
+    for (place, missing) in missing.chunks(head.group()).enumerate() {
+        let first = place * head.group();
+        let regions = first..first + missing.len();
         let gradients = [(width, &mut *dkeys), (v_width, &mut *dvalues)];
         let [dkeys, dvalues] = gradients.map(|(width, all)| head.part_of(regions.clone(), width, all));
-        if fresh[0] {
+        if missing[0] {
             dkeys.fill(T::zero());
             dvalues.fill(T::zero());
         }

@@ -60,13 +60,13 @@ unsafe fn forward_regions<T: Float, A: Registers>(
     let sizes = [quads * queries.dim, head.scores(largest).blocks.len(), quads * v_width];
     let mut scratch = Scratch::<T>::new(sizes.iter().sum());
     let [columns, scores, rows] = parts(&mut scratch, sizes);
-    let (mut logs, mut routed, mut fresh) = ([T::zero(); NUMBERS], vec![], head.all_fresh());
+    let (mut logs, mut routed, mut missing) = ([T::zero(); NUMBERS], vec![], head.all_missing());
     for Block { regions, pixels } in head.blocks(regions) {
         head.route(regions.clone(), &mut routed);
-        for fresh in head.take_fresh(regions.clone(), &mut fresh) {
-            let pixels = head.pixels_of(fresh.clone());
-            keys.columns::<T, A>(head.qkv, pixels, head.part_of(fresh.clone(), keys.dim, key_columns));
-            values.rows::<T, A>(head.qkv, pixels, head.part_of(fresh, v_width, value_rows));
+        for group in head.find_missing(regions.clone(), &mut missing) {
+            let pixels = head.pixels_of(group.clone());
+            keys.columns::<T, A>(head.qkv, pixels, head.part_of(group.clone(), keys.dim, key_columns));
+            values.rows::<T, A>(head.qkv, pixels, head.part_of(group, v_width, value_rows));
         }
         let routed = &routed[..];
         let block = head.scores([regions.len(), pixels.quads() / regions.len()]);

@@ -125,38 +125,38 @@ impl<'a, T: Copy> Head<'a, T> {
         Pixels { list: &all.list[regions.start * all.region..regions.end * all.region], ..all }
     }
 
-    /// Some regions' part of what has `width` elements for each token.
+    /// The share of some regions in `of_all`, which has `width` elements for each token of all regions.
     fn part_of<'t>(&self, regions: Range<usize>, width: usize, of_all: &'t mut [T]) -> &'t mut [T] {
         let size = self.quads() * QUAD * width;
         &mut of_all[regions.start * size..regions.end * size]
     }
 
-    /// Neighbouring regions that are laid out together, so many of them at a time.
-    fn together(&self) -> usize {
+    /// So many neighbouring regions are laid out at a time.
+    fn group(&self) -> usize {
         (LAID_OUT / self.geometry.regions.tokens()).max(1)
     }
 
-    /// Of each region, that nobody has attended to it or to such a neighbour yet.
-    fn all_fresh(&self) -> Vec<bool> {
+    /// Of each region, whether its layout is missing: nobody has attended to it, or to another of its group, yet.
+    fn all_missing(&self) -> Vec<bool> {
         vec![true; self.geometry.regions.count()]
     }
 
-    /// The neighbours among which some regions attend to one, and which were fresh until now.
-    fn take_fresh<'t>(
+    /// The groups to which some regions attend and whose layout is missing. From now on it is not.
+    fn find_missing<'t>(
         &self,
         regions: Range<usize>,
-        fresh: &'t mut [bool],
+        missing: &'t mut [bool],
     ) -> impl Iterator<Item = Range<usize>> + use<'a, 't, T> {
-        let together = self.together();
+        let size = self.group();
         self.routes_of(regions).iter().filter_map(move |&region| {
             let region = region as usize;
-            if !fresh[region] {
+            if !missing[region] {
                 return None;
             }
-            let first = region / together * together;
-            let range = first..(first + together).min(fresh.len());
-            fresh[range.clone()].fill(false);
-            Some(range)
+            let first = region / size * size;
+            let group = first..(first + size).min(missing.len());
+            missing[group.clone()].fill(false);
+            Some(group)
         })
     }
 
@@ -177,11 +177,11 @@ impl<'a, T: Copy> Head<'a, T> {
 
     /// The queries of some regions in blocks: several regions, or parts of one.
     fn blocks(&self, regions: Range<usize>) -> impl Iterator<Item = Block<'a>> + use<'a, T> {
-        let (all, [together, quads]) = (self.all(), self.largest_block());
-        regions.clone().step_by(together).flat_map(move |first| {
-            let last = (first + together).min(regions.end);
+        let (all, [several, quads]) = (self.all(), self.largest_block());
+        regions.clone().step_by(several).flat_map(move |first| {
+            let last = (first + several).min(regions.end);
             let pixels = &all.list[first * all.region..last * all.region];
-            let size = if together > 1 { pixels.len() } else { quads * QUAD };
+            let size = if several > 1 { pixels.len() } else { quads * QUAD };
             pixels.chunks(size.max(1)).map(move |list| {
                 let pixels = Pixels { list, region: list.len() / (last - first) };
                 Block { regions: first..last, pixels }

@@ -1,7 +1,7 @@
 //! The products of attention, quad by quad.
 //!
 //! Of queries and keys: a register holds the scores of a quad of queries with a quad of keys, 4 × 4, or a part of
-//! them. Of the columns of both, the queries' elements are spread to four places each and the keys' are read over and
+//! them: `pa pb pc pd | qa qb qc qd | ra .. | sa ..`, of the queries p, q, r, s and the keys a, b, c, d. Of the columns of both, the queries' elements are spread to four places each and the keys' are read over and
 //! over. So no region is too small to fill registers, no sum goes across them, and keys are transposed once and not
 //! for each region that attends to them.
 //!

@@ -1,8 +1,12 @@
 //! Tokens in fours.
 //!
 //! A head's operands are taken out of the map once and laid out region by region, in quads: four tokens of a region,
-//! the last quad of a region filled up with zeros. As *rows*, a quad is four rows of channels; as *columns*, it is
-//! the four tokens' elements side by side, channel by channel.
+//! the last quad of a region filled up with zeros. Of the tokens a, b, c, d
+//!
+//! ```text
+//! as rows:     a0 a1 a2 .. | b0 b1 b2 .. | c0 .. | d0 ..
+//! as columns:  a0 b0 c0 d0 | a1 b1 c1 d1 | a2 ..
+//! ```
 
 use tensor::Float;
 use tensor::cpu::parallel::{Interleaved, put};
@@ -37,7 +41,7 @@ impl<'a> Pixels<'a> {
 /// Where one head's queries, keys, values or results lie in a map.
 #[derive(Clone, Copy)]
 pub(super) struct Channels {
-    /// The first of the image's first pixel.
+    /// Where the first of them lies for the image's first pixel.
     pub first: usize,
     /// Elements from one pixel to the next.
     pub stride: usize,
@@ -53,7 +57,7 @@ impl Channels {
         assert!(end.is_some_and(|end| end <= len), "pixel {largest} of a map of {len} elements");
     }
 
-    /// A pixel's.
+    /// Those of one pixel.
     ///
     /// # Safety
     /// They must lie inside the map.
