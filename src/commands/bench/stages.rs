@@ -1,7 +1,8 @@
 //! `biformer bench --only-bra`: routed attention alone, on the maps that it meets in a model's stages.
 //!
 //! From queries, keys and values to the mixed values, local context included; not the linear layers around it. Calls
-//! are asked for one behind the other and waited for once, so that a GPU is not timed while it waits for the host.
+//! are asked for one behind the other and waited for once, on a GPU as recorded requests, so that it is not timed while it
+//! waits for the host.
 
 use super::{expect_sensible, noise};
 use crate::commands::Status;
@@ -13,6 +14,7 @@ use ops::Bra;
 use serde::Serialize;
 use serde_json::json;
 use std::time::Instant;
+use tensor::cuda::Repeated;
 use tensor::{DType, Device, Tensor};
 
 const WARM_UP: usize = 3;
@@ -119,10 +121,12 @@ fn measure(
 
 /// The milliseconds of one of `steps` calls.
 fn each_ms(device: &Device, steps: usize, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
-    (0..WARM_UP).try_for_each(|_| call())?;
+    let mut repeated = Repeated::default();
+    let mut again = |_| repeated.run(device, true, |_| vec![], &mut call).map(|&()| ());
+    (0..WARM_UP).try_for_each(&mut again)?;
     device.synchronize()?;
     let started = Instant::now();
-    (0..steps).try_for_each(|_| call())?;
+    (0..steps).try_for_each(&mut again)?;
     device.synchronize()?;
     Ok(1e3 * started.elapsed().as_secs_f64() / steps as f64)
 }
