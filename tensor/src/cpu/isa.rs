@@ -8,9 +8,9 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::pairs::amx;
-use crate::Float;
+use crate::{Float, lock};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 
 /// An instruction-set family that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,8 +82,7 @@ pub fn limits(isas: &[Isa]) -> impl Iterator<Item = Limited> {
             eprintln!("skipped: this machine has no {}", isa.name());
             return None;
         }
-        // A test that failed while it held the lock left nothing behind that matters.
-        let turn = LIMITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = lock(&LIMITING);
         LIMIT.store(isa as u8, Ordering::Relaxed);
         Some(Limited { isa, _turn: turn })
     })
