@@ -30,7 +30,7 @@ pub struct Module {
 const TYPES: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
 
 /// The name of an element type in C++.
-fn c_name(dtype: DType) -> &'static str {
+pub(super) fn c_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float",
         DType::F64 => "double",
