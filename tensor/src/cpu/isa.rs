@@ -215,28 +215,17 @@ macro_rules! simd {
         use $crate::cpu::isa::{Arch, Fused, Isa, Portable};
         match $isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
-                type $A = Fused<true>;
-                $A::run(
-                    #[inline(always)]
-                    || $call,
-                )
-            }
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => $crate::simd!(@run $A = Fused<true>, $call),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                type $A = Fused<false>;
-                $A::run(
-                    #[inline(always)]
-                    || $call,
-                )
-            }
-            _ => {
-                type $A = Portable;
-                $A::run(
-                    #[inline(always)]
-                    || $call,
-                )
-            }
+            Isa::Avx2 => $crate::simd!(@run $A = Fused<false>, $call),
+            _ => $crate::simd!(@run $A = Portable, $call),
         }
+    }};
+    (@run $A:ident = $arch:ty, $call:expr) => {{
+        type $A = $arch;
+        $A::run(
+            #[inline(always)]
+            || $call,
+        )
     }};
 }
