@@ -18,7 +18,7 @@
 //! al., "BiFormer: Vision Transformer with Bi-Level Routing Attention", 2023, section 3.2.
 
 pub mod cases;
-pub(crate) mod cpu;
+mod cpu;
 mod cuda;
 pub mod reference;
 
