@@ -4,8 +4,33 @@
 pub mod cpu;
 pub mod cuda;
 
+use autograd::{InputGrads, Result};
 use std::ops::RangeInclusive;
-use tensor::Shape;
+use tensor::{Device, Shape, Tensor, match_float};
+
+/// Gives the gradient of an operand of shape `to`: `gradient`, added up over the axes along which the operand was repeated.
+pub fn give(
+    op: &'static str,
+    grads: &mut InputGrads<'_, '_>,
+    input: usize,
+    gradient: Tensor,
+    to: &Shape,
+) -> Result<()> {
+    if gradient.shape() == to {
+        return grads.give(input, gradient);
+    }
+    let mut slot = grads.open(input)?;
+    match gradient.device() {
+        Device::Cpu => match_float!(gradient.dtype(), op, T => {
+            if let Some(out) = slot.out::<T>()? {
+                cpu::reduce(op, &gradient, to, out)?;
+            }
+        }),
+        Device::Cuda(_) => slot.out_on_gpu()?.map_or(Ok(()), |out| cuda::reduce(op, &gradient, to, out))?,
+    }
+    grads.close(slot);
+    Ok(())
+}
 
 /// The last run of neighbouring axes of `whole` along which an operand of shape `to` was repeated, and whether there are
 /// others before it.
