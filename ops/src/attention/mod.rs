@@ -40,13 +40,13 @@ pub fn attention<'t>(qkv: &Var<'t>, heads: usize, scale: f64) -> Result<Var<'t>>
     let mut out = Tensor::empty_on(&device, [images, height, width, v_dim], qkv.dtype())?;
     let mut lse = Tensor::empty_on(&device, [images, heads, g.tokens()], qkv.dtype().wide())?;
     let routes = to_itself(g, &device)?;
-    match &device {
+    match device {
         Device::Cpu => match_float!(qkv.dtype(), "attention", T => {
             let qkv = qkv.value().as_slice::<T>("attention")?;
             let (out, lse) = (out.as_mut_slice("attention")?, lse.as_mut_slice("attention")?);
             cpu::forward::<T>(g, qkv, routes.as_slice("attention")?, scale as T, out, lse);
         }),
-        Device::Cuda(gpu) => cuda::forward(gpu, g, qkv.value(), &routes, scale, &mut out, &mut lse)?,
+        Device::Cuda(_) => cuda::forward(g, qkv.value(), &routes, scale, &mut out, &mut lse)?,
     }
     let rule = || Attention { qkv: qkv.value().clone(), lse, geometry: g, scale };
     qkv.tape().record("attention", &[qkv], out, rule)
@@ -79,10 +79,10 @@ impl Rule for Attention {
                     cpu::backward::<T>(geometry, qkv, routes, scale as T, lse, dout, out);
                 }
             }),
-            Device::Cuda(gpu) => {
+            Device::Cuda(_) => {
                 if let Some(out) = dqkv.out_on_gpu()? {
                     let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
-                    cuda::backward(&gpu, geometry, &given, &out)?;
+                    cuda::backward(geometry, &given, &out)?;
                 }
             }
         }

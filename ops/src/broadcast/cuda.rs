@@ -10,10 +10,10 @@ use tensor::{Result, Shape, Tensor};
 /// with a thread to a pack.
 pub fn zip(module: &'static Module, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let shape = a.shape().broadcast(b.shape(), module.name)?;
-    let (gpu, dtype, count) = (a.gpu(module.name)?, a.dtype(), shape.count());
+    let (dtype, count) = (a.dtype(), shape.count());
     b.expect(module.name, dtype)?;
     let mut out = Tensor::empty_on(&a.device(), shape.clone(), dtype)?;
-    let kernel = |end: &str| module.launch(gpu, &format!("{}_{end}<T>", module.name), dtype);
+    let kernel = |end: &str| module.launch_on(a, &format!("{}_{end}<T>", module.name));
     let launch = if a.shape() == b.shape() && a.is_contiguous() && b.is_contiguous() {
         kernel("packs")?.over_packs(count, dtype).input(a)?.input(b)?
     } else {

@@ -44,7 +44,7 @@ pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> R
     }
     let device = logits.value().device();
     let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().wide())?;
-    let loss = match &device {
+    let loss = match device {
         Device::Cpu => {
             let labels = labels.as_slice::<u32>("cross_entropy")?;
             all_are_classes(labels, classes)?;
@@ -54,9 +54,9 @@ pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> R
                 p.as_mut_slice("cross_entropy")?,
             )))
         }
-        Device::Cuda(gpu) => {
+        Device::Cuda(_) => {
             let mut loss = Tensor::empty_on(&device, [], p.dtype())?;
-            cuda::forward(gpu, logits.value(), labels, smoothing, &mut p, &mut loss)?;
+            cuda::forward(logits.value(), labels, smoothing, &mut p, &mut loss)?;
             loss
         }
     };
@@ -102,8 +102,8 @@ impl Rule for CrossEntropy {
                     cpu::backward(dy.item()?, self.p.as_slice("cross_entropy")?, &labels, out);
                 }
             }),
-            Device::Cuda(gpu) => {
-                cuda::backward(&gpu, &dy, &self.p, &self.labels, self.smoothing, dx.out_on_gpu()?)?;
+            Device::Cuda(_) => {
+                cuda::backward(&dy, &self.p, &self.labels, self.smoothing, dx.out_on_gpu()?)?;
             }
         }
         grads.close(dx);

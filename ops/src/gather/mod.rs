@@ -43,7 +43,7 @@ pub fn gather<'t>(x: &Var<'t>, axis: usize, indices: &Tensor) -> Result<Var<'t>>
     let shape: Shape = indices.shape().iter().chain(rest).copied().collect();
     let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
     let extents = [lead.iter().product(), rows, rest.iter().product()];
-    match &device {
+    match device {
         Device::Cpu => {
             let picked = indices.as_slice::<u32>("gather")?;
             if let Some(&index) = picked.iter().find(|&&index| index as usize >= rows) {
@@ -54,7 +54,7 @@ pub fn gather<'t>(x: &Var<'t>, axis: usize, indices: &Tensor) -> Result<Var<'t>>
                 cpu::forward::<T>(x.value().as_slice("gather")?, picked, extents, y.as_mut_slice("gather")?);
             });
         }
-        Device::Cuda(gpu) => cuda::forward(gpu, x.value(), indices, extents, &mut y)?,
+        Device::Cuda(_) => cuda::forward(x.value(), indices, extents, &mut y)?,
     }
     x.tape().record("gather", &[x], y, || Gather { indices: indices.clone(), extents })
 }
@@ -76,7 +76,7 @@ impl Rule for Gather {
                     cpu::backward(dy.as_slice("gather")?, self.indices.as_slice("gather")?, self.extents, out);
                 }
             }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.indices, self.extents, dx.out_on_gpu()?)?,
+            Device::Cuda(_) => cuda::backward(&dy, &self.indices, self.extents, dx.out_on_gpu()?)?,
         }
         grads.close(dx);
         Ok(())

@@ -34,7 +34,7 @@ fn value(x: &Tensor) -> Result<Tensor> {
         Device::Cpu => match_float!(x.dtype(), "gelu", T => {
             cpu::forward::<T>(x.as_slice("gelu")?, y.as_mut_slice("gelu")?);
         }),
-        Device::Cuda(gpu) => cuda::forward(&gpu, x, &mut y)?,
+        Device::Cuda(_) => cuda::forward(x, &mut y)?,
     }
     Ok(y)
 }
@@ -58,7 +58,7 @@ impl Rule for Gelu {
                     cpu::backward(dy.as_slice("gelu")?, self.x.as_slice("gelu")?, out);
                 }
             }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.x, dx.out_on_gpu()?)?,
+            Device::Cuda(_) => cuda::backward(&dy, &self.x, dx.out_on_gpu()?)?,
         }
         grads.close(dx);
         Ok(())

@@ -44,11 +44,11 @@ pub(crate) fn pooled<'t>(
 ) -> Result<Var<'t>> {
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
-    match &device {
+    match device {
         Device::Cpu => match_float!(x.dtype(), op, T => {
             cpu::forward::<T>(Tokens::new(op, x.value())?, geometry, y.as_mut_slice(op)?);
         }),
-        Device::Cuda(gpu) => cuda::forward(gpu, op, x.value(), geometry, &mut y)?,
+        Device::Cuda(_) => cuda::forward(op, x.value(), geometry, &mut y)?,
     }
     x.tape().record(op, &[x], y, || Pooled { op, geometry })
 }
@@ -79,7 +79,7 @@ impl Rule for Pooled {
                     cpu::backward(dy.as_slice(self.op)?, self.geometry, out);
                 }
             }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, self.geometry, dx.out_on_gpu()?)?,
+            Device::Cuda(_) => cuda::backward(&dy, self.geometry, dx.out_on_gpu()?)?,
         }
         grads.close(dx);
         Ok(())

@@ -37,15 +37,15 @@ pub fn soft_cross_entropy<'t>(logits: &Var<'t>, targets: &Tensor) -> Result<Var<
     }
     let device = logits.value().device();
     let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().wide())?;
-    let loss = match &device {
+    let loss = match device {
         Device::Cpu => match_float!(logits.dtype(), "soft_cross_entropy", T => Tensor::scalar(forward::<T>(
             logits.value().as_slice("soft_cross_entropy")?,
             &Soft { targets: targets.as_slice("soft_cross_entropy")?, classes },
             p.as_mut_slice("soft_cross_entropy")?,
         ))),
-        Device::Cuda(gpu) => {
+        Device::Cuda(_) => {
             let mut loss = Tensor::empty_on(&device, [], p.dtype())?;
-            cuda::forward(gpu, logits.value(), targets, &mut p, &mut loss)?;
+            cuda::forward(logits.value(), targets, &mut p, &mut loss)?;
             loss
         }
     };
@@ -70,7 +70,7 @@ impl Rule for SoftCrossEntropy {
                     backward(dy.item()?, self.p.as_slice("soft_cross_entropy")?, &targets, out);
                 }
             }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.p, &self.targets, dx.out_on_gpu()?)?,
+            Device::Cuda(_) => cuda::backward(&dy, &self.p, &self.targets, dx.out_on_gpu()?)?,
         }
         grads.close(dx);
         Ok(())

@@ -30,11 +30,11 @@ pub fn softmax<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     };
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
-    match &device {
+    match device {
         Device::Cpu => match_float!(x.dtype(), "softmax", T => {
             cpu::forward::<T>(x.value().as_slice("softmax")?, channels, y.as_mut_slice("softmax")?);
         }),
-        Device::Cuda(gpu) => cuda::forward(gpu, x.value(), channels, &mut y)?,
+        Device::Cuda(_) => cuda::forward(x.value(), channels, &mut y)?,
     }
     x.tape().record("softmax", &[x], y.clone(), || Softmax { y })
 }
@@ -55,7 +55,7 @@ impl Rule for Softmax {
                     cpu::backward(dy.as_slice("softmax")?, self.y.as_slice("softmax")?, channels, out);
                 }
             }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.y, channels, dx.out_on_gpu()?)?,
+            Device::Cuda(_) => cuda::backward(&dy, &self.y, channels, dx.out_on_gpu()?)?,
         }
         grads.close(dx);
         Ok(())

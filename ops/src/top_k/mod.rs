@@ -37,14 +37,14 @@ pub fn top_k<'t>(x: &Var<'t>, k: usize) -> Result<(Var<'t>, Tensor)> {
     let (device, shape) = (x.value().device(), x.shape().with(x.shape().len() - 1, k));
     let mut y = Tensor::empty_on(&device, shape.clone(), x.dtype())?;
     let mut indices = Tensor::empty_on(&device, shape, DType::Index)?;
-    match &device {
+    match device {
         Device::Cpu => match_float!(x.dtype(), "top_k", T => cpu::forward::<T>(
             x.value().as_slice("top_k")?,
             [extent, k],
             y.as_mut_slice("top_k")?,
             indices.as_mut_slice("top_k")?,
         )),
-        Device::Cuda(gpu) => cuda::forward(gpu, x.value(), [extent, k], &mut y, &mut indices)?,
+        Device::Cuda(_) => cuda::forward(x.value(), [extent, k], &mut y, &mut indices)?,
     }
     let rule = || TopK { indices: indices.clone(), extent };
     Ok((x.tape().record("top_k", &[x], y, rule)?, indices))
@@ -68,7 +68,7 @@ impl Rule for TopK {
                     cpu::backward(dy.as_slice("top_k")?, self.indices.as_slice("top_k")?, [self.extent, k], out);
                 }
             }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.indices, [self.extent, k], dx.out_on_gpu()?)?,
+            Device::Cuda(_) => cuda::backward(&dy, &self.indices, [self.extent, k], dx.out_on_gpu()?)?,
         }
         grads.close(dx);
         Ok(())

@@ -99,6 +99,12 @@ impl Module {
         let extent = Extent { grid: [1, 1, 1], threads: 256, shared: 0 };
         Ok(Launch { gpu, op: self.name, kernel, function, extent, arguments: SmallVec::new() })
     }
+
+    /// As [`Module::launch`], on the GPU that a tensor is on, with the type of its elements for T. [`Error::Device`]
+    /// where it is on none.
+    pub fn launch_on<'a>(&'static self, tensor: &'a Tensor, kernel: &str) -> Result<Launch<'a>> {
+        self.launch(tensor.gpu(self.name)?, kernel, tensor.dtype())
+    }
 }
 
 /// A call of a kernel under way: how many threads, and which arguments.
