@@ -32,8 +32,7 @@ pub fn forward(logits: &Tensor, labels: &Tensor, smoothing: f64, p: &mut Tensor,
 }
 
 /// dx (N, K) from the gradient of the loss.
-pub fn backward(dy: &Tensor, p: &Tensor, labels: &Tensor, smoothing: f64, dx: Option<Out<'_>>) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, p: &Tensor, labels: &Tensor, smoothing: f64, dx: Out<'_>) -> Result<()> {
     let [records, classes] = p.dims("cross_entropy", "probabilities (N, K)")?;
     let launch = KERNELS.launch(dx.gpu(), "cross_entropy_backward<T>", dx.dtype())?.blocks(records.div_ceil(RECORDS));
     let launch = launch.input(dy)?.input(p)?.input(labels)?.number(smoothing, dx.dtype()).out(Some(&dx));

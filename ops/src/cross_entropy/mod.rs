@@ -103,7 +103,8 @@ impl Rule for CrossEntropy {
                 }
             }),
             Device::Cuda(_) => {
-                cuda::backward(&dy, &self.p, &self.labels, self.smoothing, dx.out_on_gpu()?)?;
+                dx.out_on_gpu()?
+                    .map_or(Ok(()), |out| cuda::backward(&dy, &self.p, &self.labels, self.smoothing, out))?;
             }
         }
         grads.close(dx);

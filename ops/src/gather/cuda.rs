@@ -22,8 +22,7 @@ pub fn forward(x: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], 
 }
 
 /// dx (N, R, D) from dy (N, Q, D): every row of dx adds up the rows of dy that were picked from it.
-pub fn backward(dy: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], dx: Option<Out<'_>>) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], dx: Out<'_>) -> Result<()> {
     dx.expect("gather", dy.dtype())?;
     let (all_rows, picks, packs) = (images * rows, indices.count() / images.max(1), packs(width, dy.dtype()));
     let launch = KERNELS.launch_on(dy, "gather_backward<T>")?.over(all_rows * packs);

@@ -76,7 +76,9 @@ impl Rule for Gather {
                     cpu::backward(dy.as_slice("gather")?, self.indices.as_slice("gather")?, self.extents, out);
                 }
             }),
-            Device::Cuda(_) => cuda::backward(&dy, &self.indices, self.extents, dx.out_on_gpu()?)?,
+            Device::Cuda(_) => {
+                dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, &self.indices, self.extents, out))?
+            }
         }
         grads.close(dx);
         Ok(())

@@ -19,8 +19,7 @@ pub fn forward(x: &Tensor, y: &mut Tensor) -> Result<()> {
     unsafe { launch.input(x)?.output(y)?.count(x.count()).run() }
 }
 
-pub fn backward(dy: &Tensor, x: &Tensor, dx: Option<Out<'_>>) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, x: &Tensor, dx: Out<'_>) -> Result<()> {
     dx.expect("gelu", x.dtype())?;
     let launch = KERNELS.launch_on(x, "gelu_backward<T>")?.over_packs(x.count(), x.dtype());
     // SAFETY: dy and dx have as many elements as x, of its type.

@@ -58,7 +58,7 @@ impl Rule for Gelu {
                     cpu::backward(dy.as_slice("gelu")?, self.x.as_slice("gelu")?, out);
                 }
             }),
-            Device::Cuda(_) => cuda::backward(&dy, &self.x, dx.out_on_gpu()?)?,
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, &self.x, out))?,
         }
         grads.close(dx);
         Ok(())

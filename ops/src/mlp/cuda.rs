@@ -108,7 +108,7 @@ impl Rule for Whole {
         linear::cuda::backward(&dy, &behind, &w2, outs)?;
         drop(behind);
         let mut dbefore = like(&before)?;
-        gelu::cuda::backward(&dbehind, &before, Some(dbefore.as_out("mlp", false)?))?;
+        gelu::cuda::backward(&dbehind, &before, dbefore.as_out("mlp", false)?)?;
         drop([dbehind, before]);
         let mut dnormed = like(&normed)?;
         let outs = [Some(dnormed.as_out("mlp", false)?), dw1.out_on_gpu()?, db1.out_on_gpu()?];

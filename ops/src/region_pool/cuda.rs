@@ -24,8 +24,7 @@ pub fn forward(op: &'static str, x: &Tensor, g: Geometry, y: &mut Tensor) -> Res
 }
 
 /// dx (N, H, W, C) from dy (N, P, C).
-pub fn backward(dy: &Tensor, g: Geometry, dx: Option<Out<'_>>) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, g: Geometry, dx: Out<'_>) -> Result<()> {
     let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);
     dx.expect("region_pool", dy.dtype())?;
     let packs = packs(channels, dy.dtype());

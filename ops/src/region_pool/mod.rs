@@ -79,7 +79,7 @@ impl Rule for Pooled {
                     cpu::backward(dy.as_slice(self.op)?, self.geometry, out);
                 }
             }),
-            Device::Cuda(_) => cuda::backward(&dy, self.geometry, dx.out_on_gpu()?)?,
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, self.geometry, out))?,
         }
         grads.close(dx);
         Ok(())

@@ -26,8 +26,7 @@ pub fn forward(logits: &Tensor, targets: &Tensor, p: &mut Tensor, loss: &mut Ten
 }
 
 /// dx (N, K) from the gradient of the loss.
-pub fn backward(dy: &Tensor, p: &Tensor, targets: &Tensor, dx: Option<Out<'_>>) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, p: &Tensor, targets: &Tensor, dx: Out<'_>) -> Result<()> {
     let [records, classes] = p.dims("soft_cross_entropy", "probabilities (N, K)")?;
     let launch =
         KERNELS.launch(dx.gpu(), "soft_cross_entropy_backward<T>", dx.dtype())?.blocks(records.div_ceil(RECORDS));

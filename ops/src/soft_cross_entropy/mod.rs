@@ -70,7 +70,9 @@ impl Rule for SoftCrossEntropy {
                     backward(dy.item()?, self.p.as_slice("soft_cross_entropy")?, &targets, out);
                 }
             }),
-            Device::Cuda(_) => cuda::backward(&dy, &self.p, &self.targets, dx.out_on_gpu()?)?,
+            Device::Cuda(_) => {
+                dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, &self.p, &self.targets, out))?
+            }
         }
         grads.close(dx);
         Ok(())

@@ -55,7 +55,7 @@ impl Rule for Softmax {
                     cpu::backward(dy.as_slice("softmax")?, self.y.as_slice("softmax")?, channels, out);
                 }
             }),
-            Device::Cuda(_) => cuda::backward(&dy, &self.y, channels, dx.out_on_gpu()?)?,
+            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, &self.y, channels, out))?,
         }
         grads.close(dx);
         Ok(())

@@ -23,8 +23,7 @@ pub fn forward(x: &Tensor, [extent, k]: [usize; 2], y: &mut Tensor, indices: &mu
 }
 
 /// dx (R, T) from dy (R, k).
-pub fn backward(dy: &Tensor, indices: &Tensor, [extent, k]: [usize; 2], dx: Option<Out<'_>>) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, indices: &Tensor, [extent, k]: [usize; 2], dx: Out<'_>) -> Result<()> {
     dx.expect("top_k", dy.dtype())?;
     let rows = dx.count().checked_div(extent).unwrap_or(0);
     let launch = KERNELS.launch_on(dy, "top_k_backward<T>")?.blocks(rows.div_ceil(ROWS));

@@ -68,7 +68,9 @@ impl Rule for TopK {
                     cpu::backward(dy.as_slice("top_k")?, self.indices.as_slice("top_k")?, [self.extent, k], out);
                 }
             }),
-            Device::Cuda(_) => cuda::backward(&dy, &self.indices, [self.extent, k], dx.out_on_gpu()?)?,
+            Device::Cuda(_) => {
+                dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, &self.indices, [self.extent, k], out))?
+            }
         }
         grads.close(dx);
         Ok(())
