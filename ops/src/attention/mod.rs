@@ -19,6 +19,7 @@ pub mod reference;
 use crate::Regions;
 use crate::bra::geometry::Geometry;
 use crate::bra::{cpu, cuda};
+use crate::give::give;
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{DType, Device, Error, Shape, Tensor, match_float};
@@ -68,25 +69,19 @@ impl Rule for Attention {
     rule_fields!("attention", qkv, lse);
 
     fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dqkv = grads.open(0)?;
         let Self { qkv, lse, geometry, scale } = *self;
         let routes = to_itself(geometry, &dout.device())?;
-        match dout.device() {
-            Device::Cpu => match_float!(dout.dtype(), "attention", T => {
-                if let Some(out) = dqkv.out::<T>()? {
-                    let (qkv, lse) = (qkv.as_slice("attention")?, lse.as_slice("attention")?);
-                    let (routes, dout) = (routes.as_slice("attention")?, dout.as_slice("attention")?);
-                    cpu::backward::<T>(geometry, qkv, routes, scale as T, lse, dout, out);
-                }
-            }),
-            Device::Cuda(_) => {
-                if let Some(out) = dqkv.out_on_gpu()? {
-                    let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
-                    cuda::backward(geometry, &given, &out)?;
-                }
-            }
-        }
-        grads.close(dqkv);
+        give!(grads, 0, dout, "attention", out => {
+            Cpu<T>: {
+                let (qkv, lse) = (qkv.as_slice("attention")?, lse.as_slice("attention")?);
+                let (routes, dout) = (routes.as_slice("attention")?, dout.as_slice("attention")?);
+                cpu::backward::<T>(geometry, qkv, routes, scale as T, lse, dout, out);
+            },
+            Cuda: {
+                let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
+                cuda::backward(geometry, &given, &out)?;
+            },
+        });
         Ok(())
     }
 

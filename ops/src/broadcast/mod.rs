@@ -4,11 +4,12 @@
 pub mod cpu;
 pub mod cuda;
 
+use crate::give::give;
 use autograd::{InputGrads, Result};
 use std::ops::RangeInclusive;
-use tensor::{Device, Shape, Tensor, match_float};
+use tensor::{Shape, Tensor};
 
-/// Gives the gradient of an operand of shape `to`: `gradient`, added up over the axes along which the operand was repeated.
+/// Gives an operand of shape `to` its gradient: `gradient`, added up over the axes along which the operand was repeated.
 pub fn give(
     op: &'static str,
     grads: &mut InputGrads<'_, '_>,
@@ -19,16 +20,10 @@ pub fn give(
     if gradient.shape() == to {
         return grads.give(input, gradient);
     }
-    let mut slot = grads.open(input)?;
-    match gradient.device() {
-        Device::Cpu => match_float!(gradient.dtype(), op, T => {
-            if let Some(out) = slot.out::<T>()? {
-                cpu::reduce(op, &gradient, to, out)?;
-            }
-        }),
-        Device::Cuda(_) => slot.out_on_gpu()?.map_or(Ok(()), |out| cuda::reduce(op, &gradient, to, out))?,
-    }
-    grads.close(slot);
+    give!(grads, input, gradient, op, out => {
+        Cpu<T>: cpu::reduce(op, &gradient, to, out)?,
+        Cuda: cuda::reduce(op, &gradient, to, out)?,
+    });
     Ok(())
 }
 

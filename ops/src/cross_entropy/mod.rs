@@ -22,6 +22,7 @@ pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Labels;
 use tensor::cuda::Module;
@@ -93,21 +94,14 @@ impl Rule for CrossEntropy {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let [_, classes] = records("cross_entropy", &self.p)?;
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "cross_entropy", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    let labels = self.labels.as_slice("cross_entropy")?;
-                    let labels = Labels { labels, smoothing: self.smoothing as T, classes };
-                    cpu::backward(dy.item()?, self.p.as_slice("cross_entropy")?, &labels, out);
-                }
-            }),
-            Device::Cuda(_) => {
-                dx.out_on_gpu()?
-                    .map_or(Ok(()), |out| cuda::backward(&dy, &self.p, &self.labels, self.smoothing, out))?;
-            }
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "cross_entropy", out => {
+            Cpu<T>: {
+                let labels = self.labels.as_slice("cross_entropy")?;
+                let labels = Labels { labels, smoothing: self.smoothing as T, classes };
+                cpu::backward(dy.item()?, self.p.as_slice("cross_entropy")?, &labels, out);
+            },
+            Cuda: cuda::backward(&dy, &self.p, &self.labels, self.smoothing, out)?,
+        });
         Ok(())
     }
 }

@@ -22,6 +22,7 @@ mod cpu;
 mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Shape, Tensor, match_float};
@@ -69,18 +70,10 @@ impl Rule for Gather {
     rule_fields!("gather", indices);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "gather", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("gather")?, self.indices.as_slice("gather")?, self.extents, out);
-                }
-            }),
-            Device::Cuda(_) => {
-                dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, &self.indices, self.extents, out))?
-            }
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "gather", out => {
+            Cpu<T>: cpu::backward(dy.as_slice("gather")?, self.indices.as_slice("gather")?, self.extents, out),
+            Cuda: cuda::backward(&dy, &self.indices, self.extents, out)?,
+        });
         Ok(())
     }
 }

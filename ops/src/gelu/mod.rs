@@ -16,6 +16,7 @@ mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{Again, InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Tensor, match_float};
@@ -51,16 +52,10 @@ impl Rule for Gelu {
     }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "gelu", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("gelu")?, self.x.as_slice("gelu")?, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, &self.x, out))?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "gelu", out => {
+            Cpu<T>: cpu::backward(dy.as_slice("gelu")?, self.x.as_slice("gelu")?, out),
+            Cuda: cuda::backward(&dy, &self.x, out)?,
+        });
         Ok(())
     }
 }

@@ -20,6 +20,7 @@ mod cpu;
 mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use crate::regions::{Regions, countable};
 use autograd::{InputGrads, Result, Rule, Var};
 use tensor::cpu::parallel::Out;
@@ -73,16 +74,10 @@ impl Rule for Swapped {
     }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), self.op, T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::swap(dy.as_slice(self.op)?, self.back, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::swap(&dy, self.back, out))?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, self.op, out => {
+            Cpu<T>: cpu::swap(dy.as_slice(self.op)?, self.back, out),
+            Cuda: cuda::swap(&dy, self.back, out)?,
+        });
         Ok(())
     }
 }

@@ -19,6 +19,7 @@ mod cuda;
 pub(crate) mod geometry;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var};
 use cpu::Tokens;
 use geometry::Geometry;
@@ -72,16 +73,10 @@ impl Rule for Pooled {
     }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), self.op, T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice(self.op)?, self.geometry, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, self.geometry, out))?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, self.op, out => {
+            Cpu<T>: cpu::backward(dy.as_slice(self.op)?, self.geometry, out),
+            Cuda: cuda::backward(&dy, self.geometry, out)?,
+        });
         Ok(())
     }
 }

@@ -20,6 +20,7 @@ pub mod reference;
 
 use crate::cross_entropy::cpu::{backward, forward};
 use crate::cross_entropy::records;
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Soft;
 use tensor::cuda::Module;
@@ -62,19 +63,13 @@ impl Rule for SoftCrossEntropy {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let [_, classes] = records("soft_cross_entropy", &self.p)?;
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "soft_cross_entropy", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    let targets = Soft { targets: self.targets.as_slice("soft_cross_entropy")?, classes };
-                    backward(dy.item()?, self.p.as_slice("soft_cross_entropy")?, &targets, out);
-                }
-            }),
-            Device::Cuda(_) => {
-                dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, &self.p, &self.targets, out))?
-            }
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "soft_cross_entropy", out => {
+            Cpu<T>: {
+                let targets = Soft { targets: self.targets.as_slice("soft_cross_entropy")?, classes };
+                backward(dy.item()?, self.p.as_slice("soft_cross_entropy")?, &targets, out);
+            },
+            Cuda: cuda::backward(&dy, &self.p, &self.targets, out)?,
+        });
         Ok(())
     }
 }

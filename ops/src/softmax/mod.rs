@@ -16,6 +16,7 @@ pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
@@ -48,16 +49,10 @@ impl Rule for Softmax {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let channels = self.y.shape().last().copied().unwrap_or(1);
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "softmax", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("softmax")?, self.y.as_slice("softmax")?, channels, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, &self.y, channels, out))?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "softmax", out => {
+            Cpu<T>: cpu::backward(dy.as_slice("softmax")?, self.y.as_slice("softmax")?, channels, out),
+            Cuda: cuda::backward(&dy, &self.y, channels, out)?,
+        });
         Ok(())
     }
 }

@@ -17,6 +17,7 @@ pub(crate) mod cpu;
 mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{DType, Device, Error, Tensor, match_float};
@@ -61,18 +62,10 @@ impl Rule for TopK {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let k = dy.shape().last().copied().unwrap_or(0);
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "top_k", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("top_k")?, self.indices.as_slice("top_k")?, [self.extent, k], out);
-                }
-            }),
-            Device::Cuda(_) => {
-                dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, &self.indices, [self.extent, k], out))?
-            }
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "top_k", out => {
+            Cpu<T>: cpu::backward(dy.as_slice("top_k")?, self.indices.as_slice("top_k")?, [self.extent, k], out),
+            Cuda: cuda::backward(&dy, &self.indices, [self.extent, k], out)?,
+        });
         Ok(())
     }
 }
