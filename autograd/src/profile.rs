@@ -5,9 +5,9 @@
 //! [`Profile::lap`]. Every moment belongs to one line, and so the lines add up to the whole.
 
 use crate::Rule;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use tensor::{Device, Tensor};
+use tensor::{Device, Tensor, lock};
 
 /// Multiply-adds of an operation, as many as its mathematics needs: what a kernel computes again to save memory
 /// does not count. Additions alone, normalisations and elementary functions do not count either.
@@ -89,7 +89,7 @@ impl Laps {
 impl Profile {
     /// Forgets what was measured, and starts now.
     pub fn restart(&self) {
-        *self.laps() = Laps::default();
+        *lock(&self.laps) = Laps::default();
     }
 
     /// The time since the last lap went into work of this name that is no operation.
@@ -99,7 +99,7 @@ impl Profile {
 
     /// What was measured, in the order in which it first happened.
     pub fn lines(&self) -> Vec<Line> {
-        self.laps().lines.clone()
+        lock(&self.laps).lines.clone()
     }
 
     /// An operation has computed its value.
@@ -127,22 +127,17 @@ impl Profile {
     pub(crate) fn absorb<'p>(&self, others: impl Iterator<Item = &'p Arc<Self>>) {
         let lines: Vec<Line> = others.flat_map(|other| other.lines()).collect();
         let total: f64 = lines.iter().map(|line| line.seconds).sum();
-        let mut laps = self.laps();
+        let mut laps = lock(&self.laps);
         let now = Instant::now();
         let share = (now - std::mem::replace(&mut laps.last, now)).as_secs_f64() / total.max(f64::MIN_POSITIVE);
         lines.into_iter().for_each(|line| laps.take_in(Line { seconds: share * line.seconds, ..line }));
     }
 
     fn add(&self, name: &'static str, work: Work, multiply_adds: u64, bytes: usize) {
-        let mut laps = self.laps();
+        let mut laps = lock(&self.laps);
         let now = Instant::now();
         let seconds = (now - std::mem::replace(&mut laps.last, now)).as_secs_f64();
         laps.take_in(Line { name, work, calls: 1, seconds, multiply_adds, bytes: bytes as u64 });
-    }
-
-    /// A thread that panicked within a lap left figures behind, and nothing that could be broken.
-    fn laps(&self) -> MutexGuard<'_, Laps> {
-        self.laps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

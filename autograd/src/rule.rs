@@ -189,11 +189,9 @@ impl Slot<'_> {
     pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
         let data = match &mut self.memory {
             Memory::Unwanted => return Ok(None),
-            Memory::Arena(Part::Cpu(bytes)) if self.dtype == T::DTYPE => bytemuck::cast_slice_mut(bytes),
-            Memory::Arena(Part::Cpu(_)) => {
-                return Err(
-                    tensor::Error::DType { op: "backward", expected: T::DTYPE.name(), actual: self.dtype }.into()
-                );
+            Memory::Arena(Part::Cpu(bytes)) => {
+                self.dtype.expect("backward", T::DTYPE)?;
+                bytemuck::cast_slice_mut(bytes)
             }
             Memory::Arena(Part::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
             Memory::Pooled(tensor) | Memory::Second(tensor) => tensor.as_mut_slice::<T>("backward")?,
@@ -278,10 +276,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             let expected = format!("a gradient of shape {}", target.shape);
             return Err(tensor::Error::shape(self.op, expected, gradient.shape()).into());
         }
-        if gradient.dtype() != target.dtype {
-            let (op, actual) = (self.op, gradient.dtype());
-            return Err(tensor::Error::DType { op, expected: target.dtype.name(), actual }.into());
-        }
+        gradient.expect(self.op, target.dtype)?;
         if target.parameter.is_none() && matches!(self.slots.interior[target.node], State::Empty) {
             self.given[input] = true;
             self.slots.interior[target.node] = State::Filled(gradient.contiguous()?);

@@ -6,11 +6,12 @@
 //! | `case.rs` | cases: inputs on which an operation is checked, compared and timed |
 //! | `check/` | the check of an operation from its cases, of its kernels on a GPU, and the check of the check |
 //! | `regions.rs` | [`Regions`], how a map is cut into a grid of them |
-//! | `broadcast/`, `slab.rs`, `reference.rs` | what several operations share |
+//! | `broadcast/`, `give.rs`, `slab.rs`, `reference.rs` | what several operations share |
 
 mod broadcast;
 pub mod case;
 pub mod check;
+mod give;
 mod reference;
 mod regions;
 pub mod registry;

@@ -101,11 +101,6 @@ impl AdamW {
         Ok(Self { config, runs, controls, steps: 0, m, v, layout })
     }
 
-    /// The settings.
-    pub fn config(&self) -> &AdamWConfig {
-        &self.config
-    }
-
     /// The number of steps made.
     pub fn steps(&self) -> u64 {
         self.steps

@@ -7,7 +7,7 @@ use std::ops::Range;
 /// and not to biases, normalisation scales and other vectors. The rule is that of the reference model's
 /// recipe (timm's `param_groups_weight_decay`), which also exempts every name that ends in `.bias`. Frozen parameters stay
 /// as they are.
-pub fn decays(layout: &Layout, id: ParamId) -> bool {
+fn decays(layout: &Layout, id: ParamId) -> bool {
     layout.shape(id).len() >= 2 && !layout.name(id).ends_with(".bias") && !layout.is_frozen(id)
 }
 

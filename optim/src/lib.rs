@@ -4,7 +4,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `adamw.rs` | [`AdamW`]: moments, bias correction and decoupled weight decay in one sweep |
-//! | `groups.rs` | [`decays`]: which parameters weight decay applies to |
+//! | `groups.rs` | which parameters weight decay applies to |
 //! | `clip.rs` | [`gradient_norm`] and [`clip_factor`] |
 //! | `schedule.rs` | [`Schedule`]: warm-up and cosine, per step or as the reference model was trained |
 //! | `ema.rs` | [`Ema`]: the exponential moving average of the weights |
@@ -40,5 +40,4 @@ pub use adamw::{AdamW, AdamWConfig, AdamWState};
 pub use clip::{clip_factor, gradient_norm};
 pub use ema::{Ema, EmaConfig, EmaState};
 pub use error::{Error, Result};
-pub use groups::decays;
 pub use schedule::Schedule;

@@ -10,12 +10,13 @@
 //! in them a buffer lies is `arena.rs`'s to say.
 
 use crate::arena::{Arena, Place};
+use crate::lock;
 use bytemuck::Pod;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 
 /// How the message of a panic begins, where the system had no memory for a buffer.
 pub const OUT_OF_MEMORY: &str = "out of memory";
@@ -103,11 +104,6 @@ pub fn settle_pool() {
 /// index, so that a kernel that reads what it did not write is caught. For tests.
 pub fn set_poison(on: bool) {
     POOL.poison.store(on, Ordering::Relaxed);
-}
-
-/// The slabs of a kind. (Where one panics while they are locked, for want of memory, they are as they were.)
-fn lock(slabs: &'static Mutex<Slabs>) -> MutexGuard<'static, Slabs> {
-    slabs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn slabs_for(capacity: usize) -> MutexGuard<'static, Slabs> {

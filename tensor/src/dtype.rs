@@ -1,5 +1,6 @@
 //! Element types: what a tensor can hold, and what a kernel can compute with.
 
+use crate::{Error, Result};
 use half::bf16;
 use std::fmt;
 
@@ -31,6 +32,11 @@ impl DType {
             DType::Bf16 => "bf16",
             DType::Index => "index (u32)",
         }
+    }
+
+    /// [`Error::DType`] unless it is the type that an operation needs.
+    pub fn expect(self, op: &'static str, dtype: DType) -> Result<()> {
+        if self == dtype { Ok(()) } else { Err(Error::DType { op, expected: dtype.name(), actual: self }) }
     }
 
     /// Bytes per element.

@@ -11,6 +11,7 @@
 //! | `cpu/` | what CPU kernels share: instruction sets, vector mathematics, GEMM, threads |
 //! | `cuda/` | GPUs: memory, kernels, matrix products; and a CPU that plays one |
 //! | `error.rs` | [`Error`]: one variant per kind of failure |
+//! | `lock.rs` | [`lock()`]: locks that outlive a panic |
 
 mod arena;
 mod buffer;
@@ -19,6 +20,7 @@ pub mod cuda;
 mod device;
 mod dtype;
 mod error;
+mod lock;
 pub mod rng;
 mod scratch;
 mod shape;
@@ -31,6 +33,7 @@ pub use device::Device;
 pub use dtype::{DType, Element, Float};
 pub use error::{Error, Result};
 pub use half::bf16;
+pub use lock::lock;
 pub use scratch::Scratch;
 pub use shape::{Shape, Strides};
 pub use tensor::Tensor;

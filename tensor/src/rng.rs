@@ -75,7 +75,7 @@ impl Philox {
 
 /// A word as a uniform number in [0, 1), a multiple of 2^-24.
 #[inline]
-pub fn unit(word: u32) -> f32 {
+fn unit(word: u32) -> f32 {
     (word >> 8) as f32 * (1.0 / (1u32 << 24) as f32)
 }
 

@@ -1,8 +1,6 @@
 //! CUDA kernels of [`add`](super::add).
 
-use crate::broadcast::cuda as broadcast;
-use tensor::cuda::{Module, Out};
-use tensor::{Result, Shape, Tensor};
+use tensor::cuda::Module;
 
 pub static KERNELS: Module = Module {
     name: "add",
@@ -10,11 +8,3 @@ pub static KERNELS: Module = Module {
     headers: &[],
     kernels: &["add_values<T>", "add_packs<T>"],
 };
-
-pub fn forward(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    broadcast::zip(&KERNELS, ["add_values<T>", "add_packs<T>"], a, b)
-}
-
-pub fn backward(dy: &Tensor, shape: &Shape, out: Out<'_>) -> Result<()> {
-    broadcast::reduce("add", dy, shape, out)
-}

@@ -9,10 +9,10 @@
 //! [`tensor::Error::DType`].
 
 pub mod cases;
-mod cpu;
 mod cuda;
 pub mod reference;
 
+use crate::broadcast;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Shape, Tensor, match_float};
@@ -23,8 +23,10 @@ pub(crate) const SUMMARY: &str = "a + b, with broadcasting";
 /// a + b, with broadcasting.
 pub fn add<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
     let y = match a.value().device() {
-        Device::Cpu => match_float!(a.dtype(), "add", T => cpu::forward::<T>(a.value(), b.value())?),
-        Device::Cuda(_) => cuda::forward(a.value(), b.value())?,
+        Device::Cpu => match_float!(a.dtype(), "add", T => {
+            broadcast::cpu::zip("add", a.value(), b.value(), |a: T, b: T| a + b)?
+        }),
+        Device::Cuda(_) => broadcast::cuda::zip(&cuda::KERNELS, a.value(), b.value())?,
     };
     let shapes = [a.shape().clone(), b.shape().clone()];
     a.tape().record("add", &[a, b], y, || Add { shapes })
@@ -39,20 +41,7 @@ impl Rule for Add {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         for (input, shape) in self.shapes.iter().enumerate() {
-            if shape == dy.shape() {
-                grads.give(input, dy.clone())?;
-                continue;
-            }
-            let mut slot = grads.open(input)?;
-            match dy.device() {
-                Device::Cpu => match_float!(dy.dtype(), "add", T => {
-                    if let Some(out) = slot.out::<T>()? {
-                        cpu::backward(&dy, shape, out)?;
-                    }
-                }),
-                Device::Cuda(_) => slot.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, shape, out))?,
-            }
-            grads.close(slot);
+            broadcast::give("add", grads, input, dy.clone(), shape)?;
         }
         Ok(())
     }

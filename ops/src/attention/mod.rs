@@ -19,6 +19,7 @@ pub mod reference;
 use crate::Regions;
 use crate::bra::geometry::Geometry;
 use crate::bra::{cpu, cuda};
+use crate::give::give;
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{DType, Device, Error, Shape, Tensor, match_float};
@@ -40,13 +41,13 @@ pub fn attention<'t>(qkv: &Var<'t>, heads: usize, scale: f64) -> Result<Var<'t>>
     let mut out = Tensor::empty_on(&device, [images, height, width, v_dim], qkv.dtype())?;
     let mut lse = Tensor::empty_on(&device, [images, heads, g.tokens()], qkv.dtype().wide())?;
     let routes = to_itself(g, &device)?;
-    match &device {
+    match device {
         Device::Cpu => match_float!(qkv.dtype(), "attention", T => {
             let qkv = qkv.value().as_slice::<T>("attention")?;
             let (out, lse) = (out.as_mut_slice("attention")?, lse.as_mut_slice("attention")?);
             cpu::forward::<T>(g, qkv, routes.as_slice("attention")?, scale as T, out, lse);
         }),
-        Device::Cuda(gpu) => cuda::forward(gpu, g, qkv.value(), &routes, scale, &mut out, &mut lse)?,
+        Device::Cuda(_) => cuda::forward(g, qkv.value(), &routes, scale, &mut out, &mut lse)?,
     }
     let rule = || Attention { qkv: qkv.value().clone(), lse, geometry: g, scale };
     qkv.tape().record("attention", &[qkv], out, rule)
@@ -68,25 +69,19 @@ impl Rule for Attention {
     rule_fields!("attention", qkv, lse);
 
     fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dqkv = grads.open(0)?;
         let Self { qkv, lse, geometry, scale } = *self;
         let routes = to_itself(geometry, &dout.device())?;
-        match dout.device() {
-            Device::Cpu => match_float!(dout.dtype(), "attention", T => {
-                if let Some(out) = dqkv.out::<T>()? {
-                    let (qkv, lse) = (qkv.as_slice("attention")?, lse.as_slice("attention")?);
-                    let (routes, dout) = (routes.as_slice("attention")?, dout.as_slice("attention")?);
-                    cpu::backward::<T>(geometry, qkv, routes, scale as T, lse, dout, out);
-                }
-            }),
-            Device::Cuda(gpu) => {
-                if let Some(out) = dqkv.out_on_gpu()? {
-                    let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
-                    cuda::backward(&gpu, geometry, &given, &out)?;
-                }
-            }
-        }
-        grads.close(dqkv);
+        give!(grads, 0, dout, "attention", out => {
+            Cpu<T>: {
+                let (qkv, lse) = (qkv.as_slice("attention")?, lse.as_slice("attention")?);
+                let (routes, dout) = (routes.as_slice("attention")?, dout.as_slice("attention")?);
+                cpu::backward::<T>(geometry, qkv, routes, scale as T, lse, dout, out);
+            },
+            Cuda: {
+                let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
+                cuda::backward(geometry, &given, &out)?;
+            },
+        });
         Ok(())
     }
 

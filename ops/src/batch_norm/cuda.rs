@@ -1,8 +1,7 @@
 //! CUDA kernels of [`batch_norm`](super): sums over pieces of the rows, and sweeps over the elements.
 
 use super::Mode;
-use std::sync::Arc;
-use tensor::cuda::{Gpu, Module, Out, Tiles};
+use tensor::cuda::{Module, Out, Tiles};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -28,15 +27,14 @@ fn tiles(x: &Tensor, channels: usize) -> Tiles {
 }
 
 /// Mean, unbiased variance and 1/√(biased variance + ε) of each channel of x (R, C), R ≥ 2.
-pub fn statistics(gpu: &Arc<Gpu>, x: &Tensor, epsilon: f64, [mean, variance, rstd]: [&mut Tensor; 3]) -> Result<()> {
+pub fn statistics(x: &Tensor, epsilon: f64, [mean, variance, rstd]: [&mut Tensor; 3]) -> Result<()> {
     let tiles = tiles(x, mean.count());
     let pieces = tiles.pieces(1);
     let mut partial = Tensor::empty_on(&x.device(), [pieces, 2, tiles.columns], x.dtype().wide())?;
-    let launch =
-        tiles.sum(KERNELS.launch(gpu, "batch_norm_statistics<T>", x.dtype())?, 1).input(x)?.output(&mut partial)?;
+    let launch = tiles.sum(KERNELS.launch_on(x, "batch_norm_statistics<T>")?, 1).input(x)?.output(&mut partial)?;
     // SAFETY: x is (rows, channels), and there is a place for each piece's moments.
     unsafe { tiles.describe(launch)?.run()? };
-    let launch = KERNELS.launch(gpu, "batch_norm_moments<T>", x.dtype())?.blocks(tiles.columns.div_ceil(THREADS / 32));
+    let launch = KERNELS.launch_on(x, "batch_norm_moments<T>")?.blocks(tiles.columns.div_ceil(THREADS / 32));
     let launch = launch.threads(THREADS).input(&partial)?.extents([pieces])?.number(epsilon, x.dtype());
     let launch = launch.output(mean)?.output(variance)?.output(rstd)?;
     // SAFETY: as above; the results are (channels).
@@ -44,31 +42,19 @@ pub fn statistics(gpu: &Arc<Gpu>, x: &Tensor, epsilon: f64, [mean, variance, rst
 }
 
 /// 1/√(variance + ε), for activations of type `dtype`.
-pub fn reciprocal_deviation(
-    gpu: &Arc<Gpu>,
-    variance: &Tensor,
-    epsilon: f64,
-    dtype: DType,
-    rstd: &mut Tensor,
-) -> Result<()> {
+pub fn reciprocal_deviation(variance: &Tensor, epsilon: f64, dtype: DType, rstd: &mut Tensor) -> Result<()> {
     variance.expect("batch_norm", dtype.wide())?;
-    let launch = KERNELS.launch(gpu, "batch_norm_rstd<T>", dtype)?.over(variance.count());
+    let launch = KERNELS.launch(variance.gpu("batch_norm")?, "batch_norm_rstd<T>", dtype)?.over(variance.count());
     let launch = launch.input(variance)?.number(epsilon, dtype).output(rstd)?;
     // SAFETY: both have as many elements, of the type of sums.
     unsafe { launch.count(variance.count()).run() }
 }
 
 /// y (R, C) = (x − μ)·γr + β.
-pub fn forward(
-    gpu: &Arc<Gpu>,
-    x: &Tensor,
-    [weight, bias]: [&Tensor; 2],
-    [mean, rstd]: [&Tensor; 2],
-    y: &mut Tensor,
-) -> Result<()> {
+pub fn forward(x: &Tensor, [weight, bias]: [&Tensor; 2], [mean, rstd]: [&Tensor; 2], y: &mut Tensor) -> Result<()> {
     [weight, bias, mean].into_iter().try_for_each(|operand| operand.expect("batch_norm", x.dtype().wide()))?;
     let tiles = tiles(x, weight.count());
-    let launch = tiles.sweep(KERNELS.launch(gpu, "batch_norm_forward<T>", x.dtype())?);
+    let launch = tiles.sweep(KERNELS.launch_on(x, "batch_norm_forward<T>")?);
     let launch = launch.input(x)?.input(weight)?.input(bias)?.input(mean)?.input(rstd)?.output(y)?;
     // SAFETY: x and y are (rows, channels), the others (channels), of the types that the kernel declares.
     unsafe { tiles.describe(launch)?.run() }
@@ -76,7 +62,6 @@ pub fn forward(
 
 /// dx (R, C), dweight (C) and dbias (C) from dy (R, C).
 pub fn backward(
-    gpu: &Arc<Gpu>,
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
@@ -91,7 +76,7 @@ pub fn backward(
     if mode == Mode::Train || dweight.is_some() || dbias.is_some() {
         let mut partial = tiles.partial(x, 1, 2)?;
         let sums = sums.insert(Tensor::empty_on(&x.device(), [2, tiles.columns], wide)?);
-        let launch = tiles.sum(KERNELS.launch(gpu, "batch_norm_sums<T>", x.dtype())?, 1);
+        let launch = tiles.sum(KERNELS.launch_on(x, "batch_norm_sums<T>")?, 1);
         let launch = launch.input(dy)?.input(x)?.input(mean)?.input(rstd)?.output(&mut partial)?.output(sums)?;
         // SAFETY: dy and x are (rows, channels), the moments (channels), as are the parameters' gradients, and there is a
         // place for each piece's sums.
@@ -99,7 +84,7 @@ pub fn backward(
     }
     let Some(dx) = dx else { return Ok(()) };
     dx.expect("batch_norm", x.dtype())?;
-    let launch = tiles.sweep(KERNELS.launch(gpu, "batch_norm_backward<T>", x.dtype())?);
+    let launch = tiles.sweep(KERNELS.launch_on(x, "batch_norm_backward<T>")?);
     let launch = launch.input(dy)?.input(x)?.input(weight)?.input(mean)?.input(rstd)?;
     let launch = launch.optional(sums.as_ref().filter(|_| mode == Mode::Train))?.out(Some(&dx));
     // SAFETY: as in `forward`; dy and dx are like x, and there are two sums for each channel.

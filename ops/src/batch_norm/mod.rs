@@ -63,7 +63,7 @@ pub fn batch_norm_train<'t>(
     let device = x.value().device();
     let moment = || Tensor::empty_on(&device, [channels], x.dtype().wide());
     let (mut mean, mut variance, mut rstd) = (moment()?, moment()?, moment()?);
-    match &device {
+    match device {
         Device::Cpu => match_float!(x.dtype(), "batch_norm", T => cpu::statistics::<T>(
             x.value().as_slice("batch_norm")?,
             epsilon as T,
@@ -73,7 +73,7 @@ pub fn batch_norm_train<'t>(
                 rstd.as_mut_slice("batch_norm")?,
             ],
         )),
-        Device::Cuda(gpu) => cuda::statistics(gpu, x.value(), epsilon, [&mut mean, &mut variance, &mut rstd])?,
+        Device::Cuda(_) => cuda::statistics(x.value(), epsilon, [&mut mean, &mut variance, &mut rstd])?,
     }
     let y = normalise(x, weight, bias, mean.clone(), rstd, Mode::Train)?;
     Ok((y, BatchStatistics { mean, variance }))
@@ -92,12 +92,12 @@ pub fn batch_norm_eval<'t>(
     let channels = channels(x, [weight.value(), bias.value(), mean, variance])?;
     let device = x.value().device();
     let mut rstd = Tensor::empty_on(&device, [channels], x.dtype().wide())?;
-    match &device {
+    match device {
         Device::Cpu => match_float!(x.dtype(), "batch_norm", T => {
             let rstd = rstd.as_mut_slice::<T>("batch_norm")?;
             cpu::reciprocal_deviation(variance.as_slice("batch_norm")?, epsilon as T, rstd);
         }),
-        Device::Cuda(gpu) => cuda::reciprocal_deviation(gpu, variance, epsilon, x.dtype(), &mut rstd)?,
+        Device::Cuda(_) => cuda::reciprocal_deviation(variance, epsilon, x.dtype(), &mut rstd)?,
     }
     normalise(x, weight, bias, mean.clone(), rstd, Mode::Eval)
 }
@@ -126,7 +126,7 @@ fn normalise<'t>(
 ) -> Result<Var<'t>> {
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
-    match &device {
+    match device {
         Device::Cpu => match_float!(x.dtype(), "batch_norm", T => cpu::forward::<T>(
             x.value().as_slice("batch_norm")?,
             weight.value().as_slice("batch_norm")?,
@@ -134,8 +134,8 @@ fn normalise<'t>(
             [mean.as_slice("batch_norm")?, rstd.as_slice("batch_norm")?],
             y.as_mut_slice("batch_norm")?,
         )),
-        Device::Cuda(gpu) => {
-            cuda::forward(gpu, x.value(), [weight.value(), bias.value()], [&mean, &rstd], &mut y)?;
+        Device::Cuda(_) => {
+            cuda::forward(x.value(), [weight.value(), bias.value()], [&mean, &rstd], &mut y)?;
         }
     }
     let rule = || BatchNorm { x: x.value().clone(), weight: weight.value().clone(), mean, rstd, mode };
@@ -164,9 +164,9 @@ impl Rule for BatchNorm {
                 self.mode,
                 [dx.out()?, dweight.out()?, dbias.out()?],
             )),
-            Device::Cuda(gpu) => {
+            Device::Cuda(_) => {
                 let outs = [dx.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
-                cuda::backward(&gpu, &dy, &self.x, &self.weight, [&self.mean, &self.rstd], self.mode, outs)?;
+                cuda::backward(&dy, &self.x, &self.weight, [&self.mean, &self.rstd], self.mode, outs)?;
             }
         }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));

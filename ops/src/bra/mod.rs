@@ -98,7 +98,7 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
     let device = qkv.value().device();
     let mut out = Tensor::empty_on(&device, map, qkv.dtype())?;
     let mut lse = Tensor::empty_on(&device, [g.images, g.heads, g.tokens()], qkv.dtype().wide())?;
-    match &device {
+    match device {
         Device::Cpu => match_float!(qkv.dtype(), "bra", T => {
             let qkv = qkv.value().as_slice::<T>("bra")?;
             let out = out.as_mut_slice::<T>("bra")?;
@@ -110,8 +110,8 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
                 dwconv::cpu::forward(context, values(g, qkv), kernel, Some(bias), out);
             }
         }),
-        Device::Cuda(gpu) => {
-            cuda::forward(gpu, g, qkv.value(), &routes, attributes.scale, &mut out, &mut lse)?;
+        Device::Cuda(_) => {
+            cuda::forward(g, qkv.value(), &routes, attributes.scale, &mut out, &mut lse)?;
             if let (Some(context), Some([weight, bias])) = (context, lepe) {
                 cuda::add_context(g, context, qkv.value(), [weight.value(), bias.value()], &mut out)?;
             }
@@ -161,10 +161,10 @@ impl Rule for BraRule {
         let BraRule { qkv, routes, lse, lepe, attributes } = *self;
         let g = attributes.geometry(&qkv)?;
         let (mut dqkv, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
-        if let Device::Cuda(gpu) = dout.device() {
+        if let Device::Cuda(_) = dout.device() {
             let given = cuda::Given { qkv: &qkv, routes: &routes, scale: attributes.scale, lse: &lse, dout: &dout };
             if let Some(out) = dqkv.out_on_gpu()? {
-                cuda::backward(&gpu, g, &given, &out)?;
+                cuda::backward(g, &given, &out)?;
             }
             if let Some(weight) = &lepe {
                 let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;

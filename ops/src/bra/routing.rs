@@ -41,7 +41,7 @@ pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
             routes.as_mut_slice("bra")?,
             logits.as_mut_slice("bra")?,
         )),
-        Device::Cuda(gpu) => cuda::route(gpu, g, valid, attributes.scale, qkv, [&mut routes, &mut logits])?,
+        Device::Cuda(_) => cuda::route(g, valid, attributes.scale, qkv, [&mut routes, &mut logits])?,
     }
     Ok(Routing { routes, logits })
 }

@@ -5,18 +5,20 @@ use tensor::cuda::elements::sum_rows;
 use tensor::cuda::{Module, Out, elements};
 use tensor::{Result, Shape, Tensor};
 
-/// out[i] = f(a[i], b[i]) over the common shape, by one of two kernels: `(const T* a, Layout, const T* b, Layout, T* out,
-/// i64 count)` for any views, and `(const T* a, const T* b, T* out, i64 count)` with a thread to a pack.
-pub fn zip(module: &'static Module, [any, packs]: [&'static str; 2], a: &Tensor, b: &Tensor) -> Result<Tensor> {
+/// out[i] = f(a[i], b[i]) over the common shape, by one of the module's two kernels: `<name>_values(const T* a, Layout,
+/// const T* b, Layout, T* out, i64 count)` for any views, and `<name>_packs(const T* a, const T* b, T* out, i64 count)`
+/// with a thread to a pack.
+pub fn zip(module: &'static Module, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let shape = a.shape().broadcast(b.shape(), module.name)?;
-    let (gpu, dtype, count) = (a.gpu(module.name)?, a.dtype(), shape.count());
+    let (dtype, count) = (a.dtype(), shape.count());
     b.expect(module.name, dtype)?;
     let mut out = Tensor::empty_on(&a.device(), shape.clone(), dtype)?;
+    let kernel = |end: &str| module.launch_on(a, &format!("{}_{end}<T>", module.name));
     let launch = if a.shape() == b.shape() && a.is_contiguous() && b.is_contiguous() {
-        module.launch(gpu, packs, dtype)?.over_packs(count, dtype).input(a)?.input(b)?
+        kernel("packs")?.over_packs(count, dtype).input(a)?.input(b)?
     } else {
         let (a, b) = (a.broadcast_to(shape.clone())?, b.broadcast_to(shape)?);
-        module.launch(gpu, any, dtype)?.over(count).elements(&a)?.elements(&b)?
+        kernel("values")?.over(count).elements(&a)?.elements(&b)?
     };
     // SAFETY: a and b are views of `count` elements, as many as the result has, of one type.
     unsafe { launch.output(&mut out)?.count(count).run()? };

@@ -4,8 +4,28 @@
 pub mod cpu;
 pub mod cuda;
 
+use crate::give::give;
+use autograd::{InputGrads, Result};
 use std::ops::RangeInclusive;
-use tensor::Shape;
+use tensor::{Shape, Tensor};
+
+/// Gives an operand of shape `to` its gradient: `gradient`, added up over the axes along which the operand was repeated.
+pub fn give(
+    op: &'static str,
+    grads: &mut InputGrads<'_, '_>,
+    input: usize,
+    gradient: Tensor,
+    to: &Shape,
+) -> Result<()> {
+    if gradient.shape() == to {
+        return grads.give(input, gradient);
+    }
+    give!(grads, input, gradient, op, out => {
+        Cpu<T>: cpu::reduce(op, &gradient, to, out)?,
+        Cuda: cuda::reduce(op, &gradient, to, out)?,
+    });
+    Ok(())
+}
 
 /// The last run of neighbouring axes of `whole` along which an operand of shape `to` was repeated, and whether there are
 /// others before it.

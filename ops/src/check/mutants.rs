@@ -56,7 +56,6 @@ enum Outcome {
 
 pub(super) fn check(cases: &[Case], report: &mut Report) {
     let Some(arity) = cases.iter().map(|case| case.inputs.len()).max() else { return };
-    let saved = cases.iter().filter_map(|case| saved_per_node(case).ok()).max_by_key(Vec::len).unwrap_or_default();
     let mut oracles = vec![];
     for case in cases {
         match Oracle::new(case) {
@@ -64,7 +63,8 @@ pub(super) fn check(cases: &[Case], report: &mut Report) {
             Err(error) => return report.fail(case, error),
         }
     }
-    for mutant in all(arity, &saved) {
+    let saved = oracles.iter().filter_map(|(case, oracle)| saved_per_node(case, oracle).ok()).max_by_key(Vec::len);
+    for mutant in all(arity, &saved.unwrap_or_default()) {
         let (mut changed, mut caught) = (false, false);
         for (case, oracle) in &oracles {
             match run(mutant, case, oracle) {
@@ -102,11 +102,9 @@ fn all(arity: usize, saved: &[usize]) -> Vec<Mutant> {
 }
 
 /// How many tensors each node of a case saves.
-fn saved_per_node(case: &Case) -> Result<Vec<usize>> {
+fn saved_per_node(case: &Case, oracle: &Oracle) -> Result<Vec<usize>> {
     let mut counts = vec![];
-    let oracle = Oracle::new(case)?;
-    let upstream = oracle.upstream().clone();
-    oracle.gradients(case, &upstream, |tape| {
+    oracle.gradients(case, oracle.upstream(), |tape| {
         counts = tape.nodes().iter().map(|node| node.saved().len()).collect::<Vec<_>>()
     })?;
     Ok(counts)

@@ -14,6 +14,7 @@ pub mod cases;
 mod cpu;
 pub mod reference;
 
+use crate::give::give;
 use crate::slab::Slab;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
@@ -73,16 +74,10 @@ impl Rule for Concat {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         for (input, place) in self.places.iter().enumerate() {
-            let mut slot = grads.open(input)?;
-            match dy.device() {
-                Device::Cpu => match_float!(dy.dtype(), "concat", T => {
-                    if let Some(out) = slot.out::<T>()? {
-                        place.extract(dy.as_slice("concat")?, out);
-                    }
-                }),
-                Device::Cuda(_) => slot.out_on_gpu()?.map_or(Ok(()), |out| place.extract_on_gpu(&dy, out))?,
-            }
-            grads.close(slot);
+            give!(grads, input, dy, "concat", out => {
+                Cpu<T>: place.extract(dy.as_slice("concat")?, out),
+                Cuda: place.extract_on_gpu(&dy, out)?,
+            });
         }
         Ok(())
     }

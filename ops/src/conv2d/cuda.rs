@@ -113,7 +113,7 @@ fn row(g: &Geometry, dtype: DType) -> usize {
 fn patches(g: &Geometry, x: &Tensor, images: Range<usize>) -> Result<Tensor> {
     let row = row(g, x.dtype());
     let mut patches = Tensor::empty_on(&x.device(), [pixels(g, &images).len(), row], x.dtype())?;
-    let launch = KERNELS.launch(x.gpu("conv2d")?, "conv2d_patches<T>", x.dtype())?.blocks(images.len() * g.output[0]);
+    let launch = KERNELS.launch_on(x, "conv2d_patches<T>")?.blocks(images.len() * g.output[0]);
     let launch = launch.input(&part(x, &images)?)?.output(&mut patches)?.extents(g.input)?.extents([g.inputs])?;
     let launch = launch.extents(g.kernel)?.extents([g.output[0], g.output[1] * row, row, g.stride, g.padding])?;
     // SAFETY: x has these images, and there is a row of patches for each of their output pixels.

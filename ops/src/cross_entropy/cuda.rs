@@ -1,9 +1,8 @@
 //! CUDA kernels of [`cross_entropy`](super::cross_entropy): a warp to a record.
 
 use crate::softmax;
-use std::sync::Arc;
 use tensor::cuda::elements::sum_rows;
-use tensor::cuda::{Gpu, Module, Out};
+use tensor::cuda::{Module, Out};
 use tensor::{DType, Result, Tensor};
 
 /// What the kernels of [`soft_cross_entropy`](crate::soft_cross_entropy) include, too: all but the targets.
@@ -20,18 +19,11 @@ pub static KERNELS: Module = Module {
 pub(crate) const RECORDS: usize = 8;
 
 /// The mean loss of logits (N, K) against labels (N); `p` takes the probabilities (N, K).
-pub fn forward(
-    gpu: &Arc<Gpu>,
-    logits: &Tensor,
-    labels: &Tensor,
-    smoothing: f64,
-    p: &mut Tensor,
-    loss: &mut Tensor,
-) -> Result<()> {
+pub fn forward(logits: &Tensor, labels: &Tensor, smoothing: f64, p: &mut Tensor, loss: &mut Tensor) -> Result<()> {
     labels.expect("cross_entropy", DType::Index)?;
     let [records, classes] = logits.dims("cross_entropy", "logits (N, K)")?;
     let mut losses = Tensor::empty_on(&logits.device(), [records], p.dtype())?;
-    let launch = KERNELS.launch(gpu, "cross_entropy_forward<T>", logits.dtype())?.blocks(records.div_ceil(RECORDS));
+    let launch = KERNELS.launch_on(logits, "cross_entropy_forward<T>")?.blocks(records.div_ceil(RECORDS));
     let launch =
         launch.input(logits)?.input(labels)?.number(smoothing, logits.dtype()).output(p)?.output(&mut losses)?;
     // SAFETY: the logits and p are (records, classes), labels and losses (records). A label is only compared.
@@ -40,17 +32,9 @@ pub fn forward(
 }
 
 /// dx (N, K) from the gradient of the loss.
-pub fn backward(
-    gpu: &Arc<Gpu>,
-    dy: &Tensor,
-    p: &Tensor,
-    labels: &Tensor,
-    smoothing: f64,
-    dx: Option<Out<'_>>,
-) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, p: &Tensor, labels: &Tensor, smoothing: f64, dx: Out<'_>) -> Result<()> {
     let [records, classes] = p.dims("cross_entropy", "probabilities (N, K)")?;
-    let launch = KERNELS.launch(gpu, "cross_entropy_backward<T>", dx.dtype())?.blocks(records.div_ceil(RECORDS));
+    let launch = KERNELS.launch(dx.gpu(), "cross_entropy_backward<T>", dx.dtype())?.blocks(records.div_ceil(RECORDS));
     let launch = launch.input(dy)?.input(p)?.input(labels)?.number(smoothing, dx.dtype()).out(Some(&dx));
     // SAFETY: dx is the gradient of the logits, and as in `forward`; dy is a scalar of the type of p, as the loss.
     unsafe { launch.count(records).extents([classes])?.run() }

@@ -22,6 +22,7 @@ pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Labels;
 use tensor::cuda::Module;
@@ -44,7 +45,7 @@ pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> R
     }
     let device = logits.value().device();
     let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().wide())?;
-    let loss = match &device {
+    let loss = match device {
         Device::Cpu => {
             let labels = labels.as_slice::<u32>("cross_entropy")?;
             all_are_classes(labels, classes)?;
@@ -54,9 +55,9 @@ pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> R
                 p.as_mut_slice("cross_entropy")?,
             )))
         }
-        Device::Cuda(gpu) => {
+        Device::Cuda(_) => {
             let mut loss = Tensor::empty_on(&device, [], p.dtype())?;
-            cuda::forward(gpu, logits.value(), labels, smoothing, &mut p, &mut loss)?;
+            cuda::forward(logits.value(), labels, smoothing, &mut p, &mut loss)?;
             loss
         }
     };
@@ -93,20 +94,14 @@ impl Rule for CrossEntropy {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let [_, classes] = records("cross_entropy", &self.p)?;
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "cross_entropy", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    let labels = self.labels.as_slice("cross_entropy")?;
-                    let labels = Labels { labels, smoothing: self.smoothing as T, classes };
-                    cpu::backward(dy.item()?, self.p.as_slice("cross_entropy")?, &labels, out);
-                }
-            }),
-            Device::Cuda(gpu) => {
-                cuda::backward(&gpu, &dy, &self.p, &self.labels, self.smoothing, dx.out_on_gpu()?)?;
-            }
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "cross_entropy", out => {
+            Cpu<T>: {
+                let labels = self.labels.as_slice("cross_entropy")?;
+                let labels = Labels { labels, smoothing: self.smoothing as T, classes };
+                cpu::backward(dy.item()?, self.p.as_slice("cross_entropy")?, &labels, out);
+            },
+            Cuda: cuda::backward(&dy, &self.p, &self.labels, self.smoothing, out)?,
+        });
         Ok(())
     }
 }

@@ -18,6 +18,7 @@ mod cuda;
 pub mod reference;
 
 use crate::dropout::Keep;
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use std::ops::Range;
 use tensor::cpu::parallel::Out;
@@ -56,16 +57,10 @@ impl Rule for DropPath {
     rule_fields!("drop_path");
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "drop_path", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::apply(dy.as_slice("drop_path")?, self.samples, self.keep, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::apply(&dy, self.samples, self.keep, out))?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "drop_path", out => {
+            Cpu<T>: cpu::apply(dy.as_slice("drop_path")?, self.samples, self.keep, out),
+            Cuda: cuda::apply(&dy, self.samples, self.keep, out)?,
+        });
         Ok(())
     }
 }

@@ -18,6 +18,7 @@ mod cpu;
 mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
@@ -77,16 +78,10 @@ impl Rule for Dropout {
     rule_fields!("dropout");
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "dropout", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::apply(dy.as_slice("dropout")?, self.keep, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::apply(&dy, self.keep, out))?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "dropout", out => {
+            Cpu<T>: cpu::apply(dy.as_slice("dropout")?, self.keep, out),
+            Cuda: cuda::apply(&dy, self.keep, out)?,
+        });
         Ok(())
     }
 }

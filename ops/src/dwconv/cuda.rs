@@ -9,36 +9,8 @@ pub static KERNELS: Module = Module {
     name: "dwconv",
     source: include_str!("kernel.cu"),
     headers: &[],
-    kernels: &[
-        "dwconv_forward<T, 3, true>",
-        "dwconv_forward<T, 3, false>",
-        "dwconv_forward<T, 5, true>",
-        "dwconv_forward<T, 5, false>",
-        "dwconv_forward<T, 7, true>",
-        "dwconv_forward<T, 7, false>",
-        "dwconv_backward<T, 3, true>",
-        "dwconv_backward<T, 3, false>",
-        "dwconv_backward<T, 5, true>",
-        "dwconv_backward<T, 5, false>",
-        "dwconv_backward<T, 7, true>",
-        "dwconv_backward<T, 7, false>",
-    ],
+    kernels: &["dwconv_forward<T, 3|5|7, true|false>", "dwconv_backward<T, 3|5|7, true|false>"],
 };
-
-/// The name of a kernel for an extent K, with or without pairs of channels.
-macro_rules! instance {
-    ($kernel:literal, $extent:expr, $pairs:expr) => {
-        match ($extent, $pairs) {
-            (3, true) => concat!($kernel, "<T, 3, true>"),
-            (3, false) => concat!($kernel, "<T, 3, false>"),
-            (5, true) => concat!($kernel, "<T, 5, true>"),
-            (5, false) => concat!($kernel, "<T, 5, false>"),
-            (7, true) => concat!($kernel, "<T, 7, true>"),
-            (7, false) => concat!($kernel, "<T, 7, false>"),
-            (other, _) => unreachable!("invariant: a kernel of extent {other} was refused"),
-        }
-    };
-}
 
 /// Threads of a block, forward and backward, and the most of them that have channels of one pixel; as in the kernels.
 const THREADS: usize = 128;
@@ -107,7 +79,7 @@ pub(crate) fn forward(
     let length = e.width.div_ceil(segments.clamp(1, e.width.div_ceil(FEW_COLUMNS)));
     let segments = e.width.div_ceil(length);
     let blocks = (strips(e) * tile).div_ceil(THREADS) * tiles * segments * e.images;
-    let launch = KERNELS.launch(out.gpu(), instance!("dwconv_forward", e.kernel, pairs), dtype)?;
+    let launch = KERNELS.launch(out.gpu(), &format!("dwconv_forward<T, {}, {pairs}>", e.kernel), dtype)?;
     let launch = launch.threads(THREADS).blocks(blocks).pointer(x_address).count(x.stride).input(weight)?;
     let launch = launch.int(residual.into()).optional(bias)?.out(Some(&out)).count(stride);
     // SAFETY: x and y hold maps of these extents, by the checks above, and `dwconv::geometry` that the parameters fit them.
@@ -154,7 +126,7 @@ pub(crate) fn backward(
     let sums = tile * if pairs { 2 } else { 1 } * (e.taps() + 1);
     let partial = of_parameters.then(|| partial_sums(&x.elements.device(), dtype.wide(), [tiles, pieces, sums]));
     let mut partial = partial.transpose()?;
-    let launch = KERNELS.launch(gpu, instance!("dwconv_backward", e.kernel, pairs), dtype)?;
+    let launch = KERNELS.launch(gpu, &format!("dwconv_backward<T, {}, {pairs}>", e.kernel), dtype)?;
     let launch = launch.threads(THREADS_BACKWARD).blocks(pieces * tiles).pointer(dy_address).count(dy.stride);
     let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into());
     let launch = launch.out(Some(&dx.out)).count(dx.stride);

@@ -29,7 +29,7 @@ pub fn backward<T: Float>(dy: &[T], indices: &[u32], [images, rows, width]: [usi
 }
 
 /// The inverted list: for each of the N·R rows, the positions in indices (N, Q) that picked it, ascending.
-pub(crate) struct Pickers {
+struct Pickers {
     /// Where the list of each row starts, and after them the end of the last.
     starts: Vec<usize>,
     positions: Vec<usize>,
@@ -37,7 +37,7 @@ pub(crate) struct Pickers {
 
 impl Pickers {
     /// A counting sort of the positions by the row that they picked. Every index must be below `rows`.
-    pub(crate) fn new(indices: &[u32], images: usize, rows: usize) -> Self {
+    fn new(indices: &[u32], images: usize, rows: usize) -> Self {
         let picks = indices.len() / images.max(1);
         let row_of = |position: usize| position / picks * rows + indices[position] as usize;
         let mut starts = vec![0; images * rows + 1];
@@ -57,7 +57,7 @@ impl Pickers {
     }
 
     /// The positions that picked row n·R + r.
-    pub(crate) fn of(&self, row: usize) -> &[usize] {
+    fn of(&self, row: usize) -> &[usize] {
         &self.positions[self.starts[row]..self.starts[row + 1]]
     }
 }

@@ -1,7 +1,6 @@
 //! CUDA kernels of [`gather`](super::gather): whole rows, a pack to a thread.
 
-use std::sync::Arc;
-use tensor::cuda::{Gpu, Module, Out};
+use tensor::cuda::{Module, Out};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -12,16 +11,10 @@ pub static KERNELS: Module = Module {
 };
 
 /// y (N, Q, D) from x (N, R, D) and indices (N, Q); `extents` are N, R and D.
-pub fn forward(
-    gpu: &Arc<Gpu>,
-    x: &Tensor,
-    indices: &Tensor,
-    [images, rows, width]: [usize; 3],
-    y: &mut Tensor,
-) -> Result<()> {
+pub fn forward(x: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], y: &mut Tensor) -> Result<()> {
     indices.expect("gather", DType::Index)?;
     let (positions, packs) = (indices.count(), packs(width, x.dtype()));
-    let launch = KERNELS.launch(gpu, "gather_forward<T>", x.dtype())?.over(positions * packs);
+    let launch = KERNELS.launch_on(x, "gather_forward<T>")?.over(positions * packs);
     let launch = launch.input(x)?.input(indices)?.output(y)?;
     let launch = launch.count(positions).count(positions / images.max(1)).count(rows).count(width).count(packs);
     // SAFETY: x is (images, rows, width), y (positions, width), and the kernel reads no row that is not there.
@@ -29,17 +22,10 @@ pub fn forward(
 }
 
 /// dx (N, R, D) from dy (N, Q, D): every row of dx adds up the rows of dy that were picked from it.
-pub fn backward(
-    gpu: &Arc<Gpu>,
-    dy: &Tensor,
-    indices: &Tensor,
-    [images, rows, width]: [usize; 3],
-    dx: Option<Out<'_>>,
-) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], dx: Out<'_>) -> Result<()> {
     dx.expect("gather", dy.dtype())?;
     let (all_rows, picks, packs) = (images * rows, indices.count() / images.max(1), packs(width, dy.dtype()));
-    let launch = KERNELS.launch(gpu, "gather_backward<T>", dy.dtype())?.over(all_rows * packs);
+    let launch = KERNELS.launch_on(dy, "gather_backward<T>")?.over(all_rows * packs);
     let launch = launch.input(dy)?.input(indices)?.out(Some(&dx));
     // SAFETY: dx is (images, rows, width), dy (images, picks, width), and there is an index for each row of dy.
     unsafe { launch.count(all_rows).count(picks).count(rows).count(width).count(packs).run() }

@@ -18,10 +18,11 @@
 //! al., "BiFormer: Vision Transformer with Bi-Level Routing Attention", 2023, section 3.2.
 
 pub mod cases;
-pub(crate) mod cpu;
+mod cpu;
 mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Shape, Tensor, match_float};
@@ -43,7 +44,7 @@ pub fn gather<'t>(x: &Var<'t>, axis: usize, indices: &Tensor) -> Result<Var<'t>>
     let shape: Shape = indices.shape().iter().chain(rest).copied().collect();
     let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
     let extents = [lead.iter().product(), rows, rest.iter().product()];
-    match &device {
+    match device {
         Device::Cpu => {
             let picked = indices.as_slice::<u32>("gather")?;
             if let Some(&index) = picked.iter().find(|&&index| index as usize >= rows) {
@@ -54,7 +55,7 @@ pub fn gather<'t>(x: &Var<'t>, axis: usize, indices: &Tensor) -> Result<Var<'t>>
                 cpu::forward::<T>(x.value().as_slice("gather")?, picked, extents, y.as_mut_slice("gather")?);
             });
         }
-        Device::Cuda(gpu) => cuda::forward(gpu, x.value(), indices, extents, &mut y)?,
+        Device::Cuda(_) => cuda::forward(x.value(), indices, extents, &mut y)?,
     }
     x.tape().record("gather", &[x], y, || Gather { indices: indices.clone(), extents })
 }
@@ -69,16 +70,10 @@ impl Rule for Gather {
     rule_fields!("gather", indices);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "gather", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("gather")?, self.indices.as_slice("gather")?, self.extents, out);
-                }
-            }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.indices, self.extents, dx.out_on_gpu()?)?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "gather", out => {
+            Cpu<T>: cpu::backward(dy.as_slice("gather")?, self.indices.as_slice("gather")?, self.extents, out),
+            Cuda: cuda::backward(&dy, &self.indices, self.extents, out)?,
+        });
         Ok(())
     }
 }

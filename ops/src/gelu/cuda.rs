@@ -1,7 +1,6 @@
 //! CUDA kernels of [`gelu`](super::gelu).
 
-use std::sync::Arc;
-use tensor::cuda::{Gpu, Module, Out};
+use tensor::cuda::{Module, Out};
 use tensor::{Result, Tensor};
 
 /// What other kernels that have a GELU include.
@@ -14,16 +13,15 @@ pub static KERNELS: Module = Module {
     kernels: &["gelu_forward<T>", "gelu_backward<T>"],
 };
 
-pub fn forward(gpu: &Arc<Gpu>, x: &Tensor, y: &mut Tensor) -> Result<()> {
-    let launch = KERNELS.launch(gpu, "gelu_forward<T>", x.dtype())?.over_packs(x.count(), x.dtype());
+pub fn forward(x: &Tensor, y: &mut Tensor) -> Result<()> {
+    let launch = KERNELS.launch_on(x, "gelu_forward<T>")?.over_packs(x.count(), x.dtype());
     // SAFETY: y has as many elements as x, of its type.
     unsafe { launch.input(x)?.output(y)?.count(x.count()).run() }
 }
 
-pub fn backward(gpu: &Arc<Gpu>, dy: &Tensor, x: &Tensor, dx: Option<Out<'_>>) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, x: &Tensor, dx: Out<'_>) -> Result<()> {
     dx.expect("gelu", x.dtype())?;
-    let launch = KERNELS.launch(gpu, "gelu_backward<T>", x.dtype())?.over_packs(x.count(), x.dtype());
+    let launch = KERNELS.launch_on(x, "gelu_backward<T>")?.over_packs(x.count(), x.dtype());
     // SAFETY: dy and dx have as many elements as x, of its type.
     unsafe { launch.input(dy)?.input(x)?.out(Some(&dx)).count(x.count()).run() }
 }

@@ -16,6 +16,7 @@ mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{Again, InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Tensor, match_float};
@@ -34,7 +35,7 @@ fn value(x: &Tensor) -> Result<Tensor> {
         Device::Cpu => match_float!(x.dtype(), "gelu", T => {
             cpu::forward::<T>(x.as_slice("gelu")?, y.as_mut_slice("gelu")?);
         }),
-        Device::Cuda(gpu) => cuda::forward(&gpu, x, &mut y)?,
+        Device::Cuda(_) => cuda::forward(x, &mut y)?,
     }
     Ok(y)
 }
@@ -51,16 +52,10 @@ impl Rule for Gelu {
     }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "gelu", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("gelu")?, self.x.as_slice("gelu")?, out);
-                }
-            }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.x, dx.out_on_gpu()?)?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "gelu", out => {
+            Cpu<T>: cpu::backward(dy.as_slice("gelu")?, self.x.as_slice("gelu")?, out),
+            Cuda: cuda::backward(&dy, &self.x, out)?,
+        });
         Ok(())
     }
 }

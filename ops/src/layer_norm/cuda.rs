@@ -1,7 +1,6 @@
 //! CUDA kernels of [`layer_norm`](super::layer_norm): rows that fit into the registers of a warp, and any others.
 
-use std::sync::Arc;
-use tensor::cuda::{Gpu, Launch, Module, Out, partial_sums, pieces};
+use tensor::cuda::{Launch, Module, Out, partial_sums, pieces};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -34,7 +33,6 @@ const ROWS: usize = 8;
 struct Rows {
     rows: usize,
     channels: usize,
-    dtype: DType,
     /// None where rows are longer than a warp's registers, or do not begin and end where packs do.
     shares: Option<Shares>,
 }
@@ -55,17 +53,17 @@ impl Rows {
         let (size, packs) = (16 / dtype.size(), channels * dtype.size() / 16);
         let whole = channels.is_multiple_of(size) && maps.iter().all(|address| address.is_multiple_of(16));
         let fits = whole && (1..=32 * MOST_PACKS).contains(&packs);
-        Self { rows, channels, dtype, shares: fits.then(|| Shares::new(rows, packs)) }
+        Self { rows, channels, shares: fits.then(|| Shares::new(rows, packs)) }
     }
 
     /// Begins the call of one of the kernels that come in both kinds.
-    fn launch<'a>(&self, gpu: &'a Arc<Gpu>, kernel: &str) -> Result<Launch<'a>> {
+    fn launch<'a>(&self, x: &'a Tensor, kernel: &str) -> Result<Launch<'a>> {
         match &self.shares {
             Some(Shares { packs, blocks, .. }) => {
-                Ok(KERNELS.launch(gpu, &format!("{kernel}<T, {packs}>"), self.dtype)?.threads(THREADS).blocks(*blocks))
+                Ok(KERNELS.launch_on(x, &format!("{kernel}<T, {packs}>"))?.threads(THREADS).blocks(*blocks))
             }
             None => {
-                let launch = KERNELS.launch(gpu, &format!("{kernel}_any<T>"), self.dtype)?;
+                let launch = KERNELS.launch_on(x, &format!("{kernel}_any<T>"))?;
                 Ok(launch.threads(32 * ROWS).blocks(self.rows.div_ceil(ROWS)))
             }
         }
@@ -95,7 +93,6 @@ impl Shares {
 
 /// y (R, C), and each row's mean and 1/√(variance + ε).
 pub fn forward(
-    gpu: &Arc<Gpu>,
     x: &Tensor,
     [weight, bias]: [&Tensor; 2],
     epsilon: f64,
@@ -103,25 +100,21 @@ pub fn forward(
     [mean, rstd]: [&mut Tensor; 2],
 ) -> Result<()> {
     [weight, bias].into_iter().try_for_each(|parameter| parameter.expect("layer_norm", x.dtype().wide()))?;
+    let gpu = x.gpu("layer_norm")?;
     let maps = [x.address("layer_norm", gpu)?, y.address("layer_norm", gpu)?];
     let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
-    let launch = rows.launch(gpu, "layer_norm_forward")?.input(x)?.input(weight)?.input(bias)?;
+    let launch = rows.launch(x, "layer_norm_forward")?.input(x)?.input(weight)?.input(bias)?;
     let launch = launch.number(epsilon, x.dtype()).output(y)?.output(mean)?.output(rstd)?;
     // SAFETY: x and y are (rows, channels), the moments (rows), the parameters (channels).
     unsafe { rows.describe(launch)?.run() }
 }
 
 /// y again, from the rows' moments.
-pub fn again(
-    gpu: &Arc<Gpu>,
-    x: &Tensor,
-    [weight, bias]: [&Tensor; 2],
-    [mean, rstd]: [&Tensor; 2],
-    y: &mut Tensor,
-) -> Result<()> {
+pub fn again(x: &Tensor, [weight, bias]: [&Tensor; 2], [mean, rstd]: [&Tensor; 2], y: &mut Tensor) -> Result<()> {
+    let gpu = x.gpu("layer_norm")?;
     let maps = [x.address("layer_norm", gpu)?, y.address("layer_norm", gpu)?];
     let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
-    let launch = rows.launch(gpu, "layer_norm_again")?.input(x)?.input(weight)?.input(bias)?;
+    let launch = rows.launch(x, "layer_norm_again")?.input(x)?.input(weight)?.input(bias)?;
     let launch = launch.input(mean)?.input(rstd)?.output(y)?;
     // SAFETY: as in `forward`.
     unsafe { rows.describe(launch)?.run() }
@@ -129,7 +122,6 @@ pub fn again(
 
 /// dx (R, C), dweight (C) and dbias (C) from dy (R, C).
 pub fn backward(
-    gpu: &Arc<Gpu>,
     dy: &Tensor,
     x: &Tensor,
     weight: &Tensor,
@@ -142,6 +134,7 @@ pub fn backward(
     if dx.is_none() && !of_parameters {
         return Ok(());
     }
+    let gpu = x.gpu("layer_norm")?;
     let mut maps = vec![dy.address("layer_norm", gpu)?, x.address("layer_norm", gpu)?];
     maps.extend(dx.iter().map(Out::address));
     let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
@@ -155,21 +148,21 @@ pub fn backward(
     let partial = of_parameters.then(|| partial_sums(&x.device(), x.dtype().wide(), extents));
     let mut partial = partial.transpose()?;
     if rows.shares.is_some() {
-        let launch = rows.launch(gpu, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
+        let launch = rows.launch(x, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
         let launch = launch.input(mean)?.input(rstd)?.out(dx.as_ref()).optional_output(partial.as_mut())?;
         // SAFETY: as in `forward`; dy and dx are like x, the parameters' gradients like them, and there is a place for each
         // block's sums.
         return unsafe { rows.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run() };
     }
     if let Some(dx) = &dx {
-        let launch = rows.launch(gpu, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
+        let launch = rows.launch(x, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
         let launch = launch.input(mean)?.input(rstd)?.out(Some(dx));
         // SAFETY: as above.
         unsafe { rows.describe(launch)?.run()? };
     }
     let Some(partial) = &mut partial else { return Ok(()) };
     let [strips, pieces, _] = extents;
-    let launch = rows.launch(gpu, "layer_norm_parameters")?.grid([strips, pieces, 1]);
+    let launch = rows.launch(x, "layer_norm_parameters")?.grid([strips, pieces, 1]);
     let launch = launch.input(dy)?.input(x)?.input(mean)?.input(rstd)?.output(partial)?;
     // SAFETY: as above, with a place for each piece's sums.
     unsafe { rows.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run() }

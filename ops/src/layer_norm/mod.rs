@@ -38,7 +38,7 @@ pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f6
     let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
     let moment = || Tensor::empty_on(&device, [rows], x.dtype().wide());
     let (mut mean, mut rstd) = (moment()?, moment()?);
-    match &device {
+    match device {
         Device::Cpu => match_float!(x.dtype(), "layer_norm", T => cpu::forward::<T>(
             x.value().as_slice("layer_norm")?,
             weight.value().as_slice("layer_norm")?,
@@ -47,9 +47,9 @@ pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f6
             y.as_mut_slice("layer_norm")?,
             [mean.as_mut_slice("layer_norm")?, rstd.as_mut_slice("layer_norm")?],
         )),
-        Device::Cuda(gpu) => {
+        Device::Cuda(_) => {
             let [weight, bias] = [weight.value(), bias.value()];
-            cuda::forward(gpu, x.value(), [weight, bias], epsilon, &mut y, [&mut mean, &mut rstd])?;
+            cuda::forward(x.value(), [weight, bias], epsilon, &mut y, [&mut mean, &mut rstd])?;
         }
     }
     x.tape().record("layer_norm", &[x, weight, bias], y, || {
@@ -82,7 +82,7 @@ impl Rule for LayerNorm {
                     [self.mean.as_slice("layer_norm")?, self.rstd.as_slice("layer_norm")?],
                     y.as_mut_slice("layer_norm")?,
                 )),
-                Device::Cuda(gpu) => cuda::again(&gpu, &self.x, scale, moments, &mut y)?,
+                Device::Cuda(_) => cuda::again(&self.x, scale, moments, &mut y)?,
             }
             Ok(y)
         }))
@@ -98,9 +98,9 @@ impl Rule for LayerNorm {
                 [self.mean.as_slice("layer_norm")?, self.rstd.as_slice("layer_norm")?],
                 [dx.out()?, dweight.out()?, dbias.out()?],
             )),
-            Device::Cuda(gpu) => {
+            Device::Cuda(_) => {
                 let outs = [dx.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
-                cuda::backward(&gpu, &dy, &self.x, &self.weight, [&self.mean, &self.rstd], outs)?;
+                cuda::backward(&dy, &self.x, &self.weight, [&self.mean, &self.rstd], outs)?;
             }
         }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));

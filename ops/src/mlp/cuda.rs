@@ -3,9 +3,8 @@
 use super::{Mlp, MlpLayers};
 use crate::{gelu, layer_norm, linear};
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
-use std::sync::Arc;
-use tensor::cuda::{Gpu, Module};
-use tensor::{DType, Device, Shape, Tensor};
+use tensor::cuda::Module;
+use tensor::{DType, Shape, Tensor};
 
 pub static KERNELS: Module = Module {
     name: "mlp",
@@ -18,16 +17,15 @@ pub static KERNELS: Module = Module {
 const ROWS: usize = 128;
 const THREADS: usize = 256;
 
-/// A call of the kernel: its GPU, and its operands in their order.
+/// A call of the kernel: its operands in their order.
 pub struct Kernel<'v, 't> {
-    gpu: Arc<Gpu>,
     inputs: [&'v Var<'t>; 7],
 }
 
 impl<'v, 't> Kernel<'v, 't> {
     /// None where there is no kernel for these operands, or something is wrong with them that the parts will say.
     pub fn of(x: &'v Var<'t>, layers: MlpLayers<'v, 't>) -> Option<Self> {
-        let Device::Cuda(gpu) = x.value().device() else { return None };
+        let gpu = x.value().gpu("mlp").ok()?;
         let MlpLayers { norm: [gamma, beta], first: (w1, b1), second: (w2, b2) } = layers;
         let (&[hidden, channels], b1, b2) = (&w1.shape()[..], b1?, b2?) else { return None };
         let shapes: [(&Var<'_>, &[usize]); 5] =
@@ -37,18 +35,18 @@ impl<'v, 't> Kernel<'v, 't> {
         let known = x.dtype() == DType::Bf16 && [64, 96, 128].contains(&channels) && hidden.is_multiple_of(8);
         let wide = [gamma, beta].iter().all(|parameter| parameter.dtype() == DType::F32);
         // The kernel reads packs; what has still to be rounded will lie well.
-        let in_packs = |operand: &Var<'_>| match operand.value().address("mlp", &gpu) {
+        let in_packs = |operand: &Var<'_>| match operand.value().address("mlp", gpu) {
             Ok(address) => operand.dtype() != DType::Bf16 || address.is_multiple_of(16),
             Err(_) => false,
         };
         let packs = x.value().is_contiguous() && [x, w1, w2].into_iter().all(in_packs);
         let usable = fit && known && wide && packs && x.value().count() * hidden > 0;
-        usable.then_some(Self { gpu, inputs: [x, gamma, beta, w1, b1, w2, b2] })
+        usable.then_some(Self { inputs: [x, gamma, beta, w1, b1, w2, b2] })
     }
 
     /// The MLP, on the tape.
     pub fn run(self, attributes: Mlp) -> Result<Var<'t>> {
-        let Self { gpu, inputs } = self;
+        let inputs = self.inputs;
         let [x, gamma, beta, w1, b1, w2, b2] = inputs;
         let (device, shape) = (x.value().device(), x.shape().clone());
         let (hidden, channels) = (w1.shape()[0], w1.shape()[1]);
@@ -64,7 +62,7 @@ impl<'v, 't> Kernel<'v, 't> {
         let [mut mean, mut rstd] = [kept([rows].into(), DType::F32)?, kept([rows].into(), DType::F32)?];
         let [mut normed, mut before, mut behind] =
             [kept(shape, DType::Bf16)?, kept(wide.clone(), DType::Bf16)?, kept(wide, DType::Bf16)?];
-        let launch = KERNELS.launch(&gpu, &format!("mlp_forward<{channels}>"), DType::Bf16)?;
+        let launch = KERNELS.launch_on(x.value(), &format!("mlp_forward<{channels}>"))?;
         let launch = launch.threads(THREADS).blocks(rows.div_ceil(ROWS)).shared(shared(channels));
         let launch = launch.input(x.value())?.input(gamma.value())?.input(beta.value())?;
         let launch = launch.number(attributes.epsilon, DType::Bf16).input(&w1)?.input(&b1)?.input(&w2)?.input(&b2)?;
@@ -109,9 +107,8 @@ impl Rule for Whole {
         let outs = [Some(dbehind.as_out("mlp", false)?), dw2.out_on_gpu()?, db2.out_on_gpu()?];
         linear::cuda::backward(&dy, &behind, &w2, outs)?;
         drop(behind);
-        let gpu = Arc::clone(x.gpu("mlp")?);
         let mut dbefore = like(&before)?;
-        gelu::cuda::backward(&gpu, &dbehind, &before, Some(dbefore.as_out("mlp", false)?))?;
+        gelu::cuda::backward(&dbehind, &before, dbefore.as_out("mlp", false)?)?;
         drop([dbehind, before]);
         let mut dnormed = like(&normed)?;
         let outs = [Some(dnormed.as_out("mlp", false)?), dw1.out_on_gpu()?, db1.out_on_gpu()?];
@@ -123,7 +120,7 @@ impl Rule for Whole {
         }
         let mut dx = grads.open(0)?;
         let outs = [dx.out_on_gpu()?, dgamma.out_on_gpu()?, dbeta.out_on_gpu()?];
-        layer_norm::cuda::backward(&gpu, &dnormed, &x, &gamma, [&mean, &rstd], outs)?;
+        layer_norm::cuda::backward(&dnormed, &x, &gamma, [&mean, &rstd], outs)?;
         [dx, dgamma, dbeta, dw1, db1, dw2, db2].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }

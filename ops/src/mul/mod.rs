@@ -6,14 +6,14 @@
 //! **Backward.** ∂y/∂a = b, so da = dy·b, added up over the axes along which a was repeated; db likewise
 //! with a. Saved: both factors, each for the other's gradient.
 //!
-//! Operands may be views; f32 or f64 (on a GPU also bf16), both the same, or on a GPU b in f32 beside a in bf16. Errors: [`tensor::Error::Broadcast`],
-//! [`tensor::Error::DType`].
+//! Operands may be views; f32 or f64 (on a GPU also bf16), both the same, or on a GPU b in f32 beside a in bf16.
+//! Errors: [`tensor::Error::Broadcast`], [`tensor::Error::DType`].
 
 pub mod cases;
-mod cpu;
 mod cuda;
 pub mod reference;
 
+use crate::broadcast;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{DType, Device, Tensor, match_float};
@@ -29,12 +29,12 @@ pub fn mul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
 
 fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(match a.device() {
-        Device::Cpu => match_float!(a.dtype(), "mul", T => cpu::forward::<T>(a, b)?),
+        Device::Cpu => match_float!(a.dtype(), "mul", T => broadcast::cpu::zip("mul", a, b, |a: T, b: T| a * b)?),
         // A parameter, in f32 beside maps in bf16, is rounded.
         Device::Cuda(_) if (a.dtype(), b.dtype()) == (DType::Bf16, DType::F32) => {
-            cuda::forward(a, &b.cast(DType::Bf16)?)?
+            broadcast::cuda::zip(&cuda::KERNELS, a, &b.cast(DType::Bf16)?)?
         }
-        Device::Cuda(_) => cuda::forward(a, b)?,
+        Device::Cuda(_) => broadcast::cuda::zip(&cuda::KERNELS, a, b)?,
     })
 }
 
@@ -51,23 +51,12 @@ impl Rule for Mul {
             if !grads.wanted(input) {
                 continue;
             }
-            let product = product(&dy, other)?;
+            let mut product = product(&dy, other)?;
+            // What is added up takes the factor's type by itself.
             if product.shape() == factor.shape() {
-                grads.give(input, product.cast(factor.dtype())?)?;
-                continue;
+                product = product.cast(factor.dtype())?;
             }
-            let mut slot = grads.open(input)?;
-            match dy.device() {
-                Device::Cpu => match_float!(dy.dtype(), "mul", T => {
-                    if let Some(out) = slot.out::<T>()? {
-                        cpu::sum_to(&product, factor.shape(), out)?;
-                    }
-                }),
-                Device::Cuda(_) => {
-                    slot.out_on_gpu()?.map_or(Ok(()), |out| cuda::sum_to(&product, factor.shape(), out))?;
-                }
-            }
-            grads.close(slot);
+            broadcast::give("mul", grads, input, product, factor.shape())?;
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ mod cuda;
 mod geometry;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use geometry::Geometry;
 use tensor::cuda::Module;
@@ -53,16 +54,10 @@ impl Rule for Pad {
     rule_fields!("pad");
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "pad", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("pad")?, self.geometry, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::backward(&dy, self.geometry, out))?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "pad", out => {
+            Cpu<T>: cpu::backward(dy.as_slice("pad")?, self.geometry, out),
+            Cuda: cuda::backward(&dy, self.geometry, out)?,
+        });
         Ok(())
     }
 }

@@ -14,12 +14,11 @@
 pub mod cases;
 pub mod reference;
 
-use crate::region_partition::{cpu, cuda};
+use crate::region_partition::swapped;
 use crate::regions::{Regions, countable};
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
-use tensor::cpu::parallel::Out;
+use autograd::{Result, Var};
+use tensor::Error;
 use tensor::cuda::Module;
-use tensor::{Device, Error, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map put together from a grid of regions";
@@ -37,41 +36,7 @@ pub fn region_merge<'t>(x: &Var<'t>, grid: [usize; 2], region: [usize; 2]) -> Re
     }
     let [height, width] = merged.map();
     let shape = countable("region_merge", [images, height, width, channels])?;
-    let line = columns * channels;
-    let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
-    match device {
-        Device::Cpu => match_float!(x.dtype(), "region_merge", T => cpu::swap::<T>(
-            x.value().as_slice("region_merge")?,
-            [across, rows, line],
-            Out::store(y.as_mut_slice("region_merge")?),
-        )),
-        Device::Cuda(_) => cuda::swap(x.value(), [across, rows, line], y.as_out("region_merge", false)?)?,
-    }
-    x.tape().record("region_merge", &[x], y, || RegionMerge { back: [rows, across, line] })
-}
-
-struct RegionMerge {
-    /// The extents of dy in lines, r_h and S_w, and the elements of a line.
-    back: [usize; 3],
-}
-
-impl Rule for RegionMerge {
-    rule_fields!("region_merge");
-
-    fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "region_merge", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::swap(dy.as_slice("region_merge")?, self.back, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::swap(&dy, self.back, out))?,
-        }
-        grads.close(dx);
-        Ok(())
-    }
+    swapped("region_merge", x, shape, [across, rows, columns * channels])
 }
 
 #[cfg(test)]

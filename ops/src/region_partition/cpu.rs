@@ -7,7 +7,7 @@ use tensor::cpu::parallel::{Out, items_per_task, put};
 
 /// out (B, Q, P, L) = x (B, P, Q, L): the two middle axes change places, lines of L elements stay whole.
 /// `extents` are P, Q and L.
-pub(crate) fn swap<T: Float>(x: &[T], [p, q, line]: [usize; 3], Out { data, accumulate }: Out<'_, T>) {
+pub fn swap<T: Float>(x: &[T], [p, q, line]: [usize; 3], Out { data, accumulate }: Out<'_, T>) {
     let column = p * line;
     data.par_chunks_mut(column.max(1)).with_min_len(items_per_task(column)).enumerate().for_each(|(place, data)| {
         let (block, j) = (place / q, place % q);

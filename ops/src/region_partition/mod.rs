@@ -16,15 +16,16 @@
 //! "BiFormer", 2023, section 3.2.
 
 pub mod cases;
-pub(crate) mod cpu;
-pub(crate) mod cuda;
+mod cpu;
+mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use crate::regions::{Regions, countable};
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, Result, Rule, Var};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
-use tensor::{Device, Tensor, match_float};
+use tensor::{Device, Shape, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map cut into a grid of regions";
@@ -35,39 +36,48 @@ pub fn region_partition<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     let regions = Regions::cut("region_partition", [height, width], grid)?;
     let shape = countable("region_partition", [images, regions.count(), regions.tokens(), channels])?;
     let ([_, across], [rows, columns]) = (grid, regions.size());
-    let line = columns * channels;
+    swapped("region_partition", x, shape, [rows, across, columns * channels])
+}
+
+/// x in units of lines, (B, P, Q) of L elements, with the two last axes changed into (B, Q, P), under another shape;
+/// `extents` are P, Q and L.
+pub(crate) fn swapped<'t>(op: &'static str, x: &Var<'t>, shape: Shape, extents: [usize; 3]) -> Result<Var<'t>> {
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
     match device {
-        Device::Cpu => match_float!(x.dtype(), "region_partition", T => cpu::swap::<T>(
-            x.value().as_slice("region_partition")?,
-            [rows, across, line],
-            Out::store(y.as_mut_slice("region_partition")?),
-        )),
-        Device::Cuda(_) => cuda::swap(x.value(), [rows, across, line], y.as_out("region_partition", false)?)?,
+        Device::Cpu => match_float!(x.dtype(), op, T => {
+            cpu::swap::<T>(x.value().as_slice(op)?, extents, Out::store(y.as_mut_slice(op)?));
+        }),
+        Device::Cuda(_) => cuda::swap(x.value(), extents, y.as_out(op, false)?)?,
     }
-    x.tape().record("region_partition", &[x], y, || RegionPartition { back: [across, rows, line] })
+    let [p, q, line] = extents;
+    x.tape().record(op, &[x], y, || Swapped { op, back: [q, p, line] })
 }
 
-struct RegionPartition {
-    /// The extents of dy in lines, S_w and r_h, and the elements of a line.
+struct Swapped {
+    op: &'static str,
+    /// The extents of dy in lines, Q and P, and the elements of a line.
     back: [usize; 3],
 }
 
-impl Rule for RegionPartition {
-    rule_fields!("region_partition");
+impl Rule for Swapped {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![]
+    }
+
+    fn saved_mut(&mut self) -> Vec<&mut Tensor> {
+        vec![]
+    }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "region_partition", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::swap(dy.as_slice("region_partition")?, self.back, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::swap(&dy, self.back, out))?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, self.op, out => {
+            Cpu<T>: cpu::swap(dy.as_slice(self.op)?, self.back, out),
+            Cuda: cuda::swap(&dy, self.back, out)?,
+        });
         Ok(())
     }
 }

@@ -2,8 +2,7 @@
 //! region.
 
 use super::geometry::{Geometry, token_strides};
-use std::sync::Arc;
-use tensor::cuda::{Gpu, Module, Out};
+use tensor::cuda::{Module, Out};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -14,23 +13,22 @@ pub static KERNELS: Module = Module {
 };
 
 /// y (N, P, C) from x (N, H, W, C).
-pub fn forward(gpu: &Arc<Gpu>, op: &'static str, x: &Tensor, g: Geometry, y: &mut Tensor) -> Result<()> {
+pub fn forward(op: &'static str, x: &Tensor, g: Geometry, y: &mut Tensor) -> Result<()> {
     token_strides(op, x)?;
     let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);
     let (count, packs) = (images * down * across, packs(channels, x.dtype()));
-    let launch = KERNELS.launch(gpu, "region_pool_forward<T>", x.dtype())?.over(count * packs);
+    let launch = KERNELS.launch_on(x, "region_pool_forward<T>")?.over(count * packs);
     let launch = launch.view(x)?.output(y)?.count(count).extents([down, across, h, w, channels, packs])?;
     // SAFETY: x is (images, down·h, across·w, channels) with channels side by side, y (count, channels).
     unsafe { launch.run() }
 }
 
 /// dx (N, H, W, C) from dy (N, P, C).
-pub fn backward(gpu: &Arc<Gpu>, dy: &Tensor, g: Geometry, dx: Option<Out<'_>>) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, g: Geometry, dx: Out<'_>) -> Result<()> {
     let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);
     dx.expect("region_pool", dy.dtype())?;
     let packs = packs(channels, dy.dtype());
-    let launch = KERNELS.launch(gpu, "region_pool_backward<T>", dy.dtype())?.blocks(images * down * h);
+    let launch = KERNELS.launch_on(dy, "region_pool_backward<T>")?.blocks(images * down * h);
     let launch = launch.input(dy)?.out(Some(&dx)).extents([across, h, w, channels, packs, across * w * packs])?;
     // SAFETY: dy is (images, down·across, channels), dx (images, down·h, across·w, channels).
     unsafe { launch.run() }

@@ -14,16 +14,17 @@
 //! compares regions by.
 
 pub mod cases;
-pub(crate) mod cpu;
-pub(crate) mod cuda;
+mod cpu;
+mod cuda;
 pub(crate) mod geometry;
 pub mod reference;
 
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use crate::give::give;
+use autograd::{InputGrads, Result, Rule, Var};
 use cpu::Tokens;
 use geometry::Geometry;
 use tensor::cuda::Module;
-use tensor::{Device, Tensor, match_float};
+use tensor::{Device, Shape, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "mean over each region of a grid, (N, H, W, C) -> (N, P, C)";
@@ -32,35 +33,50 @@ pub(crate) const SUMMARY: &str = "mean over each region of a grid, (N, H, W, C) 
 /// row-major order.
 pub fn region_pool<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     let geometry = Geometry::new("region_pool", x.value(), grid)?;
-    let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, [geometry.images, geometry.regions.count(), geometry.channels], x.dtype())?;
-    match &device {
-        Device::Cpu => match_float!(x.dtype(), "region_pool", T => {
-            cpu::forward::<T>(Tokens::new("region_pool", x.value())?, geometry, y.as_mut_slice("region_pool")?);
-        }),
-        Device::Cuda(gpu) => cuda::forward(gpu, "region_pool", x.value(), geometry, &mut y)?,
-    }
-    x.tape().record("region_pool", &[x], y, || RegionPool { geometry })
+    pooled("region_pool", x, geometry, [geometry.images, geometry.regions.count(), geometry.channels])
 }
 
-struct RegionPool {
+/// The mean token of each region of x, (N, P, C), under a shape of as many elements.
+pub(crate) fn pooled<'t>(
+    op: &'static str,
+    x: &Var<'t>,
+    geometry: Geometry,
+    shape: impl Into<Shape>,
+) -> Result<Var<'t>> {
+    let device = x.value().device();
+    let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
+    match device {
+        Device::Cpu => match_float!(x.dtype(), op, T => {
+            cpu::forward::<T>(Tokens::new(op, x.value())?, geometry, y.as_mut_slice(op)?);
+        }),
+        Device::Cuda(_) => cuda::forward(op, x.value(), geometry, &mut y)?,
+    }
+    x.tape().record(op, &[x], y, || Pooled { op, geometry })
+}
+
+struct Pooled {
+    op: &'static str,
     geometry: Geometry,
 }
 
-impl Rule for RegionPool {
-    rule_fields!("region_pool");
+impl Rule for Pooled {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn saved(&self) -> Vec<(&'static str, &Tensor)> {
+        vec![]
+    }
+
+    fn saved_mut(&mut self) -> Vec<&mut Tensor> {
+        vec![]
+    }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "region_pool", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("region_pool")?, self.geometry, out);
-                }
-            }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, self.geometry, dx.out_on_gpu()?)?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, self.op, out => {
+            Cpu<T>: cpu::backward(dy.as_slice(self.op)?, self.geometry, out),
+            Cuda: cuda::backward(&dy, self.geometry, out)?,
+        });
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
@@ -42,16 +43,10 @@ impl Rule for Scale {
     rule_fields!("scale");
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "scale", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::scale(dy.as_slice("scale")?, self.factor as T, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| cuda::scale(&dy, self.factor, out))?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "scale", out => {
+            Cpu<T>: cpu::scale(dy.as_slice("scale")?, self.factor as T, out),
+            Cuda: cuda::scale(&dy, self.factor, out)?,
+        });
         Ok(())
     }
 }

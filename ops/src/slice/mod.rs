@@ -11,11 +11,12 @@
 pub mod cases;
 pub mod reference;
 
+use crate::give::give;
 use crate::slab::Slab;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use std::ops::Range;
+use tensor::Tensor;
 use tensor::cuda::Module;
-use tensor::{Device, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a range of positions along an axis, as a view";
@@ -34,16 +35,10 @@ impl Rule for Slice {
     rule_fields!("slice");
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "slice", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    self.slab.insert(dy.as_slice("slice")?, out);
-                }
-            }),
-            Device::Cuda(_) => dx.out_on_gpu()?.map_or(Ok(()), |out| self.slab.insert_on_gpu(&dy, out))?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "slice", out => {
+            Cpu<T>: self.slab.insert(dy.as_slice("slice")?, out),
+            Cuda: self.slab.insert_on_gpu(&dy, out)?,
+        });
         Ok(())
     }
 }

@@ -2,9 +2,8 @@
 //! [`cross_entropy`](crate::cross_entropy) for other targets.
 
 use crate::cross_entropy::cuda::{HEADERS, RECORDS};
-use std::sync::Arc;
 use tensor::cuda::elements::sum_rows;
-use tensor::cuda::{Gpu, Module, Out};
+use tensor::cuda::{Module, Out};
 use tensor::{Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -15,12 +14,11 @@ pub static KERNELS: Module = Module {
 };
 
 /// The mean loss of logits (N, K) against targets (N, K); `p` takes the probabilities (N, K).
-pub fn forward(gpu: &Arc<Gpu>, logits: &Tensor, targets: &Tensor, p: &mut Tensor, loss: &mut Tensor) -> Result<()> {
+pub fn forward(logits: &Tensor, targets: &Tensor, p: &mut Tensor, loss: &mut Tensor) -> Result<()> {
     targets.expect("soft_cross_entropy", p.dtype())?;
     let [records, classes] = logits.dims("soft_cross_entropy", "logits (N, K)")?;
     let mut losses = Tensor::empty_on(&logits.device(), [records], p.dtype())?;
-    let kernel = "soft_cross_entropy_forward<T>";
-    let launch = KERNELS.launch(gpu, kernel, logits.dtype())?.blocks(records.div_ceil(RECORDS));
+    let launch = KERNELS.launch_on(logits, "soft_cross_entropy_forward<T>")?.blocks(records.div_ceil(RECORDS));
     let launch = launch.input(logits)?.input(targets)?.output(p)?.output(&mut losses)?;
     // SAFETY: the logits, the targets and p are (records, classes), the losses (records).
     unsafe { launch.count(records).extents([classes])?.run()? };
@@ -28,10 +26,10 @@ pub fn forward(gpu: &Arc<Gpu>, logits: &Tensor, targets: &Tensor, p: &mut Tensor
 }
 
 /// dx (N, K) from the gradient of the loss.
-pub fn backward(gpu: &Arc<Gpu>, dy: &Tensor, p: &Tensor, targets: &Tensor, dx: Option<Out<'_>>) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, p: &Tensor, targets: &Tensor, dx: Out<'_>) -> Result<()> {
     let [records, classes] = p.dims("soft_cross_entropy", "probabilities (N, K)")?;
-    let launch = KERNELS.launch(gpu, "soft_cross_entropy_backward<T>", dx.dtype())?.blocks(records.div_ceil(RECORDS));
+    let launch =
+        KERNELS.launch(dx.gpu(), "soft_cross_entropy_backward<T>", dx.dtype())?.blocks(records.div_ceil(RECORDS));
     let launch = launch.input(dy)?.input(p)?.input(targets)?.out(Some(&dx));
     // SAFETY: dx is the gradient of the logits, and as in `forward`; dy is a scalar of the type of p, as the loss.
     unsafe { launch.count(records).extents([classes])?.run() }

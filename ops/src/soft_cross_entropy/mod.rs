@@ -20,6 +20,7 @@ pub mod reference;
 
 use crate::cross_entropy::cpu::{backward, forward};
 use crate::cross_entropy::records;
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Soft;
 use tensor::cuda::Module;
@@ -37,15 +38,15 @@ pub fn soft_cross_entropy<'t>(logits: &Var<'t>, targets: &Tensor) -> Result<Var<
     }
     let device = logits.value().device();
     let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().wide())?;
-    let loss = match &device {
+    let loss = match device {
         Device::Cpu => match_float!(logits.dtype(), "soft_cross_entropy", T => Tensor::scalar(forward::<T>(
             logits.value().as_slice("soft_cross_entropy")?,
             &Soft { targets: targets.as_slice("soft_cross_entropy")?, classes },
             p.as_mut_slice("soft_cross_entropy")?,
         ))),
-        Device::Cuda(gpu) => {
+        Device::Cuda(_) => {
             let mut loss = Tensor::empty_on(&device, [], p.dtype())?;
-            cuda::forward(gpu, logits.value(), targets, &mut p, &mut loss)?;
+            cuda::forward(logits.value(), targets, &mut p, &mut loss)?;
             loss
         }
     };
@@ -62,17 +63,13 @@ impl Rule for SoftCrossEntropy {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let [_, classes] = records("soft_cross_entropy", &self.p)?;
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "soft_cross_entropy", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    let targets = Soft { targets: self.targets.as_slice("soft_cross_entropy")?, classes };
-                    backward(dy.item()?, self.p.as_slice("soft_cross_entropy")?, &targets, out);
-                }
-            }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.p, &self.targets, dx.out_on_gpu()?)?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "soft_cross_entropy", out => {
+            Cpu<T>: {
+                let targets = Soft { targets: self.targets.as_slice("soft_cross_entropy")?, classes };
+                backward(dy.item()?, self.p.as_slice("soft_cross_entropy")?, &targets, out);
+            },
+            Cuda: cuda::backward(&dy, &self.p, &self.targets, out)?,
+        });
         Ok(())
     }
 }

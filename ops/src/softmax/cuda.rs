@@ -1,7 +1,6 @@
 //! CUDA kernels of [`softmax`](super::softmax): a warp to a row.
 
-use std::sync::Arc;
-use tensor::cuda::{Gpu, Module, Out};
+use tensor::cuda::{Module, Out};
 use tensor::{Result, Tensor};
 
 /// What the kernels of other operations may include: `row.cuh`.
@@ -18,19 +17,18 @@ pub static KERNELS: Module = Module {
 const ROWS: usize = 8;
 
 /// y (R, C) from x (R, C).
-pub fn forward(gpu: &Arc<Gpu>, x: &Tensor, channels: usize, y: &mut Tensor) -> Result<()> {
+pub fn forward(x: &Tensor, channels: usize, y: &mut Tensor) -> Result<()> {
     let rows = x.count().checked_div(channels).unwrap_or(0);
-    let launch = KERNELS.launch(gpu, "softmax_forward<T>", x.dtype())?.blocks(rows.div_ceil(ROWS));
+    let launch = KERNELS.launch_on(x, "softmax_forward<T>")?.blocks(rows.div_ceil(ROWS));
     // SAFETY: x and y are (rows, channels).
     unsafe { launch.input(x)?.output(y)?.count(rows).extents([channels])?.run() }
 }
 
 /// dx (R, C) from dy (R, C).
-pub fn backward(gpu: &Arc<Gpu>, dy: &Tensor, y: &Tensor, channels: usize, dx: Option<Out<'_>>) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, y: &Tensor, channels: usize, dx: Out<'_>) -> Result<()> {
     dx.expect("softmax", y.dtype())?;
     let rows = y.count().checked_div(channels).unwrap_or(0);
-    let launch = KERNELS.launch(gpu, "softmax_backward<T>", y.dtype())?.blocks(rows.div_ceil(ROWS));
+    let launch = KERNELS.launch_on(y, "softmax_backward<T>")?.blocks(rows.div_ceil(ROWS));
     // SAFETY: dy, y and dx are (rows, channels).
     unsafe { launch.input(dy)?.input(y)?.out(Some(&dx)).count(rows).extents([channels])?.run() }
 }

@@ -16,6 +16,7 @@ pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
@@ -30,11 +31,11 @@ pub fn softmax<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     };
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
-    match &device {
+    match device {
         Device::Cpu => match_float!(x.dtype(), "softmax", T => {
             cpu::forward::<T>(x.value().as_slice("softmax")?, channels, y.as_mut_slice("softmax")?);
         }),
-        Device::Cuda(gpu) => cuda::forward(gpu, x.value(), channels, &mut y)?,
+        Device::Cuda(_) => cuda::forward(x.value(), channels, &mut y)?,
     }
     x.tape().record("softmax", &[x], y.clone(), || Softmax { y })
 }
@@ -48,16 +49,10 @@ impl Rule for Softmax {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let channels = self.y.shape().last().copied().unwrap_or(1);
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "softmax", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("softmax")?, self.y.as_slice("softmax")?, channels, out);
-                }
-            }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.y, channels, dx.out_on_gpu()?)?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "softmax", out => {
+            Cpu<T>: cpu::backward(dy.as_slice("softmax")?, self.y.as_slice("softmax")?, channels, out),
+            Cuda: cuda::backward(&dy, &self.y, channels, out)?,
+        });
         Ok(())
     }
 }

@@ -1,7 +1,6 @@
 //! CUDA kernels of [`top_k`](super::top_k): a warp to a row.
 
-use std::sync::Arc;
-use tensor::cuda::{Gpu, Module, Out};
+use tensor::cuda::{Module, Out};
 use tensor::{Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -15,32 +14,19 @@ pub static KERNELS: Module = Module {
 const ROWS: usize = 8;
 
 /// y (R, k) and indices (R, k) from x (R, T), T ≥ k; `extents` are T and k.
-pub fn forward(
-    gpu: &Arc<Gpu>,
-    x: &Tensor,
-    [extent, k]: [usize; 2],
-    y: &mut Tensor,
-    indices: &mut Tensor,
-) -> Result<()> {
+pub fn forward(x: &Tensor, [extent, k]: [usize; 2], y: &mut Tensor, indices: &mut Tensor) -> Result<()> {
     let rows = x.count().checked_div(extent).unwrap_or(0);
-    let launch = KERNELS.launch(gpu, "top_k_forward<T>", x.dtype())?.blocks(rows.div_ceil(ROWS));
+    let launch = KERNELS.launch_on(x, "top_k_forward<T>")?.blocks(rows.div_ceil(ROWS));
     let launch = launch.input(x)?.output(y)?.output(indices)?;
     // SAFETY: x is (rows, extent), y and the indices are (rows, k); a row has an element for each of k rounds.
     unsafe { launch.count(rows).extents([extent, k])?.run() }
 }
 
 /// dx (R, T) from dy (R, k).
-pub fn backward(
-    gpu: &Arc<Gpu>,
-    dy: &Tensor,
-    indices: &Tensor,
-    [extent, k]: [usize; 2],
-    dx: Option<Out<'_>>,
-) -> Result<()> {
-    let Some(dx) = dx else { return Ok(()) };
+pub fn backward(dy: &Tensor, indices: &Tensor, [extent, k]: [usize; 2], dx: Out<'_>) -> Result<()> {
     dx.expect("top_k", dy.dtype())?;
     let rows = dx.count().checked_div(extent).unwrap_or(0);
-    let launch = KERNELS.launch(gpu, "top_k_backward<T>", dy.dtype())?.blocks(rows.div_ceil(ROWS));
+    let launch = KERNELS.launch_on(dy, "top_k_backward<T>")?.blocks(rows.div_ceil(ROWS));
     // SAFETY: dx is (rows, extent), dy and the indices are (rows, k).
     unsafe { launch.input(dy)?.input(indices)?.out(Some(&dx)).count(rows).extents([extent, k])?.run() }
 }

@@ -17,6 +17,7 @@ pub(crate) mod cpu;
 mod cuda;
 pub mod reference;
 
+use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{DType, Device, Error, Tensor, match_float};
@@ -37,14 +38,14 @@ pub fn top_k<'t>(x: &Var<'t>, k: usize) -> Result<(Var<'t>, Tensor)> {
     let (device, shape) = (x.value().device(), x.shape().with(x.shape().len() - 1, k));
     let mut y = Tensor::empty_on(&device, shape.clone(), x.dtype())?;
     let mut indices = Tensor::empty_on(&device, shape, DType::Index)?;
-    match &device {
+    match device {
         Device::Cpu => match_float!(x.dtype(), "top_k", T => cpu::forward::<T>(
             x.value().as_slice("top_k")?,
             [extent, k],
             y.as_mut_slice("top_k")?,
             indices.as_mut_slice("top_k")?,
         )),
-        Device::Cuda(gpu) => cuda::forward(gpu, x.value(), [extent, k], &mut y, &mut indices)?,
+        Device::Cuda(_) => cuda::forward(x.value(), [extent, k], &mut y, &mut indices)?,
     }
     let rule = || TopK { indices: indices.clone(), extent };
     Ok((x.tape().record("top_k", &[x], y, rule)?, indices))
@@ -61,16 +62,10 @@ impl Rule for TopK {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let k = dy.shape().last().copied().unwrap_or(0);
-        let mut dx = grads.open(0)?;
-        match dy.device() {
-            Device::Cpu => match_float!(dy.dtype(), "top_k", T => {
-                if let Some(out) = dx.out::<T>()? {
-                    cpu::backward(dy.as_slice("top_k")?, self.indices.as_slice("top_k")?, [self.extent, k], out);
-                }
-            }),
-            Device::Cuda(gpu) => cuda::backward(&gpu, &dy, &self.indices, [self.extent, k], dx.out_on_gpu()?)?,
-        }
-        grads.close(dx);
+        give!(grads, 0, dy, "top_k", out => {
+            Cpu<T>: cpu::backward(dy.as_slice("top_k")?, self.indices.as_slice("top_k")?, [self.extent, k], out),
+            Cuda: cuda::backward(&dy, &self.indices, [self.extent, k], out)?,
+        });
         Ok(())
     }
 }

@@ -8,9 +8,9 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::pairs::amx;
-use crate::Float;
+use crate::{Float, lock};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 
 /// An instruction-set family that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,8 +82,7 @@ pub fn limits(isas: &[Isa]) -> impl Iterator<Item = Limited> {
             eprintln!("skipped: this machine has no {}", isa.name());
             return None;
         }
-        // A test that failed while it held the lock left nothing behind that matters.
-        let turn = LIMITING.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = lock(&LIMITING);
         LIMIT.store(isa as u8, Ordering::Relaxed);
         Some(Limited { isa, _turn: turn })
     })
@@ -216,28 +215,17 @@ macro_rules! simd {
         use $crate::cpu::isa::{Arch, Fused, Isa, Portable};
         match $isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
-                type $A = Fused<true>;
-                $A::run(
-                    #[inline(always)]
-                    || $call,
-                )
-            }
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => $crate::simd!(@run $A = Fused<true>, $call),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                type $A = Fused<false>;
-                $A::run(
-                    #[inline(always)]
-                    || $call,
-                )
-            }
-            _ => {
-                type $A = Portable;
-                $A::run(
-                    #[inline(always)]
-                    || $call,
-                )
-            }
+            Isa::Avx2 => $crate::simd!(@run $A = Fused<false>, $call),
+            _ => $crate::simd!(@run $A = Portable, $call),
         }
+    }};
+    (@run $A:ident = $arch:ty, $call:expr) => {{
+        type $A = $arch;
+        $A::run(
+            #[inline(always)]
+            || $call,
+        )
     }};
 }

@@ -1,6 +1,7 @@
 //! What tensors need of a device: copies of views, conversions, sums.
 
 use super::layout::Layout;
+use super::module::c_name;
 use super::{Module, Out, Tiles};
 use crate::{DType, Error, Result, Tensor};
 
@@ -36,21 +37,13 @@ pub(crate) fn contiguous(view: &Tensor) -> Result<Tensor> {
 
 /// A contiguous tensor on a GPU in another floating-point type.
 pub(crate) fn cast(from: &Tensor, dtype: DType) -> Result<Tensor> {
-    let kernel = match (from.dtype(), dtype) {
-        (DType::F32, DType::F64) => "convert<float, double>",
-        (DType::F32, DType::Bf16) => "convert<float, bf16>",
-        (DType::F64, DType::F32) => "convert<double, float>",
-        (DType::F64, DType::Bf16) => "convert<double, bf16>",
-        (DType::Bf16, DType::F32) => "convert<bf16, float>",
-        (DType::Bf16, DType::F64) => "convert<bf16, double>",
-        (DType::Index, _) => {
-            return Err(Error::DType { op: "cast", expected: "floating-point", actual: from.dtype() });
-        }
-        (_, other) => return Err(Error::DType { op: "cast", expected: "floating-point", actual: other }),
-    };
+    if [from.dtype(), dtype].contains(&DType::Index) {
+        return Err(Error::DType { op: "cast", expected: "floating-point", actual: DType::Index });
+    }
     let mut to = Tensor::empty_on(&from.device(), from.shape().clone(), dtype)?;
     let wider = if from.dtype().size() > dtype.size() { from.dtype() } else { dtype };
-    let launch = KERNELS.launch(from.gpu("cast")?, kernel, from.dtype())?.over_packs(from.count(), wider);
+    let kernel = format!("convert<{}, {}>", c_name(from.dtype()), c_name(dtype));
+    let launch = KERNELS.launch(from.gpu("cast")?, &kernel, from.dtype())?.over_packs(from.count(), wider);
     // SAFETY: both have as many elements, of the types in the kernel's name.
     unsafe { launch.input(from)?.output(&mut to)?.count(from.count()).run()? };
     Ok(to)
@@ -111,17 +104,13 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
     if [x.count(), out.count()] != [outer * rows * columns, outer * columns] {
         return Err(Error::shape("sum_rows", format!("({outer}, {rows}, {columns})"), x.shape()));
     }
-    let kernel = match (x.dtype(), out.dtype()) {
-        (DType::F32, DType::F32) => "sum_rows<float, float>",
-        (DType::F32, DType::Bf16) => "sum_rows<float, bf16>",
-        (DType::F64, DType::F64) => "sum_rows<double, double>",
-        (DType::Bf16, DType::F32) => "sum_rows<bf16, float>",
-        (DType::Bf16, DType::Bf16) => "sum_rows<bf16, bf16>",
-        (_, other) => return Err(Error::DType { op: "sum_rows", expected: "the type of the sums", actual: other }),
-    };
+    if x.dtype() == DType::Index || x.dtype().wide() != out.dtype().wide() {
+        return Err(Error::DType { op: "sum_rows", expected: "the type of the sums", actual: out.dtype() });
+    }
+    let kernel = format!("sum_rows<{}, {}>", c_name(x.dtype()), c_name(out.dtype()));
     let tiles = Tiles::new(rows, columns, x.dtype());
     let mut partial = tiles.partial(x, outer, 1)?;
-    let launch = tiles.sum(KERNELS.launch(out.gpu(), kernel, x.dtype())?, outer).input(x)?.output(&mut partial)?;
+    let launch = tiles.sum(KERNELS.launch(out.gpu(), &kernel, x.dtype())?, outer).input(x)?.output(&mut partial)?;
     // SAFETY: x and the result have so many elements, by the check above, and there is a place for each partial sum.
     unsafe { tiles.describe(launch.out(Some(&out)).extents([tiles.strips])?)?.run() }
 }

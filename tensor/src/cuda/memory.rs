@@ -1,7 +1,7 @@
 //! Memory of a device, and its pool.
 
 use super::Gpu;
-use crate::{DType, Error, Result};
+use crate::{DType, Result};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `len` bytes with arbitrary contents. [`Error::OutOfMemory`] where there are not so many.
+    /// `len` bytes with arbitrary contents. [`Error::OutOfMemory`](crate::Error::OutOfMemory) where there are fewer.
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize) -> Result<Self> {
         let (address, capacity, age) = gpu.take(len)?;
         Ok(Self { gpu: Arc::clone(gpu), address, capacity, len, age })
@@ -131,9 +131,9 @@ impl<'a> Out<'a> {
         unsafe { self.gpu.driver().fill(self.address, 0, self.count * self.dtype.size()) }
     }
 
-    /// [`Error::DType`] unless the elements are of this type.
+    /// [`Error::DType`](crate::Error::DType) unless the elements are of this type.
     pub fn expect(&self, op: &'static str, dtype: DType) -> Result<()> {
-        if self.dtype == dtype { Ok(()) } else { Err(Error::DType { op, expected: dtype.name(), actual: self.dtype }) }
+        self.dtype.expect(op, dtype)
     }
 }
 

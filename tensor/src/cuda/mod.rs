@@ -46,13 +46,13 @@ pub use rows::Tiles;
 pub use sums::{partial_sums, pieces};
 
 use crate::rng::Philox;
-use crate::{Error, Result};
+use crate::{Error, Result, lock};
 use memory::capacity_for;
 use recording::Keys;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Blocks of whole pages of so many bytes begin where vectors and tensor cores like it.
 const PAGE: usize = 512;
@@ -173,7 +173,7 @@ impl Gpu {
 
     /// The pool's figures now.
     pub fn stats(&self) -> GpuStats {
-        self.pool().stats
+        lock(&self.pool).stats
     }
 
     /// Waits until all work is done. Errors: what went wrong in it.
@@ -205,7 +205,7 @@ impl Gpu {
     }
 
     fn expect_no_recording(&self, what: &str) -> Result<()> {
-        if self.keys().is_none() {
+        if lock(&self.keys).is_none() {
             return Ok(());
         }
         let device = self.driver.properties().name.clone();
@@ -214,17 +214,13 @@ impl Gpu {
 
     /// Where the key of a random stream lies while work is recorded; 0 otherwise.
     fn key_address(&self, stream: &Philox) -> Result<u64> {
-        self.keys().as_mut().map_or(Ok(0), |keys| keys.address(stream))
-    }
-
-    fn keys(&self) -> MutexGuard<'_, Option<Keys>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.keys).as_mut().map_or(Ok(0), |keys| keys.address(stream))
     }
 
     /// Gives free memory back to the device.
     fn trim(&self) -> Result<()> {
         self.synchronize()?;
-        let mut pool = self.pool();
+        let mut pool = lock(&self.pool);
         self.free_all(&mut pool);
         Ok(())
     }
@@ -238,14 +234,9 @@ impl Gpu {
         }
     }
 
-    /// A thread that panicked while it held the lock left a valid map behind.
-    fn pool(&self) -> MutexGuard<'_, Pool> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The kernels of a module, compiled at the first call.
     fn functions(&self, module: &'static Module) -> Result<Arc<Functions>> {
-        let mut known = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.functions);
         // A static has one address.
         let key = std::ptr::from_ref(module) as usize;
         if let Some(functions) = known.get(&key) {
@@ -259,7 +250,7 @@ impl Gpu {
 
     /// A block of at least `bytes`: address, capacity, and its age in recordings.
     fn take(&self, bytes: usize) -> Result<(u64, usize, u64)> {
-        let mut pool = self.pool();
+        let mut pool = lock(&self.pool);
         // More than there can be, and capacities must not wrap around.
         if bytes >= isize::MAX as usize / 2 {
             return Err(self.out_of_memory(&pool, bytes));
@@ -285,7 +276,7 @@ impl Gpu {
     /// New memory from the device; what lies free in the pool goes back to it first if there is too little.
     fn allocate(&self, pool: &mut Pool, capacity: usize, bytes: usize) -> Result<u64> {
         let mut address = self.driver.allocate(capacity)?;
-        if address.is_none() && self.keys().is_none() {
+        if address.is_none() && lock(&self.keys).is_none() {
             self.synchronize()?;
             self.free_all(pool);
             address = self.driver.allocate(capacity)?;
@@ -305,10 +296,10 @@ impl Gpu {
     }
 
     fn give_back(&self, address: u64, capacity: usize, bytes: usize, age: u64) {
-        let mut pool = self.pool();
+        let mut pool = lock(&self.pool);
         pool.stats.in_use -= bytes;
         // What is being recorded may use it as well; a device that reuses blocks gives it to somebody later on the stream.
-        let recording = self.keys().is_some() && !self.driver.recycles();
+        let recording = lock(&self.keys).is_some() && !self.driver.recycles();
         if recording || pool.may_be_used(age) {
             return pool.retained.push((age, capacity, address));
         }
@@ -336,7 +327,7 @@ fn give_free(pool: &mut BTreeMap<usize, Vec<u64>>, free: BTreeMap<usize, Vec<u64
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        let free = std::mem::take(&mut self.pool().free);
+        let free = std::mem::take(&mut lock(&self.pool).free);
         // Without the wait memory could go while a kernel still uses it. There is nobody to tell of an error.
         let _ = self.synchronize();
         // SAFETY: every tensor holds the device, so none is left.

@@ -30,7 +30,7 @@ pub struct Module {
 const TYPES: [DType; 3] = [DType::F32, DType::F64, DType::Bf16];
 
 /// The name of an element type in C++.
-fn c_name(dtype: DType) -> &'static str {
+pub(super) fn c_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float",
         DType::F64 => "double",
@@ -98,6 +98,12 @@ impl Module {
         let function = function.unwrap_or_else(|| panic!("the module {} has no kernel {kernel}", self.name));
         let extent = Extent { grid: [1, 1, 1], threads: 256, shared: 0 };
         Ok(Launch { gpu, op: self.name, kernel, function, extent, arguments: SmallVec::new() })
+    }
+
+    /// As [`Module::launch`], on the GPU that a tensor is on, with the type of its elements for T. [`Error::Device`]
+    /// where it is on none.
+    pub fn launch_on<'a>(&'static self, tensor: &'a Tensor, kernel: &str) -> Result<Launch<'a>> {
+        self.launch(tensor.gpu(self.name)?, kernel, tensor.dtype())
     }
 }
 

@@ -7,7 +7,7 @@
 use super::driver::RecordingId;
 use super::{Gpu, Memory, give_free};
 use crate::rng::Philox;
-use crate::{Device, Error, Result};
+use crate::{Device, Error, Result, lock};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -69,19 +69,19 @@ impl Gpu {
         self.trim()?;
         let keys = Keys::new(self)?;
         self.driver.begin_recording()?;
-        *self.keys() = Some(keys);
+        *lock(&self.keys) = Some(keys);
         // A panic, too, must not leave the device recording.
         let result = catch_unwind(AssertUnwindSafe(work));
-        let keys = self.keys().take();
+        let keys = lock(&self.keys).take();
         let id = self.driver.end_recording();
-        let kept = std::mem::take(&mut self.pool().free);
+        let kept = std::mem::take(&mut lock(&self.pool).free);
         match (result, id, keys) {
             (Ok(Ok(value)), Ok(id), Some(keys)) => {
-                let number = self.pool().add_recording();
+                let number = lock(&self.pool).add_recording();
                 Ok((Recording { gpu: Arc::clone(self), id, number, keys, kept }, value))
             }
             (result, id, _) => {
-                give_free(&mut self.pool().free, kept);
+                give_free(&mut lock(&self.pool).free, kept);
                 if let Ok(id) = id {
                     self.driver.forget(id);
                 }
@@ -163,7 +163,7 @@ impl Drop for Recording {
         // Before its memory goes to somebody else. There is nobody to tell of an error.
         let _ = self.gpu.synchronize();
         self.gpu.driver.forget(self.id);
-        let mut pool = self.gpu.pool();
+        let mut pool = lock(&self.gpu.pool);
         give_free(&mut pool.free, std::mem::take(&mut self.kept));
         pool.recordings.retain(|&number| number != self.number);
         let (used, unused) =

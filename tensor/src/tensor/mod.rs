@@ -211,7 +211,7 @@ impl Tensor {
 
     /// [`Error::DType`] unless the elements are of this type.
     pub fn expect(&self, op: &'static str, dtype: DType) -> Result<()> {
-        if self.dtype == dtype { Ok(()) } else { Err(Error::DType { op, expected: dtype.name(), actual: self.dtype }) }
+        self.dtype.expect(op, dtype)
     }
 
     fn expect_contiguous(&self, op: &'static str) -> Result<()> {
@@ -280,9 +280,7 @@ impl Tensor {
             if part.rank() != first.rank() || part.shape.with(0, first.shape[0]) != first.shape {
                 return Err(Error::shape("join", format!("{} but for the first extent", first.shape), &part.shape));
             }
-            if part.dtype != first.dtype {
-                return Err(Error::DType { op: "join", expected: first.dtype.name(), actual: part.dtype });
-            }
+            part.expect("join", first.dtype)?;
             part.expect_contiguous("join")?;
         }
         let shape = first.shape.with(0, parts.iter().map(|part| part.shape[0]).sum());

@@ -70,9 +70,7 @@ impl Tensor {
             let (index, bound) = (end, self.count() + 1);
             return Err(Error::OutOfRange { op: "overwrite", what: "the end", index, bound });
         }
-        if from.dtype != self.dtype {
-            return Err(Error::DType { op: "overwrite", expected: self.dtype.name(), actual: from.dtype });
-        }
+        from.expect("overwrite", self.dtype)?;
         let from = from.contiguous()?;
         let (from, start) = (from.as_bytes("overwrite")?, start * self.dtype.size());
         match self.device() {

@@ -10,9 +10,8 @@
 use super::geometry::Geometry;
 use crate::dwconv::cuda::{self as dwconv, Kernel, Map, MapMut};
 use crate::dwconv::geometry::Geometry as Context;
-use std::sync::Arc;
 use tensor::cuda::{Gpu, Launch, Module, Out};
-use tensor::{DType, Device, Error, Result, Tensor};
+use tensor::{DType, Error, Result, Tensor};
 
 pub static KERNELS: Module = Module {
     name: "bra",
@@ -74,7 +73,6 @@ fn tiles(g: Geometry, size: usize) -> [usize; 3] {
 
 /// routes (N, P, k) and logits (N, P, k) of qkv (N, H, W, 2D + C).
 pub fn route(
-    gpu: &Arc<Gpu>,
     g: Geometry,
     valid: [usize; 2],
     scale: f64,
@@ -86,17 +84,18 @@ pub fn route(
     let mut means = Tensor::empty_on(&device, [g.images, regions, 2 * g.qk_dim], dtype.wide())?;
     let (pack, of_image) = (16 / dtype.size(), g.tokens() * 2 * g.qk_dim * dtype.size());
     let in_packs = [g.qk_dim, g.v_dim].iter().all(|dim| dim.is_multiple_of(pack));
+    let gpu = qkv.gpu("bra")?;
     let in_packs = in_packs && qkv.address("bra", gpu)?.is_multiple_of(16);
     let filled = 4 * g.images >= 3 * gpu.driver().properties().multiprocessors;
     if regions <= FEW_REGIONS && in_packs && (filled || of_image <= OF_BLOCK) {
-        let launch = KERNELS.launch(gpu, "route<T>", dtype)?.threads(32 * ROUTING_WARPS).blocks(g.images);
+        let launch = KERNELS.launch_on(qkv, "route<T>")?.threads(32 * ROUTING_WARPS).blocks(g.images);
         let launch =
             launch.shared(ROUTING_WARPS * OWN * regions * dtype.wide().size()).input(qkv)?.output(&mut means)?;
         let launch = launch.extents(valid)?.number(scale, dtype).output(routes)?.output(logits)?;
         // SAFETY: qkv is a map of this geometry, and there is a place for each region's means and its k choices.
         return unsafe { with_geometry(launch, g)?.run() };
     }
-    let launch = KERNELS.launch(gpu, "region_means<T>", dtype)?.grid([regions, g.images, 1]).input(qkv)?;
+    let launch = KERNELS.launch_on(qkv, "region_means<T>")?.grid([regions, g.images, 1]).input(qkv)?;
     let launch = with_geometry(launch.output(&mut means)?.extents(valid)?, g)?;
     // SAFETY: as above.
     unsafe { launch.run()? };
@@ -107,7 +106,7 @@ pub fn route(
     if of_warp > most {
         return Err(Error::argument("bra", format!("{regions} regions are more than a GPU routes; use fewer")));
     }
-    let launch = KERNELS.launch(gpu, "choose_regions<T>", dtype)?.threads(32 * warps).shared(warps * of_warp);
+    let launch = KERNELS.launch_on(qkv, "choose_regions<T>")?.threads(32 * warps).shared(warps * of_warp);
     let launch = launch.grid([regions.div_ceil(OWN * warps), g.images, 1]).input(&means)?.number(scale, dtype);
     let launch = launch.output(routes)?.output(logits)?;
     // SAFETY: there are means for each region of each image, and room for k choices.
@@ -116,7 +115,6 @@ pub fn route(
 
 /// out (N, H, W, C) and lse (N, heads, H·W) of qkv (N, H, W, 2D + C).
 pub fn forward(
-    gpu: &Arc<Gpu>,
     g: Geometry,
     qkv: &Tensor,
     routes: &Tensor,
@@ -124,13 +122,14 @@ pub fn forward(
     out: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<()> {
+    let gpu = qkv.gpu("bra")?;
     let maps = [qkv.address("bra", gpu)?, out.address("bra", gpu)?];
     if let Some(form) = Form::of(gpu, g, qkv.dtype(), scale, &maps) {
-        return form.forward(gpu, g, [qkv, routes], scale, [out, lse]);
+        return form.forward(g, [qkv, routes], scale, [out, lse]);
     }
     let [d, dv] = g.head_dims();
     let elements = QUERIES * d + KEYS * (d + 1) + KEYS * dv + QUERIES * KEYS + QUERIES * dv + 3 * QUERIES;
-    let launch = KERNELS.launch(gpu, "attend<T>", qkv.dtype())?.threads(128).grid(tiles(g, QUERIES));
+    let launch = KERNELS.launch_on(qkv, "attend<T>")?.threads(128).grid(tiles(g, QUERIES));
     let launch = launch.shared(elements * qkv.dtype().wide().size()).input(qkv)?.input(routes)?;
     let launch = launch.number(scale, qkv.dtype()).output(out)?.output(lse)?;
     // SAFETY: the tensors are those of this geometry, and routes are regions of the map.
@@ -153,28 +152,28 @@ pub struct Given<'a> {
 }
 
 /// dqkv (N, H, W, 2D + C).
-pub fn backward(gpu: &Arc<Gpu>, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
-    let (dtype, device) = (given.qkv.dtype(), given.qkv.device());
+pub fn backward(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
+    let (dtype, gpu) = (given.qkv.dtype(), given.qkv.gpu("bra")?);
     dqkv.expect("bra", dtype)?;
-    let mut delta = Tensor::empty_on(&device, given.lse.shape().clone(), given.lse.dtype())?;
-    let (starts, entries) = invert(gpu, &device, g, given.routes)?;
+    let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), given.lse.dtype())?;
+    let (starts, entries) = invert(g, given.routes)?;
     let maps = [given.qkv.address("bra", gpu)?, given.dout.address("bra", gpu)?, dqkv.address()];
     match Form::of(gpu, g, dtype, given.scale, &maps) {
         Some(form) => {
-            form.backward_queries(gpu, g, given, dqkv, &mut delta)?;
-            form.backward_keys(gpu, g, given, [&starts, &entries, &delta], dqkv)
+            form.backward_queries(g, given, dqkv, &mut delta)?;
+            form.backward_keys(g, given, [&starts, &entries, &delta], dqkv)
         }
         None => {
-            backward_queries(gpu, g, given, dqkv, &mut delta)?;
-            backward_keys(gpu, g, given, [&starts, &entries, &delta], dqkv)
+            backward_queries(g, given, dqkv, &mut delta)?;
+            backward_keys(g, given, [&starts, &entries, &delta], dqkv)
         }
     }
 }
 
-fn backward_queries(gpu: &Arc<Gpu>, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>, delta: &mut Tensor) -> Result<()> {
+fn backward_queries(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>, delta: &mut Tensor) -> Result<()> {
     let ([d, dv], dtype) = (g.head_dims(), given.qkv.dtype());
     let elements = QUERIES * (2 * d + dv) + KEYS * (d + dv + 2) + QUERIES * KEYS + 2 * QUERIES;
-    let launch = KERNELS.launch(gpu, "attend_backward_queries<T>", dtype)?.threads(128).grid(tiles(g, QUERIES));
+    let launch = KERNELS.launch_on(given.qkv, "attend_backward_queries<T>")?.threads(128).grid(tiles(g, QUERIES));
     let launch = launch.shared(elements * dtype.wide().size()).input(given.qkv)?.input(given.routes)?;
     let launch =
         launch.number(given.scale, dtype).input(given.lse)?.input(given.dout)?.out(Some(dqkv)).output(delta)?;
@@ -182,16 +181,10 @@ fn backward_queries(gpu: &Arc<Gpu>, g: Geometry, given: &Given<'_>, dqkv: &Out<'
     unsafe { with_geometry(launch, g)?.run() }
 }
 
-fn backward_keys(
-    gpu: &Arc<Gpu>,
-    g: Geometry,
-    given: &Given<'_>,
-    [starts, entries, delta]: [&Tensor; 3],
-    dqkv: &Out<'_>,
-) -> Result<()> {
+fn backward_keys(g: Geometry, given: &Given<'_>, [starts, entries, delta]: [&Tensor; 3], dqkv: &Out<'_>) -> Result<()> {
     let ([d, dv], dtype) = (g.head_dims(), given.qkv.dtype());
     let elements = KEYS * (d + dv + 2) + KEYS * (d + dv) + QUERIES * (d + dv) + 2 * QUERIES * KEYS;
-    let launch = KERNELS.launch(gpu, "attend_backward_keys<T>", dtype)?.threads(128).grid(tiles(g, KEYS));
+    let launch = KERNELS.launch_on(given.qkv, "attend_backward_keys<T>")?.threads(128).grid(tiles(g, KEYS));
     let launch = launch.shared(elements * dtype.wide().size()).input(given.qkv)?.input(starts)?.input(entries)?;
     let launch = launch.number(given.scale, dtype).input(given.lse)?.input(delta)?.input(given.dout)?.out(Some(dqkv));
     // SAFETY: as above; the lists are those of the routes.
@@ -235,10 +228,11 @@ pub fn add_context_backward(
 }
 
 /// For each region the regions routed to it: starts (N, P + 1) and entries (N, P·k).
-fn invert(gpu: &Arc<Gpu>, device: &Device, g: Geometry, routes: &Tensor) -> Result<(Tensor, Tensor)> {
-    let mut starts = Tensor::empty_on(device, [g.images, g.regions.count() + 1], DType::Index)?;
-    let mut entries = Tensor::empty_on(device, [g.images, g.regions.count() * g.topk], DType::Index)?;
-    let launch = KERNELS.launch(gpu, "invert_routes", DType::F32)?;
+fn invert(g: Geometry, routes: &Tensor) -> Result<(Tensor, Tensor)> {
+    let device = routes.device();
+    let mut starts = Tensor::empty_on(&device, [g.images, g.regions.count() + 1], DType::Index)?;
+    let mut entries = Tensor::empty_on(&device, [g.images, g.regions.count() * g.topk], DType::Index)?;
+    let launch = KERNELS.launch(routes.gpu("bra")?, "invert_routes", DType::F32)?;
     let launch = launch.grid([(g.regions.count() + 1).div_ceil(8), g.images, 1]).input(routes)?;
     let launch = launch.output(&mut starts)?.output(&mut entries)?;
     // SAFETY: each image has a list of P starts and an end, and P·k entries.
@@ -281,32 +275,21 @@ impl Form {
         2 * held * self.dim * DType::Bf16.size()
     }
 
-    fn forward(
-        self,
-        gpu: &Arc<Gpu>,
-        g: Geometry,
-        [qkv, routes]: [&Tensor; 2],
-        scale: f64,
-        [out, lse]: [&mut Tensor; 2],
-    ) -> Result<()> {
+    fn forward(self, g: Geometry, [qkv, routes]: [&Tensor; 2], scale: f64, [out, lse]: [&mut Tensor; 2]) -> Result<()> {
         let kernel = format!("attend_on_tensor_cores<{}, {}, {}>", self.dim, self.groups, self.resident);
         let launch =
-            self.launch(gpu, &kernel, g, 8 * self.groups)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
+            self.launch(qkv, &kernel, g, 8 * self.groups)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
         // SAFETY: as in `forward`; heads have the kernel's channels, and rows of qkv are whole packs.
         unsafe { with_geometry(launch.output(out)?.output(lse)?, g)?.run() }
     }
 
-    fn backward_queries(
-        self,
-        gpu: &Arc<Gpu>,
-        g: Geometry,
-        given: &Given<'_>,
-        dqkv: &Out<'_>,
-        delta: &mut Tensor,
-    ) -> Result<()> {
+    fn backward_queries(self, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>, delta: &mut Tensor) -> Result<()> {
         let kernel = format!("attend_backward_queries_on_tensor_cores<{}, {}>", self.dim, self.resident);
-        let launch =
-            self.launch(gpu, &kernel, g, 8)?.input(given.qkv)?.input(given.routes)?.number(given.scale, DType::F32);
+        let launch = self
+            .launch(given.qkv, &kernel, g, 8)?
+            .input(given.qkv)?
+            .input(given.routes)?
+            .number(given.scale, DType::F32);
         let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv)).output(delta)?;
         // SAFETY: as above; dqkv is like qkv.
         unsafe { with_geometry(launch, g)?.run() }
@@ -314,7 +297,6 @@ impl Form {
 
     fn backward_keys(
         self,
-        gpu: &Arc<Gpu>,
         g: Geometry,
         given: &Given<'_>,
         [starts, entries, delta]: [&Tensor; 3],
@@ -324,7 +306,7 @@ impl Form {
             Self { dim, groups: 1, resident: true } => (format!("attend_backward_few_keys_on_tensor_cores<{dim}>"), 8),
             Self { dim, resident, .. } => (format!("attend_backward_keys_on_tensor_cores<{dim}, {resident}>"), 16),
         };
-        let launch = self.launch(gpu, &kernel, g, size)?.input(given.qkv)?.input(starts)?.input(entries)?;
+        let launch = self.launch(given.qkv, &kernel, g, size)?.input(given.qkv)?.input(starts)?.input(entries)?;
         let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(delta)?.input(given.dout)?;
         // SAFETY: as above; the lists are those of the routes.
         unsafe { with_geometry(launch.out(Some(dqkv)), g)?.run() }
@@ -332,13 +314,13 @@ impl Form {
 
     /// Begins the call of a kernel whose warps take `size` tokens at a time. Where warps share out the regions there are no
     /// more of them than it takes for the fewest turns: what others would hold, another block can have.
-    fn launch<'a>(self, gpu: &'a Arc<Gpu>, kernel: &str, g: Geometry, size: usize) -> Result<Launch<'a>> {
+    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry, size: usize) -> Result<Launch<'a>> {
         let chunks = g.regions.count() * g.regions.tokens().div_ceil(size);
         let (regions, warps) = match self.resident {
             true => (1, chunks.div_ceil(chunks.div_ceil(WARPS))),
             false => (g.regions.count(), Self::TILE / size),
         };
-        let launch = KERNELS.launch(gpu, kernel, DType::Bf16)?.threads(32 * warps).shared(self.shared(g));
+        let launch = KERNELS.launch_on(qkv, kernel)?.threads(32 * warps).shared(self.shared(g));
         Ok(launch.grid([regions, g.heads, g.images]))
     }
 }

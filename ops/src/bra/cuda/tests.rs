@@ -5,6 +5,7 @@ use crate::bra::cpu;
 use crate::case::{indices, uniform};
 use crate::{Bra, Regions};
 use autograd::gradcheck::relative_error;
+use std::sync::Arc;
 use tensor::Device;
 use tensor::cpu::parallel;
 
@@ -27,7 +28,7 @@ fn geometries(dim: usize) -> Vec<Geometry> {
 #[test]
 fn every_form_agrees_with_the_cpu() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
-    let device = Device::Cuda(Arc::clone(&gpu));
+    let device = Device::Cuda(gpu);
     for dim in [32, 64, 96] {
         for g in geometries(dim) {
             let scale = (g.qk_dim as f64).powf(-0.5);
@@ -62,18 +63,18 @@ fn every_form_agrees_with_the_cpu() {
             );
             let there = |tensor: &Tensor| tensor.to_device(&device).unwrap();
             let (qkv, routes, dout) = (there(&qkv), there(&routes), there(&dout));
-            let (starts, entries) = invert(&gpu, &device, g, &routes).unwrap();
+            let (starts, entries) = invert(g, &routes).unwrap();
             for (groups, resident) in [(1, false), (1, true), (2, false), (2, true)] {
                 let form = Form { dim, groups, resident };
                 let empty = |like: &Tensor, dtype| Tensor::empty_on(&device, like.shape().clone(), dtype).unwrap();
                 let (mut got, mut got_lse) = (empty(&out, DType::Bf16), empty(&lse, DType::F32));
-                form.forward(&gpu, g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap();
+                form.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap();
                 let (mut got_dqkv, mut delta) = (empty(&dqkv, DType::Bf16), empty(&lse, DType::F32));
                 let given = Given { qkv: &qkv, routes: &routes, scale, lse: &got_lse, dout: &dout };
                 for accumulate in [false, true] {
                     let place = got_dqkv.as_out("test", accumulate).unwrap();
-                    form.backward_queries(&gpu, g, &given, &place, &mut delta).unwrap();
-                    form.backward_keys(&gpu, g, &given, [&starts, &entries, &delta], &place).unwrap();
+                    form.backward_queries(g, &given, &place, &mut delta).unwrap();
+                    form.backward_keys(g, &given, [&starts, &entries, &delta], &place).unwrap();
                     let times = if accumulate { 2.0 } else { 1.0 };
                     let expected: Vec<f64> = dqkv.to_vec::<f64>().unwrap().iter().map(|x| times * x).collect();
                     let error = |got: &Tensor, expected: &[f64]| {
@@ -117,10 +118,10 @@ fn maps_that_begin_between_packs_and_negative_scales_are_left_to_the_kernels_for
         let (qkv, dout) = (map(all, after[0], 1), map(of_out, after[1], 3));
         let mut out = Tensor::empty_on(&device, of_out, DType::Bf16).unwrap();
         let mut lse = Tensor::empty_on(&device, [g.images, g.heads, g.tokens()], DType::F32).unwrap();
-        forward(&gpu, g, &qkv, &routes, 0.2, &mut out, &mut lse).unwrap();
+        forward(g, &qkv, &routes, 0.2, &mut out, &mut lse).unwrap();
         let mut dqkv = Tensor::empty_on(&device, all, DType::Bf16).unwrap();
         let given = Given { qkv: &qkv, routes: &routes, scale: 0.2, lse: &lse, dout: &dout };
-        backward(&gpu, g, &given, &dqkv.as_out("test", false).unwrap()).unwrap();
+        backward(g, &given, &dqkv.as_out("test", false).unwrap()).unwrap();
         [out, dqkv].map(|result| result.cast(DType::F64).unwrap().to_vec::<f64>().unwrap())
     };
     let expected = attend([0, 0]);
@@ -190,7 +191,7 @@ fn quotients_are_exact() {
 #[test]
 fn inverted_lists_are_in_order() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
-    let device = Device::Cuda(Arc::clone(&gpu));
+    let device = Device::Cuda(gpu);
     for (grid, topk) in [([1, 1], 1), ([3, 3], 1), ([3, 3], 9), ([7, 7], 16), ([5, 8], 40)] {
         let regions = Regions::cut("test", grid, grid).unwrap();
         let g = Geometry { images: 3, regions, heads: 1, qk_dim: 1, v_dim: 1, topk };
@@ -210,7 +211,7 @@ fn inverted_lists_are_in_order() {
             starts.push((entries.len() - before) as u32);
         }
         let routes = Tensor::from_slice(&routes, [3, regions, topk]).unwrap().to_device(&device).unwrap();
-        let (got_starts, got_entries) = invert(&gpu, &device, g, &routes).unwrap();
+        let (got_starts, got_entries) = invert(g, &routes).unwrap();
         assert_eq!(got_starts.to_vec::<u32>().unwrap(), starts, "{g:?}");
         assert_eq!(got_entries.to_vec::<u32>().unwrap(), entries, "{g:?}");
     }
@@ -237,7 +238,7 @@ fn routes_are_those_of_the_cpu() {
 #[test]
 fn regions_are_chosen_in_order() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
-    let device = Device::Cuda(Arc::clone(&gpu));
+    let device = Device::Cuda(gpu);
     for (grid, qk_dim, topk) in [([1, 1], 3, 1), ([7, 7], 40, 16), ([9, 11], 6, 99)] {
         let regions = Regions::cut("test", grid, grid).unwrap();
         let g = Geometry { images: 2, regions, heads: 1, qk_dim, v_dim: 4, topk };
@@ -253,7 +254,7 @@ fn regions_are_chosen_in_order() {
         let qkv = Tensor::from_slice(&qkv, [2, grid[0], grid[1], g.row()]).unwrap().to_device(&device).unwrap();
         let mut routes = Tensor::empty_on(&device, [2, regions, topk], DType::Index).unwrap();
         let mut logits = Tensor::empty_on(&device, [2, regions, topk], DType::F32).unwrap();
-        route(&gpu, g, grid, 1.0, &qkv, [&mut routes, &mut logits]).unwrap();
+        route(g, grid, 1.0, &qkv, [&mut routes, &mut logits]).unwrap();
         let (routes, logits) = (routes.to_vec::<u32>().unwrap(), logits.to_vec::<f32>().unwrap());
         for (row, (routes, logits)) in routes.chunks(topk).zip(logits.chunks(topk)).enumerate() {
             let of = |region: usize| key(row / regions, region);

@@ -1,8 +1,8 @@
 //! The emulated device's compiler: modules become libraries of this machine's code, each once.
 
-use super::{Module, failure, lock};
-use crate::Result;
+use super::{Module, failure};
 use crate::cuda::cache;
+use crate::{Result, lock};
 use libloading::Library;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

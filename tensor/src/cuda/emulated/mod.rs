@@ -8,7 +8,7 @@ mod products;
 
 use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId, Stream};
 use super::module::Module;
-use crate::{DType, Error, Result};
+use crate::{DType, Error, Result, lock};
 use compiler::{Compiler, Shared};
 use copies::Copies;
 use std::alloc::{Layout, alloc, dealloc};
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The seed of the order in which threads run, where it is to be another.
 const SEED_VARIABLE: &str = "BIFORMER_EMULATED_SEED";
@@ -65,10 +65,6 @@ struct Kernel {
 
 fn failure(message: impl Into<String>) -> Error {
     Error::Gpu { device: "the emulated device".into(), message: message.into() }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Emulated {

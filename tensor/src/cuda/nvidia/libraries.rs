@@ -2,7 +2,7 @@
 //! nowhere; so they are looked for here first, also where toolkits and PyPI's wheels put them.
 
 use super::failure;
-use crate::Result;
+use crate::{Result, lock};
 use libloading::Library;
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -111,7 +111,7 @@ fn load(path: &PathBuf) -> bool {
     let library = unsafe { Library::new(path) };
     let loaded = library.is_ok();
     if let Ok(library) = library {
-        KEPT.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(library);
+        lock(&KEPT).push(library);
     }
     loaded
 }

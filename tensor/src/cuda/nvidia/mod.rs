@@ -7,7 +7,7 @@ mod libraries;
 
 use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId, Stream};
 use super::module::Module;
-use crate::{Error, Result};
+use crate::{Error, Result, lock};
 use blas::Blas;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
@@ -16,7 +16,7 @@ use cudarc::driver::sys::{
 };
 use std::ffi::CString;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// The oldest generation whose instructions the kernels use: that of the A100.
 const OLDEST: (u32, u32) = (8, 0);
@@ -321,7 +321,7 @@ impl Driver for Nvidia {
         // SAFETY: the image is a cubin, as NVRTC made it.
         let loaded = unsafe { result::module::load_data(compiled.image.as_ptr().cast()) }
             .doing(&format!("loading the kernels of {}", module.name))?;
-        let mut known = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.functions);
         let mut functions = vec![];
         for symbol in compiled.symbols {
             let name = CString::new(symbol.clone()).map_err(|_| failure("a kernel's name with a zero in it"))?;
@@ -337,7 +337,7 @@ impl Driver for Nvidia {
 
     unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()> {
         self.enter()?;
-        let handle = self.functions.lock().unwrap_or_else(PoisonError::into_inner)[function.0];
+        let handle = lock(&self.functions)[function.0];
         let mut values: Vec<_> = arguments.iter().map(Arg::value).collect();
         let Extent { grid: [x, y, z], threads, shared } = extent;
         // SAFETY: the caller's promise; the values are copied before this returns.
@@ -347,14 +347,14 @@ impl Driver for Nvidia {
 
     fn can_end(&self, product: &Product) -> bool {
         let blas = self.blas.as_ref().filter(|_| self.enter().is_ok());
-        blas.is_some_and(|blas| blas.lock().unwrap_or_else(PoisonError::into_inner).can_end(product))
+        blas.is_some_and(|blas| lock(blas).can_end(product))
     }
 
     unsafe fn multiply(&self, product: &Product) -> Result<()> {
         self.enter()?;
         let blas = self.blas.as_ref().ok_or_else(|| failure("cuBLASLt is not open"))?;
         // SAFETY: the caller's promise.
-        unsafe { blas.lock().unwrap_or_else(PoisonError::into_inner).multiply(product) }
+        unsafe { lock(blas).multiply(product) }
     }
 
     fn begin_recording(&self) -> Result<()> {
@@ -374,21 +374,21 @@ impl Driver for Nvidia {
             let _ = result::graph::destroy(graph);
             executable.doing("preparing a recording")?
         };
-        let mut recordings = self.recordings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut recordings = lock(&self.recordings);
         recordings.push(Some(executable));
         Ok(RecordingId(recordings.len() - 1))
     }
 
     unsafe fn replay(&self, recording: RecordingId) -> Result<()> {
         self.enter()?;
-        let executable = self.recordings.lock().unwrap_or_else(PoisonError::into_inner)[recording.0];
+        let executable = lock(&self.recordings)[recording.0];
         let executable = executable.ok_or_else(|| failure("a recording that was forgotten"))?;
         // SAFETY: the caller's promise.
         unsafe { result::graph::launch(executable, self.stream) }.doing("replaying a recording")
     }
 
     fn forget(&self, recording: RecordingId) {
-        let executable = self.recordings.lock().unwrap_or_else(PoisonError::into_inner)[recording.0].take();
+        let executable = lock(&self.recordings)[recording.0].take();
         if let Some(executable) = executable.filter(|_| self.enter().is_ok()) {
             // SAFETY: nobody else has it. There is nobody to tell of an error.
             let _ = unsafe { result::graph::exec_destroy(executable) };
