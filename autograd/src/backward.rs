@@ -29,15 +29,15 @@ impl Tape {
             let expected = format!("an upstream gradient like the value, {} {}", output.dtype(), output.shape());
             return Err(tensor::Error::shape("backward", expected, upstream.shape()).into());
         }
-        let Gradients { arena, inputs, tape } = gradients;
+        let Gradients { flat, inputs, tape } = gradients;
         inputs.clear();
         *tape = Some(self.id());
-        let layout = arena.as_ref().map(|arena| Arc::clone(&arena.layout));
-        let (arena, written) = match arena {
-            Some(arena) => arena.split()?,
+        let layout = flat.as_ref().map(|flat| Arc::clone(&flat.layout));
+        let (parts, written) = match flat {
+            Some(flat) => flat.split()?,
             None => (vec![], &mut [][..]),
         };
-        let mut slots = Slots { interior: vec![], layout, owner: None, arena, written };
+        let mut slots = Slots { interior: vec![], layout, owner: None, parts, written };
         slots.interior.resize_with(last + 1, State::default);
         slots.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
@@ -60,7 +60,7 @@ pub(crate) fn walk(
                 inputs.insert(index, upstream);
                 continue;
             }
-            // Only the loss itself being a parameter leads here: other gradients go to the arena.
+            // Only the loss itself being a parameter leads here: other gradients lie in the flat buffer.
             Origin::Parameter(..) => return Err(Error::BareParameter),
             Origin::Operation(_) => {}
             Origin::Consumed(op) => return Err(Error::Walked { op }),

@@ -233,16 +233,17 @@ impl Parameters {
 /// those of the last walked tape's inputs.
 #[derive(Debug, Default)]
 pub struct Gradients {
-    pub(crate) arena: Option<Arena>,
+    pub(crate) flat: Option<FlatGradients>,
     pub(crate) inputs: HashMap<usize, Tensor>,
     /// The tape whose inputs these are.
     pub(crate) tape: Option<TapeId>,
 }
 
+/// The gradients of all parameters.
 #[derive(Debug)]
-pub(crate) struct Arena {
+pub(crate) struct FlatGradients {
     pub layout: Arc<Layout>,
-    pub flat: Tensor,
+    pub values: Tensor,
     /// Which parameters have a gradient of this step: the next one is added, not stored.
     pub written: Vec<bool>,
 }
@@ -251,21 +252,21 @@ impl Gradients {
     /// Room for the gradients of these parameters, on their device. [`tensor::Error::OutOfMemory`] on a GPU that has none.
     pub fn new(parameters: &Parameters) -> Result<Self> {
         let layout = Arc::clone(parameters.layout());
-        let flat = Tensor::zeros_on(&parameters.values.device(), [layout.len], layout.dtype)?;
+        let values = Tensor::zeros_on(&parameters.values.device(), [layout.len], layout.dtype)?;
         let written = vec![false; layout.names.len()];
-        Ok(Self { arena: Some(Arena { layout, flat, written }), inputs: HashMap::new(), tape: None })
+        Ok(Self { flat: Some(FlatGradients { layout, values, written }), inputs: HashMap::new(), tape: None })
     }
 
     /// How the parameters' gradients are laid out, if there are any.
     pub fn layout(&self) -> Option<&Arc<Layout>> {
-        self.arena.as_ref().map(|arena| &arena.layout)
+        self.flat.as_ref().map(|flat| &flat.layout)
     }
 
     /// Begins a new step: the next backward pass stores its gradients instead of adding them. Without
     /// this, gradients of several micro-batches add up.
     pub fn begin_step(&mut self) {
-        if let Some(arena) = &mut self.arena {
-            arena.written.fill(false);
+        if let Some(flat) = &mut self.flat {
+            flat.written.fill(false);
         }
     }
 
@@ -277,33 +278,33 @@ impl Gradients {
 
     /// The gradient of a parameter, if one reached it in this step.
     pub fn parameter(&self, id: ParamId) -> Option<Tensor> {
-        let arena = self.arena.as_ref()?;
-        arena.written[id.0].then(|| arena.layout.view(&arena.flat, id))
+        let flat = self.flat.as_ref()?;
+        flat.written[id.0].then(|| flat.layout.view(&flat.values, id))
     }
 
     /// All parameters' gradients, (layout length), zeros where they are frozen. A parameter that no gradient reached in this
     /// step has its old one; [`Gradients::require_all`] excludes that.
     pub fn flat(&self) -> Option<&Tensor> {
-        self.arena.as_ref().map(|arena| &arena.flat)
+        self.flat.as_ref().map(|flat| &flat.values)
     }
 
     /// [`Error::Unreached`] when the loss does not depend on some parameter that is not frozen.
     pub fn require_all(&self) -> Result<()> {
-        let Some(arena) = &self.arena else { return Ok(()) };
-        let unreached = arena.layout.ids().filter(|&id| !arena.written[id.0] && !arena.layout.is_frozen(id));
-        let names: Vec<String> = unreached.map(|id| arena.layout.name(id).to_owned()).collect();
+        let Some(flat) = &self.flat else { return Ok(()) };
+        let unreached = flat.layout.ids().filter(|&id| !flat.written[id.0] && !flat.layout.is_frozen(id));
+        let names: Vec<String> = unreached.map(|id| flat.layout.name(id).to_owned()).collect();
         if names.is_empty() { Ok(()) } else { Err(Error::Unreached { names }) }
     }
 }
 
-impl Arena {
+impl FlatGradients {
     /// The flat buffer cut into the parameters' bytes, and which of them hold a gradient of this step.
     #[allow(clippy::type_complexity)] // two borrows of two fields, used at one place
     pub fn split(&mut self) -> Result<(Vec<Option<Part<'_>>>, &mut [bool])> {
         let size = self.layout.dtype.size();
-        let mut rest = match self.flat.device() {
-            Device::Cpu => Part::Cpu(self.flat.as_mut_bytes("gradients")?),
-            Device::Cuda(_) => Part::Cuda(self.flat.as_span("gradients")?),
+        let mut rest = match self.values.device() {
+            Device::Cpu => Part::Cpu(self.values.as_mut_bytes("gradients")?),
+            Device::Cuda(_) => Part::Cuda(self.values.as_span("gradients")?),
         };
         let mut taken = 0;
         let mut parts = Vec::with_capacity(self.layout.spans.len());

@@ -236,16 +236,16 @@ impl Room {
     }
 
     fn slots<'p>(&self, partial: &'p mut Partial) -> Result<Slots<'p>> {
-        let mut arena: Vec<Option<Part<'_>>> = partial.written.iter().map(|_| None).collect();
+        let mut parts: Vec<Option<Part<'_>>> = partial.written.iter().map(|_| None).collect();
         for (parameter, gradient) in &mut partial.gradients {
-            arena[*parameter] = Some(Part::Cpu(gradient.as_mut_bytes("pieces")?));
+            parts[*parameter] = Some(Part::Cpu(gradient.as_mut_bytes("pieces")?));
         }
-        Ok(self.slots_with(arena, &mut partial.written))
+        Ok(self.slots_with(parts, &mut partial.written))
     }
 
     /// What the whole tape has for the gradients of its parameters.
     fn part_of<'g>(&self, grads: &'g mut InputGrads<'_, '_>) -> Result<Slots<'g>> {
-        let (arena, written) = match &self.owner {
+        let (parts, written) = match &self.owner {
             Some(owner) => grads.parameters(owner)?,
             None => (&mut [][..], &mut [][..]),
         };
@@ -253,26 +253,26 @@ impl Room {
             Some(Part::Cpu(bytes)) => Some(Part::Cpu(bytes)),
             _ => None,
         };
-        let arena = arena.iter_mut().map(part).collect();
-        Ok(self.slots_with(arena, written))
+        let parts = parts.iter_mut().map(part).collect();
+        Ok(self.slots_with(parts, written))
     }
 
-    fn slots_with<'p>(&self, arena: Vec<Option<Part<'p>>>, written: &'p mut [bool]) -> Slots<'p> {
+    fn slots_with<'p>(&self, parts: Vec<Option<Part<'p>>>, written: &'p mut [bool]) -> Slots<'p> {
         let (layout, owner) = self.owner.clone().map(|owner| (owner.layout, owner.number)).unzip();
-        Slots { interior: vec![], layout, owner, arena, written }
+        Slots { interior: vec![], layout, owner, parts, written }
     }
 
     /// Adds the groups' gradients, in order, to those of the whole tape.
     fn add_up<T: Float>(&self, partials: &[Partial], grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let Some(owner) = &self.owner else { return Ok(()) };
-        let (arena, written) = grads.parameters(owner)?;
+        let (sums, written) = grads.parameters(owner)?;
         for (place, (&parameter, &size)) in self.sizes.iter().enumerate() {
             let parts = partials.iter().filter(|partial| partial.written[parameter]);
             let parts = parts.map(|partial| Ok(partial.gradients[place].1.as_slice::<T>("pieces")?));
             let parts: Vec<&[T]> = parts.collect::<Result<_>>()?;
-            let part = arena.get_mut(parameter).and_then(Option::as_mut);
-            let Some(Part::Cpu(sum)) = part.filter(|sum| sum.bytes() == size_of::<T>() * size) else {
-                return Err(Error::ForeignGradients { parameters: arena.len() });
+            let sum = sums.get_mut(parameter).and_then(Option::as_mut);
+            let Some(Part::Cpu(sum)) = sum.filter(|sum| sum.bytes() == size_of::<T>() * size) else {
+                return Err(Error::ForeignGradients { parameters: sums.len() });
             };
             if parts.is_empty() {
                 continue;

@@ -69,7 +69,7 @@ pub(crate) struct Slots<'a> {
     /// Whose they are, once one was met.
     pub owner: Option<u64>,
     /// Per parameter: its part of the flat buffer, unless a rule holds it.
-    pub arena: Vec<Option<Part<'a>>>,
+    pub parts: Vec<Option<Part<'a>>>,
     /// Per parameter: whether that part holds a gradient of this step.
     pub written: &'a mut [bool],
 }
@@ -79,7 +79,7 @@ impl Slots<'_> {
     pub fn expect(&mut self, target: &Target, origin: &Origin) -> Result<()> {
         let Origin::Parameter(id, owner) = origin else { return Ok(()) };
         let bytes = target.shape.count() * target.dtype.size();
-        let part = self.arena.get(id.index()).and_then(Option::as_ref);
+        let part = self.parts.get(id.index()).and_then(Option::as_ref);
         if part.is_none_or(|part| part.bytes() != bytes) {
             return Err(self.foreign());
         }
@@ -101,7 +101,7 @@ impl Slots<'_> {
     }
 
     fn foreign(&self) -> Error {
-        Error::ForeignGradients { parameters: self.arena.len() }
+        Error::ForeignGradients { parameters: self.parts.len() }
     }
 }
 
@@ -177,7 +177,7 @@ enum Memory<'a> {
     /// Nobody wants this gradient.
     Unwanted,
     /// A parameter's part of the flat buffer.
-    Arena(Part<'a>),
+    Flat(Part<'a>),
     /// An interior node's buffer.
     Pooled(Tensor),
     /// A buffer for the second gradient of a node that is open already.
@@ -189,11 +189,11 @@ impl Slot<'_> {
     pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
         let data = match &mut self.memory {
             Memory::Unwanted => return Ok(None),
-            Memory::Arena(Part::Cpu(bytes)) => {
+            Memory::Flat(Part::Cpu(bytes)) => {
                 self.dtype.expect("backward", T::DTYPE)?;
                 bytemuck::cast_slice_mut(bytes)
             }
-            Memory::Arena(Part::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
+            Memory::Flat(Part::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
             Memory::Pooled(tensor) | Memory::Second(tensor) => tensor.as_mut_slice::<T>("backward")?,
         };
         Ok(Some(Out { data, accumulate: self.accumulate }))
@@ -203,8 +203,8 @@ impl Slot<'_> {
     pub fn out_on_gpu(&mut self) -> Result<Option<cuda::Out<'_>>> {
         match &mut self.memory {
             Memory::Unwanted => Ok(None),
-            Memory::Arena(Part::Cuda(span)) => Ok(Some(span.out(self.dtype, self.accumulate))),
-            Memory::Arena(Part::Cpu(_)) => Err(elsewhere("cuda", "cpu")),
+            Memory::Flat(Part::Cuda(span)) => Ok(Some(span.out(self.dtype, self.accumulate))),
+            Memory::Flat(Part::Cpu(_)) => Err(elsewhere("cuda", "cpu")),
             Memory::Pooled(tensor) | Memory::Second(tensor) => Ok(Some(tensor.as_out("backward", self.accumulate)?)),
         }
     }
@@ -235,10 +235,10 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         let dtype = target.dtype;
         let fresh = || Tensor::empty_on(&self.device, target.shape.clone(), dtype);
         if let Some(parameter) = target.parameter {
-            return Ok(match self.slots.arena[parameter].take() {
+            return Ok(match self.slots.parts[parameter].take() {
                 Some(part) => {
                     let accumulate = std::mem::replace(&mut self.slots.written[parameter], true);
-                    Slot { input, dtype, memory: Memory::Arena(part), accumulate }
+                    Slot { input, dtype, memory: Memory::Flat(part), accumulate }
                 }
                 None => Slot { input, dtype, memory: Memory::Second(fresh()?), accumulate: false },
             });
@@ -258,9 +258,9 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         let Some(Some(target)) = self.targets.get(slot.input) else { return };
         match slot.memory {
             Memory::Unwanted => {}
-            Memory::Arena(part) => {
+            Memory::Flat(part) => {
                 if let Some(parameter) = target.parameter {
-                    self.slots.arena[parameter] = Some(part);
+                    self.slots.parts[parameter] = Some(part);
                 }
             }
             Memory::Pooled(tensor) => self.slots.interior[target.node] = State::Filled(tensor),
@@ -341,7 +341,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     /// Errors: [`Error::ForeignGradients`] and [`Error::TwoModels`] unless they are this one's.
     pub(crate) fn parameters(&mut self, owner: &Owner) -> Result<(&mut [Option<Part<'a>>], &mut [bool])> {
         self.slots.expect_of(owner)?;
-        Ok((&mut self.slots.arena, self.slots.written))
+        Ok((&mut self.slots.parts, self.slots.written))
     }
 
     /// After the rule: adds second gradients, and makes sure that no wanted one is missing.
@@ -352,7 +352,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         for (input, target) in self.targets.iter().enumerate() {
             let Some(target) = target else { continue };
             let open = match target.parameter {
-                Some(parameter) => self.slots.arena[parameter].is_none(),
+                Some(parameter) => self.slots.parts[parameter].is_none(),
                 None => matches!(self.slots.interior[target.node], State::Open),
             };
             if open || !self.given[input] {
