@@ -123,7 +123,8 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
         routes: routes.clone(),
         lse,
         lepe: lepe.as_ref().map(|[weight, _]| weight.value().clone()),
-        attributes: *attributes,
+        geometry: g,
+        scale: attributes.scale,
     };
     let out = qkv.tape().record("bra", &inputs, out, rule)?;
     Ok(Routed { out, routes })
@@ -140,7 +141,8 @@ struct BraRule {
     lse: Tensor,
     /// The weight of the local context's convolution.
     lepe: Option<Tensor>,
-    attributes: Bra,
+    geometry: Geometry,
+    scale: f64,
 }
 
 impl Rule for BraRule {
@@ -158,11 +160,10 @@ impl Rule for BraRule {
     }
 
     fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let BraRule { qkv, routes, lse, lepe, attributes } = *self;
-        let g = attributes.geometry(&qkv)?;
+        let BraRule { qkv, routes, lse, lepe, geometry: g, scale } = *self;
         let (mut dqkv, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
         if let Device::Cuda(_) = dout.device() {
-            let given = cuda::Given { qkv: &qkv, routes: &routes, scale: attributes.scale, lse: &lse, dout: &dout };
+            let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
             if let Some(out) = dqkv.out_on_gpu()? {
                 cuda::backward(g, &given, &out)?;
             }
@@ -177,7 +178,7 @@ impl Rule for BraRule {
         match_float!(dout.dtype(), "bra", T => {
             let (qkv, dout) = (qkv.as_slice::<T>("bra")?, dout.as_slice::<T>("bra")?);
             if let Some(out) = dqkv.out()? {
-                cpu::backward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, lse.as_slice("bra")?, dout, out);
+                cpu::backward(g, qkv, routes.as_slice("bra")?, scale as T, lse.as_slice("bra")?, dout, out);
             }
             if let Some(weight) = &lepe {
                 let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
@@ -198,7 +199,7 @@ impl Rule for BraRule {
 
     /// Of routing, attention and local context.
     fn multiply_adds(&self, out: &Shape) -> MultiplyAdds {
-        let Ok(g) = self.attributes.geometry(&self.qkv) else { return MultiplyAdds::default() };
+        let g = self.geometry;
         let routing = (g.images * g.regions.count().pow(2) * g.qk_dim) as u64;
         let taps = self.lepe.as_ref().map_or(0, |weight| weight.shape()[1..].iter().product());
         let (attention, context) = (g.multiply_adds(), (out.count() * taps) as u64);
