@@ -121,11 +121,14 @@ fn an_image_folder_works_like_cifar() {
     let said = biformer(&train).ok().out;
     let lines = [
         "M parameters, 15 training images of 2 classes, 8 test images (val/).",
-        "The classes are uneven: from 5 training images (light) to 10 (dark). To see them equally often: --set augmentation.balance=1",
+        "The classes are uneven: from 5 training images (light) to 10 (dark). To see them equally often: --set augmentation.balance=1.\n",
         "note: passed over 2 files in train/ that are neither PNG nor JPEG: 1 .bmp, 1 .webp\n",
         "note: passed over 1 file in val/ that is neither PNG nor JPEG: 1 .txt\n",
     ];
     lines.iter().for_each(|line| assert!(said.contains(line), "{line}: {said}"));
+    // What cannot be had any more is not offered.
+    let said = biformer(&["train", "--resume", "--epochs", "3", "--out", text(&run)]).ok().out;
+    assert!(said.contains("(light) to 10 (dark).\n"), "{said}");
     let report = json(&biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out);
     assert_eq!(report["images"], 8);
     assert_eq!(report["classes"][1]["name"], "light");
@@ -303,7 +306,7 @@ fn forward_takes_a_run_folder_and_says_what_weights_may_be() {
 
 #[test]
 fn help_tells_every_option() {
-    let commands: [(&str, &[&str]); 9] = [
+    let commands: [(&str, &[&str]); 10] = [
         (
             "train",
             &[
@@ -344,6 +347,7 @@ fn help_tells_every_option() {
             ],
         ),
         ("predict", &["checkpoint", "model", "set", "image-size", "json", "device", "precision", "threads"]),
+        ("check", &["data", "threads"]),
         ("export", &["checkpoint", "output", "threads"]),
         ("devices", &[]),
         ("gradcheck", &["op", "json", "threads"]),

@@ -152,7 +152,8 @@ fn mixed_images_are_learned_from_as_on_the_cpu() {
 #[test]
 fn what_is_computed_again_has_the_bits_of_what_is_kept() {
     let Some(device) = there() else { return };
-    // A mean is a product with 1/C, which is exact where C is a power of two and rounded where it is not.
+    // A mean is a product with 1/C, which is rounded where C is no power of two; a GPU's compiler, unlike this one, would leave
+    // that out before a subtraction, if it were let.
     let odd = ["embed_dim=24,48,96", "head_dim=24"];
     for (precision, changes) in
         [(Precision::F32, &[][..]), (Precision::Bf16, &[]), (Precision::F32, &odd), (Precision::Bf16, &odd)]

@@ -199,7 +199,7 @@ fn predict_takes_pictures_of_any_size_and_needs_no_data() {
     }
 }
 
-/// By name; what is in folders below is left alone. And a picture's classes do not depend on those beside it.
+/// By name, in folders below, too. And a picture's classes do not depend on those beside it.
 #[test]
 fn predict_takes_the_pictures_in_a_folder() {
     let run = &of_cifar().run;
@@ -207,16 +207,19 @@ fn predict_takes_the_pictures_in_a_folder() {
     fs::create_dir_all(folder.join("below.png")).unwrap();
     let predict = |pictures: &[&str]| biformer(&[&["predict", "--checkpoint", text(run)], pictures].concat());
     predict(&[text(&folder)]).refused(&["predict-pictures", "holds no .png, .jpg or .jpeg file"]);
-    let pictures = ["dot.png", "exact.jpeg", "high.jpg", "wide.png"].map(|name| folder.join(name));
+    let pictures = ["below.png/dot.png", "exact.jpeg", "high.jpg", "wide.png"].map(|name| folder.join(name));
     for (path, [width, height]) in pictures.iter().zip([[1, 1], [32, 32], [33, 210], [91, 37]]) {
         samples::picture(path, width, height, [200, 100, 50]);
     }
     let one_by_one: String = pictures.iter().map(|path| predict(&[text(path)]).ok().out).collect();
-    assert_eq!(predict(&[text(&folder)]).ok().out, one_by_one);
+    fs::write(folder.join("below.png/other.heic"), "").unwrap();
+    let said = predict(&[text(&folder)]).ok();
+    assert_eq!(said.out, one_by_one);
+    assert!(said.err.contains("note: passed over 1 file in") && said.err.ends_with("JPEG: 1 .heic\n"), "{said:?}");
     // One that cannot be read is named, in JSON in its place, and the others are none the worse for it.
     fs::write(folder.join("empty.png"), "").unwrap();
     let said = predict(&[text(&folder), "--json"]);
-    assert_eq!((said.status, said.err.lines().count()), (Some(2), 1), "{said:?}");
+    assert_eq!((said.status, said.err.lines().count()), (Some(2), 2), "{said:?}");
     let list: Vec<Value> = serde_json::from_str(&said.out).unwrap();
     let read: Vec<bool> = list.iter().map(|picture| picture["classes"].is_array()).collect();
     assert_eq!(read, [true, false, true, true, true]);

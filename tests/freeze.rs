@@ -73,4 +73,15 @@ fn a_frozen_part_stays_to_the_bit() {
         biformer(&["train", "--config", text(&config), "--data", text(&data), "--out", text(&run)]).refused(&[said]);
         assert!(!run.exists());
     }
+
+    // What would stay random, though nobody may have meant it.
+    let (two, out) = (samples::image_folder(&folder.join("two")), folder.join("random"));
+    let fresh_head = ["train", "--weights", text(&source), "--data", text(&two), "--out", text(&out)];
+    let fresh_head = [&fresh_head[..], &["--batch-size", "5", "--set", "freeze=[\"head\"]"]].concat();
+    biformer(&fresh_head).refused(&["freeze:", "a fresh head, which would stay random", "leave it out"]);
+    assert!(!out.exists());
+    let plain = samples::config(&folder, "freeze = [\"stages\"]");
+    let plain = ["train", "--config", text(&plain), "--data", text(&data), "--out", text(&out), "--epochs", "1"];
+    let said = biformer(&plain).ok().out;
+    assert!(said.contains("of the parameters are frozen: stages.\nnote: without --weights they are random"), "{said}");
 }

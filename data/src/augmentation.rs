@@ -88,9 +88,9 @@ pub struct Augmentation {
     /// long as it is, so with 3 it shows a third of the images (Hoffer et al., "Augment your batch", 2019).
     pub repeats: usize,
     /// How far rare classes are shown more often, 0 to 1 (0): of a class of n images an epoch shows a number in proportion to
-    /// n^(1 − balance), each of its images as often as the others, and varied anew each time. 0 shows each image once, 1 each
-    /// class as often as any other. An epoch stays as long as it is (Kang et al., "Decoupling representation and classifier
-    /// for long-tailed recognition", 2020).
+    /// n^(1 − balance), each of its images as often as the others, or once more or less, and varied anew each time. 0 leaves
+    /// each image its share, 1 shows each class as often as any other; with `repeats` above 1, on average. An epoch stays as
+    /// long as it is (Kang et al., "Decoupling representation and classifier for long-tailed recognition", 2020).
     pub balance: f64,
 }
 

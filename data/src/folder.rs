@@ -63,7 +63,7 @@ impl ImageFolder {
             others.add(listing.others);
         }
         let name = root.file_name().unwrap_or(root.as_os_str()).to_string_lossy().into_owned();
-        Ok(Self { name, classes, paths, labels, passed_over: passed_over(split, &others) })
+        Ok(Self { name, classes, paths, labels, passed_over: others.passed_over(&format!("{}/", split.name())) })
     }
 }
 
@@ -135,13 +135,6 @@ fn images_of(folder: &Path, class: &str) -> Result<Listing> {
         }
         false => Ok(listing),
     }
-}
-
-/// What a user should know of the other files in a split.
-fn passed_over(split: Split, others: &Others) -> Option<String> {
-    let (total, split) = (others.total(), split.name());
-    let (s, are) = if total == 1 { ("", "is") } else { ("s", "are") };
-    (total > 0).then(|| format!("passed over {total} file{s} in {split}/ that {are} neither PNG nor JPEG: {others}"))
 }
 
 /// The error of a split to evaluate on that is not there, while the other one may be.

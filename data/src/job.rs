@@ -4,10 +4,11 @@ use std::fmt::Display;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
+use tensor::lock;
 use tensor::rng::Philox;
 
 use crate::order::Showing;
@@ -160,11 +161,6 @@ impl Job {
         self.config.transform.apply(&loaded.image, &mut random.sequence(), out);
         Ok(label)
     }
-}
-
-/// Locks even after a panic elsewhere: what these locks guard is whole at every moment.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The error of threads that do not start.

@@ -49,7 +49,7 @@ pub use batch::{Batch, Skipped};
 pub use dataset::{Dataset, Sample, Split, Statistics, open};
 pub use error::{Error, Result};
 pub use folder::ImageFolder;
-pub use listing::pictures_in;
+pub use listing::pictures_below;
 pub use loader::{Batches, Loader, LoaderConfig};
 pub use memory::InMemory;
 pub use mixing::Mixing;

@@ -79,9 +79,11 @@ impl Others {
         others.0.into_iter().for_each(|(extension, count)| *self.0.entry(extension).or_default() += count);
     }
 
-    /// How many there are.
-    pub fn total(&self) -> usize {
-        self.0.values().sum()
+    /// What a user should know of them, if there are any, in a folder that is called so.
+    pub fn passed_over(&self, folder: &str) -> Option<String> {
+        let total: usize = self.0.values().sum();
+        let (s, are) = if total == 1 { ("", "is") } else { ("s", "are") };
+        (total > 0).then(|| format!("passed over {total} file{s} in {folder} that {are} neither PNG nor JPEG: {self}"))
     }
 }
 
@@ -100,15 +102,13 @@ impl fmt::Display for Others {
     }
 }
 
-/// The files in `folder` (not in those below it) that are named `.png`, `.jpg` or `.jpeg`, in any case of letters, and
-/// not hidden; sorted.
+/// The files below `folder` that are named `.png`, `.jpg` or `.jpeg`, in any case of letters, and not hidden; sorted. And what a
+/// user should know of the others there.
 ///
 /// Errors: [`Error::Io`].
-pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> =
-        visible(folder)?.iter().map(DirEntry::path).filter(|path| is_picture(path) && !path.is_dir()).collect();
-    files.sort_unstable();
-    Ok(files)
+pub fn pictures_below(folder: &Path) -> Result<(Vec<PathBuf>, Option<String>)> {
+    let Listing { images, others } = Listing::below(folder)?;
+    Ok((images, others.passed_over(&folder.display().to_string())))
 }
 
 /// What `folder` holds, without hidden names.

@@ -11,7 +11,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use crate::job::{Job, NAMED, cannot_start, lock};
+use tensor::lock;
+
+use crate::job::{Job, NAMED, cannot_start};
 use crate::order::{Showing, check_balance, order};
 use crate::{Batch, Dataset, Error, Mixing, Result, Transform};
 

@@ -192,7 +192,14 @@ fn images_in_folders_below_a_class_belong_to_it() {
     let paths: Vec<_> = (0..train.len()).map(|index| train.path(index).unwrap()).collect();
     assert_eq!(paths, expected);
     assert_eq!((train.labels(), train.path(9)), (Some(&[0, 0, 0, 0, 0, 0, 1, 1, 1][..]), None));
-    assert_eq!(data::pictures_in(&root.path().join("train/cat")).unwrap().len(), 3, "not those below");
+    let cats = root.path().join("train/cat");
+    assert_eq!(data::pictures_below(&cats).unwrap(), (expected[..6].to_vec(), None));
+    fs::write(cats.join("more/1.webp"), "").unwrap();
+    let note = data::pictures_below(&cats).unwrap().1.unwrap();
+    assert!(
+        note.starts_with("passed over 1 file in ") && note.ends_with("that is neither PNG nor JPEG: 1 .webp"),
+        "{note}"
+    );
 }
 
 #[cfg(unix)]

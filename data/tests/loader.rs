@@ -99,6 +99,16 @@ fn rare_classes_are_shown_as_often_as_is_asked_for() {
             assert!(changes > 15, "classes come mixed: {changes} changes");
         }
     }
+    // Of images that are shown twice in a row, an epoch has so many of each class on average.
+    let twice = LoaderConfig { balance: 1.0, repeats: 2, ..config.clone() };
+    let mut shown = [0; 3];
+    for epoch in 0..40 {
+        for batch in all(&dataset, &twice, epoch, 0) {
+            assert!(batch.samples.chunks(2).all(|pair| pair[0] == pair[1]), "{:?}", batch.samples);
+            batch.labels.iter().for_each(|&label| shown[label as usize] += 1);
+        }
+    }
+    assert!(shown.iter().all(|shown| (1233..1434).contains(shown)), "{shown:?}");
     // Each of the 8 showings of a rare sample is another crop of it, known by the black beyond its edge.
     let balanced = all(&dataset, &LoaderConfig { balance: 1.0, ..config }, 0, 0);
     let slots = balanced.iter().flat_map(|batch| (0..10).map(move |slot| (batch.samples[slot], batch.image(slot))));

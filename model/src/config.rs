@@ -329,13 +329,16 @@ impl ModelConfig {
             _ => format!("a side of {side} is {map} in stage {}, which n_win = {n_win} does not divide", stage + 1),
         };
         // Sizes that fit come at least once in every product of all strides and windows: look nearby, for one
-        // that is halved without rounding or else for any.
+        // that is halved without rounding and not far away, or else for any.
         let stride = self.strides()[self.stages() - 1];
         let near = stride.saturating_mul(n_win.max(1)).saturating_mul(2);
         let fits = |exact: bool| move |&side: &usize| bad(side).is_none() && (!exact || side.is_multiple_of(stride));
         let below = |exact| (1..side).rev().take(near).find(fits(exact));
         let above = |exact| (side + 1..=MOST_SIDE).take(near).find(fits(exact));
-        let (below, above) = (below(true).or_else(|| below(false)), above(true).or_else(|| above(false)));
+        let (below, above) = (
+            below(true).or_else(|| below(false)),
+            above(true).filter(|&fits| fits <= 2 * side).or_else(|| above(false)),
+        );
         let sizes: Vec<String> = [below, above].into_iter().flatten().map(|side| side.to_string()).collect();
         let sizes = if sizes.is_empty() { None } else { Some(format!("a side of {} fits", sizes.join(" or "))) };
         let padding = (map > 0 && self.family != Family::BiformerStlNchw).then(|| "set auto_pad = true".to_owned());

@@ -96,7 +96,8 @@ impl Trace {
 }
 
 impl<'t> Pass<'t> {
-    /// A pass on a tape. It shares the parameters, which cannot be written while it lives.
+    /// A pass on a tape. It shares the parameters and the running statistics: while it lives, or a segment that it left on a
+    /// tape, neither can be written ([`tensor::Error::Shared`]). [`into_trace`](Self::into_trace) ends it.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
         let factors = Factors::new(parameters.share());
         let (parameters, running) = (Arc::new(parameters.share()), running.to_vec());

@@ -67,6 +67,10 @@ fn layers_of_ones_own_go_with_the_model() -> Result<()> {
     assert_eq!(*logits.shape(), [2, 5]);
     let trace = pass.into_trace();
     drop((pooled, logits));
+    let other = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics);
+    let refused = model.update_statistics(&trace).unwrap_err();
+    assert!(matches!(refused, Error::Engine(autograd::Error::Tensor(tensor::Error::Shared { .. }))), "{refused}");
+    drop(other);
     model.update_statistics(&trace)?;
     assert!(model.statistics.iter().all(|running| running.batches == 1));
     Ok(())

@@ -4,7 +4,7 @@
 //! and β₂ of the moments, each element of the parameters p goes through
 //!
 //! ```text
-//! p ← p·(1 − η·λ)                          only where decays() says so
+//! p ← p·(1 − η·λ)                          only of what has two axes or more, see `groups.rs`
 //! m ← m + (1 − β₁)·(g − m)                 the mean of the gradient
 //! v ← β₂·v + (1 − β₂)·g²                   the mean of its square
 //! m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ)        both started at 0, which the division corrects

@@ -77,8 +77,9 @@ struct Report {
 struct Class {
     name: String,
     images: u64,
-    top1: f64,
-    top5: f64,
+    /// None where there are no images.
+    top1: Option<f64>,
+    top5: Option<f64>,
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
@@ -96,7 +97,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     say!("The {} images of {}:", report.split.name(), printable(&report.data));
     say!("{:width$}  {:>7}  {:>6}  {:>6}", "class", "images", "top-1", "top-5");
     for (name, Class { images, top1, top5, .. }) in names.iter().zip(&report.classes) {
-        say!("{name:width$}  {images:>7}  {:>5.1}%  {:>5.1}%", 100.0 * top1, 100.0 * top5);
+        let [top1, top5] =
+            [top1, top5].map(|share| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)));
+        say!("{name:width$}  {images:>7}  {top1:>6}  {top5:>6}");
     }
     let Report { images, top1, top5, macro_top1, loss, .. } = report;
     say!(
@@ -140,8 +143,8 @@ impl Tally {
         let class = |(name, score): (String, Score)| Class {
             name,
             images: score.images,
-            top1: score.accuracy(),
-            top5: score.top5(),
+            top1: (score.images > 0).then(|| score.accuracy()),
+            top5: (score.images > 0).then(|| score.top5()),
         };
         Ok(Report {
             data: source.to_owned(),

@@ -9,6 +9,7 @@ macro_rules! say {
 }
 
 mod bench;
+mod check;
 mod devices;
 mod eval;
 mod export;
@@ -55,6 +56,8 @@ enum Command {
     Eval(eval::Arguments),
     /// Classifies pictures.
     Predict(predict::Arguments),
+    /// Reads all images of a data set, and names those that cannot be read.
+    Check(check::Arguments),
     /// Writes a trained model's weights alone, as PyTorch and other programs read them.
     Export(export::Arguments),
     /// Checks every operation's gradients, and that the check would notice wrong ones.
@@ -97,6 +100,7 @@ pub fn run(cli: Cli) -> Result<Status> {
         Command::Train(arguments) => train::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Predict(arguments) => predict::run(&arguments),
+        Command::Check(arguments) => check::run(&arguments),
         Command::Export(arguments) => export::run(&arguments),
         Command::Gradcheck(arguments) => gradcheck::run(&arguments),
         Command::Info(arguments) => info::run(&arguments),

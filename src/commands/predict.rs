@@ -3,16 +3,17 @@
 use super::{Status, Threads, Trained};
 use crate::device::Compute;
 use crate::memory::{expect_room_to_infer, image_bytes};
-use crate::printing::{print_error, printable};
+use crate::printing::{print_error, printable, tell};
 use crate::trainer::trained::TrainedModel;
 use anyhow::{Result, bail};
 use autograd::Tape;
 use clap::Args;
-use data::{load_image, pictures_in};
+use data::{load_image, pictures_below};
 use model::{BiFormer, Factors, Mode};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
+use std::io;
 use std::path::PathBuf;
 use tensor::{DType, Tensor};
 
@@ -107,16 +108,20 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     })
 }
 
-/// The pictures that are named, and those in the folders that are.
+/// The pictures that are named, and those below the folders that are.
 fn pictures(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut pictures = vec![];
     for path in named {
         match path.is_dir() {
             false => pictures.push(path.clone()),
-            true => match pictures_in(path)? {
-                inside if inside.is_empty() => bail!("{}: holds no .png, .jpg or .jpeg file", path.display()),
-                inside => pictures.extend(inside),
-            },
+            true => {
+                let (inside, passed_over) = pictures_below(path)?;
+                if inside.is_empty() {
+                    bail!("{}: holds no .png, .jpg or .jpeg file", path.display());
+                }
+                passed_over.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
+                pictures.extend(inside);
+            }
         }
     }
     Ok(pictures)

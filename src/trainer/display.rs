@@ -28,7 +28,7 @@ pub fn announce(config: &RunConfig) {
 }
 
 /// Says what there is to learn from and to be tested on: here a mistake in the data can be seen.
-fn describe(config: &RunConfig, parameters: f64, train: &dyn Dataset, test: &dyn Dataset) {
+fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2], begins: bool) {
     let (images, classes, tests) = (train.len(), train.classes(), test.len());
     let es = if classes.len() == 1 { "" } else { "es" };
     // Images that are files lie in a folder that a user may or may not have meant for this.
@@ -42,12 +42,13 @@ fn describe(config: &RunConfig, parameters: f64, train: &dyn Dataset, test: &dyn
     );
     if let Some([(small, least), (large, most)]) = train.labels().and_then(|labels| uneven(classes, labels)) {
         let remedy = match config.augmentation.balance {
-            0.0 => "To see them equally often: --set augmentation.balance=1".to_owned(),
-            balance => format!("Small ones are seen more often (augmentation.balance = {balance})"),
+            0.0 if begins => " To see them equally often: --set augmentation.balance=1.".to_owned(),
+            0.0 => String::new(),
+            balance => format!(" Small ones are seen more often (augmentation.balance = {balance})."),
         };
         tell!(
             io::stdout(),
-            "The classes are uneven: from {least} training images ({small}) to {most} ({large}). {remedy}."
+            "The classes are uneven: from {least} training images ({small}) to {most} ({large}).{remedy}"
         );
     }
     for passed_over in [train, test].into_iter().filter_map(Dataset::passed_over) {
@@ -66,6 +67,8 @@ fn uneven<'a>(classes: &'a [String], labels: &[u32]) -> Option<[(&'a str, usize)
     (large.1 >= 2 * small.1).then_some([small, large])
 }
 
+/// So few steps in an epoch that a user may not have meant it.
+const FEW_STEPS: usize = 10;
 /// How often a run whose bar nobody sees says where it is.
 const NOW_AND_THEN: Duration = Duration::from_secs(300);
 
@@ -83,13 +86,24 @@ impl Display {
     /// Says what it begins with, given what there is to train on and to test on.
     pub fn new(config: &RunConfig, learner: &Learner, progress: &Progress, [train, test]: [&Loader; 2]) -> Self {
         let parameters = learner.model.parameters.layout().count() as f64 / 1e6;
-        describe(config, parameters, train.dataset().as_ref(), test.dataset().as_ref());
+        let begins = (progress.epoch, progress.batch) == (0, 0);
+        describe(config, parameters, [train.dataset().as_ref(), test.dataset().as_ref()], begins);
         let steps = train.batches_per_epoch();
         if !config.freeze.is_empty() {
             let layout = learner.model.parameters.layout();
             let frozen = layout.ids().filter(|&id| layout.is_frozen(id)).map(|id| layout.shape(id).count());
-            let frozen = frozen.sum::<usize>() as f64 / 1e6;
-            tell!(io::stdout(), "{frozen:.2} M of the parameters are frozen: {}.", config.freeze.join(", "));
+            let (frozen, parts) = (frozen.sum::<usize>(), config.freeze.join(", "));
+            tell!(io::stdout(), "{frozen} of the parameters are frozen: {parts}.");
+            if config.weights.is_empty() {
+                tell!(io::stdout(), "note: without --weights they are random, and stay so.");
+            }
+        }
+        if steps < FEW_STEPS && begins {
+            let (s, batch) = (plural(steps), config.batch_size);
+            tell!(
+                io::stdout(),
+                "An epoch is {steps} step{s} of {batch} images: with a smaller --batch-size it is more."
+            );
         }
         if config.label_smoothing > 0.0 {
             let smoothing = config.label_smoothing;
@@ -104,7 +118,7 @@ impl Display {
         if let Some(reason) = &learner.fresh_head {
             tell!(io::stdout(), "{reason}: this model gets a fresh one.");
         }
-        if (progress.epoch, progress.batch) != (0, 0) {
+        if !begins {
             let (epoch, batch) = (progress.epoch + 1, progress.batch);
             tell!(io::stdout(), "Going on in epoch {epoch}, where {batch} of {steps} batches are done.");
         }

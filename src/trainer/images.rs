@@ -13,7 +13,7 @@ pub struct Images {
 }
 
 impl Images {
-    /// These. Errors: they have different classes.
+    /// A pair of data sets. Errors: their classes differ, in a name or in their order.
     pub fn new(train: Arc<dyn Dataset>, test: Arc<dyn Dataset>) -> Result<Self> {
         if train.classes() != test.classes() {
             bail!("training and test images have different classes");

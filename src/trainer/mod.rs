@@ -74,12 +74,16 @@ impl Trainer {
         Self::started(config, weights, None)
     }
 
-    /// A new run on images of one's own, which it calls by the name of the data set to learn from:
+    /// A new run on images of one's own, which it calls by the name of the data set to learn from. Nobody can open them by that
+    /// name: it goes on with [`resume_on`](Self::resume_on), and `biformer eval` needs `--data`. Weights that it starts from
+    /// must be of the configuration's model, as in [`new`](Self::new).
     ///
     /// ```no_run
-    /// # use biformer::data::{InMemory, Statistics};
-    /// # use biformer::{config::RunConfig, trainer::{Images, Trainer}};
-    /// # use std::sync::{Arc, atomic::AtomicBool};
+    /// use biformer::config::RunConfig;
+    /// use biformer::data::{self, InMemory, Statistics};
+    /// use biformer::trainer::{Images, Trainer};
+    /// use std::sync::{Arc, atomic::AtomicBool};
+    ///
     /// # fn main() -> anyhow::Result<()> {
     /// let half_grey = Statistics { mean: [0.5; 3], std: [0.25; 3] };
     /// let images = |count: usize| {
@@ -150,7 +154,8 @@ impl Trainer {
         Self::resumed(folder, changes, None)
     }
 
-    /// As [`resume`](Self::resume), on images of one's own, which must be those that the run began [`on`](Self::on).
+    /// As [`resume`](Self::resume), on images of one's own, which must be those that the run began [`on`](Self::on): their
+    /// classes and their number are compared, and not their pixels.
     pub fn resume_on(images: Images, folder: &Path, changes: &Changes) -> Result<Self> {
         Self::resumed(folder, changes, Some(images))
     }
@@ -182,14 +187,15 @@ impl Trainer {
             announce(&config);
         }
         let whose = if config.data == then.data { OF_THE_RUN } else { "" };
+        let remedy = match images {
+            Some(_) => "",
+            None => "; give it those with --data, or begin anew from what it has learned with --weights RUN --out NEW",
+        };
         let images = images.map_or_else(|| Images::open(&config.data, whose), Ok)?;
         facts.expect_classes(&config.data, images.train().classes())?;
         let (count, before) = (images.train().len(), facts.train_images);
         if count != before {
-            bail!(
-                "data {}: {count} training images, the run began with {before}; give it those with --data",
-                config.data
-            );
+            bail!("data {}: {count} training images, the run began with {before}{remedy}", config.data);
         }
         let (train, test) = images.loaders(&config, &facts)?;
         let (batch, steps) = (progress.batch, train.batches_per_epoch());
@@ -259,7 +265,11 @@ impl Trainer {
                         _ => "",
                     };
                     let folder = self.folder.argument();
-                    bail!("{error}{remedy}; what was done is saved: mend this, and go on with --resume --out {folder}")
+                    bail!(
+                        "{error}{remedy} (biformer check --data {} names all of them); what was done is saved: mend this, and \
+                         go on with --resume --out {folder}",
+                        self.config.data
+                    )
                 }
                 Err(other) => Err(other),
             },

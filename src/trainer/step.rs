@@ -52,7 +52,17 @@ impl Learner {
             true => loaded.context("a run has the model of its weights where no other is asked for")?,
             false => loaded?,
         };
-        Ok(Self { fresh_head, ..Self::around(model, config)? })
+        let learner = Self { fresh_head, ..Self::around(model, config)? };
+        let layout = learner.model.parameters.layout();
+        let frozen_head = layout.ids().any(|id| layout.is_frozen(id) && layout.name(id).starts_with("head."));
+        match &learner.fresh_head {
+            Some(reason) if frozen_head => {
+                bail!(
+                    "freeze: {reason}, so the model gets a fresh head, which would stay random; leave it out of freeze"
+                )
+            }
+            _ => Ok(learner),
+        }
     }
 
     /// A learner of a model without weights: to measure what a step takes.

@@ -1,7 +1,8 @@
 //! The linear layer: a matrix product over the last axis, and a bias.
 //!
 //! **Forward.** y = x·Wᵀ + b + r, with x (..., I), W (O, I), b (O) or none, r (..., O) or none, y (..., O). The residual r
-//! is what a layer's result is added to: on a GPU where the product writes y, on the CPU right after it, while y is in the cache.
+//! is what a layer's result is added to: on a GPU where the product writes y, on the CPU right after it, while y is in the
+//! cache.
 //!
 //! **Backward.** From dy (..., O): each y[r, o] = Σᵢ x[r, i] W[o, i] + b\[o\], hence
 //! dx = dy·W, dW = dyᵀ·x, db = Σᵣ dy\[r\], dr = dy. Saved: x and W, the factors of the two products; not y.

@@ -1,8 +1,9 @@
 // What every kernel begins with: types, conversions, reductions, and the few instructions that C++ has no words for.
 //
 // The same kernel source is compiled twice: by NVRTC for a GPU, and by the system's C++ compiler for the emulated device
-// (`emulated/device.h`), where every CUDA thread is a fiber. What the two express differently is in this file, and for
-// a few instructions in `instructions.cuh` and `sums.cuh`; kernels are plain CUDA C++ between the two. No header of the CUDA toolkit is needed.
+// (`emulated/device.h`), where every CUDA thread is a fiber. What the two express differently is here, but for tensor
+// cores and asynchronous copies (`instructions.cuh`) and one load (`sums.cuh`); kernels are plain CUDA C++ between the two.
+// No header of the CUDA toolkit is needed.
 //
 // A template parameter T is float, double or bf16, the type of the activations. Sums, statistics, and the parameters that
 // are not matrices are `wide<T>`: double for double, float for the other two.

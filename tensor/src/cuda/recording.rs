@@ -135,8 +135,8 @@ impl<R> Default for Repeated<R> {
 
 impl<R> Repeated<R> {
     /// Does the work, and gives what it leaves behind, which the next time overwrites. Nothing is recorded on the CPU, nor
-    /// unless it may be, nor where the variable `BIFORMER_UNRECORDED` is set. `streams` gives the random streams of this time, of which there are as many as it is told. Errors:
-    /// those of the work, of [`Gpu::record`] and of [`Recording::replay`].
+    /// unless it may be, nor where the variable `BIFORMER_UNRECORDED` is set. `streams` gives the random streams of this time, of
+    /// which there are as many as it is told. Errors: those of the work, of [`Gpu::record`] and of [`Recording::replay`].
     pub fn run<E: From<Error>>(
         &mut self,
         device: &Device,

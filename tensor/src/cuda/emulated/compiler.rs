@@ -93,6 +93,8 @@ impl Compiler {
         let output = Command::new(&self.command)
             // Hidden, or the loader would let libraries share what a template that both have calls static: shared memory.
             .args(["-std=c++17", "-O2", "-g1", "-DEMULATED", "-fPIC", "-shared", "-fno-strict-aliasing"])
+            // A product that is to be rounded is, also where the processor could multiply and add at once.
+            .arg("-ffp-contract=off")
             .arg("-fvisibility=hidden")
             .args(["-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-variable"])
             .args(&self.options)

@@ -1,0 +1,88 @@
+//! `biformer check`.
+
+use super::{Status, Threads};
+use crate::printing::{printable, tell};
+use crate::trainer::display::{bar, plural};
+use anyhow::{Context, Result};
+use clap::Args;
+use data::{Dataset, Split};
+use rayon::prelude::*;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// A folder of images, or `embedded`, as `train` takes them.
+    #[arg(long, value_name = "embedded|DIR")]
+    data: String,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+/// Reads all images of a data set as training would, and names those that cannot be read.
+pub fn run(arguments: &Arguments) -> Result<Status> {
+    arguments.threads.run(|| {
+        let splits = splits(&arguments.data)?;
+        print_classes(&splits)?;
+        let mut bad = 0;
+        for (split, dataset) in &splits {
+            if let Some(passed_over) = dataset.passed_over() {
+                tell!(io::stderr(), "note: {passed_over}");
+            }
+            let errors = unreadable(dataset.as_ref(), *split);
+            errors.iter().for_each(|error| tell!(io::stderr(), "{error}"));
+            bad += errors.len();
+        }
+        let all: usize = splits.iter().map(|(_, dataset)| dataset.len()).sum();
+        say!("{bad} of {all} image{} cannot be read.", plural(all));
+        Ok(if bad == 0 { Status::Done } else { Status::FellShort })
+    })
+}
+
+/// Those to learn from, those to evaluate on, and the test images that there may be beside these.
+fn splits(source: &str) -> Result<Vec<(Split, Arc<dyn Dataset>)>> {
+    let mut splits = vec![Split::Train, Split::evaluated(source)];
+    if !splits.contains(&Split::Test) && Path::new(source).join(Split::Test.name()).is_dir() {
+        splits.push(Split::Test);
+    }
+    let open = |split| Ok((split, data::open(source, split).with_context(|| format!("data {source}"))?));
+    splits.into_iter().map(open).collect()
+}
+
+/// How many images each class has in each split, where that is known.
+fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) -> Result<()> {
+    let classes = splits[0].1.classes();
+    let counts = |dataset: &dyn Dataset| {
+        let mut counts = vec![0; classes.len()];
+        dataset.labels().unwrap_or_default().iter().for_each(|&label| counts[label as usize] += 1);
+        counts
+    };
+    let counts: Vec<Vec<usize>> = splits.iter().map(|(_, dataset)| counts(dataset.as_ref())).collect();
+    let names: Vec<String> = classes.iter().map(printable).collect();
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("class".len());
+    let line = |name: &str, cells: Vec<String>| {
+        let cells: String = cells.iter().map(|cell| format!("  {cell:>7}")).collect();
+        format!("{name:width$}{cells}")
+    };
+    say!("{}", line("class", splits.iter().map(|(split, _)| split.name().to_owned()).collect()));
+    for (class, name) in names.iter().enumerate() {
+        say!("{}", line(name, counts.iter().map(|counts| counts[class].to_string()).collect()));
+    }
+    say!("{}", line("all", splits.iter().map(|(_, dataset)| dataset.len().to_string()).collect()));
+    Ok(())
+}
+
+/// What keeps images from being read, in the order of the images.
+fn unreadable(dataset: &dyn Dataset, split: Split) -> Vec<data::Error> {
+    let bar = bar(dataset.len());
+    bar.set_message(format!("images in {}", split.name()));
+    let read = |image| {
+        let read = dataset.get(image);
+        bar.inc(1);
+        read.err()
+    };
+    let errors = (0..dataset.len()).into_par_iter().filter_map(read).collect();
+    bar.finish_and_clear();
+    errors
+}

@@ -1,0 +1,58 @@
+//! Pictures that cannot be read: what a user is told of them, by which command.
+
+mod common;
+
+use common::program::{biformer, fresh, text};
+use common::samples;
+use serde_json::Value;
+use std::fs;
+
+#[test]
+fn check_names_them_all_and_a_run_says_so() {
+    let folder = fresh("broken-pictures");
+    let data = samples::image_folder(&folder.join("data"));
+    let check = || biformer(&["check", "--data", text(&data)]);
+    let said = check().ok();
+    let table = "class    train      val\ndark        10        4\nlight       10        4\nall         20        8\n";
+    assert!(said.out.starts_with(table), "{said:?}");
+    assert!(said.out.ends_with("0 of 28 images cannot be read.\n") && said.err.is_empty(), "{said:?}");
+
+    // More of them than an error of training names, in both splits, and one that is of another format.
+    let broken = ["train/dark/0.png", "train/light/3.png", "val/dark/0.png", "val/dark/1.png"];
+    broken.iter().for_each(|name| fs::write(data.join(name), "no picture").unwrap());
+    fs::write(data.join("val/light/more.webp"), "").unwrap();
+    let said = check();
+    assert_eq!(said.status, Some(1), "{said:?}");
+    assert!(said.out.ends_with("4 of 28 images cannot be read.\n"), "{said:?}");
+    let lines: Vec<&str> = said.err.lines().collect();
+    assert_eq!(lines.len(), 5, "{said:?}");
+    let expected = [broken[0], broken[1], "note: passed over 1 file in val/", broken[2], broken[3]];
+    assert!(lines.iter().zip(expected).all(|(line, part)| line.contains(part)), "{lines:?}");
+
+    let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
+    let train = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--batch-size", "5"];
+    biformer(&train).refused(&["too many bad images", "biformer check --data", "go on with --resume"]);
+    // Who takes them away has other data than the run began with.
+    broken.iter().for_each(|name| fs::remove_file(data.join(name)).unwrap());
+    check().ok();
+    biformer(&["train", "--resume", "--out", text(&run)])
+        .refused(&["18 training images, the run began with 20", "--weights RUN --out NEW"]);
+}
+
+#[test]
+fn a_class_without_pictures_has_no_accuracy() {
+    let folder = fresh("broken-class");
+    let data = samples::image_folder(&folder.join("data"));
+    let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
+    let train = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--batch-size", "5"];
+    let said = biformer(&[&train[..], &["--epochs", "1"]].concat()).ok().out;
+    assert!(said.contains("An epoch is 4 steps of 5 images: with a smaller --batch-size it is more.\n"), "{said}");
+    (0..4).for_each(|n| fs::write(data.join(format!("val/dark/{n}.png")), "").unwrap());
+    let eval = ["eval", "--checkpoint", text(&run), "--max-bad-images", "4"];
+    let shown = biformer(&eval).ok().out;
+    assert!(shown.contains("dark         0       -       -\n"), "{shown}");
+    let report: Value = serde_json::from_str(&biformer(&[&eval[..], &["--json"]].concat()).ok().out).unwrap();
+    let [dark, light] = [0, 1].map(|class| &report["classes"][class]["top1"]);
+    assert!(dark.is_null() && light.is_f64(), "{report}");
+    assert_eq!(report["macro_top1"], *light);
+}
