@@ -20,7 +20,7 @@ fn check_names_them_all_and_a_run_says_so() {
     // More of them than an error of training names, in both splits, and one that is of another format.
     let broken = ["train/dark/0.png", "train/light/3.png", "val/dark/0.png", "val/dark/1.png"];
     broken.iter().for_each(|name| fs::write(data.join(name), "no picture").unwrap());
-    fs::write(data.join("val/light/more.webp"), "").unwrap();
+    fs::write(data.join("val/light/more.heic"), "").unwrap();
     let said = check();
     assert_eq!(said.status, Some(1), "{said:?}");
     assert!(said.out.ends_with("4 of 28 images cannot be read.\n"), "{said:?}");

@@ -121,7 +121,7 @@ pub trait Dataset: Send + Sync {
 /// |---|---|
 /// | CIFAR-10 | `cifar-10-batches-bin/` with `data_batch_1.bin` to `_5.bin`, `test_batch.bin`, `batches.meta.txt` |
 /// | CIFAR-100 | `cifar-100-binary/` with `train.bin`, `test.bin`, `fine_label_names.txt` |
-/// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, also in folders below `CLASS`, and the same classes in `val/`, `test/` or both; to evaluate on, these suffice |
+/// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, `.webp`, also in folders below `CLASS`, and the same classes in `val/`, `test/` or both; to evaluate on, these suffice |
 ///
 /// Errors: [`Error::Missing`] or [`Error::Lacking`] where nothing fits or there is no such split, with what was looked for;
 /// [`Error::Unsupported`] where the path is a file or fits twice; then whatever reading the layout reports.
@@ -167,5 +167,5 @@ fn nested(root: &Path, folder: &str, files: &[&str]) -> Option<PathBuf> {
 }
 
 const HELP: &str = "Name \"embedded\", a folder with the binary version of CIFAR-10 or CIFAR-100 \
-    (https://www.cs.toronto.edu/~kriz/cifar.html), or an image folder: train/CLASS/*.png|jpg|jpeg and the same classes \
+    (https://www.cs.toronto.edu/~kriz/cifar.html), or an image folder: train/CLASS/*.png|jpg|jpeg|webp and the same classes \
     in val/ or test/.";

@@ -52,7 +52,7 @@ pub enum Error {
         classes: usize,
     },
     /// A file is not an image that can be decoded within the limits.
-    #[error("cannot decode {} as PNG or JPEG: {cause}", path.display())]
+    #[error("cannot decode {} as PNG, JPEG or WebP: {cause}", path.display())]
     Undecodable {
         /// The file.
         path: PathBuf,
@@ -74,8 +74,8 @@ pub enum Error {
     },
     /// A class folder holds no image.
     #[error("class {class:?} is empty: {} holds {}; remove the folder or fill it", path.display(), match others.as_str() {
-        "" => "no .png, .jpg or .jpeg file".to_owned(),
-        others => format!("{others}, but no .png, .jpg or .jpeg file"),
+        "" => "no .png, .jpg, .jpeg or .webp file".to_owned(),
+        others => format!("{others}, but no .png, .jpg, .jpeg or .webp file"),
     })]
     EmptyClass {
         /// The class.

@@ -15,7 +15,7 @@ const LISTED: usize = 5;
 /// The images below `ROOT/train/CLASS/`, `ROOT/val/CLASS/` or `ROOT/test/CLASS/`, also in folders of their own there.
 ///
 /// Classes are sorted by name and their files by path, so an index means the same on every machine. Hidden names are passed
-/// over; files that are no `.png`, `.jpg` or `.jpeg` (in any case of letters) are, too, but counted. Symbolic links are
+/// over; files that are no `.png`, `.jpg`, `.jpeg` or `.webp` (in any case of letters) are, too, but counted. Symbolic links are
 /// followed, but not round in circles. Opening lists names and reads no image.
 pub struct ImageFolder {
     name: String,
@@ -153,6 +153,6 @@ fn lacking(path: &Path, looked_for: &str) -> Error {
     Error::Lacking {
         path: path.to_owned(),
         looked_for: looked_for.to_owned(),
-        help: "An image folder has train/CLASS/*.png|jpg|jpeg and the same classes in val/ or test/.".to_owned(),
+        help: "An image folder has train/CLASS/*.png|jpg|jpeg|webp and the same classes in val/ or test/.".to_owned(),
     }
 }

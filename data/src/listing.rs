@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-const EXTENSIONS: [&str; 3] = ["png", "jpg", "jpeg"];
+const EXTENSIONS: [&str; 4] = ["png", "jpg", "jpeg", "webp"];
 /// How many extensions a message lists.
 const LISTED: usize = 5;
 
 /// The files below a folder that are not hidden.
 #[derive(Default)]
 pub(crate) struct Listing {
-    /// Those named `.png`, `.jpg` or `.jpeg`, in any case of letters, sorted by path.
+    /// Those named `.png`, `.jpg`, `.jpeg` or `.webp`, in any case of letters, sorted by path.
     pub images: Vec<PathBuf>,
     pub others: Others,
 }
@@ -83,7 +83,8 @@ impl Others {
     pub fn passed_over(&self, folder: &str) -> Option<String> {
         let total: usize = self.0.values().sum();
         let (s, are) = if total == 1 { ("", "is") } else { ("s", "are") };
-        (total > 0).then(|| format!("passed over {total} file{s} in {folder} that {are} neither PNG nor JPEG: {self}"))
+        (total > 0)
+            .then(|| format!("passed over {total} file{s} in {folder} that {are} neither PNG, JPEG nor WebP: {self}"))
     }
 }
 
@@ -102,8 +103,8 @@ impl fmt::Display for Others {
     }
 }
 
-/// The files below `folder` that are named `.png`, `.jpg` or `.jpeg`, in any case of letters, and not hidden; sorted. And what a
-/// user should know of the others there.
+/// The files below `folder` that are named `.png`, `.jpg`, `.jpeg` or `.webp`, in any case of letters, and not hidden; sorted.
+/// And what a user should know of the others there.
 ///
 /// Errors: [`Error::Io`].
 pub fn pictures_below(folder: &Path) -> Result<(Vec<PathBuf>, Option<String>)> {

@@ -82,13 +82,13 @@ impl std::fmt::Debug for Image {
     }
 }
 
-/// Decodes a PNG or JPEG file of any size and colour type to RGB, turned upright as its EXIF data say.
+/// Decodes a PNG, JPEG or WebP file of any size and colour type to RGB, turned upright as its EXIF data say.
 ///
 /// The format is told by the content, not by the name. Transparency is dropped. A file over 256 MiB, or one that
 /// would decode to more than 512 MiB, is refused before the memory is taken.
 ///
 /// Errors: [`Error::Missing`], [`Error::Io`], [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`]
-/// (also for a JPEG that ends early), each with the path.
+/// (also for a JPEG or WebP that ends early), each with the path.
 pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
     let path = path.as_ref();
     decode(&read_file(path, MAX_FILE, "an image file")?, path)
@@ -126,11 +126,14 @@ pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
     if bytes.starts_with(&[0xFF, 0xD8]) && !jpeg_is_whole(bytes) {
         return Err(undecodable("the JPEG data end before their end marker".to_owned()));
     }
+    if bytes.starts_with(b"RIFF") && !riff_is_whole(bytes) {
+        return Err(undecodable("it is shorter than it says".to_owned()));
+    }
     let mut reader = ImageReader::new(Cursor::new(bytes))
         .with_guessed_format()
         .map_err(|cause| Error::Io { path: path.to_owned(), cause })?;
     if reader.format().is_none() {
-        return Err(undecodable("it is neither PNG nor JPEG".to_owned()));
+        return Err(undecodable("it is neither PNG, JPEG nor WebP".to_owned()));
     }
     let mut limits = Limits::default();
     limits.max_alloc = Some(MAX_DECODED);
@@ -148,6 +151,12 @@ pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
     let rgb = decoded.into_rgb8();
     let (width, height) = rgb.dimensions();
     Image::new(height as usize, width as usize, rgb.into_raw()).map_err(|cause| undecodable(cause.to_string()))
+}
+
+/// Whether all of a WebP file is there, which is a RIFF file: after these four letters it says how many bytes follow.
+fn riff_is_whole(bytes: &[u8]) -> bool {
+    let length = bytes.get(4..8).and_then(|length| length.try_into().ok()).map(u32::from_le_bytes);
+    length.is_some_and(|length| 8 + u64::from(length) <= bytes.len() as u64)
 }
 
 /// Whether an end marker follows the first scan. The decoder forgives a JPEG that breaks off, and paints the rest

@@ -16,6 +16,10 @@ fn length(record: usize, full: usize) -> impl Strategy<Value = usize> {
     prop_oneof![0..=full, near.prop_map(move |length| length.clamp(0, full as i64) as usize)]
 }
 
+fn format() -> impl Strategy<Value = ImageFormat> {
+    prop_oneof![Just(ImageFormat::Png), Just(ImageFormat::Jpeg), Just(ImageFormat::WebP)]
+}
+
 fn cut(path: &Path, length: usize) {
     fs::File::options().write(true).open(path).unwrap().set_len(length as u64).unwrap();
 }
@@ -62,14 +66,14 @@ proptest! {
     }
 
     #[test]
-    fn pictures_cut_anywhere(part in 0.0..1.0, jpeg: bool) {
+    fn pictures_cut_anywhere(part in 0.0..1.0, format in format()) {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("picture");
-        let bytes = textured(50, 40, if jpeg { ImageFormat::Jpeg } else { ImageFormat::Png });
+        let bytes = textured(50, 40, format);
         fs::write(&path, &bytes).unwrap();
         prop_assert!(load_image(&path).is_ok());
         // The last bytes of a PNG say no more than that it ends.
-        let rest = if jpeg { 0 } else { 12 };
+        let rest = if format == ImageFormat::Png { 12 } else { 0 };
         cut(&path, ((bytes.len() - rest) as f64 * part) as usize);
         let error = load_image(&path).err();
         let named = matches!(&error, Some(Error::Undecodable { path: named, .. }) if *named == path);
@@ -77,10 +81,10 @@ proptest! {
     }
 
     #[test]
-    fn pictures_changed_anywhere(changes in proptest::collection::vec((0.0..1.0, any::<u8>()), 1..8), jpeg: bool) {
+    fn pictures_changed_anywhere(changes in proptest::collection::vec((0.0..1.0, any::<u8>()), 1..8), format in format()) {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("picture");
-        let mut bytes = textured(50, 40, if jpeg { ImageFormat::Jpeg } else { ImageFormat::Png });
+        let mut bytes = textured(50, 40, format);
         for (part, value) in changes {
             let at = (bytes.len() as f64 * part) as usize;
             bytes[at] = value;
@@ -119,6 +123,20 @@ fn crc32(bytes: &[u8]) -> u32 {
     !bytes
         .iter()
         .fold(!0u32, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), |crc, _| (crc >> 1) ^ (0xEDB8_8320 * (crc & 1))))
+}
+
+/// Like that of a PNG: its largest extents, 16,383, are together more than a picture may have.
+#[test]
+fn a_webp_too_large_is_refused_before_the_memory_is_taken() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("bomb.webp");
+    let mut bytes = textured(4, 4, ImageFormat::WebP);
+    // After RIFF, its length, WEBP, VP8L, that length, and a signature: 14 bits of width - 1, and 14 of height - 1.
+    assert_eq!((&bytes[8..16], bytes[20]), (&b"WEBPVP8L"[..], 0x2F));
+    bytes[21..25].copy_from_slice(&(0x3FFE_u32 | 0x3FFE << 14).to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let said = load_image(&path).unwrap_err().to_string();
+    assert!(said.contains("16383x16383 pixels need more than"), "{said}");
 }
 
 /// A phone held upright stores a lying picture and says so in its EXIF data.

@@ -194,10 +194,10 @@ fn images_in_folders_below_a_class_belong_to_it() {
     assert_eq!((train.labels(), train.path(9)), (Some(&[0, 0, 0, 0, 0, 0, 1, 1, 1][..]), None));
     let cats = root.path().join("train/cat");
     assert_eq!(data::pictures_below(&cats).unwrap(), (expected[..6].to_vec(), None));
-    fs::write(cats.join("more/1.webp"), "").unwrap();
+    fs::write(cats.join("more/1.heic"), "").unwrap();
     let note = data::pictures_below(&cats).unwrap().1.unwrap();
     assert!(
-        note.starts_with("passed over 1 file in ") && note.ends_with("that is neither PNG nor JPEG: 1 .webp"),
+        note.starts_with("passed over 1 file in ") && note.ends_with("that is neither PNG, JPEG nor WebP: 1 .heic"),
         "{note}"
     );
 }
@@ -234,11 +234,11 @@ fn other_files_are_counted_by_extension() {
     let root = tempfile::tempdir().unwrap();
     write_folder(root.path(), 1);
     assert_eq!(open(root.path().to_str().unwrap(), Split::Train).unwrap().passed_over(), None);
-    let files = ["cat/1.webp", "dog/2.WEBP", "dog/3.webp", "cat/notes", "cat/a.gif", "dog/b.gif", "cat/.hidden.bmp"];
+    let files = ["cat/1.tif", "dog/2.TIF", "dog/3.tif", "cat/notes", "cat/a.gif", "dog/b.gif", "cat/.hidden.bmp"];
     files.iter().for_each(|name| fs::write(root.path().join("train").join(name), "").unwrap());
     let passed_over = |split| open(root.path().to_str().unwrap(), split).unwrap().passed_over().map(str::to_owned);
     let expected =
-        "passed over 6 files in train/ that are neither PNG nor JPEG: 3 .webp, 2 .gif, 1 without an extension";
+        "passed over 6 files in train/ that are neither PNG, JPEG nor WebP: 3 .tif, 2 .gif, 1 without an extension";
     assert_eq!(passed_over(Split::Train).as_deref(), Some(expected));
     assert_eq!(passed_over(Split::Val), None);
     // However many kinds there are, it stays a line.
@@ -247,7 +247,7 @@ fn other_files_are_counted_by_extension() {
 
     fs::remove_file(root.path().join("train/cat/000.png")).unwrap();
     let error = fails(root.path(), Split::Train).to_string();
-    let holds = "train/cat holds 1 without an extension, 1 .gif, 1 .webp, but no .png, .jpg or .jpeg file";
+    let holds = "train/cat holds 1 without an extension, 1 .gif, 1 .tif, but no .png, .jpg, .jpeg or .webp file";
     assert!(error.contains(holds), "{error}");
 }
 
@@ -314,7 +314,7 @@ fn image_folders_with_something_wrong() {
     fs::create_dir_all(root.path().join("val/cat")).unwrap();
     let error = fails(root.path(), Split::Val);
     assert!(matches!(&error, Error::EmptyClass { class, .. } if class == "cat"), "{error}");
-    assert!(error.to_string().contains("val/cat holds no .png, .jpg or .jpeg file; "), "{error}");
+    assert!(error.to_string().contains("val/cat holds no .png, .jpg, .jpeg or .webp file; "), "{error}");
 
     fs::create_dir_all(root.path().join("val/cow")).unwrap();
     for split in [Split::Train, Split::Val] {

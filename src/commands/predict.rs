@@ -26,7 +26,7 @@ const MOST_AT_ONCE: usize = 64;
 pub struct Arguments {
     #[command(flatten)]
     trained: Trained,
-    /// PNG or JPEG pictures of any size, of which the model sees the middle as in a test (of 7/8 of the shorter side,
+    /// PNG, JPEG or WebP pictures of any size, of which the model sees the middle as in a test (of 7/8 of the shorter side,
     /// unless the run says otherwise), or folders of such.
     #[arg(value_name = "IMAGE|DIR", required = true)]
     images: Vec<PathBuf>,
@@ -117,7 +117,7 @@ fn pictures(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
             true => {
                 let (inside, passed_over) = pictures_below(path)?;
                 if inside.is_empty() {
-                    bail!("{}: holds no .png, .jpg or .jpeg file", path.display());
+                    bail!("{}: holds no .png, .jpg, .jpeg or .webp file", path.display());
                 }
                 passed_over.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
                 pictures.extend(inside);
