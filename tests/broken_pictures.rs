@@ -39,6 +39,21 @@ fn check_names_them_all_and_a_run_says_so() {
         .refused(&["18 training images, the run began with 20", "--weights RUN --out NEW"]);
 }
 
+/// The best epoch is chosen by them.
+#[test]
+fn other_test_images_are_noticed() {
+    let folder = fresh("broken-other-tests");
+    let data = samples::image_folder(&folder.join("data"));
+    let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
+    let train = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--batch-size", "5"];
+    biformer(&[&train[..], &["--epochs", "1"]].concat()).ok();
+    let resume = |epochs| biformer(&["train", "--resume", "--out", text(&run), "--epochs", epochs]).ok().err;
+    assert_eq!(resume("2"), "");
+    fs::remove_file(data.join("val/dark/2.png")).unwrap();
+    assert!(resume("3").contains("note: there are 7 test images, and were 8: accuracies do not compare"));
+    assert_eq!(resume("4"), "", "they are the run's from then on");
+}
+
 #[test]
 fn a_class_without_pictures_has_no_accuracy() {
     let folder = fresh("broken-class");

@@ -139,6 +139,16 @@ fn a_webp_too_large_is_refused_before_the_memory_is_taken() {
     assert!(said.contains("16383x16383 pixels need more than"), "{said}");
 }
 
+#[test]
+fn a_webp_is_the_picture_that_a_png_is() {
+    let root = tempfile::tempdir().unwrap();
+    let load = |name: &str, format| {
+        fs::write(root.path().join(name), textured(33, 20, format)).unwrap();
+        load_image(root.path().join(name)).unwrap()
+    };
+    assert_eq!(load("a.webp", ImageFormat::WebP), load("a.png", ImageFormat::Png));
+}
+
 /// A phone held upright stores a lying picture and says so in its EXIF data.
 #[test]
 fn a_picture_is_turned_upright() {

@@ -33,6 +33,11 @@ impl Images {
         self.train.as_ref()
     }
 
+    /// Those to be tested on.
+    pub(super) fn test(&self) -> &dyn Dataset {
+        self.test.as_ref()
+    }
+
     /// A model's default number of classes gives way to theirs; one that was asked for and differs is an error.
     pub(super) fn settle_classes(&self, config: &mut RunConfig) -> Result<()> {
         let classes = self.train.classes().len();

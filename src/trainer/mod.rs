@@ -131,7 +131,7 @@ impl Trainer {
         announce(&config);
         let images = images.map_or_else(|| Images::open(&config.data, ""), Ok)?;
         images.settle_classes(&mut config)?;
-        let mut facts = DataFacts::of(images.train());
+        let mut facts = DataFacts::of(&images);
         let theirs = weights.as_ref().and_then(Stored::described).map(|(_, data)| data.statistics);
         facts.statistics = config.statistics(theirs.unwrap_or(facts.statistics))?;
         let (train, test) = images.loaders(&config, &facts)?;
@@ -178,7 +178,7 @@ impl Trainer {
         images: Option<Images>,
     ) -> Result<Self> {
         let Described { config: then, data: facts, .. } = &checkpoint.described;
-        let (facts, progress) = (facts.clone(), checkpoint.progress.clone());
+        let (mut facts, progress) = (facts.clone(), checkpoint.progress.clone());
         let (asked, done) = (config.epochs, progress.epoch);
         if asked < done || (asked == done && progress.batch > 0) {
             bail!("epochs = {asked}: this run has done {done} and is on its way; ask for more, or start another run");
@@ -187,16 +187,8 @@ impl Trainer {
             announce(&config);
         }
         let whose = if config.data == then.data { OF_THE_RUN } else { "" };
-        let remedy = match images {
-            Some(_) => "",
-            None => "; give it those with --data, or begin anew from what it has learned with --weights RUN --out NEW",
-        };
         let images = images.map_or_else(|| Images::open(&config.data, whose), Ok)?;
-        facts.expect_classes(&config.data, images.train().classes())?;
-        let (count, before) = (images.train().len(), facts.train_images);
-        if count != before {
-            bail!("data {}: {count} training images, the run began with {before}{remedy}", config.data);
-        }
+        facts.take_up(&config.data, &images)?;
         let (train, test) = images.loaders(&config, &facts)?;
         let (batch, steps) = (progress.batch, train.batches_per_epoch());
         if batch > steps {

@@ -1,11 +1,14 @@
 //! A trained model: its weights, and what must be known to use them.
 
 use super::average;
+use super::images::Images;
 use crate::config::{Changes, RunConfig};
+use crate::printing::tell;
 use anyhow::{Context, Result, bail};
-use data::{Dataset, Statistics};
+use data::Statistics;
 use model::{BiFormer, ModelConfig, TensorFile, preset};
 use serde::{Deserialize, Serialize};
+use std::io;
 use std::path::{Path, PathBuf};
 use tensor::{DType, Tensor};
 
@@ -25,12 +28,38 @@ pub struct DataFacts {
     pub statistics: Statistics,
     /// The number of training images.
     pub train_images: usize,
+    /// The number of images that training is tested on.
+    #[serde(default)] // runs from before it was kept
+    pub test_images: Option<usize>,
 }
 
 impl DataFacts {
-    /// Those of a training set.
-    pub fn of(train: &dyn Dataset) -> Self {
-        Self { classes: train.classes().to_vec(), statistics: train.statistics(), train_images: train.len() }
+    /// Those of a run's images.
+    pub fn of(images: &Images) -> Self {
+        let (train, test) = (images.train(), images.test());
+        let (classes, statistics) = (train.classes().to_vec(), train.statistics());
+        Self { classes, statistics, train_images: train.len(), test_images: Some(test.len()) }
+    }
+
+    /// Lets a run go on with images: as many of the same classes to learn from as before. Says so where there are not as many
+    /// to be tested on, which from now on are the run's.
+    pub fn take_up(&mut self, source: &str, images: &Images) -> Result<()> {
+        self.expect_classes(source, images.train().classes())?;
+        let (count, before) = (images.train().len(), self.train_images);
+        if count != before {
+            bail!(
+                "data {source}: {count} training images, the run began with {before}; go on with those (--data), or anew from \
+                 what it has learned (--weights RUN --out NEW)"
+            );
+        }
+        let now = images.test().len();
+        if let Some(before) = self.test_images.replace(now).filter(|&before| before != now) {
+            tell!(
+                io::stderr(),
+                "note: there are {now} test images, and were {before}: accuracies do not compare with those before"
+            );
+        }
+        Ok(())
     }
 
     /// Checks that other data have the same classes.
@@ -155,7 +184,7 @@ impl TrainedModel {
         let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
         model.load(&file, path)?;
         let classes = (0..config.architecture.num_classes).map(|class| format!("class {class}")).collect();
-        let data = DataFacts { classes, statistics: Statistics::IMAGENET, train_images: 0 };
+        let data = DataFacts { classes, statistics: Statistics::IMAGENET, train_images: 0, test_images: None };
         Ok(Self { model, config, data, named: false })
     }
 
