@@ -199,31 +199,46 @@ fn a_head_is_taken_over_for_its_own_classes_alone() {
     let path = text(&file).to_owned();
     let config = RunConfig::parse(&fs::read_to_string(run.join("config.toml")).unwrap()).unwrap();
     let config = RunConfig { weights: path.clone(), ..config }.with(&changes).unwrap();
-    let random = BiFormer::new(&config.architecture, config.seed, DType::F32).unwrap().state_dict().unwrap();
     let same = |a: &TensorFile, b: &TensorFile, name: &str| {
         a.tensors[name].to_vec::<f32>().unwrap() == b.tensors[name].to_vec::<f32>().unwrap()
     };
-    let tuned = |classes: [&str; 2]| {
-        let stored = Stored::read(&file).unwrap();
-        let learner = Learner::from_weights(&config, stored, &classes.map(str::to_owned)).unwrap();
+    // Where each row of the head comes from: a row of the weights', or none.
+    let tuned = |classes: &[&str], from: &[Option<usize>]| {
+        let mut config = config.clone();
+        config.architecture.num_classes = classes.len();
+        let random = BiFormer::new(&config.architecture, config.seed, DType::F32).unwrap().state_dict().unwrap();
+        let (stored, named) = (Stored::read(&file).unwrap(), classes.iter().map(|&class| class.to_owned()));
+        let learner = Learner::from_weights(&config, stored, &named.collect::<Vec<_>>()).unwrap();
         let tuned = learner.model.state_dict().unwrap();
         assert!(same(&tuned, &weights, "norm.weight") && !same(&tuned, &random, "norm.weight"));
-        let fresh = learner.fresh_head.is_some();
-        assert!(same(&tuned, if fresh { &random } else { &weights }, "head.weight"), "{:?}", learner.fresh_head);
-        learner.fresh_head.unwrap_or_default()
+        for name in ["head.weight", "head.bias"] {
+            let row = |file: &TensorFile, row: usize| {
+                file.tensors[name].slice(0, row..row + 1).unwrap().to_vec::<f32>().unwrap()
+            };
+            for (class, from) in from.iter().enumerate() {
+                let expected = from.map_or_else(|| row(&random, class), |from| row(&weights, from));
+                assert_eq!(row(&tuned, class), expected, "{name} of {} in {classes:?}", classes[class]);
+            }
+        }
+        learner.head.unwrap_or_default()
     };
     export(run, &file).ok();
-    assert_eq!(tuned(["dark", "light"]), "");
-    let other = tuned(["dark", "loud"]);
+    assert_eq!(tuned(&["dark", "light"], &[Some(0), Some(1)]), "");
+    let other = tuned(&["dark", "loud"], &[Some(0), None]);
     assert!(other.contains("not for these classes") && other.contains("\"light\", not \"loud\""), "{other}");
-    assert!(tuned(["light", "dark"]).contains("in this order"));
+    assert!(other.ends_with(": this model has 1 of its 2 classes from there"), "{other}");
+    assert!(tuned(&["light", "dark"], &[Some(1), Some(0)]).contains("in this order"));
+    let more = tuned(&["dark", "grey", "light"], &[Some(0), None, Some(1)]);
+    assert!(more.contains("is for 2 classes: this model has 2 of its 3 classes from there"), "{more}");
+    assert!(tuned(&["bright", "loud"], &[None, None]).ends_with(": this model gets a fresh one"));
     // Those of a state_dict have no names.
     weights.write(&file).unwrap();
-    assert_eq!(tuned(["cats", "dogs"]), "");
+    assert_eq!(tuned(&["cats", "dogs"], &[Some(0), Some(1)]), "");
     let mut backbone = weights.clone();
     backbone.tensors.retain(|name, _| !name.starts_with("head."));
     backbone.write(&file).unwrap();
-    assert_eq!(tuned(["cats", "dogs"]), format!("There is no head in {path}"));
+    let gone = tuned(&["cats", "dogs"], &[None, None]);
+    assert_eq!(gone, format!("There is no head in {path}: this model gets a fresh one"));
     let asked: Vec<String> = model();
     let asked: Vec<&str> = asked.iter().map(String::as_str).chain(["--image-size", "32"]).collect();
     let said = tune("weights-heads-run", &file, data, &asked[..]).1.ok().out;

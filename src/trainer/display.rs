@@ -115,8 +115,8 @@ impl Display {
                 "Training images are mixed: the accuracy on them asks for the class of the larger part."
             );
         }
-        if let Some(reason) = &learner.fresh_head {
-            tell!(io::stdout(), "{reason}: this model gets a fresh one.");
+        if let Some(reason) = &learner.head {
+            tell!(io::stdout(), "{reason}.");
         }
         if !begins {
             let (epoch, batch) = (progress.epoch + 1, progress.batch);

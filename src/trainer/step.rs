@@ -27,8 +27,8 @@ pub struct Learner {
     pub(super) staged: Option<Staged>,
     /// Measures each step, if there is one.
     pub profile: Option<Arc<Profile>>,
-    /// Why the head is a fresh one, in a run that began with the weights of another.
-    pub fresh_head: Option<String>,
+    /// What became of the head, in a run that began with the weights of another, if it was not taken over.
+    pub head: Option<String>,
 }
 
 impl Learner {
@@ -38,31 +38,38 @@ impl Learner {
     }
 
     /// A learner at the start of a run that begins with these weights, which are those that the configuration names. The
-    /// head is taken over where it is for these classes, as far as the weights tell; otherwise it is a random one.
+    /// head is taken over where it is for these classes, as far as the weights tell; otherwise the classes that it has of
+    /// these are, by their names, and the others are random.
     pub fn from_weights(config: &RunConfig, weights: Stored, classes: &[String]) -> Result<Self> {
         let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
         let path = &config.weights;
-        let (known, fresh_head) = (weights.described().is_some(), weights.unfit_head(path, classes));
+        let (described, unfit_head) = (weights.described().is_some(), weights.unfit_head(path, classes));
+        let theirs = weights.described().map_or_else(Vec::new, |(_, data)| data.classes.clone());
         let weights = weights.into_weights()?;
-        let loaded = match &fresh_head {
+        let loaded = match &unfit_head {
             None => model.load(&weights, path),
             Some(_) => model.load_trunk(&weights, path),
         };
-        match known {
+        match described {
             true => loaded.context("a run has the model of its weights where no other is asked for")?,
             false => loaded?,
         };
-        let learner = Self { fresh_head, ..Self::around(model, config)? };
+        let Some(reason) = unfit_head else { return Self::around(model, config) };
+        let from: Vec<Option<usize>> =
+            classes.iter().map(|class| theirs.iter().position(|their| their == class)).collect();
+        model.load_classes(&weights, &from)?;
+        let (known, all) = (from.iter().flatten().count(), classes.len());
+        let head = match known {
+            0 => format!("{reason}: this model gets a fresh one"),
+            _ => format!("{reason}: this model has {known} of its {all} classes from there"),
+        };
+        let learner = Self { head: Some(head), ..Self::around(model, config)? };
         let layout = learner.model.parameters.layout();
-        let frozen_head = layout.ids().any(|id| layout.is_frozen(id) && layout.name(id).starts_with("head."));
-        match &learner.fresh_head {
-            Some(reason) if frozen_head => {
-                bail!(
-                    "freeze: {reason}, so the model gets a fresh head, which would stay random; leave it out of freeze"
-                )
-            }
-            _ => Ok(learner),
+        let frozen = layout.ids().any(|id| layout.is_frozen(id) && layout.name(id).starts_with("head."));
+        if frozen && known < all {
+            bail!("freeze: {reason}, so what is new in this model's would stay random; leave it out of freeze");
         }
+        Ok(learner)
     }
 
     /// A learner of a model without weights: to measure what a step takes.
@@ -79,7 +86,7 @@ impl Learner {
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
         let gradients = Gradients::new(&model.parameters)?;
-        Ok(Self { device, gradients, optimizer, average, staged: None, profile: None, model, fresh_head: None })
+        Ok(Self { device, gradients, optimizer, average, staged: None, profile: None, model, head: None })
     }
 
     /// Where it computes.
