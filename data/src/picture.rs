@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::io::{Cursor, ErrorKind, Read};
+use std::panic;
 use std::path::Path;
 use std::sync::Arc;
 
-use image::{DynamicImage, ImageDecoder, ImageReader, Limits, metadata::Orientation};
+use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImage, metadata::Orientation};
 
 use crate::{Error, Result};
 
@@ -88,7 +89,7 @@ impl std::fmt::Debug for Image {
 /// would decode to more than 512 MiB, is refused before the memory is taken.
 ///
 /// Errors: [`Error::Missing`], [`Error::Io`], [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`]
-/// (also for a JPEG or WebP that ends early), each with the path.
+/// (also for a JPEG or WebP that ends early, and for an animation), each with the path.
 pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
     let path = path.as_ref();
     decode(&read_file(path, MAX_FILE, "an image file")?, path)
@@ -120,20 +121,32 @@ pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec
 
 /// Decodes the bytes of an image file; `path` only names them in errors.
 pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
+    // Decoders are other people's: what one did not foresee in a file must not end a run.
+    let rgb =
+        panic::catch_unwind(|| pixels(bytes)).unwrap_or_else(|_| Err("the decoder broke down over it".to_owned()));
     let undecodable = |cause: String| Error::Undecodable { path: path.to_owned(), cause };
-    let failed = |cause: image::ImageError| undecodable(cause.to_string());
+    let rgb = rgb.map_err(undecodable)?;
+    let (width, height) = rgb.dimensions();
+    Image::new(height as usize, width as usize, rgb.into_raw()).map_err(|cause| undecodable(cause.to_string()))
+}
 
+/// What an image file shows, or why that cannot be told.
+fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
+    let failed = |cause: ImageError| cause.to_string();
     if bytes.starts_with(&[0xFF, 0xD8]) && !jpeg_is_whole(bytes) {
-        return Err(undecodable("the JPEG data end before their end marker".to_owned()));
+        return Err("the JPEG data end before their end marker".to_owned());
     }
-    if bytes.starts_with(b"RIFF") && !riff_is_whole(bytes) {
-        return Err(undecodable("it is shorter than it says".to_owned()));
+    if bytes.starts_with(b"RIFF") {
+        if !riff_is_whole(bytes) {
+            return Err("the file ends before the length that it gives".to_owned());
+        }
+        if is_animated(bytes) {
+            return Err("it is an animation".to_owned());
+        }
     }
-    let mut reader = ImageReader::new(Cursor::new(bytes))
-        .with_guessed_format()
-        .map_err(|cause| Error::Io { path: path.to_owned(), cause })?;
+    let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|cause| cause.to_string())?;
     if reader.format().is_none() {
-        return Err(undecodable("it is neither PNG, JPEG nor WebP".to_owned()));
+        return Err("it is neither PNG, JPEG nor WebP".to_owned());
     }
     let mut limits = Limits::default();
     limits.max_alloc = Some(MAX_DECODED);
@@ -143,20 +156,33 @@ pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
     let (width, height) = decoder.dimensions();
     // Also as RGB, which one byte a pixel, or one bit, becomes three of.
     if decoder.total_bytes().max(3 * u64::from(width) * u64::from(height)) > MAX_DECODED {
-        return Err(undecodable(format!("{width}x{height} pixels need more than {MAX_DECODED} bytes")));
+        return Err(format!("{width}x{height} pixels need more than {MAX_DECODED} bytes"));
     }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
     decoded.apply_orientation(orientation);
-    let rgb = decoded.into_rgb8();
-    let (width, height) = rgb.dimensions();
-    Image::new(height as usize, width as usize, rgb.into_raw()).map_err(|cause| undecodable(cause.to_string()))
+    Ok(decoded.into_rgb8())
 }
 
-/// Whether all of a WebP file is there, which is a RIFF file: after these four letters it says how many bytes follow.
+/// Whether all of a WebP file is there, a RIFF file: it says how long it is, and then so does each of its chunks. A decoder that
+/// believes a chunk would ask for as much memory.
 fn riff_is_whole(bytes: &[u8]) -> bool {
-    let length = bytes.get(4..8).and_then(|length| length.try_into().ok()).map(u32::from_le_bytes);
-    length.is_some_and(|length| 8 + u64::from(length) <= bytes.len() as u64)
+    let length = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
+    let Some(end) = length(4).map(|length| 8 + length).filter(|&end| end <= bytes.len()) else { return false };
+    let mut at = 12;
+    while at + 8 <= end {
+        match length(at + 4) {
+            Some(length) if at + 8 + length <= end => at += 8 + length.next_multiple_of(2),
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Whether a WebP file has more than one picture.
+fn is_animated(bytes: &[u8]) -> bool {
+    const ANIMATION: u8 = 1 << 1;
+    bytes.get(12..16) == Some(b"VP8X") && bytes.get(20).is_some_and(|flags| flags & ANIMATION != 0)
 }
 
 /// Whether an end marker follows the first scan. The decoder forgives a JPEG that breaks off, and paints the rest

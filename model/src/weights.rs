@@ -76,13 +76,14 @@ impl BiFormer {
     /// Takes classes over from the head of a file whose trunk has been [taken over](Self::load_trunk): `from` says for each of
     /// this model's classes which one of the file's it is, or that it stays as it is. Nothing happens where either has no head.
     ///
-    /// Errors: [`tensor::Error::Shape`] or [`tensor::Error::Argument`] where the file's head is of another width, or has no
-    /// such class.
+    /// Errors: [`tensor::Error::Shape`] where the file's head is of another width, or `from` is not of as many classes as the
+    /// model has; [`tensor::Error::OutOfRange`] where the file has no such class. Numbers are not looked at.
     pub fn load_classes(&mut self, file: &TensorFile, from: &[Option<usize>]) -> Result<()> {
         let layout = self.parameters.layout().clone();
         for id in layout.ids().filter(|&id| layout.name(id).starts_with(HEAD)) {
             let Some(theirs) = file.tensors.get(layout.name(id)) else { continue };
-            let (theirs, own) = (theirs.cast(layout.dtype())?, self.parameters.get(id).duplicate()?);
+            let (theirs, own) =
+                (theirs.cast(layout.dtype())?, self.parameters.get(id).to_device(&Device::Cpu)?.duplicate()?);
             let row = |(class, from): (usize, &Option<usize>)| match *from {
                 Some(from) => theirs.slice(0, from..from + 1),
                 None => own.slice(0, class..class + 1),

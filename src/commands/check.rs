@@ -40,17 +40,21 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     })
 }
 
-/// Those to learn from, those to evaluate on, and the test images that there may be beside these.
+/// Those to learn from, if there are any, those to evaluate on, and the test images that there may be beside these.
 fn splits(source: &str) -> Result<Vec<(Split, Arc<dyn Dataset>)>> {
-    let mut splits = vec![Split::Train, Split::evaluated(source)];
-    if !splits.contains(&Split::Test) && Path::new(source).join(Split::Test.name()).is_dir() {
+    let (there, evaluated) = (|split: Split| Path::new(source).join(split.name()).is_dir(), Split::evaluated(source));
+    let mut splits = vec![evaluated];
+    if there(Split::Train) || !there(evaluated) {
+        splits.insert(0, Split::Train);
+    }
+    if evaluated == Split::Val && there(Split::Test) {
         splits.push(Split::Test);
     }
     let open = |split| Ok((split, data::open(source, split).with_context(|| format!("data {source}"))?));
     splits.into_iter().map(open).collect()
 }
 
-/// How many images each class has in each split, where that is known.
+/// How many images each class has in each split.
 fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) -> Result<()> {
     let classes = splits[0].1.classes();
     let counts = |dataset: &dyn Dataset| {

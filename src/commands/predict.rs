@@ -27,7 +27,7 @@ pub struct Arguments {
     #[command(flatten)]
     trained: Trained,
     /// PNG, JPEG or WebP pictures of any size, of which the model sees the middle as in a test (of 7/8 of the shorter side,
-    /// unless the run says otherwise), or folders of such.
+    /// unless the run says otherwise), or folders, with those below them.
     #[arg(value_name = "IMAGE|DIR", required = true)]
     images: Vec<PathBuf>,
     /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first; or the error
@@ -116,10 +116,10 @@ fn pictures(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
             false => pictures.push(path.clone()),
             true => {
                 let (inside, passed_over) = pictures_below(path)?;
+                passed_over.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
                 if inside.is_empty() {
                     bail!("{}: holds no .png, .jpg, .jpeg or .webp file", path.display());
                 }
-                passed_over.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
                 pictures.extend(inside);
             }
         }

@@ -30,8 +30,8 @@ pub struct Arguments {
     data: Option<String>,
     /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict in a
     /// safetensors file. All but the last know their model and their images' size, which the run then has unless --model
-    /// is given, and how images were normalised. A missing head is a fresh one; of one for other classes, those that both
-    /// have are taken over.
+    /// is given, and how images were normalised. Of a head for other classes, those that the data
+    /// have, too, are taken over by name; the others are random, as is a head that is missing.
     #[arg(long, value_name = "DIR|FILE")]
     weights: Option<PathBuf>,
     /// Passes over the training images.

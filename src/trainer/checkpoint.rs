@@ -128,8 +128,8 @@ impl Stored {
         }
     }
 
-    /// Why a model of these classes gets a fresh head, if it does: what the weights, which go by this name, have in its
-    /// place.
+    /// Why a model of these classes cannot have the weights' head as it is, if it cannot: what the weights, which go by this
+    /// name, have in its place.
     pub fn unfit_head(&self, weights: &str, classes: &[String]) -> Option<String> {
         let (count, names) = match self {
             Self::Described(described) => (Some(described.data.classes.len()), described.data.classes.as_slice()),

@@ -98,11 +98,11 @@ impl Display {
                 tell!(io::stdout(), "note: without --weights they are random, and stay so.");
             }
         }
-        if steps < FEW_STEPS && begins {
+        if steps < FEW_STEPS && begins && config.batch_size > config.micro_batches {
             let (s, batch) = (plural(steps), config.batch_size);
             tell!(
                 io::stdout(),
-                "An epoch is {steps} step{s} of {batch} images: with a smaller --batch-size it is more."
+                "An epoch is {steps} step{s} of {batch} images: there are more with a smaller --batch-size."
             );
         }
         if config.label_smoothing > 0.0 {

@@ -342,7 +342,7 @@ fn lock(path: &Path) -> Result<File> {
 }
 
 /// A text as one word of a shell's command.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
     match !text.is_empty() && text.chars().all(plain) {
         true => text.to_owned(),

@@ -31,7 +31,7 @@ use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, Progress, Stored};
 use data::Loader;
 use display::{Display, announce};
-use folder::{EpochMetrics, PICTURED, RunFolder, expect_free};
+use folder::{EpochMetrics, PICTURED, RunFolder, expect_free, quoted};
 pub use images::Images;
 use optim::Schedule;
 use rayon::ThreadPool;
@@ -257,15 +257,29 @@ impl Trainer {
                         _ => "",
                     };
                     let folder = self.folder.argument();
+                    let all = match error {
+                        data::Error::TooManyBadImages { .. } | data::Error::NoGoodImage { .. } => {
+                            self.check_names_all()
+                        }
+                        _ => String::new(),
+                    };
                     bail!(
-                        "{error}{remedy} (biformer check --data {} names all of them); what was done is saved: mend this, and \
-                         go on with --resume --out {folder}",
-                        self.config.data
+                        "{error}{remedy}{all}; what was done is saved: mend this, and go on with --resume --out {folder}"
                     )
                 }
                 Err(other) => Err(other),
             },
             outcome => outcome,
+        }
+    }
+
+    /// Which command names all images that cannot be read, where they are in a folder.
+    fn check_names_all(&self) -> String {
+        let data = &self.config.data;
+        if Path::new(data).is_dir() {
+            format!(" (biformer check --data {} names all of them)", quoted(data))
+        } else {
+            String::new()
         }
     }
 

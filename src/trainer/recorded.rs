@@ -1,7 +1,7 @@
 //! A training step on a GPU, recorded once and replayed.
 //!
-//! A step is hundreds of kernels (some 870 for BiFormer-S), many of them shorter than it takes to ask for them. So the first step on batches of
-//! a size runs as it stands, the second is recorded, and from then on a step is one request. What changes lies in the
+//! A step is hundreds of kernels (some 870 for BiFormer-S), many of them shorter than it takes to ask for them. So the
+//! first step on batches of a size runs as it stands, the second is recorded, and from then on a step is one request. What changes lies in the
 //! GPU's memory and is written there before: images and labels, the optimiser's numbers, and (by the recording) the keys
 //! of random streams. What a step leaves behind, losses and logits, is read when all of it is done; and until then, the
 //! next batch is sent ahead.

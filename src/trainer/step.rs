@@ -67,7 +67,10 @@ impl Learner {
         let layout = learner.model.parameters.layout();
         let frozen = layout.ids().any(|id| layout.is_frozen(id) && layout.name(id).starts_with("head."));
         if frozen && known < all {
-            bail!("freeze: {reason}, so what is new in this model's would stay random; leave it out of freeze");
+            let random = all - known;
+            bail!(
+                "freeze: {reason}; {random} of this model's {all} classes would stay random; leave the head out of freeze"
+            );
         }
         Ok(learner)
     }

@@ -1,8 +1,8 @@
 //! Routed attention of one head at a time.
 //!
 //! The keys and values of a region, and of its neighbours if they are small, are laid out (`quads.rs`) when it is attended to
-//! for the first time, and stay in the core's cache for the others that attend to it. Nothing is gathered k times over, neither as a
-//! tensor nor as a tile: the quads of the routed regions are a list, and the products (`products.rs`) follow it.
+//! for the first time, and stay in the core's cache for the others that attend to it. Nothing is gathered
+//! k times over, neither as a tensor nor as a tile: the quads of the routed regions are a list, and the products (`products.rs`) follow it.
 //!
 //! Forward, a task is a head of an image, or some of its regions. Backward it is a whole head: it owns all of the
 //! head's keys, and adds their gradients up in the order of the regions. No atomics, and the same bits with any number
