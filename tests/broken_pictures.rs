@@ -40,6 +40,15 @@ fn check_names_them_all_and_a_run_says_so() {
     // To evaluate on, these suffice.
     fs::remove_dir_all(data.join("train")).unwrap();
     assert!(check().ok().out.starts_with("class      val\ndark         2\nlight        4\n"));
+    for class in ["dark", "light", "more"] {
+        fs::create_dir_all(data.join("test").join(class)).unwrap();
+        fs::copy(data.join("val/dark/2.png"), data.join("test").join(class).join("0.png")).unwrap();
+    }
+    check().refused(&["val/ and test/ have different classes"]);
+    fs::remove_dir_all(data.join("test/more")).unwrap();
+    assert!(
+        check().ok().out.starts_with("class      val     test\ndark         2        1\nlight        4        1\n")
+    );
 }
 
 /// The best epoch is chosen by them.

@@ -3,7 +3,7 @@
 use super::{Status, Threads};
 use crate::printing::{printable, tell};
 use crate::trainer::display::{bar, plural};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{Dataset, Split};
 use rayon::prelude::*;
@@ -51,7 +51,12 @@ fn splits(source: &str) -> Result<Vec<(Split, Arc<dyn Dataset>)>> {
         splits.push(Split::Test);
     }
     let open = |split| Ok((split, data::open(source, split).with_context(|| format!("data {source}"))?));
-    splits.into_iter().map(open).collect()
+    let splits: Vec<(Split, Arc<dyn Dataset>)> = splits.into_iter().map(open).collect::<Result<_>>()?;
+    // Without images to learn from, nothing else compares them.
+    if splits.windows(2).any(|pair| pair[0].1.classes() != pair[1].1.classes()) {
+        bail!("data {source}: {}/ and {}/ have different classes", splits[0].0.name(), splits[1].0.name());
+    }
+    Ok(splits)
 }
 
 /// How many images each class has in each split.
