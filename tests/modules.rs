@@ -26,8 +26,8 @@ enum Module {
 impl Module {
     fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
         match self {
-            Module::Attention(attention) => attention.forward(pass, x, None),
-            Module::Block(block) => block.forward(pass, x),
+            Module::Attention(attention) => attention.forward(pass, x.clone(), None),
+            Module::Block(block) => block.forward(pass, x.clone()),
         }
     }
 }

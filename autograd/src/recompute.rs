@@ -60,23 +60,21 @@ impl Tape {
     /// [recomputes segments](Tape::recomputing_segments): then only `inputs` are kept, and the backward pass runs
     /// `work` a second time, which must do exactly the same again. On any other tape `work` runs as it stands.
     ///
-    /// `work` gets the tape to compute on and the inputs there; parameters it puts on that tape itself. What it
-    /// returns beside its value is handed on the first time and dropped the second. Errors: those of `work`; in
-    /// the backward pass as [`Error::Recompute`].
-    pub fn segment<'t, T, E: From<Error> + Display>(
+    /// `work` gets the tape to compute on and the inputs there, which are its own to drop; parameters it puts on that tape
+    /// itself. What it returns beside its value is handed on the first time and dropped the second. Errors: those of `work`;
+    /// in the backward pass as [`Error::Recompute`].
+    pub fn segment<'t, const N: usize, T, E: From<Error> + Display>(
         &'t self,
-        inputs: &[&Var<'t>],
-        work: impl for<'s> Fn(&'s Tape, &[Var<'s>]) -> std::result::Result<(Var<'s>, T), E> + Send + 'static,
+        inputs: [Var<'t>; N],
+        work: impl for<'s> Fn(&'s Tape, [Var<'s>; N]) -> std::result::Result<(Var<'s>, T), E> + Send + 'static,
     ) -> std::result::Result<(Var<'t>, T), E> {
         if self.mode() != Mode::RecomputeSegments {
-            let inputs: Vec<Var<'t>> = inputs.iter().map(|&input| input.clone()).collect();
-            return work(self, &inputs);
+            return work(self, inputs);
         }
-        let kept: Vec<Tensor> = inputs.iter().map(|input| input.value().clone()).collect();
+        let kept = inputs.each_ref().map(|input| input.value().clone());
         let tape = Tape::inference();
         let (value, rest) = {
-            let inputs: Vec<Var<'_>> = kept.iter().map(|input| tape.constant(input.clone())).collect();
-            let (output, rest) = work(&tape, &inputs)?;
+            let (output, rest) = work(&tape, kept.clone().map(|input| tape.constant(input)))?;
             (output.into_value(), rest)
         };
         let used = tape.into_parts().1;
@@ -85,22 +83,22 @@ impl Tape {
             return Ok((self.constant(value), rest));
         }
         self.also_uses(used);
-        let work: Box<Work> = Box::new(move |tape, inputs| match work(tape, inputs) {
+        let work: Box<Work<N>> = Box::new(move |tape, inputs| match work(tape, inputs) {
             Ok((output, _)) => Ok(output),
             Err(error) => Err(Error::Recompute { reason: error.to_string() }),
         });
-        Ok((self.append(inputs, value, Segment { inputs: kept, work })?, rest))
+        Ok((self.append(&inputs.each_ref(), value, Segment { inputs: kept, work })?, rest))
     }
 }
 
-type Work = dyn for<'s> Fn(&'s Tape, &[Var<'s>]) -> Result<Var<'s>> + Send;
+type Work<const N: usize> = dyn for<'s> Fn(&'s Tape, [Var<'s>; N]) -> Result<Var<'s>> + Send;
 
-struct Segment {
-    inputs: Vec<Tensor>,
-    work: Box<Work>,
+struct Segment<const N: usize> {
+    inputs: [Tensor; N],
+    work: Box<Work<N>>,
 }
 
-impl Rule for Segment {
+impl<const N: usize> Rule for Segment<N> {
     fn name(&self) -> &'static str {
         "segment"
     }
@@ -116,17 +114,18 @@ impl Rule for Segment {
     fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let Segment { inputs, work } = *self;
         let tape = Tape::new();
-        let place = |(index, input)| if grads.wanted(index) { tape.input(input) } else { tape.constant(input) };
-        let inputs: Vec<Var<'_>> = inputs.into_iter().enumerate().map(place).collect();
-        let output = work(&tape, &inputs)?;
+        let mut wanted = (0..N).map(|index| grads.wanted(index));
+        let place = |input| if wanted.next() == Some(true) { tape.input(input) } else { tape.constant(input) };
+        let inputs = inputs.map(place);
+        // Only nodes from here on: what no rule saved is free before the walk begins.
+        let nodes = inputs.each_ref().map(Var::node);
+        let output = work(&tape, inputs)?;
         if output.shape() != upstream.shape() {
             let reason = format!("its result is {} now, and was {}", output.shape(), upstream.shape());
             return Err(Error::Recompute { reason });
         }
-        // Only nodes from here on: what no rule saved is free before the walk begins.
-        let nodes: SmallVec<[Option<usize>; 4]> = inputs.iter().map(Var::node).collect();
         let last = output.node();
-        drop((inputs, output));
+        drop(output);
         grads.walk(&tape, &nodes, last, upstream)
     }
 }

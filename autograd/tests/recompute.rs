@@ -40,11 +40,10 @@ fn vector(values: &[f64]) -> Tensor {
 fn the_order_of_additions_is_that_of_one_long_tape() {
     let gradient = |tape: Tape| {
         let x = tape.input(vector(&[0.1, 1.3]));
-        let inner = |inputs: &[Var<'_>]| inputs[0].value().clone();
         let (y, seen) = tape
-            .segment(&[&x], move |_, inputs| {
-                let square = times(&inputs[0], &inputs[0])?;
-                Ok::<_, Error>((times(&square, &inputs[0])?, inner(inputs)))
+            .segment([x.clone()], move |_, [x]| {
+                let square = times(&x, &x)?;
+                Ok::<_, Error>((times(&square, &x)?, x.into_value()))
             })
             .unwrap();
         assert!(seen.is_same_view(x.value()), "what the first run returns beside its value");
@@ -68,9 +67,9 @@ fn a_segment_keeps_its_inputs_and_reaches_its_parameters() {
     let x = tape.constant(vector(&[5.0, 7.0])); // no input needs a gradient, but p does
     let shared = parameters.share();
     let (y, ()) = tape
-        .segment(&[&x], move |tape, inputs| {
+        .segment([x.clone()], move |tape, [x]| {
             let p = tape.parameter(&shared, p);
-            Ok::<_, Error>((times(&times(&inputs[0], &p)?, &p)?, ()))
+            Ok::<_, Error>((times(&times(&x, &p)?, &p)?, ()))
         })
         .unwrap();
     assert_eq!(tape.nodes().iter().map(|node| node.name()).collect::<Vec<_>>(), ["segment"]);
@@ -83,9 +82,9 @@ fn a_segment_keeps_its_inputs_and_reaches_its_parameters() {
 fn a_segment_may_give_back_its_input_take_one_twice_and_ignore_one() {
     let tape = Tape::recomputing_segments();
     let [x, ignored] = [[2.0], [3.0]].map(|values| tape.input(vector(&values)));
-    let (same, ()) = tape.segment(&[&x, &ignored], |_, inputs| Ok::<_, Error>((inputs[0].clone(), ()))).unwrap();
+    let (same, ()) = tape.segment([x.clone(), ignored.clone()], |_, [x, _]| Ok::<_, Error>((x, ()))).unwrap();
     let (y, ()) =
-        tape.segment(&[&same, &same], |_, inputs| Ok::<_, Error>((times(&inputs[0], &inputs[1])?, ()))).unwrap();
+        tape.segment([same.clone(), same], |_, [a, b]| Ok::<_, Error>((times(&a, &b)?, ()))).unwrap();
     let mut gradients = Gradients::default();
     tape.backward_from(&y, vector(&[1.0]), &mut gradients).unwrap();
     assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap(), [4.0]);
@@ -98,11 +97,11 @@ fn a_segment_that_does_something_else_the_second_time_is_an_error() {
     let tape = Tape::recomputing_segments();
     let x = tape.input(vector(&[2.0, 3.0]));
     let (y, ()) = tape
-        .segment(&[&x], move |_, inputs| {
+        .segment([x], move |_, [x]| {
             if runs.replace(1) > 0 {
                 return Err(Error::NotFinite { op: "the second run", node: 0 });
             }
-            Ok((times(&inputs[0], &inputs[0])?, ()))
+            Ok((times(&x, &x)?, ()))
         })
         .unwrap();
     let error = tape.backward_from(&y, vector(&[1.0, 1.0]), &mut Gradients::default()).unwrap_err();

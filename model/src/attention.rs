@@ -97,7 +97,7 @@ impl Attention {
 
     /// Attends, and adds a residual (N, H, W, C), if there is one. [`Error::Map`] where routed attention cannot cut the map
     /// into regions.
-    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
+    pub fn forward<'t>(&self, pass: &Pass<'t>, x: Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
         let mixed = match &self.mixing {
             Mixing::Routed(routed) => routed.forward(pass, &self.qkv, x)?,
             Mixing::Full(full) => full.forward(pass, &self.qkv, x)?,
@@ -107,13 +107,13 @@ impl Attention {
 }
 
 impl Full {
-    fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: &Var<'t>) -> Result<Var<'t>> {
-        let qkv = qkv.forward(pass, x)?;
+    fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: Var<'t>) -> Result<Var<'t>> {
+        let qkv = qkv.forward(pass, &x)?;
         let scale = ((self.dim / self.heads) as f64).powf(-0.5);
         let mixed = ops::attention(&qkv, self.heads, scale)?;
         Ok(match &self.context {
             None => mixed,
-            Some(Context::Input(lepe)) => ops::add(&mixed, &lepe.forward(pass, x)?)?,
+            Some(Context::Input(lepe)) => ops::add(&mixed, &lepe.forward(pass, &x)?)?,
             Some(Context::Values(lepe)) => {
                 let values = ops::contiguous(&ops::slice(&qkv, 3, 2 * self.dim..3 * self.dim)?)?;
                 ops::add(&mixed, &lepe.forward(pass, &values)?)?
@@ -123,7 +123,7 @@ impl Full {
 }
 
 impl Routed {
-    fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: &Var<'t>) -> Result<Var<'t>> {
+    fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: Var<'t>) -> Result<Var<'t>> {
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
         let (map, n_win) = ([height, width], self.n_win);
         let unfit = |reason: String, advice: &'static str| Error::Map { height, width, reason, advice };
@@ -137,7 +137,7 @@ impl Routed {
             return Err(unfit(format!("n_win = {n_win} does not divide it"), "set auto_pad = true"));
         }
         let qkv = if pad_after_projection {
-            pad(&qkv.forward(pass, x)?, map, padded)?
+            pad(qkv.forward(pass, &x)?, map, padded)?
         } else {
             qkv.forward(pass, &pad(x, map, padded)?)?
         };
@@ -157,22 +157,22 @@ impl Routed {
             ops::bra(&qkv, lepe, &attributes)?
         };
         pass.record_routes(&self.name, routed.routes);
-        crop(&routed.out, padded, map)
+        crop(routed.out, padded, map)
     }
 }
 
 /// Zeros at the bottom and right, from one map size to another.
-fn pad<'t>(x: &Var<'t>, from: [usize; 2], to: [usize; 2]) -> Result<Var<'t>> {
+fn pad<'t>(x: Var<'t>, from: [usize; 2], to: [usize; 2]) -> Result<Var<'t>> {
     if from == to {
-        return Ok(x.clone());
+        return Ok(x);
     }
-    Ok(ops::pad(x, [to[0] - from[0], to[1] - from[1]])?)
+    Ok(ops::pad(&x, [to[0] - from[0], to[1] - from[1]])?)
 }
 
 /// The upper left part of a map.
-fn crop<'t>(x: &Var<'t>, from: [usize; 2], to: [usize; 2]) -> Result<Var<'t>> {
+fn crop<'t>(x: Var<'t>, from: [usize; 2], to: [usize; 2]) -> Result<Var<'t>> {
     if from == to {
-        return Ok(x.clone());
+        return Ok(x);
     }
-    Ok(ops::contiguous(&ops::slice(&ops::slice(x, 1, 0..to[0])?, 2, 0..to[1])?)?)
+    Ok(ops::contiguous(&ops::slice(&ops::slice(&x, 1, 0..to[0])?, 2, 0..to[1])?)?)
 }

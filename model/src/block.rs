@@ -42,14 +42,13 @@ impl Block {
         self.attention.linears().into_iter().chain(self.mlp.linears())
     }
 
-    /// The block's map.
-    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
-        let x = match &self.position {
-            Some(position) => position.residual(pass, x)?,
-            None => x.clone(),
-        };
-        let normed = self.norm1.forward(pass, &x)?;
-        let x = self.residual(pass, &x, 0, |residual| self.attention.forward(pass, &normed, residual))?;
+    /// The block's map. It lets go of every map as soon as it can: in inference that is the memory of large images.
+    pub fn forward<'t>(&self, pass: &Pass<'t>, mut x: Var<'t>) -> Result<Var<'t>> {
+        if let Some(position) = &self.position {
+            x = position.residual(pass, &x)?;
+        }
+        let attend = |residual: Option<&_>| self.attention.forward(pass, self.norm1.forward(pass, &x)?, residual);
+        x = self.residual(pass, &x, 0, attend)?;
         self.residual(pass, &x, 1, |residual| self.mlp.forward(pass, &x, residual.is_some()))
     }
 

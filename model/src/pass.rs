@@ -166,13 +166,13 @@ impl<'t> Pass<'t> {
     /// draws the same random streams; the trace takes in what the first run leaves behind.
     pub fn segment(
         &self,
-        x: &Var<'t>,
-        work: impl for<'s> Fn(&Pass<'s>, &Var<'s>) -> Result<Var<'s>> + Send + 'static,
+        x: Var<'t>,
+        work: impl for<'s> Fn(&Pass<'s>, Var<'s>) -> Result<Var<'s>> + Send + 'static,
     ) -> Result<Var<'t>> {
         let (given, first_image, draws) = (Arc::clone(&self.given), self.first_image, self.draws.get());
-        let (y, (draws, trace)) = self.tape.segment(&[x], move |tape, inputs| {
+        let (y, (draws, trace)) = self.tape.segment([x], move |tape, [x]| {
             let pass = Pass::part(tape, Arc::clone(&given), first_image, draws);
-            let y = work(&pass, &inputs[0])?;
+            let y = work(&pass, x)?;
             Ok::<_, Error>((y, (pass.draws.get(), pass.into_trace())))
         })?;
         self.draws.set(draws);

@@ -100,7 +100,7 @@ impl BiFormer {
     ) -> Result<(Var<'t>, Vec<Var<'t>>)> {
         let (mut x, mut maps) = (images, vec![]);
         for stage in 0..self.stages.len() {
-            x = self.merge(pass, &x, stage)?;
+            x = self.merge(pass, x, stage)?;
             x =
                 pass.in_pieces(&x, self.images_per_piece(size, stage), |pass, x| self.blocks(pass, x.clone(), stage))?;
             if let Tail::Dense(norms) = &self.tail {
@@ -115,8 +115,8 @@ impl BiFormer {
     fn depth_first<'t>(&self, pass: &Pass<'t>, images: &Var<'t>, size: [usize; 2], stages: usize) -> Result<Var<'t>> {
         let Some(last) = stages.checked_sub(1) else { return Ok(images.clone()) };
         pass.in_pieces(images, self.images_per_piece(size, last), |pass, images| {
-            let x = self.depth_first(pass, images, size, last)?;
-            let x = self.blocks(pass, self.merge(pass, &x, last)?, last)?;
+            let x = self.merge(pass, self.depth_first(pass, images, size, last)?, last)?;
+            let x = self.blocks(pass, x, last)?;
             if let Tail::Dense(norms) = &self.tail {
                 pass.record_output(last, norms[last].forward(pass, &x)?);
             }
@@ -125,11 +125,11 @@ impl BiFormer {
     }
 
     /// What comes before the blocks of a stage.
-    fn merge<'t>(&self, pass: &Pass<'t>, x: &Var<'t>, stage: usize) -> Result<Var<'t>> {
-        let x = self.stages[stage].merging.iter().try_fold(x.clone(), |x, step| match step {
+    fn merge<'t>(&self, pass: &Pass<'t>, x: Var<'t>, stage: usize) -> Result<Var<'t>> {
+        let x = self.stages[stage].merging.iter().try_fold(x, |x, step| match step {
             Merging::Conv(conv) => conv.forward(pass, &x),
             Merging::Norm(norm) => norm.forward(pass, &x),
-            Merging::Gelu => Ok(ops::gelu(&x)?),
+            Merging::Gelu => Ok(ops::gelu_of(x)?),
         })?;
         pass.record_map(|| format!("down{stage}"), &x);
         Ok(x)
@@ -139,7 +139,7 @@ impl BiFormer {
     fn blocks<'t>(&self, pass: &Pass<'t>, x: Var<'t>, stage: usize) -> Result<Var<'t>> {
         let x = self.stages[stage].blocks.iter().try_fold(x, |x, block| {
             let block = Arc::clone(block);
-            pass.segment(&x, move |pass, x| block.forward(pass, x))
+            pass.segment(x, move |pass, x| block.forward(pass, x))
         })?;
         pass.record_map(|| format!("stage{stage}"), &x);
         Ok(x)

@@ -60,8 +60,8 @@ fn the_same_samples_are_dropped_in_a_batch_and_in_its_pieces() -> Result<()> {
     for size in [1, 2] {
         let (whole, pieces) = (pass(), pass());
         for _ in 0..2 {
-            let expected = block.forward(&whole, &x)?.into_value().to_vec::<f64>()?;
-            let got = pieces.in_pieces(&x, size, |pass, x| block.forward(pass, x))?;
+            let expected = block.forward(&whole, x.clone())?.into_value().to_vec::<f64>()?;
+            let got = pieces.in_pieces(&x, size, |pass, x| block.forward(pass, x.clone()))?;
             assert_close(&got.into_value().to_vec::<f64>()?, &expected);
         }
     }
@@ -91,7 +91,7 @@ fn local_context_is_of_the_input_and_in_the_nchw_layout_of_the_values() -> Resul
         set(&mut parameters, "attn.lepe.bias", |_| 0.0)?;
         let tape = Tape::inference();
         let pass = Pass::new(&tape, Mode::Evaluate, &parameters, &running);
-        let got = attention.forward(&pass, &tape.constant(x.clone()), None)?.into_value().to_vec::<f64>()?;
+        let got = attention.forward(&pass, tape.constant(x.clone()), None)?.into_value().to_vec::<f64>()?;
         let expected: Vec<f64> = context.iter().enumerate().map(|(i, x)| mean(i % DIM) + x).collect();
         assert_close(&got, &expected);
     }
@@ -109,7 +109,7 @@ fn gamma_1_scales_attention_and_gamma_2_the_mlp() -> Result<()> {
         change(&mut parameters)?;
         let tape = Tape::inference();
         let pass = Pass::new(&tape, Mode::Evaluate, &parameters, &running);
-        Ok(block.forward(&pass, &tape.constant(maps(1)?))?.into_value().to_vec::<f64>()?)
+        Ok(block.forward(&pass, tape.constant(maps(1)?))?.into_value().to_vec::<f64>()?)
     };
     for (gammas, silent) in [([0.0, 1.0], "block.attn.wo.weight"), ([1.0, 0.0], "block.mlp.3.weight")] {
         let scaled = output(0.5, &|parameters| {

@@ -3,14 +3,21 @@
 //! What a step gives back it will ask for again in the same sizes, and what was used last still lies in a core's cache.
 //! So a freed place is first kept as it is and handed out to the next request of its length. A request that
 //! finds none is cut from the smallest hole that earlier joining has left; where none has room, all free places are joined
-//! with their neighbours first: a network's maps shrink from stage to stage, and what an early stage has given back is to serve the later ones, and the
-//! gradients, whatever their sizes. Memory that nobody has had yet comes last.
+//! with their neighbours first: a network's maps shrink from stage to stage, and what an early stage has given back is to
+//! serve the later ones, and the gradients, whatever their sizes. Memory that nobody has had yet comes last.
+//!
+//! Of what no core's cache could hold, the last place to be freed is as good as any other, and that it was the last may be
+//! chance, where several threads free such places. A request for so much has the free places joined at once, and takes
+//! the smallest hole: the maps of large images then fit together, and in the same way in every pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// A position in the space of all slabs, which lie in it one behind the other, with gaps.
 pub(crate) type Place = usize;
+
+/// More than a core's own cache holds.
+const UNCACHED: usize = 1 << 22;
 
 /// Free and used places.
 #[derive(Debug, Default)]
@@ -37,6 +44,9 @@ struct Slab {
 impl Arena {
     /// A free place of this length, no longer free; none where a slab is needed first.
     pub fn take(&mut self, len: usize) -> Option<Place> {
+        if len >= UNCACHED {
+            self.join();
+        }
         let same = self.recent.get_mut(&len).and_then(Vec::pop);
         same.or_else(|| self.cut(len))
             .or_else(|| {
@@ -151,6 +161,21 @@ mod tests {
         assert_eq!(arena.take(30), Some(c), "as much as there was, and some more");
         assert_eq!((arena.reached(), arena.unreached()), (50, 50));
         assert_eq!(arena.take(60), None);
+    }
+
+    #[test]
+    fn what_no_cache_holds_lies_where_it_fits_and_not_where_chance_has_it() {
+        let places = |order: [usize; 2]| {
+            let mut arena = Arena::default();
+            arena.add_slab(10 * UNCACHED);
+            let [a, b] = [0, 1].map(|_| arena.take(UNCACHED).unwrap());
+            for which in order {
+                arena.give_back([a, b][which], UNCACHED);
+            }
+            [1, 3].map(|lengths| arena.take(lengths * UNCACHED).unwrap())
+        };
+        assert_eq!(places([0, 1]), [0, UNCACHED]);
+        assert_eq!(places([1, 0]), places([0, 1]));
     }
 
     proptest! {

@@ -22,9 +22,34 @@ pub fn forward<T: Float>(x: &[T], y: &mut [T]) {
 unsafe fn forward_part<T: Float, V: Vector<T>>(x: &[T], y: &mut [T], normal: &Normal) {
     for (y, x) in y.chunks_exact_mut(V::LANES).zip(x.chunks_exact(V::LANES)) {
         // SAFETY: the caller vouches for the instruction set.
-        let x = unsafe { V::load(x) };
-        x.mul(x.normal_distribution(normal)).store(y);
+        gelu(unsafe { V::load(x) }, normal).store(y);
     }
+}
+
+/// The same, of what `y` holds.
+pub fn forward_in_place<T: Float>(y: &mut [T]) {
+    let normal = Normal::tables();
+    y.par_chunks_mut(GRAIN).for_each(|y| {
+        simd!(A => in_registers!(T, A, y.len(), [1], (range, V, _COUNT) => {
+            // SAFETY: `simd!` chooses an instruction set that the machine has.
+            unsafe { forward_part_in_place::<T, V<T, A>>(&mut y[range], normal) };
+        }));
+    });
+}
+
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn forward_part_in_place<T: Float, V: Vector<T>>(y: &mut [T], normal: &Normal) {
+    for y in y.chunks_exact_mut(V::LANES) {
+        // SAFETY: the caller vouches for the instruction set.
+        gelu(unsafe { V::load(y) }, normal).store(y);
+    }
+}
+
+#[inline(always)]
+fn gelu<T: Float, V: Vector<T>>(x: V, normal: &Normal) -> V {
+    x.mul(x.normal_distribution(normal))
 }
 
 pub fn backward<T: Float>(dy: &[T], x: &[T], dx: Out<'_, T>) {
@@ -70,6 +95,9 @@ mod tests {
         for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
             let isa = limited.isa();
             forward(&x, &mut y);
+            let mut in_place = x.clone();
+            forward_in_place(&mut in_place);
+            assert!(in_place == y, "{isa:?}: the same bits in place");
             backward(&ones.0, &x, Out::store(&mut dx));
             for i in 0..x.len() {
                 let bound = 3e-7 * wide[i].abs().max(1.0);

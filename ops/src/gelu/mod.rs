@@ -29,6 +29,20 @@ pub fn gelu<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     x.tape().record("gelu", &[x], value(x.value())?, || Gelu { x: x.value().clone() })
 }
 
+/// The same of a value that the caller has no more use for. Where nobody else has, neither another owner nor a backward
+/// pass, the result takes its place, and needs no memory of its own.
+pub fn gelu_of(x: Var<'_>) -> Result<Var<'_>> {
+    let tape = x.tape();
+    if !tape.is_inference() || x.value().device() != Device::Cpu || !x.value().is_unique() {
+        return gelu(&x);
+    }
+    let mut y = x.into_value();
+    match_float!(y.dtype(), "gelu", T => cpu::forward_in_place::<T>(y.as_mut_slice("gelu")?));
+    // A profile sees the value in place of what it was made from, of which it only asks the size.
+    let x = tape.constant(y.clone());
+    tape.record("gelu", &[&x], y, || Gelu { x: x.value().clone() })
+}
+
 fn value(x: &Tensor) -> Result<Tensor> {
     let mut y = Tensor::empty_on(&x.device(), x.shape().clone(), x.dtype())?;
     match x.device() {
@@ -57,5 +71,31 @@ impl Rule for Gelu {
             Cuda: cuda::backward(&dy, &self.x, out)?,
         });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use autograd::Tape;
+
+    #[test]
+    fn a_value_is_written_over_only_where_nobody_else_has_it() {
+        let x = || Tensor::from_slice(&[-1.5f32, 0.0, 0.5, 3.0], [4]).unwrap();
+        let expected = value(&x()).unwrap().to_vec::<f32>().unwrap();
+        let is_in_place = |tape: &Tape, x: Var<'_>| {
+            let before = x.value().buffer_id();
+            let y = gelu_of(x).unwrap();
+            assert_eq!(y.value().to_vec::<f32>().unwrap(), expected);
+            assert_eq!(y.node().is_some(), !tape.is_inference());
+            y.value().buffer_id() == before
+        };
+        let inference = Tape::inference();
+        assert!(is_in_place(&inference, inference.constant(x())));
+        let other = x();
+        assert!(!is_in_place(&inference, inference.constant(other.clone())));
+        assert_eq!(other.to_vec::<f32>().unwrap(), x().to_vec::<f32>().unwrap());
+        let training = Tape::new();
+        assert!(!is_in_place(&training, training.input(x())));
     }
 }

@@ -17,7 +17,8 @@ pub mod cases;
 mod cuda;
 pub mod reference;
 
-use crate::{gelu, layer_norm, linear, linear_residual};
+use crate::gelu::gelu_of;
+use crate::{layer_norm, linear, linear_residual};
 use autograd::{Result, Var};
 use tensor::cuda::Module;
 
@@ -50,7 +51,7 @@ pub fn mlp<'t>(x: &Var<'t>, layers: MlpLayers<'_, 't>, attributes: Mlp) -> Resul
         return kernel.run(attributes);
     }
     let MlpLayers { norm, first, second } = layers;
-    let normed = layer_norm(x, norm[0], norm[1], attributes.epsilon)?;
-    let hidden = gelu(&linear(&normed, first.0, first.1)?)?;
+    let hidden = linear(&layer_norm(x, norm[0], norm[1], attributes.epsilon)?, first.0, first.1)?;
+    let hidden = gelu_of(hidden)?;
     linear_residual(&hidden, second.0, second.1, attributes.residual.then_some(x))
 }
