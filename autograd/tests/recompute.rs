@@ -83,8 +83,7 @@ fn a_segment_may_give_back_its_input_take_one_twice_and_ignore_one() {
     let tape = Tape::recomputing_segments();
     let [x, ignored] = [[2.0], [3.0]].map(|values| tape.input(vector(&values)));
     let (same, ()) = tape.segment([x.clone(), ignored.clone()], |_, [x, _]| Ok::<_, Error>((x, ()))).unwrap();
-    let (y, ()) =
-        tape.segment([same.clone(), same], |_, [a, b]| Ok::<_, Error>((times(&a, &b)?, ()))).unwrap();
+    let (y, ()) = tape.segment([same.clone(), same], |_, [a, b]| Ok::<_, Error>((times(&a, &b)?, ()))).unwrap();
     let mut gradients = Gradients::default();
     tape.backward_from(&y, vector(&[1.0]), &mut gradients).unwrap();
     assert_eq!(gradients.of(&x).unwrap().to_vec::<f64>().unwrap(), [4.0]);
