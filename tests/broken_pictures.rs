@@ -51,6 +51,35 @@ fn check_names_them_all_and_a_run_says_so() {
     );
 }
 
+#[test]
+fn pictures_that_are_not_divided_can_be_trained_on() {
+    let folder = fresh("broken-undivided");
+    let data = samples::image_folder(&folder.join("divided")).join("train");
+    let table = "class    train     test\ndark         8        2\nlight        8        2\nall         16        4\n";
+    let said = biformer(&["check", "--data", text(&data)]).ok();
+    assert!(said.out.starts_with(table), "{said:?}");
+    let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
+    let train = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--batch-size", "5"];
+    let said = biformer(&[&train[..], &["--epochs", "1"]].concat()).ok().out;
+    let note = "note: there is neither val/ nor test/: one in 5 of each class's images is held out as the test\n";
+    assert!(said.contains("16 training images of 2 classes, 4 test images.\n") && said.contains(note), "{said}");
+    let measured = |more: &[&str]| {
+        let said = biformer(&[&["eval", "--checkpoint", text(&run), "--json"], more].concat()).ok();
+        let report: Value = serde_json::from_str(&said.out).unwrap();
+        (report["split"].as_str().unwrap().to_owned(), report["images"].as_u64().unwrap())
+    };
+    assert_eq!(measured(&[]), ("test".to_owned(), 4));
+    assert_eq!(measured(&["--split", "train"]), ("train".to_owned(), 16));
+    // Pictures of a class alone can be of no use to it.
+    fs::create_dir(data.join("single")).unwrap();
+    samples::picture(&data.join("single/0.png"), 8, 8, [0; 3]);
+    biformer(&["check", "--data", text(&data)]).refused(&[
+        "class \"single\" has one image",
+        "one to be tested on",
+        "add images",
+    ]);
+}
+
 /// The best epoch is chosen by them.
 #[test]
 fn other_test_images_are_noticed() {

@@ -109,9 +109,9 @@ pub trait Dataset: Send + Sync {
         None
     }
 
-    /// Files that were found among the samples' and are none: how many of which kind, in a phrase.
-    fn passed_over(&self) -> Option<&str> {
-        None
+    /// What a user should know of how the samples were found, each in a phrase: files among theirs that are none, say.
+    fn notes(&self) -> &[String] {
+        &[]
     }
 }
 
@@ -122,6 +122,7 @@ pub trait Dataset: Send + Sync {
 /// | CIFAR-10 | `cifar-10-batches-bin/` with `data_batch_1.bin` to `_5.bin`, `test_batch.bin`, `batches.meta.txt` |
 /// | CIFAR-100 | `cifar-100-binary/` with `train.bin`, `test.bin`, `fine_label_names.txt` |
 /// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, `.webp`, also in folders below `CLASS`, and the same classes in `val/`, `test/` or both; to evaluate on, these suffice |
+/// | not divided | only `train/CLASS/`, or two or more `CLASS/` themselves: one in five images is held out as the test |
 ///
 /// Errors: [`Error::Missing`] or [`Error::Lacking`] where nothing fits or there is no such split, with what was looked for;
 /// [`Error::Unsupported`] where the path is a file or fits twice; then whatever reading the layout reports.
@@ -141,13 +142,15 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     let cifar10 = nested(root, "cifar-10-batches-bin", &["data_batch_1.bin", "test_batch.bin", "batches.meta.txt"]);
     let cifar100 = nested(root, "cifar-100-binary", &["train.bin", "test.bin", "fine_label_names.txt"]);
     let folders: &[&str] = if split == Split::Train { &["train"] } else { &["train", "val", "test"] };
-    match (cifar10, cifar100, folders.iter().any(|folder| root.join(folder).is_dir())) {
+    let has_split = folders.iter().any(|folder| root.join(folder).is_dir());
+    match (cifar10, cifar100, has_split) {
         (Some(folder), None, false) => Ok(Arc::new(cifar::open_cifar10(&folder, split)?)),
         (None, Some(folder), false) => Ok(Arc::new(cifar::open_cifar100(&folder, split)?)),
         (None, None, true) => Ok(Arc::new(ImageFolder::open(root, split)?)),
+        (None, None, false) if folder::holds_classes(root) => Ok(Arc::new(ImageFolder::open(root, split)?)),
         (None, None, false) => {
-            let looked_for =
-                "cifar-10-batches-bin/ (or its data_batch_1.bin), cifar-100-binary/ (or its train.bin), and train/";
+            let looked_for = "cifar-10-batches-bin/ (or its data_batch_1.bin), cifar-100-binary/ (or its train.bin), train/, and two \
+                 folders of images";
             let python = ["cifar-10-batches-py", "cifar-100-python"].iter().any(|folder| root.join(folder).exists());
             let help = format!("{}{HELP}", if python { "What is there is CIFAR's Python version. " } else { "" });
             Err(Error::Lacking { path: root.to_owned(), looked_for: looked_for.to_owned(), help })
@@ -167,5 +170,5 @@ fn nested(root: &Path, folder: &str, files: &[&str]) -> Option<PathBuf> {
 }
 
 const HELP: &str = "Name \"embedded\", a folder with the binary version of CIFAR-10 or CIFAR-100 \
-    (https://www.cs.toronto.edu/~kriz/cifar.html), or an image folder: train/CLASS/*.png|jpg|jpeg|webp and the same classes \
-    in val/ or test/.";
+    (https://www.cs.toronto.edu/~kriz/cifar.html), or an image folder: CLASS/*.png|jpg|jpeg|webp, or train/CLASS/ and the \
+    same classes in val/ or test/.";

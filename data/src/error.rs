@@ -85,6 +85,15 @@ pub enum Error {
         /// What it holds instead: how many files of which extension, or nothing.
         others: String,
     },
+    /// A class of which images are held out as a test has one alone.
+    #[error("class {class:?} has one image in {}, and needs one to learn from and one to be tested on; add images, or \
+        remove the folder", path.display())]
+    SingleImage {
+        /// The class.
+        class: String,
+        /// Its folder.
+        path: PathBuf,
+    },
     /// More images were undecodable than the loader was told to bear.
     #[error("too many bad images (max_bad_images is {limit}), {}; repair or replace them, or raise that number",
         first.join("; "))]

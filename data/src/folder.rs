@@ -6,13 +6,15 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
-use crate::listing::{Listing, Others, visible};
+use crate::held_out::{ONE_IN, held_out};
+use crate::listing::{Listing, Others, is_picture, visible};
 use crate::{Dataset, Error, Result, Sample, Split, Statistics, load_image};
 
 /// How many classes an error lists.
 const LISTED: usize = 5;
 
 /// The images below `ROOT/train/CLASS/`, `ROOT/val/CLASS/` or `ROOT/test/CLASS/`, also in folders of their own there.
+/// Where there is only `train/`, or only `ROOT/CLASS/`, one in five images of each class is held out as the test.
 ///
 /// Classes are sorted by name and their files by path, so an index means the same on every machine. Hidden names are passed
 /// over; files that are no `.png`, `.jpg`, `.jpeg` or `.webp` (in any case of letters) are, too, but counted. Symbolic links are
@@ -22,7 +24,7 @@ pub struct ImageFolder {
     classes: Vec<String>,
     paths: Vec<PathBuf>, // grouped by class
     labels: Vec<u32>,
-    passed_over: Option<String>,
+    notes: Vec<String>,
 }
 
 impl ImageFolder {
@@ -31,9 +33,12 @@ impl ImageFolder {
     /// Without training images the others can be had all the same.
     ///
     /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::ClassesDiffer`] where the
-    /// splits' classes are not the same, [`Error::EmptyClass`], [`Error::Unsupported`] for a class name that is not
-    /// UTF-8, [`Error::Io`].
+    /// splits' classes are not the same, [`Error::EmptyClass`], [`Error::SingleImage`], [`Error::Unsupported`] for a class
+    /// name that is not UTF-8, [`Error::Io`].
     pub fn open(root: &Path, split: Split) -> Result<Self> {
+        if let Some(folder) = undivided(root) {
+            return Self::part_of(root, &folder, split);
+        }
         // Nothing is to be learned that could not be tested.
         let held_out = if split == Split::Train { evaluated(root) } else { split };
         let (train, test) = (root.join(Split::Train.name()), root.join(held_out.name()));
@@ -52,18 +57,61 @@ impl ImageFolder {
             }
         }
         let folder = if split == Split::Train { train } else { test };
+        let (folder, others) = Self::list(root, &folder, classes, |_, _, images| Ok(images))?;
+        Ok(folder.noting(others.passed_over(&format!("{}/", split.name()))))
+    }
+
+    /// A split of the images in one folder.
+    fn part_of(root: &Path, folder: &Path, split: Split) -> Result<Self> {
+        if split == Split::Val {
+            let help = format!("One in {ONE_IN} of its images is held out, as the split test.");
+            return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/".to_owned(), help });
+        }
+        let part = |class: &str, folder: &Path, images: Vec<PathBuf>| match images.len() {
+            1 => Err(Error::SingleImage { class: class.to_owned(), path: folder.to_owned() }),
+            _ => {
+                let held_out = held_out(folder, &images);
+                let wanted = images.into_iter().zip(held_out).filter(|&(_, held)| held == (split == Split::Test));
+                Ok(wanted.map(|(image, _)| image).collect())
+            }
+        };
+        let (images, others) = Self::list(root, folder, class_names(folder)?, part)?;
+        Ok(images.noting(match split {
+            Split::Train => others.passed_over(&format!("{}/", folder.file_name().unwrap_or_default().display())),
+            _ => Some(format!(
+                "there is neither val/ nor test/: one in {ONE_IN} of each class's images is held out as the test"
+            )),
+        }))
+    }
+
+    /// The images that `wanted` takes of those of each class, given its name and its folder; and what lies beside them.
+    fn list(
+        root: &Path,
+        folder: &Path,
+        classes: Vec<String>,
+        wanted: impl Fn(&str, &Path, Vec<PathBuf>) -> Result<Vec<PathBuf>> + Sync,
+    ) -> Result<(Self, Others)> {
+        let of_class = |class: &String| {
+            let folder = folder.join(class);
+            let Listing { images, others } = images_of(&folder, class)?;
+            Ok((wanted(class, &folder, images)?, others))
+        };
         // In parallel, because ImageNet has 1.3 million names, perhaps on a network disk.
-        let listed: Vec<Result<Listing>> =
-            classes.par_iter().map(|class| images_of(&folder.join(class), class)).collect();
+        let listed: Vec<Result<(Vec<PathBuf>, Others)>> = classes.par_iter().map(of_class).collect();
         let (mut paths, mut labels, mut others) = (Vec::new(), Vec::new(), Others::default());
-        for (label, listing) in (0u32..).zip(listed) {
-            let listing = listing?;
-            paths.extend(listing.images);
+        for (label, listed) in (0u32..).zip(listed) {
+            let (images, beside) = listed?;
+            paths.extend(images);
             labels.resize(paths.len(), label);
-            others.add(listing.others);
+            others.add(beside);
         }
         let name = root.file_name().unwrap_or(root.as_os_str()).to_string_lossy().into_owned();
-        Ok(Self { name, classes, paths, labels, passed_over: others.passed_over(&format!("{}/", split.name())) })
+        Ok((Self { name, classes, paths, labels, notes: vec![] }, others))
+    }
+
+    fn noting(mut self, note: Option<String>) -> Self {
+        self.notes.extend(note);
+        self
     }
 }
 
@@ -99,14 +147,32 @@ impl Dataset for ImageFolder {
         self.paths.get(index).map(PathBuf::as_path)
     }
 
-    fn passed_over(&self) -> Option<&str> {
-        self.passed_over.as_deref()
+    fn notes(&self) -> &[String] {
+        &self.notes
     }
 }
 
 /// The split of an image folder that training is evaluated on.
 pub(crate) fn evaluated(root: &Path) -> Split {
     if root.join(Split::Val.name()).is_dir() { Split::Val } else { Split::Test }
+}
+
+/// The folder of all classes, where they are not divided into images to learn from and others.
+fn undivided(root: &Path) -> Option<PathBuf> {
+    let [train, val, test] = [Split::Train, Split::Val, Split::Test].map(|split| root.join(split.name()));
+    if val.is_dir() || test.is_dir() {
+        return None;
+    }
+    if train.is_dir() { Some(train) } else { holds_classes(root).then(|| root.to_owned()) }
+}
+
+/// Whether two or more of its folders hold images. It looks no deeper: a folder may be the wrong one, and have a whole
+/// disk below it.
+pub(crate) fn holds_classes(root: &Path) -> bool {
+    let holds_pictures = |folder: &DirEntry| {
+        folder.path().is_dir() && visible(&folder.path()).is_ok_and(|all| all.iter().any(|it| is_picture(&it.path())))
+    };
+    visible(root).is_ok_and(|folders| folders.iter().filter(|folder| holds_pictures(folder)).nth(1).is_some())
 }
 
 /// The names of the folders in `split`, sorted.
@@ -139,20 +205,16 @@ fn images_of(folder: &Path, class: &str) -> Result<Listing> {
 
 /// The error of a split to evaluate on that is not there, while the other one may be.
 fn lacks_split(root: &Path, split: Split) -> Error {
-    match [Split::Val, Split::Test].into_iter().find(|other| root.join(other.name()).is_dir()) {
-        None => lacking(root, "val/ or test/ beside train/"),
-        Some(other) => Error::Lacking {
-            path: root.to_owned(),
-            looked_for: format!("{}/", split.name()),
-            help: format!("It has {}/.", other.name()),
-        },
-    }
+    let other = if split == Split::Val { Split::Test } else { Split::Val };
+    let (looked_for, help) = (format!("{}/", split.name()), format!("It has {}/.", other.name()));
+    Error::Lacking { path: root.to_owned(), looked_for, help }
 }
 
 fn lacking(path: &Path, looked_for: &str) -> Error {
     Error::Lacking {
         path: path.to_owned(),
         looked_for: looked_for.to_owned(),
-        help: "An image folder has train/CLASS/*.png|jpg|jpeg|webp and the same classes in val/ or test/.".to_owned(),
+        help: "An image folder has CLASS/*.png|jpg|jpeg|webp, or train/CLASS/ and the same classes in val/ or test/."
+            .to_owned(),
     }
 }

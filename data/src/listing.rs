@@ -124,7 +124,8 @@ pub(crate) fn visible(folder: &Path) -> Result<Vec<DirEntry>> {
     Ok(entries)
 }
 
-fn is_picture(path: &Path) -> bool {
+/// Whether a file is named as images are.
+pub(crate) fn is_picture(path: &Path) -> bool {
     let extension = path.extension().and_then(OsStr::to_str);
     extension.is_some_and(|found| EXTENSIONS.iter().any(|known| known.eq_ignore_ascii_case(found)))
 }

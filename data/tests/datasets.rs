@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -230,13 +231,48 @@ fn links_are_followed_but_not_round_in_circles() {
 }
 
 #[test]
+fn where_nothing_is_divided_one_image_in_five_is_held_out() {
+    for (below, noted) in [("train", "train/"), ("", "photos/")] {
+        let parent = tempfile::tempdir().unwrap();
+        let root = parent.path().join("photos");
+        let place = |class: &str, number: usize| root.join(below).join(class).join(format!("{number}.png"));
+        let write = |class: &str, numbers: std::ops::Range<usize>| {
+            numbers.for_each(|number| write_picture(&place(class, number), 8, 8, [0; 3]));
+        };
+        write("cat", 0..100);
+        write("dog", 0..2);
+        fs::write(place("cat", 0).with_extension("gif"), "").unwrap();
+        let images = |split| {
+            let set = open(root.to_str().unwrap(), split).unwrap();
+            assert_eq!(set.classes(), ["cat", "dog"]);
+            let paths: BTreeSet<_> = (0..set.len()).map(|index| set.path(index).unwrap().to_owned()).collect();
+            (paths, set.notes().join("\n"))
+        };
+        let ((train, about_train), (test, about_test)) = (images(Split::Train), images(Split::Test));
+        assert_eq!((train.len() + test.len(), train.is_disjoint(&test)), (102, true));
+        assert!((10..30).contains(&test.len()), "{} of 102", test.len());
+        assert!([&train, &test].iter().all(|set| set.contains(&place("dog", 0)) != set.contains(&place("dog", 1))));
+        assert!(about_train.contains(&format!("passed over 1 file in {noted} ")), "{about_train}");
+        assert!(about_test.contains("one in 5 of each class's images is held out"), "{about_test}");
+        write("cat", 100..150);
+        assert!(images(Split::Train).0.is_superset(&train) && images(Split::Test).0.is_superset(&test));
+    }
+    // One folder of images is no data set, nor are folders of folders.
+    let root = tempfile::tempdir().unwrap();
+    for path in ["cat/1.png", "a/cow/1.png", "a/dog/1.png"] {
+        write_picture(&root.path().join(path), 8, 8, [0; 3]);
+    }
+    assert!(matches!(fails(root.path(), Split::Train), Error::Lacking { .. }));
+}
+
+#[test]
 fn other_files_are_counted_by_extension() {
     let root = tempfile::tempdir().unwrap();
     write_folder(root.path(), 1);
-    assert_eq!(open(root.path().to_str().unwrap(), Split::Train).unwrap().passed_over(), None);
+    assert_eq!(open(root.path().to_str().unwrap(), Split::Train).unwrap().notes(), &[] as &[String]);
     let files = ["cat/1.tif", "dog/2.TIF", "dog/3.tif", "cat/notes", "cat/a.gif", "dog/b.gif", "cat/.hidden.bmp"];
     files.iter().for_each(|name| fs::write(root.path().join("train").join(name), "").unwrap());
-    let passed_over = |split| open(root.path().to_str().unwrap(), split).unwrap().passed_over().map(str::to_owned);
+    let passed_over = |split| open(root.path().to_str().unwrap(), split).unwrap().notes().first().cloned();
     let expected =
         "passed over 6 files in train/ that are neither PNG, JPEG nor WebP: 3 .tif, 2 .gif, 1 without an extension";
     assert_eq!(passed_over(Split::Train).as_deref(), Some(expected));
@@ -258,7 +294,7 @@ fn what_fits_no_layout_or_two() {
     assert!(matches!(nowhere, Error::Missing { .. }) && nowhere.to_string().contains("nowhere is missing"));
 
     let empty = fails(root.path(), Split::Train).to_string();
-    for hint in ["cifar-10-batches-bin", "cifar-100-binary", "train/CLASS/*.png", "embedded"] {
+    for hint in ["cifar-10-batches-bin", "cifar-100-binary", "CLASS/*.png", "train/CLASS/", "embedded"] {
         assert!(empty.contains(hint), "{empty}");
     }
     fs::write(root.path().join("file"), "").unwrap();
@@ -309,7 +345,9 @@ fn image_folders_with_something_wrong() {
     let root = tempfile::tempdir().unwrap();
     write_picture(&root.path().join("train/cat/1.png"), 8, 8, [0; 3]);
     let error = fails(root.path(), Split::Train);
-    assert!(matches!(error, Error::Lacking { .. }) && error.to_string().contains(" lacks val/ or test/"), "{error}");
+    assert!(matches!(&error, Error::SingleImage { class, .. } if class == "cat"), "{error}");
+    let error = fails(root.path(), Split::Val);
+    assert!(matches!(error, Error::Lacking { .. }) && error.to_string().contains(" lacks val/. "), "{error}");
 
     fs::create_dir_all(root.path().join("val/cat")).unwrap();
     let error = fails(root.path(), Split::Val);

@@ -27,9 +27,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         print_classes(&splits)?;
         let mut bad = 0;
         for (split, dataset) in &splits {
-            if let Some(passed_over) = dataset.passed_over() {
-                tell!(io::stderr(), "note: {passed_over}");
-            }
+            dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
             let errors = unreadable(dataset.as_ref(), *split);
             errors.iter().for_each(|error| tell!(io::stderr(), "{error}"));
             bad += errors.len();

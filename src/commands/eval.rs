@@ -206,9 +206,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
     let split = arguments.split.unwrap_or_else(|| Split::evaluated(source));
     let dataset = data::open(source, split).with_context(|| format!("data {source}{whose}"))?;
-    if let Some(passed_over) = dataset.passed_over() {
-        tell!(io::stderr(), "note: {passed_over}");
-    }
+    dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
     if !named && known.classes.len() == dataset.classes().len() {
         // Those that the published models were trained on are in the order of their folders' names, too.
         known.classes = dataset.classes().to_vec();

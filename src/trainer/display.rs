@@ -6,7 +6,7 @@ use super::step::Learner;
 use crate::config::RunConfig;
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
-use data::{Batch, Dataset, Loader};
+use data::{Batch, Dataset, Loader, Split};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::Cell;
 use std::io;
@@ -33,6 +33,7 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
     let es = if classes.len() == 1 { "" } else { "es" };
     // Images that are files lie in a folder that a user may or may not have meant for this.
     let folder = test.path(0).and_then(|path| path.strip_prefix(&config.data).ok()?.iter().next());
+    let folder = folder.filter(|folder| *folder == Split::evaluated(&config.data).name());
     let place = folder.map(|folder| format!(" ({}/)", folder.display())).unwrap_or_default();
     tell!(
         io::stdout(),
@@ -51,8 +52,8 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
             "The classes are uneven: from {least} training images ({small}) to {most} ({large}).{remedy}"
         );
     }
-    for passed_over in [train, test].into_iter().filter_map(Dataset::passed_over) {
-        tell!(io::stdout(), "note: {passed_over}");
+    for note in [train, test].into_iter().flat_map(Dataset::notes) {
+        tell!(io::stdout(), "note: {note}");
     }
 }
 

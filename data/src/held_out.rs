@@ -1,0 +1,64 @@
+//! Which images are held out as a test, where a folder does not say.
+//!
+//! An image's path within its class decides, not how many others there are or when they came: pictures that are added later
+//! leave all others where they are, and a model that learns further is never tested on what it has learned from.
+
+use std::path::{Path, PathBuf};
+
+use tensor::rng::Philox;
+
+/// One image in so many is held out.
+pub(crate) const ONE_IN: u32 = 5;
+
+/// For each of a class's images below a folder, whether it is held out; of two or more at least one is, and one is not. The
+/// paths are in the same order everywhere.
+pub(crate) fn held_out(folder: &Path, images: &[PathBuf]) -> Vec<bool> {
+    let drawn: Vec<u32> = images.iter().map(|image| draw(image.strip_prefix(folder).unwrap_or(image))).collect();
+    let mut held_out: Vec<bool> = drawn.iter().map(|&word| word < u32::MAX / ONE_IN).collect();
+    let places = || drawn.iter().enumerate();
+    // Of equals these are the first and the last.
+    let (least, greatest) = (places().min_by_key(|(_, word)| *word), places().max_by_key(|(_, word)| *word));
+    if let (Some((least, _)), Some((greatest, _))) = (least, greatest) {
+        held_out[least] = true;
+        held_out[greatest] = false;
+    }
+    held_out
+}
+
+/// A random number that is a function of a path's parts.
+fn draw(path: &Path) -> u32 {
+    let bytes = path.iter().flat_map(|part| part.as_encoded_bytes().iter().chain(b"/"));
+    let bytes: Vec<u64> = bytes.map(|&byte| u64::from(byte)).collect();
+    Philox::keyed(0, &bytes).word(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(names: impl Iterator<Item = usize>) -> Vec<PathBuf> {
+        names.map(|number| PathBuf::from(format!("class/{number:04}.jpg"))).collect()
+    }
+
+    #[test]
+    fn one_in_five_is_held_out_whatever_else_is_there() {
+        let all = named(0..2000);
+        let of_all = held_out(Path::new("class"), &all);
+        let count = of_all.iter().filter(|&&held| held).count();
+        assert!((340..460).contains(&count), "{count} of 2000");
+        let some = held_out(Path::new("class"), &all[500..700]);
+        assert_eq!(some, of_all[500..700]);
+        let moved: Vec<PathBuf> = all.iter().map(|path| Path::new("/elsewhere").join(path)).collect();
+        assert_eq!(held_out(Path::new("/elsewhere/class"), &moved), of_all);
+    }
+
+    #[test]
+    fn of_few_there_is_one_to_learn_from_and_one_to_be_tested_on() {
+        for count in 2..30 {
+            for first in 0..50 {
+                let held_out = held_out(Path::new("class"), &named(first..first + count));
+                assert!(held_out.contains(&true) && held_out.contains(&false), "{first} and {count} from there");
+            }
+        }
+    }
+}
