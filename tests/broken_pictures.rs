@@ -6,6 +6,7 @@ use common::program::{biformer, fresh, text};
 use common::samples;
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
 
 #[test]
 fn check_names_them_all_and_a_run_says_so() {
@@ -58,9 +59,12 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     let table = "class    train     test\ndark         8        2\nlight        8        2\nall         16        4\n";
     let said = biformer(&["check", "--data", text(&data)]).ok();
     assert!(said.out.starts_with(table), "{said:?}");
-    let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
-    let train = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--batch-size", "5"];
-    let said = biformer(&[&train[..], &["--epochs", "1"]].concat()).ok().out;
+    let (config, beside) = (samples::config(&folder, "image_size = 32"), data.join("mine"));
+    let train = ["train", "--config", text(&config), "--data", text(&data), "--batch-size", "5", "--epochs", "1"];
+    let to = |run: &Path| biformer(&[&train[..], &["--out", text(run)]].concat());
+    to(&beside).refused(&["mine: it would lie beside those of the classes", "mine/run for example"]);
+    let run = beside.join("run");
+    let said = to(&run).ok().out;
     let note = "note: there is neither val/ nor test/: one in 5 of each class's images is held out as the test\n";
     assert!(said.contains("16 training images of 2 classes, 4 test images.\n") && said.contains(note), "{said}");
     let measured = |more: &[&str]| {
@@ -70,6 +74,8 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     };
     assert_eq!(measured(&[]), ("test".to_owned(), 4));
     assert_eq!(measured(&["--split", "train"]), ("train".to_owned(), 16));
+    let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "2"]).ok();
+    assert!(said.out.contains("note: passed over 1 folder without an image of its own: mine\n"), "{said:?}");
     // Pictures of a class alone can be of no use to it.
     fs::create_dir(data.join("single")).unwrap();
     samples::picture(&data.join("single/0.png"), 8, 8, [0; 3]);

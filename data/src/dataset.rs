@@ -147,7 +147,7 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
         (Some(folder), None, false) => Ok(Arc::new(cifar::open_cifar10(&folder, split)?)),
         (None, Some(folder), false) => Ok(Arc::new(cifar::open_cifar100(&folder, split)?)),
         (None, None, true) => Ok(Arc::new(ImageFolder::open(root, split)?)),
-        (None, None, false) if folder::holds_classes(root) => Ok(Arc::new(ImageFolder::open(root, split)?)),
+        (None, None, false) if folder::Undivided::of(root)?.is_some() => Ok(Arc::new(ImageFolder::open(root, split)?)),
         (None, None, false) => {
             let looked_for = "cifar-10-batches-bin/ (or its data_batch_1.bin), cifar-100-binary/ (or its train.bin), train/, and two \
                  folders of images";

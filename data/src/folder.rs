@@ -36,8 +36,8 @@ impl ImageFolder {
     /// splits' classes are not the same, [`Error::EmptyClass`], [`Error::SingleImage`], [`Error::Unsupported`] for a class
     /// name that is not UTF-8, [`Error::Io`].
     pub fn open(root: &Path, split: Split) -> Result<Self> {
-        if let Some(folder) = undivided(root) {
-            return Self::part_of(root, &folder, split);
+        if let Some(classes) = Undivided::of(root)? {
+            return Self::part_of(root, classes, split);
         }
         // Nothing is to be learned that could not be tested.
         let held_out = if split == Split::Train { evaluated(root) } else { split };
@@ -62,7 +62,7 @@ impl ImageFolder {
     }
 
     /// A split of the images in one folder.
-    fn part_of(root: &Path, folder: &Path, split: Split) -> Result<Self> {
+    fn part_of(root: &Path, all: Undivided, split: Split) -> Result<Self> {
         if split == Split::Val {
             let help = format!("One in {ONE_IN} of its images is held out, as the split test.");
             return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/".to_owned(), help });
@@ -75,13 +75,16 @@ impl ImageFolder {
                 Ok(wanted.map(|(image, _)| image).collect())
             }
         };
-        let (images, others) = Self::list(root, folder, class_names(folder)?, part)?;
-        Ok(images.noting(match split {
-            Split::Train => others.passed_over(&format!("{}/", folder.file_name().unwrap_or_default().display())),
-            _ => Some(format!(
+        let (images, others) = Self::list(root, &all.folder, all.classes, part)?;
+        Ok(match split {
+            Split::Train => {
+                let name = all.folder.file_name().unwrap_or(all.folder.as_os_str()).display();
+                images.noting(others.passed_over(&format!("{name}/"))).noting(all.passed_over)
+            }
+            _ => images.noting(Some(format!(
                 "there is neither val/ nor test/: one in {ONE_IN} of each class's images is held out as the test"
-            )),
-        }))
+            ))),
+        })
     }
 
     /// The images that `wanted` takes of those of each class, given its name and its folder; and what lies beside them.
@@ -157,38 +160,61 @@ pub(crate) fn evaluated(root: &Path) -> Split {
     if root.join(Split::Val.name()).is_dir() { Split::Val } else { Split::Test }
 }
 
-/// The folder of all classes, where they are not divided into images to learn from and others.
-fn undivided(root: &Path) -> Option<PathBuf> {
-    let [train, val, test] = [Split::Train, Split::Val, Split::Test].map(|split| root.join(split.name()));
-    if val.is_dir() || test.is_dir() {
-        return None;
-    }
-    if train.is_dir() { Some(train) } else { holds_classes(root).then(|| root.to_owned()) }
+/// Classes whose images are not divided into those to learn from and others.
+pub(crate) struct Undivided {
+    folder: PathBuf,
+    classes: Vec<String>,
+    /// Folders beside those of the classes, in a phrase.
+    passed_over: Option<String>,
 }
 
-/// Whether two or more of its folders hold images. It looks no deeper: a folder may be the wrong one, and have a whole
-/// disk below it.
-pub(crate) fn holds_classes(root: &Path) -> bool {
-    let holds_pictures = |folder: &DirEntry| {
-        folder.path().is_dir() && visible(&folder.path()).is_ok_and(|all| all.iter().any(|it| is_picture(&it.path())))
-    };
-    visible(root).is_ok_and(|folders| folders.iter().filter(|folder| holds_pictures(folder)).nth(1).is_some())
-}
-
-/// The names of the folders in `split`, sorted.
-fn class_names(split: &Path) -> Result<Vec<String>> {
-    let mut classes = Vec::new();
-    for path in visible(split)?.iter().map(DirEntry::path).filter(|path| path.is_dir()) {
-        match path.file_name().and_then(OsStr::to_str) {
-            Some(name) => classes.push(name.to_owned()),
-            None => return Err(Error::Unsupported { path, what: "a class name must be UTF-8".to_owned() }),
+impl Undivided {
+    /// Those in `train`, or where there is no such folder, two or more in the root itself, each with an image. Other folders
+    /// may lie there, such as that of the runs: it looks no deeper for their images, and if the root is the wrong one, has
+    /// not walked through a whole disk.
+    pub fn of(root: &Path) -> Result<Option<Self>> {
+        let [train, val, test] = [Split::Train, Split::Val, Split::Test].map(|split| root.join(split.name()));
+        if val.is_dir() || test.is_dir() {
+            return Ok(None);
         }
+        if train.is_dir() {
+            return Ok(Some(Self { classes: class_names(&train)?, folder: train, passed_over: None }));
+        }
+        let (classes, others): (Vec<String>, Vec<String>) =
+            folder_names(root)?.into_iter().partition(|class| holds_picture(&root.join(class)));
+        let (s, their) = if others.len() == 1 { ("", "its") } else { ("s", "their") };
+        let few: Vec<&str> = others.iter().take(LISTED).map(String::as_str).collect();
+        let passed_over = (!others.is_empty()).then(|| {
+            format!("passed over {} folder{s} without an image of {their} own: {}", others.len(), few.join(", "))
+        });
+        Ok((classes.len() > 1).then(|| Self { folder: root.to_owned(), classes, passed_over }))
     }
+}
+
+fn holds_picture(folder: &Path) -> bool {
+    visible(folder).is_ok_and(|entries| entries.iter().any(|entry| is_picture(&entry.path())))
+}
+
+/// The names of the folders in `split`, of which there must be one.
+fn class_names(split: &Path) -> Result<Vec<String>> {
+    let classes = folder_names(split)?;
     if classes.is_empty() {
         return Err(lacking(split, "a folder for each class"));
     }
-    classes.sort_unstable();
     Ok(classes)
+}
+
+/// The names of the folders in another, sorted.
+fn folder_names(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for path in visible(folder)?.iter().map(DirEntry::path).filter(|path| path.is_dir()) {
+        match path.file_name().and_then(OsStr::to_str) {
+            Some(name) => names.push(name.to_owned()),
+            None => return Err(Error::Unsupported { path, what: "a class name must be UTF-8".to_owned() }),
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
 }
 
 /// The files in one class's folder, of which there must be an image.

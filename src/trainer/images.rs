@@ -4,6 +4,7 @@ use super::trained::DataFacts;
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
 use data::{Dataset, Loader, LoaderConfig, Mixing, Split, Transform};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Images to learn from and images to be tested on, of the same classes.
@@ -26,6 +27,23 @@ impl Images {
         let open = |split| data::open(source, split).with_context(|| format!("data {source}{whose}"));
         let (train, test) = (open(Split::Train)?, open(Split::evaluated(source))?);
         Self::new(train, test).with_context(|| format!("data {source}"))
+    }
+
+    /// Refuses a new run folder among those of the classes: its pictures would make it one of them.
+    pub(super) fn expect_apart(&self, config: &RunConfig) -> Result<()> {
+        let place = |path: &Path| std::fs::canonicalize(path).ok();
+        let above =
+            |path: &Path| place(path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new(".")));
+        let first = self.train.path(0).and_then(|image| image.strip_prefix(&config.data).ok()?.iter().next());
+        let is_class = first.is_some_and(|folder| self.train.classes().iter().any(|class| **class == *folder));
+        if is_class && above(&config.out).is_some_and(|folder| Some(folder) == place(Path::new(&config.data))) {
+            bail!(
+                "run folder {0}: it would lie beside those of the classes, and be taken for one of them when it has pictures; \
+                 choose another, --out {0}/run for example",
+                config.out.display()
+            );
+        }
+        Ok(())
     }
 
     /// Those to learn from.

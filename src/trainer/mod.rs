@@ -130,6 +130,7 @@ impl Trainer {
         expect_free(&config.out)?;
         announce(&config);
         let images = images.map_or_else(|| Images::open(&config.data, ""), Ok)?;
+        images.expect_apart(&config)?;
         images.settle_classes(&mut config)?;
         let mut facts = DataFacts::of(&images);
         let theirs = weights.as_ref().and_then(Stored::described).map(|(_, data)| data.statistics);
