@@ -27,7 +27,7 @@ fn check_names_them_all_and_a_run_says_so() {
     assert!(said.out.ends_with("4 of 28 images cannot be read.\n"), "{said:?}");
     let lines: Vec<&str> = said.err.lines().collect();
     assert_eq!(lines.len(), 5, "{said:?}");
-    let expected = [broken[0], broken[1], "note: passed over 1 file in val/", broken[2], broken[3]];
+    let expected = ["note: passed over 1 file in val/", broken[0], broken[1], broken[2], broken[3]];
     assert!(lines.iter().zip(expected).all(|(line, part)| line.contains(part)), "{lines:?}");
 
     let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
@@ -56,26 +56,39 @@ fn check_names_them_all_and_a_run_says_so() {
 fn pictures_that_are_not_divided_can_be_trained_on() {
     let folder = fresh("broken-undivided");
     let data = samples::image_folder(&folder.join("divided")).join("train");
-    let table = "class    train     test\ndark         8        2\nlight        8        2\nall         16        4\n";
+    let table = "class    train     test\ndark         9        1\nlight        8        2\nall         17        3\n";
     let said = biformer(&["check", "--data", text(&data)]).ok();
     assert!(said.out.starts_with(table), "{said:?}");
     let (config, beside) = (samples::config(&folder, "image_size = 32"), data.join("mine"));
     let train = ["train", "--config", text(&config), "--data", text(&data), "--batch-size", "5", "--epochs", "1"];
     let to = |run: &Path| biformer(&[&train[..], &["--out", text(run)]].concat());
-    to(&beside).refused(&["mine: it would lie beside those of the classes", "mine/run for example"]);
+    let among = ["its pictures would be taken for some of the images", "/runs/mine for example"];
+    to(&beside).refused(&among);
+    to(&data.join("dark/mine")).refused(&among);
     let run = beside.join("run");
     let said = to(&run).ok().out;
-    let note = "note: there is neither val/ nor test/: one in 5 of each class's images is held out as the test\n";
-    assert!(said.contains("16 training images of 2 classes, 4 test images.\n") && said.contains(note), "{said}");
+    let note = "note: there is neither val/ nor test/: about one image in 5 is held out as the test\n";
+    assert!(said.contains("17 training images of 2 classes, 3 test images.\n") && said.contains(note), "{said}");
     let measured = |more: &[&str]| {
         let said = biformer(&[&["eval", "--checkpoint", text(&run), "--json"], more].concat()).ok();
         let report: Value = serde_json::from_str(&said.out).unwrap();
         (report["split"].as_str().unwrap().to_owned(), report["images"].as_u64().unwrap())
     };
-    assert_eq!(measured(&[]), ("test".to_owned(), 4));
-    assert_eq!(measured(&["--split", "train"]), ("train".to_owned(), 16));
+    assert_eq!(measured(&[]), ("test".to_owned(), 3));
+    assert_eq!(measured(&["--split", "train"]), ("train".to_owned(), 17));
     let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "2"]).ok();
     assert!(said.out.contains("note: passed over 1 folder without an image of its own: mine\n"), "{said:?}");
+    // A model that was trained on others is measured on all of them; one whose own test is gone is not.
+    fs::remove_dir_all(beside).unwrap();
+    let (divided, run) = (data.parent().unwrap(), folder.join("other"));
+    let train = ["train", "--config", text(&config), "--data", text(divided), "--batch-size", "5", "--epochs", "1"];
+    biformer(&[&train[..], &["--out", text(&divided.join("val/dark/run"))]].concat()).refused(&among[..1]);
+    biformer(&[&train[..], &["--out", text(&run)]].concat()).ok();
+    let eval = ["eval", "--checkpoint", text(&run)];
+    let said = biformer(&[&eval[..], &["--data", text(&data)]].concat()).ok().out;
+    assert!(said.starts_with("All images of ") && said.contains("\nall         20 "), "{said}");
+    fs::remove_dir_all(divided.join("val")).unwrap();
+    biformer(&eval).refused(&["its images to be tested on are gone", "--data"]);
     // Pictures of a class alone can be of no use to it.
     fs::create_dir(data.join("single")).unwrap();
     samples::picture(&data.join("single/0.png"), 8, 8, [0; 3]);

@@ -103,11 +103,11 @@ fn the_split_is_what_training_evaluates_on_or_what_is_asked_for() {
         .refused(&["lacks test/. It has val/."]);
     for data in ["embedded", text(&of_cifar().data)] {
         let val = ["eval", "--checkpoint", text(cifar), "--data", data, "--split", "val"];
-        biformer(&val).refused(&["lacks val images", "It has train and test images."]);
+        biformer(&val).refused(&["lacks a split val", "It has train and test images."]);
     }
     assert_eq!(report(cifar, &["--split", "train"])["images"], samples::TRAIN);
     let said = biformer(&["eval", "--checkpoint", text(cifar), "--split", "dev"]);
-    assert!(said.status == Some(2) && said.err.contains("there are train, val and test"), "{said:?}");
+    assert!(said.status == Some(2) && said.err.contains("there are train, val, test and all"), "{said:?}");
 }
 
 #[test]

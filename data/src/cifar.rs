@@ -28,13 +28,13 @@ const CIFAR100: Format = Format { name: "cifar100", label_classes: &[20, 100], s
 /// Reads one split of CIFAR-10 from the folder with its `.bin` files and `batches.meta.txt`.
 ///
 /// Errors: [`Error::Missing`], [`Error::Truncated`], [`Error::Label`], [`Error::Unsupported`] or [`Error::Io`], with the
-/// file and, where there is one, the record; [`Error::Lacking`] for [`Split::Val`].
+/// file and, where there is one, the record; [`Error::Lacking`] for other splits than train and test.
 pub fn open_cifar10(folder: &Path, split: Split) -> Result<InMemory> {
     let files: &[&str] = match split {
         Split::Train => {
             &["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"]
         }
-        Split::Val => return Err(Error::no_val(folder)),
+        Split::Val | Split::All => return Err(Error::no_split(folder, split)),
         Split::Test => &["test_batch.bin"],
     };
     CIFAR10.open(folder, files, "batches.meta.txt")
@@ -47,7 +47,7 @@ pub fn open_cifar10(folder: &Path, split: Split) -> Result<InMemory> {
 pub fn open_cifar100(folder: &Path, split: Split) -> Result<InMemory> {
     let file = match split {
         Split::Train => "train.bin",
-        Split::Val => return Err(Error::no_val(folder)),
+        Split::Val | Split::All => return Err(Error::no_split(folder, split)),
         Split::Test => "test.bin",
     };
     CIFAR100.open(folder, &[file], "fine_label_names.txt")

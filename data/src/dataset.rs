@@ -18,19 +18,23 @@ pub enum Split {
     Val,
     /// The images to be judged by.
     Test,
+    /// All images of a folder that does not divide them.
+    All,
 }
 
 impl Split {
-    /// `"train"`, `"val"` or `"test"`.
+    /// `"train"`, `"val"`, `"test"` or `"all"`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Train => "train",
             Self::Val => "val",
             Self::Test => "test",
+            Self::All => "all",
         }
     }
 
-    /// The split that training evaluates on: an image folder's `val`, where there is one, else `test`.
+    /// The split that training evaluates on: an image folder's `val`, where there is one, else `test`, which where there is
+    /// none either is held out of the images.
     pub fn evaluated(source: &str) -> Self {
         if source == embedded::SOURCE { Self::Test } else { folder::evaluated(Path::new(source)) }
     }
@@ -40,9 +44,9 @@ impl FromStr for Split {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let all = [Self::Train, Self::Val, Self::Test];
+        let all = [Self::Train, Self::Val, Self::Test, Self::All];
         let found = all.into_iter().find(|split| split.name() == text);
-        found.ok_or_else(|| format!("there is no split \"{text}\"; there are train, val and test"))
+        found.ok_or_else(|| format!("there is no split \"{text}\"; there are train, val, test and all"))
     }
 }
 
@@ -109,6 +113,11 @@ pub trait Dataset: Send + Sync {
         None
     }
 
+    /// Whether these are images that were [held out](open) of others, for want of a test.
+    fn is_held_out(&self) -> bool {
+        false
+    }
+
     /// What a user should know of how the samples were found, each in a phrase: files among theirs that are none, say.
     fn notes(&self) -> &[String] {
         &[]
@@ -122,7 +131,7 @@ pub trait Dataset: Send + Sync {
 /// | CIFAR-10 | `cifar-10-batches-bin/` with `data_batch_1.bin` to `_5.bin`, `test_batch.bin`, `batches.meta.txt` |
 /// | CIFAR-100 | `cifar-100-binary/` with `train.bin`, `test.bin`, `fine_label_names.txt` |
 /// | image folder | `train/CLASS/*.png`, `.jpg`, `.jpeg`, `.webp`, also in folders below `CLASS`, and the same classes in `val/`, `test/` or both; to evaluate on, these suffice |
-/// | not divided | only `train/CLASS/`, or two or more `CLASS/` themselves: one in five images is held out as the test |
+/// | not divided | only `train/CLASS/`, or none of all this, but two or more `CLASS/` with images: about one in five is held out as the test |
 ///
 /// Errors: [`Error::Missing`] or [`Error::Lacking`] where nothing fits or there is no such split, with what was looked for;
 /// [`Error::Unsupported`] where the path is a file or fits twice; then whatever reading the layout reports.

@@ -22,11 +22,11 @@ macro_rules! asset {
 
 /// Unpacks one split (some 50 ms for the training images).
 ///
-/// Errors: [`Error::Lacking`] for [`Split::Val`]; those of a damaged asset, but the tests show that there are none.
+/// Errors: [`Error::Lacking`] for other splits than train and test; those of a damaged asset, but the tests show that there are none.
 pub fn open(split: Split) -> Result<InMemory> {
     let (sheet, labels, file): (&[u8], &[u8], _) = match split {
         Split::Train => (asset!("train.png"), asset!("train.labels.txt"), "embedded train.png"),
-        Split::Val => return Err(Error::no_val(Path::new(SOURCE))),
+        Split::Val | Split::All => return Err(Error::no_split(Path::new(SOURCE), split)),
         Split::Test => (asset!("test.png"), asset!("test.labels.txt"), "embedded test.png"),
     };
     let sheet = decode(sheet, Path::new(file))?;

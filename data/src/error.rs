@@ -1,5 +1,6 @@
 //! What can go wrong between a file and a batch.
 
+use crate::Split;
 use std::path::{Path, PathBuf};
 
 /// The result of everything in this crate that can fail.
@@ -158,8 +159,8 @@ impl Error {
     }
 
     /// The failure to find validation images in a data set that comes with others only.
-    pub(crate) fn no_val(path: &Path) -> Self {
-        let (looked_for, help) = ("val images".to_owned(), "It has train and test images.".to_owned());
+    pub(crate) fn no_split(path: &Path, split: Split) -> Self {
+        let (looked_for, help) = (format!("a split {}", split.name()), "It has train and test images.".to_owned());
         Self::Lacking { path: path.to_owned(), looked_for, help }
     }
 

@@ -14,7 +14,7 @@ use crate::{Dataset, Error, Result, Sample, Split, Statistics, load_image};
 const LISTED: usize = 5;
 
 /// The images below `ROOT/train/CLASS/`, `ROOT/val/CLASS/` or `ROOT/test/CLASS/`, also in folders of their own there.
-/// Where there is only `train/`, or only `ROOT/CLASS/`, one in five images of each class is held out as the test.
+/// Where there is only `train/`, or only `ROOT/CLASS/`, about one in five images is held out as the test.
 ///
 /// Classes are sorted by name and their files by path, so an index means the same on every machine. Hidden names are passed
 /// over; files that are no `.png`, `.jpg`, `.jpeg` or `.webp` (in any case of letters) are, too, but counted. Symbolic links are
@@ -24,6 +24,7 @@ pub struct ImageFolder {
     classes: Vec<String>,
     paths: Vec<PathBuf>, // grouped by class
     labels: Vec<u32>,
+    held_out: bool,
     notes: Vec<String>,
 }
 
@@ -38,6 +39,10 @@ impl ImageFolder {
     pub fn open(root: &Path, split: Split) -> Result<Self> {
         if let Some(classes) = Undivided::of(root)? {
             return Self::part_of(root, classes, split);
+        }
+        if split == Split::All {
+            let (looked_for, help) = ("images that are not divided".to_owned(), "Name one of its parts.".to_owned());
+            return Err(Error::Lacking { path: root.to_owned(), looked_for, help });
         }
         // Nothing is to be learned that could not be tested.
         let held_out = if split == Split::Train { evaluated(root) } else { split };
@@ -64,10 +69,11 @@ impl ImageFolder {
     /// A split of the images in one folder.
     fn part_of(root: &Path, all: Undivided, split: Split) -> Result<Self> {
         if split == Split::Val {
-            let help = format!("One in {ONE_IN} of its images is held out, as the split test.");
+            let help = format!("About one in {ONE_IN} of its images is held out, as the split test.");
             return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/".to_owned(), help });
         }
         let part = |class: &str, folder: &Path, images: Vec<PathBuf>| match images.len() {
+            _ if split == Split::All => Ok(images),
             1 => Err(Error::SingleImage { class: class.to_owned(), path: folder.to_owned() }),
             _ => {
                 let held_out = held_out(folder, &images);
@@ -76,15 +82,13 @@ impl ImageFolder {
             }
         };
         let (images, others) = Self::list(root, &all.folder, all.classes, part)?;
-        Ok(match split {
-            Split::Train => {
-                let name = all.folder.file_name().unwrap_or(all.folder.as_os_str()).display();
-                images.noting(others.passed_over(&format!("{name}/"))).noting(all.passed_over)
-            }
-            _ => images.noting(Some(format!(
-                "there is neither val/ nor test/: one in {ONE_IN} of each class's images is held out as the test"
-            ))),
-        })
+        let name = all.folder.file_name().unwrap_or(all.folder.as_os_str()).display();
+        let images = images.noting(others.passed_over(&format!("{name}/"))).noting(all.passed_over);
+        if split != Split::Test {
+            return Ok(images);
+        }
+        let note = format!("there is neither val/ nor test/: about one image in {ONE_IN} is held out as the test");
+        Ok(Self { held_out: true, ..images.noting(Some(note)) })
     }
 
     /// The images that `wanted` takes of those of each class, given its name and its folder; and what lies beside them.
@@ -109,7 +113,7 @@ impl ImageFolder {
             others.add(beside);
         }
         let name = root.file_name().unwrap_or(root.as_os_str()).to_string_lossy().into_owned();
-        Ok((Self { name, classes, paths, labels, notes: vec![] }, others))
+        Ok((Self { name, classes, paths, labels, held_out: false, notes: vec![] }, others))
     }
 
     fn noting(mut self, note: Option<String>) -> Self {
@@ -150,6 +154,10 @@ impl Dataset for ImageFolder {
         self.paths.get(index).map(PathBuf::as_path)
     }
 
+    fn is_held_out(&self) -> bool {
+        self.held_out
+    }
+
     fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -172,27 +180,48 @@ impl Undivided {
     /// Those in `train`, or where there is no such folder, two or more in the root itself, each with an image. Other folders
     /// may lie there, such as that of the runs: it looks no deeper for their images, and if the root is the wrong one, has
     /// not walked through a whole disk.
+    ///
+    /// Errors: [`Error::Lacking`] where a folder beside `train` has classes of the same names; those of reading folders.
     pub fn of(root: &Path) -> Result<Option<Self>> {
         let [train, val, test] = [Split::Train, Split::Val, Split::Test].map(|split| root.join(split.name()));
         if val.is_dir() || test.is_dir() {
             return Ok(None);
         }
         if train.is_dir() {
-            return Ok(Some(Self { classes: class_names(&train)?, folder: train, passed_over: None }));
+            let classes = class_names(&train)?;
+            let beside: Vec<String> =
+                folder_names(root)?.into_iter().filter(|name| name != Split::Train.name()).collect();
+            for name in &beside {
+                if folder_names(&root.join(name))?.iter().any(|class| classes.binary_search(class).is_ok()) {
+                    let help = format!("It has {name}/: if those are to be tested on, call it val.");
+                    return Err(Error::Lacking {
+                        path: root.to_owned(),
+                        looked_for: "val/ and test/".to_owned(),
+                        help,
+                    });
+                }
+            }
+            let passed_over = some_of(&beside, "beside train/");
+            return Ok(Some(Self { classes, folder: train, passed_over }));
         }
-        let (classes, others): (Vec<String>, Vec<String>) =
-            folder_names(root)?.into_iter().partition(|class| holds_picture(&root.join(class)));
-        let (s, their) = if others.len() == 1 { ("", "its") } else { ("s", "their") };
-        let few: Vec<&str> = others.iter().take(LISTED).map(String::as_str).collect();
-        let passed_over = (!others.is_empty()).then(|| {
-            format!("passed over {} folder{s} without an image of {their} own: {}", others.len(), few.join(", "))
-        });
+        let (mut classes, mut others) = (Vec::new(), Vec::new());
+        for name in folder_names(root)? {
+            let has_image = visible(&root.join(&name))?.iter().any(|entry| is_picture(&entry.path()));
+            if has_image { classes.push(name) } else { others.push(name) }
+        }
+        let passed_over = some_of(
+            &others,
+            if others.len() == 1 { "without an image of its own" } else { "without images of their own" },
+        );
         Ok((classes.len() > 1).then(|| Self { folder: root.to_owned(), classes, passed_over }))
     }
 }
 
-fn holds_picture(folder: &Path) -> bool {
-    visible(folder).is_ok_and(|entries| entries.iter().any(|entry| is_picture(&entry.path())))
+/// What a user should know of folders that were passed over, if there are any.
+fn some_of(folders: &[String], which: &str) -> Option<String> {
+    let s = if folders.len() == 1 { "" } else { "s" };
+    let few = folders.iter().take(LISTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    (!folders.is_empty()).then(|| format!("passed over {} folder{s} {which}: {few}", folders.len()))
 }
 
 /// The names of the folders in `split`, of which there must be one.
@@ -231,9 +260,14 @@ fn images_of(folder: &Path, class: &str) -> Result<Listing> {
 
 /// The error of a split to evaluate on that is not there, while the other one may be.
 fn lacks_split(root: &Path, split: Split) -> Error {
-    let other = if split == Split::Val { Split::Test } else { Split::Val };
-    let (looked_for, help) = (format!("{}/", split.name()), format!("It has {}/.", other.name()));
-    Error::Lacking { path: root.to_owned(), looked_for, help }
+    match [Split::Val, Split::Test].into_iter().find(|other| root.join(other.name()).is_dir()) {
+        None => lacking(root, "train/, and folders of images"),
+        Some(other) => Error::Lacking {
+            path: root.to_owned(),
+            looked_for: format!("{}/", split.name()),
+            help: format!("It has {}/.", other.name()),
+        },
+    }
 }
 
 fn lacking(path: &Path, looked_for: &str) -> Error {

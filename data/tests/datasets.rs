@@ -167,12 +167,12 @@ fn the_splits_of_each_layout() {
     for source in [cifar.path(), Path::new("embedded")] {
         assert_eq!(Split::evaluated(source.to_str().unwrap()), Split::Test);
         let error = fails(source, Split::Val).to_string();
-        assert!(error.ends_with(" lacks val images. It has train and test images."), "{error}");
+        assert!(error.ends_with(" lacks a split val. It has train and test images."), "{error}");
     }
-    for split in [Split::Train, Split::Val, Split::Test] {
+    for split in [Split::Train, Split::Val, Split::Test, Split::All] {
         assert_eq!(split.name().parse(), Ok(split));
     }
-    assert!("valid".parse::<Split>().unwrap_err().contains("train, val and test"));
+    assert!("valid".parse::<Split>().unwrap_err().contains("train, val, test and all"));
 }
 
 #[test]
@@ -253,10 +253,26 @@ fn where_nothing_is_divided_one_image_in_five_is_held_out() {
         assert!((10..30).contains(&test.len()), "{} of 102", test.len());
         assert!([&train, &test].iter().all(|set| set.contains(&place("dog", 0)) != set.contains(&place("dog", 1))));
         assert!(about_train.contains(&format!("passed over 1 file in {noted} ")), "{about_train}");
-        assert!(about_test.contains("one in 5 of each class's images is held out"), "{about_test}");
+        assert!(about_test.contains(&about_train), "{about_train}, {about_test}");
+        assert!(about_test.contains("one image in 5 is held out"), "{about_test}");
+        let all = images(Split::All).0;
+        assert_eq!(all, train.union(&test).cloned().collect());
         write("cat", 100..150);
         assert!(images(Split::Train).0.is_superset(&train) && images(Split::Test).0.is_superset(&test));
     }
+    // What lies beside train/ may have been meant, and is named.
+    let root = tempfile::tempdir().unwrap();
+    for path in ["train/cat/1.png", "train/cat/2.png", "bus/1.png", "valid/dog/1.png"] {
+        write_picture(&root.path().join(path), 8, 8, [0; 3]);
+    }
+    let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+    assert_eq!(train.notes(), ["passed over 2 folders beside train/: bus, valid"]);
+    write_picture(&root.path().join("valid/cat/1.png"), 8, 8, [0; 3]);
+    let error = fails(root.path(), Split::Train).to_string();
+    assert!(
+        error.ends_with(" lacks val/ and test/. It has valid/: if those are to be tested on, call it val."),
+        "{error}"
+    );
     // One folder of images is no data set, nor are folders of folders.
     let root = tempfile::tempdir().unwrap();
     for path in ["cat/1.png", "a/cow/1.png", "a/dog/1.png"] {

@@ -42,7 +42,8 @@ impl Block {
         self.attention.linears().into_iter().chain(self.mlp.linears())
     }
 
-    /// The block's map. It lets go of every map as soon as it can: in inference that is the memory of large images.
+    /// The block's map. It lets go of what came in, and of the normalised tokens, when they were used: in inference large
+    /// images have less memory for it.
     pub fn forward<'t>(&self, pass: &Pass<'t>, mut x: Var<'t>) -> Result<Var<'t>> {
         if let Some(position) = &self.position {
             x = position.residual(pass, &x)?;

@@ -2,7 +2,7 @@
 
 use super::{Status, Threads};
 use crate::printing::{printable, tell};
-use crate::trainer::display::{bar, plural};
+use crate::trainer::display::{bar, distinct_notes, plural};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{Dataset, Split};
@@ -25,9 +25,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let splits = splits(&arguments.data)?;
         print_classes(&splits)?;
+        let notes = distinct_notes(splits.iter().map(|(_, dataset)| dataset.as_ref()));
+        notes.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
         let mut bad = 0;
         for (split, dataset) in &splits {
-            dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
             let errors = unreadable(dataset.as_ref(), *split);
             errors.iter().for_each(|error| tell!(io::stderr(), "{error}"));
             bad += errors.len();

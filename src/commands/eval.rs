@@ -33,7 +33,8 @@ pub struct Arguments {
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
     /// Which of its images: train, val or test. By default those that training evaluates on: val where a folder has it, else
-    /// test. The training images are measured as the others are, not varied.
+    /// test. The training images are measured as the others are, not varied. Where a folder has neither val nor test, these
+    /// are those that the run held out, or of a model that was trained on others, all.
     #[arg(long, value_name = "NAME")]
     split: Option<Split>,
     /// Images per pass.
@@ -94,7 +95,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     }
     let names: Vec<String> = report.classes.iter().map(|class| printable(&class.name)).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("all".len());
-    say!("The {} images of {}:", report.split.name(), printable(&report.data));
+    match (report.split, printable(&report.data)) {
+        (Split::All, data) => say!("All images of {data}:"),
+        (split, data) => say!("The {} images of {data}:", split.name()),
+    }
     say!("{:width$}  {:>7}  {:>6}  {:>6}", "class", "images", "top-1", "top-5");
     for (name, Class { images, top1, top5, .. }) in names.iter().zip(&report.classes) {
         let [top1, top5] =
@@ -204,8 +208,16 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
     (config.batch_size, config.device) = (batch, arguments.compute.device);
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
-    let split = arguments.split.unwrap_or_else(|| Split::evaluated(source));
-    let dataset = data::open(source, split).with_context(|| format!("data {source}{whose}"))?;
+    let open = |split| data::open(source, split).with_context(|| format!("data {source}{whose}"));
+    let mut split = arguments.split.unwrap_or_else(|| Split::evaluated(source));
+    let mut dataset = open(split)?;
+    if arguments.split.is_none() && dataset.is_held_out() && !known.held_out {
+        if arguments.data.is_none() {
+            bail!("data {source}: its images to be tested on are gone; bring them back, or name others with --data");
+        }
+        split = Split::All;
+        dataset = open(split)?;
+    }
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
     if !named && known.classes.len() == dataset.classes().len() {
         // Those that the published models were trained on are in the order of their folders' names, too.

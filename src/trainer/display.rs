@@ -52,9 +52,20 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
             "The classes are uneven: from {least} training images ({small}) to {most} ({large}).{remedy}"
         );
     }
-    for note in [train, test].into_iter().flat_map(Dataset::notes) {
+    for note in distinct_notes([train, test]) {
         tell!(io::stdout(), "note: {note}");
     }
+}
+
+/// What is to be said of data sets, each thing once.
+pub fn distinct_notes<'d>(sets: impl IntoIterator<Item = &'d dyn Dataset>) -> Vec<&'d str> {
+    let mut notes: Vec<&str> = vec![];
+    for note in sets.into_iter().flat_map(Dataset::notes) {
+        if !notes.contains(&note.as_str()) {
+            notes.push(note);
+        }
+    }
+    notes
 }
 
 /// The smallest class and the largest, where this has twice as many images or more.

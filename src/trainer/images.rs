@@ -4,7 +4,7 @@ use super::trained::DataFacts;
 use crate::config::RunConfig;
 use anyhow::{Context, Result, bail};
 use data::{Dataset, Loader, LoaderConfig, Mixing, Split, Transform};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Images to learn from and images to be tested on, of the same classes.
@@ -29,18 +29,27 @@ impl Images {
         Self::new(train, test).with_context(|| format!("data {source}"))
     }
 
-    /// Refuses a new run folder among those of the classes: its pictures would make it one of them.
+    /// Refuses a new run folder among the classes or their images: its pictures would be taken for some of them.
     pub(super) fn expect_apart(&self, config: &RunConfig) -> Result<()> {
-        let place = |path: &Path| std::fs::canonicalize(path).ok();
-        let above =
-            |path: &Path| place(path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new(".")));
-        let first = self.train.path(0).and_then(|image| image.strip_prefix(&config.data).ok()?.iter().next());
-        let is_class = first.is_some_and(|folder| self.train.classes().iter().any(|class| **class == *folder));
-        if is_class && above(&config.out).is_some_and(|folder| Some(folder) == place(Path::new(&config.data))) {
+        let first_in = |folder: &Path, path: &Path| Some(path.strip_prefix(folder).ok()?.iter().next()?.to_owned());
+        let (data, out) = (Path::new(&config.data), &config.out);
+        let Some(images_in) = self.train.path(0).and_then(|image| first_in(data, image)) else { return Ok(()) };
+        let Ok(inside) = resolved(out)?.strip_prefix(resolved(data)?).map(Path::to_owned) else { return Ok(()) };
+        let Some(first) = inside.iter().next() else { return Ok(()) };
+        let is_one_of = |names: &[&str]| names.iter().any(|name| *name == first);
+        let among = if images_in == Split::Train.name() {
+            is_one_of(&[Split::Train, Split::Val, Split::Test].map(Split::name))
+        } else {
+            is_one_of(&self.train.classes().iter().map(String::as_str).collect::<Vec<_>>())
+                || inside.iter().count() == 1
+        };
+        if among {
             bail!(
-                "run folder {0}: it would lie beside those of the classes, and be taken for one of them when it has pictures; \
-                 choose another, --out {0}/run for example",
-                config.out.display()
+                "run folder {}: its pictures would be taken for some of the images of {}; choose another with --out, {} for \
+                 example",
+                out.display(),
+                config.data,
+                data.join("runs").join(out.file_name().unwrap_or_default()).display()
             );
         }
         Ok(())
@@ -99,4 +108,12 @@ impl Images {
         let source = || format!("data {}", config.data);
         Ok((Loader::new(train, training).with_context(source)?, Loader::new(test, testing).with_context(source)?))
     }
+}
+
+/// A path without links and dots, as far as it is there.
+fn resolved(path: &Path) -> Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    let there = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    Ok(there
+        .map_or_else(|| path.clone(), |(above, place)| place.join(path.strip_prefix(above).unwrap_or(Path::new("")))))
 }

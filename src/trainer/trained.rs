@@ -31,6 +31,9 @@ pub struct DataFacts {
     /// The number of images that training is tested on.
     #[serde(default)] // runs from before it was kept
     pub test_images: Option<usize>,
+    /// Whether these were held out of the others, for want of a test.
+    #[serde(default)]
+    pub held_out: bool,
 }
 
 impl DataFacts {
@@ -38,7 +41,8 @@ impl DataFacts {
     pub fn of(images: &Images) -> Self {
         let (train, test) = (images.train(), images.test());
         let (classes, statistics) = (train.classes().to_vec(), train.statistics());
-        Self { classes, statistics, train_images: train.len(), test_images: Some(test.len()) }
+        let (train_images, test_images, held_out) = (train.len(), Some(test.len()), test.is_held_out());
+        Self { classes, statistics, train_images, test_images, held_out }
     }
 
     /// Lets a run go on with images: as many of the same classes to learn from as before. Says so where there are not as many
@@ -52,6 +56,7 @@ impl DataFacts {
                  what it has learned (--weights RUN --out NEW)"
             );
         }
+        self.held_out = images.test().is_held_out();
         let now = images.test().len();
         if let Some(before) = self.test_images.replace(now).filter(|&before| before != now) {
             tell!(
@@ -184,7 +189,13 @@ impl TrainedModel {
         let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
         model.load(&file, path)?;
         let classes = (0..config.architecture.num_classes).map(|class| format!("class {class}")).collect();
-        let data = DataFacts { classes, statistics: Statistics::IMAGENET, train_images: 0, test_images: None };
+        let data = DataFacts {
+            classes,
+            statistics: Statistics::IMAGENET,
+            train_images: 0,
+            test_images: None,
+            held_out: false,
+        };
         Ok(Self { model, config, data, named: false })
     }
 

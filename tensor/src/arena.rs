@@ -8,7 +8,7 @@
 //!
 //! Of what no core's cache could hold, the last place to be freed is as good as any other, and that it was the last may be
 //! chance, where several threads free such places. A request for so much has the free places joined at once, and takes
-//! the smallest hole: the maps of large images then fit together, and in the same way in every pass.
+//! the smallest hole: the maps of large images then fit together, whichever thread was first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
