@@ -64,7 +64,7 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     let to = |run: &Path| biformer(&[&train[..], &["--out", text(run)]].concat());
     let among = ["its pictures would be taken for some of the images", "/runs/mine for example"];
     to(&beside).refused(&among);
-    to(&data.join("dark/mine")).refused(&among);
+    ["dark/mine", "test/mine"].iter().for_each(|place| to(&data.join(place)).refused(&among));
     let run = beside.join("run");
     let said = to(&run).ok().out;
     let note = "note: there is neither val/ nor test/: about one image in 5 is held out as the test\n";
@@ -88,10 +88,15 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     let said = biformer(&[&eval[..], &["--data", text(&data)]].concat()).ok().out;
     assert!(said.starts_with("All images of ") && said.contains("\nall         20 "), "{said}");
     fs::remove_dir_all(divided.join("val")).unwrap();
-    biformer(&eval).refused(&["its images to be tested on are gone", "--data"]);
-    // Pictures of a class alone can be of no use to it.
+    biformer(&eval).refused(&["it has neither val/ nor test/", "bring back", "--data"]);
+    biformer(&[&eval[..], &["--data", text(divided)]].concat())
+        .refused(&["it has neither val/ nor test/", "--split all"]);
+    let resume = ["train", "--resume", "--out", text(&run), "--epochs", "2"];
+    biformer(&resume).refused(&["bring back what the run was tested on"]);
+    // A class of one picture can be measured, but not divided.
     fs::create_dir(data.join("single")).unwrap();
     samples::picture(&data.join("single/0.png"), 8, 8, [0; 3]);
+    biformer(&[&eval[..], &["--data", text(&data)]].concat()).refused(&["3 of them, not 2"]);
     biformer(&["check", "--data", text(&data)]).refused(&[
         "class \"single\" has one image",
         "one to be tested on",

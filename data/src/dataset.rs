@@ -148,11 +148,9 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     if !root.is_dir() {
         return Err(unsupported("it is a file; name the folder of a data set"));
     }
-    let cifar10 = nested(root, "cifar-10-batches-bin", &["data_batch_1.bin", "test_batch.bin", "batches.meta.txt"]);
-    let cifar100 = nested(root, "cifar-100-binary", &["train.bin", "test.bin", "fine_label_names.txt"]);
     let folders: &[&str] = if split == Split::Train { &["train"] } else { &["train", "val", "test"] };
     let has_split = folders.iter().any(|folder| root.join(folder).is_dir());
-    match (cifar10, cifar100, has_split) {
+    match (cifar10(root), cifar100(root), has_split) {
         (Some(folder), None, false) => Ok(Arc::new(cifar::open_cifar10(&folder, split)?)),
         (None, Some(folder), false) => Ok(Arc::new(cifar::open_cifar100(&folder, split)?)),
         (None, None, true) => Ok(Arc::new(ImageFolder::open(root, split)?)),
@@ -166,6 +164,26 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
         }
         _ => Err(unsupported("it holds more than one data set; name the folder of one of them")),
     }
+}
+
+/// The folder of all classes, where a source does not divide its images into those to learn from and others: its `train/`, or
+/// itself.
+///
+/// Errors: those of [`open`].
+pub fn undivided(source: &str) -> Result<Option<PathBuf>> {
+    let root = Path::new(source);
+    if source == embedded::SOURCE || !root.is_dir() || cifar10(root).or_else(|| cifar100(root)).is_some() {
+        return Ok(None);
+    }
+    Ok(folder::Undivided::of(root)?.map(|undivided| undivided.folder))
+}
+
+fn cifar10(root: &Path) -> Option<PathBuf> {
+    nested(root, "cifar-10-batches-bin", &["data_batch_1.bin", "test_batch.bin", "batches.meta.txt"])
+}
+
+fn cifar100(root: &Path) -> Option<PathBuf> {
+    nested(root, "cifar-100-binary", &["train.bin", "test.bin", "fine_label_names.txt"])
 }
 
 /// The folder that holds `files`: `root/folder`, or `root` itself where one of the files lies there. One file is

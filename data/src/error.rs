@@ -158,7 +158,7 @@ impl Error {
         move |cause| Self::Io { path: path.to_owned(), cause }
     }
 
-    /// The failure to find validation images in a data set that comes with others only.
+    /// The failure to find a split of a data set that comes with images to learn from and to be tested on alone.
     pub(crate) fn no_split(path: &Path, split: Split) -> Self {
         let (looked_for, help) = (format!("a split {}", split.name()), "It has train and test images.".to_owned());
         Self::Lacking { path: path.to_owned(), looked_for, help }

@@ -170,7 +170,7 @@ pub(crate) fn evaluated(root: &Path) -> Split {
 
 /// Classes whose images are not divided into those to learn from and others.
 pub(crate) struct Undivided {
-    folder: PathBuf,
+    pub folder: PathBuf,
     classes: Vec<String>,
     /// Folders beside those of the classes, in a phrase.
     passed_over: Option<String>,
@@ -181,7 +181,7 @@ impl Undivided {
     /// may lie there, such as that of the runs: it looks no deeper for their images, and if the root is the wrong one, has
     /// not walked through a whole disk.
     ///
-    /// Errors: [`Error::Lacking`] where a folder beside `train` has classes of the same names; those of reading folders.
+    /// Errors: [`Error::Lacking`] where a folder beside `train` has the same classes; those of reading `train` or the root.
     pub fn of(root: &Path) -> Result<Option<Self>> {
         let [train, val, test] = [Split::Train, Split::Val, Split::Test].map(|split| root.join(split.name()));
         if val.is_dir() || test.is_dir() {
@@ -189,30 +189,28 @@ impl Undivided {
         }
         if train.is_dir() {
             let classes = class_names(&train)?;
-            let beside: Vec<String> =
-                folder_names(root)?.into_iter().filter(|name| name != Split::Train.name()).collect();
-            for name in &beside {
-                if folder_names(&root.join(name))?.iter().any(|class| classes.binary_search(class).is_ok()) {
-                    let help = format!("It has {name}/: if those are to be tested on, call it val.");
-                    return Err(Error::Lacking {
-                        path: root.to_owned(),
-                        looked_for: "val/ and test/".to_owned(),
-                        help,
-                    });
-                }
+            let mut beside = folder_names(root)?;
+            beside.retain(|name| name != Split::Train.name());
+            // One that cannot be read is among those that are passed over.
+            let theirs = |name: &String| folder_names(&root.join(name)).unwrap_or_default();
+            if let Some(name) = beside.iter().find(|name| theirs(name) == classes) {
+                let help =
+                    format!("It has {name}/: if that is to be tested on, call it val, or else move it elsewhere.");
+                return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/ and test/".to_owned(), help });
             }
             let passed_over = some_of(&beside, "beside train/");
             return Ok(Some(Self { classes, folder: train, passed_over }));
         }
         let (mut classes, mut others) = (Vec::new(), Vec::new());
         for name in folder_names(root)? {
-            let has_image = visible(&root.join(&name))?.iter().any(|entry| is_picture(&entry.path()));
-            if has_image { classes.push(name) } else { others.push(name) }
+            match visible(&root.join(&name)) {
+                Ok(entries) if entries.iter().any(|entry| is_picture(&entry.path())) => classes.push(name),
+                Ok(_) => others.push(name),
+                Err(_) => others.push(format!("{name} (which cannot be read)")),
+            }
         }
-        let passed_over = some_of(
-            &others,
-            if others.len() == 1 { "without an image of its own" } else { "without images of their own" },
-        );
+        let own = if others.len() == 1 { "without an image of its own" } else { "without images of their own" };
+        let passed_over = some_of(&others, own);
         Ok((classes.len() > 1).then(|| Self { folder: root.to_owned(), classes, passed_over }))
     }
 }

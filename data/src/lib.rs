@@ -48,7 +48,7 @@ mod transform;
 
 pub use augmentation::{Augmentation, Crop, EraseFill, Fill};
 pub use batch::{Batch, Skipped};
-pub use dataset::{Dataset, Sample, Split, Statistics, open};
+pub use dataset::{Dataset, Sample, Split, Statistics, open, undivided};
 pub use error::{Error, Result};
 pub use folder::ImageFolder;
 pub use listing::pictures_below;

@@ -9,7 +9,7 @@ use crate::printing::{printable, tell};
 use crate::staging::numbered;
 use crate::trainer::display::{bar, warn_of_skipped};
 use crate::trainer::score::{Score, Verdict, evaluate};
-use crate::trainer::trained::{OF_THE_RUN, TrainedModel};
+use crate::trainer::trained::{DataFacts, OF_THE_RUN, TrainedModel};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Dataset, Loader, LoaderConfig, Split};
@@ -19,7 +19,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tensor::DType;
 
 /// The most classes whose confusion is shown: of more, the matrix would be mostly zeros, and larger than all else.
@@ -32,9 +32,9 @@ pub struct Arguments {
     /// The data set; by default the one that the model was trained on.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
-    /// Which of its images: train, val or test. By default those that training evaluates on: val where a folder has it, else
+    /// Which of its images: train, val, test or all. By default those that training evaluates on: val where a folder has it, else
     /// test. The training images are measured as the others are, not varied. Where a folder has neither val nor test, these
-    /// are those that the run held out, or of a model that was trained on others, all.
+    /// are those that are held out of it, or for a model that was trained with a test apart, all.
     #[arg(long, value_name = "NAME")]
     split: Option<Split>,
     /// Images per pass.
@@ -199,6 +199,19 @@ impl<'a> Prediction<'a> {
     }
 }
 
+/// The images of a source to measure a model on, of which this is known; the source is its own data, or others.
+fn split_for(known: &DataFacts, source: &str, own: bool) -> Result<Split> {
+    match data::undivided(source).with_context(|| format!("data {source}"))? {
+        None => Ok(Split::evaluated(source)),
+        Some(_) if known.held_out => Ok(Split::Test),
+        Some(folder) if !own && folder == Path::new(source) => Ok(Split::All),
+        Some(_) => bail!(
+            "data {source}: it has neither val/ nor test/, and the model may have learned from what is there; bring back what it \
+             was tested on, name other images with --data, or take these with --split all"
+        ),
+    }
+}
+
 fn measure(arguments: &Arguments) -> Result<Report> {
     let batch = arguments.batch_size;
     if !(1..=MOST_IMAGES).contains(&batch) {
@@ -208,16 +221,8 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
     (config.batch_size, config.device) = (batch, arguments.compute.device);
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
-    let open = |split| data::open(source, split).with_context(|| format!("data {source}{whose}"));
-    let mut split = arguments.split.unwrap_or_else(|| Split::evaluated(source));
-    let mut dataset = open(split)?;
-    if arguments.split.is_none() && dataset.is_held_out() && !known.held_out {
-        if arguments.data.is_none() {
-            bail!("data {source}: its images to be tested on are gone; bring them back, or name others with --data");
-        }
-        split = Split::All;
-        dataset = open(split)?;
-    }
+    let split = arguments.split.map_or_else(|| split_for(&known, source, arguments.data.is_none()), Ok)?;
+    let dataset = data::open(source, split).with_context(|| format!("data {source}{whose}"))?;
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
     if !named && known.classes.len() == dataset.classes().len() {
         // Those that the published models were trained on are in the order of their folders' names, too.

@@ -36,14 +36,9 @@ impl Images {
         let Some(images_in) = self.train.path(0).and_then(|image| first_in(data, image)) else { return Ok(()) };
         let Ok(inside) = resolved(out)?.strip_prefix(resolved(data)?).map(Path::to_owned) else { return Ok(()) };
         let Some(first) = inside.iter().next() else { return Ok(()) };
-        let is_one_of = |names: &[&str]| names.iter().any(|name| *name == first);
-        let among = if images_in == Split::Train.name() {
-            is_one_of(&[Split::Train, Split::Val, Split::Test].map(Split::name))
-        } else {
-            is_one_of(&self.train.classes().iter().map(String::as_str).collect::<Vec<_>>())
-                || inside.iter().count() == 1
-        };
-        if among {
+        let is_split = [Split::Train, Split::Val, Split::Test].iter().any(|split| split.name() == first);
+        let is_class = self.train.classes().iter().any(|class| **class == *first) || inside.iter().count() == 1;
+        if is_split || (is_class && images_in != Split::Train.name()) {
             bail!(
                 "run folder {}: its pictures would be taken for some of the images of {}; choose another with --out, {} for \
                  example",

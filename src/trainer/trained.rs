@@ -50,6 +50,9 @@ impl DataFacts {
     pub fn take_up(&mut self, source: &str, images: &Images) -> Result<()> {
         self.expect_classes(source, images.train().classes())?;
         let (count, before) = (images.train().len(), self.train_images);
+        if count != before && images.test().is_held_out() && !self.held_out {
+            bail!("data {source}: it has neither val/ nor test/; bring back what the run was tested on");
+        }
         if count != before {
             bail!(
                 "data {source}: {count} training images, the run began with {before}; go on with those (--data), or anew from \
