@@ -271,7 +271,7 @@ fn where_nothing_is_divided_one_image_in_five_is_held_out() {
     write_picture(&root.path().join("valid/cat/1.png"), 8, 8, [0; 3]);
     let error = fails(root.path(), Split::Train).to_string();
     assert!(error.contains(" lacks val/ and test/. It has valid/: if that is to be tested on, call it val"), "{error}");
-    // For a folder that a user may not read, as root may, there are reasons.
+    // A folder that cannot be read, but by root, is passed over as well.
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;

@@ -220,6 +220,25 @@ fn clock(seconds: f64) -> String {
     }
 }
 
+/// Images and time since an epoch, or its resumed rest, began.
+pub struct Stopwatch {
+    started: Instant,
+    /// The images so far.
+    pub images: u64,
+}
+
+impl Stopwatch {
+    /// Begins now.
+    pub fn start() -> Self {
+        Self { started: Instant::now(), images: 0 }
+    }
+
+    /// Images per second.
+    pub fn rate(&self) -> f64 {
+        self.images as f64 / self.started.elapsed().max(Duration::from_nanos(1)).as_secs_f64()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

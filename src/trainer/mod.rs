@@ -30,7 +30,7 @@ use crate::threads::pool;
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, Progress, Stored};
 use data::Loader;
-use display::{Display, announce};
+use display::{Display, Stopwatch, announce};
 use folder::{EpochMetrics, PICTURED, RunFolder, expect_free, quoted};
 pub use images::Images;
 use optim::Schedule;
@@ -39,7 +39,7 @@ use score::Score;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use step::Learner;
 use trained::{DataFacts, Described, OF_THE_RUN};
 
@@ -396,21 +396,4 @@ fn expect_room(config: &RunConfig, train: &Loader, test: &Loader) -> Result<()> 
 fn weights(path: &str) -> Result<Option<Stored>> {
     let read = || Stored::read(Path::new(path)).with_context(|| format!("weights {path}"));
     (!path.is_empty()).then(read).transpose()
-}
-
-/// Images and time since an epoch, or its resumed rest, began.
-struct Stopwatch {
-    started: Instant,
-    images: u64,
-}
-
-impl Stopwatch {
-    fn start() -> Self {
-        Self { started: Instant::now(), images: 0 }
-    }
-
-    /// Images per second.
-    fn rate(&self) -> f64 {
-        self.images as f64 / self.started.elapsed().max(Duration::from_nanos(1)).as_secs_f64()
-    }
 }
