@@ -237,13 +237,17 @@ impl Buffer {
         assert!(len < isize::MAX as usize / 2, "a buffer of {len} bytes cannot exist");
         let capacity = capacity_for(len);
         let (start, place) = slabs_for(capacity).take(capacity);
-        let mut buffer = Self { start, place, len };
         let in_use = POOL.in_use.fetch_add(len, Ordering::Relaxed) + len;
         POOL.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
+        Self { start, place, len }.reused()
+    }
+
+    /// The buffer as if it had just come from the pool.
+    pub(crate) fn reused(mut self) -> Self {
         if POOL.poison.load(Ordering::Relaxed) {
-            buffer.slice_mut::<u8>().fill(u8::MAX);
+            self.slice_mut::<u8>().fill(u8::MAX);
         }
-        buffer
+        self
     }
 
     /// The length in bytes.
