@@ -205,6 +205,18 @@ impl<'a, T> Interleaved<'a, T> {
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 
+    /// How many elements there are.
+    #[allow(clippy::len_without_is_empty)] // nobody asks that
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where the first element lies, to be written through as [`Self::at`].
+    #[inline(always)]
+    pub fn as_mut_ptr(&self) -> *mut T {
+        self.start
+    }
+
     /// The address of an element, to be written through by the one task that it belongs to. Panics when it is
     /// out of bounds.
     #[inline(always)]

@@ -117,6 +117,16 @@ pub unsafe fn load<T: Float, V: Vector<T>>(from: *const T) -> V {
     unsafe { V::load(std::slice::from_raw_parts(from, V::LANES)) }
 }
 
+/// Writes a register to memory.
+///
+/// # Safety
+/// There must be as many elements, which nobody else uses meanwhile.
+#[inline(always)]
+pub unsafe fn store<T: Float, V: Vector<T>>(register: V, to: *mut T) {
+    // SAFETY: by the caller's word.
+    register.store(unsafe { std::slice::from_raw_parts_mut(to, V::LANES) });
+}
+
 /// Asks for some memory that will be read soon, so that it is in the cache by then. Results do not depend on it.
 #[inline(always)]
 pub fn fetch<T>(memory: &[T]) {

@@ -78,7 +78,7 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, gradients: Gr
         // Zero where there is no query.
         let mut logs = [T::zero(); NUMBERS];
         for (place, pixel) in pixels.places() {
-            logs[place * QUAD..][..QUAD].fill(lse[pixel]);
+            logs[place * QUAD..][..QUAD].fill(lse[pixel as usize]);
         }
         // P = exp(s·q·kᵀ − lse); dP = dO·vᵀ; s·dS = s·P∘(dP − Σ P∘dP)
         queries.both::<T, A>(head.qkv, pixels, columns, rows);

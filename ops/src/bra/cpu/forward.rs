@@ -82,7 +82,7 @@ unsafe fn forward_regions<T: Float, A: Registers>(
         let first = (head.image * g.heads + head.index) * g.tokens();
         for (place, pixel) in pixels.places() {
             // SAFETY: as above.
-            unsafe { lse.at(first + pixel).write(logs[place * QUAD]) };
+            unsafe { lse.at(first + pixel as usize).write(logs[place * QUAD]) };
         }
     }
 }

@@ -9,8 +9,8 @@
 //! ```
 
 use tensor::Float;
-use tensor::cpu::parallel::{Interleaved, put};
-use tensor::cpu::registers::{Registers, Vector, copy_run, fetch};
+use tensor::cpu::parallel::Interleaved;
+use tensor::cpu::registers::{Registers, Vector, fetch, load, store};
 
 /// The tokens of a quad.
 pub(super) const QUAD: usize = 4;
@@ -31,10 +31,10 @@ impl<'a> Pixels<'a> {
 
     /// Each pixel with its token's place in the quads.
     #[inline(always)]
-    pub fn places(self) -> impl Iterator<Item = (usize, usize)> + 'a {
+    pub fn places(self) -> impl Iterator<Item = (usize, u32)> + 'a {
         let next = self.region.next_multiple_of(QUAD);
         let regions = self.list.chunks_exact(self.region).zip((0..).step_by(next));
-        regions.flat_map(|(pixels, first)| (first..).zip(pixels.iter().map(|&pixel| pixel as usize)))
+        regions.flat_map(|(pixels, first)| (first..).zip(pixels.iter().copied()))
     }
 }
 
@@ -57,21 +57,16 @@ impl Channels {
         assert!(end.is_some_and(|end| end <= len), "pixel {largest} of a map of {len} elements");
     }
 
-    /// Those of one pixel.
-    ///
-    /// # Safety
-    /// They must lie inside the map.
+    /// Where those of one pixel begin.
     #[inline(always)]
-    unsafe fn of<T>(self, map: &[T], pixel: usize) -> &[T] {
-        // SAFETY: by the caller's word.
-        unsafe { map.get_unchecked(self.first + pixel * self.stride..).get_unchecked(..self.dim) }
+    fn of(self, pixel: u32) -> usize {
+        self.first + pixel as usize * self.stride
     }
 
     /// Has the cache fetch some pixels' elements, which the next task will read.
     pub fn fetch<T>(self, map: &[T], pixels: Pixels<'_>) {
         for &pixel in pixels.list {
-            let start = self.first + pixel as usize * self.stride;
-            fetch(&map[start..start + self.dim]);
+            fetch(&map[self.of(pixel)..][..self.dim]);
         }
     }
 
@@ -86,14 +81,16 @@ impl Channels {
                 if !pixels.region.is_multiple_of(QUAD) {
                     to.fill(T::zero());
                 }
+                let (map, to) = (map.as_ptr(), to.as_mut_ptr());
                 for (place, pixel) in pixels.places() {
-                    let row = &mut to[place * width..][..width];
-                    // SAFETY: inside, as just checked; `A::run` makes sure of the instruction set.
+                    let row = to.wrapping_add(place * width);
+                    // SAFETY: both lie inside, as just checked; `A::run` makes sure of the instruction set.
                     unsafe {
                         if self.dim < width {
-                            A::Vector::<T>::zero().store(&mut row[width - A::Vector::<T>::LANES..]);
+                            let last = row.add(width - A::Vector::<T>::LANES);
+                            store(A::Vector::<T>::zero(), last);
                         }
-                        copy_run(&mut row[..self.dim], self.of(map, pixel));
+                        put_row::<T, A::Vector<T>, false>(map.add(self.of(pixel)), row, self.dim);
                     }
                 }
             },
@@ -124,34 +121,34 @@ impl Channels {
         A::run(
             #[inline(always)]
             || {
-                let mut rows = rows.chunks_exact_mut((QUAD * width).max(1));
-                let regions = columns.chunks_exact_mut((pixels.region.div_ceil(QUAD) * size).max(1));
-                for (columns, pixels) in regions.zip(pixels.list.chunks_exact(pixels.region)) {
-                    for (columns, quad) in columns.chunks_exact_mut(size).zip(pixels.chunks(QUAD)) {
-                        let rows = rows.next().unwrap_or_default();
-                        match *quad {
-                            [a, b, c, d] if self.dim >= A::Vector::<T>::LANES => {
-                                let quad = [a, b, c, d];
-                                // SAFETY: inside, as just checked; `A::run` makes sure of the instruction set.
-                                unsafe {
-                                    let tokens = [0, 1, 2, 3].map(|place| self.of(map, quad[place] as usize));
-                                    lay_out_quad::<T, A::Vector<T>, ROWS>(tokens, columns, rows, width);
+                let (map, mut columns, mut rows) = (map.as_ptr(), columns.as_mut_ptr(), rows.as_mut_ptr());
+                for region in pixels.list.chunks_exact(pixels.region) {
+                    for quad in region.chunks(QUAD) {
+                        // SAFETY: all of it lies inside, as just checked; `A::run` makes sure of the instruction set.
+                        unsafe {
+                            match *quad {
+                                [a, b, c, d] if self.dim >= A::Vector::<T>::LANES => {
+                                    let tokens = [a, b, c, d].map(|pixel| map.add(self.of(pixel)));
+                                    lay_out_quad::<T, A::Vector<T>, ROWS>(tokens, self.dim, columns, rows, width);
                                 }
-                            }
-                            _ => {
-                                columns.fill(T::zero());
-                                rows.fill(T::zero());
-                                for (place, &pixel) in quad.iter().enumerate() {
-                                    // SAFETY: as above.
-                                    let token = unsafe { self.of(map, pixel as usize) };
-                                    let places = columns.chunks_exact_mut(QUAD).zip(token);
-                                    places.for_each(|(to, &element)| to[place] = element);
-                                    if ROWS {
-                                        rows[place * width..][..self.dim].copy_from_slice(token);
+                                _ => {
+                                    let rows = std::slice::from_raw_parts_mut(rows, if ROWS { QUAD * width } else { 0 });
+                                    let columns = std::slice::from_raw_parts_mut(columns, size);
+                                    rows.fill(T::zero());
+                                    columns.fill(T::zero());
+                                    for (place, &pixel) in quad.iter().enumerate() {
+                                        let token = std::slice::from_raw_parts(map.add(self.of(pixel)), self.dim);
+                                        let places = columns.chunks_exact_mut(QUAD).zip(token);
+                                        places.for_each(|(to, &element)| to[place] = element);
+                                        if ROWS {
+                                            rows[place * width..][..self.dim].copy_from_slice(token);
+                                        }
                                     }
                                 }
                             }
                         }
+                        columns = columns.wrapping_add(size);
+                        rows = rows.wrapping_add(if ROWS { QUAD * width } else { 0 });
                     }
                 }
             },
@@ -169,58 +166,106 @@ impl Channels {
         map: Interleaved<'_, T>,
         accumulate: bool,
     ) {
+        self.expect_inside(pixels, map.len());
         let width = row_width::<T, A>(self.dim);
+        let (rows, map) = (rows[..pixels.quads() * QUAD * width].as_ptr(), map.as_mut_ptr());
+        macro_rules! put_rows {
+            ($add:literal) => {
+                for (place, pixel) in pixels.places() {
+                    // SAFETY: both lie inside, as just checked, and nobody else uses them, by the caller's word; `A::run` makes
+                    // sure of the instruction set.
+                    unsafe {
+                        let (row, to) = (rows.add(place * width), map.add(self.of(pixel)));
+                        put_row::<T, A::Vector<T>, $add>(row, to, self.dim);
+                    }
+                }
+            };
+        }
         A::run(
             #[inline(always)]
             || {
-                for (place, pixel) in pixels.places() {
-                    let (row, start) = (&rows[place * width..][..self.dim], self.first + pixel * self.stride);
-                    // SAFETY: nobody else uses them, by the caller's word; `A::run` makes sure of the instruction set.
-                    unsafe {
-                        let to = map.part(start..start + self.dim);
-                        if accumulate {
-                            put(to, row, true);
-                        } else {
-                            copy_run(to, row);
-                        }
-                    }
+                if accumulate {
+                    put_rows!(true);
+                } else {
+                    put_rows!(false);
                 }
             },
         );
     }
 }
 
-/// The columns of a quad, whose channels fill a register or more, and its rows, but for what fills them up: of that
+/// The columns of a quad, whose `dim` channels fill a register or more, and its rows, but for what fills them up: of that
 /// nobody reads what becomes.
 ///
 /// # Safety
-/// The machine must have the register.
+/// The machine must have the register. There must be as many channels of each token, and room for the columns and, with
+/// `ROWS`, for the rows of `width` elements.
 #[inline(always)]
 unsafe fn lay_out_quad<T: Float, V: Vector<T>, const ROWS: bool>(
-    [a, b, c, d]: [&[T]; QUAD],
-    columns: &mut [T],
-    rows: &mut [T],
+    tokens: [*const T; QUAD],
+    dim: usize,
+    columns: *mut T,
+    rows: *mut T,
     width: usize,
 ) {
     // The last registers may overlap those before them.
-    for channel in (0..a.len()).step_by(V::LANES) {
-        let channel = channel.min(a.len() - V::LANES);
-        // SAFETY: the caller vouches for the register.
-        let (a, b, c, d) =
-            unsafe { (V::load(&a[channel..]), V::load(&b[channel..]), V::load(&c[channel..]), V::load(&d[channel..])) };
+    for channel in (0..dim).step_by(V::LANES) {
+        let channel = channel.min(dim - V::LANES);
+        // SAFETY: by the caller's word.
+        let [a, b, c, d] = tokens.map(|token| unsafe { load::<T, V>(token.add(channel)) });
         if ROWS {
-            a.store(&mut rows[channel..]);
-            b.store(&mut rows[width + channel..]);
-            c.store(&mut rows[2 * width + channel..]);
-            d.store(&mut rows[3 * width + channel..]);
+            // SAFETY: as above.
+            unsafe {
+                let row = rows.add(channel);
+                store(a, row);
+                store(b, row.add(width));
+                store(c, row.add(2 * width));
+                store(d, row.add(3 * width));
+            }
         }
         let ([a, c], [b, d]) = (a.interleave(c), b.interleave(d));
         let ([first, second], [third, fourth]) = (a.interleave(b), c.interleave(d));
-        let to = &mut columns[QUAD * channel..][..QUAD * V::LANES];
-        first.store(to);
-        second.store(&mut to[V::LANES..]);
-        third.store(&mut to[2 * V::LANES..]);
-        fourth.store(&mut to[3 * V::LANES..]);
+        // SAFETY: as above.
+        unsafe {
+            let to = columns.add(QUAD * channel);
+            store(first, to);
+            store(second, to.add(V::LANES));
+            store(third, to.add(2 * V::LANES));
+            store(fourth, to.add(3 * V::LANES));
+        }
+    }
+}
+
+/// Writes a row of `dim` elements to another place, or adds it there.
+///
+/// # Safety
+/// The machine must have the register, and there must be as many elements in both places.
+#[inline(always)]
+unsafe fn put_row<T: Float, V: Vector<T>, const ADD: bool>(from: *const T, to: *mut T, dim: usize) {
+    macro_rules! register {
+        ($channel:expr) => {{
+            let row = load::<T, V>(from.add($channel));
+            if ADD { row.add(load(to.add($channel))) } else { row }
+        }};
+    }
+    let Some(last) = dim.checked_sub(V::LANES) else {
+        for channel in 0..dim {
+            // SAFETY: by the caller's word.
+            unsafe {
+                let sum = if ADD { *to.add(channel) + *from.add(channel) } else { *from.add(channel) };
+                *to.add(channel) = sum;
+            }
+        }
+        return;
+    };
+    // The last register may overlap the one before, and so is read before that is written.
+    // SAFETY: by the caller's word.
+    unsafe {
+        let end = register!(last);
+        for channel in (0..last).step_by(V::LANES) {
+            store(register!(channel), to.add(channel));
+        }
+        store(end, to.add(last));
     }
 }
 
