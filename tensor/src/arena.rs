@@ -1,8 +1,8 @@
 //! Where buffers lie: free space in a few large blocks of memory, without a byte of that memory.
 //!
 //! What a step gives back it will ask for again in the same sizes, and what was used last still lies in a core's cache.
-//! So a freed place is first kept as it is and handed out to the next request of its length. A request that
-//! finds none is cut from the smallest hole that earlier joining has left; where none has room, all free places are joined
+//! So a freed place is first kept as it is and handed out to the next request of its length, of the thread that freed it
+//! before all others. A request that finds none is cut from the smallest hole that earlier joining has left; where none has room, all free places are joined
 //! with their neighbours first: a network's maps shrink from stage to stage, and what an early stage has given back is to
 //! serve the later ones, and the gradients, whatever their sizes. Memory that nobody has had yet comes last.
 //!
@@ -24,7 +24,7 @@ const UNCACHED: usize = 1 << 22;
 pub(crate) struct Arena {
     slabs: Vec<Slab>,
     /// Free places as they were freed, by length; the last one freed is the first to go.
-    recent: BTreeMap<usize, Vec<Place>>,
+    recent: BTreeMap<usize, Vec<Freed>>,
     /// The other free ones, none of them next to another: where they begin, and how long they are.
     holes: BTreeMap<Place, usize>,
     /// The same as (length, where).
@@ -41,14 +41,31 @@ struct Slab {
     fresh: Place,
 }
 
+/// A free place, and which thread freed it.
+#[derive(Debug)]
+struct Freed {
+    place: Place,
+    by: usize,
+}
+
+/// What tells this thread from the others that there are.
+fn this_thread() -> usize {
+    thread_local! { static ITS_OWN: u8 = const { 0 }; }
+    ITS_OWN.with(|own| std::ptr::from_ref(own).addr())
+}
+
 impl Arena {
     /// A free place of this length, no longer free; none where a slab is needed first.
     pub fn take(&mut self, len: usize) -> Option<Place> {
         if len >= UNCACHED {
             self.join();
         }
-        let same = self.recent.get_mut(&len).and_then(Vec::pop);
-        same.or_else(|| self.cut(len))
+        let same = self.recent.get_mut(&len).and_then(|freed| {
+            let own = freed.iter().rposition(|freed| freed.by == this_thread());
+            own.map(|last| freed.remove(last)).or_else(|| freed.pop())
+        });
+        same.map(|freed| freed.place)
+            .or_else(|| self.cut(len))
             .or_else(|| {
                 self.join();
                 self.cut(len)
@@ -58,7 +75,7 @@ impl Arena {
 
     /// Makes a place free that was taken with this length.
     pub fn give_back(&mut self, place: Place, len: usize) {
-        self.recent.entry(len).or_default().push(place);
+        self.recent.entry(len).or_default().push(Freed { place, by: this_thread() });
     }
 
     /// Adds a slab, and says where it begins.
@@ -107,8 +124,8 @@ impl Arena {
 
     /// Joins all free places with their neighbours.
     pub fn join(&mut self) {
-        for (len, places) in std::mem::take(&mut self.recent) {
-            for place in places {
+        for (len, freed) in std::mem::take(&mut self.recent) {
+            for Freed { place, .. } in freed {
                 let (mut place, mut len) = (place, len);
                 let before = self.holes.range(..place).next_back().map(|(&place, &len)| (place, len));
                 if let Some((start, its)) = before.filter(|(start, its)| start + its == place) {
@@ -176,6 +193,17 @@ mod tests {
         };
         assert_eq!(places([0, 1]), [0, UNCACHED]);
         assert_eq!(places([1, 0]), places([0, 1]));
+    }
+
+    #[test]
+    fn a_thread_gets_what_it_freed_itself_before_what_others_freed() {
+        let mut arena = Arena::default();
+        arena.add_slab(100);
+        let [a, b] = [0, 1].map(|_| arena.take(10).unwrap());
+        arena.give_back(a, 10);
+        std::thread::scope(|scope| scope.spawn(|| arena.give_back(b, 10)).join().unwrap());
+        assert_eq!(arena.take(10), Some(a), "its own, though the other was freed later");
+        assert_eq!(arena.take(10), Some(b), "the other's, where there is none of its own");
     }
 
     proptest! {

@@ -34,6 +34,7 @@ pub fn cases() -> Vec<Case> {
         case("a large epsilon", &[3, 5], 0.5),
         case("primes", &[7, 13], 1e-6),
         case("packs that are no power of two", &[9, 48], 1e-6),
+        case("as many packs as registers hold", &[5, 96], 1e-6),
         case("one row", &[1, 64], 1e-6),
         case("one channel", &[4, 1], 1e-2),
         case("no rows", &[0, 3], 1e-6),

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 use tensor::cpu::parallel::{Interleaved, Out, items_per_task, sum_in_pieces};
 use tensor::cpu::registers::{Registers, Vector};
-use tensor::{Float, in_registers, simd};
+use tensor::{Float, in_registers, simd, unrolled};
 
 /// Rows whose moments are computed together.
 const ROWS: usize = 16;
@@ -177,6 +177,15 @@ unsafe fn backward_rows<T: Float, A: Registers>(
     sums: &mut [T],
 ) {
     let channels = weight.len();
+    macro_rules! at_once {
+        ($($count:literal)*) => {$(
+            if A::WIDE && channels == $count * A::Vector::<T>::LANES {
+                // SAFETY: the caller vouches for the instruction set.
+                return unsafe { backward_at_once::<T, A::Vector<T>, $count>([dy, x, weight], [mean, rstd], dx, sums) };
+            }
+        )*};
+    }
+    at_once!(1 2 3 4 6);
     let inverse = T::one() / T::of(channels as f64);
     let (dweight, dbias) = sums.split_at_mut(channels);
     for (row, (dy, x)) in dy.chunks_exact(channels).zip(x.chunks_exact(channels)).enumerate() {
@@ -201,6 +210,62 @@ unsafe fn backward_rows<T: Float, A: Registers>(
             unsafe { gradient::<T, V<T, A>>(given, moments, [g * inverse, gx * inverse], out) };
         });
     }
+}
+
+/// The same where a row fills `COUNT` registers, so few that the sums stay in others for all rows: the same bits.
+///
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn backward_at_once<T: Float, V: Vector<T>, const COUNT: usize>(
+    [dy, x, weight]: [&[T]; 3],
+    [mean, rstd]: [&[T]; 2],
+    mut dx: Option<Out<'_, T>>,
+    sums: &mut [T],
+) {
+    let channels = COUNT * V::LANES;
+    let inverse = T::one() / T::of(channels as f64);
+    macro_rules! load {
+        ($from:expr, $i:expr) => {
+            // SAFETY: the caller vouches for the instruction set.
+            unsafe { V::load(&$from[$i * V::LANES..]) }
+        };
+    }
+    // SAFETY: as above.
+    let zero = unsafe { V::zero() };
+    let (mut weights, mut dweight, mut dbias) = ([zero; COUNT], [zero; COUNT], [zero; COUNT]);
+    unrolled!(i in 0..COUNT => {
+        weights[i] = load!(weight, i);
+        dweight[i] = load!(sums, i);
+        dbias[i] = load!(sums, COUNT + i);
+    });
+    for (row, (dy, x)) in dy.chunks_exact(channels).zip(x.chunks_exact(channels)).enumerate() {
+        // SAFETY: as above.
+        let (centre, scale) = unsafe { (V::splat(mean[row]), V::splat(rstd[row])) };
+        let (mut normal, mut g, mut g_sum, mut gx_sum) = ([zero; COUNT], [zero; COUNT], zero, zero);
+        unrolled!(i in 0..COUNT => {
+            normal[i] = load!(x, i).sub(centre).mul(scale);
+            let dy = load!(dy, i);
+            dweight[i] = dy.mul_add(normal[i], dweight[i]);
+            dbias[i] = dbias[i].add(dy);
+            g[i] = dy.mul(weights[i]);
+            g_sum = g_sum.add(g[i]);
+            gx_sum = gx_sum.add(g[i].mul(normal[i]));
+        });
+        let Some(dx) = &mut dx else { continue };
+        // SAFETY: as above.
+        let (g_mean, gx_mean) = unsafe { (V::splat(g_sum.total() * inverse), V::splat(-(gx_sum.total() * inverse))) };
+        let to = &mut dx.data[row * channels..(row + 1) * channels];
+        unrolled!(i in 0..COUNT => {
+            let gradient = normal[i].mul_add(gx_mean, g[i].sub(g_mean)).mul(scale);
+            let gradient = if dx.accumulate { load!(to, i).add(gradient) } else { gradient };
+            gradient.store(&mut to[i * V::LANES..]);
+        });
+    }
+    unrolled!(i in 0..COUNT => {
+        dweight[i].store(&mut sums[i * V::LANES..]);
+        dbias[i].store(&mut sums[(COUNT + i) * V::LANES..]);
+    });
 }
 
 /// Adds dy·x̂ and dy to the sums; and [Σ g, Σ g·x̂].

@@ -132,7 +132,8 @@ impl Channels {
                                     lay_out_quad::<T, A::Vector<T>, ROWS>(tokens, self.dim, columns, rows, width);
                                 }
                                 _ => {
-                                    let rows = std::slice::from_raw_parts_mut(rows, if ROWS { QUAD * width } else { 0 });
+                                    let rows =
+                                        std::slice::from_raw_parts_mut(rows, if ROWS { QUAD * width } else { 0 });
                                     let columns = std::slice::from_raw_parts_mut(columns, size);
                                     rows.fill(T::zero());
                                     columns.fill(T::zero());
