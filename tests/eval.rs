@@ -74,7 +74,19 @@ fn eval_measures_what_training_measured() {
     assert!(table.starts_with(&format!("The test images of {}:\n", text(data))), "{table}");
     assert!(table.contains("seven") && table.contains("top-5") && table.contains("loss"), "{table}");
     let mean = format!("mean top-1 of the classes {:.1}%\n", 100.0 * report["macro_top1"].as_f64().unwrap());
-    assert!(table.ends_with(&mean), "{mean}: {table}");
+    let (_, mistakes) = table.split_once(&mean).unwrap_or_else(|| panic!("{mean}: {table}"));
+    let confusion = counts(&report["confusion"]);
+    let name = |class: usize| classes[class]["name"].as_str().unwrap();
+    let pairs = (0..100).map(|pair| (pair / 10, pair % 10)).filter(|(of, taken)| of != taken);
+    let mut pairs: Vec<_> = pairs.map(|(of, taken)| (confusion[of][taken], of, taken)).collect();
+    pairs.sort_by_key(|&(count, ..)| std::cmp::Reverse(count));
+    let shown = pairs.iter().take_while(|(count, ..)| *count > 0).take(5).map(|&(count, of, taken)| {
+        let all = confusion[of].iter().sum::<u64>();
+        format!("{count:>7} of {all} {} taken for {}\n", name(of), name(taken))
+    });
+    let shown: String = shown.collect();
+    let expected = if shown.is_empty() { shown } else { format!("The most frequent mistakes:\n{shown}") };
+    assert_eq!(mistakes, expected);
 }
 
 #[test]

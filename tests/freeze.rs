@@ -77,7 +77,7 @@ fn a_frozen_part_stays_to_the_bit() {
     // What would stay random, though nobody may have meant it.
     let (two, out) = (samples::image_folder(&folder.join("two")), folder.join("random"));
     let fresh_head = ["train", "--weights", text(&source), "--data", text(&two), "--out", text(&out)];
-    let fresh_head = [&fresh_head[..], &["--batch-size", "5", "--set", "freeze=[\"head\"]"]].concat();
+    let fresh_head = [&fresh_head[..], &["--batch-size", "5", "--set", "freeze=head"]].concat();
     biformer(&fresh_head).refused(&["freeze:", "2 of this model's 2 classes would stay random", "leave the head out"]);
     assert!(!out.exists());
     let plain = samples::config(&folder, "freeze = [\"stages\"]");

@@ -17,6 +17,7 @@ use model::write_safely;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,9 @@ use tensor::DType;
 
 /// The most classes whose confusion is shown: of more, the matrix would be mostly zeros, and larger than all else.
 const MOST_CONFUSED: usize = 2000;
+
+/// So many of the most frequent mistakes are shown.
+const MOST_MISTAKES: usize = 5;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -69,6 +73,9 @@ struct Report {
     macro_top1: f64,
     loss: f64,
     classes: Vec<Class>,
+    /// The pairs of classes of which the first was most often taken for the second, and how often.
+    #[serde(skip)]
+    mistakes: Vec<([usize; 2], u64)>,
     /// A row for each class, in one line.
     #[serde(skip_serializing_if = "Option::is_none")]
     confusion: Option<Vec<Box<RawValue>>>,
@@ -113,6 +120,13 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         100.0 * top5,
         100.0 * macro_top1
     );
+    if !report.mistakes.is_empty() {
+        say!("The most frequent mistakes:");
+    }
+    for &([label, predicted], count) in &report.mistakes {
+        let (of, [label, predicted]) = (report.classes[label].images, [label, predicted].map(|class| &names[class]));
+        say!("{count:>7} of {of} {label} taken for {predicted}");
+    }
     Ok(Status::Done)
 }
 
@@ -158,9 +172,19 @@ impl Tally {
             top5: all.top5(),
             macro_top1,
             loss: all.mean_loss(),
+            mistakes: self.mistakes(),
             confusion,
             classes: classes.into_iter().zip(self.per_class).map(class).collect(),
         })
+    }
+
+    /// The most frequent ones; of equal ones those of lower classes.
+    fn mistakes(&self) -> Vec<([usize; 2], u64)> {
+        let wrong = self.taken.iter().filter(|([label, predicted], _)| label != predicted);
+        let mut wrong: Vec<_> = wrong.map(|(pair, &count)| (pair.map(|class| class as usize), count)).collect();
+        wrong.sort_by_key(|&(_, count)| Reverse(count));
+        wrong.truncate(MOST_MISTAKES);
+        wrong
     }
 
     /// A row of counts for each class, if they are not too many.

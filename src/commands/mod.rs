@@ -20,7 +20,7 @@ mod output;
 mod predict;
 mod train;
 
-use crate::config::{Changes, merge};
+use crate::config::{Changes, RunConfig, merge};
 use crate::threads::{MOST_THREADS, pool};
 use crate::trainer::checkpoint::Stored;
 use crate::trainer::trained::TrainedModel;
@@ -191,9 +191,16 @@ fn fields(set: &[String]) -> Result<Option<Value>> {
 /// A field of a run, `key=value` with a dotted key, as a file has it.
 fn run_field(entry: &str) -> Result<Table> {
     let (key, value) = entry.split_once('=').with_context(|| format!("--set {entry}: expected key=value"))?;
-    // Texts need no quotes here, where a shell would take them away.
     let line = |value: &str| format!("{} = {value}", key.trim()).parse::<Table>();
-    let table = line(value).or_else(|_| line(&Value::from(value).to_string()));
+    // Texts need no quotes here, where a shell would take them away, and lists no brackets.
+    let text = |value: &str| Value::from(value.trim()).to_string();
+    let list = |value: &str| {
+        let entries = value.split(',').filter(|entry| !entry.trim().is_empty());
+        let entries = entries.map(|entry| if line(entry).is_ok() { entry.to_owned() } else { text(entry) });
+        format!("[{}]", entries.collect::<Vec<_>>().join(", "))
+    };
+    let bare_list = RunConfig::is_list(key) && !value.trim_start().starts_with('[');
+    let table = if bare_list { line(&list(value)) } else { line(value).or_else(|_| line(&text(value))) };
     table.with_context(|| format!("--set {entry}: not a value"))
 }
 
@@ -268,6 +275,26 @@ impl Trained {
             (Stored::Alone(_), None) => {
                 bail!("{shown}: a model's weights alone; name the model with --model ({})", model_names())
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_that_are_lists_need_no_brackets_and_texts_no_quotes() {
+        for (entry, expected) in [
+            ("freeze=head", r#"freeze = ["head"]"#),
+            ("freeze=downsample_layers, stages.0", r#"freeze = ["downsample_layers", "stages.0"]"#),
+            (r#"freeze=["head"]"#, r#"freeze = ["head"]"#),
+            ("freeze=", "freeze = []"),
+            ("optimizer.betas=0.9,0.95", "optimizer.betas = [0.9, 0.95]"),
+            ("data=a,b", r#"data = "a,b""#),
+            ("epochs=3", "epochs = 3"),
+        ] {
+            assert_eq!(run_field(entry).unwrap(), expected.parse::<Table>().unwrap(), "{entry}");
         }
     }
 }

@@ -162,7 +162,11 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
                 say!("Test accuracy {} after {}:{:02} min.", percent(&last), seconds / 60, seconds % 60);
                 kept = trainer.folder().kept(&best);
                 if let (Some(kept), true) = (kept, best.epoch < last.epoch) {
-                    say!("It was best after epoch {}, {}: {kept} has those weights.", best.epoch, percent(&best));
+                    let (epoch, percent) = (best.epoch, percent(&best));
+                    say!(
+                        "It was best after epoch {epoch}, {percent}: those weights are in {kept}, which eval, predict and export"
+                    );
+                    say!("take as well: --checkpoint {}", trainer.folder().argument_of(kept));
                 }
             }
             drawn?;

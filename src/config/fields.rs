@@ -17,13 +17,19 @@ const ALIASES: [(&str, &str); 5] = [
 impl RunConfig {
     /// Whether there is a field of this name, dotted (`optimizer.eps`); those of the model not counted.
     pub fn has_field(name: &str) -> bool {
-        of_run().iter().any(|field| field == name.trim())
+        of_run().iter().any(|(field, _)| field == name.trim())
+    }
+
+    /// Whether there is one, and it is a list.
+    pub fn is_list(name: &str) -> bool {
+        of_run().iter().any(|(field, value)| field == name.trim() && value.is_array())
     }
 
     /// What is wrong with a name that neither the run nor the model has, and which was meant: the field of a section,
     /// named without it, or the one most like it. Nothing where there is such a field.
     pub fn unknown_field(name: &str) -> Option<String> {
-        let (name, of_run) = (name.trim(), of_run());
+        let name = name.trim();
+        let of_run: Vec<String> = of_run().into_iter().map(|(field, _)| field).collect();
         if FIELDS.contains(&field_name(name)) || of_run.iter().any(|field| field == name) {
             return None;
         }
@@ -47,14 +53,14 @@ impl RunConfig {
     }
 }
 
-/// All fields but the model's, dotted.
-fn of_run() -> Vec<String> {
+/// All fields but the model's, dotted, and what they are by default.
+fn of_run() -> Vec<(String, Value)> {
     let fields =
         RunConfig::for_model(DEFAULT_MODEL).ok().and_then(|config| Table::try_from(config).ok()).unwrap_or_default();
     let named = |(name, value)| match value {
         Value::Table(_) if name == "architecture" => vec![],
-        Value::Table(inner) => inner.keys().map(|field| format!("{name}.{field}")).collect(),
-        _ => vec![name],
+        Value::Table(inner) => inner.into_iter().map(|(field, value)| (format!("{name}.{field}"), value)).collect(),
+        value => vec![(name, value)],
     };
     fields.into_iter().flat_map(named).collect()
 }

@@ -240,7 +240,7 @@ impl RunConfig {
             None => Ok(()),
             Some((name, was, asked)) => bail!(
                 "{name} = {asked} cannot be had: this run began with {was} and is to go on as it began (only {} can \
-                 change); leave it out, or start another run with another --out",
+                 change); leave it out, or start another run with another --out, from this one's weights with --weights",
                 CHANGEABLE.join(", ")
             ),
         }

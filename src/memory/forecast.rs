@@ -71,12 +71,15 @@ pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<u64> {
         let values = model.run(&pass.with_factors(factors.clone()).grouped_as(size), &images)?;
         results = values.iter().map(|value| value.value().bytes()).sum::<usize>() as u64;
     }
-    let [work, results] = [meter.most() - weights, results].map(|bytes| bytes * sample.each as u64);
+    // A thread keeps as much for kernels whatever the images' size.
+    let kept = pool_stats().kept as u64;
+    let work = (meter.most() - weights).saturating_sub(kept);
+    let [work, results] = [work, results].map(|bytes| bytes * sample.each as u64);
     // The images that wait for their turn, and what came of others.
     let all = image_bytes(config, size);
     let others = (config.batch_size - at_once) as u64;
     let waiting = others * (all / config.batch_size as u64 + results / at_once as u64);
-    Ok(PROGRAM + weights + work + waiting + all)
+    Ok(PROGRAM + weights + kept + work + waiting + all)
 }
 
 /// The bytes that a training step's forward pass keeps for its backward pass, for an image of a size.

@@ -41,6 +41,11 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
         classes.len(),
         plural(tests)
     );
+    if test.path(0).is_some() && begins {
+        let size = config.image_size;
+        let remedy = if size < PHOTOGRAPHS { "; to see more of photographs: --image-size 64, or larger" } else { "" };
+        tell!(io::stdout(), "The model sees {size}x{size} pixels of them{remedy}.");
+    }
     if let Some([(small, least), (large, most)]) = train.labels().and_then(|labels| uneven(classes, labels)) {
         let remedy = match config.augmentation.balance {
             0.0 if begins => " To see them equally often: --set augmentation.balance=1.".to_owned(),
@@ -79,6 +84,8 @@ fn uneven<'a>(classes: &'a [String], labels: &[u32]) -> Option<[(&'a str, usize)
     (large.1 >= 2 * small.1).then_some([small, large])
 }
 
+/// The side of images on which details of photographs can be seen.
+const PHOTOGRAPHS: usize = 64;
 /// So few steps in an epoch that a user may not have meant it.
 const FEW_STEPS: usize = 10;
 /// How often a run whose bar nobody sees says where it is.

@@ -164,6 +164,11 @@ impl RunFolder {
         quoted(&self.path.display().to_string())
     }
 
+    /// The path of a file in it as such an argument.
+    pub fn argument_of(&self, file: &str) -> String {
+        quoted(&self.path.join(file).display().to_string())
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

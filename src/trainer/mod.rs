@@ -304,6 +304,8 @@ impl Trainer {
             self.save()?;
             self.folder.keep_best()?;
             display.epoch(&metrics);
+            // Should they not be drawn, the end of the run says why.
+            let _ = self.folder.draw_curves();
         }
         Ok(Outcome::Finished)
     }

@@ -18,12 +18,14 @@ pub(crate) type Place = usize;
 
 /// More than a core's own cache holds.
 const UNCACHED: usize = 1 << 22;
+/// Among so many of the places that were freed last a thread's own is looked for.
+const FEW: usize = 16;
 
 /// Free and used places.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     slabs: Vec<Slab>,
-    /// Free places as they were freed, by length; the last one freed is the first to go.
+    /// Free places as they were freed, by length; of a thread's own, and of all, the last one freed is the first to go.
     recent: BTreeMap<usize, Vec<Freed>>,
     /// The other free ones, none of them next to another: where they begin, and how long they are.
     holes: BTreeMap<Place, usize>,
@@ -61,8 +63,10 @@ impl Arena {
             self.join();
         }
         let same = self.recent.get_mut(&len).and_then(|freed| {
-            let own = freed.iter().rposition(|freed| freed.by == this_thread());
-            own.map(|last| freed.remove(last)).or_else(|| freed.pop())
+            // Among the last few: what was freed long ago lies in no cache.
+            let few = freed.len().saturating_sub(FEW);
+            let own = freed[few..].iter().rposition(|freed| freed.by == this_thread());
+            own.map(|last| freed.remove(few + last)).or_else(|| freed.pop())
         });
         same.map(|freed| freed.place)
             .or_else(|| self.cut(len))

@@ -10,13 +10,14 @@
 //! in them a buffer lies is `arena.rs`'s to say.
 
 use crate::arena::{Arena, Place};
-use crate::lock;
+use crate::{lock, scratch};
 use bytemuck::Pod;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard};
+use std::sync::{LazyLock, Mutex};
 
 /// How the message of a panic begins, where the system had no memory for a buffer.
 pub const OUT_OF_MEMORY: &str = "out of memory";
@@ -25,11 +26,11 @@ pub const OUT_OF_MEMORY: &str = "out of memory";
 pub const ALIGNMENT: usize = 64;
 
 /// A pooled, aligned block of initialised bytes. Dropping it gives it back to the pool.
-#[derive(Debug)]
 pub struct Buffer {
     start: NonNull<u8>,
     place: Place,
     len: usize,
+    slabs: &'static Mutex<Slabs>,
 }
 
 // SAFETY: a Buffer owns its block like a Vec<u8> does; shared access only reads.
@@ -39,7 +40,8 @@ unsafe impl Sync for Buffer {}
 
 #[derive(Default)]
 struct Pool {
-    /// Small buffers lie apart: many of them live long, and would keep large places from joining.
+    /// Small buffers, and those that threads keep, lie apart: many of them live long, and would keep large places from
+    /// joining.
     small: Mutex<Slabs>,
     large: Mutex<Slabs>,
     in_use: AtomicUsize,
@@ -56,7 +58,9 @@ static POOL: LazyLock<Pool> = LazyLock::new(Pool::default);
 pub struct PoolStats {
     /// Bytes of live buffers.
     pub in_use: usize,
-    /// The most bytes that were ever in live buffers at once (since [`reset_peak`]).
+    /// Those that threads keep for kernels, [`Scratch`](crate::Scratch) that nobody uses.
+    pub kept: usize,
+    /// The most bytes that were ever in live buffers at once (since [`reset_peak`]), and in those that threads kept.
     pub peak_in_use: usize,
     /// Bytes taken from the system, live or free.
     pub held: usize,
@@ -70,9 +74,11 @@ pub struct PoolStats {
 
 /// The pool's figures now.
 pub fn pool_stats() -> PoolStats {
+    let kept = scratch::kept();
     let [small, large] = [lock(&POOL.small), lock(&POOL.large)];
     PoolStats {
-        in_use: POOL.in_use.load(Ordering::Relaxed),
+        in_use: POOL.in_use.load(Ordering::Relaxed).saturating_sub(kept),
+        kept,
         peak_in_use: POOL.peak_in_use.load(Ordering::Relaxed),
         held: small.held() + large.held(),
         resident: small.arena.reached() + large.arena.reached(),
@@ -86,8 +92,10 @@ pub fn reset_peak() {
     POOL.peak_in_use.store(POOL.in_use.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Gives the slabs that nobody uses back to the system.
+/// Gives the slabs that nobody uses back to the system, and takes what threads have kept as [`Scratch`](crate::Scratch) back
+/// before.
 pub fn trim_pool() {
+    scratch::give_back();
     lock(&POOL.small).trim();
     lock(&POOL.large).trim();
 }
@@ -104,10 +112,6 @@ pub fn settle_pool() {
 /// index, so that a kernel that reads what it did not write is caught. For tests.
 pub fn set_poison(on: bool) {
     POOL.poison.store(on, Ordering::Relaxed);
-}
-
-fn slabs_for(capacity: usize) -> MutexGuard<'static, Slabs> {
-    lock(if capacity < SMALL { &POOL.small } else { &POOL.large })
 }
 
 const SMALL: usize = 1 << 16;
@@ -234,12 +238,20 @@ impl Buffer {
     /// A buffer of `len` bytes with arbitrary (but initialised) contents. Panics with [`OUT_OF_MEMORY`] where the system has
     /// none for it.
     pub fn new(len: usize) -> Self {
+        Self::of(if len < SMALL { &POOL.small } else { &POOL.large }, len)
+    }
+
+    /// One that a thread keeps.
+    pub(crate) fn to_keep(len: usize) -> Self {
+        Self::of(&POOL.small, len)
+    }
+
+    fn of(slabs: &'static Mutex<Slabs>, len: usize) -> Self {
         assert!(len < isize::MAX as usize / 2, "a buffer of {len} bytes cannot exist");
-        let capacity = capacity_for(len);
-        let (start, place) = slabs_for(capacity).take(capacity);
+        let (start, place) = lock(slabs).take(capacity_for(len));
         let in_use = POOL.in_use.fetch_add(len, Ordering::Relaxed) + len;
         POOL.peak_in_use.fetch_max(in_use, Ordering::Relaxed);
-        Self { start, place, len }.reused()
+        Self { start, place, len, slabs }.reused()
     }
 
     /// The buffer as if it had just come from the pool.
@@ -284,11 +296,16 @@ impl Buffer {
     }
 }
 
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("start", &self.start).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
 impl Drop for Buffer {
     fn drop(&mut self) {
         POOL.in_use.fetch_sub(self.len, Ordering::Relaxed);
-        let capacity = capacity_for(self.len);
-        slabs_for(capacity).arena.give_back(self.place, capacity);
+        lock(self.slabs).arena.give_back(self.place, capacity_for(self.len));
     }
 }
 

@@ -3,18 +3,43 @@
 //! Kernels ask for it ten thousands of times a step, once for each head and each block of rows. The pool is there for all
 //! threads, and its cache lines travel from core to core each time; so a thread keeps what it has used, and uses it again.
 
-use crate::{Buffer, Element};
-use std::cell::RefCell;
+use crate::{Buffer, Element, lock};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, Weak};
 
-/// The sizes of the buffers that a thread keeps are powers of two, from a page to what fits into a core's own cache.
-const KEPT: [usize; 2] = [1 << 12, 1 << 20];
-const SIZES: usize = (KEPT[1] / KEPT[0]).ilog2() as usize + 1;
+/// How many bytes a thread keeps: what fits into its core's cache. What it has not used for longest goes first.
+const MOST: usize = 1 << 20;
+/// The largest buffer among them. Sizes are rounded up to pages.
+const LARGEST: usize = 1 << 18;
+const PAGE: usize = 1 << 12;
+
+/// What each thread keeps, for whoever wants it back. Its own thread finds the lock free, and in its own cache.
+static THREADS: Mutex<Vec<Weak<Mutex<Vec<Buffer>>>>> = Mutex::new(vec![]);
 
 thread_local! {
-    /// This thread's free buffers of each size; the last one to be used is the first to go.
-    static FREE: RefCell<[Vec<Buffer>; SIZES]> = const { RefCell::new([const { Vec::new() }; SIZES]) };
+    /// What this thread keeps: the last one to be used comes last.
+    static KEPT: Arc<Mutex<Vec<Buffer>>> = {
+        let kept = Arc::default();
+        let mut threads = lock(&THREADS);
+        threads.retain(|thread| thread.strong_count() > 0);
+        threads.push(Arc::downgrade(&kept));
+        kept
+    };
+}
+
+/// How many bytes threads keep.
+pub(crate) fn kept() -> usize {
+    lock(&THREADS).iter().filter_map(Weak::upgrade).map(|kept| bytes_of(&lock(&kept))).sum()
+}
+
+fn bytes_of(kept: &[Buffer]) -> usize {
+    kept.iter().map(Buffer::len).sum()
+}
+
+/// Gives the pool back what threads have kept.
+pub(crate) fn give_back() {
+    lock(&THREADS).iter().filter_map(Weak::upgrade).for_each(|kept| lock(&kept).clear());
 }
 
 /// Elements in a [`Buffer`], 64-byte-aligned, whose contents are whatever it held. Dropping them leaves it to the thread, or
@@ -32,25 +57,36 @@ impl<T: Element> Scratch<T> {
     pub fn new(len: usize) -> Self {
         // What cannot be counted in bytes is more than a buffer can have, and it says so.
         let bytes = len.saturating_mul(size_of::<T>());
-        let size = if bytes > KEPT[1] { bytes } else { bytes.next_power_of_two().max(KEPT[0]) };
-        let kept = place_of(size).and_then(|place| FREE.with_borrow_mut(|free| free[place].pop()));
-        let buffer = kept.map_or_else(|| Buffer::new(size), Buffer::reused);
+        let buffer = if bytes > LARGEST { Buffer::new(bytes) } else { small(bytes.max(1).next_multiple_of(PAGE)) };
         Self { buffer: Some(buffer), len, elements: PhantomData }
     }
 }
 
-/// Where buffers of this size are kept, if they are.
-fn place_of(size: usize) -> Option<usize> {
-    (size <= KEPT[1]).then(|| (size / KEPT[0]).ilog2() as usize)
+/// A buffer that the thread has kept, or will.
+fn small(size: usize) -> Buffer {
+    let again = |kept: &Arc<Mutex<Vec<Buffer>>>| {
+        let mut kept = lock(kept);
+        let last = kept.iter().rposition(|buffer| buffer.len() == size)?;
+        Some(kept.remove(last))
+    };
+    // A thread that ends keeps nothing any more.
+    let again = KEPT.try_with(again).ok().flatten();
+    again.map_or_else(|| Buffer::to_keep(size), Buffer::reused)
 }
 
 impl<T> Drop for Scratch<T> {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take()
-            && let Some(place) = place_of(buffer.len())
+            && buffer.len() <= LARGEST
         {
-            // A thread that ends keeps nothing any more.
-            let _ = FREE.try_with(|free| free.borrow_mut()[place].push(buffer));
+            let _ = KEPT.try_with(|kept| {
+                let mut kept = lock(kept);
+                kept.push(buffer);
+                let mut bytes = bytes_of(&kept);
+                while bytes > MOST {
+                    bytes -= kept.remove(0).len();
+                }
+            });
         }
     }
 }
@@ -92,6 +128,23 @@ mod tests {
             is_room_for(len, bf16::from_f32(1.5));
             is_room_for(len, 7u32);
         }
+    }
+
+    #[test]
+    fn a_thread_uses_it_again_until_somebody_wants_it_back() {
+        // Together, because the other threads of this test use the pool as well.
+        let first = Scratch::<f32>::new(13_000).as_ptr().addr();
+        let (again, larger) = (Scratch::<f64>::new(6_600), Scratch::<f32>::new(17_000));
+        assert_eq!(again.as_ptr().addr(), first, "of the same size, in pages");
+        assert_ne!(larger.as_ptr().addr(), first);
+        drop((again, larger));
+        let own = || KEPT.with(|kept| lock(kept).len());
+        assert_eq!(own(), 2);
+        assert!(kept() >= 53_248 + 69_632, "{} bytes", kept());
+        drop((0..2 * MOST / PAGE).map(|_| Scratch::<f32>::new(1)).collect::<Vec<_>>());
+        assert_eq!(own(), MOST / PAGE, "not without an end");
+        give_back();
+        assert_eq!(own(), 0);
     }
 
     #[test]

@@ -35,6 +35,9 @@ impl Geometry {
             let message = format!("topk {} must be from 1 to the number of regions, {regions}", self.topk);
             return Err(Error::argument(op, message));
         }
+        if u32::try_from(self.tokens()).is_err() {
+            return Err(Error::argument(op, format!("a map of {} tokens is too large to be numbered", self.tokens())));
+        }
         Ok(self)
     }
 

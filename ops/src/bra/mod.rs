@@ -13,10 +13,11 @@
 //! published. For the rest, with A = softmax(S), S = s·q·kᵀ and dO the gradient of o:
 //! dV = Aᵀ·dO, dA = dO·vᵀ, dS = A∘(dA − Σⱼ A∘dA), dQ = s·dS·k, dK = s·dSᵀ·q; a key collects dK and dV from
 //! every region that was routed to it. dV also receives the convolution's input gradient. Saved: qkv, the
-//! routes, and per query and head the logarithm of the softmax's denominator, from which A is computed again.
+//! routes, the convolution's weight, and per query and head the logarithm of the softmax's denominator, from which A is
+//! computed again.
 //!
-//! [`bra`] is what training runs: keys and values are never gathered k times over, but laid out once for each head
-//! (`cpu/`), or on a GPU read where they lie. [`composed`] spells the same function out in small operations, and is
+//! [`bra`] is what training runs: keys and values are never gathered k times over, but laid out once for each head, or for
+//! each share of a large one (`cpu/`), or on a GPU read where they lie. [`composed`] spells the same function out in small operations, and is
 //! what it is tested against, and where one learns from.
 //!
 //! Operands must be contiguous; f32 or f64, and on a GPU also qkv in bf16 with the convolution's parameters in

@@ -8,8 +8,9 @@
 //!
 //! **Backward.** From y = patches·W + b, as for a linear layer: dW = patchesᵀ·dy, db = Σ dy over the pixels,
 //! and dpatches = dy·Wᵀ, each element of which is added to the element of dx that the patch had copied.
-//! Saved: x and w. On the CPU the patches, KH·KW/s² times as large as x, never exist: the products read them where they
-//! lie in x, and dx is a convolution of dy. On a GPU they are written out for some images at a time.
+//! Saved: x and w. On the CPU the patches, KH·KW/s² times as large as x, are not written out: the products read them in
+//! bands, copies of some rows of x, and dx is a convolution of dy. (Only the weight's gradient in bf16 packs them.) On a GPU
+//! they are written out for some images at a time.
 //!
 //! Operands must be contiguous; f32 or f64. Or x in f32 with w in bf16 and b in either on the CPU, and on a GPU x in bf16
 //! with w and b in f32 or bf16: then all factors are rounded to bf16, and products are summed in f32. Errors:

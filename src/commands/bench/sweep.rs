@@ -17,7 +17,7 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::Instant;
 use tensor::cpu::isa::Isa;
-use tensor::{Tensor, pool_stats, reset_peak};
+use tensor::{Tensor, pool_stats, reset_peak, trim_pool};
 
 const CHANNELS: usize = 64;
 const HEADS: usize = 2;
@@ -181,6 +181,7 @@ fn point(
         tape.backward_from(&out, upstream.clone(), &mut gradients)?;
         Ok((out.into_value(), gradients))
     };
+    trim_pool(); // and what threads keep of the last map
     reset_peak();
     let results = forward_backward()?;
     let stats = pool_stats();

@@ -1,15 +1,14 @@
 //! Matrix products, large and tall: the linear layers.
 //!
-//! BiFormer's products have tens of thousands of rows (tokens) and inner and outer extents of 32 to 1,000. A
-//! library that packs both operands spends as long on packing as on multiplying there: `matrixmultiply`
-//! reaches 70 to 150 of 260 GFLOP/s a core. Here only B, the small operand, is packed: into panels two or
-//! three registers wide, so that a tile's rows of B are one run of memory; beforehand, or by each thread just before it
-//! multiplies them, while they are in its cache. A is
-//! read where it lies, element by element, with any strides; so the transposes in a backward pass cost
-//! nothing. Where B is bf16, A is rounded to it, and both are packed as the instructions for bf16 want them
+//! BiFormer's products have some hundreds to thousands of rows (the tokens of a few images), and inner and outer extents of
+//! 32 to 2,300; those of gradients of weights sum over the tokens instead. A library that packs both operands spends as long
+//! on packing as on multiplying there: `matrixmultiply` reaches 70 to 150 of 260 GFLOP/s a core. Here only B is packed: into
+//! panels two or three registers wide, so that a tile's rows of B are one run of memory; beforehand, or by each thread just
+//! before it multiplies them, while they are in its cache. A is read where it lies, element by element, with any strides; so
+//! the transposes in a backward pass cost nothing. Where B is bf16, A is rounded to it, and both are packed as the instructions for bf16 want them
 //! (`pairs/`).
 //!
-//! Work is cut by shape alone, and each sum runs in the order of the inner index: the same bits with any
+//! Work is cut by shape alone, and each sum runs in the order of the inner index, or of its parts: the same bits with any
 //! number of threads. Tested against `matrixmultiply`.
 
 use super::block::{Begin, DEPTH, Left, Rows, Runs};

@@ -1,6 +1,6 @@
 //! Instruction sets, detected at run time: nobody has to set RUSTFLAGS.
 //!
-//! A kernel is an ordinary generic function `fn kernel<T: Float, A: Arch>(...)` marked
+//! A kernel is an ordinary generic function `fn kernel<T: Float, A: Registers>(...)` marked
 //! `#[inline(always)]`. [`simd!`](crate::simd) compiles it once per instruction set, inside a function
 //! with those target features, where the compiler vectorises its loops; and calls the best one that
 //! this machine has. `A` says what plain Rust leaves open: whether a fused multiply-add is one
@@ -204,7 +204,7 @@ fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
 
 /// Calls a kernel compiled for the best instruction set of this machine. The kernel must be
 /// `#[inline(always)]` and generic over an [`Arch`](crate::cpu::isa::Arch), which is written as `A` in
-/// the call: `simd!(A => gelu::<T, A>(x, y))`. Or for one that this machine has: `simd!(isa, A => ..)`.
+/// the call: `simd!(A => kernel::<T, A>(x, y))`. Or for one that this machine has: `simd!(isa, A => ..)`.
 #[macro_export]
 macro_rules! simd {
     ($A:ident => $call:expr) => {

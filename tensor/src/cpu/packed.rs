@@ -8,8 +8,9 @@ use super::parallel::{GRAIN, items_per_task};
 use super::registers::{MOST_LANES, Registers, Vector, copy_run, load};
 use super::tile::MOST_REGISTERS;
 use super::transpose::transpose;
-use crate::{Float, Scratch, simd};
+use crate::{Buffer, Float, simd};
 use rayon::prelude::*;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// The right operand of a product: packed, or a matrix that the product packs.
@@ -81,7 +82,9 @@ impl<'a, F: Factor> Right<'a, F> {
 /// The right operand of a product in panels of `width` columns, each panel's rows one after another; the last one is
 /// filled up with zeros. How a row lies in memory is the factor's affair, but for its being as wide as sums.
 pub struct Packed<F: Factor> {
-    memory: Scratch<F::Sum>,
+    /// Not scratch memory, of which a thread would keep it for itself: a model that is run may hold it for long.
+    memory: Buffer,
+    factors: PhantomData<F>,
     pub(super) extents: (usize, usize),
     pub(super) width: usize,
     /// Whose registers it was packed for.
@@ -138,22 +141,24 @@ impl<F: Factor> Packed<F> {
         // A matrix that repeats its elements may have more of them than can be counted.
         let size = width.checked_mul(F::packed_rows(isa, rows)).expect("a matrix that is to be packed");
         let count = cols.div_ceil(width).checked_mul(size).expect("a matrix that is to be packed");
-        let mut memory = Scratch::new(count);
+        let bytes = count.checked_mul(size_of::<F::Sum>()).expect("a matrix that is to be packed");
+        let mut memory = Buffer::new(bytes);
+        let panels = memory.slice_mut::<F::Sum>();
         let fill =
             |(panel, to): (usize, &mut [F::Sum])| fill(panel * width..((panel + 1) * width).min(cols), to, width);
         let size = size.max(1);
         if threads && count > GRAIN {
-            memory.par_chunks_exact_mut(size).enumerate().with_min_len(items_per_task(size)).for_each(fill);
+            panels.par_chunks_exact_mut(size).enumerate().with_min_len(items_per_task(size)).for_each(fill);
         } else {
-            memory.chunks_exact_mut(size).enumerate().for_each(fill);
+            panels.chunks_exact_mut(size).enumerate().for_each(fill);
         }
-        Self { memory, extents: (rows, cols), width, isa }
+        Self { memory, factors: PhantomData, extents: (rows, cols), width, isa }
     }
 
     /// What was packed, and how many rows each panel has there.
     #[inline(always)]
     fn memory(&self) -> (&[F::Sum], usize) {
-        (&self.memory, F::packed_rows(self.isa, self.extents.0))
+        (self.memory.slice(), F::packed_rows(self.isa, self.extents.0))
     }
 
     /// A panel as it lies in memory, from a row on.

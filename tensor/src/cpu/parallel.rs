@@ -34,8 +34,8 @@ fn flush_denormals() {
     const DENORMALS_ARE_ZERO: u32 = 1 << 6;
     let mut control = 0u32;
     // SAFETY: stores and loads this thread's SSE control register through a valid pointer. Rust assumes the
-    // default floating-point environment when it folds constants; the two flags that change here alter only
-    // results that are denormal, which no code in this program relies on, folded or not.
+    // default floating-point environment: what it folds it folds without these flags. They alter only results that are
+    // denormal, which no code in this program relies on, folded or not.
     unsafe {
         std::arch::asm!("stmxcsr [{}]", in(reg) &mut control, options(nostack));
         control |= FLUSH_TO_ZERO | DENORMALS_ARE_ZERO;

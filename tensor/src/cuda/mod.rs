@@ -12,7 +12,7 @@
 //! | `recording.rs` | [`Recording`]: work that is recorded once and done again and again |
 //! | `prefetch.rs` | [`Prefetch`]: copies from the machine's memory that go beside the device's work |
 //! | `prelude.cuh` | what every kernel begins with |
-//! | `instructions.cuh` | tensor cores and asynchronous copies |
+//! | `instructions.cuh` | what is written as instructions: tensor cores, asynchronous copies, fast functions |
 //! | `gemm.rs` | matrix products of tensors |
 //! | `sums.rs`, `.cuh` | sums over the blocks of a launch, which it finishes itself |
 //! | `rows.rs`, `.cuh` | how kernels cut rows of columns into pieces |

@@ -1,8 +1,8 @@
 //! CPU kernels of [`conv2d`](super::conv2d): matrix products that read patches where they lie.
 //!
-//! Each row of the kernel sees a run of neighbouring elements of the image. So there is no matrix of patches: the rows of
-//! the image that a block of output pixels sees are copied into a *band*, with the zeros around them, and the product is
-//! told where each patch starts in it and how far apart its runs lie.
+//! Each row of the kernel sees a run of neighbouring elements of the image. So there is no matrix of patches (but for the
+//! weight's gradient in bf16): the rows of the image that a block of output pixels sees are copied into a *band*, with the
+//! zeros around them, and the product is told where each patch starts in it and how far apart its runs lie.
 //!
 //! The gradient of x is made the same way. Of the pixels of x, those whose coordinates leave the same remainders by the
 //! stride see the same taps; so it is stride² convolutions of dy, and each element is written once.
