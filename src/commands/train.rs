@@ -1,7 +1,7 @@
 //! `biformer train`.
 
-use super::{Status, assignment, fields, model_names, run_field};
-use crate::config::{Changes, Recompute, RunConfig, merge};
+use super::{Status, assignment, fields, run_field};
+use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use crate::signals;
@@ -10,6 +10,7 @@ use crate::trainer::folder::EpochMetrics;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result, bail};
 use clap::{Args, value_parser};
+use model::PRESETS;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -34,11 +35,9 @@ pub struct Arguments {
     /// have, too, are taken over by name; the others are random, as is a head that is missing.
     #[arg(long, value_name = "DIR|FILE")]
     weights: Option<PathBuf>,
-    /// Passes over the training images.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help = usual("Passes over the training images", |run| run.epochs.to_string()))]
     epochs: Option<u32>,
-    /// Images per step.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help = usual("Images per step", |run| run.batch_size.to_string()))]
     batch_size: Option<u32>,
     /// The side of the images; by default the one that the model is meant for.
     #[arg(long, value_name = "N")]
@@ -50,8 +49,7 @@ pub struct Arguments {
     /// What the backward pass computes again instead of keeping it, to save memory. The results have the same bits.
     #[arg(long, value_enum)]
     recompute: Option<Recompute>,
-    /// The highest learning rate.
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", help = usual("The highest learning rate", |run| run.schedule.peak.to_string()))]
     lr: Option<f64>,
     /// Decides initial weights, order, augmentation and dropped blocks.
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=i64::MAX as u64))]
@@ -123,11 +121,17 @@ impl Arguments {
 }
 
 fn model_help() -> String {
-    let names = model_names();
+    let models: Vec<String> = PRESETS.iter().map(|preset| format!("- {}: {}", preset.name, preset.summary)).collect();
     format!(
-        "The model: {names}; nano by default. The published models get nano's recipe (24 epochs, batches of 64, one \
-         learning rate) unless a configuration says otherwise"
+        "The model; {DEFAULT_MODEL} by default. The published models get nano's recipe (24 epochs, batches of 64, one \
+         learning rate) unless a configuration says otherwise:\n{}",
+        models.join("\n")
     )
+}
+
+/// What an option is about, and what a run has that is not asked for it.
+fn usual(what: &str, of: impl Fn(&RunConfig) -> String) -> String {
+    RunConfig::for_model(DEFAULT_MODEL).map_or(what.to_owned(), |run| format!("{what}; {} by default", of(&run)))
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
