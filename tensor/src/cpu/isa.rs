@@ -125,8 +125,9 @@ fn detect() -> Isa {
     Isa::Portable
 }
 
-/// What a kernel asks of the instruction set that it is being compiled for.
-pub trait Arch: Copy {
+/// What a kernel asks of the instruction set that it is being compiled for. The crate has all that there are: unsafe code
+/// relies on it that [`run`](Self::run) runs nothing on a machine that cannot.
+pub trait Arch: sealed::Sealed + Copy {
     /// Whether there are 32 registers of 64 bytes.
     const WIDE: bool;
     /// Runs `f`, which is `#[inline(always)]`, compiled for this instruction set, in a function of its own: what surrounds
@@ -134,6 +135,13 @@ pub trait Arch: Copy {
     fn run<R>(f: impl FnOnce() -> R) -> R;
     /// a·b + c, rounded once where that is one instruction and twice where it is not.
     fn mul_add<T: Float>(a: T, b: T, c: T) -> T;
+}
+
+mod sealed {
+    /// Closes [`Arch`](super::Arch).
+    pub trait Sealed {}
+    impl<const WIDE: bool> Sealed for super::Fused<WIDE> {}
+    impl Sealed for super::Plain {}
 }
 
 /// With fused multiply-add.

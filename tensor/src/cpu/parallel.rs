@@ -19,7 +19,8 @@ pub fn items_per_task(work: usize) -> usize {
 }
 
 /// A thread pool of `threads` threads (0: one per core) that flush denormals to zero: they carry no
-/// information in a network and cost a hundred cycles each.
+/// information in a network and cost a hundred cycles each. What is computed elsewhere, on a pool of one's own, has the same
+/// bits only where there are none.
 pub fn thread_pool(threads: usize) -> Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
