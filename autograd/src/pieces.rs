@@ -2,7 +2,7 @@
 //!
 //! Most of a network treats each sample by itself. In pieces small enough, what one operation writes the next one
 //! finds in the core's own cache, where a whole batch would go to memory and back after every operation; and as
-//! pieces do not wait for each other, every core has one of its own (in the backward pass, every core up to four).
+//! pieces do not wait for each other, every core has one of its own. (In the backward pass up to four run at once.)
 //!
 //! The pieces are cut by the batch and their size alone. Their parameters' gradients are added up within groups of
 //! pieces in order, and then group by group: the same bits with any number of threads.

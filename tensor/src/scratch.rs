@@ -1,6 +1,6 @@
 //! What a kernel needs for itself: elements without a shape, which nobody else sees.
 //!
-//! Kernels ask for it ten thousands of times a step, once for each head and each block of rows. The pool is there for all
+//! Kernels ask for it tens of thousands of times a step, once for each head and each block of rows. The pool is there for all
 //! threads, and its cache lines travel from core to core each time; so a thread keeps what it has used, and uses it again.
 
 use crate::{Buffer, Element, lock};

@@ -17,8 +17,8 @@
 //! computed again.
 //!
 //! [`bra`] is what training runs: keys and values are never gathered k times over, but laid out once for each head, or for
-//! each share of a large one (`cpu/`), or on a GPU read where they lie. [`composed`] spells the same function out in small operations, and is
-//! what it is tested against, and where one learns from.
+//! each share of a large one (`cpu/`), or on a GPU read where they lie. [`composed`] spells the same function out in small
+//! operations, and is what it is tested against, and where one learns from.
 //!
 //! Operands must be contiguous; f32 or f64, and on a GPU also qkv in bf16 with the convolution's parameters in
 //! f32. Errors: [`tensor::Error::Argument`] when heads, grid or k do not
