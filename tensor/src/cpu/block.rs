@@ -12,40 +12,78 @@ use std::ops::Range;
 pub(super) const DEPTH: usize = 256;
 
 /// Where the rows of an operand start.
-#[derive(Clone, Copy)]
-pub enum Rows<'a> {
-    /// One after the other, so far apart.
-    Every(usize),
-    At(&'a [usize]),
+pub trait Rows: Copy + Sync {
+    fn start(self, row: usize) -> usize;
+
+    /// Where the first of some rows starts, and how far behind it each of them.
+    fn tile<const HEIGHT: usize>(self, first: usize) -> (usize, [usize; HEIGHT]);
+
+    /// How far apart some rows are, of which there are several, if all are equally far.
+    fn step(self, rows: Range<usize>) -> Option<usize>;
 }
 
-impl Rows<'_> {
+/// Rows that start so far apart, from the beginning on.
+#[derive(Clone, Copy)]
+pub struct Every(pub usize);
+
+impl Rows for Every {
     #[inline(always)]
-    pub fn start(self, row: usize) -> usize {
-        match self {
-            Rows::Every(stride) => row * stride,
-            Rows::At(starts) => starts[row],
-        }
+    fn start(self, row: usize) -> usize {
+        row * self.0
+    }
+
+    #[inline(always)]
+    fn tile<const HEIGHT: usize>(self, first: usize) -> (usize, [usize; HEIGHT]) {
+        (first * self.0, std::array::from_fn(|i| i * self.0))
+    }
+
+    #[inline(always)]
+    fn step(self, _rows: Range<usize>) -> Option<usize> {
+        Some(self.0)
+    }
+}
+
+/// Rows that start here.
+#[derive(Clone, Copy)]
+pub struct At<'a>(pub &'a [usize]);
+
+impl Rows for At<'_> {
+    #[inline(always)]
+    fn start(self, row: usize) -> usize {
+        self.0[row]
+    }
+
+    #[inline(always)]
+    fn tile<const HEIGHT: usize>(self, first: usize) -> (usize, [usize; HEIGHT]) {
+        let starts = &self.0[first..first + HEIGHT];
+        (starts[0], std::array::from_fn(|i| starts[i].wrapping_sub(starts[0])))
+    }
+
+    #[inline(always)]
+    fn step(self, rows: Range<usize>) -> Option<usize> {
+        let starts = &self.0[rows];
+        let step = starts.get(1)?.checked_sub(starts[0])?;
+        starts.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == step).then_some(step)
     }
 }
 
 /// The left operand of a product.
 #[derive(Clone, Copy)]
-pub struct Left<'a, T> {
+pub struct Left<'a, T, R> {
     pub data: &'a [T],
-    pub rows: Rows<'a>,
+    pub rows: R,
     pub runs: Runs<'a>,
 }
 
-impl<'a, T> Left<'a, T> {
+impl<'a, T, R: Rows> Left<'a, T, R> {
     /// The inner axis in parts of at most [`DEPTH`] elements, several whole runs or a part of one: how many rows of B lie
-    /// above a part's, where in its runs it begins, and its runs. At least one part, so that an empty axis gives zeros.
+    /// above a part's, where in its runs it begins, and its runs.
     #[inline(always)]
     fn parts(self) -> impl Iterator<Item = (usize, usize, Runs<'a>)> {
         let Runs { starts, len, step } = self.runs;
         let together = (DEPTH / len.max(1)).max(1);
         starts.chunks(together).enumerate().flat_map(move |(chunk, starts)| {
-            (0..len.max(1)).step_by(DEPTH).map(move |first| {
+            (0..len).step_by(DEPTH).map(move |first| {
                 let above = chunk * together * len + first;
                 (above, first, Runs { starts, len: DEPTH.min(len - first), step })
             })
@@ -56,17 +94,22 @@ impl<'a, T> Left<'a, T> {
 /// Some rows and panels of C.
 ///
 /// # Safety
-/// The operands must lie inside their slices, no other task may write these rows and panels at the same time, and the
-/// machine must have the instruction set `A`.
+/// The operands and C must lie inside their slices, no other task may write these rows and panels at the same time, and
+/// the machine must have the instruction set `A`.
 #[inline(always)]
-pub(super) unsafe fn block<T: Float, A: Registers>(
-    a: Left<'_, T>,
+pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
+    a: Left<'_, T, R>,
     b: Panels<'_, T>,
     begin: Begin<'_, T>,
-    (c, c_rows): (Interleaved<'_, T>, Rows<'_>),
+    (c, c_rows): (Interleaved<'_, T>, R),
     rows: Range<usize>,
     panels: Range<usize>,
 ) {
+    if a.runs.starts.is_empty() || a.runs.len == 0 {
+        let columns = panels.start * b.width..(panels.end * b.width).min(b.columns);
+        // SAFETY: by the caller's word.
+        return unsafe { over_nothing(begin, (c, c_rows), rows, columns) };
+    }
     let lanes = A::Vector::<T>::LANES;
     let room: &mut [T] = &mut Scratch::new(b.room(DEPTH));
     for (above, first, runs) in a.parts() {
@@ -93,7 +136,7 @@ pub(super) unsafe fn block<T: Float, A: Registers>(
                                 // SAFETY: this task's rows and columns; the rows of A lie inside it, by the caller's word;
                                 // `A::run` makes sure of the instruction set.
                                 unsafe {
-                                    tiles::<T, A::Vector<T>, $height, $count>(a, part, begin, (c, c_rows), rows.clone())
+                                    tiles::<T, A::Vector<T>, R, $height, $count>(a, part, begin, (c, c_rows), rows.clone())
                                 }
                             },
                         );
@@ -120,6 +163,28 @@ pub(super) unsafe fn block<T: Float, A: Registers>(
                     tiles!(1, 4 1);
                 }
             }
+        }
+    }
+}
+
+/// A product over an empty inner axis: what its sums start from.
+///
+/// # Safety
+/// No other task may write these rows and columns at the same time.
+unsafe fn over_nothing<T: Float>(
+    begin: Begin<'_, T>,
+    (c, c_rows): (Interleaved<'_, T>, impl Rows),
+    rows: Range<usize>,
+    columns: Range<usize>,
+) {
+    for row in rows {
+        let start = c_rows.start(row);
+        // SAFETY: by the caller's word.
+        let to = unsafe { c.part(start + columns.start..start + columns.end) };
+        match begin {
+            Begin::Zero => to.fill(T::zero()),
+            Begin::Row(row) => to.copy_from_slice(&row[columns.clone()]),
+            Begin::Kept => {}
         }
     }
 }

@@ -56,11 +56,11 @@ pub trait Factor: Element {
     /// # Safety
     /// As of [`block`].
     #[doc(hidden)]
-    unsafe fn block<A: Registers>(
-        a: Left<'_, Self::Sum>,
+    unsafe fn block<A: Registers, R: Rows>(
+        a: Left<'_, Self::Sum, R>,
         b: Right<'_, Self>,
         begin: Begin<'_, Self::Sum>,
-        c: (Interleaved<'_, Self::Sum>, Rows<'_>),
+        c: (Interleaved<'_, Self::Sum>, R),
         rows: Range<usize>,
         panels: Range<usize>,
     );
@@ -111,11 +111,11 @@ impl<T: Float> Factor for T {
     }
 
     #[inline(always)]
-    unsafe fn block<A: Registers>(
-        a: Left<'_, T>,
+    unsafe fn block<A: Registers, R: Rows>(
+        a: Left<'_, T, R>,
         b: Right<'_, T>,
         begin: Begin<'_, T>,
-        c: (Interleaved<'_, T>, Rows<'_>),
+        c: (Interleaved<'_, T>, R),
         rows: Range<usize>,
         panels: Range<usize>,
     ) {
@@ -124,6 +124,6 @@ impl<T: Float> Factor for T {
             Right::Matrix(matrix) => Panels::of(matrix, Self::panel_width::<A>(Isa::current(), matrix.cols)),
         };
         // SAFETY: by the caller's word.
-        unsafe { block::<T, A>(a, b, begin, c, rows, panels) }
+        unsafe { block::<T, A, R>(a, b, begin, c, rows, panels) }
     }
 }

@@ -11,7 +11,7 @@
 //! Work is cut by shape alone, and each sum runs in the order of the inner index, or of its parts: the same bits with any
 //! number of threads. Tested against `matrixmultiply`.
 
-use super::block::{Begin, DEPTH, Left, Rows, Runs};
+use super::block::{At, Begin, DEPTH, Every, Left, Runs};
 use super::factor::Factor;
 use super::isa::Isa;
 use super::packed::{Right, WIDEST};
@@ -150,11 +150,10 @@ pub fn gemm_patches<'b, F: Factor>(
     let reach = last_place((1, a.len), (0, a.step)).and_then(|last| last.checked_add(largest(a.runs))?.checked_add(1));
     assert!(k == 0 || inside(a.starts, reach, a.data.len()), "patches of {} elements", a.data.len());
     assert!(inside(starts, Some(n), c.data.len()), "rows of a matrix product");
-    // An empty run, where there is none, has the zeros written.
-    let (runs, len) = if a.runs.is_empty() { (&[0][..], 0) } else { (a.runs, a.len) };
-    let left = Left { data: a.data, rows: Rows::At(a.starts), runs: Runs { starts: runs, len, step: a.step } };
+    let runs = Runs { starts: a.runs, len: a.len, step: a.step };
+    let left = Left { data: a.data, rows: At(a.starts), runs };
     let begin = begin(c.accumulate);
-    let c = (Interleaved::new(c.data), Rows::At(starts));
+    let c = (Interleaved::new(c.data), At(starts));
     let isa = b.isa();
     simd!(isa, A => {
         let mut room = None;
@@ -162,7 +161,7 @@ pub fn gemm_patches<'b, F: Factor>(
         let panels = 0..n.div_ceil(b.width::<A>(isa));
         // SAFETY: `c` is this call's alone, the operands lie inside, as just checked, and `simd!` chooses an instruction
         // set that is there.
-        unsafe { F::block::<A>(left, b, begin, c, 0..starts.len(), panels) }
+        unsafe { F::block::<A, _>(left, b, begin, c, 0..starts.len(), panels) }
     });
 }
 
@@ -205,8 +204,8 @@ fn multiply_with<F: Factor, A: Registers>(
     let across = panels.div_ceil(panels_per_task);
     let tasks = m.div_ceil(rows) * across;
     let left =
-        Left { data: a.data, rows: Rows::Every(a.row_stride), runs: Runs { starts: &[0], len: k, step: a.col_stride } };
-    let c = (Interleaved::new(c), Rows::Every(n));
+        Left { data: a.data, rows: Every(a.row_stride), runs: Runs { starts: &[0], len: k, step: a.col_stride } };
+    let c = (Interleaved::new(c), Every(n));
     let rows_of = |task: usize| task / across * rows..((task / across + 1) * rows).min(m);
     let panels_of = |task: usize| task % across * panels_per_task..((task % across + 1) * panels_per_task).min(panels);
     let run = |task: usize| {
@@ -214,7 +213,7 @@ fn multiply_with<F: Factor, A: Registers>(
             #[inline(always)]
             || {
                 // SAFETY: no two tasks share both rows and panels, and `A::run` makes sure of the instruction set.
-                unsafe { F::block::<A>(left, b, begin, c, rows_of(task), panels_of(task)) }
+                unsafe { F::block::<A, _>(left, b, begin, c, rows_of(task), panels_of(task)) }
             },
         );
     };

@@ -2,7 +2,7 @@
 
 use super::block::{Left, Rows};
 use super::parallel::{Interleaved, put};
-use super::registers::{MOST_LANES, Vector, fetch, load};
+use super::registers::{MOST_LANES, Vector, fetch, load, store};
 use crate::{Float, unrolled};
 use std::hint::black_box;
 use std::ops::Range;
@@ -43,45 +43,48 @@ pub(super) struct Part<'a, T> {
 
 /// As many of these rows of C as fill tiles of HEIGHT rows by COUNT registers: C = A·B, C += A·B or C = A·B + row, for a
 /// part of B. A is read element by element, B and C in rows. Returns the first row that is left. Panics when B or the
-/// row is too short.
+/// row is too short, or the inner axis empty.
+///
+/// What a tile takes besides its loop is kept short: while some hundred instructions are run between two loops, the
+/// multipliers run dry. With K = 256 a tenth of a tile's time was lost so.
 ///
 /// # Safety
-/// The rows of A must lie inside it, nobody else may use these rows and columns of C, and the machine must have the
+/// The rows of A and C must lie inside, nobody else may use these rows and columns of C, and the machine must have the
 /// registers.
 #[inline(always)]
-pub(super) unsafe fn tiles<T: Float, V: Vector<T>, const HEIGHT: usize, const COUNT: usize>(
-    a: Left<'_, T>,
+pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize, const COUNT: usize>(
+    a: Left<'_, T, R>,
     part: Part<'_, T>,
     begin: Begin<'_, T>,
-    (c, c_rows): (Interleaved<'_, T>, Rows<'_>),
+    (c, c_rows): (Interleaved<'_, T>, R),
     rows: Range<usize>,
 ) -> usize {
     let Runs { starts, len, step } = a.runs;
+    assert!(!starts.is_empty() && len > 0, "a product over nothing");
     let (depth, (b, b_row)) = (starts.len() * len, part.rows);
-    assert!(depth == 0 || (depth - 1) * b_row + COUNT * V::LANES <= b.len(), "rows of B");
+    assert!((depth - 1) * b_row + COUNT * V::LANES <= b.len(), "rows of B");
     let kept = matches!(begin, Begin::Kept);
+    // SAFETY: the caller vouches for the registers, here and below.
+    let first: [V; COUNT] = match begin {
+        Begin::Row(row) => std::array::from_fn(|j| unsafe { V::load(&row[j * V::LANES..]) }),
+        // SAFETY: as above.
+        Begin::Zero | Begin::Kept => unsafe { [V::zero(); COUNT] },
+    };
+    let mut aside = [[T::zero(); MOST_REGISTERS * MOST_LANES]; HEIGHT];
     let count = rows.len() / HEIGHT;
     let mut shares = part.next.chunks(part.next.len().div_ceil(count.max(1)).max(1));
-    for tile in 0..count {
-        // As if nothing were known about it. Else the compiler, which sees what comes of it from tile to tile, carries some
-        // fifty addresses along, nearly all of them in memory, and short rows of A take an eighth longer.
-        let row = black_box(rows.start + tile * HEIGHT);
+    for row in rows.clone().step_by(HEIGHT).take(count) {
         shares.next().into_iter().for_each(fetch);
-        // SAFETY: the caller vouches for the registers.
-        let mut sums = match begin {
-            Begin::Row(row) => [std::array::from_fn(|j| unsafe { V::load(&row[j * V::LANES..]) }); HEIGHT],
-            _ => unsafe { [[V::zero(); COUNT]; HEIGHT] },
-        };
-        let start = a.rows.start(row);
-        let mut apart = [0; HEIGHT];
-        unrolled!(i in 0..HEIGHT => { apart[i] = a.rows.start(row + i).wrapping_sub(start); });
-        let first = a.data.as_ptr().wrapping_add(start);
+        let mut sums = [first; HEIGHT];
+        let (start, apart) = a.rows.tile::<HEIGHT>(row);
+        // One pointer goes along all rows. With one for each, their additions would take turns with the multiplications
+        // on processors where both share ports (Intel's). The compiler makes them as soon as it knows how the distances
+        // hang together.
+        let apart = black_box(apart);
+        let data = a.data.as_ptr().wrapping_add(start);
         let mut b = b.as_ptr();
         for &start in starts {
-            // One pointer goes along all rows. With one for each, their additions would take turns with the
-            // multiplications on processors where both share ports (Intel's). It must begin with a row: with distances
-            // from the start of A the compiler makes a pointer for each row again.
-            let mut a = first.wrapping_add(start);
+            let mut a = data.wrapping_add(start);
             for _ in 0..len {
                 // SAFETY: the caller vouches for the registers; B has this row, as just checked.
                 let row: [V; COUNT] = std::array::from_fn(|j| unsafe { load(b.add(j * V::LANES)) });
@@ -95,27 +98,44 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, const HEIGHT: usize, const CO
             }
         }
         if part.width == COUNT * V::LANES {
+            let (start, apart) = c_rows.tile::<HEIGHT>(row);
+            let c = c.as_mut_ptr().wrapping_add(start + part.column);
             unrolled!(i in 0..HEIGHT => {
-                let start = c_rows.start(row + i) + part.column;
-                // SAFETY: this row of C has these columns, and nobody else uses them.
-                let c = unsafe { c.part(start..start + COUNT * V::LANES) };
                 unrolled!(j in 0..COUNT => {
-                    let c = &mut c[j * V::LANES..];
-                    // SAFETY: the caller vouches for the registers.
-                    let sum = if kept { unsafe { V::load(c) }.add(sums[i][j]) } else { sums[i][j] };
-                    sum.store(c);
+                    let c = c.wrapping_add(apart[i] + j * V::LANES);
+                    // SAFETY: this row of C has these columns, and nobody else uses them.
+                    unsafe { store(if kept { load::<T, V>(c).add(sums[i][j]) } else { sums[i][j] }, c) };
                 });
             });
         } else {
-            // What is wider than is left of C goes there by way of a row aside.
-            let mut aside = [T::zero(); MOST_REGISTERS * MOST_LANES];
             unrolled!(i in 0..HEIGHT => {
-                unrolled!(j in 0..COUNT => { sums[i][j].store(&mut aside[j * V::LANES..]); });
-                let start = c_rows.start(row + i) + part.column;
-                // SAFETY: as above.
-                put(unsafe { c.part(start..start + part.width) }, &aside[..part.width], kept);
+                unrolled!(j in 0..COUNT => { sums[i][j].store(&mut aside[i][j * V::LANES..]); });
             });
+            let columns = part.column..part.column + part.width;
+            // SAFETY: these rows and columns of C are the caller's.
+            unsafe { put_part(&aside, (c, c_rows), row, columns, kept) };
         }
     }
     rows.start + count * HEIGHT
+}
+
+/// Puts a tile where fewer columns are left of C than it has. A function of its own, because the compiler would carry the
+/// addresses and bounds of its loops along from tile to tile.
+///
+/// # Safety
+/// Nobody else may use these rows and columns of C.
+#[inline(never)]
+unsafe fn put_part<T: Float, const HEIGHT: usize>(
+    tile: &[[T; MOST_REGISTERS * MOST_LANES]; HEIGHT],
+    (c, c_rows): (Interleaved<'_, T>, impl Rows),
+    first: usize,
+    columns: Range<usize>,
+    kept: bool,
+) {
+    for (row, sums) in tile.iter().enumerate() {
+        let start = c_rows.start(first + row);
+        // SAFETY: by the caller's word.
+        let to = unsafe { c.part(start + columns.start..start + columns.end) };
+        put(to, &sums[..columns.len()], kept);
+    }
 }

@@ -6,7 +6,7 @@
 
 use super::{STEP, WIDTH};
 use crate::bf16;
-use crate::cpu::block::{Left, Runs};
+use crate::cpu::block::{Left, Rows, Runs};
 use crate::cpu::gemm::Mat;
 use crate::cpu::registers::{Registers, copy_run};
 use crate::cpu::transpose::transpose;
@@ -80,7 +80,12 @@ pub unsafe fn pack_panel<A: Registers>(b: Mat<'_, bf16>, to: &mut [f32]) {
 /// # Safety
 /// The machine must have the instruction set `A`, and the conversion to bf16.
 #[inline(always)]
-pub unsafe fn pack_left<A: Registers>(a: Left<'_, f32>, rows: Range<usize>, part: Range<usize>, to: &mut [f32]) {
+pub unsafe fn pack_left<A: Registers>(
+    a: Left<'_, f32, impl Rows>,
+    rows: Range<usize>,
+    part: Range<usize>,
+    to: &mut [f32],
+) {
     let steps = part.len().div_ceil(STEP);
     match a.runs.step {
         _ if steps == 0 => {}
@@ -104,7 +109,7 @@ unsafe fn rounded(first: __m512, second: __m512) -> __m512i {
 /// # Safety
 /// The machine must have the conversion.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn pack_rows(a: Left<'_, f32>, rows: Range<usize>, part: Range<usize>, steps: usize, to: &mut [f32]) {
+unsafe fn pack_rows(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range<usize>, steps: usize, to: &mut [f32]) {
     const HALF: usize = STEP / 2;
     let Runs { starts, len, .. } = a.runs;
     for (place, row) in rows.clone().enumerate() {
@@ -156,7 +161,7 @@ unsafe fn pack_rows(a: Left<'_, f32>, rows: Range<usize>, part: Range<usize>, st
 /// The machine must have the instruction set `A`, and the conversion.
 #[inline(always)]
 unsafe fn pack_columns<A: Registers>(
-    a: Left<'_, f32>,
+    a: Left<'_, f32, impl Rows>,
     rows: Range<usize>,
     part: Range<usize>,
     steps: usize,

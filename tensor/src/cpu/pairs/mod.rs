@@ -20,7 +20,7 @@ pub mod rounding;
 #[cfg(test)]
 mod tests;
 
-use super::block::{self, Begin, Left, Rows};
+use super::block::{self, At, Begin, Left, Rows};
 use super::factor::Factor;
 use super::gemm::Mat;
 use super::isa::Isa;
@@ -98,11 +98,11 @@ impl Factor for bf16 {
     }
 
     #[inline(always)]
-    unsafe fn block<A: Registers>(
-        a: Left<'_, f32>,
+    unsafe fn block<A: Registers, R: Rows>(
+        a: Left<'_, f32, R>,
         b: Right<'_, bf16>,
         begin: Begin<'_, f32>,
-        c: (Interleaved<'_, f32>, Rows<'_>),
+        c: (Interleaved<'_, f32>, R),
         rows: Range<usize>,
         panels: Range<usize>,
     ) {
@@ -111,10 +111,10 @@ impl Factor for bf16 {
         unsafe {
             match b.isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Amx => multiply::block::<A, amx::Tiles>(a, b, begin, c, rows, panels),
+                Isa::Amx => multiply::block::<A, amx::Tiles, R>(a, b, begin, c, rows, panels),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512Bf16 => multiply::block::<A, dots::Dots>(a, b, begin, c, rows, panels),
-                _ => widened::<A>(a, b.panels(), begin, c, rows, panels),
+                Isa::Avx512Bf16 => multiply::block::<A, dots::Dots, R>(a, b, begin, c, rows, panels),
+                _ => widened::<A, R>(a, b.panels(), begin, c, rows, panels),
             }
         }
     }
@@ -139,11 +139,11 @@ fn widen_panel(b: Mat<'_, bf16>, to: &mut [f32], width: usize) {
 /// # Safety
 /// As of [`block`](block::block).
 #[inline(always)]
-unsafe fn widened<A: Registers>(
-    a: Left<'_, f32>,
+unsafe fn widened<A: Registers, R: Rows>(
+    a: Left<'_, f32, R>,
     b: Panels<'_, f32>,
     begin: Begin<'_, f32>,
-    (c, c_rows): (Interleaved<'_, f32>, Rows<'_>),
+    (c, c_rows): (Interleaved<'_, f32>, R),
     rows: Range<usize>,
     panels: Range<usize>,
 ) {
@@ -164,9 +164,10 @@ unsafe fn widened<A: Registers>(
             }
         }
         let runs = block::Runs { starts: &[0], len: depth, step: 1 };
-        let left = Left { data: &*wide, rows: Rows::Every(depth), runs };
+        let starts: Vec<usize> = (0..chunk.len()).map(|row| row * depth).collect();
+        let left = Left { data: &*wide, rows: At(&starts), runs };
         let starts: Vec<usize> = chunk.clone().map(|row| c_rows.start(row)).collect();
         // SAFETY: by the caller's word; these are rows of its.
-        unsafe { block::block::<f32, A>(left, b, begin, (c, Rows::At(&starts)), 0..chunk.len(), panels.clone()) };
+        unsafe { block::block::<f32, A, _>(left, b, begin, (c, At(&starts)), 0..chunk.len(), panels.clone()) };
     }
 }

@@ -45,11 +45,11 @@ pub trait Engine {
 /// # Safety
 /// As of [`block`](crate::cpu::block::block), and the machine must have the engine.
 #[inline(always)]
-pub unsafe fn block<A: Registers, E: Engine>(
-    a: Left<'_, f32>,
+pub unsafe fn block<A: Registers, E: Engine, R: Rows>(
+    a: Left<'_, f32, R>,
     b: &Packed<bf16>,
     begin: Begin<'_, f32>,
-    (c, c_rows): (Interleaved<'_, f32>, Rows<'_>),
+    (c, c_rows): (Interleaved<'_, f32>, R),
     rows: Range<usize>,
     panels: Range<usize>,
 ) {
@@ -88,22 +88,15 @@ pub unsafe fn block<A: Registers, E: Engine>(
     }
 }
 
-/// How far apart places lie that are in order, if that is the same for all.
-#[inline(always)]
-fn evenly_apart(places: &[usize]) -> Option<usize> {
-    let apart = places.get(1)?.checked_sub(places[0])?;
-    places.windows(2).all(|pair| pair[1].wrapping_sub(pair[0]) == apart).then_some(apart)
-}
-
 /// A part of C, two tiles high and wide at most.
-struct Part<'a> {
+struct Part<'a, R> {
     c: Interleaved<'a, f32>,
-    rows: Rows<'a>,
+    rows: R,
     range: Range<usize>,
     columns: Range<usize>,
 }
 
-impl Part<'_> {
+impl<R: Rows> Part<'_, R> {
     /// # Safety
     /// As of [`Engine::multiply`]; the part must be the caller's alone.
     #[inline(always)]
@@ -116,12 +109,8 @@ impl Part<'_> {
             Begin::Row(row) => Some((row.as_ptr(), 0)),
             Begin::Zero | Begin::Kept => None,
         };
-        let apart = match self.rows {
-            _ if tiles != [height, width].map(|extent| extent / TILE) => None,
-            Rows::Every(apart) => Some(apart),
-            Rows::At(starts) => evenly_apart(&starts[self.range.clone()]),
-        };
-        if let Some(apart) = apart {
+        let whole = tiles == [height, width].map(|extent| extent / TILE);
+        if let Some(apart) = self.rows.step(self.range.clone()).filter(|_| whole) {
             let c = (self.c.at(start(0)), apart);
             // The last element must be there, too.
             self.c.at(start(height - 1) + width - 1);
