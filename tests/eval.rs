@@ -211,6 +211,55 @@ fn predict_takes_pictures_of_any_size_and_needs_no_data() {
     }
 }
 
+/// Names are taken from a file, and given to the classes in their order.
+#[test]
+fn predict_prints_the_names_that_it_is_given() {
+    let run = &of_cifar().run;
+    let folder = fresh("predict-names");
+    let (picture, file) = (folder.join("a.png"), folder.join("names.txt"));
+    samples::picture(&picture, 40, 40, [9, 100, 50]);
+    let predict = |more: &[&str]| {
+        let asked = [&["predict", "--json", "--checkpoint", text(run), text(&picture)], more].concat();
+        json(&biformer(&asked).ok().out)[0]["classes"].as_array().unwrap().clone()
+    };
+    let own = predict(&[]);
+    let classes =
+        json(&biformer(&["info", "--json", "--checkpoint", text(run)]).ok().out)["run"]["data"]["classes"].clone();
+    let new = |class: &Value| format!("the {}", class.as_str().unwrap());
+    let lines: Vec<String> = classes.as_array().unwrap().iter().map(new).collect();
+    fs::write(&file, lines.join("\r\n") + "\n\n").unwrap();
+    let named = predict(&["--classes", text(&file)]);
+    assert_eq!(named.len(), own.len());
+    for (named, own) in named.iter().zip(&own) {
+        assert_eq!((&named["name"], &named["probability"]), (&new(&own["name"]).into(), &own["probability"]));
+    }
+    fs::write(&file, "one\ntwo\n").unwrap();
+    let asked = ["predict", "--checkpoint", text(run), text(&picture), "--classes", text(&file)];
+    biformer(&asked).refused(&["--classes", "names.txt", "2 lines for 10 classes"]);
+    biformer(&[&asked[..4], &["--classes", "none.txt"]].concat()).refused(&["--classes none.txt"]);
+}
+
+#[test]
+fn info_says_how_far_a_run_has_come() {
+    let Trained { run, .. } = of_folder();
+    let said = biformer(&["info", "--checkpoint", text(run)]).ok().out;
+    for part in
+        ["nano, trained on 20 images of", "(2 classes)", "2 of 2 epochs are done", "Test accuracy", "after epoch 2"]
+    {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let exported = fresh("info-exported").join("w.safetensors");
+    biformer(&["export", "--checkpoint", text(run), "--output", text(&exported)]).ok();
+    let [whole, alone] =
+        [run, &exported].map(|path| json(&biformer(&["info", "--json", "--checkpoint", text(path)]).ok().out));
+    let last = lines(&run.join("metrics.jsonl")).pop().unwrap();
+    assert_eq!((&whole["run"]["last"], &whole["run"]["progress"]["epoch"]), (&last, &2.into()));
+    assert!(alone["run"]["last"].is_null() && alone["run"]["progress"].is_null());
+    assert_eq!(whole["parameters"], alone["parameters"]);
+    assert!(json(&biformer(&["info", "--json"]).ok().out)["run"].is_null());
+    biformer(&["info", "--checkpoint", "nowhere"]).refused(&["nowhere", "no checkpoint"]);
+}
+
 /// By name, in folders below, too. And a picture's classes do not depend on those beside it.
 #[test]
 fn predict_takes_the_pictures_in_a_folder() {

@@ -3,17 +3,26 @@
 use super::{ImageSize, MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
 use crate::memory;
+use crate::trainer::checkpoint::{Progress, Stored};
+use crate::trainer::folder::{EpochMetrics, metrics_in};
+use crate::trainer::trained::DataFacts;
 use anyhow::{Result, bail};
 use clap::Args;
 use model::cost::{Macs, Part, parts};
 use model::{BiFormer, Features};
+use serde::Serialize;
 use serde_json::json;
+use std::path::{Path, PathBuf};
 use tensor::DType;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelChoice,
+    /// A run folder, also of a run that is on its way, the checkpoint in it, or what `export` wrote: what it was trained on,
+    /// how far it has come, and its model in place of --model.
+    #[arg(long, value_name = "DIR|FILE", conflicts_with = "model")]
+    checkpoint: Option<PathBuf>,
     /// The side of the images, or their height and width; by default the one that the model is meant for.
     #[arg(long, value_name = "N|HxW")]
     image_size: Option<ImageSize>,
@@ -24,7 +33,7 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t)]
     recompute: Recompute,
     /// Prints one JSON object, with the configuration. Its training_bytes are null where the model cannot be trained:
-    /// without a head.
+    /// without a head. Its run is null without --checkpoint.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -36,21 +45,82 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     Ok(Status::Done)
 }
 
+/// A run whose model is asked about, and what is known of it where it has begun.
+fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
+    let Some(path) = &arguments.checkpoint else {
+        let run = RunConfig::for_model(&arguments.model.model)?;
+        return Ok((RunConfig { architecture: arguments.model.config()?, ..run }, None));
+    };
+    let stored = Stored::read(path)?;
+    let progress = stored.progress()?;
+    let Stored::Described(described) = stored else {
+        bail!("{}: a model's weights alone, which do not say of which; ask about it by --model", path.display());
+    };
+    let metrics = if path.is_dir() { metrics_in(path)? } else { vec![] };
+    let mut run = described.config;
+    run.architecture = arguments.model.changed(run.architecture)?;
+    let (last, best) = EpochMetrics::last_and_best(&metrics).map(|[last, best]| (last, best)).unzip();
+    let begun = Begun { data: described.data, progress, last, best };
+    Ok((run, Some(begun)))
+}
+
+/// What a run has seen and reached.
+#[derive(Serialize)]
+struct Begun {
+    data: DataFacts,
+    /// None of exported weights.
+    progress: Option<Progress>,
+    /// The last epoch's metrics, and the best one's, of a run folder.
+    last: Option<EpochMetrics>,
+    best: Option<EpochMetrics>,
+}
+
+impl Begun {
+    fn print(&self, run: &RunConfig, path: &Path) -> Result<()> {
+        let (classes, images) = (&self.data.classes, self.data.train_images);
+        say!(
+            "{}: {}, trained on {images} images of {} ({} classes).",
+            path.display(),
+            run.model,
+            run.data,
+            classes.len()
+        );
+        if let Some(progress) = &self.progress {
+            let within = if progress.batch > 0 { format!(", and {} batches", progress.batch) } else { String::new() };
+            say!("{} of {} epochs{within} are done; seed {}.", progress.epoch, run.epochs, run.seed);
+        }
+        if let (Some(last), Some(best)) = (&self.last, &self.best) {
+            let percent = |metrics: &EpochMetrics| format!("{:.1}%", 100.0 * metrics.test_accuracy);
+            let best = if best.epoch < last.epoch {
+                format!("; best after epoch {}, {}", best.epoch, percent(best))
+            } else {
+                String::new()
+            };
+            say!("Test accuracy {} after epoch {}{best}.", percent(last), last.epoch);
+        }
+        say!("");
+        Ok(())
+    }
+}
+
 fn show(arguments: &Arguments) -> Result<()> {
-    let config = arguments.model.config()?;
-    let size = arguments.model.image_size(arguments.image_size)?;
     let batch = arguments.batch_size;
     if !(1..=MOST_IMAGES).contains(&batch) {
         bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
     }
-    let mut run = RunConfig::for_model(&arguments.model.model)?;
-    (run.batch_size, run.recompute, run.architecture) = (batch, arguments.recompute, config.clone());
+    let (mut run, begun) = asked(arguments)?;
+    (run.batch_size, run.recompute) = (batch, arguments.recompute);
+    let size = arguments.image_size.unwrap_or(ImageSize([run.image_size; 2]));
+    let config = run.architecture.clone();
     config.check_image(size.0[0], size.0[1])?;
     memory::expect_room_to_foretell(&run, size.0)?;
     let parts = parts(&BiFormer::blank(&config, DType::F32)?, size.0[0], size.0[1])?;
     // Before memory is foretold, which takes seconds for a large model.
     if !arguments.json {
-        print_parts(&arguments.model.model, size, &parts)?;
+        if let (Some(begun), Some(path)) = (&begun, &arguments.checkpoint) {
+            begun.print(&run, path)?;
+        }
+        print_parts(&run.model, size, &parts)?;
     }
     let trainable = config.features == Features::Logits;
     let training = if trainable { Some(memory::training(&run, size.0)?) } else { None };
@@ -58,7 +128,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     let inference = memory::inference(&run, size.0, DType::F32)?;
     if arguments.json {
         let object = json!({
-            "model": arguments.model.model,
+            "model": run.model,
             "image_size": size.0,
             "parameters": parameters(&parts),
             "macs": macs(&parts),
@@ -68,6 +138,7 @@ fn show(arguments: &Arguments) -> Result<()> {
             "inference_bytes": inference,
             "parts": parts,
             "config": config,
+            "run": begun,
         });
         say!("{}", serde_json::to_string_pretty(&object)?);
         return Ok(());

@@ -131,8 +131,12 @@ struct ModelChoice {
 
 impl ModelChoice {
     fn config(&self) -> Result<ModelConfig> {
-        let config = preset(&self.model)?.config().with_overrides(self.set.iter().map(String::as_str));
-        config.map_err(as_set)
+        self.changed(preset(&self.model)?.config())
+    }
+
+    /// A model with what is asked to be different.
+    fn changed(&self, config: ModelConfig) -> Result<ModelConfig> {
+        config.with_overrides(self.set.iter().map(String::as_str)).map_err(as_set)
     }
 
     /// The size that is asked for, or the one that the model is meant for.

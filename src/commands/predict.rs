@@ -1,11 +1,12 @@
 //! `biformer predict`.
 
 use super::{Status, Threads, Trained};
+use crate::config::read_text;
 use crate::device::Compute;
 use crate::memory::{expect_room_to_infer, image_bytes};
 use crate::printing::{print_error, printable, tell};
 use crate::trainer::trained::TrainedModel;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::Args;
 use data::{load_image, pictures_below};
@@ -14,7 +15,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tensor::{DType, Tensor};
 
 /// Pixels that the model sees in one pass: enough to keep all cores busy, and few enough to take little memory.
@@ -30,6 +31,10 @@ pub struct Arguments {
     /// unless the run says otherwise), or folders, with those below them.
     #[arg(value_name = "IMAGE|DIR", required = true)]
     images: Vec<PathBuf>,
+    /// A text file with the classes' names, one in each line and in their order, to be printed in place of those that the
+    /// model knows. A state_dict alone knows none.
+    #[arg(long, value_name = "FILE")]
+    classes: Option<PathBuf>,
     /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first; or the error
     /// that kept it from being read.
     #[arg(long)]
@@ -63,7 +68,10 @@ struct Class<'a> {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let pictures = pictures(&arguments.images)?;
-        let TrainedModel { mut model, mut config, data, .. } = arguments.trained.load()?;
+        let TrainedModel { mut model, mut config, mut data, .. } = arguments.trained.load()?;
+        if let Some(file) = &arguments.classes {
+            data.classes = names(file, data.classes.len()).with_context(|| format!("--classes {}", file.display()))?;
+        }
         let size = config.image_size;
         let most = (AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE);
         (config.batch_size, config.device) = (most.min(pictures.len()), arguments.compute.device);
@@ -106,6 +114,16 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         }
         Ok(status)
     })
+}
+
+/// The names of so many classes in a file.
+fn names(file: &Path, count: usize) -> Result<Vec<String>> {
+    let text = read_text(file, "a name in each line")?;
+    let names: Vec<String> = text.trim_end().lines().map(|line| line.trim().to_owned()).collect();
+    if names.len() != count {
+        bail!("{} lines for {count} classes; expected a name in each line", names.len());
+    }
+    Ok(names)
 }
 
 /// The pictures that are named, and those below the folders that are.

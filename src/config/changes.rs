@@ -25,7 +25,7 @@ impl Changes {
         let mut table = match file {
             Some(path) => {
                 let named = || format!("configuration {}", path.display());
-                let text = read_text(path).with_context(named)?;
+                let text = read_text(path, "a TOML file like a run folder's config.toml").with_context(named)?;
                 parse_table(&text).and_then(with_own_names).with_context(named)?
             }
             None => Table::new(),
@@ -87,11 +87,11 @@ impl Changes {
 }
 
 /// The text of a file, which may be a pipe, but not one without end.
-fn read_text(path: &Path) -> Result<String> {
+pub fn read_text(path: &Path, expected: &str) -> Result<String> {
     const MOST: u64 = 1 << 20;
     let mut text = String::new();
     if File::open(path)?.take(MOST).read_to_string(&mut text)? as u64 == MOST {
-        bail!("more than {MOST} bytes; expected a TOML file like a run folder's config.toml");
+        bail!("more than {MOST} bytes; expected {expected}");
     }
     Ok(text)
 }

@@ -4,7 +4,7 @@ mod changes;
 mod fields;
 mod preprocessing;
 
-pub use changes::{Changes, DEFAULT_MODEL, merge};
+pub use changes::{Changes, DEFAULT_MODEL, merge, read_text};
 pub use preprocessing::Preprocessing;
 
 use crate::device::{Compute, DeviceName, Precision};

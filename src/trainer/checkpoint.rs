@@ -128,6 +128,13 @@ impl Stored {
         }
     }
 
+    /// How far the run has come, if this is a checkpoint of one.
+    pub fn progress(&self) -> Result<Option<Progress>> {
+        let Self::Described(described) = self else { return Ok(None) };
+        let progress = described.file.metadata.get("progress").map(|text| serde_json::from_str(text));
+        progress.transpose().context("its progress")
+    }
+
     /// Why a model of these classes cannot have the weights' head as it is, if it cannot: what the weights, which go by this
     /// name, have in its place.
     pub fn unfit_head(&self, weights: &str, classes: &[String]) -> Option<String> {

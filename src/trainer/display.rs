@@ -3,6 +3,7 @@
 use super::checkpoint::Progress;
 use super::folder::EpochMetrics;
 use super::step::Learner;
+use super::stopwatch::Lap;
 use crate::config::RunConfig;
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
@@ -97,8 +98,11 @@ pub struct Display {
     bar: ProgressBar,
     /// When something was said last.
     said: Cell<Instant>,
+    /// Whether a user knows that reading images takes long.
+    warned: Cell<bool>,
     epochs: usize,
     steps: usize,
+    image_size: usize,
 }
 
 impl Display {
@@ -143,7 +147,8 @@ impl Display {
         }
         let bar = bar(config.epochs * steps);
         bar.set_position((progress.epoch * steps + progress.batch) as u64);
-        Self { bar, said: Cell::new(Instant::now()), epochs: config.epochs, steps }
+        let (epochs, image_size) = (config.epochs, config.image_size);
+        Self { bar, said: Cell::new(Instant::now()), warned: Cell::new(false), epochs, steps, image_size }
     }
 
     /// A step is done.
@@ -165,20 +170,30 @@ impl Display {
         self.bar.suspend(|| warn_of_skipped(batch));
     }
 
-    /// An epoch is done.
-    pub fn epoch(&self, metrics: &EpochMetrics) {
+    /// An epoch is done, with its test.
+    pub fn epoch(&self, metrics: &EpochMetrics, elapsed: Duration, training: Lap) {
         self.said.set(Instant::now());
         self.bar.suspend(|| {
             tell!(
                 io::stdout(),
-                "epoch {:>3}/{}  train loss {:.3}  accuracy {:>4.1}%   test loss {:.3}  accuracy {:>4.1}%",
+                "epoch {:>3}/{}  train loss {:.3} {:>5.1}%   test loss {:.3}  accuracy {:>4.1}%   {:>4}",
                 metrics.epoch,
                 self.epochs,
                 metrics.train_loss,
                 100.0 * metrics.train_accuracy,
                 metrics.test_loss,
-                100.0 * metrics.test_accuracy
+                100.0 * metrics.test_accuracy,
+                clock(elapsed.as_secs_f64())
             );
+            if training.waits_long() && !self.warned.replace(true) {
+                tell!(
+                    io::stdout(),
+                    "note: for {:.0} % of the time training waited for images: reading them takes longer than a step; large \
+                     photographs are read faster once they are shrunk, to a shorter side of {} pixels or so",
+                    100.0 * training.share_waited(),
+                    2 * self.image_size
+                );
+            }
         });
     }
 
@@ -224,25 +239,6 @@ fn clock(seconds: f64) -> String {
     match seconds {
         0..3600 => format!("{}:{:02}", seconds / 60, seconds % 60),
         _ => format!("{}h{:02}", seconds / 3600, seconds / 60 % 60),
-    }
-}
-
-/// Images and time since an epoch, or its resumed rest, began.
-pub struct Stopwatch {
-    started: Instant,
-    /// The images so far.
-    pub images: u64,
-}
-
-impl Stopwatch {
-    /// Begins now.
-    pub fn start() -> Self {
-        Self { started: Instant::now(), images: 0 }
-    }
-
-    /// Images per second.
-    pub fn rate(&self) -> f64 {
-        self.images as f64 / self.started.elapsed().max(Duration::from_nanos(1)).as_secs_f64()
     }
 }
 

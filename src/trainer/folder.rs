@@ -2,6 +2,7 @@
 
 use super::checkpoint::{Checkpoint, FILE_NAME};
 use super::score::Score;
+use super::stopwatch::Lap;
 use crate::config::RunConfig;
 use crate::pictures;
 use crate::printing::tell;
@@ -66,6 +67,12 @@ impl EpochMetrics {
         let ahead = self.test_accuracy - other.test_accuracy;
         ahead > 0.0 || ahead == 0.0 && self.test_loss < other.test_loss
     }
+
+    /// Of some epochs the last, and the best: the first of equals.
+    pub fn last_and_best(epochs: &[Self]) -> Option<[Self; 2]> {
+        let best = epochs.iter().copied().reduce(|best, next| if next.beats(&best) { next } else { best });
+        epochs.last().copied().zip(best).map(<[Self; 2]>::from)
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -75,6 +82,9 @@ struct Timing {
     seconds: f64,
     /// None, where all batches had been done before.
     images_per_second: Option<f64>,
+    /// Which share of its training waited for images.
+    #[serde(default)] // runs from before it was kept
+    waited: f64,
 }
 
 /// A folder with a run in it, which nobody else runs meanwhile.
@@ -134,7 +144,7 @@ impl RunFolder {
 
     /// Says so where somebody has edited the configuration, as that changes nothing: a run goes on by its checkpoint's.
     pub fn note_edits(&self, config: &RunConfig) -> Result<()> {
-        let text = self.read(CONFIG)?;
+        let text = read(&self.path.join(CONFIG))?;
         let is_own = || RunConfig::parse(&text).is_ok_and(|written| written == *config);
         if !text.is_empty() && !is_own() {
             tell!(
@@ -180,27 +190,18 @@ impl RunFolder {
     }
 
     /// Adds an epoch's lines.
-    pub fn append(&self, metrics: &EpochMetrics, elapsed: Duration, images_per_second: Option<f64>) -> Result<()> {
-        let seconds = elapsed.as_secs_f64();
-        let timing = Timing { epoch: metrics.epoch, seconds, images_per_second };
+    pub fn append(&self, metrics: &EpochMetrics, elapsed: Duration, training: Lap) -> Result<()> {
+        let (seconds, waited) = (elapsed.as_secs_f64(), training.share_waited());
+        let timing = Timing { epoch: metrics.epoch, seconds, images_per_second: training.rate(), waited };
         self.append_line(METRICS, &serde_json::to_string(metrics)?)?;
         self.append_line(TIMINGS, &serde_json::to_string(&timing)?)
     }
 
     fn append_line(&self, name: &str, line: &str) -> Result<()> {
-        let mut text = self.read(name)?;
+        let mut text = read(&self.path.join(name))?;
         text.push_str(line);
         text.push('\n');
         self.write(name, &text)
-    }
-
-    fn read(&self, name: &str) -> Result<String> {
-        let path = self.path.join(name);
-        expect_regular(&path)?;
-        match path.exists() {
-            true => fs::read_to_string(&path).with_context(|| path.display().to_string()),
-            false => Ok(String::new()),
-        }
     }
 
     /// Goes back to the state after so many epochs: a run that is resumed from an earlier checkpoint writes the
@@ -212,8 +213,9 @@ impl RunFolder {
     }
 
     fn keep<T: DeserializeOwned>(&self, name: &str, fits: impl Fn(&T) -> bool) -> Result<()> {
-        let text = self.read(name)?;
-        let parsed = self.parse(name, &text)?;
+        let path = self.path.join(name);
+        let text = read(&path)?;
+        let parsed: Vec<T> = parse(&path, &text)?;
         let kept = text.lines().zip(&parsed).filter(|(_, parsed)| fits(parsed));
         let kept: String = kept.flat_map(|(line, _)| [line, "\n"]).collect();
         if kept == text { Ok(()) } else { self.write(name, &kept) }
@@ -232,23 +234,12 @@ impl RunFolder {
 
     /// All epochs' metrics.
     pub fn metrics(&self) -> Result<Vec<EpochMetrics>> {
-        self.parse(METRICS, &self.read(METRICS)?)
+        metrics_in(&self.path)
     }
 
-    fn parse<T: DeserializeOwned>(&self, name: &str, text: &str) -> Result<Vec<T>> {
-        let parse = |(number, line): (usize, &str)| {
-            let place = || format!("{} line {}; remove the line", self.path.join(name).display(), number + 1);
-            serde_json::from_str(line).with_context(place)
-        };
-        text.lines().enumerate().map(parse).collect()
-    }
-
-    /// The last epoch, and the best so far: the first of equals.
+    /// The last epoch, and the best so far.
     pub fn last_and_best(&self) -> Result<Option<[EpochMetrics; 2]>> {
-        let metrics = self.metrics()?;
-        let better = |best: EpochMetrics, next: &EpochMetrics| if next.beats(&best) { *next } else { best };
-        let best = |first: &EpochMetrics| metrics.iter().fold(*first, better);
-        Ok(metrics.last().zip(metrics.first().map(best)).map(|(last, best)| [*last, best]))
+        Ok(EpochMetrics::last_and_best(&self.metrics()?))
     }
 
     /// The checkpoint of the best epoch, if it was kept: a run from before there were such has none, or one of a later epoch.
@@ -295,6 +286,30 @@ impl RunFolder {
         let size = [transform.size(); 2];
         pictures::routes::draw(&shown, trace, model, size, &path).with_context(|| path.display().to_string())
     }
+}
+
+/// All epochs' metrics in a run folder, in which a run may be on its way. None where it has no such file.
+pub fn metrics_in(folder: &Path) -> Result<Vec<EpochMetrics>> {
+    let path = folder.join(METRICS);
+    parse(&path, &read(&path)?)
+}
+
+/// The text of a file, which is empty where there is none.
+fn read(path: &Path) -> Result<String> {
+    expect_regular(path)?;
+    match path.exists() {
+        true => fs::read_to_string(path).with_context(|| path.display().to_string()),
+        false => Ok(String::new()),
+    }
+}
+
+/// The lines of a file.
+fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<Vec<T>> {
+    let parse = |(number, line): (usize, &str)| {
+        let place = || format!("{} line {}; remove the line", path.display(), number + 1);
+        serde_json::from_str(line).with_context(place)
+    };
+    text.lines().enumerate().map(parse).collect()
 }
 
 /// Refuses a folder that cannot be made, or that holds a run already, or anything else that a run would write over.

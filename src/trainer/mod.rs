@@ -11,6 +11,7 @@
 //! | `images.rs` | [`Images`]: what a run learns from, and what it is tested on |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
 //! | `display.rs` | what a user sees while it trains |
+//! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 
 mod average;
 pub mod checkpoint;
@@ -20,6 +21,7 @@ mod images;
 mod recorded;
 pub mod score;
 pub mod step;
+mod stopwatch;
 pub mod trained;
 
 use crate::config::{Changes, RunConfig};
@@ -30,7 +32,7 @@ use crate::threads::pool;
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, Progress, Stored};
 use data::Loader;
-use display::{Display, Stopwatch, announce};
+use display::{Display, announce};
 use folder::{EpochMetrics, PICTURED, RunFolder, expect_free, quoted};
 pub use images::Images;
 use optim::Schedule;
@@ -41,6 +43,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use step::Learner;
+use stopwatch::{Lap, Stopwatch};
 use trained::{DataFacts, Described, OF_THE_RUN};
 
 /// How a run ended.
@@ -287,7 +290,7 @@ impl Trainer {
     fn run_on(&mut self, stop: &AtomicBool, display: &Display) -> Result<Outcome> {
         while !self.finished() {
             let started = Instant::now();
-            let rate = self.train_epoch(stop, display)?;
+            let training = self.train_epoch(stop, display)?;
             let test = if stop.load(Ordering::Relaxed) { None } else { self.evaluate(stop, display)? };
             let Some(test) = test else {
                 self.save()?;
@@ -300,28 +303,30 @@ impl Trainer {
             self.progress.batch = 0;
             self.progress.score = Score::default();
             // In this order: a kill between the two leaves a line too many, which resuming takes back.
-            self.folder.append(&metrics, started.elapsed(), rate)?;
+            let elapsed = started.elapsed();
+            self.folder.append(&metrics, elapsed, training)?;
             self.save()?;
             self.folder.keep_best()?;
-            display.epoch(&metrics);
+            display.epoch(&metrics, elapsed, training);
             // Should they not be drawn, the end of the run says why.
             let _ = self.folder.draw_curves();
         }
         Ok(Outcome::Finished)
     }
 
-    /// Trains on what is left of an epoch, or until `stop` is set, and gives the images per second, if there were any.
-    fn train_epoch(&mut self, stop: &AtomicBool, display: &Display) -> Result<Option<f64>> {
+    /// Trains on what is left of an epoch, or until `stop` is set.
+    fn train_epoch(&mut self, stop: &AtomicBool, display: &Display) -> Result<Lap> {
         let (epoch, steps) = (self.progress.epoch, self.train.batches_per_epoch());
         let schedule = self.schedule()?;
         let mut clock = Stopwatch::start();
         let mut batches = numbered(self.train.epoch(epoch as u64, self.progress.batch));
-        while let Some(batch) = batches.next() {
+        while let Some(batch) = clock.waiting(|| batches.next()) {
             let batch = batch?;
             display.skipped(&batch);
             let step = (epoch * steps + self.progress.batch) as u64;
             let lr = schedule.lr(step);
-            let score = self.learner.train(&self.config, &batch, step, lr, || batches.peek()?.as_ref().ok());
+            let score =
+                self.learner.train(&self.config, &batch, step, lr, || clock.waiting(|| batches.peek())?.as_ref().ok());
             let score = score.with_context(|| {
                 let number = self.progress.batch + 1;
                 format!("step {} (epoch {}, batch {number} of {steps}), learning rate {lr:.3e}", step + 1, epoch + 1)
@@ -330,7 +335,7 @@ impl Trainer {
             self.progress.batch += 1;
             self.progress.score.add(score);
             clock.images += score.images;
-            display.batch(&self.progress, clock.rate());
+            display.batch(&self.progress, clock.lap().rate().unwrap_or_default());
             if stop.load(Ordering::Relaxed) {
                 break;
             }
@@ -339,7 +344,7 @@ impl Trainer {
                 self.save()?;
             }
         }
-        Ok((clock.images > 0).then(|| clock.rate()))
+        Ok(clock.lap())
     }
 
     fn schedule(&self) -> Result<Schedule> {
