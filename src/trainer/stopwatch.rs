@@ -63,10 +63,9 @@ mod tests {
 
     #[test]
     fn waiting_is_told_from_working() {
-        let mut watch = Stopwatch::start();
+        let watch = Stopwatch::start();
         assert_eq!(watch.waiting(|| 7), 7);
         assert_eq!(watch.lap().rate(), None);
-        watch.images = 10;
         let lap = |elapsed, waited| Lap {
             elapsed: Duration::from_secs(elapsed),
             waited: Duration::from_secs(waited),
