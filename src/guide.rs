@@ -18,6 +18,9 @@ mod attention {}
 #[doc = include_str!("../docs/05-model.md")]
 mod model {}
 
+#[doc = include_str!("../docs/06-learning.md")]
+mod learning {}
+
 #[doc = include_str!("../docs/07-trainer.md")]
 mod trainer {}
 
