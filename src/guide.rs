@@ -18,8 +18,11 @@ mod attention {}
 #[doc = include_str!("../docs/05-model.md")]
 mod model {}
 
-#[doc = include_str!("../docs/06-trainer.md")]
+#[doc = include_str!("../docs/06-learning.md")]
+mod learning {}
+
+#[doc = include_str!("../docs/07-trainer.md")]
 mod trainer {}
 
-#[doc = include_str!("../docs/07-gpu.md")]
+#[doc = include_str!("../docs/08-gpu.md")]
 mod gpu {}

@@ -271,8 +271,8 @@ fn the_published_recipe_is_as_published() {
 fn quoted_code_is_in_the_source() {
     let quotations = [
         ("docs/03-operation.md", "rust,ignore", "ops/src/layer_norm/mod.rs"),
-        ("docs/07-gpu.md", "rust,ignore", "ops/src/gelu/cuda.rs"),
-        ("docs/07-gpu.md", "cuda", "ops/src/gelu/kernel.cu"),
+        ("docs/08-gpu.md", "rust,ignore", "ops/src/gelu/cuda.rs"),
+        ("docs/08-gpu.md", "cuda", "ops/src/gelu/kernel.cu"),
     ];
     for (chapter, language, path) in quotations {
         let (chapter, source) = (read(chapter), read(path));
