@@ -9,7 +9,7 @@ __device__ __forceinline__ bool decay_at(const u32* decays, i64 i) {
     return decays[line / 32] >> (line % 32) & 1;
 }
 
-// What changes from step to step, in memory: the constants of `Factors` in adamw.rs in their order, then the longest
+// What changes from step to step, in memory: the constants of `StepConstants` in adamw.rs in their order, then the longest
 // gradient that is left as it is, and the norm that was found.
 enum Control { SCALE, KEEP, RATE_M, BETA_V, RATE_V, ROOT, EPS, STEP, LONGEST, NORM };
 
