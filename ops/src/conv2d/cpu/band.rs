@@ -1,4 +1,4 @@
-//! What a block of output pixels sees of a map.
+//! What a block of pixels sees of a map, or meets of a gradient.
 
 use super::super::geometry::Geometry;
 use rayon::prelude::*;
@@ -8,9 +8,9 @@ use tensor::cpu::factor::Factor;
 use tensor::cpu::parallel::items_per_task;
 
 /// Rows of a map, each with zeros where a patch reaches over its ends.
-pub(super) struct Band {
+struct Band {
     /// Columns of zeros before the first of the map.
-    pub left: usize,
+    left: usize,
     /// Columns in all, each of so many channels.
     columns: usize,
     channels: usize,
@@ -88,8 +88,64 @@ impl Seen {
     }
 }
 
+/// What the taps of one remainder downwards meet of dy, at some rows of x. The taps go upwards, and so the band has the
+/// rows of dy from the last one up.
+pub(super) struct Met {
+    band: Band,
+    /// The rows of dy in the band, counted through all images.
+    dy_rows: Vec<Option<usize>>,
+    /// The rows of x that meet any, counted from the first that was asked for, and where in the band those begin.
+    x_rows: Vec<(usize, usize)>,
+    /// Where the row of dy that each tap meets starts, from the first.
+    pub runs: Vec<usize>,
+}
+
+impl Met {
+    /// At these rows of x, counted through all images.
+    pub fn new(g: &Geometry, rows: Range<usize>, down: usize) -> Self {
+        let (band, taps) = (Band::of_output(g), g.taps_of(0, down).len());
+        let (mut dy_rows, mut x_rows) = (vec![], vec![]);
+        for part in in_images(rows.clone(), g.input[0]) {
+            let image = part.start / g.input[0];
+            let positions = part.filter_map(|row| Some((row, g.position(row % g.input[0], down)?)));
+            let positions: Vec<_> = positions.collect();
+            let (Some(&(_, first)), Some(&(_, last))) = (positions.first(), positions.last()) else { continue };
+            x_rows.extend(positions.iter().map(|(row, position)| (row - rows.start, dy_rows.len() + last - position)));
+            dy_rows.extend((0..last - first + taps).map(|above| {
+                let row = last.checked_sub(above).filter(|&row| row < g.output[0])?;
+                Some(image * g.output[0] + row)
+            }));
+        }
+        let runs = (0..taps).map(|tap| tap * band.row()).collect();
+        Self { band, dy_rows, x_rows, runs }
+    }
+
+    /// The band, cut out of dy.
+    pub fn cut<F: Factor>(&self, g: &Geometry, dy: &[F::Sum]) -> Scratch<F> {
+        let mut band = Scratch::new(self.dy_rows.len() * self.band.row());
+        self.band.cut::<F>(dy, g.output[1], &self.dy_rows, &mut band);
+        band
+    }
+
+    /// For each pixel of these rows of x that the taps of a remainder across meet: where in the band what they meet of dy
+    /// begins, and where the pixel lies in the rows of x.
+    pub fn pixels(&self, g: &Geometry, across: usize) -> (Vec<usize>, Vec<usize>) {
+        let taps = g.taps_of(1, across).len().max(1);
+        let columns = (0..g.input[1]).filter_map(|column| {
+            let position = g.position(column, across)?;
+            Some(((self.band.left + position + 1 - taps) * g.outputs, column * g.inputs))
+        });
+        let columns: Vec<(usize, usize)> = columns.collect();
+        let pixels = self.x_rows.iter().flat_map(|&(row, of_band)| {
+            let (start, place) = (of_band * self.band.row(), row * g.input[1] * g.inputs);
+            columns.iter().map(move |(from, to)| (start + from, place + to))
+        });
+        pixels.unzip()
+    }
+}
+
 /// Rows of maps of so many rows each, counted through all images, image by image.
-pub(super) fn in_images(rows: Range<usize>, height: usize) -> impl Iterator<Item = Range<usize>> {
+fn in_images(rows: Range<usize>, height: usize) -> impl Iterator<Item = Range<usize>> {
     let mut first = rows.start;
     std::iter::from_fn(move || {
         let part = first..rows.end.min((first / height.max(1) + 1) * height);
