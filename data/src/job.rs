@@ -109,33 +109,9 @@ impl Job {
             good[skipped.slot] = false;
         }
         if batch.skipped.len() == count {
-            let skipped = batch.skipped.iter().filter(|skipped| !skipped.again);
-            let mut reasons: Vec<String> = skipped.map(|skipped| skipped.reason.clone()).collect();
-            for step in 0..self.order.len() - count {
-                if self.stop.load(Ordering::Relaxed) {
-                    return None;
-                }
-                let showing = self.order[(end + step) % self.order.len()];
-                match self.load(showing, &mut batch.images[..image_len]) {
-                    Ok(label) => {
-                        (good[0], batch.labels[0], batch.samples[0]) = (true, label, showing.sample);
-                        break;
-                    }
-                    Err(error @ (Error::Label { .. } | Error::Index { .. })) => return Some(Err(error)),
-                    Err(error) if showing.before == 0 => reasons.push(error.to_string()),
-                    Err(_) => (),
-                }
-                if reasons.len() > self.config.max_bad_images {
-                    break;
-                }
-            }
-            if !good[0] {
-                let (bad, limit) = (reasons.len(), self.config.max_bad_images);
-                reasons.truncate(NAMED);
-                return Some(Err(match bad > limit {
-                    true => Error::TooManyBadImages { limit, first: reasons },
-                    false => Error::NoGoodImage { first: reasons },
-                }));
+            match self.find_good(batch, end, image_len)? {
+                Ok(()) => good[0] = true,
+                error => return Some(error),
             }
         }
         for slot in (0..count).filter(|&slot| !good[slot]) {
@@ -145,6 +121,38 @@ impl Job {
             batch.samples[slot] = batch.samples[source];
         }
         Some(Ok(()))
+    }
+
+    /// Fills the first slot of a batch of bad images with the next good one of the epoch's order after `end`. Nothing when
+    /// the epoch is given up meanwhile.
+    fn find_good(&self, batch: &mut Batch, end: usize, image_len: usize) -> Option<Result<()>> {
+        let (limit, others) = (self.config.max_bad_images, self.order.len() - batch.samples.len());
+        let skipped = batch.skipped.iter().filter(|skipped| !skipped.again);
+        let mut reasons: Vec<String> = skipped.map(|skipped| skipped.reason.clone()).collect();
+        for step in 0..others {
+            if self.stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            let showing = self.order[(end + step) % self.order.len()];
+            match self.load(showing, &mut batch.images[..image_len]) {
+                Ok(label) => {
+                    (batch.labels[0], batch.samples[0]) = (label, showing.sample);
+                    return Some(Ok(()));
+                }
+                Err(error @ (Error::Label { .. } | Error::Index { .. })) => return Some(Err(error)),
+                Err(error) if showing.before == 0 => reasons.push(error.to_string()),
+                Err(_) => (),
+            }
+            if reasons.len() > limit {
+                break;
+            }
+        }
+        let bad = reasons.len();
+        reasons.truncate(NAMED);
+        Some(Err(match bad > limit {
+            true => Error::TooManyBadImages { limit, first: reasons },
+            false => Error::NoGoodImage { first: reasons },
+        }))
     }
 
     /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label. [`Error::Label`] and [`Error::Index`] mean no
