@@ -172,6 +172,7 @@ fn a_run_has_the_model_of_its_weights() {
     for weights in [run, &file] {
         let (tuned, said) = tune("weights-tuned-run", weights, data, &["--set", "drop_path=0.2"]);
         let said = said.ok().out;
+        assert!(said.contains("with a learning rate of 0.001 the weights forget"), "{said}");
         assert!(said.contains("is for 10 classes: this model gets a fresh one"), "{said}");
         let ours = config(&tuned);
         assert_eq!((&ours.model, ours.image_size, ours.epochs), (&theirs.model, theirs.image_size, 1));
@@ -180,6 +181,10 @@ fn a_run_has_the_model_of_its_weights() {
     }
     let sized = |asked: &[&str]| config(&tune("weights-tuned-sized", two, data, asked).0).image_size;
     assert_eq!((sized(&[]), sized(&["--image-size", "48", "--set", "auto_pad=true"])), (32, 48));
+    for gentle in [&["--lr", "1e-4"][..], &["--set", "freeze=stages"]] {
+        let said = tune("weights-tuned-gently", two, data, gentle).1.ok().out;
+        assert!(!said.contains("the weights forget"), "{said}");
+    }
     // Another model that is asked for is another.
     tune("weights-tuned-other", run, data, &["--model", "nano"]).1.refused(&[
         "the model of its weights",

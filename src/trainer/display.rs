@@ -89,6 +89,8 @@ fn uneven<'a>(classes: &'a [String], labels: &[u32]) -> Option<[(&'a str, usize)
 const PHOTOGRAPHS: usize = 64;
 /// So few steps in an epoch that a user may not have meant it.
 const FEW_STEPS: usize = 10;
+/// With such learning rates a model learns as from random weights.
+const FORGETS: f64 = 1e-3;
 /// How often a run whose bar nobody sees says where it is.
 const NOW_AND_THEN: Duration = Duration::from_secs(300);
 
@@ -120,6 +122,13 @@ impl Display {
             if config.weights.is_empty() {
                 tell!(io::stdout(), "note: without --weights they are random, and stay so.");
             }
+        }
+        if begins && config.freeze.is_empty() && !config.weights.is_empty() && config.schedule.peak >= FORGETS {
+            let peak = config.schedule.peak;
+            tell!(
+                io::stdout(),
+                "note: with a learning rate of {peak} the weights forget much of what they know; to keep it: --lr 1e-4"
+            );
         }
         if steps < FEW_STEPS && begins && config.batch_size > config.micro_batches {
             let (s, batch) = (plural(steps), config.batch_size);
