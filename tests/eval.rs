@@ -227,7 +227,7 @@ fn predict_prints_the_names_that_it_is_given() {
         json(&biformer(&["info", "--json", "--checkpoint", text(run)]).ok().out)["run"]["data"]["classes"].clone();
     let new = |class: &Value| format!("the {}", class.as_str().unwrap());
     let lines: Vec<String> = classes.as_array().unwrap().iter().map(new).collect();
-    fs::write(&file, lines.join("\r\n") + "\n\n").unwrap();
+    fs::write(&file, format!("\u{feff}{}\n\n", lines.join("\r\n"))).unwrap();
     let named = predict(&["--classes", text(&file)]);
     assert_eq!(named.len(), own.len());
     for (named, own) in named.iter().zip(&own) {
@@ -237,15 +237,21 @@ fn predict_prints_the_names_that_it_is_given() {
     let asked = ["predict", "--checkpoint", text(run), text(&picture), "--classes", text(&file)];
     biformer(&asked).refused(&["--classes", "names.txt", "2 lines for 10 classes"]);
     biformer(&[&asked[..4], &["--classes", "none.txt"]].concat()).refused(&["--classes none.txt"]);
+    fs::write(&file, lines.join("\n").replacen('\n', "\n \n", 1).rsplit_once('\n').unwrap().0).unwrap();
+    biformer(&asked).refused(&["line 2 is empty"]);
 }
 
 #[test]
 fn info_says_how_far_a_run_has_come() {
     let Trained { run, .. } = of_folder();
     let said = biformer(&["info", "--checkpoint", text(run)]).ok().out;
-    for part in
-        ["nano, trained on 20 images of", "(2 classes)", "2 of 2 epochs are done", "Test accuracy", "after epoch 2"]
-    {
+    for part in [
+        "nano, trained on 20 images of",
+        "(2 classes)",
+        "Done: epoch 2 of 2; seed 1.",
+        "Test accuracy",
+        "after epoch 2",
+    ] {
         assert!(said.contains(part), "{part}: {said}");
     }
     let exported = fresh("info-exported").join("w.safetensors");
@@ -256,7 +262,20 @@ fn info_says_how_far_a_run_has_come() {
     assert_eq!((&whole["run"]["last"], &whole["run"]["progress"]["epoch"]), (&last, &2.into()));
     assert!(alone["run"]["last"].is_null() && alone["run"]["progress"].is_null());
     assert_eq!(whole["parameters"], alone["parameters"]);
+    assert_eq!((&whole["batch_size"], &whole["run"]["config"]["epochs"]), (&5.into(), &2.into()));
     assert!(json(&biformer(&["info", "--json"]).ok().out)["run"].is_null());
+    // While a run is on its way, or after it was killed, the metrics may be ahead of the checkpoint; or they are damaged.
+    let copy = fresh("info-copied");
+    fs::copy(run.join("checkpoint.safetensors"), copy.join("checkpoint.safetensors")).unwrap();
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let next = metrics.lines().last().unwrap().replace("\"epoch\":2", "\"epoch\":3");
+    fs::write(copy.join("metrics.jsonl"), metrics + &next).unwrap();
+    let info = || biformer(&["info", "--json", "--checkpoint", text(&copy)]).ok();
+    assert_eq!(json(&info().out)["run"]["last"]["epoch"], 2, "as the checkpoint");
+    fs::write(copy.join("metrics.jsonl"), "{}").unwrap();
+    let damaged = info();
+    assert!(json(&damaged.out)["run"]["last"].is_null() && damaged.err.starts_with("note: "), "{damaged:?}");
+    assert!(damaged.err.contains("metrics.jsonl line 1"), "{damaged:?}");
     biformer(&["info", "--checkpoint", "nowhere"]).refused(&["nowhere", "no checkpoint"]);
 }
 

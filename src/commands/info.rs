@@ -2,8 +2,11 @@
 
 use super::{ImageSize, MOST_IMAGES, ModelChoice, Status, Threads};
 use crate::config::{Recompute, RunConfig};
+use crate::device::{DeviceName, Precision};
 use crate::memory;
+use crate::printing::tell;
 use crate::trainer::checkpoint::{Progress, Stored};
+use crate::trainer::display::plural;
 use crate::trainer::folder::{EpochMetrics, metrics_in};
 use crate::trainer::trained::DataFacts;
 use anyhow::{Result, bail};
@@ -12,6 +15,7 @@ use model::cost::{Macs, Part, parts};
 use model::{BiFormer, Features};
 use serde::Serialize;
 use serde_json::json;
+use std::io;
 use std::path::{Path, PathBuf};
 use tensor::DType;
 
@@ -20,18 +24,18 @@ pub struct Arguments {
     #[command(flatten)]
     model: ModelChoice,
     /// A run folder, also of a run that is on its way, the checkpoint in it, or what `export` wrote: what it was trained on,
-    /// how far it has come, and its model in place of --model.
+    /// how far it has come, what it has reached (which only the folder knows), and its model in place of --model.
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "model")]
     checkpoint: Option<PathBuf>,
-    /// The side of the images, or their height and width; by default the one that the model is meant for.
+    /// The side of the images, or their height and width; by default the one that the model is meant for, or the run's.
     #[arg(long, value_name = "N|HxW")]
     image_size: Option<ImageSize>,
-    /// Images per step, for the memory that training and inference take.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    batch_size: usize,
+    /// Images per step, for the memory that training and inference take; 64 by default, or as many as the run has.
+    #[arg(long, value_name = "N")]
+    batch_size: Option<usize>,
     /// What a training step computes again in its backward pass instead of keeping it.
-    #[arg(long, value_enum, default_value_t)]
-    recompute: Recompute,
+    #[arg(long, value_enum)]
+    recompute: Option<Recompute>,
     /// Prints one JSON object, with the configuration. Its training_bytes are null where the model cannot be trained:
     /// without a head. Its run is null without --checkpoint.
     #[arg(long)]
@@ -52,21 +56,30 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
         return Ok((RunConfig { architecture: arguments.model.config()?, ..run }, None));
     };
     let stored = Stored::read(path)?;
-    let progress = stored.progress()?;
+    let progress = stored.progress();
     let Stored::Described(described) = stored else {
         bail!("{}: a model's weights alone, which do not say of which; ask about it by --model", path.display());
     };
-    let metrics = if path.is_dir() { metrics_in(path)? } else { vec![] };
-    let mut run = described.config;
+    let (config, data) = (described.config, described.data);
+    let mut epochs = if path.is_dir() { metrics_in(path) } else { Ok(vec![]) }.unwrap_or_else(|error| {
+        tell!(io::stderr(), "note: {error:#}");
+        vec![]
+    });
+    // A line is written before the checkpoint that goes with it.
+    epochs.retain(|line| progress.as_ref().is_none_or(|progress| line.epoch <= progress.epoch));
+    let (last, best) = EpochMetrics::last_and_best(&epochs).map(|[last, best]| (last, best)).unzip();
+    let mut run = RunConfig { device: DeviceName::Cpu, ..config.clone() };
+    if run.precision == Precision::Tf32 {
+        run.precision = Precision::F32;
+    }
     run.architecture = arguments.model.changed(run.architecture)?;
-    let (last, best) = EpochMetrics::last_and_best(&metrics).map(|[last, best]| (last, best)).unzip();
-    let begun = Begun { data: described.data, progress, last, best };
-    Ok((run, Some(begun)))
+    Ok((run, Some(Begun { config, data, progress, last, best })))
 }
 
 /// What a run has seen and reached.
 #[derive(Serialize)]
 struct Begun {
+    config: RunConfig,
     data: DataFacts,
     /// None of exported weights.
     progress: Option<Progress>,
@@ -76,20 +89,17 @@ struct Begun {
 }
 
 impl Begun {
-    fn print(&self, run: &RunConfig, path: &Path) -> Result<()> {
-        let (classes, images) = (&self.data.classes, self.data.train_images);
-        say!(
-            "{}: {}, trained on {images} images of {} ({} classes).",
-            path.display(),
-            run.model,
-            run.data,
-            classes.len()
-        );
-        if let Some(progress) = &self.progress {
-            let within = if progress.batch > 0 { format!(", and {} batches", progress.batch) } else { String::new() };
-            say!("{} of {} epochs{within} are done; seed {}.", progress.epoch, run.epochs, run.seed);
+    fn print(&self, path: &Path) -> Result<()> {
+        let Self { config: RunConfig { model, data, epochs, seed, .. }, data: facts, progress, last, best } = self;
+        let (images, classes) = (facts.train_images, facts.classes.len());
+        let es = if classes == 1 { "" } else { "es" };
+        let s = plural(images);
+        say!("{}: {model}, trained on {images} image{s} of {data} ({classes} class{es}).", path.display());
+        if let Some(Progress { epoch, batch, .. }) = progress {
+            let within = if *batch > 0 { format!(", and batch {batch} of the next") } else { String::new() };
+            say!("Done: epoch {epoch} of {epochs}{within}; seed {seed}.");
         }
-        if let (Some(last), Some(best)) = (&self.last, &self.best) {
+        if let (Some(last), Some(best)) = (last, best) {
             let percent = |metrics: &EpochMetrics| format!("{:.1}%", 100.0 * metrics.test_accuracy);
             let best = if best.epoch < last.epoch {
                 format!("; best after epoch {}, {}", best.epoch, percent(best))
@@ -104,12 +114,15 @@ impl Begun {
 }
 
 fn show(arguments: &Arguments) -> Result<()> {
-    let batch = arguments.batch_size;
-    if !(1..=MOST_IMAGES).contains(&batch) {
-        bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
-    }
     let (mut run, begun) = asked(arguments)?;
-    (run.batch_size, run.recompute) = (batch, arguments.recompute);
+    if let Some(batch) = arguments.batch_size {
+        if !(1..=MOST_IMAGES).contains(&batch) {
+            bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
+        }
+        (run.batch_size, run.micro_batches) = (batch, 1);
+    }
+    run.recompute = arguments.recompute.unwrap_or(run.recompute);
+    let batch = run.batch_size;
     let size = arguments.image_size.unwrap_or(ImageSize([run.image_size; 2]));
     let config = run.architecture.clone();
     config.check_image(size.0[0], size.0[1])?;
@@ -118,7 +131,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     // Before memory is foretold, which takes seconds for a large model.
     if !arguments.json {
         if let (Some(begun), Some(path)) = (&begun, &arguments.checkpoint) {
-            begun.print(&run, path)?;
+            begun.print(path)?;
         }
         print_parts(&run.model, size, &parts)?;
     }
@@ -143,7 +156,7 @@ fn show(arguments: &Arguments) -> Result<()> {
         say!("{}", serde_json::to_string_pretty(&object)?);
         return Ok(());
     }
-    let how = match arguments.recompute {
+    let how = match run.recompute {
         Recompute::None => " with recompute = \"none\"",
         Recompute::Auto | Recompute::Cheap => "",
         Recompute::Block => " with recompute = \"block\"",

@@ -119,11 +119,15 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 /// The names of so many classes in a file.
 fn names(file: &Path, count: usize) -> Result<Vec<String>> {
     let text = read_text(file, "a name in each line")?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let names: Vec<String> = text.trim_end().lines().map(|line| line.trim().to_owned()).collect();
     if names.len() != count {
         bail!("{} lines for {count} classes; expected a name in each line", names.len());
     }
-    Ok(names)
+    match names.iter().position(String::is_empty) {
+        Some(empty) => bail!("line {} is empty; expected a name in each line", empty + 1),
+        None => Ok(names),
+    }
 }
 
 /// The pictures that are named, and those below the folders that are.

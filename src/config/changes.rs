@@ -89,11 +89,11 @@ impl Changes {
 /// The text of a file, which may be a pipe, but not one without end.
 pub fn read_text(path: &Path, expected: &str) -> Result<String> {
     const MOST: u64 = 1 << 20;
-    let mut text = String::new();
-    if File::open(path)?.take(MOST).read_to_string(&mut text)? as u64 == MOST {
+    let mut text = vec![];
+    if File::open(path)?.take(MOST + 1).read_to_end(&mut text)? as u64 > MOST {
         bail!("more than {MOST} bytes; expected {expected}");
     }
-    Ok(text)
+    String::from_utf8(text).with_context(|| format!("no UTF-8 text; expected {expected}"))
 }
 
 /// A TOML text as a table, or what is wrong with it, in one line.

@@ -129,10 +129,10 @@ impl Stored {
     }
 
     /// How far the run has come, if this is a checkpoint of one.
-    pub fn progress(&self) -> Result<Option<Progress>> {
-        let Self::Described(described) = self else { return Ok(None) };
-        let progress = described.file.metadata.get("progress").map(|text| serde_json::from_str(text));
-        progress.transpose().context("its progress")
+    pub fn progress(&self) -> Option<Progress> {
+        let Self::Described(described) = self else { return None };
+        // A checkpoint whose progress says nothing was refused when it was read.
+        serde_json::from_str(described.file.metadata.get("progress")?).ok()
     }
 
     /// Why a model of these classes cannot have the weights' head as it is, if it cannot: what the weights, which go by this

@@ -104,7 +104,8 @@ pub struct Display {
     warned: Cell<bool>,
     epochs: usize,
     steps: usize,
-    image_size: usize,
+    /// The side to which images that are files could be shrunk.
+    smaller: Option<usize>,
 }
 
 impl Display {
@@ -156,8 +157,8 @@ impl Display {
         }
         let bar = bar(config.epochs * steps);
         bar.set_position((progress.epoch * steps + progress.batch) as u64);
-        let (epochs, image_size) = (config.epochs, config.image_size);
-        Self { bar, said: Cell::new(Instant::now()), warned: Cell::new(false), epochs, steps, image_size }
+        let (epochs, smaller) = (config.epochs, train.dataset().path(0).map(|_| 2 * config.image_size));
+        Self { bar, said: Cell::new(Instant::now()), warned: Cell::new(false), epochs, steps, smaller }
     }
 
     /// A step is done.
@@ -195,12 +196,14 @@ impl Display {
                 clock(elapsed.as_secs_f64())
             );
             if training.waits_long() && !self.warned.replace(true) {
+                let (share, side) = (100.0 * training.share_waited(), self.smaller);
+                let smaller = side.map(|side| {
+                    format!("; large photographs are read faster once they are shrunk, to a shorter side of {side} pixels or so")
+                });
                 tell!(
                     io::stdout(),
-                    "note: for {:.0} % of the time training waited for images: reading them takes longer than a step; large \
-                     photographs are read faster once they are shrunk, to a shorter side of {} pixels or so",
-                    100.0 * training.share_waited(),
-                    2 * self.image_size
+                    "note: for {share:.0} % of the time training waited for images: making them takes longer than a step{}",
+                    smaller.unwrap_or_default()
                 );
             }
         });

@@ -82,7 +82,7 @@ struct Timing {
     seconds: f64,
     /// None, where all batches had been done before.
     images_per_second: Option<f64>,
-    /// Which share of its training waited for images.
+    /// Which share of its training waited for images. On a GPU, which works meanwhile, this is not known.
     #[serde(default)] // runs from before it was kept
     waited: f64,
 }
@@ -288,7 +288,7 @@ impl RunFolder {
     }
 }
 
-/// All epochs' metrics in a run folder, in which a run may be on its way. None where it has no such file.
+/// All epochs' metrics in a run folder, in which a run may be on its way; an empty list where there is no such file.
 pub fn metrics_in(folder: &Path) -> Result<Vec<EpochMetrics>> {
     let path = folder.join(METRICS);
     parse(&path, &read(&path)?)

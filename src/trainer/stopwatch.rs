@@ -17,7 +17,7 @@ impl Stopwatch {
         Self { started: Instant::now(), waited: Cell::default(), images: 0 }
     }
 
-    /// What takes as long as the next images are not there.
+    /// Runs `next`, and counts its time as waiting.
     pub fn waiting<T>(&self, next: impl FnOnce() -> T) -> T {
         let since = Instant::now();
         let value = next();

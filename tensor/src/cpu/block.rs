@@ -12,7 +12,11 @@ use std::ops::Range;
 pub(super) const DEPTH: usize = 256;
 
 /// Where the rows of an operand start.
-pub trait Rows: Copy + Sync {
+///
+/// # Safety
+/// All three must tell the same of a row, each time.
+pub unsafe trait Rows: Copy + Sync {
+    /// Where a row starts. Panics when it is none of a list's.
     fn start(self, row: usize) -> usize;
 
     /// Where the first of some rows starts, and how far behind it each of them.
@@ -26,7 +30,8 @@ pub trait Rows: Copy + Sync {
 #[derive(Clone, Copy)]
 pub struct Every(pub usize);
 
-impl Rows for Every {
+// SAFETY: a row's place is a product, in all three.
+unsafe impl Rows for Every {
     #[inline(always)]
     fn start(self, row: usize) -> usize {
         row * self.0
@@ -47,7 +52,8 @@ impl Rows for Every {
 #[derive(Clone, Copy)]
 pub struct At<'a>(pub &'a [usize]);
 
-impl Rows for At<'_> {
+// SAFETY: a row's place is the list's, in all three.
+unsafe impl Rows for At<'_> {
     #[inline(always)]
     fn start(self, row: usize) -> usize {
         self.0[row]
@@ -133,7 +139,7 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
                         rows.start = A::run(
                             #[inline(always)]
                             || {
-                                // SAFETY: this task's rows and columns; the rows of A lie inside it, by the caller's word;
+                                // SAFETY: this task's rows and columns; the rows of A and C lie inside, by the caller's word;
                                 // `A::run` makes sure of the instruction set.
                                 unsafe {
                                     tiles::<T, A::Vector<T>, R, $height, $count>(a, part, begin, (c, c_rows), rows.clone())
@@ -183,7 +189,7 @@ unsafe fn over_nothing<T: Float>(
         let to = unsafe { c.part(start + columns.start..start + columns.end) };
         match begin {
             Begin::Zero => to.fill(T::zero()),
-            Begin::Row(row) => to.copy_from_slice(&row[columns.clone()]),
+            Begin::Row(added) => to.copy_from_slice(&added[columns.clone()]),
             Begin::Kept => {}
         }
     }

@@ -132,7 +132,7 @@ pub struct Patches<'a, T> {
 }
 
 /// As [`gemm_on_this_thread`], where A are patches, and row i of C begins at element `starts[i]` of `c`. What lies between
-/// the rows is left alone. Panics when a patch or a row of C does not lie inside.
+/// the rows, which must not overlap, is left alone. Panics when a patch or a row of C does not lie inside.
 pub fn gemm_patches<'b, F: Factor>(
     a: Patches<'_, F::Sum>,
     b: impl Into<Right<'b, F>>,
@@ -145,7 +145,7 @@ pub fn gemm_patches<'b, F: Factor>(
     let inside = |starts: &[usize], rest: Option<usize>, len: usize| {
         rest.and_then(|rest| rest.checked_add(largest(starts))).is_some_and(|end| starts.is_empty() || end <= len)
     };
-    assert_eq!(a.runs.len() * a.len, k, "inner extents of a matrix product");
+    assert_eq!(a.runs.len().checked_mul(a.len), Some(k), "inner extents of a matrix product");
     assert_eq!(a.starts.len(), starts.len(), "rows of a matrix product");
     let reach = last_place((1, a.len), (0, a.step)).and_then(|last| last.checked_add(largest(a.runs))?.checked_add(1));
     assert!(k == 0 || inside(a.starts, reach, a.data.len()), "patches of {} elements", a.data.len());
@@ -212,7 +212,8 @@ fn multiply_with<F: Factor, A: Registers>(
         A::run(
             #[inline(always)]
             || {
-                // SAFETY: no two tasks share both rows and panels, and `A::run` makes sure of the instruction set.
+                // SAFETY: no two tasks share both rows and panels, which lie inside, as `expect_extents` and `Mat::strided`
+                // have made sure of; `A::run` makes sure of the instruction set.
                 unsafe { F::block::<A, _>(left, b, begin, c, rows_of(task), panels_of(task)) }
             },
         );
@@ -313,6 +314,14 @@ mod tests {
         let mut c = [0.0; 100];
         assert_eq!(rows.wrapping_mul(33), c.len());
         gemm_on_this_thread(Mat::strided(&[1.0], (rows, 1), (0, 0)), Mat::new(&[1.0; 33], 1, 33), Out::store(&mut c));
+    }
+
+    /// Two runs of half of all elements that can be counted are none, if their number wraps around.
+    #[test]
+    #[should_panic(expected = "inner extents of a matrix product")]
+    fn patches_with_more_elements_than_can_be_counted_are_refused() {
+        let patches = Patches { data: &[1.0], starts: &[0], runs: &[0, 0], len: 1 << (usize::BITS - 1), step: 1 };
+        gemm_patches(patches, Mat::new(&[0.0; 64], 0, 32), Out::store(&mut [0.0; 32]), &[0]);
     }
 
     #[test]

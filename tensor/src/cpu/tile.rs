@@ -46,7 +46,7 @@ pub(super) struct Part<'a, T> {
 /// row is too short, or the inner axis empty.
 ///
 /// What a tile takes besides its loop is kept short: while some hundred instructions are run between two loops, the
-/// multipliers run dry. With K = 256 a tenth of a tile's time was lost so.
+/// multipliers run dry: a twentieth of a tile's time was lost so.
 ///
 /// # Safety
 /// The rows of A and C must lie inside, nobody else may use these rows and columns of C, and the machine must have the

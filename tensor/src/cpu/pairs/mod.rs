@@ -167,7 +167,7 @@ unsafe fn widened<A: Registers, R: Rows>(
         let starts: Vec<usize> = (0..chunk.len()).map(|row| row * depth).collect();
         let left = Left { data: &*wide, rows: At(&starts), runs };
         let starts: Vec<usize> = chunk.clone().map(|row| c_rows.start(row)).collect();
-        // SAFETY: by the caller's word; these are rows of its.
+        // SAFETY: by the caller's word, and these are rows of its; so many of `depth` elements lie in `wide`.
         unsafe { block::block::<f32, A, _>(left, b, begin, (c, At(&starts)), 0..chunk.len(), panels.clone()) };
     }
 }

@@ -110,7 +110,7 @@ impl<R: Rows> Part<'_, R> {
             Begin::Zero | Begin::Kept => None,
         };
         let whole = tiles == [height, width].map(|extent| extent / TILE);
-        if let Some(apart) = self.rows.step(self.range.clone()).filter(|_| whole) {
+        if let Some(apart) = whole.then(|| self.rows.step(self.range.clone())).flatten() {
             let c = (self.c.at(start(0)), apart);
             // The last element must be there, too.
             self.c.at(start(height - 1) + width - 1);
