@@ -4,7 +4,7 @@ mod common;
 
 use biformer::config::Changes;
 use biformer::trainer::checkpoint::Checkpoint;
-use biformer::trainer::folder::EpochMetrics;
+use biformer::trainer::metrics::EpochMetrics;
 use biformer::trainer::{Outcome, Trainer};
 use common::program::{Ran, assert_same_run, biformer, command, fresh, place, signal, text};
 use common::samples;

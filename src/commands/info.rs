@@ -7,7 +7,8 @@ use crate::memory;
 use crate::printing::tell;
 use crate::trainer::checkpoint::{Progress, Stored};
 use crate::trainer::display::plural;
-use crate::trainer::folder::{EpochMetrics, metrics_in};
+use crate::trainer::folder::metrics_in;
+use crate::trainer::metrics::EpochMetrics;
 use crate::trainer::trained::DataFacts;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -100,13 +101,12 @@ impl Begun {
             say!("Done: epoch {epoch} of {epochs}{within}; seed {seed}.");
         }
         if let (Some(last), Some(best)) = (last, best) {
-            let percent = |metrics: &EpochMetrics| format!("{:.1}%", 100.0 * metrics.test_accuracy);
             let best = if best.epoch < last.epoch {
-                format!("; best after epoch {}, {}", best.epoch, percent(best))
+                format!("; best after epoch {}, {}", best.epoch, best.percent())
             } else {
                 String::new()
             };
-            say!("Test accuracy {} after epoch {}{best}.", percent(last), last.epoch);
+            say!("Test accuracy {} after epoch {}{best}.", last.percent(), last.epoch);
         }
         say!("");
         Ok(())

@@ -6,7 +6,6 @@ use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
 use crate::signals;
 use crate::trainer::display::plural;
-use crate::trainer::folder::EpochMetrics;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result, bail};
 use clap::{Args, value_parser};
@@ -162,11 +161,10 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
             let drawn = trainer.draw();
             let mut kept = None;
             if let Some([last, best]) = trainer.folder().last_and_best()? {
-                let percent = |metrics: &EpochMetrics| format!("{:.1}%", 100.0 * metrics.test_accuracy);
-                say!("Test accuracy {} after {}:{:02} min.", percent(&last), seconds / 60, seconds % 60);
+                say!("Test accuracy {} after {}:{:02} min.", last.percent(), seconds / 60, seconds % 60);
                 kept = trainer.folder().kept(&best);
                 if let (Some(kept), true) = (kept, best.epoch < last.epoch) {
-                    let (epoch, percent) = (best.epoch, percent(&best));
+                    let (epoch, percent) = (best.epoch, best.percent());
                     say!(
                         "It was best after epoch {epoch}, {percent}: those weights are in {kept}, which eval, predict and export"
                     );

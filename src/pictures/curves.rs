@@ -2,7 +2,7 @@
 
 use super::canvas::{Canvas, Point};
 use super::{AXIS, BLUE, GREY, GRID, HEADING, INK, PAPER, SMALL, TEXT, VERMILION};
-use crate::trainer::folder::EpochMetrics;
+use crate::trainer::metrics::EpochMetrics;
 use anyhow::Result;
 use plotters::style::RGBColor;
 use plotters::style::text_anchor::HPos;

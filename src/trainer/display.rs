@@ -1,7 +1,7 @@
 //! What a user sees while a model trains.
 
 use super::checkpoint::Progress;
-use super::folder::EpochMetrics;
+use super::metrics::EpochMetrics;
 use super::step::Learner;
 use super::stopwatch::Lap;
 use crate::config::RunConfig;

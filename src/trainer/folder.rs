@@ -1,7 +1,7 @@
 //! The run folder: what a run leaves behind.
 
 use super::checkpoint::{Checkpoint, FILE_NAME};
-use super::score::Score;
+use super::metrics::{EpochMetrics, Timing};
 use super::stopwatch::Lap;
 use crate::config::RunConfig;
 use crate::pictures;
@@ -10,7 +10,6 @@ use anyhow::{Context, Error, Result, bail};
 use data::{Batch, Transform};
 use model::{ModelConfig, Trace, copy_safely, expect_writable, write_safely};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,65 +26,6 @@ const ROUTING: &str = "routing.png";
 const LOCK: &str = ".lock";
 /// How many test images the picture of routed regions shows.
 pub const PICTURED: usize = 6;
-
-/// The metrics of an epoch. Equal runs write equal lines: what depends on the clock is in another file.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct EpochMetrics {
-    /// Epochs done, from 1.
-    pub epoch: usize,
-    /// The learning rate of its last step.
-    pub learning_rate: f64,
-    /// Mean training loss, with label smoothing, and of mixed images against both their classes.
-    pub train_loss: f64,
-    /// The share of (varied) training images that were right when they were seen; of mixed ones, the class of the larger part
-    /// is right.
-    pub train_accuracy: f64,
-    /// Mean cross-entropy on the test images.
-    pub test_loss: f64,
-    /// The share of test images that are right.
-    pub test_accuracy: f64,
-    /// The share of test images whose class is among the five likeliest.
-    pub test_top5: f64,
-}
-
-impl EpochMetrics {
-    /// The metrics of two scores.
-    pub fn new(epoch: usize, learning_rate: f64, train: Score, test: Score) -> Self {
-        Self {
-            epoch,
-            learning_rate,
-            train_loss: train.mean_loss(),
-            train_accuracy: train.accuracy(),
-            test_loss: test.mean_loss(),
-            test_accuracy: test.accuracy(),
-            test_top5: test.top5(),
-        }
-    }
-
-    /// Whether more test images are right, or as many and the loss is smaller.
-    fn beats(&self, other: &Self) -> bool {
-        let ahead = self.test_accuracy - other.test_accuracy;
-        ahead > 0.0 || ahead == 0.0 && self.test_loss < other.test_loss
-    }
-
-    /// Of some epochs the last, and the best: the first of equals.
-    pub fn last_and_best(epochs: &[Self]) -> Option<[Self; 2]> {
-        let best = epochs.iter().copied().reduce(|best, next| if next.beats(&best) { next } else { best });
-        epochs.last().copied().zip(best).map(<[Self; 2]>::from)
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-struct Timing {
-    epoch: usize,
-    /// Of the part of the epoch since the run began, or went on.
-    seconds: f64,
-    /// None, where all batches had been done before.
-    images_per_second: Option<f64>,
-    /// Which share of its training waited for images. On a GPU, which works meanwhile, this is not known.
-    #[serde(default)] // runs from before it was kept
-    waited: f64,
-}
 
 /// A folder with a run in it, which nobody else runs meanwhile.
 #[derive(Debug)]
@@ -191,8 +131,7 @@ impl RunFolder {
 
     /// Adds an epoch's lines.
     pub fn append(&self, metrics: &EpochMetrics, elapsed: Duration, training: Lap) -> Result<()> {
-        let (seconds, waited) = (elapsed.as_secs_f64(), training.share_waited());
-        let timing = Timing { epoch: metrics.epoch, seconds, images_per_second: training.rate(), waited };
+        let timing = Timing::new(metrics.epoch, elapsed, training);
         self.append_line(METRICS, &serde_json::to_string(metrics)?)?;
         self.append_line(TIMINGS, &serde_json::to_string(&timing)?)
     }

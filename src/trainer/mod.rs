@@ -10,6 +10,7 @@
 //! | `trained.rs` | what of that is needed to use a trained model |
 //! | `images.rs` | [`Images`]: what a run learns from, and what it is tested on |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
+//! | `metrics.rs` | what is measured of an epoch |
 //! | `display.rs` | what a user sees while it trains |
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 
@@ -18,6 +19,7 @@ pub mod checkpoint;
 pub mod display;
 pub mod folder;
 mod images;
+pub mod metrics;
 mod recorded;
 pub mod score;
 pub mod step;
@@ -33,8 +35,9 @@ use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, Progress, Stored};
 use data::Loader;
 use display::{Display, announce};
-use folder::{EpochMetrics, PICTURED, RunFolder, expect_free, quoted};
+use folder::{PICTURED, RunFolder, expect_free, quoted};
 pub use images::Images;
+use metrics::EpochMetrics;
 use optim::Schedule;
 use rayon::ThreadPool;
 use score::Score;

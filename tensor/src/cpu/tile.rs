@@ -45,8 +45,8 @@ pub(super) struct Part<'a, T> {
 /// part of B. A is read element by element, B and C in rows. Returns the first row that is left. Panics when B or the
 /// row is too short, or the inner axis empty.
 ///
-/// What a tile takes besides its loop is kept short: while some hundred instructions are run between two loops, the
-/// multipliers run dry: a twentieth of a tile's time was lost so.
+/// What a tile takes besides its loop is kept short. While some hundred instructions run between two loops, the multipliers
+/// run dry; a twentieth of a tile's time was lost so.
 ///
 /// # Safety
 /// The rows of A and C must lie inside, nobody else may use these rows and columns of C, and the machine must have the
