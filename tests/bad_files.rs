@@ -73,7 +73,7 @@ fn weights_of_another_model() {
     forward().refused(&["head.bias (10) is missing", "head.weight (10, 96) is missing"]);
     fs::remove_file(&output).unwrap();
     fs::write(&weights, "epochs = 3\nmodel = \"nano\"\n").unwrap();
-    forward().refused(&["weights.safetensors: not a safetensors file", "name one that is"]);
+    forward().refused(&["weights.safetensors: neither a safetensors file nor one of PyTorch", "name one that is"]);
 
     right.write(&weights).unwrap();
     let say = |tensors: &[(&str, Tensor)]| {
@@ -139,7 +139,7 @@ fn checkpoints_that_are_none() {
         refused(&["checkpoint.safetensors", "damaged", "another copy"]);
     }
     fs::write(&file, "PK\u{3}\u{4} archive/data.pkl, as PyTorch writes them").unwrap();
-    refused(&["checkpoint.safetensors: not a safetensors file", "torch.save", "save_file"]);
+    refused(&["checkpoint.safetensors: not a file of tensors, or a damaged one", "another copy"]);
     fs::write(&file, &whole).unwrap();
     let stored = TensorFile::read(&file).unwrap();
     let change = |change: &dyn Fn(&mut TensorFile)| {

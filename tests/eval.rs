@@ -242,6 +242,29 @@ fn predict_prints_the_names_that_it_is_given() {
 }
 
 #[test]
+fn a_thousand_classes_without_names_are_imagenets() {
+    let folder = fresh("predict-imagenet");
+    let (picture, file) = (folder.join("a.png"), folder.join("w.safetensors"));
+    samples::picture(&picture, 40, 40, [9, 100, 50]);
+    let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
+    let config = biformer::model::preset("nano").unwrap().config().with_overrides(set[1..].iter().copied()).unwrap();
+    let config = biformer::model::ModelConfig { num_classes: 1000, ..config };
+    let model = biformer::model::BiFormer::new(&config, 0, biformer::tensor::DType::F32).unwrap();
+    let mut weights = model.state_dict().unwrap();
+    let bias: Vec<f32> = (0..1000).map(|class| if class == 281 { 9.0 } else { 0.0 }).collect();
+    weights.tensors.insert("head.bias".into(), biformer::tensor::Tensor::from_slice(&bias, [1000]).unwrap());
+    weights.write(&file).unwrap();
+    let asked = [&["predict", "--model", "nano", "--checkpoint", text(&file), text(&picture)][..], &set].concat();
+    let said = biformer(&asked).ok();
+    assert!(said.out.lines().nth(1).unwrap().ends_with("  tabby"), "{}", said.out);
+    assert!(said.err.contains("taken to be ImageNet's (--classes names others)"), "{}", said.err);
+    let names = folder.join("names.txt");
+    fs::write(&names, (0..1000).map(|class| format!("my {class}\n")).collect::<String>()).unwrap();
+    let said = biformer(&[&asked[..], &["--classes", text(&names)]].concat()).ok();
+    assert!(said.out.contains("my 281") && !said.err.contains("ImageNet"), "{}{}", said.out, said.err);
+}
+
+#[test]
 fn info_says_how_far_a_run_has_come() {
     let Trained { run, .. } = of_folder();
     let said = biformer(&["info", "--checkpoint", text(run)]).ok().out;

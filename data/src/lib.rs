@@ -10,6 +10,7 @@
 //! | `embedded.rs` | 6,000 images of CIFAR-10 inside the binary |
 //! | `cifar.rs` | the official binary files of CIFAR-10 and CIFAR-100 |
 //! | `folder.rs` | [`ImageFolder`], one folder a class, decoded when asked for |
+//! | `imagenet.rs` | what ImageNet's classes are called |
 //! | `held_out.rs` | which of its images are the test, where it does not say |
 //! | `listing.rs` | which files in a folder are images, and which are not |
 //! | `transform.rs` | [`Transform`], from bytes to normalised floats |
@@ -35,6 +36,7 @@ mod embedded;
 mod error;
 mod folder;
 mod held_out;
+mod imagenet;
 mod job;
 mod listing;
 mod loader;
@@ -51,6 +53,7 @@ pub use batch::{Batch, Skipped};
 pub use dataset::{Dataset, Sample, Split, Statistics, open, undivided};
 pub use error::{Error, Result};
 pub use folder::ImageFolder;
+pub use imagenet::imagenet_classes;
 pub use listing::pictures_below;
 pub use loader::{Batches, Loader, LoaderConfig};
 pub use memory::InMemory;

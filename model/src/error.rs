@@ -103,24 +103,23 @@ pub enum Error {
         /// The first such number.
         number: f64,
     },
-    /// A file as PyTorch's `torch.save` writes them.
+    /// A file as PyTorch's `torch.save` wrote them before version 1.6.
     #[error(
-        "{path}: not a safetensors file, but an archive, as torch.save writes them; convert it in Python: \
-         safetensors.torch.save_file(torch.load(FILE, weights_only=True)[\"model\"], \"w.safetensors\") \
-         (weights_only=False where it holds more than tensors, if you trust it)"
+        "{path}: a file of PyTorch before 1.6; save it again in Python, which takes trust in it: \
+         torch.save(torch.load(FILE, weights_only=False), \"w.pth\")"
     )]
-    Archive {
+    OldArchive {
         /// The file.
         path: String,
     },
-    /// A file that does not begin as safetensors files do: it is not only damaged.
-    #[error("{path}: not a safetensors file, which would begin otherwise; name one that is")]
+    /// A file that does not begin as safetensors files or PyTorch's do: it is not only damaged.
+    #[error("{path}: neither a safetensors file nor one of PyTorch, which would begin otherwise; name one that is")]
     Foreign {
         /// The file.
         path: String,
     },
-    /// A file that is no safetensors file, or a damaged one.
-    #[error("{path}: not a safetensors file, or a damaged one ({reason}); take another copy of it")]
+    /// A file that begins as one with tensors, and does not go on as one.
+    #[error("{path}: not a file of tensors, or a damaged one ({reason}); take another copy of it")]
     Format {
         /// The file.
         path: String,

@@ -1,7 +1,8 @@
-//! Tensor files: safetensors in and out, without ever harming a file that is there.
+//! Tensor files: safetensors in and out, without ever harming a file that is there. PyTorch's own are read, too.
 
 use crate::error::{Error, Result};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use crate::pth;
+use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::json;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -20,16 +21,24 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Reads a file. f64, f32, bf16 and f16 (widened to f32) tensors, and integers (as index tensors).
+    /// Reads a file: safetensors, or what PyTorch's `torch.save` wrote, which has no metadata and of which nothing is run. f64,
+    /// f32, bf16 and f16 (widened to f32) tensors, and integers (as index tensors).
+    ///
+    /// Of a dictionary in which others lie, as training programs save them, it is the tensors of the entry `model`, or else
+    /// `state_dict`, `model_state_dict`, `module`, or the only one that has tensors.
     pub fn read(path: &Path) -> Result<Self> {
         let (read, shown) =
             (|most| read_regular(path, most).map_err(|cause| io(path, cause)), path.display().to_string());
         // Another kind of file may be larger than the memory.
-        expect_safetensors(&read(9)?, &shown)?;
+        let beginning = read(9)?;
+        if beginning.starts_with(pth::MAGIC) {
+            return pth::read(path);
+        }
+        expect_safetensors(&beginning, &shown)?;
         Self::parse(&read(u64::MAX)?, &shown)
     }
 
-    /// The contents of a file's bytes; `path` names it in errors.
+    /// The contents of a safetensors file's bytes; `path` names it in errors.
     pub fn parse(bytes: &[u8], path: &str) -> Result<Self> {
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
         expect_safetensors(bytes, path)?;
@@ -38,7 +47,8 @@ impl TensorFile {
         let metadata = header.metadata().clone().unwrap_or_default();
         let mut tensors = BTreeMap::new();
         for (name, view) in views.iter() {
-            let tensor = from_view(&view).map_err(|reason| format(format!("tensor {name}: {reason}")))?;
+            let tensor = from_bytes(view.dtype(), view.data(), view.shape().to_vec());
+            let tensor = tensor.map_err(|reason| format(format!("tensor {name}: {reason}")))?;
             tensors.insert(name.to_owned(), tensor);
         }
         Ok(Self { tensors, metadata })
@@ -135,11 +145,9 @@ fn stored(dtype: DType) -> (&'static str, usize) {
 
 /// Tells a safetensors file from others by its first nine bytes.
 fn expect_safetensors(bytes: &[u8], path: &str) -> Result<()> {
-    if bytes.starts_with(b"PK") {
-        return Err(Error::Archive { path: path.to_owned() });
-    }
     match bytes.get(8) {
         None | Some(b'{') => Ok(()),
+        Some(_) if bytes.starts_with(pth::OLD_MAGIC) => Err(Error::OldArchive { path: path.to_owned() }),
         Some(_) => Err(Error::Foreign { path: path.to_owned() }),
     }
 }
@@ -216,15 +224,14 @@ fn io(path: &Path, cause: std::io::Error) -> Error {
     Error::Io { path: path.display().to_string(), cause }
 }
 
-fn from_view(view: &TensorView<'_>) -> std::result::Result<Tensor, String> {
-    let shape = view.shape().to_vec();
+/// A tensor of so many bytes as its elements take.
+pub(crate) fn from_bytes(dtype: Dtype, bytes: &[u8], shape: Vec<usize>) -> std::result::Result<Tensor, String> {
     // Empty, and yet too large: an extent of 0 hides the others from the reader's own checks.
     if shape.iter().try_fold(1, |count: usize, &extent| count.checked_mul(extent.max(1))).is_none() {
         return Err(format!("has the impossible shape {shape:?}"));
     }
     let make = |result: tensor::Result<Tensor>| result.map_err(|error| error.to_string());
-    let bytes = view.data();
-    match view.dtype() {
+    match dtype {
         Dtype::F32 => make(Tensor::from_slice(&numbers(bytes, f32::from_le_bytes), shape)),
         Dtype::F64 => make(Tensor::from_slice(&numbers(bytes, f64::from_le_bytes), shape)),
         Dtype::BF16 => make(Tensor::from_slice(&numbers(bytes, bf16::from_le_bytes), shape)),

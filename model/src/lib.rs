@@ -10,7 +10,7 @@
 //! | `factors.rs` | parameters as products take them |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
-//! | `weights.rs`, `files.rs` | state_dicts in safetensors files |
+//! | `weights.rs`, `files.rs`, `pth/` | state_dicts, in safetensors files and in PyTorch's own |
 //! | `cost.rs` | parameters, multiply-adds and memory, part by part |
 //! | `error.rs` | [`Error`] |
 
@@ -27,6 +27,7 @@ mod mlp;
 mod overrides;
 mod pass;
 mod presets;
+mod pth;
 mod regions;
 mod run;
 mod state;

@@ -21,7 +21,7 @@ pub struct Arguments {
     /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
     set: Vec<String>,
-    /// Weights: a safetensors file under the published code's state_dict names, a run folder, or the checkpoint in it.
+    /// Weights: a run folder, the checkpoint in it, or a safetensors or .pth file under the published code's state_dict names.
     #[arg(long, value_name = "FILE|DIR")]
     weights: PathBuf,
     /// A file with the tensor `input`, (N, 3, H, W).

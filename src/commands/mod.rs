@@ -237,8 +237,8 @@ fn of_weights() -> String {
 /// Where a trained model lies, and what is to be different about it.
 #[derive(Debug, Args)]
 struct Trained {
-    /// A run folder, the checkpoint in it, or what `export` wrote; or, with --model, another state_dict in a safetensors
-    /// file.
+    /// A run folder, the checkpoint in it, or what `export` wrote; or, with --model, another state_dict, in a safetensors
+    /// or .pth file.
     #[arg(long, value_name = "DIR|FILE")]
     checkpoint: PathBuf,
     #[arg(long, value_name = "NAME", help = of_weights())]

@@ -32,7 +32,7 @@ pub struct Arguments {
     #[arg(value_name = "IMAGE|DIR", required = true)]
     images: Vec<PathBuf>,
     /// A text file with the classes' names, one in each line and in their order, to be printed in place of those that the
-    /// model knows. A state_dict alone knows none.
+    /// model knows. A state_dict alone knows none; if it is of 1,000 classes, they are taken to be ImageNet's.
     #[arg(long, value_name = "FILE")]
     classes: Option<PathBuf>,
     /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first; or the error
@@ -68,9 +68,14 @@ struct Class<'a> {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let pictures = pictures(&arguments.images)?;
-        let TrainedModel { mut model, mut config, mut data, .. } = arguments.trained.load()?;
+        let TrainedModel { mut model, mut config, mut data, named } = arguments.trained.load()?;
         if let Some(file) = &arguments.classes {
             data.classes = names(file, data.classes.len()).with_context(|| format!("--classes {}", file.display()))?;
+        } else if !named && data.classes.len() == 1000 {
+            tell!(
+                io::stderr(),
+                "note: the weights name no classes; 1,000 are taken to be ImageNet's (--classes names others)"
+            );
         }
         let size = config.image_size;
         let most = (AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE);

@@ -28,10 +28,10 @@ pub struct Arguments {
     /// CIFAR-100 in their binary layout, with CLASS/*.png|jpg|webp, or with train/CLASS/ and val/ or test/.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
-    /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict in a
-    /// safetensors file. All but the last know their model and their images' size, which the run then has unless --model
-    /// is given, and how images were normalised. Of a head for other classes, those that the data
-    /// have, too, are taken over by name; the others are random, as is a head that is missing.
+    /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict, in a
+    /// safetensors or .pth file. All but the last know their model and their images' size, which the run then has unless
+    /// --model is given, and how images were normalised. Of a head for other classes, those that the data have, too, are
+    /// taken over by name; the others are random, as is a head that is missing.
     #[arg(long, value_name = "DIR|FILE")]
     weights: Option<PathBuf>,
     #[arg(long, value_name = "N", help = usual("Passes over the training images", |run| run.epochs.to_string()))]

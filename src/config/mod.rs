@@ -34,10 +34,10 @@ pub struct RunConfig {
     pub model: String,
     /// `embedded`, or the folder of a data set.
     pub data: String,
-    /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict in a safetensors file;
-    /// empty to start from random ones. All but the last also say which model and `image_size` a run has that asks for no
-    /// model. Of a head for other classes, those that the data have, too, are taken over by name; the others are random, as is
-    /// a head that is missing.
+    /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict, in a safetensors or
+    /// `.pth` file; empty to start from random ones. All but the last also say which model and `image_size` a run has that
+    /// asks for no model. Of a head for other classes, those that the data have, too, are taken over by name; the others are
+    /// random, as is a head that is missing.
     pub weights: String,
     /// Parts of the model that are not trained, by the beginning of their parameters' names: `["downsample_layers", "stages.0"]`.
     /// Their batch normalisations keep their running statistics, and use them.

@@ -102,8 +102,8 @@ impl Stored {
         let shown = file.display().to_string();
         if !file.try_exists().with_context(|| shown.clone())? {
             bail!(
-                "{shown}: there is no checkpoint; expected a run folder, the {FILE_NAME} in it, or a safetensors file with \
-                 a model's state_dict"
+                "{shown}: there is no checkpoint; expected a run folder, the {FILE_NAME} in it, or a model's \
+                 state_dict in a safetensors or .pth file"
             );
         }
         let stored = TensorFile::read(file)?;

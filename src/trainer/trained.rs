@@ -5,7 +5,7 @@ use super::images::Images;
 use crate::config::{Changes, RunConfig};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
-use data::Statistics;
+use data::{Statistics, imagenet_classes};
 use model::{BiFormer, ModelConfig, TensorFile, preset};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -179,19 +179,22 @@ pub struct TrainedModel {
     pub config: RunConfig,
     /// What it was trained on.
     pub data: DataFacts,
-    /// Whether the classes' names are known, which a state_dict does not have.
+    /// Whether the classes' names are the model's own, which a state_dict does not have.
     pub named: bool,
 }
 
 impl TrainedModel {
-    /// The model of a state_dict alone: with the number of classes of its head, and images normalised as the published
-    /// models take them. `path` names the file in errors.
+    /// The model of a state_dict alone: with the number of classes of its head, which for 1,000 are called as ImageNet's, and
+    /// images normalised as the published models take them. `path` names the file in errors.
     pub fn of_weights(file: TensorFile, path: &str, model: &str, changes: &Changes) -> Result<Self> {
         let config = RunConfig { architecture: architecture(&file, model)?, ..RunConfig::for_model(model)? };
         let config = config.with(changes)?;
         let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
         model.load(&file, path)?;
-        let classes = (0..config.architecture.num_classes).map(|class| format!("class {class}")).collect();
+        let classes = match config.architecture.num_classes {
+            1000 => imagenet_classes(),
+            count => (0..count).map(|class| format!("class {class}")).collect(),
+        };
         let data = DataFacts {
             classes,
             statistics: Statistics::IMAGENET,
