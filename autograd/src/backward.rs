@@ -33,11 +33,11 @@ impl Tape {
         inputs.clear();
         *tape = Some(self.id());
         let layout = flat.as_ref().map(|flat| Arc::clone(&flat.layout));
-        let (parts, written) = match flat {
+        let (spans, written) = match flat {
             Some(flat) => flat.split()?,
             None => (vec![], &mut [][..]),
         };
-        let mut slots = Slots { interior: vec![], layout, owner: None, parts, written };
+        let mut slots = Slots { interior: vec![], layout, owner: None, spans, written };
         slots.interior.resize_with(last + 1, State::default);
         slots.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
@@ -65,18 +65,8 @@ pub(crate) fn walk(
             Origin::Operation(_) => {}
             Origin::Consumed(op) => return Err(Error::Walked { op }),
         }
-        let targets = nodes[index].inputs.iter().map(|source| {
-            source.map(|node| Target {
-                node,
-                parameter: match nodes[node].origin {
-                    Origin::Parameter(id, _) => Some(id.index()),
-                    _ => None,
-                },
-                shape: nodes[node].shape.clone(),
-                dtype: nodes[node].dtype,
-            })
-        });
-        let targets: SmallVec<[Option<Target>; 4]> = targets.collect();
+        let targets: SmallVec<[Option<Target>; 4]> =
+            nodes[index].inputs.iter().map(|input| input.map(|node| target(node, &nodes[node]))).collect();
         targets.iter().flatten().try_for_each(|target| slots.expect(target, &nodes[target.node].origin))?;
         let name = nodes[index].name();
         let origin = std::mem::replace(&mut nodes[index].origin, Origin::Consumed(name));
@@ -93,6 +83,15 @@ pub(crate) fn walk(
         }
     }
     Ok(())
+}
+
+/// Where a rule's gradient of an input goes: the number of the input's node, and the node.
+fn target(number: usize, node: &Node) -> Target {
+    let parameter = match node.origin {
+        Origin::Parameter(id, _) => Some(id.index()),
+        _ => None,
+    };
+    Target { node: number, parameter, shape: node.shape.clone(), dtype: node.dtype }
 }
 
 /// What a backward rule has before it: the multiply-adds of the wanted gradients, and the bytes of the tensors that

@@ -1,7 +1,7 @@
 //! Parameters and their gradients, each in one flat buffer, so that clipping, AdamW and the moving
 //! average are one sweep over memory.
 
-use crate::rule::Part;
+use crate::rule::FlatSpan;
 use crate::tape::TapeId;
 use crate::{Error, Result, Var};
 use std::collections::HashMap;
@@ -111,9 +111,9 @@ struct Entry {
 }
 
 impl ParametersBuilder {
-    /// Adds a parameter with its initial values, last axis fastest, which are made when the parameters are laid out. Panics when
-    /// the name is taken, and [there](Self::build) when the number of values is not the shape's: both are mistakes in a
-    /// model's code.
+    /// Adds a parameter with its initial values, last axis fastest, which are made when the parameters are laid out.
+    /// Panics when the name is taken, and [there](Self::build) when the number of values is not the shape's: both are
+    /// mistakes in a model's code.
     pub fn add(
         &mut self,
         name: impl Into<String>,
@@ -198,9 +198,9 @@ impl Parameters {
         Ok(self.values.overwrite(span.start, value)?)
     }
 
-    /// Freezes the parameters of which this is true by name, and thaws all others. A frozen one is a constant on every tape: no
-    /// gradient is computed for it, nor for what it is computed from if that leads to frozen ones only, and no optimiser
-    /// moves it. Gradients, optimisers and averages from before are another model's then: make them anew.
+    /// Freezes the parameters of which this is true by name, and thaws all others. A frozen one is a constant on every
+    /// tape: no gradient is computed for it, nor for what it is computed from if that leads to frozen ones only, and no
+    /// optimiser moves it. Gradients, optimisers and averages from before are another model's then: make them anew.
     pub fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) {
         let frozen = self.layout().names.iter().map(|name| is_frozen(name)).collect();
         self.owner.layout = Arc::new(Layout { frozen, ..Layout::clone(self.layout()) });
@@ -216,8 +216,8 @@ impl Parameters {
         Ok(Parameters { owner: Owner::new(Arc::clone(self.layout())), values: self.values.duplicate()? })
     }
 
-    /// The same values in another floating-point type: bf16 factors for layers whose maps are of the layout's type, which
-    /// their gradients keep. Between f32 and f64 the values can be computed with, and a backward pass is
+    /// The same values in another floating-point type: bf16 factors for layers whose maps are of the layout's type,
+    /// which their gradients keep. Between f32 and f64 the values can be computed with, and a backward pass is
     /// [`tensor::Error::DType`].
     pub fn cast(&self, dtype: DType) -> Result<Parameters> {
         Ok(Parameters { owner: self.owner.clone(), values: self.values.cast(dtype)? })
@@ -249,7 +249,8 @@ pub(crate) struct FlatGradients {
 }
 
 impl Gradients {
-    /// Room for the gradients of these parameters, on their device. [`tensor::Error::OutOfMemory`] on a GPU that has none.
+    /// Room for the gradients of these parameters, on their device. [`tensor::Error::OutOfMemory`] on a GPU that has
+    /// none.
     pub fn new(parameters: &Parameters) -> Result<Self> {
         let layout = Arc::clone(parameters.layout());
         let values = Tensor::zeros_on(&parameters.values.device(), [layout.len], layout.dtype)?;
@@ -282,8 +283,8 @@ impl Gradients {
         flat.written[id.0].then(|| flat.layout.view(&flat.values, id))
     }
 
-    /// All parameters' gradients, (layout length), zeros where they are frozen. A parameter that no gradient reached in this
-    /// step has its old one; [`Gradients::require_all`] excludes that.
+    /// All parameters' gradients, (layout length), zeros where they are frozen. A parameter that no gradient reached in
+    /// this step has its old one; [`Gradients::require_all`] excludes that.
     pub fn flat(&self) -> Option<&Tensor> {
         self.flat.as_ref().map(|flat| &flat.values)
     }
@@ -300,21 +301,21 @@ impl Gradients {
 impl FlatGradients {
     /// The flat buffer cut into the parameters' bytes, and which of them hold a gradient of this step.
     #[allow(clippy::type_complexity)] // two borrows of two fields, used at one place
-    pub fn split(&mut self) -> Result<(Vec<Option<Part<'_>>>, &mut [bool])> {
+    pub fn split(&mut self) -> Result<(Vec<Option<FlatSpan<'_>>>, &mut [bool])> {
         let size = self.layout.dtype.size();
         let mut rest = match self.values.device() {
-            Device::Cpu => Part::Cpu(self.values.as_mut_bytes("gradients")?),
-            Device::Cuda(_) => Part::Cuda(self.values.as_span("gradients")?),
+            Device::Cpu => FlatSpan::Cpu(self.values.as_mut_bytes("gradients")?),
+            Device::Cuda(_) => FlatSpan::Cuda(self.values.as_span("gradients")?),
         };
         let mut taken = 0;
-        let mut parts = Vec::with_capacity(self.layout.spans.len());
+        let mut spans = Vec::with_capacity(self.layout.spans.len());
         for span in &self.layout.spans {
-            let (part, after) = rest.split_at((span.end - taken) * size);
-            parts.push(Some(part.split_at((span.start - taken) * size).1));
+            let (before, after) = rest.split_at((span.end - taken) * size);
+            spans.push(Some(before.split_at((span.start - taken) * size).1));
             rest = after;
             taken = span.end;
         }
-        Ok((parts, &mut self.written))
+        Ok((spans, &mut self.written))
     }
 }
 

@@ -9,8 +9,8 @@
 
 use crate::backward::walk;
 use crate::params::Owner;
-use crate::rule::{InputGrads, Part, Slots, State};
-use crate::tape::Node;
+use crate::rule::{FlatSpan, InputGrads, Slots, State};
+use crate::tape::{Node, TapeKind};
 use crate::{Error, ParamId, Profile, Result, Rule, Tape, Var};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap};
@@ -41,32 +41,16 @@ impl Tape {
             let (y, rest) = work(x, 0..samples)?;
             return Ok((y, vec![rest]));
         }
+        let whole =
+            Whole { x: x.value(), wanted: x.node().is_some(), kind: self.kind(), profiled: self.profile().is_some() };
         let count = count_of(samples, size);
-        let (value, wanted, mode) = (x.value(), x.node().is_some(), self.mode());
-        let profiled = self.profile().is_some();
-        let run = |piece: usize| -> std::result::Result<_, E> {
-            let samples = piece * samples / count..(piece + 1) * samples / count;
-            let profile = profiled.then(|| Arc::new(Profile::default()));
-            let tape = Tape::in_mode(mode).profiled(profile.clone());
-            let part = value.slice(0, samples.clone()).map_err(Error::from)?;
-            let (input, output, value, rest) = {
-                let x = if wanted { tape.input(part) } else { tape.constant(part) };
-                let (y, rest) = work(&x, samples.clone())?;
-                if y.shape().first() != Some(&samples.len()) {
-                    let expected = format!("a piece of {} samples", samples.len());
-                    return Err(Error::from(tensor::Error::shape("pieces", expected, y.shape())).into());
-                }
-                (x.node(), y.node(), y.into_value(), rest)
-            };
-            let (nodes, used) = tape.into_parts();
-            Ok((Piece { nodes, profile, input, output, samples }, used, value, rest))
-        };
+        let run = |piece: usize| whole.run(piece * samples / count..(piece + 1) * samples / count, &work);
         let done: Vec<_> = (0..count).into_par_iter().with_max_len(1).map(run).collect();
         let (mut pieces, mut values, mut rests, mut parameters) = (vec![], vec![], vec![], BTreeMap::new());
-        for run in done {
-            let (piece, used, value, rest) = run?;
-            parameters.extend(used);
+        for done in done {
+            let Done { piece, used, value, rest } = done?;
             pieces.push(piece);
+            parameters.extend(used);
             values.push(value);
             rests.push(rest);
         }
@@ -75,7 +59,9 @@ impl Tape {
         let profile = self.shared_profile();
         absorb(&profile, pieces.iter().map(|piece| &piece.profile));
         let y = match pieces.iter().any(|piece| piece.output.is_some()) {
-            true => self.append(&[x], joined, Pieces { pieces, room: Room::of(&parameters), profile })?,
+            true => {
+                self.append(&[x], joined, Pieces { pieces, parameters: UsedParameters::of(&parameters), profile })?
+            }
             false => self.constant(joined),
         };
         self.also_uses(parameters);
@@ -100,11 +86,52 @@ fn absorb<'p>(profile: &Option<Arc<Profile>>, pieces: impl IntoIterator<Item = &
     }
 }
 
+/// What a piece must know of the whole to run on a tape of its own, on any thread.
+struct Whole<'x> {
+    x: &'x Tensor,
+    /// Whether x needs a gradient.
+    wanted: bool,
+    kind: TapeKind,
+    profiled: bool,
+}
+
+/// A piece that has run: what was recorded, the parameters that were used, the value, and what else `work` returned.
+struct Done<S> {
+    piece: Piece,
+    used: BTreeMap<ParamId, Owner>,
+    value: Tensor,
+    rest: S,
+}
+
+impl Whole<'_> {
+    /// Runs `work` on these samples of x.
+    fn run<S, E: From<Error>>(
+        &self,
+        samples: Range<usize>,
+        work: impl for<'s> Fn(&Var<'s>, Range<usize>) -> std::result::Result<(Var<'s>, S), E>,
+    ) -> std::result::Result<Done<S>, E> {
+        let profile = self.profiled.then(|| Arc::new(Profile::default()));
+        let tape = Tape::of_kind(self.kind).profiled(profile.clone());
+        let x = self.x.slice(0, samples.clone()).map_err(Error::from)?;
+        let (input, output, value, rest) = {
+            let x = if self.wanted { tape.input(x) } else { tape.constant(x) };
+            let (y, rest) = work(&x, samples.clone())?;
+            if y.shape().first() != Some(&samples.len()) {
+                let expected = format!("a piece of {} samples", samples.len());
+                return Err(Error::from(tensor::Error::shape("pieces", expected, y.shape())).into());
+            }
+            (x.node(), y.node(), y.into_value(), rest)
+        };
+        let (nodes, used) = tape.into_parts();
+        Ok(Done { piece: Piece { nodes, profile, input, output, samples }, used, value, rest })
+    }
+}
+
 /// What was recorded of one piece.
 struct Piece {
     nodes: Vec<Node>,
     profile: Option<Arc<Profile>>,
-    /// The nodes of its part of x and of its value.
+    /// The nodes of its x and of its value.
     input: Option<usize>,
     output: Option<usize>,
     samples: Range<usize>,
@@ -112,7 +139,7 @@ struct Piece {
 
 struct Pieces {
     pieces: Vec<Piece>,
-    room: Room,
+    parameters: UsedParameters,
     profile: Option<Arc<Profile>>,
 }
 
@@ -138,6 +165,9 @@ impl Pieces {
     fn walk<T: Float>(mut self, dy: &Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let mut slot = grads.open(0)?;
         let dx = slot.out::<T>()?;
+        // dx has a row for each sample, none of any length where nobody wants it; pieces and groups are runs of them:
+        //   | piece 0 | piece 1 | piece 2 | piece 3 | piece 4 | ..
+        //   | group 0           | group 1           | group 2   ..
         let samples = dy.shape().first().copied().unwrap_or(0);
         let row = dx.as_ref().map_or(0, |dx| dx.data.len() / samples.max(1));
         let accumulate = dx.as_ref().is_some_and(|dx| dx.accumulate);
@@ -146,8 +176,8 @@ impl Pieces {
         let profiles: Vec<_> = groups.iter().flatten().map(|piece| piece.profile.clone()).collect();
         // The first group gives its gradients to the whole tape's; the others have their own beside them, which come
         // when a group's turn does, as what another group saved is gone by then.
-        let room = &self.room;
-        let mut whole = Some(room.part_of(grads)?);
+        let parameters = &self.parameters;
+        let mut whole = Some(parameters.slots_of_whole(grads)?);
         let mut work = vec![];
         for pieces in groups {
             let samples: usize = pieces.iter().map(|piece| piece.samples.len()).sum();
@@ -159,14 +189,14 @@ impl Pieces {
             if let Some(slots) = whole {
                 return walk_group::<T>(pieces, slots, dy, dx, row).map(|()| None);
             }
-            let mut partial = room.partial(T::DTYPE);
-            walk_group::<T>(pieces, room.slots(&mut partial)?, dy, dx, row)?;
+            let mut partial = parameters.partial(T::DTYPE);
+            walk_group::<T>(pieces, parameters.slots_of_group(&mut partial)?, dy, dx, row)?;
             Ok(Some(partial))
         };
         let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(walk).collect();
         let partials: Vec<Partial> = walked.into_iter().filter_map(Result::transpose).collect::<Result<_>>()?;
         grads.close(slot);
-        self.room.add_up::<T>(&partials, grads)?;
+        self.parameters.add_up::<T>(&partials, grads)?;
         absorb(&self.profile, &profiles);
         Ok(())
     }
@@ -209,7 +239,7 @@ fn in_groups(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
 }
 
 /// Those parameters that the pieces use, and how many elements each has.
-struct Room {
+struct UsedParameters {
     /// Whose they are; nobody's where the pieces use none.
     owner: Option<Owner>,
     sizes: BTreeMap<usize, usize>,
@@ -222,7 +252,7 @@ struct Partial {
     written: Vec<bool>,
 }
 
-impl Room {
+impl UsedParameters {
     fn of(parameters: &BTreeMap<ParamId, Owner>) -> Self {
         let size = |(&id, owner): (&ParamId, &Owner)| (id.index(), owner.layout.shape(id).count());
         Self { owner: parameters.values().next().cloned(), sizes: parameters.iter().map(size).collect() }
@@ -235,31 +265,32 @@ impl Room {
         Partial { gradients: gradients.collect(), written: vec![false; parameters] }
     }
 
-    fn slots<'p>(&self, partial: &'p mut Partial) -> Result<Slots<'p>> {
-        let mut parts: Vec<Option<Part<'_>>> = partial.written.iter().map(|_| None).collect();
+    /// Where a group's walk puts gradients: into memory of its own.
+    fn slots_of_group<'p>(&self, partial: &'p mut Partial) -> Result<Slots<'p>> {
+        let mut spans: Vec<Option<FlatSpan<'_>>> = partial.written.iter().map(|_| None).collect();
         for (parameter, gradient) in &mut partial.gradients {
-            parts[*parameter] = Some(Part::Cpu(gradient.as_mut_bytes("pieces")?));
+            spans[*parameter] = Some(FlatSpan::Cpu(gradient.as_mut_bytes("pieces")?));
         }
-        Ok(self.slots_with(parts, &mut partial.written))
+        Ok(self.slots_with(spans, &mut partial.written))
     }
 
-    /// What the whole tape has for the gradients of its parameters.
-    fn part_of<'g>(&self, grads: &'g mut InputGrads<'_, '_>) -> Result<Slots<'g>> {
-        let (parts, written) = match &self.owner {
+    /// Where the first group's does: straight into the gradients of the whole tape.
+    fn slots_of_whole<'g>(&self, grads: &'g mut InputGrads<'_, '_>) -> Result<Slots<'g>> {
+        let (spans, written) = match &self.owner {
             Some(owner) => grads.parameters(owner)?,
             None => (&mut [][..], &mut [][..]),
         };
-        let part = |part: &'g mut Option<Part<'_>>| match part {
-            Some(Part::Cpu(bytes)) => Some(Part::Cpu(bytes)),
+        let borrowed = |span: &'g mut Option<FlatSpan<'_>>| match span {
+            Some(FlatSpan::Cpu(bytes)) => Some(FlatSpan::Cpu(bytes)),
             _ => None,
         };
-        let parts = parts.iter_mut().map(part).collect();
-        Ok(self.slots_with(parts, written))
+        let spans = spans.iter_mut().map(borrowed).collect();
+        Ok(self.slots_with(spans, written))
     }
 
-    fn slots_with<'p>(&self, parts: Vec<Option<Part<'p>>>, written: &'p mut [bool]) -> Slots<'p> {
+    fn slots_with<'p>(&self, spans: Vec<Option<FlatSpan<'p>>>, written: &'p mut [bool]) -> Slots<'p> {
         let (layout, owner) = self.owner.clone().map(|owner| (owner.layout, owner.number)).unzip();
-        Slots { interior: vec![], layout, owner, parts, written }
+        Slots { interior: vec![], layout, owner, spans, written }
     }
 
     /// Adds the groups' gradients, in order, to those of the whole tape.
@@ -271,7 +302,7 @@ impl Room {
             let parts = parts.map(|partial| Ok(partial.gradients[place].1.as_slice::<T>("pieces")?));
             let parts: Vec<&[T]> = parts.collect::<Result<_>>()?;
             let sum = sums.get_mut(parameter).and_then(Option::as_mut);
-            let Some(Part::Cpu(sum)) = sum.filter(|sum| sum.bytes() == size_of::<T>() * size) else {
+            let Some(FlatSpan::Cpu(sum)) = sum.filter(|sum| sum.bytes() == size_of::<T>() * size) else {
                 return Err(Error::ForeignGradients { parameters: sums.len() });
             };
             if parts.is_empty() {

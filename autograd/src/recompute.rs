@@ -10,7 +10,7 @@
 //! Either way the same kernels run on the same numbers, and gradients are added up in the same order: they have
 //! the same bits as if everything had been kept.
 
-use crate::tape::{Mode, Node, Origin};
+use crate::tape::{Node, Origin, TapeKind};
 use crate::{Error, InputGrads, Result, Rule, Tape, Var};
 use smallvec::SmallVec;
 use std::fmt::Display;
@@ -60,15 +60,15 @@ impl Tape {
     /// [recomputes segments](Tape::recomputing_segments): then only `inputs` are kept, and the backward pass runs
     /// `work` a second time, which must do exactly the same again. On any other tape `work` runs as it stands.
     ///
-    /// `work` gets the tape to compute on and the inputs there, which are its own to drop; parameters it puts on that tape
-    /// itself. What it returns beside its value is handed on the first time and dropped the second. Errors: those of `work`;
-    /// in the backward pass as [`Error::Recompute`].
+    /// `work` gets the tape to compute on and the inputs there, which are its own to drop; parameters it puts on that
+    /// tape itself. What it returns beside its value is handed on the first time and dropped the second. Errors: those
+    /// of `work`; in the backward pass as [`Error::Recompute`].
     pub fn segment<'t, const N: usize, T, E: From<Error> + Display>(
         &'t self,
         inputs: [Var<'t>; N],
         work: impl for<'s> Fn(&'s Tape, [Var<'s>; N]) -> std::result::Result<(Var<'s>, T), E> + Send + 'static,
     ) -> std::result::Result<(Var<'t>, T), E> {
-        if self.mode() != Mode::RecomputeSegments {
+        if self.kind() != TapeKind::RecomputeSegments {
             return work(self, inputs);
         }
         let kept = inputs.each_ref().map(|input| input.value().clone());

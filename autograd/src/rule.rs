@@ -21,8 +21,8 @@ pub trait Rule: Send + 'static {
     /// What it saved, by name.
     fn saved(&self) -> Vec<(&'static str, &Tensor)>;
 
-    /// The same tensors without those at the end that no gradient depends on: a tape that recomputes takes values out and
-    /// puts them back, and [`Tape::tamper`](crate::Tape::tamper) spoils them.
+    /// The same tensors without those at the end that no gradient depends on: a tape that recomputes takes values out
+    /// and puts them back, and [`Tape::tamper`](crate::Tape::tamper) spoils them.
     fn saved_mut(&mut self) -> Vec<&mut Tensor>;
 
     /// How to compute the operation's value once more, to the bit, from what the rule holds; none where that cannot
@@ -68,19 +68,19 @@ pub(crate) struct Slots<'a> {
     pub layout: Option<Arc<Layout>>,
     /// Whose they are, once one was met.
     pub owner: Option<u64>,
-    /// Per parameter: its part of the flat buffer, unless a rule holds it.
-    pub parts: Vec<Option<Part<'a>>>,
-    /// Per parameter: whether that part holds a gradient of this step.
+    /// Per parameter: its span of the flat buffer, unless a rule holds it.
+    pub spans: Vec<Option<FlatSpan<'a>>>,
+    /// Per parameter: whether that span holds a gradient of this step.
     pub written: &'a mut [bool],
 }
 
 impl Slots<'_> {
-    /// Checks that the flat buffer has a part for this target, if it is a parameter: in the same layout, of its size.
+    /// Checks that the flat buffer has a span for this target, if it is a parameter: in the same layout, of its size.
     pub fn expect(&mut self, target: &Target, origin: &Origin) -> Result<()> {
         let Origin::Parameter(id, owner) = origin else { return Ok(()) };
         let bytes = target.shape.count() * target.dtype.size();
-        let part = self.parts.get(id.index()).and_then(Option::as_ref);
-        if part.is_none_or(|part| part.bytes() != bytes) {
+        let span = self.spans.get(id.index()).and_then(Option::as_ref);
+        if span.is_none_or(|span| span.bytes() != bytes) {
             return Err(self.foreign());
         }
         self.expect_of(owner)
@@ -101,35 +101,35 @@ impl Slots<'_> {
     }
 
     fn foreign(&self) -> Error {
-        Error::ForeignGradients { parameters: self.parts.len() }
+        Error::ForeignGradients { parameters: self.spans.len() }
     }
 }
 
-/// A parameter's part of the flat buffer of gradients.
-pub(crate) enum Part<'a> {
+/// Where a parameter's gradient lies: its span of the flat buffer of gradients.
+pub(crate) enum FlatSpan<'a> {
     Cpu(&'a mut [u8]),
     Cuda(cuda::Span<'a>),
 }
 
-impl Part<'_> {
-    /// Two parts: up to a byte, and from there on.
+impl FlatSpan<'_> {
+    /// Two spans: up to a byte, and from there on.
     pub fn split_at(self, bytes: usize) -> (Self, Self) {
         match self {
-            Part::Cpu(all) => {
-                let (part, after) = all.split_at_mut(bytes);
-                (Part::Cpu(part), Part::Cpu(after))
+            FlatSpan::Cpu(all) => {
+                let (before, after) = all.split_at_mut(bytes);
+                (FlatSpan::Cpu(before), FlatSpan::Cpu(after))
             }
-            Part::Cuda(all) => {
-                let (part, after) = all.split_at(bytes);
-                (Part::Cuda(part), Part::Cuda(after))
+            FlatSpan::Cuda(all) => {
+                let (before, after) = all.split_at(bytes);
+                (FlatSpan::Cuda(before), FlatSpan::Cuda(after))
             }
         }
     }
 
     pub fn bytes(&self) -> usize {
         match self {
-            Part::Cpu(bytes) => bytes.len(),
-            Part::Cuda(span) => span.len(),
+            FlatSpan::Cpu(bytes) => bytes.len(),
+            FlatSpan::Cuda(span) => span.len(),
         }
     }
 }
@@ -176,8 +176,8 @@ pub struct Slot<'a> {
 enum Memory<'a> {
     /// Nobody wants this gradient.
     Unwanted,
-    /// A parameter's part of the flat buffer.
-    Flat(Part<'a>),
+    /// A parameter's span of the flat buffer.
+    Flat(FlatSpan<'a>),
     /// An interior node's buffer.
     Pooled(Tensor),
     /// A buffer for the second gradient of a node that is open already.
@@ -189,11 +189,11 @@ impl Slot<'_> {
     pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
         let data = match &mut self.memory {
             Memory::Unwanted => return Ok(None),
-            Memory::Flat(Part::Cpu(bytes)) => {
+            Memory::Flat(FlatSpan::Cpu(bytes)) => {
                 self.dtype.expect("backward", T::DTYPE)?;
                 bytemuck::cast_slice_mut(bytes)
             }
-            Memory::Flat(Part::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
+            Memory::Flat(FlatSpan::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
             Memory::Pooled(tensor) | Memory::Second(tensor) => tensor.as_mut_slice::<T>("backward")?,
         };
         Ok(Some(Out { data, accumulate: self.accumulate }))
@@ -203,8 +203,8 @@ impl Slot<'_> {
     pub fn out_on_gpu(&mut self) -> Result<Option<cuda::Out<'_>>> {
         match &mut self.memory {
             Memory::Unwanted => Ok(None),
-            Memory::Flat(Part::Cuda(span)) => Ok(Some(span.out(self.dtype, self.accumulate))),
-            Memory::Flat(Part::Cpu(_)) => Err(elsewhere("cuda", "cpu")),
+            Memory::Flat(FlatSpan::Cuda(span)) => Ok(Some(span.out(self.dtype, self.accumulate))),
+            Memory::Flat(FlatSpan::Cpu(_)) => Err(elsewhere("cuda", "cpu")),
             Memory::Pooled(tensor) | Memory::Second(tensor) => Ok(Some(tensor.as_out("backward", self.accumulate)?)),
         }
     }
@@ -235,10 +235,10 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         let dtype = target.dtype;
         let fresh = || Tensor::empty_on(&self.device, target.shape.clone(), dtype);
         if let Some(parameter) = target.parameter {
-            return Ok(match self.slots.parts[parameter].take() {
-                Some(part) => {
+            return Ok(match self.slots.spans[parameter].take() {
+                Some(span) => {
                     let accumulate = std::mem::replace(&mut self.slots.written[parameter], true);
-                    Slot { input, dtype, memory: Memory::Flat(part), accumulate }
+                    Slot { input, dtype, memory: Memory::Flat(span), accumulate }
                 }
                 None => Slot { input, dtype, memory: Memory::Second(fresh()?), accumulate: false },
             });
@@ -258,9 +258,9 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         let Some(Some(target)) = self.targets.get(slot.input) else { return };
         match slot.memory {
             Memory::Unwanted => {}
-            Memory::Flat(part) => {
+            Memory::Flat(span) => {
                 if let Some(parameter) = target.parameter {
-                    self.slots.parts[parameter] = Some(part);
+                    self.slots.spans[parameter] = Some(span);
                 }
             }
             Memory::Pooled(tensor) => self.slots.interior[target.node] = State::Filled(tensor),
@@ -337,11 +337,11 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         Ok(())
     }
 
-    /// The parts of the flat buffer of gradients, and which of them hold a gradient of this step.
+    /// The spans of the flat buffer of gradients, and which of them hold a gradient of this step.
     /// Errors: [`Error::ForeignGradients`] and [`Error::TwoModels`] unless they are this one's.
-    pub(crate) fn parameters(&mut self, owner: &Owner) -> Result<(&mut [Option<Part<'a>>], &mut [bool])> {
+    pub(crate) fn parameters(&mut self, owner: &Owner) -> Result<(&mut [Option<FlatSpan<'a>>], &mut [bool])> {
         self.slots.expect_of(owner)?;
-        Ok((&mut self.slots.parts, self.slots.written))
+        Ok((&mut self.slots.spans, self.slots.written))
     }
 
     /// After the rule: adds second gradients, and makes sure that no wanted one is missing.
@@ -352,7 +352,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         for (input, target) in self.targets.iter().enumerate() {
             let Some(target) = target else { continue };
             let open = match target.parameter {
-                Some(parameter) => self.slots.parts[parameter].is_none(),
+                Some(parameter) => self.slots.spans[parameter].is_none(),
                 None => matches!(self.slots.interior[target.node], State::Open),
             };
             if open || !self.given[input] {

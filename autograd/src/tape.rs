@@ -19,7 +19,7 @@ pub struct Tape {
     nodes: RefCell<Vec<Node>>,
     /// The parameters that were put on it, also in parts of a computation that are one node, and whose they are.
     used: RefCell<BTreeMap<ParamId, Owner>>,
-    mode: Mode,
+    kind: TapeKind,
     pub(crate) profile: Option<Arc<Profile>>,
 }
 
@@ -34,8 +34,9 @@ impl Default for TapeId {
     }
 }
 
+/// What a tape records, and what it keeps of that.
 #[derive(Clone, Copy, Default, PartialEq)]
-pub(crate) enum Mode {
+pub(crate) enum TapeKind {
     #[default]
     Record,
     RecomputeCheap,
@@ -113,24 +114,24 @@ impl Tape {
     /// A tape that records, but keeps no value that can be computed again quickly: those of GELU and layer
     /// normalisation. The gradients have the same bits.
     pub fn recomputing_cheap() -> Self {
-        Self { mode: Mode::RecomputeCheap, ..Self::default() }
+        Self { kind: TapeKind::RecomputeCheap, ..Self::default() }
     }
 
     /// A tape that records, but keeps of each [segment](Tape::segment) only its inputs, and runs it a second time
     /// in the backward pass. The gradients have the same bits.
     pub fn recomputing_segments() -> Self {
-        Self { mode: Mode::RecomputeSegments, ..Self::default() }
+        Self { kind: TapeKind::RecomputeSegments, ..Self::default() }
     }
 
     /// A tape that records nothing: for inference. Values are freed as soon as they are no longer used.
     pub fn inference() -> Self {
-        Self { mode: Mode::Inference, ..Self::default() }
+        Self { kind: TapeKind::Inference, ..Self::default() }
     }
 
     /// A tape that records, and refuses the first value that is not finite with
     /// [`Error::NotFinite`]: slower, for finding out where a loss went wrong.
     pub fn checking_finite() -> Self {
-        Self { mode: Mode::CheckFinite, ..Self::default() }
+        Self { kind: TapeKind::CheckFinite, ..Self::default() }
     }
 
     /// The same tape, watched: the profile measures each operation and each backward rule.
@@ -150,7 +151,8 @@ impl Tape {
     }
 
     /// A trainable parameter. Its gradient goes to the [`Gradients`](crate::Gradients) of the backward pass, in the
-    /// layout's type, also where `parameters` are [rounded](Parameters::cast). A [frozen](Parameters::freeze) one is a constant.
+    /// layout's type, also where `parameters` are [rounded](Parameters::cast). A [frozen](Parameters::freeze) one is a
+    /// constant.
     pub fn parameter(&self, parameters: &Parameters, id: ParamId) -> Var<'_> {
         self.leaf_of(parameters, id, parameters.get(id))
     }
@@ -171,7 +173,7 @@ impl Tape {
 
     fn leaf(&self, origin: Origin, value: Tensor, dtype: DType) -> Var<'_> {
         let push = || self.push(origin, &[], SmallVec::new(), (value.shape().clone(), dtype));
-        let node = (self.mode != Mode::Inference).then(push);
+        let node = (self.kind != TapeKind::Inference).then(push);
         Var { tape: self, value, node }
     }
 
@@ -200,7 +202,7 @@ impl Tape {
         rule: impl FnOnce() -> R,
     ) -> Result<Var<'t>> {
         self.expect_own(name, inputs)?;
-        if self.mode == Mode::CheckFinite && value.find(|x| !x.is_finite())?.is_some() {
+        if self.kind == TapeKind::CheckFinite && value.find(|x| !x.is_finite())?.is_some() {
             return Err(Error::NotFinite { op: name, node: self.nodes.borrow().len() });
         }
         let needed = inputs.iter().any(|input| input.node.is_some());
@@ -211,8 +213,8 @@ impl Tape {
             profile.forward(rule, inputs.iter().map(|input| input.value()), &value);
         }
         let node = rule.filter(|_| needed).map(|mut rule| {
-            let forgotten = match self.mode {
-                Mode::RecomputeCheap => recompute::forget(&mut rule, inputs, &self.nodes()),
+            let forgotten = match self.kind {
+                TapeKind::RecomputeCheap => recompute::forget(&mut rule, inputs, &self.nodes()),
                 _ => SmallVec::new(),
             };
             self.push(Origin::Operation(Box::new(rule)), inputs, forgotten, like(&value))
@@ -234,15 +236,15 @@ impl Tape {
 
     /// Whether it records nothing.
     pub fn is_inference(&self) -> bool {
-        self.mode == Mode::Inference
+        self.kind == TapeKind::Inference
     }
 
     pub(crate) fn id(&self) -> TapeId {
         self.id
     }
 
-    pub(crate) fn mode(&self) -> Mode {
-        self.mode
+    pub(crate) fn kind(&self) -> TapeKind {
+        self.kind
     }
 
     pub(crate) fn profile(&self) -> Option<&Profile> {
@@ -257,8 +259,8 @@ impl Tape {
         self.used.borrow_mut().extend(parameters);
     }
 
-    pub(crate) fn in_mode(mode: Mode) -> Self {
-        Self { mode, ..Self::default() }
+    pub(crate) fn of_kind(kind: TapeKind) -> Self {
+        Self { kind, ..Self::default() }
     }
 
     /// The nodes, and the parameters that were used.
