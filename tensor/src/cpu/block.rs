@@ -4,7 +4,7 @@ use super::packed::Panels;
 use super::parallel::Interleaved;
 use super::registers::{Registers, Vector};
 pub use super::tile::{Begin, Runs};
-use super::tile::{Part, tiles};
+use super::tile::{PanelRows, tiles};
 use crate::{Float, Scratch};
 use std::ops::Range;
 
@@ -82,8 +82,8 @@ pub struct Left<'a, T, R> {
 }
 
 impl<'a, T, R: Rows> Left<'a, T, R> {
-    /// The inner axis in parts of at most [`DEPTH`] elements, several whole runs or a part of one: how many rows of B lie
-    /// above a part's, where in its runs it begins, and its runs.
+    /// The inner axis in parts of at most [`DEPTH`] elements, several whole runs or a part of one: how many rows of B
+    /// lie above a part's, where in its runs it begins, and its runs.
     #[inline(always)]
     fn parts(self) -> impl Iterator<Item = (usize, usize, Runs<'a>)> {
         let Runs { starts, len, step } = self.runs;
@@ -130,8 +130,8 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
                 begin => begin,
             };
             // SAFETY: the caller vouches for the instruction set.
-            let (of_b, next) = unsafe { b.rows::<A>(panel, above..above + depth, panels.end, room) };
-            let part = Part { rows: (of_b, b.width), next, column, width };
+            let (rows_of_b, next) = unsafe { b.rows::<A>(panel, above..above + depth, panels.end, room) };
+            let of_b = PanelRows { rows: (rows_of_b, b.width), next, column, width };
             let mut rows = rows.clone();
             macro_rules! tiles {
                 ($count:literal, $($height:literal)*) => {$(
@@ -139,10 +139,10 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
                         rows.start = A::run(
                             #[inline(always)]
                             || {
-                                // SAFETY: this task's rows and columns; the rows of A and C lie inside, by the caller's word;
-                                // `A::run` makes sure of the instruction set.
+                                // SAFETY: this task's rows and columns; the rows of A and C lie inside, by the caller's
+                                // word; `A::run` makes sure of the instruction set.
                                 unsafe {
-                                    tiles::<T, A::Vector<T>, R, $height, $count>(a, part, begin, (c, c_rows), rows.clone())
+                                    tiles::<T, A::Vector<T>, R, $height, $count>(a, of_b, begin, (c, c_rows), rows.clone())
                                 }
                             },
                         );

@@ -1,5 +1,5 @@
-//! The right operand of a matrix product, laid out in panels so that a tile's rows of it are one run of memory: as a whole
-//! and beforehand, or while it is multiplied, some rows of a panel at a time.
+//! The right operand of a matrix product, laid out in panels so that a tile's rows of it are one run of memory: as a
+//! whole and beforehand, or while it is multiplied, some rows of a panel at a time.
 
 use super::factor::Factor;
 use super::gemm::{Mat, last_place};
@@ -98,8 +98,8 @@ impl<F: Factor> Packed<F> {
         simd!(isa, A => Self::with::<A>(b, isa, true))
     }
 
-    /// A matrix of these (rows, columns), of which `fill` writes a panel: some columns, in rows as long as is said. With
-    /// other threads' help, or for the duration of a task.
+    /// A matrix of these (rows, columns), of which `fill` writes a panel: some columns, in rows as long as is said.
+    /// With other threads' help, or for the duration of a task.
     pub fn filled(
         (rows, cols): (usize, usize),
         threads: bool,
@@ -172,22 +172,23 @@ impl<F: Factor> Packed<F> {
     #[inline(always)]
     pub(super) fn panels(&self) -> Panels<'_, F::Sum> {
         let (data, rows) = self.memory();
-        Panels { place: Place::Packed(data, rows), width: self.width, columns: self.extents.1 }
+        Panels { source: Source::Packed(data, rows), width: self.width, columns: self.extents.1 }
     }
 }
 
 /// The panels of a right operand.
 #[derive(Clone, Copy)]
 pub struct Panels<'a, T> {
-    place: Place<'a, T>,
+    source: Source<'a, T>,
     /// Columns of a panel.
     pub width: usize,
     /// Columns of the operand.
     pub columns: usize,
 }
 
+/// Where the elements of panels are.
 #[derive(Clone, Copy)]
-enum Place<'a, T> {
+enum Source<'a, T> {
     /// Here, one after the other, each of so many rows.
     Packed(&'a [T], usize),
     /// In a matrix that is not packed yet.
@@ -198,25 +199,25 @@ impl<'a, T: Float> Panels<'a, T> {
     /// Of a matrix, in panels of so many columns. One that is just so wide is a panel already.
     #[inline(always)]
     pub fn of(matrix: Mat<'a, T>, width: usize) -> Self {
-        let place = match matrix {
+        let source = match matrix {
             Mat { col_stride: 1, row_stride, cols, .. } if [row_stride, cols] == [width; 2] => {
-                Place::Packed(matrix.data, matrix.rows)
+                Source::Packed(matrix.data, matrix.rows)
             }
-            matrix => Place::Matrix(matrix),
+            matrix => Source::Matrix(matrix),
         };
-        Self { place, width, columns: matrix.cols }
+        Self { source, width, columns: matrix.cols }
     }
 
     /// Elements that are needed to pack so many rows of a panel.
     pub fn room(self, rows: usize) -> usize {
-        match self.place {
-            Place::Packed(..) => 0,
-            Place::Matrix(matrix) => self.width * rows.min(matrix.rows),
+        match self.source {
+            Source::Packed(..) => 0,
+            Source::Matrix(matrix) => self.width * rows.min(matrix.rows),
         }
     }
 
-    /// Some rows of a panel, packed into the room if they are not yet; and what is needed next of packed ones, the same rows of
-    /// the next panel before `end`.
+    /// Some rows of a panel, packed into the room if they are not yet; and what is needed next of packed ones, the same
+    /// rows of the next panel before `end`.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.
@@ -231,12 +232,12 @@ impl<'a, T: Float> Panels<'a, T> {
     where
         'a: 'r,
     {
-        match self.place {
-            Place::Packed(data, all) => {
+        match self.source {
+            Source::Packed(data, all) => {
                 let of = |panel| &data[(panel * all + rows.start) * self.width..][..rows.len() * self.width];
                 (of(panel), if panel + 1 < end { of(panel + 1) } else { &[] })
             }
-            Place::Matrix(matrix) => {
+            Source::Matrix(matrix) => {
                 let columns = panel * self.width..((panel + 1) * self.width).min(self.columns);
                 let room = &mut room[..rows.len() * self.width];
                 // SAFETY: the caller vouches for the instruction set.

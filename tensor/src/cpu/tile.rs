@@ -31,7 +31,7 @@ pub(super) const MOST_REGISTERS: usize = 3;
 
 /// Some rows of a panel of B, and where their products go.
 #[derive(Clone, Copy)]
-pub(super) struct Part<'a, T> {
+pub(super) struct PanelRows<'a, T> {
     /// The rows, as wide as whole registers, and how far apart they are.
     pub rows: (&'a [T], usize),
     /// What is needed next, and comes while this is multiplied.
@@ -41,12 +41,12 @@ pub(super) struct Part<'a, T> {
     pub width: usize,
 }
 
-/// As many of these rows of C as fill tiles of HEIGHT rows by COUNT registers: C = A·B, C += A·B or C = A·B + row, for a
-/// part of B. A is read element by element, B and C in rows. Returns the first row that is left. Panics when B or the
-/// row is too short, or the inner axis empty.
+/// As many of these rows of C as fill tiles of HEIGHT rows by COUNT registers: C = A·B, C += A·B or C = A·B + row, for
+/// some rows of a panel of B. A is read element by element, B and C in rows. Returns the first row that is left. Panics
+/// when B or the row is too short, or the inner axis empty.
 ///
-/// What a tile takes besides its loop is kept short. While some hundred instructions run between two loops, the multipliers
-/// run dry; a twentieth of a tile's time was lost so.
+/// What a tile takes besides its loop is kept short. While some hundred instructions run between two loops, the
+/// multipliers run dry; a twentieth of a tile's time was lost so.
 ///
 /// # Safety
 /// The rows of A and C must lie inside, nobody else may use these rows and columns of C, and the machine must have the
@@ -54,14 +54,14 @@ pub(super) struct Part<'a, T> {
 #[inline(always)]
 pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize, const COUNT: usize>(
     a: Left<'_, T, R>,
-    part: Part<'_, T>,
+    of_b: PanelRows<'_, T>,
     begin: Begin<'_, T>,
     (c, c_rows): (Interleaved<'_, T>, R),
     rows: Range<usize>,
 ) -> usize {
     let Runs { starts, len, step } = a.runs;
     assert!(!starts.is_empty() && len > 0, "a product over nothing");
-    let (depth, (b, b_row)) = (starts.len() * len, part.rows);
+    let (depth, (b, b_row)) = (starts.len() * len, of_b.rows);
     assert!((depth - 1) * b_row + COUNT * V::LANES <= b.len(), "rows of B");
     let kept = matches!(begin, Begin::Kept);
     // SAFETY: the caller vouches for the registers, here and below.
@@ -72,7 +72,7 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize,
     };
     let mut aside = [[T::zero(); MOST_REGISTERS * MOST_LANES]; HEIGHT];
     let count = rows.len() / HEIGHT;
-    let mut shares = part.next.chunks(part.next.len().div_ceil(count.max(1)).max(1));
+    let mut shares = of_b.next.chunks(of_b.next.len().div_ceil(count.max(1)).max(1));
     for row in rows.clone().step_by(HEIGHT).take(count) {
         shares.next().into_iter().for_each(fetch);
         let mut sums = [first; HEIGHT];
@@ -97,9 +97,9 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize,
                 b = b.wrapping_add(b_row);
             }
         }
-        if part.width == COUNT * V::LANES {
+        if of_b.width == COUNT * V::LANES {
             let (start, apart) = c_rows.tile::<HEIGHT>(row);
-            let c = c.as_mut_ptr().wrapping_add(start + part.column);
+            let c = c.as_mut_ptr().wrapping_add(start + of_b.column);
             unrolled!(i in 0..HEIGHT => {
                 unrolled!(j in 0..COUNT => {
                     let c = c.wrapping_add(apart[i] + j * V::LANES);
@@ -111,7 +111,7 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize,
             unrolled!(i in 0..HEIGHT => {
                 unrolled!(j in 0..COUNT => { sums[i][j].store(&mut aside[i][j * V::LANES..]); });
             });
-            let columns = part.column..part.column + part.width;
+            let columns = of_b.column..of_b.column + of_b.width;
             // SAFETY: these rows and columns of C are the caller's.
             unsafe { put_part(&aside, (c, c_rows), row, columns, kept) };
         }
@@ -119,8 +119,8 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize,
     rows.start + count * HEIGHT
 }
 
-/// Puts a tile where fewer columns are left of C than it has. A function of its own, because the compiler would carry the
-/// addresses and bounds of its loops along from tile to tile.
+/// Puts a tile where fewer columns are left of C than it has. A function of its own, because the compiler would carry
+/// the addresses and bounds of its loops along from tile to tile.
 ///
 /// # Safety
 /// Nobody else may use these rows and columns of C.

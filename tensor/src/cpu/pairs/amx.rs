@@ -66,9 +66,9 @@ static SETUP: Setup = {
 };
 
 /// The tiles, set up on a thread.
-pub struct Tiles;
+pub struct TileUnit;
 
-impl Drop for Tiles {
+impl Drop for TileUnit {
     fn drop(&mut self) {
         // SAFETY: whoever made it is on a machine that has tiles. A thread that is done with them must say so, or the
         // system saves them whenever it takes turns.
@@ -121,7 +121,7 @@ macro_rules! kernel {
     }};
 }
 
-impl Engine for Tiles {
+impl Engine for TileUnit {
     #[inline(always)]
     unsafe fn begin() -> Self {
         // SAFETY: the caller vouches for the instruction; the setup is valid.

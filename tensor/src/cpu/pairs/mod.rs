@@ -111,7 +111,7 @@ impl Factor for bf16 {
         unsafe {
             match b.isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Amx => multiply::block::<A, amx::Tiles, R>(a, b, begin, c, rows, panels),
+                Isa::Amx => multiply::block::<A, amx::TileUnit, R>(a, b, begin, c, rows, panels),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512Bf16 => multiply::block::<A, dots::Dots, R>(a, b, begin, c, rows, panels),
                 _ => widened::<A, R>(a, b.panels(), begin, c, rows, panels),

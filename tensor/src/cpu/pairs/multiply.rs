@@ -9,9 +9,9 @@ use crate::cpu::registers::Registers;
 use crate::{Scratch, bf16};
 use std::ops::Range;
 
-/// Elements of the inner axis that are multiplied before the next, and rows of the left operand that are copied together:
-/// as many as keep both them and a panel in a first-level cache of 48 KB. From the second level, tiles come half as fast as
-/// they are multiplied.
+/// Elements of the inner axis that are multiplied before the next, and rows of the left operand that are copied
+/// together: as many as keep both them and a panel in a first-level cache of 48 KB. From the second level, tiles come
+/// half as fast as they are multiplied.
 const DEPTH: usize = 256;
 const ROWS: usize = 64;
 
@@ -24,8 +24,8 @@ pub trait Engine {
     unsafe fn begin() -> Self;
 
     /// C = A·B, or C = A·B + what C begins with, of one or two tiles of rows and as many of columns. Of A the tiles of
-    /// [`layout`], `steps` of the same rows after each other; of B as many pairs in rows of [`WIDTH`]; of C rows of f32s
-    /// so many apart, and of what it begins with, too.
+    /// [`layout`], `steps` of the same rows after each other; of B as many pairs in rows of [`WIDTH`]; of C rows of
+    /// f32s so many apart, and of what it begins with, too.
     ///
     /// # Safety
     /// All must lie in memory, and nobody else may use C.
@@ -78,8 +78,8 @@ pub unsafe fn block<A: Registers, E: Engine, R: Rows>(
                 for row in chunk.clone().step_by(WIDTH) {
                     let left = tiles[(row - chunk.start) / TILE * steps * TILE * LINE..].as_ptr();
                     let rows = row..(row + WIDTH).min(chunk.end);
-                    let to = Part { c, rows: c_rows, range: rows, columns: column..column + width };
-                    // SAFETY: the tiles are there, as just packed, and the panel, as just checked; the part of C is
+                    let to = TilesOfC { c, rows: c_rows, range: rows, columns: column..column + width };
+                    // SAFETY: the tiles are there, as just packed, and the panel, as just checked; these tiles of C are
                     // this task's.
                     unsafe { to.put(&engine, left, from.as_ptr(), steps, begin) };
                 }
@@ -88,17 +88,17 @@ pub unsafe fn block<A: Registers, E: Engine, R: Rows>(
     }
 }
 
-/// A part of C, two tiles high and wide at most.
-struct Part<'a, R> {
+/// Where the products of one or two tiles' rows and columns go: these rows and columns of C.
+struct TilesOfC<'a, R> {
     c: Interleaved<'a, f32>,
     rows: R,
     range: Range<usize>,
     columns: Range<usize>,
 }
 
-impl<R: Rows> Part<'_, R> {
+impl<R: Rows> TilesOfC<'_, R> {
     /// # Safety
-    /// As of [`Engine::multiply`]; the part must be the caller's alone.
+    /// As of [`Engine::multiply`]; these rows and columns must be the caller's alone.
     #[inline(always)]
     unsafe fn put<E: Engine>(self, engine: &E, a: *const f32, b: *const f32, steps: usize, begin: Begin<'_, f32>) {
         let (height, width) = (self.range.len(), self.columns.len());

@@ -28,14 +28,14 @@ pub struct Blas {
     stream: driver::sys::CUstream,
     workspace: u64,
     /// Or why there is none.
-    plans: HashMap<Shape, std::result::Result<Plan, Error>>,
+    plans: HashMap<PlanKey, std::result::Result<Plan, Error>>,
     /// Whether it is asked for products alone.
     bare: bool,
 }
 
 /// What a plan depends on: everything but the addresses, and how they are aligned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Shape {
+struct PlanKey {
     extents: [usize; 3],
     batch: usize,
     strides: [usize; 3],
@@ -56,7 +56,7 @@ enum Ending {
     Sums,
 }
 
-impl Shape {
+impl PlanKey {
     fn of(product: &Product) -> Self {
         let Product { extents, batch, a, b, c, inputs, output, tf32, plus, row, sums } = *product;
         let plus = if plus == 0 { c.address } else { plus };
@@ -99,24 +99,24 @@ struct Described {
 impl Described {
     /// cuBLASLt reads matrices by columns. A row-major matrix is the transpose of the column-major one in the same
     /// memory, so it is asked for Cᵀ = Bᵀ·Aᵀ, whose operands are B and A as they lie.
-    fn new(shape: &Shape) -> Result<Self> {
+    fn new(key: &PlanKey) -> Result<Self> {
         use sys::cublasComputeType_t as Compute;
         use sys::cublasLtEpilogue_t as Epilogue;
         use sys::cublasLtMatmulDescAttributes_t as Of;
-        let Shape { extents: [m, n, k], strides, transposed: [a_transposed, b_transposed], types, .. } = *shape;
+        let PlanKey { extents: [m, n, k], strides, transposed: [a_transposed, b_transposed], types, .. } = *key;
         let [inputs, output] = types;
         let (compute, scale) = match inputs {
             DType::F64 => (Compute::CUBLAS_COMPUTE_64F, DType::F64),
-            DType::F32 if shape.tf32 => (Compute::CUBLAS_COMPUTE_32F_FAST_TF32, DType::F32),
+            DType::F32 if key.tf32 => (Compute::CUBLAS_COMPUTE_32F_FAST_TF32, DType::F32),
             _ => (Compute::CUBLAS_COMPUTE_32F, DType::F32),
         };
         let product = doing("describing", result::create_matmul_desc(compute, data_type(scale)?))?;
         let mut described = Self { product, layouts: vec![] };
         let turned = |rows, cols, transposed| if transposed { (cols, rows) } else { (rows, cols) };
-        described.add(inputs, turned(k, n, b_transposed), shape.batch, strides[1])?;
-        described.add(inputs, turned(m, k, a_transposed), shape.batch, strides[0])?;
-        described.add(output, (m, n), shape.batch, strides[2])?;
-        let epilogue = match shape.ending {
+        described.add(inputs, turned(k, n, b_transposed), key.batch, strides[1])?;
+        described.add(inputs, turned(m, k, a_transposed), key.batch, strides[0])?;
+        described.add(output, (m, n), key.batch, strides[2])?;
+        let epilogue = match key.ending {
             Ending::None => Epilogue::CUBLASLT_EPILOGUE_DEFAULT,
             // Along what cuBLASLt, which reads by columns, calls the rows of D: our columns.
             Ending::Row => Epilogue::CUBLASLT_EPILOGUE_BIAS,
@@ -218,26 +218,26 @@ impl Blas {
         if self.bare || (product.sums != 0 && !usual) {
             return false;
         }
-        let shape = Shape::of(product);
-        let mut busy = |ending| self.planned(&Shape { ending, ..shape }).map(|plan| plan.waves.min(1.0));
-        let (Ok(with), Ok(without)) = (busy(shape.ending), busy(Ending::None)) else { return false };
+        let key = PlanKey::of(product);
+        let mut busy = |ending| self.planned(&PlanKey { ending, ..key }).map(|plan| plan.waves.min(1.0));
+        let (Ok(with), Ok(without)) = (busy(key.ending), busy(Ending::None)) else { return false };
         // No algorithm can be told how a row lies, and one may read it 16 bytes at a time.
-        let lies_well = shape.alignment[4] >= 4;
+        let lies_well = key.alignment[4] >= 4;
         lies_well && (product.row == 0 || product.sums == 0) && with >= 0.7 * without
     }
 
     /// The plan for a shape, made now or before.
-    fn planned(&mut self, shape: &Shape) -> Result<&Plan> {
-        if !self.plans.contains_key(shape) {
-            let plan = self.plan(shape);
-            if shape.ending == Ending::None {
+    fn planned(&mut self, key: &PlanKey) -> Result<&Plan> {
+        if !self.plans.contains_key(key) {
+            let plan = self.plan(key);
+            if key.ending == Ending::None {
                 // There is nothing else to do instead: it is asked for again the next time.
-                self.plans.insert(*shape, Ok(plan?));
+                self.plans.insert(*key, Ok(plan?));
             } else {
-                self.plans.insert(*shape, plan);
+                self.plans.insert(*key, plan);
             }
         }
-        match self.plans.get(shape) {
+        match self.plans.get(key) {
             Some(plan) => plan.as_ref().map_err(Error::clone),
             None => Err(failure("a plan that is not there")),
         }
@@ -254,9 +254,9 @@ impl Blas {
             return Err(failure("a product with an empty inner axis"));
         }
         let (handle, workspace, stream) = (self.handle, self.workspace as *mut c_void, self.stream.cast());
-        let shape = Shape::of(product);
-        let plan = self.planned(&shape)?;
-        if shape.ending != Ending::None {
+        let key = PlanKey::of(product);
+        let plan = self.planned(&key)?;
+        if key.ending != Ending::None {
             plan.described.end_with(row | sums)?;
         }
         let (one, beta) = (1.0f32, if plus == 0 { 0.0f32 } else { 1.0 });
@@ -292,23 +292,23 @@ impl Blas {
             )
         };
         let outcome = doing(&format!("a product of {m}x{k} and {k}x{n}"), outcome);
-        if let (Err(error), true) = (&outcome, shape.ending != Ending::None) {
+        if let (Err(error), true) = (&outcome, key.ending != Ending::None) {
             // It is not to be planned so again: cuBLASLt may refuse what it has promised.
-            self.plans.insert(shape, Err(error.clone()));
+            self.plans.insert(key, Err(error.clone()));
         }
         outcome
     }
 
-    fn plan(&self, shape: &Shape) -> Result<Plan> {
-        let described = Described::new(shape)?;
-        if shape.ending != Ending::None {
+    fn plan(&self, key: &PlanKey) -> Result<Plan> {
+        let described = Described::new(key)?;
+        if key.ending != Ending::None {
             // cuBLASLt may choose for no ending where there is no address yet: any will do.
             described.end_with(self.workspace)?;
         }
         let preference = doing("preferences", result::create_matmul_pref())?;
         // SAFETY: the preference is new, and destroyed nowhere else.
         let chosen = unsafe {
-            let chosen = self.choose(shape, &described, preference);
+            let chosen = self.choose(key, &described, preference);
             let _ = result::destroy_matmul_pref(preference);
             chosen?
         };
@@ -318,13 +318,13 @@ impl Blas {
     /// What cuBLASLt holds for the fastest algorithm.
     unsafe fn choose(
         &self,
-        shape: &Shape,
+        key: &PlanKey,
         described: &Described,
         preference: sys::cublasLtMatmulPreference_t,
     ) -> Result<sys::cublasLtMatmulHeuristicResult_t> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Prefer;
         let workspace = WORKSPACE;
-        let [a_bytes, b_bytes, c_bytes, plus_bytes, _] = shape.alignment.map(|zeros| 1u32 << zeros);
+        let [a_bytes, b_bytes, c_bytes, plus_bytes, _] = key.alignment.map(|zeros| 1u32 << zeros);
         let [first, second, c] = described.layouts[..] else { return Err(failure("a product of other matrices")) };
         let prefer = |attribute, value: *const c_void, size| {
             // SAFETY: the preference is the caller's, and the values have the sizes that are given.
@@ -343,7 +343,7 @@ impl Blas {
             let (handle, product) = (self.handle, described.product);
             // SAFETY: all of these are alive.
             let chosen = unsafe { result::get_matmul_algo_heuristic(handle, product, first, second, c, c, preference) };
-            let [m, n, k] = shape.extents;
+            let [m, n, k] = key.extents;
             doing(&format!("an algorithm for {m}x{k} by {k}x{n}"), chosen)
         };
         choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
