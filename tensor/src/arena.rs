@@ -1,19 +1,29 @@
 //! Where buffers lie: free space in a few large blocks of memory, without a byte of that memory.
 //!
-//! What a step gives back it will ask for again in the same sizes, and what was used last still lies in a core's cache.
-//! So a freed place is first kept as it is and handed out to the next request of its length, of the thread that freed it
-//! before all others. A request that finds none is cut from the smallest hole that earlier joining has left; where none has room, all free places are joined
-//! with their neighbours first: a network's maps shrink from stage to stage, and what an early stage has given back is to
-//! serve the later ones, and the gradients, whatever their sizes. Memory that nobody has had yet comes last.
+//! Such a block is a *slab*. A buffer lies at a *place* in it, which has the buffer's length as long as it is known as
+//! a place, in use or free. Free places that lie side by side are joined to *holes*, from which places of any length
+//! are cut.
 //!
-//! Of what no core's cache could hold, the last place to be freed is as good as any other, and that it was the last may be
-//! chance, where several threads free such places. A request for so much has the free places joined at once, and takes
-//! the smallest hole: the maps of large images then fit together, whichever thread was first.
+//! ```text
+//! | in use | free place | in use | hole             | in use | free            | nobody has been here   |
+//!                                                            slab.free         slab.fresh               end
+//! ```
+//!
+//! What a step gives back it will ask for again in the same sizes, and what was used last still lies in a core's cache.
+//! So a freed place is first kept as it is and handed out to the next request of its length, of the thread that freed
+//! it before all others. A request that finds none is cut from the smallest hole that earlier joining has left; where
+//! none has room, all free places are joined with their neighbours first: a network's maps shrink from stage to stage,
+//! and what an early stage has given back is to serve the later ones, and the gradients, whatever their sizes. Memory
+//! that nobody has had yet comes last.
+//!
+//! Of what no core's cache could hold, the last place to be freed is as good as any other, and that it was the last may
+//! be chance, where several threads free such places. A request for so much has the free places joined at once, and
+//! takes the smallest hole: the maps of large images then fit together, whichever thread was first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// A position in the space of all slabs, which lie in it one behind the other, with gaps.
+/// Where a place begins: a position in the space of all slabs, which lie in it one behind the other, with gaps.
 pub(crate) type Place = usize;
 
 /// More than a core's own cache holds.
@@ -27,13 +37,13 @@ pub(crate) struct Arena {
     slabs: Vec<Slab>,
     /// Free places as they were freed, by length; of a thread's own, and of all, the last one freed is the first to go.
     recent: BTreeMap<usize, Vec<Freed>>,
-    /// The other free ones, none of them next to another: where they begin, and how long they are.
+    /// The other free memory, none of it next to another hole: where holes begin, and how long they are.
     holes: BTreeMap<Place, usize>,
     /// The same as (length, where).
     by_length: BTreeSet<(usize, Place)>,
 }
 
-/// A block of memory.
+/// A block of memory that was taken from the system.
 #[derive(Debug)]
 struct Slab {
     places: Range<Place>,

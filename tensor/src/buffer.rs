@@ -92,17 +92,17 @@ pub fn reset_peak() {
     POOL.peak_in_use.store(POOL.in_use.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Gives the slabs that nobody uses back to the system, and takes what threads have kept as [`Scratch`](crate::Scratch) back
-/// before.
+/// Gives the slabs that nobody uses back to the system, and takes what threads have kept as [`Scratch`](crate::Scratch)
+/// back before.
 pub fn trim_pool() {
     scratch::give_back();
     lock(&POOL.small).trim();
     lock(&POOL.large).trim();
 }
 
-/// To be called between two steps of a computation that repeats. It joins free memory, so that every step finds it as the
-/// one before did, and keeps room for a quarter more than they use: which pieces of a batch run at the same time is left to
-/// chance, and with it how well their buffers fit together. That room takes no memory until it is used.
+/// To be called between two steps of a computation that repeats. It joins free memory, so that every step finds it as
+/// the one before did, and keeps room for a quarter more than they use: which pieces of a batch run at the same time is
+/// left to chance, and with it how well their buffers fit together. That room takes no memory until it is used.
 pub fn settle_pool() {
     lock(&POOL.small).settle();
     lock(&POOL.large).settle();
@@ -125,15 +125,15 @@ fn capacity_for(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of(if bytes < SMALL { ALIGNMENT } else { PAGE })
 }
 
-/// Memory, and the account of it.
+/// The slabs, and the account of what is free in them.
 #[derive(Default)]
 struct Slabs {
     arena: Arena,
-    blocks: BTreeMap<Place, Block>,
+    memory: BTreeMap<Place, SlabMemory>,
 }
 
-/// Memory from the system: zero, and not in the machine before it is written.
-struct Block {
+/// A slab's memory, from the system: zero, and not in the machine before it is written.
+struct SlabMemory {
     memory: NonNull<u8>,
     layout: Layout,
     /// Where its first huge page begins, and how many bytes there are from there.
@@ -141,8 +141,8 @@ struct Block {
     len: usize,
 }
 
-// SAFETY: a block is owned by the pool, which hands its parts out to one buffer each.
-unsafe impl Send for Block {}
+// SAFETY: a slab is owned by the pool, which hands its places out to one buffer each.
+unsafe impl Send for SlabMemory {}
 
 impl Slabs {
     fn take(&mut self, capacity: usize) -> (NonNull<u8>, Place) {
@@ -151,27 +151,27 @@ impl Slabs {
             // invariant: the new slab has room for it.
             self.arena.take(capacity).expect("room in a new slab")
         });
-        let (&begin, block) = self.blocks.range(..=place).next_back().expect("places lie in slabs");
-        // SAFETY: the arena hands out places within the slab of this block.
-        (unsafe { block.start.add(place - begin) }, place)
+        let (&begin, slab) = self.memory.range(..=place).next_back().expect("places lie in slabs");
+        // SAFETY: the arena hands out places within this slab.
+        (unsafe { slab.start.add(place - begin) }, place)
     }
 
     fn grow(&mut self, at_least: usize) {
-        let block = self.ample(at_least).or_else(|| Block::from_system(at_least));
+        let slab = self.ample(at_least).or_else(|| SlabMemory::from_system(at_least));
         self.add(
-            block.unwrap_or_else(|| panic!("{OUT_OF_MEMORY}: the system refused {} kB more", at_least.div_ceil(1000))),
+            slab.unwrap_or_else(|| panic!("{OUT_OF_MEMORY}: the system refused {} kB more", at_least.div_ceil(1000))),
         );
     }
 
     /// As much again as there is, so that there are few slabs. A system that limits address space may refuse that, and
     /// still have what is needed.
-    fn ample(&self, at_least: usize) -> Option<Block> {
+    fn ample(&self, at_least: usize) -> Option<SlabMemory> {
         const LEAST: usize = 1 << 26;
-        Block::from_system(at_least.max(self.held()).max(LEAST))
+        SlabMemory::from_system(at_least.max(self.held()).max(LEAST))
     }
 
-    fn add(&mut self, block: Block) {
-        self.blocks.insert(self.arena.add_slab(block.len), block);
+    fn add(&mut self, slab: SlabMemory) {
+        self.memory.insert(self.arena.add_slab(slab.len), slab);
     }
 
     fn settle(&mut self) {
@@ -179,24 +179,24 @@ impl Slabs {
         let reached = self.arena.reached();
         // Half of it will do as well, or there would be a new slab each time that a bit of the room is used.
         if self.arena.unreached() < reached / 8
-            && let Some(block) = self.ample(reached / 4)
+            && let Some(slab) = self.ample(reached / 4)
         {
-            self.add(block);
+            self.add(slab);
         }
     }
 
     fn trim(&mut self) {
         for begin in self.arena.remove_free_slabs() {
-            self.blocks.remove(&begin);
+            self.memory.remove(&begin);
         }
     }
 
     fn held(&self) -> usize {
-        self.blocks.values().map(|block| block.len).sum()
+        self.memory.values().map(|slab| slab.len).sum()
     }
 }
 
-impl Block {
+impl SlabMemory {
     /// Not aligned by the allocator, which would have to write the zeros then.
     fn layout(len: usize) -> Layout {
         // invariant: `Buffer::new` refuses what comes near isize::MAX.
@@ -216,7 +216,8 @@ impl Block {
     }
 }
 
-/// Asks for memory in few large pages, whose addresses are translated faster: a hint, which a system may leave unheeded.
+/// Asks for memory in few large pages, whose addresses are translated faster: a hint, which a system may leave
+/// unheeded.
 fn ask_for_huge_pages(start: NonNull<u8>, len: usize) {
     #[cfg(target_os = "linux")]
     // SAFETY: memory of this length, whose contents the hint does not change.
@@ -227,7 +228,7 @@ fn ask_for_huge_pages(start: NonNull<u8>, len: usize) {
     let _ = (start, len);
 }
 
-impl Drop for Block {
+impl Drop for SlabMemory {
     fn drop(&mut self) {
         // SAFETY: `from_system` took it with this layout, and the arena said that nothing of it is in use.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) };
@@ -235,8 +236,8 @@ impl Drop for Block {
 }
 
 impl Buffer {
-    /// A buffer of `len` bytes with arbitrary (but initialised) contents. Panics with [`OUT_OF_MEMORY`] where the system has
-    /// none for it.
+    /// A buffer of `len` bytes with arbitrary (but initialised) contents. Panics with [`OUT_OF_MEMORY`] where the
+    /// system has none for it.
     pub fn new(len: usize) -> Self {
         Self::of(if len < SMALL { &POOL.small } else { &POOL.large }, len)
     }
