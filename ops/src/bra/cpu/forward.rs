@@ -3,7 +3,7 @@
 use super::products::Quads;
 use super::quads::{QUAD, row_width};
 use super::scores::NUMBERS;
-use super::{Block, Head, IN_ORDER, Part, parts, pixels};
+use super::{Head, IN_ORDER, QueryBlock, Role, parts, pixels};
 use crate::bra::geometry::Geometry;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -50,18 +50,18 @@ unsafe fn forward_regions<T: Float, A: Registers>(
     lse: Interleaved<'_, T>,
 ) {
     let g = head.geometry;
-    let [queries, keys, values] = [Part::Query, Part::Key, Part::Value].map(|part| head.channels(part));
+    let [queries, keys, values] = [Role::Query, Role::Key, Role::Value].map(|role| head.channels(role));
     let (results, largest, v_width) = (head.results(), head.largest_block(), row_width::<T, A>(values.dim));
     // The columns of keys and the rows of values, as far as they are needed.
     let sizes = [keys.dim, v_width].map(|width| head.all().quads() * QUAD * width);
     let mut packed = Scratch::<T>::new(sizes.iter().sum());
     let [key_columns, value_rows] = parts(&mut packed, sizes);
     let quads = largest[0] * largest[1] * QUAD;
-    let sizes = [quads * queries.dim, head.scores(largest).blocks.len(), quads * v_width];
+    let sizes = [quads * queries.dim, head.score_layout(largest).len(), quads * v_width];
     let mut scratch = Scratch::<T>::new(sizes.iter().sum());
     let [columns, scores, rows] = parts(&mut scratch, sizes);
     let (mut logs, mut routed, mut missing) = ([T::zero(); NUMBERS], vec![], head.all_missing());
-    for Block { regions, pixels } in head.blocks(regions) {
+    for QueryBlock { regions, pixels } in head.blocks(regions) {
         head.route(regions.clone(), &mut routed);
         for group in head.find_missing(regions.clone(), &mut missing) {
             let pixels = head.pixels_of(group.clone());
@@ -69,14 +69,14 @@ unsafe fn forward_regions<T: Float, A: Registers>(
             values.rows::<T, A>(head.qkv, pixels, head.part_of(group, v_width, value_rows));
         }
         let routed = &routed[..];
-        let block = head.scores([regions.len(), pixels.quads() / regions.len()]);
-        let scores = &mut scores[..block.blocks.len()];
+        let layout = head.score_layout([regions.len(), pixels.quads() / regions.len()]);
+        let scores = &mut scores[..layout.len()];
         queries.columns::<T, A>(head.qkv, pixels, columns);
-        block.blocks.scores::<T, A>(queries.dim, columns, Quads { data: key_columns, quads: routed }, scores);
-        block.softmax::<T, A>(head.scale, scores, &mut logs);
+        layout.scores::<T, A>(queries.dim, columns, Quads { data: key_columns, quads: routed }, scores);
+        layout.softmax::<T, A>(head.scale, scores, &mut logs);
         let from = Quads { data: &*value_rows, quads: routed };
         let to = Quads { data: &mut *rows, quads: &IN_ORDER[..pixels.quads()] };
-        block.blocks.by_query(scores).times::<A>(v_width, from, to, false);
+        layout.by_query(scores).times::<A>(v_width, from, to, false);
         // SAFETY: nobody else uses these regions' results and logarithms, by the caller's word.
         unsafe { results.write::<T, A>(rows, pixels, out, false) };
         let first = (head.image * g.heads + head.index) * g.tokens();

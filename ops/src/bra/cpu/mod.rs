@@ -1,8 +1,9 @@
 //! Routed attention of one head at a time.
 //!
-//! The keys and values of a region, and of its neighbours if they are small, are laid out (`quads.rs`) when it is attended to
-//! for the first time, and stay in the core's cache for the others that attend to it. Nothing is gathered
-//! k times over, neither as a tensor nor as a tile: the quads of the routed regions are a list, and the products (`products.rs`) follow it.
+//! The keys and values of a region, and of its neighbours if they are small, are laid out (`quads.rs`) when it is
+//! attended to for the first time, and stay in the core's cache for the others that attend to it. Nothing is gathered k
+//! times over, neither as a tensor nor as a tile: the quads of the routed regions are a list, and the products
+//! (`products.rs`) follow it.
 //!
 //! Forward, a task is a head of an image, or some of its regions. Backward it is a whole head: it owns all of the
 //! head's keys, and adds their gradients up in the order of the regions. No atomics, and the same bits with any number
@@ -18,9 +19,8 @@ pub use backward::backward;
 pub use forward::forward;
 
 use super::geometry::Geometry;
-use products::Blocks;
+use products::ScoreLayout;
 use quads::{Channels, Pixels, QUAD};
-use scores::Scores;
 use std::ops::Range;
 use tensor::Scratch;
 
@@ -59,7 +59,7 @@ fn pixels(g: Geometry) -> Scratch<u32> {
 
 /// Which of a token's channels: those of its query, its key or its value.
 #[derive(Clone, Copy)]
-enum Part {
+enum Role {
     Query = 0,
     Key = 1,
     Value = 2,
@@ -89,10 +89,10 @@ impl<'a, T: Copy> Head<'a, T> {
     }
 
     /// Where its queries, keys or values lie in qkv.
-    fn channels(&self, part: Part) -> Channels {
+    fn channels(&self, role: Role) -> Channels {
         let g = self.geometry;
-        let first = self.image * g.tokens() * g.row() + g.channels(self.index)[part as usize];
-        Channels { first, stride: g.row(), dim: g.head_dims()[usize::from(matches!(part, Part::Value))] }
+        let first = self.image * g.tokens() * g.row() + g.channels(self.index)[role as usize];
+        Channels { first, stride: g.row(), dim: g.head_dims()[usize::from(matches!(role, Role::Value))] }
     }
 
     /// Has the cache fetch what the next head has at some pixels, while this one is being worked on: a head's part of a
@@ -101,8 +101,8 @@ impl<'a, T: Copy> Head<'a, T> {
         let (g, next) = (self.geometry, self.image * self.geometry.heads + self.index + 1);
         if next < g.images * g.heads {
             let next = Self { image: next / g.heads, index: next % g.heads, ..*self };
-            for part in [Part::Query, Part::Key, Part::Value] {
-                next.channels(part).fetch(self.qkv, pixels);
+            for role in [Role::Query, Role::Key, Role::Value] {
+                next.channels(role).fetch(self.qkv, pixels);
             }
         }
     }
@@ -176,7 +176,7 @@ impl<'a, T: Copy> Head<'a, T> {
     }
 
     /// The queries of some regions in blocks: several regions, or parts of one.
-    fn blocks(&self, regions: Range<usize>) -> impl Iterator<Item = Block<'a>> + use<'a, T> {
+    fn blocks(&self, regions: Range<usize>) -> impl Iterator<Item = QueryBlock<'a>> + use<'a, T> {
         let (all, [several, quads]) = (self.all(), self.largest_block());
         regions.clone().step_by(several).flat_map(move |first| {
             let last = (first + several).min(regions.end);
@@ -184,16 +184,15 @@ impl<'a, T: Copy> Head<'a, T> {
             let size = if several > 1 { pixels.len() } else { quads * QUAD };
             pixels.chunks(size.max(1)).map(move |list| {
                 let pixels = Pixels { list, region: list.len() / (last - first) };
-                Block { regions: first..last, pixels }
+                QueryBlock { regions: first..last, pixels }
             })
         })
     }
 
-    /// The scores of so many regions' queries, so many quads each.
-    fn scores(&self, [regions, queries]: [usize; 2]) -> Scores {
-        let quads = self.quads();
-        let blocks = Blocks { regions, queries, keys: self.geometry.topk * quads };
-        Scores { blocks, region: [self.geometry.regions.tokens(), quads] }
+    /// How the scores of so many regions' queries lie, so many quads each.
+    fn score_layout(&self, [regions, queries]: [usize; 2]) -> ScoreLayout {
+        let (tokens, quads) = (self.geometry.regions.tokens(), self.quads());
+        ScoreLayout { regions, queries, keys: self.geometry.topk * quads, region: [tokens, quads] }
     }
 
     /// The quads of the keys that these regions attend to, one region's after the other's.
@@ -207,7 +206,7 @@ impl<'a, T: Copy> Head<'a, T> {
 }
 
 /// A block of queries.
-struct Block<'a> {
+struct QueryBlock<'a> {
     regions: Range<usize>,
     pixels: Pixels<'a>,
 }

@@ -1,9 +1,16 @@
 //! The products of attention, quad by quad.
 //!
-//! Of queries and keys: a register holds the scores of a quad of queries with a quad of keys, 4 × 4, or a part of
-//! them: `pa pb pc pd | qa qb qc qd | ra .. | sa ..`, of the queries p, q, r, s and the keys a, b, c, d. Of the columns of both, the queries' elements are spread to four places each and the keys' are read over and
-//! over. So no region is too small to fill registers, no sum goes across them, and keys are transposed once and not
-//! for each region that attends to them.
+//! Of queries and keys: the scores of a quad of queries p, q, r, s with a quad of keys a, b, c, d are a *square* of
+//! 4 × 4 numbers, which fills a register of AVX-512, or several smaller ones:
+//!
+//! ```text
+//! pa pb pc pd | qa qb qc qd | ra rb rc rd | sa sb sc sd
+//! ```
+//!
+//! It is a sum over the channels. Of each channel's columns (`quads.rs`) the queries' elements are spread to four
+//! places each, `p p p p | q q q q | ..`, and the keys' are read over and over, `a b c d | a b c d | ..`. So no region
+//! is too small to fill registers, no sum goes across them, and keys are transposed once and not for each region that
+//! attends to them.
 //!
 //! Of weights and tokens: a tile of the result stays in registers, the weights are read element by element, the
 //! tokens in rows.
@@ -12,24 +19,31 @@ use super::quads::QUAD;
 use tensor::cpu::registers::{Registers, Vector, load};
 use tensor::{Float, unrolled};
 
-/// The elements of a block: a quad of queries by a quad of keys.
-pub(super) const BLOCK: usize = QUAD * QUAD;
+/// The elements of a square: a quad of queries by a quad of keys.
+pub(super) const SQUARE: usize = QUAD * QUAD;
 
-/// Blocks of scores, or of what was made of them: for each region's quads of queries one after the other those of all
-/// quads of keys, each with the keys side by side.
+/// How scores lie in memory, or what was made of them: square by square, a line for each quad of queries, with a square
+/// for each quad of keys that it attends to; one region's lines after the other's.
+///
+/// ```text
+/// queries 0 to 3 of a region:  | keys 0 to 3 | keys 4 to 7 | ..
+/// queries 4 to 7:              | keys 0 to 3 | keys 4 to 7 | ..
+/// ```
 #[derive(Clone, Copy)]
-pub(super) struct Blocks {
+pub(super) struct ScoreLayout {
     pub regions: usize,
     /// Quads of queries of a region.
     pub queries: usize,
     /// Quads of keys that a region attends to.
     pub keys: usize,
+    /// Tokens of a region that is attended to, and its quads, of which the last may have fewer than four.
+    pub region: [usize; 2],
 }
 
-impl Blocks {
-    /// How many elements they have.
+impl ScoreLayout {
+    /// How many elements there are.
     pub fn len(self) -> usize {
-        self.quads() * self.keys * BLOCK
+        self.quads() * self.keys * SQUARE
     }
 
     /// The quads of all regions' queries.
@@ -39,27 +53,28 @@ impl Blocks {
 
     /// How many registers the scores of all these queries with one quad of keys take.
     pub fn registers<T: Float, A: Registers>(self) -> usize {
-        self.quads() * BLOCK / A::Vector::<T>::LANES
+        self.quads() * SQUARE / A::Vector::<T>::LANES
     }
 
-    /// Where the first of these registers lies; the next quads of keys follow, a block apart.
+    /// Where the first of these registers lies; the next quads of keys follow, a square apart.
     #[inline(always)]
     pub fn place<T: Float, A: Registers>(self, register: usize) -> usize {
         let element = register * A::Vector::<T>::LANES;
-        element / BLOCK * self.keys * BLOCK + element % BLOCK
+        element / SQUARE * self.keys * SQUARE + element % SQUARE
     }
 
     /// Each query times each key that its region attends to, over `dim` channels, from the columns of both.
     pub fn scores<T: Float, A: Registers>(self, dim: usize, queries: &[T], keys: Quads<'_, &[T]>, to: &mut [T]) {
-        let (size, columns) = (dim * QUAD, keys.data.as_ptr());
+        let size = dim * QUAD;
         assert!(queries.len() >= self.quads() * size && to.len() >= self.len(), "operands of scores");
         assert!(keys.quads.len() == self.regions * self.keys, "quads of keys");
         assert!(keys.all_inside(size), "quads of keys");
-        let (queries, to) = (queries.as_ptr(), to.as_mut_ptr());
+        let operands = ColumnOperands { dim, queries: queries.as_ptr(), keys: keys.data.as_ptr(), to: to.as_mut_ptr() };
         let registers = self.registers::<T, A>() / self.regions.max(1);
         A::run(
             #[inline(always)]
             || {
+                // Region by region in tiles, as long as there is room for one, then in the next smaller ones.
                 macro_rules! tiles {
                     ($($height:literal [$($width:literal)*])*) => {
                         for (region, quads) in keys.quads.chunks_exact(self.keys).enumerate() {
@@ -67,22 +82,9 @@ impl Blocks {
                             $(while end - register >= $height {
                                 let mut key = 0;
                                 $(while self.keys - key >= $width {
-                                    let (mut rows, mut places) = ([queries; $height], [to; $height]);
-                                    unrolled!(i in 0..$height => {
-                                        let element = (register + i) * A::Vector::<T>::LANES;
-                                        rows[i] = rows[i].wrapping_add(element / BLOCK * size + element % BLOCK / QUAD);
-                                        let start = self.place::<T, A>(register + i) + key * BLOCK;
-                                        places[i] = places[i].wrapping_add(start);
-                                    });
-                                    let mut columns = [columns; $width];
-                                    unrolled!(j in 0..$width => {
-                                        columns[j] = columns[j].wrapping_add(quads[key + j] as usize * size);
-                                    });
                                     // SAFETY: all of it lies inside the slices, as just checked; `A::run` makes sure
                                     // of the instruction set.
-                                    unsafe {
-                                        score_tile::<T, A::Vector<T>, $height, $width>(dim, rows, columns, places)
-                                    };
+                                    unsafe { self.score_tile::<T, A, $height, $width>(operands, register, key, quads) };
                                     key += $width;
                                 })*
                                 register += $height;
@@ -100,55 +102,86 @@ impl Blocks {
         );
     }
 
+    /// HEIGHT registers of queries, from `register` on, by WIDTH of these quads of keys, from number `key` on.
+    ///
+    /// # Safety
+    /// The machine must have the instruction set `A`, and there must be `dim` channels of each operand and room for the
+    /// scores, which nobody else may use.
+    #[inline(always)]
+    unsafe fn score_tile<T: Float, A: Registers, const HEIGHT: usize, const WIDTH: usize>(
+        self,
+        ColumnOperands { dim, queries, keys, to }: ColumnOperands<T>,
+        register: usize,
+        key: usize,
+        quads: &[u32],
+    ) {
+        let (lanes, size) = (A::Vector::<T>::LANES, dim * QUAD);
+        let (mut queries, mut keys, mut to) = ([queries; HEIGHT], [keys; WIDTH], [to; HEIGHT]);
+        unrolled!(i in 0..HEIGHT => {
+            let element = (register + i) * lanes;
+            queries[i] = queries[i].wrapping_add(element / SQUARE * size + element % SQUARE / QUAD);
+            to[i] = to[i].wrapping_add(self.place::<T, A>(register + i) + key * SQUARE);
+        });
+        unrolled!(j in 0..WIDTH => { keys[j] = keys[j].wrapping_add(quads[key + j] as usize * size); });
+        // SAFETY: the caller vouches for the register and for all places, here and below.
+        let zero = unsafe { A::Vector::<T>::zero() };
+        let mut sums = [[zero; WIDTH]; HEIGHT];
+        for channel in 0..dim {
+            let mut query = [zero; HEIGHT];
+            unrolled!(i in 0..HEIGHT => {
+                // SAFETY: as above.
+                query[i] = unsafe {
+                    A::Vector::spread(std::slice::from_raw_parts(queries[i].add(channel * QUAD), lanes / QUAD))
+                };
+            });
+            unrolled!(j in 0..WIDTH => {
+                // SAFETY: as above.
+                let key = unsafe {
+                    A::Vector::load_quads(std::slice::from_raw_parts(keys[j].add(channel * QUAD), QUAD))
+                };
+                unrolled!(i in 0..HEIGHT => { sums[i][j] = key.mul_add(query[i], sums[i][j]); });
+            });
+        }
+        unrolled!(i in 0..HEIGHT => {
+            unrolled!(j in 0..WIDTH => {
+                // SAFETY: as above.
+                sums[i][j].store(unsafe { std::slice::from_raw_parts_mut(to[i].add(j * SQUARE), lanes) });
+            });
+        });
+    }
+
     /// These weights as a matrix (queries, keys).
     pub fn by_query<T>(self, weights: &[T]) -> Weights<'_, T, QUAD, 1> {
         let extents = [self.regions, self.queries, self.keys];
-        Weights { data: weights, row_quad: self.keys * BLOCK, column_quad: BLOCK, extents }
+        Weights { data: weights, row_quad: self.keys * SQUARE, column_quad: SQUARE, extents }
     }
 
     /// The same as a matrix (keys, queries).
     pub fn by_key<T>(self, weights: &[T]) -> Weights<'_, T, 1, QUAD> {
         let extents = [self.regions, self.keys, self.queries];
-        Weights { data: weights, row_quad: BLOCK, column_quad: self.keys * BLOCK, extents }
+        Weights { data: weights, row_quad: SQUARE, column_quad: self.keys * SQUARE, extents }
     }
 }
 
-/// HEIGHT registers of queries by WIDTH quads of keys.
-///
-/// # Safety
-/// The machine must have the register, and there must be `dim` channels of each operand and a register at each place
-/// of the result, which nobody else may use.
-#[inline(always)]
-unsafe fn score_tile<T: Float, V: Vector<T>, const HEIGHT: usize, const WIDTH: usize>(
+/// Columns of queries and of keys, of `dim` channels, and where their scores go.
+#[derive(Clone, Copy)]
+struct ColumnOperands<T> {
     dim: usize,
-    queries: [*const T; HEIGHT],
-    keys: [*const T; WIDTH],
-    to: [*mut T; HEIGHT],
-) {
-    // SAFETY: the caller vouches for the register and for all places, here and below.
-    let zero = unsafe { V::zero() };
-    let mut sums = [[zero; WIDTH]; HEIGHT];
-    for channel in 0..dim {
-        let mut query = [zero; HEIGHT];
-        unrolled!(i in 0..HEIGHT => {
-            // SAFETY: as above.
-            query[i] = unsafe { V::spread(std::slice::from_raw_parts(queries[i].add(channel * QUAD), V::LANES / QUAD)) };
-        });
-        unrolled!(j in 0..WIDTH => {
-            // SAFETY: as above.
-            let key = unsafe { V::load_quads(std::slice::from_raw_parts(keys[j].add(channel * QUAD), QUAD)) };
-            unrolled!(i in 0..HEIGHT => { sums[i][j] = key.mul_add(query[i], sums[i][j]); });
-        });
-    }
-    unrolled!(i in 0..HEIGHT => {
-        unrolled!(j in 0..WIDTH => {
-            // SAFETY: as above.
-            sums[i][j].store(unsafe { std::slice::from_raw_parts_mut(to[i].add(j * BLOCK), V::LANES) });
-        });
-    });
+    queries: *const T,
+    keys: *const T,
+    to: *mut T,
 }
 
-/// Each region's blocks read as a matrix: in a block, rows lie ROW elements apart and columns COLUMN.
+/// Each region's scores read as a matrix: in a square, rows lie ROW elements apart and columns COLUMN.
+///
+/// ```text
+/// a square in memory:   pa pb pc pd qa qb qc qd ra rb rc rd sa sb sc sd
+///
+/// by query, ROW = 4, COLUMN = 1:        by key, ROW = 1, COLUMN = 4:
+///     pa pb pc pd                           pa qa ra sa
+///     qa qb qc qd                           pb qb rb sb
+///     ..                                    ..
+/// ```
 #[derive(Clone, Copy)]
 pub(super) struct Weights<'a, T, const ROW: usize, const COLUMN: usize> {
     data: &'a [T],
@@ -180,33 +213,32 @@ impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN
         assert!(rows.all_inside(size) && to.all_inside(size), "quads of tokens");
         let [regions, height, depth] = self.extents;
         let fits = [to.quads.len(), rows.quads.len()] == [regions * height, regions * depth];
-        assert!(fits && self.data.len() >= regions * height * depth * BLOCK, "weights of tokens");
+        assert!(fits && self.data.len() >= regions * height * depth * SQUARE, "weights of tokens");
         assert!(width.is_multiple_of(lanes), "whole registers");
         let (target, from) = (to.data.as_mut_ptr(), rows.data.as_ptr());
         A::run(
             #[inline(always)]
             || {
                 for region in 0..regions {
-                    let weights = self.data[region * height * depth * BLOCK..].as_ptr();
-                    let (to, steps) = (&to.quads[region * height..][..height], &rows.quads[region * depth..][..depth]);
+                    let operands = RowOperands {
+                        weights: self.data[region * height * depth * SQUARE..].as_ptr(),
+                        from,
+                        from_quads: &rows.quads[region * depth..][..depth],
+                        to: target,
+                        to_quads: &to.quads[region * height..][..height],
+                        width,
+                    };
                     let mut quad = 0;
                     macro_rules! tiles {
                         ($quads:literal by [$($count:literal)*]) => {
                             while height - quad >= $quads {
                                 let mut column = 0;
                                 $(while width - column >= $count * lanes {
-                                    let mut places = [target.wrapping_add(column); $quads * QUAD];
-                                    unrolled!(row in 0..$quads * QUAD => {
-                                        let start = to[quad + row / QUAD] as usize * size + row % QUAD * width;
-                                        places[row] = places[row].wrapping_add(start);
-                                    });
-                                    let weights = weights.wrapping_add(quad * self.row_quad);
-                                    let rows = (from.wrapping_add(column), steps, width);
                                     // SAFETY: all of it lies inside the slices, as just checked; `A::run` makes sure
                                     // of the instruction set.
                                     unsafe {
                                         self.tile::<A::Vector<T>, { $quads * QUAD }, $count>(
-                                            weights, rows, places, accumulate,
+                                            operands, quad, column, accumulate,
                                         )
                                     };
                                     column += $count * lanes;
@@ -224,19 +256,25 @@ impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN
         );
     }
 
-    /// HEIGHT rows by COUNT registers of columns.
+    /// HEIGHT rows of the result, from the quad number `quad` on, by COUNT registers of columns, from `column` on.
     ///
     /// # Safety
-    /// The machine must have the register; the weights must contain the rows, and there must be as many elements in
-    /// the quads of `rows` and in each row of the result, which nobody else may use.
+    /// The machine must have the register; there must be weights for these rows, and as many elements from `column` on
+    /// in each row of the operands, and of the result, which nobody else may use.
     #[inline(always)]
     unsafe fn tile<V: Vector<T>, const HEIGHT: usize, const COUNT: usize>(
         self,
-        weights: *const T,
-        (rows, quads, width): (*const T, &[u32], usize),
-        to: [*mut T; HEIGHT],
+        RowOperands { weights, from, from_quads, to, to_quads, width }: RowOperands<'_, T>,
+        quad: usize,
+        column: usize,
         accumulate: bool,
     ) {
+        let size = width * QUAD;
+        let (weights, from) = (weights.wrapping_add(quad * self.row_quad), from.wrapping_add(column));
+        let mut to = [to.wrapping_add(column); HEIGHT];
+        unrolled!(row in 0..HEIGHT => {
+            to[row] = to[row].wrapping_add(to_quads[quad + row / QUAD] as usize * size + row % QUAD * width);
+        });
         // SAFETY: the caller vouches for the register and for all places, here and below.
         let zero = unsafe { V::zero() };
         let mut sums = [[zero; COUNT]; HEIGHT];
@@ -246,21 +284,21 @@ impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN
                 sums[i][j] = unsafe { load(to[i].add(j * V::LANES)) };
             }); });
         }
-        for (place, &quad) in quads.iter().enumerate() {
+        for (place, &from_quad) in from_quads.iter().enumerate() {
             let mut weights = weights.wrapping_add(place * self.column_quad);
-            let mut rows = rows.wrapping_add(quad as usize * width * QUAD);
+            let mut from = from.wrapping_add(from_quad as usize * size);
             for _ in 0..QUAD {
                 let mut row = [zero; COUNT];
                 unrolled!(j in 0..COUNT => {
                     // SAFETY: as above.
-                    row[j] = unsafe { load(rows.add(j * V::LANES)) };
+                    row[j] = unsafe { load(from.add(j * V::LANES)) };
                 });
                 unrolled!(i in 0..HEIGHT => {
                     // SAFETY: as above.
                     let weight = unsafe { V::splat(*weights.add(i / QUAD * self.row_quad + i % QUAD * ROW)) };
                     unrolled!(j in 0..COUNT => { sums[i][j] = weight.mul_add(row[j], sums[i][j]); });
                 });
-                (weights, rows) = (weights.wrapping_add(COLUMN), rows.wrapping_add(width));
+                (weights, from) = (weights.wrapping_add(COLUMN), from.wrapping_add(width));
             }
         }
         unrolled!(i in 0..HEIGHT => { unrolled!(j in 0..COUNT => {
@@ -269,4 +307,15 @@ impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN
             sums[i][j].store(unsafe { std::slice::from_raw_parts_mut(to, V::LANES) });
         }); });
     }
+}
+
+/// One region's operands of a product with weights: rows of `width` elements, in quads, and where the result's lie.
+#[derive(Clone, Copy)]
+struct RowOperands<'a, T> {
+    weights: *const T,
+    from: *const T,
+    from_quads: &'a [u32],
+    to: *mut T,
+    to_quads: &'a [u32],
+    width: usize,
 }

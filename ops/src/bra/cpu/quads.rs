@@ -173,8 +173,8 @@ impl Channels {
         macro_rules! put_rows {
             ($add:literal) => {
                 for (place, pixel) in pixels.places() {
-                    // SAFETY: both lie inside, as just checked, and nobody else uses them, by the caller's word; `A::run` makes
-                    // sure of the instruction set.
+                    // SAFETY: both lie inside, as just checked, and nobody else uses them, by the caller's word;
+                    // `A::run` makes sure of the instruction set.
                     unsafe {
                         let (row, to) = (rows.add(place * width), map.add(self.of(pixel)));
                         put_row::<T, A::Vector<T>, $add>(row, to, self.dim);
@@ -195,8 +195,8 @@ impl Channels {
     }
 }
 
-/// The columns of a quad, whose `dim` channels fill a register or more, and its rows, but for what fills them up: of that
-/// nobody reads what becomes.
+/// The columns of a quad, whose `dim` channels fill a register or more, and its rows, but for what fills them up: of
+/// that nobody reads what becomes.
 ///
 /// # Safety
 /// The machine must have the register. There must be as many channels of each token, and room for the columns and, with

@@ -1,11 +1,11 @@
 //! What becomes of the scores of a block of queries: their softmax over the keys, and its gradient.
 //!
 //! A query's numbers (the largest of its scores, its sum, ..) are kept four times side by side, as they are needed:
-//! once for each key of a quad. Exponentials are powers of two, which take less than those of e; what is to be raised is
-//! multiplied by log₂ e along with the scale.
+//! once for each key of a quad. Exponentials are powers of two, which take less than those of e; what is to be raised
+//! is multiplied by log₂ e along with the scale.
 
 use super::QUERY_QUADS;
-use super::products::{BLOCK, Blocks};
+use super::products::{SQUARE, ScoreLayout};
 use super::quads::QUAD;
 use std::f64::consts::{LN_2, LOG2_E};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use tensor::cpu::registers::{Registers, Vector};
 use tensor::{Float, unrolled};
 
 /// Room for the numbers of a block of queries.
-pub(super) const NUMBERS: usize = QUERY_QUADS * BLOCK;
+pub(super) const NUMBERS: usize = QUERY_QUADS * SQUARE;
 
 /// A register of elements from a place on. The caller vouches for the instruction set, as of [`Vector::zero`].
 macro_rules! load {
@@ -49,15 +49,7 @@ macro_rules! across {
     }};
 }
 
-/// The tokens of the regions that a block of scores is about: which of its keys there are.
-#[derive(Clone, Copy)]
-pub(super) struct Scores {
-    pub blocks: Blocks,
-    /// Tokens of a region, and its quads.
-    pub region: [usize; 2],
-}
-
-impl Scores {
+impl ScoreLayout {
     /// Replaces the products of queries and keys by the softmax over the keys of factor · product; also gives the
     /// logarithms of its denominators.
     pub fn softmax<T: Float, A: Registers>(self, factor: T, scores: &mut [T], logs: &mut [T]) {
@@ -89,7 +81,7 @@ impl Scores {
         // SAFETY: as above.
         unsafe { self.powers::<T, A>(binary, scores, logs) };
         let mut sums = [T::zero(); NUMBERS];
-        let (sums, logs) = (&mut sums[..self.blocks.quads() * BLOCK], &mut logs[..self.blocks.quads() * BLOCK]);
+        let (sums, logs) = (&mut sums[..self.quads() * SQUARE], &mut logs[..self.quads() * SQUARE]);
         for (register, sum_of_query) in self.numbers::<T, A>(sums) {
             let sum = fold!(self.along::<T, A>(register), zero, add, |sum, at| load!(scores, at).add(sum));
             across!(sum, add).store(sum_of_query);
@@ -125,7 +117,7 @@ impl Scores {
         logs.iter_mut().for_each(|log| *log *= -T::of(LOG2_E));
         // SAFETY: as above.
         unsafe { self.powers::<T, A>(factor * T::of(LOG2_E), p, logs) };
-        for register in 0..self.blocks.registers::<T, A>() {
+        for register in 0..self.registers::<T, A>() {
             let places = self.along::<T, A>(register);
             let delta = fold!(places.clone(), zero, add, |sum, at| load!(p, at).mul_add(load!(dp, at), sum));
             let delta = across!(delta, add);
@@ -159,8 +151,8 @@ impl Scores {
         let last = tokens % QUAD;
         if last > 0 {
             // The last quad of each region.
-            for block in scores.chunks_exact_mut(BLOCK).skip(quads - 1).step_by(quads) {
-                for query in block.chunks_exact_mut(QUAD) {
+            for square in scores.chunks_exact_mut(SQUARE).skip(quads - 1).step_by(quads) {
+                for query in square.chunks_exact_mut(QUAD) {
                     let value = value(query[0]);
                     query[last..].fill(value);
                 }
@@ -171,13 +163,13 @@ impl Scores {
     /// Each register of a quad of keys' scores, with the queries' numbers.
     #[inline(always)]
     fn numbers<T: Float, A: Registers>(self, numbers: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
-        numbers.chunks_exact_mut(A::Vector::<T>::LANES).take(self.blocks.registers::<T, A>()).enumerate()
+        numbers.chunks_exact_mut(A::Vector::<T>::LANES).take(self.registers::<T, A>()).enumerate()
     }
 
     /// Where the scores of a register's queries lie, quad by quad of keys.
     #[inline(always)]
     fn along<T: Float, A: Registers>(self, register: usize) -> std::iter::StepBy<Range<usize>> {
-        let first = self.blocks.place::<T, A>(register);
-        (first..first + self.blocks.keys * BLOCK).step_by(BLOCK)
+        let first = self.place::<T, A>(register);
+        (first..first + self.keys * SQUARE).step_by(SQUARE)
     }
 }
