@@ -45,8 +45,8 @@ const ROWS: usize = 8;
 /// Pixels of dy that stay in registers while those of x pass.
 const PIXELS: usize = 4;
 
-/// Of how many rows of a kernel of extent `k` the sums stay in registers together: as many as there is room for beside the
-/// pixels of dy, one of x, and the bias's sum.
+/// Of how many rows of a kernel of extent `k` the sums stay in registers together: as many as there is room for beside
+/// the pixels of dy, one of x, and the bias's sum.
 const fn rows_together<A: Registers>(k: usize) -> usize {
     let registers = if A::WIDE { 32 } else { 16 };
     let rows = (registers - PIXELS - 2) / k;
@@ -79,8 +79,8 @@ unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
     }
 }
 
-/// sums[ky, kx] += Σ dy[i, j]·x[i + ky − K/2, j + kx − K/2] over some rows of dy, for some rows of the kernel and a register
-/// of channels; and with the kernel's first row dbias, which lies behind.
+/// sums[ky, kx] += Σ dy[i, j]·x[i + ky − K/2, j + kx − K/2] over some rows of dy, for some rows of the kernel and a
+/// register of channels; and with the kernel's first row dbias, which lies behind.
 ///
 /// # Safety
 /// As of [`Vector::zero`].
@@ -107,6 +107,9 @@ unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
             let met = i < of_kernel.len() && on_image.contains(&ky);
             met.then(|| Line::new(x, row + ky - K / 2, e.width, channel, V::LANES))
         });
+        // In a line, dy[j] meets x[j + kx − K/2]; of K = 3:
+        //   dy:       | 0 1 2 3 |           PIXELS of them in registers
+        //   x:      | 0 1 2 3 4 5 |         one after the other; at `place`, each kx meets dy's pixel place − kx
         for column in (0..e.width).step_by(PIXELS) {
             let mut dy_of_pixels = [zero; PIXELS];
             unrolled!(pixel in 0..PIXELS => {
