@@ -103,7 +103,7 @@ impl Staging {
         let parts = self.parts.len();
         let Some(next) = next().filter(|next| self.fits(next, parts)) else { return Ok(()) };
         let pieces = (0..parts).flat_map(|part| {
-            let Part { images, targets } = Part::of(next, part, parts);
+            let MicroBatch { images, targets } = MicroBatch::of(next, part, parts);
             let targets = match targets {
                 Targets::Classes(classes) => bytemuck::cast_slice(classes),
                 Targets::Distributions(shares) => bytemuck::cast_slice(shares),
@@ -130,13 +130,13 @@ enum Targets<'b> {
     Distributions(&'b [f32]),
 }
 
-/// A part of a batch.
-struct Part<'b> {
+/// A part of a batch, which goes through the model by itself.
+struct MicroBatch<'b> {
     images: &'b [f32],
     targets: Targets<'b>,
 }
 
-impl<'b> Part<'b> {
+impl<'b> MicroBatch<'b> {
     fn of(batch: &'b Batch, part: usize, parts: usize) -> Self {
         let slots = batch.slots(part, parts);
         let rows = |all: &'b [f32]| {
@@ -154,7 +154,7 @@ impl<'b> Part<'b> {
 /// Part `part` of `parts` of a batch: images (N, H, W, 3), and their classes (N), or if they are mixed, distributions over
 /// the classes (N, K). Errors: [`tensor::Error::Shape`] where the batch has not the shape that it says.
 pub fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<[Tensor; 2]> {
-    let Part { images, targets } = Part::of(batch, part, parts);
+    let MicroBatch { images, targets } = MicroBatch::of(batch, part, parts);
     let ([_, height, width, channels], count) = (batch.shape, batch.slots(part, parts).len());
     let targets = match targets {
         Targets::Classes(classes) => Tensor::from_slice(classes, [count])?,

@@ -12,18 +12,18 @@ use ops::Bra;
 /// The attention of a block, from normalised tokens (N, H, W, C) to (N, H, W, C).
 pub struct Attention {
     qkv: Linear,
-    mixing: Mixing,
+    core: Core,
     out: Linear,
 }
 
 /// What happens between the projections.
-enum Mixing {
-    Routed(Routed),
-    Full(Full),
+enum Core {
+    Routed(RoutedAttention),
+    Full(FullAttention),
 }
 
 /// Bi-level routing attention. The projection and the padding of the published variants differ in order.
-struct Routed {
+struct RoutedAttention {
     name: String,
     family: Family,
     dim: usize,
@@ -36,7 +36,7 @@ struct Routed {
 }
 
 /// Attention of every token to every other.
-struct Full {
+struct FullAttention {
     dim: usize,
     heads: usize,
     context: Option<Context>,
@@ -60,9 +60,9 @@ impl Attention {
             (config.lce_kernel > 0)
                 .then(|| DepthwiseConv::new(builder, &format!("{name}.lepe"), dim, config.lce_kernel))
         };
-        let (mixing, [qkv, out], biased) = match config.attend(stage) {
+        let (core, [qkv, out], biased) = match config.attend(stage) {
             Attend::Routed(topk) => {
-                let routed = Routed {
+                let routed = RoutedAttention {
                     name: name.to_owned(),
                     family: config.family,
                     dim,
@@ -74,17 +74,17 @@ impl Attention {
                     lepe: lepe(builder),
                 };
                 let names = if nchw { ["qkv_linear", "output_linear"] } else { ["qkv.qkv", "wo"] };
-                (Mixing::Routed(routed), names, true)
+                (Core::Routed(routed), names, true)
             }
             attend => {
                 let lepe = if attend == Attend::Full { None } else { lepe(builder) };
                 let context = lepe.map(if nchw { Context::Values } else { Context::Input });
-                let full = Full { dim, heads: config.full_attention_heads, context };
-                (Mixing::Full(full), ["qkv", "proj"], false)
+                let full = FullAttention { dim, heads: config.full_attention_heads, context };
+                (Core::Full(full), ["qkv", "proj"], false)
             }
         };
         Self {
-            mixing,
+            core,
             qkv: project(builder, &format!("{name}.{qkv}"), dim, 3 * dim, biased),
             out: project(builder, &format!("{name}.{out}"), dim, dim, true),
         }
@@ -98,15 +98,15 @@ impl Attention {
     /// Attends, and adds a residual (N, H, W, C), if there is one. [`Error::Map`] where routed attention cannot cut the map
     /// into regions.
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
-        let mixed = match &self.mixing {
-            Mixing::Routed(routed) => routed.forward(pass, &self.qkv, x)?,
-            Mixing::Full(full) => full.forward(pass, &self.qkv, x)?,
+        let mixed = match &self.core {
+            Core::Routed(routed) => routed.forward(pass, &self.qkv, x)?,
+            Core::Full(full) => full.forward(pass, &self.qkv, x)?,
         };
         self.out.plus(pass, &mixed, residual)
     }
 }
 
-impl Full {
+impl FullAttention {
     fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: Var<'t>) -> Result<Var<'t>> {
         let qkv = qkv.forward(pass, &x)?;
         let scale = ((self.dim / self.heads) as f64).powf(-0.5);
@@ -122,7 +122,7 @@ impl Full {
     }
 }
 
-impl Routed {
+impl RoutedAttention {
     fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: Var<'t>) -> Result<Var<'t>> {
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
         let (map, n_win) = ([height, width], self.n_win);

@@ -10,8 +10,9 @@ use tensor::{DType, Tensor};
 /// Relative error that is put down to rounding.
 const ROUNDING: f64 = 1e-12;
 
-type Gradients = Vec<Option<Tensor>>;
-type Law = fn(&Case, &Tensor, &Gradients) -> Result<bool>;
+/// Of each input, its gradient.
+type PerInput = Vec<Option<Tensor>>;
+type Law = fn(&Case, &Tensor, &PerInput) -> Result<bool>;
 
 const LAWS: [(&str, Law); 7] = [
     ("the gradient is linear in the incoming gradient", linear_in_upstream),
@@ -39,7 +40,7 @@ pub(super) fn check(case: &Case) -> Result<Vec<&'static str>> {
     Ok(broken)
 }
 
-fn linear_in_upstream(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<bool> {
+fn linear_in_upstream(case: &Case, upstream: &Tensor, gradients: &PerInput) -> Result<bool> {
     let other = uniform(upstream.shape().clone(), 77);
     let mixed = combine(upstream, 2.5, &other)?;
     let of_other = backward(case, &case.inputs, &other)?;
@@ -51,7 +52,7 @@ fn linear_in_upstream(case: &Case, upstream: &Tensor, gradients: &Gradients) -> 
     close(&of_mixed, &expected.collect::<Result<Vec<_>>>()?)
 }
 
-fn used_twice(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<bool> {
+fn used_twice(case: &Case, upstream: &Tensor, gradients: &PerInput) -> Result<bool> {
     let twice = Twice(case);
     let doubled = backward(&twice, &case.inputs, upstream)?;
     let zeros = |t: &Tensor| Tensor::zeros(t.shape().clone(), t.dtype());
@@ -69,7 +70,7 @@ impl Function for Twice<'_> {
 }
 
 /// Inputs of one shape are replaced by one tensor; its gradient must be the sum of theirs.
-fn one_tensor_everywhere(case: &Case, upstream: &Tensor, _: &Gradients) -> Result<bool> {
+fn one_tensor_everywhere(case: &Case, upstream: &Tensor, _: &PerInput) -> Result<bool> {
     for first in 0..case.inputs.len() {
         let like = |i: usize| {
             let (a, b) = (&case.inputs[first], &case.inputs[i]);
@@ -112,12 +113,12 @@ impl Function for Same<'_> {
     }
 }
 
-fn repeatable(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<bool> {
+fn repeatable(case: &Case, upstream: &Tensor, gradients: &PerInput) -> Result<bool> {
     same_bits(gradients, &backward(case, &case.inputs, upstream)?)
 }
 
-fn threads_do_not_matter(case: &Case, upstream: &Tensor, _: &Gradients) -> Result<bool> {
-    let run = |threads: usize| -> Result<(Tensor, Gradients)> {
+fn threads_do_not_matter(case: &Case, upstream: &Tensor, _: &PerInput) -> Result<bool> {
+    let run = |threads: usize| -> Result<(Tensor, PerInput)> {
         let no_threads =
             |error| tensor::Error::argument("gradcheck", format!("{threads} threads cannot be started: {error}"));
         let pool = thread_pool(threads).map_err(no_threads)?;
@@ -127,7 +128,7 @@ fn threads_do_not_matter(case: &Case, upstream: &Tensor, _: &Gradients) -> Resul
     Ok(same_bits(&[Some(one.0)], &[Some(two.0)])? && same_bits(&one.1, &two.1)?)
 }
 
-fn recomputing_does_not_matter(case: &Case, upstream: &Tensor, _: &Gradients) -> Result<bool> {
+fn recomputing_does_not_matter(case: &Case, upstream: &Tensor, _: &PerInput) -> Result<bool> {
     let f = ReadAgain(case);
     let run = |tape: Tape| backward_on(&tape, &f, &case.inputs, upstream, |_| ());
     same_bits(&run(Tape::new())?, &run(Tape::recomputing_cheap())?)
@@ -143,7 +144,7 @@ impl Function for ReadAgain<'_> {
     }
 }
 
-fn views_agree(case: &Case, upstream: &Tensor, gradients: &Gradients) -> Result<bool> {
+fn views_agree(case: &Case, upstream: &Tensor, gradients: &PerInput) -> Result<bool> {
     let value_of_copies = value(case, &case.inputs)?;
     for input in 0..case.inputs.len() {
         for view in [with_gaps, transposed] {

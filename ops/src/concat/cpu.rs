@@ -1,4 +1,5 @@
-//! CPU kernel of [`concat`](super::concat); backward, each part is cut out as a [`Slab`](crate::slab::Slab).
+//! CPU kernel of [`concat`](super::concat); backward, each part is cut out as an
+//! [`AxisRange`](crate::axis_range::AxisRange).
 
 use rayon::prelude::*;
 use tensor::Float;

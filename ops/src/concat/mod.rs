@@ -14,8 +14,8 @@ pub mod cases;
 mod cpu;
 pub mod reference;
 
+use crate::axis_range::AxisRange;
 use crate::give::give;
-use crate::slab::Slab;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
@@ -41,7 +41,7 @@ pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
         let place = |start: &mut usize, part: &&Var<'t>| {
             let range = *start..*start + part.shape()[axis];
             *start = range.end;
-            Some(Slab::new(&whole, axis, range))
+            Some(AxisRange::new(&whole, axis, range))
         };
         parts.iter().scan(0, place).collect::<Vec<_>>()
     };
@@ -66,7 +66,7 @@ pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
 
 struct Concat {
     /// Where each part lies in y.
-    places: Vec<Slab>,
+    places: Vec<AxisRange>,
 }
 
 impl Rule for Concat {

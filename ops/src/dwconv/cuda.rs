@@ -74,7 +74,7 @@ pub(crate) fn forward(
     let x_address = address(e, x, out.gpu())?;
     expect_room(e, stride, out.count())?;
     let pairs = pairs(e, dtype, &[(x_address, x.stride), (out.address(), stride)]);
-    let Tiles { tile, tiles } = Tiles::new(e, pairs);
+    let Tiling { tile, tiles } = Tiling::new(e, pairs);
     let segments = ENOUGH_THREADS / (e.images * strips(e) * tile * tiles);
     let length = e.width.div_ceil(segments.clamp(1, e.width.div_ceil(FEW_COLUMNS)));
     let segments = e.width.div_ceil(length);
@@ -120,7 +120,7 @@ pub(crate) fn backward(
     expect_room(e, dx.stride, dx.out.count())?;
     let maps = [(dy_address, dy.stride), (x_address, x.stride), (dx.out.address(), dx.stride)];
     let pairs = pairs(e, dtype, &maps);
-    let Tiles { tile, tiles } = Tiles::new(e, pairs);
+    let Tiling { tile, tiles } = Tiling::new(e, pairs);
     let strips = if e.is_empty() { 0 } else { e.images * strips(e) };
     let pieces = strips.div_ceil(THREADS_BACKWARD / tile).clamp(1, (BLOCKS_BACKWARD / tiles.max(1)).max(1));
     let sums = tile * if pairs { 2 } else { 1 } * (e.taps() + 1);
@@ -147,12 +147,12 @@ fn strips(e: Geometry) -> usize {
 }
 
 /// How channels are shared out: among `tile` threads in each of `tiles` blocks.
-struct Tiles {
+struct Tiling {
     tile: usize,
     tiles: usize,
 }
 
-impl Tiles {
+impl Tiling {
     fn new(e: Geometry, pairs: bool) -> Self {
         let threads = if pairs { e.channels / 2 } else { e.channels };
         let tiles = threads.div_ceil(TILE);

@@ -18,11 +18,11 @@ const ROWS: usize = 128;
 const THREADS: usize = 256;
 
 /// A call of the kernel: its operands in their order.
-pub struct Kernel<'v, 't> {
+pub struct FusedMlp<'v, 't> {
     inputs: [&'v Var<'t>; 7],
 }
 
-impl<'v, 't> Kernel<'v, 't> {
+impl<'v, 't> FusedMlp<'v, 't> {
     /// None where there is no kernel for these operands, or something is wrong with them that the parts will say.
     pub fn of(x: &'v Var<'t>, layers: MlpLayers<'v, 't>) -> Option<Self> {
         let gpu = x.value().gpu("mlp").ok()?;

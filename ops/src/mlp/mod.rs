@@ -47,8 +47,8 @@ pub struct Mlp {
 
 /// gelu(layer_norm(x)·W₁ᵀ + b₁)·W₂ᵀ + b₂, and plus x if there is a residual; x (..., C) to (..., C).
 pub fn mlp<'t>(x: &Var<'t>, layers: MlpLayers<'_, 't>, attributes: Mlp) -> Result<Var<'t>> {
-    if let Some(kernel) = cuda::Kernel::of(x, layers) {
-        return kernel.run(attributes);
+    if let Some(fused) = cuda::FusedMlp::of(x, layers) {
+        return fused.run(attributes);
     }
     let MlpLayers { norm, first, second } = layers;
     let hidden = linear(&layer_norm(x, norm[0], norm[1], attributes.epsilon)?, first.0, first.1)?;

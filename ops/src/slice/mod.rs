@@ -11,8 +11,8 @@
 pub mod cases;
 pub mod reference;
 
+use crate::axis_range::AxisRange;
 use crate::give::give;
-use crate::slab::Slab;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use std::ops::Range;
 use tensor::Tensor;
@@ -24,11 +24,11 @@ pub(crate) const SUMMARY: &str = "a range of positions along an axis, as a view"
 /// A view of the positions `range` of x along `axis`.
 pub fn slice<'t>(x: &Var<'t>, axis: usize, range: Range<usize>) -> Result<Var<'t>> {
     let y = x.value().slice(axis, range.clone())?;
-    x.tape().record("slice", &[x], y, || Slice { slab: Slab::new(x.shape(), axis, range) })
+    x.tape().record("slice", &[x], y, || Slice { place: AxisRange::new(x.shape(), axis, range) })
 }
 
 struct Slice {
-    slab: Slab,
+    place: AxisRange,
 }
 
 impl Rule for Slice {
@@ -36,8 +36,8 @@ impl Rule for Slice {
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         give!(grads, 0, dy, "slice", out => {
-            Cpu<T>: self.slab.insert(dy.as_slice("slice")?, out),
-            Cuda: self.slab.insert_on_gpu(&dy, out)?,
+            Cpu<T>: self.place.insert(dy.as_slice("slice")?, out),
+            Cuda: self.place.insert_on_gpu(&dy, out)?,
         });
         Ok(())
     }

@@ -21,8 +21,8 @@ const LEAST: usize = 1024;
 /// So many outputs' weights are put where they belong at a time: as many as lie in a line of the cache.
 const TOGETHER: usize = 16;
 
-/// dweight (O, I, KH, KW) = dyᵀ·patches, reordered. Made as its transpose, patchesᵀ·dy, where a right operand need not be
-/// packed as a whole: patches, of which there is more than of dy, are read where they lie then.
+/// dweight (O, I, KH, KW) = dyᵀ·patches, reordered. Made as its transpose, patchesᵀ·dy, where a right operand need not
+/// be packed as a whole: patches, of which there is more than of dy, are read where they lie then.
 pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dweight: Out<'_, F::Sum>) {
     let elements = g.patch() * g.outputs;
     if elements == 0 {
@@ -30,16 +30,16 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
     }
     let transposed = !F::PACKED_AHEAD;
     let mut sums = Scratch::<F::Sum>::new(elements);
-    // Parts of the gradient, and where those are few, pieces of the pixels with partial sums.
-    let parts = parts(&g);
+    // Sections of the gradient, and where those are few, pieces of the pixels with partial sums.
+    let sections = sections(&g);
     let rows = rows_per_block([g.images * g.output[0], g.output[1]], PIXELS);
     let blocks = if g.output[1] == 0 { 0 } else { (g.images * g.output[0]).div_ceil(rows) };
-    let per_piece = blocks.div_ceil((TASKS / parts.len()).max(1)).max(LEAST / PIXELS);
+    let per_piece = blocks.div_ceil((TASKS / sections.len()).max(1)).max(LEAST / PIXELS);
     let of_blocks = |blocks: Range<usize>, sums: &mut [F::Sum]| {
-        let mut sums = split(sums, &parts);
+        let mut sums = split(sums, &sections);
         for block in blocks.clone() {
             let rows = block * rows..((block + 1) * rows).min(g.images * g.output[0]);
-            add_block::<F>(&g, dy, x, rows, &parts, &mut sums, block > blocks.start);
+            add_block::<F>(&g, dy, x, rows, &sections, &mut sums, block > blocks.start);
         }
     };
     if blocks > 0 && blocks <= per_piece {
@@ -53,15 +53,15 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
     dweight.data.par_chunks_mut(TOGETHER * g.patch()).enumerate().for_each(|(block, dweight)| {
         let block = block * TOGETHER..block * TOGETHER + dweight.len() / g.patch();
         let mut sums = sums;
-        for Part { elements, outputs } in &parts {
-            let (part, rest) = sums.split_at(outputs.len() * elements.len());
+        for Section { elements, outputs } in &sections {
+            let (section, rest) = sums.split_at(outputs.len() * elements.len());
             sums = rest;
             for (row, element) in elements.clone().enumerate() {
                 let place = element % g.inputs * g.taps() + element / g.inputs;
                 for output in block.start.max(outputs.start)..block.end.min(outputs.end) {
                     let column = output - outputs.start;
                     let sum =
-                        part[if transposed { row * outputs.len() + column } else { column * elements.len() + row }];
+                        section[if transposed { row * outputs.len() + column } else { column * elements.len() + row }];
                     let dweight = &mut dweight[(output - block.start) * g.patch() + place];
                     *dweight = if accumulate { *dweight + sum } else { sum };
                 }
@@ -70,19 +70,19 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
     });
 }
 
-/// What some rows of output pixels give to each part's sums.
+/// What some rows of output pixels give to each section's sums.
 fn add_block<F: Factor>(
     g: &Geometry,
     dy: &[F::Sum],
     x: &[F::Sum],
     rows: Range<usize>,
-    parts: &[Part],
+    sections: &[Section],
     sums: &mut [&mut [F::Sum]],
     accumulate: bool,
 ) {
     let (dy, pixels) = (&dy[rows.start * g.output[1] * g.outputs..], rows.len() * g.output[1]);
     let seen = Seen::new(g, rows);
-    let products = parts.par_iter().zip(sums).map(|(Part { elements, outputs }, sums)| {
+    let products = sections.par_iter().zip(sums).map(|(Section { elements, outputs }, sums)| {
         let dy = Mat::strided(&dy[outputs.start..], (pixels, outputs.len()), (g.outputs, 1));
         (elements, dy, Out { data: sums, accumulate })
     });
@@ -97,16 +97,16 @@ fn add_block<F: Factor>(
     }
 }
 
-/// A part of the weight's gradient.
-struct Part {
+/// A section of the weight's gradient, which a task computes: some elements of a patch, for some outputs.
+struct Section {
     /// Of a patch.
     elements: Range<usize>,
     outputs: Range<usize>,
 }
 
-/// The weight's gradient in parts of about [`COLUMNS`] elements of a patch, which are several whole runs or a part of
-/// one, by [`OUTPUTS`].
-fn parts(g: &Geometry) -> Vec<Part> {
+/// The weight's gradient in sections of about [`COLUMNS`] elements of a patch, which are several whole runs or a part
+/// of one, by [`OUTPUTS`].
+fn sections(g: &Geometry) -> Vec<Section> {
     let (patch, run) = (g.patch(), g.run());
     let whole = (COLUMNS / run).max(1) * run;
     let size = if run > COLUMNS { run.div_ceil(run.div_ceil(COLUMNS)) } else { whole };
@@ -117,19 +117,19 @@ fn parts(g: &Geometry) -> Vec<Part> {
     ranges(0, patch, whole)
         .flat_map(|runs| ranges(runs.start, runs.end, size))
         .flat_map(|elements| {
-            ranges(0, g.outputs, outputs).map(move |outputs| Part { elements: elements.clone(), outputs })
+            ranges(0, g.outputs, outputs).map(move |outputs| Section { elements: elements.clone(), outputs })
         })
         .collect()
 }
 
-/// The sums of each part: (outputs, elements), or transposed.
-fn split<'a, T>(mut sums: &'a mut [T], parts: &[Part]) -> Vec<&'a mut [T]> {
-    let parts = parts.iter().map(|Part { elements, outputs }| {
-        let (part, rest) = std::mem::take(&mut sums).split_at_mut(outputs.len() * elements.len());
+/// The sums of each section: (outputs, elements), or transposed.
+fn split<'a, T>(mut sums: &'a mut [T], sections: &[Section]) -> Vec<&'a mut [T]> {
+    let each = sections.iter().map(|Section { elements, outputs }| {
+        let (section, rest) = std::mem::take(&mut sums).split_at_mut(outputs.len() * elements.len());
         sums = rest;
-        part
+        section
     });
-    parts.collect()
+    each.collect()
 }
 
 /// patchesᵀ·dy, of some elements of the patches.
