@@ -54,6 +54,8 @@ impl Tape {
             values.push(value);
             rests.push(rest);
         }
+
+        // All that they have recorded is one node here.
         let joined = Tensor::join(&values).map_err(Error::from)?;
         drop(values);
         let profile = self.shared_profile();

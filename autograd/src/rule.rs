@@ -169,11 +169,11 @@ pub struct InputGrads<'s, 'a> {
 pub struct Slot<'a> {
     input: usize,
     dtype: DType,
-    memory: Memory<'a>,
+    memory: SlotMemory<'a>,
     accumulate: bool,
 }
 
-enum Memory<'a> {
+enum SlotMemory<'a> {
     /// Nobody wants this gradient.
     Unwanted,
     /// A parameter's span of the flat buffer.
@@ -188,13 +188,13 @@ impl Slot<'_> {
     /// Where a CPU kernel writes, or none when the gradient is not wanted.
     pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
         let data = match &mut self.memory {
-            Memory::Unwanted => return Ok(None),
-            Memory::Flat(FlatSpan::Cpu(bytes)) => {
+            SlotMemory::Unwanted => return Ok(None),
+            SlotMemory::Flat(FlatSpan::Cpu(bytes)) => {
                 self.dtype.expect("backward", T::DTYPE)?;
                 bytemuck::cast_slice_mut(bytes)
             }
-            Memory::Flat(FlatSpan::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
-            Memory::Pooled(tensor) | Memory::Second(tensor) => tensor.as_mut_slice::<T>("backward")?,
+            SlotMemory::Flat(FlatSpan::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
+            SlotMemory::Pooled(tensor) | SlotMemory::Second(tensor) => tensor.as_mut_slice::<T>("backward")?,
         };
         Ok(Some(Out { data, accumulate: self.accumulate }))
     }
@@ -202,10 +202,12 @@ impl Slot<'_> {
     /// Where a GPU kernel writes, or none when the gradient is not wanted.
     pub fn out_on_gpu(&mut self) -> Result<Option<cuda::Out<'_>>> {
         match &mut self.memory {
-            Memory::Unwanted => Ok(None),
-            Memory::Flat(FlatSpan::Cuda(span)) => Ok(Some(span.out(self.dtype, self.accumulate))),
-            Memory::Flat(FlatSpan::Cpu(_)) => Err(elsewhere("cuda", "cpu")),
-            Memory::Pooled(tensor) | Memory::Second(tensor) => Ok(Some(tensor.as_out("backward", self.accumulate)?)),
+            SlotMemory::Unwanted => Ok(None),
+            SlotMemory::Flat(FlatSpan::Cuda(span)) => Ok(Some(span.out(self.dtype, self.accumulate))),
+            SlotMemory::Flat(FlatSpan::Cpu(_)) => Err(elsewhere("cuda", "cpu")),
+            SlotMemory::Pooled(tensor) | SlotMemory::Second(tensor) => {
+                Ok(Some(tensor.as_out("backward", self.accumulate)?))
+            }
         }
     }
 }
@@ -229,7 +231,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     /// Takes the memory for an input's gradient, in the input's shape, contiguous.
     pub fn open(&mut self, input: usize) -> Result<Slot<'a>> {
         let Some(Some(target)) = self.targets.get(input) else {
-            return Ok(Slot { input, dtype: DType::F32, memory: Memory::Unwanted, accumulate: false });
+            return Ok(Slot { input, dtype: DType::F32, memory: SlotMemory::Unwanted, accumulate: false });
         };
         self.given[input] = true;
         let dtype = target.dtype;
@@ -238,18 +240,18 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             return Ok(match self.slots.spans[parameter].take() {
                 Some(span) => {
                     let accumulate = std::mem::replace(&mut self.slots.written[parameter], true);
-                    Slot { input, dtype, memory: Memory::Flat(span), accumulate }
+                    Slot { input, dtype, memory: SlotMemory::Flat(span), accumulate }
                 }
-                None => Slot { input, dtype, memory: Memory::Second(fresh()?), accumulate: false },
+                None => Slot { input, dtype, memory: SlotMemory::Second(fresh()?), accumulate: false },
             });
         }
         Ok(match std::mem::replace(&mut self.slots.interior[target.node], State::Open) {
-            State::Empty => Slot { input, dtype, memory: Memory::Pooled(fresh()?), accumulate: false },
+            State::Empty => Slot { input, dtype, memory: SlotMemory::Pooled(fresh()?), accumulate: false },
             State::Filled(partial) => {
-                let memory = Memory::Pooled(own(partial)?);
+                let memory = SlotMemory::Pooled(own(partial)?);
                 Slot { input, dtype, memory, accumulate: true }
             }
-            State::Open => Slot { input, dtype, memory: Memory::Second(fresh()?), accumulate: false },
+            State::Open => Slot { input, dtype, memory: SlotMemory::Second(fresh()?), accumulate: false },
         })
     }
 
@@ -257,14 +259,14 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     pub fn close(&mut self, slot: Slot<'a>) {
         let Some(Some(target)) = self.targets.get(slot.input) else { return };
         match slot.memory {
-            Memory::Unwanted => {}
-            Memory::Flat(span) => {
+            SlotMemory::Unwanted => {}
+            SlotMemory::Flat(span) => {
                 if let Some(parameter) = target.parameter {
                     self.slots.spans[parameter] = Some(span);
                 }
             }
-            Memory::Pooled(tensor) => self.slots.interior[target.node] = State::Filled(tensor),
-            Memory::Second(tensor) => self.pending.push((slot.input, tensor)),
+            SlotMemory::Pooled(tensor) => self.slots.interior[target.node] = State::Filled(tensor),
+            SlotMemory::Second(tensor) => self.pending.push((slot.input, tensor)),
         }
     }
 
