@@ -59,7 +59,7 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize,
     (c, c_rows): (Interleaved<'_, T>, R),
     rows: Range<usize>,
 ) -> usize {
-    let Runs { starts, len, step } = a.runs;
+    let Runs { starts, len, .. } = a.runs;
     assert!(!starts.is_empty() && len > 0, "a product over nothing");
     let (depth, (b, b_row)) = (starts.len() * len, of_b.rows);
     assert!((depth - 1) * b_row + COUNT * V::LANES <= b.len(), "rows of B");
@@ -75,48 +75,87 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize,
     let mut shares = of_b.next.chunks(of_b.next.len().div_ceil(count.max(1)).max(1));
     for row in rows.clone().step_by(HEIGHT).take(count) {
         shares.next().into_iter().for_each(fetch);
-        let mut sums = [first; HEIGHT];
-        let (start, apart) = a.rows.tile::<HEIGHT>(row);
-        // One pointer goes along all rows. With one for each, their additions would take turns with the multiplications
-        // on processors where both share ports (Intel's). The compiler makes them as soon as it knows how the distances
-        // hang together.
-        let apart = black_box(apart);
-        let data = a.data.as_ptr().wrapping_add(start);
-        let mut b = b.as_ptr();
-        for &start in starts {
-            let mut a = data.wrapping_add(start);
-            for _ in 0..len {
-                // SAFETY: the caller vouches for the registers; B has this row, as just checked.
-                let row: [V; COUNT] = std::array::from_fn(|j| unsafe { load(b.add(j * V::LANES)) });
-                unrolled!(i in 0..HEIGHT => {
-                    // SAFETY: the row has this element, and the registers are there.
-                    let element = unsafe { V::splat(*a.wrapping_add(apart[i])) };
-                    unrolled!(j in 0..COUNT => { sums[i][j] = element.mul_add(row[j], sums[i][j]); });
-                });
-                a = a.wrapping_add(step);
-                b = b.wrapping_add(b_row);
-            }
-        }
+        // SAFETY: the caller vouches for the rows of A and for the registers; B has these rows, as just checked.
+        let sums: [[V; COUNT]; HEIGHT] = unsafe { add_products(first, a, row, (b, b_row)) };
         if of_b.width == COUNT * V::LANES {
-            let (start, apart) = c_rows.tile::<HEIGHT>(row);
-            let c = c.as_mut_ptr().wrapping_add(start + of_b.column);
-            unrolled!(i in 0..HEIGHT => {
-                unrolled!(j in 0..COUNT => {
-                    let c = c.wrapping_add(apart[i] + j * V::LANES);
-                    // SAFETY: this row of C has these columns, and nobody else uses them.
-                    unsafe { store(if kept { load::<T, V>(c).add(sums[i][j]) } else { sums[i][j] }, c) };
-                });
-            });
+            // SAFETY: these rows and columns of C are the caller's.
+            unsafe { put_whole(sums, (c, c_rows), row, of_b.column, kept) };
         } else {
             unrolled!(i in 0..HEIGHT => {
                 unrolled!(j in 0..COUNT => { sums[i][j].store(&mut aside[i][j * V::LANES..]); });
             });
             let columns = of_b.column..of_b.column + of_b.width;
-            // SAFETY: these rows and columns of C are the caller's.
+            // SAFETY: as above.
             unsafe { put_part(&aside, (c, c_rows), row, columns, kept) };
         }
     }
     rows.start + count * HEIGHT
+}
+
+/// The sums of a tile, from what each of its rows begins with: an element of each row of A times a row of B, again and
+/// again along the inner axis.
+///
+/// ```text
+///                 one row of B:  | b[0]       | b[1]       | ..      COUNT registers
+/// an element of row 0 of A   ->  | sums[0][0] | sums[0][1] | ..
+/// an element of row 1 of A   ->  | sums[1][0] | sums[1][1] | ..      HEIGHT rows of sums
+/// ```
+///
+/// # Safety
+/// The machine must have the registers; A must have these rows, and B as many as they have elements.
+#[inline(always)]
+unsafe fn add_products<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize, const COUNT: usize>(
+    first: [V; COUNT],
+    a: Left<'_, T, R>,
+    row: usize,
+    (b, b_row): (&[T], usize),
+) -> [[V; COUNT]; HEIGHT] {
+    let mut sums = [first; HEIGHT];
+    let (start, apart) = a.rows.tile::<HEIGHT>(row);
+    // One pointer goes along all rows. With one for each, their additions would take turns with the multiplications
+    // on processors where both share ports (Intel's). The compiler makes them as soon as it knows how the distances
+    // hang together.
+    let apart = black_box(apart);
+    let data = a.data.as_ptr().wrapping_add(start);
+    let mut b = b.as_ptr();
+    for &start in a.runs.starts {
+        let mut a_column = data.wrapping_add(start);
+        for _ in 0..a.runs.len {
+            // SAFETY: the caller vouches for the registers and for this row of B.
+            let row: [V; COUNT] = std::array::from_fn(|j| unsafe { load(b.add(j * V::LANES)) });
+            unrolled!(i in 0..HEIGHT => {
+                // SAFETY: the row has this element, and the registers are there.
+                let element = unsafe { V::splat(*a_column.wrapping_add(apart[i])) };
+                unrolled!(j in 0..COUNT => { sums[i][j] = element.mul_add(row[j], sums[i][j]); });
+            });
+            a_column = a_column.wrapping_add(a.runs.step);
+            b = b.wrapping_add(b_row);
+        }
+    }
+    sums
+}
+
+/// Puts a tile into C, from row `first` and from this column on.
+///
+/// # Safety
+/// The machine must have the registers, C these rows and columns, and nobody else may use them.
+#[inline(always)]
+unsafe fn put_whole<T: Float, V: Vector<T>, const HEIGHT: usize, const COUNT: usize>(
+    sums: [[V; COUNT]; HEIGHT],
+    (c, c_rows): (Interleaved<'_, T>, impl Rows),
+    first: usize,
+    column: usize,
+    kept: bool,
+) {
+    let (start, apart) = c_rows.tile::<HEIGHT>(first);
+    let c = c.as_mut_ptr().wrapping_add(start + column);
+    unrolled!(i in 0..HEIGHT => {
+        unrolled!(j in 0..COUNT => {
+            let c = c.wrapping_add(apart[i] + j * V::LANES);
+            // SAFETY: by the caller's word.
+            unsafe { store(if kept { load::<T, V>(c).add(sums[i][j]) } else { sums[i][j] }, c) };
+        });
+    });
 }
 
 /// Puts a tile where fewer columns are left of C than it has. A function of its own, because the compiler would carry

@@ -52,14 +52,18 @@ unsafe fn forward_regions<T: Float, A: Registers>(
     let g = head.geometry;
     let [queries, keys, values] = [Role::Query, Role::Key, Role::Value].map(|role| head.channels(role));
     let (results, largest, v_width) = (head.results(), head.largest_block(), row_width::<T, A>(values.dim));
-    // The columns of keys and the rows of values, as far as they are needed.
+
+    // Of all regions: the columns of keys and the rows of values, filled where some query has attended.
     let sizes = [keys.dim, v_width].map(|width| head.all().quads() * QUAD * width);
     let mut packed = Scratch::<T>::new(sizes.iter().sum());
     let [key_columns, value_rows] = parts(&mut packed, sizes);
+
+    // Of a block of queries: their columns, S and then P, and the rows of O.
     let quads = largest[0] * largest[1] * QUAD;
     let sizes = [quads * queries.dim, head.score_layout(largest).len(), quads * v_width];
     let mut scratch = Scratch::<T>::new(sizes.iter().sum());
     let [columns, scores, rows] = parts(&mut scratch, sizes);
+
     let (mut logs, mut routed, mut missing) = ([T::zero(); NUMBERS], vec![], head.all_missing());
     for QueryBlock { regions, pixels } in head.blocks(regions) {
         head.route(regions.clone(), &mut routed);
@@ -71,6 +75,8 @@ unsafe fn forward_regions<T: Float, A: Registers>(
         let routed = &routed[..];
         let layout = head.score_layout([regions.len(), pixels.quads() / regions.len()]);
         let scores = &mut scores[..layout.len()];
+
+        // S = q·kᵀ; P = softmax(s·S); O = P·v
         queries.columns::<T, A>(head.qkv, pixels, columns);
         layout.scores::<T, A>(queries.dim, columns, Quads { data: key_columns, quads: routed }, scores);
         layout.softmax::<T, A>(head.scale, scores, &mut logs);

@@ -171,14 +171,14 @@ fn pack_patches<F: Factor>(g: &Geometry, seen: &Seen, band: &[F], elements: &Ran
 /// Copies some (start, length) of each patch into its row of a panel.
 #[inline(always)]
 fn copy_parts<T: Copy>(band: &[T], patches: &[usize], parts: &[(usize, usize)], to: &mut [T], width: usize) {
-    const BLOCK: usize = 16;
+    const AT_ONCE: usize = 16;
     for (row, patch) in patches.iter().enumerate() {
         let mut place = row * width;
         for &(start, len) in parts {
             let from = patch + start;
-            match (to.get_mut(place..place + BLOCK), band.get(from..from + BLOCK)) {
-                // A block for a short part: what is too much is overwritten by what follows.
-                (Some(to), Some(from)) if len < BLOCK => to.copy_from_slice(from),
+            match (to.get_mut(place..place + AT_ONCE), band.get(from..from + AT_ONCE)) {
+                // So many for a short part: what is too much is overwritten by what follows.
+                (Some(to), Some(from)) if len < AT_ONCE => to.copy_from_slice(from),
                 _ => copy_run(&mut to[place..place + len], &band[from..from + len]),
             }
             place += len;
