@@ -124,7 +124,7 @@ impl Recompute {
 #[serde(deny_unknown_fields)]
 pub struct ScheduleConfig {
     /// Per step, or per epoch as the published models were trained.
-    pub rule: Rule,
+    pub rule: ScheduleRule,
     /// The highest learning rate.
     pub peak: f64,
     /// The learning rate at the very start.
@@ -138,7 +138,7 @@ pub struct ScheduleConfig {
 /// See [`ScheduleConfig::rule`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Rule {
+pub enum ScheduleRule {
     /// A linear rise and a cosine fall, step by step.
     Cosine,
     /// That of the published models: constant within an epoch, by timm's rule.
@@ -187,7 +187,13 @@ impl RunConfig {
             clip_norm: 5.0,
             max_bad_images: 0,
             checkpoint_every: 500,
-            schedule: ScheduleConfig { rule: Rule::Cosine, peak: 1e-3, start: 1e-5, min: 1e-5, warmup_epochs: 1.0 },
+            schedule: ScheduleConfig {
+                rule: ScheduleRule::Cosine,
+                peak: 1e-3,
+                start: 1e-5,
+                min: 1e-5,
+                warmup_epochs: 1.0,
+            },
             optimizer: AdamWConfig::default(),
             ema: AverageConfig { enabled: false, decay: 0.999, warmup: true },
             preprocessing: Preprocessing::default(),
@@ -354,14 +360,14 @@ impl RunConfig {
         let ScheduleConfig { rule, peak, start, min, warmup_epochs } = self.schedule;
         let steps_per_epoch = steps_per_epoch as u64;
         let schedule = match rule {
-            Rule::Cosine => Schedule::Cosine {
+            ScheduleRule::Cosine => Schedule::Cosine {
                 peak,
                 start,
                 min,
                 warmup_steps: (warmup_epochs * steps_per_epoch as f64).round() as u64,
                 total_steps: self.epochs as u64 * steps_per_epoch,
             },
-            Rule::Timm => Schedule::Timm {
+            ScheduleRule::Timm => Schedule::Timm {
                 peak,
                 start,
                 min,
