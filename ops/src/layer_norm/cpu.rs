@@ -150,30 +150,17 @@ pub fn backward<T: Float>(
     let mut sums = vec![T::zero(); 2 * channels];
     sum_in_pieces(mean.len(), channels, sums.len(), Out::store(&mut sums), |rows, sums| {
         let block = rows.start * channels..rows.end * channels;
+        let moments = [&mean[rows.clone()], &rstd[rows]];
         // SAFETY: no two pieces have a row in common.
         let data = dx.map(|dx| unsafe { dx.part(block.clone()) });
         let dx = data.map(|data| Out { data, accumulate });
         let (dy, x) = (&dy[block.clone()], &x[block]);
-        let operands = Operands { dy, x, weight, mean: &mean[rows.clone()], rstd: &rstd[rows] };
         // SAFETY: `simd!` chooses an instruction set that the machine has.
-        simd!(A => unsafe { backward_rows::<T, A>(operands, dx, sums) });
+        simd!(A => unsafe { backward_rows::<T, A>(dy, x, weight, moments, dx, sums) });
     });
     let (of_weight, of_bias) = sums.split_at(channels);
     dweight.into_iter().for_each(|mut dweight| dweight.put(of_weight));
     dbias.into_iter().for_each(|mut dbias| dbias.put(of_bias));
-}
-
-/// Some rows, and what their gradients depend on.
-#[derive(Clone, Copy)]
-struct Operands<'a, T> {
-    /// (R, C)
-    dy: &'a [T],
-    x: &'a [T],
-    /// γ (C)
-    weight: &'a [T],
-    /// μ and r (R)
-    mean: &'a [T],
-    rstd: &'a [T],
 }
 
 /// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy. The rows' dγ = Σ dy·x̂ and dβ = Σ dy are added to `sums`, where they
@@ -182,18 +169,25 @@ struct Operands<'a, T> {
 /// # Safety
 /// The machine must have the instruction set `A`.
 #[inline(always)]
-unsafe fn backward_rows<T: Float, A: Registers>(operands: Operands<'_, T>, dx: Option<Out<'_, T>>, sums: &mut [T]) {
+unsafe fn backward_rows<T: Float, A: Registers>(
+    dy: &[T],
+    x: &[T],
+    weight: &[T],
+    moments: [&[T]; 2],
+    dx: Option<Out<'_, T>>,
+    sums: &mut [T],
+) {
     macro_rules! at_once {
         ($($count:literal)*) => {$(
-            if A::WIDE && operands.weight.len() == $count * A::Vector::<T>::LANES {
+            if A::WIDE && weight.len() == $count * A::Vector::<T>::LANES {
                 // SAFETY: the caller vouches for the instruction set.
-                return unsafe { backward_at_once::<T, A::Vector<T>, $count>(operands, dx, sums) };
+                return unsafe { backward_at_once::<T, A::Vector<T>, $count>([dy, x, weight], moments, dx, sums) };
             }
         )*};
     }
     at_once!(1 2 3 4 6);
     // SAFETY: as above.
-    unsafe { backward_in_two_sweeps::<T, A>(operands, dx, sums) };
+    unsafe { backward_in_two_sweeps::<T, A>(dy, x, weight, moments, dx, sums) };
 }
 
 /// Rows of any length, each of which is read twice: for what is summed up, then for dx.
@@ -202,7 +196,10 @@ unsafe fn backward_rows<T: Float, A: Registers>(operands: Operands<'_, T>, dx: O
 /// The machine must have the instruction set `A`.
 #[inline(always)]
 unsafe fn backward_in_two_sweeps<T: Float, A: Registers>(
-    Operands { dy, x, weight, mean, rstd }: Operands<'_, T>,
+    dy: &[T],
+    x: &[T],
+    weight: &[T],
+    [mean, rstd]: [&[T]; 2],
     mut dx: Option<Out<'_, T>>,
     sums: &mut [T],
 ) {
@@ -239,7 +236,8 @@ unsafe fn backward_in_two_sweeps<T: Float, A: Registers>(
 /// As of [`Vector::zero`].
 #[inline(always)]
 unsafe fn backward_at_once<T: Float, V: Vector<T>, const COUNT: usize>(
-    Operands { dy, x, weight, mean, rstd }: Operands<'_, T>,
+    [dy, x, weight]: [&[T]; 3],
+    [mean, rstd]: [&[T]; 2],
     mut dx: Option<Out<'_, T>>,
     sums: &mut [T],
 ) {
