@@ -1,6 +1,6 @@
 //! `biformer predict`.
 
-use super::{Status, Threads, Trained};
+use super::{Status, Threads, Trained, pictures_in};
 use crate::config::read_text;
 use crate::device::Compute;
 use crate::memory::{expect_room_to_infer, image_bytes};
@@ -9,7 +9,7 @@ use crate::trainer::trained::TrainedModel;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::Args;
-use data::{load_image, pictures_below};
+use data::load_image;
 use model::{BiFormer, Factors, Mode};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -141,14 +141,7 @@ fn pictures(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
     for path in named {
         match path.is_dir() {
             false => pictures.push(path.clone()),
-            true => {
-                let (inside, passed_over) = pictures_below(path)?;
-                passed_over.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
-                if inside.is_empty() {
-                    bail!("{}: holds no .png, .jpg, .jpeg or .webp file", path.display());
-                }
-                pictures.extend(inside);
-            }
+            true => pictures.extend(pictures_in(path)?),
         }
     }
     Ok(pictures)
