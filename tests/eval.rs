@@ -242,6 +242,37 @@ fn predict_prints_the_names_that_it_is_given() {
 }
 
 #[test]
+fn predict_draws_what_a_point_attends_to() {
+    let run = &of_cifar().run;
+    let folder = fresh("predict-attention");
+    let (picture, broken, file) = (folder.join("a.png"), folder.join("b.png"), folder.join("looks.png"));
+    samples::picture(&picture, 40, 60, [9, 100, 50]);
+    let predict = |more: &[&str]| {
+        biformer(&[&["predict", "--checkpoint", text(run), text(&picture), "--attention", text(&file)], more].concat())
+    };
+    let without = biformer(&["predict", "--checkpoint", text(run), text(&picture)]).ok().out;
+    assert_eq!(predict(&[]).ok().out, without);
+    let middle = fs::read(&file).unwrap();
+    assert_eq!(image::load_from_memory(&middle).unwrap().width(), 2 * 28 + 3 * 192 + 2 * 16, "two attentions");
+    predict(&["--at", "0.9,0.1", "--json"]).ok();
+    assert!(fs::read(&file).unwrap() != middle, "from another point, in the place of the earlier one");
+    fs::write(&broken, "no picture").unwrap();
+    assert_eq!(predict(&[text(&broken)]).status, Some(2));
+    assert!(fs::read(&file).unwrap() == middle, "the broken picture is left out");
+    for at in ["2,0", "0.5", "a,b", "nan,0.5"] {
+        let said = predict(&["--at", at]);
+        assert!(said.status == Some(2) && said.err.contains("two numbers from 0 to 1"), "{said:?}");
+    }
+    let said = biformer(&["predict", "--checkpoint", text(run), text(&picture), "--at", "0,0"]);
+    assert!(said.status == Some(2) && said.err.contains("--attention"), "{said:?}");
+    fs::write(&file, "a letter").unwrap();
+    predict(&[]).refused(&["--attention", "no earlier result"]);
+    fs::remove_file(&file).unwrap();
+    let nothing = biformer(&["predict", "--checkpoint", text(run), text(&broken), "--attention", text(&file)]);
+    assert!(nothing.status == Some(2) && !file.exists(), "{nothing:?}");
+}
+
+#[test]
 fn a_thousand_classes_without_names_are_imagenets() {
     let folder = fresh("predict-imagenet");
     let (picture, file) = (folder.join("a.png"), folder.join("w.safetensors"));

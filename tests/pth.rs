@@ -51,6 +51,12 @@ fn a_training_programs_file_has_the_models_weights_to_the_bit() {
     // Other commands take it, too, and export makes a safetensors file of it.
     let exported = folder.join("exported.safetensors");
     biformer(&["export", "--checkpoint", text(&weights), "--output", text(&exported)]).ok();
+    let misnamed = folder.join("exported.pth");
+    biformer(&["export", "--checkpoint", text(&weights), "--output", text(&misnamed)]).refused(&[
+        "exported.pth",
+        "safetensors.torch.load_file",
+        "name it .safetensors",
+    ]);
     let mut exported = TensorFile::read(&exported).unwrap();
     exported.metadata.clear();
     assert!(exported.to_bytes().unwrap() == generated.to_bytes().unwrap());

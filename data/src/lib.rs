@@ -15,6 +15,7 @@
 //! | `listing.rs` | which files in a folder are images, and which are not |
 //! | `transform.rs` | [`Transform`], from bytes to normalised floats |
 //! | `resample.rs` | its interpolation |
+//! | `shrink.rs` | [`shrunk`], picture files made smaller once |
 //! | `augmentation.rs` | [`Augmentation`], how it varies images for training |
 //! | `rand_augment/` | RandAugment: fifteen operations on bytes, and which of them an image undergoes |
 //! | `mixing.rs` | [`Mixing`], images of a batch mixed with one another |
@@ -46,6 +47,7 @@ mod order;
 mod picture;
 mod rand_augment;
 mod resample;
+mod shrink;
 mod transform;
 
 pub use augmentation::{Augmentation, Crop, EraseFill, Fill};
@@ -60,4 +62,5 @@ pub use memory::InMemory;
 pub use mixing::Mixing;
 pub use picture::{Image, load_image};
 pub use resample::Filter;
+pub use shrink::shrunk;
 pub use transform::{Transform, eval_pixels};

@@ -11,7 +11,7 @@ use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, Limits, RgbImag
 use crate::{Error, Result};
 
 /// The longest file that is read as an image, in bytes.
-const MAX_FILE: u64 = 256 << 20;
+pub(crate) const MAX_FILE: u64 = 256 << 20;
 /// The most memory that one decoded image may take, in bytes.
 const MAX_DECODED: u64 = 512 << 20;
 

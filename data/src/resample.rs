@@ -83,14 +83,14 @@ impl Axis {
     }
 }
 
-/// The pixels of `window`, resized to (side, side, 3). The window lies inside the image and is not empty.
-pub(crate) fn resize(image: &Image, window: Window, side: usize, filter: Filter) -> Vec<u8> {
-    let vertical = Axis::new(window.height, side, filter);
-    let horizontal = Axis::new(window.width, side, filter);
+/// The pixels of `window`, resized to (rows, columns, 3). The window lies inside the image and is not empty.
+pub(crate) fn resize(image: &Image, window: Window, [rows, columns]: [usize; 2], filter: Filter) -> Vec<u8> {
+    let vertical = Axis::new(window.height, rows, filter);
+    let horizontal = Axis::new(window.width, columns, filter);
     let stride = image.width() * 3;
     let mut blended = vec![0f32; window.width * 3]; // one output row, still as wide as the window
-    let mut resized = Vec::with_capacity(side * side * 3);
-    for o in 0..side {
+    let mut resized = Vec::with_capacity(rows * columns * 3);
+    for o in 0..rows {
         let (start, weights) = vertical.of(o);
         blended.fill(0.0);
         let first = (window.top + start) * stride + window.left * 3;
@@ -99,7 +99,7 @@ pub(crate) fn resize(image: &Image, window: Window, side: usize, filter: Filter)
                 *sum += weight * f32::from(value);
             }
         }
-        for o in 0..side {
+        for o in 0..columns {
             let (start, weights) = horizontal.of(o);
             let mut sum = [0f32; 3];
             for (pixel, &weight) in blended[start * 3..].chunks_exact(3).zip(weights) {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     /// The same window through the `image` crate.
-    fn resize_by_image(image: &Image, window: Window, side: usize, filter: Filter) -> Vec<u8> {
+    fn resize_by_image(image: &Image, window: Window, [rows, columns]: [usize; 2], filter: Filter) -> Vec<u8> {
         let [top, left, height, width] = [window.top, window.left, window.height, window.width].map(|x| x as u32);
         let buffer: ImageBuffer<Rgb<u8>, &[u8]> =
             ImageBuffer::from_raw(image.width() as u32, image.height() as u32, image.pixels()).unwrap();
@@ -136,7 +136,7 @@ mod tests {
             Filter::Triangle => imageops::FilterType::Triangle,
         };
         let view = imageops::crop_imm(&buffer, left, top, width, height);
-        imageops::resize(&*view, side as u32, side as u32, filter).into_raw()
+        imageops::resize(&*view, columns as u32, rows as u32, filter).into_raw()
     }
 
     #[test]
@@ -145,14 +145,15 @@ mod tests {
         let whole = Window { top: 0, left: 0, height: 61, width: 83 };
         let part = Window { top: 7, left: 20, height: 40, width: 9 };
         for window in [whole, part, Window { height: 1, width: 1, ..part }] {
-            for (side, filter) in
-                [32, 17, 96, 1].into_iter().flat_map(|side| [(side, Filter::Bicubic), (side, Filter::Triangle)])
+            for (size, filter) in [[32; 2], [17; 2], [96, 20], [1; 2]]
+                .into_iter()
+                .flat_map(|size| [(size, Filter::Bicubic), (size, Filter::Triangle)])
             {
-                let ours = resize(&image, window, side, filter);
-                let theirs = resize_by_image(&image, window, side, filter);
+                let ours = resize(&image, window, size, filter);
+                let theirs = resize_by_image(&image, window, size, filter);
                 let worst = ours.iter().zip(&theirs).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
                 assert_eq!(ours.len(), theirs.len());
-                assert!(worst <= 1, "{window:?} to {side}, {filter:?}: off by {worst}");
+                assert!(worst <= 1, "{window:?} to {size:?}, {filter:?}: off by {worst}");
             }
         }
     }
@@ -162,7 +163,7 @@ mod tests {
         let image = Image::new(50, 70, [9, 130, 255].repeat(50 * 70)).unwrap();
         let whole = Window { top: 0, left: 0, height: 50, width: 70 };
         for side in [3, 50, 64] {
-            assert_eq!(resize(&image, whole, side, Filter::Bicubic), [9, 130, 255].repeat(side * side));
+            assert_eq!(resize(&image, whole, [side; 2], Filter::Bicubic), [9, 130, 255].repeat(side * side));
         }
     }
 
@@ -175,7 +176,7 @@ mod tests {
         for (name, function) in [("here", resize as fn(_, _, _, _) -> _), ("image crate", resize_by_image)] {
             let started = std::time::Instant::now();
             for _ in 0..50 {
-                std::hint::black_box(function(&image, whole, 224, Filter::Bicubic));
+                std::hint::black_box(function(&image, whole, [224; 2], Filter::Bicubic));
             }
             println!("{name}: {:.2} ms, 375x500 to 224x224", started.elapsed().as_secs_f64() * 20.0);
         }

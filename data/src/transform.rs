@@ -133,7 +133,7 @@ impl Transform {
             self.centred(image, self.size, augmentation.filter, shift)
         } else {
             let window = random_crop([image.height(), image.width()], augmentation.min_scale, random);
-            let resized = resize(image, window, self.size, augmentation.filter);
+            let resized = resize(image, window, [self.size; 2], augmentation.filter);
             let shift = Shift { flip, ..Shift::default() };
             View { pixels: resized.into(), height: self.size, width: self.size, shift }
         };
@@ -183,7 +183,7 @@ impl Transform {
         // Taking the square first bounds the work on an image of extreme shape, and changes nothing that is shown.
         let side = height.min(width);
         let square = Window { top: (height - side) / 2, left: (width - side) / 2, height: side, width: side };
-        let resized = resize(image, square, zoomed, filter);
+        let resized = resize(image, square, [zoomed; 2], filter);
         let margin = ((zoomed - self.size) / 2) as isize;
         let shift = Shift { down: shift.down + margin, right: shift.right + margin, ..shift };
         View { pixels: resized.into(), height: zoomed, width: zoomed, shift }

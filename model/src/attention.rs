@@ -3,6 +3,7 @@
 use crate::config::{Attend, Family, ModelConfig};
 use crate::error::{Error, Result};
 use crate::layers::{DepthwiseConv, Linear};
+use crate::look::{Look, Reads};
 use crate::pass::Pass;
 use crate::regions;
 use crate::state::Builder;
@@ -37,6 +38,7 @@ struct RoutedAttention {
 
 /// Attention of every token to every other.
 struct FullAttention {
+    name: String,
     dim: usize,
     heads: usize,
     context: Option<Context>,
@@ -79,7 +81,8 @@ impl Attention {
             attend => {
                 let lepe = if attend == Attend::Full { None } else { lepe(builder) };
                 let context = lepe.map(if nchw { Context::Values } else { Context::Input });
-                let full = FullAttention { dim, heads: config.full_attention_heads, context };
+                let heads = config.full_attention_heads;
+                let full = FullAttention { name: name.to_owned(), dim, heads, context };
                 (Core::Full(full), ["qkv", "proj"], false)
             }
         };
@@ -111,6 +114,9 @@ impl FullAttention {
         let qkv = qkv.forward(pass, &x)?;
         let scale = ((self.dim / self.heads) as f64).powf(-0.5);
         let mixed = ops::attention(&qkv, self.heads, scale)?;
+        let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
+        let look = || Look { qkv: qkv.value(), heads: self.heads, scale, reads: Reads::All };
+        pass.record_look(&self.name, [height, width], look)?;
         Ok(match &self.context {
             None => mixed,
             Some(Context::Input(lepe)) => ops::add(&mixed, &lepe.forward(pass, &x)?)?,
@@ -154,7 +160,15 @@ impl RoutedAttention {
         let routed = if self.soft {
             ops::bra_composed(&qkv, lepe, &attributes, ops::RouteKind::Soft)?
         } else {
-            ops::bra(&qkv, lepe, &attributes)?
+            let routed = ops::bra(&qkv, lepe, &attributes)?;
+            let reads = Reads::Routed(regions, &routed.routes);
+            pass.record_look(&self.name, map, || Look {
+                qkv: qkv.value(),
+                heads: self.heads,
+                scale: attributes.scale,
+                reads,
+            })?;
+            routed
         };
         pass.record_routes(&self.name, routed.routes);
         crop(routed.out, padded, map)

@@ -3,6 +3,7 @@
 use crate::RunningStatistics;
 use crate::error::{Error, Result};
 use crate::factors::Factors;
+use crate::look::{Look, token_at};
 use crate::state::StatisticsId;
 use autograd::{Layout, ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
@@ -55,6 +56,8 @@ struct Given {
     /// The size of images by which it is decided how many go through a stage together, if not their own.
     grouped_as: Option<[usize; 2]>,
     keeps_maps: bool,
+    /// The point of the images that looks, if one is asked about.
+    looks_from: Option<[f64; 2]>,
 }
 
 /// What a pass leaves behind beside its result.
@@ -68,6 +71,9 @@ pub struct Trace {
     pub routes: Vec<(String, Tensor)>,
     /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called.
     pub maps: Vec<(String, Tensor)>,
+    /// How much the token at a point attends to each of its map (N, H, W), in each attention in order, if
+    /// [`Pass::look_from`] was called: the mean of the heads' weights, 0 where it does not look at all.
+    pub looks: Vec<(String, Tensor)>,
     /// A backbone's results, in inference.
     outputs: Vec<(String, Tensor)>,
 }
@@ -77,6 +83,7 @@ impl Trace {
         self.statistics.extend(later.statistics);
         self.routes.extend(later.routes);
         self.maps.extend(later.maps);
+        self.looks.extend(later.looks);
         self.outputs.extend(later.outputs);
     }
 
@@ -91,7 +98,8 @@ impl Trace {
             joined.collect()
         };
         let (routes, maps) = (join(|piece| &piece.routes)?, join(|piece| &piece.maps)?);
-        Ok(Trace { routes, maps, outputs: join(|piece| &piece.outputs)?, ..Trace::default() })
+        let (looks, outputs) = (join(|piece| &piece.looks)?, join(|piece| &piece.outputs)?);
+        Ok(Trace { statistics: vec![], routes, maps, looks, outputs })
     }
 }
 
@@ -101,7 +109,7 @@ impl<'t> Pass<'t> {
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
         let factors = Factors::new(parameters.share());
         let (parameters, running) = (Arc::new(parameters.share()), running.to_vec());
-        let given = Given { mode, parameters, factors, running, grouped_as: None, keeps_maps: false };
+        let given = Given { mode, parameters, factors, running, grouped_as: None, keeps_maps: false, looks_from: None };
         Self::part(tape, Arc::new(given), 0, 0)
     }
 
@@ -124,6 +132,12 @@ impl<'t> Pass<'t> {
     /// Keeps the maps after each merging and each stage in the trace.
     pub fn keep_maps(self) -> Self {
         self.with(|given| given.keeps_maps = true)
+    }
+
+    /// Keeps in the trace where the token at a point of each image looks, in each attention. The point is given as parts of the
+    /// image's height and width, from 0 to 1. Soft routing, which weighs keys and values themselves, leaves nothing.
+    pub fn look_from(self, point: [f64; 2]) -> Self {
+        self.with(|given| given.looks_from = Some(point))
     }
 
     /// Takes as many images through a stage together as it would of this height and width. So small images need of memory
@@ -284,6 +298,15 @@ impl<'t> Pass<'t> {
 
     pub(crate) fn record_routes(&self, name: &str, routes: Tensor) {
         self.trace.borrow_mut().routes.push((name.to_owned(), routes));
+    }
+
+    /// Keeps where the token at the point looks that was asked about, on the part (H, W) of an attention's map.
+    pub(crate) fn record_look<'a>(&self, name: &str, map: [usize; 2], look: impl FnOnce() -> Look<'a>) -> Result<()> {
+        if let Some(point) = self.given.looks_from {
+            let weights = look().mean(token_at(point, map), map)?;
+            self.trace.borrow_mut().looks.push((name.to_owned(), weights));
+        }
+        Ok(())
     }
 
     pub(crate) fn record_map(&self, name: impl FnOnce() -> String, map: &Var<'t>) {

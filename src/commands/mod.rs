@@ -18,17 +18,21 @@ mod gradcheck;
 mod info;
 mod output;
 mod predict;
+mod shrink;
 mod train;
 
 use crate::config::{Changes, RunConfig, merge};
+use crate::printing::tell;
 use crate::threads::{MOST_THREADS, pool};
 use crate::trainer::checkpoint::Stored;
 use crate::trainer::trained::TrainedModel;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use data::pictures_below;
 use model::{ModelConfig, PRESETS, preset};
 use std::fmt;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use toml::{Table, Value};
 
@@ -58,6 +62,8 @@ enum Command {
     Predict(predict::Arguments),
     /// Reads all images of a data set, and names those that cannot be read.
     Check(check::Arguments),
+    /// Makes pictures smaller, once, so that training does not decode all of their pixels in every epoch.
+    Shrink(shrink::Arguments),
     /// Writes a trained model's weights alone, as PyTorch and other programs read them.
     Export(export::Arguments),
     /// Checks every operation's gradients, and that the check would notice wrong ones.
@@ -101,6 +107,7 @@ pub fn run(cli: Cli) -> Result<Status> {
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Predict(arguments) => predict::run(&arguments),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Shrink(arguments) => shrink::run(&arguments),
         Command::Export(arguments) => export::run(&arguments),
         Command::Gradcheck(arguments) => gradcheck::run(&arguments),
         Command::Info(arguments) => info::run(&arguments),
@@ -232,6 +239,16 @@ fn of_weights() -> String {
         "The model that a state_dict is of: {}. Images are then normalised by ImageNet's mean and deviation",
         model_names()
     )
+}
+
+/// The pictures in a folder and below it, of which there must be one. Says which files are passed over.
+fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let (pictures, passed_over) = pictures_below(folder)?;
+    passed_over.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
+    if pictures.is_empty() {
+        bail!("{}: holds no .png, .jpg, .jpeg or .webp file", folder.display());
+    }
+    Ok(pictures)
 }
 
 /// Where a trained model lies, and what is to be different about it.

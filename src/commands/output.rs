@@ -32,6 +32,14 @@ pub enum Kind {
 /// Checks, before the work, that a result can be written, and that it takes the place of nothing but an earlier one:
 /// a slip of the hand must not cost a checkpoint, or what the results are made from.
 pub fn expect_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
+    let pytorch = path.extension().is_some_and(|extension| extension == "pth" || extension == "pt");
+    if matches!(kind, Kind::Tensors | Kind::Weights) && pytorch {
+        bail!(
+            "{option} {}: it would be a safetensors file, which PyTorch reads with safetensors.torch.load_file; name it \
+             .safetensors",
+            path.display()
+        );
+    }
     if path.is_file() && (!kind.holds(path) || folder::is_lock(path)) {
         bail!("{option} {}: what is there is no earlier result; name another file", path.display());
     }

@@ -1,16 +1,18 @@
 //! `biformer predict`.
 
-use super::{Status, Threads, Trained};
+use super::output::{Kind, expect_output};
+use super::{Status, Threads, Trained, pictures_in};
 use crate::config::read_text;
 use crate::device::Compute;
 use crate::memory::{expect_room_to_infer, image_bytes};
+use crate::pictures::{ROWS, looks};
 use crate::printing::{print_error, printable, tell};
 use crate::trainer::trained::TrainedModel;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::Args;
-use data::{load_image, pictures_below};
-use model::{BiFormer, Factors, Mode};
+use data::{Transform, load_image};
+use model::{BiFormer, Factors, Mode, Pass};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
@@ -35,6 +37,13 @@ pub struct Arguments {
     /// model knows. A state_dict alone knows none; if it is of 1,000 classes, they are taken to be ImageNet's.
     #[arg(long, value_name = "FILE")]
     classes: Option<PathBuf>,
+    /// A PNG to draw what the model attends to in the first 32 pictures, from one point of each: the weights of four attentions,
+    /// from the first to the last.
+    #[arg(long, value_name = "FILE")]
+    attention: Option<PathBuf>,
+    /// The point, as parts of the width and height of what the model sees of a picture; 0.5,0.5 is the middle.
+    #[arg(long, value_name = "X,Y", requires = "attention", default_value = "0.5,0.5", value_parser = point)]
+    at: [f64; 2],
     /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first; or the error
     /// that kept it from being read.
     #[arg(long)]
@@ -68,6 +77,7 @@ struct Class<'a> {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let pictures = pictures(&arguments.images)?;
+        arguments.attention.as_deref().map_or(Ok(()), |file| expect_output("--attention", file, Kind::Picture))?;
         let TrainedModel { mut model, mut config, mut data, named } = arguments.trained.load()?;
         if let Some(file) = &arguments.classes {
             data.classes = names(file, data.classes.len()).with_context(|| format!("--classes {}", file.display()))?;
@@ -84,11 +94,14 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         arguments.compute.place(&mut model)?;
         let factors = model.prepared()?;
         let transform = config.test_transform(data.statistics)?;
-        let (mut status, mut predictions) = (Status::Done, vec![]);
+        let (mut status, mut predictions, mut seen) = (Status::Done, vec![], vec![]);
         for paths in pictures.chunks(most) {
             let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
             let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
             let pixels: Vec<f32> = loaded.iter().flatten().flatten().copied().collect();
+            if arguments.attention.is_some() {
+                seen.extend(loaded.iter().flatten().take(ROWS - seen.len()).cloned());
+            }
             let images = Tensor::from_slice(&pixels, [loaded.iter().flatten().count(), size, size, 3])?;
             let probabilities = classify(&model, factors.clone(), &images)?;
             let mut probabilities = probabilities.chunks(data.classes.len());
@@ -117,8 +130,40 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         if arguments.json {
             say!("{}", serde_json::to_string_pretty(&predictions)?);
         }
+        if let Some(file) = &arguments.attention {
+            draw_attention(&model, factors, &transform, &seen, arguments.at, file)?;
+        }
         Ok(status)
     })
+}
+
+/// Draws what a point of each image attends to, given what the model saw of them.
+fn draw_attention(
+    model: &BiFormer,
+    factors: Factors,
+    transform: &Transform,
+    seen: &[Vec<f32>],
+    [x, y]: [f64; 2],
+    file: &Path,
+) -> Result<()> {
+    if seen.is_empty() {
+        return Ok(());
+    }
+    let (size, point) = (transform.size(), [y, x]);
+    let images = Tensor::from_slice(&seen.concat(), [seen.len(), size, size, 3])?;
+    let tape = Tape::inference();
+    let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).with_factors(factors);
+    let pass = pass.look_from(point);
+    model.run(&pass, &images)?;
+    let shown = seen.iter().map(|pixels| transform.picture(pixels)).collect::<data::Result<Vec<_>>>()?;
+    looks::draw(&shown, &pass.into_trace(), point, file).with_context(|| file.display().to_string())
+}
+
+/// A point, X,Y, inside a picture.
+fn point(text: &str) -> Result<[f64; 2], String> {
+    let part = |part: &str| part.trim().parse().ok().filter(|part| (0.0..=1.0).contains(part));
+    let parts = text.split_once(',').and_then(|(x, y)| Some([part(x)?, part(y)?]));
+    parts.ok_or_else(|| "expected two numbers from 0 to 1, such as 0.25,0.5".to_owned())
 }
 
 /// The names of so many classes in a file.
@@ -141,14 +186,7 @@ fn pictures(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
     for path in named {
         match path.is_dir() {
             false => pictures.push(path.clone()),
-            true => {
-                let (inside, passed_over) = pictures_below(path)?;
-                passed_over.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
-                if inside.is_empty() {
-                    bail!("{}: holds no .png, .jpg, .jpeg or .webp file", path.display());
-                }
-                pictures.extend(inside);
-            }
+            true => pictures.extend(pictures_in(path)?),
         }
     }
     Ok(pictures)

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `curves.rs` | `curves.png`: loss and accuracy over the epochs |
 //! | `routes.rs` | `routing.png`: where a region of an image looks |
+//! | `looks.rs` | what a point of an image attends to |
 //! | `scaling.rs` | how the time of attention grows with the map |
+//! | `gallery.rs` | a page of pictures: images, and attentions over them |
 //! | `overlay.rs` | the routed regions, drawn over an image's pixels |
 //! | `canvas.rs` | what all draw on: lines, text, and PNG |
 //! | `DejaVuSans-subset.ttf` | the letters; its licence lies beside it |
@@ -14,11 +16,14 @@
 
 mod canvas;
 pub mod curves;
+mod gallery;
+pub mod looks;
 mod overlay;
 pub mod routes;
 pub mod scaling;
 
 pub use canvas::is_own;
+pub use gallery::ROWS;
 
 use plotters::style::RGBColor;
 

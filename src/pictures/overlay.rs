@@ -13,6 +13,8 @@ const OUTLINE: Rgb<u8> = Rgb([BLUE.0, BLUE.1, BLUE.2]);
 const RIM: Rgb<u8> = Rgb([255; 3]);
 /// How much of the colour the best and the last region get.
 const STRENGTH: (f32, f32) = (0.62, 0.14);
+/// How much of it the heaviest token gets.
+const BRIGHTEST: f32 = 0.85;
 /// The share of itself that a pixel nobody looks at keeps, and the grey that it fades to.
 const KEPT: f32 = 0.30;
 const FADED: RGBColor = RGBColor(46, 50, 56);
@@ -90,6 +92,36 @@ pub(super) fn draw(picture: &RgbImage, cut: Cut, looking: usize, routed: &[u32],
     drawn
 }
 
+/// The picture of a map (H, W) with each token tinted by its weight, and those dimmed that have none.
+pub(super) fn weighed(picture: &RgbImage, [height, width]: [usize; 2], weights: &[f32]) -> RgbImage {
+    let heaviest = weights.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
+    let mut drawn = picture.clone();
+    let along = |at: u32, side: u32, tokens: usize| at as usize * tokens / side as usize;
+    for (x, y, pixel) in drawn.enumerate_pixels_mut() {
+        let weight = weights[along(y, picture.height(), height) * width + along(x, picture.width(), width)];
+        *pixel = if weight > 0.0 { lit(*pixel, weight / heaviest) } else { dimmed(*pixel) };
+    }
+    drawn
+}
+
+/// A pixel of a token that weighs so much of what the heaviest does. The root keeps the light ones in sight.
+pub(super) fn lit(pixel: Rgb<u8>, weight: f32) -> Rgb<u8> {
+    mixed(pixel, TINT, BRIGHTEST * weight.sqrt())
+}
+
+/// Draws a ring around a point of the picture, given as parts of its height and width. Lengths are in its pixels.
+pub(super) fn ring(picture: &mut RgbImage, point: [f64; 2], radius: f64, line: f64) {
+    let centre = [point[1] * f64::from(picture.width()), point[0] * f64::from(picture.height())];
+    for (x, y, pixel) in picture.enumerate_pixels_mut() {
+        let distance = (f64::from(x) + 0.5 - centre[0]).hypot(f64::from(y) + 0.5 - centre[1]);
+        match (distance - radius).abs() {
+            off if off < line / 2.0 => *pixel = OUTLINE,
+            off if off < line => *pixel = RIM,
+            _ => {}
+        }
+    }
+}
+
 /// A pixel of the region at a rank of `count`, the best being 0.
 pub(super) fn tinted(pixel: Rgb<u8>, rank: usize, count: usize) -> Rgb<u8> {
     let (best, last) = STRENGTH;
@@ -158,6 +190,21 @@ mod tests {
         let blue = |rank| tinted(PIXEL, rank, 8).0[2];
         assert!((1..8).all(|rank| blue(rank - 1) < blue(rank)) && blue(7) < PIXEL.0[2]);
         assert_eq!(tinted(PIXEL, 0, 1), tinted(PIXEL, 0, 8));
+    }
+
+    #[test]
+    fn tokens_are_lit_by_weight() {
+        let picture = RgbImage::from_pixel(30, 20, PIXEL);
+        let mut drawn = weighed(&picture, [2, 3], &[0.4, 0.1, 0.0, f32::MIN_POSITIVE, 0.2, 0.3]);
+        let expected = [lit(PIXEL, 1.0), lit(PIXEL, 0.25), dimmed(PIXEL), PIXEL, lit(PIXEL, 0.5), lit(PIXEL, 0.75)];
+        for (token, expected) in expected.into_iter().enumerate() {
+            let (x, y) = (token as u32 % 3 * 10, token as u32 / 3 * 10);
+            assert_eq!([drawn[(x, y)], drawn[(x + 9, y + 9)]], [expected; 2], "token {token}");
+        }
+        ring(&mut drawn, [0.5, 0.5], 6.0, 2.0);
+        assert_eq!([drawn[(21, 10)], drawn[(15, 4)], drawn[(19, 10)]], [OUTLINE, OUTLINE, RIM]);
+        assert_eq!(drawn[(15, 10)], lit(PIXEL, 0.5), "what the ring is around");
+        ring(&mut drawn, [1.0, 0.0], 6.0, 2.0);
     }
 
     #[test]

@@ -3,27 +3,16 @@
 //! In the spirit of Fig. 4 of the paper (Zhu et al., "BiFormer: Vision Transformer with Bi-Level Routing Attention",
 //! CVPR 2023), which shows, for a point of an image, the regions that its region is routed to.
 
-use super::canvas::{Canvas, SCALE, fitted, text_width};
+use super::BLUE;
+use super::canvas::SCALE;
+use super::gallery::{COLUMNS, Gallery, ROWS, evenly, on_page};
 use super::overlay::{self, Cut};
-use super::{BLUE, GREY, HEADING, INK, PAPER, SMALL, TEXT};
 use anyhow::{Context, Result, bail, ensure};
-use image::{Rgb, RgbImage};
+use image::Rgb;
 use model::{ModelConfig, Trace};
 use plotters::style::RGBColor;
-use plotters::style::text_anchor::HPos;
 use std::path::Path;
 use tensor::Tensor;
-
-/// The most attentions that are shown.
-const COLUMNS: usize = 4;
-/// The most images that are shown: more would make a page that no viewer opens.
-const ROWS: usize = 32;
-/// The side of an image on the page.
-const SIDE: u32 = 192;
-const GAP: u32 = 16;
-const MARGIN: u32 = 28;
-/// What lies above the images: title, legend, and the columns' heads.
-const HEAD: u32 = 158;
 
 /// Draws, as a PNG, where the middle region of each image looks.
 ///
@@ -54,29 +43,24 @@ pub fn draw(
     });
     let columns = columns.collect::<Result<Vec<_>>>()?;
 
-    let across = |count: usize| MARGIN + (SIDE + GAP) * count as u32;
-    let mut canvas =
-        Canvas::new(across(columns.len() + 1) - GAP + MARGIN, HEAD + (SIDE + GAP) * shown.len() as u32 - GAP + MARGIN)?;
-    draw_head(&mut canvas, &columns)?;
-    for (row, (slot, image)) in shown.iter().enumerate() {
-        let top = HEAD + (SIDE + GAP) * row as u32;
-        let picture = fitted(&to_rgb(image)?, SIDE);
-        place(&mut canvas, &picture, across(0), top);
+    let heads: Vec<[String; 2]> = columns.iter().map(Column::head).collect();
+    let images = shown.iter().map(|(_, image)| on_page(image)).collect::<Result<Vec<_>>>()?;
+    let subtitle = match columns.is_empty() {
+        true => "Nowhere: no attention is routed.",
+        false => "Its tokens attend to those of k regions only.",
+    };
+    let mut page = Gallery::new("Where a region looks", subtitle, &heads, &images)?;
+    if !columns.is_empty() {
+        page.legend(&legend())?;
+    }
+    for (row, ((slot, _), image)) in shown.iter().zip(&images).enumerate() {
         for (index, column) in columns.iter().enumerate() {
             let looking = column.middle();
-            let routed = column.routed(*slot, looking)?;
-            let drawn = overlay::draw(&picture, column.cut, looking, routed, 2 * SCALE);
-            place(&mut canvas, &drawn, across(index + 1), top);
+            let drawn = overlay::draw(image, column.cut, looking, column.routed(*slot, looking)?, 2 * SCALE);
+            page.place(row, index + 1, &drawn);
         }
     }
-    canvas.save(path)
-}
-
-/// A few of the elements: the first, the last, and those evenly between.
-fn evenly<T>(all: &[T], most: usize) -> impl Iterator<Item = &T> {
-    let count = all.len().min(most);
-    let gaps = count.max(2) - 1;
-    (0..count).map(move |index| &all[(index * (all.len() - 1) + gaps / 2) / gaps])
+    page.save(path)
 }
 
 /// The routes of one attention.
@@ -103,6 +87,11 @@ impl<'a> Column<'a> {
         Ok(Self { name, cut, shape, routes })
     }
 
+    fn head(&self) -> [String; 2] {
+        let [_, regions, k] = self.shape;
+        [self.name.to_owned(), format!("k = {k} of {regions}")]
+    }
+
     /// The region in the middle of the map, or of the four there, the lower right one.
     fn middle(&self) -> usize {
         let Cut { regions, map } = self.cut;
@@ -119,85 +108,22 @@ impl<'a> Column<'a> {
     }
 }
 
-/// Draws what lies above the images.
-fn draw_head(canvas: &mut Canvas, columns: &[Column]) -> Result<()> {
-    let left = f64::from(MARGIN);
-    canvas.text("Where a region looks", (left, 42.0), HPos::Left, HEADING, INK)?;
-    if columns.is_empty() {
-        canvas.text("Nowhere: no attention is routed.", (left, 66.0), HPos::Left, SMALL, GREY)?;
-    } else {
-        canvas.text("Its tokens attend to those of k regions only.", (left, 66.0), HPos::Left, SMALL, GREY)?;
-        draw_legend(canvas, left, 90.0)?;
-    }
-    let names = ["image"].into_iter().chain(columns.iter().map(|column| column.name));
-    for (index, name) in names.enumerate() {
-        let left = left + f64::from(SIDE + GAP) * index as f64;
-        let baseline = f64::from(HEAD) - 27.0;
-        canvas.text(&shortened(name)?, (left, baseline), HPos::Left, TEXT, INK)?;
-        if let Some(&[_, regions, k]) = index.checked_sub(1).map(|index| &columns[index].shape) {
-            canvas.text(&format!("k = {k} of {regions}"), (left, baseline + 17.0), HPos::Left, SMALL, GREY)?;
-        }
-    }
-    Ok(())
-}
-
-/// Draws what the colours mean, on a line whose baseline is given.
-fn draw_legend(canvas: &mut Canvas, mut x: f64, baseline: f64) -> Result<()> {
+/// What the colours mean.
+fn legend() -> [(&'static str, Vec<RGBColor>); 3] {
     /// Steps of the bar from the best region to the last.
     const STEPS: usize = 6;
-    const SWATCH: f64 = 12.0;
     let colour = |Rgb([red, green, blue]): Rgb<u8>| RGBColor(red, green, blue);
     // Stands for any pixel of a picture.
     let pixel = Rgb([190; 3]);
     let tints = (0..STEPS).map(|rank| colour(overlay::tinted(pixel, rank, STEPS))).collect();
-    let entries = [
-        ("query region", vec![BLUE]),
-        ("routed, best to last", tints),
-        ("not read", vec![colour(overlay::dimmed(pixel))]),
-    ];
-    let top = baseline - SWATCH + 1.0;
-    for (label, colours) in entries {
-        for &colour in &colours {
-            canvas.rectangle((x, top), (SWATCH, SWATCH), colour)?;
-            if colour == BLUE {
-                // An outline is hollow.
-                canvas.rectangle((x + 2.0, top + 2.0), (SWATCH - 4.0, SWATCH - 4.0), PAPER)?;
-            }
-            x += SWATCH;
-        }
-        canvas.text(label, (x + 7.0, baseline), HPos::Left, SMALL, GREY)?;
-        x += text_width(label, SMALL)? + 24.0;
-    }
-    Ok(())
-}
-
-/// A name that fits above an image.
-fn shortened(name: &str) -> Result<String> {
-    let mut name = name.to_owned();
-    let fits = |name: &str| Ok::<_, anyhow::Error>(text_width(name, TEXT)? <= f64::from(SIDE));
-    if fits(&name)? {
-        return Ok(name);
-    }
-    while !name.is_empty() && !fits(&format!("{name}…"))? {
-        name.pop();
-    }
-    Ok(name + "…")
-}
-
-fn to_rgb(image: &data::Image) -> Result<RgbImage> {
-    let (width, height) = (u32::try_from(image.width())?, u32::try_from(image.height())?);
-    RgbImage::from_raw(width, height, image.pixels().to_vec()).context("an image without all of its pixels")
-}
-
-/// Puts a picture into the middle of its square.
-fn place(canvas: &mut Canvas, picture: &RgbImage, left: u32, top: u32) {
-    let middle = |corner: u32, extent: u32| f64::from(corner) + f64::from(SIDE * SCALE - extent) / f64::from(2 * SCALE);
-    canvas.picture(picture, (middle(left, picture.width()), middle(top, picture.height())));
+    [("query region", vec![BLUE]), ("routed, best to last", tints), ("not read", vec![colour(overlay::dimmed(pixel))])]
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::gallery::{GAP, HEAD, MARGIN, SIDE};
     use super::*;
+    use image::RgbImage;
     use model::PerStage;
     use tensor::DType;
 
@@ -303,25 +229,6 @@ mod tests {
             let message = format!("{error:#}");
             assert!(message.contains("stages.0") && message.contains(problem), "{message}");
         }
-        Ok(())
-    }
-
-    #[test]
-    fn attentions_are_chosen_evenly() {
-        let chosen = |count: usize| evenly(&(0..count).collect::<Vec<_>>(), 4).copied().collect::<Vec<_>>();
-        assert_eq!(chosen(0), [0; 0]);
-        assert_eq!(chosen(1), [0]);
-        assert_eq!(chosen(3), [0, 1, 2]);
-        assert_eq!(chosen(5), [0, 1, 3, 4]);
-        assert_eq!(chosen(12), [0, 4, 7, 11]);
-    }
-
-    #[test]
-    fn a_long_name_is_shortened() -> Result<()> {
-        Canvas::new(1, 1)?;
-        assert_eq!(shortened("stages.2.17.attn")?, "stages.2.17.attn");
-        let short = shortened(&"attention.".repeat(9))?;
-        assert!(short.starts_with("attention.att") && short.ends_with('…') && text_width(&short, TEXT)? <= SIDE.into());
         Ok(())
     }
 }

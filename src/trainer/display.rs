@@ -104,8 +104,8 @@ pub struct Display {
     warned: Cell<bool>,
     epochs: usize,
     steps: usize,
-    /// The side to which images that are files could be shrunk.
-    smaller: Option<usize>,
+    /// How images that are files could be made smaller.
+    shrink: Option<String>,
 }
 
 impl Display {
@@ -157,8 +157,10 @@ impl Display {
         }
         let bar = bar(config.epochs * steps);
         bar.set_position((progress.epoch * steps + progress.batch) as u64);
-        let (epochs, smaller) = (config.epochs, train.dataset().path(0).map(|_| 2 * config.image_size));
-        Self { bar, said: Cell::new(Instant::now()), warned: Cell::new(false), epochs, steps, smaller }
+        let command =
+            |_| format!("biformer shrink --data {} --output SMALLER --side {}", config.data, 2 * config.image_size);
+        let (epochs, shrink) = (config.epochs, train.dataset().path(0).map(command));
+        Self { bar, said: Cell::new(Instant::now()), warned: Cell::new(false), epochs, steps, shrink }
     }
 
     /// A step is done.
@@ -196,14 +198,12 @@ impl Display {
                 clock(elapsed.as_secs_f64())
             );
             if training.waits_long() && !self.warned.replace(true) {
-                let (share, side) = (100.0 * training.share_waited(), self.smaller);
-                let smaller = side.map(|side| {
-                    format!("; large photographs are read faster once they are shrunk, to a shorter side of {side} pixels or so")
-                });
+                let share = 100.0 * training.share_waited();
+                let shrink = self.shrink.as_ref().map(|command| format!("; large photographs are read faster after {command}"));
                 tell!(
                     io::stdout(),
                     "note: for {share:.0} % of the time training waited for images: making them takes longer than a step{}",
-                    smaller.unwrap_or_default()
+                    shrink.unwrap_or_default()
                 );
             }
         });

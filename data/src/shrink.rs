@@ -1,0 +1,49 @@
+//! Pictures made smaller, once and for all: a model sees few of a photograph's pixels, and decoding the others takes longer
+//! than training on them.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use image::codecs::{jpeg::JpegEncoder, png::PngEncoder, webp::WebPEncoder};
+use image::{ExtendedColorType, ImageEncoder};
+
+use crate::picture::{MAX_FILE, decode, read_file};
+use crate::resample::{Filter, Window, resize};
+use crate::{Error, Result};
+
+/// Hardly a trace of the compression is left at this quality, of up to 100.
+const JPEG_QUALITY: u8 = 95;
+
+/// A picture file with the shorter side resized to `side` pixels, bicubically, and the longer one in proportion: an upright
+/// RGB picture, as JPEG where it is named `.jpg` or `.jpeg`, without loss as WebP where it is named `.webp`, and else as PNG.
+/// Where the shorter side has no more pixels than that, the file as it is.
+///
+/// Errors: those of [`load_image`](crate::load_image), and [`Error::Setting`] where `side` is 0.
+pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
+    if side == 0 {
+        return Err(Error::setting("side", "0 is no size".to_owned()));
+    }
+    let bytes = read_file(path, MAX_FILE, "an image file")?;
+    let image = decode(&bytes, path)?;
+    let (height, width) = (image.height(), image.width());
+    let shorter = height.min(width);
+    if shorter <= side {
+        return Ok(bytes);
+    }
+    // The longer side of a picture may be some million times the other.
+    let scaled = |length: usize| ((length as f64 * side as f64 / shorter as f64).round() as usize).max(1);
+    let (rows, columns) = (scaled(height), scaled(width));
+    let pixels = resize(&image, Window { top: 0, left: 0, height, width }, [rows, columns], Filter::Bicubic);
+    let mut smaller = vec![];
+    let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default().to_lowercase();
+    let (columns, rows, colours) = (columns as u32, rows as u32, ExtendedColorType::Rgb8);
+    match extension.as_str() {
+        "jpg" | "jpeg" => {
+            JpegEncoder::new_with_quality(&mut smaller, JPEG_QUALITY).write_image(&pixels, columns, rows, colours)
+        }
+        "webp" => WebPEncoder::new_lossless(&mut smaller).write_image(&pixels, columns, rows, colours),
+        _ => PngEncoder::new(&mut smaller).write_image(&pixels, columns, rows, colours),
+    }
+    .map_err(|cause| Error::Unsupported { path: path.to_owned(), what: format!("it cannot be written: {cause}") })?;
+    Ok(smaller)
+}

@@ -1,0 +1,147 @@
+//! Where a token looks: how much it attends to each of the others.
+//!
+//! Fused attention never has these weights in memory, for all tokens at once. For one token of each image they are few, and
+//! computed here as the definition has them, in f64.
+
+use crate::error::Result;
+use ops::Regions;
+use tensor::{DType, Device, Tensor};
+
+/// The token of a map (H, W) that a point of the image lies in, given as parts of the image's height and width.
+pub(crate) fn token_at(point: [f64; 2], map: [usize; 2]) -> [usize; 2] {
+    std::array::from_fn(|axis| ((point[axis] * map[axis] as f64) as usize).min(map[axis].saturating_sub(1)))
+}
+
+/// Which tokens a token attends to: all, or those of its region's routed regions (N, P, k).
+pub(crate) enum Reads<'a> {
+    All,
+    Routed(Regions, &'a Tensor),
+}
+
+/// An attention whose weights are asked for.
+pub(crate) struct Look<'a> {
+    /// Queries, keys and values, (N, H, W, 3C).
+    pub qkv: &'a Tensor,
+    pub heads: usize,
+    pub scale: f64,
+    pub reads: Reads<'a>,
+}
+
+impl Look<'_> {
+    /// The weights of a token of the map: (N, heads, H, W), each head's summing up to 1; 0 for tokens that are not read, and only
+    /// for those.
+    fn by_head(&self, [row, column]: [usize; 2]) -> Result<Tensor> {
+        let [images, height, width, channels] = self.qkv.dims("look", "qkv (N, H, W, 3C)")?;
+        let (dim, tokens) = (channels / 3, height * width);
+        let head_dim = dim / self.heads;
+        let numbers = |part: Tensor| part.contiguous()?.to_device(&Device::Cpu)?.cast(DType::F64)?.to_vec::<f64>();
+        let query = self.qkv.slice(1, row..row + 1)?.slice(2, column..column + 1)?.slice(3, 0..dim)?;
+        let (queries, keys) = (numbers(query)?, numbers(self.qkv.slice(3, dim..2 * dim)?)?); // (N, C) and (N, H, W, C)
+        let mut weights = vec![0.0; images * self.heads * tokens];
+        for (slot, weights) in weights.chunks_exact_mut(tokens).enumerate() {
+            let (image, head) = (slot / self.heads, slot % self.heads);
+            let query = &queries[slot * head_dim..][..head_dim];
+            let key = |token: usize| &keys[(image * tokens + token) * dim + head * head_dim..][..head_dim];
+            let read = self.read(image, [row, column], [height, width])?;
+            let score = |&token: &usize| query.iter().zip(key(token)).map(|(q, k)| q * k).sum::<f64>() * self.scale;
+            let scores: Vec<f64> = read.iter().map(score).collect();
+            let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = scores.iter().map(|score| (score - highest).exp()).sum();
+            for (&token, score) in read.iter().zip(&scores) {
+                weights[token] = ((score - highest).exp() / sum).max(f64::MIN_POSITIVE);
+            }
+        }
+        Ok(Tensor::from_slice(&weights, [images, self.heads, height, width])?)
+    }
+
+    /// The tokens of an image that a token attends to.
+    fn read(&self, image: usize, token: [usize; 2], map: [usize; 2]) -> Result<Vec<usize>> {
+        let tokens = 0..map[0] * map[1];
+        let Reads::Routed(regions, routes) = &self.reads else { return Ok(tokens.collect()) };
+        let region = |[row, column]: [usize; 2]| {
+            let [height, width] = regions.size();
+            (row / height * regions.grid()[1] + column / width) as u32
+        };
+        let looking = region(token) as usize;
+        let routed = routes.slice(0, image..image + 1)?.slice(1, looking..looking + 1)?;
+        let routed = routed.to_device(&Device::Cpu)?.contiguous()?.to_vec::<u32>()?;
+        Ok(tokens.filter(|token| routed.contains(&region([token / map[1], token % map[1]]))).collect())
+    }
+
+    /// The mean of the heads' weights over the upper left part (H, W) of the map, which is not padding: (N, H, W) in f32.
+    pub fn mean(&self, token: [usize; 2], [height, width]: [usize; 2]) -> Result<Tensor> {
+        let weights = self.by_head(token)?;
+        let [images, heads, rows, columns] = weights.dims("look", "weights (N, heads, H, W)")?;
+        let weights = weights.to_vec::<f64>()?;
+        let mean = |index: usize| {
+            let (image, row, column) = (index / (height * width), index / width % height, index % width);
+            let weight = |head| weights[((image * heads + head) * rows + row) * columns + column];
+            let mean = (0..heads).map(weight).sum::<f64>() / heads as f64;
+            // Of the smallest doubles f32 would make 0.
+            if mean > 0.0 { (mean as f32).max(f32::MIN_POSITIVE) } else { 0.0 }
+        };
+        let means: Vec<f32> = (0..images * height * width).map(mean).collect();
+        Ok(Tensor::from_slice(&means, [images, height, width])?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use autograd::Tape;
+    use ops::Bra;
+    use tensor::rng::Philox;
+
+    const SHAPE: [usize; 4] = [2, 4, 6, 24];
+
+    fn qkv() -> Tensor {
+        let mut random = Philox::new(3, 0).sequence();
+        let values: Vec<f64> = (0..SHAPE.iter().product()).map(|_| 2.0 * random.normal()).collect();
+        Tensor::from_slice(&values, SHAPE).unwrap()
+    }
+
+    /// The values, weighted and summed, are what attention gives the token.
+    fn expect_weights_of(look: &Look, attended: &Tensor) {
+        let [images, height, width, channels] = SHAPE;
+        let (dim, head_dim) = (channels / 3, channels / 3 / look.heads);
+        let (values, attended) = (look.qkv.to_vec::<f64>().unwrap(), attended.to_vec::<f64>().unwrap());
+        for token in [[0, 0], [1, 4], [3, 5]] {
+            let weights = look.by_head(token).unwrap().to_vec::<f64>().unwrap();
+            for (image, channel) in (0..images).flat_map(|image| (0..dim).map(move |channel| (image, channel))) {
+                let of_head = &weights[(image * look.heads + channel / head_dim) * height * width..];
+                let value = |token: usize| values[(image * height * width + token) * channels + 2 * dim + channel];
+                let sum: f64 = (0..height * width).map(|token| of_head[token] * value(token)).sum();
+                let place = (image * height * width + token[0] * width + token[1]) * dim + channel;
+                assert!((sum - attended[place]).abs() < 1e-12, "{token:?} {channel}: {sum} {}", attended[place]);
+            }
+        }
+    }
+
+    #[test]
+    fn weights_are_those_of_routed_attention() {
+        let (tape, qkv) = (Tape::inference(), qkv());
+        for topk in [1, 3, 6] {
+            let bra = Bra { heads: 2, qk_dim: 8, topk, grid: [2, 3], scale: 0.4, valid: None };
+            let routed = ops::bra(&tape.constant(qkv.clone()), None, &bra).unwrap();
+            let reads = Reads::Routed(Regions::cut("test", [4, 6], bra.grid).unwrap(), &routed.routes);
+            let look = Look { qkv: &qkv, heads: 2, scale: 0.4, reads };
+            expect_weights_of(&look, routed.out.value());
+            let read = look.mean([0, 0], [4, 6]).unwrap().to_vec::<f32>().unwrap();
+            assert_eq!(read.iter().filter(|&&weight| weight > 0.0).count(), 2 * topk * 4, "of two images");
+        }
+    }
+
+    #[test]
+    fn weights_are_those_of_full_attention() {
+        let (tape, qkv) = (Tape::inference(), qkv());
+        let attended = ops::attention(&tape.constant(qkv.clone()), 4, 0.7).unwrap();
+        expect_weights_of(&Look { qkv: &qkv, heads: 4, scale: 0.7, reads: Reads::All }, attended.value());
+    }
+
+    #[test]
+    fn a_point_lies_in_a_token_of_any_map() {
+        assert_eq!(token_at([0.5, 0.5], [4, 7]), [2, 3]);
+        assert_eq!(token_at([0.0, 1.0], [4, 7]), [0, 6]);
+        assert_eq!(token_at([0.999, 0.999], [1, 1]), [0, 0]);
+    }
+}

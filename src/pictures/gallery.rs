@@ -1,0 +1,138 @@
+//! A page of pictures: a row for each image, and a column for each attention over it.
+
+use super::canvas::{Canvas, SCALE, fitted, text_width};
+use super::{BLUE, GREY, HEADING, INK, PAPER, SMALL, TEXT};
+use anyhow::{Context, Result};
+use image::RgbImage;
+use plotters::style::RGBColor;
+use plotters::style::text_anchor::HPos;
+use std::path::Path;
+
+/// The most attentions that are shown.
+pub(super) const COLUMNS: usize = 4;
+/// The most images that are shown: more would make a page that no viewer opens.
+pub const ROWS: usize = 32;
+/// The side of an image on the page.
+pub(super) const SIDE: u32 = 192;
+pub(super) const GAP: u32 = 16;
+pub(super) const MARGIN: u32 = 28;
+/// What lies above the images: title, legend, and the columns' heads.
+pub(super) const HEAD: u32 = 158;
+
+/// A page, and the images on it.
+pub(super) struct Gallery {
+    canvas: Canvas,
+}
+
+impl Gallery {
+    /// A page with the images in its first column. `columns` are those behind it: what they are called, and what is said of
+    /// them.
+    pub fn new(title: &str, subtitle: &str, columns: &[[String; 2]], images: &[RgbImage]) -> Result<Self> {
+        let (across, down) = (columns.len() as u32 + 1, images.len() as u32);
+        let width = left_of(across as usize) - GAP + MARGIN;
+        let mut canvas = Canvas::new(width, HEAD + (SIDE + GAP) * down - GAP + MARGIN)?;
+        let left = f64::from(MARGIN);
+        canvas.text(title, (left, 42.0), HPos::Left, HEADING, INK)?;
+        canvas.text(subtitle, (left, 66.0), HPos::Left, SMALL, GREY)?;
+        let heads = [["image".to_owned(), String::new()]];
+        for (index, [name, caption]) in heads.iter().chain(columns).enumerate() {
+            let (left, baseline) = (f64::from(left_of(index)), f64::from(HEAD) - 27.0);
+            canvas.text(&shortened(name)?, (left, baseline), HPos::Left, TEXT, INK)?;
+            canvas.text(caption, (left, baseline + 17.0), HPos::Left, SMALL, GREY)?;
+        }
+        let mut page = Self { canvas };
+        for (row, image) in images.iter().enumerate() {
+            page.place(row, 0, image);
+        }
+        Ok(page)
+    }
+
+    /// Says what colours mean, on a line below the subtitle. What is blue is an outline on the page, and here.
+    pub fn legend(&mut self, entries: &[(&str, Vec<RGBColor>)]) -> Result<()> {
+        const SWATCH: f64 = 12.0;
+        let (mut x, baseline) = (f64::from(MARGIN), 90.0);
+        let top = baseline - SWATCH + 1.0;
+        for (label, colours) in entries {
+            for &colour in colours {
+                self.canvas.rectangle((x, top), (SWATCH, SWATCH), colour)?;
+                if colour == BLUE {
+                    self.canvas.rectangle((x + 2.0, top + 2.0), (SWATCH - 4.0, SWATCH - 4.0), PAPER)?;
+                }
+                x += SWATCH;
+            }
+            self.canvas.text(label, (x + 7.0, baseline), HPos::Left, SMALL, GREY)?;
+            x += text_width(label, SMALL)? + 24.0;
+        }
+        Ok(())
+    }
+
+    /// Puts a picture into the middle of its square.
+    pub fn place(&mut self, row: usize, column: usize, picture: &RgbImage) {
+        let top = HEAD + (SIDE + GAP) * row as u32;
+        let middle =
+            |corner: u32, extent: u32| f64::from(corner) + f64::from(SIDE * SCALE - extent) / f64::from(2 * SCALE);
+        let corner = (middle(left_of(column), picture.width()), middle(top, picture.height()));
+        self.canvas.picture(picture, corner);
+    }
+
+    /// Writes the page as a PNG file.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        self.canvas.save(path)
+    }
+}
+
+fn left_of(column: usize) -> u32 {
+    MARGIN + (SIDE + GAP) * column as u32
+}
+
+/// An image, as large as it is on the page.
+pub(super) fn on_page(image: &data::Image) -> Result<RgbImage> {
+    let (width, height) = (u32::try_from(image.width())?, u32::try_from(image.height())?);
+    let rgb =
+        RgbImage::from_raw(width, height, image.pixels().to_vec()).context("an image without all of its pixels")?;
+    Ok(fitted(&rgb, SIDE))
+}
+
+/// A few of the elements: the first, the last, and those evenly between.
+pub(super) fn evenly<T>(all: &[T], most: usize) -> impl Iterator<Item = &T> {
+    let count = all.len().min(most);
+    let gaps = count.max(2) - 1;
+    (0..count).map(move |index| &all[(index * (all.len() - 1) + gaps / 2) / gaps])
+}
+
+/// A name that fits above an image.
+fn shortened(name: &str) -> Result<String> {
+    let mut name = name.to_owned();
+    let fits = |name: &str| Ok::<_, anyhow::Error>(text_width(name, TEXT)? <= f64::from(SIDE));
+    if fits(&name)? {
+        return Ok(name);
+    }
+    while !name.is_empty() && !fits(&format!("{name}…"))? {
+        name.pop();
+    }
+    Ok(name + "…")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attentions_are_chosen_evenly() {
+        let chosen = |count: usize| evenly(&(0..count).collect::<Vec<_>>(), 4).copied().collect::<Vec<_>>();
+        assert_eq!(chosen(0), [0; 0]);
+        assert_eq!(chosen(1), [0]);
+        assert_eq!(chosen(3), [0, 1, 2]);
+        assert_eq!(chosen(5), [0, 1, 3, 4]);
+        assert_eq!(chosen(12), [0, 4, 7, 11]);
+    }
+
+    #[test]
+    fn a_long_name_is_shortened() -> Result<()> {
+        Canvas::new(1, 1)?;
+        assert_eq!(shortened("stages.2.17.attn")?, "stages.2.17.attn");
+        let short = shortened(&"attention.".repeat(9))?;
+        assert!(short.starts_with("attention.att") && short.ends_with('…') && text_width(&short, TEXT)? <= SIDE.into());
+        Ok(())
+    }
+}

@@ -1,0 +1,142 @@
+//! What a point of an image attends to: weights of a few attentions, over the images.
+//!
+//! In the spirit of the right half of Fig. 4 of the paper (Zhu et al., "BiFormer: Vision Transformer with Bi-Level Routing
+//! Attention", CVPR 2023). The published code has nothing that would draw it.
+
+use super::canvas::SCALE;
+use super::gallery::{COLUMNS, Gallery, ROWS, evenly, on_page};
+use super::{BLUE, overlay};
+use anyhow::{Context, Result, ensure};
+use image::{Rgb, RgbImage};
+use model::Trace;
+use plotters::style::RGBColor;
+use std::path::Path;
+use tensor::Tensor;
+
+/// The ring around the point, and its line, in pixels of the page.
+const RADIUS: f64 = 6.0;
+const LINE: f64 = 2.0;
+
+/// Draws, as a PNG, what a point of each image attends to. `images` are those of the pass, as the model saw them, of which 32
+/// at most are drawn; the pass was asked about the [point](model::Pass::look_from).
+///
+/// Each image gets a row: itself, with a ring around the point; then for at most four attentions, evenly chosen from the
+/// first to the last, the image with each token tinted by its weight, of what the heaviest has, and what is not read dimmed.
+///
+/// Errors: looks that are not (N, H, W) weights of the images, a file that cannot be written.
+pub fn draw(images: &[data::Image], trace: &Trace, point: [f64; 2], path: &Path) -> Result<()> {
+    let columns = evenly(&trace.looks, COLUMNS).map(|(name, weights)| Column::new(name, weights, images.len()));
+    let columns = columns.collect::<Result<Vec<_>>>()?;
+    let ringed = |image: &RgbImage| {
+        let mut image = image.clone();
+        overlay::ring(&mut image, point, RADIUS * f64::from(SCALE), LINE * f64::from(SCALE));
+        image
+    };
+    let shown = images.iter().take(ROWS).map(on_page).collect::<Result<Vec<_>>>()?;
+    let heads: Vec<[String; 2]> = columns.iter().map(Column::head).collect();
+    let subtitle = "The weights of the token there, mean of all heads.";
+    let mut page =
+        Gallery::new("What a point attends to", subtitle, &heads, &shown.iter().map(ringed).collect::<Vec<_>>())?;
+    page.legend(&legend())?;
+    for (row, image) in shown.iter().enumerate() {
+        for (index, column) in columns.iter().enumerate() {
+            let drawn = overlay::weighed(image, column.map, column.of(row));
+            page.place(row, index + 1, &ringed(&drawn));
+        }
+    }
+    page.save(path)
+}
+
+/// The weights of one attention.
+struct Column<'a> {
+    name: &'a str,
+    /// The height and width of its map.
+    map: [usize; 2],
+    /// (N, H, W)
+    weights: Vec<f32>,
+}
+
+impl<'a> Column<'a> {
+    fn new(name: &'a str, weights: &Tensor, images: usize) -> Result<Self> {
+        let context = || format!("the weights of {name}");
+        let [count, height, width] = weights.dims("picture of weights", "(N, H, W)").with_context(context)?;
+        ensure!(count == images && height * width > 0, "{}: {} for {images} images", context(), weights.shape());
+        Ok(Self { name, map: [height, width], weights: weights.to_vec::<f32>().with_context(context)? })
+    }
+
+    fn of(&self, image: usize) -> &[f32] {
+        let tokens = self.map[0] * self.map[1];
+        &self.weights[image * tokens..(image + 1) * tokens]
+    }
+
+    /// As many tokens are read of each image, but where there is padding.
+    fn head(&self) -> [String; 2] {
+        let tokens = self.map[0] * self.map[1];
+        let read = self.weights[..tokens].iter().filter(|&&weight| weight > 0.0).count();
+        [self.name.to_owned(), format!("reads {read} of {tokens} tokens")]
+    }
+}
+
+/// What the colours mean.
+fn legend() -> [(&'static str, Vec<RGBColor>); 3] {
+    /// Steps of the bar from the heaviest token to the lightest.
+    const STEPS: usize = 6;
+    let colour = |Rgb([red, green, blue]): Rgb<u8>| RGBColor(red, green, blue);
+    // Stands for any pixel of a picture.
+    let pixel = Rgb([190; 3]);
+    let lit = |step: usize| colour(overlay::lit(pixel, ((STEPS - step) as f32 / STEPS as f32).powi(2)));
+    [
+        ("the point", vec![BLUE]),
+        ("weight, most to least", (0..STEPS).map(lit).collect()),
+        ("not read", vec![colour(overlay::dimmed(pixel))]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::gallery::{GAP, HEAD, MARGIN, SIDE};
+    use super::*;
+
+    fn drawn(images: usize, looks: Vec<Tensor>) -> Result<RgbImage> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("looks.png");
+        let image = data::Image::new(48, 48, vec![90; 48 * 48 * 3])?;
+        let mut trace = Trace::default();
+        trace.looks = looks.into_iter().map(|weights| ("stages.0.0.attn".to_owned(), weights)).collect();
+        draw(&vec![image; images], &trace, [0.5, 0.25], &path)?;
+        Ok(image::open(&path)?.into_rgb8())
+    }
+
+    #[test]
+    fn what_weighs_is_lit_in_its_images_row() -> Result<()> {
+        let weights = Tensor::from_slice(&[0.0, 0.5, 0.5, 0.0, 0.25, 0.0, 0.0, 0.75f32], [2, 2, 2])?;
+        let page = drawn(2, vec![weights])?;
+        assert_eq!(page.dimensions(), (2 * (MARGIN + SIDE) + GAP, HEAD + 2 * SIDE + GAP + MARGIN));
+        let pixel = Rgb([90; 3]);
+        let at = |row: u32, token: u32| {
+            let (left, top) = (MARGIN + SIDE + GAP, HEAD + row * (SIDE + GAP));
+            page[(left + token % 2 * SIDE / 2 + 30, top + token / 2 * SIDE / 2 + 30)]
+        };
+        let (one, third, none) = (overlay::lit(pixel, 1.0), overlay::lit(pixel, 1.0 / 3.0), overlay::dimmed(pixel));
+        assert_eq!([0, 1, 2, 3].map(|token| at(0, token)), [none, one, one, none]);
+        assert_eq!([0, 1, 2, 3].map(|token| at(1, token)), [third, none, none, one]);
+        let ringed = page[(MARGIN + SIDE / 4 + RADIUS as u32, HEAD + SIDE / 2)];
+        assert_eq!(ringed, Rgb([BLUE.0, BLUE.1, BLUE.2]), "the point, in the image itself");
+        Ok(())
+    }
+
+    #[test]
+    fn weights_that_are_none_are_refused_by_name() -> Result<()> {
+        for (wrong, problem) in [
+            (Tensor::full([2, 4], 0.5f32), "(N, H, W)"),
+            (Tensor::full([1, 2, 2], 0.5f32), "for 2 images"),
+            (Tensor::full([2, 0, 2], 0.5f32), "for 2 images"),
+            (Tensor::full([2, 2, 2], 1u32), "f32"),
+        ] {
+            let message = format!("{:#}", drawn(2, vec![wrong]).expect_err(problem));
+            assert!(message.contains("stages.0.0.attn") && message.contains(problem), "{message}");
+        }
+        assert!(drawn(40, vec![Tensor::full([40, 3, 3], 0.5f32)])?.height() < HEAD + 33 * (SIDE + GAP));
+        Ok(())
+    }
+}

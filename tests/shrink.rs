@@ -1,0 +1,79 @@
+//! `biformer shrink`: pictures made smaller once, and training on them.
+
+mod common;
+
+use common::program::{biformer, contents, fresh, text};
+use common::samples;
+use image::{GenericImageView, ImageFormat};
+use std::fs;
+
+#[test]
+fn pictures_become_smaller_under_their_names() {
+    let folder = fresh("shrink");
+    let [photos, small] = ["photos", "small"].map(|name| folder.join(name));
+    for class in ["train/cat", "train/dog", "val/cat", "val/dog"] {
+        fs::create_dir_all(photos.join(class)).unwrap();
+        for (name, colour) in [("a.JPG", [200, 90, 20]), ("b.png", [20, 90, 200]), ("c.webp", [90, 200, 20])] {
+            samples::picture(&photos.join(class).join(name), 400, 300, colour);
+        }
+        samples::picture(&photos.join(class).join("d.png"), 50, 64, [9; 3]);
+    }
+    fs::write(photos.join("train/cat/notes.txt"), "about cats").unwrap();
+    let shrink = || biformer(&["shrink", "--data", text(&photos), "--output", text(&small), "--side", "64"]);
+    let said = shrink().ok();
+    assert!(said.out.contains("small: 16 pictures written"), "{said:?}");
+    assert!(said.err.contains("passed over 1 file"), "{said:?}");
+    let formats = [("a.JPG", ImageFormat::Jpeg), ("b.png", ImageFormat::Png), ("c.webp", ImageFormat::WebP)];
+    for (name, format) in formats {
+        let bytes = fs::read(small.join("val/dog").join(name)).unwrap();
+        assert_eq!(image::guess_format(&bytes).unwrap(), format);
+        let [was, is] = [&photos, &small].map(|data| {
+            let bytes = fs::read(data.join("val/dog").join(name)).unwrap();
+            image::load_from_memory(&bytes).unwrap()
+        });
+        assert_eq!(is.dimensions(), (85, 64), "{name}");
+        // The same picture: dark on the left, and bright on the right.
+        for x in [10, 70] {
+            let (was, is) = (was.get_pixel(x * 400 / 85, 100), is.get_pixel(x, 21));
+            assert!(was.0.iter().zip(is.0).all(|(&was, is)| was.abs_diff(is) < 6), "{name}: {was:?} {is:?}");
+        }
+    }
+    let untouched = |data: &std::path::Path| fs::read(data.join("val/cat/d.png")).unwrap();
+    assert!(untouched(&photos) == untouched(&small), "what is small is copied");
+    biformer(&["check", "--data", text(&small)]).ok();
+
+    // Called again, for what is new, and what cannot be read.
+    fs::write(photos.join("val/dog/e.jpg"), "no picture").unwrap();
+    samples::picture(&photos.join("val/dog/f.png"), 90, 90, [77; 3]);
+    let before = contents(&small.join("train/cat"));
+    let said = shrink();
+    assert_eq!(said.status, Some(2), "{said:?}");
+    assert!(said.out.contains("small: 1 picture written") && said.out.contains("16 were there already"), "{said:?}");
+    assert!(said.err.contains("e.jpg") && said.out.contains("1 picture could not be read"), "{said:?}");
+    assert!(before == contents(&small.join("train/cat")));
+    assert!(!small.join("val/dog/e.jpg").exists() && small.join("val/dog/f.png").exists());
+}
+
+#[test]
+fn photographs_are_never_touched() {
+    let folder = fresh("shrink-refused");
+    let photos = folder.join("photos");
+    fs::create_dir_all(&photos).unwrap();
+    biformer(&["shrink", "--data", text(&photos), "--output", text(&folder.join("small"))])
+        .refused(&["photos: holds no .png, .jpg"]);
+    samples::picture(&photos.join("a.png"), 40, 30, [1, 2, 3]);
+    let before = contents(&photos);
+    std::os::unix::fs::symlink(&photos, folder.join("link")).unwrap();
+    for output in ["photos", "photos/small", "link", "link/x/y", "photos/../photos"] {
+        biformer(&["shrink", "--data", text(&photos), "--output", text(&folder.join(output)), "--side", "8"])
+            .refused(&["--output", "lies in --data", "another folder"]);
+    }
+    assert!(before == contents(&photos) && !folder.join("small").exists());
+    let file = folder.join("file");
+    fs::write(&file, "").unwrap();
+    let said = biformer(&["shrink", "--data", text(&photos), "--output", text(&file)]);
+    assert_eq!(said.status, Some(2), "{said:?}");
+    biformer(&["shrink", "--data", "/nowhere", "--output", text(&file)]).refused(&["--data /nowhere"]);
+    let said = biformer(&["shrink", "--data", text(&photos), "--output", text(&file), "--side", "0"]);
+    assert!(said.status == Some(2) && said.err.contains("--side"), "{said:?}");
+}
