@@ -63,8 +63,13 @@ fn photographs_are_never_touched() {
         .refused(&["photos: holds no .png, .jpg"]);
     samples::picture(&photos.join("a.png"), 40, 30, [1, 2, 3]);
     let before = contents(&photos);
-    std::os::unix::fs::symlink(&photos, folder.join("link")).unwrap();
-    for output in ["photos", "photos/small", "link", "link/x/y", "photos/../photos"] {
+    let mut inside = vec!["photos", "photos/small", "photos/../photos"];
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink(&photos, folder.join("link")).unwrap();
+        inside.extend(["link", "link/x/y"]);
+    }
+    for output in inside {
         biformer(&["shrink", "--data", text(&photos), "--output", text(&folder.join(output)), "--side", "8"])
             .refused(&["--output", "lies in --data", "another folder"]);
     }

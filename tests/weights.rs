@@ -80,9 +80,30 @@ fn a_state_dict_is_measured_and_used_like_a_run() {
     let used = with(&["predict", text(&picture)], &[]).ok().out;
     let lines = |out: &str| out.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(lines(&used), lines(&classes(&of_run)));
-    biformer(&["eval", "--checkpoint", text(&file)]).refused(&["w.safetensors", "name the model with --model", "tiny"]);
+    biformer(&["eval", "--checkpoint", text(&file)]).refused(&["w.safetensors", "name with --model", "tiny", "--set"]);
     biformer(&["eval", "--checkpoint", text(run), "--model", "tiny"]).refused(&["--model", "knows its model"]);
     with(&["eval"], &[]).refused(&["data embedded", "10 of them, not 2"]);
+}
+
+#[test]
+fn a_state_dict_of_a_named_model_needs_no_name() {
+    let [_, data] = shared();
+    let folder = fresh("weights-recognised");
+    let (file, picture) = (folder.join("w.safetensors"), data.join("val/dark/1.png"));
+    let config = biformer::model::preset("micro").unwrap().config();
+    BiFormer::new(&config, 0, DType::F32).unwrap().state_dict().unwrap().write(&file).unwrap();
+    let predict = ["predict", "--checkpoint", text(&file), text(&picture)];
+    let named = biformer(&[&predict[..], &["--model", "micro"]].concat()).ok().out;
+    assert_eq!(biformer(&predict).ok().out, named);
+    let [input, output] = ["x", "y"].map(|name| folder.join(format!("{name}.safetensors")));
+    let mut images = TensorFile::default();
+    images.tensors.insert("input".into(), Tensor::full([1, 3, 32, 32], 0.5f32));
+    images.write(&input).unwrap();
+    biformer(&["forward", "--weights", text(&file), "--input", text(&input), "--output", text(&output)]).ok();
+    let run = folder.join("run");
+    let train = ["train", "--weights", text(&file), "--data", text(data), "--out", text(&run), "--epochs", "1"];
+    biformer(&[&train[..], &["--batch-size", "5"]].concat()).ok();
+    assert!(fs::read_to_string(run.join("config.toml")).unwrap().contains("model = \"micro\""));
 }
 
 #[test]

@@ -48,3 +48,4 @@ pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
 pub use run::Output;
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};
+pub use weights::recognised;

@@ -1,9 +1,10 @@
 //! Weights in and out, under the names of the reference's state_dict.
 
 use crate::biformer::BiFormer;
-use crate::config::Features;
+use crate::config::{Features, ModelConfig};
 use crate::error::{Differences, Error, Result};
 use crate::files::TensorFile;
+use crate::presets::{PRESETS, Preset};
 use tensor::{DType, Device, Tensor};
 
 /// What wrappers put before all names: DataParallel, and torch.compile.
@@ -27,6 +28,27 @@ impl TensorFile {
     pub fn head_classes(&self) -> Option<usize> {
         self.tensors.get("head.weight")?.shape().first().copied()
     }
+}
+
+/// The named model whose tensors a state_dict has, all of them in their shapes; but its head may be for any number of
+/// classes. What no weight depends on (k, the number of regions, padding) is not seen in them.
+pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
+    let Some(num_classes) = file.head_classes() else { return Ok(None) };
+    let blocks = file.tensors.keys().filter(|name| name.ends_with(".norm1.weight")).count();
+    for preset in PRESETS {
+        let config = ModelConfig { num_classes, ..preset.config() };
+        // Before a model of that size is made: each block has one such norm.
+        let deep = blocks == config.depth.iter().sum::<usize>();
+        let wide = file.tensors["head.weight"].shape().get(1) == config.embed_dim.last();
+        if deep && wide {
+            let own = BiFormer::blank(&config, DType::F32)?.state_dict()?.tensors;
+            let same = |name: &String| file.tensors.get(name).map(Tensor::shape) == own.get(name).map(Tensor::shape);
+            if own.len() == file.tensors.len() && own.keys().all(same) {
+                return Ok(Some(preset));
+            }
+        }
+    }
+    Ok(None)
 }
 
 impl BiFormer {
@@ -153,6 +175,29 @@ impl BiFormer {
                 running.batches = batches;
             }
         }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_dicts_are_recognised_by_their_tensors() -> Result<()> {
+        for name in ["nano", "micro", "tiny", "small", "stl", "stl_nchw"] {
+            let config = ModelConfig { num_classes: 7, ..crate::preset(name)?.config() };
+            let mut file = BiFormer::blank(&config, DType::F32)?.state_dict()?;
+            assert_eq!(recognised(&file)?.map(|preset| preset.name), Some(name));
+            let bias = file.tensors.remove("head.bias").unwrap();
+            assert!(recognised(&file)?.is_none(), "{name} without one of its tensors");
+            file.tensors.insert("head.bias".into(), Tensor::full([8], 0f32));
+            assert!(recognised(&file)?.is_none(), "{name} with a tensor of another shape");
+            file.tensors.insert("head.bias".into(), bias);
+            file.tensors.insert("another".into(), Tensor::full([8], 0f32));
+            assert!(recognised(&file)?.is_none(), "{name} with one more");
+        }
+        assert!(recognised(&TensorFile::default())?.is_none());
         Ok(())
     }
 }

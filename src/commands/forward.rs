@@ -10,7 +10,7 @@ use crate::trainer::trained::architecture;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::{Args, ValueEnum};
-use model::{BiFormer, Features, Mode, TensorFile};
+use model::{BiFormer, Features, Mode, TensorFile, recognised};
 use std::path::{Path, PathBuf};
 use tensor::{DType, Device, Tensor};
 
@@ -46,7 +46,8 @@ pub struct Arguments {
 
 fn model_help() -> String {
     format!(
-        "The model: {}. By default that of the run that the weights are of, if they say it, or else nano",
+        "The model: {}. By default that of the run that the weights are of, if they say it, or the one whose tensors they have, \
+         or else nano",
         model_names()
     )
 }
@@ -77,7 +78,8 @@ fn compute(arguments: &Arguments) -> Result<()> {
     let file = stored.into_weights()?;
     let config = match (&arguments.model, known) {
         (None, Some(known)) => known,
-        (name, _) => architecture(&file, name.as_deref().unwrap_or(DEFAULT_MODEL))?,
+        (Some(name), _) => architecture(&file, name)?,
+        (None, None) => architecture(&file, recognised(&file)?.map_or(DEFAULT_MODEL, |preset| preset.name))?,
     };
     let config = config.with_overrides(arguments.set.iter().map(String::as_str)).map_err(as_set)?;
     let mut model = BiFormer::blank(&config, dtype)?;

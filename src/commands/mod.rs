@@ -29,7 +29,7 @@ use crate::trainer::trained::TrainedModel;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use data::pictures_below;
-use model::{ModelConfig, PRESETS, preset};
+use model::{ModelConfig, PRESETS, preset, recognised};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -236,7 +236,8 @@ impl Threads {
 
 fn of_weights() -> String {
     format!(
-        "The model that a state_dict is of: {}. Images are then normalised by ImageNet's mean and deviation",
+        "The model that a state_dict is of: {}; by default the one whose tensors it has. Images are then normalised by \
+         ImageNet's mean and deviation",
         model_names()
     )
 }
@@ -293,9 +294,14 @@ impl Trained {
             }
             (Stored::Alone(file), Some(model)) => TrainedModel::of_weights(file, &shown.to_string(), model, changes),
             (Stored::Described(_), Some(_)) => bail!("--model: {shown} knows its model; leave it out"),
-            (Stored::Alone(_), None) => {
-                bail!("{shown}: a model's weights alone; name the model with --model ({})", model_names())
-            }
+            (Stored::Alone(file), None) => match recognised(&file)? {
+                Some(preset) => TrainedModel::of_weights(file, &shown.to_string(), preset.name, changes),
+                None => bail!(
+                    "{shown}: weights alone, and of none of the models that the program knows; name with --model the one that \
+                     is most like theirs ({}), and with --set how they differ",
+                    model_names()
+                ),
+            },
         }
     }
 }

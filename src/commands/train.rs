@@ -29,8 +29,8 @@ pub struct Arguments {
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
     /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict, in a
-    /// safetensors or .pth file. All but the last know their model and their images' size, which the run then has unless
-    /// --model is given, and how images were normalised. Of a head for other classes, those that the data have, too, are
+    /// safetensors or .pth file. They know their model, and all but the last their images' size, which the run then has
+    /// unless --model is given, and how images were normalised. Of a head for other classes, those that the data have, too, are
     /// taken over by name; the others are random, as is a head that is missing.
     #[arg(long, value_name = "DIR|FILE")]
     weights: Option<PathBuf>,

@@ -35,8 +35,8 @@ pub struct RunConfig {
     /// `embedded`, or the folder of a data set.
     pub data: String,
     /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict, in a safetensors or
-    /// `.pth` file; empty to start from random ones. All but the last also say which model and `image_size` a run has that
-    /// asks for no model. Of a head for other classes, those that the data have, too, are taken over by name; the others are
+    /// `.pth` file; empty to start from random ones. They also say which model a run has that asks for none, and all but
+    /// the last its `image_size`. Of a head for other classes, those that the data have, too, are taken over by name; the others are
     /// random, as is a head that is missing.
     pub weights: String,
     /// Parts of the model that are not trained, by the beginning of their parameters' names: `["downsample_layers", "stages.0"]`.
@@ -204,7 +204,12 @@ impl RunConfig {
 
     /// The configuration of a new run: the model's defaults, changed.
     pub fn changed(changes: &Changes) -> Result<Self> {
-        Self::for_model(changes.model()?.unwrap_or(DEFAULT_MODEL))?.begun(changes)
+        Self::changed_for(DEFAULT_MODEL, changes)
+    }
+
+    /// The same, of another model than the usual one, unless one is asked for.
+    pub fn changed_for(model: &str, changes: &Changes) -> Result<Self> {
+        Self::for_model(changes.model()?.unwrap_or(model))?.begun(changes)
     }
 
     /// The configuration of a new run that starts from the weights of a run with this one, and prepares images as that did.

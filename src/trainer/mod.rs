@@ -26,7 +26,7 @@ pub mod step;
 mod stopwatch;
 pub mod trained;
 
-use crate::config::{Changes, RunConfig};
+use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
 use crate::inference::Inference;
 use crate::memory;
 use crate::staging::numbered;
@@ -38,6 +38,7 @@ use display::{Display, announce};
 use folder::{PICTURED, RunFolder, expect_free, quoted};
 pub use images::Images;
 use metrics::EpochMetrics;
+use model::recognised;
 use optim::Schedule;
 use rayon::ThreadPool;
 use score::Score;
@@ -113,9 +114,12 @@ impl Trainer {
     /// [`RunConfig::tuning`].
     pub fn asked(changes: &Changes) -> Result<Self> {
         let weights = weights(changes.weights()?)?;
-        let config = match weights.as_ref().and_then(Stored::described) {
+        let config = match &weights {
             None => RunConfig::changed(changes)?,
-            Some((theirs, _)) => theirs.tuning(changes)?,
+            Some(Stored::Described(theirs)) => theirs.config.tuning(changes)?,
+            Some(Stored::Alone(file)) => {
+                RunConfig::changed_for(recognised(file)?.map_or(DEFAULT_MODEL, |preset| preset.name), changes)?
+            }
         };
         Self::started(config, weights, None)
     }
