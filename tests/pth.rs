@@ -90,7 +90,8 @@ fn tensors_of_every_type_and_layout() {
     assert_eq!(floats("channels_last"), (vec![2, 3, 4, 5], values("channels_last", &[2, 3, 4, 5])));
     assert_eq!(floats("empty"), (vec![0, 3], vec![]));
     assert_eq!(floats("parameter"), (vec![2, 2], values("parameter", &[2, 2])));
-    assert_eq!(read.tensors.len(), 11);
+    assert_eq!(floats("buffer"), (vec![3], values("buffer", &[3])));
+    assert_eq!(read.tensors.len(), 12);
 }
 
 #[test]
@@ -98,8 +99,11 @@ fn what_holds_no_weights_is_refused_with_the_way_out() {
     for (name, parts) in [
         ("old.pth", &["before 1.6", "torch.save"][..]),
         ("module.pth", &["no tensors by name", "state_dict()"]),
-        ("several.pth", &["teacher and student", "save one of them"]),
-        ("bool.pth", &["tensor mask", "torch.BoolStorage"]),
+        ("several.pth", &["teacher and in student", "save one of them"]),
+        ("bool.pth", &["tensor mask", "BoolStorage", "leave it out"]),
+        ("sparse.pth", &["tensor sparse", "_rebuild_sparse_tensor", "save dense tensors"]),
+        ("negated.pth", &["tensor negated", "save a copy"]),
+        ("expanded.pth", &["larger than the file", "contiguous()"]),
     ] {
         let said = biformer(&["eval", "--model", "nano", "--checkpoint", text(&fixture(name))]);
         said.refused(&[&[name][..], parts].concat());

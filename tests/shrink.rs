@@ -63,7 +63,8 @@ fn photographs_are_never_touched() {
         .refused(&["photos: holds no .png, .jpg"]);
     samples::picture(&photos.join("a.png"), 40, 30, [1, 2, 3]);
     let before = contents(&photos);
-    let mut inside = vec!["photos", "photos/small", "photos/../photos"];
+    let mut inside =
+        vec!["photos", "photos/small", "photos/../photos", "missing/../photos", "missing/x/../../photos/y"];
     #[cfg(unix)]
     {
         std::os::unix::fs::symlink(&photos, folder.join("link")).unwrap();
@@ -73,12 +74,56 @@ fn photographs_are_never_touched() {
         biformer(&["shrink", "--data", text(&photos), "--output", text(&folder.join(output)), "--side", "8"])
             .refused(&["--output", "lies in --data", "another folder"]);
     }
-    assert!(before == contents(&photos) && !folder.join("small").exists());
+    assert!(before == contents(&photos) && !folder.join("small").exists() && !folder.join("missing").exists());
     let file = folder.join("file");
     fs::write(&file, "").unwrap();
-    let said = biformer(&["shrink", "--data", text(&photos), "--output", text(&file)]);
-    assert_eq!(said.status, Some(2), "{said:?}");
+    biformer(&["shrink", "--data", text(&photos), "--output", text(&file)]).refused(&["--output", "file"]);
+    biformer(&["shrink", "--data", text(&file), "--output", text(&folder)]).refused(&["--data", "expected a folder"]);
     biformer(&["shrink", "--data", "/nowhere", "--output", text(&file)]).refused(&["--data /nowhere"]);
     let said = biformer(&["shrink", "--data", text(&photos), "--output", text(&file), "--side", "0"]);
     assert!(said.status == Some(2) && said.err.contains("--side"), "{said:?}");
+}
+
+/// Threads write at the same time, and names need not be texts; a picture's must not end up under another's.
+#[test]
+#[cfg(target_os = "linux")]
+fn names_that_are_no_texts_are_kept_apart() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = fresh("shrink-names");
+    let [photos, small] = ["photos", "small"].map(|name| folder.join(name));
+    fs::create_dir_all(&photos).unwrap();
+    let grey = folder.join("grey.png");
+    let name = |byte: u8| std::ffi::OsStr::from_bytes(&[byte, b'.', b'p', b'n', b'g']).to_owned();
+    for byte in 0x80..=0xff {
+        samples::picture(&grey, 20, 20, [byte; 3]);
+        fs::rename(&grey, photos.join(name(byte))).unwrap();
+    }
+    fs::create_dir_all(&small).unwrap();
+    fs::write(small.join(".shrink-1-1"), "what a killed program left").unwrap();
+    let asked = ["shrink", "--data", text(&photos), "--output", text(&small), "--side", "8", "--threads", "8"];
+    assert!(biformer(&asked).ok().out.contains("128 pictures written"));
+    for byte in 0x80..=0xff {
+        let picture = image::load_from_memory(&fs::read(small.join(name(byte))).unwrap()).unwrap();
+        assert_eq!(picture.get_pixel(1, 1).0[0], byte);
+    }
+    assert_eq!(fs::read_dir(&small).unwrap().count(), 128);
+}
+
+#[test]
+#[cfg(unix)]
+fn links_lead_no_picture_astray() {
+    let folder = fresh("shrink-links");
+    let [photos, small] = ["photos", "small"].map(|name| folder.join(name));
+    fs::create_dir_all(photos.join("cat")).unwrap();
+    samples::picture(&photos.join("cat/a.png"), 40, 30, [1, 2, 3]);
+    fs::create_dir_all(&small).unwrap();
+    std::os::unix::fs::symlink(&small, photos.join("link")).unwrap();
+    let shrink = || biformer(&["shrink", "--data", text(&photos), "--output", text(&small), "--side", "8"]);
+    assert!(shrink().ok().out.contains("1 picture written"));
+    assert!(shrink().ok().out.contains("1 was there already"));
+    assert!(!small.join("link").exists(), "what was written is no picture to be shrunk again");
+    fs::remove_dir_all(small.join("cat")).unwrap();
+    std::os::unix::fs::symlink(&photos, small.join("cat")).unwrap();
+    shrink().refused(&["cat", "into --data", "another --output"]);
+    assert!(!photos.join("a.png").exists());
 }

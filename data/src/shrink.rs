@@ -33,9 +33,18 @@ pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
     // The longer side of a picture may be some million times the other.
     let scaled = |length: usize| ((length as f64 * side as f64 / shorter as f64).round() as usize).max(1);
     let (rows, columns) = (scaled(height), scaled(width));
+    let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default().to_lowercase();
+    let (most, format) = match extension.as_str() {
+        "jpg" | "jpeg" => (65535, "a JPEG file"),
+        "webp" => (16383, "a WebP file"),
+        _ => (usize::MAX, "a file"),
+    };
+    if rows.max(columns) > most {
+        let what = format!("at that size it has {columns}x{rows} pixels, more than {format} can have; name it .png");
+        return Err(Error::Unsupported { path: path.to_owned(), what });
+    }
     let pixels = resize(&image, Window { top: 0, left: 0, height, width }, [rows, columns], Filter::Bicubic);
     let mut smaller = vec![];
-    let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default().to_lowercase();
     let (columns, rows, colours) = (columns as u32, rows as u32, ExtendedColorType::Rgb8);
     match extension.as_str() {
         "jpg" | "jpeg" => {

@@ -126,6 +126,14 @@ pub enum Error {
         /// What the reader met.
         reason: String,
     },
+    /// A file of PyTorch's whose tensors cannot be used.
+    #[error("{path}: {reason}")]
+    Unfit {
+        /// The file.
+        path: String,
+        /// Why not, and the way out.
+        reason: String,
+    },
     /// A file that cannot be read or written.
     #[error("{path}: {cause}")]
     Io {

@@ -6,6 +6,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::json;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -215,8 +216,11 @@ fn beginning(path: &Path) -> Result<(PathBuf, PathBuf)> {
         return Err(io(path, std::io::Error::other(NOT_REGULAR)));
     }
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let name = path.file_name().map_or_else(|| "file".into(), |name| name.to_string_lossy().into_owned());
-    let temporary = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    // Names of two files that are no texts would be the same text.
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or(OsStr::new("file")));
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
     Ok((path, temporary))
 }
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// A run folder, or the checkpoint in it.
+    /// A run folder, or the checkpoint in it; or a state_dict of any model, in a safetensors or .pth file.
     #[arg(long, value_name = "DIR|FILE")]
     checkpoint: PathBuf,
     /// Where the weights go: a safetensors file under the published code's state_dict names. They are the averaged ones if

@@ -255,8 +255,7 @@ fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
 /// Where a trained model lies, and what is to be different about it.
 #[derive(Debug, Args)]
 struct Trained {
-    /// A run folder, the checkpoint in it, or what `export` wrote; or, with --model, another state_dict, in a safetensors
-    /// or .pth file.
+    /// A run folder, the checkpoint in it, or what `export` wrote; or another state_dict, in a safetensors or .pth file.
     #[arg(long, value_name = "DIR|FILE")]
     checkpoint: PathBuf,
     #[arg(long, value_name = "NAME", help = of_weights())]

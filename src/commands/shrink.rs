@@ -6,19 +6,22 @@ use crate::trainer::display::{bar, plural};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::shrunk;
-use model::write_safely;
+use indicatif::ProgressBar;
+use model::expect_writable;
 use rayon::prelude::*;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Component, Path, PathBuf};
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// A folder with PNG, JPEG or WebP pictures, also in folders below it.
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
-    /// Where the smaller ones go, under the same names in the same folders. What is there is left as it is, so that the command
-    /// can be stopped and called again.
+    /// Where the smaller ones go, under the same names in the same folders. What is there is left as it is, also of another
+    /// --side: the command can be stopped and called again.
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
     /// The shorter side of the smaller pictures, in pixels; pictures that have no more are copied. 8/7 of a model's --image-size
@@ -31,76 +34,139 @@ pub struct Arguments {
 
 /// What became of a picture.
 enum Outcome {
-    Written { before: u64, now: u64 },
+    /// It was written: how many bytes it had, and has.
+    Written([u64; 2]),
+    /// It was there.
     There,
+    /// It cannot be read, which was said; or it came after one that could not be written.
+    Left,
 }
 
 /// Writes a smaller picture for each one of a folder, and names those that cannot be read.
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
-        let Arguments { data, output, .. } = arguments;
-        let from = fs::canonicalize(data).with_context(|| format!("--data {}", data.display()))?;
-        if place(output).with_context(|| format!("--output {}", output.display()))?.starts_with(from) {
-            bail!(
-                "--output {}: it lies in --data, whose pictures stay as they are; name another folder",
-                output.display()
-            );
+        let from = fs::canonicalize(&arguments.data).with_context(|| format!("--data {}", arguments.data.display()))?;
+        if !from.is_dir() {
+            bail!("--data {}: expected a folder with pictures", arguments.data.display());
         }
-        let pictures = pictures_in(data)?;
+        let shown = arguments.output.display();
+        let named = || format!("--output {shown}");
+        let output = place(&arguments.output).with_context(named)?;
+        if output.starts_with(&from) {
+            bail!("--output {shown}: it lies in --data, whose pictures stay as they are; name another folder");
+        }
+        let mut pictures = pictures_in(&arguments.data)?;
+        // Through a symbolic link, what was written before may lie among them.
+        pictures.retain(|picture| fs::canonicalize(picture).is_ok_and(|picture| !picture.starts_with(&output)));
+        fs::create_dir_all(&output).with_context(named)?;
+        remove_leftovers(&output).with_context(named)?;
+        expect_writable(&output.join(TEMPORARY)).with_context(named)?;
         let bar = bar(pictures.len());
         bar.set_message("pictures");
-        let shrink = |picture: &PathBuf| {
-            let outcome = shrink(picture, data, output, arguments.side.into());
+        let (folders, full) = ([arguments.data.as_path(), &from, &output], AtomicBool::new(false));
+        let outcomes = pictures.par_iter().enumerate().map(|(number, picture)| {
+            if full.load(Ordering::Relaxed) {
+                return Ok(Outcome::Left);
+            }
+            let outcome = shrink_one(number, picture, folders, arguments.side.into(), &bar);
+            full.fetch_or(outcome.is_err(), Ordering::Relaxed);
             bar.inc(1);
             outcome
-        };
-        let outcomes: Vec<Result<Outcome>> = pictures.par_iter().map(shrink).collect();
+        });
+        let outcomes: Vec<Result<Outcome>> = outcomes.collect();
         bar.finish_and_clear();
         let (mut written, mut there, mut bytes) = (0, 0, [0; 2]);
-        for outcome in &outcomes {
-            match outcome {
-                Ok(Outcome::Written { before, now }) => {
+        for outcome in outcomes {
+            match outcome? {
+                Outcome::Written([before, now]) => {
                     written += 1;
                     bytes = [bytes[0] + before, bytes[1] + now];
                 }
-                Ok(Outcome::There) => there += 1,
-                Err(error) => tell!(io::stderr(), "{error:#}"),
+                Outcome::There => there += 1,
+                Outcome::Left => {}
             }
         }
         let [before, now] = bytes.map(|bytes| bytes as f64 / 1e6);
-        say!("{}: {written} picture{} written, {before:.1} MB made {now:.1} MB", output.display(), plural(written));
+        say!("{shown}: {written} picture{} written, {before:.1} MB made {now:.1} MB", plural(written));
         match there {
             0 => {}
             1 => say!("1 was there already"),
             _ => say!("{there} were there already"),
         }
-        match outcomes.len() - written - there {
+        match pictures.len() - written - there {
             0 => Ok(Status::Done),
-            failed => {
-                say!("{failed} picture{} could not be read or written", plural(failed));
+            unread => {
+                say!("{unread} picture{} could not be read", plural(unread));
                 Ok(Status::Refused)
             }
         }
     })
 }
 
-/// Where a folder lies, or will, without symbolic links.
-fn place(folder: &Path) -> io::Result<PathBuf> {
-    let folder = std::path::absolute(folder)?;
-    let there = folder.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(&folder);
-    Ok(fs::canonicalize(there)?.join(folder.strip_prefix(there).unwrap_or(Path::new(""))))
-}
-
-/// Writes one smaller picture, to where it lies in `data` but in `output`.
-fn shrink(picture: &Path, data: &Path, output: &Path, side: usize) -> Result<Outcome> {
+/// Writes one smaller picture, to where it lies in `data` but in `output`. Errors: it cannot be written.
+fn shrink_one(
+    number: usize,
+    picture: &Path,
+    [data, from, output]: [&Path; 3],
+    side: usize,
+    bar: &ProgressBar,
+) -> Result<Outcome> {
     let to = output.join(picture.strip_prefix(data)?);
-    if to.try_exists().with_context(|| to.display().to_string())? {
+    let named = || to.display().to_string();
+    if fs::metadata(&to).is_ok_and(|there| there.is_file() && there.len() > 0) {
         return Ok(Outcome::There);
     }
-    let bytes = shrunk(picture, side)?;
+    let bytes = match shrunk(picture, side) {
+        Ok(bytes) => bytes,
+        Err(error) => {
+            bar.suspend(|| tell!(io::stderr(), "{error}"));
+            return Ok(Outcome::Left);
+        }
+    };
     if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        fs::create_dir_all(folder).with_context(named)?;
+        if fs::canonicalize(folder).with_context(named)?.starts_with(from) {
+            bail!("{}: a symbolic link leads from there into --data; name another --output", folder.display());
+        }
     }
-    write_safely(&to, &bytes)?;
-    Ok(Outcome::Written { before: fs::metadata(picture).map_or(0, |file| file.len()), now: bytes.len() as u64 })
+    // Whole or not at all under its name, however the program ends.
+    let temporary = output.join(format!("{TEMPORARY}{}-{number}", process::id()));
+    let write = || {
+        let mut file = File::create(&temporary)?;
+        file.write_all(&bytes)?;
+        file.sync_data()?;
+        fs::rename(&temporary, &to)
+    };
+    write().inspect_err(|_| _ = fs::remove_file(&temporary)).with_context(named)?;
+    Ok(Outcome::Written([fs::metadata(picture).map_or(0, |file| file.len()), bytes.len() as u64]))
+}
+
+/// What the names of files begin with that are yet to get their own.
+const TEMPORARY: &str = ".shrink-";
+
+/// Removes what a killed program has left.
+fn remove_leftovers(output: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(output)? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(TEMPORARY.as_bytes()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Where a folder lies, or would, without symbolic links.
+fn place(folder: &Path) -> io::Result<PathBuf> {
+    let mut place = PathBuf::new();
+    for component in std::path::absolute(folder)?.components() {
+        match component {
+            // What is there is without links by now, and what is not will be a folder.
+            Component::ParentDir => _ = place.pop(),
+            component => place.push(component),
+        }
+        if let Ok(real) = fs::canonicalize(&place) {
+            place = real;
+        }
+    }
+    Ok(place)
 }

@@ -1,6 +1,7 @@
 //! What a user sees while a model trains.
 
 use super::checkpoint::Progress;
+use super::folder::quoted;
 use super::metrics::EpochMetrics;
 use super::step::Learner;
 use super::stopwatch::Lap;
@@ -157,8 +158,10 @@ impl Display {
         }
         let bar = bar(config.epochs * steps);
         bar.set_position((progress.epoch * steps + progress.batch) as u64);
-        let command =
-            |_| format!("biformer shrink --data {} --output SMALLER --side {}", config.data, 2 * config.image_size);
+        let command = |_| {
+            let (data, side) = (quoted(&config.data), (2 * config.image_size).min(4096));
+            format!("biformer shrink --data {data} --output SMALLER --side {side}")
+        };
         let (epochs, shrink) = (config.epochs, train.dataset().path(0).map(command));
         Self { bar, said: Cell::new(Instant::now()), warned: Cell::new(false), epochs, steps, shrink }
     }

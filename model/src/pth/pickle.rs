@@ -1,6 +1,6 @@
 //! Python's pickles, as far as `torch.save` writes them: protocols 2 to 5 (CPython's `pickletools` describes the opcodes). A
 //! pickle is a program for a stack machine, and Python calls whatever function it names. Here none is called: that one would
-//! be is a value like any other.
+//! be is a value like any other. And nothing is copied, so that a short pickle cannot make much of itself.
 
 use std::collections::HashMap;
 
@@ -19,14 +19,71 @@ pub enum Value {
     Sequence(Vec<Id>),
     /// A dictionary.
     Dict(Vec<(Id, Id)>),
-    /// A class or a function: its module, a dot, its name.
-    Global(String),
+    /// A class or a function, by two texts.
+    Global { module: Id, name: Id },
     /// What a function returns, or a class makes, of a tuple of arguments; and what is then put in, where it is a dictionary.
     Call { function: Id, arguments: Id, entries: Vec<(Id, Id)> },
     /// What lies outside of the pickle, by its description.
     Persistent(Id),
     /// Of no use here: None, truth, fractions, bytes, sets.
     Other,
+}
+
+/// The opcodes, under CPython's names.
+mod op {
+    pub const STOP: u8 = b'.';
+    pub const PROTO: u8 = 0x80;
+    pub const FRAME: u8 = 0x95;
+    pub const MARK: u8 = b'(';
+    pub const POP: u8 = b'0';
+    pub const POP_MARK: u8 = b'1';
+    pub const DUP: u8 = b'2';
+    pub const NONE: u8 = b'N';
+    pub const NEWTRUE: u8 = 0x88;
+    pub const NEWFALSE: u8 = 0x89;
+    pub const BINFLOAT: u8 = b'G';
+    pub const BININT1: u8 = b'K';
+    pub const BININT2: u8 = b'M';
+    pub const BININT: u8 = b'J';
+    pub const LONG1: u8 = 0x8a;
+    pub const LONG4: u8 = 0x8b;
+    pub const SHORT_BINUNICODE: u8 = 0x8c;
+    pub const BINUNICODE: u8 = b'X';
+    pub const BINUNICODE8: u8 = 0x8d;
+    pub const SHORT_BINSTRING: u8 = b'U';
+    pub const BINSTRING: u8 = b'T';
+    pub const SHORT_BINBYTES: u8 = b'C';
+    pub const BINBYTES: u8 = b'B';
+    pub const BINBYTES8: u8 = 0x8e;
+    pub const BYTEARRAY8: u8 = 0x96;
+    pub const EMPTY_TUPLE: u8 = b')';
+    pub const TUPLE: u8 = b't';
+    pub const TUPLE1: u8 = 0x85;
+    pub const TUPLE2: u8 = 0x86;
+    pub const TUPLE3: u8 = 0x87;
+    pub const EMPTY_LIST: u8 = b']';
+    pub const LIST: u8 = b'l';
+    pub const APPEND: u8 = b'a';
+    pub const APPENDS: u8 = b'e';
+    pub const EMPTY_SET: u8 = 0x8f;
+    pub const ADDITEMS: u8 = 0x90;
+    pub const FROZENSET: u8 = 0x91;
+    pub const EMPTY_DICT: u8 = b'}';
+    pub const DICT: u8 = b'd';
+    pub const SETITEM: u8 = b's';
+    pub const SETITEMS: u8 = b'u';
+    pub const BINPUT: u8 = b'q';
+    pub const LONG_BINPUT: u8 = b'r';
+    pub const MEMOIZE: u8 = 0x94;
+    pub const BINGET: u8 = b'h';
+    pub const LONG_BINGET: u8 = b'j';
+    pub const GLOBAL: u8 = b'c';
+    pub const STACK_GLOBAL: u8 = 0x93;
+    pub const BINPERSID: u8 = b'Q';
+    pub const REDUCE: u8 = b'R';
+    pub const NEWOBJ: u8 = 0x81;
+    pub const NEWOBJ_EX: u8 = 0x92;
+    pub const BUILD: u8 = b'b';
 }
 
 /// The values of a pickle.
@@ -55,6 +112,19 @@ impl Values {
         &self.values[id.0]
     }
 
+    /// A text.
+    pub fn text(&self, id: Id) -> Option<&str> {
+        if let Value::Text(text) = self.get(id) { Some(text) } else { None }
+    }
+
+    /// The module and the name of a class or function.
+    pub fn global(&self, id: Id) -> Option<(&str, &str)> {
+        match *self.get(id) {
+            Value::Global { module, name } => Some((self.text(module)?, self.text(name)?)),
+            _ => None,
+        }
+    }
+
     /// The entries of a dictionary, of whatever class.
     pub fn entries(&self, id: Id) -> &[(Id, Id)] {
         match self.get(id) {
@@ -68,8 +138,6 @@ type Result<T> = std::result::Result<T, String>;
 
 /// The place of the one [`Value::Other`].
 const OTHER: Id = Id(0);
-/// No class has a longer name. Otherwise a few bytes, repeated, would make long ones.
-const LONGEST_NAME: usize = 1000;
 
 struct Machine<'p> {
     pickle: &'p [u8],
@@ -86,114 +154,127 @@ impl Machine<'_> {
         loop {
             let opcode = self.byte()?;
             match opcode {
-                b'.' => return self.pop(),
-                b'\x80' => _ = self.byte()?,   // PROTO
-                b'\x95' => _ = self.bytes(8)?, // FRAME
-                b'(' => self.marks.push(self.stack.len()),
-                b'0' => _ = self.pop()?,
-                b'1' => _ = self.marked()?,
-                b'2' => {
-                    let top = self.pop()?;
-                    self.stack.extend([top, top]);
+                op::STOP => return self.pop(),
+                op::PROTO => _ = self.byte()?,
+                op::FRAME => _ = self.bytes(8)?,
+
+                op::MARK => self.marks.push(self.stack.len()),
+                op::POP => _ = self.pop()?,
+                op::POP_MARK | op::ADDITEMS => _ = self.marked()?,
+                op::DUP => {
+                    let top = self.top()?;
+                    self.stack.push(top);
                 }
-                b'N' | b'\x88' | b'\x89' => self.stack.push(OTHER), // None, True, False
-                b'G' => self.skip(8)?,                              // a fraction
-                b'K' => self.integer(1)?,
-                b'M' => self.integer(2)?,
-                b'J' => {
+
+                op::NONE | op::NEWTRUE | op::NEWFALSE | op::EMPTY_SET => self.stack.push(OTHER),
+                op::BINFLOAT => self.skip(8)?,
+                op::BININT1 => self.integer(1)?,
+                op::BININT2 => self.integer(2)?,
+                op::BININT => {
                     let signed = i32::from_le_bytes(self.array()?);
                     self.push(Value::Int(signed.into()));
                 }
-                b'\x8a' => self.long(1)?,
-                b'\x8b' => self.long(4)?,
-                b'X' => self.text(4)?,
-                b'\x8c' | b'U' => self.text(1)?,
-                b'\x8d' => self.text(8)?,
-                b'T' => self.text(4)?,
-                b'C' => self.unknown(1)?,
-                b'B' => self.unknown(4)?,
-                b'\x8e' | b'\x96' => self.unknown(8)?,
-                b')' | b']' => self.push(Value::Sequence(vec![])),
-                b'}' => self.push(Value::Dict(vec![])),
-                b'\x8f' => self.stack.push(OTHER), // EMPTY_SET
-                b't' | b'l' => {
+                op::LONG1 => self.long(1)?,
+                op::LONG4 => self.long(4)?,
+                op::SHORT_BINUNICODE | op::SHORT_BINSTRING => self.text(1)?,
+                op::BINUNICODE | op::BINSTRING => self.text(4)?,
+                op::BINUNICODE8 => self.text(8)?,
+                op::SHORT_BINBYTES => self.unknown(1)?,
+                op::BINBYTES => self.unknown(4)?,
+                op::BINBYTES8 | op::BYTEARRAY8 => self.unknown(8)?,
+
+                op::EMPTY_TUPLE | op::EMPTY_LIST => self.push(Value::Sequence(vec![])),
+                op::TUPLE1 => self.tuple::<1>()?,
+                op::TUPLE2 => self.tuple::<2>()?,
+                op::TUPLE3 => self.tuple::<3>()?,
+                op::TUPLE | op::LIST => {
                     let items = self.marked()?;
                     self.push(Value::Sequence(items));
                 }
-                b'd' => {
-                    let entries = pairs(&self.marked()?)?;
-                    self.push(Value::Dict(entries));
-                }
-                b'\x91' => {
-                    self.marked()?; // FROZENSET
-                    self.stack.push(OTHER);
-                }
-                b'\x85' => {
-                    let items = self.popped::<1>()?;
-                    self.push(Value::Sequence(items.into()));
-                }
-                b'\x86' => {
-                    let items = self.popped::<2>()?;
-                    self.push(Value::Sequence(items.into()));
-                }
-                b'\x87' => {
-                    let items = self.popped::<3>()?;
-                    self.push(Value::Sequence(items.into()));
-                }
-                b'a' => {
+                op::APPEND => {
                     let item = self.pop()?;
                     self.append(&[item])?;
                 }
-                b'e' => {
+                op::APPENDS => {
                     let items = self.marked()?;
                     self.append(&items)?;
                 }
-                b's' => {
+                op::FROZENSET => {
+                    self.marked()?;
+                    self.stack.push(OTHER);
+                }
+                op::EMPTY_DICT => self.push(Value::Dict(vec![])),
+                op::DICT => {
+                    let entries = pairs(&self.marked()?)?;
+                    self.push(Value::Dict(entries));
+                }
+                op::SETITEM => {
                     let entry = self.popped::<2>()?;
                     self.insert(&entry)?;
                 }
-                b'u' => {
+                op::SETITEMS => {
                     let entries = self.marked()?;
                     self.insert(&entries)?;
                 }
-                b'\x90' => _ = self.marked()?, // ADDITEMS
-                b'q' => {
+
+                op::BINPUT => {
                     let place = self.unsigned(1)?;
                     self.remember(place)?;
                 }
-                b'r' => {
+                op::LONG_BINPUT => {
                     let place = self.unsigned(4)?;
                     self.remember(place)?;
                 }
-                b'\x94' => self.remember(self.memo.len())?,
-                b'h' => self.recall(1)?,
-                b'j' => self.recall(4)?,
-                b'c' => {
-                    let name = format!("{}.{}", self.line()?, self.line()?);
-                    self.push(Value::Global(name));
+                op::MEMOIZE => self.remember(self.memo.len())?,
+                op::BINGET => self.recall(1)?,
+                op::LONG_BINGET => self.recall(4)?,
+
+                op::GLOBAL => {
+                    let [module, name] = [self.line()?, self.line()?].map(|line| self.kept(Value::Text(line)));
+                    self.push(Value::Global { module, name });
                 }
-                b'\x93' => self.named()?,
-                b'Q' => {
+                op::STACK_GLOBAL => {
+                    let [module, name] = self.popped()?;
+                    self.push(Value::Global { module, name });
+                }
+                op::BINPERSID => {
                     let description = self.pop()?;
                     self.push(Value::Persistent(description));
                 }
-                b'R' | b'\x81' => {
+                op::REDUCE | op::NEWOBJ => {
                     let [function, arguments] = self.popped()?;
                     self.push(Value::Call { function, arguments, entries: vec![] });
                 }
-                b'\x92' => {
+                op::NEWOBJ_EX => {
                     let [function, arguments, _keywords] = self.popped()?;
                     self.push(Value::Call { function, arguments, entries: vec![] });
                 }
-                b'b' => _ = self.pop()?, // BUILD: attributes of an object
-                other => return Err(format!("its pickle has the unknown opcode {other:#04x} at byte {}", self.at - 1)),
+                // An object's attributes, such as an OrderedDict's `_metadata`. A whole module's tensors are among its own.
+                op::BUILD => _ = self.pop()?,
+                other => {
+                    let at = self.at - 1;
+                    return Err(format!(
+                        "its pickle has {other:#04x} at byte {at}, which protocols 2 to 5 do not know"
+                    ));
+                }
             }
         }
     }
 
-    fn push(&mut self, value: Value) {
-        self.stack.push(Id(self.values.len()));
+    fn kept(&mut self, value: Value) -> Id {
         self.values.push(value);
+        Id(self.values.len() - 1)
+    }
+
+    fn push(&mut self, value: Value) {
+        let id = self.kept(value);
+        self.stack.push(id);
+    }
+
+    fn tuple<const N: usize>(&mut self) -> Result<()> {
+        let items = self.popped::<N>()?;
+        self.push(Value::Sequence(items.into()));
+        Ok(())
     }
 
     /// Takes the top off the stack, which must lie above the last mark.
@@ -250,19 +331,6 @@ impl Machine<'_> {
         let place = self.unsigned(width)?;
         let value = *self.memo.get(&place).ok_or_else(|| self.inconsistent())?;
         self.stack.push(value);
-        Ok(())
-    }
-
-    /// A class or function whose module and name lie on the stack.
-    fn named(&mut self) -> Result<()> {
-        let [module, name] = self.popped()?;
-        let global = match (&self.values[module.0], &self.values[name.0]) {
-            (Value::Text(module), Value::Text(name)) if module.len().max(name.len()) <= LONGEST_NAME => {
-                format!("{module}.{name}")
-            }
-            _ => return Err(self.inconsistent()),
-        };
-        self.push(Value::Global(global));
         Ok(())
     }
 

@@ -1,0 +1,55 @@
+//! The archive that `torch.save` writes, with nothing in it compressed.
+
+use super::{Problem, Result};
+use std::fmt::Display;
+use std::fs::File;
+use std::io::{BufReader, Read};
+use zip::ZipArchive;
+
+/// An open archive, whose entries lie in a folder.
+pub struct Archive {
+    archive: ZipArchive<BufReader<File>>,
+    folder: String,
+    left: u64,
+}
+
+impl Archive {
+    /// Opens an archive, of which `left` bytes at most will be read. Its entries may lie over one another.
+    pub fn open(file: File, left: u64) -> Result<Self> {
+        let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| error.to_string())?;
+        let folder = archive.file_names().filter_map(std::result::Result::ok).find_map(|name| {
+            let folder = name.strip_suffix("data.pkl")?;
+            (folder.is_empty() || folder.ends_with('/')).then(|| folder.to_owned())
+        });
+        let foreign = || Problem::Unfit("an archive, but none that torch.save wrote; name one that is".to_owned());
+        let mut archive = Self { archive, folder: folder.ok_or_else(foreign)?, left };
+        match archive.entry("byteorder", 100) {
+            Ok(order) if order != b"little" => {
+                Err(Problem::Unfit("a big-endian machine wrote it; save it on a little-endian one".to_owned()))
+            }
+            _ => Ok(archive),
+        }
+    }
+
+    /// So many bytes may still be read.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// The bytes of an entry, `most` of them at most.
+    pub fn entry(&mut self, name: &str, most: u64) -> Result<Vec<u8>> {
+        let name = format!("{}{name}", self.folder);
+        let told = |error: &dyn Display| format!("{name}: {error}");
+        let mut entry = self.archive.by_name(&name).map_err(|error| told(&error))?;
+        let size = entry.size();
+        if size > most.min(self.left) {
+            return Err(told(&"too long").into());
+        }
+        self.left -= size;
+        let mut bytes = vec![];
+        bytes.try_reserve_exact(size as usize).map_err(|error| told(&error))?;
+        // The checksum is compared when no more comes.
+        entry.by_ref().take(size + 1).read_to_end(&mut bytes).map_err(|error| told(&error))?;
+        Ok(bytes)
+    }
+}
