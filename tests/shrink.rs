@@ -122,6 +122,11 @@ fn links_lead_no_picture_astray() {
     assert!(shrink().ok().out.contains("1 picture written"));
     assert!(shrink().ok().out.contains("1 was there already"));
     assert!(!small.join("link").exists(), "what was written is no picture to be shrunk again");
+    let broken = photos.join("cat/b.png");
+    std::os::unix::fs::symlink("nowhere", &broken).unwrap();
+    let said = shrink();
+    assert!(said.status == Some(2) && said.err.contains("b.png") && said.out.contains("1 picture could"), "{said:?}");
+    fs::remove_file(&broken).unwrap();
     fs::remove_dir_all(small.join("cat")).unwrap();
     std::os::unix::fs::symlink(&photos, small.join("cat")).unwrap();
     shrink().refused(&["cat", "into --data", "another --output"]);

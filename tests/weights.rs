@@ -95,6 +95,12 @@ fn a_state_dict_of_a_named_model_needs_no_name() {
     let predict = ["predict", "--checkpoint", text(&file), text(&picture)];
     let named = biformer(&[&predict[..], &["--model", "micro"]].concat()).ok().out;
     assert_eq!(biformer(&predict).ok().out, named);
+    // What is foretold of memory is measured, and may differ in the last digit.
+    let layers = |more: &[&str]| {
+        let said = biformer(&[&["info"], more].concat()).ok().out;
+        said.lines().take_while(|line| !line.starts_with("A training step")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(layers(&["--checkpoint", text(&file)]), layers(&["--model", "micro"]));
     let [input, output] = ["x", "y"].map(|name| folder.join(format!("{name}.safetensors")));
     let mut images = TensorFile::default();
     images.tensors.insert("input".into(), Tensor::full([1, 3, 32, 32], 0.5f32));

@@ -9,11 +9,11 @@ use crate::trainer::checkpoint::{Progress, Stored};
 use crate::trainer::display::plural;
 use crate::trainer::folder::metrics_in;
 use crate::trainer::metrics::EpochMetrics;
-use crate::trainer::trained::DataFacts;
+use crate::trainer::trained::{DataFacts, architecture};
 use anyhow::{Result, bail};
 use clap::Args;
 use model::cost::{Macs, Part, parts};
-use model::{BiFormer, Features};
+use model::{BiFormer, Features, recognised};
 use serde::Serialize;
 use serde_json::json;
 use std::io;
@@ -25,7 +25,8 @@ pub struct Arguments {
     #[command(flatten)]
     model: ModelChoice,
     /// A run folder, also of a run that is on its way, the checkpoint in it, or what `export` wrote: what it was trained on,
-    /// how far it has come, what it has reached (which only the folder knows), and its model in place of --model.
+    /// how far it has come, what it has reached (which only the folder knows), and its model in place of --model. Or other
+    /// weights of a model that the program knows.
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "model")]
     checkpoint: Option<PathBuf>,
     /// The side of the images, or their height and width; by default the one that the model is meant for, or the run's.
@@ -58,8 +59,15 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
     };
     let stored = Stored::read(path)?;
     let progress = stored.progress();
-    let Stored::Described(described) = stored else {
-        bail!("{}: a model's weights alone, which do not say of which; ask about it by --model", path.display());
+    let described = match stored {
+        Stored::Described(described) => described,
+        Stored::Alone(file) => {
+            let Some(preset) = recognised(&file)? else {
+                bail!("{}: weights alone, and of none of the models that the program knows", path.display());
+            };
+            let architecture = arguments.model.changed(architecture(&file, preset.name)?)?;
+            return Ok((RunConfig { architecture, ..RunConfig::for_model(preset.name)? }, None));
+        }
     };
     let (config, data) = (described.config, described.data);
     let mut epochs = if path.is_dir() { metrics_in(path) } else { Ok(vec![]) }.unwrap_or_else(|error| {

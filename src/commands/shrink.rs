@@ -57,7 +57,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         }
         let mut pictures = pictures_in(&arguments.data)?;
         // Through a symbolic link, what was written before may lie among them.
-        pictures.retain(|picture| fs::canonicalize(picture).is_ok_and(|picture| !picture.starts_with(&output)));
+        pictures.retain(|picture| !fs::canonicalize(picture).is_ok_and(|picture| picture.starts_with(&output)));
         fs::create_dir_all(&output).with_context(named)?;
         remove_leftovers(&output).with_context(named)?;
         expect_writable(&output.join(TEMPORARY)).with_context(named)?;
