@@ -42,6 +42,13 @@ fn pictures_become_smaller_under_their_names() {
     assert!(untouched(&photos) == untouched(&small), "what is small is copied");
     biformer(&["check", "--data", text(&small)]).ok();
 
+    // A format that cannot have so long a side is told, not broken off.
+    samples::picture(&photos.join("train/cat/long.png"), 18000, 65, [9; 3]);
+    fs::rename(photos.join("train/cat/long.png"), photos.join("train/cat/long.webp")).unwrap();
+    let said = shrink();
+    assert!(said.status == Some(2) && said.err.contains("more than WebP files can have; name it .png"), "{said:?}");
+    fs::remove_file(photos.join("train/cat/long.webp")).unwrap();
+
     // Called again, for what is new, and what cannot be read.
     fs::write(photos.join("val/dog/e.jpg"), "no picture").unwrap();
     samples::picture(&photos.join("val/dog/f.png"), 90, 90, [77; 3]);

@@ -1,11 +1,10 @@
 //! Pictures made smaller, once and for all: a model sees few of a photograph's pixels, and decoding the others takes longer
 //! than training on them.
 
-use std::ffi::OsStr;
 use std::path::Path;
 
 use image::codecs::{jpeg::JpegEncoder, png::PngEncoder, webp::WebPEncoder};
-use image::{ExtendedColorType, ImageEncoder};
+use image::{ExtendedColorType, ImageEncoder, ImageFormat};
 
 use crate::picture::{MAX_FILE, decode, read_file};
 use crate::resample::{Filter, Window, resize};
@@ -33,24 +32,25 @@ pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
     // The longer side of a picture may be some million times the other.
     let scaled = |length: usize| ((length as f64 * side as f64 / shorter as f64).round() as usize).max(1);
     let (rows, columns) = (scaled(height), scaled(width));
-    let extension = path.extension().and_then(OsStr::to_str).unwrap_or_default().to_lowercase();
-    let (most, format) = match extension.as_str() {
-        "jpg" | "jpeg" => (65535, "a JPEG file"),
-        "webp" => (16383, "a WebP file"),
-        _ => (usize::MAX, "a file"),
+    let format = ImageFormat::from_path(path).unwrap_or(ImageFormat::Png);
+    let most = match format {
+        ImageFormat::Jpeg => 65535,
+        ImageFormat::WebP => 16383,
+        _ => usize::MAX,
     };
     if rows.max(columns) > most {
-        let what = format!("at that size it has {columns}x{rows} pixels, more than {format} can have; name it .png");
+        let what =
+            format!("at that size it has {columns}x{rows} pixels, more than {format:?} files can have; name it .png");
         return Err(Error::Unsupported { path: path.to_owned(), what });
     }
     let pixels = resize(&image, Window { top: 0, left: 0, height, width }, [rows, columns], Filter::Bicubic);
     let mut smaller = vec![];
     let (columns, rows, colours) = (columns as u32, rows as u32, ExtendedColorType::Rgb8);
-    match extension.as_str() {
-        "jpg" | "jpeg" => {
+    match format {
+        ImageFormat::Jpeg => {
             JpegEncoder::new_with_quality(&mut smaller, JPEG_QUALITY).write_image(&pixels, columns, rows, colours)
         }
-        "webp" => WebPEncoder::new_lossless(&mut smaller).write_image(&pixels, columns, rows, colours),
+        ImageFormat::WebP => WebPEncoder::new_lossless(&mut smaller).write_image(&pixels, columns, rows, colours),
         _ => PngEncoder::new(&mut smaller).write_image(&pixels, columns, rows, colours),
     }
     .map_err(|cause| Error::Unsupported { path: path.to_owned(), what: format!("it cannot be written: {cause}") })?;

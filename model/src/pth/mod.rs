@@ -5,10 +5,11 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `archive.rs` | the archive |
-//! | `pickle.rs` | what a pickle is made of |
+//! | `pickle.rs`, `op.rs` | what a pickle is made of; its opcodes |
 //! | `view.rs` | tensors: parts of storages |
 
 mod archive;
+mod op;
 mod pickle;
 mod view;
 
