@@ -13,6 +13,7 @@ use common::program::{assert_same_run, biformer, fresh, text};
 use common::samples;
 use data::Batch;
 use model::BiFormer;
+use standin::Standin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tensor::cuda::Gpu;
@@ -290,4 +291,16 @@ fn a_run_goes_on_on_another_device() {
     }
     assert_ne!(second_epoch("plain"), second_epoch("rounded"));
     assert_ne!(second_epoch("plain"), second_epoch("cpu"));
+}
+
+/// With one multiprocessor, when requests are done as late as can be and at other times; with as many as a large GPU has, where
+/// kernels take other forms; and where cuBLASLt does nothing besides its products.
+#[test]
+fn on_a_played_gpu() {
+    let Some(standin) = Standin::compiled() else { return };
+    let one = ("STANDIN_MULTIPROCESSORS", "1");
+    standin.repeat(&[], &[one]);
+    standin.repeat(&["sent_ahead"], &[one, ("STANDIN_SEED", "1")]);
+    standin.repeat(&["ten_steps"], &[("STANDIN_MULTIPROCESSORS", "132")]);
+    standin.repeat(&["ten_steps"], &[one, ("STANDIN_ENDINGS", "0")]);
 }

@@ -130,7 +130,7 @@ each() {
     wait
 }
 
-parity=(target/gpu/ops --exact every_operation_runs_on_the_emulated_device --nocapture) # on the GPU, in fact
+parity=(target/gpu/ops --exact every_operation_is_that_of_the_cpu --nocapture)
 ours=(target/gpu/biformer bench --device cuda)
 bf16=("${ours[@]}" --precision bf16)
 small=("${bf16[@]}" --model small --batch-size 128)
@@ -151,9 +151,9 @@ look() {
 
 tensor() {
     # Left out is what only the emulated device can be asked.
-    each tensor --skip the_emulated --skip arguments_are --skip sanitizers_notice --skip a_kernel_reaches
+    each tensor --skip emulated
     each recording
-    each prefetch --skip the_emulated
+    each prefetch --skip emulated
 }
 
 operations() {

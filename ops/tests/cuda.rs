@@ -1,13 +1,14 @@
-//! Every operation's CUDA kernels, run by the CPU in the role of a GPU, on all cases and in every type.
+//! Every operation's CUDA kernels, on the machine's GPU or the emulated one, on all cases and in every type.
 
 use ops::check::device::{parity, tolerance};
 use ops::registry::OPS;
+use standin::Standin;
 use tensor::cuda::Gpu;
 use tensor::{DType, Device};
 
 /// Where there is no C++ compiler the test says that it is skipped; in CI it may not be.
 #[test]
-fn every_operation_runs_on_the_emulated_device() {
+fn every_operation_is_that_of_the_cpu() {
     let Some(gpu) = Gpu::for_tests(7) else { return };
     let device = Device::Cuda(gpu);
     let only = std::env::var("ONLY").unwrap_or_default();
@@ -53,7 +54,7 @@ fn sanitizers_find_nothing() {
     }
     for (multiprocessors, only) in [("1", ""), ("132", "bra")] {
         let ran = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "every_operation_runs_on_the_emulated_device"])
+            .args(["--exact", "every_operation_is_that_of_the_cpu"])
             .env_remove("BIFORMER_TEST_GPU")
             .env("LD_PRELOAD", &library)
             .env("ASAN_OPTIONS", "detect_leaks=0")
@@ -65,4 +66,11 @@ fn sanitizers_find_nothing() {
         let [out, err] = [&ran.stdout, &ran.stderr].map(|said| String::from_utf8_lossy(said));
         assert!(ran.status.success(), "{multiprocessors} multiprocessors: {out}{err}");
     }
+}
+
+/// Products, in all types and forms, as cuBLASLt is asked for them.
+#[test]
+fn on_a_played_gpu() {
+    let Some(standin) = Standin::compiled() else { return };
+    standin.repeat(&["every_operation"], &[("ONLY", "matmul,linear,mlp,conv2d")]);
 }

@@ -1,5 +1,6 @@
 //! Copies that go beside a device's work, as the emulated device plays it.
 
+use standin::Standin;
 use std::sync::Arc;
 use tensor::cuda::{Gpu, Prefetch, Stream};
 use tensor::{DType, Device, Error, Tensor};
@@ -65,5 +66,14 @@ fn the_emulated_device_notices_copies_out_of_order() {
         let error = driver.finish(Stream::Copies).unwrap_err().to_string();
         assert!(error.contains("had not waited"), "a host that changes what has not left yet: {error}");
         [there, elsewhere].into_iter().for_each(|address| driver.free(address));
+    }
+}
+
+/// When requests are done as late as can be, and at other times.
+#[test]
+fn on_a_played_gpu() {
+    let Some(standin) = Standin::compiled() else { return };
+    for seed in ["0", "1", "2"] {
+        standin.repeat(&[], &[("STANDIN_SEED", seed)]);
     }
 }

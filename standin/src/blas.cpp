@@ -1,0 +1,292 @@
+// cuBLASLt's products, as its manual describes them: D = alpha op(A) op(B) + beta C, column-major, for each matrix of a
+// batch, and what is added to their rows or summed beside them. It takes what it is told at its word, and no more: a plan
+// is good for the descriptions that it was made from, and for addresses that are aligned as was promised.
+
+#include "device.h"
+#include <cstring>
+
+using namespace standin;
+
+namespace {
+
+// Of cublasStatus_t.
+enum Result : int { DONE = 0, WRONG = 7, FAILED = 13, UNSUPPORTED = 15 };
+enum Type : int { F32 = 0, F64 = 1, BF16 = 14 };
+enum Compute : int { IN_F32 = 68, IN_F64 = 70, IN_TF32 = 77 };
+enum Epilogue : int { NOTHING = 1, BIAS = 4, BGRADB = 512 };
+
+struct Layout {
+    Type type;
+    uint64_t rows, columns;
+    int64_t ld, offset = 0;
+    int batch = 1;
+};
+
+struct Product {
+    Compute compute;
+    Type scale;
+    int transposed[2] = {0, 0}, epilogue = NOTHING;
+    uint64_t bias = 0;
+};
+
+struct Preference {
+    size_t workspace = 0;
+    unsigned reductions = 7, alignment[4] = {256, 256, 256, 256}; // of A, B, C and D
+};
+
+// What a plan says in its eight words: for what it was made.
+struct Plan {
+    uint64_t described, workspace;
+    unsigned alignment[4];
+    uint64_t unused[4];
+};
+static_assert(sizeof(Plan) == 64, "eight words");
+
+struct Choice {
+    Plan plan;
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+
+size_t size_of(Type type) { return type == F64 ? 8 : type == F32 ? 4 : 2; }
+
+template <typename T>
+T loaded(uint64_t address) {
+    T value;
+    memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
+    return value;
+}
+
+template <typename T>
+void stored(uint64_t address, T value) {
+    memcpy(reinterpret_cast<void*>(address), &value, sizeof value);
+}
+
+double get(Type type, uint64_t start, int64_t index) {
+    uint64_t address = start + index * size_of(type);
+    if (type == F64) return loaded<double>(address);
+    if (type == F32) return loaded<float>(address);
+    uint32_t bits = uint32_t(loaded<uint16_t>(address)) << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+void put(Type type, uint64_t start, int64_t index, double value) {
+    uint64_t address = start + index * size_of(type);
+    float single = value;
+    uint32_t bits;
+    memcpy(&bits, &single, 4);
+    if (type == F64) return stored(address, value);
+    if (type == F32) return stored(address, single);
+    stored<uint16_t>(address, single != single ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Whether the layouts fit together, and the types are a combination of the manual's table.
+bool fits(const Product& product, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
+    auto op = [&](const Layout& matrix, int which) {
+        auto [rows, columns] = std::pair(matrix.rows, matrix.columns);
+        return product.transposed[which] ? std::pair(columns, rows) : std::pair(rows, columns);
+    };
+    auto [m, k] = op(a, 0);
+    auto [k_of_b, n] = op(b, 1);
+    bool shapes = k == k_of_b && c.rows == m && c.columns == n && d.rows == m && d.columns == n && m && n && k;
+    for (const Layout* one : {&a, &b, &c, &d}) {
+        shapes = shapes && one->ld >= int64_t(one->rows) && one->batch == d.batch && one->batch >= 1;
+        // Matrices of a batch may be read twice, but not written over each other.
+        shapes = shapes && (one->batch == 1 || one != &d || one->offset >= one->ld * int64_t(one->columns));
+    }
+    bool types = a.type == b.type && c.type == d.type;
+    switch (product.compute) {
+    case IN_F64: return shapes && types && a.type == F64 && d.type == F64 && product.scale == F64;
+    case IN_F32: return shapes && types && product.scale == F32 && a.type != F64 && (d.type == F32 || d.type == a.type);
+    case IN_TF32: return shapes && types && product.scale == F32 && a.type == F32 && d.type == F32;
+    }
+    return false;
+}
+
+uint64_t described(const Product& product, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
+    uint64_t hash = 14695981039346656037u;
+    auto add = [&](uint64_t word) { hash = (hash ^ word) * 1099511628211u; };
+    for (int word : {int(product.compute), int(product.scale), product.transposed[0], product.transposed[1], product.epilogue})
+        add(word);
+    for (const Layout* one : {&a, &b, &c, &d})
+        for (int64_t word : {int64_t(one->type), int64_t(one->rows), int64_t(one->columns), one->ld, one->offset, int64_t(one->batch)})
+            add(word);
+    return hash;
+}
+
+// A number that an attribute is set to, if it has the size of one.
+template <typename T>
+Result set(T& attribute, const void* value, size_t bytes) {
+    if (bytes != sizeof(T)) return WRONG;
+    memcpy(&attribute, value, bytes);
+    return DONE;
+}
+
+struct Operands {
+    Layout a, b, c, d;
+    uint64_t at[4];
+};
+
+// The product of one matrix of the batch.
+void multiply(const Product& product, double alpha, double beta, const Operands& of, int number) {
+    auto& [a, b, c, d, at] = of;
+    auto start = [&](const Layout& layout, int which) { return at[which] + number * layout.offset * size_of(layout.type); };
+    uint64_t from_a = start(a, 0), from_b = start(b, 1), plus = start(c, 2), to = start(d, 3);
+    int64_t m = d.rows, n = d.columns, k = product.transposed[0] ? a.rows : a.columns;
+    auto whole = [](Type type, uint64_t from, int64_t outer, int64_t inner, int64_t step, int64_t inner_step) {
+        std::vector<double> all(outer * inner);
+        for (int64_t i = 0; i < outer; i++)
+            for (int64_t l = 0; l < inner; l++) all[i * inner + l] = get(type, from, i * step + l * inner_step);
+        return all;
+    };
+    // Rows of op(A), and columns of op(B).
+    std::vector<double> rows = product.transposed[0] ? whole(a.type, from_a, m, k, a.ld, 1) : whole(a.type, from_a, m, k, 1, a.ld);
+    std::vector<double> columns = product.transposed[1] ? whole(b.type, from_b, n, k, 1, b.ld) : whole(b.type, from_b, n, k, b.ld, 1);
+    for (int64_t j = 0; j < n; j++) {
+        for (int64_t i = 0; i < m; i++) {
+            double chains[8] = {};
+            const double *row = &rows[i * k], *column = &columns[j * k];
+            int64_t l = 0;
+            for (; l + 8 <= k; l += 8)
+                for (int e = 0; e < 8; e++) chains[e] += row[l + e] * column[l + e];
+            for (; l < k; l++) chains[0] += row[l] * column[l];
+            double sum = 0;
+            for (double chain : chains) sum += chain;
+            sum *= alpha;
+            if (beta != 0) sum += beta * get(c.type, plus, i + j * c.ld);
+            if (product.epilogue == BIAS) sum += get(d.type, product.bias, i);
+            put(d.type, to, i + j * d.ld, sum);
+        }
+    }
+    if (product.epilogue != BGRADB) return;
+    // As many sums as D has columns, each along the inner axis of op(B).
+    for (int64_t j = 0; j < n; j++) {
+        double sum = 0;
+        for (int64_t l = 0; l < k; l++) sum += columns[j * k + l];
+        put(d.type, product.bias, j, sum);
+    }
+}
+
+} // namespace
+
+EXPORTED size_t cublasLtGetVersion() { return setting("STANDIN_CUBLAS", 130000); }
+
+EXPORTED Result cublasLtCreate(char** handle) {
+    *handle = new char;
+    return inside_context() ? DONE : WRONG;
+}
+
+EXPORTED Result cublasLtDestroy(char* handle) {
+    delete handle;
+    return DONE;
+}
+
+EXPORTED Result cublasLtMatmulDescCreate(Product** product, Compute compute, Type scale) {
+    *product = new Product{compute, scale};
+    return DONE;
+}
+
+EXPORTED Result cublasLtMatmulDescDestroy(Product* product) {
+    delete product;
+    return DONE;
+}
+
+EXPORTED Result cublasLtMatmulDescSetAttribute(Product* product, int attribute, const void* value, size_t bytes) {
+    switch (attribute) {
+    case 3: return set(product->transposed[0], value, bytes);
+    case 4: return set(product->transposed[1], value, bytes);
+    case 7: return set(product->epilogue, value, bytes);
+    case 8: return set(product->bias, value, bytes);
+    default: return WRONG;
+    }
+}
+
+EXPORTED Result cublasLtMatrixLayoutCreate(Layout** layout, Type type, uint64_t rows, uint64_t columns, int64_t ld) {
+    *layout = new Layout{type, rows, columns, ld};
+    return DONE;
+}
+
+EXPORTED Result cublasLtMatrixLayoutDestroy(Layout* layout) {
+    delete layout;
+    return DONE;
+}
+
+EXPORTED Result cublasLtMatrixLayoutSetAttribute(Layout* layout, int attribute, const void* value, size_t bytes) {
+    switch (attribute) {
+    case 5: return set(layout->batch, value, bytes);
+    case 6: return set(layout->offset, value, bytes);
+    default: return WRONG;
+    }
+}
+
+EXPORTED Result cublasLtMatmulPreferenceCreate(Preference** preference) {
+    *preference = new Preference;
+    return DONE;
+}
+
+EXPORTED Result cublasLtMatmulPreferenceDestroy(Preference* preference) {
+    delete preference;
+    return DONE;
+}
+
+EXPORTED Result cublasLtMatmulPreferenceSetAttribute(Preference* preference, int attribute, const void* value, size_t bytes) {
+    switch (attribute) {
+    case 1: return set(preference->workspace, value, bytes);
+    case 3: return set(preference->reductions, value, bytes);
+    case 5: case 6: case 7: case 8: return set(preference->alignment[attribute - 5], value, bytes);
+    default: return WRONG;
+    }
+}
+
+EXPORTED Result cublasLtMatmulAlgoGetHeuristic(char*, const Product* product, const Layout* a, const Layout* b, const Layout* c,
+                                               const Layout* d, const Preference* preference, int asked, Choice* choices,
+                                               int* found) {
+    *found = 0;
+    if (!fits(*product, *a, *b, *c, *d) || asked < 1) return WRONG;
+    bool ends = product->epilogue != NOTHING;
+    if (ends && (!product->bias || d->batch > 1 || setting("STANDIN_ENDINGS", 1) == 0)) return UNSUPPORTED;
+    Choice choice = {};
+    choice.plan.described = described(*product, *a, *b, *c, *d);
+    choice.plan.workspace = preference->workspace;
+    memcpy(choice.plan.alignment, preference->alignment, sizeof preference->alignment);
+    choice.workspace = preference->workspace;
+    choice.waves = 1;
+    choices[0] = choice;
+    *found = 1;
+    return DONE;
+}
+
+EXPORTED Result cublasLtMatmul(char*, const Product* product, const void* alpha, uint64_t a, const Layout* a_layout, uint64_t b,
+                               const Layout* b_layout, const void* beta, uint64_t c, const Layout* c_layout, uint64_t d,
+                               const Layout* d_layout, const Plan* plan, uint64_t workspace, size_t bytes, Stream* stream) {
+    if (plan->described != described(*product, *a_layout, *b_layout, *c_layout, *d_layout)) return WRONG;
+    Operands operands = {*a_layout, *b_layout, *c_layout, *d_layout, {a, b, c, d}};
+    Memory& memory = device().memory;
+    if (bytes < plan->workspace || !memory.holds(workspace, bytes)) return WRONG;
+    auto number = [&](const void* scalar) {
+        auto address = reinterpret_cast<uint64_t>(scalar);
+        return product->scale == F64 ? loaded<double>(address) : loaded<float>(address);
+    };
+    double by = number(alpha), plus = number(beta);
+    int which = 0;
+    for (const Layout* one : {a_layout, b_layout, c_layout, d_layout}) {
+        uint64_t address = operands.at[which];
+        int64_t elements = (one->batch - 1) * one->offset + (one->columns - 1) * one->ld + one->rows;
+        if (address % plan->alignment[which] || (one->batch > 1 && one->offset * size_of(one->type) % plan->alignment[which]))
+            return WRONG;
+        if (!(which == 2 && plus == 0) && !memory.holds(address, elements * size_of(one->type))) return WRONG;
+        which++;
+    }
+    size_t ending = product->epilogue == BIAS ? d_layout->rows : product->epilogue == BGRADB ? d_layout->columns : 0;
+    if (ending && !memory.holds(product->bias, ending * size_of(d_layout->type))) return WRONG;
+    Status status = call([&] {
+        return device().ask(stream, [=, product = *product] {
+            for (int i = 0; i < operands.d.batch; i++) multiply(product, by, plus, operands, i);
+        });
+    });
+    return status == SUCCESS ? DONE : FAILED;
+}

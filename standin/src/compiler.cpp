@@ -1,0 +1,121 @@
+// NVRTC, whose machine code is a library of this machine's: kernels are compiled by the system's C++ compiler, as for the
+// emulated device.
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+// Of nvrtcResult.
+enum Result : int { SUCCESS = 0, INVALID_INPUT = 3, INVALID_PROGRAM = 4, INVALID_OPTION = 5, COMPILATION = 6, NO_NAME = 8 };
+
+struct Program {
+    std::string source, log, code;
+    std::vector<std::pair<std::string, std::string>> headers;
+    std::vector<std::string> names, lowered;
+    bool compiled = false;
+};
+
+std::string contents(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path, std::ios::binary).rdbuf();
+    return text.str();
+}
+
+void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+} // namespace
+
+EXPORTED Result nvrtcVersion(int* major, int* minor) {
+    const char* version = getenv("STANDIN_NVRTC");
+    *major = version ? atoi(version) : 13;
+    *minor = 0;
+    return SUCCESS;
+}
+
+EXPORTED const char* nvrtcGetErrorString(Result result) {
+    return result == SUCCESS ? "NVRTC_SUCCESS" : result == COMPILATION ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR";
+}
+
+EXPORTED Result nvrtcCreateProgram(Program** program, const char* source, const char*, int headers,
+                                   const char* const* texts, const char* const* names) {
+    *program = new Program;
+    (*program)->source = source;
+    for (int i = 0; i < headers; i++) (*program)->headers.emplace_back(names[i], texts[i]);
+    return SUCCESS;
+}
+
+EXPORTED Result nvrtcDestroyProgram(Program** program) {
+    delete *program;
+    *program = nullptr;
+    return SUCCESS;
+}
+
+EXPORTED Result nvrtcAddNameExpression(Program* program, const char* name) {
+    if (program->compiled) return INVALID_PROGRAM;
+    program->names.emplace_back(name);
+    return SUCCESS;
+}
+
+EXPORTED Result nvrtcCompileProgram(Program* program, int count, const char* const* options) {
+    for (int i = 0; i < count; i++) {
+        std::string option = options[i];
+        bool known = option.rfind("--gpu-architecture=sm_", 0) == 0 || option == "--std=c++17" || option == "--ptxas-options=-v";
+        if (!known) return INVALID_OPTION;
+    }
+    char folder[] = "/tmp/standin-XXXXXX";
+    if (!mkdtemp(folder)) return COMPILATION;
+    std::string inside = std::string(folder) + "/", source = program->source;
+    for (auto& [name, text] : program->headers) write(inside + name, text);
+    for (auto& name : program->names) {
+        // A real compiler's names are longer, and no more telling.
+        program->lowered.push_back(std::to_string(program->lowered.size()));
+        source += "\nEMULATED_ENTRY(" + program->lowered.back() + ", " + name + ")";
+    }
+    write(inside + "kernel.cpp", source + "\n");
+    const char* compiler = getenv("CXX");
+    std::string command = std::string(compiler ? compiler : "c++") +
+        " -std=c++17 -O2 -DEMULATED -fPIC -shared -fno-strict-aliasing -ffp-contract=off -fvisibility=hidden -w -I" + folder +
+        " -I" EMULATED_HEADERS " " + inside + "kernel.cpp -o " + inside + "kernel.so 2> " + inside + "log";
+    int status = system(command.c_str());
+    program->log = contents(inside + "log");
+    program->code = contents(inside + "kernel.so");
+    program->compiled = status == 0;
+    (void)!system((std::string("rm -r ") + folder).c_str());
+    return status == 0 ? SUCCESS : COMPILATION;
+}
+
+EXPORTED Result nvrtcGetProgramLogSize(Program* program, size_t* size) {
+    *size = program->log.size() + 1;
+    return SUCCESS;
+}
+
+EXPORTED Result nvrtcGetProgramLog(Program* program, char* log) {
+    strcpy(log, program->log.c_str());
+    return SUCCESS;
+}
+
+EXPORTED Result nvrtcGetLoweredName(Program* program, const char* name, const char** lowered) {
+    for (size_t i = 0; i < program->lowered.size(); i++)
+        if (program->names[i] == name) return *lowered = program->lowered[i].c_str(), SUCCESS;
+    return NO_NAME;
+}
+
+EXPORTED Result nvrtcGetCUBINSize(Program* program, size_t* size) {
+    *size = program->code.size();
+    return program->compiled ? SUCCESS : INVALID_PROGRAM;
+}
+
+EXPORTED Result nvrtcGetCUBIN(Program* program, char* code) {
+    memcpy(code, program->code.data(), program->code.size());
+    return program->compiled ? SUCCESS : INVALID_PROGRAM;
+}

@@ -1,0 +1,153 @@
+#include "device.h"
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sys/mman.h>
+
+namespace standin {
+
+long setting(const char* variable, long usual) {
+    const char* text = getenv(variable);
+    return text && *text ? atol(text) : usual;
+}
+
+Device& device() {
+    static Device* one = new Device; // lives as long as the process: nobody says when the last call comes
+    return *one;
+}
+
+std::recursive_mutex& mutex() {
+    static auto* one = new std::recursive_mutex;
+    return *one;
+}
+
+constexpr size_t PAGE = 4096;
+constexpr size_t ALIGNMENT = 256; // what the manual promises, and no more
+
+uint64_t Memory::allocate(size_t bytes) {
+    if (bytes > left()) return 0;
+    size_t room = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    size_t pages = (room + PAGE - 1) / PAGE * PAGE;
+    void* base = mmap(nullptr, pages + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) return 0;
+    memset(base, 0xff, pages);
+    // The last page stays shut, so that whoever reaches beyond the end is found out.
+    mprotect(base, pages + PAGE, PROT_NONE);
+    uint64_t address = reinterpret_cast<uint64_t>(base) + pages - room;
+    blocks[address] = {bytes, pages, static_cast<char*>(base)};
+    taken += bytes;
+    return address;
+}
+
+bool Memory::free(uint64_t address) {
+    auto block = blocks.find(address);
+    if (block == blocks.end()) return false;
+    taken -= block->second.bytes;
+    // Its addresses are never handed out again. What was there comes back to the machine.
+    madvise(block->second.base, block->second.mapped, MADV_DONTNEED);
+    mprotect(block->second.base, block->second.mapped, PROT_NONE);
+    blocks.erase(block);
+    return true;
+}
+
+bool Memory::holds(uint64_t address, size_t bytes) const {
+    auto next = blocks.upper_bound(address);
+    if (next == blocks.begin()) return false;
+    auto& [start, block] = *--next;
+    return bytes <= block.bytes && address - start <= block.bytes - bytes;
+}
+
+size_t Memory::left() const { return most > taken ? most - taken : 0; }
+
+void Memory::open(bool to_device) {
+    for (auto& [_, block] : blocks) mprotect(block.base, block.mapped, to_device ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+Stream* Device::new_stream() {
+    streams.push_back(std::make_unique<Stream>());
+    return streams.back().get();
+}
+
+bool Device::knows(const Stream* stream) const {
+    return std::any_of(streams.begin(), streams.end(), [&](auto& known) { return known.get() == stream; });
+}
+
+void Device::end(Stream* stream) {
+    streams.erase(std::find_if(streams.begin(), streams.end(), [&](auto& known) { return known.get() == stream; }));
+}
+
+Status Device::ask(Stream* stream, Request request) {
+    if (!knows(stream)) return INVALID_HANDLE;
+    if (stream->capture) {
+        stream->capture->push_back(std::move(request));
+    } else {
+        stream->waiting.push_back(std::move(request));
+    }
+    return SUCCESS;
+}
+
+// Does the first thing that a stream waits to do; not, if that awaits what has not happened.
+bool Device::step(Stream* stream) {
+    if (stream->waiting.empty() || broken) return false;
+    Request& first = stream->waiting.front();
+    if (first.awaits && !first.awaits->reached) return false;
+    Request request = std::move(first);
+    stream->waiting.pop_front();
+    if (request.reaches) request.reaches->reached = true;
+    if (request.work) {
+        try {
+            request.work();
+        } catch (const Fault& fault) {
+            fprintf(stderr, "the GPU that is played: %s\n", fault.words.c_str());
+            broken = true;
+        }
+    }
+    return true;
+}
+
+bool Device::step_any(const Stream* but) {
+    for (auto& stream : streams)
+        if (stream.get() != but && step(stream.get())) return true;
+    return false;
+}
+
+Status Device::finish(Stream* stream) {
+    if (stream->waiting.empty()) return state();
+    memory.open(true);
+    while (!stream->waiting.empty() && !broken) {
+        if (!step(stream) && !step_any(stream)) {
+            fprintf(stderr, "the GPU that is played: streams wait for each other\n");
+            broken = true;
+        }
+    }
+    memory.open(false);
+    return state();
+}
+
+Status Device::finish_all() {
+    for (auto& stream : streams)
+        if (Status status = finish(stream.get())) return status;
+    return SUCCESS;
+}
+
+uint64_t Device::draw() { // splitmix64
+    uint64_t z = seed += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+}
+
+void Device::drift() {
+    if (seed == 0 || streams.empty()) return;
+    bool opened = false;
+    while (draw() % 3) {
+        Stream* stream = streams[draw() % streams.size()].get();
+        if (stream->waiting.empty()) continue;
+        if (!opened) memory.open(opened = true);
+        step(stream);
+    }
+    if (opened) memory.open(false);
+}
+
+} // namespace standin

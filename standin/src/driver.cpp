@@ -1,0 +1,415 @@
+// The functions of the driver that are called, as its manual describes them.
+
+#include "device.h"
+#include <cstring>
+#include <dlfcn.h>
+#include <elf.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+using namespace standin;
+
+namespace {
+
+struct Context {};
+Context the_context;
+thread_local Context* current = nullptr;
+bool initialized = false;
+
+std::map<void*, size_t> locked; // page-locked memory of the host's, with its pages
+std::map<Event*, std::unique_ptr<Event>> events;
+std::map<const void*, Graph> graphs; // and what became of them
+
+// As `emulated/device.h` declares it.
+struct Launch {
+    unsigned grid[3], threads[3], shared_bytes;
+    uint64_t seed;
+    void** arguments;
+};
+
+struct Function {
+    std::string name, signature;
+    const char* (*launch)(const Launch*);
+    int dynamic_shared = 48 << 10; // unless more is allowed
+};
+
+constexpr int MOST_SHARED = 227 << 10;
+
+template <typename Body>
+Status before_any_context(Body body) {
+    std::lock_guard<std::recursive_mutex> one(mutex());
+    return initialized ? body() : NOT_INITIALIZED;
+}
+
+// Code lies in memory as in its file, which ends with the table of sections.
+size_t length_of(const void* image) {
+    Elf64_Ehdr head;
+    memcpy(&head, image, sizeof head);
+    return memcmp(head.e_ident, ELFMAG, SELFMAG) ? 0 : head.e_shoff + size_t(head.e_shnum) * head.e_shentsize;
+}
+
+// Of a parameter, by the letter that `emulated/device.h` gives its type.
+size_t size_of(char letter) {
+    switch (letter) {
+    case 'i':
+    case 'f': return 4;
+    case 'v': return 12 * 8;
+    default: return 8;
+    }
+}
+
+// A copy on the device, or from or to the host: device memory is looked at when it is asked for, and when it is done, as it
+// may have been freed in between.
+Status ask_copy(Stream* stream, void* to, const void* from, size_t bytes, std::initializer_list<uint64_t> on_device) {
+    std::vector<uint64_t> places(on_device);
+    for (uint64_t place : places)
+        if (!device().memory.holds(place, bytes)) return INVALID_VALUE;
+    return device().ask(stream, [=] {
+        for (uint64_t place : places)
+            if (!device().memory.holds(place, bytes)) throw Fault{"a copy of memory that was freed meanwhile"};
+        memcpy(to, from, bytes);
+    });
+}
+
+void* host(uint64_t address) { return reinterpret_cast<void*>(address); }
+
+} // namespace
+
+bool standin::inside_context() { return current != nullptr; }
+
+EXPORTED Status cuInit(unsigned flags) {
+    if (flags) return INVALID_VALUE;
+    if (setting("STANDIN_DEVICES", 1) == 0) return NO_DEVICE;
+    initialized = true;
+    return SUCCESS;
+}
+
+EXPORTED Status cuDriverGetVersion(int* version) {
+    *version = setting("STANDIN_DRIVER", 13000);
+    return SUCCESS;
+}
+
+EXPORTED Status cuGetErrorString(int error, const char** words) {
+    static const std::map<int, const char*> all = {
+        {SUCCESS, "no error"},
+        {INVALID_VALUE, "invalid argument"},
+        {OUT_OF_MEMORY, "out of memory"},
+        {NOT_INITIALIZED, "initialization error"},
+        {NO_DEVICE, "no CUDA-capable device is detected"},
+        {INVALID_DEVICE, "invalid device ordinal"},
+        {INVALID_IMAGE, "device kernel image is invalid"},
+        {INVALID_CONTEXT, "invalid device context"},
+        {INVALID_HANDLE, "invalid resource handle"},
+        {NOT_FOUND, "named symbol not found"},
+        {LAUNCH_FAILED, "unspecified launch failure"},
+        {CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"},
+        {CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"},
+        {CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began"},
+        {CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream"},
+    };
+    auto found = all.find(error);
+    *words = found == all.end() ? nullptr : found->second;
+    return *words ? SUCCESS : INVALID_VALUE;
+}
+
+// Devices.
+
+EXPORTED Status cuDeviceGetCount(int* count) {
+    return before_any_context([&] { return *count = setting("STANDIN_DEVICES", 1), SUCCESS; });
+}
+
+EXPORTED Status cuDeviceGet(int* device, int ordinal) {
+    return before_any_context([&] {
+        if (ordinal < 0 || ordinal >= setting("STANDIN_DEVICES", 1)) return INVALID_DEVICE;
+        *device = ordinal;
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuDeviceGetName(char* name, int length, int) {
+    return before_any_context([&] {
+        strncpy(name, "GPU that is played", length - 1);
+        name[length - 1] = 0;
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuDeviceTotalMem_v2(size_t* bytes, int) {
+    return before_any_context([&] { return *bytes = device().memory.size(), SUCCESS; });
+}
+
+EXPORTED Status cuDeviceGetAttribute(int* value, int attribute, int) {
+    return before_any_context([&] {
+        long capability = setting("STANDIN_CAPABILITY", 90);
+        switch (attribute) {
+        case 16: *value = setting("STANDIN_MULTIPROCESSORS", 132); return SUCCESS;
+        case 75: *value = capability / 10; return SUCCESS;
+        case 76: *value = capability % 10; return SUCCESS;
+        case 97: *value = MOST_SHARED; return SUCCESS; // for those who ask for it
+        default: return INVALID_VALUE;
+        }
+    });
+}
+
+EXPORTED Status cuDevicePrimaryCtxRetain(Context** context, int) {
+    return before_any_context([&] { return *context = &the_context, SUCCESS; });
+}
+
+EXPORTED Status cuCtxSetCurrent(Context* context) {
+    return before_any_context([&] {
+        if (context && context != &the_context) return INVALID_CONTEXT;
+        current = context;
+        return SUCCESS;
+    });
+}
+
+// Memory.
+
+EXPORTED Status cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+    return call([&] {
+        if (bytes == 0) return INVALID_VALUE;
+        *address = device().memory.allocate(bytes);
+        return *address ? SUCCESS : OUT_OF_MEMORY;
+    });
+}
+
+EXPORTED Status cuMemFree_v2(uint64_t address) {
+    return call([&] {
+        // It waits, also where it would not have to.
+        if (Status status = device().finish_all()) return status;
+        return device().memory.free(address) ? SUCCESS : INVALID_VALUE;
+    });
+}
+
+EXPORTED Status cuMemGetInfo_v2(size_t* left, size_t* all) {
+    return call([&] {
+        *left = device().memory.left();
+        *all = device().memory.size();
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuMemHostAlloc(void** start, size_t bytes, unsigned) {
+    return call([&] {
+        void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (pages == MAP_FAILED) return OUT_OF_MEMORY;
+        locked[*start = pages] = bytes;
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuMemFreeHost(void* start) {
+    return call([&] {
+        auto found = locked.find(start);
+        if (found == locked.end()) return INVALID_VALUE;
+        // Whatever still reads it ends the program.
+        munmap(start, found->second);
+        locked.erase(found);
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* stream) {
+    return call([&] { return ask_copy(stream, host(to), from, bytes, {to}); });
+}
+
+EXPORTED Status cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Stream* stream) {
+    return call([&] { return ask_copy(stream, to, host(from), bytes, {from}); });
+}
+
+EXPORTED Status cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream* stream) {
+    return call([&] { return ask_copy(stream, host(to), host(from), bytes, {to, from}); });
+}
+
+EXPORTED Status cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, Stream* stream) {
+    return call([&] {
+        if (!device().memory.holds(to, bytes)) return INVALID_VALUE;
+        return device().ask(stream, [=] {
+            if (!device().memory.holds(to, bytes)) throw Fault{"memory is filled that was freed meanwhile"};
+            memset(host(to), byte, bytes);
+        });
+    });
+}
+
+// Streams and events.
+
+EXPORTED Status cuStreamCreate(Stream** stream, unsigned) {
+    return call([&] { return *stream = device().new_stream(), SUCCESS; });
+}
+
+EXPORTED Status cuStreamDestroy_v2(Stream* stream) {
+    return call([&] {
+        if (!device().knows(stream)) return INVALID_HANDLE;
+        if (Status status = device().finish(stream)) return status;
+        device().end(stream);
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuStreamSynchronize(Stream* stream) {
+    return call([&] {
+        if (!device().knows(stream)) return INVALID_HANDLE;
+        if (stream->capture) return stream->capture_broken = true, CAPTURE_UNSUPPORTED;
+        return device().finish(stream);
+    });
+}
+
+EXPORTED Status cuEventCreate(Event** event, unsigned) {
+    return call([&] {
+        auto made = std::make_unique<Event>();
+        *event = made.get();
+        events[made.get()] = std::move(made);
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuEventDestroy_v2(Event* event) {
+    return call([&] { return events.erase(event) ? SUCCESS : INVALID_HANDLE; });
+}
+
+EXPORTED Status cuEventRecord(Event* event, Stream* stream) {
+    return call([&] {
+        if (!events.count(event) || !device().knows(stream)) return INVALID_HANDLE;
+        event->moment = std::make_shared<Moment>();
+        event->captured = stream->capture.has_value();
+        return device().ask(stream, Request{{}, event->moment, {}});
+    });
+}
+
+EXPORTED Status cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
+    return call([&] {
+        if (!events.count(event) || !device().knows(stream)) return INVALID_HANDLE;
+        if (!event->moment) return SUCCESS; // of an event that was never recorded nobody waits
+        // What is captured may not wait for what is not; the other way round a second stream would be captured, too,
+        // which is allowed, and never done here.
+        if (event->captured || stream->capture) return CAPTURE_ISOLATION;
+        return device().ask(stream, Request{{}, {}, event->moment});
+    });
+}
+
+// Kernels.
+
+EXPORTED Status cuModuleLoadData(void** module, const void* image) {
+    return call([&] {
+        size_t length = length_of(image);
+        int file = memfd_create("kernels", 0);
+        if (length == 0 || file < 0 || write(file, image, length) != ssize_t(length)) return INVALID_IMAGE;
+        *module = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
+        return *module ? SUCCESS : INVALID_IMAGE;
+    });
+}
+
+EXPORTED Status cuModuleGetFunction(Function** function, void* module, const char* name) {
+    return call([&] {
+        // By name alone: see `nvrtcGetLoweredName`.
+        void* launch = dlsym(module, (std::string("launch_") + name).c_str());
+        void* signature = dlsym(module, (std::string("signature_") + name).c_str());
+        if (!launch || !signature) return NOT_FOUND;
+        *function = new Function; // as long as the module, which stays
+        (*function)->name = name;
+        (*function)->signature = reinterpret_cast<const char* (*)()>(signature)();
+        (*function)->launch = reinterpret_cast<decltype(Function::launch)>(launch);
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuFuncGetAttribute(int* value, int attribute, Function* function) {
+    return call([&] {
+        if (attribute != 1) return INVALID_VALUE; // what shared memory it declares: that is the emulation's affair
+        *value = 0;
+        return function ? SUCCESS : INVALID_HANDLE;
+    });
+}
+
+EXPORTED Status cuFuncSetAttribute(Function* function, int attribute, int value) {
+    return call([&] {
+        if (attribute != 8 || value < 0 || value > MOST_SHARED) return INVALID_VALUE;
+        function->dynamic_shared = value;
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuLaunchKernel(Function* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
+                               unsigned threads_y, unsigned threads_z, unsigned shared, Stream* stream, void** values,
+                               void** extra) {
+    return call([&] {
+        bool grid = x && y && z && x <= 0x7fffffff && y <= 65535 && z <= 65535;
+        bool block = threads_x && threads_y && threads_z && uint64_t(threads_x) * threads_y * threads_z <= 1024;
+        if (!grid || !block || extra || int(shared) > function->dynamic_shared) return INVALID_VALUE;
+        std::vector<std::vector<char>> arguments;
+        for (size_t i = 0; i < function->signature.size(); i++) {
+            auto value = static_cast<const char*>(values[i]);
+            arguments.emplace_back(value, value + size_of(function->signature[i]));
+        }
+        return device().ask(stream, [=]() mutable {
+            static uint64_t number = 0;
+            static const uint64_t faulty = setting("STANDIN_FAULT", 0);
+            if (++number == faulty) throw Fault{"a kernel does what it must not, as it was told"};
+            std::vector<void*> places;
+            for (size_t i = 0; i < arguments.size(); i++) {
+                places.push_back(arguments[i].data());
+                uint64_t address = 0;
+                if (function->signature[i] == 'p') memcpy(&address, arguments[i].data(), 8);
+                if (address && !device().memory.holds(address, 0)) throw Fault{"a kernel is given memory that is nobody's"};
+            }
+            Launch launch = {{x, y, z}, {threads_x, threads_y, threads_z}, shared, number, places.data()};
+            if (const char* error = function->launch(&launch)) throw Fault{function->name + ": " + error};
+        });
+    });
+}
+
+// Graphs.
+
+EXPORTED Status cuStreamBeginCapture_v2(Stream* stream, int mode) {
+    return call([&] {
+        if (!device().knows(stream)) return INVALID_HANDLE;
+        if (stream->capture || mode < 0 || mode > 2) return INVALID_VALUE;
+        stream->capture.emplace();
+        stream->capture_broken = false;
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuStreamEndCapture(Stream* stream, const void** graph) {
+    return call([&] {
+        if (!device().knows(stream)) return INVALID_HANDLE;
+        if (!stream->capture) return INVALID_VALUE;
+        Graph captured = std::move(*stream->capture);
+        stream->capture.reset();
+        if (stream->capture_broken) return *graph = nullptr, CAPTURE_INVALIDATED;
+        *graph = new char;
+        graphs[*graph] = std::move(captured);
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuGraphInstantiateWithFlags(const void** executable, const void* graph, unsigned long long) {
+    return call([&] {
+        auto found = graphs.find(graph);
+        if (found == graphs.end()) return INVALID_VALUE;
+        *executable = new char;
+        graphs[*executable] = found->second;
+        return SUCCESS;
+    });
+}
+
+static Status forget(const void* graph) {
+    return call([&] {
+        if (!graphs.erase(graph)) return INVALID_VALUE;
+        delete static_cast<const char*>(graph);
+        return SUCCESS;
+    });
+}
+
+EXPORTED Status cuGraphDestroy(const void* graph) { return forget(graph); }
+
+EXPORTED Status cuGraphExecDestroy(const void* executable) { return forget(executable); }
+
+EXPORTED Status cuGraphLaunch(const void* executable, Stream* stream) {
+    return call([&] {
+        auto found = graphs.find(executable);
+        if (found == graphs.end() || !device().knows(stream) || stream->capture) return INVALID_VALUE;
+        for (const Request& request : found->second) device().ask(stream, request);
+        return SUCCESS;
+    });
+}

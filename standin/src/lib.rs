@@ -1,0 +1,128 @@
+//! Libraries that stand in for CUDA's: the driver, NVRTC and cuBLASLt, of a GPU that is played. With them the host's side of
+//! a GPU runs on a machine without one: each call that `tensor::cuda::nvidia` makes, in the order in which it makes them, by
+//! the rules of their manuals, and as unkindly as those allow.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `device.h`, `.cpp` | the device: memory, and streams, which do what they are asked for as late as they may |
+//! | `driver.cpp` | `libcuda.so`: contexts, memory, events, kernels, graphs |
+//! | `compiler.cpp` | `libnvrtc.so`: kernels are compiled by the system's C++ compiler, as those of the emulated device are |
+//! | `blas.cpp` | `libcublasLt.so`: products by columns, from layouts, epilogues and plans |
+//!
+//! The emulated device, for which they may seem a second costume, is another implementation of [`Driver`]: of all that lies
+//! between that trait and CUDA it runs nothing.
+//!
+//! Variables say what GPU is played. `STANDIN_SEED`: 0, as usual, for requests that are done when somebody waits for them;
+//! any other number for some that are done earlier, drawn from it. `STANDIN_DEVICES`, `STANDIN_CAPABILITY` (90 for 9.0),
+//! `STANDIN_MULTIPROCESSORS` and `STANDIN_MEMORY` (bytes): what there is. `STANDIN_DRIVER`, `STANDIN_NVRTC` and
+//! `STANDIN_CUBLAS`: versions, as each library numbers them. `STANDIN_ENDINGS=0`: cuBLASLt refuses to do anything besides a
+//! product. `STANDIN_FAULT`: the number of a kernel that does what it must not.
+//!
+//! [`Driver`]: https://docs.rs/biformer-tensor
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::{env, fs};
+
+/// The files that are compiled, and those that they include.
+const SOURCES: [(&str, &str); 4] = [
+    ("device.cpp", include_str!("device.cpp")),
+    ("driver.cpp", include_str!("driver.cpp")),
+    ("compiler.cpp", include_str!("compiler.cpp")),
+    ("blas.cpp", include_str!("blas.cpp")),
+];
+const INCLUDED: [&str; 3] = [
+    include_str!("device.h"),
+    include_str!("../../tensor/src/cuda/emulated/device.h"),
+    include_str!("../../tensor/src/cuda/emulated/instructions.h"),
+];
+
+/// The libraries, compiled.
+#[derive(Clone, Debug)]
+pub struct Standin {
+    folder: PathBuf,
+}
+
+impl Standin {
+    /// Compiles them, at the first call. Where that cannot be it says that the test is skipped, and gives none: without a C++
+    /// compiler, on other systems than Linux, and where `BIFORMER_TEST_GPU` asks for a GPU that is not played. Panics where
+    /// `REQUIRE_EMULATED` is set, as in CI, and there is no compiler.
+    pub fn compiled() -> Option<&'static Self> {
+        static ONE: OnceLock<Option<Standin>> = OnceLock::new();
+        ONE.get_or_init(|| {
+            if env::var_os("BIFORMER_TEST_GPU").is_some() {
+                return None;
+            }
+            if !cfg!(target_os = "linux") {
+                eprintln!("skipped: libraries in the role of CUDA's are for Linux");
+                return None;
+            }
+            let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
+            if !Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success()) {
+                assert!(env::var_os("REQUIRE_EMULATED").is_none(), "there is no C++ compiler");
+                eprintln!("skipped: there is no C++ compiler");
+                return None;
+            }
+            Some(Self { folder: compile(&compiler) })
+        })
+        .as_ref()
+    }
+
+    /// Lets a program find these libraries where it would look for CUDA's, and keep its kernels apart from those of a GPU.
+    pub fn under<'c>(&self, program: &'c mut Command) -> &'c mut Command {
+        let others = env::var_os("LD_LIBRARY_PATH");
+        let folders = [self.folder.clone()].into_iter().chain(others.iter().flat_map(env::split_paths));
+        program
+            .env("LD_LIBRARY_PATH", env::join_paths(folders).expect("folders that came from a path"))
+            .env("BIFORMER_CACHE", self.folder.join("kernels"))
+            .env_remove("BIFORMER_CUDA")
+    }
+
+    /// Runs tests of this test's own program once more, in a process whose GPU is played: those whose names have one of these
+    /// words in them, or all, and none of those that only the emulated device can be asked. Panics when one fails.
+    pub fn repeat(&self, words: &[&str], settings: &[(&str, &str)]) {
+        let mut program = Command::new(env::current_exe().expect("a test is a program"));
+        program.args(words).args(["--skip", "emulated"]).env("BIFORMER_TEST_GPU", "1").envs(settings.iter().copied());
+        let ran = self.under(&mut program).output().expect("it ran just now");
+        let [out, err] = [&ran.stdout, &ran.stderr].map(|said| String::from_utf8_lossy(said));
+        assert!(ran.status.success(), "with {settings:?}, {}:\n{out}{err}", ran.status);
+        assert!(!out.contains("running 0 tests"), "no test is called {words:?}");
+    }
+}
+
+/// Compiles the libraries beside this program, unless they are there. They are one file by three names: the driver and
+/// cuBLASLt work on one device.
+fn compile(compiler: &str) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    (SOURCES, INCLUDED, compiler).hash(&mut hasher);
+    let program = env::current_exe().expect("a test is a program");
+    let folder = program.with_file_name(format!("standin-{:016x}", hasher.finish()));
+    if folder.is_dir() {
+        return folder;
+    }
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tensor/src/cuda/emulated");
+    // Whole or not at all: other programs may be at it.
+    let work = folder.with_extension(std::process::id().to_string());
+    fs::create_dir_all(&work).expect("a folder for the libraries");
+    let output = Command::new(compiler)
+        .args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"])
+        .arg(format!("-DEMULATED_HEADERS=\"{}\"", headers.display()))
+        .args(SOURCES.map(|(name, _)| sources.join(name)))
+        .arg("-o")
+        .arg(work.join("libcuda.so"))
+        .args(["-ldl", "-lpthread"])
+        .output()
+        .expect("the compiler ran just now");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for name in ["libnvrtc.so", "libcublasLt.so"] {
+        #[cfg(unix)]
+        std::os::unix::fs::symlink("libcuda.so", work.join(name)).expect("a link");
+    }
+    if fs::rename(&work, &folder).is_err() {
+        let _ = fs::remove_dir_all(&work); // somebody else was faster
+    }
+    folder
+}
