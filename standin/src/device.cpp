@@ -66,6 +66,7 @@ void Memory::open(bool to_device) {
 
 Stream* Device::new_stream() {
     streams.push_back(std::make_unique<Stream>());
+    streams.back()->eager = setting("STANDIN_EAGER", 0) == made++ % 2 + 1;
     return streams.back().get();
 }
 
@@ -131,21 +132,12 @@ Status Device::finish_all() {
     return SUCCESS;
 }
 
-uint64_t Device::draw() { // splitmix64
-    uint64_t z = seed += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return z ^ z >> 31;
-}
-
-void Device::drift() {
-    if (seed == 0 || streams.empty()) return;
+void Device::hurry() {
     bool opened = false;
-    while (draw() % 3) {
-        Stream* stream = streams[draw() % streams.size()].get();
-        if (stream->waiting.empty()) continue;
+    for (auto& stream : streams) {
+        if (!stream->eager || stream->waiting.empty()) continue;
         if (!opened) memory.open(opened = true);
-        step(stream);
+        while (step(stream.get())) {}
     }
     if (opened) memory.open(false);
 }

@@ -1,5 +1,5 @@
-// A GPU that nobody has, as unkind as the manuals allow: what is asked of a stream is done as late as can be, or whenever
-// the seed says; host memory is read when a copy happens, not when it is asked for; device memory is nobody's between
+// A GPU that nobody has, as unkind as the manuals allow: what is asked of a stream is done as late as can be, or, of those
+// streams that are said to be eager, before all else; host memory is read when a copy happens, not when it is asked for; device memory is nobody's between
 // requests, begins with NaN, ends where a page does, and is gone once it is freed.
 #pragma once
 #include <cstdint>
@@ -56,7 +56,7 @@ typedef std::vector<Request> Graph;
 struct Stream {
     std::deque<Request> waiting;
     std::optional<Graph> capture;
-    bool capture_broken = false;
+    bool capture_broken = false, eager = false;
 };
 
 struct Event {
@@ -101,17 +101,16 @@ public:
     // Does all that a stream was asked for, and of the others what that waits for.
     Status finish(Stream* stream);
     Status finish_all();
-    // Does something that may be done by now, if the seed will have it.
-    void drift();
+    // Does what eager streams can do by now.
+    void hurry();
     // What is wrong for good, after a fault.
     Status state() const { return broken ? LAUNCH_FAILED : SUCCESS; }
 
 private:
     bool step(Stream* stream);
     bool step_any(const Stream* but);
-    uint64_t draw();
     std::vector<std::unique_ptr<Stream>> streams;
-    uint64_t seed = setting("STANDIN_SEED", 0);
+    unsigned made = 0;
     bool broken = false;
 };
 
@@ -126,7 +125,7 @@ template <typename Body>
 Status call(Body body) {
     std::lock_guard<std::recursive_mutex> one(mutex());
     if (!inside_context()) return INVALID_CONTEXT;
-    device().drift();
+    device().hurry();
     if (Status state = device().state()) return state;
     return body();
 }

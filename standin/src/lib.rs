@@ -12,8 +12,9 @@
 //! The emulated device, for which they may seem a second costume, is another implementation of [`Driver`]: of all that lies
 //! between that trait and CUDA it runs nothing.
 //!
-//! Variables say what GPU is played. `STANDIN_SEED`: 0, as usual, for requests that are done when somebody waits for them;
-//! any other number for some that are done earlier, drawn from it. `STANDIN_DEVICES`, `STANDIN_CAPABILITY` (90 for 9.0),
+//! Variables say what GPU is played. `STANDIN_EAGER`: 1 where the first of the two streams
+//! that a program makes of a GPU is ahead of the other, 2 where the second is; otherwise nothing is done before somebody waits
+//! for it. `STANDIN_DEVICES`, `STANDIN_CAPABILITY` (90 for 9.0),
 //! `STANDIN_MULTIPROCESSORS` and `STANDIN_MEMORY` (bytes): what there is. `STANDIN_DRIVER`, `STANDIN_NVRTC` and
 //! `STANDIN_CUBLAS`: versions, as each library numbers them. `STANDIN_ENDINGS=0`: cuBLASLt refuses to do anything besides a
 //! product. `STANDIN_FAULT`: the number of a kernel that does what it must not.
@@ -76,8 +77,13 @@ impl Standin {
         let folders = [self.folder.clone()].into_iter().chain(others.iter().flat_map(env::split_paths));
         program
             .env("LD_LIBRARY_PATH", env::join_paths(folders).expect("folders that came from a path"))
-            .env("BIFORMER_CACHE", self.folder.join("kernels"))
+            .env("BIFORMER_CACHE", self.kernels())
             .env_remove("BIFORMER_CUDA")
+    }
+
+    /// The folder in which kernels that were compiled once are kept.
+    pub fn kernels(&self) -> PathBuf {
+        self.folder.join("kernels")
     }
 
     /// Runs tests of this test's own program once more, in a process whose GPU is played: those whose names have one of these
@@ -98,7 +104,7 @@ fn compile(compiler: &str) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     (SOURCES, INCLUDED, compiler).hash(&mut hasher);
     let program = env::current_exe().expect("a test is a program");
-    let folder = program.with_file_name(format!("standin-{:016x}", hasher.finish()));
+    let folder = program.with_file_name(format!("in-the-role-of-cuda-{:016x}", hasher.finish()));
     if folder.is_dir() {
         return folder;
     }

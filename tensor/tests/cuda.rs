@@ -1,7 +1,7 @@
 //! Tensors on a GPU, as the emulated device plays it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use standin::Standin;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tensor::cuda::{Factor, Gemm, Gpu, Module, Operand, Product, elements, partial_sums};
 use tensor::{DType, Device, Error, Tensor, bf16};

@@ -69,11 +69,11 @@ fn the_emulated_device_notices_copies_out_of_order() {
     }
 }
 
-/// When requests are done as late as can be, and at other times.
+/// When requests are done as late as can be, and where one of the two streams is ahead of the other.
 #[test]
 fn on_a_played_gpu() {
     let Some(standin) = Standin::compiled() else { return };
-    for seed in ["0", "1", "2"] {
-        standin.repeat(&[], &[("STANDIN_SEED", seed)]);
+    for eager in ["0", "1", "2"] {
+        standin.repeat(&[], &[("STANDIN_EAGER", eager)]);
     }
 }

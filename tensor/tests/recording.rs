@@ -1,7 +1,7 @@
 //! Random numbers on a GPU, and recorded work, which puts their keys into its memory; as the emulated device plays it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use standin::Standin;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use tensor::cuda::{Gpu, Module, elements};
 use tensor::rng::Philox;
@@ -98,11 +98,11 @@ fn what_a_recording_uses_stays_its_own_when_the_tensors_go() {
     assert!(gpu.stats().held < held, "and goes with the last recording that may use it");
 }
 
-/// When requests are done as late as can be, and at other times.
+/// When requests are done as late as can be, and where one of the two streams is ahead of the other.
 #[test]
 fn on_a_played_gpu() {
     let Some(standin) = Standin::compiled() else { return };
-    for seed in ["0", "1", "2"] {
-        standin.repeat(&[], &[("STANDIN_SEED", seed)]);
+    for eager in ["0", "1", "2"] {
+        standin.repeat(&[], &[("STANDIN_EAGER", eager)]);
     }
 }
