@@ -299,7 +299,7 @@ fn a_run_goes_on_on_another_device() {
 fn on_a_played_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     let one = ("STANDIN_MULTIPROCESSORS", "1");
-    standin.repeat(&[], &[one]);
+    standin.repeat(&["recorded", "mixed", "stops_and_goes_on", "another_device"], &[one]);
     standin.repeat(&["sent_ahead"], &[one, ("STANDIN_EAGER", "2")]);
     standin.repeat(&["ten_steps"], &[("STANDIN_MULTIPROCESSORS", "132")]);
     standin.repeat(&["ten_steps"], &[one, ("STANDIN_ENDINGS", "0")]);

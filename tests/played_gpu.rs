@@ -27,7 +27,7 @@ fn what_is_missing_is_said() {
         (
             ("STANDIN_DRIVER", "12080"),
             "cuda",
-            "NVRTC is of CUDA 13.0, and the driver knows CUDA up to 12.8: update the",
+            "NVRTC is of CUDA 13.90, and the driver knows CUDA up to 12.8: update the",
         ),
         (("STANDIN_CUBLAS", "140100"), "cuda", "cuBLASLt is of CUDA 14.1, and the driver knows CUDA up to 13.0"),
         (("STANDIN_MEMORY", "1000000"), "cuda", "no room for cuBLASLt's workspace"),

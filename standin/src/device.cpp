@@ -100,7 +100,7 @@ bool Device::step(Stream* stream) {
         try {
             request.work();
         } catch (const Fault& fault) {
-            fprintf(stderr, "the GPU that is played: %s\n", fault.words.c_str());
+            if (!fault.words.empty()) fprintf(stderr, "the GPU that is played: %s\n", fault.words.c_str());
             broken = true;
         }
     }

@@ -35,7 +35,7 @@ enum Status : int {
     CAPTURE_ISOLATION = 905,
 };
 
-// What went wrong on the device.
+// What went wrong on the device, if there is more to say than the driver does.
 struct Fault {
     std::string words;
 };
