@@ -93,7 +93,7 @@ fn images_that_cannot_be_decoded() {
     biformer(&["eval", "--checkpoint", text(&run)]).refused(&["dark/0.png", "max_bad_images is 1", "--max-bad-images"]);
     biformer(&["eval", "--checkpoint", text(&run), "--max-bad-images", "2"]).ok();
     let bad = data.join("train/dark/3.png");
-    biformer(&["predict", "--checkpoint", text(&run), text(&bad)]).refused(&["dark/3.png", "PNG, JPEG or WebP"]);
+    biformer(&["predict", "--checkpoint", text(&run), text(&bad)]).refused(&["dark/3.png", "it is no PNG, JPEG, WebP"]);
     biformer(&["predict", "--checkpoint", text(&run), "/nowhere.png"]).refused(&["/nowhere.png is missing"]);
     // Among others each is named, and the others are classified.
     let good = data.join("val/dark/1.png");

@@ -1,6 +1,6 @@
 //! What can go wrong between a file and a batch.
 
-use crate::Split;
+use crate::{Split, extensions};
 use std::path::{Path, PathBuf};
 
 /// The result of everything in this crate that can fail.
@@ -53,7 +53,7 @@ pub enum Error {
         classes: usize,
     },
     /// A file is not an image that can be decoded within the limits.
-    #[error("cannot decode {} as PNG, JPEG or WebP: {cause}", path.display())]
+    #[error("cannot decode {}: {cause}", path.display())]
     Undecodable {
         /// The file.
         path: PathBuf,
@@ -75,8 +75,8 @@ pub enum Error {
     },
     /// A class folder holds no image.
     #[error("class {class:?} is empty: {} holds {}; remove the folder or fill it", path.display(), match others.as_str() {
-        "" => "no .png, .jpg, .jpeg or .webp file".to_owned(),
-        others => format!("{others}, but no .png, .jpg, .jpeg or .webp file"),
+        "" => format!("no image ({})", extensions()),
+        others => format!("{others}, but no image ({})", extensions()),
     })]
     EmptyClass {
         /// The class.

@@ -17,7 +17,7 @@ const LISTED: usize = 5;
 /// Where there is only `train/`, or only `ROOT/CLASS/`, about one in five images is held out as the test.
 ///
 /// Classes are sorted by name and their files by path, so an index means the same on every machine. Hidden names are passed
-/// over; files that are no `.png`, `.jpg`, `.jpeg` or `.webp` (in any case of letters) are, too, but counted. Symbolic links are
+/// over; files that are not named as images are (see [`extensions`](crate::extensions)), too, but counted. Symbolic links are
 /// followed, but not round in circles. Opening lists names and reads no image.
 pub struct ImageFolder {
     name: String,
@@ -272,7 +272,7 @@ fn lacking(path: &Path, looked_for: &str) -> Error {
     Error::Lacking {
         path: path.to_owned(),
         looked_for: looked_for.to_owned(),
-        help: "An image folder has CLASS/*.png|jpg|jpeg|webp, or train/CLASS/ and the same classes in val/ or test/."
+        help: "An image folder has CLASS/*.png|jpg|.., or train/CLASS/ and the same classes in val/ or test/."
             .to_owned(),
     }
 }

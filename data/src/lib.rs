@@ -56,7 +56,7 @@ pub use dataset::{Dataset, Sample, Split, Statistics, open, undivided};
 pub use error::{Error, Result};
 pub use folder::ImageFolder;
 pub use imagenet::imagenet_classes;
-pub use listing::pictures_below;
+pub use listing::{extensions, pictures_below};
 pub use loader::{Batches, Loader, LoaderConfig};
 pub use memory::InMemory;
 pub use mixing::Mixing;

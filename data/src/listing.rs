@@ -9,14 +9,15 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-const EXTENSIONS: [&str; 4] = ["png", "jpg", "jpeg", "webp"];
+/// How files with images are called: those whose formats [`load_image`](crate::load_image) reads.
+const EXTENSIONS: [&str; 10] = ["png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "pbm"];
 /// How many extensions a message lists.
 const LISTED: usize = 5;
 
 /// The files below a folder that are not hidden.
 #[derive(Default)]
 pub(crate) struct Listing {
-    /// Those named `.png`, `.jpg`, `.jpeg` or `.webp`, in any case of letters, sorted by path.
+    /// Those named as images are, sorted by path.
     pub images: Vec<PathBuf>,
     pub others: Others,
 }
@@ -82,9 +83,9 @@ impl Others {
     /// What a user should know of them, if there are any, in a folder that is called so.
     pub fn passed_over(&self, folder: &str) -> Option<String> {
         let total: usize = self.0.values().sum();
-        let (s, are) = if total == 1 { ("", "is") } else { ("s", "are") };
-        (total > 0)
-            .then(|| format!("passed over {total} file{s} in {folder} that {are} neither PNG, JPEG nor WebP: {self}"))
+        let (files, are) =
+            if total == 1 { ("file", "is no image by its name") } else { ("files", "are no images by their names") };
+        (total > 0).then(|| format!("passed over {total} {files} in {folder} that {are}: {self}"))
     }
 }
 
@@ -103,7 +104,7 @@ impl fmt::Display for Others {
     }
 }
 
-/// The files below `folder` that are named `.png`, `.jpg`, `.jpeg` or `.webp`, in any case of letters, and not hidden; sorted.
+/// The files below `folder` that are named as images are (see [`extensions`]), and not hidden; sorted.
 /// And what a user should know of the others there.
 ///
 /// Errors: [`Error::Io`].
@@ -122,6 +123,11 @@ pub(crate) fn visible(folder: &Path) -> Result<Vec<DirEntry>> {
         }
     }
     Ok(entries)
+}
+
+/// How images are named, in any case of letters, for messages: `.png, .jpg, ..`.
+pub fn extensions() -> String {
+    EXTENSIONS.map(|extension| format!(".{extension}")).join(", ")
 }
 
 /// Whether a file is named as images are.

@@ -83,9 +83,9 @@ impl std::fmt::Debug for Image {
     }
 }
 
-/// Decodes a PNG, JPEG or WebP file of any size and colour type to RGB, turned upright as its EXIF data say.
+/// Decodes a PNG, JPEG, WebP, BMP, TIFF or PNM file of any size and colour type to RGB, turned upright as its EXIF data say.
 ///
-/// The format is told by the content, not by the name. Transparency is dropped. A file over 256 MiB, or one that
+/// The format is told by the content, not by the name. Transparency is dropped. Of a TIFF with several images it is the first. A file over 256 MiB, or one that
 /// would decode to more than 512 MiB, is refused before the memory is taken.
 ///
 /// Errors: [`Error::Missing`], [`Error::Io`], [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`]
@@ -146,7 +146,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     }
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|cause| cause.to_string())?;
     if reader.format().is_none() {
-        return Err("it is neither PNG, JPEG nor WebP".to_owned());
+        return Err("it is no PNG, JPEG, WebP, BMP, TIFF or PNM".to_owned());
     }
     let mut limits = Limits::default();
     limits.max_alloc = Some(MAX_DECODED);

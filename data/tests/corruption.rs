@@ -29,6 +29,9 @@ fn picture() -> impl Strategy<Value = Vec<u8>> {
         textured(ImageFormat::Png),
         textured(ImageFormat::Jpeg),
         textured(ImageFormat::WebP),
+        textured(ImageFormat::Bmp),
+        textured(ImageFormat::Tiff),
+        textured(ImageFormat::Pnm),
         Just(LOSSY.to_vec()),
         Just(TURNED.to_vec()),
     ]
@@ -110,7 +113,7 @@ proptest! {
     }
 }
 
-/// A PNG header that promises 4 billion pixels must not be believed; nor one of half a billion bits, which would be three
+/// A header that promises 4 billion pixels must not be believed; nor one of half a billion bits, which would be three
 /// times as many bytes as RGB.
 #[test]
 fn a_picture_too_large_is_refused_before_the_memory_is_taken() {
@@ -129,6 +132,19 @@ fn a_picture_too_large_is_refused_before_the_memory_is_taken() {
         assert!(matches!(&error, Error::Undecodable { path: named, .. } if *named == path), "{error}");
         let said = error.to_string().to_lowercase();
         assert!(said.contains("limit") || said.contains("need more than"), "for its size, not as damaged: {said}");
+    }
+}
+
+#[test]
+fn other_formats_too_large_are_refused_before_the_memory_is_taken() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("bomb");
+    let mut bitmap = textured(4, 4, ImageFormat::Bmp);
+    bitmap[18..26].copy_from_slice([60_000u32.to_le_bytes(); 2].as_flattened());
+    for bytes in [bitmap, b"P6 60000 60000 255 few".to_vec(), b"P4 4000000000 4000000000 few".to_vec()] {
+        fs::write(&path, bytes).unwrap();
+        let said = load_image(&path).unwrap_err().to_string();
+        assert!(said.contains("need more than"), "for its size, not as damaged: {said}");
     }
 }
 
@@ -153,13 +169,15 @@ fn a_webp_too_large_is_refused_before_the_memory_is_taken() {
 }
 
 #[test]
-fn a_webp_is_the_picture_that_a_png_is() {
+fn other_formats_show_the_picture_that_a_png_is() {
     let root = tempfile::tempdir().unwrap();
     let load = |name: &str, format| {
         fs::write(root.path().join(name), textured(33, 20, format)).unwrap();
         load_image(root.path().join(name)).unwrap()
     };
-    assert_eq!(load("a.webp", ImageFormat::WebP), load("a.png", ImageFormat::Png));
+    for format in [ImageFormat::WebP, ImageFormat::Bmp, ImageFormat::Tiff, ImageFormat::Pnm] {
+        assert_eq!(load("a", format), load("a.png", ImageFormat::Png), "{format:?}");
+    }
     let load = |bytes: &[u8]| {
         fs::write(root.path().join("b.webp"), bytes).unwrap();
         load_image(root.path().join("b.webp"))

@@ -28,7 +28,7 @@ use crate::trainer::checkpoint::Stored;
 use crate::trainer::trained::TrainedModel;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use data::pictures_below;
+use data::{extensions, pictures_below};
 use model::{ModelConfig, PRESETS, preset, recognised};
 use std::fmt;
 use std::io;
@@ -247,7 +247,7 @@ fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let (pictures, passed_over) = pictures_below(folder)?;
     passed_over.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
     if pictures.is_empty() {
-        bail!("{}: holds no .png, .jpg, .jpeg or .webp file", folder.display());
+        bail!("{}: holds no image ({})", folder.display(), extensions());
     }
     Ok(pictures)
 }

@@ -29,7 +29,7 @@ const MOST_AT_ONCE: usize = 64;
 pub struct Arguments {
     #[command(flatten)]
     trained: Trained,
-    /// PNG, JPEG or WebP pictures of any size, of which the model sees the middle as in a test (of 7/8 of the shorter side,
+    /// Pictures (PNG, JPEG, WebP, BMP, TIFF, PNM) of any size, of which the model sees the middle as in a test (of 7/8 of the shorter side,
     /// unless the run says otherwise), or folders, with those below them.
     #[arg(value_name = "IMAGE|DIR", required = true)]
     images: Vec<PathBuf>,

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// A folder with PNG, JPEG or WebP pictures, also in folders below it.
+    /// A folder with pictures, also in folders below it.
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
     /// Where the smaller ones go, under the same names in the same folders. What is there is left as it is, also of another

@@ -25,7 +25,7 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME", help = model_help())]
     model: Option<String>,
     /// `embedded` (the default: 6,000 images of CIFAR-10 inside the program), or a folder with CIFAR-10 or
-    /// CIFAR-100 in their binary layout, with CLASS/*.png|jpg|webp, or with train/CLASS/ and val/ or test/.
+    /// CIFAR-100 in their binary layout, with CLASS/*.png|jpg|.., or with train/CLASS/ and val/ or test/.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
     /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict, in a
