@@ -68,9 +68,10 @@ fn sanitizers_find_nothing() {
     }
 }
 
-/// Products, in all types and forms, as cuBLASLt is asked for them.
+/// Products, in all types and forms, as cuBLASLt is asked for them; and where it does nothing besides.
 #[test]
 fn on_a_played_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     standin.repeat(&["every_operation"], &[("ONLY", "matmul,linear,mlp,conv2d")]);
+    standin.repeat(&["every_operation"], &[("ONLY", "linear,mlp"), ("STANDIN_ENDINGS", "0")]);
 }
