@@ -67,7 +67,7 @@ fn a_run_goes_on_after_its_gpu_has_failed() {
     let folder = whole(standin, "played-gpu-fails");
     // In the second epoch.
     let failed = train(standin, &folder, "parts", &[("STANDIN_FAULT", "2000")], &[]);
-    failed.refused(&["epoch 2", "unspecified launch failure"]);
+    failed.refused(&["epoch 2", "unspecified launch failure; what was saved before is unharmed: go on with --resume"]);
     train(standin, &folder, "parts", &[], &["--resume"]).ok();
     assert_same_run("after a fault", &folder.join("whole"), &folder.join("parts"));
 }

@@ -11,12 +11,14 @@
 //! | `images.rs` | [`Images`]: what a run learns from, and what it is tested on |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
 //! | `metrics.rs` | what is measured of an epoch |
+//! | `failure.rs` | what a run that cannot go on says, and how it goes on |
 //! | `display.rs` | what a user sees while it trains |
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 
 mod average;
 pub mod checkpoint;
 pub mod display;
+mod failure;
 pub mod folder;
 mod images;
 pub mod metrics;
@@ -35,7 +37,7 @@ use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, Progress, Stored};
 use data::Loader;
 use display::{Display, announce};
-use folder::{PICTURED, RunFolder, expect_free, quoted};
+use folder::{PICTURED, RunFolder, expect_free};
 pub use images::Images;
 use metrics::EpochMetrics;
 use model::recognised;
@@ -250,48 +252,10 @@ impl Trainer {
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
             let display = Display::new(&self.config, &self.learner, &self.progress, [&self.train, &self.test]);
-            let outcome = self.run_epochs(stop, &display);
+            let outcome = self.run_on(stop, &display).or_else(|error| self.explained(error));
             display.close();
             outcome
         })
-    }
-
-    fn run_epochs(&mut self, stop: &AtomicBool, display: &Display) -> Result<Outcome> {
-        let outcome = self.run_on(stop, display);
-        match outcome {
-            // Images that cannot be read take nothing from what has been learned.
-            Err(error) => match error.downcast::<data::Error>() {
-                Ok(error) => {
-                    self.save()?;
-                    let remedy = match error {
-                        data::Error::TooManyBadImages { .. } => " with --set max_bad_images=N",
-                        _ => "",
-                    };
-                    let folder = self.folder.argument();
-                    let all = match error {
-                        data::Error::TooManyBadImages { .. } | data::Error::NoGoodImage { .. } => {
-                            self.check_names_all()
-                        }
-                        _ => String::new(),
-                    };
-                    bail!(
-                        "{error}{remedy}{all}; what was done is saved: mend this, and go on with --resume --out {folder}"
-                    )
-                }
-                Err(other) => Err(other),
-            },
-            outcome => outcome,
-        }
-    }
-
-    /// Which command names all images that cannot be read, where they are in a folder.
-    fn check_names_all(&self) -> String {
-        let data = &self.config.data;
-        if Path::new(data).is_dir() {
-            format!(" (biformer check --data {} names all of them)", quoted(data))
-        } else {
-            String::new()
-        }
     }
 
     fn run_on(&mut self, stop: &AtomicBool, display: &Display) -> Result<Outcome> {
