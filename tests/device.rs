@@ -190,7 +190,7 @@ fn a_batch_that_was_sent_ahead_is_the_one_whose_turn_it_is() {
 #[test]
 fn a_run_that_stops_and_goes_on_has_the_bits_of_one_that_does_not() {
     let Some(device) = there() else { return };
-    let folder = fresh("device-stops");
+    let folder = fresh(&format!("device-stops-{device}"));
     let data = text(&samples::cifar10(&folder.join("data"))).to_owned();
     let config = |out: &str| {
         let (data, out) = (data.clone(), folder.join(out));
@@ -259,7 +259,7 @@ fn recorded_inference_has_the_bits_of_one_that_is_not_whatever_the_weights() {
 #[test]
 fn a_run_goes_on_on_another_device() {
     let Some(device) = there() else { return };
-    let folder = fresh("device");
+    let folder = fresh(&format!("device-{device}"));
     let data = samples::cifar10(&folder.join("data"));
     let config = samples::config(&folder, "");
     let train = |out: &str, more: &[&str]| {
