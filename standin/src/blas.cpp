@@ -38,7 +38,8 @@ struct Preference {
 struct Plan {
     uint64_t described, workspace;
     unsigned alignment[4];
-    uint64_t unused[4];
+    uint64_t row_alignment; // of what is added, or of where sums go: that of the address it was made with
+    uint64_t unused[3];
 };
 static_assert(sizeof(Plan) == 64, "eight words");
 
@@ -83,6 +84,9 @@ void put(Type type, uint64_t start, int64_t index, double value) {
     if (type == F32) return stored(address, single);
     stored<uint16_t>(address, single != single ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
+
+// The largest power of two up to 256 that divides an address.
+uint64_t alignment_of(uint64_t address) { return (address | 256) & -(address | 256); }
 
 // Whether the layouts fit together, and the types are a combination of the manual's table.
 bool fits(const Product& product, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
@@ -248,11 +252,12 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(char*, const Product* product, co
     *found = 0;
     if (!fits(*product, *a, *b, *c, *d) || asked < 1) return WRONG;
     bool ends = product->epilogue != NOTHING;
-    if (ends && (!product->bias || d->batch > 1 || setting("STANDIN_ENDINGS", 1) == 0)) return UNSUPPORTED;
+    if (ends && ((product->epilogue != BIAS && product->epilogue != BGRADB) || !product->bias || d->batch > 1 || setting("STANDIN_ENDINGS", 1) == 0)) return UNSUPPORTED;
     Choice choice = {};
     choice.plan.described = described(*product, *a, *b, *c, *d);
     choice.plan.workspace = preference->workspace;
     memcpy(choice.plan.alignment, preference->alignment, sizeof preference->alignment);
+    choice.plan.row_alignment = alignment_of(product->bias);
     choice.workspace = preference->workspace;
     choice.waves = 1;
     choices[0] = choice;
@@ -263,30 +268,31 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(char*, const Product* product, co
 EXPORTED Result cublasLtMatmul(char*, const Product* product, const void* alpha, uint64_t a, const Layout* a_layout, uint64_t b,
                                const Layout* b_layout, const void* beta, uint64_t c, const Layout* c_layout, uint64_t d,
                                const Layout* d_layout, const Plan* plan, uint64_t workspace, size_t bytes, Stream* stream) {
-    if (plan->described != described(*product, *a_layout, *b_layout, *c_layout, *d_layout)) return WRONG;
-    Operands operands = {*a_layout, *b_layout, *c_layout, *d_layout, {a, b, c, d}};
-    Memory& memory = device().memory;
-    if (bytes < plan->workspace || !memory.holds(workspace, bytes)) return WRONG;
-    auto number = [&](const void* scalar) {
-        auto address = reinterpret_cast<uint64_t>(scalar);
-        return product->scale == F64 ? loaded<double>(address) : loaded<float>(address);
-    };
-    double by = number(alpha), plus = number(beta);
-    int which = 0;
-    for (const Layout* one : {a_layout, b_layout, c_layout, d_layout}) {
-        uint64_t address = operands.at[which];
-        int64_t elements = (one->batch - 1) * one->offset + (one->columns - 1) * one->ld + one->rows;
-        if (address % plan->alignment[which] || (one->batch > 1 && one->offset * size_of(one->type) % plan->alignment[which]))
-            return WRONG;
-        if (!(which == 2 && plus == 0) && !memory.holds(address, elements * size_of(one->type))) return WRONG;
-        which++;
-    }
-    size_t ending = product->epilogue == BIAS ? d_layout->rows : product->epilogue == BGRADB ? d_layout->columns : 0;
-    if (ending && !memory.holds(product->bias, ending * size_of(d_layout->type))) return WRONG;
     Status status = call([&] {
+        if (plan->described != described(*product, *a_layout, *b_layout, *c_layout, *d_layout)) return INVALID_VALUE;
+        Operands operands = {*a_layout, *b_layout, *c_layout, *d_layout, {a, b, c, d}};
+        Memory& memory = device().memory;
+        if (bytes < plan->workspace || !memory.holds(workspace, bytes)) return INVALID_VALUE;
+        auto number = [&](const void* scalar) {
+            auto address = reinterpret_cast<uint64_t>(scalar);
+            return product->scale == F64 ? loaded<double>(address) : loaded<float>(address);
+        };
+        double by = number(alpha), plus = number(beta);
+        int which = 0;
+        for (const Layout* one : {a_layout, b_layout, c_layout, d_layout}) {
+            uint64_t address = operands.at[which];
+            int64_t elements = (one->batch - 1) * one->offset + (one->columns - 1) * one->ld + one->rows;
+            if (address % plan->alignment[which] || (one->batch > 1 && one->offset * size_of(one->type) % plan->alignment[which]))
+                return INVALID_VALUE;
+            if (!(which == 2 && plus == 0) && !memory.holds(address, elements * size_of(one->type))) return INVALID_VALUE;
+            which++;
+        }
+        if (product->epilogue != NOTHING && product->bias % plan->row_alignment) return INVALID_VALUE;
+        size_t ending = product->epilogue == BIAS ? d_layout->rows : product->epilogue == BGRADB ? d_layout->columns : 0;
+        if (ending && !memory.holds(product->bias, ending * size_of(d_layout->type))) return INVALID_VALUE;
         return device().ask(stream, [=, product = *product] {
             for (int i = 0; i < operands.d.batch; i++) multiply(product, by, plus, operands, i);
         });
     });
-    return status == SUCCESS ? DONE : FAILED;
+    return status == SUCCESS ? DONE : status == INVALID_VALUE ? WRONG : FAILED;
 }

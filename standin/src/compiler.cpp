@@ -13,7 +13,15 @@ using standin::setting;
 namespace {
 
 // Of nvrtcResult.
-enum Result : int { SUCCESS = 0, INVALID_INPUT = 3, INVALID_PROGRAM = 4, INVALID_OPTION = 5, COMPILATION = 6, NO_NAME = 8 };
+enum Result : int {
+    SUCCESS = 0,
+    INVALID_PROGRAM = 4,
+    INVALID_OPTION = 5,
+    COMPILATION = 6,
+    NAMED_TOO_LATE = 8,
+    NOT_COMPILED = 9,
+    NO_NAME = 10,
+};
 
 struct Program {
     std::string source, log, code;
@@ -58,7 +66,7 @@ EXPORTED Result nvrtcDestroyProgram(Program** program) {
 }
 
 EXPORTED Result nvrtcAddNameExpression(Program* program, const char* name) {
-    if (program->compiled) return INVALID_PROGRAM;
+    if (program->compiled) return NAMED_TOO_LATE;
     program->names.emplace_back(name);
     return SUCCESS;
 }
@@ -102,6 +110,7 @@ EXPORTED Result nvrtcGetProgramLog(Program* program, char* log) {
 }
 
 EXPORTED Result nvrtcGetLoweredName(Program* program, const char* name, const char** lowered) {
+    if (!program->compiled) return NOT_COMPILED;
     for (size_t i = 0; i < program->lowered.size(); i++)
         if (program->names[i] == name) return *lowered = program->lowered[i].c_str(), SUCCESS;
     return NO_NAME;

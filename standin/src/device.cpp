@@ -66,6 +66,7 @@ void Memory::open(bool to_device) {
 
 Stream* Device::new_stream() {
     streams.push_back(std::make_unique<Stream>());
+    static thread_local unsigned made; // of each two, whoever else makes some meanwhile
     streams.back()->eager = setting("STANDIN_EAGER", 0) == made++ % 2 + 1;
     return streams.back().get();
 }

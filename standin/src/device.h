@@ -110,7 +110,6 @@ private:
     bool step(Stream* stream);
     bool step_any(const Stream* but);
     std::vector<std::unique_ptr<Stream>> streams;
-    unsigned made = 0;
     bool broken = false;
 };
 

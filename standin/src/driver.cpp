@@ -78,6 +78,7 @@ void* host(uint64_t address) { return reinterpret_cast<void*>(address); }
 bool standin::inside_context() { return current != nullptr; }
 
 EXPORTED Status cuInit(unsigned flags) {
+    std::lock_guard<std::recursive_mutex> one(mutex());
     if (flags) return INVALID_VALUE;
     if (setting("STANDIN_DEVICES", 1) == 0) return NO_DEVICE;
     initialized = true;
@@ -202,8 +203,9 @@ EXPORTED Status cuMemFreeHost(void* start) {
     return call([&] {
         auto found = locked.find(start);
         if (found == locked.end()) return INVALID_VALUE;
-        // Whatever still reads it ends the program.
-        munmap(start, found->second);
+        // Whatever still reads it ends the program: its addresses are nobody's from now on.
+        madvise(start, found->second, MADV_DONTNEED);
+        mprotect(start, found->second, PROT_NONE);
         locked.erase(found);
         return SUCCESS;
     });
@@ -292,7 +294,7 @@ EXPORTED Status cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
 EXPORTED Status cuModuleLoadData(void** module, const void* image) {
     return call([&] {
         size_t length = length_of(image);
-        int file = memfd_create("kernels", 0);
+        int file = memfd_create("kernels", 0); // stays open: by a name that was used before, the loader gives what it had
         if (length == 0 || file < 0 || write(file, image, length) != ssize_t(length)) return INVALID_IMAGE;
         *module = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
         return *module ? SUCCESS : INVALID_IMAGE;

@@ -15,7 +15,7 @@ const WORKSPACE: usize = 32 << 20;
 /// Where this variable is set, biases and sums are left to kernels of our own: to find out which of the two is wrong.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
 
-/// cuBLASLt's version, which is that of its CUDA but for the patches: (13, 0) for 13.0.
+/// cuBLASLt's version, of which the major number is that of its CUDA: (13, 4) for 13.4.
 pub fn version() -> (i32, i32) {
     // SAFETY: it takes nothing.
     let version = unsafe { sys::cublasLtGetVersion() } as i32;
@@ -200,11 +200,14 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
 impl Blas {
     /// Opens cuBLASLt for a stream of the current context.
     pub fn new(stream: driver::sys::CUstream) -> Result<Self> {
+        let handle = doing("opening", result::create_handle())?;
         // SAFETY: the memory is used as what it is, and freed when this value goes.
         let workspace = unsafe { driver::result::malloc_sync(WORKSPACE) }
-            .map_err(|error| failure(format!("no room for cuBLASLt's workspace: {error}")))?;
+            .map_err(|error| failure(format!("no room for cuBLASLt's workspace: {error}")))
+            // SAFETY: nobody has it but this function.
+            .inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
         let bare = std::env::var_os(BARE_VARIABLE).is_some();
-        Ok(Self { handle: doing("opening", result::create_handle())?, stream, workspace, plans: HashMap::new(), bare })
+        Ok(Self { handle, stream, workspace, plans: HashMap::new(), bare })
     }
 
     /// Whether cuBLASLt computes such a product well with what it is to do besides, of which it does one thing. The
@@ -221,7 +224,7 @@ impl Blas {
         let key = PlanKey::of(product);
         let mut busy = |ending| self.planned(&PlanKey { ending, ..key }).map(|plan| plan.waves.min(1.0));
         let (Ok(with), Ok(without)) = (busy(key.ending), busy(Ending::None)) else { return false };
-        // No algorithm can be told how a row lies, and one may read it 16 bytes at a time.
+        // An algorithm may read a row 16 bytes at a time.
         let lies_well = key.alignment[4] >= 4;
         lies_well && (product.row == 0 || product.sums == 0) && with >= 0.7 * without
     }
@@ -302,8 +305,8 @@ impl Blas {
     fn plan(&self, key: &PlanKey) -> Result<Plan> {
         let described = Described::new(key)?;
         if key.ending != Ending::None {
-            // cuBLASLt may choose for no ending where there is no address yet: any will do.
-            described.end_with(self.workspace)?;
+            // cuBLASLt chooses by how this address is aligned: as the one that comes, and no better.
+            described.end_with(self.workspace + ((1 << key.alignment[4]) & 255))?;
         }
         let preference = doing("preferences", result::create_matmul_pref())?;
         // SAFETY: the preference is new, and destroyed nowhere else.
