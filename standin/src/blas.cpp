@@ -287,10 +287,12 @@ EXPORTED Result cublasLtMatmul(char*, const Product* product, const void* alpha,
             if (!(which == 2 && plus == 0) && !memory.holds(address, elements * size_of(one->type))) return INVALID_VALUE;
             which++;
         }
-        if (product->epilogue != NOTHING && product->bias % plan->row_alignment) return INVALID_VALUE;
         size_t ending = product->epilogue == BIAS ? d_layout->rows : product->epilogue == BGRADB ? d_layout->columns : 0;
         if (ending && !memory.holds(product->bias, ending * size_of(d_layout->type))) return INVALID_VALUE;
+        // Nobody looks at a row's address before the kernel does.
+        bool misaligned = product->epilogue != NOTHING && product->bias % plan->row_alignment;
         return device().ask(stream, [=, product = *product] {
+            if (misaligned) throw Fault{"a row does not lie as the plan expects"};
             for (int i = 0; i < operands.d.batch; i++) multiply(product, by, plus, operands, i);
         });
     });

@@ -150,14 +150,17 @@ fn what_a_product_does_besides() {
         let values = |x: &Tensor| x.to_device(&Device::Cpu).unwrap().cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
         let transposed = there(&a, &[k, m], inputs);
         let (right, plus) = (there(&b, &[k, n], inputs), there(&c, &[m, n], output));
-        let row_there = there(&row, &[n], DType::F32).cast(output.wide()).unwrap();
-        for choice in 0..16 {
+        // Where it begins a memory, and eight elements into one, which cuBLASLt has to be told.
+        let longer = there(&[&[0.0; 8], &row[..]].concat(), &[8 + n], DType::F32).cast(output.wide()).unwrap();
+        let rows = [there(&row, &[n], DType::F32).cast(output.wide()).unwrap(), longer.slice(0, 8..8 + n).unwrap()];
+        for choice in 0..32 {
+            let row_there = &rows[choice >> 4];
             let [with_plus, with_row, with_sums, accumulate] = [1, 2, 4, 8].map(|bit| choice & bit != 0);
             let mut result = there(&c, &[m, n], output);
             let mut sums = there(&old, &[m], output);
             let product = Gemm::new("test", Factor::transposed(&transposed), Factor::plain(&right), [m, n, k])
                 .plus(with_plus.then_some(&plus))
-                .row(with_row.then_some(&row_there))
+                .row(with_row.then_some(row_there))
                 .sums(with_sums.then(|| sums.as_out("test", accumulate).unwrap()));
             let outcome = product.into(result.as_out("test", accumulate).unwrap());
             if with_plus && accumulate {
