@@ -1,6 +1,6 @@
 // A GPU that nobody has, as unkind as the manuals allow: what is asked of a stream is done as late as can be, or, of those
-// streams that are said to be eager, before all else; host memory is read when a copy happens, not when it is asked for; device memory is nobody's between
-// requests, begins with NaN, ends where a page does, and is gone once it is freed.
+// streams that are said to be eager, before all else; host memory is read when a copy happens, not when it is asked for;
+// device memory is nobody's between requests, begins with NaN, ends where a page does, and is gone once it is freed.
 #pragma once
 #include <cstdint>
 #include <deque>

@@ -18,7 +18,7 @@ bool initialized = false;
 
 std::map<void*, size_t> locked; // page-locked memory of the host's, with its pages
 std::map<Event*, std::unique_ptr<Event>> events;
-std::map<const void*, Graph> graphs; // and what became of them
+std::map<const void*, Graph> graphs; // as they were captured, and made executable
 
 // As `emulated/device.h` declares it.
 struct Launch {

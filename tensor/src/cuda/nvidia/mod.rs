@@ -235,7 +235,7 @@ impl Driver for Nvidia {
 
     unsafe fn free(&self, address: u64) {
         if self.enter().is_ok() {
-            // SAFETY: the caller's promise. Freeing waits for the GPU.
+            // SAFETY: the caller's promise. Whoever frees has waited for the GPU: the driver need not.
             let _ = unsafe { result::free_sync(address) };
         }
     }
