@@ -30,11 +30,46 @@ fn what_is_missing_is_said() {
             "NVRTC is of CUDA 13.90, and the driver knows CUDA up to 12.8: update the",
         ),
         (("STANDIN_CUBLAS", "140100"), "cuda", "cuBLASLt is of CUDA 14.1, and the driver knows CUDA up to 13.0"),
-        (("STANDIN_MEMORY", "1000000"), "cuda", "no room for cuBLASLt's workspace"),
+        (
+            ("STANDIN_MEMORY", "1000000"),
+            "cuda",
+            "no room on the GPU for cuBLASLt's workspace, 33.6 MB more; of its 1.0 MB",
+        ),
     ] {
         let ran = run(standin, &[settings], &["bench", "--device", device, "--steps", "1"]);
         ran.refused(&[words]);
     }
+}
+
+/// With libraries in a folder that the user names, and the driver's where the system looks.
+#[test]
+fn the_libraries_that_are_named_are_used() {
+    let Some(standin) = Standin::compiled() else { return };
+    let folder = fresh("played-gpu-libraries");
+    let [driver, named] = ["driver", "named/lib64"].map(|name| folder.join(name));
+    for (library, folder, name) in [
+        ("libcuda.so", &driver, "libcuda.so"),
+        ("libnvrtc.so", &named, "libnvrtc.so.13"),
+        ("libcublasLt.so", &named, "libcublasLt.so.13"),
+    ] {
+        fs::create_dir_all(folder).unwrap();
+        fs::copy(standin.folder().join(library), folder.join(name)).unwrap();
+    }
+    fs::hard_link(named.join("libnvrtc.so.13"), named.join("libnvrtc-builtins.so.13.0")).unwrap();
+    let bench = |found: &Path, named: &Path| {
+        let settings =
+            [("LD_LIBRARY_PATH", text(found)), ("BIFORMER_CUDA", text(named)), ("STANDIN_MULTIPROCESSORS", "1")];
+        run(standin, &settings, &["bench", "--device", "cuda", "--batch-size", "1", "--steps", "1"])
+    };
+    bench(&driver, &folder.join("named")).ok();
+    bench(&driver, &named).ok();
+    bench(&driver, &folder).refused(&["NVRTC is missing", "let BIFORMER_CUDA name the folder with its library"]);
+    // A toolkit's, without a version in its name, is what cudarc takes first.
+    fs::copy(standin.folder().join("libnvrtc.so"), driver.join("libnvrtc.so")).unwrap();
+    bench(&driver, &named).refused(&["BIFORMER_CUDA names", "driver/libnvrtc.so before", "out of LD_LIBRARY_PATH"]);
+    // What is not there cannot be meant.
+    fs::remove_file(named.join("libnvrtc.so.13")).unwrap();
+    bench(&driver, &named).ok();
 }
 
 #[test]
@@ -68,8 +103,30 @@ fn a_run_goes_on_after_its_gpu_has_failed() {
     // In the second epoch.
     let failed = train(standin, &folder, "parts", &[("STANDIN_FAULT", "2000")], &[]);
     failed.refused(&["epoch 2", "unspecified launch failure; what was saved before is unharmed: go on with --resume"]);
+    // Or where others have taken its memory meanwhile.
+    let full = train(standin, &folder, "parts", &[("STANDIN_MEMORY", "40000000")], &["--resume"]);
+    full.refused(&[
+        "--recompute block",
+        "no room on the GPU for",
+        "what was saved before is unharmed: go on with --resume",
+    ]);
     train(standin, &folder, "parts", &[], &["--resume"]).ok();
     assert_same_run("after a fault", &folder.join("whole"), &folder.join("parts"));
+}
+
+/// Where kernels run as soon as they are asked for, cuBLASLt is now and then the first to be told of a fault.
+#[test]
+fn a_fault_is_that_of_the_gpu_whoever_is_told() {
+    let Some(standin) = Standin::compiled() else { return };
+    let bench = ["bench", "--device", "cuda", "--batch-size", "1", "--steps", "1"];
+    let mut told = vec![];
+    for number in 50..56 {
+        let settings = [("STANDIN_EAGER", "1"), ("STANDIN_FAULT", &number.to_string())];
+        let failed = run(standin, &settings, &bench);
+        told.push(failed.err.contains("an earlier kernel"));
+        failed.refused(&["unspecified launch failure"]);
+    }
+    assert!(told.contains(&true) && told.contains(&false), "{told:?}");
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use super::folder::quoted;
 use super::{Outcome, Trainer};
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
 use std::path::Path;
 
 impl Trainer {
     /// Adds the way out to what ended a run, and saves what was done where that is worth it.
-    pub(super) fn explained(&self, error: anyhow::Error) -> Result<Outcome> {
+    pub(super) fn explained(&self, error: Error) -> Result<Outcome> {
         let folder = self.folder.argument();
         if failed_gpu(&error) && self.folder.checkpoint().exists() {
             // What was done since the last checkpoint lay in its memory.
@@ -38,11 +38,55 @@ impl Trainer {
     }
 }
 
-/// Whether it was the GPU that failed, whoever asked it for something.
-fn failed_gpu(error: &anyhow::Error) -> bool {
-    let of_tensors = error.chain().find_map(|cause| match cause.downcast_ref::<autograd::Error>() {
-        Some(autograd::Error::Tensor(error)) => Some(error),
-        _ => cause.downcast_ref::<tensor::Error>(),
-    });
-    matches!(of_tensors, Some(tensor::Error::Gpu { .. }))
+/// Whether it was the GPU that failed, or had no room, whoever asked it for something.
+fn failed_gpu(error: &Error) -> bool {
+    lacks_memory(error) || matches!(of_tensors(error), Some(tensor::Error::Gpu { .. }))
+}
+
+/// Whether a GPU had no room.
+pub(super) fn lacks_memory(error: &Error) -> bool {
+    matches!(of_tensors(error), Some(tensor::Error::OutOfMemory { .. }))
+}
+
+/// What a tensor operation reported. Whoever handed it on speaks with its words, and is no cause of its own.
+fn of_tensors(error: &Error) -> Option<&tensor::Error> {
+    use autograd::Error::Tensor;
+    use model::Error::Engine;
+    error.chain().find_map(|cause| match (cause.downcast_ref(), cause.downcast_ref(), cause.downcast_ref()) {
+        (Some(Engine(Tensor(error))), ..) => Some(error),
+        (_, Some(Tensor(error)), _) => Some(error),
+        (.., Some(optim::Error::Autograd(Tensor(error)) | optim::Error::Tensor(error))) => Some(error),
+        _ => cause.downcast_ref(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_fails_whoever_says_so() {
+        let full =
+            || tensor::Error::OutOfMemory { what: "f32 (9)".into(), bytes: Some(36), in_use: 1, total: 2, free: 1 };
+        let broken = || tensor::Error::Gpu { device: "cuda".into(), message: "unspecified launch failure".into() };
+        let said = |error: fn() -> tensor::Error| -> [Error; 5] {
+            let engine = autograd::Error::from(error());
+            let errors: [Error; 5] = [
+                error().into(),
+                engine.clone().into(),
+                model::Error::from(engine.clone()).into(),
+                optim::Error::from(engine).into(),
+                optim::Error::from(error()).into(),
+            ];
+            errors.map(|error| error.context("step 7"))
+        };
+        for (error, of_memory, of_gpu) in [
+            (full as fn() -> _, true, true),
+            (broken, false, true),
+            (|| tensor::Error::Shared { op: "test" }, false, false),
+        ] {
+            assert_eq!(said(error).map(|error| lacks_memory(&error)), [of_memory; 5]);
+            assert_eq!(said(error).map(|error| failed_gpu(&error)), [of_gpu; 5]);
+        }
+    }
 }

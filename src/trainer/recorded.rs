@@ -7,6 +7,7 @@
 //! next batch is sent ahead.
 
 use super::average::Average;
+use super::failure::lacks_memory;
 use super::score::{Score, judge};
 use super::step::{LOWER_RATE, Learner, modes};
 use crate::config::{Recompute, RunConfig};
@@ -14,7 +15,6 @@ use crate::staging::{Numbered, Staging};
 use anyhow::{Context, Error, Result};
 use model::Mode;
 use optim::clip_factor;
-use tensor::Error::OutOfMemory;
 use tensor::Tensor;
 use tensor::cuda::Repeated;
 
@@ -122,31 +122,5 @@ fn with_way_out(error: Error) -> Error {
     match lacks_memory(&error) {
         true => error.context("--recompute block or a smaller --batch-size needs less memory"),
         false => error,
-    }
-}
-
-/// Whether a GPU had no room.
-pub(super) fn lacks_memory(error: &Error) -> bool {
-    use autograd::Error::Tensor;
-    use model::Error::Engine;
-    error.chain().any(|cause| {
-        matches!(cause.downcast_ref(), Some(OutOfMemory { .. }))
-            || matches!(cause.downcast_ref(), Some(Tensor(OutOfMemory { .. })))
-            || matches!(cause.downcast_ref(), Some(Engine(Tensor(OutOfMemory { .. }))))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_options_that_help_are_named_wherever_there_was_no_room() {
-        let full = || OutOfMemory { tensor: "f32 (9)".into(), bytes: 36, in_use: 1, total: 2, free: 1 };
-        let other = tensor::Error::Shared { op: "test" };
-        let engine = autograd::Error::Tensor(full());
-        let errors = [full().into(), engine.clone().into(), model::Error::from(engine).into(), Error::from(other)];
-        let named = errors.map(|error: Error| with_way_out(error).to_string().contains("--recompute block"));
-        assert_eq!(named, [true, true, true, false]);
     }
 }

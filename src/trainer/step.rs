@@ -2,7 +2,8 @@
 
 use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, Progress, Stored};
-use super::recorded::{Staged, lacks_memory};
+use super::failure::lacks_memory;
+use super::recorded::Staged;
 use super::score::{Score, judge};
 use super::trained::{DataFacts, tensor_names};
 use crate::config::RunConfig;

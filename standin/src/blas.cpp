@@ -4,13 +4,16 @@
 
 #include "device.h"
 #include <cstring>
+#include <set>
 
 using namespace standin;
 
 namespace {
 
 // Of cublasStatus_t.
-enum Result : int { DONE = 0, WRONG = 7, FAILED = 13, UNSUPPORTED = 15 };
+enum Result : int { DONE = 0, NO_ROOM = 3, WRONG = 7, FAILED = 13, UNSUPPORTED = 15 };
+// Of STANDIN_ENDINGS.
+enum Endings { NEVER, ALWAYS, PROMISED, SLOW };
 enum Type : int { F32 = 0, F64 = 1, BF16 = 14 };
 enum Compute : int { IN_F32 = 68, IN_F64 = 70, IN_TF32 = 77 };
 enum Epilogue : int { NOTHING = 1, BIAS = 4, BGRADB = 512 };
@@ -50,6 +53,9 @@ struct Choice {
     float waves;
     int reserved[4];
 };
+
+// What the kernels for a product take of the device's memory, which are loaded when it is first asked for.
+constexpr size_t CODE = 1 << 18;
 
 size_t size_of(Type type) { return type == F64 ? 8 : type == F32 ? 4 : 2; }
 
@@ -179,12 +185,18 @@ void multiply(const Product& product, double alpha, double beta, const Operands&
 
 EXPORTED size_t cublasLtGetVersion() { return setting("STANDIN_CUBLAS", 130000); }
 
-EXPORTED Result cublasLtCreate(char** handle) {
-    *handle = new char;
-    return inside_context() ? DONE : WRONG;
+// For the device whose context was entered, and no other.
+struct Handle {
+    Device* on;
+    std::set<uint64_t> loaded; // for which products there are kernels on it
+};
+
+EXPORTED Result cublasLtCreate(Handle** handle) {
+    *handle = new Handle{entered, {}};
+    return entered ? DONE : WRONG;
 }
 
-EXPORTED Result cublasLtDestroy(char* handle) {
+EXPORTED Result cublasLtDestroy(Handle* handle) {
     delete handle;
     return DONE;
 }
@@ -246,29 +258,36 @@ EXPORTED Result cublasLtMatmulPreferenceSetAttribute(Preference* preference, int
     }
 }
 
-EXPORTED Result cublasLtMatmulAlgoGetHeuristic(char*, const Product* product, const Layout* a, const Layout* b, const Layout* c,
+EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, const Layout* a, const Layout* b, const Layout* c,
                                                const Layout* d, const Preference* preference, int asked, Choice* choices,
                                                int* found) {
     *found = 0;
     if (!fits(*product, *a, *b, *c, *d) || asked < 1) return WRONG;
     bool ends = product->epilogue != NOTHING;
-    if (ends && ((product->epilogue != BIAS && product->epilogue != BGRADB) || !product->bias || d->batch > 1 || setting("STANDIN_ENDINGS", 1) == 0)) return UNSUPPORTED;
+    bool can_end = product->epilogue == BIAS || product->epilogue == BGRADB;
+    long endings = setting("STANDIN_ENDINGS", ALWAYS);
+    if (ends && (!can_end || !product->bias || d->batch > 1 || endings == NEVER)) return UNSUPPORTED;
+    if (setting("STANDIN_REDUCTIONS", 1) == 0 && preference->reductions != 0) return UNSUPPORTED;
     Choice choice = {};
     choice.plan.described = described(*product, *a, *b, *c, *d);
     choice.plan.workspace = preference->workspace;
     memcpy(choice.plan.alignment, preference->alignment, sizeof preference->alignment);
     choice.plan.row_alignment = alignment_of(product->bias);
     choice.workspace = preference->workspace;
-    choice.waves = 1;
+    choice.waves = ends && endings == SLOW ? 0.5 : 1;
     choices[0] = choice;
     *found = 1;
     return DONE;
 }
 
-EXPORTED Result cublasLtMatmul(char*, const Product* product, const void* alpha, uint64_t a, const Layout* a_layout, uint64_t b,
+EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const void* alpha, uint64_t a, const Layout* a_layout, uint64_t b,
                                const Layout* b_layout, const void* beta, uint64_t c, const Layout* c_layout, uint64_t d,
                                const Layout* d_layout, const Plan* plan, uint64_t workspace, size_t bytes, Stream* stream) {
+    if (product->epilogue != NOTHING && setting("STANDIN_ENDINGS", ALWAYS) == PROMISED) return UNSUPPORTED;
     Status status = call([&] {
+        if (handle->on != &device()) return INVALID_CONTEXT;
+        if (!handle->loaded.count(plan->described) && !device().memory.reserve(CODE)) return OUT_OF_MEMORY;
+        handle->loaded.insert(plan->described);
         if (plan->described != described(*product, *a_layout, *b_layout, *c_layout, *d_layout)) return INVALID_VALUE;
         Operands operands = {*a_layout, *b_layout, *c_layout, *d_layout, {a, b, c, d}};
         Memory& memory = device().memory;
@@ -293,8 +312,15 @@ EXPORTED Result cublasLtMatmul(char*, const Product* product, const void* alpha,
         bool misaligned = product->epilogue != NOTHING && product->bias % plan->row_alignment;
         return device().ask(stream, [=, product = *product] {
             if (misaligned) throw Fault{"a row does not lie as the plan expects"};
+            // Sums of pieces may lie at any place of it.
+            for (uint64_t place = 0; place < bytes; place += 1 << 20) stored<uint64_t>(workspace + place, ~0ull);
             for (int i = 0; i < operands.d.batch; i++) multiply(product, by, plus, operands, i);
         });
     });
-    return status == SUCCESS ? DONE : status == INVALID_VALUE ? WRONG : FAILED;
+    switch (status) {
+    case SUCCESS: return DONE;
+    case OUT_OF_MEMORY: return NO_ROOM;
+    case INVALID_VALUE: return WRONG;
+    default: return FAILED;
+    }
 }

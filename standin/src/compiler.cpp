@@ -90,7 +90,7 @@ EXPORTED Result nvrtcCompileProgram(Program* program, int count, const char* con
     const char* compiler = getenv("CXX");
     std::string command = std::string(compiler ? compiler : "c++") +
         " -std=c++17 -O2 -DEMULATED -fPIC -shared -fno-strict-aliasing -ffp-contract=off -fvisibility=hidden -w -I" + folder +
-        " -I" EMULATED_HEADERS " " + inside + "kernel.cpp -o " + inside + "kernel.so 2> " + inside + "log";
+        " -I'" EMULATED_HEADERS "' " + inside + "kernel.cpp -o " + inside + "kernel.so 2> " + inside + "log";
     int status = system(command.c_str());
     program->log = contents(inside + "log");
     program->code = contents(inside + "kernel.so");

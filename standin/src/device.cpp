@@ -1,20 +1,16 @@
 #include "device.h"
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <sys/mman.h>
 
 namespace standin {
 
-long setting(const char* variable, long usual) {
-    const char* text = getenv(variable);
-    return text && *text ? atol(text) : usual;
-}
+thread_local Device* entered = nullptr;
 
-Device& device() {
-    static Device* one = new Device; // lives as long as the process: nobody says when the last call comes
-    return *one;
+Device* device_of(int ordinal) {
+    static auto* all = new std::map<int, Device>; // lives as long as the process: nobody says when the last call comes
+    return &(*all)[ordinal];
 }
 
 std::recursive_mutex& mutex() {
@@ -48,6 +44,12 @@ bool Memory::free(uint64_t address) {
     madvise(block->second.base, block->second.mapped, MADV_DONTNEED);
     mprotect(block->second.base, block->second.mapped, PROT_NONE);
     blocks.erase(block);
+    return true;
+}
+
+bool Memory::reserve(size_t bytes) {
+    if (bytes > left()) return false;
+    taken += bytes;
     return true;
 }
 
@@ -125,12 +127,6 @@ Status Device::finish(Stream* stream) {
     }
     memory.open(false);
     return state();
-}
-
-Status Device::finish_all() {
-    for (auto& stream : streams)
-        if (Status status = finish(stream.get())) return status;
-    return SUCCESS;
 }
 
 void Device::hurry() {

@@ -3,6 +3,7 @@
 // device memory is nobody's between requests, begins with NaN, ends where a page does, and is gone once it is freed.
 #pragma once
 #include <cstdint>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -28,10 +29,10 @@ enum Status : int {
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
+    NOT_READY = 600,
     LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_INVALIDATED = 901,
-    CAPTURE_UNMATCHED = 903,
     CAPTURE_ISOLATION = 905,
 };
 
@@ -65,13 +66,19 @@ struct Event {
 };
 
 // What a variable says, or what is usual.
-long setting(const char* variable, long usual);
+inline long setting(const char* variable, long usual) {
+    const char* text = getenv(variable);
+    return text && *text ? atol(text) : usual;
+}
 
 class Memory {
 public:
     // 0 where there is not enough.
     uint64_t allocate(size_t bytes);
     bool free(uint64_t address);
+    // Takes so much away that nobody sees, if there is as much: code, recordings.
+    bool reserve(size_t bytes);
+    void release(size_t bytes) { taken -= bytes; }
     bool holds(uint64_t address, size_t bytes) const;
     size_t left() const;
     size_t size() const { return most; }
@@ -100,7 +107,6 @@ public:
     Status ask(Stream* stream, std::function<void()> work) { return ask(stream, Request{std::move(work), {}, {}}); }
     // Does all that a stream was asked for, and of the others what that waits for.
     Status finish(Stream* stream);
-    Status finish_all();
     // Does what eager streams can do by now.
     void hurry();
     // What is wrong for good, after a fault.
@@ -113,17 +119,19 @@ private:
     bool broken = false;
 };
 
-Device& device();
 std::recursive_mutex& mutex();
 
-// Whether this thread has entered the device's context.
-bool inside_context();
+// The device of this number, which is its context, too.
+Device* device_of(int ordinal);
+// That whose context this thread has entered.
+extern thread_local Device* entered;
+inline Device& device() { return *entered; }
 
 // Runs a call of an API: one at a time, inside the context, on a device that works.
 template <typename Body>
 Status call(Body body) {
     std::lock_guard<std::recursive_mutex> one(mutex());
-    if (!inside_context()) return INVALID_CONTEXT;
+    if (!entered) return INVALID_CONTEXT;
     device().hurry();
     if (Status state = device().state()) return state;
     return body();

@@ -1,6 +1,7 @@
 // The functions of the driver that are called, as its manual describes them.
 
 #include "device.h"
+#include <algorithm>
 #include <cstring>
 #include <dlfcn.h>
 #include <elf.h>
@@ -11,9 +12,6 @@ using namespace standin;
 
 namespace {
 
-struct Context {};
-Context the_context;
-thread_local Context* current = nullptr;
 bool initialized = false;
 
 std::map<void*, size_t> locked; // page-locked memory of the host's, with its pages
@@ -28,12 +26,15 @@ struct Launch {
 };
 
 struct Function {
+    Device* on;
     std::string name, signature;
     const char* (*launch)(const Launch*);
     int dynamic_shared = 48 << 10; // unless more is allowed
 };
 
 constexpr int MOST_SHARED = 227 << 10;
+// What the driver takes of the device's memory for a module, or a recording.
+constexpr size_t OWN = 1 << 20;
 
 template <typename Body>
 Status before_any_context(Body body) {
@@ -67,6 +68,8 @@ Status ask_copy(Stream* stream, void* to, const void* from, size_t bytes, std::i
     return device().ask(stream, [=] {
         for (uint64_t place : places)
             if (!device().memory.holds(place, bytes)) throw Fault{"a copy of memory that was freed meanwhile"};
+        auto first = std::min<const void*>(to, from), second = std::max<const void*>(to, from);
+        if (static_cast<const char*>(first) + bytes > second) throw Fault{"a copy between places that overlap"};
         memcpy(to, from, bytes);
     });
 }
@@ -74,8 +77,6 @@ Status ask_copy(Stream* stream, void* to, const void* from, size_t bytes, std::i
 void* host(uint64_t address) { return reinterpret_cast<void*>(address); }
 
 } // namespace
-
-bool standin::inside_context() { return current != nullptr; }
 
 EXPORTED Status cuInit(unsigned flags) {
     std::lock_guard<std::recursive_mutex> one(mutex());
@@ -102,10 +103,10 @@ EXPORTED Status cuGetErrorString(int error, const char** words) {
         {INVALID_CONTEXT, "invalid device context"},
         {INVALID_HANDLE, "invalid resource handle"},
         {NOT_FOUND, "named symbol not found"},
+        {NOT_READY, "device not ready"},
         {LAUNCH_FAILED, "unspecified launch failure"},
         {CAPTURE_UNSUPPORTED, "operation not permitted when stream is capturing"},
         {CAPTURE_INVALIDATED, "operation failed due to a previous error during capture"},
-        {CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began"},
         {CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream"},
     };
     auto found = all.find(error);
@@ -135,8 +136,8 @@ EXPORTED Status cuDeviceGetName(char* name, int length, int) {
     });
 }
 
-EXPORTED Status cuDeviceTotalMem_v2(size_t* bytes, int) {
-    return before_any_context([&] { return *bytes = device().memory.size(), SUCCESS; });
+EXPORTED Status cuDeviceTotalMem_v2(size_t* bytes, int ordinal) {
+    return before_any_context([&] { return *bytes = device_of(ordinal)->memory.size(), SUCCESS; });
 }
 
 EXPORTED Status cuDeviceGetAttribute(int* value, int attribute, int) {
@@ -152,14 +153,15 @@ EXPORTED Status cuDeviceGetAttribute(int* value, int attribute, int) {
     });
 }
 
-EXPORTED Status cuDevicePrimaryCtxRetain(Context** context, int) {
-    return before_any_context([&] { return *context = &the_context, SUCCESS; });
+EXPORTED Status cuDevicePrimaryCtxRetain(Device** context, int ordinal) {
+    return before_any_context([&] { return *context = device_of(ordinal), SUCCESS; });
 }
 
-EXPORTED Status cuCtxSetCurrent(Context* context) {
+EXPORTED Status cuCtxSetCurrent(Device* context) {
     return before_any_context([&] {
-        if (context && context != &the_context) return INVALID_CONTEXT;
-        current = context;
+        for (int ordinal = 0; context && context != device_of(ordinal); ordinal++)
+            if (ordinal == setting("STANDIN_DEVICES", 1)) return INVALID_CONTEXT;
+        entered = context;
         return SUCCESS;
     });
 }
@@ -175,11 +177,8 @@ EXPORTED Status cuMemAlloc_v2(uint64_t* address, size_t bytes) {
 }
 
 EXPORTED Status cuMemFree_v2(uint64_t address) {
-    return call([&] {
-        // It waits, also where it would not have to.
-        if (Status status = device().finish_all()) return status;
-        return device().memory.free(address) ? SUCCESS : INVALID_VALUE;
-    });
+    // The manual does not say that it waits.
+    return call([&] { return device().memory.free(address) ? SUCCESS : INVALID_VALUE; });
 }
 
 EXPORTED Status cuMemGetInfo_v2(size_t* left, size_t* all) {
@@ -256,6 +255,14 @@ EXPORTED Status cuStreamSynchronize(Stream* stream) {
     });
 }
 
+EXPORTED Status cuStreamQuery(Stream* stream) {
+    return call([&] {
+        if (!device().knows(stream)) return INVALID_HANDLE;
+        if (stream->capture) return stream->capture_broken = true, CAPTURE_UNSUPPORTED;
+        return stream->waiting.empty() ? SUCCESS : NOT_READY;
+    });
+}
+
 EXPORTED Status cuEventCreate(Event** event, unsigned) {
     return call([&] {
         auto made = std::make_unique<Event>();
@@ -293,6 +300,7 @@ EXPORTED Status cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
 
 EXPORTED Status cuModuleLoadData(void** module, const void* image) {
     return call([&] {
+        if (!device().memory.reserve(OWN)) return OUT_OF_MEMORY;
         size_t length = length_of(image);
         int file = memfd_create("kernels", 0); // stays open: by a name that was used before, the loader gives what it had
         if (length == 0 || file < 0 || write(file, image, length) != ssize_t(length)) return INVALID_IMAGE;
@@ -308,6 +316,7 @@ EXPORTED Status cuModuleGetFunction(Function** function, void* module, const cha
         void* signature = dlsym(module, (std::string("signature_") + name).c_str());
         if (!launch || !signature) return NOT_FOUND;
         *function = new Function; // as long as the module, which stays
+        (*function)->on = &device();
         (*function)->name = name;
         (*function)->signature = reinterpret_cast<const char* (*)()>(signature)();
         (*function)->launch = reinterpret_cast<decltype(Function::launch)>(launch);
@@ -335,6 +344,7 @@ EXPORTED Status cuLaunchKernel(Function* function, unsigned x, unsigned y, unsig
                                unsigned threads_y, unsigned threads_z, unsigned shared, Stream* stream, void** values,
                                void** extra) {
     return call([&] {
+        if (function->on != &device()) return INVALID_HANDLE;
         bool grid = x && y && z && x <= 0x7fffffff && y <= 65535 && z <= 65535;
         bool block = threads_x && threads_y && threads_z && uint64_t(threads_x) * threads_y * threads_z <= 1024;
         if (!grid || !block || extra || int(shared) > function->dynamic_shared) return INVALID_VALUE;
@@ -389,6 +399,7 @@ EXPORTED Status cuGraphInstantiateWithFlags(const void** executable, const void*
     return call([&] {
         auto found = graphs.find(graph);
         if (found == graphs.end()) return INVALID_VALUE;
+        if (!device().memory.reserve(OWN)) return OUT_OF_MEMORY;
         *executable = new char;
         graphs[*executable] = found->second;
         return SUCCESS;
@@ -405,7 +416,11 @@ static Status forget(const void* graph) {
 
 EXPORTED Status cuGraphDestroy(const void* graph) { return forget(graph); }
 
-EXPORTED Status cuGraphExecDestroy(const void* executable) { return forget(executable); }
+EXPORTED Status cuGraphExecDestroy(const void* executable) {
+    Status status = forget(executable);
+    if (status == SUCCESS) device().memory.release(OWN);
+    return status;
+}
 
 EXPORTED Status cuGraphLaunch(const void* executable, Stream* stream) {
     return call([&] {

@@ -20,7 +20,8 @@
 //! | `STANDIN_CAPABILITY` | 90 for 9.0 |
 //! | `STANDIN_MULTIPROCESSORS`, `STANDIN_MEMORY` | how many, and how many bytes |
 //! | `STANDIN_DRIVER`, `STANDIN_NVRTC`, `STANDIN_CUBLAS` | versions, as each library numbers them |
-//! | `STANDIN_ENDINGS` | 0: cuBLASLt refuses to do anything besides a product |
+//! | `STANDIN_ENDINGS` | 0: cuBLASLt refuses to do anything besides a product; 2: only when it comes to it; 3: says that it would be slow |
+//! | `STANDIN_REDUCTIONS` | 0: cuBLASLt knows no algorithm that may add up parts |
 //! | `STANDIN_FAULT` | which of all kernels, counted from 1, does what it must not |
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,14 +30,19 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs};
 
-/// The files that are compiled, and those that they include.
-const SOURCES: [(&str, &str); 4] = [
-    ("device.cpp", include_str!("device.cpp")),
-    ("driver.cpp", include_str!("driver.cpp")),
-    ("compiler.cpp", include_str!("compiler.cpp")),
-    ("blas.cpp", include_str!("blas.cpp")),
+/// What there is of each library: its file, the name by which others need it, and what it is made of. cuBLASLt needs the
+/// driver.
+const LIBRARIES: [(&str, &str, &[&str]); 3] = [
+    ("libcuda.so", "libcuda.so.1", &["device.cpp", "driver.cpp"]),
+    ("libnvrtc.so", "libnvrtc.so.13", &["compiler.cpp"]),
+    ("libcublasLt.so", "libcublasLt.so.13", &["blas.cpp", "libcuda.so"]),
 ];
-const INCLUDED: [&str; 3] = [
+/// What they depend on.
+const SOURCES: [&str; 7] = [
+    include_str!("device.cpp"),
+    include_str!("driver.cpp"),
+    include_str!("compiler.cpp"),
+    include_str!("blas.cpp"),
     include_str!("device.h"),
     include_str!("../../tensor/src/cuda/emulated/device.h"),
     include_str!("../../tensor/src/cuda/emulated/instructions.h"),
@@ -83,6 +89,11 @@ impl Standin {
             .env_remove("BIFORMER_CUDA")
     }
 
+    /// The folder with the libraries.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The folder in which kernels that were compiled once are kept.
     pub fn kernels(&self) -> PathBuf {
         self.folder.join("kernels")
@@ -100,11 +111,10 @@ impl Standin {
     }
 }
 
-/// Compiles the libraries beside this program, unless they are there. They are one file by three names: the driver and
-/// cuBLASLt work on one device.
+/// Compiles the libraries beside this program, unless they are there.
 fn compile(compiler: &str) -> PathBuf {
     let mut hasher = DefaultHasher::new();
-    (SOURCES, INCLUDED, compiler).hash(&mut hasher);
+    (LIBRARIES, SOURCES, compiler).hash(&mut hasher);
     let program = env::current_exe().expect("a test is a program");
     let folder = program.with_file_name(format!("in-the-role-of-cuda-{:016x}", hasher.finish()));
     if folder.is_dir() {
@@ -115,18 +125,18 @@ fn compile(compiler: &str) -> PathBuf {
     // Whole or not at all: other programs may be at it.
     let work = folder.with_extension(std::process::id().to_string());
     fs::create_dir_all(&work).expect("a folder for the libraries");
-    let output = Command::new(compiler)
-        .args(["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra"])
-        .arg(format!("-DEMULATED_HEADERS=\"{}\"", headers.display()))
-        .args(SOURCES.map(|(name, _)| sources.join(name)))
-        .arg("-o")
-        .arg(work.join("libcuda.so"))
-        .args(["-ldl", "-lpthread"])
-        .output()
-        .expect("the compiler ran just now");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    for name in ["libnvrtc.so", "libcublasLt.so"] {
-        fs::hard_link(work.join("libcuda.so"), work.join(name)).expect("another name");
+    for (library, name, parts) in LIBRARIES {
+        let place = |part: &&str| if part.ends_with(".so") { work.join(part) } else { sources.join(part) };
+        let output = Command::new(compiler)
+            .args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", &format!("-Wl,-soname,{name}")])
+            .arg(format!("-DEMULATED_HEADERS=\"{}\"", headers.display()))
+            .args(parts.iter().map(place))
+            .arg("-o")
+            .arg(work.join(library))
+            .args(["-ldl", "-lpthread"])
+            .output()
+            .expect("the compiler ran just now");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
     if fs::rename(&work, &folder).is_err() {
         let _ = fs::remove_dir_all(&work); // somebody else was faster

@@ -85,17 +85,13 @@ pub enum Error {
         /// Where it is.
         actual: String,
     },
-    /// A GPU without room for a tensor.
-    #[error(
-        "no room on the GPU for {tensor}, {} more; of its {}, tensors of this program take {}, and {} are free: a smaller \
-         batch needs less, or more to recompute",
-        megabytes(*bytes), megabytes(*total), megabytes(*in_use), megabytes(*free)
-    )]
+    /// A GPU without room.
+    #[error("{}", no_room(what, *bytes, [*total, *in_use, *free]))]
     OutOfMemory {
-        /// Type and shape.
-        tensor: String,
-        /// Its size.
-        bytes: usize,
+        /// A tensor's type and shape, or what else needs memory.
+        what: String,
+        /// How much, where that is known: a driver does not say what it needs for itself.
+        bytes: Option<usize>,
         /// The bytes of tensors that live.
         in_use: usize,
         /// The GPU's memory.
@@ -122,16 +118,36 @@ pub enum Error {
 /// The result of a tensor operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-fn megabytes(bytes: usize) -> String {
-    format!("{:.1} MB", bytes as f64 / 1e6)
+fn no_room(what: &str, bytes: Option<usize>, [total, in_use, free]: [usize; 3]) -> String {
+    let megabytes = |bytes: usize| format!("{:.1} MB", bytes as f64 / 1e6);
+    let more = bytes.map(|bytes| format!(", {} more", megabytes(bytes))).unwrap_or_default();
+    let way_out = match in_use {
+        0 => "end what else uses it",
+        _ => "a smaller batch needs less, or more to recompute",
+    };
+    let [total, in_use, free] = [total, in_use, free].map(megabytes);
+    format!(
+        "no room on the GPU for {what}{more}; of its {total}, tensors of this program take {in_use}, and {free} are free: \
+         {way_out}"
+    )
 }
 
 impl Error {
     /// The same, of a tensor that is known by now.
-    pub(crate) fn of_tensor(self, tensor: String) -> Self {
+    pub(crate) fn of_tensor(self, what: String) -> Self {
         match self {
             Error::OutOfMemory { bytes, in_use, total, free, .. } => {
-                Error::OutOfMemory { tensor, bytes, in_use, total, free }
+                Error::OutOfMemory { what, bytes, in_use, total, free }
+            }
+            other => other,
+        }
+    }
+
+    /// The same, where tensors take so many bytes.
+    pub(crate) fn beside_tensors(self, in_use: usize) -> Self {
+        match self {
+            Error::OutOfMemory { what, bytes, total, free, .. } => {
+                Error::OutOfMemory { what, bytes, in_use, total, free }
             }
             other => other,
         }

@@ -116,11 +116,11 @@ impl<'a> Gemm<'a> {
             sums: stored.map_or(0, Out::address),
             ..bare
         };
-        // A device may refuse what it said it can. If it can do nothing any more, the bare product says so.
         // SAFETY: the operands have the elements that the extents ask for: see `check`.
-        if full == bare || !gpu.driver().can_end(&full) || unsafe { gpu.driver().multiply(&full) }.is_err() {
-            // SAFETY: as above.
-            return unsafe { gpu.driver().multiply(&bare) };
+        let multiply = |product| gpu.with_room(|| unsafe { gpu.driver.multiply(product) });
+        // A device may refuse what it said it can. If it can do nothing any more, the bare product says so.
+        if full == bare || !gpu.driver.can_end(&full) || multiply(&full).is_err() {
+            return multiply(&bare);
         }
         self.row = None;
         self.sums = self.sums.take().filter(|sums| sums.accumulate);

@@ -217,6 +217,17 @@ impl Gpu {
         lock(&self.keys).as_mut().map_or(Ok(0), |keys| keys.address(stream))
     }
 
+    /// Does what the driver itself may need memory for: it loads kernels, its own or cuBLASLt's, when they are first asked
+    /// for, and recordings. Where there is too little, what lies free in the pool goes back to the device, and it is asked
+    /// once more. Errors: [`Error::OutOfMemory`], and those of `act`.
+    fn with_room<R>(&self, act: impl Fn() -> Result<R>) -> Result<R> {
+        let outcome = match act() {
+            Err(Error::OutOfMemory { .. }) if lock(&self.keys).is_none() => self.trim().and_then(|()| act()),
+            outcome => outcome,
+        };
+        outcome.map_err(|error| error.beside_tensors(self.stats().in_use))
+    }
+
     /// Gives free memory back to the device.
     fn trim(&self) -> Result<()> {
         self.synchronize()?;
@@ -242,7 +253,8 @@ impl Gpu {
         if let Some(functions) = known.get(&key) {
             return Ok(Arc::clone(functions));
         }
-        let functions: Functions = module.instances().into_iter().zip(self.driver.load(module)?).collect();
+        let loaded = self.with_room(|| self.driver.load(module))?;
+        let functions: Functions = module.instances().into_iter().zip(loaded).collect();
         let functions = Arc::new(functions);
         known.insert(key, Arc::clone(&functions));
         Ok(functions)
@@ -290,7 +302,7 @@ impl Gpu {
     fn out_of_memory(&self, pool: &Pool, bytes: usize) -> Error {
         let (in_use, total) = (pool.stats.in_use, self.driver.properties().memory);
         match self.driver.free_memory() {
-            Ok(free) => Error::OutOfMemory { tensor: "a tensor".into(), bytes, in_use, total, free },
+            Ok(free) => Error::OutOfMemory { what: "a tensor".into(), bytes: Some(bytes), in_use, total, free },
             Err(error) => error,
         }
     }

@@ -40,7 +40,8 @@ impl Keys {
     const BYTES: usize = 16;
 
     fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        Ok(Self { memory: Memory::new(gpu, Self::MOST * Self::BYTES)?, streams: vec![] })
+        let memory = Memory::new(gpu, Self::MOST * Self::BYTES);
+        Ok(Self { memory: memory.map_err(|error| error.of_tensor("keys of random streams".into()))?, streams: vec![] })
     }
 
     /// Where the key of a stream lies.
@@ -73,7 +74,7 @@ impl Gpu {
         // A panic, too, must not leave the device recording.
         let result = catch_unwind(AssertUnwindSafe(work));
         let keys = lock(&self.keys).take();
-        let id = self.driver.end_recording();
+        let id = self.driver.end_recording().map_err(|error| error.beside_tensors(self.stats().in_use));
         let kept = std::mem::take(&mut lock(&self.pool).free);
         match (result, id, keys) {
             (Ok(Ok(value)), Ok(id), Some(keys)) => {
@@ -115,7 +116,7 @@ impl Recording {
         unsafe { self.gpu.upload(bytemuck::cast_slice(&keys), self.keys.memory.address())? };
         // SAFETY: the memory that the work uses is kept for it, or belongs to tensors, and when those go the pool retains
         // it.
-        unsafe { self.gpu.driver.replay(self.id) }
+        self.gpu.with_room(|| unsafe { self.gpu.driver.replay(self.id) })
     }
 }
 

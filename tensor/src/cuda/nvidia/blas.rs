@@ -1,10 +1,10 @@
 //! cuBLASLt: matrix products, each shape's plan made once.
 
-use super::failure;
+use super::{failure, no_room};
 use crate::cuda::Product;
 use crate::{DType, Error, Result};
 use cudarc::cublaslt::result::{self, CublasError};
-use cudarc::cublaslt::sys;
+use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use cudarc::driver;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -185,7 +185,10 @@ struct Plan {
 }
 
 fn doing<T>(what: &str, result: std::result::Result<T, CublasError>) -> Result<T> {
-    result.map_err(|error| failure(format!("cuBLASLt, {what}: {:?}", error.0)))
+    result.map_err(|error| match error.0 {
+        Status::CUBLAS_STATUS_ALLOC_FAILED => no_room(&format!("cuBLASLt, {what}"), None),
+        status => failure(format!("cuBLASLt, {what}: {status:?}")),
+    })
 }
 
 fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
@@ -203,7 +206,7 @@ impl Blas {
         let handle = doing("opening", result::create_handle())?;
         // SAFETY: the memory is used as what it is, and freed when this value goes.
         let workspace = unsafe { driver::result::malloc_sync(WORKSPACE) }
-            .map_err(|error| failure(format!("no room for cuBLASLt's workspace: {error}")))
+            .map_err(|_| no_room("cuBLASLt's workspace", Some(WORKSPACE)))
             // SAFETY: nobody has it but this function.
             .inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
         let bare = std::env::var_os(BARE_VARIABLE).is_some();
@@ -232,12 +235,12 @@ impl Blas {
     /// The plan for a shape, made now or before.
     fn planned(&mut self, key: &PlanKey) -> Result<&Plan> {
         if !self.plans.contains_key(key) {
-            let plan = self.plan(key);
-            if key.ending == Ending::None {
-                // There is nothing else to do instead: it is asked for again the next time.
-                self.plans.insert(*key, Ok(plan?));
-            } else {
-                self.plans.insert(*key, plan);
+            match self.plan(key) {
+                // An ending that is refused is not asked for again; a product is, for there is nothing to do instead.
+                Err(error) if key.ending == Ending::None || matches!(error, Error::OutOfMemory { .. }) => {
+                    return Err(error);
+                }
+                plan => _ = self.plans.insert(*key, plan),
             }
         }
         match self.plans.get(key) {
@@ -256,7 +259,7 @@ impl Blas {
         if k == 0 {
             return Err(failure("a product with an empty inner axis"));
         }
-        let (handle, workspace, stream) = (self.handle, self.workspace as *mut c_void, self.stream.cast());
+        let (handle, workspace, stream) = (self.handle, self.workspace as *mut c_void, self.stream);
         let key = PlanKey::of(product);
         let plan = self.planned(&key)?;
         if key.ending != Ending::None {
@@ -291,11 +294,15 @@ impl Blas {
                 &plan.algorithm,
                 workspace,
                 WORKSPACE,
-                stream,
+                stream.cast(),
             )
         };
+        if let Err(CublasError(Status::CUBLAS_STATUS_EXECUTION_FAILED)) = outcome {
+            // So it also says where it is merely the first to be told of what a kernel before it did wrong.
+            super::expect_no_fault(stream)?;
+        }
         let outcome = doing(&format!("a product of {m}x{k} and {k}x{n}"), outcome);
-        if let (Err(error), true) = (&outcome, key.ending != Ending::None) {
+        if let (Err(error @ Error::Gpu { .. }), true) = (&outcome, key.ending != Ending::None) {
             // It is not to be planned so again: cuBLASLt may refuse what it has promised.
             self.plans.insert(key, Err(error.clone()));
         }

@@ -1,10 +1,13 @@
 //! Where CUDA's libraries are. cudarc looks for them by name where the system's loader does, and panics when they are
-//! nowhere; so they are looked for here first, also where toolkits and PyPI's wheels put them.
+//! nowhere; so they are looked for here first, also where toolkits and PyPI's wheels put them. What is loaded then is found by
+//! its versioned name; but cudarc asks for the one without a version first, as toolkits have it, and where the loader finds
+//! that, a folder that the user names would count for nothing: so it is an error.
 
 use super::failure;
 use crate::{Result, lock};
 use libloading::Library;
-use std::path::PathBuf;
+use std::ffi::CStr;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 /// Names a folder that holds the libraries.
@@ -25,37 +28,93 @@ pub fn driver() -> Result<()> {
 /// NVRTC, which compiles kernels.
 pub fn compiler() -> Result<()> {
     // It opens its builtins by their bare name, so they are loaded beforehand.
-    // SAFETY: as above.
-    find("NVRTC", "nvidia-cuda-nvrtc", &["libnvrtc-builtins.so.", "libnvrtc.so."], || unsafe {
-        cudarc::nvrtc::sys::is_culib_present()
+    find("NVRTC", "nvidia-cuda-nvrtc", &["libnvrtc.so.", "libnvrtc-builtins.so."], c"nvrtcVersion", || {
+        use cudarc::nvrtc::sys::{culib, is_culib_present};
+        // SAFETY: as above.
+        unsafe { is_culib_present().then(|| culib()) }
     })
 }
 
 /// cuBLASLt, which multiplies matrices.
 pub fn blas() -> Result<()> {
-    // SAFETY: as above.
-    find("cuBLASLt", "nvidia-cublas", &["libcublasLt.so."], || unsafe { cudarc::cublaslt::sys::is_culib_present() })
+    find("cuBLASLt", "nvidia-cublas", &["libcublasLt.so."], c"cublasLtGetVersion", || {
+        use cudarc::cublaslt::sys::{culib, is_culib_present};
+        // SAFETY: as above.
+        unsafe { is_culib_present().then(|| culib()) }
+    })
 }
 
-fn find(name: &str, wheel: &str, files: &[&str], is_present: impl Fn() -> bool) -> Result<()> {
-    let named = std::env::var_os(VARIABLE).is_some();
-    if !named && is_present() {
+/// Finds a library: the first of these files, which come together. `open` is what cudarc will use, if it finds one.
+fn find(
+    name: &str,
+    wheel: &str,
+    files: &[&str],
+    function: &CStr,
+    open: impl Fn() -> Option<&'static Library>,
+) -> Result<()> {
+    let named = std::env::var_os(VARIABLE).map(PathBuf::from);
+    if named.is_none() && open().is_some() {
         return Ok(());
     }
     for folder in folders() {
         let found: Vec<PathBuf> = files.iter().filter_map(|file| newest(&folder, file)).collect();
-        if found.len() == files.len() && found.iter().all(load) && is_present() {
-            return Ok(());
+        // The last first: it is the one that the others need.
+        if found.len() < files.len() || !found.iter().rev().all(load) {
+            continue;
         }
+        let Some(library) = open() else { continue };
+        return match named.filter(|named| folder.starts_with(named)) {
+            Some(named) => expect_origin(library, function, &found[0], &named),
+            None => Ok(()),
+        };
     }
     // The folder that is named may hold one of them, and the loader find the other.
-    if named && is_present() {
+    if named.is_some() && open().is_some() {
         return Ok(());
     }
     Err(failure(format!(
         "{name} is missing: install the CUDA toolkit, or `pip install {wheel}`, or let {VARIABLE} name the folder with its \
          library"
     )))
+}
+
+/// That a library is the one of this file, which the user wants.
+fn expect_origin(library: &Library, function: &CStr, file: &Path, named: &Path) -> Result<()> {
+    // SAFETY: nothing is called; only the address counts.
+    let address = unsafe { library.get::<unsafe extern "C" fn()>(function.to_bytes_with_nul()) };
+    let origin = address.ok().and_then(|function| file_at(*function as usize));
+    match origin {
+        Some(origin) if identity(&origin) != identity(file) => Err(failure(format!(
+            "{VARIABLE} names {}, but the system's loader finds {} before: take its folder out of LD_LIBRARY_PATH",
+            named.display(),
+            origin.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// What two names of a file have in common.
+fn identity(file: &Path) -> Option<(u64, u64)> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        file.metadata().ok().map(|file| (file.dev(), file.ino()))
+    }
+    #[cfg(not(unix))]
+    file.metadata().ok().map(|_| (0, 0))
+}
+
+/// The file from which this process has what lies at an address. None where the system does not say.
+fn file_at(address: usize) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    // Addresses, permissions, offset, device, inode, path.
+    let inside = |line: &&str| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        let [start, end] = [start, end].map(|text| usize::from_str_radix(text, 16));
+        Some((start.ok()?..end.ok()?).contains(&address))
+    };
+    let line = maps.lines().find(|line| inside(line) == Some(true))?;
+    line.find('/').map(|path| PathBuf::from(&line[path..]))
 }
 
 /// Where libraries may be, best first: the folder that the user names, toolkits, PyPI's wheels.
@@ -79,19 +138,19 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-fn entries(folder: &std::path::Path) -> Vec<PathBuf> {
+fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut entries: Vec<PathBuf> =
         std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     entries.sort();
     entries
 }
 
-fn name_of(path: &std::path::Path) -> String {
+fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The library of this name with the highest version in a folder.
-fn newest(folder: &std::path::Path, start: &str) -> Option<PathBuf> {
+fn newest(folder: &Path, start: &str) -> Option<PathBuf> {
     let version = |path: &PathBuf| -> Option<Vec<u32>> {
         name_of(path).strip_prefix(start)?.split('.').map(|part| part.parse().ok()).collect()
     };

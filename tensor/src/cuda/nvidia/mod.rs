@@ -4,6 +4,8 @@
 mod blas;
 pub mod compiler;
 mod libraries;
+mod machine;
+mod uploads;
 
 use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId, Stream};
 use super::module::Module;
@@ -11,17 +13,20 @@ use crate::{Error, Result, lock};
 use blas::Blas;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUevent_flags, CUevent_wait_flags, CUfunction, CUfunction_attribute,
-    CUgraphExec, CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode,
+    self, CUcontext, CUevent_flags, CUevent_wait_flags, CUfunction, CUfunction_attribute, CUgraphExec,
+    CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode,
 };
+pub use machine::devices;
 use std::ffi::CString;
 use std::ptr::NonNull;
 use std::sync::Mutex;
+use uploads::Uploads;
 
 /// The oldest generation whose instructions the kernels use: that of the A100.
 const OLDEST: (u32, u32) = (8, 0);
-/// The oldest CUDA whose driver and NVRTC have every function that is called here: cudarc panics where one is missing.
-const OLDEST_CUDA: (i32, i32) = (11, 4);
+
+/// What is said to have failed where a stream has met a fault.
+const WAITING: &str = "waiting for the GPU";
 
 /// A GPU of NVIDIA's that is open for work.
 pub struct Nvidia {
@@ -33,6 +38,8 @@ pub struct Nvidia {
     copies: CUstream,
     /// Declared to be dropped before the context goes.
     blas: Option<Mutex<Blas>>,
+    /// On the work's stream.
+    uploads: Mutex<Uploads>,
     functions: Mutex<Vec<CUfunction>>,
     /// Recorded work; none where it has been forgotten.
     recordings: Mutex<Vec<Option<CUgraphExec>>>,
@@ -48,10 +55,28 @@ pub(super) fn failure(message: impl Into<String>) -> Error {
     Error::Gpu { device: "cuda".into(), message: message.into() }
 }
 
+/// A GPU without room. Whoever knows how much of it tensors take adds that.
+pub(super) fn no_room(what: &str, bytes: Option<usize>) -> Error {
+    let (free, total) = result::mem_get_info().unwrap_or_default();
+    Error::OutOfMemory { what: what.into(), bytes, in_use: 0, total, free }
+}
+
 /// A failure of the driver, in its own words.
 fn driver_failure(what: &str, error: DriverError) -> Error {
+    if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        return no_room(what, None);
+    }
     let words = error.error_string().map(|words| words.to_string_lossy().into_owned());
     failure(format!("{what}: {}", words.unwrap_or_else(|_| format!("{:?}", error.0))))
+}
+
+/// The fault of what a stream was asked for, if it has met one by now.
+fn expect_no_fault(stream: CUstream) -> Result<()> {
+    // SAFETY: the stream is the caller's.
+    match unsafe { sys::cuStreamQuery(stream) } {
+        CUresult::CUDA_ERROR_NOT_READY => Ok(()),
+        outcome => outcome.result().doing("an earlier kernel"),
+    }
 }
 
 /// Adds to a result of the driver what was being done.
@@ -65,82 +90,11 @@ impl<T> Doing<T> for std::result::Result<T, DriverError> {
     }
 }
 
-/// The GPUs that the driver knows, also those that are too old. [`Error::Gpu`] where there is no driver.
-pub fn devices() -> Result<Vec<Properties>> {
-    start_driver()?;
-    let count = result::device::get_count().doing("counting the GPUs")?;
-    (0..count).map(|ordinal| properties(result::device::get(ordinal).doing("asking for a GPU")?)).collect()
-}
-
-fn start_driver() -> Result<()> {
-    libraries::driver()?;
-    expect_new_enough("the NVIDIA driver", driver_version()?)?;
-    result::init().map_err(|error| match error.0 {
-        CUresult::CUDA_ERROR_NO_DEVICE => failure("the NVIDIA driver is there, but no GPU is"),
-        CUresult::CUDA_ERROR_STUB_LIBRARY => {
-            failure("the libcuda.so that was found is a toolkit's stub: take its folder out of LD_LIBRARY_PATH")
-        }
-        _ => driver_failure("the NVIDIA driver does not start", error),
-    })
-}
-
-/// The latest CUDA that the driver knows, (13, 0) for 13.0.
-fn driver_version() -> Result<(i32, i32)> {
-    let mut version = 0;
-    // SAFETY: a valid pointer.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().doing("asking for the driver's version")?;
-    Ok((version / 1000, version % 1000 / 10))
-}
-
-fn expect_new_enough(what: &str, (major, minor): (i32, i32)) -> Result<()> {
-    let (oldest, oldest_minor) = OLDEST_CUDA;
-    if (major, minor) >= OLDEST_CUDA {
-        return Ok(());
-    }
-    Err(failure(format!("{what} is of CUDA {major}.{minor}, and {oldest}.{oldest_minor} is the oldest that will do")))
-}
-
-/// A driver runs what a CUDA of its own major version made, or of an earlier one; for a later one it has no clearer words
-/// than that something is invalid or not initialised.
-fn expect_libraries_for_driver() -> Result<()> {
-    let (driver, driver_minor) = driver_version()?;
-    let compiler = compiler::version()?;
-    expect_new_enough("NVRTC", compiler)?;
-    for (library, (major, minor)) in [("NVRTC", compiler), ("cuBLASLt", blas::version())] {
-        if major > driver {
-            return Err(failure(format!(
-                "{library} is of CUDA {major}.{minor}, and the driver knows CUDA up to {driver}.{driver_minor}: update \
-                 the driver, or install NVRTC and cuBLASLt of CUDA {driver}"
-            )));
-        }
-    }
-    Ok(())
-}
-
-fn properties(device: CUdevice) -> Result<Properties> {
-    use CUdevice_attribute as Attribute;
-    let attribute = |attribute| {
-        // SAFETY: the device is one that the driver gave.
-        unsafe { result::device::get_attribute(device, attribute) }.doing("asking a GPU what it is")
-    };
-    Ok(Properties {
-        name: result::device::get_name(device).doing("asking a GPU for its name")?,
-        capability: (
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? as u32,
-            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)? as u32,
-        ),
-        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
-        // SAFETY: as above.
-        memory: unsafe { result::device::total_mem(device) }.doing("asking a GPU for its memory")?,
-        shared_memory: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize,
-    })
-}
-
 impl Nvidia {
     /// Opens the GPU of this number. [`Error::Gpu`] says what is missing: the driver, the GPU, a library, or a
     /// generation that is new enough.
     pub fn open(ordinal: usize) -> Result<Self> {
-        let known = devices()?;
+        let known = machine::devices()?;
         let Some(properties) = known.get(ordinal).cloned() else {
             return Err(failure(format!("there is no GPU {ordinal}; there are {}, counted from 0", known.len())));
         };
@@ -153,7 +107,7 @@ impl Nvidia {
         }
         libraries::compiler()?;
         libraries::blas()?;
-        expect_libraries_for_driver()?;
+        machine::expect_libraries_for_driver()?;
         let device = result::device::get(ordinal as i32).doing("asking for a GPU")?;
         // SAFETY: the device is one that the driver gave.
         let context = unsafe { result::primary_ctx::retain(device) }.doing("opening a GPU")?;
@@ -163,6 +117,7 @@ impl Nvidia {
             stream: std::ptr::null_mut(),
             copies: std::ptr::null_mut(),
             blas: None,
+            uploads: Mutex::default(),
             functions: Mutex::default(),
             recordings: Mutex::default(),
         };
@@ -171,6 +126,7 @@ impl Nvidia {
         gpu.stream = stream()?;
         gpu.copies = stream()?;
         gpu.blas = Some(Mutex::new(Blas::new(gpu.stream)?));
+        gpu.uploads = Mutex::new(Uploads::new(gpu.allocate_locked(uploads::ROOM)?));
         Ok(gpu)
     }
 
@@ -185,6 +141,14 @@ impl Nvidia {
             Stream::Work => self.stream,
             Stream::Copies => self.copies,
         }
+    }
+
+    /// Waits for the work, after which nothing that was uploaded has to be kept.
+    fn finish_work(&self, uploads: &mut Uploads) -> Result<()> {
+        // SAFETY: the stream is this value's.
+        unsafe { result::stream::synchronize(self.stream) }.doing(WAITING)?;
+        uploads.read();
+        Ok(())
     }
 
     /// Lets a kernel have as much shared memory as the GPU can give it.
@@ -211,6 +175,7 @@ impl Drop for Nvidia {
             unsafe {
                 streams.clone().for_each(|stream| _ = result::stream::synchronize(stream));
                 self.blas = None;
+                lock(&self.uploads).take().into_iter().for_each(|start| self.free_locked(start));
                 // The context stays: cuBLASLt holds kernels of its own in it, for as long as the process lives.
                 streams.for_each(|stream| _ = result::stream::destroy(stream));
             }
@@ -247,10 +212,16 @@ impl Driver for Nvidia {
 
     unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller's promise; the copy has happened when this returns. Without waiting it might not have:
-        // where a GPU can read pageable memory itself, the driver need not have taken it by then.
-        unsafe { result::memcpy_htod_async(to, from, self.stream) }.doing("copying to the GPU")?;
-        self.finish(Stream::Work)
+        // SAFETY: the caller's promise.
+        let copy =
+            |from: &[u8]| unsafe { result::memcpy_htod_async(to, from, self.stream) }.doing("copying to the GPU");
+        let mut uploads = lock(&self.uploads);
+        if let Some(own) = uploads.keep(from) {
+            return copy(own);
+        }
+        copy(from)?;
+        // Where a GPU can read pageable memory itself, the driver need not have taken the bytes by now.
+        self.finish_work(&mut uploads)
     }
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
@@ -397,7 +368,10 @@ impl Driver for Nvidia {
 
     fn finish(&self, stream: Stream) -> Result<()> {
         self.enter()?;
-        // SAFETY: the stream is this value's.
-        unsafe { result::stream::synchronize(self.handle(stream)) }.doing("waiting for the GPU")
+        match stream {
+            Stream::Work => self.finish_work(&mut lock(&self.uploads)),
+            // SAFETY: the stream is this value's.
+            Stream::Copies => unsafe { result::stream::synchronize(self.copies) }.doing(WAITING),
+        }
     }
 }

@@ -1,0 +1,157 @@
+//! Products of matrices on a GPU, as the emulated device plays it.
+
+use standin::Standin;
+use std::sync::Arc;
+use tensor::cuda::{Factor, Gemm, Gpu, Operand, Product};
+use tensor::{DType, Device, Error, Tensor, bf16};
+
+fn numbers(count: usize) -> Vec<f32> {
+    (0..count).map(|i| (i as f32 * 0.7).sin() * 10.0).collect()
+}
+
+#[test]
+fn products_of_every_kind() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let (m, n, k, batch) = (3, 5, 4, 2);
+    let (a, b) = (numbers(batch * m * k), numbers(batch * k * n + 7)[7..].to_vec());
+    for (inputs, output) in [(DType::F32, DType::F32), (DType::F64, DType::F64), (DType::Bf16, DType::F32)] {
+        for transposed in [[false, false], [true, false], [false, true], [true, true]] {
+            let lay = |data: &[f32], rows: usize, cols: usize, transposed: bool| {
+                let tensor = Tensor::from_slice(data, [batch, rows, cols]).unwrap().cast(inputs).unwrap();
+                let order = if transposed { [0, 2, 1] } else { [0, 1, 2] };
+                tensor.permute(&order).unwrap().contiguous().unwrap().to_device(&device).unwrap()
+            };
+            let (mut a_there, mut b_there) = (lay(&a, m, k, transposed[0]), lay(&b, k, n, transposed[1]));
+            let mut c = Tensor::zeros_on(&device, [batch, m, n], output).unwrap();
+            let operand = |tensor: &mut Tensor, transposed, stride| Operand {
+                address: tensor.as_out("test", false).unwrap().address(),
+                transposed,
+                stride,
+            };
+            let mut product = Product {
+                extents: [m, n, k],
+                batch,
+                a: operand(&mut a_there, transposed[0], m * k),
+                b: operand(&mut b_there, transposed[1], k * n),
+                c: operand(&mut c, false, m * n),
+                inputs,
+                output,
+                plus: 0,
+                row: 0,
+                sums: 0,
+                tf32: false,
+            };
+            // Added to what is there.
+            product.plus = product.c.address;
+            for times in 1..3 {
+                // SAFETY: the operands are the tensors above.
+                unsafe { gpu.driver().multiply(&product).unwrap() };
+                let got = c.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+                for (place, got) in got.into_iter().enumerate() {
+                    let (image, row, col) = (place / (m * n), place / n % m, place % n);
+                    let of = |data: &[f32], i: usize| {
+                        if inputs == DType::Bf16 { bf16::from_f32(data[i]).to_f64() } else { f64::from(data[i]) }
+                    };
+                    let sum: f64 =
+                        (0..k).map(|l| of(&a, (image * m + row) * k + l) * of(&b, (image * k + l) * n + col)).sum();
+                    assert!(
+                        (got - f64::from(times) * sum).abs() < 1e-3,
+                        "{inputs} {transposed:?}: {got}, not {times} times {sum}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_product_does_besides() {
+    let Some(gpu) = Gpu::for_tests(3) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let (m, n, k) = (3, 5, 4);
+    // Small whole numbers, so that all results are exact in every type.
+    let small = |count: usize, step: usize| -> Vec<f32> { (0..count).map(|i| (i * step % 7) as f32 - 3.0).collect() };
+    let (a, b, c, row, old) = (small(k * m, 3), small(k * n, 5), small(m * n, 2), small(n, 4), small(m, 1));
+    for (inputs, output) in
+        [(DType::F32, DType::F32), (DType::F64, DType::F64), (DType::Bf16, DType::Bf16), (DType::Bf16, DType::F32)]
+    {
+        let there = |data: &[f32], shape: &[usize], dtype| {
+            Tensor::from_slice(data, shape.to_vec()).unwrap().cast(dtype).unwrap().to_device(&device).unwrap()
+        };
+        let values = |x: &Tensor| x.to_device(&Device::Cpu).unwrap().cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        let transposed = there(&a, &[k, m], inputs);
+        let (right, plus) = (there(&b, &[k, n], inputs), there(&c, &[m, n], output));
+        // Where it begins a memory, and eight elements into one, which cuBLASLt has to be told.
+        let longer = there(&[&[0.0; 8], &row[..]].concat(), &[8 + n], DType::F32).cast(output.wide()).unwrap();
+        let rows = [there(&row, &[n], DType::F32).cast(output.wide()).unwrap(), longer.slice(0, 8..8 + n).unwrap()];
+        for choice in 0..32 {
+            let [with_plus, with_row, with_sums, accumulate] = [1, 2, 4, 8].map(|bit| choice & bit != 0);
+            let mut result = there(&c, &[m, n], output);
+            let mut sums = there(&old, &[m], output);
+            let product = Gemm::new("test", Factor::transposed(&transposed), Factor::plain(&right), [m, n, k])
+                .plus(with_plus.then_some(&plus))
+                .row(with_row.then_some(&rows[choice >> 4]))
+                .sums(with_sums.then(|| sums.as_out("test", accumulate).unwrap()));
+            let outcome = product.into(result.as_out("test", accumulate).unwrap());
+            if with_plus && accumulate {
+                assert!(matches!(outcome, Err(Error::Argument { op: "test", .. })));
+                continue;
+            }
+            outcome.unwrap();
+            let kept = |asked: bool, value: f32| if asked { f64::from(value) } else { 0.0 };
+            for (place, got) in values(&result).into_iter().enumerate() {
+                let (i, j) = (place / n, place % n);
+                let product: f64 = (0..k).map(|l| f64::from(a[l * m + i] * b[l * n + j])).sum();
+                let expected = product + kept(with_plus || accumulate, c[place]) + kept(with_row, row[j]);
+                assert_eq!(got, expected, "{inputs} {output} {choice:04b}");
+            }
+            for (i, got) in values(&sums).into_iter().enumerate() {
+                let sum: f64 = (0..k).map(|l| f64::from(a[l * m + i])).sum();
+                let expected = kept(with_sums, 1.0) * sum + kept(accumulate || !with_sums, old[i]);
+                assert_eq!(got, expected, "{inputs} {output} {choice:04b}");
+            }
+        }
+    }
+}
+
+/// As a linear layer's weight gradient has it: a long inner axis, whose numbers are added up on the way.
+#[test]
+fn a_long_product_has_its_sums() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(gpu);
+    let (width, k) = (64, 50_000);
+    // Small whole numbers, so that all sums are exact.
+    let small = |step: usize| -> Vec<f32> { (0..k * width).map(|i| (i * step % 11) as f32 - 4.0).collect() };
+    let (dy, x) = (small(7), small(3));
+    let there = |data: &[f32]| {
+        Tensor::from_slice(data, [k, width]).unwrap().cast(DType::Bf16).unwrap().to_device(&device).unwrap()
+    };
+    let (dy_there, x_there) = (there(&dy), there(&x));
+    let [mut result, mut sums] =
+        [vec![width, width], vec![width]].map(|shape| Tensor::full(shape, f32::NAN).to_device(&device).unwrap());
+    Gemm::new("test", Factor::transposed(&dy_there), Factor::plain(&x_there), [width, width, k])
+        .sums(Some(sums.as_out("test", false).unwrap()))
+        .into(result.as_out("test", false).unwrap())
+        .unwrap();
+    let (mut products, mut of_dy) = (vec![0.0f32; width * width], vec![0.0f32; width]);
+    for (dy, x) in dy.chunks_exact(width).zip(x.chunks_exact(width)) {
+        for ((products, of_dy), &dy) in products.chunks_exact_mut(width).zip(&mut of_dy).zip(dy) {
+            products.iter_mut().zip(x).for_each(|(product, x)| *product += dy * x);
+            *of_dy += dy;
+        }
+    }
+    assert!(result.to_vec::<f32>().unwrap() == products, "the product");
+    assert_eq!(sums.to_vec::<f32>().unwrap(), of_dy);
+}
+
+/// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; and where it knows no
+/// algorithm that adds up parts.
+#[test]
+fn on_a_played_gpu() {
+    let Some(standin) = Standin::compiled() else { return };
+    for endings in ["0", "1", "2", "3"] {
+        standin.repeat(&[], &[("STANDIN_ENDINGS", endings)]);
+    }
+    standin.repeat(&[], &[("STANDIN_REDUCTIONS", "0")]);
+}
