@@ -21,6 +21,7 @@ for message in map(json.loads, sys.stdin):
     cp "$path" "$out/$name"
 }
 take tensor biformer-tensor --test cuda
+take products biformer-tensor --test products
 take recording biformer-tensor --test recording
 take prefetch biformer-tensor --test prefetch
 take ops biformer-ops --test cuda

@@ -152,6 +152,7 @@ look() {
 tensor() {
     # Left out is what only the emulated device can be asked.
     each tensor --skip emulated
+    each products
     each recording
     each prefetch --skip emulated
 }
