@@ -31,10 +31,10 @@ pub static KERNELS: Module = Module {
         "attend<T>",
         "attend_backward_queries<T>",
         "attend_backward_keys<T>",
-        "attend_on_tensor_cores<32|64|96, 1|2, false|true>",
-        "attend_backward_queries_on_tensor_cores<32|64|96, false|true>",
-        "attend_backward_keys_on_tensor_cores<32|64|96, false|true>",
-        "attend_backward_few_keys_on_tensor_cores<32|64|96>",
+        "attend_on_tensor_cores<24|32|64|96, 1|2, false|true>",
+        "attend_backward_queries_on_tensor_cores<24|32|64|96, false|true>",
+        "attend_backward_keys_on_tensor_cores<24|32|64|96, false|true>",
+        "attend_backward_few_keys_on_tensor_cores<24|32|64|96>",
     ],
 };
 
@@ -258,7 +258,7 @@ impl Form {
     /// None where tensor cores cannot be used: the `maps` must begin where packs do, and larger products be larger scores.
     fn of(gpu: &Gpu, g: Geometry, dtype: DType, scale: f64, maps: &[u64]) -> Option<Form> {
         let [dim, v_dim] = g.head_dims();
-        let known = dtype == DType::Bf16 && dim == v_dim && [32, 64, 96].contains(&dim);
+        let known = dtype == DType::Bf16 && dim == v_dim && [24, 32, 64, 96].contains(&dim);
         let groups = if g.regions.tokens() <= 8 { 1 } else { 2 };
         let properties = gpu.driver().properties();
         let form = Form { dim, groups, resident: true };
@@ -272,7 +272,7 @@ impl Form {
     /// Bytes of shared memory: keys and values.
     fn shared(self, g: Geometry) -> usize {
         let held = if self.resident { g.tokens() } else { Self::TILE };
-        2 * held * self.dim * DType::Bf16.size()
+        2 * held * self.dim.next_multiple_of(16) * DType::Bf16.size()
     }
 
     fn forward(self, g: Geometry, [qkv, routes]: [&Tensor; 2], scale: f64, [out, lse]: [&mut Tensor; 2]) -> Result<()> {

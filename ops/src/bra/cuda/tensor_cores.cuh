@@ -1,4 +1,4 @@
-// Attention in bf16 on tensor cores, for heads whose queries, keys and values have D channels: 32, 64 or 96.
+// Attention in bf16 on tensor cores, for heads whose queries, keys and values have D channels: 24, 32, 64 or 96.
 //
 // Keys are the rows of each product and queries its columns, in groups of eight: so a region of 4, 16 or 64 queries fills
 // a product as well as it can. A warp takes one or two groups (GROUPS) and goes through their keys in tiles of 64. With
@@ -15,8 +15,8 @@
 // One warp's queries on their way through the keys.
 template <int D, int GROUPS>
 struct Attending {
-    u32 queries[GROUPS][D / 16][2];
-    float outputs[GROUPS][D / 16][4];
+    u32 queries[GROUPS][PARTS<D>][2];
+    float outputs[GROUPS][PARTS<D>][4];
     // Of the columns 2p and 2p + 1: the largest score so far, in powers of two, and the sum relative to it.
     float most[GROUPS][2], sum[GROUPS][2];
 
@@ -24,7 +24,7 @@ struct Attending {
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
 #pragma unroll
-            for (int part = 0; part < D / 16; part++)
+            for (int part = 0; part < PARTS<D>; part++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) outputs[group][part][i] = 0;
 #pragma unroll
@@ -63,7 +63,7 @@ struct Attending {
                 sum[group][column] = sum[group][column] * shrink + column_sum(total);
                 most[group][column] = now;
 #pragma unroll
-                for (int part = 0; part < D / 16; part++) {
+                for (int part = 0; part < PARTS<D>; part++) {
                     outputs[group][part][column] *= shrink;
                     outputs[group][part][2 + column] *= shrink;
                 }
@@ -83,7 +83,7 @@ struct Attending {
             for (int column = 0; column < 2; column++) {
                 float inverse = reciprocal_fast(sum[group][column]);
 #pragma unroll
-                for (int part = 0; part < D / 16; part++) {
+                for (int part = 0; part < PARTS<D>; part++) {
                     outputs[group][part][column] *= inverse;
                     outputs[group][part][2 + column] *= inverse;
                 }
@@ -139,12 +139,12 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
         const int count = g.region_tokens - first;
         auto query = [&](int i) { return g.pixel(region, first + i); };
         auto routed = [&](int i) { return int(routes[region * topk + i]); };
-        u32 queries[1][D / 16][2], upstream[1][D / 16][2];
+        u32 queries[1][PARTS<D>][2], upstream[1][PARTS<D>][2];
         load_columns<D>(queries, qkv, row, count, query);
         load_columns<D>(upstream, dout, v_dim, count, query);
-        float gradients[1][D / 16][4], denominators[2], deltas[1][2];
+        float gradients[1][PARTS<D>][4], denominators[2], deltas[1][2];
 #pragma unroll
-        for (int part = 0; part < D / 16; part++)
+        for (int part = 0; part < PARTS<D>; part++)
 #pragma unroll
             for (int i = 0; i < 4; i++) gradients[0][part][i] = 0;
 #pragma unroll
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
             });
         }
 #pragma unroll
-        for (int part = 0; part < D / 16; part++)
+        for (int part = 0; part < PARTS<D>; part++)
 #pragma unroll
             for (int i = 0; i < 4; i++) gradients[0][part][i] *= scale;
         const OwnColumn<1> own;
@@ -245,12 +245,12 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
         const int arriving = int(starts[region + 1] - starts[region]) * tokens;
         auto key = [&](int i) { return g.pixel(region, first + i); };
         auto chooser = [&](int i) { return int(routed[i]); };
-        u32 keys[D / 16][4], values[D / 16][4];
+        u32 keys[PARTS<D>][4], values[PARTS<D>][4];
         load_rows<D>(keys, qkv + qk_dim, row, count, key);
         load_rows<D>(values, qkv + 2 * qk_dim, row, count, key);
-        float dkeys[D / 8][4], dvalues[D / 8][4];
+        float dkeys[2 * PARTS<D>][4], dvalues[2 * PARTS<D>][4];
 #pragma unroll
-        for (int part = 0; part < D / 8; part++)
+        for (int part = 0; part < 2 * PARTS<D>; part++)
 #pragma unroll
             for (int i = 0; i < 4; i++) dkeys[part][i] = dvalues[part][i] = 0;
         held.for_each_tile(g, arriving, chooser, [&](const TileRows<RESIDENT>& rows, int here, int from) {
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
                 const Row query_rows = rows.transposed(held.first, step);
                 const Row upstream_rows = rows.transposed(held.second, step);
 #pragma unroll
-                for (int part = 0; part < D / 16; part++) {
+                for (int part = 0; part < PARTS<D>; part++) {
                     u32 right[4];
                     int channel = part * 16 + lane() / 8 % 2 * 8;
                     load_matrices(right, query_rows.at(channel));
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
                 const Row queries_in_order = rows.plain(held.first, step);
                 const Row upstream_in_order = rows.plain(held.second, step);
 #pragma unroll
-                for (int part = 0; part < D / 16; part++) {
+                for (int part = 0; part < PARTS<D>; part++) {
                     u32 right[4];
                     int channel = part * 16 + lane() / 16 * 8;
                     load_transposed(right, upstream_in_order.at(channel));
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
             }
         });
 #pragma unroll
-        for (int part = 0; part < D / 8; part++)
+        for (int part = 0; part < 2 * PARTS<D>; part++)
 #pragma unroll
             for (int i = 0; i < 4; i++) dkeys[part][i] *= scale;
         store_rows<D>(dkeys, dqkv + qk_dim, row, count, accumulate, key);
@@ -340,10 +340,10 @@ __global__ void __launch_bounds__(THREADS<true, 8>, BLOCKS<D, true, 8>)
         const int arriving = int(starts[region + 1] - starts[region]) * tokens;
         auto key = [&](int i) { return g.pixel(region, first + i); };
         auto chooser = [&](int i) { return int(routed[i]); };
-        u32 keys[1][D / 16][2], values[1][D / 16][2];
+        u32 keys[1][PARTS<D>][2], values[1][PARTS<D>][2];
         load_columns<D>(keys, qkv + qk_dim, row, count, key);
         load_columns<D>(values, qkv + 2 * qk_dim, row, count, key);
-        float dkeys[1][D / 16][4] = {}, dvalues[1][D / 16][4] = {};
+        float dkeys[1][PARTS<D>][4] = {}, dvalues[1][PARTS<D>][4] = {};
         held.for_each_tile(g, arriving, chooser, [&](const TileRows<true>& rows, int here, int from) {
             const QueriesOfTile queries(g, chooser, here, from, lse, delta);
 #pragma unroll
@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(THREADS<true, 8>, BLOCKS<D, true, 8>)
             }
         });
 #pragma unroll
-        for (int part = 0; part < D / 16; part++)
+        for (int part = 0; part < PARTS<D>; part++)
 #pragma unroll
             for (int i = 0; i < 4; i++) dkeys[0][part][i] *= scale;
         store_columns<D>(dkeys, dqkv + qk_dim, row, count, accumulate, key);

@@ -6,9 +6,14 @@
 
 constexpr int TILE = 64;          // keys of a tile
 constexpr int STEPS = TILE / 16;  // products of 16 keys in it
+// Products take 16 channels at a time: of a head with D so many times. What is behind its last channel is zero.
+template <int D>
+constexpr int PARTS = (D + 15) / 16;
+template <int D>
+constexpr int PADDED = PARTS<D> * 16;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-// A row of channels in shared memory, and Rows of D. Chunks of 8 channels change places from row to row, in the same way
+// A row of channels in shared memory, and Rows of PADDED<D>. Chunks of 8 channels change places from row to row, in the same way
 // every eight rows, so that eight rows' chunks of the same channels lie in different banks.
 struct Row {
     bf16* data;
@@ -20,21 +25,21 @@ template <int D>
 struct Rows {
     bf16* data;
 
-    __device__ __forceinline__ Row row(int i) const { return {data + i * D, D == 64 ? i & 7 : i >> 1 & 3}; }
+    __device__ __forceinline__ Row row(int i) const { return {data + i * PADDED<D>, D == 64 ? i & 7 : i >> 1 & 3}; }
 };
 
-// Queries (or their gradients) as right factors: groups of eight columns, D rows. A lane holds those of column
+// Queries (or their gradients) as right factors: groups of eight columns, PADDED<D> rows. A lane holds those of column
 // lane / 4, straight from memory; zeros where there is no query.
 template <int D, int GROUPS, typename Pixel>
-__device__ __forceinline__ void load_columns(u32 (&to)[GROUPS][D / 16][2], const bf16* map, int stride, int count,
+__device__ __forceinline__ void load_columns(u32 (&to)[GROUPS][PARTS<D>][2], const bf16* map, int stride, int count,
                                              Pixel pixel) {
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
         int query = group * 8 + lane() / 4;
         const bf16* from = map + i64(pixel(max(min(query, count - 1), 0))) * stride + lane() % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < D / 8; i++)
-            to[group][i / 2][i % 2] = query < count ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
+        for (int i = 0; i < 2 * PARTS<D>; i++)
+            to[group][i / 2][i % 2] = query < count && i < D / 8 ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
     }
 }
 
@@ -87,14 +92,14 @@ struct TileRows {
 // scores (16 keys of a step, 8 queries a group) = rows·columns, D channels.
 template <int D, int GROUPS, bool RESIDENT>
 __device__ __forceinline__ void step_product(float (&scores)[GROUPS][4], Rows<D> rows, const TileRows<RESIDENT>& at,
-                                             int step, const u32 (&columns)[GROUPS][D / 16][2]) {
+                                             int step, const u32 (&columns)[GROUPS][PARTS<D>][2]) {
 #pragma unroll
     for (int group = 0; group < GROUPS; group++)
 #pragma unroll
         for (int i = 0; i < 4; i++) scores[group][i] = 0;
     const Row row = at.plain(rows, step);
 #pragma unroll
-    for (int part = 0; part < D / 16; part++) {
+    for (int part = 0; part < PARTS<D>; part++) {
         u32 left[4];
         load_matrices(left, row.at(part * 16 + lane() / 16 * 8));
 #pragma unroll
@@ -104,7 +109,7 @@ __device__ __forceinline__ void step_product(float (&scores)[GROUPS][4], Rows<D>
 
 // sums (D channels, 8 queries a group) += rowsᵀ·weights, with weights (16 keys of a step, 8 queries a group).
 template <int D, int GROUPS, bool RESIDENT>
-__device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][D / 16][4], Rows<D> rows, const TileRows<RESIDENT>& at,
+__device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][PARTS<D>][4], Rows<D> rows, const TileRows<RESIDENT>& at,
                                              int step, const float (&weights)[GROUPS][4]) {
     u32 right[GROUPS][2];
 #pragma unroll
@@ -114,7 +119,7 @@ __device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][D / 16][4], R
             right[group][half] = transpose(pack_bf16(weights[group][half * 2], weights[group][half * 2 + 1]));
     const Row row = at.transposed(rows, step);
 #pragma unroll
-    for (int part = 0; part < D / 16; part++) {
+    for (int part = 0; part < PARTS<D>; part++) {
         u32 left[4];
         load_transposed(left, row.at(part * 16 + lane() / 8 % 2 * 8));
 #pragma unroll
@@ -137,7 +142,7 @@ __device__ __forceinline__ void hide_behind(int count, float (&scores)[STEPS][GR
 // Writes (D channels, 8 queries a group) into the queries' pixels, stored or added: transposed, so that a lane has two
 // neighbouring channels of query lane / 4.
 template <int D, int GROUPS, typename Pixel>
-__device__ __forceinline__ void store_columns(const float (&columns)[GROUPS][D / 16][4], bf16* map, int stride, int count,
+__device__ __forceinline__ void store_columns(const float (&columns)[GROUPS][PARTS<D>][4], bf16* map, int stride, int count,
                                               int accumulate, Pixel pixel) {
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
@@ -187,20 +192,20 @@ struct OwnColumn {
 
 // Sixteen rows of a map as a left factor, straight from memory; zeros where there is no row.
 template <int D, typename Pixel>
-__device__ __forceinline__ void load_rows(u32 (&to)[D / 16][4], const bf16* map, int stride, int count, Pixel pixel) {
+__device__ __forceinline__ void load_rows(u32 (&to)[PARTS<D>][4], const bf16* map, int stride, int count, Pixel pixel) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int row = half * 8 + lane() / 4;
         const bf16* from = map + i64(pixel(max(min(row, count - 1), 0))) * stride + lane() % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < D / 8; i++)
-            to[i / 2][i % 2 * 2 + half] = row < count ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
+        for (int i = 0; i < 2 * PARTS<D>; i++)
+            to[i / 2][i % 2 * 2 + half] = row < count && i < D / 8 ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
     }
 }
 
-// Writes sixteen rows (of D / 8 groups of channels), stored or added.
+// Writes sixteen rows (D / 8 of their groups of channels), stored or added.
 template <int D, typename Pixel>
-__device__ __forceinline__ void store_rows(const float (&rows)[D / 8][4], bf16* map, int stride, int count, int accumulate,
+__device__ __forceinline__ void store_rows(const float (&rows)[2 * PARTS<D>][4], bf16* map, int stride, int count, int accumulate,
                                            Pixel pixel) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -240,10 +245,10 @@ struct Pair {
     // Copies `count` tokens, and zeros into the rows behind them up to `rows`. `pixel(i)` is where the i-th token lies.
     template <typename Pixel>
     __device__ __forceinline__ void fetch(int rows, int count, Pixel pixel) {
-        constexpr int CHUNKS = D / 8;
+        constexpr int CHUNKS = PADDED<D> / 8;
         for (int i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
             const int row = i / CHUNKS, channel = i % CHUNKS * 8;
-            const bool exists = row < count;
+            const bool exists = row < count && channel < D;
             const i64 at = exists ? pixel(row) : 0;
             copy_async(first.row(row).at(channel), first_map + at * first_stride + channel, exists);
             copy_async(second.row(row).at(channel), second_map + at * second_stride + channel, exists);
@@ -256,7 +261,7 @@ struct Pair {
                                     const bf16* second_map, int second_stride)
         : first_map(first_map), second_map(second_map), first_stride(first_stride), second_stride(second_stride) {
         const int held = RESIDENT ? int(g.tokens()) : TILE;
-        first.data = shared, second.data = shared + held * D;
+        first.data = shared, second.data = shared + held * PADDED<D>;
         if (RESIDENT) fetch(held, held, [&](int i) { return g.pixel(i / g.region_tokens, i % g.region_tokens); });
     }
 
