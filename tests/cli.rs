@@ -2,12 +2,13 @@
 
 mod common;
 
-use common::program::{Ran, biformer, fresh, text};
+use common::program::{Ran, biformer, command, fresh, text};
 use common::{generator, golden, samples};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use tensor::cpu::isa::Isa;
 
 struct Trained {
     data: PathBuf,
@@ -392,7 +393,6 @@ fn help_tells_every_option() {
 #[cfg(target_os = "linux")]
 #[test]
 fn output_that_cannot_be_written_is_no_panic() {
-    use common::program::command;
     let mut child = command(&["info"]).spawn().unwrap();
     drop(child.stdout.take());
     let ended = Ran::from(child.wait_with_output().unwrap());
@@ -419,4 +419,13 @@ fn a_low_learning_rate_needs_no_other() {
     let stored: toml::Table = fs::read_to_string(run.join("config.toml")).unwrap().parse().unwrap();
     let rates = ["peak", "start", "min"].map(|rate| stored["schedule"][rate].as_float());
     assert_eq!(rates, [Some(5e-6); 3]);
+}
+
+#[test]
+fn a_lesser_instruction_set_can_be_asked_for() {
+    let devices = |isa: &str| Ran::from(command(&["devices"]).env("BIFORMER_ISA", isa).output().unwrap());
+    let least = Isa::Portable.name();
+    let listed = devices(least).ok();
+    assert!(listed.out.lines().next().unwrap().ends_with(&format!(" threads, {least}")), "{}", listed.out);
+    devices("mmx").refused(&["BIFORMER_ISA: expected one of", "avx2, avx512", "got \"mmx\""]);
 }

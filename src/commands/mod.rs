@@ -34,6 +34,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use tensor::cpu::isa::Isa;
 use toml::{Table, Value};
 
 /// Trains, runs and checks BiFormer, the vision transformer with bi-level routing attention.
@@ -102,6 +103,7 @@ pub enum Status {
 
 /// Runs the command.
 pub fn run(cli: Cli) -> Result<Status> {
+    Isa::asked()?;
     match cli.command.unwrap_or(Command::Train(cli.train)) {
         Command::Train(arguments) => train::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),

@@ -84,8 +84,8 @@ fn several_work_side_by_side() {
             product.into(sum.as_out("test", true).unwrap()).unwrap();
             sum.to_vec::<f32>().unwrap()
         };
-        let threads = tensors.each_ref().map(|x| scope.spawn(move || (0..20).map(|_| work(x)).last()));
-        threads.map(|thread| thread.join().unwrap().unwrap())
+        let threads = tensors.each_ref().map(|x| scope.spawn(move || (0..20).fold(vec![], |_, _| work(x))));
+        threads.map(|thread| thread.join().unwrap())
     });
     let expected = [1.5 + 11.0, 2.5 + 15.0, 3.5 + 21.0, 4.5 + 29.0];
     assert_eq!(sums, [expected, expected]);

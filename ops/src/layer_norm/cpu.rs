@@ -179,7 +179,7 @@ unsafe fn backward_rows<T: Float, A: Registers>(
 ) {
     macro_rules! at_once {
         ($($count:literal)*) => {$(
-            if A::WIDE && weight.len() == $count * A::Vector::<T>::LANES {
+            if A::MANY && weight.len() == $count * A::Vector::<T>::LANES {
                 // SAFETY: the caller vouches for the instruction set.
                 return unsafe { backward_at_once::<T, A::Vector<T>, $count>([dy, x, weight], moments, dx, sums) };
             }

@@ -149,7 +149,7 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
                     }
                 )*};
             }
-            match (A::WIDE, width.div_ceil(lanes)) {
+            match (A::MANY, width.div_ceil(lanes)) {
                 (true, 3) => {
                     tiles!(3, 8 4 1);
                 }
@@ -159,14 +159,13 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
                 (true, _) => {
                     tiles!(1, 8 4 1);
                 }
-                (false, 3) => {
-                    tiles!(3, 4 1);
-                }
+                // Two multiply-adds a cycle that take four or five each want eight to ten sums, and twelve leave room for a
+                // row of B and an element of A in 16 registers. As 4·3 they would not.
                 (false, 2) => {
-                    tiles!(2, 4 1);
+                    tiles!(2, 6 4 2 1);
                 }
                 (false, _) => {
-                    tiles!(1, 4 1);
+                    tiles!(1, 8 4 1);
                 }
             }
         }

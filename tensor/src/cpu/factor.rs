@@ -91,7 +91,7 @@ impl<T: Float> Factor for T {
     #[inline(always)]
     fn panel_width<A: Registers>(_isa: Isa, columns: usize) -> usize {
         let lanes = A::Vector::<T>::LANES;
-        lanes * registers_per_row(columns.div_ceil(lanes))
+        lanes * registers_per_row::<A>(columns.div_ceil(lanes))
     }
 
     #[inline(always)]

@@ -4,11 +4,11 @@
 //! `#[inline(always)]`. [`simd!`](crate::simd) compiles it once per instruction set, inside a function
 //! with those target features, where the compiler vectorises its loops; and calls the best one that
 //! this machine has. `A` says what plain Rust leaves open: whether a fused multiply-add is one
-//! instruction or a slow library call, and how wide registers are.
+//! instruction or a slow library call, and how many registers there are.
 
 #[cfg(target_arch = "x86_64")]
 use super::pairs::amx;
-use crate::{Float, lock};
+use crate::{Error, Float, Result, lock};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
@@ -27,11 +27,26 @@ pub enum Isa {
     Amx = 4,
 }
 
+/// Names an instruction set, where nothing better is to be used: so a machine goes the way of a lesser one.
+const VARIABLE: &str = "BIFORMER_ISA";
+
 impl Isa {
-    /// The best that this machine has.
+    const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
+
+    /// The best that this machine has, or a lesser one that the variable `BIFORMER_ISA` names.
     pub fn detected() -> Isa {
-        static DETECTED: LazyLock<Isa> = LazyLock::new(detect);
+        static DETECTED: LazyLock<Isa> =
+            LazyLock::new(|| Isa::asked().ok().flatten().map_or(detect(), |isa| detect().min(isa)));
         *DETECTED
+    }
+
+    /// What the variable `BIFORMER_ISA` names, if it is set. Errors: [`Error::Argument`] for what is no instruction set's
+    /// name, which otherwise counts for nothing.
+    pub fn asked() -> Result<Option<Isa>> {
+        let Some(name) = std::env::var_os(VARIABLE) else { return Ok(None) };
+        let found = Isa::ALL.into_iter().find(|isa| name == isa.name());
+        let names = || Isa::ALL.map(Isa::name).join(", ");
+        found.map(Some).ok_or_else(|| Error::argument(VARIABLE, format!("expected one of {}, got {name:?}", names())))
     }
 
     /// The one in use: the detected one, or a lesser one that [`limits`] asked for.
@@ -128,8 +143,8 @@ fn detect() -> Isa {
 /// What a kernel asks of the instruction set that it is being compiled for. The crate has all that there are: unsafe code
 /// relies on it that [`run`](Self::run) runs nothing on a machine that cannot.
 pub trait Arch: sealed::Sealed + Copy {
-    /// Whether there are 32 registers of 64 bytes.
-    const WIDE: bool;
+    /// Whether there are 32 registers, and not 16.
+    const MANY: bool;
     /// Runs `f`, which is `#[inline(always)]`, compiled for this instruction set, in a function of its own: what surrounds
     /// a kernel takes no registers from it. Panics on a machine without it.
     fn run<R>(f: impl FnOnce() -> R) -> R;
@@ -140,24 +155,24 @@ pub trait Arch: sealed::Sealed + Copy {
 mod sealed {
     /// Closes [`Arch`](super::Arch).
     pub trait Sealed {}
-    impl<const WIDE: bool> Sealed for super::Fused<WIDE> {}
+    impl<const MANY: bool> Sealed for super::Fused<MANY> {}
     impl Sealed for super::Plain {}
 }
 
 /// With fused multiply-add.
 #[derive(Clone, Copy)]
-pub struct Fused<const WIDE: bool>;
+pub struct Fused<const MANY: bool>;
 
 /// Without it.
 #[derive(Clone, Copy)]
 pub struct Plain;
 
-impl<const WIDE: bool> Arch for Fused<WIDE> {
-    const WIDE: bool = WIDE;
+impl<const MANY: bool> Arch for Fused<MANY> {
+    const MANY: bool = MANY;
     #[inline(always)]
     fn run<R>(f: impl FnOnce() -> R) -> R {
         #[cfg(target_arch = "x86_64")]
-        return if WIDE { with_avx512(f) } else { with_avx2(f) };
+        return if MANY { with_avx512(f) } else { with_avx2(f) };
         #[cfg(not(target_arch = "x86_64"))]
         return f();
     }
@@ -168,7 +183,7 @@ impl<const WIDE: bool> Arch for Fused<WIDE> {
 }
 
 impl Arch for Plain {
-    const WIDE: bool = false;
+    const MANY: bool = false;
     #[inline(always)]
     fn run<R>(f: impl FnOnce() -> R) -> R {
         f()
@@ -181,7 +196,7 @@ impl Arch for Plain {
 
 /// [`Arch`] of the compiler's own target.
 #[cfg(target_arch = "aarch64")]
-pub type Portable = Fused<false>;
+pub type Portable = Fused<true>;
 /// [`Arch`] of the compiler's own target.
 #[cfg(not(target_arch = "aarch64"))]
 pub type Portable = Plain;

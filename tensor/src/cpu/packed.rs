@@ -305,9 +305,10 @@ unsafe fn copy_rows<T: Float, V: Vector<T>, const COUNT: usize>(b: Mat<'_, T>, t
 }
 
 /// How many registers make a row of a panel, 2 or 3, when B is so many registers wide: 3 where that alone fills all
-/// panels, as one that is not full keeps the multipliers less busy. 8·3 sums and a row of B just fit in 32 registers.
-pub(super) fn registers_per_row(registers: usize) -> usize {
-    if registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
+/// panels, as one that is not full keeps the multipliers less busy. 8·3 sums and a row of B just fit in 32 registers; where
+/// there are 16, it is 2.
+pub(super) fn registers_per_row<A: Registers>(registers: usize) -> usize {
+    if A::MANY && registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
 }
 
 /// The most columns of a panel.

@@ -280,7 +280,7 @@ impl Registers for Plain {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-impl<const WIDE: bool> Registers for super::isa::Fused<WIDE> {
+impl<const MANY: bool> Registers for super::isa::Fused<MANY> {
     type Vector<T: Float> = Each<T, Self, 4>;
 }
 
@@ -303,7 +303,7 @@ macro_rules! unrolled {
 }
 
 /// Cuts `$len` elements into ranges for registers `$V`, and runs a statement for each that is not empty: first those that
-/// groups of `$COUNT` registers fill, for each count that is listed (`2 if A::WIDE`: where there are so many registers), then
+/// groups of `$COUNT` registers fill, for each count that is listed (`2 if A::MANY`: where there are so many registers), then
 /// the rest, with registers of one element. `$V` takes the element's type and the instruction set as its parameters.
 #[macro_export]
 macro_rules! in_registers {

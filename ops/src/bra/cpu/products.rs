@@ -92,11 +92,11 @@ impl ScoreLayout {
                         }
                     };
                 }
-                if A::WIDE {
+                if A::MANY {
                     // Spreading queries takes turns with multiplying on Intel's processors, reading keys does not.
                     tiles!(2 [8 4 1] 1 [8 4 1]);
                 } else {
-                    tiles!(2 [4 1] 1 [4 1]);
+                    tiles!(2 [6 4 2 1] 1 [8 4 1]);
                 }
             },
         );
@@ -247,7 +247,7 @@ impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN
                             }
                         };
                     }
-                    if A::WIDE {
+                    if A::MANY {
                         tiles!(2 by [2 1]);
                     }
                     tiles!(1 by [2 1]);

@@ -48,7 +48,7 @@ const PIXELS: usize = 4;
 /// Of how many rows of a kernel of extent `k` the sums stay in registers together: as many as there is room for beside
 /// the pixels of dy, one of x, and the bias's sum.
 const fn rows_together<A: Registers>(k: usize) -> usize {
-    let registers = if A::WIDE { 32 } else { 16 };
+    let registers = if A::MANY { 32 } else { 16 };
     let rows = (registers - PIXELS - 2) / k;
     if rows < k { rows } else { k }
 }
