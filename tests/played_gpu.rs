@@ -63,13 +63,15 @@ fn the_libraries_that_are_named_are_used() {
     };
     bench(&driver, &folder.join("named")).ok();
     bench(&driver, &named).ok();
-    bench(&driver, &folder).refused(&["NVRTC is missing", "let BIFORMER_CUDA name the folder with its library"]);
+    bench(&driver, &folder).refused(&["BIFORMER_CUDA names", "neither NVRTC nor cuBLASLt is there"]);
     // A toolkit's, without a version in its name, is what cudarc takes first.
     fs::copy(standin.folder().join("libnvrtc.so"), driver.join("libnvrtc.so")).unwrap();
     bench(&driver, &named).refused(&["BIFORMER_CUDA names", "driver/libnvrtc.so before", "out of LD_LIBRARY_PATH"]);
     // What is not there cannot be meant.
     fs::remove_file(named.join("libnvrtc.so.13")).unwrap();
     bench(&driver, &named).ok();
+    fs::write(named.join("libcublasLt.so.13"), "no library").unwrap();
+    bench(&driver, &named).refused(&["whose cuBLASLt does not load:", "libcublasLt.so.13"]);
 }
 
 #[test]
@@ -105,11 +107,7 @@ fn a_run_goes_on_after_its_gpu_has_failed() {
     failed.refused(&["epoch 2", "unspecified launch failure; what was saved before is unharmed: go on with --resume"]);
     // Or where others have taken its memory meanwhile.
     let full = train(standin, &folder, "parts", &[("STANDIN_MEMORY", "40000000")], &["--resume"]);
-    full.refused(&[
-        "--recompute block",
-        "no room on the GPU for",
-        "what was saved before is unharmed: go on with --resume",
-    ]);
+    full.refused(&["--recompute block", "no room on the GPU for", "--resume --recompute block --out", "another --out"]);
     train(standin, &folder, "parts", &[], &["--resume"]).ok();
     assert_same_run("after a fault", &folder.join("whole"), &folder.join("parts"));
 }

@@ -10,8 +10,12 @@ impl Trainer {
     pub(super) fn explained(&self, error: Error) -> Result<Outcome> {
         let folder = self.folder.argument();
         if failed_gpu(&error) && self.folder.checkpoint().exists() {
+            let (less, other) = match lacks_memory(&error) {
+                true => (" --recompute block", ", or begin again with a smaller --batch-size and another --out"),
+                false => ("", ""),
+            };
             // What was done since the last checkpoint lay in its memory.
-            bail!("{error:#}; what was saved before is unharmed: go on with --resume --out {folder}");
+            bail!("{error:#}; what was saved before is unharmed: go on with --resume{less} --out {folder}{other}");
         }
         // Images that cannot be read take nothing from what has been learned.
         let error = error.downcast::<data::Error>()?;
@@ -66,8 +70,13 @@ mod tests {
 
     #[test]
     fn a_gpu_fails_whoever_says_so() {
-        let full =
-            || tensor::Error::OutOfMemory { what: "f32 (9)".into(), bytes: Some(36), in_use: 1, total: 2, free: 1 };
+        let full = || tensor::Error::OutOfMemory {
+            what: "f32 (9)".into(),
+            bytes: Some(36),
+            in_use: Some(1),
+            total: 2,
+            free: 1,
+        };
         let broken = || tensor::Error::Gpu { device: "cuda".into(), message: "unspecified launch failure".into() };
         let said = |error: fn() -> tensor::Error| -> [Error; 5] {
             let engine = autograd::Error::from(error());

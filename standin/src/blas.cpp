@@ -11,7 +11,7 @@ using namespace standin;
 namespace {
 
 // Of cublasStatus_t.
-enum Result : int { DONE = 0, NO_ROOM = 3, WRONG = 7, FAILED = 13, UNSUPPORTED = 15 };
+enum Result : int { DONE = 0, WRONG = 7, FAILED = 13, UNSUPPORTED = 15 };
 // Of STANDIN_ENDINGS.
 enum Endings { NEVER, ALWAYS, PROMISED, SLOW };
 enum Type : int { F32 = 0, F64 = 1, BF16 = 14 };
@@ -319,7 +319,6 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
     });
     switch (status) {
     case SUCCESS: return DONE;
-    case OUT_OF_MEMORY: return NO_ROOM;
     case INVALID_VALUE: return WRONG;
     default: return FAILED;
     }

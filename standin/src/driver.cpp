@@ -263,6 +263,14 @@ EXPORTED Status cuStreamQuery(Stream* stream) {
     });
 }
 
+EXPORTED Status cuStreamIsCapturing(Stream* stream, int* status) {
+    return call([&] {
+        if (!device().knows(stream)) return INVALID_HANDLE;
+        *status = !stream->capture ? 0 : stream->capture_broken ? 2 : 1;
+        return SUCCESS;
+    });
+}
+
 EXPORTED Status cuEventCreate(Event** event, unsigned) {
     return call([&] {
         auto made = std::make_unique<Event>();
@@ -300,12 +308,19 @@ EXPORTED Status cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
 
 EXPORTED Status cuModuleLoadData(void** module, const void* image) {
     return call([&] {
-        if (!device().memory.reserve(OWN)) return OUT_OF_MEMORY;
         size_t length = length_of(image);
         int file = memfd_create("kernels", 0); // stays open: by a name that was used before, the loader gives what it had
         if (length == 0 || file < 0 || write(file, image, length) != ssize_t(length)) return INVALID_IMAGE;
+        if (!device().memory.reserve(OWN)) return OUT_OF_MEMORY;
         *module = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
         return *module ? SUCCESS : INVALID_IMAGE;
+    });
+}
+
+EXPORTED Status cuModuleUnload(void* module) {
+    return call([&] {
+        device().memory.release(OWN);
+        return dlclose(module) ? INVALID_VALUE : SUCCESS;
     });
 }
 
@@ -406,21 +421,18 @@ EXPORTED Status cuGraphInstantiateWithFlags(const void** executable, const void*
     });
 }
 
-static Status forget(const void* graph) {
+static Status forget(const void* graph, size_t held) {
     return call([&] {
         if (!graphs.erase(graph)) return INVALID_VALUE;
         delete static_cast<const char*>(graph);
+        device().memory.release(held);
         return SUCCESS;
     });
 }
 
-EXPORTED Status cuGraphDestroy(const void* graph) { return forget(graph); }
+EXPORTED Status cuGraphDestroy(const void* graph) { return forget(graph, 0); }
 
-EXPORTED Status cuGraphExecDestroy(const void* executable) {
-    Status status = forget(executable);
-    if (status == SUCCESS) device().memory.release(OWN);
-    return status;
-}
+EXPORTED Status cuGraphExecDestroy(const void* executable) { return forget(executable, OWN); }
 
 EXPORTED Status cuGraphLaunch(const void* executable, Stream* stream) {
     return call([&] {

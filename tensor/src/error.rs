@@ -86,15 +86,15 @@ pub enum Error {
         actual: String,
     },
     /// A GPU without room.
-    #[error("{}", no_room(what, *bytes, [*total, *in_use, *free]))]
+    #[error("{}", no_room(what, *bytes, *in_use, [*total, *free]))]
     OutOfMemory {
         /// A tensor's type and shape, or what else needs memory.
         what: String,
         /// How much, where that is known: a driver does not say what it needs for itself.
         bytes: Option<usize>,
-        /// The bytes of tensors that live.
-        in_use: usize,
-        /// The GPU's memory.
+        /// The bytes of tensors that live, where those are known.
+        in_use: Option<usize>,
+        /// The GPU's memory; 0 where even that is not known.
         total: usize,
         /// What of that nobody has, this process or another.
         free: usize,
@@ -118,18 +118,19 @@ pub enum Error {
 /// The result of a tensor operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-fn no_room(what: &str, bytes: Option<usize>, [total, in_use, free]: [usize; 3]) -> String {
+fn no_room(what: &str, bytes: Option<usize>, in_use: Option<usize>, [total, free]: [usize; 2]) -> String {
     let megabytes = |bytes: usize| format!("{:.1} MB", bytes as f64 / 1e6);
     let more = bytes.map(|bytes| format!(", {} more", megabytes(bytes))).unwrap_or_default();
-    let way_out = match in_use {
-        0 => "end what else uses it",
-        _ => "a smaller batch needs less, or more to recompute",
+    let tensors = in_use.map(|bytes| format!(" tensors of this program take {}, and", megabytes(bytes)));
+    let figures = match total {
+        0 => String::new(),
+        _ => format!("; of its {},{} {} are free", megabytes(total), tensors.unwrap_or_default(), megabytes(free)),
     };
-    let [total, in_use, free] = [total, in_use, free].map(megabytes);
-    format!(
-        "no room on the GPU for {what}{more}; of its {total}, tensors of this program take {in_use}, and {free} are free: \
-         {way_out}"
-    )
+    let way_out = match in_use {
+        Some(1..) => "a smaller batch needs less, or more to recompute",
+        _ => "end what else uses it",
+    };
+    format!("no room on the GPU for {what}{more}{figures}: {way_out}")
 }
 
 impl Error {
@@ -147,7 +148,7 @@ impl Error {
     pub(crate) fn beside_tensors(self, in_use: usize) -> Self {
         match self {
             Error::OutOfMemory { what, bytes, total, free, .. } => {
-                Error::OutOfMemory { what, bytes, in_use, total, free }
+                Error::OutOfMemory { what, bytes, in_use: Some(in_use), total, free }
             }
             other => other,
         }

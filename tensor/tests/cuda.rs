@@ -62,6 +62,21 @@ fn tensors_of_two_devices_do_not_mix() {
     assert!(matches!(elements::put(out, &there), Err(Error::Device { .. })));
 }
 
+/// Whoever copies them need not wait, and may have other use for their memory at once.
+#[test]
+fn many_small_pieces_arrive() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let (rows, columns) = (150, 257);
+    let mut there = Tensor::zeros_on(&Device::Cuda(gpu), [rows, columns], DType::F32).unwrap();
+    let mut row = vec![0.0f32; columns];
+    for i in 0..rows {
+        row.iter_mut().enumerate().for_each(|(j, x)| *x = (i * columns + j) as f32);
+        there.overwrite(i * columns, &Tensor::from_slice(&row, [columns]).unwrap()).unwrap();
+    }
+    let expected: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
+    assert!(there.to_vec::<f32>().unwrap() == expected);
+}
+
 #[test]
 fn memory_is_handed_out_again() {
     let Some(gpu) = Gpu::for_tests(1) else { return };

@@ -217,9 +217,9 @@ impl Gpu {
         lock(&self.keys).as_mut().map_or(Ok(0), |keys| keys.address(stream))
     }
 
-    /// Does what the driver itself may need memory for: it loads kernels, its own or cuBLASLt's, when they are first asked
-    /// for, and recordings. Where there is too little, what lies free in the pool goes back to the device, and it is asked
-    /// once more. Errors: [`Error::OutOfMemory`], and those of `act`.
+    /// Asks the driver for what takes memory of its own: loading kernels, ours and cuBLASLt's, and recordings. Where there is
+    /// too little, what lies free in the pool goes back to the device, and it is asked once more. Errors:
+    /// [`Error::OutOfMemory`], and those of `act`.
     fn with_room<R>(&self, act: impl Fn() -> Result<R>) -> Result<R> {
         let outcome = match act() {
             Err(Error::OutOfMemory { .. }) if lock(&self.keys).is_none() => self.trim().and_then(|()| act()),
@@ -230,8 +230,9 @@ impl Gpu {
 
     /// Gives free memory back to the device.
     fn trim(&self) -> Result<()> {
-        self.synchronize()?;
+        // What lies free afterwards was asked for before the wait.
         let mut pool = lock(&self.pool);
+        self.synchronize()?;
         self.free_all(&mut pool);
         Ok(())
     }
@@ -302,7 +303,9 @@ impl Gpu {
     fn out_of_memory(&self, pool: &Pool, bytes: usize) -> Error {
         let (in_use, total) = (pool.stats.in_use, self.driver.properties().memory);
         match self.driver.free_memory() {
-            Ok(free) => Error::OutOfMemory { what: "a tensor".into(), bytes: Some(bytes), in_use, total, free },
+            Ok(free) => {
+                Error::OutOfMemory { what: "a tensor".into(), bytes: Some(bytes), in_use: Some(in_use), total, free }
+            }
             Err(error) => error,
         }
     }

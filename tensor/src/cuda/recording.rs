@@ -69,7 +69,7 @@ impl Gpu {
         // Free memory that is held would be missing for the recording's own.
         self.trim()?;
         let keys = Keys::new(self)?;
-        self.driver.begin_recording()?;
+        self.driver.begin_recording().map_err(|error| error.beside_tensors(self.stats().in_use))?;
         *lock(&self.keys) = Some(keys);
         // A panic, too, must not leave the device recording.
         let result = catch_unwind(AssertUnwindSafe(work));

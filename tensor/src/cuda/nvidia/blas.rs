@@ -1,11 +1,11 @@
 //! cuBLASLt: matrix products, each shape's plan made once.
 
-use super::{failure, no_room};
+use super::{driver_failure, expect_no_fault, failure, no_room};
 use crate::cuda::Product;
 use crate::{DType, Error, Result};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
-use cudarc::driver;
+use cudarc::driver::{self, sys::CUresult};
 use std::collections::HashMap;
 use std::ffi::c_void;
 
@@ -206,7 +206,10 @@ impl Blas {
         let handle = doing("opening", result::create_handle())?;
         // SAFETY: the memory is used as what it is, and freed when this value goes.
         let workspace = unsafe { driver::result::malloc_sync(WORKSPACE) }
-            .map_err(|_| no_room("cuBLASLt's workspace", Some(WORKSPACE)))
+            .map_err(|error| match error.0 {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY => no_room("cuBLASLt's workspace", Some(WORKSPACE)),
+                _ => driver_failure("asking for cuBLASLt's workspace", error),
+            })
             // SAFETY: nobody has it but this function.
             .inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
         let bare = std::env::var_os(BARE_VARIABLE).is_some();
@@ -297,11 +300,19 @@ impl Blas {
                 stream.cast(),
             )
         };
-        if let Err(CublasError(Status::CUBLAS_STATUS_EXECUTION_FAILED)) = outcome {
-            // So it also says where it is merely the first to be told of what a kernel before it did wrong.
-            super::expect_no_fault(stream)?;
+        let what = format!("a product of {m}x{k} and {k}x{n}");
+        if let Err(CublasError(status)) = outcome
+            && ![Status::CUBLAS_STATUS_INVALID_VALUE, Status::CUBLAS_STATUS_NOT_SUPPORTED].contains(&status)
+        {
+            // Perhaps an earlier kernel went wrong, and cuBLASLt is the first to hear of it; or there was no room for its
+            // kernels, for which it has no word of its own.
+            expect_no_fault(stream)?;
+            let free = driver::result::mem_get_info().map_or(usize::MAX, |(free, _)| free);
+            if free < WORKSPACE {
+                return Err(no_room(&format!("cuBLASLt, {what}"), None));
+            }
         }
-        let outcome = doing(&format!("a product of {m}x{k} and {k}x{n}"), outcome);
+        let outcome = doing(&what, outcome);
         if let (Err(error @ Error::Gpu { .. }), true) = (&outcome, key.ending != Ending::None) {
             // It is not to be planned so again: cuBLASLt may refuse what it has promised.
             self.plans.insert(key, Err(error.clone()));

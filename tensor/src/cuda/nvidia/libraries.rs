@@ -6,12 +6,16 @@
 use super::failure;
 use crate::{Result, lock};
 use libloading::Library;
+use std::error::Error;
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 /// Names a folder that holds the libraries.
 const VARIABLE: &str = "BIFORMER_CUDA";
+
+/// How the files of the libraries that are looked for begin.
+const LIBRARIES: [&str; 2] = ["libnvrtc.so.", "libcublasLt.so."];
 
 /// What was loaded from a folder: it stays loaded, so that its name finds it again.
 static KEPT: Mutex<Vec<Library>> = Mutex::new(vec![]);
@@ -27,24 +31,34 @@ pub fn driver() -> Result<()> {
 
 /// NVRTC, which compiles kernels.
 pub fn compiler() -> Result<()> {
+    static FOUND: OnceLock<Result<()>> = OnceLock::new();
     // It opens its builtins by their bare name, so they are loaded beforehand.
-    find("NVRTC", "nvidia-cuda-nvrtc", &["libnvrtc.so.", "libnvrtc-builtins.so."], c"nvrtcVersion", || {
-        use cudarc::nvrtc::sys::{culib, is_culib_present};
-        // SAFETY: as above.
-        unsafe { is_culib_present().then(|| culib()) }
-    })
+    let files = ["libnvrtc.so.", "libnvrtc-builtins.so."];
+    let find = || {
+        find("NVRTC", "nvidia-cuda-nvrtc", &files, c"nvrtcVersion", || {
+            use cudarc::nvrtc::sys::{culib, is_culib_present};
+            // SAFETY: as above.
+            unsafe { is_culib_present().then(|| culib()) }
+        })
+    };
+    FOUND.get_or_init(find).clone()
 }
 
 /// cuBLASLt, which multiplies matrices.
 pub fn blas() -> Result<()> {
-    find("cuBLASLt", "nvidia-cublas", &["libcublasLt.so."], c"cublasLtGetVersion", || {
-        use cudarc::cublaslt::sys::{culib, is_culib_present};
-        // SAFETY: as above.
-        unsafe { is_culib_present().then(|| culib()) }
-    })
+    static FOUND: OnceLock<Result<()>> = OnceLock::new();
+    let find = || {
+        find("cuBLASLt", "nvidia-cublas", &["libcublasLt.so."], c"cublasLtGetVersion", || {
+            use cudarc::cublaslt::sys::{culib, is_culib_present};
+            // SAFETY: as above.
+            unsafe { is_culib_present().then(|| culib()) }
+        })
+    };
+    FOUND.get_or_init(find).clone()
 }
 
-/// Finds a library: the first of these files, which come together. `open` is what cudarc will use, if it finds one.
+/// Finds a library: the first of these files, which come together. `open` is what cudarc will use, if it finds one. The
+/// folder that the user names comes first, if it has the library, then what the system's loader finds, then other folders.
 fn find(
     name: &str,
     wheel: &str,
@@ -52,25 +66,31 @@ fn find(
     function: &CStr,
     open: impl Fn() -> Option<&'static Library>,
 ) -> Result<()> {
-    let named = std::env::var_os(VARIABLE).map(PathBuf::from);
-    if named.is_none() && open().is_some() {
+    if let Some(named) = variable(VARIABLE) {
+        let folders = inner_folders(&named);
+        if let Some((folder, file)) = folders.iter().find_map(|folder| Some((folder, newest(folder, files[0])?))) {
+            let wrong = |why: &str| failure(format!("{VARIABLE} names {}, whose {name} {why}", named.display()));
+            for part in files.iter().rev() {
+                let part = newest(folder, part).ok_or_else(|| wrong(&format!("lacks {part}*")))?;
+                load(&part).map_err(|error| wrong(&format!("does not load: {error}")))?;
+            }
+            let library = open().ok_or_else(|| wrong("is of a CUDA that is too old, or too new"))?;
+            return expect_origin(library, function, &file, &named);
+        }
+        if !folders.iter().any(|folder| LIBRARIES.iter().any(|library| newest(folder, library).is_some())) {
+            let named = named.display();
+            return Err(failure(format!("{VARIABLE} names {named}, and neither NVRTC nor cuBLASLt is there")));
+        }
+    }
+    if open().is_some() {
         return Ok(());
     }
     for folder in folders() {
         let found: Vec<PathBuf> = files.iter().filter_map(|file| newest(&folder, file)).collect();
         // The last first: it is the one that the others need.
-        if found.len() < files.len() || !found.iter().rev().all(load) {
-            continue;
+        if found.len() == files.len() && found.iter().rev().all(|file| load(file).is_ok()) && open().is_some() {
+            return Ok(());
         }
-        let Some(library) = open() else { continue };
-        return match named.filter(|named| folder.starts_with(named)) {
-            Some(named) => expect_origin(library, function, &found[0], &named),
-            None => Ok(()),
-        };
-    }
-    // The folder that is named may hold one of them, and the loader find the other.
-    if named.is_some() && open().is_some() {
-        return Ok(());
     }
     Err(failure(format!(
         "{name} is missing: install the CUDA toolkit, or `pip install {wheel}`, or let {VARIABLE} name the folder with its \
@@ -85,7 +105,8 @@ fn expect_origin(library: &Library, function: &CStr, file: &Path, named: &Path) 
     let origin = address.ok().and_then(|function| file_at(*function as usize));
     match origin {
         Some(origin) if identity(&origin) != identity(file) => Err(failure(format!(
-            "{VARIABLE} names {}, but the system's loader finds {} before: take its folder out of LD_LIBRARY_PATH",
+            "{VARIABLE} names {}, but the system's loader finds {} before: take its folder out of LD_LIBRARY_PATH or \
+             /etc/ld.so.conf.d, or do without {VARIABLE}",
             named.display(),
             origin.display()
         ))),
@@ -117,13 +138,19 @@ fn file_at(address: usize) -> Option<PathBuf> {
     line.find('/').map(|path| PathBuf::from(&line[path..]))
 }
 
-/// Where libraries may be, best first: the folder that the user names, toolkits, PyPI's wheels.
+/// What a variable names, if it is set to anything.
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// A folder, and where libraries lie in it if it is that of a toolkit or a system.
+fn inner_folders(named: &Path) -> Vec<PathBuf> {
+    ["", "lib64", "lib", "lib/x86_64-linux-gnu"].map(|inner| named.join(inner)).into()
+}
+
+/// Where libraries may be, best first: toolkits, PyPI's wheels.
 fn folders() -> Vec<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let mut folders = vec![];
-    if let Some(named) = variable(VARIABLE) {
-        folders.extend(["", "lib64", "lib", "lib/x86_64-linux-gnu"].map(|inner| named.join(inner)));
-    }
     let toolkits =
         ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(variable).chain([PathBuf::from("/usr/local/cuda")]);
     folders.extend(toolkits.flat_map(|toolkit| ["lib64", "lib"].map(|inner| toolkit.join(inner))));
@@ -157,8 +184,8 @@ fn newest(folder: &Path, start: &str) -> Option<PathBuf> {
     entries(folder).into_iter().filter(|path| version(path).is_some()).max_by_key(|path| version(path))
 }
 
-/// Loads a library for all to see.
-fn load(path: &PathBuf) -> bool {
+/// Loads a library for all to see; or why it cannot be, in the loader's words.
+fn load(path: &PathBuf) -> std::result::Result<(), String> {
     #[cfg(unix)]
     // SAFETY: as above.
     let library = unsafe {
@@ -168,9 +195,7 @@ fn load(path: &PathBuf) -> bool {
     #[cfg(not(unix))]
     // SAFETY: as above.
     let library = unsafe { Library::new(path) };
-    let loaded = library.is_ok();
-    if let Ok(library) = library {
-        lock(&KEPT).push(library);
-    }
-    loaded
+    let words = |error: libloading::Error| error.source().map_or(error.to_string(), ToString::to_string);
+    lock(&KEPT).push(library.map_err(words)?);
+    Ok(())
 }

@@ -14,7 +14,7 @@ use blas::Blas;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
     self, CUcontext, CUevent_flags, CUevent_wait_flags, CUfunction, CUfunction_attribute, CUgraphExec,
-    CUgraphInstantiate_flags, CUresult, CUstream, CUstreamCaptureMode,
+    CUgraphInstantiate_flags, CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 pub use machine::devices;
 use std::ffi::CString;
@@ -25,6 +25,7 @@ use uploads::Uploads;
 /// The oldest generation whose instructions the kernels use: that of the A100.
 const OLDEST: (u32, u32) = (8, 0);
 
+const CAPTURES_NOTHING: CUstreamCaptureStatus = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
 /// What is said to have failed where a stream has met a fault.
 const WAITING: &str = "waiting for the GPU";
 
@@ -58,7 +59,7 @@ pub(super) fn failure(message: impl Into<String>) -> Error {
 /// A GPU without room. Whoever knows how much of it tensors take adds that.
 pub(super) fn no_room(what: &str, bytes: Option<usize>) -> Error {
     let (free, total) = result::mem_get_info().unwrap_or_default();
-    Error::OutOfMemory { what: what.into(), bytes, in_use: 0, total, free }
+    Error::OutOfMemory { what: what.into(), bytes, in_use: None, total, free }
 }
 
 /// A failure of the driver, in its own words.
@@ -70,12 +71,17 @@ fn driver_failure(what: &str, error: DriverError) -> Error {
     failure(format!("{what}: {}", words.unwrap_or_else(|_| format!("{:?}", error.0))))
 }
 
-/// The fault of what a stream was asked for, if it has met one by now.
+/// The fault of what a stream was asked for, if it has met one by now. While it is recorded, that cannot be asked.
 fn expect_no_fault(stream: CUstream) -> Result<()> {
     // SAFETY: the stream is the caller's.
-    match unsafe { sys::cuStreamQuery(stream) } {
-        CUresult::CUDA_ERROR_NOT_READY => Ok(()),
-        outcome => outcome.result().doing("an earlier kernel"),
+    unsafe {
+        if result::stream::is_capturing(stream).doing("an earlier kernel")? != CAPTURES_NOTHING {
+            return Ok(());
+        }
+        match sys::cuStreamQuery(stream) {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(()),
+            outcome => outcome.result().doing("an earlier kernel"),
+        }
     }
 }
 
@@ -110,7 +116,13 @@ impl Nvidia {
         machine::expect_libraries_for_driver()?;
         let device = result::device::get(ordinal as i32).doing("asking for a GPU")?;
         // SAFETY: the device is one that the driver gave.
-        let context = unsafe { result::primary_ctx::retain(device) }.doing("opening a GPU")?;
+        let context = unsafe { result::primary_ctx::retain(device) }.map_err(|error| match error.0 {
+            // Of what is free, nothing can be said without a context.
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                Error::OutOfMemory { what: "opening it".into(), bytes: None, in_use: None, total: 0, free: 0 }
+            }
+            _ => driver_failure("opening a GPU", error),
+        })?;
         let mut gpu = Self {
             properties,
             context,
@@ -147,8 +159,24 @@ impl Nvidia {
     fn finish_work(&self, uploads: &mut Uploads) -> Result<()> {
         // SAFETY: the stream is this value's.
         unsafe { result::stream::synchronize(self.stream) }.doing(WAITING)?;
-        uploads.read();
+        uploads.all_read();
         Ok(())
+    }
+
+    /// A module's kernels, ready to run.
+    ///
+    /// # Safety
+    /// The module is loaded.
+    unsafe fn kernels_of(&self, module: CUmodule, symbols: Vec<String>) -> Result<Vec<CUfunction>> {
+        let kernel = |symbol: String| {
+            let name = CString::new(symbol.clone()).map_err(|_| failure("a kernel's name with a zero in it"))?;
+            // SAFETY: by the caller's word.
+            let function =
+                unsafe { result::module::get_function(module, name) }.doing(&format!("looking for {symbol}"))?;
+            self.allow_shared_memory(function)?;
+            Ok(function)
+        };
+        symbols.into_iter().map(kernel).collect()
     }
 
     /// Lets a kernel have as much shared memory as the GPU can give it.
@@ -292,18 +320,13 @@ impl Driver for Nvidia {
         // SAFETY: the image is a cubin, as NVRTC made it.
         let loaded = unsafe { result::module::load_data(compiled.image.as_ptr().cast()) }
             .doing(&format!("loading the kernels of {}", module.name))?;
+        // SAFETY: the module is the one that was just loaded; where its kernels cannot be had, nobody has any of it.
+        let handles =
+            unsafe { self.kernels_of(loaded, compiled.symbols).inspect_err(|_| _ = result::module::unload(loaded))? };
         let mut known = lock(&self.functions);
-        let mut functions = vec![];
-        for symbol in compiled.symbols {
-            let name = CString::new(symbol.clone()).map_err(|_| failure("a kernel's name with a zero in it"))?;
-            // SAFETY: the module stays loaded until the context goes.
-            let function =
-                unsafe { result::module::get_function(loaded, name) }.doing(&format!("looking for {symbol}"))?;
-            self.allow_shared_memory(function)?;
-            known.push(function);
-            functions.push(Function(known.len() - 1));
-        }
-        Ok(functions)
+        let first = known.len();
+        known.extend(handles);
+        Ok((first..known.len()).map(Function).collect())
     }
 
     unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()> {

@@ -24,7 +24,7 @@ impl Uploads {
         Self { start, used: 0 }
     }
 
-    /// These bytes where they stay until [`Uploads::read`]; none where there is no room for them.
+    /// These bytes where they stay until [`Uploads::all_read`]; none where there is no room for them.
     pub fn keep(&mut self, bytes: &[u8]) -> Option<&[u8]> {
         let start = self.start.filter(|_| bytes.len() <= LONGEST.min(ROOM - self.used))?;
         // SAFETY: so many bytes of the memory are free, and nobody else's.
@@ -39,7 +39,7 @@ impl Uploads {
     }
 
     /// The GPU has read all of it.
-    pub fn read(&mut self) {
+    pub fn all_read(&mut self) {
         self.used = 0;
     }
 
@@ -60,7 +60,7 @@ mod tests {
         assert_eq!(uploads.keep(&vec![1; LONGEST + 1]), None);
         let count = |uploads: &mut Uploads| (0..).take_while(|&i| uploads.keep(&[i as u8; 65]).is_some()).count();
         assert_eq!(count(&mut uploads), ROOM / 128, "each has a place of its own");
-        uploads.read();
+        uploads.all_read();
         assert_eq!(count(&mut uploads), ROOM / 128);
         assert_eq!(uploads.take().map(NonNull::as_ptr), Some(memory.as_mut_ptr()));
         assert_eq!(uploads.keep(&[1]), None);
