@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
 /// The oldest CUDA whose driver and NVRTC have every function that is called here: cudarc panics where one is missing.
 const OLDEST_CUDA: (i32, i32) = (11, 4);
 
-/// The GPUs that the driver knows, also those that are too old. [`Error::Gpu`] where there is no driver.
+/// The GPUs that the driver knows, also those that are too old. [`Error::Gpu`](crate::Error::Gpu) where there is no driver.
 pub fn devices() -> Result<Vec<Properties>> {
     start_driver()?;
     let count = result::device::get_count().doing("counting the GPUs")?;
