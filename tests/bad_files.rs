@@ -5,7 +5,7 @@ mod common;
 
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
-use common::program::{biformer, contents, fresh, limited, text};
+use common::program::{biformer, contents, fresh, text};
 use common::samples::{self, Trained};
 use std::fs;
 use std::path::PathBuf;
@@ -261,6 +261,7 @@ fn run_folders_that_cannot_be() {
 #[cfg(unix)]
 #[test]
 fn a_disk_that_fills_up_harms_no_checkpoint() {
+    use common::program::limited;
     let run = copied_run("full disk");
     let before = contents(&run);
     let config = text(&shared().config);

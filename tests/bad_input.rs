@@ -5,7 +5,7 @@ mod common;
 
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
-use common::program::{Ran, biformer, command, fresh, place, text};
+use common::program::{biformer, fresh, place, text};
 use common::samples::{self, Trained, train};
 use std::fs;
 use std::path::Path;
@@ -408,6 +408,7 @@ fn many_more_threads_than_cores() {
 #[cfg(target_os = "linux")]
 #[test]
 fn little_memory_ends_no_run_by_force() {
+    use common::program::{Ran, command};
     use std::os::unix::process::CommandExt;
     let within = |megabytes: u64, arguments: &[&str]| {
         let mut program = command(arguments);

@@ -4,13 +4,11 @@ mod common;
 
 use biformer::config::{Changes, RunConfig};
 use biformer::model::TensorFile;
-use biformer::tensor::Tensor;
 use biformer::trainer::checkpoint::Stored;
 use common::program::{biformer, fresh, text};
 use common::samples;
 use proptest::prelude::*;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -144,7 +142,10 @@ fn a_header_longer_than_the_file_takes_no_memory() {
 }
 
 #[test]
+#[cfg(unix)]
 fn files_are_written_whole_through_links_and_never_over_devices() {
+    use biformer::tensor::Tensor;
+    use std::os::unix::fs::{PermissionsExt, symlink};
     let folder = fresh("readers-write");
     let mut file = TensorFile::default();
     file.tensors.insert("x".into(), Tensor::full([3], 1f32));

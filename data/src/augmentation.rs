@@ -60,7 +60,7 @@ pub struct Augmentation {
     pub flip: f64,
     /// The smallest part of the image's area that a resized crop shows (0.08); the largest is all of it.
     pub min_scale: f64,
-    /// The filter of a resized crop (bicubic).
+    /// The filter by which training images are resized (bicubic).
     pub filter: Filter,
     /// The probability of erasing a rectangle (0; the published ImageNet recipe has 0.25), of a fiftieth to a third of the
     /// image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it).

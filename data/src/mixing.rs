@@ -132,21 +132,21 @@ fn swap(one: &mut [f32], other: &mut [f32], width: usize, window: Window) {
 /// for a number.
 fn beta(alpha: f64, random: &mut Sequence) -> f64 {
     let (x, y) = (log_gamma_variate(alpha, random), log_gamma_variate(alpha, random));
-    1.0 / (1.0 + (y - x).exp())
+    1.0 / (1.0 + libm::exp(y - x))
 }
 
 /// The logarithm of a number of the distribution Gamma(α) (Marsaglia and Tsang, "A simple method for generating gamma
 /// variables", 2000), which for α < 1 follows from one of Gamma(α + 1).
 fn log_gamma_variate(alpha: f64, random: &mut Sequence) -> f64 {
     if alpha < 1.0 {
-        return log_gamma_variate(alpha + 1.0, random) + (1.0 - random.uniform()).ln() / alpha;
+        return log_gamma_variate(alpha + 1.0, random) + libm::log(1.0 - random.uniform()) / alpha;
     }
     let d = alpha - 1.0 / 3.0;
     loop {
         let x = random.normal();
         let v = (1.0 + x / (9.0 * d).sqrt()).powi(3);
-        if v > 0.0 && (1.0 - random.uniform()).ln() < 0.5 * x * x + d * (1.0 - v + v.ln()) {
-            return (d * v).ln();
+        if v > 0.0 && libm::log(1.0 - random.uniform()) < 0.5 * x * x + d * (1.0 - v + libm::log(v)) {
+            return libm::log(d * v);
         }
     }
 }

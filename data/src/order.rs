@@ -45,7 +45,7 @@ fn balanced(labels: &[u32], balance: f64, random: &mut Sequence) -> Vec<usize> {
     for (sample, &label) in labels.iter().enumerate() {
         classes.entry(label).or_default().push(sample);
     }
-    let parts = |samples: &Vec<usize>| (samples.len() as f64).powf(1.0 - balance);
+    let parts = |samples: &Vec<usize>| libm::pow(samples.len() as f64, 1.0 - balance);
     let all: f64 = classes.values().map(parts).sum();
     let (mut drawn, mut upto) = (Vec::with_capacity(labels.len()), 0.0);
     for samples in classes.values() {

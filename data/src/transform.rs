@@ -259,7 +259,7 @@ fn random_window(
 ) -> Option<Window> {
     (0..ATTEMPTS).find_map(|_| {
         let area = height as f64 * width as f64 * random.uniform_in(areas[0], areas[1]);
-        let ratio = random.uniform_in(ratios[0].ln(), ratios[1].ln()).exp();
+        let ratio = libm::exp(random.uniform_in(libm::log(ratios[0]), libm::log(ratios[1])));
         let (h, w) = ((area / ratio).sqrt().round() as usize, (area * ratio).sqrt().round() as usize);
         ((1..=height).contains(&h) && (1..=width).contains(&w)).then(|| {
             let (top, left) = (random.below(height - h + 1), random.below(width - w + 1));

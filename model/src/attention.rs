@@ -112,7 +112,7 @@ impl Attention {
 impl FullAttention {
     fn forward<'t>(&self, pass: &Pass<'t>, qkv: &Linear, x: Var<'t>) -> Result<Var<'t>> {
         let qkv = qkv.forward(pass, &x)?;
-        let scale = ((self.dim / self.heads) as f64).powf(-0.5);
+        let scale = libm::pow((self.dim / self.heads) as f64, -0.5);
         let mixed = ops::attention(&qkv, self.heads, scale)?;
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
         let look = || Look { qkv: qkv.value(), heads: self.heads, scale, reads: Reads::All };
@@ -152,7 +152,7 @@ impl RoutedAttention {
             qk_dim: self.dim,
             topk: self.topk,
             grid,
-            scale: (self.dim as f64).powf(-0.5),
+            scale: libm::pow(self.dim as f64, -0.5),
             valid: pad_after_projection.then_some(map),
         };
         let lepe = self.lepe.as_ref().map(|lepe| lepe.parameters(pass));

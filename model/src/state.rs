@@ -103,7 +103,7 @@ impl Init {
             Init::Constant(value) => value,
             Init::Normal => 0.02 * draws.normal(),
             Init::Uniform { fan_in } => {
-                let bound = (fan_in as f64).powf(-0.5);
+                let bound = libm::pow(fan_in as f64, -0.5);
                 draws.uniform_in(-bound, bound)
             }
         }

@@ -103,7 +103,7 @@ fn half_cosine(peak: f64, min: f64, at: u64, end: u64) -> f64 {
         return min;
     }
     // As a weighted mean, which is the peak itself at 0; min + (peak − min)·weight may round.
-    let weight = 0.5 * (1.0 + (PI * (at as f64 / end as f64)).cos());
+    let weight = 0.5 * (1.0 + libm::cos(PI * (at as f64 / end as f64)));
     weight * peak + (1.0 - weight) * min
 }
 

@@ -33,12 +33,12 @@ const MOST_MISTAKES: usize = 5;
 pub struct Arguments {
     #[command(flatten)]
     trained: Trained,
-    /// The data set; by default the one that the model was trained on.
+    /// The data set; by default the one that the model was trained on, or `embedded` for a state_dict alone.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
     /// Which of its images: train, val, test or all. By default those that training evaluates on: val where a folder has it, else
     /// test. The training images are measured as the others are, not varied. Where a folder has neither val nor test, these
-    /// are those that are held out of it, or for a model that was trained with a test apart, all.
+    /// are those that are held out of it, or all for a model that was trained on other data with a test apart.
     #[arg(long, value_name = "NAME")]
     split: Option<Split>,
     /// Images per pass.

@@ -24,7 +24,7 @@ pub struct Arguments {
     /// Weights: a run folder, the checkpoint in it, or a safetensors or .pth file under the published code's state_dict names.
     #[arg(long, value_name = "FILE|DIR")]
     weights: PathBuf,
-    /// A file with the tensor `input`, (N, 3, H, W).
+    /// A file with the tensor `input`, (N, 3, H, W): images that have been normalised.
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
     /// Where `logits` (N, classes) go; with --set features=pooled, `pooled` (N, C), what the head makes them of; with

@@ -20,7 +20,7 @@ pub struct Arguments {
     /// A folder with pictures, also in folders below it.
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
-    /// Where the smaller ones go, under the same names in the same folders. What is there is left as it is, also of another
+    /// Where the smaller ones go, under the same names in the same folders (BMP, TIFF and PNM as PNG, all the same). What is there is left as it is, also of another
     /// --side: the command can be stopped and called again.
     #[arg(long, value_name = "DIR")]
     output: PathBuf,

@@ -35,11 +35,11 @@ pub struct RunConfig {
     /// `embedded`, or the folder of a data set.
     pub data: String,
     /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict, in a safetensors or
-    /// `.pth` file; empty to start from random ones. They also say which model a run has that asks for none, and all but
-    /// the last its `image_size`. Of a head for other classes, those that the data have, too, are taken over by name; the others are
+    /// `.pth` file; empty to start from random ones. A run that asks for no model has theirs and, unless they are a state_dict
+    /// alone, their `image_size`. Of a head for other classes, those that the data have, too, are taken over by name; the others are
     /// random, as is a head that is missing.
     pub weights: String,
-    /// Parts of the model that are not trained, by the beginning of their parameters' names: `["downsample_layers", "stages.0"]`.
+    /// Parts of the model that are not trained, by the first parts of their parameters' names: `["downsample_layers", "stages.0"]`.
     /// Their batch normalisations keep their running statistics, and use them.
     #[serde(default)] // runs from before there was a choice
     pub freeze: Vec<String>,
@@ -47,7 +47,7 @@ pub struct RunConfig {
     pub out: PathBuf,
     /// Passes over the training images.
     pub epochs: usize,
-    /// Images per step.
+    /// Images per step. Those of an epoch that fill no batch are left out of it; they are others in each.
     pub batch_size: usize,
     /// Parts that a batch is computed in, one after the other, to save memory; their gradients add up.
     pub micro_batches: usize,
@@ -127,7 +127,7 @@ pub struct ScheduleConfig {
     pub rule: ScheduleRule,
     /// The highest learning rate.
     pub peak: f64,
-    /// The learning rate at the very start.
+    /// The learning rate at the very start. One that is given is not above `peak`; a `peak` that is lower takes the default along.
     pub start: f64,
     /// The learning rate at the end.
     pub min: f64,

@@ -126,15 +126,15 @@ fn first_to_go_wrong(model: &BiFormer, [images, targets]: &[Tensor; 2], mode: Mo
 /// The plain cross-entropy of a row of logits, of which `own` is its label's.
 fn cross_entropy(row: &[f32], own: f32) -> f64 {
     let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total: f64 = row.iter().map(|&x| f64::from(x - largest).exp()).sum();
-    total.ln() - f64::from(own - largest)
+    let total: f64 = row.iter().map(|&x| libm::exp(f64::from(x - largest))).sum();
+    libm::log(total) - f64::from(own - largest)
 }
 
 /// The class of a row's largest logit, of equal ones the lowest, and its share of the softmax.
 fn likeliest(row: &[f32]) -> (u32, f64) {
     let higher = |best: (u32, f32), (class, &x): (u32, &f32)| if x > best.1 { (class, x) } else { best };
     let (class, largest) = (0u32..).zip(row).fold((0, f32::NEG_INFINITY), higher);
-    let total: f64 = row.iter().map(|&x| f64::from(x - largest).exp()).sum();
+    let total: f64 = row.iter().map(|&x| libm::exp(f64::from(x - largest))).sum();
     (class, 1.0 / total)
 }
 

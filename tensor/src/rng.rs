@@ -126,8 +126,8 @@ impl Sequence {
 
     /// The next number of the standard normal distribution (Box and Muller's cosine branch).
     pub fn normal(&mut self) -> f64 {
-        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
-        radius * (std::f64::consts::TAU * self.uniform()).cos()
+        let radius = (-2.0 * libm::log(1.0 - self.uniform())).sqrt();
+        radius * libm::cos(std::f64::consts::TAU * self.uniform())
     }
 
     /// A random order of 0..len (Fisher and Yates).

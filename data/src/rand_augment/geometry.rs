@@ -11,8 +11,8 @@ pub(super) struct Affine([f64; 6]);
 impl Affine {
     /// The picture turned to the left, about its middle.
     pub fn rotation(degrees: f64, side: usize) -> Self {
-        let (sin, cos) = (-degrees.rem_euclid(360.0).to_radians()).sin_cos();
-        // Pillow rounds to 15 places, which also hides in what the platforms' sines differ.
+        let (sin, cos) = libm::sincos(-degrees.rem_euclid(360.0).to_radians());
+        // Pillow rounds to 15 places, which also hides in what its sines differ from these.
         let [sin, cos] = [sin, cos].map(|x| (x * 1e15).round() / 1e15);
         let middle = side as f64 / 2.0;
         let (c, f) = (cos * -middle + sin * -middle, -sin * -middle + cos * -middle);

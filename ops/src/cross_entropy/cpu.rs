@@ -77,7 +77,7 @@ fn losses_of<T: Float, A: Arch>(first: usize, x: &[T], targets: &impl Targets<T>
     for (i, (x, p)) in x.chunks_exact(classes).zip(p.chunks_exact_mut(classes)).enumerate() {
         let [max, sum] = softmax_row::<T, A>(x, p);
         let [mass, mean] = targets.moments(first + i, x, max);
-        losses[i] = mass * sum.ln() - mean;
+        losses[i] = mass * T::of(libm::log(sum.wide())) - mean;
     }
 }
 

@@ -56,8 +56,8 @@ pub struct Arguments {
     /// arithmetic and traffic are the least that its mathematics needs.
     #[arg(long)]
     profile: bool,
-    /// Of the model only its routed attention, stage by stage: forward, and forward + backward. The time of a call is that
-    /// of all --steps of them, asked for one behind the other.
+    /// Of the model only its routed attention, stage by stage: forward, and forward + backward. The time of a call is the
+    /// mean of --steps calls, asked for one behind the other.
     #[arg(long, conflicts_with_all = ["mode", "recompute", "profile"])]
     only_bra: bool,
     /// Instead of a model: bi-level routing attention and full attention on square maps of 28, 56, 112, ... tokens a

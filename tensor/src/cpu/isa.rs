@@ -196,7 +196,7 @@ impl Arch for Plain {
 
 /// [`Arch`] of the compiler's own target.
 #[cfg(target_arch = "aarch64")]
-pub type Portable = Fused<true>;
+pub type Portable = Fused<false>;
 /// [`Arch`] of the compiler's own target.
 #[cfg(not(target_arch = "aarch64"))]
 pub type Portable = Plain;

@@ -1,5 +1,5 @@
 //! exp, ln and the normal distribution without branches or table look-ups, so that loops over them vectorise in f32. In f64,
-//! which only checks use, they are the C library's and `libm`'s.
+//! which only checks use, they are those of the crate `libm`, which has the same bits on every system.
 
 use super::isa::Arch;
 
@@ -24,15 +24,15 @@ pub trait Transcendental: Sized {
 impl Transcendental for f64 {
     #[inline(always)]
     fn exp<A: Arch>(self) -> Self {
-        f64::exp(self)
+        libm::exp(self)
     }
     #[inline(always)]
     fn exp2<A: Arch>(self) -> Self {
-        f64::exp2(self)
+        libm::exp2(self)
     }
     #[inline(always)]
     fn logarithm<A: Arch>(self) -> Self {
-        f64::ln(self)
+        libm::log(self)
     }
     #[inline(always)]
     fn normal_distribution<A: Arch>(self) -> Self {
@@ -41,7 +41,7 @@ impl Transcendental for f64 {
     #[inline(always)]
     fn normal_slope<A: Arch>(self) -> Self {
         const ROOT_TAU: f64 = 2.506_628_274_631_000_5;
-        self.normal_distribution::<A>() + self * (-0.5 * self * self).exp() / ROOT_TAU
+        self.normal_distribution::<A>() + self * libm::exp(-0.5 * self * self) / ROOT_TAU
     }
 }
 

@@ -15,6 +15,7 @@ const TERMS: usize = 6;
 
 /// Φ(x) − ½ and Φ(x) + x·φ(x) − ½, for x of at least 0.
 #[derive(Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // only AVX-512 looks elements up
 pub struct Normal {
     pub(super) distribution: Table,
     pub(super) slope: Table,
@@ -22,6 +23,7 @@ pub struct Normal {
 
 /// A function in pieces, of which piece i lies around x = i / scale.
 #[derive(Debug)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // as above
 pub(super) struct Table {
     pub scale: f32,
     /// The coefficients of each piece's polynomial in x·scale − i, highest power first.

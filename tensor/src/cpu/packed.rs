@@ -162,6 +162,7 @@ impl<F: Factor> Packed<F> {
     }
 
     /// A panel as it lies in memory, from a row on.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn rows_from(&self, panel: usize, row: usize) -> &[F::Sum] {
         let (data, rows) = self.memory();

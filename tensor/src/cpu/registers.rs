@@ -140,7 +140,12 @@ pub fn fetch<T>(memory: &[T]) {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(line as *const i8);
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as on x86-64.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{}]", in(reg) line, options(readonly, nostack, preserves_flags));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let _ = line;
     }
 }
@@ -279,13 +284,23 @@ impl Registers for Plain {
     type Vector<T: Float> = Each<T, Plain, 4>;
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-impl<const MANY: bool> Registers for super::isa::Fused<MANY> {
-    type Vector<T: Float> = Each<T, Self, 4>;
-}
-
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+/// What a function makes of each element of a register.
+#[inline(always)]
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+fn one_by_one<T: Float, V: Vector<T>>(register: V, function: impl Fn(T) -> T) -> V {
+    let mut elements = [T::zero(); MOST_LANES];
+    register.store(&mut elements);
+    for element in &mut elements[..V::LANES] {
+        *element = function(*element);
+    }
+    // SAFETY: that the register exists vouches for the instruction set.
+    unsafe { V::load(&elements) }
+}
 
 /// Repeats a statement with `$i` = 0, 1, .. below `$count`, at most 14, written out: the compiler leaves a
 /// loop of many vector operations a loop, and then what `$i` indexes is in memory instead of registers.

@@ -2,7 +2,7 @@
 //!
 //! A register holds bits, which are f32s or f64s by the element type `T`; the functions below choose by it.
 
-use super::{MOST_LANES, Registers, Vector};
+use super::{Registers, Vector, one_by_one};
 use crate::cpu::isa::{Fused, Plain};
 use crate::cpu::math::{EXP2, LEAST_EXPONENT, ROUND, Transcendental};
 use crate::cpu::normal::{Normal, PIECES, Table};
@@ -59,13 +59,7 @@ macro_rules! register {
             if let Some(register) = unsafe { $half_plus_odd(self.0, &normal.$table, T::DTYPE) } {
                 return Self(register, PhantomData);
             }
-            let mut elements = [T::zero(); MOST_LANES];
-            self.store(&mut elements);
-            for element in &mut elements[..Self::LANES] {
-                *element = Transcendental::$function::<Fused<$wide>>(*element);
-            }
-            // SAFETY: as above.
-            unsafe { Self::load(&elements) }
+            one_by_one(self, |x| Transcendental::$function::<Fused<$wide>>(x))
         }
     };
     (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*], [$add:ident, $sub:ident, $max:ident, $bits:ident, $from_bits:ident, $shift:ident, $add_bits:ident]) => {
@@ -122,11 +116,7 @@ macro_rules! register {
         #[inline(always)]
         fn exp2(self) -> Self {
             if T::DTYPE == DType::F64 {
-                let mut elements = [T::zero(); MOST_LANES];
-                self.store(&mut elements);
-                elements.iter_mut().for_each(|x| *x = Transcendental::exp2::<Plain>(*x));
-                // SAFETY: that the register exists vouches for the instruction set.
-                return unsafe { Self::load(&elements) };
+                return one_by_one(self, |x| Transcendental::exp2::<Plain>(x));
             }
             // The steps of one number's. Where one of two is not a number, the second is the larger.
             // SAFETY: as above.

@@ -61,20 +61,16 @@ impl Compiler {
             files.push(header);
         }
         let mut hasher = DefaultHasher::new();
-        (&source, &files, &self.command, &self.options).hash(&mut hasher);
+        // Machines of several kinds may share the folder.
+        let machine = (std::env::consts::ARCH, std::env::consts::OS);
+        (&source, &files, &self.command, &self.options, machine).hash(&mut hasher);
         let folder = cache::folder()
             .ok_or_else(|| failure("needs a folder for compiled kernels; name one in BIFORMER_CACHE"))?;
         let path = folder.join("emulated").join(format!("{}-{:016x}.so", module.name, hasher.finish()));
         let shared = Arc::clone(lock(&LIBRARIES).entry(path.clone()).or_default());
         let mut library = lock(&shared);
         if library.is_none() {
-            // A damaged library is not loaded, which would end the program, but made anew.
-            if cache::read(&path).is_none() {
-                self.compile(module, &source, &files, &path)?;
-            }
-            // SAFETY: the library is our own compilation, whose loading runs no code.
-            let loaded = unsafe { Library::new(&path) };
-            *library = Some(loaded.map_err(|error| failure(format!("cannot load {}: {error:?}", path.display())))?);
+            *library = Some(loaded(&path, || self.compile(module, &source, &files, &path))?);
         }
         drop(library);
         Ok(shared)
@@ -114,5 +110,44 @@ impl Compiler {
         cache::write(library, &code).map_err(|error| io(library, error))?;
         let _ = std::fs::remove_dir_all(&work); // what is left behind does no harm
         Ok(())
+    }
+}
+
+/// The library in a file of the cache, which `compile` writes where there is none that loads. One that is damaged is not
+/// loaded, which would end the program; nor can be one that a system with other libraries has made.
+fn loaded(path: &Path, compile: impl FnOnce() -> Result<()>) -> Result<Library> {
+    // SAFETY: the library is our own compilation, whose loading runs no code.
+    let load = || unsafe { Library::new(path) };
+    if let Some(library) = cache::read(path).and_then(|_| load().ok()) {
+        return Ok(library);
+    }
+    compile()?;
+    load().map_err(|error| failure(format!("cannot load {}: {error:?}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_load_is_compiled_anew() {
+        let Ok(compiler) = Compiler::find() else {
+            return eprintln!("skipped: there is no C++ compiler");
+        };
+        let folder = std::env::temp_dir().join(format!("biformer-libraries-{}", std::process::id()));
+        let (path, empty) = (folder.join("library.so"), folder.join("empty.cpp"));
+        cache::write(&path, b"a library of another system").unwrap();
+        std::fs::write(&empty, "").unwrap();
+        let compile = || {
+            let mut made = Command::new(&compiler.command);
+            let built = folder.join("built.so");
+            assert!(made.args(["-shared", "-fPIC", "-o"]).args([&built, &empty]).status().unwrap().success());
+            cache::write(&path, &std::fs::read(built).unwrap()).unwrap();
+            Ok(())
+        };
+        drop(loaded(&path, compile).unwrap());
+        drop(loaded(&path, || unreachable!("it is there")).unwrap());
+        assert!(loaded(&folder.join("another.so"), || Ok(())).unwrap_err().to_string().contains("cannot load"));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -26,7 +26,8 @@ pub fn driver() -> Result<()> {
     if unsafe { cudarc::driver::sys::is_culib_present() } {
         return Ok(());
     }
-    Err(failure("this machine has no NVIDIA driver (libcuda.so.1)"))
+    let library = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
+    Err(failure(format!("this machine has no NVIDIA driver ({library})")))
 }
 
 /// NVRTC, which compiles kernels.
@@ -145,7 +146,8 @@ fn variable(name: &str) -> Option<PathBuf> {
 
 /// A folder, and where libraries lie in it if it is that of a toolkit or a system.
 fn inner_folders(named: &Path) -> Vec<PathBuf> {
-    ["", "lib64", "lib", "lib/x86_64-linux-gnu"].map(|inner| named.join(inner)).into()
+    let of_system = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
+    ["", "lib64", "lib", &of_system].map(|inner| named.join(inner)).into()
 }
 
 /// Where libraries may be, best first: toolkits, PyPI's wheels.

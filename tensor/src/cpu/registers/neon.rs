@@ -1,0 +1,172 @@
+//! The registers of aarch64: two of NEON's act as one. So a register has as many elements as AVX2's, of which there are
+//! sixteen, too, and kernels take the shapes that they have there.
+//!
+//! A register holds bits, which are f32s or f64s by the element type `T`; the functions below choose by it. All that they
+//! are unsafe for is NEON, which every aarch64 target of Rust's has that has floating-point numbers.
+
+use super::{Registers, Vector, one_by_one};
+use crate::cpu::isa::{Fused, Plain};
+use crate::cpu::math::{EXP2, LEAST_EXPONENT, ROUND, Transcendental};
+use crate::cpu::normal::Normal;
+use crate::{DType, Float};
+use std::arch::aarch64::*;
+use std::marker::PhantomData;
+
+/// Two registers whose bits are `T`s.
+#[derive(Clone, Copy)]
+pub struct Neon<T>([float32x4_t; 2], PhantomData<T>);
+
+impl Registers for Fused<false> {
+    type Vector<T: Float> = Neon<T>;
+}
+
+impl<T: Float> Neon<T> {
+    const DOUBLE: bool = matches!(T::DTYPE, DType::F64);
+
+    /// What `single` makes of each half of these registers, or `double` where they hold f64s.
+    #[inline(always)]
+    fn by_halves<const N: usize>(
+        registers: [Self; N],
+        single: impl Fn([float32x4_t; N]) -> float32x4_t,
+        double: impl Fn([float64x2_t; N]) -> float64x2_t,
+    ) -> Self {
+        let half = |i: usize| {
+            let halves = registers.map(|register| register.0[i]);
+            if !Self::DOUBLE {
+                return single(halves);
+            }
+            // SAFETY: NEON is there.
+            unsafe { vreinterpretq_f32_f64(double(halves.map(|half| vreinterpretq_f64_f32(half)))) }
+        };
+        Self([half(0), half(1)], PhantomData)
+    }
+}
+
+// SAFETY, everywhere below: NEON is there; slices are as long as what is read or written.
+impl<T: Float> Vector<T> for Neon<T> {
+    const LANES: usize = 32 / size_of::<T>();
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Self([unsafe { vdupq_n_f32(0.0) }; 2], PhantomData)
+    }
+    #[inline(always)]
+    unsafe fn splat(element: T) -> Self {
+        // The element is read as what it is.
+        let half = unsafe {
+            match T::DTYPE {
+                DType::F64 => vreinterpretq_f32_f64(vdupq_n_f64(std::mem::transmute_copy(&element))),
+                _ => vdupq_n_f32(std::mem::transmute_copy(&element)),
+            }
+        };
+        Self([half; 2], PhantomData)
+    }
+    #[inline(always)]
+    unsafe fn load(from: &[T]) -> Self {
+        let from = from[..Self::LANES].as_ptr().cast::<f32>();
+        Self(unsafe { [vld1q_f32(from), vld1q_f32(from.add(4))] }, PhantomData)
+    }
+    #[inline(always)]
+    fn store(self, to: &mut [T]) {
+        let to = to[..Self::LANES].as_mut_ptr().cast::<f32>();
+        unsafe {
+            vst1q_f32(to, self.0[0]);
+            vst1q_f32(to.add(4), self.0[1]);
+        }
+    }
+    #[inline(always)]
+    fn add(self, other: Self) -> Self {
+        Self::by_halves([self, other], |[a, b]| unsafe { vaddq_f32(a, b) }, |[a, b]| unsafe { vaddq_f64(a, b) })
+    }
+    #[inline(always)]
+    fn sub(self, other: Self) -> Self {
+        Self::by_halves([self, other], |[a, b]| unsafe { vsubq_f32(a, b) }, |[a, b]| unsafe { vsubq_f64(a, b) })
+    }
+    #[inline(always)]
+    fn mul(self, other: Self) -> Self {
+        Self::by_halves([self, other], |[a, b]| unsafe { vmulq_f32(a, b) }, |[a, b]| unsafe { vmulq_f64(a, b) })
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        // Not NEON's maximum, which is no number where either is none.
+        Self::by_halves(
+            [self, other],
+            |[a, b]| unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) },
+            |[a, b]| unsafe { vbslq_f64(vcgtq_f64(a, b), a, b) },
+        )
+    }
+    #[inline(always)]
+    fn mul_add(self, b: Self, c: Self) -> Self {
+        Self::by_halves(
+            [self, b, c],
+            |[a, b, c]| unsafe { vfmaq_f32(c, a, b) },
+            |[a, b, c]| unsafe { vfmaq_f64(c, a, b) },
+        )
+    }
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        if Self::DOUBLE {
+            return one_by_one(self, |x| Transcendental::exp2::<Plain>(x));
+        }
+        // The steps of one number's.
+        let splat = |x: f32| unsafe { Self([vdupq_n_f32(x); 2], PhantomData) };
+        let x = splat(LEAST_EXPONENT).max(self);
+        let shifted = x.add(splat(ROUND));
+        let r = x.sub(shifted.sub(splat(ROUND)));
+        let mut series = splat(EXP2[0]);
+        for coefficient in &EXP2[1..] {
+            series = series.mul_add(r, splat(*coefficient));
+        }
+        let scaled = |[series, shifted]: [float32x4_t; 2]| unsafe {
+            let power = vshlq_n_u32::<23>(vreinterpretq_u32_f32(shifted));
+            vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(series), power))
+        };
+        Self::by_halves([series, shifted], scaled, |[_, shifted]| shifted)
+    }
+    #[inline(always)]
+    fn normal_distribution(self, _normal: &Normal) -> Self {
+        one_by_one(self, |x| Transcendental::normal_distribution::<Fused<false>>(x))
+    }
+    #[inline(always)]
+    fn normal_slope(self, _normal: &Normal) -> Self {
+        one_by_one(self, |x| Transcendental::normal_slope::<Fused<false>>(x))
+    }
+    #[inline(always)]
+    fn interleave(self, other: Self) -> [Self; 2] {
+        let halves = |i: usize| {
+            let (a, b) = (self.0[i], other.0[i]);
+            unsafe {
+                if Self::DOUBLE {
+                    let (a, b) = (vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b));
+                    [vreinterpretq_f32_f64(vzip1q_f64(a, b)), vreinterpretq_f32_f64(vzip2q_f64(a, b))]
+                } else {
+                    [vzip1q_f32(a, b), vzip2q_f32(a, b)]
+                }
+            }
+        };
+        [Self(halves(0), PhantomData), Self(halves(1), PhantomData)]
+    }
+    #[inline(always)]
+    unsafe fn load_quads(from: &[T]) -> Self {
+        if Self::DOUBLE {
+            return unsafe { Self::load(from) };
+        }
+        Self([unsafe { vld1q_f32(from[..4].as_ptr().cast()) }; 2], PhantomData)
+    }
+    #[inline(always)]
+    unsafe fn spread(from: &[T]) -> Self {
+        let (first, last) = unsafe { (Self::splat(from[0]), Self::splat(from[Self::LANES / 4 - 1])) };
+        Self([first.0[0], last.0[0]], PhantomData)
+    }
+    #[inline(always)]
+    fn swap_neighbours(self) -> Self {
+        Self::by_halves([self], |[a]| unsafe { vrev64q_f32(a) }, |[a]| unsafe { vextq_f64::<1>(a, a) })
+    }
+    #[inline(always)]
+    fn swap_pairs(self) -> Self {
+        if Self::DOUBLE {
+            return Self([self.0[1], self.0[0]], PhantomData);
+        }
+        Self::by_halves([self], |[a]| unsafe { vextq_f32::<2>(a, a) }, |[a]| a)
+    }
+}

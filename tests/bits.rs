@@ -1,0 +1,63 @@
+//! The bits of a short training run, as they were recorded: the same on every machine with an instruction set, whatever its
+//! system. Who changes how something is rounded records them anew: `UPDATE=1 cargo test --release --test bits` writes
+//! `tests/fixtures/bits.txt`, on a machine that has them all.
+
+mod common;
+
+use biformer::tensor::cpu::isa::Isa;
+use common::program::{Ran, command, fresh, text};
+use common::samples;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+const RECORD: &str = "tests/fixtures/bits.txt";
+
+/// Of everything that a run computes from its data and its seed: weights, moments, average, and what the epochs reached.
+fn bits(run: &Path) -> u64 {
+    let checkpoint = fs::read(run.join("checkpoint.safetensors")).unwrap();
+    // The header says where things are, the paths among them.
+    let header = u64::from_le_bytes(checkpoint[..8].try_into().unwrap()) as usize;
+    let metrics = fs::read(run.join("metrics.jsonl")).unwrap();
+    // FNV-1a
+    let hashed = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    checkpoint[8 + header..].iter().chain(&metrics).fold(0xcbf2_9ce4_8422_2325, hashed)
+}
+
+#[test]
+fn a_run_has_the_recorded_bits_on_every_instruction_set() {
+    let folder = fresh("bits");
+    let data = samples::cifar10(&folder.join("data"));
+    let config = samples::config(
+        &folder,
+        "augmentation = { crop = \"resized\", rand_augment = 2, erase = 0.25, mixup = 0.8, cutmix = 1.0, balance = 0.5 }",
+    );
+    // Of all that other systems have, NEON, which adds in the same order, has the bits of AVX2.
+    let isas = if cfg!(target_arch = "aarch64") {
+        vec![(Isa::Portable, "avx2")]
+    } else {
+        vec![(Isa::Portable, "portable"), (Isa::Avx2, "avx2"), (Isa::Avx512, "avx512")]
+    };
+    let mut found = BTreeMap::new();
+    for (isa, name) in isas {
+        if isa > Isa::detected() {
+            eprintln!("skipped: this machine has no {name}");
+            continue;
+        }
+        let run = folder.join(name);
+        let files = ["--config", text(&config), "--data", text(&data), "--out", text(&run)];
+        let mut train = command(&[&["train"], &files[..]].concat());
+        Ran::from(train.env("BIFORMER_ISA", isa.name()).output().unwrap()).ok();
+        found.insert(name, format!("{:016x}", bits(&run)));
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORD);
+    if std::env::var_os("UPDATE").is_some() {
+        let lines = found.iter().map(|(name, bits)| format!("{name} {bits}\n"));
+        return fs::write(path, lines.collect::<String>()).unwrap();
+    }
+    let recorded = fs::read_to_string(path).unwrap();
+    for (name, bits) in found {
+        let line = format!("{name} {bits}");
+        assert!(recorded.lines().any(|known| known == line), "{line} is not in {RECORD}; UPDATE=1 puts it there");
+    }
+}
