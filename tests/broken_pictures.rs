@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::program::{biformer, fresh, text};
+use common::program::{biformer, fresh, text, with_slashes};
 use common::samples;
 use serde_json::Value;
 use std::fs;
@@ -25,7 +25,8 @@ fn check_names_them_all_and_a_run_says_so() {
     let said = check();
     assert_eq!(said.status, Some(1), "{said:?}");
     assert!(said.out.ends_with("4 of 28 images cannot be read.\n"), "{said:?}");
-    let lines: Vec<&str> = said.err.lines().collect();
+    let err = with_slashes(&said.err);
+    let lines: Vec<&str> = err.lines().collect();
     assert_eq!(lines.len(), 5, "{said:?}");
     let expected = ["note: passed over 1 file in val/", broken[0], broken[1], broken[2], broken[3]];
     assert!(lines.iter().zip(expected).all(|(line, part)| line.contains(part)), "{lines:?}");

@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::program::{biformer, fresh, text};
+use common::program::{biformer, copy_folder, fresh, text};
 use common::samples::{self, Trained};
 use serde_json::Value;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// A run of three epochs on CIFAR-10's layout.
@@ -104,8 +104,7 @@ fn the_split_is_what_training_evaluates_on_or_what_is_asked_for() {
     // The training images are those of an image folder that has them to evaluate on: in order, and not varied.
     let folder = fresh("eval-train-as-val");
     for split in ["train", "val"] {
-        let copied = std::process::Command::new("cp").arg("-r").args([data.join("train"), folder.join(split)]).status();
-        assert!(copied.unwrap().success());
+        copy_folder(&data.join("train"), &folder.join(split));
     }
     let as_val = report(run, &["--data", text(&folder)]);
     assert_eq!((&as_val["loss"], &as_val["classes"]), (&train["loss"], &train["classes"]));
@@ -341,7 +340,8 @@ fn predict_takes_the_pictures_in_a_folder() {
     fs::create_dir_all(folder.join("below.png")).unwrap();
     let predict = |pictures: &[&str]| biformer(&[&["predict", "--checkpoint", text(run)], pictures].concat());
     predict(&[text(&folder)]).refused(&["predict-pictures", "holds no image (.png, "]);
-    let pictures = ["below.png/dot.png", "exact.jpeg", "high.jpg", "wide.png"].map(|name| folder.join(name));
+    let pictures = [&["below.png", "dot.png"][..], &["exact.jpeg"], &["high.jpg"], &["wide.png"]];
+    let pictures = pictures.map(|names| folder.join(names.iter().collect::<PathBuf>()));
     for (path, [width, height]) in pictures.iter().zip([[1, 1], [32, 32], [33, 210], [91, 37]]) {
         samples::picture(path, width, height, [200, 100, 50]);
     }

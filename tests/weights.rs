@@ -7,7 +7,7 @@ use biformer::model::{BiFormer, TensorFile};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::checkpoint::Stored;
 use biformer::trainer::step::Learner;
-use common::program::{Ran, biformer, contents, fresh, text};
+use common::program::{Ran, biformer, contents, copy_folder, fresh, text};
 use common::samples::{self, Trained};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -318,8 +318,7 @@ fn data_that_have_moved_are_asked_for() {
         Ran::from(command.current_dir(&folder).output().unwrap())
     };
     let moved = folder.join("pics");
-    let copied = std::process::Command::new("cp").arg("-r").arg(data).arg(&moved).status().unwrap();
-    assert!(copied.success());
+    copy_folder(data, &moved);
     let config = samples::config(&folder, "image_size = 32");
     let train = ["train", "--config", text(&config), "--data", "pics", "--out", "run", "--batch-size", "5"];
     here(&[&train[..], &["--epochs", "1"]].concat()).ok();
@@ -339,8 +338,7 @@ fn a_model_is_measured_on_other_sizes_and_with_other_routes() {
     let [run, data] = shared();
     // Without training images, as ImageNet's validation images often come.
     let alone = fresh("weights-val");
-    let copied = std::process::Command::new("cp").arg("-r").arg(data.join("val")).arg(&alone).status().unwrap();
-    assert!(copied.success());
+    copy_folder(&data.join("val"), &alone.join("val"));
     let eval = |more: &[&str]| {
         let arguments = ["eval", "--json", "--checkpoint", text(run), "--data", text(&alone)];
         biformer(&[&arguments[..], more].concat())

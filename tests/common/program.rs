@@ -46,6 +46,7 @@ pub fn command(arguments: &[&str]) -> Command {
 }
 
 /// Sends a running program a signal, by name.
+#[cfg(unix)]
 pub fn signal(child: &Child, name: &str) {
     let sent = Command::new("sh").arg("-c").arg(format!("kill -{name} {}", child.id())).status().unwrap();
     assert!(sent.success());
@@ -72,8 +73,9 @@ impl Ran {
         assert_eq!(self.status, Some(2), "{self:?}");
         assert_eq!(self.err.lines().count(), 1, "not one line: {:?}", self.err);
         assert!(self.err.starts_with("error: "), "{}", self.err);
+        let said = with_slashes(&self.err);
         for part in parts {
-            assert!(self.err.contains(part), "nothing of {part:?} in: {}", self.err);
+            assert!(said.contains(&with_slashes(part)), "nothing of {part:?} in: {}", self.err);
         }
         // For whoever runs the tests with --nocapture: they are to be read by people.
         print!("{}", self.err);
@@ -93,6 +95,24 @@ pub fn fresh(name: &str) -> PathBuf {
 /// A path as an argument.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
+}
+
+/// A text with the paths in it as every system but Windows writes them.
+pub fn with_slashes(text: &str) -> String {
+    if cfg!(windows) { text.replace('\\', "/") } else { text.to_owned() }
+}
+
+/// Copies a folder with all that is in it.
+pub fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let copy = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &copy);
+        } else {
+            fs::copy(entry.path(), copy).unwrap();
+        }
+    }
 }
 
 /// All files in a folder, by name.

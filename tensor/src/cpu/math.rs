@@ -200,11 +200,23 @@ fn horner<A: Arch, const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::isa::{Fused, Plain};
+    use crate::cpu::isa::{Isa, limits};
+    use crate::simd;
+
+    /// Runs a check as it is compiled for each instruction set.
+    macro_rules! on_every_instruction_set {
+        ($check:ident) => {
+            for _limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+                simd!(A => $check::<A>());
+            }
+        };
+    }
 
     #[test]
     fn exp_is_within_two_ulp() {
-        for exp in [<f32 as Transcendental>::exp::<Plain>, <f32 as Transcendental>::exp::<Fused<true>>] {
+        #[inline(always)]
+        fn check<A: Arch>() {
+            let exp = |x: f32| Transcendental::exp::<A>(x);
             for i in -86_599..=88_700 {
                 let x = i as f32 * 1e-3;
                 let exact = f64::from(x).exp();
@@ -217,11 +229,14 @@ mod tests {
             assert_eq!(exp(89.0), f32::INFINITY);
             assert!(exp(f32::NAN).is_nan());
         }
+        on_every_instruction_set!(check);
     }
 
     #[test]
     fn exp2_is_within_two_ulp() {
-        for exp2 in [<f32 as Transcendental>::exp2::<Plain>, <f32 as Transcendental>::exp2::<Fused<true>>] {
+        #[inline(always)]
+        fn check<A: Arch>() {
+            let exp2 = |x: f32| Transcendental::exp2::<A>(x);
             for i in -126_000..=1_000 {
                 let x = i as f32 / 1e3;
                 let exact = f64::from(x).exp2();
@@ -233,11 +248,14 @@ mod tests {
             }
             assert!(exp2(f32::NAN).is_nan());
         }
+        on_every_instruction_set!(check);
     }
 
     #[test]
     fn logarithm_is_within_two_ulp() {
-        for ln in [<f32 as Transcendental>::logarithm::<Plain>, <f32 as Transcendental>::logarithm::<Fused<true>>] {
+        #[inline(always)]
+        fn check<A: Arch>() {
+            let ln = |x: f32| Transcendental::logarithm::<A>(x);
             for bits in (f32::MIN_POSITIVE.to_bits()..f32::INFINITY.to_bits()).step_by(4099) {
                 let x = f32::from_bits(bits);
                 let exact = f64::from(x).ln();
@@ -248,27 +266,29 @@ mod tests {
             assert_eq!(ln(f32::INFINITY), f32::INFINITY);
             assert!(ln(f32::NAN).is_nan());
         }
+        on_every_instruction_set!(check);
     }
 
     #[test]
     fn the_normal_distribution_and_its_slope_are_within_their_bounds() {
+        #[inline(always)]
         fn check<A: Arch>() {
-            let distribution = <f32 as Transcendental>::normal_distribution::<A>;
-            let slope = <f32 as Transcendental>::normal_slope::<A>;
+            let distribution = |x: f32| Transcendental::normal_distribution::<A>(x);
+            let slope = |x: f32| Transcendental::normal_slope::<A>(x);
             for x in (-80_000..=80_000).map(|i| i as f32 * 1e-4) {
                 let wide = f64::from(x);
                 let exact = [wide.normal_distribution::<A>(), wide.normal_slope::<A>()];
                 assert!((f64::from(distribution(x)) - exact[0]).abs() < 2e-7, "Φ({x}) = {}", distribution(x));
                 assert!((f64::from(slope(x)) - exact[1]).abs() < 3e-7, "the slope at {x} is {}", slope(x));
             }
-            for (function, end) in [distribution as fn(f32) -> f32, slope].into_iter().zip([5.6f32, 5.8]) {
-                assert!(function(f32::NAN).is_nan());
-                for large in [end.next_up(), 1e10, f32::MAX, f32::INFINITY] {
-                    assert_eq!([function(large), function(-large)], [1.0, 0.0], "at {large}");
-                }
+            for large in [5.8f32.next_up(), 1e10, f32::MAX, f32::INFINITY] {
+                assert_eq!([slope(large), slope(-large)], [1.0, 0.0], "at {large}");
             }
+            for large in [5.6f32.next_up(), 1e10, f32::MAX, f32::INFINITY] {
+                assert_eq!([distribution(large), distribution(-large)], [1.0, 0.0], "at {large}");
+            }
+            assert!(distribution(f32::NAN).is_nan() && slope(f32::NAN).is_nan());
         }
-        check::<Plain>();
-        check::<Fused<true>>();
+        on_every_instruction_set!(check);
     }
 }
