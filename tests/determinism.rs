@@ -9,7 +9,6 @@ use biformer::trainer::{Outcome, Trainer};
 use common::program::{Ran, assert_same_run, biformer, command, fresh, place, text};
 use common::samples;
 use std::path::{Path, PathBuf};
-use std::process::Child;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
@@ -164,81 +163,6 @@ fn the_best_epoch_is_kept() {
     assert!(kept == std::fs::read(first.join("best.safetensors")).unwrap());
 }
 
-/// Waits until a run's checkpoint is past a place; gives false if the run ended before.
-fn wait_until(child: &mut Child, run: &Path, reached: impl Fn(Option<(u64, u64)>) -> bool) -> bool {
-    let started = Instant::now();
-    while !reached(place(run)) {
-        if child.try_wait().unwrap().is_some() {
-            return false;
-        }
-        assert!(started.elapsed() < Duration::from_secs(60), "the run does not get on");
-        sleep(Duration::from_millis(1));
-    }
-    true
-}
-
-#[cfg(unix)]
-#[test]
-fn ctrl_c_saves_and_says_how_to_go_on() {
-    is_stopped_by("INT");
-}
-
-/// As schedulers stop a program, and as one ends whose terminal was closed.
-#[cfg(unix)]
-#[test]
-fn other_requests_to_stop_are_like_ctrl_c() {
-    is_stopped_by("TERM");
-    is_stopped_by("HUP");
-}
-
-/// As by Ctrl-C on `biformer train | tee log`.
-#[cfg(unix)]
-#[test]
-fn a_run_that_is_stopped_says_so_to_its_parent_when_nobody_reads_its_output() {
-    use common::program::signal;
-    use std::os::unix::process::ExitStatusExt;
-    let shared = shared();
-    let run = shared.run("unread");
-    let mut child = command(&shared.train("unread", &["--epochs", "100"])).spawn().unwrap();
-    drop(child.stdout.take());
-    assert!(wait_until(&mut child, &run, |place| place >= Some((0, 2))));
-    signal(&child, "INT");
-    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
-}
-
-#[cfg(unix)]
-fn is_stopped_by(name_of_signal: &str) {
-    use common::program::signal;
-    use std::os::unix::process::ExitStatusExt;
-    let shared = shared();
-    // The run may be quicker than this test; then it must be tried again.
-    for attempt in 0..5 {
-        let name = format!("stopped-{name_of_signal}-{attempt}");
-        let run = shared.run(&name);
-        let mut child = command(&shared.train(&name, &[])).spawn().unwrap();
-        if !wait_until(&mut child, &run, |place| place >= Some((0, 2))) {
-            continue;
-        }
-        signal(&child, name_of_signal);
-        let ended = child.wait_with_output().unwrap();
-        if ended.status.success() {
-            continue;
-        }
-        // Not by an exit with status 130: after that a shell's loop would go on.
-        let numbers = [("INT", libc::SIGINT), ("TERM", libc::SIGTERM), ("HUP", libc::SIGHUP)];
-        let by = numbers.into_iter().find(|&(_, number)| ended.status.signal() == Some(number));
-        assert_eq!(by.map(|(name, _)| name), Some(name_of_signal), "{ended:?}");
-        let ended = Ran::from(ended);
-        assert!(ended.out.contains("biformer train --resume --out"), "{ended:?}");
-        assert!(place(&run) < Some((3, 0)), "it stopped before the end");
-        let resumed = biformer(&shared.train(&name, &["--resume"])).ok();
-        assert!(resumed.out.contains("Test accuracy"), "{resumed:?}");
-        assert_same_run(name_of_signal, &shared.whole, &run);
-        return;
-    }
-    panic!("every run was over before it could be stopped");
-}
-
 #[test]
 fn a_run_that_is_killed_again_and_again_never_breaks() {
     let shared = shared();
@@ -288,19 +212,93 @@ fn a_finished_run_says_so_and_can_be_made_longer() {
     biformer(&shared.train(name, &["--resume", "--epochs", "2"])).refused(&["epochs = 2", "has done 3"]);
 }
 
-/// As `nohup` starts it.
+/// What stops a run, where there are signals.
 #[cfg(unix)]
-#[test]
-fn a_signal_that_is_to_be_ignored_is_ignored() {
+mod signals {
+    use super::*;
     use common::program::signal;
-    let shared = shared();
-    let run = shared.run("nohup");
-    let program = command(&shared.train("nohup", &["--epochs", "2"]));
-    let mut script = std::process::Command::new("sh");
-    script.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(program.get_program()).args(program.get_args());
-    let mut child = script.stdout(std::process::Stdio::null()).spawn().unwrap();
-    wait_until(&mut child, &run, |place| place >= Some((0, 2)));
-    signal(&child, "HUP");
-    assert_eq!(child.wait().unwrap().code(), Some(0));
-    assert_eq!(place(&run), Some((2, 0)));
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Child, Command, Stdio};
+
+    /// Waits until a run's checkpoint is past a place; gives false if the run ended before.
+    fn wait_until(child: &mut Child, run: &Path, reached: impl Fn(Option<(u64, u64)>) -> bool) -> bool {
+        let started = Instant::now();
+        while !reached(place(run)) {
+            if child.try_wait().unwrap().is_some() {
+                return false;
+            }
+            assert!(started.elapsed() < Duration::from_secs(60), "the run does not get on");
+            sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
+    #[test]
+    fn ctrl_c_saves_and_says_how_to_go_on() {
+        is_stopped_by("INT");
+    }
+
+    /// As schedulers stop a program, and as one ends whose terminal was closed.
+    #[test]
+    fn other_requests_to_stop_are_like_ctrl_c() {
+        is_stopped_by("TERM");
+        is_stopped_by("HUP");
+    }
+
+    /// As by Ctrl-C on `biformer train | tee log`.
+    #[test]
+    fn a_run_that_is_stopped_says_so_to_its_parent_when_nobody_reads_its_output() {
+        let shared = shared();
+        let run = shared.run("unread");
+        let mut child = command(&shared.train("unread", &["--epochs", "100"])).spawn().unwrap();
+        drop(child.stdout.take());
+        assert!(wait_until(&mut child, &run, |place| place >= Some((0, 2))));
+        signal(&child, "INT");
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGINT));
+    }
+
+    fn is_stopped_by(name_of_signal: &str) {
+        let shared = shared();
+        // The run may be quicker than this test; then it must be tried again.
+        for attempt in 0..5 {
+            let name = format!("stopped-{name_of_signal}-{attempt}");
+            let run = shared.run(&name);
+            let mut child = command(&shared.train(&name, &[])).spawn().unwrap();
+            if !wait_until(&mut child, &run, |place| place >= Some((0, 2))) {
+                continue;
+            }
+            signal(&child, name_of_signal);
+            let ended = child.wait_with_output().unwrap();
+            if ended.status.success() {
+                continue;
+            }
+            // Not by an exit with status 130: after that a shell's loop would go on.
+            let numbers = [("INT", libc::SIGINT), ("TERM", libc::SIGTERM), ("HUP", libc::SIGHUP)];
+            let by = numbers.into_iter().find(|&(_, number)| ended.status.signal() == Some(number));
+            assert_eq!(by.map(|(name, _)| name), Some(name_of_signal), "{ended:?}");
+            let ended = Ran::from(ended);
+            assert!(ended.out.contains("biformer train --resume --out"), "{ended:?}");
+            assert!(place(&run) < Some((3, 0)), "it stopped before the end");
+            let resumed = biformer(&shared.train(&name, &["--resume"])).ok();
+            assert!(resumed.out.contains("Test accuracy"), "{resumed:?}");
+            assert_same_run(name_of_signal, &shared.whole, &run);
+            return;
+        }
+        panic!("every run was over before it could be stopped");
+    }
+
+    /// As `nohup` starts it.
+    #[test]
+    fn a_signal_that_is_to_be_ignored_is_ignored() {
+        let shared = shared();
+        let run = shared.run("nohup");
+        let program = command(&shared.train("nohup", &["--epochs", "2"]));
+        let mut script = Command::new("sh");
+        script.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(program.get_program()).args(program.get_args());
+        let mut child = script.stdout(Stdio::null()).spawn().unwrap();
+        wait_until(&mut child, &run, |place| place >= Some((0, 2)));
+        signal(&child, "HUP");
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert_eq!(place(&run), Some((2, 0)));
+    }
 }

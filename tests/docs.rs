@@ -130,7 +130,8 @@ fn configuration() -> String {
     let mut text = String::from(
         "# The configuration\n\
          Every field of a run, as a TOML file (`--config`) has it, with its default for `nano`; `train --set` takes them \
-         on the command line, too: `--set label_smoothing=0 optimizer.weight_decay=0.1 depth=2,2,2`. This file is \
+         on the command line, too: `--set label_smoothing=0 optimizer.weight_decay=0.1 depth=2,2,2`. Fields of the \
+         model also go by the names that the published code gives them, such as `n_wins`. This file is \
          generated from the comments in the source: `UPDATE=1 cargo test --release --test docs` writes it.\n",
     );
     let defaults = toml::Table::try_from(RunConfig::for_model("nano").unwrap()).unwrap();

@@ -11,6 +11,11 @@ use toml::{Table, Value};
 /// The model of a run that asks for none.
 pub const DEFAULT_MODEL: &str = "nano";
 
+/// The run folder of a model, unless another is asked for. On every system as it is written here.
+pub fn usual_folder(model: &str) -> PathBuf {
+    format!("runs/{model}").into()
+}
+
 /// Fields of a configuration that are to differ from where it starts.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
@@ -57,7 +62,7 @@ impl Changes {
             None if self.model()?.is_none() && !self.weights()?.is_empty() => {
                 bail!("--resume: the run goes on with the weights of its own checkpoint; name its folder with --out")
             }
-            None => Path::new("runs").join(self.model()?.unwrap_or(DEFAULT_MODEL)),
+            None => usual_folder(self.model()?.unwrap_or(DEFAULT_MODEL)),
         })
     }
 

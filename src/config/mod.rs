@@ -12,7 +12,7 @@ use crate::printing::one_line;
 use crate::threads::MOST_THREADS;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
-use changes::{differences, parse_table, subnormal};
+use changes::{differences, parse_table, subnormal, usual_folder};
 use clap::ValueEnum;
 use data::Augmentation;
 use model::{Features, ModelConfig, preset};
@@ -127,11 +127,11 @@ pub struct ScheduleConfig {
     pub rule: ScheduleRule,
     /// The highest learning rate.
     pub peak: f64,
-    /// The learning rate at the very start. One that is given is not above `peak`; a `peak` that is lower takes the default along.
+    /// The learning rate at the very start; by default never above `peak`.
     pub start: f64,
-    /// The learning rate at the end.
+    /// The learning rate at the end; by default never above `peak`.
     pub min: f64,
-    /// Epochs of linear rise from `start` to `peak`.
+    /// Epochs of linear rise from `start` to `peak`; whole ones where the rule is `"timm"`, which reaches `peak` only nearly.
     pub warmup_epochs: f64,
 }
 
@@ -173,7 +173,7 @@ impl RunConfig {
             data: "embedded".into(),
             weights: String::new(),
             freeze: vec![],
-            out: PathBuf::from("runs").join(name),
+            out: usual_folder(name),
             epochs: 24,
             batch_size: 64,
             micro_batches: 1,

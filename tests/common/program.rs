@@ -4,7 +4,7 @@ use biformer::model::TensorFile;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 /// What a finished program said.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub fn command(arguments: &[&str]) -> Command {
 
 /// Sends a running program a signal, by name.
 #[cfg(unix)]
-pub fn signal(child: &Child, name: &str) {
+pub fn signal(child: &std::process::Child, name: &str) {
     let sent = Command::new("sh").arg("-c").arg(format!("kill -{name} {}", child.id())).status().unwrap();
     assert!(sent.success());
 }
