@@ -32,7 +32,7 @@ fn a_run_has_the_recorded_bits_on_every_instruction_set() {
         &folder,
         "augmentation = { crop = \"resized\", rand_augment = 2, erase = 0.25, mixup = 0.8, cutmix = 1.0, balance = 0.5 }",
     );
-    // Of all that other systems have, NEON, which adds in the same order, has the bits of AVX2.
+    // NEON's registers act in pairs, and so add in the order of AVX2's.
     let isas = if cfg!(target_arch = "aarch64") {
         vec![(Isa::Portable, "avx2")]
     } else {

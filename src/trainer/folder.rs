@@ -300,11 +300,12 @@ fn lock(path: &Path) -> Result<File> {
     }
 }
 
-/// A text as one word of a shell's command.
+/// A text as one word of a shell's command. On Windows paths have backslashes, and no quotation marks.
 pub(super) fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c) || (cfg!(windows) && c == '\\');
     match !text.is_empty() && text.chars().all(plain) {
         true => text.to_owned(),
+        false if cfg!(windows) => format!("\"{text}\""),
         false => format!("'{}'", text.replace('\'', r"'\''")),
     }
 }
@@ -348,7 +349,13 @@ mod tests {
 
     #[test]
     fn a_shell_takes_a_path_as_one_word() {
-        for (path, word) in [("runs/a-1", "runs/a-1"), ("my runs", "'my runs'"), ("it's", r"'it'\''s'"), ("", "''")] {
+        let words = match cfg!(windows) {
+            true => {
+                [(r"C:\runs\a-1", r"C:\runs\a-1"), ("my runs", r#""my runs""#), ("it's", r#""it's""#), ("", r#""""#)]
+            }
+            false => [("runs/a-1", "runs/a-1"), ("my runs", "'my runs'"), ("it's", r"'it'\''s'"), ("", "''")],
+        };
+        for (path, word) in words {
             assert_eq!(quoted(path), word);
         }
     }

@@ -143,7 +143,7 @@ fn detect() -> Isa {
 /// What a kernel asks of the instruction set that it is being compiled for. The crate has all that there are: unsafe code
 /// relies on it that [`run`](Self::run) runs nothing on a machine that cannot.
 pub trait Arch: sealed::Sealed + Copy {
-    /// Whether there are 32 registers, and not 16.
+    /// Whether there are 32 registers, and not 16 (as which NEON's act, in pairs).
     const MANY: bool;
     /// Runs `f`, which is `#[inline(always)]`, compiled for this instruction set, in a function of its own: what surrounds
     /// a kernel takes no registers from it. Panics on a machine without it.
