@@ -42,17 +42,18 @@ impl<T: Float> Neon<T> {
     }
 }
 
-// SAFETY, everywhere below: NEON is there; slices are as long as what is read or written.
 impl<T: Float> Vector<T> for Neon<T> {
     const LANES: usize = 32 / size_of::<T>();
 
     #[inline(always)]
     unsafe fn zero() -> Self {
+        // SAFETY: NEON is there, here and below; slices are as long as what is read or written.
         Self([unsafe { vdupq_n_f32(0.0) }; 2], PhantomData)
     }
     #[inline(always)]
     unsafe fn splat(element: T) -> Self {
         // The element is read as what it is.
+        // SAFETY: as above.
         let half = unsafe {
             match T::DTYPE {
                 DType::F64 => vreinterpretq_f32_f64(vdupq_n_f64(std::mem::transmute_copy(&element))),
@@ -64,11 +65,13 @@ impl<T: Float> Vector<T> for Neon<T> {
     #[inline(always)]
     unsafe fn load(from: &[T]) -> Self {
         let from = from[..Self::LANES].as_ptr().cast::<f32>();
+        // SAFETY: as above.
         Self(unsafe { [vld1q_f32(from), vld1q_f32(from.add(4))] }, PhantomData)
     }
     #[inline(always)]
     fn store(self, to: &mut [T]) {
         let to = to[..Self::LANES].as_mut_ptr().cast::<f32>();
+        // SAFETY: as above.
         unsafe {
             vst1q_f32(to, self.0[0]);
             vst1q_f32(to.add(4), self.0[1]);
@@ -76,14 +79,17 @@ impl<T: Float> Vector<T> for Neon<T> {
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {
+        // SAFETY: as above.
         Self::by_halves([self, other], |[a, b]| unsafe { vaddq_f32(a, b) }, |[a, b]| unsafe { vaddq_f64(a, b) })
     }
     #[inline(always)]
     fn sub(self, other: Self) -> Self {
+        // SAFETY: as above.
         Self::by_halves([self, other], |[a, b]| unsafe { vsubq_f32(a, b) }, |[a, b]| unsafe { vsubq_f64(a, b) })
     }
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
+        // SAFETY: as above.
         Self::by_halves([self, other], |[a, b]| unsafe { vmulq_f32(a, b) }, |[a, b]| unsafe { vmulq_f64(a, b) })
     }
     #[inline(always)]
@@ -91,7 +97,9 @@ impl<T: Float> Vector<T> for Neon<T> {
         // Not NEON's maximum, which is no number where either is none.
         Self::by_halves(
             [self, other],
+            // SAFETY: as above.
             |[a, b]| unsafe { vbslq_f32(vcgtq_f32(a, b), a, b) },
+            // SAFETY: as above.
             |[a, b]| unsafe { vbslq_f64(vcgtq_f64(a, b), a, b) },
         )
     }
@@ -99,7 +107,9 @@ impl<T: Float> Vector<T> for Neon<T> {
     fn mul_add(self, b: Self, c: Self) -> Self {
         Self::by_halves(
             [self, b, c],
+            // SAFETY: as above.
             |[a, b, c]| unsafe { vfmaq_f32(c, a, b) },
+            // SAFETY: as above.
             |[a, b, c]| unsafe { vfmaq_f64(c, a, b) },
         )
     }
@@ -109,6 +119,7 @@ impl<T: Float> Vector<T> for Neon<T> {
             return one_by_one(self, |x| Transcendental::exp2::<Plain>(x));
         }
         // The steps of one number's.
+        // SAFETY: as above.
         let splat = |x: f32| unsafe { Self([vdupq_n_f32(x); 2], PhantomData) };
         let x = splat(LEAST_EXPONENT).max(self);
         let shifted = x.add(splat(ROUND));
@@ -117,6 +128,7 @@ impl<T: Float> Vector<T> for Neon<T> {
         for coefficient in &EXP2[1..] {
             series = series.mul_add(r, splat(*coefficient));
         }
+        // SAFETY: as above.
         let scaled = |[series, shifted]: [float32x4_t; 2]| unsafe {
             let power = vshlq_n_u32::<23>(vreinterpretq_u32_f32(shifted));
             vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(series), power))
@@ -135,6 +147,7 @@ impl<T: Float> Vector<T> for Neon<T> {
     fn interleave(self, other: Self) -> [Self; 2] {
         let halves = |i: usize| {
             let (a, b) = (self.0[i], other.0[i]);
+            // SAFETY: as above.
             unsafe {
                 if Self::DOUBLE {
                     let (a, b) = (vreinterpretq_f64_f32(a), vreinterpretq_f64_f32(b));
@@ -149,17 +162,21 @@ impl<T: Float> Vector<T> for Neon<T> {
     #[inline(always)]
     unsafe fn load_quads(from: &[T]) -> Self {
         if Self::DOUBLE {
+            // SAFETY: as above.
             return unsafe { Self::load(from) };
         }
+        // SAFETY: as above.
         Self([unsafe { vld1q_f32(from[..4].as_ptr().cast()) }; 2], PhantomData)
     }
     #[inline(always)]
     unsafe fn spread(from: &[T]) -> Self {
+        // SAFETY: as above.
         let (first, last) = unsafe { (Self::splat(from[0]), Self::splat(from[Self::LANES / 4 - 1])) };
         Self([first.0[0], last.0[0]], PhantomData)
     }
     #[inline(always)]
     fn swap_neighbours(self) -> Self {
+        // SAFETY: as above.
         Self::by_halves([self], |[a]| unsafe { vrev64q_f32(a) }, |[a]| unsafe { vextq_f64::<1>(a, a) })
     }
     #[inline(always)]
@@ -167,6 +184,7 @@ impl<T: Float> Vector<T> for Neon<T> {
         if Self::DOUBLE {
             return Self([self.0[1], self.0[0]], PhantomData);
         }
+        // SAFETY: as above.
         Self::by_halves([self], |[a]| unsafe { vextq_f32::<2>(a, a) }, |[a]| a)
     }
 }
