@@ -18,11 +18,12 @@ const WORTH_RECORDING: usize = 8;
 /// neither change nor go while it lives:
 ///
 /// ```compile_fail,E0506
-/// use biformer::{config::RunConfig, inference::Inference, trainer::step::Learner};
+/// use biformer::inference::Inference;
+/// use biformer::{model::{BiFormer, preset}, tensor::DType};
 ///
-/// let mut learner = Learner::new(&RunConfig::for_model("nano").unwrap()).unwrap();
-/// let inference = Inference::new(&learner.model, 100);
-/// learner.model.parameters = learner.model.parameters.share();
+/// let mut model = BiFormer::new(&preset("nano").unwrap().config(), 0, DType::F32).unwrap();
+/// let inference = Inference::new(&model, 100);
+/// model.parameters = model.parameters.share();
 /// drop(inference);
 /// ```
 pub struct Inference<'m> {

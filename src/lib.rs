@@ -59,6 +59,7 @@ pub mod device;
 #[cfg(doctest)]
 mod guide;
 pub mod inference;
+pub mod lock;
 pub mod memory;
 pub mod pictures;
 pub mod printing;

@@ -33,7 +33,7 @@ fn in_precision(precision: Precision) {
         let steps = || {
             let batches = loader.epoch(0, 0).take(STEPS).enumerate();
             let trained = batches.map(|(step, batch)| {
-                learner.train(&config, &batch.unwrap().into(), step as u64, 1e-3, || None).unwrap();
+                learner.train(&batch.unwrap().into(), step as u64, 1e-3, || None).unwrap();
                 pool_stats()
             });
             trained.collect()

@@ -47,35 +47,29 @@ fn batch_of(count: usize, step: usize) -> Numbered {
 /// The losses of ten steps, and the weights after them.
 fn train(device: DeviceName, precision: Precision) -> (Vec<f64>, Vec<f64>) {
     let config = config(device, precision);
-    ten_steps(&config, &mut Learner::new(&config).unwrap())
+    ten_steps(&mut Learner::new(&config).unwrap())
 }
 
-fn ten_steps(config: &RunConfig, learner: &mut Learner) -> (Vec<f64>, Vec<f64>) {
-    steps(10, config, learner, |_| None)
+fn ten_steps(learner: &mut Learner) -> (Vec<f64>, Vec<f64>) {
+    steps(10, learner, |_| None)
 }
 
 /// So many of them, where `ahead` says which batch is sent ahead in each step.
-fn steps(
-    count: usize,
-    config: &RunConfig,
-    learner: &mut Learner,
-    ahead: impl Fn(usize) -> Option<usize>,
-) -> (Vec<f64>, Vec<f64>) {
-    steps_on(&(0..count).map(batch).collect::<Vec<_>>(), config, learner, ahead)
+fn steps(count: usize, learner: &mut Learner, ahead: impl Fn(usize) -> Option<usize>) -> (Vec<f64>, Vec<f64>) {
+    steps_on(&(0..count).map(batch).collect::<Vec<_>>(), learner, ahead)
 }
 
 fn steps_on(
     batches: &[Numbered],
-    config: &RunConfig,
     learner: &mut Learner,
     ahead: impl Fn(usize) -> Option<usize>,
 ) -> (Vec<f64>, Vec<f64>) {
     let losses = batches.iter().enumerate().map(|(step, batch)| {
         let next = || batches.get(ahead(step)?);
-        learner.train(config, batch, step as u64, 1e-3, next).unwrap().mean_loss()
+        learner.train(batch, step as u64, 1e-3, next).unwrap().mean_loss()
     });
     let losses = losses.collect();
-    let weights = learner.model.parameters.flat().cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+    let weights = learner.model().parameters.flat().cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
     (losses, weights)
 }
 
@@ -111,11 +105,11 @@ fn a_recorded_step_has_the_bits_of_one_that_is_not() {
     for (micro_batches, recompute) in [(1, Recompute::Cheap), (2, Recompute::Block)] {
         let mut config = config(device, Precision::Bf16);
         (config.micro_batches, config.recompute) = (micro_batches, recompute);
-        let recorded = ten_steps(&config, &mut Learner::new(&config).unwrap());
+        let recorded = ten_steps(&mut Learner::new(&config).unwrap());
         let mut watched = Learner::new(&config).unwrap();
         // A step that is watched is not recorded.
         watched.profile = Some(Arc::default());
-        assert_eq!(ten_steps(&config, &mut watched), recorded, "{micro_batches} parts");
+        assert_eq!(ten_steps(&mut watched), recorded, "{micro_batches} parts");
     }
 }
 
@@ -138,7 +132,7 @@ fn mixed_images_are_learned_from_as_on_the_cpu() {
         let config = RunConfig { micro_batches: 2, ..config(device, Precision::F32) };
         let mut learner = Learner::new(&config).unwrap();
         learner.profile = watched.then(Arc::default);
-        steps_on(&batches, &config, &mut learner, ahead)
+        steps_on(&batches, &mut learner, ahead)
     };
     let (losses, weights) = run(DeviceName::Cpu, false, |_| None);
     let there = run(device, true, |_| None);
@@ -146,7 +140,7 @@ fn mixed_images_are_learned_from_as_on_the_cpu() {
     let errors = [distance(&there.0, &losses), distance(&there.1, &weights)];
     assert!(errors[0] < 1e-5 && errors[1] < 2e-3, "{errors:?}");
     let plain = RunConfig { micro_batches: 2, ..config(DeviceName::Cpu, Precision::F32) };
-    let (plain, _) = steps(4, &plain, &mut Learner::new(&plain).unwrap(), |_| None);
+    let (plain, _) = steps(4, &mut Learner::new(&plain).unwrap(), |_| None);
     assert!(distance(&plain, &losses) > 1e-3, "targets are not labels");
 }
 
@@ -162,7 +156,7 @@ fn what_is_computed_again_has_the_bits_of_what_is_kept() {
         let run = |recompute: Recompute| {
             let mut config = RunConfig { recompute, ..config(device, precision) };
             config.architecture = config.architecture.with_overrides(changes.iter().copied()).unwrap();
-            steps(3, &config, &mut Learner::new(&config).unwrap(), |_| None)
+            steps(3, &mut Learner::new(&config).unwrap(), |_| None)
         };
         let kept = run(Recompute::None);
         for recompute in [Recompute::Cheap, Recompute::Block] {
@@ -176,15 +170,15 @@ fn a_batch_that_was_sent_ahead_is_the_one_whose_turn_it_is() {
     let Some(device) = there() else { return };
     let mut config = config(device, Precision::Bf16);
     config.micro_batches = 2;
-    let expected = ten_steps(&config, &mut Learner::new(&config).unwrap());
-    let ahead = |which: fn(usize) -> Option<usize>| steps(10, &config, &mut Learner::new(&config).unwrap(), which);
+    let expected = ten_steps(&mut Learner::new(&config).unwrap());
+    let ahead = |which: fn(usize) -> Option<usize>| steps(10, &mut Learner::new(&config).unwrap(), which);
     assert_eq!(ahead(|step| Some(step + 1)), expected);
     assert_eq!(ahead(|step| (step % 3 == 1).then_some(step + 1)), expected, "now and then");
     assert_eq!(ahead(|step| Some(step / 2)), expected, "another one comes than was sent");
     let mut learner = Learner::new(&config).unwrap();
     let small = batch_of(2, 1);
-    learner.train(&config, &batch(0), 0, 1e-3, || Some(&small)).unwrap();
-    learner.train(&config, &small, 1, 1e-3, || None).expect("one of another size, which is not sent ahead");
+    learner.train(&batch(0), 0, 1e-3, || Some(&small)).unwrap();
+    learner.train(&small, 1, 1e-3, || None).expect("one of another size, which is not sent ahead");
 }
 
 #[test]
@@ -243,16 +237,16 @@ fn recorded_inference_has_the_bits_of_one_that_is_not_whatever_the_weights() {
             }
             expected
         };
-        let first = compare(&learner.model);
+        let first = compare(learner.model());
         for step in 0..3 {
-            learner.train(&config, &batch(step as usize), step, 1e-2, || None).unwrap();
+            learner.train(&batch(step as usize), step, 1e-2, || None).unwrap();
         }
-        let second = compare(&learner.model);
+        let second = compare(learner.model());
         let averaged = learner.with_average(|model| Ok(compare(model))).unwrap();
         assert!(first != second && second != averaged && averaged != first);
         // Between recorded steps.
-        learner.train(&config, &batch(3), 3, 1e-2, || None).unwrap();
-        assert_ne!(compare(&learner.model), second);
+        learner.train(&batch(3), 3, 1e-2, || None).unwrap();
+        assert_ne!(compare(learner.model()), second);
     }
 }
 

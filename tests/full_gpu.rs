@@ -29,8 +29,8 @@ fn run() -> Left {
     config.architecture = config.architecture.with_overrides(changes).unwrap();
     (config.device, config.ema.enabled) = (DeviceName::Emulated, true);
     let mut learner = Learner::new(&config).unwrap();
-    let Device::Cuda(gpu) = learner.model.device() else { panic!("no GPU") };
-    let train = |learner: &mut Learner, step: u64| learner.train(&config, &batch(4), step, 1e-3, || None).unwrap();
+    let Device::Cuda(gpu) = learner.model().device() else { panic!("no GPU") };
+    let train = |learner: &mut Learner, step: u64| learner.train(&batch(4), step, 1e-3, || None).unwrap();
     (0..3).for_each(|step| _ = train(&mut learner, step));
     let before = gpu.stats().held;
     let logits = learner.with_average(|model| {

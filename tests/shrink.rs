@@ -2,6 +2,7 @@
 
 mod common;
 
+use biformer::lock::Locked;
 use common::program::{biformer, contents, fresh, text};
 use common::samples;
 use image::{GenericImageView, ImageFormat};
@@ -113,7 +114,26 @@ fn names_that_are_no_texts_are_kept_apart() {
         let picture = image::load_from_memory(&fs::read(small.join(name(byte))).unwrap()).unwrap();
         assert_eq!(picture.get_pixel(1, 1).0[0], byte);
     }
-    assert_eq!(fs::read_dir(&small).unwrap().count(), 128);
+    let left = fs::read_dir(&small).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left.filter(|name| name != ".lock").count(), 128);
+}
+
+/// One would remove what the other has begun.
+#[test]
+fn one_folder_is_for_one_program_at_a_time() {
+    let folder = fresh("shrink-twice");
+    let [photos, small] = ["photos", "small"].map(|name| folder.join(name));
+    [&photos, &small].iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
+    samples::picture(&photos.join("a.png"), 40, 30, [1, 2, 3]);
+    let shrink = || biformer(&["shrink", "--data", text(&photos), "--output", text(&small), "--side", "8"]);
+    let other = Locked::new(&small).unwrap().expect("nobody is there yet");
+    let begun = small.join(".shrink-1-1");
+    fs::write(&begun, "what the other has begun").unwrap();
+    shrink().refused(&["--output", "being written there already", "another folder"]);
+    assert!(begun.exists());
+    drop(other);
+    assert!(shrink().ok().out.contains("1 picture written"));
+    assert!(!begun.exists());
 }
 
 #[test]

@@ -241,7 +241,7 @@ fn a_head_is_taken_over_for_its_own_classes_alone() {
         let random = BiFormer::new(&config.architecture, config.seed, DType::F32).unwrap().state_dict().unwrap();
         let (stored, named) = (Stored::read(&file).unwrap(), classes.iter().map(|&class| class.to_owned()));
         let learner = Learner::from_weights(&config, stored, &named.collect::<Vec<_>>()).unwrap();
-        let tuned = learner.model.state_dict().unwrap();
+        let tuned = learner.model().state_dict().unwrap();
         assert!(same(&tuned, &weights, "norm.weight") && !same(&tuned, &random, "norm.weight"));
         for name in ["head.weight", "head.bias"] {
             let row = |file: &TensorFile, row: usize| {

@@ -11,9 +11,10 @@
 //! the same bits as if everything had been kept.
 
 use crate::tape::{Node, Origin, TapeKind};
-use crate::{Error, InputGrads, Result, Rule, Tape, Var};
+use crate::{Error, InputGrads, Profile, Result, Rule, Tape, Var};
 use smallvec::SmallVec;
 use std::fmt::Display;
+use std::sync::Arc;
 use tensor::Tensor;
 
 /// A tensor that a rule would have saved, were its operation not able to give it again.
@@ -46,9 +47,11 @@ pub(crate) fn forget(rule: &mut impl Rule, inputs: &[&Var<'_>], nodes: &[Node]) 
 pub(crate) fn recall(rule: &mut dyn Rule, forgotten: &[Forgotten], nodes: &[Node]) -> Result<()> {
     for &Forgotten { saved, node } in forgotten {
         // The walk has not come to the node yet: it lies before the rule's own.
-        if let Origin::Operation(source) = &nodes[node].origin
-            && let Some(again) = source.again()
-        {
+        let Origin::Operation(source) = &nodes[node].origin else {
+            // A walk from another value was there before.
+            return Err(Error::Walked { op: nodes[node].name() });
+        };
+        if let Some(again) = source.again() {
             *rule.saved_mut()[saved] = again()?;
         }
     }
@@ -72,7 +75,8 @@ impl Tape {
             return work(self, inputs);
         }
         let kept = inputs.each_ref().map(|input| input.value().clone());
-        let tape = Tape::inference();
+        let profile = self.shared_profile();
+        let tape = Tape::inference().profiled(profile.clone());
         let (value, rest) = {
             let (output, rest) = work(&tape, kept.clone().map(|input| tape.constant(input)))?;
             (output.into_value(), rest)
@@ -87,7 +91,7 @@ impl Tape {
             Ok((output, _)) => Ok(output),
             Err(error) => Err(Error::Recompute { reason: error.to_string() }),
         });
-        Ok((self.append(&inputs.each_ref(), value, Segment { inputs: kept, work })?, rest))
+        Ok((self.append(&inputs.each_ref(), value, Segment { inputs: kept, work, profile })?, rest))
     }
 }
 
@@ -96,6 +100,7 @@ type Work<const N: usize> = dyn for<'s> Fn(&'s Tape, [Var<'s>; N]) -> Result<Var
 struct Segment<const N: usize> {
     inputs: [Tensor; N],
     work: Box<Work<N>>,
+    profile: Option<Arc<Profile>>,
 }
 
 impl<const N: usize> Rule for Segment<N> {
@@ -112,8 +117,8 @@ impl<const N: usize> Rule for Segment<N> {
     }
 
     fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let Segment { inputs, work } = *self;
-        let tape = Tape::new();
+        let Segment { inputs, work, profile } = *self;
+        let tape = Tape::new().profiled(profile);
         let mut wanted = (0..N).map(|index| grads.wanted(index));
         let place = |input| if wanted.next() == Some(true) { tape.input(input) } else { tape.constant(input) };
         let inputs = inputs.map(place);

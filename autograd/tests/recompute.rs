@@ -1,7 +1,10 @@
 //! Segments: what runs twice gives the gradients that running once would give.
 
-use autograd::{Error, Gradients, InputGrads, ParametersBuilder, Result, Rule, Tape, Var, rule_fields};
+use autograd::{
+    Again, Error, Gradients, InputGrads, ParametersBuilder, Profile, Result, Rule, Tape, Var, Work, rule_fields,
+};
 use std::cell::Cell;
+use std::sync::Arc;
 use tensor::{DType, Tensor};
 
 /// a·b, element by element.
@@ -23,6 +26,10 @@ struct Times {
 
 impl Rule for Times {
     rule_fields!("times", a, b);
+
+    fn again(&self) -> Option<Again<'_>> {
+        Some(Box::new(|| multiply(&self.a, &self.b)))
+    }
 
     fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         grads.give(0, multiply(&upstream, &self.b)?)?;
@@ -105,4 +112,29 @@ fn a_segment_that_does_something_else_the_second_time_is_an_error() {
         .unwrap();
     let error = tape.backward_from(&y, vector(&[1.0, 1.0]), &mut Gradients::default()).unwrap_err();
     assert!(matches!(&error, Error::Recompute { reason } if reason.contains("the second run")), "{error}");
+}
+
+/// Two results share a value, which the walk from the first consumes.
+#[test]
+fn a_value_that_an_earlier_walk_consumed_is_not_passed_over() {
+    for tape in [Tape::new(), Tape::recomputing_cheap(), Tape::recomputing_segments()] {
+        let [x, p, q] = [2.0, 3.0, 5.0].map(|x| tape.input(vector(&[x])));
+        let shared = times(&x, &x).unwrap();
+        let [y, z] = [times(&shared, &p).unwrap(), times(&shared, &q).unwrap()];
+        let mut gradients = Gradients::default();
+        tape.backward(&y, &mut gradients).unwrap();
+        assert_eq!(tape.backward(&z, &mut gradients).unwrap_err(), Error::Walked { op: "times" });
+    }
+}
+
+/// What a segment does is listed as if it stood on the tape: forward twice, backward once.
+#[test]
+fn a_profile_sees_what_segments_do() {
+    let profile = Arc::new(Profile::default());
+    let tape = Tape::recomputing_segments().profiled(Some(Arc::clone(&profile)));
+    let x = tape.input(vector(&[2.0]));
+    let (y, ()) = tape.segment([x], |_, [x]| Ok::<_, Error>((times(&x, &x)?, ()))).unwrap();
+    tape.backward(&y, &mut Gradients::default()).unwrap();
+    let calls = |work| profile.lines().iter().find(|line| (line.name, line.work) == ("times", work)).map(|l| l.calls);
+    assert_eq!((calls(Work::Forward), calls(Work::Backward)), (Some(2), Some(1)));
 }

@@ -168,11 +168,13 @@ impl Loader {
     }
 
     /// A batch of these samples, in this order, varied and mixed as the first batch of the first epoch. Bad images are borne,
-    /// however many there are: [`Batch::skipped`] names them. Errors: otherwise those of an epoch's batches, and
-    /// [`Error::Index`].
+    /// however many there are: [`Batch::skipped`] names them, and where all are bad the data set's first good one is shown.
+    /// Errors: otherwise those of an epoch's batches, and [`Error::Index`].
     pub fn batch_of(&self, samples: Vec<usize>) -> Result<Batch> {
-        let config = LoaderConfig { batch_size: samples.len().max(1), ..LoaderConfig::clone(&self.config) };
-        let order = samples.into_iter().map(|sample| Showing { sample, before: 0 }).collect();
+        let batch_size = samples.len();
+        let config = LoaderConfig { batch_size, max_bad_images: usize::MAX, ..LoaderConfig::clone(&self.config) };
+        let samples = samples.into_iter().chain(0..self.dataset.len());
+        let order = samples.map(|sample| Showing { sample, before: 0 }).collect();
         let job = self.job(config.into(), 0, order);
         job.build(0).unwrap_or_else(|| Err(Error::Worker("it was told to stop".to_owned())))
     }

@@ -23,6 +23,17 @@ fn a_bad_image_is_replaced_by_the_next_good_one_of_its_batch() {
     assert!(batches[1].skipped[0].reason.contains("6.png") && batches[2].skipped.is_empty());
 }
 
+/// Of pictures of a data set some may be shown that are all bad, though others are good.
+#[test]
+fn a_batch_of_chosen_bad_images_shows_a_good_one() {
+    let loader = Loader::new(Arc::new(Faulty::new(20, |index| index < 5)), in_order(5, 0)).unwrap();
+    let batch = loader.batch_of(vec![4, 1]).unwrap();
+    assert_eq!((batch.samples, batch.labels, batch.skipped.len()), (vec![5; 2], vec![5; 2], 2));
+    assert!(loader.batch_of(vec![]).unwrap().samples.is_empty());
+    let none = Loader::new(Arc::new(Faulty::new(20, |_| true)), in_order(5, 0)).unwrap();
+    assert!(matches!(none.batch_of(vec![4, 1]), Err(Error::NoGoodImage { .. })));
+}
+
 #[test]
 fn a_batch_of_bad_images_takes_the_next_good_one_of_the_epoch() {
     let dataset: Arc<dyn Dataset> = Arc::new(Faulty::new(20, |index| (5..12).contains(&index) || index >= 15));

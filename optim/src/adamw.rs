@@ -70,6 +70,8 @@ pub struct AdamW {
     runs: Runs,
     /// On a GPU, what changes from step to step.
     controls: Option<Controls>,
+    /// Whether those are for a step that has not been counted yet.
+    prepared: bool,
     steps: u64,
     m: Tensor,
     v: Tensor,
@@ -98,7 +100,7 @@ impl AdamW {
             Device::Cpu => None,
             Device::Cuda(_) => Some(Controls::new(&device, layout.len(), layout.dtype(), runs.ends())?),
         };
-        Ok(Self { config, runs, controls, steps: 0, m, v, layout })
+        Ok(Self { config, runs, controls, prepared: false, steps: 0, m, v, layout })
     }
 
     /// The number of steps made.
@@ -128,6 +130,7 @@ impl AdamW {
         let constants = self.constants(lr, grad_scale)?;
         let gradients_flat = self.expect_own(parameters, gradients)?;
         if let Some(controls) = &mut self.controls {
+            self.prepared = false;
             controls.set(&constants, f64::INFINITY)?;
             controls.step([parameters.flat_tensor_mut(), &mut self.m, &mut self.v], gradients_flat, None)?;
             self.steps += 1;
@@ -158,18 +161,22 @@ impl AdamW {
         gradients.flat().ok_or(Error::NoParameters)
     }
 
-    /// Before a step on a GPU: puts what is new about it where [`AdamW::clip_and_step`] finds it. `max_norm` is the
-    /// length down to which gradients are clipped. Errors: [`Error::Setting`]; [`tensor::Error::Device`] on the CPU.
-    pub fn prepare(&mut self, lr: f64, max_norm: f64) -> Result<()> {
+    /// The first of a GPU's three calls for a step: puts what is new about it where the others find it, and likewise of the
+    /// moving average, if it goes along. `max_norm` is the length down to which gradients are clipped. Errors:
+    /// [`Error::Setting`]; [`tensor::Error::Device`] on the CPU.
+    pub fn prepare(&mut self, lr: f64, max_norm: f64, average: Option<&mut Ema>) -> Result<()> {
         expect("max_norm", max_norm, "positive", max_norm > 0.0)?;
         let constants = self.constants(lr, 1.0)?;
-        Ok(self.controls()?.set(&constants, max_norm)?)
+        self.controls()?.set(&constants, max_norm)?;
+        average.map_or(Ok(()), Ema::prepare)?;
+        self.prepared = true;
+        Ok(())
     }
 
-    /// On a GPU: the norm of the gradients, clipping, a step, and in the same sweep one of the moving average, if there is
-    /// one; without waiting for any of it, so that it can be [recorded](tensor::cuda::Gpu::record). A gradient that is not
-    /// finite makes no step. [`AdamW::finish`], and the average's, belong after each time that this is done. Errors: as those
-    /// of [`AdamW::step_scaled`], and of [`Ema::update`].
+    /// The second: the norm of the gradients, clipping, a step, and in the same sweep one of the moving average; without
+    /// waiting for any of it, so that it can be [recorded](tensor::cuda::Gpu::record) and done again. A gradient that is
+    /// not finite makes no step. Errors: as those of [`AdamW::step_scaled`], and of [`Ema::update`];
+    /// [`tensor::Error::Argument`] without [`AdamW::prepare`].
     pub fn clip_and_step(
         &mut self,
         parameters: &mut Parameters,
@@ -177,6 +184,7 @@ impl AdamW {
         average: Option<&mut Ema>,
     ) -> Result<()> {
         let gradients = self.expect_own(parameters, gradients)?;
+        self.expect_prepared()?;
         let average = average.map(|average| average.with_rate(parameters)).transpose()?;
         self.controls()?.clip(gradients)?;
         if let Some(controls) = &self.controls {
@@ -185,10 +193,23 @@ impl AdamW {
         Ok(())
     }
 
-    /// Counts a step that was made on a GPU, waits for it, and gives the norm of its gradients.
-    pub fn finish(&mut self) -> Result<f64> {
-        self.steps += 1;
-        Ok(self.controls()?.norm()?)
+    /// The third: waits for the step, counts it and the average's, and gives the norm of the gradients; where that is not
+    /// finite there was none to count. Errors: [`tensor::Error::Argument`] without [`AdamW::prepare`]; those of the GPU.
+    pub fn finish(&mut self, average: Option<&mut Ema>) -> Result<f64> {
+        self.expect_prepared()?;
+        let norm = self.controls()?.norm()?;
+        self.prepared = false;
+        let made = norm.is_finite();
+        self.steps += u64::from(made);
+        if let Some(average) = average {
+            average.finish(made);
+        }
+        Ok(norm)
+    }
+
+    fn expect_prepared(&self) -> Result<()> {
+        let missing = || tensor::Error::argument("adamw", "a step that was not prepared");
+        Ok(self.prepared.then_some(()).ok_or_else(missing)?)
     }
 
     fn controls(&mut self) -> Result<&mut Controls> {
@@ -223,7 +244,7 @@ impl AdamW {
             own.to_device(&device)
         };
         (self.m, self.v) = (own(&state.m)?, own(&state.v)?);
-        self.steps = state.steps;
+        (self.steps, self.prepared) = (state.steps, false);
         Ok(())
     }
 }

@@ -44,6 +44,8 @@ pub struct Ema {
     average: Parameters,
     /// 1 − d (1) of the update that was last prepared, on the average's device.
     rate: Option<Tensor>,
+    /// Whether that update has not been counted yet.
+    prepared: bool,
 }
 
 /// What a checkpoint keeps of [`Ema`] to continue with the same bits.
@@ -59,7 +61,7 @@ impl Ema {
     /// An average that starts at these parameters. Errors: [`Error::Setting`](crate::Error::Setting).
     pub fn new(parameters: &Parameters, config: EmaConfig) -> Result<Self> {
         config.validate()?;
-        Ok(Self { config, updates: 0, average: parameters.duplicate()?, rate: None })
+        Ok(Self { config, updates: 0, average: parameters.duplicate()?, rate: None, prepared: false })
     }
 
     /// The averaged parameters, to evaluate the model with.
@@ -83,18 +85,19 @@ impl Ema {
         self.prepare()?;
         let (average, rate) = self.with_rate(parameters)?;
         average.move_towards(parameters.flat(), rate)?;
-        self.finish();
+        self.finish(true);
         Ok(())
     }
 
-    /// Before an update on a GPU: puts its rate where [`AdamW::clip_and_step`](crate::AdamW::clip_and_step) finds it.
-    pub fn prepare(&mut self) -> Result<()> {
+    /// Puts the rate of the next update where it is looked for.
+    pub(crate) fn prepare(&mut self) -> Result<()> {
         let rate = 1.0 - self.config.decay_at(self.updates);
         let rate = Tensor::full([1], rate).cast(self.average.layout().dtype())?;
         match &mut self.rate {
             Some(there) => there.overwrite(0, &rate)?,
             there => *there = Some(rate.to_device(&self.average.flat().device())?),
         }
+        self.prepared = true;
         Ok(())
     }
 
@@ -104,17 +107,18 @@ impl Ema {
     }
 
     /// The average and its rate, for a kernel that moves it towards `parameters`. Errors: [`Error::Layout`](crate::Error::Layout);
-    /// [`tensor::Error::Argument`] without [`Ema::prepare`].
+    /// [`tensor::Error::Argument`] for an update that was not prepared.
     pub(crate) fn with_rate(&mut self, parameters: &Parameters) -> Result<(&mut Tensor, &Tensor)> {
         expect_layout(self.average.layout(), "parameters", parameters.layout())?;
         let missing = || tensor::Error::argument("ema", "an average that was not prepared");
-        let rate = self.rate.as_ref().ok_or_else(missing)?;
+        let rate = self.rate.as_ref().filter(|_| self.prepared).ok_or_else(missing)?;
         Ok((self.average.flat_tensor_mut(), rate))
     }
 
-    /// Counts an update that was made on a GPU.
-    pub fn finish(&mut self) {
-        self.updates += 1;
+    /// Counts the update that was prepared, if it was made.
+    pub(crate) fn finish(&mut self, made: bool) {
+        self.updates += u64::from(made);
+        self.prepared = false;
     }
 
     /// The state for a checkpoint. Its tensor is the average's own: the next update needs it dropped.
@@ -127,7 +131,7 @@ impl Ema {
     pub fn restore(&mut self, state: &EmaState) -> Result<()> {
         expect_flat(self.average.layout(), "averaged parameters", &state.average)?;
         self.average.flat_tensor_mut().overwrite(0, &state.average.to_device(&Device::Cpu)?)?;
-        self.updates = state.updates;
+        (self.updates, self.prepared) = (state.updates, false);
         Ok(())
     }
 }

@@ -91,21 +91,15 @@ fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
         give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
         let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
         let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: true }).unwrap();
-        let unprepared = adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema));
-        assert!(unprepared.unwrap_err().to_string().contains("not prepared"));
         for _ in 0..3 {
-            adamw.prepare(0.05, 1.0).unwrap();
-            if along {
-                ema.prepare().unwrap();
-                adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap();
-                ema.finish();
-            } else {
-                adamw.clip_and_step(&mut parameters, &gradients, None).unwrap();
+            adamw.prepare(0.05, 1.0, along.then_some(&mut ema)).unwrap();
+            adamw.clip_and_step(&mut parameters, &gradients, along.then_some(&mut ema)).unwrap();
+            adamw.finish(along.then_some(&mut ema)).unwrap();
+            if !along {
                 ema.update(&parameters).unwrap();
             }
-            adamw.finish().unwrap();
         }
-        assert_eq!(ema.updates(), 3);
+        assert_eq!((adamw.steps(), ema.updates()), (3, 3));
         [parameters.flat(), ema.average().flat()].map(|flat| flat.to_vec::<f32>().unwrap())
     };
     assert_eq!(run(true), run(false));
@@ -121,18 +115,40 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
         let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: false }).unwrap();
         let mut step = |of_element: &dyn Fn(usize) -> f64| {
             give(&parameters, &mut gradients, of_element);
-            adamw.prepare(0.05, 1.0).unwrap();
-            ema.prepare().unwrap();
+            adamw.prepare(0.05, 1.0, Some(&mut ema)).unwrap();
             adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap();
-            ema.finish();
-            let (norm, moments) = (adamw.finish().unwrap(), adamw.state());
+            let (norm, moments) = (adamw.finish(Some(&mut ema)).unwrap(), adamw.state());
             let all = [parameters.flat(), &moments.m, &moments.v, ema.average().flat()];
+            assert_eq!((adamw.steps(), ema.updates()), (1, 1), "what was no step is not counted");
             (norm, all.map(|flat| flat.cast(DType::F64).unwrap().to_vec::<f64>().unwrap()))
         };
         let (_, before) = step(&|i| (i as f64 * 0.61).cos());
         let (norm, after) = step(&|i| if i == 1 { value } else { 1.0 });
         assert!(!norm.is_finite() && after == before, "{dtype} {value}");
     }
+}
+
+/// Its constants would be those of another step, or none.
+#[test]
+fn a_step_that_was_not_prepared_is_refused() {
+    let Some(gpu) = Gpu::for_tests(2) else { return };
+    let mut parameters = parameters(DType::F32).to_device(&Device::Cuda(gpu)).unwrap();
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
+    let start = parameters.flat().to_vec::<f32>().unwrap();
+    let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
+    let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: false }).unwrap();
+    let expect_refused = |error: optim::Error| assert!(error.to_string().contains("not prepared"), "{error}");
+    expect_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
+    expect_refused(adamw.finish(None).unwrap_err());
+    adamw.prepare(0.05, 1.0, None).unwrap();
+    expect_refused(adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap_err());
+    assert_eq!(parameters.flat().to_vec::<f32>().unwrap(), start);
+    adamw.clip_and_step(&mut parameters, &gradients, None).unwrap();
+    adamw.finish(None).unwrap();
+    // Nor is one step counted twice.
+    expect_refused(adamw.finish(None).unwrap_err());
+    assert_eq!(adamw.steps(), 1);
 }
 
 /// In several pieces of the norm's sum.
@@ -149,9 +165,9 @@ fn a_long_gradient_is_clipped_as_on_the_cpu() {
             give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
             let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
             let norm = if let Device::Cuda(_) = device {
-                adamw.prepare(0.05, 1.0).unwrap();
+                adamw.prepare(0.05, 1.0, None).unwrap();
                 adamw.clip_and_step(&mut parameters, &gradients, None).unwrap();
-                adamw.finish().unwrap()
+                adamw.finish(None).unwrap()
             } else {
                 let norm = gradient_norm(&gradients).unwrap();
                 adamw.step_scaled(&mut parameters, &gradients, 0.05, clip_factor(norm, 1.0).unwrap()).unwrap();

@@ -39,7 +39,7 @@ pub struct Arguments {
     #[arg(long, value_enum)]
     recompute: Option<Recompute>,
     /// Prints one JSON object, with the configuration. Its training_bytes are null where the model cannot be trained:
-    /// without a head. Its run is null without --checkpoint.
+    /// without a head, or on one image of one token. Its run is null without --checkpoint.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -143,7 +143,9 @@ fn show(arguments: &Arguments) -> Result<()> {
         }
         print_parts(&run.model, size, &parts)?;
     }
-    let trainable = config.features == Features::Logits;
+    let unfit = run.expect_statistics(size.0).err();
+    unfit.iter().for_each(|reason| tell!(io::stderr(), "note: not to be trained: {reason}"));
+    let trainable = config.features == Features::Logits && unfit.is_none();
     let training = if trainable { Some(memory::training(&run, size.0)?) } else { None };
     let activations = memory::activations(&run, size.0)?;
     let inference = memory::inference(&run, size.0, DType::F32)?;

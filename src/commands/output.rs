@@ -1,7 +1,7 @@
 //! Where a command's results may go.
 
+use crate::lock::is_lock;
 use crate::pictures;
-use crate::trainer::folder;
 use anyhow::{Result, bail};
 use model::{TensorFile, expect_writable};
 use serde_json::Value;
@@ -40,7 +40,7 @@ pub fn expect_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
             path.display()
         );
     }
-    if path.is_file() && (!kind.holds(path) || folder::is_lock(path)) {
+    if path.is_file() && (!kind.holds(path) || is_lock(path)) {
         bail!("{option} {}: what is there is no earlier result; name another file", path.display());
     }
     Ok(expect_writable(path)?)

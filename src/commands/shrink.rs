@@ -1,6 +1,7 @@
 //! `biformer shrink`.
 
 use super::{Status, Threads, pictures_in};
+use crate::lock::Locked;
 use crate::printing::tell;
 use crate::trainer::display::{bar, plural};
 use anyhow::{Context, Result, bail};
@@ -59,6 +60,11 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         // Through a symbolic link, what was written before may lie among them.
         pictures.retain(|picture| !fs::canonicalize(picture).is_ok_and(|picture| picture.starts_with(&output)));
         fs::create_dir_all(&output).with_context(named)?;
+        let Some(_locked) = Locked::new(&output).with_context(named)? else {
+            bail!(
+                "--output {shown}: pictures are being written there already; wait for the end, or name another folder"
+            );
+        };
         remove_leftovers(&output).with_context(named)?;
         expect_writable(&output.join(TEMPORARY)).with_context(named)?;
         let bar = bar(pictures.len());

@@ -307,13 +307,7 @@ impl RunConfig {
         if !self.batch_size.is_multiple_of(self.micro_batches) {
             bail!("micro_batches = {} does not divide batch_size = {}", self.micro_batches, self.batch_size);
         }
-        let (images, last) = (self.batch_size / self.micro_batches, self.architecture.stages() - 1);
-        if images == 1 && self.architecture.map_side(self.image_size, last) == 1 {
-            bail!(
-                "one image at a time (batch_size / micro_batches), of which the last map is a single token: batch \
-                 normalisation has nothing to normalise by; expected two images or more"
-            );
-        }
+        self.expect_statistics([self.image_size; 2])?;
         if self.threads > MOST_THREADS {
             bail!("threads = {}, expected up to {MOST_THREADS}, or 0 for one per core", self.threads);
         }
@@ -342,6 +336,18 @@ impl RunConfig {
         self.optimizer.validate().context("optimizer")?;
         self.ema.settings().validate().context("ema")?;
         self.schedule(1).context("schedule")?;
+        Ok(())
+    }
+
+    /// Errors: what a step computes at once, of images of this size, is a single token in the last map.
+    pub fn expect_statistics(&self, size: [usize; 2]) -> Result<()> {
+        let (images, last) = (self.batch_size / self.micro_batches, self.architecture.stages() - 1);
+        if images == 1 && size.iter().all(|&side| self.architecture.map_side(side, last) == 1) {
+            bail!(
+                "one image at a time (batch_size / micro_batches), of which the last map is a single token: batch \
+                 normalisation has nothing to normalise by; expected two images or more"
+            );
+        }
         Ok(())
     }
 

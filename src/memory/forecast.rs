@@ -46,7 +46,7 @@ pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
         let pixels = vec![0.5; shape.iter().product()];
         let batch = Batch { images: pixels, shape, labels, ..Batch::default() };
         let meter = Meter::start();
-        Learner::blank(&config)?.train(&config, &batch.into(), 0, 1e-3, || None)?;
+        Learner::blank(&config)?.train(&batch.into(), 0, 1e-3, || None)?;
         Ok(meter.most())
     })?;
     Ok(PROGRAM + model + image_bytes(config, size))

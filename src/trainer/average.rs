@@ -41,11 +41,6 @@ impl Average {
         self.follow_statistics(model)
     }
 
-    /// Before an update on a GPU: see [`Ema::prepare`].
-    pub fn prepare(&mut self) -> Result<()> {
-        Ok(self.parameters.prepare()?)
-    }
-
     /// The average of the parameters, which a GPU moves with the step that it follows.
     pub fn of_parameters(&mut self) -> &mut Ema {
         &mut self.parameters
@@ -58,11 +53,6 @@ impl Average {
             average.move_towards(values, rate)?;
         }
         Ok(())
-    }
-
-    /// Counts an update that was made on a GPU.
-    pub fn finish(&mut self) {
-        self.parameters.finish();
     }
 
     /// Lets `work` see a model with the averages in place of its own numbers. Whatever comes of it, the model then

@@ -111,13 +111,14 @@ pub struct Display {
 
 impl Display {
     /// Says what it begins with, given what there is to train on and to test on.
-    pub fn new(config: &RunConfig, learner: &Learner, progress: &Progress, [train, test]: [&Loader; 2]) -> Self {
-        let parameters = learner.model.parameters.layout().count() as f64 / 1e6;
+    pub fn new(learner: &Learner, progress: &Progress, [train, test]: [&Loader; 2]) -> Self {
+        let config = learner.config();
+        let parameters = learner.model().parameters.layout().count() as f64 / 1e6;
         let begins = (progress.epoch, progress.batch) == (0, 0);
         describe(config, parameters, [train.dataset().as_ref(), test.dataset().as_ref()], begins);
         let steps = train.batches_per_epoch();
         if !config.freeze.is_empty() {
-            let layout = learner.model.parameters.layout();
+            let layout = learner.model().parameters.layout();
             let frozen = layout.ids().filter(|&id| layout.is_frozen(id)).map(|id| layout.shape(id).count());
             let (frozen, parts) = (frozen.sum::<usize>(), config.freeze.join(", "));
             tell!(io::stdout(), "{frozen} of the parameters are frozen: {parts}.");

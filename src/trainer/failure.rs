@@ -33,7 +33,7 @@ impl Trainer {
 
     /// Which command names all images that cannot be read, where they are in a folder.
     fn check_names_all(&self) -> String {
-        let data = &self.config.data;
+        let data = &self.learner.config().data;
         if Path::new(data).is_dir() {
             format!(" (biformer check --data {} names all of them)", quoted(data))
         } else {

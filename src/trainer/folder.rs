@@ -4,13 +4,14 @@ use super::checkpoint::{Checkpoint, FILE_NAME};
 use super::metrics::{EpochMetrics, Timing};
 use super::stopwatch::Lap;
 use crate::config::RunConfig;
+use crate::lock::{LOCK, Locked, expect_regular};
 use crate::pictures;
 use crate::printing::tell;
 use anyhow::{Context, Error, Result, bail};
 use data::{Batch, Transform};
 use model::{ModelConfig, Trace, copy_safely, expect_writable, write_safely};
 use serde::de::DeserializeOwned;
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,8 +23,6 @@ const METRICS: &str = "metrics.jsonl";
 const TIMINGS: &str = "timings.jsonl";
 const CURVES: &str = "curves.png";
 const ROUTING: &str = "routing.png";
-/// Stays when the run ends: to remove it would pull it from under a run that has just opened it.
-const LOCK: &str = ".lock";
 /// How many test images the picture of routed regions shows.
 pub const PICTURED: usize = 6;
 
@@ -31,15 +30,7 @@ pub const PICTURED: usize = 6;
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    /// Is locked, which ends with the process however that ends.
-    lock: File,
-}
-
-impl Drop for RunFolder {
-    fn drop(&mut self) {
-        // Closing is not enough: a process that is being started just now has the file open, too, for a moment.
-        let _ = self.lock.unlock();
-    }
+    _locked: Locked,
 }
 
 impl RunFolder {
@@ -47,7 +38,7 @@ impl RunFolder {
     pub fn create(config: &RunConfig) -> Result<Self> {
         let path = &config.out;
         fs::create_dir_all(path).with_context(|| cannot_be_made(path))?;
-        let folder = Self { path: path.clone(), lock: lock(path)? };
+        let folder = Self { path: path.clone(), _locked: lock(path)? };
         // Once locked: another run may have come and gone.
         expect_free(path)?;
         folder.clean()?;
@@ -70,7 +61,7 @@ impl RunFolder {
                 path.display()
             );
         }
-        Ok(Self { path: path.to_owned(), lock: lock(path)? })
+        Ok(Self { path: path.to_owned(), _locked: lock(path)? })
     }
 
     /// Writes the configuration.
@@ -272,32 +263,12 @@ fn cannot_be_made(path: &Path) -> String {
     format!("run folder {}: cannot be made; choose another with --out", path.display())
 }
 
-/// Refuses what is there, and no regular file: to read from a pipe, or to open it, might never end.
-fn expect_regular(path: &Path) -> Result<()> {
-    match fs::metadata(path) {
-        Ok(there) if !there.is_file() => bail!("{}: it is there, but not as a regular file; remove it", path.display()),
-        _ => Ok(()),
-    }
-}
-
-/// Whether a file would be the lock of a run folder.
-pub fn is_lock(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name == LOCK)
-}
-
-/// Locks a run folder for as long as the file is open.
-fn lock(path: &Path) -> Result<File> {
+/// Locks a run folder.
+fn lock(path: &Path) -> Result<Locked> {
     let shown = path.display();
-    expect_regular(&path.join(LOCK))?;
-    let file = File::options().create(true).truncate(false).write(true).open(path.join(LOCK));
-    let file = file.with_context(|| format!("run folder {shown}: cannot be written"))?;
-    match file.try_lock() {
-        Err(TryLockError::WouldBlock) => {
-            bail!("run folder {shown}: a run is on its way in it; wait for its end, or choose another with --out")
-        }
-        // Not every file system has locks, and a run is possible without.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
-    }
+    Locked::new(path).with_context(|| format!("run folder {shown}"))?.with_context(|| {
+        format!("run folder {shown}: a run is on its way in it; wait for its end, or choose another with --out")
+    })
 }
 
 /// A text as one word of a shell's command. On Windows paths have backslashes, and no quotation marks.

@@ -65,7 +65,6 @@ pub enum Outcome {
 /// which other threads do not.
 pub struct Trainer {
     pool: Arc<ThreadPool>,
-    config: RunConfig,
     folder: RunFolder,
     learner: Learner,
     progress: Progress,
@@ -154,10 +153,10 @@ impl Trainer {
             Some(weights) => Learner::from_weights(&config, weights, &facts.classes)?,
         };
         let folder = RunFolder::create(&config)?;
-        let trainer = Self { pool, config, folder, learner, progress: Progress::default(), facts, train, test };
+        let trainer = Self { pool, folder, learner, progress: Progress::default(), facts, train, test };
         // In this order: a folder with a checkpoint can be resumed, one with anything less would be in the way.
         trainer.save()?;
-        trainer.folder.write_config(&trainer.config)?;
+        trainer.folder.write_config(trainer.learner.config())?;
         Ok(trainer)
     }
 
@@ -220,8 +219,8 @@ impl Trainer {
         let learner = Learner::resume(checkpoint, &config)?;
         folder.note_edits(then)?;
         folder.rewind(progress.epoch)?;
-        let trainer = Self { pool, config, folder, learner, progress, facts, train, test };
-        if trainer.config != *then {
+        let trainer = Self { pool, folder, learner, progress, facts, train, test };
+        if trainer.learner.config() != then {
             // What is asked for holds from now on, also should this end before its first step.
             trainer.save()?;
         }
@@ -229,7 +228,7 @@ impl Trainer {
             // Should the run have been killed before it came to that.
             trainer.folder.keep_best()?;
         }
-        trainer.folder.write_config(&trainer.config)?;
+        trainer.folder.write_config(trainer.learner.config())?;
         Ok(trainer)
     }
 
@@ -240,18 +239,18 @@ impl Trainer {
 
     /// The number of epochs.
     pub fn epochs(&self) -> usize {
-        self.config.epochs
+        self.learner.config().epochs
     }
 
     /// Whether all epochs are done.
     pub fn finished(&self) -> bool {
-        self.progress.epoch >= self.config.epochs
+        self.progress.epoch >= self.learner.config().epochs
     }
 
     /// Trains until all epochs are done or `stop` is set.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
-            let display = Display::new(&self.config, &self.learner, &self.progress, [&self.train, &self.test]);
+            let display = Display::new(&self.learner, &self.progress, [&self.train, &self.test]);
             let outcome = self.run_on(stop, &display).or_else(|error| self.explained(error));
             display.close();
             outcome
@@ -296,7 +295,7 @@ impl Trainer {
             display.skipped(&batch);
             let step = (epoch * steps + self.progress.batch) as u64;
             let lr = schedule.lr(step);
-            let score = self.learner.train(&self.config, &batch, step, lr, || batches.peek()?.as_ref().ok());
+            let score = self.learner.train(&batch, step, lr, || batches.peek()?.as_ref().ok());
             let score = score.with_context(|| {
                 let number = self.progress.batch + 1;
                 format!("step {} (epoch {}, batch {number} of {steps}), learning rate {lr:.3e}", step + 1, epoch + 1)
@@ -309,7 +308,7 @@ impl Trainer {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            let every = self.config.checkpoint_every as u64;
+            let every = self.learner.config().checkpoint_every as u64;
             if every > 0 && (step + 1).is_multiple_of(every) {
                 self.save()?;
             }
@@ -318,7 +317,7 @@ impl Trainer {
     }
 
     fn schedule(&self) -> Result<Schedule> {
-        self.config.schedule(self.train.batches_per_epoch())
+        self.learner.config().schedule(self.train.batches_per_epoch())
     }
 
     /// The score on the test images, or nothing when `stop` was set before it was complete.
@@ -352,12 +351,12 @@ impl Trainer {
             let shown = PICTURED.min(all);
             let batch = self.test.batch_of((0..shown).map(|image| image * all / shown).collect())?;
             let trace = self.learner.with_average(|model| step::trace(model, &batch))?;
-            self.folder.draw_routes(&batch, &trace, &self.config.architecture, self.test.transform())
+            self.folder.draw_routes(&batch, &trace, &self.learner.config().architecture, self.test.transform())
         })
     }
 
     fn save(&self) -> Result<()> {
-        let checkpoint = self.learner.checkpoint(&self.config, &self.progress, self.facts.clone())?;
+        let checkpoint = self.learner.checkpoint(&self.progress, self.facts.clone())?;
         checkpoint.write(&self.folder.checkpoint()).map_err(|error| self.folder.unsaved(error))
     }
 }

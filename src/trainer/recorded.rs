@@ -10,7 +10,6 @@ use super::average::Average;
 use super::failure::lacks_memory;
 use super::score::{Score, judge};
 use super::step::{LOWER_RATE, Learner, modes};
-use crate::config::{Recompute, RunConfig};
 use crate::staging::{Numbered, Staging};
 use anyhow::{Context, Error, Result};
 use model::Mode;
@@ -22,7 +21,6 @@ use tensor::cuda::Repeated;
 pub struct Staged {
     step: Repeated<Vec<Traces>>,
     batch: Staging,
-    recompute: Recompute,
 }
 
 /// What a micro-batch leaves behind: its loss and its logits.
@@ -32,54 +30,49 @@ impl Learner {
     /// As [`Learner::train`], on a GPU.
     pub(super) fn train_on_gpu<'b>(
         &mut self,
-        config: &RunConfig,
         batch: &Numbered,
         step: u64,
         lr: f64,
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
-        let mut staged = self.stage(config, batch).map_err(with_way_out)?;
-        let result = self.step(config, &mut staged, batch, step, lr, next);
+        let mut staged = self.stage(batch).map_err(with_way_out)?;
+        let result = self.step(&mut staged, batch, step, lr, next);
         self.staged = Some(staged);
         result.map_err(with_way_out)
     }
 
     /// Brings a batch to the GPU.
-    fn stage(&mut self, config: &RunConfig, batch: &Numbered) -> Result<Staged> {
-        let parts = config.parts(batch.labels.len());
+    fn stage(&mut self, batch: &Numbered) -> Result<Staged> {
+        let parts = self.config.parts(batch.labels.len());
         // What does not fit goes, with the memory of what was recorded for it, before there is another.
         if let Some(mut staged) = self.staged.take()
-            && staged.recompute == config.recompute
             && staged.batch.fill(batch, parts)?
         {
             return Ok(staged);
         }
         let batch = Staging::new(batch, parts, &self.device)?;
-        Ok(Staged { step: Repeated::default(), batch, recompute: config.recompute })
+        Ok(Staged { step: Repeated::default(), batch })
     }
 
     fn step<'b>(
         &mut self,
-        config: &RunConfig,
         staged: &mut Staged,
         given: &Numbered,
         step: u64,
         lr: f64,
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
-        self.optimizer.prepare(lr, config.longest_gradient())?;
-        if let Some(average) = &mut self.average {
-            average.prepare()?;
-        }
+        let average = self.average.as_mut().map(Average::of_parameters);
+        self.optimizer.prepare(lr, self.config.longest_gradient(), average)?;
         let Staged { step: repeated, batch, .. } = staged;
-        let modes = modes(config, step, batch.parts().len());
+        let modes = modes(&self.config, step, batch.parts().len());
         let streams = |count| -> Vec<_> {
             let draws = (count / modes.len().max(1)) as u64;
             modes.iter().flat_map(|mode| (0..draws).filter_map(|draw| mode.stream(draw))).collect()
         };
         // A profile watches each operation.
         let (device, may_record) = (self.device.clone(), self.profile.is_none());
-        let traces = repeated.run(&device, may_record, streams, || self.run(config, batch.parts(), &modes))?;
+        let traces = repeated.run(&device, may_record, streams, || self.run(batch.parts(), &modes))?;
         // While the GPU works.
         batch.send(next)?;
         let mut score = Score::default();
@@ -88,21 +81,18 @@ impl Learner {
             let labels = &given.labels[given.slots(part, modes.len())];
             score.add(judge(&self.model, tensors, labels, modes[part], [loss, logits])?);
         }
-        let norm = self.optimizer.finish()?;
-        if let Some(average) = &mut self.average {
-            average.finish();
-        }
-        clip_factor(norm, config.longest_gradient()).context(LOWER_RATE)?;
+        let norm = self.optimizer.finish(self.average.as_mut().map(Average::of_parameters))?;
+        clip_factor(norm, self.config.longest_gradient()).context(LOWER_RATE)?;
         Ok(score)
     }
 
     /// All that the GPU does in a step: nothing here waits for it.
-    fn run(&mut self, config: &RunConfig, parts: &[[Tensor; 2]], modes: &[Mode]) -> Result<Vec<Traces>> {
+    fn run(&mut self, parts: &[[Tensor; 2]], modes: &[Mode]) -> Result<Vec<Traces>> {
         self.gradients.begin_step();
         let mut traces = vec![];
         let whole = parts.iter().map(|[_, targets]| targets.shape()[0]).sum();
         for (given, &mode) in parts.iter().zip(modes) {
-            let trace = self.pass(config, given, mode, whole, |_, left| {
+            let trace = self.pass(given, mode, whole, |_, left| {
                 traces.push(left.map(Tensor::clone));
                 Ok(())
             })?;

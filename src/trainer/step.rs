@@ -16,10 +16,11 @@ use optim::{AdamW, AdamWState, clip_factor, gradient_norm};
 use std::sync::Arc;
 use tensor::{DType, Device, Tensor, settle_pool};
 
-/// Everything that changes while a model learns.
+/// Everything that changes while a model learns, in the way that a configuration asks for.
 pub struct Learner {
-    /// The model.
-    pub model: BiFormer,
+    pub(super) config: RunConfig,
+    /// On a GPU, a recorded step knows where its weights and statistics lie: nobody else may put others in their place.
+    pub(super) model: BiFormer,
     pub(super) device: Device,
     pub(super) gradients: Gradients,
     pub(super) optimizer: AdamW,
@@ -90,7 +91,18 @@ impl Learner {
         };
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
         let gradients = Gradients::new(&model.parameters)?;
-        Ok(Self { device, gradients, optimizer, average, staged: None, profile: None, model, head: None })
+        let config = config.clone();
+        Ok(Self { config, model, device, gradients, optimizer, average, staged: None, profile: None, head: None })
+    }
+
+    /// What it was made for.
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
+    /// The model as it is now, not averaged.
+    pub fn model(&self) -> &BiFormer {
+        &self.model
     }
 
     /// Where it computes.
@@ -103,24 +115,23 @@ impl Learner {
     /// this one, which is sent ahead; on the CPU it is not.
     pub fn train<'b>(
         &mut self,
-        config: &RunConfig,
         batch: &Numbered,
         step: u64,
         lr: f64,
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
         if self.device != Device::Cpu {
-            return self.train_on_gpu(config, batch, step, lr, next);
+            return self.train_on_gpu(batch, step, lr, next);
         }
         let profile = self.profile.clone();
         let lap = |name| profile.iter().for_each(|profile| profile.lap(name));
         self.gradients.begin_step();
-        let parts = config.parts(batch.labels.len());
+        let parts = self.config.parts(batch.labels.len());
         let mut score = Score::default();
-        for (part, mode) in modes(config, step, parts).into_iter().enumerate() {
+        for (part, mode) in modes(&self.config, step, parts).into_iter().enumerate() {
             let given = tensors(batch, part, parts)?;
             lap("copy of the images");
-            let trace = self.pass(config, &given, mode, batch.labels.len(), |model, left| {
+            let trace = self.pass(&given, mode, batch.labels.len(), |model, left| {
                 // Before the gradients, which a loss that is no number would spoil.
                 score.add(judge(model, &given, &batch.labels[batch.slots(part, parts)], mode, left)?);
                 lap("score");
@@ -131,7 +142,7 @@ impl Learner {
         }
         // The norm is looked at in any case: a step along a gradient that is not finite would destroy the weights.
         let norm = gradient_norm(&self.gradients)?;
-        let factor = clip_factor(norm, config.longest_gradient()).context(LOWER_RATE)?;
+        let factor = clip_factor(norm, self.config.longest_gradient()).context(LOWER_RATE)?;
         lap("gradient norm");
         self.optimizer.step_scaled(&mut self.model.parameters, &self.gradients, lr, factor)?;
         lap("optimizer");
@@ -147,16 +158,15 @@ impl Learner {
     /// loss and the logits in between.
     pub(super) fn pass(
         &mut self,
-        config: &RunConfig,
         [images, targets]: &[Tensor; 2],
         mode: Mode,
         whole: usize,
         seen: impl FnOnce(&BiFormer, [&Tensor; 2]) -> Result<()>,
     ) -> Result<Trace> {
-        let tape = config.recompute.tape(&self.device).profiled(self.profile.clone());
+        let tape = self.config.recompute.tape(&self.device).profiled(self.profile.clone());
         let output = self.model.forward(&tape, images, mode)?;
         let logits = output.logits();
-        let loss = loss(logits, targets, config.label_smoothing)?;
+        let loss = loss(logits, targets, self.config.label_smoothing)?;
         seen(&self.model, [loss.value(), logits.value()])?;
         let share = ops::scale(&loss, targets.shape()[0] as f64 / whole as f64)?;
         tape.backward(&share, &mut self.gradients)?;
@@ -180,7 +190,7 @@ impl Learner {
     }
 
     /// What is needed to go on from here. Numbers that are not finite are refused: nobody could go on from there.
-    pub fn checkpoint(&self, config: &RunConfig, progress: &Progress, data: DataFacts) -> Result<Checkpoint> {
+    pub fn checkpoint(&self, progress: &Progress, data: DataFacts) -> Result<Checkpoint> {
         let AdamWState { steps, m, v } = self.optimizer.state();
         let mut file = self.model.state_dict()?;
         let mut progress = progress.clone();
@@ -199,7 +209,7 @@ impl Learner {
                 bail!("{LOWER_RATE}: after step {steps} numbers of {name} are not finite");
             }
         }
-        Ok(Checkpoint::new(config.clone(), progress, data, file))
+        Ok(Checkpoint::new(self.config.clone(), progress, data, file))
     }
 
     /// A learner that goes on where a checkpoint was made, as configured now: device and precision may be others.
@@ -277,7 +287,7 @@ mod tests {
         let gradients = |parts: usize, batch: Batch| -> Result<(Vec<f32>, u64)> {
             let config = RunConfig { micro_batches: parts, ..config.clone() };
             let mut learner = Learner::new(&config)?;
-            learner.train(&config, &batch.into(), 0, 1e-3, || None)?;
+            learner.train(&batch.into(), 0, 1e-3, || None)?;
             let flat = learner.gradients.flat().context("gradients")?.to_vec::<f32>()?;
             Ok((flat, learner.model.statistics[0].batches))
         };

@@ -3,7 +3,7 @@
 use standin::Standin;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use tensor::cuda::{Gpu, Module, elements};
+use tensor::cuda::{Gpu, Module, Repeated, elements};
 use tensor::rng::Philox;
 use tensor::{DType, Device, Error, Tensor};
 
@@ -75,6 +75,37 @@ fn recorded_work_is_done_again_with_what_then_lies_there() {
     let panicked = catch_unwind(AssertUnwindSafe(|| gpu.record(|| -> tensor::Result<()> { panic!("within") })));
     assert!(panicked.is_err());
     assert_eq!(input.to_vec::<f32>().unwrap(), [2.0, 10.0], "and after a panic");
+    let fail = || gpu.record(|| Err::<(), _>(Error::argument("test", "on purpose"))).err().unwrap();
+    fail();
+    let held = gpu.stats().held;
+    let within = gpu.record(|| {
+        drop(input.cast(DType::F64)?);
+        gpu.record(|| Ok::<_, Error>(())).map(|_| ())
+    });
+    assert!(within.err().unwrap().to_string().contains("within what is being recorded"));
+    fail(); // Recording begins by giving back what is free.
+    assert_eq!(gpu.stats().held, held, "a recording that failed keeps nothing");
+}
+
+/// Someone who watches each operation may ask for that at any time.
+#[test]
+fn repeated_work_is_recorded_and_replayed_only_where_it_may_be() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let input = Tensor::from_slice(&[1.5f32, 2.0], [2]).unwrap().to_device(&device).unwrap();
+    let (mut repeated, mut asked) = (Repeated::default(), vec![]);
+    for may_record in [true, true, true, false, true, false, false] {
+        let mut done = false;
+        let work = || {
+            done = true;
+            input.cast(DType::F64)
+        };
+        let left = repeated.run(&device, may_record, |_| vec![], work).unwrap();
+        assert_eq!(left.to_vec::<f64>().unwrap(), [1.5, 2.0]);
+        asked.push(done);
+    }
+    // As it stands, recorded, replayed; and as it stands where it may not be, after which the recording still serves.
+    assert_eq!(asked, [true, true, false, true, false, true, true]);
 }
 
 #[test]

@@ -22,7 +22,8 @@ pub struct Routing {
 pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
     let g = attributes.geometry(qkv)?;
     let (map, grid, size) = (g.regions.map(), g.regions.grid(), g.regions.size());
-    let valid = attributes.valid.unwrap_or(map);
+    // Of an empty map all is valid.
+    let valid = attributes.valid.filter(|_| g.tokens() > 0).unwrap_or(map);
     let reaches_all = |axis: usize| (grid[axis] - 1) * size[axis] < valid[axis] && valid[axis] <= map[axis];
     if g.tokens() > 0 && !(reaches_all(0) && reaches_all(1)) {
         let message = format!("the valid part {valid:?} of a map {map:?} leaves a region of {grid:?} empty");

@@ -192,7 +192,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
             let device = learner.device().clone();
             let times = steps(arguments.steps, profile, |step| {
                 // It is the next one as well: as in a run, each step has a batch brought to a GPU while it works.
-                learner.train(&config, &batch, step as u64, 1e-3, || Some(&batch))?;
+                learner.train(&batch, step as u64, 1e-3, || Some(&batch))?;
                 Ok(())
             });
             Ok((times?, device))

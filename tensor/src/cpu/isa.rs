@@ -35,8 +35,10 @@ impl Isa {
 
     /// The best that this machine has, or a lesser one that the variable `BIFORMER_ISA` names.
     pub fn detected() -> Isa {
-        static DETECTED: LazyLock<Isa> =
-            LazyLock::new(|| Isa::asked().ok().flatten().map_or(detect(), |isa| detect().min(isa)));
+        static DETECTED: LazyLock<Isa> = LazyLock::new(|| {
+            let most = Isa::asked().ok().flatten().unwrap_or(Isa::Amx);
+            detect(most).min(most)
+        });
         *DETECTED
     }
 
@@ -109,8 +111,9 @@ impl Drop for Limited {
     }
 }
 
+/// What this machine has. Tiles take a system call to be allowed, which is not made where no more than `most` is asked for.
 #[cfg(target_arch = "x86_64")]
-fn detect() -> Isa {
+fn detect(most: Isa) -> Isa {
     let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
     let avx512 = is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -118,8 +121,8 @@ fn detect() -> Isa {
         && is_x86_feature_detected!("avx512vl");
     let bf16 = is_x86_feature_detected!("avx512bf16");
     match (avx512 && avx2, avx2) {
-        (true, _) if bf16 && amx::enable() => Isa::Amx,
-        (true, _) if bf16 && !is_intel() => Isa::Avx512Bf16,
+        (true, _) if bf16 && most >= Isa::Amx && amx::enable() => Isa::Amx,
+        (true, _) if bf16 && (most < Isa::Amx || !is_intel()) => Isa::Avx512Bf16,
         (true, _) => Isa::Avx512,
         (_, true) => Isa::Avx2,
         _ => Isa::Portable,
@@ -136,7 +139,7 @@ fn is_intel() -> bool {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn detect() -> Isa {
+fn detect(_most: Isa) -> Isa {
     Isa::Portable
 }
 

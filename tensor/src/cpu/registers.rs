@@ -365,6 +365,12 @@ mod tests {
                 assert!(power == one || power.is_nan() && one.is_nan(), "2^{x} is {power}, and alone {one}");
             }
         }
+        // All bits set, which is what memory holds that nobody has written.
+        let poison: Vec<T> = bytemuck::pod_collect_to_vec(&[u64::MAX; MOST_LANES]);
+        let mut powers = [T::zero(); MOST_LANES];
+        // SAFETY: as above.
+        unsafe { A::Vector::<T>::load(&poison) }.exp2().store(&mut powers);
+        assert!(powers.iter().take(A::Vector::<T>::LANES).all(|power| power.is_nan()), "{powers:?}");
     }
 
     #[inline(always)]

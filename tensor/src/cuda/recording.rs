@@ -5,7 +5,7 @@
 //! there by the recording itself: see [`Recording::replay`].
 
 use super::driver::RecordingId;
-use super::{Gpu, Memory, give_free};
+use super::{Gpu, Memory, Pool, give_free};
 use crate::rng::Philox;
 use crate::{Device, Error, Result, lock};
 use std::collections::BTreeMap;
@@ -66,6 +66,9 @@ impl Gpu {
         self: &Arc<Self>,
         work: impl FnOnce() -> std::result::Result<R, E>,
     ) -> std::result::Result<(Recording, R), E> {
+        if lock(&self.keys).is_some() {
+            return Err(Error::argument("record", "within what is being recorded").into());
+        }
         // Free memory that is held would be missing for the recording's own.
         self.trim()?;
         let keys = Keys::new(self)?;
@@ -82,10 +85,10 @@ impl Gpu {
                 Ok((Recording { gpu: Arc::clone(self), id, number, keys, kept }, value))
             }
             (result, id, _) => {
-                give_free(&mut lock(&self.pool).free, kept);
                 if let Ok(id) = id {
                     self.driver.forget(id);
                 }
+                self.take_in(kept, &mut lock(&self.pool));
                 match result {
                     Err(panic) => resume_unwind(panic),
                     Ok(Err(error)) => Err(error),
@@ -94,6 +97,17 @@ impl Gpu {
                     }
                 }
             }
+        }
+    }
+
+    /// Takes in what was kept for a recording that is gone, and what was retained because it might have used it.
+    fn take_in(&self, kept: BTreeMap<usize, Vec<u64>>, pool: &mut Pool) {
+        give_free(&mut pool.free, kept);
+        let (used, unused) =
+            std::mem::take(&mut pool.retained).into_iter().partition(|&(age, ..)| pool.may_be_used(age));
+        pool.retained = used;
+        for (_, capacity, address) in Vec::from_iter(unused) {
+            self.put_away(pool, address, capacity);
         }
     }
 }
@@ -145,13 +159,16 @@ impl<R> Repeated<R> {
         streams: impl FnOnce(usize) -> Vec<Philox>,
         work: impl FnOnce() -> std::result::Result<R, E>,
     ) -> std::result::Result<&R, E> {
-        // Its memory serves this time.
-        let first = self.left.take().is_none();
         let may_record = may_record && std::env::var_os(UNRECORDED_VARIABLE).is_none();
         let recorded = match (self.recorded.take(), device) {
-            (Some(recorded), _) => recorded,
-            (None, Device::Cuda(gpu)) if may_record && !first => gpu.record(work)?,
-            _ => return Ok(self.left.insert(work()?)),
+            (Some(recorded), _) if may_record => recorded,
+            // Before, it has run once; what that left behind goes, and its memory serves this time.
+            (None, Device::Cuda(gpu)) if may_record && self.left.take().is_some() => gpu.record(work)?,
+            (recorded, _) => {
+                self.recorded = recorded;
+                self.left = None;
+                return Ok(self.left.insert(work()?));
+            }
         };
         let (recording, left) = self.recorded.insert(recorded);
         recording.replay(&streams(recording.streams().len()))?;
@@ -165,13 +182,7 @@ impl Drop for Recording {
         let _ = self.gpu.synchronize();
         self.gpu.driver.forget(self.id);
         let mut pool = lock(&self.gpu.pool);
-        give_free(&mut pool.free, std::mem::take(&mut self.kept));
         pool.recordings.retain(|&number| number != self.number);
-        let (used, unused) =
-            std::mem::take(&mut pool.retained).into_iter().partition(|&(age, ..)| pool.may_be_used(age));
-        pool.retained = used;
-        for (_, capacity, address) in Vec::from_iter(unused) {
-            self.gpu.put_away(&mut pool, address, capacity);
-        }
+        self.gpu.take_in(std::mem::take(&mut self.kept), &mut pool);
     }
 }

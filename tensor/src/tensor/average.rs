@@ -12,8 +12,11 @@ impl Tensor {
     /// In this form, and not as (1 − rate)·self + rate·x, it stands still where both are equal. Errors: [`Error::Shape`],
     /// [`Error::DType`], [`Error::NotContiguous`]; [`Error::Shared`] when another tensor sees these elements.
     pub fn move_towards(&mut self, x: &Tensor, rate: &Tensor) -> Result<()> {
-        if x.shape() != self.shape() || rate.count() != 1 {
-            return Err(Error::shape("move_towards", format!("{} and a rate", self.shape()), x.shape()));
+        if x.shape() != self.shape() {
+            return Err(Error::shape("move_towards", self.shape().to_string(), x.shape()));
+        }
+        if rate.count() != 1 {
+            return Err(Error::shape("move_towards", "a rate of one element", rate.shape()));
         }
         match self.device() {
             Device::Cpu => match_float!(self.dtype(), "move_towards", T => {

@@ -6,7 +6,7 @@
 
 use super::{Registers, Vector, one_by_one};
 use crate::cpu::isa::{Fused, Plain};
-use crate::cpu::math::{EXP2, LEAST_EXPONENT, ROUND, Transcendental};
+use crate::cpu::math::{EXP2, LEAST_EXPONENT, ROUND_BIASED, Transcendental};
 use crate::cpu::normal::Normal;
 use crate::{DType, Float};
 use std::arch::aarch64::*;
@@ -122,18 +122,16 @@ impl<T: Float> Vector<T> for Neon<T> {
         // SAFETY: as above.
         let splat = |x: f32| unsafe { Self([vdupq_n_f32(x); 2], PhantomData) };
         let x = splat(LEAST_EXPONENT).max(self);
-        let shifted = x.add(splat(ROUND));
-        let r = x.sub(shifted.sub(splat(ROUND)));
+        let shifted = x.add(splat(ROUND_BIASED));
+        let r = x.sub(shifted.sub(splat(ROUND_BIASED)));
         let mut series = splat(EXP2[0]);
         for coefficient in &EXP2[1..] {
             series = series.mul_add(r, splat(*coefficient));
         }
         // SAFETY: as above.
-        let scaled = |[series, shifted]: [float32x4_t; 2]| unsafe {
-            let power = vshlq_n_u32::<23>(vreinterpretq_u32_f32(shifted));
-            vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(series), power))
-        };
-        Self::by_halves([series, shifted], scaled, |[_, shifted]| shifted)
+        let power =
+            shifted.0.map(|half| unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<23>(vreinterpretq_u32_f32(half))) });
+        series.mul(Self(power, PhantomData))
     }
     #[inline(always)]
     fn normal_distribution(self, _normal: &Normal) -> Self {

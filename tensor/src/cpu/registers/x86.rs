@@ -4,7 +4,7 @@
 
 use super::{Registers, Vector, one_by_one};
 use crate::cpu::isa::{Fused, Plain};
-use crate::cpu::math::{EXP2, LEAST_EXPONENT, ROUND, Transcendental};
+use crate::cpu::math::{EXP2, LEAST_EXPONENT, ROUND, ROUND_BIASED, Transcendental};
 use crate::cpu::normal::{Normal, PIECES, Table};
 use crate::{DType, Float};
 use std::arch::x86_64::*;
@@ -62,7 +62,7 @@ macro_rules! register {
             one_by_one(self, |x| Transcendental::$function::<Fused<$wide>>(x))
         }
     };
-    (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*], [$add:ident, $sub:ident, $max:ident, $bits:ident, $from_bits:ident, $shift:ident, $add_bits:ident]) => {
+    (@ $cast:ident, $back:ident, [$zero:ident, $splat:ident, $load:ident, $store:ident, $fma:ident], [$splat64:ident, $fma64:ident], [$($name:ident $op:ident $op64:ident),*], [$add:ident, $sub:ident, $mul:ident, $max:ident, $bits:ident, $from_bits:ident, $shift:ident]) => {
         #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: the caller vouches for the instruction set.
@@ -122,14 +122,13 @@ macro_rules! register {
             // SAFETY: as above.
             unsafe {
                 let x = $max($splat(LEAST_EXPONENT), self.0);
-                let shifted = $add($splat(ROUND), x);
-                let r = $sub(x, $sub(shifted, $splat(ROUND)));
+                let shifted = $add($splat(ROUND_BIASED), x);
+                let r = $sub(x, $sub(shifted, $splat(ROUND_BIASED)));
                 let mut series = $splat(EXP2[0]);
                 for coefficient in &EXP2[1..] {
                     series = $fma(series, r, $splat(*coefficient));
                 }
-                let power = $shift::<23>($bits(shifted));
-                Self($from_bits($add_bits($bits(series), power)), PhantomData)
+                Self($mul(series, $from_bits($shift::<23>($bits(shifted)))), PhantomData)
             }
         }
     };
@@ -155,7 +154,7 @@ register!(
     spread_512,
     swap_512,
     half_plus_odd_512,
-    [_mm512_add_ps, _mm512_sub_ps, _mm512_max_ps, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_slli_epi32, _mm512_add_epi32]
+    [_mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_max_ps, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_slli_epi32]
 );
 register!(
     Ymm,
@@ -177,7 +176,7 @@ register!(
     spread_256,
     swap_256,
     half_plus_odd_256,
-    [_mm256_add_ps, _mm256_sub_ps, _mm256_max_ps, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_slli_epi32, _mm256_add_epi32]
+    [_mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_max_ps, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_slli_epi32]
 );
 
 /// ½ plus the odd function whose right half is in a table, in f32. Where x is not a number, no number.
