@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::{ALIGNMENT, DType, Device, Element, Shape, Tensor, match_float};
 
-/// Names a parameter of a [`Parameters`].
+/// Names a parameter of a [`Parameters`]. With another model's, what asks for one panics, or gets another parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId(usize);
 

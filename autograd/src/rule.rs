@@ -190,7 +190,7 @@ impl Slot<'_> {
         let data = match &mut self.memory {
             SlotMemory::Unwanted => return Ok(None),
             SlotMemory::Flat(FlatSpan::Cpu(bytes)) => {
-                self.dtype.expect("backward", T::DTYPE)?;
+                self.dtype.expect_dtype("backward", T::DTYPE)?;
                 bytemuck::cast_slice_mut(bytes)
             }
             SlotMemory::Flat(FlatSpan::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
@@ -278,7 +278,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             let expected = format!("a gradient of shape {}", target.shape);
             return Err(tensor::Error::shape(self.op, expected, gradient.shape()).into());
         }
-        gradient.expect(self.op, target.dtype)?;
+        gradient.expect_dtype(self.op, target.dtype)?;
         if target.parameter.is_none() && matches!(self.slots.interior[target.node], State::Empty) {
             self.given[input] = true;
             self.slots.interior[target.node] = State::Filled(gradient.contiguous()?);

@@ -146,7 +146,7 @@ impl Tape {
 
     /// A value whose gradient is wanted. On the CPU, which only multiplies in bf16, that of a bf16 value is f32.
     pub fn input(&self, value: Tensor) -> Var<'_> {
-        let dtype = if value.device() == Device::Cpu { value.dtype().wide() } else { value.dtype() };
+        let dtype = if value.device() == Device::Cpu { value.dtype().of_sums() } else { value.dtype() };
         self.leaf(Origin::Input, value, dtype)
     }
 

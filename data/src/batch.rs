@@ -27,14 +27,15 @@ impl Batch {
         counted
     }
 
-    /// The slots of part `part` of `parts`, the first of which have one more where they cannot have as many each.
+    /// The slots of part `part` of `parts`, the first of which have one more where they cannot have as many each. Panics when there are
+    /// no parts.
     pub fn slots(&self, part: usize, parts: usize) -> Range<usize> {
         let (each, more) = (self.labels.len() / parts, self.labels.len() % parts);
         let start = |part: usize| part * each + part.min(more);
         start(part)..start(part + 1)
     }
 
-    /// The floats of the image in a slot, (H, W, 3).
+    /// The floats of the image in a slot, (H, W, 3). Panics when there is no such slot.
     pub fn image(&self, slot: usize) -> &[f32] {
         let len = self.shape[1..].iter().product::<usize>();
         &self.images[slot * len..(slot + 1) * len]

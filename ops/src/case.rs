@@ -74,7 +74,7 @@ impl Case {
 
     /// The inputs in another floating-point type; parameters in the type of its sums.
     pub fn inputs_as(&self, dtype: DType) -> tensor::Result<Vec<Tensor>> {
-        self.inputs_in(dtype, dtype.wide())
+        self.inputs_in(dtype, dtype.of_sums())
     }
 
     /// The inputs in another floating-point type, and the parameters among them in one of their own.

@@ -55,11 +55,11 @@ fn sum_squares<T: Float, A: Arch>(x: &[T]) -> f64 {
     let (blocks, tail) = x.as_chunks::<16>();
     for block in blocks {
         for (sum, x) in sums.iter_mut().zip(block) {
-            *sum = A::mul_add(x.wide(), x.wide(), *sum);
+            *sum = A::mul_add(x.as_f64(), x.as_f64(), *sum);
         }
     }
     for (sum, x) in sums.iter_mut().zip(tail) {
-        *sum = A::mul_add(x.wide(), x.wide(), *sum);
+        *sum = A::mul_add(x.as_f64(), x.as_f64(), *sum);
     }
     sums.iter().sum()
 }

@@ -20,7 +20,7 @@ pub enum DType {
 impl DType {
     /// The type of sums and statistics over elements of this type, and of parameters that are no matrices: f64 for
     /// f64, f32 for f32 and bf16.
-    pub fn wide(self) -> DType {
+    pub fn of_sums(self) -> DType {
         if self == DType::Bf16 { DType::F32 } else { self }
     }
 
@@ -35,7 +35,7 @@ impl DType {
     }
 
     /// [`Error::DType`] unless it is the type that an operation needs.
-    pub fn expect(self, op: &'static str, dtype: DType) -> Result<()> {
+    pub fn expect_dtype(self, op: &'static str, dtype: DType) -> Result<()> {
         if self == dtype { Ok(()) } else { Err(Error::DType { op, expected: dtype.name(), actual: self }) }
     }
 
@@ -93,7 +93,7 @@ pub trait Float:
     /// Rounds a constant to this type.
     fn of(value: f64) -> Self;
     /// Widens to f64, exactly.
-    fn wide(self) -> f64;
+    fn as_f64(self) -> f64;
 }
 
 macro_rules! impl_float {
@@ -104,7 +104,7 @@ macro_rules! impl_float {
                 value as $type
             }
             #[inline(always)]
-            fn wide(self) -> f64 {
+            fn as_f64(self) -> f64 {
                 f64::from(self)
             }
         }

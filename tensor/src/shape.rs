@@ -51,7 +51,7 @@ impl Shape {
             .collect()
     }
 
-    /// This shape with the extent of one axis changed.
+    /// This shape with the extent of one axis changed. Panics when there is no such axis.
     pub fn with(&self, axis: usize, extent: usize) -> Shape {
         let mut shape = self.clone();
         shape.0[axis] = extent;

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use tensor::cuda::{Factor, Gemm, Gpu, Module, elements, partial_sums};
+use tensor::cuda::{Gemm, Gpu, Matrix, Module, elements, partial_sums};
 use tensor::{DType, Device, Error, Tensor, bf16};
 
 fn numbers(count: usize) -> Vec<f32> {
@@ -299,7 +299,7 @@ fn places_beyond_all_memory_are_refused() {
     assert!(part.is_err());
     let square = Tensor::zeros_on(&device, [2, 2], DType::F32).unwrap();
     let mut result = square.duplicate().unwrap();
-    let product = Gemm::new("test", Factor::plain(&square), Factor::plain(&square), [2; 3]).batch(usize::MAX / 4 + 2);
+    let product = Gemm::new("test", Matrix::plain(&square), Matrix::plain(&square), [2; 3]).batch(usize::MAX / 4 + 2);
     let outcome = product.into(result.as_out("test", false).unwrap());
     assert!(matches!(outcome, Err(Error::Argument { op: "test", .. })), "{outcome:?}");
 }

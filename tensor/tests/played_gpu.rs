@@ -4,7 +4,7 @@
 
 use standin::Standin;
 use std::sync::Arc;
-use tensor::cuda::{Factor, Gemm, Gpu, elements};
+use tensor::cuda::{Gemm, Gpu, Matrix, elements};
 use tensor::{DType, Device, Error, Result, Tensor};
 
 /// Where this is not set, a GPU has more memory than a test should take.
@@ -51,7 +51,7 @@ fn products_find_room() {
     let mut of = || tensors.pop().unwrap().reshape([32, 32]).unwrap();
     let (a, b, mut c) = (of(), of(), of());
     squeeze("cuBLASLt, a product of 32x32 and 32x32", tensors, || {
-        let product = Gemm::new("test", Factor::plain(&a), Factor::plain(&b), [32; 3]);
+        let product = Gemm::new("test", Matrix::plain(&a), Matrix::plain(&b), [32; 3]);
         product.into(c.as_out("test", false)?)
     });
 }
@@ -80,7 +80,7 @@ fn several_work_side_by_side() {
     let sums = std::thread::scope(|scope| {
         let work = |x: &Tensor| {
             let mut sum = x.cast(DType::F64).unwrap().cast(DType::F32).unwrap();
-            let product = Gemm::new("test", Factor::plain(x), Factor::plain(x), [2; 3]);
+            let product = Gemm::new("test", Matrix::plain(x), Matrix::plain(x), [2; 3]);
             product.into(sum.as_out("test", true).unwrap()).unwrap();
             sum.to_vec::<f32>().unwrap()
         };

@@ -2,7 +2,7 @@
 
 use standin::Standin;
 use std::sync::Arc;
-use tensor::cuda::{Factor, Gemm, Gpu, Operand, Product};
+use tensor::cuda::{Gemm, Gpu, Matrix, Operand, Product};
 use tensor::{DType, Device, Error, Tensor, bf16};
 
 fn numbers(count: usize) -> Vec<f32> {
@@ -83,13 +83,13 @@ fn what_a_product_does_besides() {
         let transposed = there(&a, &[k, m], inputs);
         let (right, plus) = (there(&b, &[k, n], inputs), there(&c, &[m, n], output));
         // Where it begins a memory, and eight elements into one, which cuBLASLt has to be told.
-        let longer = there(&[&[0.0; 8], &row[..]].concat(), &[8 + n], DType::F32).cast(output.wide()).unwrap();
-        let rows = [there(&row, &[n], DType::F32).cast(output.wide()).unwrap(), longer.slice(0, 8..8 + n).unwrap()];
+        let longer = there(&[&[0.0; 8], &row[..]].concat(), &[8 + n], DType::F32).cast(output.of_sums()).unwrap();
+        let rows = [there(&row, &[n], DType::F32).cast(output.of_sums()).unwrap(), longer.slice(0, 8..8 + n).unwrap()];
         for choice in 0..32 {
             let [with_plus, with_row, with_sums, accumulate] = [1, 2, 4, 8].map(|bit| choice & bit != 0);
             let mut result = there(&c, &[m, n], output);
             let mut sums = there(&old, &[m], output);
-            let product = Gemm::new("test", Factor::transposed(&transposed), Factor::plain(&right), [m, n, k])
+            let product = Gemm::new("test", Matrix::transposed(&transposed), Matrix::plain(&right), [m, n, k])
                 .plus(with_plus.then_some(&plus))
                 .row(with_row.then_some(&rows[choice >> 4]))
                 .sums(with_sums.then(|| sums.as_out("test", accumulate).unwrap()));
@@ -130,7 +130,7 @@ fn a_long_product_has_its_sums() {
     let (dy_there, x_there) = (there(&dy), there(&x));
     let [mut result, mut sums] =
         [vec![width, width], vec![width]].map(|shape| Tensor::full(shape, f32::NAN).to_device(&device).unwrap());
-    Gemm::new("test", Factor::transposed(&dy_there), Factor::plain(&x_there), [width, width, k])
+    Gemm::new("test", Matrix::transposed(&dy_there), Matrix::plain(&x_there), [width, width, k])
         .sums(Some(sums.as_out("test", false).unwrap()))
         .into(result.as_out("test", false).unwrap())
         .unwrap();

@@ -39,7 +39,7 @@ pub fn attention<'t>(qkv: &Var<'t>, heads: usize, scale: f64) -> Result<Var<'t>>
     let g = g.check("attention")?;
     let device = qkv.value().device();
     let mut out = Tensor::empty_on(&device, [images, height, width, v_dim], qkv.dtype())?;
-    let mut lse = Tensor::empty_on(&device, [images, heads, g.tokens()], qkv.dtype().wide())?;
+    let mut lse = Tensor::empty_on(&device, [images, heads, g.tokens()], qkv.dtype().of_sums())?;
     let routes = to_itself(g, &device)?;
     match device {
         Device::Cpu => match_float!(qkv.dtype(), "attention", T => {

@@ -30,7 +30,7 @@ struct Eval {
 
 impl Definition for Eval {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
-        let like_x = |statistic: &Tensor| statistic.cast(x[0].dtype().wide())?.to_device(&x[0].value().device());
+        let like_x = |statistic: &Tensor| statistic.cast(x[0].dtype().of_sums())?.to_device(&x[0].value().device());
         let (mean, variance) = (like_x(&self.mean)?, like_x(&self.variance)?);
         super::batch_norm_eval(&x[0], &x[1], &x[2], &mean, &variance, self.epsilon)
     }

@@ -61,7 +61,7 @@ pub fn batch_norm_train<'t>(
         return Err(Error::argument("batch_norm", message).into());
     }
     let device = x.value().device();
-    let moment = || Tensor::empty_on(&device, [channels], x.dtype().wide());
+    let moment = || Tensor::empty_on(&device, [channels], x.dtype().of_sums());
     let (mut mean, mut variance, mut rstd) = (moment()?, moment()?, moment()?);
     match device {
         Device::Cpu => match_float!(x.dtype(), "batch_norm", T => cpu::statistics::<T>(
@@ -91,7 +91,7 @@ pub fn batch_norm_eval<'t>(
 ) -> Result<Var<'t>> {
     let channels = channels(x, [weight.value(), bias.value(), mean, variance])?;
     let device = x.value().device();
-    let mut rstd = Tensor::empty_on(&device, [channels], x.dtype().wide())?;
+    let mut rstd = Tensor::empty_on(&device, [channels], x.dtype().of_sums())?;
     match device {
         Device::Cpu => match_float!(x.dtype(), "batch_norm", T => {
             let rstd = rstd.as_mut_slice::<T>("batch_norm")?;

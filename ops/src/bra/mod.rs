@@ -98,7 +98,7 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
     let routes = route(qkv.value(), attributes)?.routes;
     let device = qkv.value().device();
     let mut out = Tensor::empty_on(&device, map, qkv.dtype())?;
-    let mut lse = Tensor::empty_on(&device, [g.images, g.heads, g.tokens()], qkv.dtype().wide())?;
+    let mut lse = Tensor::empty_on(&device, [g.images, g.heads, g.tokens()], qkv.dtype().of_sums())?;
     match device {
         Device::Cpu => match_float!(qkv.dtype(), "bra", T => {
             let qkv = qkv.value().as_slice::<T>("bra")?;

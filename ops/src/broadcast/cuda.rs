@@ -11,7 +11,7 @@ use tensor::{Result, Shape, Tensor};
 pub fn zip(module: &'static Module, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let shape = a.shape().broadcast(b.shape(), module.name)?;
     let (dtype, count) = (a.dtype(), shape.count());
-    b.expect(module.name, dtype)?;
+    b.expect_dtype(module.name, dtype)?;
     let mut out = Tensor::empty_on(&a.device(), shape.clone(), dtype)?;
     let kernel = |end: &str| module.launch_on(a, &format!("{}_{end}<T>", module.name));
     let launch = if a.shape() == b.shape() && a.is_contiguous() && b.is_contiguous() {
@@ -36,7 +36,7 @@ pub fn reduce(op: &'static str, gradient: &Tensor, to: &Shape, out: Out<'_>) -> 
     if !others {
         return sum_rows(gradient, extents, out);
     }
-    let mut sums = Tensor::empty_on(&gradient.device(), summed(whole, &axes), gradient.dtype().wide())?;
+    let mut sums = Tensor::empty_on(&gradient.device(), summed(whole, &axes), gradient.dtype().of_sums())?;
     sum_rows(gradient, extents, sums.as_out(op, false)?)?;
     reduce(op, &sums, to, out)
 }

@@ -3,7 +3,7 @@
 use super::geometry::Geometry;
 use std::ops::Range;
 use tensor::cuda::elements::{put, put_within, sum_rows};
-use tensor::cuda::{Factor, Gemm, Module, Out};
+use tensor::cuda::{Gemm, Matrix, Module, Out};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module = Module {
@@ -25,7 +25,7 @@ pub fn forward(g: &Geometry, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>,
         let patches = patches(g, x, images.clone())?;
         let Range { start, end } = pixels(g, &images);
         let extents = [end - start, g.outputs, row(g, x.dtype())];
-        let product = Gemm::new("conv2d", Factor::plain(&patches), Factor::transposed(&weight), extents);
+        let product = Gemm::new("conv2d", Matrix::plain(&patches), Matrix::transposed(&weight), extents);
         product.row(bias).into(out.part(start * g.outputs, (end - start) * g.outputs))?;
     }
     Ok(())
@@ -48,7 +48,7 @@ pub fn backward(
 
 /// dx from dy.
 fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -> Result<()> {
-    dx.expect("conv2d", dy.dtype())?;
+    dx.expect_dtype("conv2d", dy.dtype())?;
     let weight = reorder(g, weight, dy.dtype())?;
     let ([height, width], row) = (g.input, row(g, dy.dtype()));
     for images in chunks(g, dy.dtype()) {
@@ -56,7 +56,7 @@ fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -
         let Range { start, end } = pixels(g, &images);
         let mut dpatches = Tensor::empty_on(&dy.device(), [end - start, row], dy.dtype())?;
         let extents = [end - start, row, g.outputs];
-        let product = Gemm::new("conv2d", Factor::plain(&upstream), Factor::plain(&weight), extents);
+        let product = Gemm::new("conv2d", Matrix::plain(&upstream), Matrix::plain(&weight), extents);
         product.into(dpatches.as_out("conv2d", false)?)?;
         let image = height * width * g.inputs;
         let dx = dx.part(images.start * image, images.len() * image);
@@ -76,7 +76,7 @@ fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>, mut 
     for images in chunks(g, x.dtype()) {
         let (upstream, patches) = (part(dy, &images)?, patches(g, x, images.clone())?);
         let extents = [outputs, row, pixels(g, &images).len()];
-        let product = Gemm::new("conv2d", Factor::transposed(&upstream), Factor::plain(&patches), extents);
+        let product = Gemm::new("conv2d", Matrix::transposed(&upstream), Matrix::plain(&patches), extents);
         let of_bias = dbias.as_mut().map(|dbias| dbias.part(0, outputs));
         product.sums(of_bias).into(sums.as_out("conv2d", true)?)?;
         // What follows is added.

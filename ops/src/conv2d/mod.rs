@@ -59,7 +59,7 @@ pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window:
                 Some(packed) => packed,
                 None => &*packed.insert(pack::<F>(weight.value())?),
             };
-            let bias = bias.map(|bias| wide::<F>(bias.value())).transpose()?;
+            let bias = bias.map(|bias| in_sums::<F>(bias.value())).transpose()?;
             let (x, y) = (x.value().as_slice("conv2d")?, y.as_mut_slice("conv2d")?);
             cpu::forward::<F>(geometry, x, packed, bias.as_deref(), y);
         }),
@@ -89,7 +89,7 @@ fn pack<F: Factor>(weight: &Tensor) -> tensor::Result<Packed<F>> {
 }
 
 /// A bias in the type that products are summed in.
-fn wide<F: Factor>(bias: &Tensor) -> tensor::Result<Cow<'_, [F::Sum]>> {
+fn in_sums<F: Factor>(bias: &Tensor) -> tensor::Result<Cow<'_, [F::Sum]>> {
     if bias.dtype() == F::Sum::DTYPE {
         return Ok(Cow::Borrowed(bias.as_slice("conv2d")?));
     }

@@ -67,7 +67,7 @@ pub(crate) fn forward<T: Float>(logits: &[T], targets: &impl Targets<T>, p: &mut
         .enumerate()
         .for_each(|(task, (losses, (x, p)))| simd!(A => losses_of::<T, A>(task * records, x, targets, p, losses)));
     // In double precision, so that the mean of a large batch is as good as its terms.
-    T::of(losses.iter().map(|loss| loss.wide()).sum::<f64>() / count as f64)
+    T::of(losses.iter().map(|loss| loss.as_f64()).sum::<f64>() / count as f64)
 }
 
 /// The losses of the records from `first` on.
@@ -77,7 +77,7 @@ fn losses_of<T: Float, A: Arch>(first: usize, x: &[T], targets: &impl Targets<T>
     for (i, (x, p)) in x.chunks_exact(classes).zip(p.chunks_exact_mut(classes)).enumerate() {
         let [max, sum] = softmax_row::<T, A>(x, p);
         let [mass, mean] = targets.moments(first + i, x, max);
-        losses[i] = mass * T::of(libm::log(sum.wide())) - mean;
+        losses[i] = mass * T::of(libm::log(sum.as_f64())) - mean;
     }
 }
 

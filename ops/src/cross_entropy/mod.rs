@@ -44,7 +44,7 @@ pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> R
         return Err(Error::argument("cross_entropy", message).into());
     }
     let device = logits.value().device();
-    let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().wide())?;
+    let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().of_sums())?;
     let loss = match device {
         Device::Cpu => {
             let labels = labels.as_slice::<u32>("cross_entropy")?;

@@ -69,8 +69,11 @@ pub(crate) fn forward(
     }
     let dtype = x.elements.dtype();
     let MapMut { out, stride } = y;
-    out.expect("dwconv", dtype)?;
-    [Some(weight), bias].into_iter().flatten().try_for_each(|parameter| parameter.expect("dwconv", dtype.wide()))?;
+    out.expect_dtype("dwconv", dtype)?;
+    [Some(weight), bias]
+        .into_iter()
+        .flatten()
+        .try_for_each(|parameter| parameter.expect_dtype("dwconv", dtype.of_sums()))?;
     let x_address = address(e, x, out.gpu())?;
     expect_room(e, stride, out.count())?;
     let pairs = pairs(e, dtype, &[(x_address, x.stride), (out.address(), stride)]);
@@ -101,9 +104,9 @@ pub(crate) fn backward(
         return Ok(());
     }
     let dtype = x.elements.dtype();
-    dy.elements.expect("dwconv", dtype)?;
-    weight.expect("dwconv", dtype.wide())?;
-    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect("dwconv", dtype.wide()))?;
+    dy.elements.expect_dtype("dwconv", dtype)?;
+    weight.expect_dtype("dwconv", dtype.of_sums())?;
+    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect_dtype("dwconv", dtype.of_sums()))?;
     let gpu = x.elements.gpu("dwconv")?;
     let [dy_address, x_address] = [address(e, dy, gpu)?, address(e, x, gpu)?];
     // Where nobody wants dx it goes to waste.
@@ -116,7 +119,7 @@ pub(crate) fn backward(
             MapMut { out: waste.as_out("dwconv", false)?, stride: e.channels }
         }
     };
-    dx.out.expect("dwconv", dtype)?;
+    dx.out.expect_dtype("dwconv", dtype)?;
     expect_room(e, dx.stride, dx.out.count())?;
     let maps = [(dy_address, dy.stride), (x_address, x.stride), (dx.out.address(), dx.stride)];
     let pairs = pairs(e, dtype, &maps);
@@ -124,7 +127,7 @@ pub(crate) fn backward(
     let strips = if e.is_empty() { 0 } else { e.images * strips(e) };
     let pieces = strips.div_ceil(THREADS_BACKWARD / tile).clamp(1, (BLOCKS_BACKWARD / tiles.max(1)).max(1));
     let sums = tile * if pairs { 2 } else { 1 } * (e.taps() + 1);
-    let partial = of_parameters.then(|| partial_sums(&x.elements.device(), dtype.wide(), [tiles, pieces, sums]));
+    let partial = of_parameters.then(|| partial_sums(&x.elements.device(), dtype.of_sums(), [tiles, pieces, sums]));
     let mut partial = partial.transpose()?;
     let launch = KERNELS.launch(gpu, &format!("dwconv_backward<T, {}, {pairs}>", e.kernel), dtype)?;
     let launch = launch.threads(THREADS_BACKWARD).blocks(pieces * tiles).pointer(dy_address).count(dy.stride);

@@ -156,7 +156,7 @@ mod tests {
     fn assert_close<T: Float>(got: &[T], expected: &[f64], tolerance: f64, what: &str) {
         assert_eq!(got.len(), expected.len());
         for (&got, &expected) in got.iter().zip(expected) {
-            assert!((got.wide() - expected).abs() <= tolerance, "{what}: {got}, not {expected}");
+            assert!((got.as_f64() - expected).abs() <= tolerance, "{what}: {got}, not {expected}");
         }
     }
 
@@ -201,7 +201,7 @@ mod tests {
             assert_eq!(dweight, from_narrow);
             // <dy, dwconv(x, w)> is linear in w, so <dw, w> must give it back.
             let products = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-            let dweight: Vec<f64> = dweight.iter().map(|dw| dw.wide()).collect();
+            let dweight: Vec<f64> = dweight.iter().map(|dw| dw.as_f64()).collect();
             let expected = products(&dy.data, &reference::dwconv(&x, &weight, None).data);
             let got = products(&dweight, &weight.data);
             assert!((got - expected).abs() <= 100.0 * tolerance, "<dw, w> is {got}, not {expected}");

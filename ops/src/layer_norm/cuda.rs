@@ -99,7 +99,7 @@ pub fn forward(
     y: &mut Tensor,
     [mean, rstd]: [&mut Tensor; 2],
 ) -> Result<()> {
-    [weight, bias].into_iter().try_for_each(|parameter| parameter.expect("layer_norm", x.dtype().wide()))?;
+    [weight, bias].into_iter().try_for_each(|parameter| parameter.expect_dtype("layer_norm", x.dtype().of_sums()))?;
     let gpu = x.gpu("layer_norm")?;
     let maps = [x.address("layer_norm", gpu)?, y.address("layer_norm", gpu)?];
     let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
@@ -128,8 +128,8 @@ pub fn backward(
     [mean, rstd]: [&Tensor; 2],
     [dx, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
-    dx.iter().try_for_each(|dx| dx.expect("layer_norm", x.dtype()))?;
-    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect("layer_norm", x.dtype().wide()))?;
+    dx.iter().try_for_each(|dx| dx.expect_dtype("layer_norm", x.dtype()))?;
+    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect_dtype("layer_norm", x.dtype().of_sums()))?;
     let of_parameters = dweight.is_some() || dbias.is_some();
     if dx.is_none() && !of_parameters {
         return Ok(());
@@ -145,7 +145,7 @@ pub fn backward(
             [strips, pieces(rows.rows, strips), 2 * 32]
         }
     };
-    let partial = of_parameters.then(|| partial_sums(&x.device(), x.dtype().wide(), extents));
+    let partial = of_parameters.then(|| partial_sums(&x.device(), x.dtype().of_sums(), extents));
     let mut partial = partial.transpose()?;
     if rows.shares.is_some() {
         let launch = rows.launch(x, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;

@@ -36,7 +36,7 @@ pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f6
     let rows = x.value().count().checked_div(channels).unwrap_or(0);
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
-    let moment = || Tensor::empty_on(&device, [rows], x.dtype().wide());
+    let moment = || Tensor::empty_on(&device, [rows], x.dtype().of_sums());
     let (mut mean, mut rstd) = (moment()?, moment()?);
     match device {
         Device::Cpu => match_float!(x.dtype(), "layer_norm", T => cpu::forward::<T>(

@@ -1,7 +1,7 @@
 //! The GPU's side of [`linear`](super::linear): matrix products by cuBLASLt, and the bias.
 
 use tensor::cuda::elements::sum_rows;
-use tensor::cuda::{Factor, Gemm, Out};
+use tensor::cuda::{Gemm, Matrix, Out};
 use tensor::{Result, Tensor};
 
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O) + residual (R, O).
@@ -15,7 +15,7 @@ pub fn forward(
     let [outputs, inputs] = weight.dims("linear", "a weight (O, I)")?;
     let rows = rows(x, inputs, y.count(), outputs);
     let weight = weight.cast(x.dtype())?;
-    let product = Gemm::new("linear", Factor::plain(x), Factor::transposed(&weight), [rows, outputs, inputs]);
+    let product = Gemm::new("linear", Matrix::plain(x), Matrix::transposed(&weight), [rows, outputs, inputs]);
     product.row(bias).plus(residual).into(y.as_out("linear", false)?)
 }
 
@@ -25,11 +25,11 @@ pub fn backward(dy: &Tensor, x: &Tensor, weight: &Tensor, [dx, dweight, dbias]: 
     let rows = rows(x, inputs, dy.count(), outputs);
     if let Some(dx) = dx {
         let weight = weight.cast(dy.dtype())?;
-        Gemm::new("linear", Factor::plain(dy), Factor::plain(&weight), [rows, inputs, outputs]).into(dx)?;
+        Gemm::new("linear", Matrix::plain(dy), Matrix::plain(&weight), [rows, inputs, outputs]).into(dx)?;
     }
     match dweight {
         Some(dweight) => {
-            let factors = (Factor::transposed(dy), Factor::plain(x));
+            let factors = (Matrix::transposed(dy), Matrix::plain(x));
             Gemm::new("linear", factors.0, factors.1, [outputs, inputs, rows]).sums(dbias).into(dweight)
         }
         None => dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias)),

@@ -1,6 +1,6 @@
 //! The GPU's side of [`matmul`](super::matmul): the library's matrix product over a batch of pairs.
 
-use tensor::cuda::{Factor, Gemm, Out};
+use tensor::cuda::{Gemm, Matrix, Out};
 use tensor::{Result, Tensor};
 
 /// y = a·b.
@@ -45,6 +45,6 @@ fn products(a: &Tensor, b: &Tensor, out: Out<'_>) -> Result<()> {
         Ok((if lies { transpose } else { view.contiguous()? }, lies))
     };
     let ((a, a_lies), (b, b_lies)) = (stored(a)?, stored(b)?);
-    let factor = |stored, lies| if lies { Factor::transposed(stored) } else { Factor::plain(stored) };
+    let factor = |stored, lies| if lies { Matrix::transposed(stored) } else { Matrix::plain(stored) };
     Gemm::new("matmul", factor(&a, a_lies), factor(&b, b_lies), [m, n, k]).batch(batch).into(out)
 }

@@ -12,7 +12,7 @@ struct SoftCrossEntropy {
 
 impl Definition for SoftCrossEntropy {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
-        let targets = self.targets.cast(x[0].dtype().wide())?.to_device(&x[0].value().device())?;
+        let targets = self.targets.cast(x[0].dtype().of_sums())?.to_device(&x[0].value().device())?;
         super::soft_cross_entropy(&x[0], &targets)
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {

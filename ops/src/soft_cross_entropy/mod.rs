@@ -37,7 +37,7 @@ pub fn soft_cross_entropy<'t>(logits: &Var<'t>, targets: &Tensor) -> Result<Var<
         return Err(Error::shape("soft_cross_entropy", expected, targets.shape()).into());
     }
     let device = logits.value().device();
-    let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().wide())?;
+    let mut p = Tensor::empty_on(&device, logits.shape().clone(), logits.dtype().of_sums())?;
     let loss = match device {
         Device::Cpu => match_float!(logits.dtype(), "soft_cross_entropy", T => Tensor::scalar(forward::<T>(
             logits.value().as_slice("soft_cross_entropy")?,

@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 use tensor::cpu::gemm::{Mat, gemm};
 use tensor::cpu::parallel::Out;
-use tensor::cuda::{Factor, Gemm};
+use tensor::cuda::{Gemm, Matrix};
 use tensor::{DType, Device, Tensor};
 
 /// The most that this machine does with the threads in use, or that a GPU does.
@@ -110,7 +110,7 @@ impl Ceilings {
         const COPIED: usize = 512 << 20;
         let matrix = Tensor::from_slice(&noise(EXTENT * EXTENT, 0), [EXTENT, EXTENT])?.to_device(device)?.cast(maps)?;
         let mut result = Tensor::empty_on(device, [EXTENT, EXTENT], maps)?;
-        let factor = Factor::plain(&matrix);
+        let factor = Matrix::plain(&matrix);
         let product = seconds_of(|| {
             Gemm::new("ceiling", factor, factor, [EXTENT; 3]).into(result.as_out("ceiling", false)?)?;
             device.synchronize()

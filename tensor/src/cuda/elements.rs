@@ -63,7 +63,7 @@ pub fn put(out: Out<'_>, values: &Tensor) -> Result<()> {
 pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor) -> Result<()> {
     assert_eq!(strides.len(), values.rank(), "strides of a place for values");
     let (dtype, count) = (values.dtype(), values.count());
-    out.expect("put", dtype)?;
+    out.expect_dtype("put", dtype)?;
     let (source, target) = (Layout::merged(values.shape(), values.strides()), Layout::merged(values.shape(), strides));
     let last = target.reach().and_then(|reach| reach.checked_add(start)).unwrap_or(usize::MAX);
     if count > 0 && last >= out.count() {
@@ -91,7 +91,7 @@ pub fn add_row(y: Out<'_>, row: &Tensor) -> Result<()> {
     if count != 0 && (columns == 0 || !count.is_multiple_of(columns)) {
         return Err(Error::shape("add_row", format!("a row that {count} elements are made of"), row.shape()));
     }
-    let row = row.cast(y.dtype().wide())?;
+    let row = row.cast(y.dtype().of_sums())?;
     let tiles = Tiles::new(count.checked_div(columns).unwrap_or(0), columns, y.dtype());
     let launch = tiles.sweep(KERNELS.launch(y.gpu(), "add_row<T>", y.dtype())?);
     // SAFETY: y has rows as long as `row`, by the check above.
@@ -99,12 +99,12 @@ pub fn add_row(y: Out<'_>, row: &Tensor) -> Result<()> {
 }
 
 /// out (O, I) = Σ x (O, S, I) over S, in a fixed order; `extents` are O, S and I. `out` has a type whose
-/// sums are those of x ([`DType::wide`]). Errors: [`Error::DType`], [`Error::Shape`], [`Error::NotContiguous`].
+/// sums are those of x ([`DType::of_sums`]). Errors: [`Error::DType`], [`Error::Shape`], [`Error::NotContiguous`].
 pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) -> Result<()> {
     if [x.count(), out.count()] != [outer * rows * columns, outer * columns] {
         return Err(Error::shape("sum_rows", format!("({outer}, {rows}, {columns})"), x.shape()));
     }
-    if x.dtype() == DType::Index || x.dtype().wide() != out.dtype().wide() {
+    if x.dtype() == DType::Index || x.dtype().of_sums() != out.dtype().of_sums() {
         return Err(Error::DType { op: "sum_rows", expected: "the type of the sums", actual: out.dtype() });
     }
     let kernel = format!("sum_rows<{}, {}>", c_name(x.dtype()), c_name(out.dtype()));
@@ -118,7 +118,7 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
 /// [`Tensor::move_towards`], whose operands agree in shape.
 pub(crate) fn move_towards(y: &mut Tensor, x: &Tensor, rate: &Tensor) -> Result<()> {
     let (count, dtype) = (y.count(), y.dtype());
-    [x, rate].into_iter().try_for_each(|operand| operand.expect("move_towards", dtype))?;
+    [x, rate].into_iter().try_for_each(|operand| operand.expect_dtype("move_towards", dtype))?;
     let launch = KERNELS.launch(x.gpu("move_towards")?, "move_towards<T>", dtype)?.over(count);
     // SAFETY: both have as many elements, as the caller has checked.
     unsafe { launch.output(y)?.input(x)?.input(rate)?.count(count).run() }

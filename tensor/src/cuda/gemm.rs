@@ -7,12 +7,12 @@ use crate::{Error, Result, Tensor};
 /// A factor of a product: a tensor whose elements are, matrix by matrix and row by row, one of a batch of matrices, or
 /// their transposes.
 #[derive(Clone, Copy, Debug)]
-pub struct Factor<'a> {
+pub struct Matrix<'a> {
     tensor: &'a Tensor,
     transposed: bool,
 }
 
-impl<'a> Factor<'a> {
+impl<'a> Matrix<'a> {
     /// The matrices as they lie.
     pub fn plain(tensor: &'a Tensor) -> Self {
         Self { tensor, transposed: false }
@@ -25,11 +25,11 @@ impl<'a> Factor<'a> {
 }
 
 /// A product of matrices, batch by batch: A (m, k) · B (k, n), and what is done besides in the same pass over memory.
-/// A and B have one floating-point type; sums are computed in that of its sums ([`DType::wide`](crate::DType::wide)).
+/// A and B have one floating-point type; sums are computed in that of its sums ([`DType::of_sums`](crate::DType::of_sums)).
 #[derive(Debug)]
 pub struct Gemm<'a> {
     op: &'static str,
-    factors: [Factor<'a>; 2],
+    factors: [Matrix<'a>; 2],
     batch: usize,
     extents: [usize; 3],
     plus: Option<&'a Tensor>,
@@ -39,7 +39,7 @@ pub struct Gemm<'a> {
 
 impl<'a> Gemm<'a> {
     /// A product of two matrices, whose extents are m, n and k.
-    pub fn new(op: &'static str, a: Factor<'a>, b: Factor<'a>, extents: [usize; 3]) -> Self {
+    pub fn new(op: &'static str, a: Matrix<'a>, b: Matrix<'a>, extents: [usize; 3]) -> Self {
         Self { op, factors: [a, b], batch: 1, extents, plus: None, row: None, sums: None }
     }
 
@@ -80,7 +80,7 @@ impl<'a> Gemm<'a> {
             add_row(out.part(0, self.batch * m * n), row)?;
         }
         let Some(sums) = self.sums else { return Ok(()) };
-        let Factor { tensor, transposed } = self.factors[0];
+        let Matrix { tensor, transposed } = self.factors[0];
         sum_rows(tensor, if transposed { [1, k, m] } else { [m, k, 1] }, sums)
     }
 
@@ -88,7 +88,7 @@ impl<'a> Gemm<'a> {
     fn multiply(&mut self, out: &Out<'_>) -> Result<()> {
         let (op, gpu, [m, n, k]) = (self.op, out.gpu(), self.extents);
         let [a, b] = self.factors;
-        let operand = |Factor { tensor, transposed }: Factor<'_>, stride| -> Result<Operand> {
+        let operand = |Matrix { tensor, transposed }: Matrix<'_>, stride| -> Result<Operand> {
             Ok(Operand { address: tensor.address(op, gpu)?, transposed, stride })
         };
         let bare = Product {
@@ -132,9 +132,9 @@ impl<'a> Gemm<'a> {
         let (op, [m, n, k]) = (self.op, self.extents);
         let [a, b] = self.factors;
         let inputs = a.tensor.dtype();
-        b.tensor.expect(op, inputs)?;
+        b.tensor.expect_dtype(op, inputs)?;
         if out.dtype() != inputs {
-            out.expect(op, inputs.wide())?;
+            out.expect_dtype(op, inputs.of_sums())?;
         }
         let counts = [[m, k], [k, n], [m, n]].map(|[rows, columns]| rows.checked_mul(columns)?.checked_mul(self.batch));
         let [Some(of_a), Some(of_b), Some(of_c)] = counts else {
@@ -150,7 +150,7 @@ impl<'a> Gemm<'a> {
                 return Err(tensor.not_contiguous(op));
             }
         }
-        self.plus.map_or(Ok(()), |plus| plus.expect(op, out.dtype()))?;
+        self.plus.map_or(Ok(()), |plus| plus.expect_dtype(op, out.dtype()))?;
         if self.plus.is_some() && out.accumulate {
             return Err(Error::argument(op, "a matrix to add to a product that is itself added"));
         }
@@ -158,7 +158,7 @@ impl<'a> Gemm<'a> {
             return Err(Error::shape(op, format!("a row of {n}"), row.shape()));
         }
         if let Some(sums) = &self.sums {
-            sums.expect(op, out.dtype())?;
+            sums.expect_dtype(op, out.dtype())?;
             if self.batch != 1 {
                 return Err(Error::argument(op, "the sums of the rows of several matrices"));
             }

@@ -132,8 +132,8 @@ impl<'a> Out<'a> {
     }
 
     /// [`Error::DType`](crate::Error::DType) unless the elements are of this type.
-    pub fn expect(&self, op: &'static str, dtype: DType) -> Result<()> {
-        self.dtype.expect(op, dtype)
+    pub fn expect_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
+        self.dtype.expect_dtype(op, dtype)
     }
 }
 

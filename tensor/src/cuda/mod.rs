@@ -37,7 +37,7 @@ mod rows;
 mod sums;
 
 pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties, Stream};
-pub use gemm::{Factor, Gemm};
+pub use gemm::{Gemm, Matrix};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
 pub use prefetch::Prefetch;

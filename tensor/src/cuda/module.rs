@@ -97,7 +97,7 @@ impl Module {
         let function = gpu.functions(self)?.get(&kernel).copied();
         let function = function.unwrap_or_else(|| panic!("the module {} has no kernel {kernel}", self.name));
         let extent = Extent { grid: [1, 1, 1], threads: 256, shared: 0 };
-        Ok(Launch { gpu, op: self.name, kernel, function, extent, arguments: SmallVec::new() })
+        Ok(Launch { gpu, op: self.name, kernel, function, extent, elements: None, arguments: SmallVec::new() })
     }
 
     /// As [`Module::launch`], on the GPU that a tensor is on, with the type of its elements for T. [`Error::Device`]
@@ -114,6 +114,8 @@ pub struct Launch<'a> {
     kernel: String,
     function: Function,
     extent: Extent,
+    /// How many threads it takes, where that says how many blocks there are.
+    elements: Option<usize>,
     arguments: SmallVec<[Arg; 16]>,
 }
 
@@ -137,9 +139,9 @@ impl Launch<'_> {
     }
 
     /// As many blocks as it takes for one thread an element.
-    pub fn over(self, elements: usize) -> Self {
-        let blocks = elements.div_ceil(self.extent.threads as usize);
-        self.blocks(blocks)
+    pub fn over(mut self, elements: usize) -> Self {
+        self.elements = Some(elements);
+        self
     }
 
     /// As many blocks as it takes for one thread a `Pack` of 16 bytes.
@@ -259,7 +261,11 @@ impl Launch<'_> {
     /// # Safety
     /// The arguments are those that the kernel declares, and with them it reads and writes only within the tensors
     /// that were given.
-    pub unsafe fn run(self) -> Result<()> {
+    pub unsafe fn run(mut self) -> Result<()> {
+        if let Some(elements) = self.elements {
+            let blocks = elements.div_ceil(self.extent.threads as usize);
+            self = self.blocks(blocks);
+        }
         let Extent { grid, threads, .. } = self.extent;
         if grid.contains(&0) {
             return Ok(());

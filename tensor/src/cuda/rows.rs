@@ -45,7 +45,7 @@ impl Tiles {
     /// Room for what they find: so many sums of each column of such matrices x.
     pub fn partial(&self, x: &Tensor, outer: usize, sums: usize) -> Result<Tensor> {
         let count = sums * self.across * 16 / x.dtype().size();
-        partial_sums(&x.device(), x.dtype().wide(), [outer * self.strips, self.pieces(outer), count])
+        partial_sums(&x.device(), x.dtype().of_sums(), [outer * self.strips, self.pieces(outer), count])
     }
 
     /// A batch of rows to a thread, and more where there are enough blocks: to begin one costs as much as a few rows.

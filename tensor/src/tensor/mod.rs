@@ -131,14 +131,14 @@ impl Tensor {
 
     /// The elements of a contiguous tensor.
     pub fn as_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
-        self.expect_dtype::<T>(op)?;
+        self.expect_dtype(op, T::DTYPE)?;
         self.expect_contiguous(op)?;
         Ok(&self.host(op)?.slice()[self.offset..][..self.count()])
     }
 
     /// The elements of a contiguous tensor, to be written. [`Error::Shared`] when another tensor sees them.
     pub fn as_mut_slice<T: Element>(&mut self, op: &'static str) -> Result<&mut [T]> {
-        self.expect_dtype::<T>(op)?;
+        self.expect_dtype(op, T::DTYPE)?;
         self.expect_contiguous(op)?;
         let range = self.offset..self.offset + self.count();
         let buffer = self.host_mut(op)?;
@@ -157,7 +157,7 @@ impl Tensor {
     /// The buffer from this tensor's first element on: element (i, j, ..) lies at the sum of the
     /// positions times [`Tensor::strides`].
     pub fn as_strided_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
-        self.expect_dtype::<T>(op)?;
+        self.expect_dtype(op, T::DTYPE)?;
         Ok(&self.host(op)?.slice()[self.offset..])
     }
 
@@ -205,13 +205,9 @@ impl Tensor {
         }
     }
 
-    fn expect_dtype<T: Element>(&self, op: &'static str) -> Result<()> {
-        self.expect(op, T::DTYPE)
-    }
-
     /// [`Error::DType`] unless the elements are of this type.
-    pub fn expect(&self, op: &'static str, dtype: DType) -> Result<()> {
-        self.dtype.expect(op, dtype)
+    pub fn expect_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
+        self.dtype.expect_dtype(op, dtype)
     }
 
     fn expect_contiguous(&self, op: &'static str) -> Result<()> {
@@ -280,7 +276,7 @@ impl Tensor {
             if part.rank() != first.rank() || part.shape.with(0, first.shape[0]) != first.shape {
                 return Err(Error::shape("join", format!("{} but for the first extent", first.shape), &part.shape));
             }
-            part.expect("join", first.dtype)?;
+            part.expect_dtype("join", first.dtype)?;
             part.expect_contiguous("join")?;
         }
         let shape = first.shape.with(0, parts.iter().map(|part| part.shape[0]).sum());

@@ -70,7 +70,7 @@ impl Tensor {
             let (index, bound) = (end, self.count() + 1);
             return Err(Error::OutOfRange { op: "overwrite", what: "the end", index, bound });
         }
-        from.expect("overwrite", self.dtype)?;
+        from.expect_dtype("overwrite", self.dtype)?;
         let from = from.contiguous()?;
         let (from, start) = (from.as_bytes("overwrite")?, start * self.dtype.size());
         match self.device() {

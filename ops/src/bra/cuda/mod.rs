@@ -81,7 +81,7 @@ pub fn route(
 ) -> Result<()> {
     let (dtype, device) = (qkv.dtype(), qkv.device());
     let regions = g.regions.count();
-    let mut means = Tensor::empty_on(&device, [g.images, regions, 2 * g.qk_dim], dtype.wide())?;
+    let mut means = Tensor::empty_on(&device, [g.images, regions, 2 * g.qk_dim], dtype.of_sums())?;
     let (pack, of_image) = (16 / dtype.size(), g.tokens() * 2 * g.qk_dim * dtype.size());
     let in_packs = [g.qk_dim, g.v_dim].iter().all(|dim| dim.is_multiple_of(pack));
     let gpu = qkv.gpu("bra")?;
@@ -90,7 +90,7 @@ pub fn route(
     if regions <= FEW_REGIONS && in_packs && (filled || of_image <= OF_BLOCK) {
         let launch = KERNELS.launch_on(qkv, "route<T>")?.threads(32 * ROUTING_WARPS).blocks(g.images);
         let launch =
-            launch.shared(ROUTING_WARPS * OWN * regions * dtype.wide().size()).input(qkv)?.output(&mut means)?;
+            launch.shared(ROUTING_WARPS * OWN * regions * dtype.of_sums().size()).input(qkv)?.output(&mut means)?;
         let launch = launch.extents(valid)?.number(scale, dtype).output(routes)?.output(logits)?;
         // SAFETY: qkv is a map of this geometry, and there is a place for each region's means and its k choices.
         return unsafe { with_geometry(launch, g)?.run() };
@@ -100,7 +100,7 @@ pub fn route(
     // SAFETY: as above.
     unsafe { launch.run()? };
     // A warp keeps the affinities of its regions in shared memory, beside what the kernel declares.
-    let of_warp = OWN * regions * dtype.wide().size();
+    let of_warp = OWN * regions * dtype.of_sums().size();
     let most = gpu.driver().properties().shared_memory - CHOOSING_TILES;
     let warps = (most / 2 / of_warp).clamp(1, WARPS);
     if of_warp > most {
@@ -130,7 +130,7 @@ pub fn forward(
     let [d, dv] = g.head_dims();
     let elements = QUERIES * d + KEYS * (d + 1) + KEYS * dv + QUERIES * KEYS + QUERIES * dv + 3 * QUERIES;
     let launch = KERNELS.launch_on(qkv, "attend<T>")?.threads(128).grid(tiles(g, QUERIES));
-    let launch = launch.shared(elements * qkv.dtype().wide().size()).input(qkv)?.input(routes)?;
+    let launch = launch.shared(elements * qkv.dtype().of_sums().size()).input(qkv)?.input(routes)?;
     let launch = launch.number(scale, qkv.dtype()).output(out)?.output(lse)?;
     // SAFETY: the tensors are those of this geometry, and routes are regions of the map.
     unsafe { with_geometry(launch, g)?.run() }
@@ -154,7 +154,7 @@ pub struct Given<'a> {
 /// dqkv (N, H, W, 2D + C).
 pub fn backward(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
     let (dtype, gpu) = (given.qkv.dtype(), given.qkv.gpu("bra")?);
-    dqkv.expect("bra", dtype)?;
+    dqkv.expect_dtype("bra", dtype)?;
     let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), given.lse.dtype())?;
     let (starts, entries) = invert(g, given.routes)?;
     let maps = [given.qkv.address("bra", gpu)?, given.dout.address("bra", gpu)?, dqkv.address()];
@@ -174,7 +174,7 @@ fn backward_queries(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>, delta: &mut 
     let ([d, dv], dtype) = (g.head_dims(), given.qkv.dtype());
     let elements = QUERIES * (2 * d + dv) + KEYS * (d + dv + 2) + QUERIES * KEYS + 2 * QUERIES;
     let launch = KERNELS.launch_on(given.qkv, "attend_backward_queries<T>")?.threads(128).grid(tiles(g, QUERIES));
-    let launch = launch.shared(elements * dtype.wide().size()).input(given.qkv)?.input(given.routes)?;
+    let launch = launch.shared(elements * dtype.of_sums().size()).input(given.qkv)?.input(given.routes)?;
     let launch =
         launch.number(given.scale, dtype).input(given.lse)?.input(given.dout)?.out(Some(dqkv)).output(delta)?;
     // SAFETY: as in `forward`; dqkv is like qkv.
@@ -185,7 +185,7 @@ fn backward_keys(g: Geometry, given: &Given<'_>, [starts, entries, delta]: [&Ten
     let ([d, dv], dtype) = (g.head_dims(), given.qkv.dtype());
     let elements = KEYS * (d + dv + 2) + KEYS * (d + dv) + QUERIES * (d + dv) + 2 * QUERIES * KEYS;
     let launch = KERNELS.launch_on(given.qkv, "attend_backward_keys<T>")?.threads(128).grid(tiles(g, KEYS));
-    let launch = launch.shared(elements * dtype.wide().size()).input(given.qkv)?.input(starts)?.input(entries)?;
+    let launch = launch.shared(elements * dtype.of_sums().size()).input(given.qkv)?.input(starts)?.input(entries)?;
     let launch = launch.number(given.scale, dtype).input(given.lse)?.input(delta)?.input(given.dout)?.out(Some(dqkv));
     // SAFETY: as above; the lists are those of the routes.
     unsafe { with_geometry(launch, g)?.run() }

@@ -52,7 +52,7 @@ where
         gemm(left, lie(&right, k, n, b.transposed), Out::store(&mut result));
         for (i, &value) in result.iter().enumerate() {
             let place = index * c.stride + i;
-            let value = value.wide() + at(plus, place) + at(row, i % n);
+            let value = value.as_f64() + at(plus, place) + at(row, i % n);
             // SAFETY: C lies there, by the caller's promise.
             unsafe { (c.address as *mut C).add(place).write(value.as_()) };
         }
@@ -61,7 +61,7 @@ where
             gemm(left, Mat::new(&vec![W::one(); k], k, 1), Out::store(&mut summed));
             for (i, value) in summed.into_iter().enumerate() {
                 // SAFETY: there is a place for each row's sum, by the caller's promise.
-                unsafe { (sums as *mut C).add(i).write(value.wide().as_()) };
+                unsafe { (sums as *mut C).add(i).write(value.as_f64().as_()) };
             }
         }
     }
