@@ -302,16 +302,18 @@ fn one_by_one<T: Float, V: Vector<T>>(register: V, function: impl Fn(T) -> T) ->
     unsafe { V::load(&elements) }
 }
 
-/// Repeats a statement with `$i` = 0, 1, .. below `$count`, at most 14, written out: the compiler leaves a
-/// loop of many vector operations a loop, and then what `$i` indexes is in memory instead of registers.
+/// Repeats a statement with `$i` = 0, 1, .. below the constant `$count`, at most 14, written out: the compiler leaves a
+/// loop of many vector operations a loop, and then what `$i` indexes is in memory instead of registers. What lies beyond
+/// the count is left out before the compiler translates it: in nested ones it would be most of the work.
 #[macro_export]
 macro_rules! unrolled {
     ($i:ident in 0..$count:expr => $body:block) => {
         $crate::unrolled!(@ $i, $count, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
     };
     (@ $i:ident, $count:expr, $body:block, $($n:literal)*) => {
-        $(if $n < $count {
+        $(if const { $n < $count } {
             let $i: usize = $n;
+            #[allow(unconditional_panic)] // beyond the count, where nothing is done
             $body
         })*
     };

@@ -94,7 +94,6 @@ unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
     channel: usize,
     sums: &mut [T],
 ) {
-    let together = const { rows_together::<A>(K) };
     // SAFETY: the caller vouches for the instruction set, here and below.
     let zero = unsafe { V::zero() };
     let mut totals = [[zero; K]; K];
@@ -123,7 +122,7 @@ unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
                     total = total.add(dy_of_pixels[pixel]);
                 });
             }
-            unrolled!(i in 0..together => {
+            unrolled!(i in 0..rows_together::<A>(K) => {
                 if let Some(x) = lines[i] {
                     unrolled!(place in 0..PIXELS + K - 1 => {
                         // SAFETY: as above.
