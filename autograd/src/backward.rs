@@ -95,8 +95,11 @@ fn target(number: usize, node: &Node) -> Target {
 }
 
 /// What a backward rule has before it: the multiply-adds of the wanted gradients, and the bytes of the tensors that
-/// go in (the upstream gradient and what the operation saved) and come out.
+/// go in (the upstream gradient and what the operation saved) and come out. Of a frame neither.
 fn work(rule: &dyn Rule, upstream: &Tensor, targets: &[Option<Target>]) -> (u64, usize) {
+    if rule.is_frame() {
+        return (0, 0);
+    }
     let costs = rule.multiply_adds(upstream.shape()).gradients;
     let multiply_adds = targets.iter().zip(costs).filter_map(|(target, cost)| target.as_ref().map(|_| cost)).sum();
     let saved: usize = rule.saved().iter().map(|(_, tensor)| tensor.bytes()).sum();

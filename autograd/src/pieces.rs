@@ -150,6 +150,10 @@ impl Rule for Pieces {
         "pieces"
     }
 
+    fn is_frame(&self) -> bool {
+        true
+    }
+
     fn saved(&self) -> Vec<(&'static str, &Tensor)> {
         self.pieces.iter().flat_map(|piece| &piece.nodes).flat_map(Node::saved).collect()
     }

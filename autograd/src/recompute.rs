@@ -108,6 +108,10 @@ impl<const N: usize> Rule for Segment<N> {
         "segment"
     }
 
+    fn is_frame(&self) -> bool {
+        true
+    }
+
     fn saved(&self) -> Vec<(&'static str, &Tensor)> {
         self.inputs.iter().map(|input| ("input", input)).collect()
     }

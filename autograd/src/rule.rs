@@ -35,6 +35,11 @@ pub trait Rule: Send + 'static {
     /// shape and is contiguous; the rule may reuse its buffer when it is unique.
     fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()>;
 
+    /// Whether it stands for other operations, each of which a profile lists by itself.
+    fn is_frame(&self) -> bool {
+        false
+    }
+
     /// The multiply-adds of an operation whose time goes into them, for a value of this shape. For profiles.
     fn multiply_adds(&self, _value: &Shape) -> MultiplyAdds {
         MultiplyAdds::default()

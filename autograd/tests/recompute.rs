@@ -137,4 +137,7 @@ fn a_profile_sees_what_segments_do() {
     tape.backward(&y, &mut Gradients::default()).unwrap();
     let calls = |work| profile.lines().iter().find(|line| (line.name, line.work) == ("times", work)).map(|l| l.calls);
     assert_eq!((calls(Work::Forward), calls(Work::Backward)), (Some(2), Some(1)));
+    let of_segment: Vec<u64> =
+        profile.lines().iter().filter(|line| line.name == "segment").map(|line| line.bytes).collect();
+    assert_eq!(of_segment, [0], "what it reads and writes is counted where it does");
 }
