@@ -146,6 +146,36 @@ fn classes_are_counted_by_what_they_were_taken_for() {
     assert_eq!(counts(&one["confusion"])[7].iter().sum::<u64>(), 1);
 }
 
+/// By their names, wherever they stand in the model's order.
+#[test]
+fn other_images_may_be_of_some_of_the_classes() {
+    let Trained { run, .. } = of_folder();
+    let three = fresh("eval-three");
+    let data = samples::image_folder(&three.join("data"));
+    for split in ["train", "val"] {
+        let of_split = data.join(split);
+        fs::rename(of_split.join("light"), of_split.join("bright")).unwrap();
+        fs::rename(of_split.join("dark"), of_split.join("night")).unwrap();
+        copy_folder(&of_split.join("night"), &of_split.join("dusk"));
+    }
+    samples::train(&three, "image_size = 32", &data, &["--batch-size", "5", "--epochs", "1"]).ok();
+    // Without the first class.
+    let some = three.join("some");
+    [("dusk", 3), ("night", 4)].map(|(class, count)| {
+        fs::create_dir_all(some.join(class)).unwrap();
+        (0..count).for_each(|n| samples::picture(&some.join(class).join(format!("{n}.png")), 40, 40, [20, 60 * n, 90]));
+    });
+    let found = report(&three.join("run"), &["--data", text(&some), "--split", "all"]);
+    let images: Vec<(&str, u64, bool)> = found["classes"].as_array().unwrap().iter().map(|class| {
+        (class["name"].as_str().unwrap(), class["images"].as_u64().unwrap(), class["top1"].is_null())
+    }).collect();
+    assert_eq!(images, [("bright", 0, true), ("dusk", 3, false), ("night", 4, false)]);
+    assert_eq!(counts(&found["confusion"]).iter().map(|row| row.iter().sum()).collect::<Vec<u64>>(), [0, 3, 4]);
+    // And of no others.
+    biformer(&["eval", "--checkpoint", text(run), "--data", text(&some), "--split", "all"])
+        .refused(&["some: the class \"dusk\" is none of the 2", "dark, light"]);
+}
+
 #[test]
 fn predictions_are_a_line_for_each_image() {
     let Trained { run, data, .. } = of_folder();

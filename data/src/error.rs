@@ -52,6 +52,14 @@ pub enum Error {
         /// The number of classes.
         classes: usize,
     },
+    /// A class is none of those that were asked for.
+    #[error("the class \"{name}\" is none of the {} that are known: {}", classes.len(), listed(classes))]
+    UnknownClass {
+        /// The class.
+        name: String,
+        /// Those that are.
+        classes: Vec<String>,
+    },
     /// A file is not an image that can be decoded within the limits.
     #[error("cannot decode {}: {cause}", path.display())]
     Undecodable {
@@ -150,6 +158,16 @@ pub enum Error {
     /// A loader thread could not be started, or panicked.
     #[error("a loader thread failed: {0}")]
     Worker(String),
+}
+
+/// The first of some names, and how many others there are.
+fn listed(names: &[String]) -> String {
+    const MOST: usize = 10;
+    let first = names[..names.len().min(MOST)].join(", ");
+    match names.len().saturating_sub(MOST) {
+        0 => first,
+        more => format!("{first}, and {more} more"),
+    }
 }
 
 impl Error {

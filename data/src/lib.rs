@@ -29,6 +29,7 @@
 //! threads made it or on where in the epoch a resumed run began.
 #![forbid(unsafe_code)]
 
+mod among;
 mod augmentation;
 mod batch;
 mod cifar;
@@ -50,6 +51,7 @@ mod resample;
 mod shrink;
 mod transform;
 
+pub use among::among;
 pub use augmentation::{Augmentation, Crop, EraseFill, Fill};
 pub use batch::{Batch, Skipped};
 pub use dataset::{Dataset, Sample, Split, Statistics, open, undivided};

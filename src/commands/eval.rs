@@ -33,7 +33,8 @@ const MOST_MISTAKES: usize = 5;
 pub struct Arguments {
     #[command(flatten)]
     trained: Trained,
-    /// The data set; by default the one that the model was trained on, or `embedded` for a state_dict alone.
+    /// The data set; by default the one that the model was trained on, or `embedded` for a state_dict alone. It may have some
+    /// of the model's classes only.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
     /// Which of its images: train, val, test or all. By default those that training evaluates on: val where a folder has it, else
@@ -252,7 +253,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         // Those that the published models were trained on are in the order of their folders' names, too.
         known.classes = dataset.classes().to_vec();
     }
-    known.expect_classes(source, dataset.classes())?;
+    let dataset = data::among(dataset, &known.classes).with_context(|| format!("data {source}"))?;
     let classes = &known.classes;
     // What the model's training images were normalised by, whatever these are.
     let transform = config.test_transform(known.statistics)?;

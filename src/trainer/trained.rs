@@ -71,7 +71,7 @@ impl DataFacts {
     }
 
     /// Checks that other data have the same classes.
-    pub fn expect_classes(&self, source: &str, theirs: &[String]) -> Result<()> {
+    fn expect_classes(&self, source: &str, theirs: &[String]) -> Result<()> {
         let ours = &self.classes;
         let what = match theirs.iter().zip(ours).find(|(theirs, ours)| theirs != ours) {
             _ if theirs.len() != ours.len() => format!("{} of them, not {}", theirs.len(), ours.len()),

@@ -1,0 +1,75 @@
+//! Images of some of a model's classes.
+
+use crate::{Dataset, Error, Result, Sample, Statistics};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The images of a data set with labels among `classes`, which has all of its own by name, in any order, and may have more.
+/// Errors: [`Error::UnknownClass`].
+pub fn among(dataset: Arc<dyn Dataset>, classes: &[String]) -> Result<Arc<dyn Dataset>> {
+    if dataset.classes() == classes {
+        return Ok(dataset);
+    }
+    let place = |name: &String| {
+        let place = classes.iter().position(|class| class == name);
+        let unknown = || Error::UnknownClass { name: name.clone(), classes: classes.to_vec() };
+        place.map(|place| place as u32).ok_or_else(unknown)
+    };
+    let places = dataset.classes().iter().map(place).collect::<Result<Vec<u32>>>()?;
+    let among = |label: &u32| places.get(*label as usize).copied();
+    let labels = dataset.labels().and_then(|labels| labels.iter().map(among).collect());
+    Ok(Arc::new(Among { dataset, classes: classes.to_vec(), places, labels }))
+}
+
+struct Among {
+    dataset: Arc<dyn Dataset>,
+    classes: Vec<String>,
+    /// The places of the data set's classes among these.
+    places: Vec<u32>,
+    labels: Option<Vec<u32>>,
+}
+
+impl Dataset for Among {
+    fn name(&self) -> &str {
+        self.dataset.name()
+    }
+
+    fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    fn len(&self) -> usize {
+        self.dataset.len()
+    }
+
+    fn get(&self, index: usize) -> Result<Sample> {
+        let Sample { image, label } = self.dataset.get(index)?;
+        let place = self.places.get(label as usize);
+        let wrong = || Error::Label {
+            place: format!("{}, sample {index}", self.name()),
+            label,
+            classes: self.places.len(),
+        };
+        Ok(Sample { image, label: *place.ok_or_else(wrong)? })
+    }
+
+    fn statistics(&self) -> Statistics {
+        self.dataset.statistics()
+    }
+
+    fn labels(&self) -> Option<&[u32]> {
+        self.labels.as_deref()
+    }
+
+    fn path(&self, index: usize) -> Option<&Path> {
+        self.dataset.path(index)
+    }
+
+    fn is_held_out(&self) -> bool {
+        self.dataset.is_held_out()
+    }
+
+    fn notes(&self) -> &[String] {
+        self.dataset.notes()
+    }
+}
