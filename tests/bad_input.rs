@@ -188,12 +188,15 @@ fn values_that_make_no_sense() {
     for (fields, parts) in cases {
         train(&folder, fields, data, &[]).refused(parts);
     }
-    let flags: [(&[&str], &[&str]); 6] = [
+    let flags: [(&[&str], &[&str]); 9] = [
         (
             &["--batch-size", "1", "--image-size", "16", "--set", "stem_strides=4,4", "n_win=1", "topks=1,-2"],
             &["a single token", "two images or more"],
         ),
         (&["--epochs", "0"], &["epochs = 0, expected 1 to"]),
+        (&["--set", "schedule.rule=timm"], &["schedule.warmup_epochs = 0.5", "whole epochs"]),
+        (&["--epochs", "4", "--set", "epochs=3"], &["--set epochs: --epochs gives it as well"]),
+        (&["--lr", "1e-3", "--set", "schedule.peak=2e-3"], &["--set schedule.peak: --lr gives it as well"]),
         (&["--lr", "-1"], &["schedule.peak = -1", "above 0"]),
         (&["--lr", "inf"], &["schedule.peak = inf"]),
         (&["--batch-size", "0"], &["batch_size = 0"]),
@@ -219,7 +222,7 @@ fn values_that_make_no_sense() {
     // Not taken for a change.
     let said = biformer(&["predict", "--checkpoint", run, "--set", "n_win=2", "a.png"]);
     assert_eq!(said.status, Some(2));
-    assert!(said.err.contains("'a.png' for '--set") && said.err.contains("comes before --set"), "{}", said.err);
+    assert!(said.err.contains("'a.png' for '--set") && said.err.contains("put it before --set"), "{}", said.err);
 }
 
 #[test]

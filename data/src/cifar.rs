@@ -57,6 +57,12 @@ impl Format {
     fn open(&self, folder: &Path, files: &[&str], names: &str) -> Result<InMemory> {
         let classes = self.class_names(&folder.join(names))?;
         let (mut pixels, mut labels) = (Vec::new(), Vec::new());
+        // At once, as their memory would be needed twice while it grows; and if there is none, that is no reason to abort.
+        let size = |file: &&str| folder.join(file).metadata().map_or(0, |file| file.len() as usize);
+        pixels.try_reserve_exact(files.iter().map(size).sum()).map_err(|_| {
+            let cause = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+            Error::Io { path: folder.to_owned(), cause }
+        })?;
         for file in files {
             self.append(&folder.join(file), &mut pixels, &mut labels)?;
         }
@@ -87,7 +93,6 @@ impl Format {
                 got: format!("{} bytes", bytes.len()),
             });
         }
-        pixels.reserve(bytes.len() / length * 3 * PLANE);
         for (record, bytes) in bytes.chunks_exact(length).enumerate() {
             let (chosen, planes) = bytes.split_at(head);
             for (&label, &classes) in chosen.iter().zip(self.label_classes) {

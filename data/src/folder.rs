@@ -63,7 +63,8 @@ impl ImageFolder {
         }
         let folder = if split == Split::Train { train } else { test };
         let (folder, others) = Self::list(root, &folder, classes, |_, _, images| Ok(images))?;
-        Ok(folder.noting(others.passed_over(&format!("{}/", split.name()))))
+        let loose = loose_in(&root.join(split.name()), split.name());
+        Ok(folder.noting(others.passed_over(&format!("{}/", split.name()))).noting(loose))
     }
 
     /// A split of the images in one folder.
@@ -83,7 +84,8 @@ impl ImageFolder {
         };
         let (images, others) = Self::list(root, &all.folder, all.classes, part)?;
         let name = all.folder.file_name().unwrap_or(all.folder.as_os_str()).display();
-        let images = images.noting(others.passed_over(&format!("{name}/"))).noting(all.passed_over);
+        let loose = loose_in(&all.folder, &name.to_string());
+        let images = images.noting(others.passed_over(&format!("{name}/"))).noting(all.passed_over).noting(loose);
         if split != Split::Test {
             return Ok(images);
         }
@@ -215,6 +217,40 @@ impl Undivided {
     }
 }
 
+/// What a user should know of images beside the folders of the classes, if there are any.
+fn loose_in(folder: &Path, name: &str) -> Option<String> {
+    let count = pictures_in(folder);
+    let s = if count == 1 { "" } else { "s" };
+    (count > 0).then(|| format!("passed over {count} image{s} in {name}/ itself, beside the folders of the classes"))
+}
+
+/// How many pictures lie in a folder itself, as far as that can be seen.
+fn pictures_in(folder: &Path) -> usize {
+    visible(folder).map_or(0, |entries| entries.iter().filter(|entry| is_picture(&entry.path())).count())
+}
+
+/// What is in a folder that is no image folder, and could be one, in a sentence.
+pub(crate) fn nearly(root: &Path) -> Option<String> {
+    let folders = folder_names(root).ok()?;
+    let is_split = |name: &&String| Split::Train.name().eq_ignore_ascii_case(name);
+    if let Some(name) = folders.iter().find(is_split) {
+        return Some(format!("It has {name}/: call it train. "));
+    }
+    match pictures_in(root) {
+        0 => {}
+        count => {
+            let (holds, s) = (root.display(), if count == 1 { "" } else { "s" });
+            return Some(format!("{holds} itself holds {count} image{s}: if it is a class, name the folder above it. "));
+        }
+    }
+    let classes: Vec<&String> = folders.iter().filter(|name| pictures_in(&root.join(name)) > 0).collect();
+    match (classes.as_slice(), folders.first()) {
+        ([class], _) => Some(format!("Of its folders only {class}/ has images: it takes two classes to tell apart. ")),
+        (_, Some(first)) => Some(format!("None of its folders, such as {first}/, has images of its own. ")),
+        (_, None) => None,
+    }
+}
+
 /// What a user should know of folders that were passed over, if there are any.
 fn some_of(folders: &[String], which: &str) -> Option<String> {
     let s = if folders.len() == 1 { "" } else { "s" };
@@ -225,6 +261,11 @@ fn some_of(folders: &[String], which: &str) -> Option<String> {
 /// The names of the folders in `split`, of which there must be one.
 fn class_names(split: &Path) -> Result<Vec<String>> {
     let classes = folder_names(split)?;
+    if classes.is_empty() && pictures_in(split) > 0 {
+        let help = "Its images lie in it directly: if it is a class, give it another name; train, val and test are parts.";
+        let (path, looked_for) = (split.to_owned(), "a folder for each class".to_owned());
+        return Err(Error::Lacking { path, looked_for, help: help.to_owned() });
+    }
     if classes.is_empty() {
         return Err(lacking(split, "a folder for each class"));
     }

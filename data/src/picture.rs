@@ -101,7 +101,7 @@ pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec
         ErrorKind::NotFound => Error::Missing {
             path: path.to_owned(),
             looked_for: looked_for.to_owned(),
-            help: "Check the path and its spelling.".to_owned(),
+            help: "Check the path and its spelling".to_owned(),
         },
         _ => Error::Io { path: path.to_owned(), cause },
     })?;

@@ -368,6 +368,58 @@ fn a_label_out_of_range_names_file_and_record() {
     }
 }
 
+/// What a folder lacks is no help to someone who has another one before them.
+#[test]
+fn what_is_nearly_an_image_folder_is_said() {
+    let said = |pictures: &[&str]| {
+        let root = tempfile::tempdir().unwrap();
+        pictures.iter().for_each(|path| write_picture(&root.path().join(path), 8, 8, [0; 3]));
+        fails(root.path(), Split::Train).to_string()
+    };
+    let cases: [(&[&str], &str); 5] = [
+        (&["1.png", "2.png"], "itself holds 2 images: if it is a class, name the folder above it. "),
+        (&["cat/1.png", "cat/2.png"], "Of its folders only cat/ has images: it takes two classes to tell apart. "),
+        (&["Train/cat/1.png", "Test/cat/1.png"], "It has Train/: call it train. "),
+        (&["cat/old/1.png", "dog/old/1.png"], "None of its folders, such as cat/, has images of its own. "),
+        (&["bus/1.png", "car/1.png", "train/1.png"], "if it is a class, give it another name"),
+    ];
+    for (pictures, hint) in cases {
+        let error = said(pictures);
+        assert!(error.contains(hint), "{pictures:?}: {error}");
+    }
+}
+
+#[test]
+fn images_beside_the_folders_of_the_classes_are_counted() {
+    let root = tempfile::tempdir().unwrap();
+    for path in ["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png", "stray.png"] {
+        write_picture(&root.path().join(path), 8, 8, [0; 3]);
+    }
+    let dataset = open(root.path().to_str().unwrap(), Split::All).unwrap();
+    let name = root.path().file_name().unwrap().to_str().unwrap();
+    assert_eq!((dataset.len(), dataset.classes().len()), (4, 2));
+    assert_eq!(
+        dataset.notes(),
+        [format!("passed over 1 image in {name}/ itself, beside the folders of the classes")]
+    );
+}
+
+#[test]
+fn images_of_some_classes_stand_among_all_of_them() {
+    let dataset = in_memory(20);
+    let classes = dataset.classes().to_vec();
+    let all: Vec<String> = ["before".to_owned()].into_iter().chain(classes.iter().rev().cloned()).collect();
+    let among = data::among(Arc::clone(&dataset), &all).unwrap();
+    assert_eq!((among.classes(), among.len(), among.name()), (&all[..], 20, dataset.name()));
+    for index in 0..20 {
+        let (own, there) = (dataset.get(index).unwrap(), among.get(index).unwrap());
+        assert_eq!((&all[there.label as usize], there.image), (&classes[own.label as usize], own.image));
+        assert_eq!(among.labels().unwrap()[index], there.label);
+    }
+    let error = data::among(dataset, &classes[1..]).err().unwrap();
+    assert!(matches!(&error, Error::UnknownClass { name, .. } if *name == classes[0]), "{error}");
+}
+
 #[test]
 fn image_folders_with_something_wrong() {
     let root = tempfile::tempdir().unwrap();

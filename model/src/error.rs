@@ -126,7 +126,7 @@ pub enum Error {
         /// What the reader met.
         reason: String,
     },
-    /// A file of PyTorch's whose tensors cannot be used.
+    /// A whole file whose tensors cannot be used.
     #[error("{path}: {reason}")]
     Unfit {
         /// The file.

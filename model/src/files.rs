@@ -49,7 +49,8 @@ impl TensorFile {
         let mut tensors = BTreeMap::new();
         for (name, view) in views.iter() {
             let tensor = from_bytes(view.dtype(), view.data(), view.shape().to_vec());
-            let tensor = tensor.map_err(|reason| format(format!("tensor {name}: {reason}")))?;
+            let unfit = |reason| Error::Unfit { path: path.to_owned(), reason: format!("tensor {name}: {reason}") };
+            let tensor = tensor.map_err(unfit)?;
             tensors.insert(name.to_owned(), tensor);
         }
         Ok(Self { tensors, metadata })
@@ -243,7 +244,9 @@ pub(crate) fn from_bytes(dtype: Dtype, bytes: &[u8], shape: Vec<usize>) -> std::
         Dtype::I64 => index(numbers(bytes, i64::from_le_bytes), shape),
         Dtype::I32 => index(numbers(bytes, i32::from_le_bytes), shape),
         Dtype::U32 => index(numbers(bytes, u32::from_le_bytes), shape),
-        other => Err(format!("has elements of type {other:?}, which no model uses")),
+        other => Err(format!(
+            "has elements of type {other:?}; expected floats (F32, F64, BF16, F16) or integers (I64, I32, U32)"
+        )),
     }
 }
 

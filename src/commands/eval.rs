@@ -7,7 +7,7 @@ use crate::inference::Inference;
 use crate::memory::expect_room_to_infer;
 use crate::printing::{printable, tell};
 use crate::staging::numbered;
-use crate::trainer::display::{bar, warn_of_skipped};
+use crate::trainer::display::{bar, warn_of};
 use crate::trainer::score::{Score, Verdict, evaluate};
 use crate::trainer::trained::{DataFacts, OF_THE_RUN, TrainedModel};
 use anyhow::{Context, Result, anyhow, bail};
@@ -278,7 +278,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
                 predictions.push(b'\n');
             }
         }
-        bar.suspend(|| warn_of_skipped(&batch));
+        bar.suspend(|| batch.skipped.iter().for_each(warn_of));
         bar.inc(1);
         bar.set_message(format!("{} of {} batches", bar.position(), loader.batches_per_epoch()));
         loader.recycle(batch.into_batch());

@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         arguments.compute.place(&mut model)?;
         let factors = model.prepared()?;
         let transform = config.test_transform(data.statistics)?;
-        let (mut status, mut predictions, mut seen) = (Status::Done, vec![], vec![]);
+        let (mut status, mut predictions, mut seen, mut readable) = (Status::Done, vec![], vec![], 0);
         for paths in pictures.chunks(most) {
             let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
             let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
@@ -102,7 +102,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             if arguments.attention.is_some() {
                 seen.extend(loaded.iter().flatten().take(ROWS - seen.len()).cloned());
             }
-            let images = Tensor::from_slice(&pixels, [loaded.iter().flatten().count(), size, size, 3])?;
+            let count = loaded.iter().flatten().count();
+            readable += count;
+            let images = Tensor::from_slice(&pixels, [count, size, size, 3])?;
             let probabilities = classify(&model, factors.clone(), &images)?;
             let mut probabilities = probabilities.chunks(data.classes.len());
             for (path, loaded) in paths.iter().zip(loaded) {
@@ -131,6 +133,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             say!("{}", serde_json::to_string_pretty(&predictions)?);
         }
         if let Some(file) = &arguments.attention {
+            if readable > seen.len() {
+                let (file, shown) = (file.display(), seen.len());
+                tell!(io::stderr(), "note: {file} shows the first {shown} of the {readable} pictures");
+            }
             draw_attention(&model, factors, &transform, &seen, arguments.at, file)?;
         }
         Ok(status)

@@ -96,8 +96,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         say!("{shown}: {written} picture{} written, {before:.1} MB made {now:.1} MB", plural(written));
         match there {
             0 => {}
-            1 => say!("1 was there already"),
-            _ => say!("{there} were there already"),
+            1 => say!("1 was there already, made with this --side or another"),
+            _ => say!("{there} were there already, made with this --side or another"),
         }
         match pictures.len() - written - there {
             0 => Ok(Status::Done),

@@ -109,7 +109,9 @@ impl Arguments {
             bail!("--set: {unknown}");
         }
         let (of_run, of_model): (Vec<_>, Vec<_>) = set.into_iter().partition(|entry| RunConfig::has_field(&key(entry)));
+        let options = given.clone();
         for entry in &of_run {
+            expect_once(&options, key(entry).trim())?;
             merge(&mut given, run_field(entry)?);
         }
         if let Some(fields) = fields(&of_model)? {
@@ -117,6 +119,19 @@ impl Arguments {
         }
         Changes::gather(self.config.as_deref(), given)
     }
+}
+
+/// Refuses a --set of a field that an option of its own gives as well.
+fn expect_once(options: &Table, key: &str) -> Result<()> {
+    let there = match key.split_once('.') {
+        None => options.contains_key(key),
+        Some((table, field)) => options.get(table).is_some_and(|table| table.get(field).is_some()),
+    };
+    let option = if key == "schedule.peak" { "lr".to_owned() } else { key.replace('_', "-") };
+    if there {
+        bail!("--set {key}: --{option} gives it as well; leave one of them out");
+    }
+    Ok(())
 }
 
 fn model_help() -> String {
@@ -172,7 +187,7 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
                 }
             }
             drawn?;
-            let files = ["config.toml", "metrics.jsonl", "checkpoint.safetensors"].into_iter().chain(kept);
+            let files = ["config.toml", "metrics.jsonl", "timings.jsonl", "checkpoint.safetensors"].into_iter().chain(kept);
             let files: Vec<&str> = files.chain(["curves.png", "routing.png"]).collect();
             say!("{folder}: {}", files.join(", "));
             Ok(Status::Done)

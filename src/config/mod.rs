@@ -291,7 +291,7 @@ impl RunConfig {
         if let Some((name, number)) = subnormal(&Table::try_from(self)?) {
             bail!("{name} = {number:?}, which computes as 0; expected 0 or a number further from it");
         }
-        let ScheduleConfig { peak, start, min, warmup_epochs, .. } = self.schedule;
+        let ScheduleConfig { rule, peak, start, min, warmup_epochs } = self.schedule;
         for (name, value, most) in [
             ("epochs", self.epochs, 1 << 20),
             ("batch_size", self.batch_size, 1 << 20),
@@ -330,6 +330,9 @@ impl RunConfig {
                 "schedule.warmup_epochs = {warmup_epochs}, expected from 0 to epochs = {}: --set schedule.warmup_epochs=N",
                 self.epochs
             );
+        }
+        if rule == ScheduleRule::Timm && warmup_epochs.fract() != 0.0 {
+            bail!("schedule.warmup_epochs = {warmup_epochs}, expected whole epochs where schedule.rule = \"timm\"");
         }
         self.augmentation.check(self.image_size).context("augmentation")?;
         self.check_preprocessing().context("preprocessing")?;

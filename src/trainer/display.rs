@@ -8,9 +8,10 @@ use super::stopwatch::Lap;
 use crate::config::RunConfig;
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
-use data::{Batch, Dataset, Loader, Split};
+use data::{Batch, Dataset, Loader, Skipped, Split};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -93,7 +94,7 @@ const FEW_STEPS: usize = 10;
 /// With such learning rates a model learns as from random weights.
 const FORGETS: f64 = 1e-3;
 /// How often a run whose bar nobody sees says where it is.
-const NOW_AND_THEN: Duration = Duration::from_secs(300);
+const NOW_AND_THEN: Duration = Duration::from_secs(60);
 
 /// A progress bar over the whole run, and a line for each epoch; where errors do not go to a terminal, in place of the bar
 /// a line now and then.
@@ -101,6 +102,8 @@ pub struct Display {
     bar: ProgressBar,
     /// When something was said last.
     said: Cell<Instant>,
+    /// What is known of images that could not be decoded.
+    named: RefCell<HashSet<String>>,
     /// Whether a user knows that reading images takes long.
     warned: Cell<bool>,
     epochs: usize,
@@ -164,7 +167,8 @@ impl Display {
             format!("biformer shrink --data {data} --output SMALLER --side {side}")
         };
         let (epochs, shrink) = (config.epochs, train.dataset().path(0).map(command));
-        Self { bar, said: Cell::new(Instant::now()), warned: Cell::new(false), epochs, steps, shrink }
+        let (said, named, warned) = (Cell::new(Instant::now()), RefCell::default(), Cell::new(false));
+        Self { bar, said, named, warned, epochs, steps, shrink }
     }
 
     /// A step is done.
@@ -181,9 +185,11 @@ impl Display {
         self.bar.set_message(message);
     }
 
-    /// Names images that could not be decoded.
+    /// Names images that could not be decoded, each once in a run.
     pub fn skipped(&self, batch: &Batch) {
-        self.bar.suspend(|| warn_of_skipped(batch));
+        let mut named = self.named.borrow_mut();
+        let fresh = batch.skipped.iter().filter(|skipped| named.insert(skipped.reason.clone()));
+        self.bar.suspend(|| fresh.for_each(warn_of));
     }
 
     /// An epoch is done, with its test.
@@ -242,11 +248,9 @@ fn message(progress: &Progress, epochs: usize, seconds_left: f64, images_per_sec
     )
 }
 
-/// Names a batch's images that could not be decoded.
-pub fn warn_of_skipped(batch: &Batch) {
-    for skipped in batch.skipped.iter().filter(|skipped| !skipped.again) {
-        tell!(io::stderr(), "passed over image {}: {}", skipped.sample, skipped.reason);
-    }
+/// Names an image that could not be decoded.
+pub fn warn_of(skipped: &Skipped) {
+    tell!(io::stderr(), "passed over image {}: {}", skipped.sample, skipped.reason);
 }
 
 /// Seconds as minutes and seconds, or hours and minutes.
