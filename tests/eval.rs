@@ -161,14 +161,17 @@ fn other_images_may_be_of_some_of_the_classes() {
     samples::train(&three, "image_size = 32", &data, &["--batch-size", "5", "--epochs", "1"]).ok();
     // Without the first class.
     let some = three.join("some");
-    [("dusk", 3), ("night", 4)].map(|(class, count)| {
+    for (class, count) in [("dusk", 3), ("night", 4)] {
         fs::create_dir_all(some.join(class)).unwrap();
         (0..count).for_each(|n| samples::picture(&some.join(class).join(format!("{n}.png")), 40, 40, [20, 60 * n, 90]));
-    });
+    }
     let found = report(&three.join("run"), &["--data", text(&some), "--split", "all"]);
-    let images: Vec<(&str, u64, bool)> = found["classes"].as_array().unwrap().iter().map(|class| {
-        (class["name"].as_str().unwrap(), class["images"].as_u64().unwrap(), class["top1"].is_null())
-    }).collect();
+    let images: Vec<(&str, u64, bool)> = found["classes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|class| (class["name"].as_str().unwrap(), class["images"].as_u64().unwrap(), class["top1"].is_null()))
+        .collect();
     assert_eq!(images, [("bright", 0, true), ("dusk", 3, false), ("night", 4, false)]);
     assert_eq!(counts(&found["confusion"]).iter().map(|row| row.iter().sum()).collect::<Vec<u64>>(), [0, 3, 4]);
     // And of no others.

@@ -45,11 +45,8 @@ impl Dataset for Among {
     fn get(&self, index: usize) -> Result<Sample> {
         let Sample { image, label } = self.dataset.get(index)?;
         let place = self.places.get(label as usize);
-        let wrong = || Error::Label {
-            place: format!("{}, sample {index}", self.name()),
-            label,
-            classes: self.places.len(),
-        };
+        let wrong =
+            || Error::Label { place: format!("{}, sample {index}", self.name()), label, classes: self.places.len() };
         Ok(Sample { image, label: *place.ok_or_else(wrong)? })
     }
 

@@ -159,7 +159,11 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
             let looked_for = "cifar-10-batches-bin/ (or its data_batch_1.bin), cifar-100-binary/ (or its train.bin), train/, and two \
                  folders of images";
             let python = ["cifar-10-batches-py", "cifar-100-python"].iter().any(|folder| root.join(folder).exists());
-            let seen = if python { Some("What is there is CIFAR's Python version. ".to_owned()) } else { folder::nearly(root) };
+            let seen = if python {
+                Some("What is there is CIFAR's Python version. ".to_owned())
+            } else {
+                folder::nearly(root)
+            };
             let help = format!("{}{HELP}", seen.unwrap_or_default());
             Err(Error::Lacking { path: root.to_owned(), looked_for: looked_for.to_owned(), help })
         }

@@ -240,7 +240,9 @@ pub(crate) fn nearly(root: &Path) -> Option<String> {
         0 => {}
         count => {
             let (holds, s) = (root.display(), if count == 1 { "" } else { "s" });
-            return Some(format!("{holds} itself holds {count} image{s}: if it is a class, name the folder above it. "));
+            return Some(format!(
+                "{holds} itself holds {count} image{s}: if it is a class, name the folder above it. "
+            ));
         }
     }
     let classes: Vec<&String> = folders.iter().filter(|name| pictures_in(&root.join(name)) > 0).collect();
@@ -262,7 +264,8 @@ fn some_of(folders: &[String], which: &str) -> Option<String> {
 fn class_names(split: &Path) -> Result<Vec<String>> {
     let classes = folder_names(split)?;
     if classes.is_empty() && pictures_in(split) > 0 {
-        let help = "Its images lie in it directly: if it is a class, give it another name; train, val and test are parts.";
+        let help =
+            "Its images lie in it directly: if it is a class, give it another name; train, val and test are parts.";
         let (path, looked_for) = (split.to_owned(), "a folder for each class".to_owned());
         return Err(Error::Lacking { path, looked_for, help: help.to_owned() });
     }

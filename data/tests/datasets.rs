@@ -5,6 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use approx::assert_relative_eq;
 use data::{Dataset, Error, Image, InMemory, Split, Statistics, load_image, open};
@@ -398,10 +399,7 @@ fn images_beside_the_folders_of_the_classes_are_counted() {
     let dataset = open(root.path().to_str().unwrap(), Split::All).unwrap();
     let name = root.path().file_name().unwrap().to_str().unwrap();
     assert_eq!((dataset.len(), dataset.classes().len()), (4, 2));
-    assert_eq!(
-        dataset.notes(),
-        [format!("passed over 1 image in {name}/ itself, beside the folders of the classes")]
-    );
+    assert_eq!(dataset.notes(), [format!("passed over 1 image in {name}/ itself, beside the folders of the classes")]);
 }
 
 #[test]

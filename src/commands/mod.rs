@@ -179,7 +179,10 @@ impl fmt::Display for ImageSize {
 fn assignment(text: &str) -> Result<String, String> {
     match text.contains('=') {
         true => Ok(text.to_owned()),
-        false => Err("--set takes all that follows it, and this is no KEY=VALUE: put it before --set, or after --".to_owned()),
+        false => {
+            Err("--set takes all that follows it, and this is no KEY=VALUE: put it before --set, or after --"
+                .to_owned())
+        }
     }
 }
 

@@ -187,7 +187,8 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
                 }
             }
             drawn?;
-            let files = ["config.toml", "metrics.jsonl", "timings.jsonl", "checkpoint.safetensors"].into_iter().chain(kept);
+            let files =
+                ["config.toml", "metrics.jsonl", "timings.jsonl", "checkpoint.safetensors"].into_iter().chain(kept);
             let files: Vec<&str> = files.chain(["curves.png", "routing.png"]).collect();
             say!("{folder}: {}", files.join(", "));
             Ok(Status::Done)

@@ -249,8 +249,7 @@ pub(super) fn loss<'t>(logits: &Var<'t>, targets: &Tensor, smoothing: f64) -> au
 }
 
 /// The way out of a run that diverges.
-pub(super) const LOWER_RATE: &str =
-    "training diverged (begin again with a lower --lr, a smaller clip_norm, less weight_decay or a longer warm-up, and \
+pub(super) const LOWER_RATE: &str = "training diverged (begin again with a lower --lr, a smaller clip_norm, less weight_decay or a longer warm-up, and \
      another --out)";
 
 /// What a pass over a batch leaves behind: where regions looked.
