@@ -97,7 +97,7 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     // A class of one picture can be measured, but not divided.
     fs::create_dir(data.join("single")).unwrap();
     samples::picture(&data.join("single/0.png"), 8, 8, [0; 3]);
-    biformer(&[&eval[..], &["--data", text(&data)]].concat()).refused(&["3 of them, not 2"]);
+    biformer(&[&eval[..], &["--data", text(&data)]].concat()).refused(&["the class \"single\" is none of the 2"]);
     biformer(&["check", "--data", text(&data)]).refused(&[
         "class \"single\" has one image",
         "one to be tested on",

@@ -218,6 +218,28 @@ fn predictions_are_a_line_for_each_image() {
 }
 
 #[test]
+fn the_surest_mistakes_are_named() {
+    let Trained { run, .. } = of_cifar();
+    let file = fresh("eval-mistakes").join("test.jsonl");
+    let asked = ["--mistakes", "3", "--predictions", text(&file)];
+    let found = report(run, &asked);
+    let mut wrong = lines(&file);
+    wrong.retain(|line| line["class"] != line["predicted"]);
+    assert!(wrong.len() > 3, "a small model makes mistakes: {wrong:?}");
+    let probability = |line: &Value| line["probability"].as_f64().unwrap();
+    wrong.sort_by(|a, b| probability(b).total_cmp(&probability(a)));
+    assert_eq!(found["surest_mistakes"].as_array().unwrap()[..], wrong[..3]);
+    let said = biformer(&[&["eval", "--checkpoint", text(run)][..], &asked].concat()).ok().out;
+    let shown: Vec<&str> = said.split_once("The surest mistakes:\n").unwrap().1.lines().collect();
+    let name = |line: &Value, field: &str| line[field].as_str().unwrap().to_owned();
+    let expected = wrong[..3].iter().map(|line| {
+        let (class, predicted) = (name(line, "class"), name(line, "predicted"));
+        format!("{:>6.1}%  image {}: {class} taken for {predicted}", 100.0 * probability(line), line["image"])
+    });
+    assert_eq!(shown, expected.collect::<Vec<_>>());
+}
+
+#[test]
 fn predict_takes_pictures_of_any_size_and_needs_no_data() {
     let folder = fresh("predict");
     // As on another machine: nothing but the checkpoint.

@@ -65,26 +65,26 @@ pub struct ModelConfig {
     pub features: Features,
     /// Classes of the head.
     pub num_classes: usize,
-    /// Blocks per stage.
+    /// Blocks per stage: 1 to 256 in each of 1 to 12 stages.
     pub depth: Vec<usize>,
-    /// Channels per stage.
+    /// Channels per stage, up to 65536; where a stage routes, a multiple of `head_dim`.
     pub embed_dim: Vec<usize>,
-    /// Attention: k > 0 routes each region to k regions; -1 is plain full attention; -2 is full attention with
+    /// Attention: k > 0 routes each region to k regions, up to S·S; -1 is plain full attention; -2 is full attention with
     /// local context. In the `biformer_stl_nchw` family -1 has it, too, as published.
     pub topks: Vec<i64>,
-    /// S: regions along each side of the map, S·S in all.
+    /// S: regions along each side of the map, S·S in all; 1 to 64.
     pub n_win: PerStage<usize>,
     /// Channels of a head in routed attention.
     pub head_dim: usize,
-    /// Heads of full attention.
+    /// Heads of full attention, a divisor of its stage's channels.
     pub full_attention_heads: usize,
-    /// Hidden channels of the MLP, as a multiple of the stage's.
+    /// Hidden channels of the MLP, as a multiple of the stage's: above 0, up to 64.
     pub mlp_ratio: PerStage<f64>,
-    /// Kernel of the local context convolution ("lepe"); 0 leaves it out of routed attention.
+    /// Kernel of the local context convolution ("lepe"): 3, 5 or 7; 0 leaves it out of routed attention.
     pub lce_kernel: usize,
-    /// Kernel of the positional convolution at the start of a block; 0 leaves it out.
+    /// Kernel of the positional convolution at the start of a block: 3, 5 or 7; 0 leaves it out.
     pub pos_kernel: usize,
-    /// Strides of the stem's two 3x3 convolutions: 2, 2 for large images; less for small ones.
+    /// Strides of the stem's two 3x3 convolutions, each 1 to 4: 2, 2 for large images; less for small ones.
     pub stem_strides: [usize; 2],
     /// Pads maps with zeros, at the bottom and right, to a multiple of n_win where they do not divide. As in the
     /// published code the padding is not masked.
@@ -94,7 +94,8 @@ pub struct ModelConfig {
     pub soft_routing: bool,
     /// Initial value of the learned per-channel factor on each residual branch; 0 leaves it out.
     pub layer_scale: f64,
-    /// How often stochastic depth drops the branches of the last block; those of earlier blocks proportionally less.
+    /// How often stochastic depth drops the branches of the last block; those of earlier blocks proportionally
+    /// less. At least 0, less than 1.
     pub drop_path: f64,
 }
 

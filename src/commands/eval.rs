@@ -16,7 +16,6 @@ use data::{Dataset, Loader, LoaderConfig, Split};
 use model::write_safely;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
-use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io;
@@ -56,6 +55,9 @@ pub struct Arguments {
     /// the likeliest one; and the probability of that.
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
+    /// Also names so many of the images that were taken for another class than theirs: those for which the model was surest.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    mistakes: usize,
     #[command(flatten)]
     compute: Compute,
     #[command(flatten)]
@@ -77,6 +79,9 @@ struct Report {
     /// The pairs of classes of which the first was most often taken for the second, and how often.
     #[serde(skip)]
     mistakes: Vec<([usize; 2], u64)>,
+    /// Images that were taken for another class, those first for which the model was surest, if they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    surest_mistakes: Vec<Prediction>,
     /// A row for each class, in one line.
     #[serde(skip_serializing_if = "Option::is_none")]
     confusion: Option<Vec<Box<RawValue>>>,
@@ -128,6 +133,14 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let (of, [label, predicted]) = (report.classes[label].images, [label, predicted].map(|class| &names[class]));
         say!("{count:>7} of {of} {label} taken for {predicted}");
     }
+    if !report.surest_mistakes.is_empty() {
+        say!("The surest mistakes:");
+    }
+    for Prediction { image, path, class, predicted, probability } in &report.surest_mistakes {
+        let image = path.as_ref().map_or_else(|| format!("image {image}"), printable);
+        let [class, predicted] = [class, predicted].map(printable);
+        say!("{:>6.1}%  {image}: {class} taken for {predicted}", 100.0 * probability);
+    }
     Ok(Status::Done)
 }
 
@@ -174,6 +187,7 @@ impl Tally {
             macro_top1,
             loss: all.mean_loss(),
             mistakes: self.mistakes(),
+            surest_mistakes: vec![],
             confusion,
             classes: classes.into_iter().zip(self.per_class).map(class).collect(),
         })
@@ -200,25 +214,25 @@ impl Tally {
     }
 }
 
-/// A line of `--predictions`.
+/// What an image was taken for: a line of `--predictions`.
 #[derive(Serialize)]
-struct Prediction<'a> {
+struct Prediction {
     image: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
-    path: Option<Cow<'a, str>>,
-    class: &'a str,
-    predicted: &'a str,
+    path: Option<String>,
+    class: String,
+    predicted: String,
     probability: f64,
 }
 
-impl<'a> Prediction<'a> {
-    fn new(verdict: &Verdict, dataset: &'a dyn Dataset, classes: &'a [String]) -> Self {
-        let &Verdict { sample, label, predicted, probability, .. } = verdict;
+impl Prediction {
+    fn new(verdict: &Verdict, dataset: &dyn Dataset) -> Self {
+        let (&Verdict { sample, label, predicted, probability, .. }, classes) = (verdict, dataset.classes());
         Self {
             image: sample,
-            path: dataset.path(sample).map(|path| path.to_string_lossy()),
-            class: &classes[label as usize],
-            predicted: &classes[predicted as usize],
+            path: dataset.path(sample).map(|path| path.to_string_lossy().into_owned()),
+            class: classes[label as usize].clone(),
+            predicted: classes[predicted as usize].clone(),
             probability,
         }
     }
@@ -254,7 +268,6 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         known.classes = dataset.classes().to_vec();
     }
     let dataset = data::among(dataset, &known.classes).with_context(|| format!("data {source}"))?;
-    let classes = &known.classes;
     // What the model's training images were normalised by, whatever these are.
     let transform = config.test_transform(known.statistics)?;
     let mut settings = LoaderConfig::eval(batch, transform);
@@ -262,7 +275,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     let loader = Loader::new(dataset, settings)?;
     expect_room_to_infer(&config, [config.image_size; 2], loader.most_bytes(), DType::F32)?;
     arguments.compute.place(&mut model)?;
-    let (mut tally, mut predictions) = (Tally::new(classes.len()), vec![]);
+    let (mut tally, mut predictions, mut wrong) = (Tally::new(known.classes.len()), vec![], vec![]);
     let mut inference = Inference::new(&model, loader.batches_per_epoch());
     let bar = bar(loader.batches_per_epoch());
     let mut batches = numbered(loader.epoch(0, 0));
@@ -273,9 +286,11 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         for verdict in &verdicts {
             tally.count(verdict);
             if arguments.predictions.is_some() {
-                let line = Prediction::new(verdict, loader.dataset().as_ref(), classes);
-                serde_json::to_writer(&mut predictions, &line)?;
+                serde_json::to_writer(&mut predictions, &Prediction::new(verdict, loader.dataset().as_ref()))?;
                 predictions.push(b'\n');
+            }
+            if arguments.mistakes > 0 && verdict.label != verdict.predicted {
+                wrong.push(*verdict);
             }
         }
         bar.suspend(|| batch.skipped.iter().for_each(warn_of));
@@ -287,5 +302,8 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     if let Some(path) = &arguments.predictions {
         write_safely(path, &predictions)?;
     }
-    tally.report(source, split, known.classes)
+    wrong.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+    wrong.truncate(arguments.mistakes);
+    let surest_mistakes = wrong.iter().map(|verdict| Prediction::new(verdict, loader.dataset().as_ref())).collect();
+    Ok(Report { surest_mistakes, ..tally.report(source, split, known.classes)? })
 }

@@ -45,11 +45,12 @@ pub struct RunConfig {
     pub freeze: Vec<String>,
     /// The run folder.
     pub out: PathBuf,
-    /// Passes over the training images.
+    /// Passes over the training images, 1 or more.
     pub epochs: usize,
-    /// Images per step. Those of an epoch that fill no batch are left out of it; they are others in each.
+    /// Images per step, 1 or more. Those of an epoch that fill no batch are left out of it; they are others in each.
     pub batch_size: usize,
-    /// Parts that a batch is computed in, one after the other, to save memory; their gradients add up.
+    /// Parts that a batch is computed in, one after the other, to save memory; their gradients add up. A divisor of
+    /// `batch_size`.
     pub micro_batches: usize,
     /// What the backward pass computes again instead of keeping it. The results have the same bits either way.
     #[serde(default)] // runs from before there was a choice; it changes no result
@@ -58,7 +59,7 @@ pub struct RunConfig {
     pub image_size: usize,
     /// Decides initial weights, order, augmentation and dropped blocks.
     pub seed: u64,
-    /// Threads; 0 for one per core, or as many as `RAYON_NUM_THREADS` says.
+    /// Threads, up to 1024; 0 for one per core, or as many as `RAYON_NUM_THREADS` says.
     pub threads: usize,
     /// Where to compute: "cpu", "cuda" (or "cuda:1", ...), or "emulated". A run may go on elsewhere; another device rounds
     /// differently.
@@ -67,9 +68,9 @@ pub struct RunConfig {
     /// The precision to compute in: "f32", "tf32" (on a GPU only), or "bf16". Weights are f32 in any case.
     #[serde(default)] // runs from before there was a choice
     pub precision: Precision,
-    /// The share of each target that is spread over all classes.
+    /// The share of each target that is spread over all classes: at least 0, less than 1.
     pub label_smoothing: f64,
-    /// Gradients longer than this are shortened to it; 0 for never.
+    /// Gradients longer than this length, above 0, are shortened to it; 0 for never.
     pub clip_norm: f64,
     /// So many undecodable images are passed over in an epoch, or in what a resumed run has left of it, before training
     /// stops.
@@ -125,13 +126,13 @@ impl Recompute {
 pub struct ScheduleConfig {
     /// Per step, or per epoch as the published models were trained.
     pub rule: ScheduleRule,
-    /// The highest learning rate.
+    /// The highest learning rate, above 0.
     pub peak: f64,
-    /// The learning rate at the very start; by default never above `peak`.
+    /// The learning rate at the very start, from 0 to `peak`; by default never above it.
     pub start: f64,
-    /// The learning rate at the end; by default never above `peak`.
+    /// The learning rate at the end, from 0 to `peak`; by default never above it.
     pub min: f64,
-    /// Epochs of linear rise from `start` to `peak`; whole ones where the rule is `"timm"`, which reaches `peak` only nearly.
+    /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; whole ones where the rule is `"timm"`, which reaches `peak` only nearly.
     pub warmup_epochs: f64,
 }
 
@@ -151,7 +152,7 @@ pub enum ScheduleRule {
 pub struct AverageConfig {
     /// Whether there is one; evaluation then uses it.
     pub enabled: bool,
-    /// The weight of the old average.
+    /// The weight of the old average: at least 0, less than 1.
     pub decay: f64,
     /// Averages less at the start.
     pub warmup: bool,

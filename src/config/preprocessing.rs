@@ -12,9 +12,9 @@ pub struct Preprocessing {
     /// The mean of red, green and blue, scaled to 0 to 1, that images are normalised by: `[0.5, 0.5, 0.5]`. Empty for that of
     /// the run whose weights this one starts from, or the data's own, which for a folder of images is ImageNet's.
     pub mean: Vec<f64>,
-    /// Their standard deviations, to be given with `mean`.
+    /// Their standard deviations, above 0, to be given with `mean`.
     pub std: Vec<f64>,
-    /// The share of an image's shorter side that a test shows, of its middle: 1 for all of it. 0 for what suits the
+    /// The share of an image's shorter side that a test shows, of its middle: 0.1 to 1, which is all of it. 0 for what suits the
     /// training: all of it where `augmentation.crop = "padded"` shows all of it, and else 0.875, as the published
     /// models are measured. Images of up to 32x32 pixels, and of the model's own size, are shown whole in any case.
     pub eval_crop: f64,

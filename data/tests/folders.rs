@@ -1,0 +1,241 @@
+//! Folders of images: what belongs to a class, what is passed over, and what is wrong with some.
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use data::{Error, Split, Statistics, open};
+use support::*;
+
+fn fails(source: &Path, split: Split) -> Error {
+    open(source.to_str().unwrap(), split).err().expect("an error")
+}
+
+#[test]
+fn an_image_folder_is_sorted_and_ignores_what_is_no_image() {
+    let root = tempfile::tempdir().unwrap();
+    write_folder(root.path(), 3);
+    fs::write(root.path().join("train/cat/.hidden.png"), "").unwrap();
+    fs::write(root.path().join("train/cat/notes.txt"), "").unwrap();
+    fs::create_dir(root.path().join("train/.cache")).unwrap();
+    fs::write(root.path().join("train/README"), "").unwrap();
+    fs::rename(root.path().join("train/cat/002.png"), root.path().join("train/cat/002.PNG")).unwrap();
+
+    let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+    assert_eq!(train.classes(), ["cat", "dog"]);
+    assert_eq!(train.statistics(), Statistics::IMAGENET);
+    let seen: Vec<_> =
+        (0..train.len()).map(|i| train.get(i).unwrap()).map(|s| (s.label, s.image.pixel(0, 0))).collect();
+    let expected = [(0, 10), (1, 100)].into_iter().flat_map(|(l, r)| (0..3).map(move |n| (l, Some([r, n, 0]))));
+    assert_eq!(seen, expected.collect::<Vec<_>>());
+    let image = train.get(0).unwrap().image;
+    assert_eq!((image.height(), image.width()), (48, 40));
+}
+
+#[test]
+fn images_in_folders_below_a_class_belong_to_it() {
+    let root = tempfile::tempdir().unwrap();
+    write_folder(root.path(), 2);
+    for name in ["001/b.png", "001/a.png", "more/deep/er/1.jpeg", ".hidden/1.png", "0.png"] {
+        write_picture(&root.path().join("train/cat").join(name), 8, 8, [0; 3]);
+    }
+    // A folder may be called anything.
+    write_picture(&root.path().join("train/dog/x.png/1.png"), 8, 8, [0; 3]);
+    let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+    let cat =
+        ["0.png", "000.png", "001/a.png", "001/b.png", "001.png", "more/deep/er/1.jpeg"].map(|name| ("cat", name));
+    let dog = ["000.png", "001.png", "x.png/1.png"].map(|name| ("dog", name));
+    let expected: Vec<_> =
+        cat.iter().chain(&dog).map(|(class, name)| root.path().join("train").join(class).join(name)).collect();
+    let paths: Vec<_> = (0..train.len()).map(|index| train.path(index).unwrap()).collect();
+    assert_eq!(paths, expected);
+    assert_eq!((train.labels(), train.path(9)), (Some(&[0, 0, 0, 0, 0, 0, 1, 1, 1][..]), None));
+    let cats = root.path().join("train/cat");
+    assert_eq!(data::pictures_below(&cats).unwrap(), (expected[..6].to_vec(), None));
+    fs::write(cats.join("more/1.heic"), "").unwrap();
+    let note = data::pictures_below(&cats).unwrap().1.unwrap();
+    assert!(
+        note.starts_with("passed over 1 file in ") && note.ends_with("that is no image by its name: 1 .heic"),
+        "{note}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn links_are_followed_but_not_round_in_circles() {
+    use std::os::unix::fs::symlink;
+    let root = tempfile::tempdir().unwrap();
+    write_folder(root.path(), 1);
+    let class = root.path().join("train/cat");
+    let elsewhere = tempfile::tempdir().unwrap();
+    write_picture(&elsewhere.path().join("inner/1.png"), 8, 8, [0; 3]);
+    symlink(elsewhere.path(), class.join("linked")).unwrap();
+    // To itself, to the class, above it, from one to the other and back, and nowhere.
+    symlink("self", class.join("self")).unwrap();
+    symlink(".", class.join("here")).unwrap();
+    symlink("../..", class.join("up")).unwrap();
+    symlink(&class, elsewhere.path().join("inner/back")).unwrap();
+    symlink("nowhere", class.join("gone")).unwrap();
+    // A hundred folders that all link to one another: more ways than anyone could walk.
+    let hundred = (0..100).map(|number| elsewhere.path().join(format!("of{number}"))).collect::<Vec<_>>();
+    for folder in &hundred {
+        fs::create_dir(folder).unwrap();
+        hundred.iter().for_each(|other| symlink(other, folder.join(other.file_name().unwrap())).unwrap());
+    }
+    let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+    let paths: Vec<_> = (0..train.len()).map(|index| train.path(index).unwrap().to_owned()).collect();
+    assert_eq!(paths, [class.join("000.png"), class.join("linked/inner/1.png"), root.path().join("train/dog/000.png")]);
+}
+
+#[test]
+fn where_nothing_is_divided_one_image_in_five_is_held_out() {
+    for (below, noted) in [("train", "train/"), ("", "photos/")] {
+        let parent = tempfile::tempdir().unwrap();
+        let root = parent.path().join("photos");
+        let place = |class: &str, number: usize| root.join(below).join(class).join(format!("{number}.png"));
+        let write = |class: &str, numbers: std::ops::Range<usize>| {
+            numbers.for_each(|number| write_picture(&place(class, number), 8, 8, [0; 3]));
+        };
+        write("cat", 0..100);
+        write("dog", 0..2);
+        fs::write(place("cat", 0).with_extension("gif"), "").unwrap();
+        let images = |split| {
+            let set = open(root.to_str().unwrap(), split).unwrap();
+            assert_eq!(set.classes(), ["cat", "dog"]);
+            let paths: BTreeSet<_> = (0..set.len()).map(|index| set.path(index).unwrap().to_owned()).collect();
+            (paths, set.notes().join("\n"))
+        };
+        let ((train, about_train), (test, about_test)) = (images(Split::Train), images(Split::Test));
+        assert_eq!((train.len() + test.len(), train.is_disjoint(&test)), (102, true));
+        assert!((10..30).contains(&test.len()), "{} of 102", test.len());
+        assert!([&train, &test].iter().all(|set| set.contains(&place("dog", 0)) != set.contains(&place("dog", 1))));
+        assert!(about_train.contains(&format!("passed over 1 file in {noted} ")), "{about_train}");
+        assert!(about_test.contains(&about_train), "{about_train}, {about_test}");
+        assert!(about_test.contains("one image in 5 is held out"), "{about_test}");
+        let all = images(Split::All).0;
+        assert_eq!(all, train.union(&test).cloned().collect());
+        write("cat", 100..150);
+        assert!(images(Split::Train).0.is_superset(&train) && images(Split::Test).0.is_superset(&test));
+    }
+    // What lies beside train/ may have been meant, and is named.
+    let root = tempfile::tempdir().unwrap();
+    for path in ["train/cat/1.png", "train/cat/2.png", "bus/1.png", "valid/dog/1.png"] {
+        write_picture(&root.path().join(path), 8, 8, [0; 3]);
+    }
+    let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+    assert_eq!(train.notes(), ["passed over 2 folders beside train/: bus, valid"]);
+    write_picture(&root.path().join("train/dog/1.png"), 8, 8, [0; 3]);
+    write_picture(&root.path().join("valid/cat/1.png"), 8, 8, [0; 3]);
+    let error = fails(root.path(), Split::Train).to_string();
+    assert!(error.contains(" lacks val/ and test/. It has valid/: if that is to be tested on, call it val"), "{error}");
+    // A folder that cannot be read, but by root, is passed over as well.
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        for path in ["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"] {
+            write_picture(&root.path().join(path), 8, 8, [0; 3]);
+        }
+        let lost = root.path().join("lost+found");
+        fs::create_dir(&lost).unwrap();
+        fs::set_permissions(&lost, fs::Permissions::from_mode(0o000)).unwrap();
+        let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+        assert!(train.notes()[0].starts_with("passed over 1 folder without an image of its own: lost+found"));
+    }
+    // One folder of images is no data set, nor are folders of folders.
+    let root = tempfile::tempdir().unwrap();
+    for path in ["cat/1.png", "a/cow/1.png", "a/dog/1.png"] {
+        write_picture(&root.path().join(path), 8, 8, [0; 3]);
+    }
+    assert!(matches!(fails(root.path(), Split::Train), Error::Lacking { .. }));
+}
+
+#[test]
+fn other_files_are_counted_by_extension() {
+    let root = tempfile::tempdir().unwrap();
+    write_folder(root.path(), 1);
+    assert_eq!(open(root.path().to_str().unwrap(), Split::Train).unwrap().notes(), &[] as &[String]);
+    let files = ["cat/1.avi", "dog/2.AVI", "dog/3.avi", "cat/notes", "cat/a.gif", "dog/b.gif", "cat/.hidden.bmp"];
+    files.iter().for_each(|name| fs::write(root.path().join("train").join(name), "").unwrap());
+    let passed_over = |split| open(root.path().to_str().unwrap(), split).unwrap().notes().first().cloned();
+    let expected =
+        "passed over 6 files in train/ that are no images by their names: 3 .avi, 2 .gif, 1 without an extension";
+    assert_eq!(passed_over(Split::Train).as_deref(), Some(expected));
+    assert_eq!(passed_over(Split::Val), None);
+    // However many kinds there are, it stays a line.
+    (0..100).for_each(|n| fs::write(root.path().join(format!("val/cat/x.{n}")), "").unwrap());
+    assert!(passed_over(Split::Val).unwrap().ends_with(", 95 of other kinds"));
+
+    fs::remove_file(root.path().join("train/cat/000.png")).unwrap();
+    let error = fails(root.path(), Split::Train).to_string();
+    let holds = "holds 1 without an extension, 1 .avi, 1 .gif, but no image (.png, ";
+    assert!(error.contains(&format!("{} {holds}", root.path().join("train").join("cat").display())), "{error}");
+}
+
+/// What a folder lacks is no help to someone who has another one before them.
+#[test]
+fn what_is_nearly_an_image_folder_is_said() {
+    let said = |pictures: &[&str]| {
+        let root = tempfile::tempdir().unwrap();
+        pictures.iter().for_each(|path| write_picture(&root.path().join(path), 8, 8, [0; 3]));
+        fails(root.path(), Split::Train).to_string()
+    };
+    let cases: [(&[&str], &str); 5] = [
+        (&["1.png", "2.png"], "itself holds 2 images: if it is a class, name the folder above it. "),
+        (&["cat/1.png", "cat/2.png"], "Of its folders only cat/ has images: it takes two classes to tell apart. "),
+        (&["Train/cat/1.png", "Test/cat/1.png"], "It has Train/: call it train. "),
+        (&["cat/old/1.png", "dog/old/1.png"], "None of its folders, such as cat/, has images of its own. "),
+        (&["bus/1.png", "car/1.png", "train/1.png"], "if it is a class, give it another name"),
+    ];
+    for (pictures, hint) in cases {
+        let error = said(pictures);
+        assert!(error.contains(hint), "{pictures:?}: {error}");
+    }
+}
+
+#[test]
+fn images_beside_the_folders_of_the_classes_are_counted() {
+    let root = tempfile::tempdir().unwrap();
+    for path in ["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png", "stray.png"] {
+        write_picture(&root.path().join(path), 8, 8, [0; 3]);
+    }
+    let dataset = open(root.path().to_str().unwrap(), Split::All).unwrap();
+    let name = root.path().file_name().unwrap().to_str().unwrap();
+    assert_eq!((dataset.len(), dataset.classes().len()), (4, 2));
+    assert_eq!(dataset.notes(), [format!("passed over 1 image in {name}/ itself, beside the folders of the classes")]);
+}
+
+#[test]
+fn image_folders_with_something_wrong() {
+    let root = tempfile::tempdir().unwrap();
+    write_picture(&root.path().join("train/cat/1.png"), 8, 8, [0; 3]);
+    let error = fails(root.path(), Split::Train);
+    assert!(matches!(&error, Error::SingleImage { class, .. } if class == "cat"), "{error}");
+    let error = fails(root.path(), Split::Val);
+    assert!(matches!(error, Error::Lacking { .. }) && error.to_string().contains(" lacks val/. "), "{error}");
+
+    fs::create_dir_all(root.path().join("val/cat")).unwrap();
+    let error = fails(root.path(), Split::Val);
+    assert!(matches!(&error, Error::EmptyClass { class, .. } if class == "cat"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains(&format!("{} holds no image (.png, ", root.path().join("val").join("cat").display())),
+        "{error}"
+    );
+
+    fs::create_dir_all(root.path().join("val/cow")).unwrap();
+    for split in [Split::Train, Split::Val] {
+        let error = fails(root.path(), split);
+        let right = matches!(&error, Error::ClassesDiffer { only_first, only_second, .. }
+            if only_first.is_empty() && only_second == &["cow"]);
+        assert!(right, "{error}");
+    }
+
+    let hollow = tempfile::tempdir().unwrap();
+    fs::create_dir_all(hollow.path().join("train")).unwrap();
+    fs::create_dir_all(hollow.path().join("test")).unwrap();
+    assert!(fails(hollow.path(), Split::Train).to_string().contains("a folder for each class"));
+}

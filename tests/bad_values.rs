@@ -1,0 +1,75 @@
+//! Fields and options with values that make no sense: each is refused in a sentence.
+
+mod common;
+
+use common::program::{biformer, fresh, text};
+use common::samples::{self, train};
+use std::fs;
+
+#[test]
+fn values_that_make_no_sense() {
+    let folder = fresh("bad-values");
+    let trained = samples::trained("bad-values-trained");
+    let data = &trained.data;
+    let cases: [(&str, &[&str]); 21] = [
+        ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
+        ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
+        ("image_size = 34", &["a 34x34 image does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
+        ("image_size = 0", &["0x0 image does not fit"]),
+        ("micro_batches = 3", &["micro_batches = 3 does not divide batch_size = 16"]),
+        ("label_smoothing = 1.0", &["label_smoothing = 1", "less than 1"]),
+        ("clip_norm = nan", &["clip_norm = NaN", "0 for no clipping"]),
+        ("seed = -1", &["seed", "-1"]),
+        ("seed = ", &["config-asked.toml: line 1"]),
+        ("optimizer = 3", &["optimizer: expected a table, got 3"]),
+        ("optimizer.eps = 1e300", &["optimizer: eps is 1e300", "finite and positive, also in f32"]),
+        ("optimizer.weight_decay = 1e-310", &["optimizer.weight_decay = 1e-310", "computes as 0"]),
+        ("optimizer.betas = [0.9, 1.0]", &["optimizer: betas[1] is 1.0", "[0, 1)"]),
+        ("augmentation.flip = 2.0", &["augmentation", "flip", "probability"]),
+        ("augmentation.erase = nan", &["augmentation", "erase", "NaN is not a probability"]),
+        ("augmentation.mixup = inf", &["augmentation", "mixup", "inf is neither 0, for none, nor in 0.01..=100"]),
+        ("augmentation.rand_augment = 99", &["augmentation", "rand_augment", "99 is not in 0..=16"]),
+        ("augmentation.balance = 1.5", &["augmentation", "balance", "1.5 is not in 0..=1"]),
+        ("augmentation.repeats = 0", &["augmentation", "repeats", "0 is not in 1..=1000"]),
+        ("augmentation.crop = \"round\"", &["augmentation.crop", "padded"]),
+        ("model = 3", &["model: expected a text in quotes, got 3"]),
+    ];
+    for (fields, parts) in cases {
+        train(&folder, fields, data, &[]).refused(parts);
+    }
+    let flags: [(&[&str], &[&str]); 9] = [
+        (
+            &["--batch-size", "1", "--image-size", "16", "--set", "stem_strides=4,4", "n_win=1", "topks=1,-2"],
+            &["a single token", "two images or more"],
+        ),
+        (&["--epochs", "0"], &["epochs = 0, expected 1 to"]),
+        (&["--set", "schedule.rule=timm"], &["schedule.warmup_epochs = 0.5", "whole epochs"]),
+        (&["--epochs", "4", "--set", "epochs=3"], &["--set epochs: --epochs gives it as well"]),
+        (&["--lr", "1e-3", "--set", "schedule.peak=2e-3"], &["--set schedule.peak: --lr gives it as well"]),
+        (&["--lr", "-1"], &["schedule.peak = -1", "above 0"]),
+        (&["--lr", "inf"], &["schedule.peak = inf"]),
+        (&["--batch-size", "0"], &["batch_size = 0"]),
+        (&["--batch-size", "161"], &["batch_size = 161", "160 training images", "--batch-size 160 or less"]),
+    ];
+    for (flags, parts) in flags {
+        train(&folder, "", data, flags).refused(parts);
+    }
+    assert!(!folder.join("run").exists());
+    let config = samples::config(&folder, "");
+    let asked = fs::read_to_string(&config).unwrap().replace("[schedule]", "[schedule]\nstart = 1e-5");
+    fs::write(&config, asked).unwrap();
+    let parts = ["schedule.start = 1e-5", "schedule.peak = 1e-300"];
+    biformer(&["train", "--config", text(&config), "--lr", "1e-300"]).refused(&parts);
+    let run = text(&trained.run);
+    biformer(&["train", "--resume", "--out", run, "--lr", "1e-300"]).refused(&["schedule.peak = 1e-300"]);
+    biformer(&["eval", "--checkpoint", run, "--batch-size", "0"]).refused(&["--batch-size 0: expected 1 to"]);
+    for (flag, value) in [("--seed", "18446744073709551615"), ("--epochs", "1844674407370955161"), ("--epochs", "-1")] {
+        let said = biformer(&["train", flag, value]);
+        assert_eq!(said.status, Some(2));
+        assert!(said.err.contains(&format!("'{value}' for '{flag} <N>': {value} is not in 0..=")), "{}", said.err);
+    }
+    // Not taken for a change.
+    let said = biformer(&["predict", "--checkpoint", run, "--set", "n_win=2", "a.png"]);
+    assert_eq!(said.status, Some(2));
+    assert!(said.err.contains("'a.png' for '--set") && said.err.contains("put it before --set"), "{}", said.err);
+}
