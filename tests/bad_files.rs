@@ -140,6 +140,14 @@ fn checkpoints_that_are_none() {
         fs::write(&file, &whole[..length]).unwrap();
         refused(&["checkpoint.safetensors", "damaged", "another copy"]);
     }
+    let best = run.join("best.safetensors");
+    fs::write(&best, &whole).unwrap();
+    biformer(&["train", "--resume", "--out", text(&run)]).refused(&[
+        "another copy",
+        "put best.safetensors in its place",
+        "goes on after epoch 1",
+    ]);
+    fs::remove_file(best).unwrap();
     fs::write(&file, "PK\u{3}\u{4} archive/data.pkl, as PyTorch writes them").unwrap();
     refused(&["checkpoint.safetensors: not a file of tensors, or a damaged one", "another copy"]);
     fs::write(&file, &whole).unwrap();

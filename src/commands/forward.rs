@@ -117,7 +117,9 @@ fn compute(arguments: &Arguments) -> Result<()> {
     }
     results.write(&arguments.output)?;
     for (name, tensor) in &results.tensors {
-        say!("{}: {name} {} {}", arguments.output.display(), tensor.dtype(), tensor.shape());
+        // As the file has it.
+        let dtype = if tensor.dtype() == DType::Index { "i64".to_owned() } else { tensor.dtype().to_string() };
+        say!("{}: {name} {dtype} {}", arguments.output.display(), tensor.shape());
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use crate::config::RunConfig;
 use crate::lock::{LOCK, Locked, expect_regular};
 use crate::pictures;
 use crate::printing::tell;
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use data::{Batch, Transform};
 use model::{ModelConfig, Trace, copy_safely, expect_writable, write_safely};
 use serde::de::DeserializeOwned;
@@ -176,6 +176,17 @@ impl RunFolder {
     pub fn kept(&self, best: &EpochMetrics) -> Option<&'static str> {
         let kept = Checkpoint::read(&self.path.join(BEST)).ok()?;
         (kept.progress.epoch == best.epoch).then_some(BEST)
+    }
+
+    /// What is wrong with the checkpoint, and that the best epoch's would do in its place, where it is whole.
+    pub fn or_best(&self, error: Error) -> Error {
+        match Checkpoint::read(&self.path.join(BEST)) {
+            Ok(best) => {
+                let epoch = best.progress.epoch;
+                anyhow!("{error:#}; or put {BEST} in its place, which is whole: the run goes on after epoch {epoch}")
+            }
+            Err(_) => error,
+        }
     }
 
     /// Where the last epoch is the best so far, keeps a copy of the checkpoint, which must be the one written after it. One

@@ -174,7 +174,7 @@ impl Trainer {
 
     fn resumed(folder: &Path, changes: &Changes, images: Option<Images>) -> Result<Self> {
         let folder = RunFolder::open(folder)?;
-        let checkpoint = Checkpoint::read(&folder.checkpoint())?;
+        let checkpoint = Checkpoint::read(&folder.checkpoint()).map_err(|error| folder.or_best(error))?;
         let mut config = checkpoint.described.config.resumed(changes)?;
         // Wherever the folder was when the run began.
         folder.path().clone_into(&mut config.out);
