@@ -70,8 +70,16 @@ fn expect_fit([work, choice]: [&str; 2], needed: u64, free: u64) -> Result<()> {
     if needed <= free {
         return Ok(());
     }
-    let [needed, free] = [needed, free].map(|bytes| bytes as f64 / 1e9);
-    bail!("this {work} takes about {needed:.1} GB of memory and {free:.1} GB are free: choose {choice}")
+    let [needed, free] = [needed, free].map(amount);
+    bail!("this {work} takes about {needed} of memory and {free} are free: choose {choice}")
+}
+
+/// So many bytes, in words.
+fn amount(bytes: u64) -> String {
+    match bytes {
+        0..1_000_000_000 => format!("{} MB", bytes / 1_000_000),
+        _ => format!("{:.1} GB", bytes as f64 / 1e9),
+    }
 }
 
 /// Does some work, and where it ends because the system has no memory left, which nobody could foretell, makes that an
@@ -110,5 +118,7 @@ mod tests {
         let error = expect_fit(["training", "a smaller batch_size"], 3_260_000_000, 2_000_000_000).unwrap_err();
         let said = "this training takes about 3.3 GB of memory and 2.0 GB are free: choose a smaller batch_size";
         assert_eq!(error.to_string(), said);
+        let error = expect_fit(["forecast", "less"], 98_700_000, 0).unwrap_err().to_string();
+        assert_eq!(error, "this forecast takes about 98 MB of memory and 0 MB are free: choose less");
     }
 }
