@@ -53,6 +53,22 @@ fn check_names_them_all_and_a_run_says_so() {
     );
 }
 
+/// With it nothing is lost, and the first command is often the one with the mistake.
+#[test]
+fn a_run_that_ended_before_its_first_step_may_begin_anew() {
+    let folder = fresh("broken-first-step");
+    let data = samples::image_folder(&folder.join("data"));
+    for name in ["dark", "light"].iter().flat_map(|class| (0..10).map(move |n| format!("train/{class}/{n}.png"))) {
+        fs::write(data.join(name), "no picture").unwrap();
+    }
+    let train = |batch_size| samples::train(&folder, "image_size = 32", &data, &["--batch-size", batch_size]);
+    train("5").refused(&["too many bad images"]);
+    assert!(folder.join("run/checkpoint.safetensors").exists());
+    samples::image_folder(&data);
+    train("4").ok();
+    train("4").refused(&["holds a run already"]);
+}
+
 #[test]
 fn pictures_that_are_not_divided_can_be_trained_on() {
     let folder = fresh("broken-undivided");

@@ -1,6 +1,6 @@
 //! The run folder: what a run leaves behind.
 
-use super::checkpoint::{Checkpoint, FILE_NAME};
+use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::metrics::{EpochMetrics, Timing};
 use super::stopwatch::Lap;
 use crate::config::RunConfig;
@@ -253,12 +253,23 @@ fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<Vec<T>> {
     text.lines().enumerate().map(parse).collect()
 }
 
+/// Whether a folder holds a run that ended before its first step, say at a picture that cannot be read: nothing is lost with it.
+fn holds_untrained(path: &Path) -> bool {
+    let untrained = |checkpoint: Checkpoint| checkpoint.progress == Progress::default();
+    !path.join(BEST).exists()
+        && metrics_in(path).is_ok_and(|epochs| epochs.is_empty())
+        && Checkpoint::read(&path.join(FILE_NAME)).is_ok_and(untrained)
+}
+
 /// Refuses a folder that cannot be made, or that holds a run already, or anything else that a run would write over.
 pub fn expect_free(path: &Path) -> Result<()> {
     let shown = path.display();
     // The last ancestor of a relative path is empty, which stands for the working folder.
     let there = path.ancestors().find(|folder| folder.as_os_str().is_empty() || folder.exists()).unwrap_or(path);
     expect_writable(&there.join(LOCK)).with_context(|| cannot_be_made(path))?;
+    if holds_untrained(path) {
+        return Ok(());
+    }
     if path.join(FILE_NAME).exists() {
         bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
     }
