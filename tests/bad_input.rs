@@ -370,6 +370,10 @@ fn little_memory_ends_no_run_by_force() {
     let folder = fresh("little-memory");
     let (config, run) = (samples::config(&folder, "micro_batches = 80\nimage_size = 512"), folder.join("run"));
     let train = ["train", "--config", text(&config), "--data", text(&shared().data), "--out", text(&run)];
-    within(500, &[&train[..], &["--batch-size", "160", "--threads", "2"]].concat()).refused(&["memory", "are free", "a smaller batch_size"]);
+    within(500, &[&train[..], &["--batch-size", "160", "--threads", "2"]].concat()).refused(&[
+        "memory",
+        "are free",
+        "a smaller batch_size",
+    ]);
     assert!(!run.exists());
 }
