@@ -82,7 +82,7 @@ fn a_state_dict_is_measured_and_used_like_a_run() {
     assert_eq!(lines(&used), lines(&classes(&of_run)));
     biformer(&["eval", "--checkpoint", text(&file)]).refused(&["w.safetensors", "name with --model", "tiny", "--set"]);
     biformer(&["eval", "--checkpoint", text(run), "--model", "tiny"]).refused(&["--model", "knows its model"]);
-    with(&["eval"], &[]).refused(&["data embedded", "10 of them, not 2"]);
+    with(&["eval"], &[]).refused(&["data embedded", "\"airplane\" is none of the 2"]);
 }
 
 #[test]
