@@ -10,6 +10,7 @@
 //! | `embedded.rs` | 6,000 images of CIFAR-10 inside the binary |
 //! | `cifar.rs` | the official binary files of CIFAR-10 and CIFAR-100 |
 //! | `folder.rs` | [`ImageFolder`], one folder a class, decoded when asked for |
+//! | `among.rs` | [`among`], images of some of a model's classes |
 //! | `imagenet.rs` | what ImageNet's classes are called |
 //! | `held_out.rs` | which of its images are the test, where it does not say |
 //! | `listing.rs` | which files in a folder are images, and which are not |
