@@ -17,7 +17,7 @@ pub fn stop_when_asked() -> Result<&'static AtomicBool> {
 
 fn stop() {
     STOP.store(true, Ordering::Relaxed);
-    let _ = writeln!(io::stderr(), "\nStopping after this step (press Ctrl-C again to stop at once) ...");
+    let _ = writeln!(io::stderr(), "\nStopping with a checkpoint (press Ctrl-C again to stop at once, without) ...");
 }
 
 /// Ends the program as the request to stop would have ended it: by that signal. An exit with status 130 looks the same

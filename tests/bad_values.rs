@@ -63,13 +63,51 @@ fn values_that_make_no_sense() {
     let run = text(&trained.run);
     biformer(&["train", "--resume", "--out", run, "--lr", "1e-300"]).refused(&["schedule.peak = 1e-300"]);
     biformer(&["eval", "--checkpoint", run, "--batch-size", "0"]).refused(&["--batch-size 0: expected 1 to"]);
-    for (flag, value) in [("--seed", "18446744073709551615"), ("--epochs", "1844674407370955161"), ("--epochs", "-1")] {
-        let said = biformer(&["train", flag, value]);
+    for (flag, value) in
+        [("seed", "18446744073709551615"), ("seed", "x"), ("epochs", "1844674407370955161"), ("epochs", "-1")]
+    {
+        let said = biformer(&["train", &format!("--{flag}"), value]);
         assert_eq!(said.status, Some(2));
-        assert!(said.err.contains(&format!("'{value}' for '{flag} <N>': {value} is not in 0..=")), "{}", said.err);
+        let expected = format!("'{value}' for '--{flag} <N>': expected a whole number from 0 to ");
+        assert!(said.err.contains(&expected), "{}", said.err);
     }
     // Not taken for a change.
     let said = biformer(&["predict", "--checkpoint", run, "--set", "n_win=2", "a.png"]);
     assert_eq!(said.status, Some(2));
     assert!(said.err.contains("'a.png' for '--set") && said.err.contains("put it before --set"), "{}", said.err);
+}
+
+/// What is said of a value is for those who write configurations, and a name that is looked for in the wrong place is shown
+/// to the right one.
+#[test]
+fn words_and_names() {
+    for (arguments, expected) in [
+        ("train --set epochs=-1", "got `-1`, expected a whole number (0 or more) in `epochs`"),
+        ("train --set label_smoothing=much", "got \"much\", expected a number in `label_smoothing`"),
+        ("train --set ema.enabled=1", "got `1`, expected true or false in `ema.enabled`"),
+        ("train --set optimizer.betas=0.9", "got a list of length 1, expected a list of length 2 in `optimizer.betas`"),
+        ("train --set schedule.rule=round", "there is no `round`, expected `cosine` or `timm` in `schedule.rule`"),
+        ("info --set depth=1,x", "--set depth=1,x: got \"x\", expected a whole number (0 or more)"),
+        ("info --set batch_size=3", "--set batch_size: a field of training runs"),
+        ("bench --steps few", "expected a whole number, 0 or more"),
+        ("train --lr high", "expected a number"),
+        ("train --set schedule.lr=1", "did you mean \"schedule.peak\"?"),
+    ] {
+        let said = biformer(&arguments.split(' ').collect::<Vec<_>>());
+        assert_eq!(said.status, Some(2), "{arguments}: {said:?}");
+        assert!(said.err.contains(expected), "{arguments}: {said:?}");
+    }
+    let folder = fresh("bad-values-names");
+    for (file, meant) in [
+        ("lr = 0.1", "schedule.peak"),
+        ("peak = 0.1", "schedule.peak"),
+        ("[schedule]\nlr = 0.1", "schedule.peak"),
+        ("[ema]\nbetas = [0, 0]", "optimizer.betas"),
+        ("depth = [2]", "architecture.depth"),
+        ("epoch = 2", "epochs"),
+    ] {
+        let path = folder.join("config.toml");
+        fs::write(&path, file).unwrap();
+        biformer(&["train", "--config", text(&path)]).refused(&[&format!("did you mean \"{meant}\"?")]);
+    }
 }

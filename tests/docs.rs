@@ -138,7 +138,7 @@ fn configuration() -> String {
     let run = read("src/config/mod.rs");
     let sections = [
         ("", "RunConfig", run.clone()),
-        ("schedule", "ScheduleConfig", run.clone()),
+        ("schedule", "ScheduleConfig", read("src/config/schedule.rs")),
         ("optimizer", "AdamWConfig", read("optim/src/adamw.rs")),
         ("ema", "AverageConfig", run.clone()),
         ("preprocessing", "Preprocessing", read("src/config/preprocessing.rs")),

@@ -97,8 +97,8 @@ fn a_run_on_mixed_images_leaves_the_bits_of_a_plain_loop() -> Result<()> {
 #[test]
 fn a_run_on_images_of_ones_own() -> Result<()> {
     let folder = fresh("plain-loop-own");
-    let config =
-        RunConfig { data: text(&samples::cifar10(&folder.join("data"))).to_owned(), ..config(&folder, false)? };
+    let data = text(&samples::cifar10(&folder.join("data"))).to_owned();
+    let config = RunConfig { data, micro_batches: 1, ..config(&folder, false)? };
     let (opened, own) = (folder.join("opened"), folder.join("own"));
     let images = || Images::new(data::open(&config.data, Split::Train)?, data::open(&config.data, Split::Test)?);
     let (go, stop) = (AtomicBool::new(false), AtomicBool::new(true));

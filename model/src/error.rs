@@ -194,6 +194,27 @@ pub fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or(String::new(), |name| format!(" (did you mean \"{name}\"?)"))
 }
 
+/// What serde says of a value, in words of those who write configurations and not of those who write Rust.
+pub fn in_plain_words(message: &str) -> String {
+    let words = [
+        ("expected usize", "expected a whole number (0 or more)"),
+        ("expected u64", "expected a whole number (0 or more)"),
+        ("expected i64", "expected a whole number"),
+        ("expected f64", "expected a number"),
+        ("expected a boolean", "expected true or false"),
+        ("expected a string", "expected a text"),
+        ("expected an array of length", "expected a list of length"),
+        ("unknown variant", "there is no"),
+        ("floating point `", "`"),
+        ("integer `", "`"),
+        ("string \"", "\""),
+        ("invalid type: ", "got "),
+        ("invalid value: ", "got "),
+        ("invalid length ", "got a list of length "),
+    ];
+    words.into_iter().fold(message.to_owned(), |message, (theirs, ours)| message.replace(theirs, ours))
+}
+
 /// The known name that is most like `name`, if one is like it at all.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let scored = known.into_iter().map(|other| (strsim::jaro_winkler(name, other), other));

@@ -39,7 +39,7 @@ pub use attention::Attention;
 pub use biformer::BiFormer;
 pub use block::Block;
 pub use config::{Attend, Family, Features, ModelConfig, PerStage};
-pub use error::{Differences, Error, Result, did_you_mean, nearest};
+pub use error::{Differences, Error, Result, did_you_mean, in_plain_words, nearest};
 pub use factors::Factors;
 pub use files::{TensorFile, copy_safely, expect_writable, write_safely};
 pub use layers::{BatchNorm, Conv, DepthwiseConv, LayerNorm, Linear};

@@ -1,7 +1,7 @@
 //! Fields of a configuration by name: how they are written in files and on the command line.
 
 use crate::config::ModelConfig;
-use crate::error::{Error, Result, nearest};
+use crate::error::{Error, Result, in_plain_words, nearest};
 use serde_json::Value;
 
 /// The fields of [`ModelConfig`], as they are written in files and on the command line.
@@ -67,7 +67,7 @@ impl ModelConfig {
         let mut table = serde_json::to_value(self).map_err(|error| wrong(error.to_string()))?;
         let value = parse(value, table[field].is_array());
         table[field] = value.clone();
-        let config = serde_json::from_value(table).map_err(|error| wrong(error.to_string()))?;
+        let config = serde_json::from_value(table).map_err(|error| wrong(in_plain_words(&error.to_string())))?;
         Ok((config, field, value))
     }
 }

@@ -30,6 +30,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use data::{extensions, pictures_below};
 use model::{ModelConfig, PRESETS, preset, recognised};
+use std::any::TypeId;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -53,8 +54,8 @@ pub struct Cli {
 enum Command {
     /// Trains a model and leaves a run folder with checkpoint, metrics and pictures.
     ///
-    /// Ctrl-C, SIGTERM or SIGHUP stop the run after a step, with a checkpoint from which --resume goes on. The program then
-    /// ends by that signal (to a shell: status 130, 143 or 129), so that a script or a scheduler sees that it was
+    /// Ctrl-C, SIGTERM or SIGHUP stop the run, at the latest after the step that it is in, with a checkpoint from which --resume goes on.
+    /// The program then ends by that signal (to a shell: status 130, 143 or 129), so that a script or a scheduler sees that it was
     /// stopped. Ctrl-C once more ends it at once.
     Train(train::Arguments),
     /// Measures a trained model on a data set, by default on the images that training evaluates on.
@@ -82,10 +83,27 @@ enum Command {
 impl Cli {
     /// What the program was called with. A negative number is taken for an option's value, and refused as that.
     pub fn from_arguments() -> Self {
-        let option = |arg: Arg| if arg.get_action().takes_values() { arg.allow_negative_numbers(true) } else { arg };
+        let option =
+            |arg: Arg| if arg.get_action().takes_values() { with_words(arg).allow_negative_numbers(true) } else { arg };
         let mut called = Self::command().mut_args(option).mut_subcommands(|command| command.mut_args(option));
         Self::from_arg_matches(&called.get_matches_mut()).unwrap_or_else(|error| error.format(&mut called).exit())
     }
+}
+
+/// An option that says in words what numbers it takes, where it is told none of them: clap's own words are Rust's.
+fn with_words(option: Arg) -> Arg {
+    let taken = option.get_value_parser().type_id();
+    match taken {
+        _ if taken == TypeId::of::<u32>() => option.value_parser(number::<u32>("a whole number from 0 to 4294967295")),
+        _ if taken == TypeId::of::<usize>() => option.value_parser(number::<usize>("a whole number, 0 or more")),
+        _ if taken == TypeId::of::<f64>() => option.value_parser(number::<f64>("a number")),
+        _ => option,
+    }
+}
+
+/// Reads a number, or says what is expected.
+fn number<T: FromStr>(expected: &'static str) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| text.parse().map_err(|_| format!("expected {expected}"))
 }
 
 /// How a command ended, if no error stopped it.
@@ -190,6 +208,9 @@ fn assignment(text: &str) -> Result<String, String> {
 fn as_set(error: model::Error) -> anyhow::Error {
     match error {
         model::Error::Override { .. } => anyhow!("--set {error}"),
+        model::Error::UnknownField { key, .. } if RunConfig::has_field(&key) => {
+            anyhow!("--set {key}: a field of training runs, which only train takes; here --set takes the model's")
+        }
         other => other.into(),
     }
 }

@@ -8,7 +8,7 @@ use crate::signals;
 use crate::trainer::display::plural;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result, bail};
-use clap::{Args, value_parser};
+use clap::Args;
 use model::PRESETS;
 use std::io;
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ pub struct Arguments {
     #[arg(long, value_name = "X", help = usual("The highest learning rate", |run| run.schedule.peak.to_string()))]
     lr: Option<f64>,
     /// Decides initial weights, order, augmentation and dropped blocks.
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(..=i64::MAX as u64))]
+    #[arg(long, value_name = "N", value_parser = seed)]
     seed: Option<u64>,
     /// Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests).
     #[arg(long, value_name = "NAME")]
@@ -132,6 +132,12 @@ fn expect_once(options: &Table, key: &str) -> Result<()> {
         bail!("--set {key}: --{option} gives it as well; leave one of them out");
     }
     Ok(())
+}
+
+/// A seed, of those that a TOML file can hold.
+fn seed(text: &str) -> Result<u64, String> {
+    let seed = text.parse::<u64>().ok().filter(|&seed| i64::try_from(seed).is_ok());
+    seed.ok_or_else(|| format!("expected a whole number from 0 to {}", i64::MAX))
 }
 
 fn model_help() -> String {

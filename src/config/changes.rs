@@ -1,5 +1,6 @@
 //! What someone asked for: a TOML file, and over it the command line.
 
+use super::RunConfig;
 use crate::printing::one_line;
 use anyhow::{Context, Result, bail};
 use model::{did_you_mean, field_name, nearest};
@@ -139,8 +140,8 @@ fn overlay(base: &mut Table, changes: &Table, path: &str) -> Result<()> {
         let name = if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") };
         if !base.contains_key(key) {
             let known: Vec<&str> = base.keys().map(String::as_str).collect();
-            let hint = nearest(key, known.iter().copied());
-            let hint = did_you_mean(hint.as_deref());
+            let meant = RunConfig::elsewhere(&name).or_else(|| nearest(key, known.iter().copied()));
+            let hint = did_you_mean(meant.as_deref());
             bail!("there is no configuration key \"{name}\"{hint}; known here: {}", known.join(", "));
         }
         let value = &mut base[key];

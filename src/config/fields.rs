@@ -25,6 +25,15 @@ impl RunConfig {
         of_run().iter().any(|(field, value)| field == name.trim() && value.is_array())
     }
 
+    /// The field, dotted, that goes by this name elsewhere: in other trainers, or in another section.
+    pub fn elsewhere(name: &str) -> Option<String> {
+        let name = tail(name);
+        let alias = ALIASES.iter().find(|(theirs, _)| *theirs == name).map(|&(_, ours)| ours.to_owned());
+        let of_run = || of_run().into_iter().map(|(field, _)| field).find(|field| tail(field) == name);
+        let of_model = || FIELDS.contains(&field_name(name)).then(|| format!("architecture.{}", field_name(name)));
+        alias.or_else(of_run).or_else(of_model)
+    }
+
     /// What is wrong with a name that neither the run nor the model has, and which was meant: the field of a section,
     /// named without it, or the one most like it. Nothing where there is such a field.
     pub fn unknown_field(name: &str) -> Option<String> {
@@ -33,24 +42,26 @@ impl RunConfig {
         if FIELDS.contains(&field_name(name)) || of_run.iter().any(|field| field == name) {
             return None;
         }
-        let tail = |field: &'_ str| field.rsplit('.').next().unwrap_or_default().to_owned();
         let inside: Vec<&str> = of_run
             .iter()
             .filter(|field| field.split_once('.').is_some_and(|(section, _)| section == name))
             .map(String::as_str)
             .collect();
-        let alias = ALIASES.iter().find(|(theirs, _)| *theirs == name).map(|&(_, ours)| ours.to_owned());
         let like = || {
-            let tails: Vec<String> = of_run.iter().map(|field| tail(field)).collect();
-            let meant = nearest(&tail(name), tails.iter().map(String::as_str).chain(FIELDS))?;
+            let meant = nearest(tail(name), of_run.iter().map(|field| tail(field)).chain(FIELDS))?;
             Some(of_run.iter().find(|field| tail(field) == meant).cloned().unwrap_or(meant))
         };
         let hint = match inside[..] {
-            [] => did_you_mean(alias.or_else(like).as_deref()),
+            [] => did_you_mean(Self::elsewhere(name).or_else(like).as_deref()),
             _ => format!(", which is a section with {}", inside.join(", ")),
         };
         Some(format!("neither the run nor the model has a field \"{name}\"{hint}; a run's config.toml has them all"))
     }
+}
+
+/// A field's own name, without its sections.
+fn tail(field: &str) -> &str {
+    field.rsplit('.').next().unwrap_or(field)
 }
 
 /// All fields but the model's, dotted, and what they are by default.

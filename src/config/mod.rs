@@ -3,9 +3,11 @@
 mod changes;
 mod fields;
 mod preprocessing;
+mod schedule;
 
 pub use changes::{Changes, DEFAULT_MODEL, merge, read_text};
 pub use preprocessing::Preprocessing;
+pub use schedule::{ScheduleConfig, ScheduleRule};
 
 use crate::device::{Compute, DeviceName, Precision};
 use crate::printing::one_line;
@@ -15,7 +17,7 @@ use autograd::Tape;
 use changes::{differences, parse_table, subnormal, usual_folder};
 use clap::ValueEnum;
 use data::Augmentation;
-use model::{Features, ModelConfig, preset};
+use model::{Features, ModelConfig, in_plain_words, preset};
 use optim::{AdamWConfig, EmaConfig, Schedule};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -118,32 +120,6 @@ impl Recompute {
             (Recompute::Block, _) => Tape::recomputing_segments(),
         }
     }
-}
-
-/// The learning rate over a run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ScheduleConfig {
-    /// Per step, or per epoch as the published models were trained.
-    pub rule: ScheduleRule,
-    /// The highest learning rate, above 0.
-    pub peak: f64,
-    /// The learning rate at the very start, from 0 to `peak`; by default never above it.
-    pub start: f64,
-    /// The learning rate at the end, from 0 to `peak`; by default never above it.
-    pub min: f64,
-    /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; whole ones where the rule is `"timm"`, which reaches `peak` only nearly.
-    pub warmup_epochs: f64,
-}
-
-/// See [`ScheduleConfig::rule`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScheduleRule {
-    /// A linear rise and a cosine fall, step by step.
-    Cosine,
-    /// That of the published models: constant within an epoch, by timm's rule.
-    Timm,
 }
 
 /// The moving average of the weights.
@@ -292,7 +268,6 @@ impl RunConfig {
         if let Some((name, number)) = subnormal(&Table::try_from(self)?) {
             bail!("{name} = {number:?}, which computes as 0; expected 0 or a number further from it");
         }
-        let ScheduleConfig { rule, peak, start, min, warmup_epochs } = self.schedule;
         for (name, value, most) in [
             ("epochs", self.epochs, 1 << 20),
             ("batch_size", self.batch_size, 1 << 20),
@@ -318,23 +293,7 @@ impl RunConfig {
         if !(self.clip_norm >= 0.0 && self.clip_norm.is_finite()) {
             bail!("clip_norm = {}, expected a length above 0, or 0 for no clipping", self.clip_norm);
         }
-        if !(peak > 0.0 && peak.is_finite()) {
-            bail!("schedule.peak = {peak:?}, expected a learning rate above 0, for instance 0.001");
-        }
-        for (name, rate) in [("start", start), ("min", min)] {
-            if !(0.0..=peak).contains(&rate) {
-                bail!("schedule.{name} = {rate:?}, expected from 0 to schedule.peak = {peak:?}");
-            }
-        }
-        if !(0.0..=self.epochs as f64).contains(&warmup_epochs) {
-            bail!(
-                "schedule.warmup_epochs = {warmup_epochs}, expected from 0 to epochs = {}: --set schedule.warmup_epochs=N",
-                self.epochs
-            );
-        }
-        if rule == ScheduleRule::Timm && warmup_epochs.fract() != 0.0 {
-            bail!("schedule.warmup_epochs = {warmup_epochs}, expected whole epochs where schedule.rule = \"timm\"");
-        }
+        self.schedule.check(self.epochs)?;
         self.augmentation.check(self.image_size).context("augmentation")?;
         self.check_preprocessing().context("preprocessing")?;
         self.optimizer.validate().context("optimizer")?;
@@ -372,31 +331,11 @@ impl RunConfig {
 
     /// The learning rate over a run of so many steps an epoch.
     pub fn schedule(&self, steps_per_epoch: usize) -> Result<Schedule> {
-        let ScheduleConfig { rule, peak, start, min, warmup_epochs } = self.schedule;
-        let steps_per_epoch = steps_per_epoch as u64;
-        let schedule = match rule {
-            ScheduleRule::Cosine => Schedule::Cosine {
-                peak,
-                start,
-                min,
-                warmup_steps: (warmup_epochs * steps_per_epoch as f64).round() as u64,
-                total_steps: self.epochs as u64 * steps_per_epoch,
-            },
-            ScheduleRule::Timm => Schedule::Timm {
-                peak,
-                start,
-                min,
-                warmup_epochs: warmup_epochs.round() as u64,
-                epochs: self.epochs as u64,
-                steps_per_epoch,
-            },
-        };
-        schedule.validate()?;
-        Ok(schedule)
+        self.schedule.over(self.epochs, steps_per_epoch)
     }
 }
 
 /// A table as a configuration, or the field that is wrong, in one line.
 fn from_table(table: Table) -> Result<RunConfig> {
-    table.try_into().map_err(|error: toml::de::Error| anyhow::anyhow!(one_line(&error.to_string())))
+    table.try_into().map_err(|error: toml::de::Error| anyhow::anyhow!(in_plain_words(&one_line(&error.to_string()))))
 }

@@ -271,6 +271,10 @@ pub fn expect_free(path: &Path) -> Result<()> {
         return Ok(());
     }
     if path.join(FILE_NAME).exists() {
+        if path.join(LOCK).exists() {
+            // One that is on its way cannot be gone on with.
+            lock(path)?;
+        }
         bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
     }
     match [BEST, CONFIG, METRICS, TIMINGS, CURVES, ROUTING].iter().find(|name| path.join(name).exists()) {

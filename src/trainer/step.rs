@@ -14,6 +14,7 @@ use data::Batch;
 use model::{BiFormer, Mode, Trace};
 use optim::{AdamW, AdamWState, clip_factor, gradient_norm};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tensor::{DType, Device, Tensor, settle_pool};
 
 /// Everything that changes while a model learns, in the way that a configuration asks for.
@@ -112,38 +113,43 @@ impl Learner {
 
     /// One step on a batch: gradients of all its micro-batches, each of which also moves the running statistics;
     /// their sum, clipped; AdamW; the average. On a GPU, while the step is on its way, `next` is asked for the batch after
-    /// this one, which is sent ahead; on the CPU it is not.
+    /// this one, which is sent ahead; on the CPU it is not. There, a step may take minutes: one that has micro-batches left
+    /// when `stop` is set is given up. Then there is no score, and nothing has changed.
     pub fn train<'b>(
         &mut self,
         batch: &Numbered,
         step: u64,
         lr: f64,
+        stop: &AtomicBool,
         next: impl FnOnce() -> Option<&'b Numbered>,
-    ) -> Result<Score> {
+    ) -> Result<Option<Score>> {
         if self.device != Device::Cpu {
-            return self.train_on_gpu(batch, step, lr, next);
+            return self.train_on_gpu(batch, step, lr, next).map(Some);
         }
         let profile = self.profile.clone();
         let lap = |name| profile.iter().for_each(|profile| profile.lap(name));
         self.gradients.begin_step();
         let parts = self.config.parts(batch.labels.len());
-        let mut score = Score::default();
+        let (mut score, mut traces) = (Score::default(), vec![]);
         for (part, mode) in modes(&self.config, step, parts).into_iter().enumerate() {
+            if part > 0 && stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
             let given = tensors(batch, part, parts)?;
             lap("copy of the images");
-            let trace = self.pass(&given, mode, batch.labels.len(), |model, left| {
+            traces.push(self.pass(&given, mode, batch.labels.len(), |model, left| {
                 // Before the gradients, which a loss that is no number would spoil.
                 score.add(judge(model, &given, &batch.labels[batch.slots(part, parts)], mode, left)?);
                 lap("score");
                 Ok(())
-            })?;
-            self.model.update_statistics(&trace)?;
-            lap("running statistics");
+            })?);
         }
         // The norm is looked at in any case: a step along a gradient that is not finite would destroy the weights.
         let norm = gradient_norm(&self.gradients)?;
         let factor = clip_factor(norm, self.config.longest_gradient()).context(LOWER_RATE)?;
         lap("gradient norm");
+        traces.iter().try_for_each(|trace| self.model.update_statistics(trace))?;
+        lap("running statistics");
         self.optimizer.step_scaled(&mut self.model.parameters, &self.gradients, lr, factor)?;
         lap("optimizer");
         if let Some(average) = &mut self.average {
@@ -151,7 +157,7 @@ impl Learner {
             lap("moving average");
         }
         settle_pool();
-        Ok(score)
+        Ok(Some(score))
     }
 
     /// Forward, and the gradients of a part of a batch of so many images, which are added to the step's. `seen` is shown the
@@ -262,6 +268,7 @@ pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ops::Range;
 
     #[test]
     fn no_two_passes_of_a_run_have_a_mode_in_common() -> Result<()> {
@@ -272,22 +279,27 @@ mod tests {
         Ok(())
     }
 
+    /// A model of three narrow blocks.
+    fn small(micro_batches: usize) -> Result<RunConfig> {
+        let mut config = RunConfig { micro_batches, ..RunConfig::for_model("nano")? };
+        config.architecture = config.architecture.with_overrides(["depth=1,1,1", "embed_dim=24,48,96"])?;
+        Ok(config)
+    }
+
+    fn batch(images: Range<usize>) -> Numbered {
+        let pixels = images.start * 3072..images.end * 3072;
+        let pixel = |i: usize| (i as f32 * 0.37).sin() + (i / 3072) as f32 * 0.1;
+        let labels = images.clone().map(|image| image as u32 % 10).collect();
+        let shape = [images.len(), 32, 32, 3];
+        Batch { images: pixels.map(pixel).collect(), shape, labels, ..Batch::default() }.into()
+    }
+
     /// Each part normalises by itself, so that the gradient of a batch in parts is the mean of the parts' own.
     #[test]
     fn micro_batches_give_the_mean_of_their_gradients() -> Result<()> {
-        let mut config = RunConfig::for_model("nano")?;
-        config.architecture = config.architecture.with_overrides(["depth=1,1,1", "embed_dim=24,48,96"])?;
-        let batch = |images: std::ops::Range<usize>| {
-            let pixels = images.start * 3072..images.end * 3072;
-            let pixel = |i: usize| (i as f32 * 0.37).sin() + (i / 3072) as f32 * 0.1;
-            let labels = images.clone().map(|image| image as u32 % 10).collect();
-            let shape = [images.len(), 32, 32, 3];
-            Batch { images: pixels.map(pixel).collect(), shape, labels, ..Batch::default() }
-        };
-        let gradients = |parts: usize, batch: Batch| -> Result<(Vec<f32>, u64)> {
-            let config = RunConfig { micro_batches: parts, ..config.clone() };
-            let mut learner = Learner::new(&config)?;
-            learner.train(&batch.into(), 0, 1e-3, || None)?;
+        let gradients = |parts: usize, batch: Numbered| -> Result<(Vec<f32>, u64)> {
+            let mut learner = Learner::new(&small(parts)?)?;
+            learner.train(&batch, 0, 1e-3, &AtomicBool::new(false), || None)?.context("a score")?;
             let flat = learner.gradients.flat().context("gradients")?.to_vec::<f32>()?;
             Ok((flat, learner.model.statistics[0].batches))
         };
@@ -298,6 +310,27 @@ mod tests {
         for (whole, (first, second)) in whole.iter().zip(first.iter().zip(&second)) {
             assert!((whole - 0.5 * (first + second)).abs() < 1e-5 * scale, "{whole} of {first} and {second}");
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_step_that_is_given_up_between_micro_batches_changes_nothing() -> Result<()> {
+        let state = |learner: &Learner| -> Result<Vec<(String, Vec<f32>)>> {
+            let file = learner.model.state_dict()?;
+            file.tensors
+                .iter()
+                .map(|(name, tensor)| Ok((name.clone(), tensor.to_dtype(DType::F32)?.to_vec()?)))
+                .collect()
+        };
+        let mut learner = Learner::new(&small(2)?)?;
+        let before = state(&learner)?;
+        let step = |learner: &mut Learner, stop| learner.train(&batch(0..8), 0, 1e-3, &AtomicBool::new(stop), || None);
+        assert!(step(&mut learner, true)?.is_none());
+        assert_eq!(state(&learner)?, before);
+        let mut other = Learner::new(&small(2)?)?;
+        assert_eq!(step(&mut learner, false)?, step(&mut other, false)?);
+        assert_ne!(state(&learner)?, before);
+        assert_eq!(state(&learner)?, state(&other)?);
         Ok(())
     }
 }

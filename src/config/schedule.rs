@@ -1,0 +1,81 @@
+//! How the learning rate of a run changes.
+
+use anyhow::{Result, bail};
+use optim::Schedule;
+use serde::{Deserialize, Serialize};
+
+/// The learning rate over a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleConfig {
+    /// Per step, or per epoch as the published models were trained.
+    pub rule: ScheduleRule,
+    /// The highest learning rate, above 0.
+    pub peak: f64,
+    /// The learning rate at the very start, from 0 to `peak`; by default never above it.
+    pub start: f64,
+    /// The learning rate at the end, from 0 to `peak`; by default never above it.
+    pub min: f64,
+    /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; whole ones where the rule is `"timm"`, which reaches `peak` only nearly.
+    pub warmup_epochs: f64,
+}
+
+/// See [`ScheduleConfig::rule`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScheduleRule {
+    /// A linear rise and a cosine fall, step by step.
+    Cosine,
+    /// That of the published models: constant within an epoch, by timm's rule.
+    Timm,
+}
+
+impl ScheduleConfig {
+    /// The rate of each step of a run of so many epochs.
+    pub fn over(&self, epochs: usize, steps_per_epoch: usize) -> Result<Schedule> {
+        let Self { rule, peak, start, min, warmup_epochs } = *self;
+        let (epochs, steps_per_epoch) = (epochs as u64, steps_per_epoch as u64);
+        let schedule = match rule {
+            ScheduleRule::Cosine => Schedule::Cosine {
+                peak,
+                start,
+                min,
+                warmup_steps: (warmup_epochs * steps_per_epoch as f64).round() as u64,
+                total_steps: epochs * steps_per_epoch,
+            },
+            ScheduleRule::Timm => Schedule::Timm {
+                peak,
+                start,
+                min,
+                warmup_epochs: warmup_epochs.round() as u64,
+                epochs,
+                steps_per_epoch,
+            },
+        };
+        schedule.validate()?;
+        Ok(schedule)
+    }
+
+    /// Errors: a field that no run of so many epochs can have.
+    pub(super) fn check(&self, epochs: usize) -> Result<()> {
+        let Self { rule, peak, start, min, warmup_epochs } = *self;
+        if !(peak > 0.0 && peak.is_finite()) {
+            bail!("schedule.peak = {peak:?}, expected a learning rate above 0, for instance 0.001");
+        }
+        for (name, rate) in [("start", start), ("min", min)] {
+            if !(0.0..=peak).contains(&rate) {
+                bail!("schedule.{name} = {rate:?}, expected from 0 to schedule.peak = {peak:?}");
+            }
+        }
+        if !(0.0..=epochs as f64).contains(&warmup_epochs) {
+            bail!(
+                "schedule.warmup_epochs = {warmup_epochs}, expected from 0 to epochs = {epochs}: --set \
+                 schedule.warmup_epochs=N"
+            );
+        }
+        if rule == ScheduleRule::Timm && warmup_epochs.fract() != 0.0 {
+            bail!("schedule.warmup_epochs = {warmup_epochs}, expected whole epochs where schedule.rule = \"timm\"");
+        }
+        Ok(())
+    }
+}
