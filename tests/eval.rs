@@ -240,6 +240,18 @@ fn the_surest_mistakes_are_named() {
 }
 
 #[test]
+fn the_confusion_is_drawn() {
+    let Trained { run, .. } = of_cifar();
+    let file = fresh("eval-confusion").join("taken.png");
+    let eval = |to: &Path| biformer(&["eval", "--checkpoint", text(run), "--confusion", text(to)]);
+    eval(&file).ok();
+    let page = image::open(&file).unwrap();
+    assert!(page.width() > 10 * 44 && page.height() > 10 * 44, "{}x{}", page.width(), page.height());
+    eval(&file).ok();
+    eval(&run.join("metrics.jsonl")).refused(&["--confusion", "no earlier result"]);
+}
+
+#[test]
 fn predict_takes_pictures_of_any_size_and_needs_no_data() {
     let folder = fresh("predict");
     // As on another machine: nothing but the checkpoint.

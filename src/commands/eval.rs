@@ -5,6 +5,7 @@ use super::{MOST_IMAGES, Status, Threads, Trained};
 use crate::device::Compute;
 use crate::inference::Inference;
 use crate::memory::expect_room_to_infer;
+use crate::pictures::confusion;
 use crate::printing::{printable, tell};
 use crate::staging::numbered;
 use crate::trainer::display::{bar, warn_of};
@@ -58,6 +59,9 @@ pub struct Arguments {
     /// Also names so many of the images that were taken for another class than theirs: those for which the model was surest.
     #[arg(long, value_name = "N", default_value_t = 0)]
     mistakes: usize,
+    /// A PNG to draw the confusion of up to 100 classes: how many images of each were taken for which.
+    #[arg(long, value_name = "FILE")]
+    confusion: Option<PathBuf>,
     #[command(flatten)]
     compute: Compute,
     #[command(flatten)]
@@ -108,10 +112,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     }
     let names: Vec<String> = report.classes.iter().map(|class| printable(&class.name)).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("all".len());
-    match (report.split, printable(&report.data)) {
-        (Split::All, data) => say!("All images of {data}:"),
-        (split, data) => say!("The {} images of {data}:", split.name()),
-    }
+    say!("{}:", of_images(report.split, &report.data));
     say!("{:width$}  {:>7}  {:>6}  {:>6}", "class", "images", "top-1", "top-5");
     for (name, Class { images, top1, top5, .. }) in names.iter().zip(&report.classes) {
         let [top1, top5] =
@@ -144,6 +145,14 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     Ok(Status::Done)
 }
 
+/// Which images these are.
+fn of_images(split: Split, source: &str) -> String {
+    match (split, printable(source)) {
+        (Split::All, data) => format!("All images of {data}"),
+        (split, data) => format!("The {} images of {data}", split.name()),
+    }
+}
+
 /// What the model took the images for.
 struct Tally {
     per_class: Vec<Score>,
@@ -171,7 +180,11 @@ impl Tally {
     fn report(self, source: &str, split: Split, classes: Vec<String>) -> Result<Report> {
         let mut all = Score::default();
         self.per_class.iter().for_each(|score| all.add(*score));
-        let (macro_top1, confusion) = (self.macro_top1(), self.confusion()?);
+        let macro_top1 = self.macro_top1();
+        // A row in one line, if they are not too many.
+        let rows = (classes.len() <= MOST_CONFUSED).then(|| self.confusion());
+        let confusion =
+            rows.map(|rows| rows.iter().map(to_raw_value).collect::<serde_json::Result<_>>()).transpose()?;
         let class = |(name, score): (String, Score)| Class {
             name,
             images: score.images,
@@ -202,15 +215,12 @@ impl Tally {
         wrong
     }
 
-    /// A row of counts for each class, if they are not too many.
-    fn confusion(&self) -> Result<Option<Vec<Box<RawValue>>>> {
+    /// A row for each class: for which class its images were taken, and how many.
+    fn confusion(&self) -> Vec<Vec<u64>> {
         let classes = self.per_class.len();
-        if classes > MOST_CONFUSED {
-            return Ok(None);
-        }
         let mut rows = vec![vec![0; classes]; classes];
         self.taken.iter().for_each(|(&[label, predicted], &count)| rows[label as usize][predicted as usize] = count);
-        Ok(Some(rows.iter().map(to_raw_value).collect::<serde_json::Result<_>>()?))
+        rows
     }
 }
 
@@ -257,7 +267,12 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
     }
     arguments.predictions.as_deref().map_or(Ok(()), |path| expect_output("--predictions", path, Kind::Predictions))?;
+    arguments.confusion.as_deref().map_or(Ok(()), |path| expect_output("--confusion", path, Kind::Picture))?;
     let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
+    let classes = known.classes.len();
+    if arguments.confusion.is_some() && classes > confusion::MOST_CLASSES {
+        bail!("--confusion: of {classes} classes a picture would show little; --json has the counts");
+    }
     (config.batch_size, config.device) = (batch, arguments.compute.device);
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
     let split = arguments.split.map_or_else(|| split_for(&known, source, arguments.data.is_none()), Ok)?;
@@ -301,6 +316,10 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     bar.finish_and_clear();
     if let Some(path) = &arguments.predictions {
         write_safely(path, &predictions)?;
+    }
+    if let Some(path) = &arguments.confusion {
+        let subtitle = format!("{}; rows: classes, columns: what they were taken for", of_images(split, source));
+        confusion::draw(&known.classes, &tally.confusion(), &subtitle, path)?;
     }
     wrong.sort_by(|a, b| b.probability.total_cmp(&a.probability));
     wrong.truncate(arguments.mistakes);

@@ -37,9 +37,7 @@ pub(super) struct Canvas {
 impl Canvas {
     /// An empty page.
     pub fn new(width: u32, height: u32) -> Result<Self> {
-        static REGISTERED: OnceLock<bool> = OnceLock::new();
-        let registered = *REGISTERED.get_or_init(|| register_font(FONT, FontStyle::Normal, FONT_FILE).is_ok());
-        registered.then_some(()).ok_or_else(|| anyhow!("the built-in font cannot be read"))?;
+        expect_font()?;
         let RGBColor(red, green, blue) = PAPER;
         Ok(Self { pixels: RgbImage::from_pixel(width * SCALE, height * SCALE, Rgb([red, green, blue])) })
     }
@@ -112,10 +110,31 @@ pub fn is_own(beginning: &[u8]) -> bool {
     beginning.starts_with(b"\x89PNG") && beginning.windows(chunk.len()).any(|bytes| bytes == chunk)
 }
 
+/// Makes the font known, once.
+fn expect_font() -> Result<()> {
+    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    let registered = *REGISTERED.get_or_init(|| register_font(FONT, FontStyle::Normal, FONT_FILE).is_ok());
+    registered.then_some(()).ok_or_else(|| anyhow!("the built-in font cannot be read"))
+}
+
 /// The width of a line of text of some height.
 pub(super) fn text_width(text: &str, height: f64) -> Result<f64> {
+    expect_font()?;
     let (width, _) = style(height).font.box_size(text).map_err(|error| anyhow!("{error}"))?;
     Ok(f64::from(width) / f64::from(SCALE))
+}
+
+/// A line of text of some height that is no wider than this.
+pub(super) fn shortened(text: &str, height: f64, width: f64) -> Result<String> {
+    let mut text = text.to_owned();
+    let fits = |text: &str| Ok::<_, anyhow::Error>(text_width(text, height)? <= width);
+    if fits(&text)? {
+        return Ok(text);
+    }
+    while !text.is_empty() && !fits(&format!("{text}…"))? {
+        text.pop();
+    }
+    Ok(text + "…")
 }
 
 /// An image of the page's finer pixels, as large as fits into a square of the page. Few pixels stay visible squares;
@@ -186,6 +205,14 @@ mod tests {
         assert!(left > 20 * SCALE, "it begins at {left}");
         let end = (20.0 + text_width("HAMBURG", 20.0)?) * f64::from(SCALE);
         assert!((end - f64::from(right)).abs() <= f64::from(2 * SCALE), "it ends at {right}, not {end}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_long_name_is_shortened() -> Result<()> {
+        assert_eq!(shortened("stages.2.17.attn", 15.0, 192.0)?, "stages.2.17.attn");
+        let short = shortened(&"attention.".repeat(9), 15.0, 192.0)?;
+        assert!(short.starts_with("attention.att") && short.ends_with('…') && text_width(&short, 15.0)? <= 192.0);
         Ok(())
     }
 

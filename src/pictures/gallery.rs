@@ -1,6 +1,6 @@
 //! A page of pictures: a row for each image, and a column for each attention over it.
 
-use super::canvas::{Canvas, SCALE, fitted, text_width};
+use super::canvas::{Canvas, SCALE, fitted, shortened, text_width};
 use super::{BLUE, GREY, HEADING, INK, PAPER, SMALL, TEXT};
 use anyhow::{Context, Result};
 use image::RgbImage;
@@ -37,7 +37,7 @@ impl Gallery {
         let heads = [["image".to_owned(), String::new()]];
         for (index, [name, caption]) in heads.iter().chain(columns).enumerate() {
             let (left, baseline) = (f64::from(left_of(index)), f64::from(HEAD) - 27.0);
-            canvas.text(&shortened(name)?, (left, baseline), HPos::Left, TEXT, INK)?;
+            canvas.text(&shortened(name, TEXT, f64::from(SIDE))?, (left, baseline), HPos::Left, TEXT, INK)?;
             canvas.text(caption, (left, baseline + 17.0), HPos::Left, SMALL, GREY)?;
         }
         let mut page = Self { canvas };
@@ -100,19 +100,6 @@ pub(super) fn evenly<T>(all: &[T], most: usize) -> impl Iterator<Item = &T> {
     (0..count).map(move |index| &all[(index * (all.len() - 1) + gaps / 2) / gaps])
 }
 
-/// A name that fits above an image.
-fn shortened(name: &str) -> Result<String> {
-    let mut name = name.to_owned();
-    let fits = |name: &str| Ok::<_, anyhow::Error>(text_width(name, TEXT)? <= f64::from(SIDE));
-    if fits(&name)? {
-        return Ok(name);
-    }
-    while !name.is_empty() && !fits(&format!("{name}…"))? {
-        name.pop();
-    }
-    Ok(name + "…")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,14 +112,5 @@ mod tests {
         assert_eq!(chosen(3), [0, 1, 2]);
         assert_eq!(chosen(5), [0, 1, 3, 4]);
         assert_eq!(chosen(12), [0, 4, 7, 11]);
-    }
-
-    #[test]
-    fn a_long_name_is_shortened() -> Result<()> {
-        Canvas::new(1, 1)?;
-        assert_eq!(shortened("stages.2.17.attn")?, "stages.2.17.attn");
-        let short = shortened(&"attention.".repeat(9))?;
-        assert!(short.starts_with("attention.att") && short.ends_with('…') && text_width(&short, TEXT)? <= SIDE.into());
-        Ok(())
     }
 }

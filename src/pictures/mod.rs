@@ -5,6 +5,7 @@
 //! | `curves.rs` | `curves.png`: loss and accuracy over the epochs |
 //! | `routes.rs` | `routing.png`: where a region of an image looks |
 //! | `looks.rs` | what a point of an image attends to |
+//! | `confusion.rs` | what the images of each class were taken for |
 //! | `scaling.rs` | how the time of attention grows with the map |
 //! | `gallery.rs` | a page of pictures: images, and attentions over them |
 //! | `overlay.rs` | the routed regions, drawn over an image's pixels |
@@ -15,6 +16,7 @@
 //! those of Okabe and Ito, which people with any kind of colour vision tell apart.
 
 mod canvas;
+pub mod confusion;
 pub mod curves;
 mod gallery;
 pub mod looks;

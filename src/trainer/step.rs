@@ -315,22 +315,16 @@ mod tests {
 
     #[test]
     fn a_step_that_is_given_up_between_micro_batches_changes_nothing() -> Result<()> {
-        let state = |learner: &Learner| -> Result<Vec<(String, Vec<f32>)>> {
-            let file = learner.model.state_dict()?;
-            file.tensors
-                .iter()
-                .map(|(name, tensor)| Ok((name.clone(), tensor.to_dtype(DType::F32)?.to_vec()?)))
-                .collect()
-        };
+        let state = |learner: &Learner| learner.model.state_dict()?.to_bytes();
         let mut learner = Learner::new(&small(2)?)?;
         let before = state(&learner)?;
         let step = |learner: &mut Learner, stop| learner.train(&batch(0..8), 0, 1e-3, &AtomicBool::new(stop), || None);
         assert!(step(&mut learner, true)?.is_none());
-        assert_eq!(state(&learner)?, before);
+        assert!(state(&learner)? == before);
         let mut other = Learner::new(&small(2)?)?;
         assert_eq!(step(&mut learner, false)?, step(&mut other, false)?);
-        assert_ne!(state(&learner)?, before);
-        assert_eq!(state(&learner)?, state(&other)?);
+        assert!(state(&learner)? != before);
+        assert!(state(&learner)? == state(&other)?);
         Ok(())
     }
 }
