@@ -9,7 +9,6 @@ use autograd::Tape;
 use data::Batch;
 use model::cost::{activation_bytes, parts};
 use model::{BiFormer, Family, Mode, ModelConfig, Pass};
-use std::sync::atomic::AtomicBool;
 use tensor::{DType, Device, Tensor, pool_stats, settle_pool, trim_pool};
 
 /// About how many pixels may be computed for a forecast, and how many multiply-adds of forward passes: a second of work for
@@ -47,7 +46,7 @@ pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
         let pixels = vec![0.5; shape.iter().product()];
         let batch = Batch { images: pixels, shape, labels, ..Batch::default() };
         let meter = Meter::start();
-        Learner::blank(&config)?.train(&batch.into(), 0, 1e-3, &AtomicBool::new(false), || None)?;
+        Learner::blank(&config)?.train(&batch.into(), 0, 1e-3, || None)?;
         Ok(meter.most())
     })?;
     Ok(PROGRAM + model + image_bytes(config, size))

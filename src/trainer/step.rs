@@ -113,14 +113,26 @@ impl Learner {
 
     /// One step on a batch: gradients of all its micro-batches, each of which also moves the running statistics;
     /// their sum, clipped; AdamW; the average. On a GPU, while the step is on its way, `next` is asked for the batch after
-    /// this one, which is sent ahead; on the CPU it is not. There, a step may take minutes: one that has micro-batches left
-    /// when `stop` is set is given up. Then there is no score, and nothing has changed.
+    /// this one, which is sent ahead; on the CPU it is not.
     pub fn train<'b>(
         &mut self,
         batch: &Numbered,
         step: u64,
         lr: f64,
+        next: impl FnOnce() -> Option<&'b Numbered>,
+    ) -> Result<Score> {
+        let score = self.train_unless(&AtomicBool::new(false), batch, step, lr, next)?;
+        score.context("a step that nobody stops has a score")
+    }
+
+    /// The same, but on the CPU, where a step may take minutes, one that has micro-batches left when `stop` is set is given
+    /// up: then there is no score, and nothing has changed.
+    pub fn train_unless<'b>(
+        &mut self,
         stop: &AtomicBool,
+        batch: &Numbered,
+        step: u64,
+        lr: f64,
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Option<Score>> {
         if self.device != Device::Cpu {
@@ -299,7 +311,7 @@ mod tests {
     fn micro_batches_give_the_mean_of_their_gradients() -> Result<()> {
         let gradients = |parts: usize, batch: Numbered| -> Result<(Vec<f32>, u64)> {
             let mut learner = Learner::new(&small(parts)?)?;
-            learner.train(&batch, 0, 1e-3, &AtomicBool::new(false), || None)?.context("a score")?;
+            learner.train(&batch, 0, 1e-3, || None)?;
             let flat = learner.gradients.flat().context("gradients")?.to_vec::<f32>()?;
             Ok((flat, learner.model.statistics[0].batches))
         };
@@ -318,7 +330,8 @@ mod tests {
         let state = |learner: &Learner| learner.model.state_dict()?.to_bytes();
         let mut learner = Learner::new(&small(2)?)?;
         let before = state(&learner)?;
-        let step = |learner: &mut Learner, stop| learner.train(&batch(0..8), 0, 1e-3, &AtomicBool::new(stop), || None);
+        let step =
+            |learner: &mut Learner, stop| learner.train_unless(&AtomicBool::new(stop), &batch(0..8), 0, 1e-3, || None);
         assert!(step(&mut learner, true)?.is_none());
         assert!(state(&learner)? == before);
         let mut other = Learner::new(&small(2)?)?;

@@ -27,7 +27,6 @@ use profile::Report;
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 use tensor::cpu::isa::Isa;
 use tensor::rng::Philox;
@@ -193,7 +192,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
             let device = learner.device().clone();
             let times = steps(arguments.steps, profile, |step| {
                 // It is the next one as well: as in a run, each step has a batch brought to a GPU while it works.
-                learner.train(&batch, step as u64, 1e-3, &AtomicBool::new(false), || Some(&batch))?;
+                learner.train(&batch, step as u64, 1e-3, || Some(&batch))?;
                 Ok(())
             });
             Ok((times?, device))
