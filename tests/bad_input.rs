@@ -167,7 +167,7 @@ fn models_that_cannot_be() {
         (&["topks=1,2"], &["topks: 2 values for the 3 stages"]),
         (&["n_win=three"], &["--set n_win=three", "a list with a number for each stage"]),
         (&["n_win=3"], &["32x32 image does not fit", "stage 1", "n_win = 3", "a side of 24 or 48", "auto_pad = true"]),
-        (&["auto_pad=maybe"], &["--set auto_pad=maybe", "boolean"]),
+        (&["auto_pad=maybe"], &["--set auto_pad=maybe", "true or false"]),
         (&["depth=2"], &["embed_dim: 3 values for the 1 stages"]),
         (&["depth=2,0,2"], &["depth", "got [2, 0, 2]"]),
         (&["embed_dim=9999996,96,192"], &["embed_dim: 9999996 channels"]),

@@ -33,6 +33,7 @@ use model::{ModelConfig, PRESETS, preset, recognised};
 use std::any::TypeId;
 use std::fmt;
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use tensor::cpu::isa::Isa;
@@ -90,20 +91,26 @@ impl Cli {
     }
 }
 
-/// An option that says in words what numbers it takes, where it is told none of them: clap's own words are Rust's.
+/// An option that says in words what numbers it takes, where it has no reader of its own: clap's words are Rust's.
 fn with_words(option: Arg) -> Arg {
+    let number = |text: &str| text.parse::<f64>().map_err(|_| "expected a number");
     let taken = option.get_value_parser().type_id();
     match taken {
-        _ if taken == TypeId::of::<u32>() => option.value_parser(number::<u32>("a whole number from 0 to 4294967295")),
-        _ if taken == TypeId::of::<usize>() => option.value_parser(number::<usize>("a whole number, 0 or more")),
-        _ if taken == TypeId::of::<f64>() => option.value_parser(number::<f64>("a number")),
+        _ if taken == TypeId::of::<u32>() => option.value_parser(whole(0..=u32::MAX)),
+        _ if taken == TypeId::of::<usize>() => option.value_parser(whole(0..=u32::MAX as usize)),
+        _ if taken == TypeId::of::<f64>() => option.value_parser(number),
         _ => option,
     }
 }
 
-/// Reads a number, or says what is expected.
-fn number<T: FromStr>(expected: &'static str) -> impl Fn(&str) -> Result<T, String> + Clone {
-    move |text| text.parse().map_err(|_| format!("expected {expected}"))
+/// Reads a whole number of a range, or says what is expected.
+fn whole<T: FromStr + PartialOrd + fmt::Display + Clone>(
+    range: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| format!("expected a whole number from {} to {}", range.start(), range.end()))
+    }
 }
 
 /// How a command ended, if no error stopped it.

@@ -1,6 +1,6 @@
 //! `biformer shrink`.
 
-use super::{Status, Threads, pictures_in};
+use super::{Status, Threads, pictures_in, whole};
 use crate::lock::Locked;
 use crate::printing::tell;
 use crate::trainer::display::{bar, plural};
@@ -27,7 +27,7 @@ pub struct Arguments {
     output: PathBuf,
     /// The shorter side of the smaller pictures, in pixels; pictures that have no more are copied. 8/7 of a model's --image-size
     /// is what a test needs, and more keeps small random parts of a picture sharp in training.
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole(1..=4096u16))]
     side: u16,
     #[command(flatten)]
     threads: Threads,

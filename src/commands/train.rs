@@ -1,6 +1,6 @@
 //! `biformer train`.
 
-use super::{Status, assignment, fields, run_field};
+use super::{Status, assignment, fields, run_field, whole};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
@@ -50,8 +50,8 @@ pub struct Arguments {
     recompute: Option<Recompute>,
     #[arg(long, value_name = "X", help = usual("The highest learning rate", |run| run.schedule.peak.to_string()))]
     lr: Option<f64>,
-    /// Decides initial weights, order, augmentation and dropped blocks.
-    #[arg(long, value_name = "N", value_parser = seed)]
+    /// Decides initial weights, order, augmentation and dropped blocks; one that a TOML file can hold.
+    #[arg(long, value_name = "N", value_parser = whole(0..=i64::MAX as u64))]
     seed: Option<u64>,
     /// Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests).
     #[arg(long, value_name = "NAME")]
@@ -132,12 +132,6 @@ fn expect_once(options: &Table, key: &str) -> Result<()> {
         bail!("--set {key}: --{option} gives it as well; leave one of them out");
     }
     Ok(())
-}
-
-/// A seed, of those that a TOML file can hold.
-fn seed(text: &str) -> Result<u64, String> {
-    let seed = text.parse::<u64>().ok().filter(|&seed| i64::try_from(seed).is_ok());
-    seed.ok_or_else(|| format!("expected a whole number from 0 to {}", i64::MAX))
 }
 
 fn model_help() -> String {
