@@ -12,7 +12,7 @@
 //! | `folder.rs` | [`ImageFolder`], one folder a class, decoded when asked for |
 //! | `among.rs` | [`among`], images of some of a model's classes |
 //! | `imagenet.rs` | what ImageNet's classes are called |
-//! | `held_out.rs` | which of its images are the test, where it does not say |
+//! | `held_out.rs` | which of a folder's images are the test, where the folder does not say |
 //! | `listing.rs` | which files in a folder are images, and which are not |
 //! | `transform.rs` | [`Transform`], from bytes to normalised floats |
 //! | `resample.rs` | its interpolation |

@@ -61,7 +61,7 @@ pub struct RunConfig {
     pub image_size: usize,
     /// Decides initial weights, order, augmentation and dropped blocks.
     pub seed: u64,
-    /// Threads, up to 1024; 0 for one per core, or as many as `RAYON_NUM_THREADS` says.
+    /// Threads, up to 1024, of which at most 8 per core are used; 0 for one per core, or as many as `RAYON_NUM_THREADS` says.
     pub threads: usize,
     /// Where to compute: "cpu", "cuda" (or "cuda:1", ...), or "emulated". A run may go on elsewhere; another device rounds
     /// differently.

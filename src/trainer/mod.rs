@@ -193,7 +193,7 @@ impl Trainer {
         let (mut facts, progress) = (facts.clone(), checkpoint.progress.clone());
         let (asked, done) = (config.epochs, progress.epoch);
         if asked < done || (asked == done && progress.batch > 0) {
-            bail!("epochs = {asked}: this run has done {done} and is on its way; ask for more, or start another run");
+            bail!("epochs = {asked}: this run has come further, with {done} done; ask for more, or start another run");
         }
         if done < asked {
             announce(&config);
