@@ -209,7 +209,7 @@ fn a_finished_run_says_so_and_can_be_made_longer() {
     let out = shared.run(name);
     biformer(&["train", "--resume", "--out", text(&out)]).ok();
     assert_eq!(place(&out), Some((3, 0)));
-    biformer(&shared.train(name, &["--resume", "--epochs", "2"])).refused(&["epochs = 2", "has done 3"]);
+    biformer(&shared.train(name, &["--resume", "--epochs", "2"])).refused(&["epochs = 2", "come further, with 3 done"]);
 }
 
 /// What stops a run, where there are signals.
