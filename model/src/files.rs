@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::pth;
+use crc32fast::Hasher;
 use safetensors::tensor::{Dtype, SafeTensors};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -12,12 +13,16 @@ use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use tensor::{DType, Device, Element, Tensor, bf16};
 
+/// The entry of a file's metadata that says the CRC-32 of all else in it, in hexadecimal: of the header without this entry
+/// (as JSON with sorted keys and no blanks), then of the tensors' bytes. A disk's slip would otherwise be trained on.
+const CHECKSUM: &str = "crc32";
+
 /// Named tensors and a few strings beside them: the contents of a safetensors file.
 #[derive(Clone, Debug, Default)]
 pub struct TensorFile {
     /// The tensors by name.
     pub tensors: BTreeMap<String, Tensor>,
-    /// The file's metadata.
+    /// The file's metadata, but for the checksum, which is made when it is written.
     pub metadata: HashMap<String, String>,
 }
 
@@ -39,13 +44,23 @@ impl TensorFile {
         Self::parse(&read(u64::MAX)?, &shown)
     }
 
-    /// The contents of a safetensors file's bytes; `path` names it in errors.
+    /// The contents of a safetensors file's bytes, held against their checksum if they have one; `path` names it in errors.
     pub fn parse(bytes: &[u8], path: &str) -> Result<Self> {
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
         expect_safetensors(bytes, path)?;
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| format(error.to_string()))?;
+        let (length, header) = SafeTensors::read_metadata(bytes).map_err(|error| format(error.to_string()))?;
         let views = SafeTensors::deserialize(bytes).map_err(|error| format(error.to_string()))?;
-        let metadata = header.metadata().clone().unwrap_or_default();
+        let mut metadata = header.metadata().clone().unwrap_or_default();
+        if let Some(stated) = metadata.remove(CHECKSUM) {
+            let (header, data) = bytes[8..].split_at(length);
+            let found = checksum(header, data).map_err(|error| format(error.to_string()))?;
+            if found != stated {
+                return Err(format(format!(
+                    "its contents have the checksum {found}, and it says {stated}: it is damaged, take another copy (or \
+                     leave {CHECKSUM} out of its metadata, if it was changed on purpose)"
+                )));
+            }
+        }
         let mut tensors = BTreeMap::new();
         for (name, view) in views.iter() {
             let tensor = from_bytes(view.dtype(), view.data(), view.shape().to_vec());
@@ -80,9 +95,6 @@ impl TensorFile {
         // Large elements first, so that each lies at a multiple of its size; and those of one size by name.
         tensors.sort_by_key(|(_, tensor)| Reverse(stored(tensor.dtype()).1));
         let mut header = serde_json::Map::new();
-        if !self.metadata.is_empty() {
-            header.insert("__metadata__".into(), json!(self.metadata));
-        }
         let mut start = 0;
         for (name, tensor) in &tensors {
             let (dtype, size) = stored(tensor.dtype());
@@ -91,10 +103,17 @@ impl TensorFile {
             header.insert(name.clone(), json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, end] }));
             start = end;
         }
-        // Keys in order, that equal contents have equal bytes: those of hash maps come in an order of chance.
-        let mut header = serde_json::Value::from(header);
-        header.sort_all_objects();
-        let mut header = header.to_string().into_bytes();
+        let mut metadata = self.metadata.clone();
+        metadata.remove(CHECKSUM);
+        if !metadata.is_empty() {
+            header.insert(METADATA.into(), json!(metadata));
+        }
+        let mut summed = Hasher::new();
+        summed.update(&in_order(header.clone().into()));
+        put_all(&tensors, &mut Summing(&mut summed)).map_err(|cause| io(Path::new("memory"), cause))?;
+        metadata.insert(CHECKSUM.into(), written(summed));
+        header.insert(METADATA.into(), json!(metadata));
+        let mut header = in_order(header.into());
         header.resize(header.len().next_multiple_of(8), b' ');
         Ok(Encoded { header, tensors })
     }
@@ -110,13 +129,60 @@ impl Encoded {
     fn put(&self, out: &mut impl Write) -> std::io::Result<()> {
         out.write_all(&(self.header.len() as u64).to_le_bytes())?;
         out.write_all(&self.header)?;
-        self.tensors.iter().try_for_each(|(_, tensor)| match tensor.dtype() {
-            DType::F32 => put(out, tensor, f32::to_le_bytes),
-            DType::F64 => put(out, tensor, f64::to_le_bytes),
-            DType::Bf16 => put(out, tensor, bf16::to_le_bytes),
-            DType::Index => put(out, tensor, |index: u32| i64::from(index).to_le_bytes()),
-        })
+        put_all(&self.tensors, out)
     }
+}
+
+/// Where a header has the file's metadata.
+const METADATA: &str = "__metadata__";
+
+/// A header's bytes. Keys are in order, that equal contents have equal bytes: those of hash maps come in an order of chance.
+fn in_order(mut header: Value) -> Vec<u8> {
+    header.sort_all_objects();
+    header.to_string().into_bytes()
+}
+
+/// The [`CHECKSUM`] that a file with this header and these tensors' bytes should say.
+fn checksum(header: &[u8], data: &[u8]) -> serde_json::Result<String> {
+    let mut header: serde_json::Map<String, Value> = serde_json::from_slice(header)?;
+    if let Some(Value::Object(metadata)) = header.get_mut(METADATA) {
+        metadata.remove(CHECKSUM);
+        if metadata.is_empty() {
+            header.remove(METADATA);
+        }
+    }
+    let mut summed = Hasher::new();
+    summed.update(&in_order(header.into()));
+    summed.update(data);
+    Ok(written(summed))
+}
+
+fn written(sum: Hasher) -> String {
+    format!("{:08x}", sum.finalize())
+}
+
+/// Adds up what is written to it.
+struct Summing<'h>(&'h mut Hasher);
+
+impl Write for Summing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes tensors one after the other.
+fn put_all(tensors: &[(String, Tensor)], out: &mut impl Write) -> std::io::Result<()> {
+    tensors.iter().try_for_each(|(_, tensor)| match tensor.dtype() {
+        DType::F32 => put(out, tensor, f32::to_le_bytes),
+        DType::F64 => put(out, tensor, f64::to_le_bytes),
+        DType::Bf16 => put(out, tensor, bf16::to_le_bytes),
+        DType::Index => put(out, tensor, |index: u32| i64::from(index).to_le_bytes()),
+    })
 }
 
 /// Writes a tensor's elements, a few at a time.
@@ -284,6 +350,28 @@ mod tests {
         let read = TensorFile::parse(&bytes, "bytes")?;
         assert_eq!(read.metadata, file().metadata);
         assert_eq!(read.tensors["weight"].to_vec::<f32>()?, [0.5; 6]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_file_with_a_bit_flipped_is_refused() -> Result<()> {
+        for metadata in [HashMap::new(), HashMap::from([("data".to_owned(), "cat, dog".to_owned())])] {
+            let tensors = [("weight", Tensor::full([2, 3], 0.5f32)), ("steps", Tensor::scalar(7u32))];
+            let tensors = tensors.map(|(name, tensor)| (name.to_owned(), tensor)).into();
+            let mut bytes = TensorFile { tensors, metadata }.to_bytes()?;
+            let parse = |bytes: &[u8]| TensorFile::parse(bytes, "bytes");
+            parse(&bytes)?;
+            let name = bytes.windows(CHECKSUM.len()).position(|window| window == CHECKSUM.as_bytes()).unwrap();
+            for bit in 0..8 * bytes.len() {
+                // What no longer calls it a checksum has no other harm done to it.
+                if (name..name + CHECKSUM.len()).contains(&(bit / 8)) {
+                    continue;
+                }
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                assert!(parse(&bytes).is_err(), "bit {bit}: {}", String::from_utf8_lossy(&bytes));
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+        }
         Ok(())
     }
 }
