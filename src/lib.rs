@@ -61,6 +61,7 @@ mod guide;
 pub mod inference;
 pub mod lock;
 pub mod memory;
+pub mod paths;
 pub mod pictures;
 pub mod printing;
 pub mod signals;

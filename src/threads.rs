@@ -13,15 +13,27 @@ pub const MOST_THREADS: usize = 1024;
 /// 512 four hundred times.
 const MOST_PER_CORE: usize = 8;
 
+/// Where rayon looks for the number of threads, if nobody says it.
+const VARIABLE: &str = "RAYON_NUM_THREADS";
+
 /// The threads to compute on: as many as asked for (0: as rayon's variable says, or one per core), but not so many that they
 /// are in each other's way. The bits of a result do not depend on their number.
 pub fn pool(asked: usize) -> Result<ThreadPool> {
     let cores = available_parallelism().map_or(1, usize::from);
-    let usual = || std::env::var("RAYON_NUM_THREADS").ok().and_then(|threads| threads.parse().ok());
+    let usual = || usual_threads(&std::env::var(VARIABLE).ok()?);
     let asked = Some(asked).filter(|&asked| asked > 0).or_else(usual).filter(|&asked| asked > 0).unwrap_or(cores);
     let threads = asked.min(cores * MOST_PER_CORE);
     if threads < asked {
         tell!(io::stderr(), "note: {threads} threads instead of {asked}, which would be slower on {cores} cores");
     }
     thread_pool(threads).context("starting threads")
+}
+
+/// What rayon's variable says, of which no run should fail.
+fn usual_threads(text: &str) -> Option<usize> {
+    let threads = text.parse().ok();
+    if threads.is_none() && !text.is_empty() {
+        tell!(io::stderr(), "note: {VARIABLE}={text} is no number of threads, and is passed over");
+    }
+    threads
 }

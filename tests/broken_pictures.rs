@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::program::{biformer, fresh, text, with_slashes};
+use common::program::{biformer, command, fresh, text, with_slashes};
 use common::samples;
 use serde_json::Value;
 use std::fs;
@@ -28,6 +28,10 @@ fn check_names_them_all_and_a_run_says_so() {
     let err = with_slashes(&said.err);
     let lines: Vec<&str> = err.lines().collect();
     assert_eq!(lines.len(), 5, "{said:?}");
+    // Whoever reads no further has the answer, too.
+    let mut alone = command(&["check", "--data", text(&data)]).spawn().unwrap();
+    drop(alone.stdout.take());
+    assert_eq!(alone.wait().unwrap().code(), Some(1));
     let expected = ["note: passed over 1 file in val/", broken[0], broken[1], broken[2], broken[3]];
     assert!(lines.iter().zip(expected).all(|(line, part)| line.contains(part)), "{lines:?}");
 
@@ -82,6 +86,7 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     let among = ["its pictures would be taken for some of the images", "/runs/mine for example"];
     to(&beside).refused(&among);
     ["dark/mine", "test/mine"].iter().for_each(|place| to(&data.join(place)).refused(&among));
+    to(&data).refused(&["it is that of the data", "train/runs/train for example"]);
     let run = beside.join("run");
     let said = to(&run).ok().out;
     let note = "note: there is neither val/ nor test/: about one image in 5 is held out as the test\n";
@@ -134,6 +139,15 @@ fn other_test_images_are_noticed() {
     fs::remove_file(data.join("val/dark/2.png")).unwrap();
     assert!(resume("3").contains("note: there are 7 test images, and were 8: accuracies do not compare"));
     assert_eq!(resume("4"), "", "they are the run's from then on");
+    fs::rename(data.join("val/dark/3.png"), data.join("val/dark/9.png")).unwrap();
+    assert!(resume("5").contains("note: the test images are others: accuracies do not compare"));
+    // In another place they are the same.
+    let moved = folder.join("moved");
+    fs::rename(&data, &moved).unwrap();
+    let elsewhere = ["train", "--resume", "--out", text(&run), "--epochs", "6", "--data", text(&moved)];
+    assert_eq!(biformer(&elsewhere).ok().err, "");
+    fs::rename(moved.join("train/dark/3.png"), moved.join("train/dark/99.png")).unwrap();
+    biformer(&elsewhere).refused(&["other training images, by their names or classes", "--weights RUN --out NEW"]);
 }
 
 #[test]

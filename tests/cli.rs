@@ -428,4 +428,12 @@ fn a_lesser_instruction_set_can_be_asked_for() {
     let listed = devices(least).ok();
     assert!(listed.out.lines().next().unwrap().ends_with(&format!(" threads, {least}")), "{}", listed.out);
     devices("mmx").refused(&["BIFORMER_ISA: expected one of", "avx2, avx512", "got \"mmx\""]);
+    assert_eq!(devices("").ok().out, biformer(&["devices"]).ok().out, "as good as not set");
+}
+
+#[test]
+fn a_number_of_threads_that_is_none_is_spoken_of() {
+    let said = command(&["check", "--data", "embedded"]).env("RAYON_NUM_THREADS", "many").output().unwrap();
+    let note = "note: RAYON_NUM_THREADS=many is no number of threads, and is passed over\n";
+    assert_eq!(Ran::from(said).ok().err, note);
 }

@@ -146,12 +146,19 @@ fn the_best_epoch_is_kept() {
     }
     let resumed = biformer(&["train", "--resume", "--out", text(&forgetful), "--epochs", "5"]).ok();
     assert!(resumed.err.contains("metrics.jsonl has no line to compare with"), "{}", resumed.err);
+    assert!(
+        resumed.out.ends_with("checkpoint.safetensors, best.safetensors, curves.png, routing.png\n"),
+        "{resumed:?}"
+    );
     assert!(std::fs::read(&path).unwrap() == std::fs::read(forgetful.join("best.safetensors")).unwrap());
 
     // What is not there is not spoken of: runs from before it was kept have none.
     std::fs::remove_file(&path).unwrap();
-    let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "4"]).ok().out;
-    assert_eq!(said.contains("best.safetensors"), path.exists(), "{said}");
+    let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "4"]).ok();
+    assert_eq!(said.out.contains("best.safetensors"), path.exists(), "{said:?}");
+    // But it is, once, where it would have been better than all that is there.
+    let lost = format!("best.safetensors is not there, or not that of epoch {}, the best so far", best.epoch);
+    assert_eq!(said.err.contains(&lost), best.epoch < 3, "{said:?}");
 
     // One epoch is the best of one.
     let first = shared.run("best-of-one");

@@ -201,6 +201,10 @@ fn predictions_are_a_line_for_each_image() {
     }
     assert_eq!((predictions.len(), confusion), (4, counts(&report["confusion"])));
 
+    let same = file.parent().unwrap().join(".").join("test.jsonl");
+    let both = ["--predictions", text(&file), "--confusion", text(&same)];
+    biformer(&[&["eval", "--checkpoint", text(run)], &both[..]].concat()).refused(&["are both", "name two files"]);
+
     // In place of an earlier result, and of nothing else.
     let cifar = of_cifar();
     self::report(&cifar.run, &["--predictions", text(&file)]);

@@ -12,6 +12,8 @@ use crate::{Dataset, Error, Result, Sample, Split, Statistics, load_image};
 
 /// How many classes an error lists.
 const LISTED: usize = 5;
+/// Folders that a file system keeps to itself, and that are shut to most.
+const OF_THE_SYSTEM: [&str; 3] = ["lost+found", "System Volume Information", "$RECYCLE.BIN"];
 
 /// The images below `ROOT/train/CLASS/`, `ROOT/val/CLASS/` or `ROOT/test/CLASS/`, also in folders of their own there.
 /// Where there is only `train/`, or only `ROOT/CLASS/`, about one in five images is held out as the test.
@@ -183,7 +185,8 @@ impl Undivided {
     /// may lie there, such as that of the runs: it looks no deeper for their images, and if the root is the wrong one, has
     /// not walked through a whole disk.
     ///
-    /// Errors: [`Error::Lacking`] where a folder beside `train` has the same classes; those of reading `train` or the root.
+    /// Errors: [`Error::Lacking`] where a folder beside `train` has the same classes; those of reading `train`, the root, or
+    /// what may be a class.
     pub fn of(root: &Path) -> Result<Option<Self>> {
         let [train, val, test] = [Split::Train, Split::Val, Split::Test].map(|split| root.join(split.name()));
         if val.is_dir() || test.is_dir() {
@@ -203,13 +206,17 @@ impl Undivided {
             let passed_over = some_of(&beside, "beside train/");
             return Ok(Some(Self { classes, folder: train, passed_over }));
         }
-        let (mut classes, mut others) = (Vec::new(), Vec::new());
+        let (mut classes, mut others, mut shut) = (Vec::new(), Vec::new(), None);
         for name in folder_names(root)? {
             match visible(&root.join(&name)) {
                 Ok(entries) if entries.iter().any(|entry| is_picture(&entry.path())) => classes.push(name),
-                Ok(_) => others.push(name),
-                Err(_) => others.push(format!("{name} (which cannot be read)")),
+                Err(error) if !OF_THE_SYSTEM.contains(&name.as_str()) => shut = shut.or(Some(error)),
+                _ => others.push(name),
             }
+        }
+        // A model would not learn a class, and nobody notice. The wrong folder is told what it lacks instead.
+        if let (Some(error), false) = (shut, classes.is_empty()) {
+            return Err(error);
         }
         let own = if others.len() == 1 { "without an image of its own" } else { "without images of their own" };
         let passed_over = some_of(&others, own);

@@ -12,6 +12,7 @@
 //! | `folder.rs` | [`ImageFolder`], one folder a class, decoded when asked for |
 //! | `among.rs` | [`among`], images of some of a model's classes |
 //! | `imagenet.rs` | what ImageNet's classes are called |
+//! | `fingerprint.rs` | [`fingerprint`], by which a data set is known again |
 //! | `held_out.rs` | which of a folder's images are the test, where the folder does not say |
 //! | `listing.rs` | which files in a folder are images, and which are not |
 //! | `transform.rs` | [`Transform`], from bytes to normalised floats |
@@ -37,6 +38,7 @@ mod cifar;
 mod dataset;
 mod embedded;
 mod error;
+mod fingerprint;
 mod folder;
 mod held_out;
 mod imagenet;
@@ -57,6 +59,7 @@ pub use augmentation::{Augmentation, Crop, EraseFill, Fill};
 pub use batch::{Batch, Skipped};
 pub use dataset::{Dataset, Sample, Split, Statistics, open, undivided};
 pub use error::{Error, Result};
+pub use fingerprint::fingerprint;
 pub use folder::ImageFolder;
 pub use imagenet::imagenet_classes;
 pub use listing::{extensions, pictures_below};

@@ -24,7 +24,8 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let splits = splits(&arguments.data)?;
-        print_classes(&splits)?;
+        // What is found is the status as well, and that does not depend on who listens: `biformer check .. | head`.
+        print_classes(&splits);
         let notes = distinct_notes(splits.iter().map(|(_, dataset)| dataset.as_ref()));
         notes.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
         let mut bad = 0;
@@ -34,7 +35,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             bad += errors.len();
         }
         let all: usize = splits.iter().map(|(_, dataset)| dataset.len()).sum();
-        say!("{bad} of {all} image{} cannot be read.", plural(all));
+        tell!(io::stdout(), "{bad} of {all} image{} cannot be read.", plural(all));
         Ok(if bad == 0 { Status::Done } else { Status::FellShort })
     })
 }
@@ -59,7 +60,7 @@ fn splits(source: &str) -> Result<Vec<(Split, Arc<dyn Dataset>)>> {
 }
 
 /// How many images each class has in each split.
-fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) -> Result<()> {
+fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) {
     let classes = splits[0].1.classes();
     let counts = |dataset: &dyn Dataset| {
         let mut counts = vec![0; classes.len()];
@@ -73,12 +74,11 @@ fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) -> Result<()> {
         let cells: String = cells.iter().map(|cell| format!("  {cell:>7}")).collect();
         format!("{name:width$}{cells}")
     };
-    say!("{}", line("class", splits.iter().map(|(split, _)| split.name().to_owned()).collect()));
+    tell!(io::stdout(), "{}", line("class", splits.iter().map(|(split, _)| split.name().to_owned()).collect()));
     for (class, name) in names.iter().enumerate() {
-        say!("{}", line(name, counts.iter().map(|counts| counts[class].to_string()).collect()));
+        tell!(io::stdout(), "{}", line(name, counts.iter().map(|counts| counts[class].to_string()).collect()));
     }
-    say!("{}", line("all", splits.iter().map(|(_, dataset)| dataset.len().to_string()).collect()));
-    Ok(())
+    tell!(io::stdout(), "{}", line("all", splits.iter().map(|(_, dataset)| dataset.len().to_string()).collect()));
 }
 
 /// What keeps images from being read, in the order of the images.

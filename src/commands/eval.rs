@@ -5,6 +5,7 @@ use super::{MOST_IMAGES, Status, Threads, Trained};
 use crate::device::Compute;
 use crate::inference::Inference;
 use crate::memory::expect_room_to_infer;
+use crate::paths::resolved;
 use crate::pictures::confusion;
 use crate::printing::{printable, tell};
 use crate::staging::numbered;
@@ -265,6 +266,11 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     let batch = arguments.batch_size;
     if !(1..=MOST_IMAGES).contains(&batch) {
         bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
+    }
+    if let (Some(predictions), Some(confusion)) = (&arguments.predictions, &arguments.confusion)
+        && resolved(predictions)? == resolved(confusion)?
+    {
+        bail!("--predictions and --confusion are both {}; name two files", confusion.display());
     }
     arguments.predictions.as_deref().map_or(Ok(()), |path| expect_output("--predictions", path, Kind::Predictions))?;
     arguments.confusion.as_deref().map_or(Ok(()), |path| expect_output("--confusion", path, Kind::Picture))?;

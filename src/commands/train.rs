@@ -174,11 +174,9 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
             let seconds = started.elapsed().as_secs();
             // Before anything is said, which may find nobody who listens; and what was reached is said in any case.
             let drawn = trainer.draw();
-            let mut kept = None;
             if let Some([last, best]) = trainer.folder().last_and_best()? {
                 say!("Test accuracy {} after {}:{:02} min.", last.percent(), seconds / 60, seconds % 60);
-                kept = trainer.folder().kept(&best);
-                if let (Some(kept), true) = (kept, best.epoch < last.epoch) {
+                if let (Some(kept), true) = (trainer.folder().kept(&best), best.epoch < last.epoch) {
                     let (epoch, percent) = (best.epoch, best.percent());
                     say!(
                         "It was best after epoch {epoch}, {percent}: those weights are in {kept}, which eval, predict and export"
@@ -187,10 +185,7 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
                 }
             }
             drawn?;
-            let files =
-                ["config.toml", "metrics.jsonl", "timings.jsonl", "checkpoint.safetensors"].into_iter().chain(kept);
-            let files: Vec<&str> = files.chain(["curves.png", "routing.png"]).collect();
-            say!("{folder}: {}", files.join(", "));
+            say!("{folder}: {}", trainer.folder().files().join(", "));
             Ok(Status::Done)
         }
         Outcome::Interrupted => {

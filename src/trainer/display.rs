@@ -1,12 +1,12 @@
 //! What a user sees while a model trains.
 
 use super::checkpoint::Progress;
-use super::folder::quoted;
 use super::metrics::EpochMetrics;
 use super::step::Learner;
 use super::stopwatch::Lap;
 use crate::config::RunConfig;
 use crate::device::{DeviceName, Precision};
+use crate::paths::quoted;
 use crate::printing::tell;
 use data::{Batch, Dataset, Loader, Skipped, Split};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};

@@ -1,7 +1,7 @@
 //! What a run that cannot go on says, and how it goes on.
 
-use super::folder::quoted;
 use super::{Outcome, Trainer};
+use crate::paths::quoted;
 use anyhow::{Error, Result, bail};
 use std::path::Path;
 

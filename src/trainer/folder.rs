@@ -5,6 +5,7 @@ use super::metrics::{EpochMetrics, Timing};
 use super::stopwatch::Lap;
 use crate::config::RunConfig;
 use crate::lock::{LOCK, Locked, expect_regular};
+use crate::paths::quoted;
 use crate::pictures;
 use crate::printing::tell;
 use anyhow::{Context, Error, Result, anyhow, bail};
@@ -178,6 +179,21 @@ impl RunFolder {
         (kept.progress.epoch == best.epoch).then_some(BEST)
     }
 
+    /// Says so where the best epoch's checkpoint is gone, or damaged: the weights are then lost, unless a copy is somewhere.
+    pub fn note_lost(&self) -> Result<()> {
+        if let Some([_, best]) = self.last_and_best()?
+            && self.kept(&best).is_none()
+        {
+            let (path, epoch) = (self.path.join(BEST), best.epoch);
+            tell!(
+                io::stderr(),
+                "note: {} is not there, or not that of epoch {epoch}, the best so far; an epoch that is better will be kept",
+                path.display()
+            );
+        }
+        Ok(())
+    }
+
     /// What is wrong with the checkpoint, and that the best epoch's would do in its place, where it is whole.
     pub fn or_best(&self, error: Error) -> Error {
         match Checkpoint::read(&self.path.join(BEST)) {
@@ -210,6 +226,12 @@ impl RunFolder {
             return Ok(());
         }
         copy_safely(&self.checkpoint(), &path).map_err(|error| self.unsaved(error.into()))
+    }
+
+    /// The names of a run's files that are there.
+    pub fn files(&self) -> Vec<&'static str> {
+        let all = [CONFIG, METRICS, TIMINGS, FILE_NAME, BEST, CURVES, ROUTING];
+        all.into_iter().filter(|name| self.path.join(name).exists()).collect()
     }
 
     /// Draws the training curves.
@@ -297,16 +319,6 @@ fn lock(path: &Path) -> Result<Locked> {
     })
 }
 
-/// A text as one word of a shell's command. On Windows paths have backslashes, and no quotation marks.
-pub(super) fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c) || (cfg!(windows) && c == '\\');
-    match !text.is_empty() && text.chars().all(plain) {
-        true => text.to_owned(),
-        false if cfg!(windows) => format!("\"{text}\""),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
-    }
-}
-
 /// Whether a file is one that [`write_safely`] begins for one of a run's files, and that a killed process left.
 fn is_temporary(name: &str) -> bool {
     let written = [BEST, CONFIG, METRICS, TIMINGS, CURVES, ROUTING, FILE_NAME];
@@ -342,18 +354,5 @@ mod tests {
         let others =
             ["config.toml", ".notes.12.tmp", ".config.toml.tmp", ".config.toml..tmp", ".config.toml.a.tmp", ".x.tmp"];
         assert!(others.map(is_temporary) == [false; 6]);
-    }
-
-    #[test]
-    fn a_shell_takes_a_path_as_one_word() {
-        let words = match cfg!(windows) {
-            true => {
-                [(r"C:\runs\a-1", r"C:\runs\a-1"), ("my runs", r#""my runs""#), ("it's", r#""it's""#), ("", r#""""#)]
-            }
-            false => [("runs/a-1", "runs/a-1"), ("my runs", "'my runs'"), ("it's", r"'it'\''s'"), ("", "''")],
-        };
-        for (path, word) in words {
-            assert_eq!(quoted(path), word);
-        }
     }
 }

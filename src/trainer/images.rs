@@ -2,9 +2,10 @@
 
 use super::trained::DataFacts;
 use crate::config::RunConfig;
+use crate::paths::resolved;
 use anyhow::{Context, Result, bail};
 use data::{Dataset, Loader, LoaderConfig, Mixing, Split, Transform};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Images to learn from and images to be tested on, of the same classes.
@@ -35,7 +36,14 @@ impl Images {
         let (data, out) = (Path::new(&config.data), &config.out);
         let Some(images_in) = self.train.path(0).and_then(|image| first_in(data, image)) else { return Ok(()) };
         let Ok(inside) = resolved(out)?.strip_prefix(resolved(data)?).map(Path::to_owned) else { return Ok(()) };
-        let Some(first) = inside.iter().next() else { return Ok(()) };
+        let beside = data.join("runs").join(out.file_name().unwrap_or_default());
+        let Some(first) = inside.iter().next() else {
+            bail!(
+                "run folder {}: it is that of the data; choose another with --out, {} for example",
+                out.display(),
+                beside.display()
+            );
+        };
         let is_split = [Split::Train, Split::Val, Split::Test].iter().any(|split| split.name() == first);
         let is_class = self.train.classes().iter().any(|class| **class == *first) || inside.iter().count() == 1;
         if is_split || (is_class && images_in != Split::Train.name()) {
@@ -44,7 +52,7 @@ impl Images {
                  example",
                 out.display(),
                 config.data,
-                data.join("runs").join(out.file_name().unwrap_or_default()).display()
+                beside.display()
             );
         }
         Ok(())
@@ -103,12 +111,4 @@ impl Images {
         let source = || format!("data {}", config.data);
         Ok((Loader::new(train, training).with_context(source)?, Loader::new(test, testing).with_context(source)?))
     }
-}
-
-/// A path without links and dots, as far as it is there.
-fn resolved(path: &Path) -> Result<PathBuf> {
-    let path = std::path::absolute(path)?;
-    let there = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
-    Ok(there
-        .map_or_else(|| path.clone(), |(above, place)| place.join(path.strip_prefix(above).unwrap_or(Path::new("")))))
 }

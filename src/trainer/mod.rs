@@ -167,7 +167,7 @@ impl Trainer {
     }
 
     /// As [`resume`](Self::resume), on images of one's own, which must be those that the run began [`on`](Self::on): their
-    /// classes and their number are compared, and not their pixels.
+    /// classes, number, labels and names are compared, and not their pixels.
     pub fn resume_on(images: Images, folder: &Path, changes: &Changes) -> Result<Self> {
         Self::resumed(folder, changes, Some(images))
     }
@@ -228,6 +228,7 @@ impl Trainer {
             // Should the run have been killed before it came to that.
             trainer.folder.keep_best()?;
         }
+        trainer.folder.note_lost()?;
         trainer.folder.write_config(trainer.learner.config())?;
         Ok(trainer)
     }

@@ -5,7 +5,7 @@ use super::images::Images;
 use crate::config::{Changes, RunConfig};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
-use data::{Statistics, imagenet_classes};
+use data::{Statistics, fingerprint, imagenet_classes};
 use model::{BiFormer, ModelConfig, TensorFile, preset};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -31,6 +31,12 @@ pub struct DataFacts {
     /// The number of images that training is tested on.
     #[serde(default)] // runs from before it was kept
     pub test_images: Option<usize>,
+    /// The training images' [`fingerprint`].
+    #[serde(default)]
+    pub train_fingerprint: Option<String>,
+    /// The test images'.
+    #[serde(default)]
+    pub test_fingerprint: Option<String>,
     /// Whether these were held out of the others, for want of a test.
     #[serde(default)]
     pub held_out: bool,
@@ -42,30 +48,41 @@ impl DataFacts {
         let (train, test) = (images.train(), images.test());
         let (classes, statistics) = (train.classes().to_vec(), train.statistics());
         let (train_images, test_images, held_out) = (train.len(), Some(test.len()), test.is_held_out());
-        Self { classes, statistics, train_images, test_images, held_out }
+        let [train_fingerprint, test_fingerprint] = [train, test].map(|dataset| Some(fingerprint(dataset)));
+        Self { classes, statistics, train_images, test_images, train_fingerprint, test_fingerprint, held_out }
     }
 
-    /// Lets a run go on with images: as many of the same classes to learn from as before. Says so where there are not as many
-    /// to be tested on, which from now on are the run's.
+    /// Lets a run go on with images: to learn from, the same as before, by their classes, number, labels and names. Says so
+    /// where they are others to be tested on, which from now on are the run's.
     pub fn take_up(&mut self, source: &str, images: &Images) -> Result<()> {
         self.expect_classes(source, images.train().classes())?;
         let (count, before) = (images.train().len(), self.train_images);
         if count != before && images.test().is_held_out() && !self.held_out {
             bail!("data {source}: it has neither val/ nor test/; bring back what the run was tested on");
         }
-        if count != before {
+        let [trained_on, tested_on] = [images.train(), images.test()].map(fingerprint);
+        let others = match self.train_fingerprint.replace(trained_on.clone()) {
+            _ if count != before => Some(format!("{count} training images, the run began with {before}")),
+            Some(known) if known != trained_on => Some("other training images, by their names or classes".to_owned()),
+            _ => None,
+        };
+        if let Some(others) = others {
             bail!(
-                "data {source}: {count} training images, the run began with {before}; go on with those (--data), or anew from \
-                 what it has learned (--weights RUN --out NEW)"
+                "data {source}: {others}; go on with those that the run began with (--data), or anew from what it has learned \
+                 (--weights RUN --out NEW)"
             );
         }
         self.held_out = images.test().is_held_out();
         let now = images.test().len();
-        if let Some(before) = self.test_images.replace(now).filter(|&before| before != now) {
-            tell!(
-                io::stderr(),
-                "note: there are {now} test images, and were {before}: accuracies do not compare with those before"
-            );
+        let were = self.test_images.replace(now).unwrap_or(now);
+        let known = self.test_fingerprint.replace(tested_on.clone());
+        let others = match () {
+            () if were != now => Some(format!("there are {now} test images, and were {were}")),
+            () if known.is_some_and(|known| known != tested_on) => Some("the test images are others".to_owned()),
+            () => None,
+        };
+        if let Some(others) = others {
+            tell!(io::stderr(), "note: {others}: accuracies do not compare with those before");
         }
         Ok(())
     }
@@ -200,6 +217,8 @@ impl TrainedModel {
             statistics: Statistics::IMAGENET,
             train_images: 0,
             test_images: None,
+            train_fingerprint: None,
+            test_fingerprint: None,
             held_out: false,
         };
         Ok(Self { model, config, data, named: false })

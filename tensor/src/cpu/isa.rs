@@ -45,7 +45,7 @@ impl Isa {
     /// What the variable `BIFORMER_ISA` names, if it is set. Errors: [`Error::Argument`] for what is no instruction set's
     /// name, which otherwise counts for nothing.
     pub fn asked() -> Result<Option<Isa>> {
-        let Some(name) = std::env::var_os(VARIABLE) else { return Ok(None) };
+        let Some(name) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) else { return Ok(None) };
         let found = Isa::ALL.into_iter().find(|isa| name == isa.name());
         let names = || Isa::ALL.map(Isa::name).join(", ");
         found.map(Some).ok_or_else(|| Error::argument(VARIABLE, format!("expected one of {}, got {name:?}", names())))

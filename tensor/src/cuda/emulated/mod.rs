@@ -15,6 +15,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -67,14 +68,20 @@ fn failure(message: impl Into<String>) -> Error {
     Error::Gpu { device: "the emulated device".into(), message: message.into() }
 }
 
+/// The number that an environment's variable holds, or the usual one where it is not set.
+fn variable<N: FromStr>(name: &str, usual: N) -> Result<N> {
+    let Some(text) = std::env::var_os(name).filter(|text| !text.is_empty()) else { return Ok(usual) };
+    let number = text.to_str().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| Error::argument("emulated", format!("{name}: expected a whole number, got {text:?}")))
+}
+
 impl Emulated {
-    /// Opens the device. [`Error::Gpu`] where there is no C++ compiler.
+    /// Opens the device. [`Error::Gpu`] where there is no C++ compiler, [`Error::Argument`] for a variable that is no number.
     pub fn open(seed: u64) -> Result<Self> {
         let compiler = Compiler::find()?;
-        let variable = |name: &str| std::env::var(name).ok();
-        let seed = variable(SEED_VARIABLE).and_then(|text| text.parse().ok()).unwrap_or(seed);
-        let memory = variable(MEMORY_VARIABLE).and_then(|text| text.parse().ok()).unwrap_or(usize::MAX / 4);
-        let multiprocessors = variable(MULTIPROCESSORS_VARIABLE).and_then(|text| text.parse().ok()).unwrap_or(1);
+        let seed = variable(SEED_VARIABLE, seed)?;
+        let memory = variable(MEMORY_VARIABLE, usize::MAX / 4)?;
+        let multiprocessors = variable(MULTIPROCESSORS_VARIABLE, 1)?;
         Ok(Self {
             properties: Properties {
                 name: "emulated".into(),
