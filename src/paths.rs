@@ -1,14 +1,22 @@
 //! Paths: what they lead to, and how a shell takes them.
 
-use anyhow::Result;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+use std::{fs, io};
 
-/// A path without links and dots, as far as it is there.
-pub fn resolved(path: &Path) -> Result<PathBuf> {
-    let path = std::path::absolute(path)?;
-    let there = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
-    Ok(there
-        .map_or_else(|| path.clone(), |(above, place)| place.join(path.strip_prefix(above).unwrap_or(Path::new("")))))
+/// Where a path leads, or would, without symbolic links and dots.
+pub fn resolved(path: &Path) -> io::Result<PathBuf> {
+    let mut place = PathBuf::new();
+    for component in std::path::absolute(path)?.components() {
+        match component {
+            // What is there is without links by now, and what is not will be a folder.
+            Component::ParentDir => _ = place.pop(),
+            component => place.push(component),
+        }
+        if let Ok(real) = fs::canonicalize(&place) {
+            place = real;
+        }
+    }
+    Ok(place)
 }
 
 /// A text as one word of a shell's command. On Windows paths have backslashes, and no quotation marks.

@@ -95,6 +95,10 @@ fn images_that_cannot_be_decoded() {
     biformer(&["eval", "--checkpoint", text(&run), "--max-bad-images", "2"]).ok();
     let bad = data.join("train/dark/3.png");
     biformer(&["predict", "--checkpoint", text(&run), text(&bad)]).refused(&["dark/3.png", "it is no PNG, JPEG, WebP"]);
+    for (contents, told) in [("", "it is empty"), ("GIF89a\u{1}\0\u{1}\0\0\0\0;", "it is no PNG, JPEG, WebP")] {
+        fs::write(&bad, contents).unwrap();
+        biformer(&["predict", "--checkpoint", text(&run), text(&bad)]).refused(&["dark/3.png", told]);
+    }
     biformer(&["predict", "--checkpoint", text(&run), "/nowhere.png"]).refused(&["/nowhere.png is missing"]);
     // Among others each is named, and the others are classified.
     let good = data.join("val/dark/1.png");

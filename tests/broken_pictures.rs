@@ -27,7 +27,8 @@ fn check_names_them_all_and_a_run_says_so() {
     assert!(said.out.ends_with("4 of 28 images cannot be read.\n"), "{said:?}");
     let err = with_slashes(&said.err);
     let lines: Vec<&str> = err.lines().collect();
-    assert_eq!(lines.len(), 5, "{said:?}");
+    assert_eq!(lines.len(), 6, "{said:?}");
+    assert_eq!(lines[5], "note: training passes over them with --set max_bad_images=2");
     // Whoever reads no further has the answer, too.
     let mut alone = command(&["check", "--data", text(&data)]).spawn().unwrap();
     drop(alone.stdout.take());

@@ -73,7 +73,7 @@ fn a_run_keeps_what_it_was_asked_for() {
     let before = contents(&own);
     for (set, parts) in [
         ("preprocessing.mean=[0.5]", ["expected three numbers each", "or none for the data's own"]),
-        ("preprocessing.std=[0.5, 0, 0.5]", ["preprocessing", "std above 0"]),
+        ("preprocessing.std=[0.5, 0, 0.5]", ["preprocessing", "deviations above 0"]),
         ("preprocessing.mean=[0.5, inf, 0.5]", ["preprocessing", "finite numbers"]),
         ("preprocessing.eval_crop=1.5", ["eval_crop", "0.1..=1"]),
         ("preprocessing.eval_crop=much", ["preprocessing", "much"]),

@@ -85,9 +85,14 @@ fn photographs_are_never_touched() {
     assert!(before == contents(&photos) && !folder.join("small").exists() && !folder.join("missing").exists());
     let file = folder.join("file");
     fs::write(&file, "").unwrap();
-    biformer(&["shrink", "--data", text(&photos), "--output", text(&file)]).refused(&["--output", "file"]);
+    biformer(&["shrink", "--data", text(&photos), "--output", text(&file)]).refused(&[
+        "--output",
+        "no folder",
+        "name another",
+    ]);
     biformer(&["shrink", "--data", text(&file), "--output", text(&folder)]).refused(&["--data", "expected a folder"]);
-    biformer(&["shrink", "--data", "/nowhere", "--output", text(&file)]).refused(&["--data /nowhere"]);
+    biformer(&["shrink", "--data", "/nowhere", "--output", text(&file)])
+        .refused(&["--data /nowhere: expected a folder"]);
     let said = biformer(&["shrink", "--data", text(&photos), "--output", text(&file), "--side", "0"]);
     assert!(said.status == Some(2) && said.err.contains("--side"), "{said:?}");
 }

@@ -133,6 +133,9 @@ pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
 /// What an image file shows, or why that cannot be told.
 fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     let failed = |cause: ImageError| cause.to_string();
+    if bytes.is_empty() {
+        return Err("it is empty".to_owned());
+    }
     if bytes.starts_with(&[0xFF, 0xD8]) && !jpeg_is_whole(bytes) {
         return Err("the JPEG data end before their end marker".to_owned());
     }
@@ -145,7 +148,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
         }
     }
     let mut reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|cause| cause.to_string())?;
-    if reader.format().is_none() {
+    if !reader.format().is_some_and(|format| format.reading_enabled()) {
         return Err("it is no PNG, JPEG, WebP, BMP, TIFF or PNM".to_owned());
     }
     let mut limits = Limits::default();

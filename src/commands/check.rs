@@ -28,14 +28,18 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         print_classes(&splits);
         let notes = distinct_notes(splits.iter().map(|(_, dataset)| dataset.as_ref()));
         notes.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
-        let mut bad = 0;
+        let (mut bad, mut most) = (0, 0);
         for (split, dataset) in &splits {
             let errors = unreadable(dataset.as_ref(), *split);
             errors.iter().for_each(|error| tell!(io::stderr(), "{error}"));
             bad += errors.len();
+            most = most.max(errors.len());
         }
         let all: usize = splits.iter().map(|(_, dataset)| dataset.len()).sum();
         tell!(io::stdout(), "{bad} of {all} image{} cannot be read.", plural(all));
+        if bad > 0 {
+            tell!(io::stderr(), "note: training passes over them with --set max_bad_images={most}");
+        }
         Ok(if bad == 0 { Status::Done } else { Status::FellShort })
     })
 }

@@ -1,6 +1,7 @@
 //! `biformer devices`.
 
 use super::Status;
+use crate::trainer::display::plural;
 use anyhow::Result;
 use clap::Args;
 use tensor::Error;
@@ -13,7 +14,7 @@ pub struct Arguments {}
 
 pub fn run(_: &Arguments) -> Result<Status> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    say!("cpu       {threads} threads, {}", Isa::current().name());
+    say!("cpu       {threads} thread{}, {}", plural(threads), Isa::current().name());
     match nvidia::devices() {
         Ok(gpus) if gpus.is_empty() => say!("cuda      none: the NVIDIA driver is there, but no GPU is"),
         Ok(gpus) => {

@@ -2,6 +2,7 @@
 
 use super::output::{Kind, expect_output};
 use super::{Status, Threads};
+use crate::trainer::display::plural;
 use anyhow::{Result, bail};
 use clap::Args;
 use model::{did_you_mean, nearest, write_safely};
@@ -74,9 +75,11 @@ fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
     }
     let skipped: usize = reports.iter().map(|report| report.skipped).sum();
     say!(
-        "{} operations, {} failures. Skipped: {skipped} elements of large cases, by sampling.",
+        "{} operation{}, {} failure{}. Skipped: {skipped} elements of large cases, by sampling.",
         reports.len(),
-        failures.len()
+        plural(reports.len()),
+        failures.len(),
+        plural(failures.len())
     );
     Ok(if failures.is_empty() { Status::Done } else { Status::FellShort })
 }

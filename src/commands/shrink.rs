@@ -2,6 +2,7 @@
 
 use super::{Status, Threads, pictures_in, whole};
 use crate::lock::Locked;
+use crate::paths::resolved;
 use crate::printing::tell;
 use crate::trainer::display::{bar, plural};
 use anyhow::{Context, Result, bail};
@@ -12,7 +13,7 @@ use model::expect_writable;
 use rayon::prelude::*;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -46,15 +47,20 @@ enum Outcome {
 /// Writes a smaller picture for each one of a folder, and names those that cannot be read.
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
-        let from = fs::canonicalize(&arguments.data).with_context(|| format!("--data {}", arguments.data.display()))?;
+        let data = arguments.data.display();
+        let from = fs::canonicalize(&arguments.data);
+        let from = from.with_context(|| format!("--data {data}: expected a folder with pictures"))?;
         if !from.is_dir() {
-            bail!("--data {}: expected a folder with pictures", arguments.data.display());
+            bail!("--data {data}: expected a folder with pictures");
         }
         let shown = arguments.output.display();
         let named = || format!("--output {shown}");
-        let output = place(&arguments.output).with_context(named)?;
+        let output = resolved(&arguments.output).with_context(named)?;
         if output.starts_with(&from) {
             bail!("--output {shown}: it lies in --data, whose pictures stay as they are; name another folder");
+        }
+        if output.exists() && !output.is_dir() {
+            bail!("--output {shown}: it is there, and no folder; name another");
         }
         let mut pictures = pictures_in(&arguments.data)?;
         // Through a symbolic link, what was written before may lie among them.
@@ -159,20 +165,4 @@ fn remove_leftovers(output: &Path) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Where a folder lies, or would, without symbolic links.
-fn place(folder: &Path) -> io::Result<PathBuf> {
-    let mut place = PathBuf::new();
-    for component in std::path::absolute(folder)?.components() {
-        match component {
-            // What is there is without links by now, and what is not will be a folder.
-            Component::ParentDir => _ = place.pop(),
-            component => place.push(component),
-        }
-        if let Ok(real) = fs::canonicalize(&place) {
-            place = real;
-        }
-    }
-    Ok(place)
 }

@@ -30,12 +30,22 @@ impl Preprocessing {
     }
 }
 
+/// Whether images can be normalised by a mean and a deviation of each colour.
+fn are_usable(mean: &[f32; 3], std: &[f32; 3]) -> bool {
+    mean.iter().chain(std).all(|number| number.is_finite()) && std.iter().all(|&deviation| deviation > 0.0)
+}
+
 impl RunConfig {
     /// What images are normalised by: what is asked for, or the usual, of the weights that a run starts from or of its data.
     pub fn statistics(&self, usual: Statistics) -> Result<Statistics> {
         let Preprocessing { mean, std, .. } = &self.preprocessing;
         let single = |numbers: &[f64]| numbers.iter().map(|&number| number as f32).collect::<Vec<f32>>();
         match (single(mean).try_into(), single(std).try_into()) {
+            (Ok(mean), Ok(std)) if !are_usable(&mean, &std) => {
+                bail!(
+                    "preprocessing.mean = {mean:?} and std = {std:?}: expected finite numbers, and deviations above 0"
+                )
+            }
             (Ok(mean), Ok(std)) => Ok(Statistics { mean, std }),
             _ if mean.is_empty() && std.is_empty() => Ok(usual),
             _ => bail!(

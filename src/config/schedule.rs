@@ -12,9 +12,9 @@ pub struct ScheduleConfig {
     pub rule: ScheduleRule,
     /// The highest learning rate, above 0.
     pub peak: f64,
-    /// The learning rate at the very start, from 0 to `peak`; by default never above it.
+    /// The learning rate at the very start, from 0 to `peak`, which takes its place where the default is above it.
     pub start: f64,
-    /// The learning rate at the end, from 0 to `peak`; by default never above it.
+    /// The learning rate at the end, from 0 to `peak`, which takes its place where the default is above it.
     pub min: f64,
     /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; whole ones where the rule is `"timm"`, which reaches `peak` only nearly.
     pub warmup_epochs: f64,

@@ -17,6 +17,7 @@ use crate::device::{Compute, DeviceName};
 use crate::inference::Inference;
 use crate::memory::{expect_room_to_infer, expect_room_to_train, image_bytes, peak_resident_bytes};
 use crate::staging::Numbered;
+use crate::trainer::display::plural;
 use crate::trainer::step::Learner;
 use anyhow::{Result, bail};
 use autograd::Profile;
@@ -149,11 +150,12 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         say!("{object}");
     } else {
         say!(
-            "{} {size}, batch {}, {:?}: {rate:.1} images/s, median step {:.1} ms, {threads} threads, {isa}{}",
+            "{} {size}, batch {}, {:?}: {rate:.1} images/s, median step {:.1} ms, {threads} thread{}, {isa}{}",
             arguments.model.model,
             arguments.batch_size,
             arguments.mode,
             1e3 * median,
+            plural(threads),
             peak.map_or_else(String::new, |bytes| format!(", peak memory {:.0} MB", bytes as f64 / 1e6))
         );
         if let Some(report) = report {
