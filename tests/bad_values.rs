@@ -37,7 +37,7 @@ fn values_that_make_no_sense() {
     for (fields, parts) in cases {
         train(&folder, fields, data, &[]).refused(parts);
     }
-    let flags: [(&[&str], &[&str]); 9] = [
+    let flags: [(&[&str], &[&str]); 10] = [
         (
             &["--batch-size", "1", "--image-size", "16", "--set", "stem_strides=4,4", "n_win=1", "topks=1,-2"],
             &["a single token", "two images or more"],
@@ -46,6 +46,7 @@ fn values_that_make_no_sense() {
         (&["--set", "schedule.rule=timm"], &["schedule.warmup_epochs = 0.5", "whole epochs"]),
         (&["--epochs", "4", "--set", "epochs=3"], &["--set epochs: --epochs gives it as well"]),
         (&["--lr", "1e-3", "--set", "schedule.peak=2e-3"], &["--set schedule.peak: --lr gives it as well"]),
+        (&["--set", "epochs=3", "depth=2", "epochs =4"], &["--set epochs: it is given twice"]),
         (&["--lr", "-1"], &["schedule.peak = -1", "above 0"]),
         (&["--lr", "inf"], &["schedule.peak = inf"]),
         (&["--batch-size", "0"], &["batch_size = 0"]),

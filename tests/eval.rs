@@ -335,6 +335,8 @@ fn predict_draws_what_a_point_attends_to() {
     }
     let said = biformer(&["predict", "--checkpoint", text(run), text(&picture), "--at", "0,0"]);
     assert!(said.status == Some(2) && said.err.contains("--attention"), "{said:?}");
+    let (checkpoint, picture) = (text(run), text(&picture));
+    biformer(&["predict", "--checkpoint", checkpoint, picture, "--attention", "-"]).refused(&["--attention -", "./-"]);
     fs::write(&file, "a letter").unwrap();
     predict(&[]).refused(&["--attention", "no earlier result"]);
     fs::remove_file(&file).unwrap();

@@ -139,7 +139,8 @@ fn an_export_knows_its_model_and_its_classes() {
     same(&|weights| words(&["eval", "--checkpoint", weights, "--data", text(data), "--set", "n_win=4"]));
     same(&|weights| words(&["predict", "--checkpoint", weights, text(&picture)]));
     same(&|weights| words(&["forward", "--weights", weights, "--input", text(&input), "--output", text(&output)]));
-    biformer(&["eval", "--checkpoint", text(&file), "--model", "nano"]).refused(&["--model", "knows its model"]);
+    same(&|weights| words(&["eval", "--json", "--checkpoint", weights, "--model", "nano"]));
+    biformer(&["eval", "--checkpoint", text(&file), "--model", "tiny"]).refused(&["--model", "knows its model, nano"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `biformer forward`.
 
 use super::output::{Kind, expect_output};
-use super::{Status, Threads, as_set, assignment, model_names};
+use super::{Status, Threads, as_set, assignment, expect_each_once, model_names};
 use crate::config::{DEFAULT_MODEL, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{expect_room_to_infer, image_bytes};
@@ -81,6 +81,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
         (Some(name), _) => architecture(&file, name)?,
         (None, None) => architecture(&file, recognised(&file)?.map_or(DEFAULT_MODEL, |preset| preset.name))?,
     };
+    expect_each_once(&arguments.set)?;
     let config = config.with_overrides(arguments.set.iter().map(String::as_str)).map_err(as_set)?;
     let mut model = BiFormer::blank(&config, dtype)?;
     let lacking = model.load(&file, &weights)?;

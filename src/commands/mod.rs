@@ -170,6 +170,7 @@ impl ModelChoice {
 
     /// A model with what is asked to be different.
     fn changed(&self, config: ModelConfig) -> Result<ModelConfig> {
+        expect_each_once(&self.set)?;
         config.with_overrides(self.set.iter().map(String::as_str)).map_err(as_set)
     }
 
@@ -208,6 +209,15 @@ fn assignment(text: &str) -> Result<String, String> {
             Err("--set takes all that follows it, and this is no KEY=VALUE: put it before --set, or after --"
                 .to_owned())
         }
+    }
+}
+
+/// Refuses fields that are set twice, as options are. Names are compared as they are given.
+fn expect_each_once(set: &[String]) -> Result<()> {
+    let keys: Vec<&str> = set.iter().map(|entry| entry.split('=').next().unwrap_or(entry).trim()).collect();
+    match keys.iter().enumerate().find(|(place, key)| keys[..*place].contains(key)) {
+        Some((_, twice)) => bail!("--set {twice}: it is given twice; leave one of them out"),
+        None => Ok(()),
     }
 }
 
@@ -304,6 +314,7 @@ struct Trained {
 
 impl Trained {
     fn load(&self) -> Result<TrainedModel> {
+        expect_each_once(&self.set)?;
         let size = self.image_size.map(|size| Value::Integer(size.into()));
         let (of_run, of_model): (Vec<_>, Vec<_>) =
             self.set.iter().cloned().partition(|entry| entry.trim_start().starts_with("preprocessing."));
@@ -320,12 +331,16 @@ impl Trained {
     fn changed(&self, changes: &Changes) -> Result<TrainedModel> {
         let shown = self.checkpoint.display();
         match (Stored::read(&self.checkpoint)?, &self.model) {
-            (Stored::Described(mut described), None) => {
+            (Stored::Described(mut described), model)
+                if model.as_ref().is_none_or(|model| *model == described.config.model) =>
+            {
                 described.config = described.config.with(changes)?;
                 described.into_model()
             }
             (Stored::Alone(file), Some(model)) => TrainedModel::of_weights(file, &shown.to_string(), model, changes),
-            (Stored::Described(_), Some(_)) => bail!("--model: {shown} knows its model; leave it out"),
+            (Stored::Described(described), _) => {
+                bail!("--model: {shown} knows its model, {}; leave it out", described.config.model)
+            }
             (Stored::Alone(file), None) => match recognised(&file)? {
                 Some(preset) => TrainedModel::of_weights(file, &shown.to_string(), preset.name, changes),
                 None => bail!(

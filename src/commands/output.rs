@@ -32,6 +32,9 @@ pub enum Kind {
 /// Checks, before the work, that a result can be written, and that it takes the place of nothing but an earlier one:
 /// a slip of the hand must not cost a checkpoint, or what the results are made from.
 pub fn expect_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
+    if path == Path::new("-") {
+        bail!("{option} -: results go to files; name one (./- for one of that name)");
+    }
     let pytorch = path.extension().is_some_and(|extension| extension == "pth" || extension == "pt");
     if matches!(kind, Kind::Tensors | Kind::Weights) && pytorch {
         bail!(

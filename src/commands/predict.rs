@@ -16,6 +16,7 @@ use model::{BiFormer, Factors, Mode, Pass};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use tensor::{DType, Tensor};
@@ -100,7 +101,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
             let pixels: Vec<f32> = loaded.iter().flatten().flatten().copied().collect();
             if arguments.attention.is_some() {
-                seen.extend(loaded.iter().flatten().take(ROWS - seen.len()).cloned());
+                let named = paths.iter().zip(&loaded).filter_map(|(path, pixels)| Some((path, pixels.as_ref().ok()?)));
+                let named = named.map(|(path, pixels)| (path.file_name().unwrap_or_default(), pixels.clone()));
+                seen.extend(named.take(ROWS - seen.len()));
             }
             let count = loaded.iter().flatten().count();
             readable += count;
@@ -143,12 +146,12 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     })
 }
 
-/// Draws what a point of each image attends to, given what the model saw of them.
+/// Draws what a point of each image attends to, given what the model saw of them, and their names.
 fn draw_attention(
     model: &BiFormer,
     factors: Factors,
     transform: &Transform,
-    seen: &[Vec<f32>],
+    seen: &[(&OsStr, Vec<f32>)],
     [x, y]: [f64; 2],
     file: &Path,
 ) -> Result<()> {
@@ -156,12 +159,14 @@ fn draw_attention(
         return Ok(());
     }
     let (size, point) = (transform.size(), [y, x]);
-    let images = Tensor::from_slice(&seen.concat(), [seen.len(), size, size, 3])?;
+    let pixels: Vec<f32> = seen.iter().flat_map(|(_, pixels)| pixels).copied().collect();
+    let images = Tensor::from_slice(&pixels, [seen.len(), size, size, 3])?;
     let tape = Tape::inference();
     let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).with_factors(factors);
     let pass = pass.look_from(point);
     model.run(&pass, &images)?;
-    let shown = seen.iter().map(|pixels| transform.picture(pixels)).collect::<data::Result<Vec<_>>>()?;
+    let shown = seen.iter().map(|(name, pixels)| Ok((printable(name.display()), transform.picture(pixels)?)));
+    let shown = shown.collect::<data::Result<Vec<_>>>()?;
     looks::draw(&shown, &pass.into_trace(), point, file).with_context(|| file.display().to_string())
 }
 

@@ -1,6 +1,6 @@
 //! `biformer train`.
 
-use super::{Status, assignment, fields, run_field, whole};
+use super::{Status, assignment, expect_each_once, fields, run_field, whole};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::tell;
@@ -105,6 +105,7 @@ impl Arguments {
         let set = self.set.iter().map(|entry| entry.trim_start());
         let set: Vec<String> =
             set.map(|entry| entry.strip_prefix("architecture.").unwrap_or(entry).to_owned()).collect();
+        expect_each_once(&set)?;
         if let Some(unknown) = set.iter().find_map(|entry| RunConfig::unknown_field(&key(entry))) {
             bail!("--set: {unknown}");
         }

@@ -66,6 +66,13 @@ impl Gallery {
         Ok(())
     }
 
+    /// Writes what a row's image is called into the gap below it.
+    pub fn name(&mut self, row: usize, name: &str) -> Result<()> {
+        let baseline = HEAD + (SIDE + GAP) * row as u32 + SIDE + GAP - 4;
+        let name = shortened(name, SMALL, f64::from(SIDE))?;
+        self.canvas.text(&name, (f64::from(MARGIN), f64::from(baseline)), HPos::Left, SMALL, GREY)
+    }
+
     /// Puts a picture into the middle of its square.
     pub fn place(&mut self, row: usize, column: usize, picture: &RgbImage) {
         let top = HEAD + (SIDE + GAP) * row as u32;

@@ -17,14 +17,14 @@ use tensor::Tensor;
 const RADIUS: f64 = 6.0;
 const LINE: f64 = 2.0;
 
-/// Draws, as a PNG, what a point of each image attends to. `images` are those of the pass, as the model saw them, of which 32
-/// at most are drawn; the pass was asked about the [point](model::Pass::look_from).
+/// Draws, as a PNG, what a point of each image attends to. `images` are those of the pass, as the model saw them, with their
+/// names, of which 32 at most are drawn; the pass was asked about the [point](model::Pass::look_from).
 ///
 /// Each image gets a row: itself, with a ring around the point; then for at most four attentions, evenly chosen from the
 /// first to the last, the image with each token tinted by its weight, of what the heaviest has, and what is not read dimmed.
 ///
 /// Errors: looks that are not (N, H, W) weights of the images, a file that cannot be written.
-pub fn draw(images: &[data::Image], trace: &Trace, point: [f64; 2], path: &Path) -> Result<()> {
+pub fn draw(images: &[(String, data::Image)], trace: &Trace, point: [f64; 2], path: &Path) -> Result<()> {
     let columns = evenly(&trace.looks, COLUMNS).map(|(name, weights)| Column::new(name, weights, images.len()));
     let columns = columns.collect::<Result<Vec<_>>>()?;
     let ringed = |image: &RgbImage| {
@@ -32,13 +32,14 @@ pub fn draw(images: &[data::Image], trace: &Trace, point: [f64; 2], path: &Path)
         overlay::ring(&mut image, point, RADIUS * f64::from(SCALE), LINE * f64::from(SCALE));
         image
     };
-    let shown = images.iter().take(ROWS).map(on_page).collect::<Result<Vec<_>>>()?;
+    let shown = images.iter().take(ROWS).map(|(_, image)| on_page(image)).collect::<Result<Vec<_>>>()?;
     let heads: Vec<[String; 2]> = columns.iter().map(Column::head).collect();
     let subtitle = "The weights of the token there, mean of all heads.";
     let mut page =
         Gallery::new("What a point attends to", subtitle, &heads, &shown.iter().map(ringed).collect::<Vec<_>>())?;
     page.legend(&legend())?;
-    for (row, image) in shown.iter().enumerate() {
+    for (row, (image, (name, _))) in shown.iter().zip(images).enumerate() {
+        page.name(row, name)?;
         for (index, column) in columns.iter().enumerate() {
             let drawn = overlay::weighed(image, column.map, column.of(row));
             page.place(row, index + 1, &ringed(&drawn));
@@ -103,7 +104,7 @@ mod tests {
         let image = data::Image::new(48, 48, vec![90; 48 * 48 * 3])?;
         let mut trace = Trace::default();
         trace.looks = looks.into_iter().map(|weights| ("stages.0.0.attn".to_owned(), weights)).collect();
-        draw(&vec![image; images], &trace, [0.5, 0.25], &path)?;
+        draw(&vec![("one of them".to_owned(), image); images], &trace, [0.5, 0.25], &path)?;
         Ok(image::open(&path)?.into_rgb8())
     }
 
