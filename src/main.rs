@@ -2,9 +2,8 @@
 
 use biformer::commands::{self, Cli, Status};
 use biformer::memory::or_out_of_memory;
-use biformer::printing::print_error;
+use biformer::printing::{is_closed_pipe, print_error};
 use biformer::signals;
-use std::io;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -15,15 +14,10 @@ fn main() -> ExitCode {
         Ok(Status::FellShort) => ExitCode::from(1),
         Ok(Status::Refused) => ExitCode::from(2),
         Ok(Status::Interrupted) => signals::end_as_asked(),
-        // Whoever read the output has seen enough: `biformer info | head -3`.
-        Err(error) if closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             print_error(&error);
             ExitCode::from(2)
         }
     }
-}
-
-fn closed_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

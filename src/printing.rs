@@ -21,6 +21,16 @@ pub fn print_lines(text: fmt::Arguments<'_>) -> Result<()> {
     io::stdout().lock().write_all(lines.as_bytes()).context("standard output")
 }
 
+/// Whether printing failed because whoever read the output has seen enough: `biformer info | head -3`.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// What came of printing, where nobody needs to read it.
+pub fn unless_closed(printed: Result<()>) -> Result<()> {
+    printed.or_else(|error| if is_closed_pipe(&error) { Ok(()) } else { Err(error) })
+}
+
 /// Prints an error in one line.
 pub fn print_error(error: &anyhow::Error) {
     tell!(io::stderr(), "error: {}", one_line(&format!("{error:#}")));

@@ -2,6 +2,7 @@
 
 mod common;
 
+use biformer::model::TensorFile;
 use common::program::{biformer, command, fresh, text, with_slashes};
 use common::samples;
 use serde_json::Value;
@@ -149,6 +150,16 @@ fn other_test_images_are_noticed() {
     assert_eq!(biformer(&elsewhere).ok().err, "");
     fs::rename(moved.join("train/dark/3.png"), moved.join("train/dark/99.png")).unwrap();
     biformer(&elsewhere).refused(&["other training images, by their names or classes", "--weights RUN --out NEW"]);
+    // Runs from before names were kept are taken at their word.
+    let checkpoint = run.join("checkpoint.safetensors");
+    let mut file = TensorFile::read(&checkpoint).unwrap();
+    let mut facts: Value = serde_json::from_str(&file.metadata["data"]).unwrap();
+    for fingerprint in ["train_fingerprint", "test_fingerprint"] {
+        assert!(facts.as_object_mut().unwrap().remove(fingerprint).is_some());
+    }
+    file.metadata.insert("data".into(), facts.to_string());
+    file.write(&checkpoint).unwrap();
+    assert_eq!(biformer(&elsewhere).ok().err, "");
 }
 
 #[test]

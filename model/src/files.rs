@@ -56,8 +56,8 @@ impl TensorFile {
             let found = checksum(header, data).map_err(|error| format(error.to_string()))?;
             if found != stated {
                 return Err(format(format!(
-                    "its contents have the checksum {found}, and it says {stated}: it is damaged, take another copy (or \
-                     leave {CHECKSUM} out of its metadata, if it was changed on purpose)"
+                    "its contents have the checksum {found}, and it says {stated}; without {CHECKSUM} in its metadata it is \
+                     taken as it is"
                 )));
             }
         }

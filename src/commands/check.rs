@@ -1,7 +1,7 @@
 //! `biformer check`.
 
 use super::{Status, Threads};
-use crate::printing::{printable, tell};
+use crate::printing::{print_lines, printable, tell, unless_closed};
 use crate::trainer::display::{bar, distinct_notes, plural};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -25,7 +25,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let splits = splits(&arguments.data)?;
         // What is found is the status as well, and that does not depend on who listens: `biformer check .. | head`.
-        print_classes(&splits);
+        unless_closed(print_classes(&splits))?;
         let notes = distinct_notes(splits.iter().map(|(_, dataset)| dataset.as_ref()));
         notes.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
         let (mut bad, mut most) = (0, 0);
@@ -36,7 +36,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             most = most.max(errors.len());
         }
         let all: usize = splits.iter().map(|(_, dataset)| dataset.len()).sum();
-        tell!(io::stdout(), "{bad} of {all} image{} cannot be read.", plural(all));
+        unless_closed(print_lines(format_args!("{bad} of {all} image{} cannot be read.", plural(all))))?;
         if bad > 0 {
             tell!(io::stderr(), "note: training passes over them with --set max_bad_images={most}");
         }
@@ -64,7 +64,7 @@ fn splits(source: &str) -> Result<Vec<(Split, Arc<dyn Dataset>)>> {
 }
 
 /// How many images each class has in each split.
-fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) {
+fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) -> Result<()> {
     let classes = splits[0].1.classes();
     let counts = |dataset: &dyn Dataset| {
         let mut counts = vec![0; classes.len()];
@@ -78,11 +78,12 @@ fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) {
         let cells: String = cells.iter().map(|cell| format!("  {cell:>7}")).collect();
         format!("{name:width$}{cells}")
     };
-    tell!(io::stdout(), "{}", line("class", splits.iter().map(|(split, _)| split.name().to_owned()).collect()));
+    say!("{}", line("class", splits.iter().map(|(split, _)| split.name().to_owned()).collect()));
     for (class, name) in names.iter().enumerate() {
-        tell!(io::stdout(), "{}", line(name, counts.iter().map(|counts| counts[class].to_string()).collect()));
+        say!("{}", line(name, counts.iter().map(|counts| counts[class].to_string()).collect()));
     }
-    tell!(io::stdout(), "{}", line("all", splits.iter().map(|(_, dataset)| dataset.len().to_string()).collect()));
+    say!("{}", line("all", splits.iter().map(|(_, dataset)| dataset.len().to_string()).collect()));
+    Ok(())
 }
 
 /// What keeps images from being read, in the order of the images.
