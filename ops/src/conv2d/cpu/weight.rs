@@ -2,7 +2,7 @@
 
 use super::super::geometry::Geometry;
 use super::band::Seen;
-use super::{PIXELS, rows_per_block};
+use super::PIXELS;
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::factor::Factor;
@@ -15,7 +15,7 @@ use tensor::{Float, Scratch, simd};
 /// Elements of a patch, about, and outputs, at most, whose weights' gradient a task computes.
 const COLUMNS: usize = 288;
 const OUTPUTS: usize = 128;
-/// The weight's gradient is cut into at least so many tasks, unless a task had fewer pixels than that.
+/// The weight's gradient is cut into about so many tasks, unless a task had fewer pixels than that.
 const TASKS: usize = 16;
 const LEAST: usize = 1024;
 /// So many outputs' weights are put where they belong at a time: as many as lie in a line of the cache.
@@ -30,15 +30,17 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
     }
     let transposed = !F::PACKED_AHEAD;
     let mut sums = Scratch::<F::Sum>::new(elements);
-    // Sections of the gradient, and where those are few, pieces of the pixels with partial sums.
-    let sections = sections(&g);
-    let rows = rows_per_block([g.images * g.output[0], g.output[1]], PIXELS);
-    let blocks = if g.output[1] == 0 { 0 } else { (g.images * g.output[0]).div_ceil(rows) };
-    let per_piece = blocks.div_ceil((TASKS / sections.len()).max(1)).max(LEAST / PIXELS);
+    // Sections of the gradient, and where those are few, pieces of the pixels with partial sums: a power of two, and as many
+    // blocks in each, so that no thread waits for another.
+    let (sections, all_rows) = (sections(&g), g.images * g.output[0]);
+    let pieces = 1 << (TASKS / sections.len()).min(g.pixels() / LEAST).max(1).ilog2();
+    let rows = all_rows.div_ceil(pieces * g.pixels().div_ceil(pieces * PIXELS).max(1)).max(1);
+    let blocks = if g.output[1] == 0 { 0 } else { all_rows.div_ceil(rows) };
+    let per_piece = blocks.div_ceil(pieces).max(1);
     let of_blocks = |blocks: Range<usize>, sums: &mut [F::Sum]| {
         let mut sums = split(sums, &sections);
         for block in blocks.clone() {
-            let rows = block * rows..((block + 1) * rows).min(g.images * g.output[0]);
+            let rows = block * rows..((block + 1) * rows).min(all_rows);
             add_block::<F>(&g, dy, x, rows, &sections, &mut sums, block > blocks.start);
         }
     };
