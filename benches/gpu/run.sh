@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Checks and measures on a GPU host. It takes this repository, target/gpu.tar.gz of build.sh, the driver, NVRTC and
+# Checks and measures on a GPU host. It takes this repository, target/gpu.tar.xz of build.sh, the driver, NVRTC and
 # cuBLASLt (of a CUDA toolkit, or PyTorch's); for some stages PyTorch, ncu and compute-sanitizer; no Rust, no network.
 #
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
-# All of them take longer than ten minutes. In three calls:
+# All of them take longer than ten minutes. In three calls, which take half an hour with the way there and back:
 #
 #     benches/gpu/run.sh look quick tensor operations forms steps bench profile
-#     benches/gpu/run.sh peers kernels
-#     benches/gpu/run.sh sanitize precisions
+#     DEADLINE=500 benches/gpu/run.sh kernels peers
+#     DEADLINE=500 benches/gpu/run.sh precisions sanitize
 #
-# After DEADLINE seconds nothing is begun, and what runs is ended: such hosts are lent by the minute. OUT gets four
+# After DEADLINE seconds nothing is begun, and what runs is ended: such hosts are lent by the minute. OUT gets five
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
-# kernels.txt the tables of these two stages. The status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
+# kernels.txt the tables of these two stages; plans.txt what cuBLASLt says it chose for each product of a step. The
+# status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-stages=(look quick tensor operations forms steps profile bench peers kernels sanitize precisions)
+stages=(look quick tensor operations forms steps bench profile kernels peers precisions sanitize)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -28,9 +29,9 @@ summary=$out/summary.txt
 kept=${TMPDIR:-/tmp}/biformer-gpu
 logs=$kept/logs
 # All anew, or a host that was used before would run what it had then.
-rm -rf target/gpu "$logs" "$out"/{summary.txt,all.log,profiles.txt,kernels.txt}
+rm -rf target/gpu "$logs" "$out"/{summary.txt,all.log,profiles.txt,kernels.txt,plans.txt}
 mkdir -p "$out" "$logs" "$kept/kernels"
-tar -C target -xzf target/gpu.tar.gz || exit
+tar -C target -xJf target/gpu.tar.xz 2>/dev/null || python3 -m tarfile -e target/gpu.tar.xz target || exit
 [[ ! -d target/gpu/kernels ]] || cp -r target/gpu/kernels "$kept/"
 # Test binaries look for their fixtures where they were built.
 root=$(<target/gpu/root)
@@ -190,15 +191,6 @@ steps() {
     try 120 golden target/gpu/golden on_a_gpu --nocapture
 }
 
-profile() {
-    local mode
-    for mode in train infer; do
-        try 60 "profile-small-$mode" "${small[@]}" --mode $mode --steps 5 --profile || continue
-        head -n 14 "$logs/profile-small-$mode.log" | remark
-        cat "$logs/profile-small-$mode.log" >>"$out/profiles.txt"
-    done
-}
-
 bench() {
     local model mode
     for model in small tiny stl; do
@@ -210,6 +202,32 @@ bench() {
     measure 60 bench-small-one-image "${bf16[@]}" --model small --batch-size 1 --mode infer --steps 100
     # How much less memory, and how much more time?
     measure 60 bench-small-train-recompute "${small[@]}" --recompute block --steps 10
+}
+
+profile() {
+    local mode
+    for mode in train infer; do
+        try 60 "profile-small-$mode" "${small[@]}" --mode $mode --steps 5 --profile || continue
+        head -n 14 "$logs/profile-small-$mode.log" | remark
+        cat "$logs/profile-small-$mode.log" >>"$out/profiles.txt"
+    done
+    # Whether products of few rows and columns and a long inner axis are cut along it, and what endings cost.
+    CUBLASLT_LOG_LEVEL=5 CUBLASLT_LOG_FILE="$logs/plans.txt" BIFORMER_UNRECORDED=1 try 60 plans "${small[@]}" --mode train --steps 1
+    [[ ! -s $logs/plans.txt ]] || head -c 2M "$logs/plans.txt" >"$out/plans.txt"
+}
+
+# The time of every kernel in a step, as the GPU tells it.
+kernels() {
+    local mode
+    command -v ncu >/dev/null || { skip kernels "there is no ncu"; return; }
+    for mode in infer train; do
+        # A step that is profiled is not recorded.
+        try 180 "kernels-$mode" ncu --clock-control none --cache-control none --metrics gpu__time_duration.sum \
+            --csv --print-units base --log-file "$logs/$mode.csv" \
+            "${small[@]}" --mode $mode --steps 1 --profile || continue
+        echo "small, batch 128, $mode" >>"$out/kernels.txt"
+        python3 benches/gpu/kernels.py <"$logs/$mode.csv" | tee -a "$out/kernels.txt" | head -n 26 | remark
+    done
 }
 
 # The twin, with the published gather and with its own.
@@ -234,17 +252,13 @@ peers() {
     done
 }
 
-# The time of every kernel in a step, as the GPU tells it.
-kernels() {
-    local mode
-    command -v ncu >/dev/null || { skip kernels "there is no ncu"; return; }
-    for mode in infer train; do
-        # A step that is profiled is not recorded.
-        try 180 "kernels-$mode" ncu --clock-control none --cache-control none --metrics gpu__time_duration.sum \
-            --csv --print-units base --log-file "$logs/$mode.csv" \
-            "${small[@]}" --mode $mode --steps 1 --profile || continue
-        echo "small, batch 128, $mode" >>"$out/kernels.txt"
-        python3 benches/gpu/kernels.py <"$logs/$mode.csv" | tee -a "$out/kernels.txt" | head -n 26 | remark
+precisions() {
+    local precision mode
+    for precision in tf32 f32; do
+        for mode in train infer; do
+            measure 60 "bench-small-$mode-$precision" "${ours[@]}" --precision $precision --model small \
+                --batch-size 128 --mode $mode --steps 10
+        done
     done
 }
 
@@ -260,16 +274,6 @@ sanitize() {
     for name in bra mlp dwconv layer_norm linear batch_norm softmax cross_entropy attention; do
         for tool in memcheck racecheck synccheck; do
             ONLY=$name try 90 "$tool-$name" compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 "${parity[@]}"
-        done
-    done
-}
-
-precisions() {
-    local precision mode
-    for precision in tf32 f32; do
-        for mode in train infer; do
-            measure 60 "bench-small-$mode-$precision" "${ours[@]}" --precision $precision --model small \
-                --batch-size 128 --mode $mode --steps 10
         done
     done
 }

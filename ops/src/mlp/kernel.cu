@@ -27,6 +27,17 @@ __device__ __forceinline__ void load(u32 (&pairs)[PAIRS], const bf16* from) {
     for (int i = 0; i < PAIRS; i++) pairs[i] = eight.pairs[i];
 }
 
+// The parameters of a lane's channels.
+__device__ __forceinline__ void load(float (&values)[2 * PAIRS], const float* from) {
+    constexpr int N = Pack<float>::size;
+#pragma unroll
+    for (int part = 0; part < 2 * PAIRS; part += N) {
+        const Pack<float> pack = load_pack(from + part, N);
+#pragma unroll
+        for (int i = 0; i < N; i++) values[part + i] = pack.at[i];
+    }
+}
+
 // D += A·B over the 32 channels of a group: `a` are those of rows g and g + 8, `b` those of column g of B.
 __device__ __forceinline__ void multiply_add(float (&d)[4], const u32 (&a)[2][PAIRS], const u32 (&b)[PAIRS]) {
 #pragma unroll
@@ -107,12 +118,14 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
 #pragma unroll
         for (int group = 0; group < GROUPS; group++) {
             const int channel = group * GROUP + own;
+            float scales[2 * PAIRS], shifts[2 * PAIRS];
+            load(scales, gamma + channel);
+            load(shifts, beta + channel);
 #pragma unroll
             for (int i = 0; i < PAIRS; i++) {
                 u32& pair = n[group][side][i];
                 const float low = (low_half(pair) - centre) * scale, high = (high_half(pair) - centre) * scale;
-                pair = pack_bf16(low * gamma[channel + 2 * i] + beta[channel + 2 * i],
-                                 high * gamma[channel + 2 * i + 1] + beta[channel + 2 * i + 1]);
+                pair = pack_bf16(low * scales[2 * i] + shifts[2 * i], high * scales[2 * i + 1] + shifts[2 * i + 1]);
             }
             if (normed && row < rows) store_at_once(normed + row * C + channel, n[group][side]);
         }
@@ -120,6 +133,7 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
     }
 
     float out[GROUPS][PAIRS][4] = {};
+    Pack<bf16> coming = load_pack(b1 + own, hidden - own); // of the group of hidden channels to come
     for (int begin = 0, stage = 0; begin < hidden; begin += CHUNK, stage ^= 1) {
         wait_for_copies();
         __syncthreads();
@@ -128,7 +142,8 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
 #pragma unroll 1
         for (int at = 0; at < CHUNK; at += GROUP) {
             const int channel = begin + at + own;
-            const Pack<bf16> bias = load_pack(b1 + channel, hidden - channel);
+            const Pack<bf16> bias = coming;
+            coming = load_pack(b1 + channel + GROUP, hidden - channel - GROUP);
             __syncwarp(); // lanes beyond the last channel load otherwise, and all multiply together
             u32 linear[2][PAIRS], active[2][PAIRS];
 #pragma unroll

@@ -116,15 +116,25 @@ struct __align__(N * sizeof(T)) Pack {
     T at[N];
 };
 
-// The elements from `from` on, as many as a pack has or as are left; zeros behind them.
+// The elements from `from` on, as many as a pack has or as are left; zeros behind them. Both ways meet in whole words: where
+// they meet in halves, the compiler takes the words apart within the branch, and waits there for each load before the next.
 template <typename T, int N = Pack<T>::size>
 __device__ __forceinline__ Pack<T, N> load_pack(const T* from, i64 left) {
-    if (left >= N && reinterpret_cast<u64>(from) % sizeof(Pack<T, N>) == 0)
-        return *reinterpret_cast<const Pack<T, N>*>(from);
-    Pack<T, N> pack;
+    union Loaded {
+        Pack<T, N> pack;
+        struct __align__(sizeof(Pack<T, N>)) {
+            u32 at[sizeof(Pack<T, N>) / sizeof(u32)];
+        } words;
+    } loaded;
+    if (left >= N && reinterpret_cast<u64>(from) % sizeof(loaded) == 0) {
+        loaded.words = reinterpret_cast<const Loaded*>(from)->words;
+    } else {
+        Loaded each;
 #pragma unroll
-    for (int i = 0; i < N; i++) pack.at[i] = i < left ? from[i] : narrow<T>(0);
-    return pack;
+        for (int i = 0; i < N; i++) each.pack.at[i] = i < left ? from[i] : narrow<T>(0);
+        loaded.words = each.words;
+    }
+    return loaded.pack;
 }
 
 // Writes as many elements of a pack as are left.
