@@ -361,6 +361,10 @@ fn results_replace_results_alone() {
     let mut others = TensorFile::default();
     others.tensors.insert("outer.weight".into(), Tensor::full([2], 0.5f32));
     others.write(&outputs).unwrap();
+    // Of the names of its own, but another's.
+    others.tensors = [("logits".to_owned(), Tensor::full([1, 10], 0.5f32))].into();
+    let reference = run.join("reference.safetensors");
+    others.write(&reference).unwrap();
     file.write(&input).unwrap();
     let exported = ["export", "--checkpoint", text(&checkpoint), "--output"];
     let with_others = contents(&run);
@@ -369,6 +373,9 @@ fn results_replace_results_alone() {
     refused(&["bench", "--op", "bra", "--largest", "56", "--plot", text(&picture)]);
     let forward = ["forward", "--weights", text(&checkpoint), "--input", text(&input), "--output"];
     refused(&[&forward[..], &[text(&outputs)]].concat());
+    refused(&[&forward[..], &[text(&reference)]].concat());
+    let missing = run.join("missing").join("results.safetensors");
+    biformer(&[&forward[..], &[text(&missing)]].concat()).refused(&["--output", "there is no folder", "make it first"]);
     refused(&[&exported[..], &[text(&run.join(".lock"))]].concat());
     assert!(with_others == contents(&run), "nothing is harmed");
     for _ in 0..2 {

@@ -6,6 +6,27 @@ use common::program::{biformer, fresh, text};
 use common::samples::{self, train};
 use std::fs;
 
+/// Who has a dozen photographs should not have to know what a batch is.
+#[test]
+fn a_default_batch_gives_way_to_few_images_and_no_other() {
+    let folder = fresh("few-images");
+    let data = samples::image_folder(&folder.join("data"));
+    let train = |name: &str, more: &[&str]| {
+        let out = folder.join(name);
+        let files = ["train", "--model", "micro", "--epochs", "1", "--data", text(&data), "--out", text(&out)];
+        let ran = biformer(&[&files[..], more].concat());
+        (ran, fs::read_to_string(out.join("config.toml")).unwrap_or_default())
+    };
+    let (ran, config) = train("usual", &[]);
+    let said = ran.ok().err;
+    assert!(
+        said.contains("note: batches of 5, as there are 20 training images") && config.contains("batch_size = 5\n")
+    );
+    let (_, config) = train("in-parts", &["--set", "micro_batches=2"]);
+    assert!(config.contains("batch_size = 4\n"), "a multiple of the parts: {config}");
+    train("asked", &["--batch-size", "64"]).0.refused(&["batch_size = 64", "use --batch-size 20 or less"]);
+}
+
 #[test]
 fn values_that_make_no_sense() {
     let folder = fresh("bad-values");

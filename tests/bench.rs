@@ -84,6 +84,11 @@ fn bench_sweeps_attention_over_growing_maps() {
 /// It computes on the CPU, in f32, and keeps all.
 #[test]
 fn a_sweep_takes_no_option_that_it_would_ignore() {
+    for (ignored, what) in [(["--plot", "z.png"], "--plot is for --op"), (["--largest", "56"], "--largest is for --op")]
+    {
+        biformer(&[&["bench", "--model", "micro"][..], &ignored].concat()).refused(&[what]);
+    }
+    biformer(&["bench", "--mode", "infer", "--recompute", "block"]).refused(&["--recompute is for training"]);
     for option in [["--device", "emulated"], ["--precision", "bf16"], ["--recompute", "block"], ["--steps", "3"]] {
         let said = biformer(&[&["bench", "--op", "bra"][..], &option].concat());
         assert!(said.status == Some(2) && said.err.contains("cannot be used with"), "{option:?}: {said:?}");

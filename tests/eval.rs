@@ -337,6 +337,8 @@ fn predict_draws_what_a_point_attends_to() {
     assert!(said.status == Some(2) && said.err.contains("--attention"), "{said:?}");
     let (checkpoint, picture) = (text(run), text(&picture));
     biformer(&["predict", "--checkpoint", checkpoint, picture, "--attention", "-"]).refused(&["--attention -", "./-"]);
+    let jpeg = ["predict", "--checkpoint", checkpoint, picture, "--attention", "looks.jpg"];
+    biformer(&jpeg).refused(&["--attention looks.jpg", "a PNG and no jpg"]);
     fs::write(&file, "a letter").unwrap();
     predict(&[]).refused(&["--attention", "no earlier result"]);
     fs::remove_file(&file).unwrap();

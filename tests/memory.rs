@@ -30,6 +30,7 @@ fn the_forecast_is_within_a_tenth() {
         ("train", &["--model", "tiny", "--batch-size", "8"]),
         ("train", &["--model", "tiny", "--image-size", "112", "--batch-size", "24", "--set", "auto_pad=true"]),
         ("train", large),
+        ("train", &["--model", "base", "--batch-size", "8"]), // few of which are measured
         ("infer", &["--batch-size", "128"]),
         ("infer", large),
         ("infer", &["--model", "tiny", "--batch-size", "40"]), // more than the model takes at once

@@ -24,6 +24,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use tensor::DType;
 
+/// Of weights that give no numbers.
+const WAY_OUT: &str = "these weights are of no use, take those of another run";
+
 /// The most classes whose confusion is shown: of more, the matrix would be mostly zeros, and larger than all else.
 const MOST_CONFUSED: usize = 2000;
 
@@ -302,7 +305,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     let mut batches = numbered(loader.epoch(0, 0));
     while let Some(batch) = batches.next() {
         let batch = batch?;
-        let verdicts = evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())
+        let verdicts = evaluate(&mut inference, &batch, WAY_OUT, || batches.peek()?.as_ref().ok())
             .with_context(|| arguments.trained.checkpoint.display().to_string())?;
         for verdict in &verdicts {
             tally.count(verdict);

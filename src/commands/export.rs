@@ -1,6 +1,6 @@
 //! `biformer export`.
 
-use super::output::{EXPORTED, Kind, expect_output};
+use super::output::{EXPORT, Kind, expect_output, sign};
 use super::{Status, Threads};
 use crate::trainer::checkpoint::Stored;
 use anyhow::Result;
@@ -28,7 +28,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             Stored::Described(described) => described.into_model()?.export()?,
             Stored::Alone(file) => TensorFile { metadata: Default::default(), ..file },
         };
-        weights.metadata.insert(EXPORTED.0.to_owned(), EXPORTED.1.to_owned());
+        sign(&mut weights, EXPORT);
         weights.write(&arguments.output)?;
         let numbers: usize = weights.tensors.values().map(tensor::Tensor::count).sum();
         say!("{}: {} tensors of {numbers} numbers", arguments.output.display(), weights.tensors.len());

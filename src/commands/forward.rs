@@ -1,6 +1,6 @@
 //! `biformer forward`.
 
-use super::output::{Kind, expect_output};
+use super::output::{FORWARD, Kind, expect_output, sign};
 use super::{Status, Threads, as_set, assignment, expect_each_once, model_names};
 use crate::config::{DEFAULT_MODEL, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
@@ -116,6 +116,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
         let routes = routes.map(|(name, routes)| Ok((format!("{name}.routes"), routes.to_device(&Device::Cpu)?)));
         results.tensors.extend(routes.collect::<Result<Vec<_>>>()?);
     }
+    sign(&mut results, FORWARD);
     results.write(&arguments.output)?;
     for (name, tensor) in &results.tensors {
         // As the file has it.

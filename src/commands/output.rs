@@ -43,14 +43,34 @@ pub fn expect_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
             path.display()
         );
     }
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists()) {
+        bail!("{option} {}: there is no folder {}; make it first", path.display(), folder.display());
+    }
     if path.is_file() && (!kind.holds(path) || is_lock(path)) {
         bail!("{option} {}: what is there is no earlier result; name another file", path.display());
+    }
+    let other = path.extension().filter(|extension| !extension.eq_ignore_ascii_case("png"));
+    if let (Kind::Picture, Some(other)) = (kind, other) {
+        bail!("{option} {}: it would be a PNG and no {}; name it .png", path.display(), other.display());
     }
     Ok(expect_writable(path)?)
 }
 
-/// What tells weights that `export` wrote from others, which they are not to replace: an entry of the file's metadata.
-pub const EXPORTED: (&str, &str) = ("producer", "biformer export");
+/// What tells tensors that a command wrote from others, which they are not to replace: an entry of the file's metadata.
+const PRODUCER: &str = "producer";
+/// That of weights out of a run.
+pub const EXPORT: &str = "biformer export";
+/// That of what a model computed.
+pub const FORWARD: &str = "biformer forward";
+
+/// Says in a file which command wrote it.
+pub fn sign(file: &mut TensorFile, producer: &str) {
+    file.metadata.insert(PRODUCER.to_owned(), producer.to_owned());
+}
+
+fn is_from(file: &TensorFile, producer: &str) -> bool {
+    file.metadata.get(PRODUCER).is_some_and(|of| of == producer)
+}
 
 impl Kind {
     /// Whether a file is empty, or has such contents.
@@ -75,10 +95,9 @@ impl Kind {
                             || name.strip_prefix("out").is_some_and(|stage| stage.parse::<u8>().is_ok())
                             || name.ends_with(".routes")
                     };
-                    file.metadata.is_empty() && file.tensors.keys().all(fits)
+                    is_from(&file, FORWARD) && file.tensors.keys().all(fits)
                 }),
-                Kind::Weights => TensorFile::read(path)
-                    .is_ok_and(|file| file.metadata.get(EXPORTED.0).is_some_and(|producer| producer == EXPORTED.1)),
+                Kind::Weights => TensorFile::read(path).is_ok_and(|file| is_from(&file, EXPORT)),
             }
     }
 }

@@ -36,7 +36,7 @@ pub struct Arguments {
     weights: Option<PathBuf>,
     #[arg(long, value_name = "N", help = usual("Passes over the training images", |run| run.epochs.to_string()))]
     epochs: Option<u32>,
-    #[arg(long, value_name = "N", help = usual("Images per step", |run| run.batch_size.to_string()))]
+    #[arg(long, value_name = "N", help = usual("Images per step", |run| format!("{}, fewer where there are few images,", run.batch_size)))]
     batch_size: Option<u32>,
     /// The side of the images; by default the one that the model is meant for.
     #[arg(long, value_name = "N")]

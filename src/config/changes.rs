@@ -73,6 +73,11 @@ impl Changes {
         peak.as_float().or_else(|| peak.as_integer().map(|peak| peak as f64))
     }
 
+    /// Whether a field at the top is asked for.
+    pub fn has(&self, field: &str) -> bool {
+        self.table.contains_key(field)
+    }
+
     fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.table.get(key) {
             None => Ok(None),

@@ -49,7 +49,7 @@ pub struct RunConfig {
     pub out: PathBuf,
     /// Passes over the training images, 1 or more.
     pub epochs: usize,
-    /// Images per step, 1 or more. Images left over at the end of an epoch, too few for a batch, are skipped; which ones differs from epoch to epoch.
+    /// Images per step, 1 or more; if it is not given, no more than a quarter of the training images, or four. Images left over at the end of an epoch, too few for a batch, are skipped; which ones differs from epoch to epoch.
     pub batch_size: usize,
     /// Parts that a batch is computed in, one after the other, to save memory; their gradients add up. A divisor of
     /// `batch_size`.

@@ -12,7 +12,7 @@ pub struct Preprocessing {
     /// The mean of red, green and blue, scaled to 0 to 1, that images are normalised by: `[0.5, 0.5, 0.5]`. Empty for that of
     /// the run whose weights this one starts from, or the data's own, which for a folder of images is ImageNet's.
     pub mean: Vec<f64>,
-    /// Their standard deviations, above 0, to be given with `mean`.
+    /// Their standard deviations, above 0 and up to 1, to be given with `mean`.
     pub std: Vec<f64>,
     /// The share of an image's shorter side that a test shows, of its middle: 0.1 to 1, which is all of it. 0 for what suits the
     /// training: all of it where `augmentation.crop = "padded"` shows all of it, and else 0.875, as the published
@@ -30,9 +30,9 @@ impl Preprocessing {
     }
 }
 
-/// Whether images can be normalised by a mean and a deviation of each colour.
+/// Whether images, whose colours are 0 to 1, can be normalised by a mean and a deviation of each.
 fn are_usable(mean: &[f32; 3], std: &[f32; 3]) -> bool {
-    mean.iter().chain(std).all(|number| number.is_finite()) && std.iter().all(|&deviation| deviation > 0.0)
+    mean.iter().all(|mean| (0.0..=1.0).contains(mean)) && std.iter().all(|&std| 0.0 < std && std <= 1.0)
 }
 
 impl RunConfig {
@@ -43,7 +43,8 @@ impl RunConfig {
         match (single(mean).try_into(), single(std).try_into()) {
             (Ok(mean), Ok(std)) if !are_usable(&mean, &std) => {
                 bail!(
-                    "preprocessing.mean = {mean:?} and std = {std:?}: expected finite numbers, and deviations above 0"
+                    "preprocessing.mean = {mean:?} and std = {std:?}: expected numbers from 0 to 1, and deviations above 0, as \
+                     colours go from 0 to 1; those of colours up to 255 are to be divided by it"
                 )
             }
             (Ok(mean), Ok(std)) => Ok(Statistics { mean, std }),

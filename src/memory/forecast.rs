@@ -22,6 +22,10 @@ const TRAINING: Effort = Effort { pixels: 6 * 224 * 224, macs: 30_000_000_000 };
 /// Without a backward pass, which takes twice the time of the forward pass, and most of the memory.
 const INFERENCE: Effort = Effort { pixels: 3 * TRAINING.pixels, macs: 2 * TRAINING.macs };
 
+/// The fewest images of training that are measured, of which two thirds are measured as well. Those are as many as a batch has
+/// groups of pieces, for each group has gradients of its own: of fewer, one image more would also take a group's gradients.
+const LEAST_TO_TRAIN: usize = 6;
+
 /// How many passes of inference are measured.
 const PASSES: usize = 4;
 /// What the program takes besides the pool and its images, about: 10 MB of code, threads, what the allocator keeps, and what
@@ -123,9 +127,10 @@ impl Sample {
         Ok(Self { model, size, each, most: count.max(3) })
     }
 
-    /// Of which a forecast of training on a batch is made.
+    /// Of which a forecast of training on a batch is made: of no fewer than show what one image more takes.
     pub fn to_train(config: &RunConfig, size: Size) -> Result<Self> {
-        Self::of(config, size, TRAINING, 1)
+        let sample = Self::of(config, size, TRAINING, 1)?;
+        Ok(Self { most: sample.most.max(LEAST_TO_TRAIN), ..sample })
     }
 
     /// Of which a forecast of inference is made, and how many images the model takes at once.
@@ -153,8 +158,6 @@ impl Sample {
         if images <= large {
             return measured(images);
         }
-        // Not fewer than a batch has groups of pieces, which have gradients of their own; nor one alone, of which batch
-        // normalisation has nothing to normalise by where its last map is a single token.
         let small = large * 2 / 3;
         let (less, more) = (measured(small)?, measured(large)?);
         Ok(more + more.saturating_sub(less) * (images - large) as u64 / (large - small) as u64)

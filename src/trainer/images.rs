@@ -3,10 +3,15 @@
 use super::trained::DataFacts;
 use crate::config::RunConfig;
 use crate::paths::resolved;
+use crate::printing::tell;
 use anyhow::{Context, Result, bail};
 use data::{Dataset, Loader, LoaderConfig, Mixing, Split, Transform};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Of fewer images than this, batch normalisation and the gradient would tell little.
+const LEAST_BATCH: usize = 4;
 
 /// Images to learn from and images to be tested on, of the same classes.
 pub struct Images {
@@ -82,6 +87,19 @@ impl Images {
         }
         config.architecture.num_classes = classes;
         Ok(())
+    }
+
+    /// A default batch gives way to few images, so that there are steps enough to learn something. Says so.
+    pub(super) fn settle_batch(&self, config: &mut RunConfig) {
+        let (images, parts) = (self.train.len(), config.micro_batches);
+        let quarter = (images / 4).max(LEAST_BATCH).min(images) / parts * parts;
+        if (1..config.batch_size).contains(&quarter) {
+            tell!(
+                io::stderr(),
+                "note: batches of {quarter}, as there are {images} training images; --batch-size takes another number"
+            );
+            config.batch_size = quarter;
+        }
     }
 
     /// What hands out the batches to train on, and those to test on.

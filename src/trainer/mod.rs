@@ -48,7 +48,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use step::Learner;
+use step::{LOWER_RATE, Learner};
 use stopwatch::{Lap, Stopwatch};
 use trained::{DataFacts, Described, OF_THE_RUN};
 
@@ -79,7 +79,7 @@ impl Trainer {
     /// [`Trainer::asked`].
     pub fn new(config: RunConfig) -> Result<Self> {
         let weights = weights(&config.weights)?;
-        Self::started(config, weights, None)
+        Self::started(config, weights, None, false)
     }
 
     /// A new run on images of one's own, which it calls by the name of the data set to learn from. Nobody can open them by that
@@ -108,7 +108,7 @@ impl Trainer {
     pub fn on(images: Images, mut config: RunConfig) -> Result<Self> {
         config.data = images.train().name().to_owned();
         let weights = weights(&config.weights)?;
-        Self::started(config, weights, Some(images))
+        Self::started(config, weights, Some(images), false)
     }
 
     /// A new run, as asked: see [`RunConfig::changed`], and for one that starts from weights that say what they are of,
@@ -122,14 +122,14 @@ impl Trainer {
                 RunConfig::changed_for(recognised(file)?.map_or(DEFAULT_MODEL, |preset| preset.name), changes)?
             }
         };
-        Self::started(config, weights, None)
+        Self::started(config, weights, None, !changes.has("batch_size"))
     }
 
-    /// Images that are not given are opened.
-    fn started(config: RunConfig, weights: Option<Stored>, images: Option<Images>) -> Result<Self> {
+    /// Images that are not given are opened. A batch size that is nobody's wish may be another.
+    fn started(config: RunConfig, weights: Option<Stored>, images: Option<Images>, any_batch: bool) -> Result<Self> {
         config.check()?;
         let pool = Arc::new(pool(config.threads)?);
-        Arc::clone(&pool).install(|| Self::begin(pool, config, weights, images))
+        Arc::clone(&pool).install(|| Self::begin(pool, config, weights, images, any_batch))
     }
 
     fn begin(
@@ -137,12 +137,16 @@ impl Trainer {
         mut config: RunConfig,
         weights: Option<Stored>,
         images: Option<Images>,
+        any_batch: bool,
     ) -> Result<Self> {
         expect_free(&config.out)?;
         announce(&config);
         let images = images.map_or_else(|| Images::open(&config.data, ""), Ok)?;
         images.expect_apart(&config)?;
         images.settle_classes(&mut config)?;
+        if any_batch {
+            images.settle_batch(&mut config);
+        }
         let mut facts = DataFacts::of(&images);
         let theirs = weights.as_ref().and_then(Stored::described).map(|(_, data)| data.statistics);
         facts.statistics = config.statistics(theirs.unwrap_or(facts.statistics))?;
@@ -332,7 +336,7 @@ impl Trainer {
             while let Some(batch) = batches.next() {
                 let batch = batch?;
                 display.skipped(&batch);
-                let verdicts = score::evaluate(&mut inference, &batch, || batches.peek()?.as_ref().ok())?;
+                let verdicts = score::evaluate(&mut inference, &batch, LOWER_RATE, || batches.peek()?.as_ref().ok())?;
                 verdicts.into_iter().for_each(|verdict| total.add(verdict.score));
                 test.recycle(batch.into_batch());
                 if stop.load(Ordering::Relaxed) {

@@ -63,11 +63,12 @@ pub struct Verdict {
     pub score: Score,
 }
 
-/// A model's verdicts on those images of a batch that count. `next` gives the batch that is evaluated after this one, and is
+/// A model's verdicts on those images of a batch that count. Errors: a loss that is not finite, with a way out. `next` gives the batch that is evaluated after this one, and is
 /// asked as by [`Inference::pass`].
 pub fn evaluate<'b>(
     inference: &mut Inference<'_>,
     batch: &Numbered,
+    way_out: &str,
     next: impl FnOnce() -> Option<&'b Numbered>,
 ) -> Result<Vec<Verdict>> {
     inference.stage(batch)?;
@@ -83,7 +84,7 @@ pub fn evaluate<'b>(
         None => Ok(counted),
         Some(Verdict { score, .. }) => {
             let first = first_to_go_wrong(inference.model(), &tensors(batch, 0, 1)?, Mode::Evaluate);
-            bail!("the loss is {}; {first}; the weights are of no use, take those of another run", score.loss)
+            bail!("{way_out}: the loss is {}; {first}", score.loss)
         }
     }
 }

@@ -47,8 +47,8 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = Work::Train)]
     mode: Work,
     /// What a training step computes again in its backward pass instead of keeping it, to save memory.
-    #[arg(long, value_enum, default_value_t)]
-    recompute: Recompute,
+    #[arg(long, value_enum)]
+    recompute: Option<Recompute>,
     /// Steps that are timed, after two that are not.
     #[arg(long, value_name = "N", default_value_t = 10)]
     steps: usize,
@@ -67,11 +67,12 @@ pub struct Arguments {
         "model", "set", "image_size", "batch_size", "mode", "recompute", "steps", "profile", "only_bra", "device", "precision",
     ])]
     op: Option<Swept>,
-    /// With --op: the side of the largest map, in tokens.
-    #[arg(long, value_name = "N", default_value_t = 448, requires = "op")]
-    largest: usize,
+    /// With --op: the side of the largest map, in tokens, from 56 to 896; sides are doubled as long as they are no larger.
+    /// 448 by default.
+    #[arg(long, value_name = "N")]
+    largest: Option<usize>,
     /// With --op: draws the two curves to this PNG file.
-    #[arg(long, value_name = "FILE", requires = "op")]
+    #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     /// Prints one JSON object. Its peak_rss_bytes, the largest resident memory, is null where the system does not
     /// tell: elsewhere than on Linux.
@@ -95,11 +96,22 @@ enum Swept {
 }
 
 const WARM_UP: usize = 2;
+/// The side of the largest map that is swept.
+const LARGEST: usize = 448;
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     if arguments.op == Some(Swept::Bra) {
         let Arguments { largest, plot, json, .. } = arguments;
-        return arguments.threads.run(|| sweep::run(*largest, plot.as_deref(), *json));
+        return arguments.threads.run(|| sweep::run(largest.unwrap_or(LARGEST), plot.as_deref(), *json));
+    }
+    // To require --op for them does not help: it is not missed where it could not be given.
+    for (option, given) in [("--largest", arguments.largest.is_some()), ("--plot", arguments.plot.is_some())] {
+        if given {
+            bail!("{option} is for --op; give that too, or leave it out");
+        }
+    }
+    if arguments.mode == Work::Infer && arguments.recompute.is_some() {
+        bail!("--recompute is for training; inference keeps nothing, so leave it out");
     }
     for (option, value) in [("--steps", arguments.steps), ("--batch-size", arguments.batch_size)] {
         if !(1..=MOST_IMAGES).contains(&value) {
@@ -171,7 +183,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     let mut config = RunConfig::for_model(&arguments.model.model)?;
     config.architecture = arguments.model.config()?;
     config.architecture.check_image(height, width)?;
-    (config.batch_size, config.recompute) = (arguments.batch_size, arguments.recompute);
+    (config.batch_size, config.recompute) = (arguments.batch_size, arguments.recompute.unwrap_or_default());
     let shape = [arguments.batch_size, height, width, 3];
     expect_sensible(shape, "images alone")?;
     (config.device, config.precision) = (arguments.compute.device, arguments.compute.precision);

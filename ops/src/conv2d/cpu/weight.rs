@@ -1,8 +1,8 @@
 //! The gradient of a convolution's weight.
 
 use super::super::geometry::Geometry;
-use super::band::Seen;
 use super::PIXELS;
+use super::band::Seen;
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::factor::Factor;
