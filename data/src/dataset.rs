@@ -130,7 +130,7 @@ pub trait Dataset: Send + Sync {
 /// |---|---|
 /// | CIFAR-10 | `cifar-10-batches-bin/` with `data_batch_1.bin` to `_5.bin`, `test_batch.bin`, `batches.meta.txt` |
 /// | CIFAR-100 | `cifar-100-binary/` with `train.bin`, `test.bin`, `fine_label_names.txt` |
-/// | image folder | `train/CLASS/*.png`, `.jpg`, `.webp`, `.bmp`, `.tif`, `.ppm`, .., also in folders below `CLASS`, and the same classes in `val/`, `test/` or both; to evaluate on, these suffice |
+/// | image folder | `train/CLASS/*.png`, `.jpg`, `.webp`, `.bmp`, `.tif`, `.ppm`, .., also in folders below `CLASS`, and the same classes, or some of them, in `val/`, `test/` or both; to evaluate on, these suffice |
 /// | not divided | only `train/CLASS/`, or none of all this, but two or more `CLASS/` with images: about one in five is held out as the test |
 ///
 /// Errors: [`Error::Missing`] or [`Error::Lacking`] where nothing fits or there is no such split, with what was looked for;

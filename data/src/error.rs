@@ -68,18 +68,16 @@ pub enum Error {
         /// The decoder's complaint.
         cause: String,
     },
-    /// The two splits of an image folder have different classes.
-    #[error("{} and {} have different classes: {only_first:?} only in the first, {only_second:?} only in the second; \
-        give both the same folders", first.display(), second.display())]
-    ClassesDiffer {
+    /// A test of an image folder has classes that the training images have not.
+    #[error("{} has classes that {} has not: {classes:?}; add images of them there, or take them out", test.display(),
+        train.display())]
+    UntaughtClasses {
         /// The training folder.
-        first: PathBuf,
+        train: PathBuf,
         /// The evaluation folder.
-        second: PathBuf,
-        /// The first few classes that only the training folder has.
-        only_first: Vec<String>,
-        /// The first few classes that only the evaluation folder has.
-        only_second: Vec<String>,
+        test: PathBuf,
+        /// The first few of them.
+        classes: Vec<String>,
     },
     /// A class folder holds no image.
     #[error("class {class:?} is empty: {} holds {}; remove the folder or fill it", path.display(), match others.as_str() {

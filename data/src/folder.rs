@@ -33,10 +33,10 @@ pub struct ImageFolder {
 impl ImageFolder {
     /// Lists the images of one split.
     ///
-    /// Without training images the others can be had all the same.
+    /// Its classes are those of the training images, of which a test may lack some; without training images, its own.
     ///
-    /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::ClassesDiffer`] where the
-    /// splits' classes are not the same, [`Error::EmptyClass`], [`Error::SingleImage`], [`Error::Unsupported`] for a class
+    /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::UntaughtClasses`] where a test
+    /// has classes that the training images have not, [`Error::EmptyClass`], [`Error::SingleImage`], [`Error::Unsupported`] for a class
     /// name that is not UTF-8, [`Error::Io`].
     pub fn open(root: &Path, split: Split) -> Result<Self> {
         if let Some(classes) = Undivided::of(root)? {
@@ -52,21 +52,26 @@ impl ImageFolder {
         if !test.is_dir() {
             return Err(lacks_split(root, held_out));
         }
-        let classes = class_names(&test)?;
+        let (mut classes, mut lacking) = (class_names(&test)?, vec![]);
         if split == Split::Train || train.is_dir() {
-            let known = class_names(&train)?;
-            if known != classes {
-                let only = |these: &[String], those: &[String]| {
-                    these.iter().filter(|class| those.binary_search(class).is_err()).take(LISTED).cloned().collect()
-                };
-                let (only_first, only_second) = (only(&known, &classes), only(&classes, &known));
-                return Err(Error::ClassesDiffer { first: train, second: test, only_first, only_second });
+            let tested = std::mem::replace(&mut classes, class_names(&train)?);
+            let only = |these: &[String], those: &[String]| -> Vec<String> {
+                these.iter().filter(|class| those.binary_search(class).is_err()).cloned().collect()
+            };
+            let mut untaught = only(&tested, &classes);
+            if !untaught.is_empty() {
+                untaught.truncate(LISTED);
+                return Err(Error::UntaughtClasses { train, test, classes: untaught });
             }
+            lacking = only(&classes, &tested);
         }
         let folder = if split == Split::Train { train } else { test };
-        let (folder, others) = Self::list(root, &folder, classes, |_, _, images| Ok(images))?;
+        let is_there =
+            |class: &str| split == Split::Train || lacking.binary_search_by(|name| name.as_str().cmp(class)).is_err();
+        let (images, others) = Self::list(root, &folder, classes, is_there, |_, _, images| Ok(images))?;
         let loose = loose_in(&root.join(split.name()), split.name());
-        Ok(folder.noting(others.passed_over(&format!("{}/", split.name()))).noting(loose))
+        let images = images.noting(others.passed_over(&format!("{}/", split.name()))).noting(loose);
+        Ok(if split == Split::Train { images } else { images.noting(untested(&lacking, split)) })
     }
 
     /// A split of the images in one folder.
@@ -84,7 +89,7 @@ impl ImageFolder {
                 Ok(wanted.map(|(image, _)| image).collect())
             }
         };
-        let (images, others) = Self::list(root, &all.folder, all.classes, part)?;
+        let (images, others) = Self::list(root, &all.folder, all.classes, |_| true, part)?;
         let name = all.folder.file_name().unwrap_or(all.folder.as_os_str()).display();
         let loose = loose_in(&all.folder, &name.to_string());
         let images = images.noting(others.passed_over(&format!("{name}/"))).noting(all.passed_over).noting(loose);
@@ -95,14 +100,19 @@ impl ImageFolder {
         Ok(Self { held_out: true, ..images.noting(Some(note)) })
     }
 
-    /// The images that `wanted` takes of those of each class, given its name and its folder; and what lies beside them.
+    /// The images that `wanted` takes of those of each class that is there, given its name and its folder; and what lies
+    /// beside them.
     fn list(
         root: &Path,
         folder: &Path,
         classes: Vec<String>,
+        is_there: impl Fn(&str) -> bool + Sync,
         wanted: impl Fn(&str, &Path, Vec<PathBuf>) -> Result<Vec<PathBuf>> + Sync,
     ) -> Result<(Self, Others)> {
         let of_class = |class: &String| {
+            if !is_there(class) {
+                return Ok((vec![], Others::default()));
+            }
             let folder = folder.join(class);
             let Listing { images, others } = images_of(&folder, class)?;
             Ok((wanted(class, &folder, images)?, others))
@@ -258,6 +268,12 @@ pub(crate) fn nearly(root: &Path) -> Option<String> {
         (_, Some(first)) => Some(format!("None of its folders, such as {first}/, has images of its own. ")),
         (_, None) => None,
     }
+}
+
+/// What a user should know of classes that a test has no images of, if there are any.
+fn untested(classes: &[String], split: Split) -> Option<String> {
+    let few = classes.iter().take(LISTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    (!classes.is_empty()).then(|| format!("{}/ lacks {} of the classes: {few}", split.name(), classes.len()))
 }
 
 /// What a user should know of folders that were passed over, if there are any.

@@ -214,6 +214,21 @@ fn images_beside_the_folders_of_the_classes_are_counted() {
 }
 
 #[test]
+fn a_test_may_lack_classes_and_says_so() {
+    let root = tempfile::tempdir().unwrap();
+    for path in ["train/cat/1.png", "train/cow/1.png", "train/dog/1.png", "val/cat/2.png", "val/dog/2.png"] {
+        write_picture(&root.path().join(path), 8, 8, [0; 3]);
+    }
+    let [train, val] = [Split::Train, Split::Val].map(|split| open(root.path().to_str().unwrap(), split).unwrap());
+    assert_eq!(
+        (train.len(), train.classes(), train.notes()),
+        (3, &["cat", "cow", "dog"].map(String::from)[..], &[][..])
+    );
+    assert_eq!((val.len(), val.classes(), val.labels()), (2, train.classes(), Some(&[0, 2][..])));
+    assert_eq!(val.notes(), ["val/ lacks 1 of the classes: cow"]);
+}
+
+#[test]
 fn image_folders_with_something_wrong() {
     let root = tempfile::tempdir().unwrap();
     write_picture(&root.path().join("train/cat/1.png"), 8, 8, [0; 3]);
@@ -235,9 +250,7 @@ fn image_folders_with_something_wrong() {
     fs::create_dir_all(root.path().join("val/cow")).unwrap();
     for split in [Split::Train, Split::Val] {
         let error = fails(root.path(), split);
-        let right = matches!(&error, Error::ClassesDiffer { only_first, only_second, .. }
-            if only_first.is_empty() && only_second == &["cow"]);
-        assert!(right, "{error}");
+        assert!(matches!(&error, Error::UntaughtClasses { classes, .. } if classes == &["cow"]), "{error}");
     }
 
     let hollow = tempfile::tempdir().unwrap();
