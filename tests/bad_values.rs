@@ -24,6 +24,11 @@ fn a_default_batch_gives_way_to_few_images_and_no_other() {
     );
     let (_, config) = train("in-parts", &["--set", "micro_batches=2"]);
     assert!(config.contains("batch_size = 4\n"), "a multiple of the parts: {config}");
+    // What the smaller batch makes of the model is looked at again.
+    let single = ["--image-size", "16", "--set", "micro_batches=4", "stem_strides=4,4", "n_win=1", "topks=1,1,1,-2"];
+    let said = train("single", &single).0;
+    assert!(said.status == Some(2) && said.err.contains("error: one image at a time"), "{said:?}");
+    assert!(!folder.join("single").exists());
     train("asked", &["--batch-size", "64"]).0.refused(&["batch_size = 64", "use --batch-size 20 or less"]);
 }
 

@@ -36,8 +36,8 @@ impl ImageFolder {
     /// Its classes are those of the training images, of which a test may lack some; without training images, its own.
     ///
     /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::UntaughtClasses`] where a test
-    /// has classes that the training images have not, [`Error::EmptyClass`], [`Error::SingleImage`], [`Error::Unsupported`] for a class
-    /// name that is not UTF-8, [`Error::Io`].
+    /// has classes that the training images have not, [`Error::EmptyClass`], [`Error::SingleImage`],
+    /// [`Error::Unsupported`] for a class name that is not UTF-8, [`Error::Io`].
     pub fn open(root: &Path, split: Split) -> Result<Self> {
         if let Some(classes) = Undivided::of(root)? {
             return Self::part_of(root, classes, split);

@@ -146,6 +146,7 @@ impl Trainer {
         images.settle_classes(&mut config)?;
         if any_batch {
             images.settle_batch(&mut config);
+            config.check()?;
         }
         let mut facts = DataFacts::of(&images);
         let theirs = weights.as_ref().and_then(Stored::described).map(|(_, data)| data.statistics);

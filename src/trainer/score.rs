@@ -63,8 +63,8 @@ pub struct Verdict {
     pub score: Score,
 }
 
-/// A model's verdicts on those images of a batch that count. Errors: a loss that is not finite, with a way out. `next` gives the batch that is evaluated after this one, and is
-/// asked as by [`Inference::pass`].
+/// A model's verdicts on those images of a batch that count. `next` gives the batch that is evaluated after this one, and is
+/// asked as by [`Inference::pass`]. Errors: a loss that is not finite, which begin with `way_out`.
 pub fn evaluate<'b>(
     inference: &mut Inference<'_>,
     batch: &Numbered,
