@@ -53,7 +53,7 @@ fn the_libraries_that_are_named_are_used() {
         ("libcublasLt.so", &named, "libcublasLt.so.13"),
     ] {
         fs::create_dir_all(folder).unwrap();
-        fs::copy(standin.folder().join(library), folder.join(name)).unwrap();
+        fs::copy(standin.library(library), folder.join(name)).unwrap();
     }
     fs::hard_link(named.join("libnvrtc.so.13"), named.join("libnvrtc-builtins.so.13.0")).unwrap();
     let bench = |found: &Path, named: &Path| {
@@ -65,7 +65,7 @@ fn the_libraries_that_are_named_are_used() {
     bench(&driver, &named).ok();
     bench(&driver, &folder).refused(&["BIFORMER_CUDA names", "neither NVRTC nor cuBLASLt is there"]);
     // A toolkit's, without a version in its name, is what cudarc takes first.
-    fs::copy(standin.folder().join("libnvrtc.so"), driver.join("libnvrtc.so")).unwrap();
+    fs::copy(standin.library("libnvrtc.so"), driver.join("libnvrtc.so")).unwrap();
     bench(&driver, &named).refused(&["BIFORMER_CUDA names", "driver/libnvrtc.so before", "out of LD_LIBRARY_PATH"]);
     // What is not there cannot be meant.
     fs::remove_file(named.join("libnvrtc.so.13")).unwrap();

@@ -4,6 +4,7 @@ use ops::check::device::{parity, tolerance};
 use ops::registry::OPS;
 use standin::Standin;
 use tensor::cuda::Gpu;
+use tensor::cuda::nvidia::compiler::version;
 use tensor::{DType, Device};
 
 /// Where there is no C++ compiler the test says that it is skipped; in CI it may not be.
@@ -74,4 +75,12 @@ fn on_a_played_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     standin.repeat(&["every_operation"], &[("ONLY", "matmul,linear,mlp,conv2d")]);
     standin.repeat(&["every_operation"], &[("ONLY", "linear,mlp"), ("STANDIN_ENDINGS", "0")]);
+}
+
+/// What NVRTC makes of the kernels, instruction by instruction.
+#[test]
+fn in_ptx() {
+    let played = Standin::compiled().and_then(|standin| standin.in_ptx(version()));
+    let Some(standin) = played else { return };
+    standin.repeat(&["every_operation"], &[]);
 }

@@ -47,6 +47,18 @@ EXPORTED Result nvrtcVersion(int* major, int* minor) {
     return SUCCESS;
 }
 
+static const int GENERATIONS[] = {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
+
+EXPORTED Result nvrtcGetNumSupportedArchs(int* count) {
+    *count = sizeof GENERATIONS / sizeof *GENERATIONS;
+    return SUCCESS;
+}
+
+EXPORTED Result nvrtcGetSupportedArchs(int* numbers) {
+    memcpy(numbers, GENERATIONS, sizeof GENERATIONS);
+    return SUCCESS;
+}
+
 EXPORTED const char* nvrtcGetErrorString(Result result) {
     return result == SUCCESS ? "NVRTC_SUCCESS" : result == COMPILATION ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR";
 }

@@ -31,7 +31,7 @@ uint64_t Memory::allocate(size_t bytes) {
     // The last page stays shut, so that whoever reaches beyond the end is found out.
     mprotect(base, pages + PAGE, PROT_NONE);
     uint64_t address = reinterpret_cast<uint64_t>(base) + pages - room;
-    blocks[address] = {bytes, pages, static_cast<char*>(base)};
+    blocks[address] = {bytes, pages, static_cast<char*>(base), {}};
     taken += bytes;
     return address;
 }
@@ -58,6 +58,15 @@ bool Memory::holds(uint64_t address, size_t bytes) const {
     if (next == blocks.begin()) return false;
     auto& [start, block] = *--next;
     return bytes <= block.bytes && address - start <= block.bytes - bytes;
+}
+
+Piece Memory::piece(uint64_t address) {
+    auto next = blocks.upper_bound(address);
+    if (next == blocks.begin()) return {};
+    auto& [start, block] = *--next;
+    if (address - start >= block.bytes) return {};
+    block.traces.resize(ptx::grains_of(block.bytes));
+    return {start, block.bytes, &block.traces};
 }
 
 size_t Memory::left() const { return most > taken ? most - taken : 0; }

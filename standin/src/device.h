@@ -2,6 +2,7 @@
 // streams that are said to be eager, before all else; host memory is read when a copy happens, not when it is asked for;
 // device memory is nobody's between requests, begins with NaN, ends where a page does, and is gone once it is freed.
 #pragma once
+#include "ptx/traces.h"
 #include <cstdint>
 #include <cstdlib>
 #include <deque>
@@ -71,6 +72,13 @@ inline long setting(const char* variable, long usual) {
     return text && *text ? atol(text) : usual;
 }
 
+// What was allocated as one, and who has accessed it, if PTX has.
+struct Piece {
+    uint64_t address;
+    size_t bytes;
+    ptx::Traces* traces;
+};
+
 class Memory {
 public:
     // 0 where there is not enough.
@@ -80,6 +88,8 @@ public:
     bool reserve(size_t bytes);
     void release(size_t bytes) { taken -= bytes; }
     bool holds(uint64_t address, size_t bytes) const;
+    // That with this address in it; one of no bytes where there is none.
+    Piece piece(uint64_t address);
     size_t left() const;
     size_t size() const { return most; }
     // Lets the device at its memory, or nobody.
@@ -89,6 +99,7 @@ private:
     struct Block {
         size_t bytes, mapped;
         char* base;
+        ptx::Traces traces;
     };
     std::map<uint64_t, Block> blocks;
     size_t taken = 0, most = setting("STANDIN_MEMORY", 8l << 30);

@@ -1,12 +1,9 @@
 // The functions of the driver that are called, as its manual describes them.
 
-#include "device.h"
+#include "code.h"
 #include <algorithm>
 #include <cstring>
-#include <dlfcn.h>
-#include <elf.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 using namespace standin;
 
@@ -18,17 +15,11 @@ std::map<void*, size_t> locked; // page-locked memory of the host's, with its pa
 std::map<Event*, std::unique_ptr<Event>> events;
 std::map<const void*, Graph> graphs; // as they were captured, and made executable
 
-// As `emulated/device.h` declares it.
-struct Launch {
-    unsigned grid[3], threads[3], shared_bytes;
-    uint64_t seed;
-    void** arguments;
-};
+std::map<void*, std::unique_ptr<Code>> modules;
 
 struct Function {
     Device* on;
-    std::string name, signature;
-    const char* (*launch)(const Launch*);
+    Kernel* kernel;
     int dynamic_shared = 48 << 10; // unless more is allowed
 };
 
@@ -40,23 +31,6 @@ template <typename Body>
 Status before_any_context(Body body) {
     std::lock_guard<std::recursive_mutex> one(mutex());
     return initialized ? body() : NOT_INITIALIZED;
-}
-
-// Code lies in memory as in its file, which ends with the table of sections.
-size_t length_of(const void* image) {
-    Elf64_Ehdr head;
-    memcpy(&head, image, sizeof head);
-    return memcmp(head.e_ident, ELFMAG, SELFMAG) ? 0 : head.e_shoff + size_t(head.e_shnum) * head.e_shentsize;
-}
-
-// Of a parameter, by the letter that `emulated/device.h` gives its type.
-size_t size_of(char letter) {
-    switch (letter) {
-    case 'i':
-    case 'f': return 4;
-    case 'v': return 12 * 8;
-    default: return 8;
-    }
 }
 
 // A copy on the device, or from or to the host: device memory is looked at when it is asked for, and when it is done, as it
@@ -89,6 +63,12 @@ EXPORTED Status cuInit(unsigned flags) {
 EXPORTED Status cuDriverGetVersion(int* version) {
     *version = setting("STANDIN_DRIVER", 13000);
     return SUCCESS;
+}
+
+// NVRTC asks the driver, where there is one, for functions that no manual has, and does without.
+EXPORTED Status cuGetExportTable(const void** table, const void*) {
+    *table = nullptr;
+    return NOT_FOUND;
 }
 
 EXPORTED Status cuGetErrorString(int error, const char** words) {
@@ -308,48 +288,49 @@ EXPORTED Status cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
 
 EXPORTED Status cuModuleLoadData(void** module, const void* image) {
     return call([&] {
-        size_t length = length_of(image);
-        int file = memfd_create("kernels", 0); // stays open: by a name that was used before, the loader gives what it had
-        if (length == 0 || file < 0 || write(file, image, length) != ssize_t(length)) return INVALID_IMAGE;
+        std::unique_ptr<Code> code = load_native(image);
+        try {
+            if (!code) code = load_ptx(static_cast<const char*>(image));
+        } catch (const Fault& fault) {
+            fprintf(stderr, "the GPU that is played: %s\n", fault.words.c_str());
+            return INVALID_IMAGE;
+        }
         if (!device().memory.reserve(OWN)) return OUT_OF_MEMORY;
-        *module = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
-        return *module ? SUCCESS : INVALID_IMAGE;
+        *module = code.get();
+        modules[*module] = std::move(code);
+        return SUCCESS;
     });
 }
 
 EXPORTED Status cuModuleUnload(void* module) {
     return call([&] {
         device().memory.release(OWN);
-        return dlclose(module) ? INVALID_VALUE : SUCCESS;
+        return modules.erase(module) ? SUCCESS : INVALID_HANDLE;
     });
 }
 
 EXPORTED Status cuModuleGetFunction(Function** function, void* module, const char* name) {
     return call([&] {
-        // By name alone: see `nvrtcGetLoweredName`.
-        void* launch = dlsym(module, (std::string("launch_") + name).c_str());
-        void* signature = dlsym(module, (std::string("signature_") + name).c_str());
-        if (!launch || !signature) return NOT_FOUND;
-        *function = new Function; // as long as the module, which stays
-        (*function)->on = &device();
-        (*function)->name = name;
-        (*function)->signature = reinterpret_cast<const char* (*)()>(signature)();
-        (*function)->launch = reinterpret_cast<decltype(Function::launch)>(launch);
+        auto found = modules.find(module);
+        Kernel* kernel = found == modules.end() ? nullptr : found->second->kernel(name);
+        if (!kernel) return NOT_FOUND;
+        *function = new Function{&device(), kernel}; // as long as the module, which stays
         return SUCCESS;
     });
 }
 
 EXPORTED Status cuFuncGetAttribute(int* value, int attribute, Function* function) {
     return call([&] {
-        if (attribute != 1) return INVALID_VALUE; // what shared memory it declares: that is the emulation's affair
-        *value = 0;
-        return function ? SUCCESS : INVALID_HANDLE;
+        if (attribute != 1) return INVALID_VALUE; // what shared memory it declares
+        *value = function->kernel->shared_bytes;
+        return SUCCESS;
     });
 }
 
 EXPORTED Status cuFuncSetAttribute(Function* function, int attribute, int value) {
     return call([&] {
-        if (attribute != 8 || value < 0 || value > MOST_SHARED) return INVALID_VALUE;
+        int most = MOST_SHARED - function->kernel->shared_bytes;
+        if (attribute != 8 || value < 0 || value > most) return INVALID_VALUE;
         function->dynamic_shared = value;
         return SUCCESS;
     });
@@ -360,27 +341,24 @@ EXPORTED Status cuLaunchKernel(Function* function, unsigned x, unsigned y, unsig
                                void** extra) {
     return call([&] {
         if (function->on != &device()) return INVALID_HANDLE;
+        Kernel* kernel = function->kernel;
         bool grid = x && y && z && x <= 0x7fffffff && y <= 65535 && z <= 65535;
-        bool block = threads_x && threads_y && threads_z && uint64_t(threads_x) * threads_y * threads_z <= 1024;
+        uint64_t threads = uint64_t(threads_x) * threads_y * threads_z;
+        bool block = threads_x && threads_y && threads_z && threads <= kernel->most_threads;
         if (!grid || !block || extra || int(shared) > function->dynamic_shared) return INVALID_VALUE;
         std::vector<std::vector<char>> arguments;
-        for (size_t i = 0; i < function->signature.size(); i++) {
+        for (size_t i = 0; i < kernel->parameters.size(); i++) {
             auto value = static_cast<const char*>(values[i]);
-            arguments.emplace_back(value, value + size_of(function->signature[i]));
+            arguments.emplace_back(value, value + kernel->parameters[i]);
         }
         return device().ask(stream, [=]() mutable {
             static uint64_t number = 0;
             static const uint64_t faulty = setting("STANDIN_FAULT", 0);
             if (++number == faulty) throw Fault{}; // as it was told
             std::vector<void*> places;
-            for (size_t i = 0; i < arguments.size(); i++) {
-                places.push_back(arguments[i].data());
-                uint64_t address = 0;
-                if (function->signature[i] == 'p') memcpy(&address, arguments[i].data(), 8);
-                if (address && !device().memory.holds(address, 0)) throw Fault{"a kernel is given memory that is nobody's"};
-            }
-            Launch launch = {{x, y, z}, {threads_x, threads_y, threads_z}, shared, number, places.data()};
-            if (const char* error = function->launch(&launch)) throw Fault{function->name + ": " + error};
+            for (auto& argument : arguments) places.push_back(argument.data());
+            Grid asked = {{x, y, z}, {threads_x, threads_y, threads_z}, shared};
+            kernel->run(*function->on, asked, places, number);
         });
     });
 }

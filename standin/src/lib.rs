@@ -6,6 +6,9 @@
 //! |---|---|
 //! | `device.h`, `.cpp` | the device: memory, and streams, which do what they are asked for as late as they may |
 //! | `driver.cpp` | `libcuda.so`: contexts, memory, events, kernels, graphs |
+//! | `code.h` | kernels, as the driver has them once they are loaded: |
+//! | `native.cpp` | those that `libnvrtc.so` has made |
+//! | `ptx/` | those that NVIDIA's own NVRTC has made, instruction by instruction |
 //! | `compiler.cpp` | `libnvrtc.so`: kernels are compiled by the system's C++ compiler, as those of the emulated device are |
 //! | `blas.cpp` | `libcublasLt.so`: products by columns, from layouts, epilogues and plans |
 //!
@@ -24,6 +27,7 @@
 //! | `STANDIN_REDUCTIONS` | 0: cuBLASLt knows no algorithm that may add up parts |
 //! | `STANDIN_FAULT` | which of all kernels, counted from 1, does what it must not |
 
+use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,27 +35,51 @@ use std::sync::OnceLock;
 use std::{env, fs};
 
 /// What there is of each library: its file, the name by which others need it, and what it is made of. cuBLASLt needs the
-/// driver.
+/// driver. NVRTC is apart, as there is another one.
 const LIBRARIES: [(&str, &str, &[&str]); 3] = [
-    ("libcuda.so", "libcuda.so.1", &["device.cpp", "driver.cpp"]),
-    ("libnvrtc.so", "libnvrtc.so.13", &["compiler.cpp"]),
+    (
+        "libcuda.so",
+        "libcuda.so.1",
+        &[
+            "device.cpp",
+            "driver.cpp",
+            "native.cpp",
+            "ptx/parse.cpp",
+            "ptx/instructions.cpp",
+            "ptx/memory.cpp",
+            "ptx/run.cpp",
+        ],
+    ),
+    ("compiler/libnvrtc.so", "libnvrtc.so.13", &["compiler.cpp"]),
     ("libcublasLt.so", "libcublasLt.so.13", &["blas.cpp", "libcuda.so"]),
 ];
 /// What they depend on.
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 15] = [
     include_str!("device.cpp"),
     include_str!("driver.cpp"),
+    include_str!("native.cpp"),
+    include_str!("ptx/parse.cpp"),
+    include_str!("ptx/instructions.cpp"),
+    include_str!("ptx/memory.cpp"),
+    include_str!("ptx/run.cpp"),
     include_str!("compiler.cpp"),
     include_str!("blas.cpp"),
     include_str!("device.h"),
+    include_str!("code.h"),
+    include_str!("ptx/ptx.h"),
+    include_str!("ptx/traces.h"),
     include_str!("../../tensor/src/cuda/emulated/device.h"),
     include_str!("../../tensor/src/cuda/emulated/instructions.h"),
 ];
+/// A generation of GPUs, 9.9, that no NVRTC knows: it makes PTX for the one before, 9.0.
+const FUTURE: &str = "99";
 
 /// The libraries, compiled.
 #[derive(Clone, Debug)]
 pub struct Standin {
     folder: PathBuf,
+    /// Whether kernels are compiled to PTX, by NVIDIA's NVRTC.
+    ptx: bool,
 }
 
 impl Standin {
@@ -74,24 +102,43 @@ impl Standin {
                 eprintln!("skipped: there is no C++ compiler");
                 return None;
             }
-            Some(Self { folder: compile(&compiler) })
+            Some(Self { folder: compile(&compiler), ptx: false })
         })
         .as_ref()
+    }
+
+    /// The same, but for NVRTC, which is NVIDIA's own and makes PTX for this GPU. `version` is what it says of itself; where there
+    /// is none, that the test is skipped is said, and in CI (`REQUIRE_NVRTC`) it may not be.
+    pub fn in_ptx<V, E: Display>(&self, version: Result<V, E>) -> Option<Self> {
+        match version {
+            Ok(_) => Some(Self { ptx: true, ..self.clone() }),
+            Err(error) if env::var_os("REQUIRE_NVRTC").is_none() => {
+                eprintln!("skipped: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Lets a program find these libraries where it would look for CUDA's, and keep its kernels apart from those of a GPU.
     pub fn under<'c>(&self, program: &'c mut Command) -> &'c mut Command {
         let others = env::var_os("LD_LIBRARY_PATH");
-        let folders = [self.folder.clone()].into_iter().chain(others.iter().flat_map(env::split_paths));
+        let compiler = (!self.ptx).then(|| self.folder.join("compiler"));
+        let folders = [self.folder.clone()].into_iter().chain(compiler);
+        let folders = folders.chain(others.iter().flat_map(env::split_paths));
+        if self.ptx {
+            program.env("STANDIN_CAPABILITY", FUTURE);
+        }
         program
             .env("LD_LIBRARY_PATH", env::join_paths(folders).expect("folders that came from a path"))
             .env("BIFORMER_CACHE", self.kernels())
             .env_remove("BIFORMER_CUDA")
     }
 
-    /// The folder with the libraries.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    /// The file of a library, `libcuda.so` for instance.
+    pub fn library(&self, file: &str) -> PathBuf {
+        let library = LIBRARIES.iter().find(|(path, ..)| path.ends_with(file)).expect("a library that there is");
+        self.folder.join(library.0)
     }
 
     /// The folder in which kernels that were compiled once are kept.
@@ -124,11 +171,24 @@ fn compile(compiler: &str) -> PathBuf {
     let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tensor/src/cuda/emulated");
     // Whole or not at all: other programs may be at it.
     let work = folder.with_extension(std::process::id().to_string());
-    fs::create_dir_all(&work).expect("a folder for the libraries");
+    fs::create_dir_all(work.join("compiler")).expect("a folder for the libraries");
+    // PTX is run by vectors, which are to be those of this processor; products are to be rounded before they are added.
+    let native: &[&str] = if cfg!(target_arch = "x86_64") { &["-march=native"] } else { &[] };
     for (library, name, parts) in LIBRARIES {
         let place = |part: &&str| if part.ends_with(".so") { work.join(part) } else { sources.join(part) };
         let output = Command::new(compiler)
-            .args(["-std=c++17", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", &format!("-Wl,-soname,{name}")])
+            .args([
+                "-std=c++17",
+                "-O3",
+                "-ffp-contract=off",
+                "-fno-strict-aliasing",
+                "-fPIC",
+                "-shared",
+                "-Wall",
+                "-Wextra",
+            ])
+            .args(native)
+            .arg(format!("-Wl,-soname,{name}"))
             .arg(format!("-DEMULATED_HEADERS=\"{}\"", headers.display()))
             .args(parts.iter().map(place))
             .arg("-o")
