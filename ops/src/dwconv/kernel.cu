@@ -137,8 +137,8 @@ __device__ __forceinline__ void move_on(W (&to)[R][K][V], const W (&last)[R][V])
             for (int v = 0; v < V; v++) to[r][s][v] = s + 1 < K ? to[r][s + 1][v] : last[r][v];
 }
 
-// `count` rows of a weight (C, 1, K, K) of a tile, from `first` on, their centres greater by one for a residual. A thread has
-// asked for all that it brings before it waits for any.
+// `count` rows of a weight (C, 1, K, K) of a tile, from `first` on, their centres greater by one for a residual; behind them
+// something, for threads that have no channel. A thread has asked for all that it brings before it waits for any.
 template <int TAPS, int MOST, int THREADS, typename W>
 __device__ __forceinline__ void stage(const W* weight, int first, int count, int residual, W (&staged)[MOST * TAPS]) {
     constexpr int TURNS = (MOST * TAPS + THREADS - 1) / THREADS;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void stage(const W* weight, int first, int count, int
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
         int i = turn * THREADS + threadIdx.x;
-        if (i < count * TAPS) staged[i] = own[turn] + (residual && i % TAPS == TAPS / 2 ? W(1) : W(0));
+        if (i < MOST * TAPS) staged[i] = own[turn] + (residual && i % TAPS == TAPS / 2 ? W(1) : W(0));
     }
     __syncthreads();
 }

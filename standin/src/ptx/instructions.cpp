@@ -39,7 +39,9 @@ f32 err(f32 exact, u32 from, int most) {
 f32 flush(f32 x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 f32 ex2(f32 x) {
     x = flush(x);
-    return x == 0 ? 1 : flush(err(std::exp2(f64(x)), bits_of<u32>(x), 2));
+    f32 exact = std::exp2(f64(x));
+    // Of whole numbers it is exact: NVIDIA's erf counts on that.
+    return flush(x == std::floor(x) ? exact : err(exact, bits_of<u32>(x), 2));
 }
 f32 lg2(f32 x) {
     x = flush(x);
@@ -282,7 +284,7 @@ std::map<std::string, Known> make_table() {
           },
           {4, 4, 4, 4, 4}}},
         ONE("mov.pred", pred, pred, a), ONE("not.pred", pred, pred, !a), TWO("and.pred", pred, pred, pred, a && b),
-        TWO("or.pred", pred, pred, pred, a || b),
+        TWO("or.pred", pred, pred, pred, a || b), TWO("xor.pred", pred, pred, pred, !a != !b),
         // The first of the parts is the lower one.
         TWO("mov.b32.together", u32, u16, u16, a | u32(b) << 16), TWO("mov.b64.together", u64, u32, u32, a | u64(b) << 32),
         {"mov.b32.apart",
@@ -299,6 +301,8 @@ std::map<std::string, Known> make_table() {
               each(warp, [=](unsigned l) { low[l] = from[l], high[l] = from[l] >> 32; });
           },
           {4, 4, 8}}},
+        // The sign is that of the first.
+        TWO("copysign.f32", f32, f32, f32, std::copysign(b, a)), TWO("copysign.f64", f64, f64, f64, std::copysign(b, a)),
         // Generic addresses of global memory are those of global memory.
         ONE("cvta.to.global.u64", u64, u64, a),
         ONE("cvt.s64.s32", s64, s32, a), ONE("cvt.s64.s32.wide", s64, u64, s32(a)), ONE("cvt.u64.u32", u64, u32, a), ONE("cvt.u32.u64", u32, u64, a),
