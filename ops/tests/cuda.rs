@@ -83,4 +83,5 @@ fn in_ptx() {
     let played = Standin::compiled().and_then(|standin| standin.in_ptx(version()));
     let Some(standin) = played else { return };
     standin.repeat(&["every_operation"], &[]);
+    standin.repeat(&["every_operation"], &[("STANDIN_CAPABILITY", "990")]);
 }

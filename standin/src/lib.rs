@@ -150,8 +150,8 @@ impl Standin {
     /// words in them, or all, and none of those that only the emulated device can be asked. Panics when one fails.
     pub fn repeat(&self, words: &[&str], settings: &[(&str, &str)]) {
         let mut program = Command::new(env::current_exe().expect("a test is a program"));
-        program.args(words).args(["--skip", "emulated"]).env("BIFORMER_TEST_GPU", "1").envs(settings.iter().copied());
-        let ran = self.under(&mut program).output().expect("it ran just now");
+        program.args(words).args(["--skip", "emulated"]).env("BIFORMER_TEST_GPU", "1");
+        let ran = self.under(&mut program).envs(settings.iter().copied()).output().expect("it ran just now");
         let [out, err] = [&ran.stdout, &ran.stderr].map(|said| String::from_utf8_lossy(said));
         assert!(ran.status.success(), "with {settings:?}, {}:\n{out}{err}", ran.status);
         assert!(!out.contains("running 0 tests"), "no test is called {words:?}");

@@ -268,12 +268,16 @@ void load_matrices(Warp& warp, const Instruction& i) {
 
 std::map<std::string, Known> make_table() {
     std::map<std::string, Known> table = {
-        INTEGERS(s32, u32), INTEGERS(u32, u32), INTEGERS(s64, u64), INTEGERS(u64, u64), BITS(b16, u16), BITS(b32, u32),
-        BITS(b64, u64), FLOATS(f32), FLOATS(f64), MOVES(u16), MOVES(s16), COMPARISONS(s16), COMPARISONS(u16),
+        INTEGERS(s16, u16), INTEGERS(u16, u16), INTEGERS(s32, u32), INTEGERS(u32, u32), INTEGERS(s64, u64),
+        INTEGERS(u64, u64), BITS(b16, u16), BITS(b32, u32), BITS(b64, u64), FLOATS(f32), FLOATS(f64), COMPARISONS(s16),
+        COMPARISONS(u16),
         COMPARISONS(s32), COMPARISONS(u32), COMPARISONS(s64), COMPARISONS(u64),
         TWO("mul.wide.s32", s64, s32, s32, s64(a) * b), TWO("mul.wide.u32", u64, u32, u32, u64(a) * b),
+        TWO("mul.wide.u16", u32, u16, u16, u32(a) * b), TWO("mul.hi.u16", u16, u16, u16, u32(a) * b >> 16),
         TWO("mul.hi.s32", s32, s32, s32, s64(a) * b >> 32), TWO("mul.hi.u32", u32, u32, u32, u64(a) * b >> 32),
         ONE("clz.b32", u32, u32, a ? __builtin_clz(a) : 32), ONE("popc.b32", u32, u32, __builtin_popcount(a)),
+        // The upper half of both, the second above, turned to the left.
+        THREE("shf.l.wrap.b32", u32, u32, u32, u32, u32((u64(b) << 32 | a) << (c & 31) >> 32)),
         {"bfi.b32",
          {[](Warp& warp, const Instruction& i) {
               u32* to = row<u32>(warp, i, 0);
@@ -307,8 +311,9 @@ std::map<std::string, Known> make_table() {
         ONE("cvta.to.global.u64", u64, u64, a),
         ONE("cvt.s64.s32", s64, s32, a), ONE("cvt.s64.s32.wide", s64, u64, s32(a)), ONE("cvt.u64.u32", u64, u32, a), ONE("cvt.u32.u64", u32, u64, a),
         ONE("cvt.u32.u16", u32, u16, a), ONE("cvt.u16.u32", u16, u32, a), ONE("cvt.u64.u16", u64, u16, a),
+        ONE("cvt.u16.u64", u16, u64, a),
         ONE("cvt.rn.f32.s32", f32, s32, a), ONE("cvt.rn.f32.u32", f32, u32, a), ONE("cvt.rn.f32.s64", f32, s64, a),
-        ONE("cvt.rn.f64.s32", f64, s32, a), ONE("cvt.rn.f64.s64", f64, s64, a), ONE("cvt.rn.f32.f64", f32, f64, a),
+        ONE("cvt.rn.f32.u64", f32, u64, a), ONE("cvt.rn.f64.u64", f64, u64, a), ONE("cvt.rn.f64.s32", f64, s32, a), ONE("cvt.rn.f64.s64", f64, s64, a), ONE("cvt.rn.f32.f64", f32, f64, a),
         ONE("cvt.f64.f32", f64, f32, a), ONE("cvt.sat.f32.f32", f32, f32, a > 0 ? std::min(a, 1.0f) : 0.0f),
         ONE("cvt.rni.f32.f32", f32, f32, std::nearbyint(a)), ONE("cvt.rn.bf16.f32", u16, f32, bf16(a)),
         // Here the first is the upper one.

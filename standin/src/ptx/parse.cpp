@@ -89,10 +89,12 @@ struct Declared {
     bool dynamic = false;
 };
 
-// After its space: `.align 4 .b8 name[16]`, or `.u32 name`.
+// After its space: `.align 4 .b8 name[16]`, `.u32 name`, or `.u64 .ptr .align 1 name`, where the alignment is that of what
+// is pointed to.
 std::string read_variable(Reader& reader, Declared& variable) {
     if (reader.skip(".align")) variable.align = reader.number();
     variable.bytes = size_of(reader.take());
+    if (reader.skip(".ptr")) reader.expect(".align"), reader.number();
     std::string name = reader.take();
     if (reader.skip("[")) {
         variable.dynamic = reader.token == "]";
@@ -255,7 +257,7 @@ private:
             if (made) found->second = new_row(4);
             return found->second;
         }
-        if (word[0] == '%') return register_row(word, width);
+        if (word[0] == '%' || widths.count(word)) return register_row(word, width);
         if (!isdigit(word[0])) return address_row(word);
         last_width = width;
         char* end;
