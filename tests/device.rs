@@ -17,6 +17,7 @@ use standin::Standin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tensor::cuda::Gpu;
+use tensor::cuda::nvidia::compiler::version;
 use tensor::{DType, Tensor};
 
 /// The device to test by name; none where there is none.
@@ -296,4 +297,10 @@ fn on_a_played_gpu() {
     standin.repeat(&["recorded", "stops_and_goes_on"], &[one]);
     standin.repeat(&["sent_ahead"], &[one, ("STANDIN_EAGER", "2")]);
     standin.repeat(&["ten_steps"], &[("STANDIN_MULTIPROCESSORS", "132")]);
+}
+
+/// Whole steps from what NVRTC makes of the kernels, instruction by instruction.
+#[test]
+fn in_ptx() {
+    Standin::in_ptx(version()).into_iter().for_each(|standin| _ = standin.repeat(&["ten_steps"], &[]));
 }

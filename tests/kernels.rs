@@ -5,7 +5,7 @@
 //! none it says that it is skipped; in CI it may not be (`REQUIRE_NVRTC`).
 
 use rayon::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use tensor::cuda::Module;
 use tensor::cuda::nvidia::compiler::{cached, compile, version};
@@ -123,6 +123,22 @@ fn every_kernel_compiles_for_every_generation_within_its_limits() {
     let gone: Vec<&String> = recorded.keys().filter(|name| !table.contains_key(*name)).collect();
     assert!(gone.is_empty(), "{RECORD} has kernels that are gone: {gone:?}");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// After all other tests: what their GPUs ran in PTX (`STANDIN_LAUNCHED` names the file that took the names) is every kernel.
+#[test]
+#[ignore = "comes after all others"]
+fn every_kernel_has_run() {
+    let record = std::env::var("STANDIN_LAUNCHED").expect("STANDIN_LAUNCHED, the file that the other tests had");
+    let record = std::fs::read_to_string(record).unwrap();
+    let ran: BTreeSet<&str> = record.lines().collect();
+    let mut missing = vec![];
+    for module in modules() {
+        let symbols = compile(module, (9, 0)).unwrap().symbols;
+        let unseen = module.instances().into_iter().zip(symbols).filter(|(_, symbol)| !ran.contains(symbol.as_str()));
+        missing.extend(unseen.map(|(kernel, _)| format!("{} {kernel}", module.name)));
+    }
+    assert!(missing.is_empty(), "no test runs {missing:#?}");
 }
 
 /// Compiles for GPUs of the capability that `CAPABILITY` names, 9.0 for instance, and leaves the machine code in the

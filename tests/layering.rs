@@ -14,7 +14,7 @@ const MAY_KNOW: [(&str, &[&str]); 8] = [
     ("autograd", &["tensor"]),
     ("ops", &["tensor", "autograd", "standin"]),
     ("model", &["tensor", "autograd", "ops"]),
-    ("optim", &["tensor", "autograd"]),
+    ("optim", &["tensor", "autograd", "standin"]),
     ("data", &["tensor"]),
     (".", &["tensor", "autograd", "ops", "model", "optim", "data", "standin"]),
 ];

@@ -5,7 +5,9 @@ use autograd::exact::{Array, Scalar};
 use autograd::{Gradients, Result, Tape, Var};
 use ops::case::{Case, Definition, indices, separated, uniform};
 use ops::check::device::{parity, tolerance};
+use standin::Standin;
 use tensor::cuda::Gpu;
+use tensor::cuda::nvidia::compiler::version;
 use tensor::{DType, Device, Tensor, bf16};
 
 type Apply = for<'t> fn(&[Var<'t>]) -> Result<Var<'t>>;
@@ -34,9 +36,10 @@ fn long_rows_agree_with_the_cpu() {
     };
     let train: Apply = |x| Ok(ops::batch_norm_train(&x[0], &x[1], &x[2], 1e-5)?.0);
     let layer_norm: Apply = |x| ops::layer_norm(&x[0], &x[1], &x[2], 1e-5);
-    let cases: [(&str, Vec<Tensor>, Apply); 14] = [
-        ("layer_norm, two packs a lane", scaled(7, 512), layer_norm),
-        ("layer_norm, three packs a lane", scaled(5, 768), layer_norm),
+    let cases: [(&str, Vec<Tensor>, Apply); 15] = [
+        ("layer_norm, four packs a lane in f64", scaled(7, 256), layer_norm),
+        ("layer_norm, four packs a lane in f32", scaled(7, 512), layer_norm),
+        ("layer_norm, three packs a lane in bf16", scaled(5, 768), layer_norm),
         ("layer_norm, longer than registers", scaled(3, 1032), layer_norm),
         ("layer_norm, odd", scaled(3, 515), layer_norm),
         ("layer_norm, several turns", scaled(60_000, 8), layer_norm),
@@ -93,6 +96,34 @@ fn layer_norm_gives_the_gradients_that_are_wanted() -> Result<()> {
                 all.iter().zip(wanted).map(|(found, wanted)| found.clone().filter(|_| wanted)).collect();
             assert!(gradients(wanted)? == expected, "{channels} channels from {offset} on, {wanted:?}");
         }
+    }
+    Ok(())
+}
+
+/// Rows of one, two and four packs a lane in each type, and such as are no whole packs.
+#[test]
+fn layer_norm_gives_its_value_again() -> Result<()> {
+    let Some(gpu) = Gpu::for_tests(11) else { return Ok(()) };
+    let device = Device::Cuda(gpu);
+    for (dtype, channels) in [DType::F64, DType::F32, DType::Bf16].into_iter().flat_map(|dtype| {
+        let most = 32 * 16 / dtype.size();
+        [most, 2 * most, 4 * most, 65].map(|channels| (dtype, channels))
+    }) {
+        let of = |shape: &[usize], dtype: DType, stream| -> Result<Tensor> {
+            Ok(uniform(shape.to_vec(), stream).cast(dtype)?.to_device(&device)?)
+        };
+        let found = |tape: Tape| -> Result<Vec<f64>> {
+            let x = tape.input(of(&[9, channels], dtype, 1)?);
+            let [weight, bias] = [2, 3].map(|stream| of(&[channels], dtype.of_sums(), stream));
+            let y = ops::layer_norm(&x, &tape.constant(weight?), &tape.constant(bias?), 1e-5)?;
+            // Its gradient takes the value.
+            let square = ops::mul(&y, &y)?;
+            drop(y);
+            let mut gradients = Gradients::default();
+            tape.backward_from(&square, of(&[9, channels], dtype, 4)?, &mut gradients)?;
+            Ok(gradients.of(&x).expect("invariant: it depends on x").cast(DType::F64)?.to_vec()?)
+        };
+        assert!(found(Tape::new())? == found(Tape::recomputing_cheap())?, "{dtype}, {channels} channels");
     }
     Ok(())
 }
@@ -228,4 +259,9 @@ fn nan_rows(elements: &[f32], width: usize) -> Vec<bool> {
         row[0].is_nan()
     });
     rows.collect()
+}
+
+#[test]
+fn in_ptx() {
+    Standin::in_ptx(version()).into_iter().for_each(|standin| _ = standin.repeat(&[], &[]));
 }

@@ -3,7 +3,9 @@
 use autograd::gradcheck::relative_error;
 use autograd::{Gradients, InputGrads, Parameters, ParametersBuilder, Result, Rule, Tape, rule_fields};
 use optim::{AdamW, AdamWConfig, Ema, EmaConfig, clip_factor, gradient_norm};
+use standin::Standin;
 use tensor::cuda::Gpu;
+use tensor::cuda::nvidia::compiler::version;
 use tensor::{DType, Device, Tensor};
 
 /// Parameters that decay and others, some not a whole number of cache lines.
@@ -183,4 +185,9 @@ fn a_long_gradient_is_clipped_as_on_the_cpu() {
             assert!(error <= tolerance, "{dtype} {what}: relative error {error:.1e}");
         }
     }
+}
+
+#[test]
+fn in_ptx() {
+    Standin::in_ptx(version()).into_iter().for_each(|standin| _ = standin.repeat(&[], &[]));
 }

@@ -26,6 +26,7 @@
 //! | `STANDIN_ENDINGS` | 0: cuBLASLt refuses to do anything besides a product; 2: only when it comes to it; 3: says that it would be slow |
 //! | `STANDIN_REDUCTIONS` | 0: cuBLASLt knows no algorithm that may add up parts |
 //! | `STANDIN_FAULT` | which of all kernels, counted from 1, does what it must not |
+//! | `STANDIN_LAUNCHED` | a file that is to take the names of all kernels whose PTX has run |
 
 use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -107,11 +108,12 @@ impl Standin {
         .as_ref()
     }
 
-    /// The same, but for NVRTC, which is NVIDIA's own and makes PTX for this GPU. `version` is what it says of itself; where there
-    /// is none, that the test is skipped is said, and in CI (`REQUIRE_NVRTC`) it may not be.
-    pub fn in_ptx<V, E: Display>(&self, version: Result<V, E>) -> Option<Self> {
+    /// The same, but for NVRTC, which is NVIDIA's own and makes PTX for this GPU. `version` is what it says of itself; where
+    /// there is none, that the test is skipped is said, and in CI (`REQUIRE_NVRTC`) it may not be.
+    pub fn in_ptx<V, E: Display>(version: Result<V, E>) -> Option<Self> {
+        let standin = Self::compiled()?;
         match version {
-            Ok(_) => Some(Self { ptx: true, ..self.clone() }),
+            Ok(_) => Some(Self { ptx: true, ..standin.clone() }),
             Err(error) if env::var_os("REQUIRE_NVRTC").is_none() => {
                 eprintln!("skipped: {error}");
                 None
@@ -147,14 +149,16 @@ impl Standin {
     }
 
     /// Runs tests of this test's own program once more, in a process whose GPU is played: those whose names have one of these
-    /// words in them, or all, and none of those that only the emulated device can be asked. Panics when one fails.
-    pub fn repeat(&self, words: &[&str], settings: &[(&str, &str)]) {
+    /// words in them, or all, and none of those that only the emulated device can be asked. Gives what they said. Panics when
+    /// one fails.
+    pub fn repeat(&self, words: &[&str], settings: &[(&str, &str)]) -> String {
         let mut program = Command::new(env::current_exe().expect("a test is a program"));
         program.args(words).args(["--skip", "emulated"]).env("BIFORMER_TEST_GPU", "1");
         let ran = self.under(&mut program).envs(settings.iter().copied()).output().expect("it ran just now");
         let [out, err] = [&ran.stdout, &ran.stderr].map(|said| String::from_utf8_lossy(said));
         assert!(ran.status.success(), "with {settings:?}, {}:\n{out}{err}", ran.status);
         assert!(!out.contains("running 0 tests"), "no test is called {words:?}");
+        format!("{out}{err}")
     }
 }
 

@@ -1,7 +1,9 @@
 //! Tensors on a GPU, as the emulated device plays it.
 
+use standin::Standin;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use tensor::cuda::nvidia::compiler::version;
 use tensor::cuda::{Gemm, Gpu, Matrix, Module, elements, partial_sums};
 use tensor::{DType, Device, Error, Tensor, bf16};
 
@@ -49,6 +51,20 @@ fn bfloat16_is_rounded_as_on_the_cpu() {
     for (&x, got) in values.iter().zip(rounded) {
         let expected = bf16::from_f32(x);
         assert!(got == expected || (got.is_nan() && expected.is_nan()), "{x}: {got}, not {expected}");
+    }
+}
+
+#[test]
+fn types_become_each_other() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let (device, types) = (Device::Cuda(gpu), [DType::F32, DType::F64, DType::Bf16]);
+    for (from, to) in types.into_iter().flat_map(|from| types.map(|to| (from, to))) {
+        let here = Tensor::from_slice(&numbers(37), [37]).unwrap().cast(from).unwrap();
+        let there = here.to_device(&device).unwrap().cast(to).unwrap();
+        let [expected, found] = [here.cast(to).unwrap(), there].map(|x| x.cast(DType::F64).unwrap().to_vec::<f64>());
+        assert_eq!(found.unwrap(), expected.unwrap(), "{from} to {to}");
+        let filled = Tensor::full_on(&device, [5], 1.5, to).unwrap().cast(DType::F32).unwrap();
+        assert_eq!(filled.to_vec::<f32>().unwrap(), [1.5; 5], "{to}");
     }
 }
 
@@ -314,6 +330,11 @@ fn a_tensor_of_nearly_all_addresses_is_out_of_memory() {
 }
 
 #[test]
+fn in_ptx() {
+    Standin::in_ptx(version()).into_iter().for_each(|standin| _ = standin.repeat(&[], &[]));
+}
+
+#[test]
 fn on_a_played_gpu() {
-    standin::Standin::compiled().into_iter().for_each(|standin| standin.repeat(&[], &[]));
+    Standin::compiled().into_iter().for_each(|standin| _ = standin.repeat(&[], &[]));
 }

@@ -9,7 +9,12 @@ pub static KERNELS: Module = Module {
     name: "dwconv",
     source: include_str!("kernel.cu"),
     headers: &[],
-    kernels: &["dwconv_forward<T, 3|5|7, true|false>", "dwconv_backward<T, 3|5|7, true|false>"],
+    kernels: &[
+        "dwconv_forward<T, 3|5|7, false>",
+        "dwconv_forward<float|bf16, 3|5|7, true>",
+        "dwconv_backward<T, 3|5|7, false>",
+        "dwconv_backward<float|bf16, 3|5|7, true>",
+    ],
 };
 
 /// Threads of a block, forward and backward, and the most of them that have channels of one pixel; as in the kernels.

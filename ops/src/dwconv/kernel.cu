@@ -28,10 +28,6 @@ constexpr bool HELD = K < 7;
 template <typename T, int K>
 constexpr int AHEAD = K < 7 && sizeof(T) == 2 ? 3 : 1;
 
-// Channels of a thread.
-template <typename T, bool PAIRS>
-constexpr int CHANNELS = PAIRS && sizeof(wide<T>) == 4 ? 2 : 1;
-
 // Neighbouring channels, which one instruction loads or stores.
 template <typename T, int V>
 struct alignas(V * sizeof(T)) Channels {
@@ -164,7 +160,7 @@ __global__ void __launch_bounds__(THREADS)
                    T* __restrict__ y, int accumulate, i64 y_stride, int height, int width, int channels, int tile,
                    int tiles, int length, int segments) {
     typedef wide<T> W;
-    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = CHANNELS<T, PAIRS>, D = AHEAD<T, K>;
+    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, D = AHEAD<T, K>;
     u32 pieces = ((height + R - 1) / R * tile + THREADS - 1) / THREADS, block = blockIdx.x / pieces;
     int first = block % tiles * tile * V, begin = block / tiles % segments * length, end = min(begin + length, width);
     i64 image = block / tiles / segments;
@@ -249,7 +245,7 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
                     int add_weights, wide<T>* dbiases, int add_biases, i64 strips, int height, int width, int channels,
                     int tile, int tiles) {
     typedef wide<T> W;
-    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = CHANNELS<T, PAIRS>, D = AHEAD<T, K>;
+    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, D = AHEAD<T, K>;
     int own_tile = blockIdx.x % tiles, piece = blockIdx.x / tiles, pieces = gridDim.x / tiles;
     int first = own_tile * tile * V, count = min(tile * V, channels - first);
     int place = threadIdx.x % tile * V, line = threadIdx.x / tile, lines = THREADS_BACKWARD / tile;

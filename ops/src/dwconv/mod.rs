@@ -139,8 +139,10 @@ mod tests {
     use crate::case::{array, uniform};
     use autograd::Tape;
     use autograd::exact::Array;
+    use standin::Standin;
     use tensor::cpu::isa::{Isa, limits};
     use tensor::cuda::Gpu;
+    use tensor::cuda::nvidia::compiler::version;
     use tensor::{DType, Float};
 
     /// The elements of a map that lies, from `offset` on, in pixels of `stride` elements; the rest is 7.
@@ -279,6 +281,11 @@ mod tests {
         ] {
             check(extents, offset, stride).unwrap();
         }
+    }
+
+    #[test]
+    fn in_ptx() {
+        Standin::in_ptx(version()).into_iter().for_each(|standin| _ = standin.repeat(&["tensors_on_a_gpu"], &[]));
     }
 
     #[test]

@@ -5,9 +5,11 @@ use crate::bra::cpu;
 use crate::case::{indices, uniform};
 use crate::{Bra, Regions};
 use autograd::gradcheck::relative_error;
+use standin::Standin;
 use std::sync::Arc;
 use tensor::Device;
 use tensor::cpu::parallel;
+use tensor::cuda::nvidia::compiler::version;
 
 /// Regions of few and many tokens; tiles of keys that are full, begun, and several; queries in several chunks.
 fn geometries(dim: usize) -> Vec<Geometry> {
@@ -266,4 +268,9 @@ fn regions_are_chosen_in_order() {
             }
         }
     }
+}
+
+#[test]
+fn in_ptx() {
+    Standin::in_ptx(version()).into_iter().for_each(|standin| _ = standin.repeat(&["bra::cuda"], &[]));
 }

@@ -1,0 +1,171 @@
+//! What running PTX finds out: kernels that make the mistakes for which NVIDIA has its sanitizers, each in a process of its
+//! own, as a GPU does nothing more after a fault.
+
+use standin::Standin;
+use std::sync::Arc;
+use tensor::cuda::nvidia::compiler::version;
+use tensor::cuda::{Gpu, Module};
+use tensor::{DType, Device, Tensor};
+
+/// Names the kernel that is to run.
+const FAULT: &str = "FAULT";
+
+static FAULTS: Module = Module {
+    name: "faults",
+    source: r#"
+        #include "instructions.cuh"
+        #include "sums.cuh"
+
+        __global__ void none(u32* out) {
+            __shared__ u32 shared[128];
+            shared[threadIdx.x] = threadIdx.x;
+            __syncthreads();
+            out[first_element()] = shared[127 - threadIdx.x];
+        }
+        __global__ void no_barrier(u32* out) {
+            __shared__ u32 shared[128];
+            shared[127 - threadIdx.x] = 0;
+            __syncthreads();
+            shared[threadIdx.x] = threadIdx.x;
+            out[first_element()] = shared[127 - threadIdx.x];
+        }
+        __global__ void too_late_a_barrier(u32* out) {
+            __shared__ u32 shared[128];
+            shared[threadIdx.x] = threadIdx.x;
+            __syncthreads();
+            u32 other = shared[127 - threadIdx.x];
+            shared[threadIdx.x] = other + 1;
+            __syncthreads();
+            out[first_element()] = shared[127 - threadIdx.x];
+        }
+        __global__ void no_meeting_of_the_warp(u32* out) {
+            __shared__ u32 shared[128];
+            shared[127 - threadIdx.x] = 0;
+            __syncthreads();
+            shared[threadIdx.x] = threadIdx.x;
+            out[first_element()] = shared[threadIdx.x ^ 1];
+        }
+        __global__ void never_written(u32* out) {
+            __shared__ u32 shared[128];
+            if (threadIdx.x < 100) shared[threadIdx.x] = 1;
+            __syncthreads();
+            out[first_element()] = shared[threadIdx.x];
+        }
+        __global__ void far_beyond(u32* out) { out[first_element() << 24] = 1; }
+        __global__ void beyond_shared_memory(u32* out) {
+            __shared__ u32 shared[128];
+            shared[threadIdx.x + gridDim.x * 64] = 1;
+            __syncthreads();
+            out[first_element()] = shared[threadIdx.x];
+        }
+        __global__ void not_aligned(u32* out) { reinterpret_cast<u64*>(out + 1)[first_element()] = 1; }
+        __global__ void two_blocks_at_one_place(u32* out) { out[threadIdx.x] = blockIdx.x; }
+        __global__ void no_ticket(u32* out) {
+            out[first_element()] = 1;
+            __syncthreads();
+            if (blockIdx.x == 1) out[first_element()] = out[threadIdx.x] + 1;
+            else out[first_element()] = out[threadIdx.x + 128] + 1;
+        }
+        __global__ void no_fence(u32* out) {
+            out[first_element()] = 1;
+            __syncthreads();
+            if (threadIdx.x == 0) atomicInc(counters, 1);
+        }
+        __global__ void an_old_line(u32* out) {
+            out[first_element()] = 1;
+            if (last_block(0, 2)) out[first_element()] = out[(first_element() + 128) % 256] + 1;
+        }
+        __global__ void a_constant_that_changes(u32* out) { out[first_element()] = __ldg(out + first_element()) + 1; }
+        __global__ void half_a_warp(u32* out) {
+            if (lane() < 7) return;
+            out[first_element()] = __shfl_xor_sync(~0u, lane(), 1);
+        }
+        __global__ void lanes_at_two_places(u32* out) {
+            u32 other = lane() < 7 ? __shfl_xor_sync(~0u, lane(), 1) : __shfl_xor_sync(~0u, lane() * 3, 2) / 5;
+            out[first_element()] = other;
+        }
+        __global__ void a_copy_is_not_awaited(u32* out) {
+            __shared__ __align__(16) u32 shared[128 * 4];
+            copy_async(shared + threadIdx.x * 4, out, true);
+            out[first_element()] = shared[threadIdx.x * 4];
+            wait_for_copies();
+        }
+        __global__ void others_copies_are_not_awaited(u32* out) {
+            __shared__ __align__(16) u32 shared[128 * 4];
+            shared[(127 - threadIdx.x) * 4] = 0;
+            __syncthreads();
+            copy_async(shared + threadIdx.x * 4, out, false);
+            wait_for_copies();
+            out[first_element()] = shared[(127 - threadIdx.x) * 4];
+        }
+        __global__ void a_copy_comes_when_all_is_over(u32* out) {
+            __shared__ __align__(16) u32 shared[128 * 4];
+            copy_async(shared + threadIdx.x * 4, out, true);
+        }
+    "#,
+    headers: &[],
+    kernels: &[
+        "none",
+        "no_barrier",
+        "too_late_a_barrier",
+        "no_meeting_of_the_warp",
+        "never_written",
+        "far_beyond",
+        "beyond_shared_memory",
+        "not_aligned",
+        "two_blocks_at_one_place",
+        "no_ticket",
+        "no_fence",
+        "an_old_line",
+        "a_constant_that_changes",
+        "half_a_warp",
+        "lanes_at_two_places",
+        "a_copy_is_not_awaited",
+        "others_copies_are_not_awaited",
+        "a_copy_comes_when_all_is_over",
+    ],
+};
+
+/// Two blocks of 128 threads, on 256 numbers.
+#[test]
+fn a_kernel_of_these() {
+    let Ok(kernel) = std::env::var(FAULT) else { return };
+    let gpu = Gpu::for_tests(1).expect("whoever names a kernel has one");
+    let mut out = Tensor::zeros_on(&Device::Cuda(Arc::clone(&gpu)), [256], DType::Index).unwrap();
+    let launch = FAULTS.launch(&gpu, &kernel, DType::F32).unwrap().grid([2, 1, 1]).threads(128);
+    // SAFETY: it is not safe, which is what is looked at.
+    let outcome = unsafe { launch.output(&mut out).unwrap().run() }.and_then(|()| out.to_vec::<u32>());
+    match outcome {
+        Ok(numbers) => assert!(kernel == "none" && numbers[..128].iter().copied().eq((0..128).rev()), "{kernel}"),
+        Err(error) => assert!(kernel != "none" && error.to_string().contains("launch failure"), "{error}"),
+    }
+}
+
+#[test]
+fn mistakes_are_found() {
+    let Some(standin) = Standin::in_ptx(version()) else { return };
+    for (kernel, words) in [
+        ("none", ""),
+        ("no_barrier", " what another "),
+        ("too_late_a_barrier", " what another "),
+        ("no_meeting_of_the_warp", "reads what another writes: thread "),
+        ("never_written", "reads shared memory that nobody has written"),
+        ("far_beyond", "is at global memory that is nobody's"),
+        ("beyond_shared_memory", "is beyond the end of memory"),
+        ("not_aligned", "is not aligned to 8 bytes"),
+        ("two_blocks_at_one_place", "writes what another writes: thread "),
+        ("no_ticket", " what another "),
+        ("no_fence", "takes a ticket without a fence"),
+        ("an_old_line", "reads what another block wrote, through the first-level cache"),
+        ("a_constant_that_changes", "writes what is read as constant"),
+        ("half_a_warp", "waits for lanes of its warp that have ended"),
+        ("lanes_at_two_places", "waits for lanes of its warp that wait at another place"),
+        ("a_copy_is_not_awaited", "has what a copy is on its way to"),
+        ("others_copies_are_not_awaited", " what another "),
+        ("a_copy_comes_when_all_is_over", "ends before its copies have come"),
+    ] {
+        let said = standin.repeat(&["a_kernel_of_these"], &[(FAULT, kernel)]);
+        assert!(said.contains(words), "{kernel}: expected \"{words}\" in: {said}");
+        assert_eq!(said.contains("the GPU that is played"), kernel != "none", "{said}");
+    }
+}
