@@ -153,9 +153,10 @@ __device__ __forceinline__ void stage(const W* weight, int first, int count, int
 }
 
 // y (+)= x ∗ weight + bias: y[i, j] = Σ x[i + a − P, j + b − P]·w[a, b]. Of a row a thread has `length` columns. Blocks in
-// order of image, segment of the columns, tile of the channels, and rows.
+// order of image, segment of the columns, tile of the channels, and rows. In bf16 a 3x3 kernel is held to as many registers
+// as let four blocks share a multiprocessor.
 template <typename T, int K, bool PAIRS>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, K == 3 && sizeof(T) == 2 ? 4 : 1)
     dwconv_forward(const T* __restrict__ x, i64 x_stride, const wide<T>* weight, int residual, const wide<T>* bias,
                    T* __restrict__ y, int accumulate, i64 y_stride, int height, int width, int channels, int tile,
                    int tiles, int length, int segments) {
