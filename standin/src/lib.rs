@@ -55,7 +55,7 @@ const LIBRARIES: [(&str, &str, &[&str]); 3] = [
     ("libcublasLt.so", "libcublasLt.so.13", &["blas.cpp", "libcuda.so"]),
 ];
 /// What they depend on.
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 16] = [
     include_str!("device.cpp"),
     include_str!("driver.cpp"),
     include_str!("native.cpp"),
@@ -68,6 +68,7 @@ const SOURCES: [&str; 15] = [
     include_str!("device.h"),
     include_str!("code.h"),
     include_str!("ptx/ptx.h"),
+    include_str!("ptx/reader.h"),
     include_str!("ptx/traces.h"),
     include_str!("../../tensor/src/cuda/emulated/device.h"),
     include_str!("../../tensor/src/cuda/emulated/instructions.h"),

@@ -179,7 +179,8 @@ void multiply(Warp& warp, const Instruction& i) {
             unsigned column = 2 * p + half;
             for (unsigned part = 0; part < 4; part++)
                 a[g + part % 2 * 8][column + part / 2 * 8] = half_of(row<u32>(warp, i, 4 + part)[l], half);
-            for (unsigned part = 0; part < 2; part++) b[column + part * 8][g] = half_of(row<u32>(warp, i, 8 + part)[l], half);
+            for (unsigned part = 0; part < 2; part++)
+                b[column + part * 8][g] = half_of(row<u32>(warp, i, 8 + part)[l], half);
         }
     }
     f32 product[16][8] = {};
@@ -205,7 +206,8 @@ template <bool transposed>
 void load_matrices(Warp& warp, const Instruction& i) {
     u32* addresses = row<u32>(warp, i, 4);
     u16 elements[LANES][8];
-    for (unsigned l = 0; l < LANES; l++) memcpy(elements[l], warp.place(Space::SHARED, addresses[l], 16, l, Access::READ), 16);
+    for (unsigned l = 0; l < LANES; l++)
+        memcpy(elements[l], warp.place(Space::SHARED, addresses[l], 16, l, Access::READ), 16);
     for (unsigned matrix = 0; matrix < 4; matrix++) {
         u32* to = row<u32>(warp, i, matrix);
         auto element = [&](unsigned r, unsigned c) { return u32(elements[matrix * 8 + r][c]); };
@@ -309,11 +311,13 @@ std::map<std::string, Known> make_table() {
         TWO("copysign.f32", f32, f32, f32, std::copysign(b, a)), TWO("copysign.f64", f64, f64, f64, std::copysign(b, a)),
         // Generic addresses of global memory are those of global memory.
         ONE("cvta.to.global.u64", u64, u64, a),
-        ONE("cvt.s64.s32", s64, s32, a), ONE("cvt.s64.s32.wide", s64, u64, s32(a)), ONE("cvt.u64.u32", u64, u32, a), ONE("cvt.u32.u64", u32, u64, a),
+        ONE("cvt.s64.s32", s64, s32, a), ONE("cvt.s64.s32.wide", s64, u64, s32(a)), ONE("cvt.u64.u32", u64, u32, a),
+        ONE("cvt.u32.u64", u32, u64, a),
         ONE("cvt.u32.u16", u32, u16, a), ONE("cvt.u16.u32", u16, u32, a), ONE("cvt.u64.u16", u64, u16, a),
         ONE("cvt.u16.u64", u16, u64, a),
         ONE("cvt.rn.f32.s32", f32, s32, a), ONE("cvt.rn.f32.u32", f32, u32, a), ONE("cvt.rn.f32.s64", f32, s64, a),
-        ONE("cvt.rn.f32.u64", f32, u64, a), ONE("cvt.rn.f64.u64", f64, u64, a), ONE("cvt.rn.f64.s32", f64, s32, a), ONE("cvt.rn.f64.s64", f64, s64, a), ONE("cvt.rn.f32.f64", f32, f64, a),
+        ONE("cvt.rn.f32.u64", f32, u64, a), ONE("cvt.rn.f64.u64", f64, u64, a), ONE("cvt.rn.f64.s32", f64, s32, a),
+        ONE("cvt.rn.f64.s64", f64, s64, a), ONE("cvt.rn.f32.f64", f32, f64, a),
         ONE("cvt.f64.f32", f64, f32, a), ONE("cvt.sat.f32.f32", f32, f32, a > 0 ? std::min(a, 1.0f) : 0.0f),
         ONE("cvt.rni.f32.f32", f32, f32, std::nearbyint(a)), ONE("cvt.rn.bf16.f32", u16, f32, bf16(a)),
         // Here the first is the upper one.

@@ -8,8 +8,11 @@ namespace {
 
 char* place_at(Warp& warp, const Instruction& i, unsigned lane, size_t bytes, const uint64_t* base, bool write) {
     uint64_t address = (base ? base[lane] : 0) + i.offset;
-    Access read = i.path == Path::FRESH ? Access::READ_FRESH : i.path == Path::CONSTANT ? Access::READ_CONSTANT : Access::READ;
-    return warp.place(i.space, address, bytes, lane, write ? Access::WRITE : read);
+    Access access = write                       ? Access::WRITE
+                    : i.path == Path::FRESH    ? Access::READ_FRESH
+                    : i.path == Path::CONSTANT ? Access::READ_CONSTANT
+                                               : Access::READ;
+    return warp.place(i.space, address, bytes, lane, access);
 }
 
 // Elements of T in registers of Held, which may be wider.
@@ -43,7 +46,8 @@ void begin_copy(Warp& warp, const Instruction& i) {
     const uint32_t *to = row<uint32_t>(warp, i, 0), *count = row<uint32_t>(warp, i, 3);
     const uint64_t* from = row<uint64_t>(warp, i, 1);
     each(warp, [&](unsigned l) {
-        if (row<uint32_t>(warp, i, 2)[l] != 16 || (count[l] != 16 && count[l] != 0)) warp.fail("copies neither 16 bytes nor none", l);
+        bool whole = row<uint32_t>(warp, i, 2)[l] == 16 && (count[l] == 16 || count[l] == 0);
+        if (!whole) warp.fail("copies neither 16 bytes nor none", l);
         memset(warp.place(Space::SHARED, to[l], 16, l, Access::BEGIN_WRITE), 0xff, 16);
         warp.copies[l].push_back({to[l], from[l], count[l]});
     });
@@ -130,17 +134,18 @@ char* Warp::untraced(Space space, uint64_t address, size_t bytes, unsigned lane)
 
 char* Warp::place(Space space, uint64_t address, size_t bytes, unsigned lane, Access access) {
     char* found = untraced(space, address, bytes, lane);
-    bool shared = space == Space::SHARED;
+    bool shared = space == Space::SHARED, reads = access != Access::WRITE && access != Access::BEGIN_WRITE;
     if (!shared && space != Space::GLOBAL) return found;
-    uint32_t thread = number * LANES + lane;
-    Moment moment = {shared ? block->serial : block->launch, uint32_t(block->number * THREADS + thread), block->barriers, meetings};
+    uint32_t era = shared ? block->serial : block->launch, thread = block->number * THREADS + number * LANES + lane;
+    Moment now = {era, thread, block->barriers, meetings};
     const Piece& piece = block->global.piece;
-    Trace* trace = shared ? &block->shared_traces[(address - SHARED) / GRAIN] : &(*piece.traces)[(address - piece.address) / GRAIN];
+    Traces& traces = shared ? block->shared_traces : *piece.traces;
+    Trace* trace = &traces[(address - (shared ? SHARED : piece.address)) / GRAIN];
     for (size_t grain = 0; grain < grains_of(bytes); grain++, trace++) {
-        bool reads = access != Access::WRITE && access != Access::BEGIN_WRITE;
-        if (shared && reads && !(trace->era == moment.era && trace->written)) fail("reads shared memory that nobody has written", lane);
+        bool known = trace->era == era && trace->written;
+        if (shared && reads && !known) fail("reads shared memory that nobody has written", lane);
         Trace before = *trace;
-        if (const char* wrong = trace->access(moment, access, block->acquired); wrong && !getenv("NOTRACE")) {
+        if (const char* wrong = trace->access(now, access, block->acquired)) {
             uint32_t other = before.written ? before.writer : before.reader;
             fail(wrong + (": thread " + std::to_string(other % THREADS)) + " of block " + std::to_string(other / THREADS), lane);
         }

@@ -38,7 +38,8 @@ struct Trace {
         }
         bool writes = access == Access::WRITE || access == Access::BEGIN_WRITE;
         const char* wrong = nullptr;
-        if (written && !after_write(now, acquired)) wrong = writes ? "writes what another writes" : "reads what another writes";
+        if (written && !after_write(now, acquired))
+            wrong = writes ? "writes what another writes" : "reads what another writes";
         if (written && copying && (!writes || writer != now.thread)) wrong = "has what a copy is on its way to";
         if (written && !writes && writer / THREADS != now.thread / THREADS && access != Access::READ_FRESH)
             wrong = "reads what another block wrote, through the first-level cache";
