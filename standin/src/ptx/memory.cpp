@@ -147,7 +147,8 @@ char* Warp::place(Space space, uint64_t address, size_t bytes, unsigned lane, Ac
         Trace before = *trace;
         if (const char* wrong = trace->access(now, access, block->acquired)) {
             uint32_t other = before.written ? before.writer : before.reader;
-            fail(wrong + (": thread " + std::to_string(other % THREADS)) + " of block " + std::to_string(other / THREADS), lane);
+            std::string who = std::to_string(other % THREADS) + " of block " + std::to_string(other / THREADS);
+            fail(std::string(wrong) + ": thread " + who, lane);
         }
     }
     return found;

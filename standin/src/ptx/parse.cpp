@@ -250,7 +250,8 @@ private:
             widths.assign(instruction.count, 0);
             if (instruction.space != Space::PARAMETER) widths.insert(load ? widths.end() : widths.begin(), 8);
         } else {
-            if (name == "mov.b32" || name == "mov.b64") name += reader.token == "{" ? ".apart" : second_operand() == "{" ? ".together" : "";
+            if (name == "mov.b32" || name == "mov.b64")
+                name += reader.token == "{" ? ".apart" : second_operand() == "{" ? ".together" : "";
             // Of what lies in a wider register the lower half counts.
             if (name == "cvt.s64.s32" && register_width(second_operand()) == 8) name += ".wide";
             const Known* found = known(name);
@@ -334,7 +335,8 @@ Module::Module(const char* text) {
             std::string name = read_variable(reader, variable);
             // What is not zero at first is a constant that the compiler has put where it is used.
             if (word == ".shared") shared[name] = variable;
-            else if (reader.token != "=") variables[name] = {std::vector<char>(variable.bytes), Traces(grains_of(variable.bytes))};
+            else if (reader.token != "=")
+                variables[name] = {std::vector<char>(variable.bytes), Traces(grains_of(variable.bytes))};
             reader.pass();
         } else if (word == ".entry") {
             std::string name = reader.take();

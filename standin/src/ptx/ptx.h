@@ -1,6 +1,6 @@
 // PTX as NVRTC writes it, run on a CPU: what a GPU would be given, not what the same source becomes elsewhere. So the
-// instructions are seen that only a GPU has (tensor cores, matrices from shared memory, asynchronous copies, approximations),
-// with the operands that the source gives them, and what the compiler has made of all the rest.
+// instructions are seen that only a GPU has (tensor cores, matrices from shared memory, asynchronous copies,
+// approximations), with the operands that the source gives them, and what the compiler has made of all the rest.
 //
 // A warp's 32 lanes execute an instruction together, as those do whose turn it is: of lanes that went apart the ones that
 // are furthest behind go first, so that they meet again as soon as they can. What the manual leaves open is taken for the

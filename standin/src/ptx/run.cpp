@@ -16,9 +16,9 @@ static uint64_t draw(uint64_t& random) { // splitmix64
 void Warp::fail(const std::string& what, unsigned lane) const {
     auto text = [](unsigned number) { return std::to_string(number); };
     const unsigned* index = block->index;
+    std::string place = text(index[0]) + ", " + text(index[1]) + ", " + text(index[2]);
     throw Fault{block->kernel->name + ", line " + text(block->kernel->code[now].line) + " of its PTX: thread " +
-                text(number * LANES + lane) + " of block (" + text(index[0]) + ", " + text(index[1]) + ", " + text(index[2]) +
-                ") " + what};
+                text(number * LANES + lane) + " of block (" + place + ") " + what};
 }
 
 // Lets those lanes go on that are furthest behind. Gives the place at which others are that can go on.
@@ -121,7 +121,8 @@ void Warp::begin(Block& of, unsigned its_number, const unsigned threads[3]) {
     memset(registers.data(), 0xff, registers.size());
     rows = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(registers.data()) + 63) & ~uintptr_t(63));
     for (const Constant& constant : of.kernel->constants)
-        for (unsigned l = 0; l < LANES; l++) memcpy(rows + constant.row + l * constant.width, &constant.bits, constant.width);
+        for (unsigned l = 0; l < LANES; l++)
+            memcpy(rows + constant.row + l * constant.width, &constant.bits, constant.width);
     for (auto& [name, row] : of.kernel->special) {
         int axis = name.back() - 'x';
         for (unsigned l = 0; l < LANES; l++) {
