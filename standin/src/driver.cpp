@@ -20,7 +20,7 @@ std::map<void*, std::unique_ptr<Code>> modules;
 struct Function {
     Device* on;
     Kernel* kernel;
-    int dynamic_shared = 48 << 10; // unless more is allowed
+    int dynamic_shared; // that it may have
 };
 
 constexpr int MOST_SHARED = 227 << 10;
@@ -314,7 +314,8 @@ EXPORTED Status cuModuleGetFunction(Function** function, void* module, const cha
         auto found = modules.find(module);
         Kernel* kernel = found == modules.end() ? nullptr : found->second->kernel(name);
         if (!kernel) return NOT_FOUND;
-        *function = new Function{&device(), kernel}; // as long as the module, which stays
+        // As long as the module, which stays. Unless more is allowed, a block has 48 KiB in all.
+        *function = new Function{&device(), kernel, (48 << 10) - kernel->shared_bytes};
         return SUCCESS;
     });
 }

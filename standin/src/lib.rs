@@ -165,8 +165,13 @@ impl Standin {
 
 /// Compiles the libraries beside this program, unless they are there.
 fn compile(compiler: &str) -> PathBuf {
+    // PTX is run by vectors, which are to be those of this processor; products are to be rounded before they are added.
+    let native: &[&str] = if cfg!(target_arch = "x86_64") { &["-march=native"] } else { &[] };
+    let options = [&["-std=c++17", "-O3", "-ffp-contract=off", "-fno-strict-aliasing"], native].concat();
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let processor = cpu.lines().find(|line| line.starts_with("flags"));
     let mut hasher = DefaultHasher::new();
-    (LIBRARIES, SOURCES, compiler).hash(&mut hasher);
+    (LIBRARIES, SOURCES, compiler, &options, processor).hash(&mut hasher);
     let program = env::current_exe().expect("a test is a program");
     let folder = program.with_file_name(format!("in-the-role-of-cuda-{:016x}", hasher.finish()));
     if folder.is_dir() {
@@ -177,22 +182,11 @@ fn compile(compiler: &str) -> PathBuf {
     // Whole or not at all: other programs may be at it.
     let work = folder.with_extension(std::process::id().to_string());
     fs::create_dir_all(work.join("compiler")).expect("a folder for the libraries");
-    // PTX is run by vectors, which are to be those of this processor; products are to be rounded before they are added.
-    let native: &[&str] = if cfg!(target_arch = "x86_64") { &["-march=native"] } else { &[] };
     for (library, name, parts) in LIBRARIES {
         let place = |part: &&str| if part.ends_with(".so") { work.join(part) } else { sources.join(part) };
         let output = Command::new(compiler)
-            .args([
-                "-std=c++17",
-                "-O3",
-                "-ffp-contract=off",
-                "-fno-strict-aliasing",
-                "-fPIC",
-                "-shared",
-                "-Wall",
-                "-Wextra",
-            ])
-            .args(native)
+            .args(&options)
+            .args(["-fPIC", "-shared", "-Wall", "-Wextra"])
             .arg(format!("-Wl,-soname,{name}"))
             .arg(format!("-DEMULATED_HEADERS=\"{}\"", headers.display()))
             .args(parts.iter().map(place))

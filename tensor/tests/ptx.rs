@@ -71,6 +71,53 @@ static FAULTS: Module = Module {
             __syncthreads();
             if (threadIdx.x == 0) atomicInc(counters, 1);
         }
+        __device__ bool last_ticket() { return atomicInc(counters, 1) == 1; }
+        __global__ void no_barrier_before_the_ticket(u32* out) {
+            __shared__ bool last;
+            out[first_element()] = 1;
+            if (threadIdx.x == 0) {
+                __threadfence();
+                last = last_ticket();
+                __threadfence();
+            }
+            __syncthreads();
+            if (last) out[first_element()] = load_fresh(out + 4 * lane() % 256).at[0];
+        }
+        __global__ void no_barrier_after_the_ticket(u32* out) {
+            __shared__ bool last;
+            out[first_element()] = 1;
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                __threadfence();
+                last = last_ticket();
+                __threadfence();
+            }
+            out[first_element()] = load_fresh(out + (first_element() / 4 * 4 + 128) % 256).at[0];
+        }
+        __global__ void written_after_the_ticket(u32* out) {
+            bool last = last_block(0, 2);
+            if (!last) out[first_element()] = 1;
+            else out[first_element()] = load_fresh(out + (first_element() / 4 * 4 + 128) % 256).at[0];
+        }
+        __global__ void written_after_the_fence(u32* out) {
+            __shared__ bool last;
+            if (threadIdx.x == 0) {
+                __threadfence();
+                out[first_element()] = 1;
+                last = last_ticket();
+                __threadfence();
+            }
+        }
+        __global__ void a_block_without_a_ticket(u32* out) {
+            out[first_element()] = 1;
+            if (blockIdx.x == 0) return;
+            if (!last_block(0, 2)) __threadfence();
+            out[first_element()] = load_fresh(out + (first_element() / 4 * 4 + 128) % 256).at[0];
+        }
+        __global__ void tickets_are_set_back(u32* out) {
+            out[first_element()] = last_block(0, 2);
+            counters[0] = 0;
+        }
         __global__ void an_old_line(u32* out) {
             out[first_element()] = 1;
             if (last_block(0, 2)) out[first_element()] = out[(first_element() + 128) % 256] + 1;
@@ -116,6 +163,12 @@ static FAULTS: Module = Module {
         "two_blocks_at_one_place",
         "no_ticket",
         "no_fence",
+        "no_barrier_before_the_ticket",
+        "no_barrier_after_the_ticket",
+        "written_after_the_ticket",
+        "written_after_the_fence",
+        "a_block_without_a_ticket",
+        "tickets_are_set_back",
         "an_old_line",
         "a_constant_that_changes",
         "half_a_warp",
@@ -156,6 +209,12 @@ fn mistakes_are_found() {
         ("two_blocks_at_one_place", "writes what another writes: thread "),
         ("no_ticket", " what another "),
         ("no_fence", "takes a ticket without a fence"),
+        ("no_barrier_before_the_ticket", "reads what another writes: thread "),
+        ("no_barrier_after_the_ticket", " what another "),
+        ("written_after_the_ticket", " what another "),
+        ("written_after_the_fence", "takes a ticket without a fence"),
+        ("a_block_without_a_ticket", "reads what another writes: thread "),
+        ("tickets_are_set_back", "has what tickets are taken from"),
         ("an_old_line", "reads what another block wrote, through the first-level cache"),
         ("a_constant_that_changes", "writes what is read as constant"),
         ("half_a_warp", "waits for lanes of its warp that have ended"),

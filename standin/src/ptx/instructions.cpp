@@ -27,33 +27,39 @@ To bits_of(From value) {
     return bits;
 }
 
-// Moves a value that the manual promises to within so many steps by as many, one way or the other.
-f32 err(f32 exact, u32 from, int most) {
-    if (!std::isfinite(exact) || exact == 0) return exact;
-    u32 drawn = (from * 0x9E3779B9u ^ from >> 15) * 0x85EBCA6Bu >> 16;
+// The value that is furthest from the exact one, above or below it, of those that the manual allows: so many steps of the last
+// place away from it at most.
+f32 err(f64 exact, u32 from, int most) {
     f32 value = exact;
-    for (int step = 0; step < most; step++) value = std::nextafter(value, drawn & 1 ? INFINITY : -INFINITY);
-    return drawn & 2 ? value : exact;
+    if (!std::isfinite(value) || value == 0) return value;
+    u32 drawn = (from * 0x9E3779B9u ^ from >> 15) * 0x85EBCA6Bu >> 16;
+    f32 towards = drawn & 1 ? INFINITY : -INFINITY, next = std::nextafter(value, towards);
+    f64 step = std::fabs(f64(next) - value);
+    for (; std::fabs(next - exact) <= most * step; next = std::nextafter(next, towards)) value = next;
+    return value;
 }
 
 f32 flush(f32 x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 f32 ex2(f32 x) {
     x = flush(x);
-    f32 exact = std::exp2(f64(x));
+    f64 exact = std::exp2(f64(x));
     // Of whole numbers it is exact: NVIDIA's erf counts on that.
-    return flush(x == std::floor(x) ? exact : err(exact, bits_of<u32>(x), 2));
+    return flush(x == std::floor(x) ? f32(exact) : err(exact, bits_of<u32>(x), 2));
 }
 f32 lg2(f32 x) {
     x = flush(x);
-    f32 exact = std::log2(f64(x));
+    f64 exact = std::log2(f64(x));
     // Near 1, where the result is small, the error is 2^-22 by itself.
     if (x > 0.5f && x < 2) return exact + (bits_of<u32>(x) & 1 ? 0x1p-22f : -0x1p-22f);
     return err(exact, bits_of<u32>(x), 2);
 }
 f32 rcp(f32 x) { return flush(err(1 / f64(flush(x)), bits_of<u32>(x), 1)); }
 f32 rsqrt(f32 x) { return err(1 / std::sqrt(f64(x)), bits_of<u32>(x), 2); }
-// Of f64 only the upper half of the bits is made.
-f64 rcp_half(f64 x) { return bits_of<f64>(bits_of<u64>(1 / x) & 0xffffffff00000000); }
+// Of f64 only the upper half of the bits is looked at, and made; what is too small for normal numbers is zero.
+f64 upper_half(f64 x) {
+    return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0, x) : bits_of<f64>(bits_of<u64>(x) & 0xffffffff00000000);
+}
+f64 rcp_half(f64 x) { return upper_half(1 / upper_half(x)); }
 
 // Rounded down; the values pass through memory, so that they are not computed beforehand.
 f32 fma_down(f32 a, f32 b, f32 c) {
@@ -97,12 +103,13 @@ T shift_right(T a, u32 by) {
 template <typename T>
 T quotient(T a, T b) {
     if (b == 0) return ~T(0);
-    if (std::is_signed<T>::value && b == T(-1)) return T(0) - a;
+    if (std::is_signed<T>::value && b == T(-1)) return T(u64(0) - u64(a));
     return a / b;
 }
 template <typename T>
 T remainder(T a, T b) {
-    return b == 0 ? a : a - quotient(a, b) * b;
+    if (b == 0) return a;
+    return std::is_signed<T>::value && b == T(-1) ? 0 : a % b;
 }
 
 u32 insert(u32 a, u32 b, u32 at, u32 count) {
@@ -163,7 +170,9 @@ void reach_barrier(Warp& warp, const Instruction& i) {
 
 void fence(Warp& warp, const Instruction&) {
     warp.fenced |= warp.active;
-    if (warp.ticketed & warp.active) warp.block->acquired = true;
+    Lanes arrived = warp.ticketed & warp.active;
+    if (!arrived) return;
+    warp.block->order.in = {warp.block->barriers, warp.thread(__builtin_ctz(arrived))};
 }
 
 f32 half_of(u32 pair, unsigned half) { return bits_of<f32>(half ? pair & 0xffff0000 : pair << 16); }
@@ -183,13 +192,18 @@ void multiply(Warp& warp, const Instruction& i) {
                 b[column + part * 8][g] = half_of(row<u32>(warp, i, 8 + part)[l], half);
         }
     }
-    f32 product[16][8] = {};
+    // A sum is taken exactly, and what its last place does not hold is cut off.
+    f32 sums[16][8];
     for (unsigned r = 0; r < 16; r++)
-        for (unsigned k = 0; k < 16; k++)
-            for (unsigned c = 0; c < 8; c++) product[r][c] += a[r][k] * b[k][c];
+        for (unsigned column = 0; column < 8; column++) {
+            f64 sum = row<f32>(warp, i, 10 + r / 8 * 2 + column % 2)[r % 8 * 4 + column / 2];
+            for (unsigned k = 0; k < 16; k++) sum += f64(a[r][k]) * b[k][column];
+            f32 rounded = sum;
+            sums[r][column] = std::fabs(rounded) > std::fabs(sum) ? std::nextafter(rounded, 0.0f) : rounded;
+        }
     for (unsigned part = 0; part < 4; part++) {
-        f32 *d = row<f32>(warp, i, part), *c = row<f32>(warp, i, 10 + part);
-        for (unsigned l = 0; l < LANES; l++) d[l] = c[l] + product[l / 4 + part / 2 * 8][l % 4 * 2 + part % 2];
+        f32* d = row<f32>(warp, i, part);
+        for (unsigned l = 0; l < LANES; l++) d[l] = sums[l / 4 + part / 2 * 8][l % 4 * 2 + part % 2];
     }
 }
 
@@ -241,10 +255,10 @@ void load_matrices(Warp& warp, const Instruction& i) {
             }, {sizeof(D), sizeof(A), sizeof(B), sizeof(C)}}}
 // Unsigned arithmetic wraps around, which that of C++'s signed numbers may not.
 #define INTEGERS(T, U)                                                                                               \
-    TWO("add." #T, T, U, U, a + b), TWO("sub." #T, T, U, U, a - b), TWO("mul.lo." #T, T, U, U, a * b),               \
+    TWO("add." #T, T, U, U, a + b), TWO("sub." #T, T, U, U, a - b), TWO("mul.lo." #T, T, U, U, 1u * a * b),               \
     TWO("div." #T, T, T, T, quotient(a, b)), TWO("rem." #T, T, T, T, remainder(a, b)),                               \
     TWO("min." #T, T, T, T, a < b ? a : b), TWO("max." #T, T, T, T, a < b ? b : a),                                  \
-    TWO("shr." #T, T, T, u32, shift_right(a, b)), THREE("mad.lo." #T, T, U, U, U, a * b + c),                        \
+    TWO("shr." #T, T, T, u32, shift_right(a, b)), THREE("mad.lo." #T, T, U, U, U, 1u * a * b + c),                        \
     ONE("neg." #T, T, U, U(0) - a), MOVES(T)
 #define BITS(T, U)                                                                                                   \
     TWO("and." #T, U, U, U, a & b), TWO("or." #T, U, U, U, a | b), TWO("xor." #T, U, U, U, a ^ b),                   \

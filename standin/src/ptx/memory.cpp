@@ -41,7 +41,8 @@ void store(Warp& warp, const Instruction& i) {
     });
 }
 
-// 16 bytes, of which as many are read as the last operand says.
+// 16 bytes, of which as many are read as the last operand says, at some time between beginning and end, past the first-level
+// cache.
 void begin_copy(Warp& warp, const Instruction& i) {
     const uint32_t *to = row<uint32_t>(warp, i, 0), *count = row<uint32_t>(warp, i, 3);
     const uint64_t* from = row<uint64_t>(warp, i, 1);
@@ -49,6 +50,7 @@ void begin_copy(Warp& warp, const Instruction& i) {
         bool whole = row<uint32_t>(warp, i, 2)[l] == 16 && (count[l] == 16 || count[l] == 0);
         if (!whole) warp.fail("copies neither 16 bytes nor none", l);
         memset(warp.place(Space::SHARED, to[l], 16, l, Access::BEGIN_WRITE), 0xff, 16);
+        if (count[l]) warp.place(Space::GLOBAL, from[l], count[l], l, Access::READ_FRESH);
         warp.copies[l].push_back({to[l], from[l], count[l]});
     });
 }
@@ -56,25 +58,26 @@ void begin_copy(Warp& warp, const Instruction& i) {
 void await_copies(Warp& warp, const Instruction&) {
     each(warp, [&](unsigned l) {
         for (const Copy& copy : warp.copies[l]) {
-            char* to = warp.place(Space::SHARED, copy.to, 16, l, Access::WRITE);
+            char* to = warp.place(Space::SHARED, copy.to, 16, l, Access::END_WRITE);
             memset(to, 0, 16);
-            // They go past the first-level cache.
             if (copy.bytes) memcpy(to, warp.place(Space::GLOBAL, copy.from, copy.bytes, l, Access::READ_FRESH), copy.bytes);
         }
         warp.copies[l].clear();
     });
 }
 
-// What was there, and one more, or after the last one nothing. A block that draws a ticket has written before what whoever
-// draws the last one is to read, which takes a fence.
+// What was there, and one more, or after the last one nothing. What this thread, and those that a barrier has brought together
+// with it, wrote before its fence, whoever takes a later ticket is to see.
 void take_ticket(Warp& warp, const Instruction& i) {
     const uint64_t* address = row<uint64_t>(warp, i, 1);
     uint32_t *before = row<uint32_t>(warp, i, 0), *last = row<uint32_t>(warp, i, 2);
     each(warp, [&](unsigned l) {
-        if (!(warp.fenced >> l & 1)) warp.fail("takes a ticket without a fence after the last barrier", l);
-        auto counter = reinterpret_cast<uint32_t*>(warp.untraced(Space::GLOBAL, address[l], 4, l));
-        before[l] = *counter;
-        *counter = *counter >= last[l] ? 0 : *counter + 1;
+        if (!(warp.fenced >> l & 1)) warp.fail("takes a ticket without a fence after what was written before", l);
+        auto counter = reinterpret_cast<uint32_t*>(warp.place(Space::GLOBAL, address[l], 4, l, Access::TICKET));
+        uint32_t taken = *counter;
+        *counter = taken >= last[l] ? 0 : taken + 1;
+        before[l] = taken;
+        warp.block->tickets[warp.block->number] = {warp.block->barriers, warp.thread(l)};
     });
     warp.ticketed |= warp.active;
 }
@@ -86,16 +89,27 @@ static Step one_of(bool loads) {
     return loads ? load<T, Held> : store<T, Held>;
 }
 
+template <typename T>
+static Step held_in(bool loads, uint32_t held) {
+    if (held < sizeof(T)) return nullptr;
+    switch (held) {
+    case 2: return one_of<T, uint16_t>(loads);
+    case 4: return one_of<T, uint32_t>(loads);
+    case 8: return one_of<T, uint64_t>(loads);
+    default: return nullptr;
+    }
+}
+
 Step load_or_store(bool loads, const std::string& type, uint32_t held) {
-    // Of unsigned numbers, bits and floats alike only the width counts.
-    bool is_signed = type[1] == 's';
-    switch (atoi(type.c_str() + 2) * 10 + held) {
-    case 82: return is_signed ? nullptr : one_of<uint8_t, uint16_t>(loads);
-    case 164: return is_signed ? nullptr : one_of<uint16_t, uint32_t>(loads);
-    case 162: return one_of<uint16_t, uint16_t>(loads);
-    case 324: return one_of<uint32_t, uint32_t>(loads);
-    case 328: return is_signed ? one_of<int32_t, uint64_t>(loads) : one_of<uint32_t, uint64_t>(loads);
-    case 648: return one_of<uint64_t, uint64_t>(loads);
+    // In wider registers the sign goes on. Otherwise only the width counts.
+    if (type == ".s8") return held_in<int8_t>(loads, held);
+    if (type == ".s16") return held_in<int16_t>(loads, held);
+    if (type == ".s32") return held_in<int32_t>(loads, held);
+    switch (type.size() > 2 ? atoi(type.c_str() + 2) : 0) {
+    case 8: return held_in<uint8_t>(loads, held);
+    case 16: return held_in<uint16_t>(loads, held);
+    case 32: return held_in<uint32_t>(loads, held);
+    case 64: return held_in<uint64_t>(loads, held);
     default: return nullptr;
     }
 }
@@ -134,23 +148,24 @@ char* Warp::untraced(Space space, uint64_t address, size_t bytes, unsigned lane)
 
 char* Warp::place(Space space, uint64_t address, size_t bytes, unsigned lane, Access access) {
     char* found = untraced(space, address, bytes, lane);
-    bool shared = space == Space::SHARED, reads = access != Access::WRITE && access != Access::BEGIN_WRITE;
+    bool shared = space == Space::SHARED;
     if (!shared && space != Space::GLOBAL) return found;
-    uint32_t era = shared ? block->serial : block->launch, thread = block->number * THREADS + number * LANES + lane;
-    Moment now = {era, thread, block->barriers, meetings};
+    uint32_t era = shared ? block->serial : block->launch;
+    Moment now = {era, thread(lane), block->barriers, meetings};
     const Piece& piece = block->global.piece;
     Traces& traces = shared ? block->shared_traces : *piece.traces;
     Trace* trace = &traces[(address - (shared ? SHARED : piece.address)) / GRAIN];
     for (size_t grain = 0; grain < grains_of(bytes); grain++, trace++) {
         bool known = trace->era == era && trace->written;
-        if (shared && reads && !known) fail("reads shared memory that nobody has written", lane);
+        if (shared && is_read(access) && !known) fail("reads shared memory that nobody has written", lane);
         Trace before = *trace;
-        if (const char* wrong = trace->access(now, access, block->acquired)) {
+        if (const char* wrong = trace->access(now, access, block->order)) {
             uint32_t other = before.written ? before.writer : before.reader;
             std::string who = std::to_string(other % THREADS) + " of block " + std::to_string(other / THREADS);
             fail(std::string(wrong) + ": thread " + who, lane);
         }
     }
+    if (access == Access::WRITE && !shared) fenced &= ~(Lanes(1) << lane);
     return found;
 }
 

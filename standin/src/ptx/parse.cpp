@@ -102,9 +102,15 @@ private:
             size_t width = size_of(reader.take());
             do {
                 std::string name = reader.take();
-                widths[name] = width;
-                if (reader.skip("<")) reader.number(), reader.expect(">");
-                else registers.erase(name); // another one may have been called so in a block before
+                bool before = !widths.emplace(name, width).second;
+                if (reader.skip("<")) {
+                    if (before) reader.fail(name + " is declared twice");
+                    reader.number();
+                    reader.expect(">");
+                } else { // another one may have been called so in a block before
+                    widths[name] = width;
+                    registers.erase(name);
+                }
             } while (reader.skip(","));
             reader.expect(";");
         } else if (reader.skip(".local")) {
@@ -162,7 +168,9 @@ private:
     }
 
     // The address that a name stands for, as a row. What lies behind all variables gets its place at the end.
-    uint32_t address_row(const std::string& name) {
+    uint32_t address_row(const std::string& name, uint32_t width) {
+        if (width != 8) reader.fail("an address of other than 64 bits");
+        last_width = width;
         auto in_shared = shared.find(name);
         if (in_shared != shared.end() && in_shared->second.dynamic) {
             dynamic.emplace_back(new_row(8), name);
@@ -188,20 +196,26 @@ private:
     uint32_t value_row(uint32_t width) {
         bool negative = reader.skip("-");
         std::string word = reader.take();
+        if (negative && !isdigit(word[0])) reader.fail("-" + word);
         if (word[0] == '%' && word.find('.') != std::string::npos) {
+            if (width != 4) reader.fail(word + " has another width than the instruction");
+            last_width = width;
             auto [found, made] = kernel.special.try_emplace(word, 0);
             if (made) found->second = new_row(4);
             return found->second;
         }
         if (word[0] == '%' || widths.count(word)) return register_row(word, width);
-        if (!isdigit(word[0])) return address_row(word);
+        if (!isdigit(word[0])) return address_row(word, width);
         last_width = width;
         char* end;
         // 0f3F800000 and 0d3FF0000000000000 are the bits of floats.
         bool bits = word.size() > 2 && word[0] == '0' && (word[1] == 'f' || word[1] == 'd');
         uint64_t value = bits ? strtoull(word.c_str() + 2, &end, 16) : strtoull(word.c_str(), &end, 0);
-        if (*end || !width) reader.fail(word + " is no number that can be here");
-        return constant_row(negative ? -value : value, width);
+        if (negative) value = -value;
+        bool fits = bits ? word.size() - 2 == size_t(width) * 2 && (word[1] == 'd') == (width == 8)
+                         : width == 8 || value >> (width * 8) == 0 || int64_t(value) >> (width * 8 - 1) == -1;
+        if (*end || !width || !fits) reader.fail(word + " is no number that can be here");
+        return constant_row(value, width);
     }
 
     int64_t read_offset() {
@@ -212,7 +226,7 @@ private:
     }
 
     // `[%rd1+8]`: its base is a row, and of parameters there is none.
-    void read_address(Instruction& instruction, int& count, uint32_t width) {
+    void read_address(Instruction& instruction, int& count, uint32_t width, bool access) {
         auto parameter = parameters.find(reader.token);
         if (parameter != parameters.end()) {
             reader.take();
@@ -220,6 +234,7 @@ private:
         } else {
             instruction.rows[count++] = value_row(width);
         }
+        if (!access && reader.token == "+") reader.fail("only loads and stores add to an address here");
         instruction.offset += read_offset();
         reader.expect("]");
     }
@@ -266,7 +281,7 @@ private:
             if (count == 14) reader.fail("too many operands");
             uint32_t wanted = size_t(count) < widths.size() ? widths[count] : 0;
             if (reader.skip("[")) {
-                read_address(instruction, count, wanted);
+                read_address(instruction, count, wanted, access);
             } else {
                 instruction.rows[count++] = value_row(wanted);
                 if (held && access && last_width != held) reader.fail("registers of several widths in a vector");
@@ -274,7 +289,6 @@ private:
             }
         }
         if (size_t(count) != widths.size()) reader.fail(name + " with another number of operands");
-        if (instruction.offset && !access) reader.fail("only loads and stores add to an address here");
         if (access && !(instruction.step = load_or_store(load, type, held))) reader.fail(name + " with such registers");
         kernel.code.push_back(instruction);
     }
@@ -301,8 +315,10 @@ private:
             else if (part == ".cg") instruction.path = Path::FRESH;
             else if (part == ".nc") instruction.path = Path::CONSTANT;
             else if (part == ".v2" || part == ".v4") instruction.count = part[2] - '0';
-            else type = part;
+            else if (end == name.size()) type = part;
+            else reader.fail(name + ", of which " + part + " is not known");
         }
+        size_of(type);
         return type;
     }
 

@@ -4,13 +4,15 @@
 //
 // A warp's 32 lanes execute an instruction together, as those do whose turn it is: of lanes that went apart the ones that
 // are furthest behind go first, so that they meet again as soon as they can. What the manual leaves open is taken for the
-// worst: approximations err as much as they may, warps and blocks come in any order, copies come when they are waited for.
+// worst: approximations in f32 err as much as they may, tensor cores cut sums off, warps and blocks come in any order, copies
+// come when they are waited for.
 //
 // Found out, with the line of the PTX, are: memory beyond its end or not aligned; shared memory that is read before it is
 // written; accesses without an order between them, by threads of a warp, of a block or of different blocks (`traces.h`);
 // lanes that wait for others that do not come; and instructions that are not known here.
 #pragma once
 #include "../code.h"
+#include <algorithm>
 #include <cstring>
 
 namespace standin::ptx {
@@ -118,7 +120,10 @@ struct Warp {
     unsigned number;
     std::vector<char> registers, local;
     char* rows; // the registers, aligned
+    // Of its lanes: those that have not ended; whose turn it is; that wait for others; that have fenced off what they wrote; and
+    // that have taken a ticket.
     Lanes alive, active, waiting, fenced, ticketed;
+    uint64_t left; // instructions, after which it is taken not to end
     uint32_t at[LANES]; // which instruction each lane is at
     uint32_t now; // that of the active ones
     uint16_t meetings; // of its lanes, where what they wrote becomes seen by each other
@@ -132,6 +137,8 @@ struct Warp {
     char* place(Space space, uint64_t address, size_t bytes, unsigned lane, Access access);
     // The same, whatever others do.
     char* untraced(Space space, uint64_t address, size_t bytes, unsigned lane);
+    // A lane's number among the threads of the launch.
+    uint32_t thread(unsigned lane) const;
     [[noreturn]] void fail(const std::string& what, unsigned lane) const;
 
 private:
@@ -153,7 +160,8 @@ struct Block {
     uint32_t serial; // among all blocks that there have been
     uint32_t launch;
     uint16_t barriers; // that it has passed
-    bool acquired; // whether it sees what blocks wrote that took a ticket before it
+    std::vector<Crossing> tickets; // of all blocks of the launch
+    Order order;
 
     void run(const unsigned threads[3], uint64_t& random);
 };

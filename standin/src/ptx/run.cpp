@@ -13,6 +13,8 @@ static uint64_t draw(uint64_t& random) { // splitmix64
     return z ^ z >> 31;
 }
 
+uint32_t Warp::thread(unsigned lane) const { return block->number * THREADS + number * LANES + lane; }
+
 void Warp::fail(const std::string& what, unsigned lane) const {
     auto text = [](unsigned number) { return std::to_string(number); };
     const unsigned* index = block->index;
@@ -63,6 +65,7 @@ void Warp::run() {
         // As long as these are behind all others they go on.
         for (bool together = true; together && now < others;) {
             const Instruction& i = block->kernel->code[now];
+            if (!left--) fail("does not come to an end", __builtin_ctz(active));
             switch (i.flow) {
             case Flow::ON:
                 i.step(*this, i);
@@ -142,12 +145,13 @@ void Warp::begin(Block& of, unsigned its_number, const unsigned threads[3]) {
     go_to(ALL, 0);
     meetings = 0;
     at_barrier = false;
+    left = uint64_t(1) << 32;
     for (auto& lane : copies) lane.clear();
 }
 
 void Block::run(const unsigned threads[3], uint64_t& random) {
     barriers = 0;
-    acquired = false;
+    order = {&tickets, {}};
     memset(shared.data(), 0xff, shared.size());
     for (unsigned w = 0; w < warps.size(); w++) warps[w].begin(*this, w, threads);
     for (;;) {
@@ -204,8 +208,9 @@ void PtxKernel::run(Device& device, const Grid& grid, const std::vector<void*>& 
     block.shared.resize(shared_bytes + grid.shared_bytes);
     block.shared_traces.resize(grains_of(block.shared.size()));
     block.warps.resize(threads / LANES);
+    block.tickets.resize(uint64_t(grid.blocks[0]) * grid.blocks[1] * grid.blocks[2]);
     std::copy(grid.blocks, grid.blocks + 3, block.grid);
-    uint64_t random = launch, count = uint64_t(grid.blocks[0]) * grid.blocks[1] * grid.blocks[2];
+    uint64_t random = launch, count = block.tickets.size();
     std::vector<uint64_t> order(count);
     for (uint64_t b = 0; b < count; b++) order[b] = b;
     for (uint64_t b = count - 1; b > 0; b--) std::swap(order[b], order[draw(random) % (b + 1)]);

@@ -187,7 +187,10 @@ fn encode(compiled: &Compiled) -> Vec<u8> {
 fn decode(bytes: &[u8]) -> Option<Compiled> {
     let end = bytes.iter().position(|&byte| byte == b'\n')?;
     let symbols = std::str::from_utf8(&bytes[..end]).ok()?.split(' ').map(str::to_owned).collect();
-    Some(Compiled { image: bytes[end + 1..].to_vec(), symbols, log: String::new() })
+    let image = bytes[end + 1..].to_vec();
+    // The driver reads PTX up to a zero.
+    let ends = image.starts_with(b"\x7fELF") || image.last() == Some(&0);
+    ends.then(|| Compiled { image, symbols, log: String::new() })
 }
 
 #[cfg(test)]
@@ -205,8 +208,9 @@ mod tests {
     #[test]
     fn what_is_cached_comes_back() {
         let compiled =
-            Compiled { image: vec![1, 2, 10, 0, 5], symbols: vec!["a".into(), "b".into()], log: String::new() };
+            Compiled { image: vec![1, 2, 10, 5, 0], symbols: vec!["a".into(), "b".into()], log: String::new() };
         assert_eq!(decode(&encode(&compiled)), Some(compiled));
         assert_eq!(decode(b"no line"), None);
+        assert_eq!(decode(b"a\nPTX without an end"), None);
     }
 }

@@ -317,7 +317,7 @@ impl Driver for Nvidia {
     fn load(&self, module: &Module) -> Result<Vec<Function>> {
         self.enter()?;
         let compiled = compiler::cached(module, self.properties.capability)?;
-        // SAFETY: the image is a cubin, as NVRTC made it.
+        // SAFETY: the image is as NVRTC made it: machine code, which knows its length, or PTX with a zero behind it.
         let loaded = unsafe { result::module::load_data(compiled.image.as_ptr().cast()) }
             .doing(&format!("loading the kernels of {}", module.name))?;
         // SAFETY: the module is the one that was just loaded; where its kernels cannot be had, nobody has any of it.
