@@ -27,8 +27,8 @@ To bits_of(From value) {
     return bits;
 }
 
-// The value that is furthest from the exact one, above or below it, of those that the manual allows: so many steps of the last
-// place away from it at most.
+// The value that is furthest from the exact one, above or below it, of those that the manual allows: so many steps of the
+// last place away from it at most.
 f32 err(f64 exact, u32 from, int most) {
     f32 value = exact;
     if (!std::isfinite(value) || value == 0) return value;
@@ -178,8 +178,8 @@ void fence(Warp& warp, const Instruction&) {
 f32 half_of(u32 pair, unsigned half) { return bits_of<f32>(half ? pair & 0xffff0000 : pair << 16); }
 
 // A (16x16) by B (16x8), of bf16: with g = lane / 4 and p = lane % 4, the registers of A hold row g, columns 2p and 2p + 1;
-// row g + 8, the same; row g, columns + 8; row g + 8, columns + 8. Those of B: column g, rows 2p and 2p + 1; rows + 8. Those
-// of C and D: row g, columns 2p and 2p + 1; row g + 8, the same.
+// row g + 8, the same; row g, columns + 8; row g + 8, columns + 8. Those of B: column g, rows 2p and 2p + 1; rows + 8.
+// Those of C and D: row g, columns 2p and 2p + 1; row g + 8, the same.
 void multiply(Warp& warp, const Instruction& i) {
     f32 a[16][16], b[16][8];
     for (unsigned l = 0; l < LANES; l++) {

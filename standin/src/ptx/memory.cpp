@@ -6,8 +6,11 @@ namespace standin::ptx {
 
 namespace {
 
-char* place_at(Warp& warp, const Instruction& i, unsigned lane, size_t bytes, const uint64_t* base, bool write) {
-    uint64_t address = (base ? base[lane] : 0) + i.offset;
+// Where a lane's access goes whose base is this operand; none for parameters.
+char* place_at(Warp& warp, const Instruction& i, unsigned lane, size_t bytes, int base, bool write) {
+    uint64_t address = i.offset;
+    if (i.space != Space::PARAMETER)
+        address += i.short_base ? row<uint32_t>(warp, i, base)[lane] : row<uint64_t>(warp, i, base)[lane];
     Access access = write                       ? Access::WRITE
                     : i.path == Path::FRESH    ? Access::READ_FRESH
                     : i.path == Path::CONSTANT ? Access::READ_CONSTANT
@@ -18,9 +21,8 @@ char* place_at(Warp& warp, const Instruction& i, unsigned lane, size_t bytes, co
 // Elements of T in registers of Held, which may be wider.
 template <typename T, typename Held>
 void load(Warp& warp, const Instruction& i) {
-    const uint64_t* base = i.space == Space::PARAMETER ? nullptr : row<uint64_t>(warp, i, i.count);
     each(warp, [&](unsigned l) {
-        const char* from = place_at(warp, i, l, sizeof(T) * i.count, base, false);
+        const char* from = place_at(warp, i, l, sizeof(T) * i.count, i.count, false);
         for (int element = 0; element < i.count; element++) {
             T value;
             memcpy(&value, from + sizeof(T) * element, sizeof(T));
@@ -31,9 +33,8 @@ void load(Warp& warp, const Instruction& i) {
 
 template <typename T, typename Held>
 void store(Warp& warp, const Instruction& i) {
-    const uint64_t* base = row<uint64_t>(warp, i, 0);
     each(warp, [&](unsigned l) {
-        char* to = place_at(warp, i, l, sizeof(T) * i.count, base, true);
+        char* to = place_at(warp, i, l, sizeof(T) * i.count, 0, true);
         for (int element = 0; element < i.count; element++) {
             T value = row<Held>(warp, i, 1 + element)[l];
             memcpy(to + sizeof(T) * element, &value, sizeof(T));
@@ -41,8 +42,8 @@ void store(Warp& warp, const Instruction& i) {
     });
 }
 
-// 16 bytes, of which as many are read as the last operand says, at some time between beginning and end, past the first-level
-// cache.
+// 16 bytes, of which as many are read as the last operand says, at some time between beginning and end, past the
+// first-level cache.
 void begin_copy(Warp& warp, const Instruction& i) {
     const uint32_t *to = row<uint32_t>(warp, i, 0), *count = row<uint32_t>(warp, i, 3);
     const uint64_t* from = row<uint64_t>(warp, i, 1);
@@ -66,8 +67,8 @@ void await_copies(Warp& warp, const Instruction&) {
     });
 }
 
-// What was there, and one more, or after the last one nothing. What this thread, and those that a barrier has brought together
-// with it, wrote before its fence, whoever takes a later ticket is to see.
+// What was there, and one more, or after the last one nothing. What this thread, and those that a barrier has brought
+// together with it, wrote before its fence, whoever takes a later ticket is to see.
 void take_ticket(Warp& warp, const Instruction& i) {
     const uint64_t* address = row<uint64_t>(warp, i, 1);
     uint32_t *before = row<uint32_t>(warp, i, 0), *last = row<uint32_t>(warp, i, 2);

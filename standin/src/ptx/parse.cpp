@@ -78,7 +78,8 @@ private:
     std::map<std::pair<uint32_t, uint64_t>, uint32_t> constants;
     std::map<std::string, uint32_t> labels;
     std::map<std::string, uint64_t> placed; // variables in shared memory that the kernel uses
-    std::vector<std::pair<uint32_t, std::string>> branches, dynamic; // to be filled in, by instruction and by row
+    std::vector<std::pair<uint32_t, std::string>> branches; // to be filled in, by instruction
+    std::vector<std::pair<uint32_t, uint32_t>> dynamic; // to be filled in: rows and widths
     size_t parameter_bytes = 0;
     uint32_t last_width = 0; // of the value that was read last
 
@@ -169,11 +170,11 @@ private:
 
     // The address that a name stands for, as a row. What lies behind all variables gets its place at the end.
     uint32_t address_row(const std::string& name, uint32_t width) {
-        if (width != 8) reader.fail("an address of other than 64 bits");
-        last_width = width;
+        last_width = width = width ? width : 8;
+        if (width != 8 && !(width == 4 && shared.count(name))) reader.fail("the address of " + name + " is of 64 bits");
         auto in_shared = shared.find(name);
         if (in_shared != shared.end() && in_shared->second.dynamic) {
-            dynamic.emplace_back(new_row(8), name);
+            dynamic.emplace_back(new_row(width), width);
             return dynamic.back().first;
         }
         if (in_shared != shared.end()) {
@@ -184,7 +185,7 @@ private:
                 place->second = round_up(kernel.shared_bytes, align);
                 kernel.shared_bytes = place->second + in_shared->second.bytes;
             }
-            return constant_row(SHARED + place->second, 8);
+            return constant_row(SHARED + place->second, width);
         }
         if (local.count(name)) return constant_row(LOCAL + local[name], 8);
         auto in_global = module.variables.find(name);
@@ -263,7 +264,7 @@ private:
         if (access) {
             type = read_access(instruction, name);
             widths.assign(instruction.count, 0);
-            if (instruction.space != Space::PARAMETER) widths.insert(load ? widths.end() : widths.begin(), 8);
+            if (instruction.space != Space::PARAMETER) widths.insert(load ? widths.end() : widths.begin(), 0);
         } else {
             if (name == "mov.b32" || name == "mov.b64")
                 name += reader.token == "{" ? ".apart" : second_operand() == "{" ? ".together" : "";
@@ -282,6 +283,9 @@ private:
             uint32_t wanted = size_t(count) < widths.size() ? widths[count] : 0;
             if (reader.skip("[")) {
                 read_address(instruction, count, wanted, access);
+                instruction.short_base = access && last_width == 4 && instruction.space == Space::SHARED;
+                if (access && !instruction.short_base && last_width != 8 && instruction.space != Space::PARAMETER)
+                    reader.fail(name + " with an address of other than 64 bits");
             } else {
                 instruction.rows[count++] = value_row(wanted);
                 if (held && access && last_width != held) reader.fail("registers of several widths in a vector");
@@ -329,7 +333,7 @@ private:
             kernel.code[number].target = found->second;
         }
         kernel.shared_bytes = round_up(kernel.shared_bytes, 16);
-        for (auto& [row, _] : dynamic) kernel.constants.push_back({row, 8, uint64_t(SHARED + kernel.shared_bytes)});
+        for (auto& [row, width] : dynamic) kernel.constants.push_back({row, width, uint64_t(SHARED + kernel.shared_bytes)});
         // A kernel may end where its text does.
         Instruction end;
         end.flow = Flow::END;

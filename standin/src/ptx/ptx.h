@@ -4,8 +4,8 @@
 //
 // A warp's 32 lanes execute an instruction together, as those do whose turn it is: of lanes that went apart the ones that
 // are furthest behind go first, so that they meet again as soon as they can. What the manual leaves open is taken for the
-// worst: approximations in f32 err as much as they may, tensor cores cut sums off, warps and blocks come in any order, copies
-// come when they are waited for.
+// worst: approximations in f32 err as much as they may, tensor cores cut sums off, warps and blocks come in any order,
+// copies come when they are waited for.
 //
 // Found out, with the line of the PTX, are: memory beyond its end or not aligned; shared memory that is read before it is
 // written; accesses without an order between them, by threads of a warp, of a block or of different blocks (`traces.h`);
@@ -42,6 +42,7 @@ struct Instruction {
     Path path = Path::USUAL;
     uint8_t count = 0; // of operands, or of a vector's elements
     bool unless = false, guarded = false;
+    bool short_base = false; // whether an address is 32 bits, as those in shared memory can be
     uint32_t guard = 0; // the row of its predicate
     uint32_t target = 0; // of a branch
     uint32_t line = 0;
@@ -120,8 +121,8 @@ struct Warp {
     unsigned number;
     std::vector<char> registers, local;
     char* rows; // the registers, aligned
-    // Of its lanes: those that have not ended; whose turn it is; that wait for others; that have fenced off what they wrote; and
-    // that have taken a ticket.
+    // Of its lanes: those that have not ended; whose turn it is; that wait for others; that have fenced off what they wrote;
+    // and that have taken a ticket.
     Lanes alive, active, waiting, fenced, ticketed;
     uint64_t left; // instructions, after which it is taken not to end
     uint32_t at[LANES]; // which instruction each lane is at

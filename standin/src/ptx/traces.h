@@ -6,8 +6,8 @@
 
 namespace standin::ptx {
 
-// FRESH is past the first-level cache, CONSTANT by the way for what nobody writes. An asynchronous copy begins to write, and
-// has written. A ticket is read and written in one.
+// FRESH is past the first-level cache, CONSTANT by the way for what nobody writes. An asynchronous copy begins to write,
+// and has written. A ticket is read and written in one.
 enum class Access : uint8_t { READ, READ_FRESH, READ_CONSTANT, WRITE, BEGIN_WRITE, END_WRITE, TICKET };
 inline bool is_read(Access access) { return access <= Access::READ_CONSTANT; }
 
