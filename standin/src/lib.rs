@@ -112,7 +112,7 @@ impl Standin {
     }
 
     /// The same, but for NVRTC, which is NVIDIA's own and makes PTX for this GPU. `version` is what it says of itself; where there
-    /// is none, or one that is newer than [those that are known](NEWEST_NVRTC), that the test is skipped is said, and in CI
+    /// is none, or one that is newer than those that are known, that the test is skipped is said, and in CI
     /// (`REQUIRE_NVRTC`) it may not be.
     pub fn in_ptx<E: Display>(version: Result<(i32, i32), E>) -> Option<Self> {
         let standin = Self::compiled()?;

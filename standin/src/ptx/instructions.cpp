@@ -112,10 +112,20 @@ T remainder(T a, T b) {
     return std::is_signed<T>::value && b == T(-1) ? 0 : a % b;
 }
 
-u32 insert(u32 a, u32 b, u32 at, u32 count) {
+// b, in which the lowest `count` bits of a stand at `at`.
+template <typename T>
+T insert(T a, T b, u32 at, u32 count) {
+    constexpr u32 WIDTH = sizeof(T) * 8;
     at &= 255, count &= 255;
-    u64 mask = ((u64(1) << std::min(count, 32u)) - 1) << std::min(at, 63u);
-    return u32((u64(a) << std::min(at, 63u) & mask) | (b & ~mask));
+    if (at >= WIDTH || count == 0) return b;
+    T ones = count >= WIDTH ? ~T(0) : (T(1) << count) - 1;
+    return (a & ones) << at | (b & ~(ones << at));
+}
+template <typename T>
+void insert_lanes(Warp& warp, const Instruction& i) {
+    T *to = row<T>(warp, i, 0), *a = row<T>(warp, i, 1), *b = row<T>(warp, i, 2);
+    u32 *at = row<u32>(warp, i, 3), *count = row<u32>(warp, i, 4);
+    each(warp, [=](unsigned l) { to[l] = insert(a[l], b[l], at[l], count[l]); });
 }
 
 // All lanes are called for wherever some are.
@@ -294,15 +304,8 @@ std::map<std::string, Known> make_table() {
         ONE("clz.b32", u32, u32, a ? __builtin_clz(a) : 32), ONE("popc.b32", u32, u32, __builtin_popcount(a)),
         // The upper half of both, the second above, turned to the left.
         THREE("shf.l.wrap.b32", u32, u32, u32, u32, u32((u64(b) << 32 | a) << (c & 31) >> 32)),
-        {"bfi.b32",
-         {[](Warp& warp, const Instruction& i) {
-              u32* to = row<u32>(warp, i, 0);
-              each(warp, [&](unsigned l) {
-                  auto at = [&](int operand) { return row<u32>(warp, i, operand)[l]; };
-                  to[l] = insert(at(1), at(2), at(3), at(4));
-              });
-          },
-          {4, 4, 4, 4, 4}}},
+        {"bfi.b32", {insert_lanes<u32>, {4, 4, 4, 4, 4}}},
+        {"bfi.b64", {insert_lanes<u64>, {8, 8, 8, 4, 4}}},
         ONE("mov.pred", pred, pred, a), ONE("not.pred", pred, pred, !a), TWO("and.pred", pred, pred, pred, a && b),
         TWO("or.pred", pred, pred, pred, a || b), TWO("xor.pred", pred, pred, pred, !a != !b),
         // The first of the parts is the lower one.
