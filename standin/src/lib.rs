@@ -149,7 +149,7 @@ impl Standin {
 
     /// The folder in which kernels that were compiled once are kept.
     pub fn kernels(&self) -> PathBuf {
-        self.folder.join("kernels")
+        self.folder.join(if self.ptx { "ptx" } else { "kernels" })
     }
 
     /// Runs tests of this test's own program once more, in a process whose GPU is played: those whose names have one of these
