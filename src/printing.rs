@@ -4,6 +4,7 @@
 use anyhow::{Context, Result};
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write};
+use unicode_width::UnicodeWidthStr;
 
 /// Prints a line, or does not; unlike println!, which panics where nobody reads on.
 macro_rules! tell {
@@ -54,9 +55,24 @@ pub fn printable(text: impl Display) -> String {
     shown
 }
 
+/// Names in a column below a heading, filled up to the same width; letters such as 漢 are two places wide.
+pub fn column<T: Display>(heading: &str, names: impl IntoIterator<Item = T>) -> (String, Vec<String>) {
+    let names: Vec<String> = names.into_iter().map(printable).collect();
+    let width = names.iter().map(|name| name.width()).max().unwrap_or(0).max(heading.width());
+    let filled = |name: &str| format!("{name}{}", " ".repeat(width - name.width()));
+    (filled(heading), names.iter().map(|name| filled(name)).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_fill_a_column() {
+        let (heading, names) = column("class", ["漢字", "Größe 7", "a\tb", ""]);
+        assert_eq!(heading, "class   ");
+        assert_eq!(names, ["漢字    ", "Größe 7 ", "a\\u0009b", "        "].map(|name| name.to_owned()));
+    }
 
     #[test]
     fn what_would_act_on_a_terminal_is_shown() {

@@ -165,7 +165,7 @@ fn names_that_do_not_exist() {
 
 #[test]
 fn models_that_cannot_be() {
-    let cases: [(&[&str], &[&str]); 14] = [
+    let cases: [(&[&str], &[&str]); 15] = [
         (&["n_win=65"], &["n_win: 65 in stage 1, expected 1 to 64"]),
         (&["topks=17,8,-2"], &["topks: 17 in stage 1", "4x4 = 16 regions", "from 1 to that number"]),
         (&["topks=0,8,-2"], &["topks: 0 in stage 1"]),
@@ -179,6 +179,7 @@ fn models_that_cannot_be() {
         (&["num_classes=99999999999"], &["num_classes", "1048576"]),
         (&["lce_kernel=4"], &["lce_kernel: 4", "0 for none"]),
         (&["head_dim=7"], &["head_dim: 7 does not divide the 48 channels"]),
+        (&["head_dim=[[24]]"], &["head_dim=[[24]]", "expected"]),
         (
             &["embed_dim=65536,65536,65536", "head_dim=64", "full_attention_heads=8"],
             &["embed_dim", "parameters", "memory"],

@@ -10,6 +10,20 @@ use std::fs;
 use std::path::Path;
 
 #[test]
+fn check_names_a_class_without_a_picture_that_can_be_read() {
+    let folder = fresh("lost-class");
+    let data = samples::image_folder(&folder.join("data"));
+    for image in 0..4 {
+        fs::write(data.join(format!("val/dark/{image}.png")), "no picture").unwrap();
+    }
+    let said = biformer(&["check", "--data", text(&data)]);
+    assert_eq!(said.status, Some(1), "{said:?}");
+    let notes: Vec<&str> = said.err.lines().filter(|line| line.starts_with("note:")).collect();
+    let passed_over = "note: training passes over them with --set max_bad_images=4";
+    assert_eq!(notes, ["note: of dark in val no image can be read", passed_over]);
+}
+
+#[test]
 fn check_names_them_all_and_a_run_says_so() {
     let folder = fresh("broken-pictures");
     let data = samples::image_folder(&folder.join("data"));

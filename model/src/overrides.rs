@@ -75,7 +75,8 @@ impl ModelConfig {
 /// A value from the command line: a list where commas or the field ask for one.
 fn parse(text: &str, list: bool) -> Value {
     let scalar = |text: &str| serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::from(text.trim()));
-    let inner = text.trim().trim_start_matches('[').trim_end_matches(']');
+    let text = text.trim();
+    let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     if list || inner.contains(',') { inner.split(',').map(scalar).collect() } else { scalar(inner) }
 }
 

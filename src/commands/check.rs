@@ -1,7 +1,7 @@
 //! `biformer check`.
 
 use super::{Status, Threads};
-use crate::printing::{print_lines, printable, tell, unless_closed};
+use crate::printing::{column, print_lines, tell, unless_closed};
 use crate::trainer::display::{bar, distinct_notes, plural};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -28,13 +28,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         unless_closed(print_classes(&splits))?;
         let notes = distinct_notes(splits.iter().map(|(_, dataset)| dataset.as_ref()));
         notes.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
-        let (mut bad, mut most) = (0, 0);
-        for (split, dataset) in &splits {
-            let errors = unreadable(dataset.as_ref(), *split);
-            errors.iter().for_each(|error| tell!(io::stderr(), "{error}"));
-            bad += errors.len();
-            most = most.max(errors.len());
-        }
+        let bad: Vec<usize> = splits.iter().map(|(split, dataset)| name_unreadable(dataset.as_ref(), *split)).collect();
+        let most = bad.iter().copied().max().unwrap_or(0);
+        let bad: usize = bad.iter().sum();
         let all: usize = splits.iter().map(|(_, dataset)| dataset.len()).sum();
         unless_closed(print_lines(format_args!("{bad} of {all} image{} cannot be read.", plural(all))))?;
         if bad > 0 {
@@ -65,35 +61,51 @@ fn splits(source: &str) -> Result<Vec<(Split, Arc<dyn Dataset>)>> {
 
 /// How many images each class has in each split.
 fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) -> Result<()> {
-    let classes = splits[0].1.classes();
-    let counts = |dataset: &dyn Dataset| {
-        let mut counts = vec![0; classes.len()];
-        dataset.labels().unwrap_or_default().iter().for_each(|&label| counts[label as usize] += 1);
-        counts
-    };
-    let counts: Vec<Vec<usize>> = splits.iter().map(|(_, dataset)| counts(dataset.as_ref())).collect();
-    let names: Vec<String> = classes.iter().map(printable).collect();
-    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("class".len());
+    let (heading, names) = column("class", splits[0].1.classes().iter().map(String::as_str).chain(["all"]));
+    let counts: Vec<Vec<usize>> = splits
+        .iter()
+        .map(|(_, dataset)| [of_classes(dataset.as_ref(), 0..dataset.len()), vec![dataset.len()]].concat())
+        .collect();
     let line = |name: &str, cells: Vec<String>| {
         let cells: String = cells.iter().map(|cell| format!("  {cell:>7}")).collect();
-        format!("{name:width$}{cells}")
+        format!("{name}{cells}")
     };
-    say!("{}", line("class", splits.iter().map(|(split, _)| split.name().to_owned()).collect()));
-    for (class, name) in names.iter().enumerate() {
-        say!("{}", line(name, counts.iter().map(|counts| counts[class].to_string()).collect()));
+    say!("{}", line(&heading, splits.iter().map(|(split, _)| split.name().to_owned()).collect()));
+    for (row, name) in names.iter().enumerate() {
+        say!("{}", line(name, counts.iter().map(|counts| counts[row].to_string()).collect()));
     }
-    say!("{}", line("all", splits.iter().map(|(_, dataset)| dataset.len().to_string()).collect()));
     Ok(())
 }
 
-/// What keeps images from being read, in the order of the images.
-fn unreadable(dataset: &dyn Dataset, split: Split) -> Vec<data::Error> {
+/// How many of these images each class has.
+fn of_classes(dataset: &dyn Dataset, images: impl IntoIterator<Item = usize>) -> Vec<usize> {
+    let (mut counts, labels) = (vec![0; dataset.classes().len()], dataset.labels().unwrap_or_default());
+    images.into_iter().filter_map(|image| labels.get(image)).for_each(|&label| counts[label as usize] += 1);
+    counts
+}
+
+/// Names the images that cannot be read, and the classes of which none can; gives the number of the images.
+fn name_unreadable(dataset: &dyn Dataset, split: Split) -> usize {
+    let errors = unreadable(dataset, split);
+    errors.iter().for_each(|(_, error)| tell!(io::stderr(), "{error}"));
+    let there = of_classes(dataset, 0..dataset.len());
+    let lost = of_classes(dataset, errors.iter().map(|&(image, _)| image));
+    for ((class, there), lost) in dataset.classes().iter().zip(there).zip(lost) {
+        if there > 0 && lost == there {
+            tell!(io::stderr(), "note: of {class} in {} no image can be read", split.name());
+        }
+    }
+    errors.len()
+}
+
+/// The images that cannot be read, in order, and what keeps them from it.
+fn unreadable(dataset: &dyn Dataset, split: Split) -> Vec<(usize, data::Error)> {
     let bar = bar(dataset.len());
     bar.set_message(format!("images in {}", split.name()));
     let read = |image| {
         let read = dataset.get(image);
         bar.inc(1);
-        read.err()
+        read.err().map(|error| (image, error))
     };
     let errors = (0..dataset.len()).into_par_iter().filter_map(read).collect();
     bar.finish_and_clear();

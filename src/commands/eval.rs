@@ -7,7 +7,7 @@ use crate::inference::Inference;
 use crate::memory::expect_room_to_infer;
 use crate::paths::resolved;
 use crate::pictures::confusion;
-use crate::printing::{printable, tell};
+use crate::printing::{column, printable, tell};
 use crate::staging::numbered;
 use crate::trainer::display::{bar, warn_of};
 use crate::trainer::score::{Score, Verdict, evaluate};
@@ -114,19 +114,18 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         say!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(Status::Done);
     }
-    let names: Vec<String> = report.classes.iter().map(|class| printable(&class.name)).collect();
-    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("all".len());
+    let (heading, names) = column("class", report.classes.iter().map(|class| class.name.as_str()).chain(["all"]));
     say!("{}:", of_images(report.split, &report.data));
-    say!("{:width$}  {:>7}  {:>6}  {:>6}", "class", "images", "top-1", "top-5");
+    say!("{heading}  {:>7}  {:>6}  {:>6}", "images", "top-1", "top-5");
     for (name, Class { images, top1, top5, .. }) in names.iter().zip(&report.classes) {
         let [top1, top5] =
             [top1, top5].map(|share| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)));
-        say!("{name:width$}  {images:>7}  {top1:>6}  {top5:>6}");
+        say!("{name}  {images:>7}  {top1:>6}  {top5:>6}");
     }
     let Report { images, top1, top5, macro_top1, loss, .. } = report;
     say!(
-        "{:width$}  {images:>7}  {:>5.1}%  {:>5.1}%   loss {loss:.4}, mean top-1 of the classes {:.1}%",
-        "all",
+        "{}  {images:>7}  {:>5.1}%  {:>5.1}%   loss {loss:.4}, mean top-1 of the classes {:.1}%",
+        names[names.len() - 1],
         100.0 * top1,
         100.0 * top5,
         100.0 * macro_top1
@@ -135,7 +134,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         say!("The most frequent mistakes:");
     }
     for &([label, predicted], count) in &report.mistakes {
-        let (of, [label, predicted]) = (report.classes[label].images, [label, predicted].map(|class| &names[class]));
+        let of = report.classes[label].images;
+        let [label, predicted] = [label, predicted].map(|class| printable(&report.classes[class].name));
         say!("{count:>7} of {of} {label} taken for {predicted}");
     }
     if !report.surest_mistakes.is_empty() {

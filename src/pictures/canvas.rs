@@ -1,6 +1,7 @@
 //! A page to draw on, and its way into a PNG file.
 
 use super::PAPER;
+use ab_glyph::{Font, FontRef, GlyphId};
 use anyhow::{Context, Result, anyhow};
 use image::imageops::{self, FilterType};
 use image::{Rgb, RgbImage};
@@ -13,6 +14,7 @@ use plotters::style::{Color, FontStyle, IntoFont, RGBColor, TextStyle, register_
 use png::{BitDepth, ColorType, Encoder};
 use std::path::Path;
 use std::sync::OnceLock;
+use unicode_normalization::UnicodeNormalization;
 
 /// Everything is drawn this many times larger and then averaged down, which smooths every edge.
 pub(super) const SCALE: u32 = 3;
@@ -22,8 +24,8 @@ const FONT: &str = "pictures";
 /// What tells our pictures from others: a keyword of the PNG format, and its text.
 const PRODUCER: (&str, &str) = ("Software", "biformer");
 
-/// Printable ASCII and `× ± · … – → ≤ ≥`, unhinted. Each glyph has an invisible point at its origin: plotters sets
-/// the left end of an outline where the pen is, and so without it would lose the space before every letter.
+/// Latin, Greek and Cyrillic letters, digits and signs, unhinted. Each glyph has an invisible point at its origin: plotters
+/// sets the left end of an outline where the pen is, and so without it would lose the space before every letter.
 static FONT_FILE: &[u8] = include_bytes!("DejaVuSans-subset.ttf");
 
 /// A point of the page, in pixels from its top left corner.
@@ -67,12 +69,13 @@ impl Canvas {
         Ok(self.area().draw(&Rectangle::new(corners, colour.filled()))?)
     }
 
-    /// A line of text of some height, whose baseline begins, has its middle or ends at a point.
+    /// A line of text of some height, whose baseline begins, has its middle or ends at a point. For what the font does not
+    /// have there is a question mark.
     pub fn text(&mut self, text: &str, (x, baseline): Point, align: HPos, height: f64, colour: RGBColor) -> Result<()> {
         let style = style(height).color(&colour).pos(Pos::new(align, VPos::Top));
         // With this font, plotters sets the baseline half a text's height below the top.
         let top = baseline - height / 2.0;
-        Ok(self.area().draw(&Text::new(text, enlarged((x, top)), style))?)
+        Ok(self.area().draw(&Text::new(drawable(text)?, enlarged((x, top)), style))?)
     }
 
     /// A picture whose pixels are [`SCALE`] times finer than those of the page.
@@ -117,10 +120,18 @@ fn expect_font() -> Result<()> {
     registered.then_some(()).ok_or_else(|| anyhow!("the built-in font cannot be read"))
 }
 
+/// A text as it can be drawn: letters with their accents are one character each, and what the font does not have is a
+/// question mark.
+fn drawable(text: &str) -> Result<String> {
+    let font = FontRef::try_from_slice(FONT_FILE).context("the built-in font")?;
+    let is_known = |letter: char| font.glyph_id(letter) != GlyphId::default();
+    Ok(text.nfc().map(|letter| if is_known(letter) { letter } else { '?' }).collect())
+}
+
 /// The width of a line of text of some height.
 pub(super) fn text_width(text: &str, height: f64) -> Result<f64> {
     expect_font()?;
-    let (width, _) = style(height).font.box_size(text).map_err(|error| anyhow!("{error}"))?;
+    let (width, _) = style(height).font.box_size(&drawable(text)?).map_err(|error| anyhow!("{error}"))?;
     Ok(f64::from(width) / f64::from(SCALE))
 }
 
@@ -205,6 +216,20 @@ mod tests {
         assert!(left > 20 * SCALE, "it begins at {left}");
         let end = (20.0 + text_width("HAMBURG", 20.0)?) * f64::from(SCALE);
         assert!((end - f64::from(right)).abs() <= f64::from(2 * SCALE), "it ends at {right}, not {end}");
+        Ok(())
+    }
+
+    /// Of each alphabet some letters; an accent that is a character of its own, as macOS writes it; what is not there.
+    #[test]
+    fn letters_that_the_font_has_are_drawn() -> Result<()> {
+        for (text, drawn) in [
+            ("Größe Ærø Łódź İstanbul Tiếng Việt", "Größe Ærø Łódź İstanbul Tiếng Việt"),
+            ("Ζάκυνθος Україна ґрунт", "Ζάκυνθος Україна ґрунт"),
+            ("A\u{308}pfel", "Äpfel"),
+            ("漢字 🐱 \u{7}", "?? ? ?"),
+        ] {
+            assert_eq!(drawable(text)?, drawn);
+        }
         Ok(())
     }
 

@@ -24,15 +24,13 @@ const NUMBER: f64 = 26.0;
 
 /// Draws, as a PNG, how many images of each class were taken for which. `counts[i][j]` are those of class i that were taken
 /// for class j; a cell is the stronger in colour the larger their share of class i is, blue where it is right and red where
-/// it is wrong. Columns have the numbers of the classes, rows their names, too: what is not ASCII in them is a question mark.
+/// it is wrong. Columns have the numbers of the classes, rows their names, too, as far as the font has letters for them.
 ///
 /// Errors: a file that cannot be written.
 pub fn draw(classes: &[String], counts: &[Vec<u64>], subtitle: &str, path: &Path) -> Result<()> {
     let cell = (SIDE / classes.len().max(1) as f64).clamp(CELL.0, CELL.1).floor();
-    let labels = classes.iter().enumerate().map(|(class, name)| {
-        let name: String = name.chars().map(|c| if c == ' ' || c.is_ascii_graphic() { c } else { '?' }).collect();
-        shortened(&format!("{} {name}", class + 1), TEXT, NAME)
-    });
+    let labels =
+        classes.iter().enumerate().map(|(class, name)| shortened(&format!("{} {name}", class + 1), TEXT, NAME));
     let labels = labels.collect::<Result<Vec<_>>>()?;
     let widest =
         labels.iter().map(|label| text_width(label, TEXT)).try_fold(0.0, |a, b| Ok::<_, anyhow::Error>(b?.max(a)))?;
