@@ -17,9 +17,14 @@ pub(crate) use tell;
 
 /// Prints lines of a command's result. Errors: a full disk, a closed pipe.
 pub fn print_lines(text: fmt::Arguments<'_>) -> Result<()> {
+    print(format_args!("{text}\n"))
+}
+
+/// The same, and what comes next goes on in the last line.
+pub fn print(text: fmt::Arguments<'_>) -> Result<()> {
     let text = text.to_string();
-    let lines: String = text.split('\n').flat_map(|line| [printable(line), "\n".into()]).collect();
-    io::stdout().lock().write_all(lines.as_bytes()).context("standard output")
+    let lines: Vec<String> = text.split('\n').map(printable).collect();
+    io::stdout().lock().write_all(lines.join("\n").as_bytes()).context("standard output")
 }
 
 /// Whether printing failed because whoever read the output has seen enough: `biformer info | head -3`.

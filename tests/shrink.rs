@@ -82,6 +82,11 @@ fn photographs_are_never_touched() {
         biformer(&["shrink", "--data", text(&photos), "--output", text(&folder.join(output)), "--side", "8"])
             .refused(&["--output", "lies in --data", "another folder"]);
     }
+    biformer(&["shrink", "--data", text(&photos), "--output", text(&folder)]).refused(&[
+        "--output",
+        "--data lies in it",
+        "another folder",
+    ]);
     assert!(before == contents(&photos) && !folder.join("small").exists() && !folder.join("missing").exists());
     let file = folder.join("file");
     fs::write(&file, "").unwrap();

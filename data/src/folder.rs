@@ -1,13 +1,12 @@
 //! An image folder: one folder a class, one file an image, decoded when asked for.
 
 use std::ffi::OsStr;
-use std::fs::DirEntry;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
 use crate::held_out::{ONE_IN, held_out};
-use crate::listing::{Listing, Others, is_picture, visible};
+use crate::listing::{Listing, Others, is_folder, is_picture, visible};
 use crate::{Dataset, Error, Result, Sample, Split, Statistics, load_image};
 
 /// How many classes an error lists.
@@ -218,8 +217,8 @@ impl Undivided {
         }
         let (mut classes, mut others, mut shut) = (Vec::new(), Vec::new(), None);
         for name in folder_names(root)? {
-            match visible(&root.join(&name)) {
-                Ok(entries) if entries.iter().any(|entry| is_picture(&entry.path())) => classes.push(name),
+            match holds_picture(&root.join(&name)) {
+                Ok(true) => classes.push(name),
                 Err(error) if !OF_THE_SYSTEM.contains(&name.as_str()) => shut = shut.or(Some(error)),
                 _ => others.push(name),
             }
@@ -241,9 +240,19 @@ fn loose_in(folder: &Path, name: &str) -> Option<String> {
     (count > 0).then(|| format!("passed over {count} image{s} in {name}/ itself, beside the folders of the classes"))
 }
 
+/// Whether a picture lies in a folder itself. It looks no further than the first: there may be a million.
+fn holds_picture(folder: &Path) -> Result<bool> {
+    for entry in visible(folder)? {
+        if is_picture(&entry?.path()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// How many pictures lie in a folder itself, as far as that can be seen.
 fn pictures_in(folder: &Path) -> usize {
-    visible(folder).map_or(0, |entries| entries.iter().filter(|entry| is_picture(&entry.path())).count())
+    visible(folder).map_or(0, |entries| entries.flatten().filter(|entry| is_picture(&entry.path())).count())
 }
 
 /// What is in a folder that is no image folder, and could be one, in a sentence.
@@ -262,7 +271,8 @@ pub(crate) fn nearly(root: &Path) -> Option<String> {
             ));
         }
     }
-    let classes: Vec<&String> = folders.iter().filter(|name| pictures_in(&root.join(name)) > 0).collect();
+    let classes: Vec<&String> =
+        folders.iter().filter(|name| holds_picture(&root.join(name)).unwrap_or(false)).collect();
     match (classes.as_slice(), folders.first()) {
         ([class], _) => Some(format!("Of its folders only {class}/ has images: it takes two classes to tell apart. ")),
         (_, Some(first)) => Some(format!("None of its folders, such as {first}/, has images of its own. ")),
@@ -301,7 +311,12 @@ fn class_names(split: &Path) -> Result<Vec<String>> {
 /// The names of the folders in another, sorted.
 fn folder_names(folder: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
-    for path in visible(folder)?.iter().map(DirEntry::path).filter(|path| path.is_dir()) {
+    for entry in visible(folder)? {
+        let entry = entry?;
+        if !is_folder(&entry)? {
+            continue;
+        }
+        let path = entry.path();
         match path.file_name().and_then(OsStr::to_str) {
             Some(name) => names.push(name.to_owned()),
             None => return Err(Error::Unsupported { path, what: "a class name must be UTF-8".to_owned() }),

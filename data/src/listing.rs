@@ -38,24 +38,22 @@ impl Listing {
     /// Takes in what is below `folder`, which without symbolic links is called `place`. The folders in `seen` have had their
     /// turn: however they link to each other, that ends.
     fn walk(&mut self, folder: &Path, place: &Path, seen: &mut HashSet<PathBuf>) -> Result<()> {
-        let mut entries = visible(folder)?;
+        let mut entries: Vec<DirEntry> = visible(folder)?.collect::<Result<_>>()?;
         // In an order that is the same everywhere: of two ways to a folder the first is taken.
         entries.sort_unstable_by_key(DirEntry::file_name);
         for entry in entries {
             let path = entry.path();
-            // As a rule the system knows it with the name: to ask for each of a million files would take long.
-            let kind = entry.file_type().map_err(Error::io(&path))?;
-            let inner = match () {
-                () if kind.is_dir() => place.join(entry.file_name()),
-                () if kind.is_symlink() && path.is_dir() => fs::canonicalize(&path).map_err(Error::io(&path))?,
-                () if is_picture(&path) => {
-                    self.images.push(path);
-                    continue;
+            if !is_folder(&entry)? {
+                match is_picture(&path) {
+                    true => self.images.push(path),
+                    false => self.others.count(&path),
                 }
-                () => {
-                    self.others.count(&path);
-                    continue;
-                }
+                continue;
+            }
+            let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+            let inner = match is_link {
+                true => fs::canonicalize(&path).map_err(Error::io(&path))?,
+                false => place.join(entry.file_name()),
             };
             if !place.starts_with(&inner) && seen.insert(inner.clone()) {
                 self.walk(&path, &inner, seen)?;
@@ -113,16 +111,18 @@ pub fn pictures_below(folder: &Path) -> Result<(Vec<PathBuf>, Option<String>)> {
     Ok((images, others.passed_over(&folder.display().to_string())))
 }
 
-/// What `folder` holds, without hidden names.
-pub(crate) fn visible(folder: &Path) -> Result<Vec<DirEntry>> {
-    let mut entries = Vec::new();
-    for entry in fs::read_dir(folder).map_err(Error::io(folder))? {
-        let entry = entry.map_err(Error::io(folder))?;
-        if !entry.file_name().as_encoded_bytes().starts_with(b".") {
-            entries.push(entry);
-        }
-    }
-    Ok(entries)
+/// What `folder` holds, without hidden names, as it is found.
+pub(crate) fn visible(folder: &Path) -> Result<impl Iterator<Item = Result<DirEntry>>> {
+    let is_hidden = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+    let entries = fs::read_dir(folder).map_err(Error::io(folder))?.map(move |entry| entry.map_err(Error::io(folder)));
+    Ok(entries.filter(move |entry| !entry.as_ref().is_ok_and(is_hidden)))
+}
+
+/// Whether it is a folder, or a link to one. As a rule the system knows it with the name: to ask for each of a million files
+/// would take long.
+pub(crate) fn is_folder(entry: &DirEntry) -> Result<bool> {
+    let kind = entry.file_type().map_err(Error::io(&entry.path()))?;
+    Ok(kind.is_dir() || kind.is_symlink() && entry.path().is_dir())
 }
 
 /// How images are named, in any case of letters, for messages: `.png, .jpg, ..`.

@@ -180,7 +180,8 @@ impl Transform {
         if (height, width) == (self.size, self.size) {
             return View { pixels: image.pixels().into(), height, width, shift };
         }
-        // Taking the square first bounds the work on an image of extreme shape, and changes nothing that is shown.
+        // Taking the square first bounds the work on an image of extreme shape. What is shown does not change by it while
+        // `zoomed` has a margin as wide as the filter reaches; without one, the outermost pixels see nothing beyond the square.
         let side = height.min(width);
         let square = Window { top: (height - side) / 2, left: (width - side) / 2, height: side, width: side };
         let resized = resize(image, square, [zoomed; 2], filter);

@@ -44,6 +44,26 @@ impl TensorFile {
         Self::parse(&read(u64::MAX)?, &shown)
     }
 
+    /// The metadata of a safetensors file, of which nothing else is read; so no checksum is held against it.
+    pub fn read_metadata(path: &Path) -> Result<HashMap<String, String>> {
+        const LENGTH: usize = size_of::<u64>();
+        let read = |most| read_regular(path, most).map_err(|cause| io(path, cause));
+        let beginning = read(LENGTH as u64 + 1)?;
+        let shown = path.display().to_string();
+        expect_safetensors(&beginning, &shown)?;
+        let format = |reason: String| Error::Format { path: shown.clone(), reason };
+        let length = beginning.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+        let length = length.ok_or_else(|| format("it ends before its header".into()))?;
+        let header = read(length.saturating_add(LENGTH as u64))?;
+        let mut header: serde_json::Map<String, Value> =
+            serde_json::from_slice(&header[LENGTH.min(header.len())..]).map_err(|error| format(error.to_string()))?;
+        let metadata = header.remove(METADATA).unwrap_or_else(|| json!({}));
+        let mut metadata: HashMap<String, String> =
+            serde_json::from_value(metadata).map_err(|error| format(error.to_string()))?;
+        metadata.remove(CHECKSUM);
+        Ok(metadata)
+    }
+
     /// The contents of a safetensors file's bytes, held against their checksum if they have one; `path` names it in errors.
     pub fn parse(bytes: &[u8], path: &str) -> Result<Self> {
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
@@ -248,7 +268,7 @@ pub fn copy_safely(from: &Path, to: &Path) -> Result<()> {
 }
 
 fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
-    let (path, temporary) = &beginning(path)?;
+    let (path, temporary) = &with_temporary(path)?;
     let written = File::create(temporary).and_then(|mut file| {
         put(&mut file)?;
         if let Ok(before) = fs::metadata(path) {
@@ -273,12 +293,12 @@ fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Result<()>) -
 
 /// Checks that [`write_safely`] can begin, which is to be known before the work whose result goes there.
 pub fn expect_writable(path: &Path) -> Result<()> {
-    let (path, temporary) = &beginning(path)?;
+    let (path, temporary) = &with_temporary(path)?;
     File::create(temporary).and_then(|_| fs::remove_file(temporary)).map_err(|cause| io(path, cause))
 }
 
 /// The file that a path names, through links (renaming would replace them), and the temporary one beside it.
-fn beginning(path: &Path) -> Result<(PathBuf, PathBuf)> {
+fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(io(path, std::io::Error::other(NOT_REGULAR)));
     }
@@ -349,6 +369,14 @@ mod tests {
         }
         let read = TensorFile::parse(&bytes, "bytes")?;
         assert_eq!(read.metadata, file().metadata);
+        // The metadata alone do not ask for what comes behind them, and end nowhere but whole.
+        let (folder, header) = (tempfile::tempdir().unwrap(), bytes.len() - 6 * 4 - 8);
+        let path = folder.path().join("file");
+        for length in [0, 5, 8, 9, header / 2, header - 1, header, bytes.len()] {
+            fs::write(&path, &bytes[..length]).unwrap();
+            let metadata = TensorFile::read_metadata(&path);
+            assert_eq!(metadata.ok(), (length >= header).then(|| file().metadata), "{length} of {}", bytes.len());
+        }
         assert_eq!(read.tensors["weight"].to_vec::<f32>()?, [0.5; 6]);
         Ok(())
     }

@@ -87,8 +87,8 @@ impl Trace {
         self.outputs.extend(later.outputs);
     }
 
-    /// The traces of a part that ran on pieces of the batch, as if it had run on all of it.
-    fn joined(pieces: Vec<Trace>) -> Result<Trace> {
+    /// The traces of inference on images that follow one another, as if it had run on all of them at once.
+    pub fn joined(pieces: Vec<Trace>) -> Result<Trace> {
         let join = |of: fn(&Trace) -> &Vec<(String, Tensor)>| -> Result<Vec<(String, Tensor)>> {
             let first = pieces.first().map_or(&[][..], |first| of(first));
             let joined = first.iter().enumerate().map(|(place, (name, _))| {

@@ -1,7 +1,7 @@
 //! `biformer eval`.
 
 use super::output::{Kind, expect_output};
-use super::{MOST_IMAGES, Status, Threads, Trained};
+use super::{Status, Threads, Trained, expect_count};
 use crate::device::Compute;
 use crate::inference::Inference;
 use crate::memory::expect_room_to_infer;
@@ -266,10 +266,7 @@ fn split_for(known: &DataFacts, source: &str, own: bool) -> Result<Split> {
 }
 
 fn measure(arguments: &Arguments) -> Result<Report> {
-    let batch = arguments.batch_size;
-    if !(1..=MOST_IMAGES).contains(&batch) {
-        bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
-    }
+    expect_count("--batch-size", arguments.batch_size)?;
     if let (Some(predictions), Some(confusion)) = (&arguments.predictions, &arguments.confusion)
         && resolved(predictions)? == resolved(confusion)?
     {
@@ -282,7 +279,6 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     if arguments.confusion.is_some() && classes > confusion::MOST_CLASSES {
         bail!("--confusion: of {classes} classes a picture would show little; --json has the counts");
     }
-    (config.batch_size, config.device) = (batch, arguments.compute.device);
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
     let split = arguments.split.map_or_else(|| split_for(&known, source, arguments.data.is_none()), Ok)?;
     let dataset = data::open(source, split).with_context(|| format!("data {source}{whose}"))?;
@@ -292,9 +288,10 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         known.classes = dataset.classes().to_vec();
     }
     let dataset = data::among(dataset, &known.classes).with_context(|| format!("data {source}"))?;
+    (config.batch_size, config.device) = (arguments.batch_size.min(dataset.len()).max(1), arguments.compute.device);
     // What the model's training images were normalised by, whatever these are.
     let transform = config.test_transform(known.statistics)?;
-    let mut settings = LoaderConfig::eval(batch, transform);
+    let mut settings = LoaderConfig::eval(config.batch_size, transform);
     settings.max_bad_images = arguments.max_bad_images.unwrap_or(config.max_bad_images);
     let loader = Loader::new(dataset, settings)?;
     expect_room_to_infer(&config, [config.image_size; 2], loader.most_bytes(), DType::F32)?;

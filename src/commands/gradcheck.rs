@@ -2,6 +2,7 @@
 
 use super::output::{Kind, expect_output};
 use super::{Status, Threads};
+use crate::printing::unless_closed;
 use crate::trainer::display::plural;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -41,17 +42,30 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 }
 
 fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
+    let mut reports = vec![];
+    // What is found is the status and the file as well, and these do not depend on who listens.
+    unless_closed(print_all(ops, &mut reports))?;
+    reports.extend(ops[reports.len()..].iter().map(|op| check(op)));
+    if let Some(path) = &arguments.json {
+        let all: Vec<Value> = reports.iter().map(as_json).collect();
+        write_safely(path, serde_json::to_string_pretty(&all)?.as_bytes())?;
+    }
+    unless_closed(print_failures(&reports))?;
+    Ok(if reports.iter().all(|report| report.failures.is_empty()) { Status::Done } else { Status::FellShort })
+}
+
+/// Checks operations, and prints a line of each as soon as it is known.
+fn print_all(ops: &[&Op], reports: &mut Vec<Report>) -> Result<()> {
     say!(
         "Gradients in f64 against central differences (limit {DIFFERENCE_TOLERANCE:.0e}) and against dual numbers \
          through the\nreference (limit {EXACT_TOLERANCE:.0e}); laws; and mutants, backward rules broken on purpose, \
          that must be caught.\n"
     );
     say!("operation           cases  checked  skipped  differences  dual numbers   laws  mutants caught");
-    let mut reports = vec![];
     for op in ops {
         let report = check(op);
         let caught = format!("{}/{} ({:.0}%)", report.killed, report.mutants, 100.0 * report.kill_rate());
-        say!(
+        let line = format!(
             "{:<19} {:>5}  {:>7}  {:>7}  {:>11}  {:>12}  {:>5}  {caught:>14}{}",
             report.op,
             report.cases,
@@ -63,15 +77,16 @@ fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
             if report.passed() { "" } else { "  FAILED" }
         );
         reports.push(report);
+        say!("{line}");
     }
+    Ok(())
+}
+
+fn print_failures(reports: &[Report]) -> Result<()> {
     let failures: Vec<&String> = reports.iter().flat_map(|report| &report.failures).collect();
     say!("");
     for failure in &failures {
         say!("{failure}");
-    }
-    if let Some(path) = &arguments.json {
-        let all: Vec<Value> = reports.iter().map(as_json).collect();
-        write_safely(path, serde_json::to_string_pretty(&all)?.as_bytes())?;
     }
     let skipped: usize = reports.iter().map(|report| report.skipped).sum();
     say!(
@@ -81,7 +96,7 @@ fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
         failures.len(),
         plural(failures.len())
     );
-    Ok(if failures.is_empty() { Status::Done } else { Status::FellShort })
+    Ok(())
 }
 
 fn as_json(report: &Report) -> Value {

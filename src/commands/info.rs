@@ -1,6 +1,6 @@
 //! `biformer info`.
 
-use super::{ImageSize, MOST_IMAGES, ModelChoice, Status, Threads};
+use super::{ImageSize, ModelChoice, Status, Threads, expect_count};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::memory;
@@ -124,9 +124,7 @@ impl Begun {
 fn show(arguments: &Arguments) -> Result<()> {
     let (mut run, begun) = asked(arguments)?;
     if let Some(batch) = arguments.batch_size {
-        if !(1..=MOST_IMAGES).contains(&batch) {
-            bail!("--batch-size {batch}: expected 1 to {MOST_IMAGES}");
-        }
+        expect_count("--batch-size", batch)?;
         (run.batch_size, run.micro_batches) = (batch, 1);
     }
     run.recompute = arguments.recompute.unwrap_or(run.recompute);

@@ -150,8 +150,14 @@ fn model_names() -> String {
     names.join(", ")
 }
 
-/// The most images per step, and the most steps, that can be asked for.
-const MOST_IMAGES: usize = 1 << 20;
+/// Errors: more images per step, or more steps, than can be asked for, or none.
+fn expect_count(option: &str, count: usize) -> Result<()> {
+    const MOST: usize = 1 << 20;
+    if !(1..=MOST).contains(&count) {
+        bail!("{option} {count}: expected 1 to {MOST}");
+    }
+    Ok(())
+}
 
 /// Which model, and what is different about it.
 #[derive(Debug, Args)]
@@ -245,17 +251,26 @@ fn fields(set: &[String]) -> Result<Option<Value>> {
 /// A field of a run, `key=value` with a dotted key, as a file has it.
 fn run_field(entry: &str) -> Result<Table> {
     let (key, value) = entry.split_once('=').with_context(|| format!("--set {entry}: expected key=value"))?;
-    let line = |value: &str| format!("{} = {value}", key.trim()).parse::<Table>();
+    let line = |value: &str| format!("{} = {value}", key.trim()).parse().ok().filter(is_one_field);
     // Texts need no quotes here, where a shell would take them away, and lists no brackets.
     let text = |value: &str| Value::from(value.trim()).to_string();
     let list = |value: &str| {
         let entries = value.split(',').filter(|entry| !entry.trim().is_empty());
-        let entries = entries.map(|entry| if line(entry).is_ok() { entry.to_owned() } else { text(entry) });
+        let entries = entries.map(|entry| if line(entry).is_some() { entry.to_owned() } else { text(entry) });
         format!("[{}]", entries.collect::<Vec<_>>().join(", "))
     };
     let bare_list = RunConfig::is_list(key) && !value.trim_start().starts_with('[');
-    let table = if bare_list { line(&list(value)) } else { line(value).or_else(|_| line(&text(value))) };
+    let table = if bare_list { line(&list(value)) } else { line(value).or_else(|| line(&text(value))) };
     table.with_context(|| format!("--set {entry}: not a value"))
+}
+
+/// Whether a table has one field, however deep: after a line break, a value could be followed by another field.
+fn is_one_field(table: &Table) -> bool {
+    let mut values = table.values();
+    match [values.next(), values.next()] {
+        [Some(Value::Table(section)), None] => is_one_field(section),
+        [value, other] => value.is_some() && other.is_none(),
+    }
 }
 
 /// How many threads.
@@ -334,7 +349,7 @@ impl Trained {
             (Stored::Described(mut described), model)
                 if model.as_ref().is_none_or(|model| *model == described.config.model) =>
             {
-                described.config = described.config.with(changes)?;
+                described.config = described.config.of_trained(changes)?;
                 described.into_model()
             }
             (Stored::Alone(file), Some(model)) => TrainedModel::of_weights(file, &shown.to_string(), model, changes),
@@ -367,6 +382,7 @@ mod tests {
             ("optimizer.betas=0.9,0.95", "optimizer.betas = [0.9, 0.95]"),
             ("data=a,b", r#"data = "a,b""#),
             ("epochs=3", "epochs = 3"),
+            ("epochs=3\nseed=5", r#"epochs = "3\nseed=5""#), // no other field
         ] {
             assert_eq!(run_field(entry).unwrap(), expected.parse::<Table>().unwrap(), "{entry}");
         }

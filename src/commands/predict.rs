@@ -6,17 +6,16 @@ use crate::config::read_text;
 use crate::device::Compute;
 use crate::memory::{expect_room_to_infer, image_bytes};
 use crate::pictures::{ROWS, looks};
-use crate::printing::{print_error, printable, tell};
+use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell};
 use crate::trainer::trained::TrainedModel;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::Args;
 use data::{Transform, load_image};
-use model::{BiFormer, Factors, Mode, Pass};
+use model::{BiFormer, Factors, Mode, Pass, Trace};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
-use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use tensor::{DType, Tensor};
@@ -95,79 +94,140 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         arguments.compute.place(&mut model)?;
         let factors = model.prepared()?;
         let transform = config.test_transform(data.statistics)?;
-        let (mut status, mut predictions, mut seen, mut readable) = (Status::Done, vec![], vec![], 0);
-        for paths in pictures.chunks(most) {
+        let mut looks = arguments.attention.as_deref().map(|file| Looks::new(file, arguments.at));
+        let (mut status, mut listed) = (Status::Done, Listed { json: arguments.json, any: false });
+        'chunks: for paths in pictures.chunks(most) {
             let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
             let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
-            let pixels: Vec<f32> = loaded.iter().flatten().flatten().copied().collect();
-            if arguments.attention.is_some() {
-                let named = paths.iter().zip(&loaded).filter_map(|(path, pixels)| Some((path, pixels.as_ref().ok()?)));
-                let named = named.map(|(path, pixels)| (path.file_name().unwrap_or_default(), pixels.clone()));
-                seen.extend(named.take(ROWS - seen.len()));
+            let point = looks.as_ref().filter(|looks| !looks.is_full()).map(|looks| looks.point);
+            let (probabilities, trace) = classify(&model, factors.clone(), &loaded, size, point)?;
+            if let Some(looks) = &mut looks {
+                looks.take(paths.iter().zip(&loaded), trace, &transform)?;
             }
-            let count = loaded.iter().flatten().count();
-            readable += count;
-            let images = Tensor::from_slice(&pixels, [count, size, size, 3])?;
-            let probabilities = classify(&model, factors.clone(), &images)?;
             let mut probabilities = probabilities.chunks(data.classes.len());
             for (path, loaded) in paths.iter().zip(loaded) {
-                let named = |outcome| Prediction { path: path.to_string_lossy(), outcome };
-                if let Err(error) = loaded {
+                let outcome = match loaded {
+                    Ok(_) => Outcome::Classes(by_probability(&data.classes, probabilities.next().unwrap_or_default())),
                     // The others are none the worse for it.
-                    predictions.push(named(Outcome::Error(error.to_string())));
-                    print_error(&error.into());
-                    status = Status::Refused;
-                    continue;
-                }
-                let classes = data.classes.iter().zip(probabilities.next().unwrap_or_default());
-                let mut classes: Vec<Class> = classes.map(|(name, &probability)| Class { name, probability }).collect();
-                classes.sort_by(|a, b| b.probability.total_cmp(&a.probability));
-                if arguments.json {
-                    predictions.push(named(Outcome::Classes(classes)));
-                    continue;
-                }
-                say!("{}", printable(path.display()));
-                for Class { name, probability } in classes.iter().take(5) {
-                    say!("  {:>5.1}%  {}", 100.0 * probability, printable(name));
+                    Err(error) => {
+                        let told = error.to_string();
+                        print_error(&error.into());
+                        status = Status::Refused;
+                        Outcome::Error(told)
+                    }
+                };
+                let printed = listed.print(&Prediction { path: path.to_string_lossy(), outcome });
+                match (printed, &looks) {
+                    // Nobody reads on, but there is something to draw.
+                    (Err(error), Some(looks)) if is_closed_pipe(&error) => {
+                        if looks.is_full() {
+                            break 'chunks;
+                        }
+                    }
+                    (printed, _) => printed?,
                 }
             }
         }
-        if arguments.json {
-            say!("{}", serde_json::to_string_pretty(&predictions)?);
+        if let Some(looks) = looks {
+            looks.draw()?;
         }
-        if let Some(file) = &arguments.attention {
-            if readable > seen.len() {
-                let (file, shown) = (file.display(), seen.len());
-                tell!(io::stderr(), "note: {file} shows the first {shown} of the {readable} pictures");
-            }
-            draw_attention(&model, factors, &transform, &seen, arguments.at, file)?;
-        }
+        listed.end()?;
         Ok(status)
     })
 }
 
-/// Draws what a point of each image attends to, given what the model saw of them, and their names.
-fn draw_attention(
-    model: &BiFormer,
-    factors: Factors,
-    transform: &Transform,
-    seen: &[(&OsStr, Vec<f32>)],
-    [x, y]: [f64; 2],
-    file: &Path,
-) -> Result<()> {
-    if seen.is_empty() {
-        return Ok(());
+/// The classes of a picture, likeliest first.
+fn by_probability<'a>(classes: &'a [String], probabilities: &[f64]) -> Vec<Class<'a>> {
+    let classes = classes.iter().zip(probabilities);
+    let mut classes: Vec<Class> = classes.map(|(name, &probability)| Class { name, probability }).collect();
+    classes.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+    classes
+}
+
+/// Prints pictures as soon as they are classified: their five likeliest classes, or the entries of a JSON list.
+struct Listed {
+    json: bool,
+    /// Whether the list has begun.
+    any: bool,
+}
+
+impl Listed {
+    fn print(&mut self, prediction: &Prediction<'_>) -> Result<()> {
+        if self.json {
+            let entry = serde_json::to_string_pretty(prediction)?.replace('\n', "\n  ");
+            let begin = if self.any { "," } else { "[" };
+            self.any = true;
+            // A line is ended by whoever knows what comes behind it.
+            return print(format_args!("{begin}\n  {entry}"));
+        }
+        if let Outcome::Classes(classes) = &prediction.outcome {
+            say!("{}", printable(&prediction.path));
+            for Class { name, probability } in classes.iter().take(5) {
+                say!("  {:>5.1}%  {}", 100.0 * probability, printable(name));
+            }
+        }
+        Ok(())
     }
-    let (size, point) = (transform.size(), [y, x]);
-    let pixels: Vec<f32> = seen.iter().flat_map(|(_, pixels)| pixels).copied().collect();
-    let images = Tensor::from_slice(&pixels, [seen.len(), size, size, 3])?;
-    let tape = Tape::inference();
-    let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).with_factors(factors);
-    let pass = pass.look_from(point);
-    model.run(&pass, &images)?;
-    let shown = seen.iter().map(|(name, pixels)| Ok((printable(name.display()), transform.picture(pixels)?)));
-    let shown = shown.collect::<data::Result<Vec<_>>>()?;
-    looks::draw(&shown, &pass.into_trace(), point, file).with_context(|| file.display().to_string())
+
+    fn end(self) -> Result<()> {
+        if self.any { print_lines(format_args!("\n]")) } else { Ok(()) }
+    }
+}
+
+/// What a point of each of the first pictures attends to.
+struct Looks<'a> {
+    file: &'a Path,
+    point: [f64; 2],
+    /// The pictures' names, and what the model saw of them.
+    seen: Vec<(String, data::Image)>,
+    /// Those of all pictures that were seen.
+    traces: Vec<Trace>,
+    /// How many pictures there are in all, but for those that cannot be read.
+    readable: usize,
+}
+
+impl<'a> Looks<'a> {
+    fn new(file: &'a Path, [x, y]: [f64; 2]) -> Self {
+        Self { file, point: [y, x], seen: vec![], traces: vec![], readable: 0 }
+    }
+
+    /// Whether a page has no room for more.
+    fn is_full(&self) -> bool {
+        self.seen.len() >= ROWS
+    }
+
+    /// Takes some pictures in, with the trace of their pass, as long as the page is not full.
+    fn take<'p>(
+        &mut self,
+        pictures: impl Iterator<Item = (&'p PathBuf, &'p data::Result<Vec<f32>>)>,
+        trace: Trace,
+        transform: &Transform,
+    ) -> Result<()> {
+        let (full, before) = (self.is_full(), self.readable);
+        for (path, pixels) in pictures.filter_map(|(path, loaded)| Some((path, loaded.as_ref().ok()?))) {
+            self.readable += 1;
+            if !full {
+                let name = printable(path.file_name().unwrap_or_default().display());
+                self.seen.push((name, transform.picture(pixels)?));
+            }
+        }
+        if !full && self.readable > before {
+            self.traces.push(trace);
+        }
+        Ok(())
+    }
+
+    /// Draws them, if there are any.
+    fn draw(self) -> Result<()> {
+        let (file, shown) = (self.file.display(), self.seen.len().min(ROWS));
+        if self.readable > shown {
+            tell!(io::stderr(), "note: {file} shows the first {shown} of the {} pictures", self.readable);
+        }
+        if shown == 0 {
+            return Ok(());
+        }
+        looks::draw(&self.seen, &Trace::joined(self.traces)?, self.point, self.file).with_context(|| file.to_string())
+    }
 }
 
 /// A point, X,Y, inside a picture.
@@ -203,16 +263,30 @@ fn pictures(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(pictures)
 }
 
-/// The probabilities of each image's classes, one image after the other.
-fn classify(model: &BiFormer, factors: Factors, images: &Tensor) -> Result<Vec<f64>> {
-    if images.count() == 0 {
-        return Ok(vec![]);
+/// The probabilities of each image's classes, one image after the other, of those that were loaded; and what a point of each
+/// attends to, if one is asked about.
+fn classify(
+    model: &BiFormer,
+    factors: Factors,
+    loaded: &[data::Result<Vec<f32>>],
+    size: usize,
+    point: Option<[f64; 2]>,
+) -> Result<(Vec<f64>, Trace)> {
+    let pixels: Vec<f32> = loaded.iter().flatten().flatten().copied().collect();
+    if pixels.is_empty() {
+        return Ok((vec![], Trace::default()));
     }
+    let images = Tensor::from_slice(&pixels, [loaded.iter().flatten().count(), size, size, 3])?;
     let tape = Tape::inference();
-    let output = model.forward_with(factors, &tape, images, Mode::Evaluate)?;
-    let logits = output.logits().value();
-    if logits.find(|x| !x.is_finite())?.is_some() {
+    let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).with_factors(factors);
+    let pass = match point {
+        Some(point) => pass.look_from(point),
+        None => pass,
+    };
+    let logits = model.run(&pass, &images)?.swap_remove(0);
+    if logits.value().find(|x| !x.is_finite())?.is_some() {
         bail!("the model's logits are not finite: its weights are of no use, take those of another run");
     }
-    Ok(ops::softmax(output.logits())?.value().cast(DType::F64)?.to_vec::<f64>()?)
+    let probabilities = ops::softmax(&logits)?.value().cast(DType::F64)?.to_vec::<f64>()?;
+    Ok((probabilities, pass.into_trace()))
 }

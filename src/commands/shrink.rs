@@ -59,12 +59,16 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         if output.starts_with(&from) {
             bail!("--output {shown}: it lies in --data, whose pictures stay as they are; name another folder");
         }
+        if from.starts_with(&output) {
+            bail!("--output {shown}: --data lies in it, and would be what is there already; name another folder");
+        }
         if output.exists() && !output.is_dir() {
             bail!("--output {shown}: it is there, and no folder; name another");
         }
-        let mut pictures = pictures_in(&arguments.data)?;
         // Through a symbolic link, what was written before may lie among them.
-        pictures.retain(|picture| !fs::canonicalize(picture).is_ok_and(|picture| picture.starts_with(&output)));
+        let is_written = |picture: &PathBuf| fs::canonicalize(picture).is_ok_and(|real| real.starts_with(&output));
+        let pictures = pictures_in(&arguments.data)?.into_par_iter();
+        let pictures: Vec<PathBuf> = pictures.filter(|picture| !is_written(picture)).collect();
         fs::create_dir_all(&output).with_context(named)?;
         let Some(_locked) = Locked::new(&output).with_context(named)? else {
             bail!(

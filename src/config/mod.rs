@@ -236,11 +236,20 @@ impl RunConfig {
 
     /// This configuration, changed in whatever is asked for.
     pub fn with(&self, changes: &Changes) -> Result<Self> {
+        self.with_checked(changes, Self::check)
+    }
+
+    /// The same for a model that is trained: how it was is no matter any more.
+    pub fn of_trained(&self, changes: &Changes) -> Result<Self> {
+        self.with_checked(changes, Self::check_model)
+    }
+
+    fn with_checked(&self, changes: &Changes, check: fn(&Self) -> Result<()>) -> Result<Self> {
         let mut table = Table::try_from(self).context("configuration to start from")?;
         let named = || format!("configuration ({})", changes.origin());
         changes.apply(&mut table).with_context(named)?;
         let config = from_table(table).with_context(named)?;
-        config.check().with_context(named)?;
+        check(&config).with_context(named)?;
         Ok(config)
     }
 
@@ -258,16 +267,7 @@ impl RunConfig {
 
     /// Errors: a field that no run can have, and what is expected.
     pub fn check(&self) -> Result<()> {
-        self.architecture.check().context("architecture")?;
-        self.architecture.check_image(self.image_size, self.image_size).context("image_size and architecture")?;
-        if self.architecture.features != Features::Logits {
-            bail!(
-                "architecture.features: only \"logits\" can be trained and measured; take other features with \"biformer forward\", or in programs of your own"
-            );
-        }
-        if let Some((name, number)) = subnormal(&Table::try_from(self)?) {
-            bail!("{name} = {number:?}, which computes as 0; expected 0 or a number further from it");
-        }
+        self.check_model()?;
         for (name, value, most) in [
             ("epochs", self.epochs, 1 << 20),
             ("batch_size", self.batch_size, 1 << 20),
@@ -295,23 +295,43 @@ impl RunConfig {
         }
         self.schedule.check(self.epochs)?;
         self.augmentation.check(self.image_size).context("augmentation")?;
-        self.check_preprocessing().context("preprocessing")?;
         self.optimizer.validate().context("optimizer")?;
         self.ema.settings().validate().context("ema")?;
         self.schedule(1).context("schedule")?;
         Ok(())
     }
 
+    /// Errors: a field that no model can have, or no preparation of its images.
+    fn check_model(&self) -> Result<()> {
+        self.architecture.check().context("architecture")?;
+        self.architecture.check_image(self.image_size, self.image_size).context("image_size and architecture")?;
+        if self.architecture.features != Features::Logits {
+            bail!(
+                "architecture.features: only \"logits\" can be trained and measured; take other features with \"biformer forward\", or in programs of your own"
+            );
+        }
+        self.check_preprocessing().context("preprocessing")?;
+        if let Some((name, number)) = subnormal(&Table::try_from(self)?) {
+            bail!("{name} = {number:?}, which computes as 0; expected 0 or a number further from it");
+        }
+        Ok(())
+    }
+
     /// Errors: what a step computes at once, of images of this size, is a single token in the last map.
     pub fn expect_statistics(&self, size: [usize; 2]) -> Result<()> {
-        let (images, last) = (self.batch_size / self.micro_batches, self.architecture.stages() - 1);
-        if images == 1 && size.iter().all(|&side| self.architecture.map_side(side, last) == 1) {
+        let last = self.architecture.stages() - 1;
+        if self.at_once() == 1 && size.iter().all(|&side| self.architecture.map_side(side, last) == 1) {
             bail!(
                 "one image at a time (batch_size / micro_batches), of which the last map is a single token: batch \
                  normalisation has nothing to normalise by; expected two images or more"
             );
         }
         Ok(())
+    }
+
+    /// The images that a step computes at once.
+    pub fn at_once(&self) -> usize {
+        self.batch_size.div_ceil(self.micro_batches)
     }
 
     /// The micro-batches of a batch of so many images.

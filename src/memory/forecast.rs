@@ -40,7 +40,7 @@ pub type Size = [usize; 2];
 /// batches that are made ahead. It runs a few steps, on up to the pixels of six images of 224x224; the free blocks of the pool
 /// are given back to the system. Errors: those of a training step.
 pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
-    let at_once = config.batch_size.div_ceil(config.micro_batches);
+    let at_once = config.at_once();
     let sample = Sample::to_train(config, size)?;
     let classes = config.architecture.num_classes;
     let model = sample.forecast(at_once * sample.each, |images| {

@@ -25,7 +25,7 @@ pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64) -> Resu
     let Some(free) = room_beside(config, 4 * DType::F32.size(), images.saturating_add(gathered), words)? else {
         return Ok(());
     };
-    let at_once = config.batch_size.div_ceil(config.micro_batches);
+    let at_once = config.at_once();
     if Sample::to_train(config, size)?.contains(at_once) {
         return Ok(());
     }

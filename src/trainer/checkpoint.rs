@@ -49,6 +49,15 @@ impl Checkpoint {
         Self::parse(path.to_owned(), TensorFile::read(path)?)
     }
 
+    /// The place of a checkpoint in its run, for which no more is read of the file than that.
+    pub fn read_progress(path: &Path) -> Result<Progress> {
+        let metadata = TensorFile::read_metadata(path)?;
+        if metadata.get("format").is_none_or(|format| format != FORMAT) {
+            bail!("{}: no checkpoint", path.display());
+        }
+        Ok(serde_json::from_str(metadata.get("progress").map_or("", String::as_str))?)
+    }
+
     fn parse(path: PathBuf, file: TensorFile) -> Result<Self> {
         let shown = path.display().to_string();
         let parse = || {

@@ -24,6 +24,8 @@ const METRICS: &str = "metrics.jsonl";
 const TIMINGS: &str = "timings.jsonl";
 const CURVES: &str = "curves.png";
 const ROUTING: &str = "routing.png";
+/// All that a run writes under its own name, in the order in which its end names them.
+const FILES: [&str; 7] = [CONFIG, METRICS, TIMINGS, FILE_NAME, BEST, CURVES, ROUTING];
 /// How many test images the picture of routed regions shows.
 pub const PICTURED: usize = 6;
 
@@ -205,16 +207,16 @@ impl RunFolder {
         }
     }
 
-    /// Where the last epoch is the best so far, keeps a copy of the checkpoint, which must be the one written after it. One
-    /// of an epoch whose line is gone may have been better, and stays.
-    pub fn keep_best(&self) -> Result<()> {
-        let Some([last, best]) = self.last_and_best()? else { return Ok(()) };
-        if last.epoch != best.epoch {
+    /// Where the epoch that the checkpoint was written after is the best so far, keeps a copy of it. One of an epoch whose
+    /// line is gone may have been better, and stays.
+    pub fn keep_best(&self, of_checkpoint: usize) -> Result<()> {
+        // The last one's line may be gone, too.
+        if self.last_and_best()?.is_none_or(|both| both.map(|epoch| epoch.epoch) != [of_checkpoint; 2]) {
             return Ok(());
         }
         let path = self.path.join(BEST);
-        let kept = Checkpoint::read(&path).ok().map(|kept| kept.progress.epoch);
-        if let Some(epoch) = kept.filter(|&epoch| epoch < last.epoch)
+        let kept = Checkpoint::read_progress(&path).ok().map(|kept| kept.epoch);
+        if let Some(epoch) = kept.filter(|&epoch| epoch < of_checkpoint)
             && self.metrics()?.iter().all(|line| line.epoch != epoch)
         {
             tell!(
@@ -230,8 +232,7 @@ impl RunFolder {
 
     /// The names of a run's files that are there.
     pub fn files(&self) -> Vec<&'static str> {
-        let all = [CONFIG, METRICS, TIMINGS, FILE_NAME, BEST, CURVES, ROUTING];
-        all.into_iter().filter(|name| self.path.join(name).exists()).collect()
+        FILES.into_iter().filter(|name| self.path.join(name).exists()).collect()
     }
 
     /// Draws the training curves.
@@ -277,10 +278,10 @@ fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<Vec<T>> {
 
 /// Whether a folder holds a run that ended before its first step, say at a picture that cannot be read: nothing is lost with it.
 fn holds_untrained(path: &Path) -> bool {
-    let untrained = |checkpoint: Checkpoint| checkpoint.progress == Progress::default();
+    let untrained = |progress: Progress| progress == Progress::default();
     !path.join(BEST).exists()
         && metrics_in(path).is_ok_and(|epochs| epochs.is_empty())
-        && Checkpoint::read(&path.join(FILE_NAME)).is_ok_and(untrained)
+        && Checkpoint::read_progress(&path.join(FILE_NAME)).is_ok_and(untrained)
 }
 
 /// Refuses a folder that cannot be made, or that holds a run already, or anything else that a run would write over.
@@ -299,7 +300,7 @@ pub fn expect_free(path: &Path) -> Result<()> {
         }
         bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
     }
-    match [BEST, CONFIG, METRICS, TIMINGS, CURVES, ROUTING].iter().find(|name| path.join(name).exists()) {
+    match FILES.iter().find(|name| path.join(name).exists()) {
         None => Ok(()),
         Some(name) => {
             bail!("run folder {shown}: there is a {name}, and no checkpoint; choose another with --out, or remove it")
@@ -321,10 +322,9 @@ fn lock(path: &Path) -> Result<Locked> {
 
 /// Whether a file is one that [`write_safely`] begins for one of a run's files, and that a killed process left.
 fn is_temporary(name: &str) -> bool {
-    let written = [BEST, CONFIG, METRICS, TIMINGS, CURVES, ROUTING, FILE_NAME];
     let number = |rest: &str| rest.strip_suffix(".tmp").is_some_and(is_number);
     let of = |written: &str| name.strip_prefix('.')?.strip_prefix(written)?.strip_prefix('.').map(number);
-    written.into_iter().any(|written| of(written) == Some(true))
+    FILES.into_iter().any(|written| of(written) == Some(true))
 }
 
 fn is_number(text: &str) -> bool {

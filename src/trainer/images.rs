@@ -109,7 +109,7 @@ impl Images {
         let varied = Transform::train(size, statistics, &config.augmentation)?;
         let mut training = LoaderConfig::train(config.batch_size, config.seed, varied);
         // Not more images at once than in training, or a test would take more memory.
-        let at_once = config.batch_size / config.micro_batches;
+        let at_once = config.at_once();
         let mut testing = LoaderConfig::eval(at_once, config.test_transform(statistics)?);
         (training.parts, training.repeats) = (config.micro_batches, config.augmentation.repeats);
         training.balance = config.augmentation.balance;

@@ -231,7 +231,7 @@ impl Trainer {
         }
         if trainer.progress.batch == 0 {
             // Should the run have been killed before it came to that.
-            trainer.folder.keep_best()?;
+            trainer.folder.keep_best(trainer.progress.epoch)?;
         }
         trainer.folder.note_lost()?;
         trainer.folder.write_config(trainer.learner.config())?;
@@ -282,7 +282,7 @@ impl Trainer {
             let elapsed = started.elapsed();
             self.folder.append(&metrics, elapsed, training)?;
             self.save()?;
-            self.folder.keep_best()?;
+            self.folder.keep_best(self.progress.epoch)?;
             display.epoch(&metrics, elapsed, training);
             // Should they not be drawn, the end of the run says why.
             let _ = self.folder.draw_curves();

@@ -205,7 +205,7 @@ impl TrainedModel {
     /// images normalised as the published models take them. `path` names the file in errors.
     pub fn of_weights(file: TensorFile, path: &str, model: &str, changes: &Changes) -> Result<Self> {
         let config = RunConfig { architecture: architecture(&file, model)?, ..RunConfig::for_model(model)? };
-        let config = config.with(changes)?;
+        let config = config.of_trained(changes)?;
         let mut model = BiFormer::blank(&config.architecture, DType::F32)?;
         model.load(&file, path)?;
         let classes = match config.architecture.num_classes {

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::files::TensorFile;
 use archive::Archive;
 use pickle::{Id, Values};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::path::Path;
 use view::{Made, View, made};
@@ -118,8 +118,11 @@ fn assemble(values: &Values, most: u64, mut bytes: impl FnMut(&str) -> Result<Ve
 /// The dictionary of tensors that was saved, or that lies in what was saved.
 fn state_dict(values: &Values) -> Result<Id> {
     let top = values.top();
-    let has_tensors = |dict: Id| {
-        values.entries(dict).iter().any(|&(name, value)| values.text(name).is_some() && made(values, value).is_some())
+    // Each dictionary is looked at once, however often it lies there.
+    let mut known = HashMap::new();
+    let mut has_tensors = |dict: Id| {
+        let is_tensor = |&(name, value): &(Id, Id)| values.text(name).is_some() && made(values, value).is_some();
+        *known.entry(dict).or_insert_with(|| values.entries(dict).iter().any(is_tensor))
     };
     let within = || values.entries(top).iter().filter_map(|&(name, dict)| Some((values.text(name)?, dict)));
     // Before its own tensors, as training programs keep single numbers beside the weights.
@@ -131,7 +134,6 @@ fn state_dict(values: &Values) -> Result<Id> {
     if has_tensors(top) {
         return Ok(top);
     }
-    // Each once, however often it lies there.
     let mut seen = HashSet::new();
     let mut others = within().filter(|&(_, dict)| seen.insert(dict) && has_tensors(dict));
     match [others.next(), others.next()] {
@@ -192,9 +194,23 @@ mod tests {
         // A dictionary of many numbers, itself as often in another; and as many classes with one long name.
         const OFTEN: usize = 300_000;
         let times = |what: &[u8]| what.repeat(OFTEN);
-        let dict =
-            [&b"\x80\x02X\x01\0\0\0wq\0}q\x01("[..], &times(b"h\0K\x01"), b"u}(", &times(b"h\0h\x01"), b"u."].concat();
-        assert!(format!("{:?}", assembled(&dict).unwrap_err()).contains("no tensors by name"));
+        let dict = |name: &[u8]| {
+            [
+                &b"\x80\x02X"[..],
+                &[name.len() as u8, 0, 0, 0],
+                name,
+                b"q\0}q\x01(",
+                &times(b"h\0K\x01"),
+                b"u}(",
+                &times(b"h\0h\x01"),
+                b"u.",
+            ]
+            .concat()
+        };
+        // Also where it is looked for by its name.
+        for name in [&b"w"[..], b"model"] {
+            assert!(format!("{:?}", assembled(&dict(name)).unwrap_err()).contains("no tensors by name"));
+        }
         let name = [&b"\x80\x04X\0\0\x01\0"[..], &[b'm'; 1 << 16], b"\x94("].concat();
         let names = [&name[..], &times(b"h\0h\0\x93"), b"t."].concat();
         assert!(format!("{:?}", assembled(&names).unwrap_err()).contains("no tensors by name"));

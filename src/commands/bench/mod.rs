@@ -11,7 +11,7 @@ mod profile;
 mod stages;
 mod sweep;
 
-use super::{ImageSize, MOST_IMAGES, ModelChoice, Status, Threads};
+use super::{ImageSize, ModelChoice, Status, Threads, expect_count};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{Compute, DeviceName};
 use crate::inference::Inference;
@@ -75,7 +75,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     /// Prints one JSON object. Its peak_rss_bytes, the largest resident memory, is null where the system does not
-    /// tell: elsewhere than on Linux.
+    /// tell: elsewhere than on Linux. Its gpu_bytes, what is held of the GPU's memory after the last step, is null on the CPU.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -113,11 +113,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     if arguments.mode == Work::Infer && arguments.recompute.is_some() {
         bail!("--recompute is for training; inference keeps nothing, so leave it out");
     }
-    for (option, value) in [("--steps", arguments.steps), ("--batch-size", arguments.batch_size)] {
-        if !(1..=MOST_IMAGES).contains(&value) {
-            bail!("{option} {value}: expected 1 to {MOST_IMAGES}");
-        }
-    }
+    expect_count("--steps", arguments.steps)?;
+    expect_count("--batch-size", arguments.batch_size)?;
     let size = arguments.model.image_size(arguments.image_size)?;
     if arguments.only_bra {
         let config = arguments.model.config()?;
@@ -126,18 +123,19 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         return arguments.threads.run(|| stages::run(&config, size.0, batch_size, steps, compute, json));
     }
     let profile = arguments.profile.then(Arc::<Profile>::default);
-    let (mut times, peak, report, threads) = arguments.threads.run(|| {
+    let (mut times, [peak, on_gpu], report, threads) = arguments.threads.run(|| {
         let (times, device) = time(arguments, size, profile.as_ref())?;
         // Before the ceilings are measured, which takes memory of its own.
-        let peak = match &device {
-            Device::Cpu => peak_resident_bytes(),
+        let on_gpu = match &device {
+            Device::Cpu => None,
             Device::Cuda(gpu) => Some(gpu.stats().held as u64),
         };
+        let memory = [peak_resident_bytes(), on_gpu];
         // The emulated device has no ceilings worth comparing with.
         let maps = arguments.compute.maps();
         let gpu = matches!(arguments.compute.device, DeviceName::Cuda(_)).then_some((&device, maps));
         let report = profile.as_ref().map(|profile| Report::new(profile, arguments.steps, gpu)).transpose()?;
-        Ok((times, peak, report, rayon::current_num_threads()))
+        Ok((times, memory, report, rayon::current_num_threads()))
     })?;
     times.sort_by(f64::total_cmp);
     let median = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
@@ -153,6 +151,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             "median_step_ms": 1e3 * median,
             "min_step_ms": 1e3 * times[0],
             "peak_rss_bytes": peak,
+            "gpu_bytes": on_gpu,
             "threads": threads,
             "isa": isa,
         });
@@ -162,13 +161,14 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         say!("{object}");
     } else {
         say!(
-            "{} {size}, batch {}, {:?}: {rate:.1} images/s, median step {:.1} ms, {threads} thread{}, {isa}{}",
+            "{} {size}, batch {}, {:?}: {rate:.1} images/s, median step {:.1} ms, {threads} thread{}, {isa}{}{}",
             arguments.model.model,
             arguments.batch_size,
             arguments.mode,
             1e3 * median,
             plural(threads),
-            peak.map_or_else(String::new, |bytes| format!(", peak memory {:.0} MB", bytes as f64 / 1e6))
+            peak.map_or_else(String::new, |bytes| format!(", peak memory {:.0} MB", bytes as f64 / 1e6)),
+            on_gpu.map_or_else(String::new, |bytes| format!(", of the GPU {:.0} MB", bytes as f64 / 1e6))
         );
         if let Some(report) = report {
             say!("\n{report}");
