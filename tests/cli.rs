@@ -193,10 +193,16 @@ fn cifar_100_works_like_cifar_10() {
 #[test]
 fn gradcheck_reports_and_writes_json() {
     let folder = fresh("cli-gradcheck");
-    let report = folder.join("report.json");
+    let [report, unread] = ["report.json", "unread.json"].map(|name| folder.join(name));
     let said = biformer(&["gradcheck", "--op", "linear", "--json", text(&report)]).ok().out;
     assert!(said.contains("linear") && said.contains("0 failures") && said.contains("100%"), "{said}");
-    let report = json(&fs::read_to_string(report).unwrap());
+    // Whoever reads no further has the report, too.
+    let mut alone = command(&["gradcheck", "--op", "linear", "--json", text(&unread)]).spawn().unwrap();
+    drop(alone.stdout.take());
+    assert!(alone.wait().unwrap().success());
+    let report = fs::read_to_string(report).unwrap();
+    assert_eq!(report, fs::read_to_string(unread).unwrap());
+    let report = json(&report);
     assert_eq!(report[0]["op"], "linear");
     assert_eq!(report[0]["passed"], true);
     assert_eq!(report[0]["kill_rate"], 1.0);

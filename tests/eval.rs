@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::program::{biformer, copy_folder, fresh, text};
+use common::program::{biformer, command, copy_folder, fresh, text};
 use common::samples::{self, Trained};
 use serde_json::Value;
 use std::fs;
@@ -329,6 +329,22 @@ fn predict_draws_what_a_point_attends_to() {
     fs::write(&broken, "no picture").unwrap();
     assert_eq!(predict(&[text(&broken)]).status, Some(2));
     assert!(fs::read(&file).unwrap() == middle, "the broken picture is left out");
+    // Of large images a few are taken at once. All are drawn, also where nobody reads what is printed.
+    let large = |count: usize| {
+        let pictures = vec![text(&picture); count];
+        let asked = ["predict", "--checkpoint", text(run), "--image-size", "512", "--attention", text(&file)];
+        let mut child = command(&[&asked[..], &pictures].concat()).spawn().unwrap();
+        drop(child.stdout.take());
+        assert!(child.wait().unwrap().success());
+        image::open(&file).unwrap()
+    };
+    let (one, six) = (large(1), large(6));
+    let head = one.height() - 192 - 28;
+    assert_eq!(six.height(), head + 6 * 192 + 5 * 16 + 28);
+    for row in 0..6 {
+        let drawn = six.crop_imm(0, head + row * (192 + 16), six.width(), 192);
+        assert!(drawn == one.crop_imm(0, head, one.width(), 192), "row {row}");
+    }
     for at in ["2,0", "0.5", "a,b", "nan,0.5"] {
         let said = predict(&["--at", at]);
         assert!(said.status == Some(2) && said.err.contains("two numbers from 0 to 1"), "{said:?}");
