@@ -1,7 +1,8 @@
 //! Folders that one process at a time writes to.
 
-use anyhow::{Context, Result, bail};
-use std::fs::{self, File, TryLockError};
+use crate::paths::expect_regular;
+use anyhow::{Context, Result};
+use std::fs::{File, TryLockError};
 use std::path::Path;
 
 /// Stays when the work is done: to remove it would pull it from under a process that has just opened it.
@@ -35,12 +36,4 @@ impl Drop for Locked {
 /// Whether a file would be the lock of a folder.
 pub fn is_lock(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == LOCK)
-}
-
-/// Refuses what is there, and no regular file: to read from a pipe, or to open it, might never end.
-pub fn expect_regular(path: &Path) -> Result<()> {
-    match fs::metadata(path) {
-        Ok(there) if !there.is_file() => bail!("{}: it is there, but not as a regular file; remove it", path.display()),
-        _ => Ok(()),
-    }
 }

@@ -1,7 +1,9 @@
 //! Paths: what they lead to, and how a shell takes them.
 
+use anyhow::{Context, Result, bail};
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
-use std::{fs, io};
 
 /// Where a path leads, or would, without symbolic links and dots.
 pub fn resolved(path: &Path) -> io::Result<PathBuf> {
@@ -17,6 +19,24 @@ pub fn resolved(path: &Path) -> io::Result<PathBuf> {
         }
     }
     Ok(place)
+}
+
+/// The text of a file, which may be a pipe, but not one without end.
+pub fn read_text(path: &Path, expected: &str) -> Result<String> {
+    const MOST: u64 = 1 << 20;
+    let mut text = vec![];
+    if File::open(path)?.take(MOST + 1).read_to_end(&mut text)? as u64 > MOST {
+        bail!("more than {MOST} bytes; expected {expected}");
+    }
+    String::from_utf8(text).with_context(|| format!("no UTF-8 text; expected {expected}"))
+}
+
+/// Refuses what is there, and no regular file: to read from a pipe, or to open it, might never end.
+pub fn expect_regular(path: &Path) -> Result<()> {
+    match fs::metadata(path) {
+        Ok(there) if !there.is_file() => bail!("{}: it is there, but not as a regular file; remove it", path.display()),
+        _ => Ok(()),
+    }
 }
 
 /// A text as one word of a shell's command. On Windows paths have backslashes, and no quotation marks.

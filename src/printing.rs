@@ -2,6 +2,7 @@
 //! terminal is shown, not sent.
 
 use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write};
 use unicode_width::UnicodeWidthStr;
@@ -58,6 +59,18 @@ pub fn printable(text: impl Display) -> String {
         }
     }
     shown
+}
+
+/// A bar for so many steps, with a message behind it, where errors go to a terminal.
+pub fn bar(steps: usize) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr_with_hz(4));
+    let style = ProgressStyle::with_template("{bar:10} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.with_style(style.progress_chars("█▓░"))
+}
+
+/// The ending of a noun that is counted.
+pub fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
 }
 
 /// Names in a column below a heading, filled up to the same width; letters such as 漢 are two places wide.

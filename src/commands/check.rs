@@ -1,8 +1,8 @@
 //! `biformer check`.
 
 use super::{Status, Threads};
-use crate::printing::{column, print_lines, tell, unless_closed};
-use crate::trainer::display::{bar, distinct_notes, plural};
+use crate::printing::{bar, column, plural, print_lines, tell, unless_closed};
+use crate::trainer::display::distinct_notes;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{Dataset, Split};

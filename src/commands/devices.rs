@@ -1,7 +1,7 @@
 //! `biformer devices`.
 
 use super::Status;
-use crate::trainer::display::plural;
+use crate::printing::plural;
 use anyhow::Result;
 use clap::Args;
 use tensor::Error;

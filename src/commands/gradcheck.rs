@@ -2,8 +2,7 @@
 
 use super::output::{Kind, expect_output};
 use super::{Status, Threads};
-use crate::printing::unless_closed;
-use crate::trainer::display::plural;
+use crate::printing::{plural, unless_closed};
 use anyhow::{Result, bail};
 use clap::Args;
 use model::{did_you_mean, nearest, write_safely};

@@ -2,9 +2,9 @@
 
 use super::output::{Kind, expect_output};
 use super::{Status, Threads, Trained, pictures_in};
-use crate::config::read_text;
 use crate::device::Compute;
 use crate::memory::{expect_room_to_infer, image_bytes};
+use crate::paths::read_text;
 use crate::pictures::{ROWS, looks};
 use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell};
 use crate::trainer::trained::TrainedModel;

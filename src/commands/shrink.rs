@@ -3,8 +3,7 @@
 use super::{Status, Threads, pictures_in, whole};
 use crate::lock::Locked;
 use crate::paths::resolved;
-use crate::printing::tell;
-use crate::trainer::display::{bar, plural};
+use crate::printing::{bar, plural, tell};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::shrunk;

@@ -3,9 +3,8 @@
 use super::{Status, assignment, expect_each_once, fields, run_field, whole};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
-use crate::printing::tell;
+use crate::printing::{plural, tell};
 use crate::signals;
-use crate::trainer::display::plural;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result, bail};
 use clap::Args;

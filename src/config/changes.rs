@@ -1,11 +1,10 @@
 //! What someone asked for: a TOML file, and over it the command line.
 
 use super::RunConfig;
+use crate::paths::read_text;
 use crate::printing::one_line;
 use anyhow::{Context, Result, bail};
 use model::{did_you_mean, field_name, nearest};
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
@@ -95,16 +94,6 @@ impl Changes {
     pub fn origin(&self) -> &str {
         &self.origin
     }
-}
-
-/// The text of a file, which may be a pipe, but not one without end.
-pub fn read_text(path: &Path, expected: &str) -> Result<String> {
-    const MOST: u64 = 1 << 20;
-    let mut text = vec![];
-    if File::open(path)?.take(MOST + 1).read_to_end(&mut text)? as u64 > MOST {
-        bail!("more than {MOST} bytes; expected {expected}");
-    }
-    String::from_utf8(text).with_context(|| format!("no UTF-8 text; expected {expected}"))
 }
 
 /// A TOML text as a table, or what is wrong with it, in one line.

@@ -5,7 +5,7 @@ mod fields;
 mod preprocessing;
 mod schedule;
 
-pub use changes::{Changes, DEFAULT_MODEL, merge, read_text};
+pub use changes::{Changes, DEFAULT_MODEL, merge};
 pub use preprocessing::Preprocessing;
 pub use schedule::{ScheduleConfig, ScheduleRule};
 

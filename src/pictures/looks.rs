@@ -5,11 +5,10 @@
 
 use super::canvas::SCALE;
 use super::gallery::{COLUMNS, Gallery, ROWS, evenly, on_page};
-use super::{BLUE, overlay};
+use super::overlay;
 use anyhow::{Context, Result, ensure};
-use image::{Rgb, RgbImage};
+use image::RgbImage;
 use model::Trace;
-use plotters::style::RGBColor;
 use std::path::Path;
 use tensor::Tensor;
 
@@ -37,7 +36,8 @@ pub fn draw(images: &[(String, data::Image)], trace: &Trace, point: [f64; 2], pa
     let subtitle = "The weights of the token there, mean of all heads.";
     let mut page =
         Gallery::new("What a point attends to", subtitle, &heads, &shown.iter().map(ringed).collect::<Vec<_>>())?;
-    page.legend(&legend())?;
+    let shade = |pixel, step, steps| overlay::lit(pixel, ((steps - step) as f32 / steps as f32).powi(2));
+    page.legend(&overlay::legend("the point", "weight, most to least", shade))?;
     for (row, (image, (name, _))) in shown.iter().zip(images).enumerate() {
         page.name(row, name)?;
         for (index, column) in columns.iter().enumerate() {
@@ -78,25 +78,12 @@ impl<'a> Column<'a> {
     }
 }
 
-/// What the colours mean.
-fn legend() -> [(&'static str, Vec<RGBColor>); 3] {
-    /// Steps of the bar from the heaviest token to the lightest.
-    const STEPS: usize = 6;
-    let colour = |Rgb([red, green, blue]): Rgb<u8>| RGBColor(red, green, blue);
-    // Stands for any pixel of a picture.
-    let pixel = Rgb([190; 3]);
-    let lit = |step: usize| colour(overlay::lit(pixel, ((STEPS - step) as f32 / STEPS as f32).powi(2)));
-    [
-        ("the point", vec![BLUE]),
-        ("weight, most to least", (0..STEPS).map(lit).collect()),
-        ("not read", vec![colour(overlay::dimmed(pixel))]),
-    ]
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::BLUE;
     use super::super::gallery::{GAP, HEAD, MARGIN, SIDE};
     use super::*;
+    use image::Rgb;
 
     fn drawn(images: usize, looks: Vec<Tensor>) -> Result<RgbImage> {
         let folder = tempfile::tempdir()?;

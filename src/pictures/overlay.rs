@@ -141,6 +141,20 @@ fn mixed(Rgb(pixel): Rgb<u8>, RGBColor(red, green, blue): RGBColor, share: f32) 
     Rgb(std::array::from_fn(|i| (f32::from(pixel[i]) * (1.0 - share) + f32::from(over[i]) * share).round() as u8))
 }
 
+/// What the colours of a picture mean: that of what looks; the shades of what it reads, on any pixel, a step of so many each;
+/// and that of what it does not.
+pub(super) fn legend(
+    looks: &'static str,
+    reads: &'static str,
+    shade: impl Fn(Rgb<u8>, usize, usize) -> Rgb<u8>,
+) -> [(&'static str, Vec<RGBColor>); 3] {
+    const STEPS: usize = 6;
+    const PIXEL: Rgb<u8> = Rgb([190; 3]);
+    let colour = |Rgb([red, green, blue]): Rgb<u8>| RGBColor(red, green, blue);
+    let shades = (0..STEPS).map(|step| colour(shade(PIXEL, step, STEPS))).collect();
+    [(looks, vec![BLUE]), (reads, shades), ("not read", vec![colour(dimmed(PIXEL))])]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,14 +3,11 @@
 //! In the spirit of Fig. 4 of the paper (Zhu et al., "BiFormer: Vision Transformer with Bi-Level Routing Attention",
 //! CVPR 2023), which shows, for a point of an image, the regions that its region is routed to.
 
-use super::BLUE;
 use super::canvas::SCALE;
 use super::gallery::{COLUMNS, Gallery, ROWS, evenly, on_page};
 use super::overlay::{self, Cut};
 use anyhow::{Context, Result, bail, ensure};
-use image::Rgb;
 use model::{ModelConfig, Trace};
-use plotters::style::RGBColor;
 use std::path::Path;
 use tensor::Tensor;
 
@@ -51,7 +48,7 @@ pub fn draw(
     };
     let mut page = Gallery::new("Where a region looks", subtitle, &heads, &images)?;
     if !columns.is_empty() {
-        page.legend(&legend())?;
+        page.legend(&overlay::legend("query region", "routed, best to last", overlay::tinted))?;
     }
     for (row, ((slot, _), image)) in shown.iter().zip(&images).enumerate() {
         for (index, column) in columns.iter().enumerate() {
@@ -108,22 +105,11 @@ impl<'a> Column<'a> {
     }
 }
 
-/// What the colours mean.
-fn legend() -> [(&'static str, Vec<RGBColor>); 3] {
-    /// Steps of the bar from the best region to the last.
-    const STEPS: usize = 6;
-    let colour = |Rgb([red, green, blue]): Rgb<u8>| RGBColor(red, green, blue);
-    // Stands for any pixel of a picture.
-    let pixel = Rgb([190; 3]);
-    let tints = (0..STEPS).map(|rank| colour(overlay::tinted(pixel, rank, STEPS))).collect();
-    [("query region", vec![BLUE]), ("routed, best to last", tints), ("not read", vec![colour(overlay::dimmed(pixel))])]
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::gallery::{GAP, HEAD, MARGIN, SIDE};
     use super::*;
-    use image::RgbImage;
+    use image::{Rgb, RgbImage};
     use model::PerStage;
     use tensor::DType;
 

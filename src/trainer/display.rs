@@ -7,9 +7,9 @@ use super::stopwatch::Lap;
 use crate::config::RunConfig;
 use crate::device::{DeviceName, Precision};
 use crate::paths::quoted;
-use crate::printing::tell;
+use crate::printing::{bar, plural, tell};
 use data::{Batch, Dataset, Loader, Skipped, Split};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::io;
@@ -153,7 +153,7 @@ impl Display {
                 "Training images are mixed: the accuracy on them asks for the class of the larger part."
             );
         }
-        if let Some(reason) = &learner.head {
+        if let Some(reason) = &learner.head_note {
             tell!(io::stdout(), "{reason}.");
         }
         if !begins {
@@ -223,18 +223,6 @@ impl Display {
     pub fn close(&self) {
         self.bar.finish_and_clear();
     }
-}
-
-/// A bar for so many steps, with a message behind it, where errors go to a terminal.
-pub fn bar(steps: usize) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr_with_hz(4));
-    let style = ProgressStyle::with_template("{bar:10} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());
-    bar.with_style(style.progress_chars("█▓░"))
-}
-
-/// The ending of a noun that is counted.
-pub fn plural(count: usize) -> &'static str {
-    if count == 1 { "" } else { "s" }
 }
 
 /// What stands behind the bar. What matters less comes last: a narrow terminal cuts it off.

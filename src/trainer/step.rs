@@ -31,7 +31,7 @@ pub struct Learner {
     /// Measures each step, if there is one.
     pub profile: Option<Arc<Profile>>,
     /// What became of the head, in a run that began with the weights of another, if it was not taken over.
-    pub head: Option<String>,
+    pub head_note: Option<String>,
 }
 
 impl Learner {
@@ -62,11 +62,11 @@ impl Learner {
             classes.iter().map(|class| theirs.iter().position(|their| their == class)).collect();
         model.load_classes(&weights, &from)?;
         let (known, all) = (from.iter().flatten().count(), classes.len());
-        let head = match known {
+        let head_note = match known {
             0 => format!("{reason}: this model gets a fresh one"),
             _ => format!("{reason}: this model has {known} of its {all} classes from there"),
         };
-        let learner = Self { head: Some(head), ..Self::around(model, config)? };
+        let learner = Self { head_note: Some(head_note), ..Self::around(model, config)? };
         let layout = learner.model.parameters.layout();
         let frozen = layout.ids().any(|id| layout.is_frozen(id) && layout.name(id).starts_with("head."));
         if frozen && known < all {
@@ -93,7 +93,7 @@ impl Learner {
         let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
         let gradients = Gradients::new(&model.parameters)?;
         let config = config.clone();
-        Ok(Self { config, model, device, gradients, optimizer, average, staged: None, profile: None, head: None })
+        Ok(Self { config, model, device, gradients, optimizer, average, staged: None, profile: None, head_note: None })
     }
 
     /// What it was made for.
