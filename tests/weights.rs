@@ -253,7 +253,7 @@ fn a_head_is_taken_over_for_its_own_classes_alone() {
                 assert_eq!(row(&tuned, class), expected, "{name} of {} in {classes:?}", classes[class]);
             }
         }
-        learner.head.unwrap_or_default()
+        learner.head_note.unwrap_or_default()
     };
     export(run, &file).ok();
     assert_eq!(tuned(&["dark", "light"], &[Some(0), Some(1)]), "");
