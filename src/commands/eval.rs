@@ -15,7 +15,7 @@ use crate::trainer::trained::{DataFacts, OF_THE_RUN, TrainedModel};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Dataset, Loader, LoaderConfig, Split};
-use model::write_safely;
+use model::{BiFormer, write_safely};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use std::cmp::Reverse;
@@ -265,7 +265,8 @@ fn split_for(known: &DataFacts, source: &str, own: bool) -> Result<Split> {
     }
 }
 
-fn measure(arguments: &Arguments) -> Result<Report> {
+/// Errors: options that cannot be had, or not together.
+fn expect_options(arguments: &Arguments) -> Result<()> {
     expect_count("--batch-size", arguments.batch_size)?;
     if let (Some(predictions), Some(confusion)) = (&arguments.predictions, &arguments.confusion)
         && resolved(predictions)? == resolved(confusion)?
@@ -273,15 +274,30 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         bail!("--predictions and --confusion are both {}; name two files", confusion.display());
     }
     arguments.predictions.as_deref().map_or(Ok(()), |path| expect_output("--predictions", path, Kind::Predictions))?;
-    arguments.confusion.as_deref().map_or(Ok(()), |path| expect_output("--confusion", path, Kind::Picture))?;
+    arguments.confusion.as_deref().map_or(Ok(()), |path| expect_output("--confusion", path, Kind::Picture))
+}
+
+/// A trained model, and the images that it is measured on.
+struct Opened {
+    model: BiFormer,
+    /// The classes that it knows.
+    classes: Vec<String>,
+    /// Where the images are from, and which of its images they are.
+    source: String,
+    split: Split,
+    loader: Loader,
+}
+
+fn open(arguments: &Arguments) -> Result<Opened> {
     let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
     let classes = known.classes.len();
     if arguments.confusion.is_some() && classes > confusion::MOST_CLASSES {
         bail!("--confusion: of {classes} classes a picture would show little; --json has the counts");
     }
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
-    let split = arguments.split.map_or_else(|| split_for(&known, source, arguments.data.is_none()), Ok)?;
-    let dataset = data::open(source, split).with_context(|| format!("data {source}{whose}"))?;
+    let source = source.clone();
+    let split = arguments.split.map_or_else(|| split_for(&known, &source, arguments.data.is_none()), Ok)?;
+    let dataset = data::open(&source, split).with_context(|| format!("data {source}{whose}"))?;
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
     if !named && known.classes.len() == dataset.classes().len() {
         // Those that the published models were trained on are in the order of their folders' names, too.
@@ -296,7 +312,13 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     let loader = Loader::new(dataset, settings)?;
     expect_room_to_infer(&config, [config.image_size; 2], loader.most_bytes(), DType::F32)?;
     arguments.compute.place(&mut model)?;
-    let (mut tally, mut predictions, mut wrong) = (Tally::new(known.classes.len()), vec![], vec![]);
+    Ok(Opened { model, classes: known.classes, source, split, loader })
+}
+
+fn measure(arguments: &Arguments) -> Result<Report> {
+    expect_options(arguments)?;
+    let Opened { model, classes, source, split, loader } = open(arguments)?;
+    let (mut tally, mut predictions, mut wrong) = (Tally::new(classes.len()), vec![], vec![]);
     let mut inference = Inference::new(&model, loader.batches_per_epoch());
     let bar = bar(loader.batches_per_epoch());
     let mut batches = numbered(loader.epoch(0, 0));
@@ -324,11 +346,11 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         write_safely(path, &predictions)?;
     }
     if let Some(path) = &arguments.confusion {
-        let subtitle = format!("{}; rows: classes, columns: what they were taken for", of_images(split, source));
-        confusion::draw(&known.classes, &tally.confusion(), &subtitle, path)?;
+        let subtitle = format!("{}; rows: classes, columns: what they were taken for", of_images(split, &source));
+        confusion::draw(&classes, &tally.confusion(), &subtitle, path)?;
     }
     wrong.sort_by(|a, b| b.probability.total_cmp(&a.probability));
     wrong.truncate(arguments.mistakes);
     let surest_mistakes = wrong.iter().map(|verdict| Prediction::new(verdict, loader.dataset().as_ref())).collect();
-    Ok(Report { surest_mistakes, ..tally.report(source, split, known.classes)? })
+    Ok(Report { surest_mistakes, ..tally.report(&source, split, classes)? })
 }

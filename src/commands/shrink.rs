@@ -46,24 +46,9 @@ enum Outcome {
 /// Writes a smaller picture for each one of a folder, and names those that cannot be read.
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
-        let data = arguments.data.display();
-        let from = fs::canonicalize(&arguments.data);
-        let from = from.with_context(|| format!("--data {data}: expected a folder with pictures"))?;
-        if !from.is_dir() {
-            bail!("--data {data}: expected a folder with pictures");
-        }
+        let (from, output) = folders(arguments)?;
         let shown = arguments.output.display();
         let named = || format!("--output {shown}");
-        let output = resolved(&arguments.output).with_context(named)?;
-        if output.starts_with(&from) {
-            bail!("--output {shown}: it lies in --data, whose pictures stay as they are; name another folder");
-        }
-        if from.starts_with(&output) {
-            bail!("--output {shown}: --data lies in it, and would be what is there already; name another folder");
-        }
-        if output.exists() && !output.is_dir() {
-            bail!("--output {shown}: it is there, and no folder; name another");
-        }
         // Through a symbolic link, what was written before may lie among them.
         let is_written = |picture: &PathBuf| fs::canonicalize(picture).is_ok_and(|real| real.starts_with(&output));
         let pictures = pictures_in(&arguments.data)?.into_par_iter();
@@ -116,6 +101,27 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             }
         }
     })
+}
+
+/// Where the pictures are and where they go, without links. Errors: no folders, or one in the other.
+fn folders(arguments: &Arguments) -> Result<(PathBuf, PathBuf)> {
+    let (data, shown) = (arguments.data.display(), arguments.output.display());
+    let from = fs::canonicalize(&arguments.data);
+    let from = from.with_context(|| format!("--data {data}: expected a folder with pictures"))?;
+    if !from.is_dir() {
+        bail!("--data {data}: expected a folder with pictures");
+    }
+    let output = resolved(&arguments.output).with_context(|| format!("--output {shown}"))?;
+    if output.starts_with(&from) {
+        bail!("--output {shown}: it lies in --data, whose pictures stay as they are; name another folder");
+    }
+    if from.starts_with(&output) {
+        bail!("--output {shown}: --data lies in it, and would be what is there already; name another folder");
+    }
+    if output.exists() && !output.is_dir() {
+        bail!("--output {shown}: it is there, and no folder; name another");
+    }
+    Ok((from, output))
 }
 
 /// Writes one smaller picture, to where it lies in `data` but in `output`. Errors: it cannot be written.
