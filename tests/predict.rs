@@ -1,0 +1,181 @@
+//! What `biformer predict` takes pictures for, and what it draws of that.
+
+mod common;
+
+use common::program::{biformer, command, fresh, text};
+use common::samples;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The run folder of a small model, trained on CIFAR-10's layout.
+fn run() -> &'static Path {
+    static RUN: OnceLock<PathBuf> = OnceLock::new();
+    RUN.get_or_init(|| samples::trained("predict-run").run)
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn predict_takes_pictures_of_any_size_and_needs_no_data() {
+    let folder = fresh("predict");
+    // As on another machine: nothing but the checkpoint.
+    let checkpoint = folder.join("elsewhere.safetensors");
+    fs::copy(run().join("checkpoint.safetensors"), &checkpoint).unwrap();
+    let pictures = [("wide.png", 91, 37), ("high.jpg", 33, 210), ("dot.png", 1, 1), ("exact.jpeg", 32, 32)];
+    let paths = pictures.map(|(name, width, height)| {
+        let path = folder.join(name);
+        samples::picture(&path, width, height, [200, 100, 50]);
+        path
+    });
+    let mut arguments = vec!["predict", "--checkpoint", text(&checkpoint)];
+    arguments.extend(paths.iter().map(|path| text(path)));
+    let said = biformer(&arguments).ok().out;
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 4 * 6, "{said}");
+    for (index, path) in paths.iter().enumerate() {
+        assert_eq!(lines[6 * index], text(path));
+        let shares =
+            lines[6 * index + 1..][..5].iter().map(|line| line.trim().split('%').next().unwrap().parse::<f64>());
+        let shares = shares.collect::<Result<Vec<_>, _>>().unwrap();
+        assert!(shares.is_sorted_by(|a, b| a >= b) && shares.iter().sum::<f64>() < 100.3, "{said}");
+    }
+}
+
+/// Names are taken from a file, and given to the classes in their order.
+#[test]
+fn predict_prints_the_names_that_it_is_given() {
+    let run = run();
+    let folder = fresh("predict-names");
+    let (picture, file) = (folder.join("a.png"), folder.join("names.txt"));
+    samples::picture(&picture, 40, 40, [9, 100, 50]);
+    let predict = |more: &[&str]| {
+        let asked = [&["predict", "--json", "--checkpoint", text(run), text(&picture)], more].concat();
+        json(&biformer(&asked).ok().out)[0]["classes"].as_array().unwrap().clone()
+    };
+    let own = predict(&[]);
+    let classes =
+        json(&biformer(&["info", "--json", "--checkpoint", text(run)]).ok().out)["run"]["data"]["classes"].clone();
+    let new = |class: &Value| format!("the {}", class.as_str().unwrap());
+    let lines: Vec<String> = classes.as_array().unwrap().iter().map(new).collect();
+    fs::write(&file, format!("\u{feff}{}\n\n", lines.join("\r\n"))).unwrap();
+    let named = predict(&["--classes", text(&file)]);
+    assert_eq!(named.len(), own.len());
+    for (named, own) in named.iter().zip(&own) {
+        assert_eq!((&named["name"], &named["probability"]), (&new(&own["name"]).into(), &own["probability"]));
+    }
+    fs::write(&file, "one\ntwo\n").unwrap();
+    let asked = ["predict", "--checkpoint", text(run), text(&picture), "--classes", text(&file)];
+    biformer(&asked).refused(&["--classes", "names.txt", "2 lines for 10 classes"]);
+    biformer(&[&asked[..4], &["--classes", "none.txt"]].concat()).refused(&["--classes none.txt"]);
+    fs::write(&file, lines.join("\n").replacen('\n', "\n \n", 1).rsplit_once('\n').unwrap().0).unwrap();
+    biformer(&asked).refused(&["line 2 is empty"]);
+}
+
+#[test]
+fn predict_draws_what_a_point_attends_to() {
+    let run = run();
+    let folder = fresh("predict-attention");
+    let (picture, broken, file) = (folder.join("a.png"), folder.join("b.png"), folder.join("looks.png"));
+    samples::picture(&picture, 40, 60, [9, 100, 50]);
+    let predict = |more: &[&str]| {
+        biformer(&[&["predict", "--checkpoint", text(run), text(&picture), "--attention", text(&file)], more].concat())
+    };
+    let without = biformer(&["predict", "--checkpoint", text(run), text(&picture)]).ok().out;
+    assert_eq!(predict(&[]).ok().out, without);
+    let middle = fs::read(&file).unwrap();
+    assert_eq!(image::load_from_memory(&middle).unwrap().width(), 2 * 28 + 3 * 192 + 2 * 16, "two attentions");
+    predict(&["--at", "0.9,0.1", "--json"]).ok();
+    assert!(fs::read(&file).unwrap() != middle, "from another point, in the place of the earlier one");
+    fs::write(&broken, "no picture").unwrap();
+    assert_eq!(predict(&[text(&broken)]).status, Some(2));
+    assert!(fs::read(&file).unwrap() == middle, "the broken picture is left out");
+    // Of large images a few are taken at once. All are drawn, also where nobody reads what is printed.
+    let large = |count: usize| {
+        let pictures = vec![text(&picture); count];
+        let asked = ["predict", "--checkpoint", text(run), "--image-size", "512", "--attention", text(&file)];
+        let mut child = command(&[&asked[..], &pictures].concat()).spawn().unwrap();
+        drop(child.stdout.take());
+        assert!(child.wait().unwrap().success());
+        image::open(&file).unwrap()
+    };
+    let (one, six) = (large(1), large(6));
+    let head = one.height() - 192 - 28;
+    assert_eq!(six.height(), head + 6 * 192 + 5 * 16 + 28);
+    for row in 0..6 {
+        let drawn = six.crop_imm(0, head + row * (192 + 16), six.width(), 192);
+        assert!(drawn == one.crop_imm(0, head, one.width(), 192), "row {row}");
+    }
+    for at in ["2,0", "0.5", "a,b", "nan,0.5"] {
+        let said = predict(&["--at", at]);
+        assert!(said.status == Some(2) && said.err.contains("two numbers from 0 to 1"), "{said:?}");
+    }
+    let said = biformer(&["predict", "--checkpoint", text(run), text(&picture), "--at", "0,0"]);
+    assert!(said.status == Some(2) && said.err.contains("--attention"), "{said:?}");
+    let (checkpoint, picture) = (text(run), text(&picture));
+    biformer(&["predict", "--checkpoint", checkpoint, picture, "--attention", "-"]).refused(&["--attention -", "./-"]);
+    let jpeg = ["predict", "--checkpoint", checkpoint, picture, "--attention", "looks.jpg"];
+    biformer(&jpeg).refused(&["--attention looks.jpg", "a PNG and no jpg"]);
+    fs::write(&file, "a letter").unwrap();
+    predict(&[]).refused(&["--attention", "no earlier result"]);
+    fs::remove_file(&file).unwrap();
+    let nothing = biformer(&["predict", "--checkpoint", text(run), text(&broken), "--attention", text(&file)]);
+    assert!(nothing.status == Some(2) && !file.exists(), "{nothing:?}");
+}
+
+#[test]
+fn a_thousand_classes_without_names_are_imagenets() {
+    let folder = fresh("predict-imagenet");
+    let (picture, file) = (folder.join("a.png"), folder.join("w.safetensors"));
+    samples::picture(&picture, 40, 40, [9, 100, 50]);
+    let set = ["--set", "depth=1,1,1", "embed_dim=24,48,96"];
+    let config = biformer::model::preset("nano").unwrap().config().with_overrides(set[1..].iter().copied()).unwrap();
+    let config = biformer::model::ModelConfig { num_classes: 1000, ..config };
+    let model = biformer::model::BiFormer::new(&config, 0, biformer::tensor::DType::F32).unwrap();
+    let mut weights = model.state_dict().unwrap();
+    let bias: Vec<f32> = (0..1000).map(|class| if class == 281 { 9.0 } else { 0.0 }).collect();
+    weights.tensors.insert("head.bias".into(), biformer::tensor::Tensor::from_slice(&bias, [1000]).unwrap());
+    weights.write(&file).unwrap();
+    let asked = [&["predict", "--model", "nano", "--checkpoint", text(&file), text(&picture)][..], &set].concat();
+    let said = biformer(&asked).ok();
+    assert!(said.out.lines().nth(1).unwrap().ends_with("  tabby"), "{}", said.out);
+    assert!(said.err.contains("taken to be ImageNet's (--classes names others)"), "{}", said.err);
+    let names = folder.join("names.txt");
+    fs::write(&names, (0..1000).map(|class| format!("my {class}\n")).collect::<String>()).unwrap();
+    let said = biformer(&[&asked[..], &["--classes", text(&names)]].concat()).ok();
+    assert!(said.out.contains("my 281") && !said.err.contains("ImageNet"), "{}{}", said.out, said.err);
+}
+
+/// By name, in folders below, too. And a picture's classes do not depend on those beside it.
+#[test]
+fn predict_takes_the_pictures_in_a_folder() {
+    let run = run();
+    let folder = fresh("predict-pictures");
+    fs::create_dir_all(folder.join("below.png")).unwrap();
+    let predict = |pictures: &[&str]| biformer(&[&["predict", "--checkpoint", text(run)], pictures].concat());
+    predict(&[text(&folder)]).refused(&["predict-pictures", "holds no image (.png, "]);
+    let pictures = [&["below.png", "dot.png"][..], &["exact.jpeg"], &["high.jpg"], &["wide.png"]];
+    let pictures = pictures.map(|names| folder.join(names.iter().collect::<PathBuf>()));
+    for (path, [width, height]) in pictures.iter().zip([[1, 1], [32, 32], [33, 210], [91, 37]]) {
+        samples::picture(path, width, height, [200, 100, 50]);
+    }
+    let one_by_one: String = pictures.iter().map(|path| predict(&[text(path)]).ok().out).collect();
+    fs::write(folder.join("below.png/other.heic"), "").unwrap();
+    let said = predict(&[text(&folder)]).ok();
+    assert_eq!(said.out, one_by_one);
+    assert!(
+        said.err.contains("note: passed over 1 file in") && said.err.ends_with("no image by its name: 1 .heic\n"),
+        "{said:?}"
+    );
+    // One that cannot be read is named, in JSON in its place, and the others are none the worse for it.
+    fs::write(folder.join("empty.png"), "").unwrap();
+    let said = predict(&[text(&folder), "--json"]);
+    assert_eq!((said.status, said.err.lines().count()), (Some(2), 2), "{said:?}");
+    let list: Vec<Value> = serde_json::from_str(&said.out).unwrap();
+    let read: Vec<bool> = list.iter().map(|picture| picture["classes"].is_array()).collect();
+    assert_eq!(read, [true, false, true, true, true]);
+    assert!(list[1]["error"].as_str().is_some_and(|error| error.contains("empty.png")), "{list:?}");
+}
