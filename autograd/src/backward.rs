@@ -60,7 +60,7 @@ pub(crate) fn walk(
                 inputs.insert(index, upstream);
                 continue;
             }
-            // Only the loss itself being a parameter leads here: other gradients lie in the flat buffer.
+            // Only where the loss itself, or a segment's result, is a parameter: other gradients lie in the flat buffer.
             Origin::Parameter(..) => return Err(Error::BareParameter),
             Origin::Operation(_) => {}
             Origin::Consumed(op) => return Err(Error::Walked { op }),

@@ -8,7 +8,8 @@
 //!   segment once more, on a tape of its own, and walks that.
 //!
 //! Either way the same kernels run on the same numbers, and gradients are added up in the same order: they have
-//! the same bits as if everything had been kept.
+//! the same bits as if everything had been kept. (But for a value that goes into a segment twice: the gradients of its two
+//! places are added up apart.)
 
 use crate::tape::{Node, Origin, TapeKind};
 use crate::{Error, InputGrads, Profile, Result, Rule, Tape, Var};
@@ -65,7 +66,8 @@ impl Tape {
     ///
     /// `work` gets the tape to compute on and the inputs there, which are its own to drop; parameters it puts on that
     /// tape itself. What it returns beside its value is handed on the first time and dropped the second. Errors: those
-    /// of `work`; in the backward pass as [`Error::Recompute`].
+    /// of `work`; in the backward pass as [`Error::Recompute`], and [`Error::BareParameter`] where its value is no result of an
+    /// operation, but a parameter.
     pub fn segment<'t, const N: usize, T, E: From<Error> + Display>(
         &'t self,
         inputs: [Var<'t>; N],

@@ -13,7 +13,7 @@ impl Regions {
     /// A grid (S_h, S_w) of regions of (r_h, r_w) tokens each. Errors: [`Error::Argument`] for more tokens than can be
     /// counted.
     pub fn new(op: &'static str, grid: [usize; 2], size: [usize; 2]) -> Result<Self> {
-        countable(op, [grid[0], grid[1], size[0], size[1]])?;
+        Shape::from([grid[0], grid[1], size[0], size[1]]).countable(op)?;
         Ok(Self { grid, size })
     }
 
@@ -58,16 +58,6 @@ impl Regions {
     /// The height and width of the map that the regions make up.
     pub fn map(&self) -> [usize; 2] {
         [self.grid[0] * self.size[0], self.grid[1] * self.size[1]]
-    }
-}
-
-/// The shape of these extents. [`Error::Argument`] when they are more than can be counted, as those of a map without
-/// tokens may be.
-pub(crate) fn countable(op: &'static str, extents: [usize; 4]) -> Result<Shape> {
-    let shape = Shape::from(extents);
-    match shape.checked_count() {
-        Some(_) => Ok(shape),
-        None => Err(Error::argument(op, format!("extents of {shape} are more than can be counted"))),
     }
 }
 

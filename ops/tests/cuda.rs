@@ -45,25 +45,10 @@ fn every_operation_is_that_of_the_cpu() {
 #[cfg(target_os = "linux")]
 #[test]
 fn sanitizers_find_nothing() {
-    use std::process::Command;
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let library = Command::new(compiler).arg("-print-file-name=libasan.so").output();
-    let library = library.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
-    if !std::path::Path::new(&library).is_absolute() {
-        assert!(std::env::var_os("REQUIRE_EMULATED").is_none(), "the compiler has no address sanitizer");
-        return eprintln!("skipped: the compiler has no address sanitizer");
-    }
     for (multiprocessors, only) in [("1", ""), ("132", "bra")] {
-        let ran = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "every_operation_is_that_of_the_cpu"])
-            .env_remove("BIFORMER_TEST_GPU")
-            .env("LD_PRELOAD", &library)
-            .env("ASAN_OPTIONS", "detect_leaks=0")
-            .env("BIFORMER_EMULATED_OPTIONS", "-fsanitize=address,undefined -fno-sanitize-recover=all")
-            .env("BIFORMER_EMULATED_MULTIPROCESSORS", multiprocessors)
-            .env("ONLY", only)
-            .output()
-            .unwrap();
+        let Some(mut again) = standin::sanitized(&["--exact", "every_operation_is_that_of_the_cpu"]) else { return };
+        again.env("BIFORMER_EMULATED_MULTIPROCESSORS", multiprocessors).env("ONLY", only);
+        let ran = again.output().unwrap();
         let [out, err] = [&ran.stdout, &ran.stderr].map(|said| String::from_utf8_lossy(said));
         assert!(ran.status.success(), "{multiprocessors} multiprocessors: {out}{err}");
     }

@@ -100,7 +100,7 @@ impl Standin {
                 eprintln!("skipped: libraries in the role of CUDA's are for Linux");
                 return None;
             }
-            let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
+            let compiler = compiler();
             if !Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success()) {
                 assert!(env::var_os("REQUIRE_EMULATED").is_none(), "there is no C++ compiler");
                 eprintln!("skipped: there is no C++ compiler");
@@ -164,6 +164,32 @@ impl Standin {
         assert!(!out.contains("running 0 tests"), "no test is called {words:?}");
         format!("{out}{err}")
     }
+}
+
+/// Tests of this test's own program once more, to be run in a process in which the kernels of the emulated device are watched:
+/// memory errors and undefined behaviour end it. None where the compiler has no sanitizers, which is said, and in CI
+/// (`REQUIRE_EMULATED`) may not be.
+pub fn sanitized(words: &[&str]) -> Option<Command> {
+    let library = Command::new(compiler()).arg("-print-file-name=libasan.so").output();
+    let library = library.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
+    if !Path::new(&library).is_absolute() {
+        assert!(env::var_os("REQUIRE_EMULATED").is_none(), "the compiler has no address sanitizer");
+        eprintln!("skipped: the compiler has no address sanitizer");
+        return None;
+    }
+    let mut program = Command::new(env::current_exe().expect("a test is a program"));
+    program
+        .args(words)
+        .env_remove("BIFORMER_TEST_GPU")
+        .env("LD_PRELOAD", library)
+        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .env("BIFORMER_EMULATED_OPTIONS", "-fsanitize=address,undefined -fno-sanitize-recover=all");
+    Some(program)
+}
+
+/// The system's C++ compiler, or the one that `CXX` names.
+fn compiler() -> String {
+    env::var("CXX").unwrap_or_else(|_| "c++".into())
 }
 
 /// Compiles the libraries beside this program, unless they are there.

@@ -115,7 +115,7 @@ pub fn set_poison(on: bool) {
 }
 
 const SMALL: usize = 1 << 16;
-const PAGE: usize = 1 << 12;
+pub(crate) const PAGE: usize = 1 << 12;
 /// Where slabs begin.
 const HUGE_PAGE: usize = 1 << 21;
 

@@ -3,6 +3,7 @@
 //! Kernels ask for it tens of thousands of times a step, once for each head and each block of rows. The pool is there for all
 //! threads, and its cache lines travel from core to core each time; so a thread keeps what it has used, and uses it again.
 
+use crate::buffer::PAGE;
 use crate::{Buffer, Element, lock};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
@@ -12,7 +13,6 @@ use std::sync::{Arc, Mutex, Weak};
 const MOST: usize = 1 << 20;
 /// The largest buffer among them. Sizes are rounded up to pages.
 const LARGEST: usize = 1 << 18;
-const PAGE: usize = 1 << 12;
 
 /// What each thread keeps, for whoever wants it back. Its own thread finds the lock free, and in its own cache.
 static THREADS: Mutex<Vec<Weak<Mutex<Vec<Buffer>>>>> = Mutex::new(vec![]);
@@ -53,7 +53,7 @@ pub struct Scratch<T> {
 }
 
 impl<T: Element> Scratch<T> {
-    /// Room for so many elements, to be written before they are read. Panics only where so many cannot exist.
+    /// Room for so many elements, to be written before they are read. Panics as [`Buffer::new`] does.
     pub fn new(len: usize) -> Self {
         // What cannot be counted in bytes is more than a buffer can have, and it says so.
         let bytes = len.saturating_mul(size_of::<T>());

@@ -22,6 +22,14 @@ impl Shape {
         Some(if self.contains(&0) { 0 } else { extents })
     }
 
+    /// This shape. [`Error::Argument`] when its extents are more than can be counted, as those beside a zero may be.
+    pub fn countable(self, op: &'static str) -> Result<Self> {
+        match self.checked_count() {
+            Some(_) => Ok(self),
+            None => Err(Error::argument(op, format!("extents of {self} are more than can be counted"))),
+        }
+    }
+
     /// [`Error::Axis`] unless a tensor of this shape has the axis.
     pub fn expect_axis(&self, op: &'static str, axis: usize) -> Result<()> {
         if axis < self.len() { Ok(()) } else { Err(Error::Axis { op, axis, rank: self.len() }) }
@@ -38,17 +46,17 @@ impl Shape {
         strides
     }
 
-    /// The shape that both broadcast to by NumPy's rule: aligned at the last axis, extents equal or 1.
+    /// The shape that both broadcast to by NumPy's rule: aligned at the last axis, extents equal or 1. Errors:
+    /// [`Error::Broadcast`], [`Error::Argument`] when that is more than can be counted.
     pub fn broadcast(&self, other: &Shape, op: &'static str) -> Result<Shape> {
         let rank = self.len().max(other.len());
         let extent = |shape: &Shape, axis: usize| (axis + shape.len()).checked_sub(rank).map_or(1, |axis| shape[axis]);
-        (0..rank)
-            .map(|axis| match (extent(self, axis), extent(other, axis)) {
-                (a, b) if a == b || b == 1 => Ok(a),
-                (1, b) => Ok(b),
-                _ => Err(Error::Broadcast { op, left: self.to_string(), right: other.to_string() }),
-            })
-            .collect()
+        let common = (0..rank).map(|axis| match (extent(self, axis), extent(other, axis)) {
+            (a, b) if a == b || b == 1 => Ok(a),
+            (1, b) => Ok(b),
+            _ => Err(Error::Broadcast { op, left: self.to_string(), right: other.to_string() }),
+        });
+        common.collect::<Result<Shape>>()?.countable(op)
     }
 
     /// This shape with the extent of one axis changed. Panics when there is no such axis.

@@ -280,22 +280,9 @@ fn an_emulated_kernel_reaches_beyond_a_tensor() {
 #[cfg(target_os = "linux")]
 #[test]
 fn sanitizers_notice_an_emulated_kernel_that_reaches_beyond_a_tensor() {
-    use std::process::Command;
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let library = Command::new(compiler).arg("-print-file-name=libasan.so").output();
-    let library = library.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
-    if !std::path::Path::new(&library).is_absolute() {
-        assert!(std::env::var_os("REQUIRE_EMULATED").is_none(), "the compiler has no address sanitizer");
-        return eprintln!("skipped: the compiler has no address sanitizer");
-    }
-    let ran = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "an_emulated_kernel_reaches_beyond_a_tensor"])
-        .env_remove("BIFORMER_TEST_GPU")
-        .env("LD_PRELOAD", library)
-        .env("ASAN_OPTIONS", "detect_leaks=0")
-        .env("BIFORMER_EMULATED_OPTIONS", "-fsanitize=address,undefined -fno-sanitize-recover=all")
-        .output()
-        .unwrap();
+    let again = standin::sanitized(&["--ignored", "--exact", "an_emulated_kernel_reaches_beyond_a_tensor"]);
+    let Some(mut again) = again else { return };
+    let ran = again.output().unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(!ran.status.success() && said.contains("heap-buffer-overflow"), "{said}");
 }

@@ -32,7 +32,9 @@ pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [
     let (deviations, squares) = sums.split_at(channels);
     let degrees = T::of((rows - 1) as f64);
     for c in 0..channels {
-        let squares = (squares[c] - deviations[c] * deviations[c] * inverse).max(T::zero());
+        let squares = squares[c] - deviations[c] * deviations[c] * inverse;
+        // Not `max`, for which NaN is less than 0.
+        let squares = if squares < T::zero() { T::zero() } else { squares };
         mean[c] += deviations[c] * inverse;
         variance[c] = squares / degrees;
         rstd[c] = T::one() / (squares * inverse + epsilon).sqrt();

@@ -21,7 +21,7 @@
 //! operations, and is what it is tested against, and where one learns from.
 //!
 //! Operands must be contiguous; f32 or f64, and on a GPU also qkv in bf16 with the convolution's parameters in
-//! f32. Errors: [`tensor::Error::Argument`] when heads, grid or k do not
+//! f32. In f32, scores s·q·kⱼ must lie within ±10⁹: beyond that their rounding alone is more than an exponential can take. Errors: [`tensor::Error::Argument`] when heads, grid or k do not
 //! fit, [`tensor::Error::Shape`], [`tensor::Error::DType`], [`tensor::Error::NotContiguous`]. Source: Zhu et al.,
 //! "BiFormer: vision transformer with bi-level routing attention", CVPR 2023, algorithm 1.
 

@@ -4,7 +4,7 @@ use super::{last_repeated, summed};
 use rayon::prelude::*;
 use tensor::cpu::lanes::sum_map;
 use tensor::cpu::parallel::{GRAIN, Out, add_rows, items_per_task, sum_in_pieces};
-use tensor::{Float, Result, Shape, Tensor};
+use tensor::{Float, Result, Shape, Tensor, simd};
 
 /// out[i] = f(a[i], b[i]) over the common shape.
 pub fn zip<T: Float>(op: &'static str, a: &Tensor, b: &Tensor, f: impl Fn(T, T) -> T + Sync) -> Result<Tensor> {
@@ -14,7 +14,7 @@ pub fn zip<T: Float>(op: &'static str, a: &Tensor, b: &Tensor, f: impl Fn(T, T) 
     if a.shape() == b.shape() && a.is_contiguous() && b.is_contiguous() {
         let (a, b) = (a.as_slice::<T>(op)?, b.as_slice::<T>(op)?);
         result.par_chunks_mut(GRAIN).zip(a.par_chunks(GRAIN)).zip(b.par_chunks(GRAIN)).for_each(|((out, a), b)| {
-            out.iter_mut().zip(a.iter().zip(b)).for_each(|(out, (&a, &b))| *out = f(a, b));
+            simd!(_A => out.iter_mut().zip(a.iter().zip(b)).for_each(|(out, (&a, &b))| *out = f(a, b)));
         });
         return Ok(out);
     }

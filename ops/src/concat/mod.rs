@@ -35,8 +35,9 @@ pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
             return Err(Error::shape("concat", expected, part.shape()).into());
         }
     }
-    let extent = parts.iter().map(|part| part.shape()[axis]).sum();
-    let whole = first.shape().with(axis, extent);
+    let extent = parts.iter().try_fold(0, |sum: usize, part| sum.checked_add(part.shape()[axis]));
+    let extent = extent.ok_or_else(|| Error::argument("concat", "parts of more rows than can be counted"))?;
+    let whole = first.shape().with(axis, extent).countable("concat")?;
     let places = || {
         let place = |start: &mut usize, part: &&Var<'t>| {
             let range = *start..*start + part.shape()[axis];

@@ -111,14 +111,14 @@ fn geometry(x: &Tensor, weight: &Tensor, Conv2d { stride, padding }: Conv2d) -> 
         Some(padded.checked_sub(kernel)? / stride + 1)
     };
     let can_be = |extents: [usize; 3]| {
-        let count = extents.into_iter().try_fold(images, usize::checked_mul);
+        let count = extents.into_iter().try_fold(images.max(1), |count, extent| count.checked_mul(extent.max(1)));
         count.and_then(|count| count.checked_mul(size_of::<f64>())).is_some()
     };
     // The kernels copy rows of the padded image, so that must be countable too.
     let padded = |extent: usize| extent.saturating_add(padding.saturating_mul(2));
-    let output = positions(height, down).zip(positions(width, across)).filter(|&(rows, columns)| {
-        can_be([rows, columns, outputs]) && can_be([padded(height), padded(width), inputs.max(1)])
-    });
+    let output = positions(height, down)
+        .zip(positions(width, across))
+        .filter(|&(rows, columns)| can_be([rows, columns, outputs]) && can_be([padded(height), padded(width), inputs]));
     let Some((rows, columns)) = output else {
         let expected = format!("an image that a {down}x{across} kernel fits into with {padding} around it");
         return Err(Error::shape("conv2d", expected, x.shape()));
@@ -200,6 +200,8 @@ mod tests {
             ([1, 4, 4, 3], [2, 3, 3, 3], 1, usize::MAX),
             ([1, 4, 4, 3], [2, 3, 3, 3], 1, usize::MAX / 4),
             ([1, 4, 4, 3], [2, 3, 3, 3], usize::MAX / 4, usize::MAX / 4),
+            ([0, 4, 4, 3], [2, 3, 3, 3], 1, 1 << 32),
+            ([1, 4, 4, 3], [0, 3, 3, 3], 1, 1 << 32),
         ] {
             let error = refused(x, weight, stride, padding);
             assert!(matches!(error, Error::Shape { op: "conv2d", .. }), "{error}");

@@ -42,7 +42,7 @@ pub fn gather<'t>(x: &Var<'t>, axis: usize, indices: &Tensor) -> Result<Var<'t>>
     }
     let device = x.value().device();
     let shape: Shape = indices.shape().iter().chain(rest).copied().collect();
-    let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
+    let mut y = Tensor::empty_on(&device, shape.countable("gather")?, x.dtype())?;
     let extents = [lead.iter().product(), rows, rest.iter().product()];
     match device {
         Device::Cpu => {

@@ -49,7 +49,7 @@ pub fn linear_residual<'t>(
     if let Some(bias) = bias.filter(|bias| *bias.shape() != [outputs]) {
         return Err(Error::shape("linear", format!("a bias of ({outputs})"), bias.shape()).into());
     }
-    let shape = x.shape().with(x.shape().len() - 1, outputs);
+    let shape = x.shape().with(x.shape().len() - 1, outputs).countable("linear")?;
     if let Some(residual) = residual.filter(|residual| *residual.shape() != shape) {
         return Err(Error::shape("linear", format!("a residual {shape}"), residual.shape()).into());
     }

@@ -41,7 +41,8 @@ pub fn matmul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
         }
     };
     let device = a.value().device();
-    let mut y = Tensor::empty_on(&device, a.shape().with(a.shape().len() - 1, cols), a.dtype())?;
+    let shape = a.shape().with(a.shape().len() - 1, cols).countable("matmul")?;
+    let mut y = Tensor::empty_on(&device, shape, a.dtype())?;
     match device {
         Device::Cpu => match_float!(a.dtype(), "matmul", T => cpu::forward::<T>(
             Matrices::new(a.value())?,

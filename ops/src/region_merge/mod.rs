@@ -15,10 +15,10 @@ pub mod cases;
 pub mod reference;
 
 use crate::region_partition::swapped;
-use crate::regions::{Regions, countable};
+use crate::regions::Regions;
 use autograd::{Result, Var};
-use tensor::Error;
 use tensor::cuda::Module;
+use tensor::{Error, Shape};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "a map put together from a grid of regions";
@@ -35,7 +35,7 @@ pub fn region_merge<'t>(x: &Var<'t>, grid: [usize; 2], region: [usize; 2]) -> Re
         return Err(Error::shape("region_merge", expected, x.shape()).into());
     }
     let [height, width] = merged.map();
-    let shape = countable("region_merge", [images, height, width, channels])?;
+    let shape = Shape::from([images, height, width, channels]).countable("region_merge")?;
     swapped("region_merge", x, shape, [across, rows, columns * channels])
 }
 

@@ -21,7 +21,7 @@ mod cuda;
 pub mod reference;
 
 use crate::give::give;
-use crate::regions::{Regions, countable};
+use crate::regions::Regions;
 use autograd::{InputGrads, Result, Rule, Var};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
@@ -34,7 +34,7 @@ pub(crate) const SUMMARY: &str = "a map cut into a grid of regions";
 pub fn region_partition<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     let [images, height, width, channels] = x.value().dims("region_partition", "x (N, H, W, C)")?;
     let regions = Regions::cut("region_partition", [height, width], grid)?;
-    let shape = countable("region_partition", [images, regions.count(), regions.tokens(), channels])?;
+    let shape = Shape::from([images, regions.count(), regions.tokens(), channels]).countable("region_partition")?;
     let ([_, across], [rows, columns]) = (grid, regions.size());
     swapped("region_partition", x, shape, [rows, across, columns * channels])
 }

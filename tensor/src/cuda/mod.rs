@@ -261,7 +261,7 @@ impl Gpu {
         Ok(functions)
     }
 
-    /// A block of at least `bytes`: address, capacity, and its age in recordings.
+    /// A block of at least `bytes`: address, capacity, and its age in recordings. One that is free may be twice as large.
     fn take(&self, bytes: usize) -> Result<(u64, usize, u64)> {
         let mut pool = lock(&self.pool);
         // More than there can be, and capacities must not wrap around.

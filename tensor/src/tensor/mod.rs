@@ -176,9 +176,12 @@ impl Tensor {
 
     fn host_mut(&mut self, op: &'static str) -> Result<&mut Buffer> {
         self.host(op)?;
-        self.carried = Carried::default();
         match &mut self.storage {
-            Storage::Cpu(buffer) => Arc::get_mut(buffer).ok_or(Error::Shared { op }),
+            Storage::Cpu(buffer) => {
+                let buffer = Arc::get_mut(buffer).ok_or(Error::Shared { op })?;
+                self.carried = Carried::default();
+                Ok(buffer)
+            }
             Storage::Cuda(_) => Err(Error::Shared { op }),
         }
     }

@@ -133,8 +133,11 @@ impl Tensor {
     /// its elements.
     pub(crate) fn address_mut(&mut self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
         self.expect_contiguous(op)?;
+        if !self.is_unique() {
+            return Err(Error::Shared { op });
+        }
         self.carried = Carried::default();
-        if self.is_unique() { self.address(op, gpu) } else { Err(Error::Shared { op }) }
+        self.address(op, gpu)
     }
 
     /// A contiguous tensor on a GPU as the place of a gradient. Errors: [`Error::Device`], [`Error::Shared`].

@@ -19,14 +19,14 @@ struct Band {
 impl Band {
     /// What x must be cut to for its patches, row by row of the output.
     pub fn of_input(g: &Geometry) -> Self {
-        let columns = (g.output[1].max(1) - 1) * g.stride + g.kernel[1];
+        let columns = (g.output[1] - 1) * g.stride + g.kernel[1];
         Self { left: g.padding, columns, channels: g.inputs }
     }
 
     /// What dy must be cut to for the gradient of x, row by row of x.
     pub fn of_output(g: &Geometry) -> Self {
         let left = g.kernel[1].div_ceil(g.stride) - 1;
-        Self { left, columns: left + (g.input[1].max(1) - 1 + g.padding) / g.stride + 1, channels: g.outputs }
+        Self { left, columns: left + (g.input[1] - 1 + g.padding) / g.stride + 1, channels: g.outputs }
     }
 
     /// Elements of a row.
@@ -148,7 +148,7 @@ impl Met {
 fn in_images(rows: Range<usize>, height: usize) -> impl Iterator<Item = Range<usize>> {
     let mut first = rows.start;
     std::iter::from_fn(move || {
-        let part = first..rows.end.min((first / height.max(1) + 1) * height);
+        let part = first..rows.end.min((first / height + 1) * height);
         first = part.end;
         (!part.is_empty()).then_some(part)
     })

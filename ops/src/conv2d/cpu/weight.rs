@@ -35,7 +35,7 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
     let (sections, all_rows) = (sections(&g), g.images * g.output[0]);
     let pieces = 1 << (TASKS / sections.len()).min(g.pixels() / LEAST).max(1).ilog2();
     let rows = all_rows.div_ceil(pieces * g.pixels().div_ceil(pieces * PIXELS).max(1)).max(1);
-    let blocks = if g.output[1] == 0 { 0 } else { all_rows.div_ceil(rows) };
+    let blocks = all_rows.div_ceil(rows);
     let per_piece = blocks.div_ceil(pieces).max(1);
     let of_blocks = |blocks: Range<usize>, sums: &mut [F::Sum]| {
         let mut sums = split(sums, &sections);
@@ -179,7 +179,8 @@ fn copy_parts<T: Copy>(band: &[T], patches: &[usize], parts: &[(usize, usize)], 
         for &(start, len) in parts {
             let from = patch + start;
             match (to.get_mut(place..place + AT_ONCE), band.get(from..from + AT_ONCE)) {
-                // So many for a short part: what is too much is overwritten by what follows.
+                // So many for a short part: what is too much is overwritten by what follows, or lies in columns that nobody
+                // reads.
                 (Some(to), Some(from)) if len < AT_ONCE => to.copy_from_slice(from),
                 _ => copy_run(&mut to[place..place + len], &band[from..from + len]),
             }

@@ -1,0 +1,34 @@
+//! Results whose extents cannot be counted are refused, although their operands can: beside a zero, or a number repeated.
+
+use autograd::{Error, Tape, Var};
+use tensor::{DType, Tensor};
+
+const MANY: usize = 1 << 40;
+const HALF: usize = 1 << (usize::BITS - 1);
+
+#[test]
+fn results_that_cannot_be_counted_are_refused() {
+    let tape = Tape::inference();
+    let empty = |shape: &[usize]| tape.constant(Tensor::empty(shape, DType::F32));
+    let one_of_many = |shape: [usize; 2]| tape.constant(Tensor::scalar(1.0f32).broadcast_to(shape).unwrap());
+    let refused = |op: &str, result: autograd::Result<Var<'_>>| match result {
+        Err(Error::Tensor(error @ tensor::Error::Argument { .. })) => {
+            let said = error.to_string();
+            assert!(said.contains(op) && said.contains("than can be counted"), "{said}");
+        }
+        Err(other) => panic!("{op}: {other}"),
+        Ok(value) => panic!("{op}: {}", value.shape()),
+    };
+    let half = empty(&[HALF, 0]);
+    refused("concat", ops::concat(&[&half, &half], 0));
+    let ten = Tensor::from_slice(&[0u32; 10], [10]).unwrap();
+    refused("gather", ops::gather(&empty(&[3, HALF / 4, 0]), 0, &ten));
+    refused("matmul", ops::matmul(&empty(&[MANY, 0]), &empty(&[0, MANY])));
+    refused("linear", ops::linear(&empty(&[MANY, 0]), &empty(&[MANY, 0]), None));
+    for (op, result) in [
+        ("add", ops::add(&one_of_many([MANY, 1]), &one_of_many([1, MANY]))),
+        ("mul", ops::mul(&one_of_many([MANY, 1]), &one_of_many([1, MANY]))),
+    ] {
+        refused(op, result);
+    }
+}
