@@ -18,6 +18,7 @@ fn bench_tells_speed_and_memory() {
         for field in ["images_per_second", "median_step_ms"] {
             assert!(report[field].as_f64().unwrap() > 0.0, "{report}");
         }
+        assert_eq!((&report["precision"], &report["device"]), (&"f32".into(), &"cpu".into()));
         assert!(!cfg!(target_os = "linux") || report["peak_rss_bytes"].as_u64().unwrap() > 1 << 20);
         assert_eq!(report["threads"], 1);
         assert!(!report["isa"].as_str().unwrap().is_empty());

@@ -243,6 +243,24 @@ fn the_surest_mistakes_are_named() {
     assert_eq!(shown, expected.collect::<Vec<_>>());
 }
 
+/// A run's data may have changed, or another folder may have their name.
+#[test]
+fn images_that_are_not_the_runs_are_spoken_of() {
+    let folder = fresh("eval-others");
+    let data = samples::image_folder(&folder.join("data"));
+    samples::train(&folder, "image_size = 32", &data, &["--batch-size", "5", "--epochs", "1"]).ok();
+    let run = folder.join("run");
+    let eval = |more: &[&str]| biformer(&[&["eval", "--checkpoint", text(&run)], more].concat()).ok();
+    let notes = |more: &[&str]| eval(more).err.contains("not the images that the run was tested on");
+    assert!(!notes(&[]));
+    samples::picture(&data.join("val/dark/9.png"), 40, 40, [9, 100, 50]);
+    assert!(notes(&[]) && !notes(&["--split", "train"]) && !notes(&["--data", text(&data)]));
+    // Of those that cannot be read a program is told, too.
+    fs::write(data.join("val/dark/9.png"), "no picture").unwrap();
+    let report = json(&eval(&["--json", "--max-bad-images", "1"]).out);
+    assert_eq!([&report["images"], &report["skipped"]].map(|count| count.as_u64()), [Some(8), Some(1)]);
+}
+
 #[test]
 fn the_confusion_is_drawn() {
     let Trained { run, .. } = of_cifar();

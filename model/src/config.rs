@@ -315,7 +315,10 @@ impl ModelConfig {
         };
         if height.max(width) > MOST_SIDE || (0..self.stages()).any(large) {
             let most = format!("{MOST_TOKENS} tokens or {} regions in a stage", MOST_N_WIN * MOST_N_WIN);
-            return unfit(format!("more than {MOST_SIDE} pixels a side, {most}"), "use a smaller one".into());
+            return unfit(
+                format!("expected at most {MOST_SIDE} pixels a side, and {most}"),
+                "use a smaller one".into(),
+            );
         }
         let bad = |side: usize| (0..self.stages()).find(|&stage| !self.side_fits(side, stage));
         let Some((side, stage)) = [height, width].into_iter().find_map(|side| Some((side, bad(side)?))) else {

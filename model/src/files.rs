@@ -52,11 +52,15 @@ impl TensorFile {
         let shown = path.display().to_string();
         expect_safetensors(&beginning, &shown)?;
         let format = |reason: String| Error::Format { path: shown.clone(), reason };
-        let length = beginning.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        let length = length.ok_or_else(|| format("it ends before its header".into()))?;
-        let header = read(length.saturating_add(LENGTH as u64))?;
+        let cut = || format("it ends before its header".into());
+        let length = beginning.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(cut)?;
+        let end = length.saturating_add(LENGTH as u64);
+        let header = read(end)?;
+        if (header.len() as u64) < end {
+            return Err(cut());
+        }
         let mut header: serde_json::Map<String, Value> =
-            serde_json::from_slice(&header[LENGTH.min(header.len())..]).map_err(|error| format(error.to_string()))?;
+            serde_json::from_slice(&header[LENGTH..]).map_err(|error| format(error.to_string()))?;
         let metadata = header.remove(METADATA).unwrap_or_else(|| json!({}));
         let mut metadata: HashMap<String, String> =
             serde_json::from_value(metadata).map_err(|error| format(error.to_string()))?;
@@ -81,8 +85,10 @@ impl TensorFile {
                 )));
             }
         }
+        // In the order of their names, so that of several that are unfit it is always the same that is named.
+        let views: BTreeMap<&str, _> = views.iter().collect();
         let mut tensors = BTreeMap::new();
-        for (name, view) in views.iter() {
+        for (name, view) in views {
             let tensor = from_bytes(view.dtype(), view.data(), view.shape().to_vec());
             let unfit = |reason| Error::Unfit { path: path.to_owned(), reason: format!("tensor {name}: {reason}") };
             let tensor = tensor.map_err(unfit)?;

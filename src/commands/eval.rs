@@ -78,6 +78,8 @@ struct Report {
     data: String,
     split: Split,
     images: u64,
+    /// How many could not be read, and were passed over.
+    skipped: usize,
     top1: f64,
     top5: f64,
     /// The mean of the classes' `top1`, of those that have images.
@@ -199,6 +201,7 @@ impl Tally {
             data: source.to_owned(),
             split,
             images: all.images,
+            skipped: 0,
             top1: all.accuracy(),
             top5: all.top5(),
             macro_top1,
@@ -299,6 +302,11 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     let split = arguments.split.map_or_else(|| split_for(&known, &source, arguments.data.is_none()), Ok)?;
     let dataset = data::open(&source, split).with_context(|| format!("data {source}{whose}"))?;
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
+    if arguments.data.is_none()
+        && let Some(note) = known.differ(&source, split, dataset.as_ref())
+    {
+        tell!(io::stderr(), "note: {note}");
+    }
     if !named && known.classes.len() == dataset.classes().len() {
         // Those that the published models were trained on are in the order of their folders' names, too.
         known.classes = dataset.classes().to_vec();
@@ -318,7 +326,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
 fn measure(arguments: &Arguments) -> Result<Report> {
     expect_options(arguments)?;
     let Opened { model, classes, source, split, loader } = open(arguments)?;
-    let (mut tally, mut predictions, mut wrong) = (Tally::new(classes.len()), vec![], vec![]);
+    let (mut tally, mut skipped, mut predictions, mut wrong) = (Tally::new(classes.len()), 0, vec![], vec![]);
     let mut inference = Inference::new(&model, loader.batches_per_epoch());
     let bar = bar(loader.batches_per_epoch());
     let mut batches = numbered(loader.epoch(0, 0));
@@ -337,6 +345,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
             }
         }
         bar.suspend(|| batch.skipped.iter().for_each(warn_of));
+        skipped += batch.skipped.len();
         bar.inc(1);
         bar.set_message(format!("{} of {} batches", bar.position(), loader.batches_per_epoch()));
         loader.recycle(batch.into_batch());
@@ -352,5 +361,5 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     wrong.sort_by(|a, b| b.probability.total_cmp(&a.probability));
     wrong.truncate(arguments.mistakes);
     let surest_mistakes = wrong.iter().map(|verdict| Prediction::new(verdict, loader.dataset().as_ref())).collect();
-    Ok(Report { surest_mistakes, ..tally.report(&source, split, classes)? })
+    Ok(Report { skipped, surest_mistakes, ..tally.report(&source, split, classes)? })
 }

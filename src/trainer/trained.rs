@@ -5,7 +5,7 @@ use super::images::Images;
 use crate::config::{Changes, RunConfig};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
-use data::{Statistics, fingerprint, imagenet_classes};
+use data::{Dataset, Split, Statistics, fingerprint, imagenet_classes};
 use model::{BiFormer, ModelConfig, TensorFile, preset};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -87,6 +87,18 @@ impl DataFacts {
         Ok(())
     }
 
+    /// What a user should know where these images, a split of the run's own data, are not those that the run had.
+    pub fn differ(&self, source: &str, split: Split, images: &dyn Dataset) -> Option<String> {
+        let tested_on = if self.held_out { Split::Test } else { Split::evaluated(source) };
+        let (known, how) = match split {
+            Split::Train => (&self.train_fingerprint, "trained"),
+            split if split == tested_on => (&self.test_fingerprint, "tested"),
+            _ => return None,
+        };
+        let others = known.as_ref().is_some_and(|known| *known != fingerprint(images));
+        others.then(|| format!("these are not the images that the run was {how} on, by their number, names or classes"))
+    }
+
     /// Checks that other data have the same classes.
     fn expect_classes(&self, source: &str, theirs: &[String]) -> Result<()> {
         let ours = &self.classes;
@@ -95,7 +107,10 @@ impl DataFacts {
             Some((theirs, ours)) => format!("\"{theirs}\" where \"{ours}\" should be"),
             None => return Ok(()),
         };
-        bail!("data {source}: other classes than the model was trained on ({what}); name data with those classes")
+        bail!(
+            "data {source}: other classes than the model was trained on ({what}); name data with those classes, or begin anew from \
+             what it has learned (--weights RUN --out NEW)"
+        );
     }
 }
 
