@@ -37,6 +37,9 @@ fn values_that_make_no_sense() {
     let folder = fresh("bad-values");
     let trained = samples::trained("bad-values-trained");
     let data = &trained.data;
+    let nowhere = samples::config(&folder, "out = \"\"");
+    biformer(&["train", "--config", text(&nowhere), "--data", text(data)])
+        .refused(&["config-asked.toml", "out is empty, expected a folder"]);
     let cases: [(&str, &[&str]); 21] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),

@@ -280,6 +280,9 @@ impl RunConfig {
         if self.data.is_empty() {
             bail!("data is empty, expected \"embedded\" or a folder with images");
         }
+        if self.out.as_os_str().is_empty() {
+            bail!("out is empty, expected a folder for the run");
+        }
         if !self.batch_size.is_multiple_of(self.micro_batches) {
             bail!("micro_batches = {} does not divide batch_size = {}", self.micro_batches, self.batch_size);
         }
