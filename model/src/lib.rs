@@ -12,6 +12,7 @@
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
 //! | `weights.rs`, `files.rs`, `pth/` | state_dicts, in safetensors files and in PyTorch's own |
+//! | `safely.rs` | how files are written |
 //! | `cost.rs` | parameters, multiply-adds and memory, part by part |
 //! | `error.rs` | [`Error`] |
 
@@ -32,6 +33,7 @@ mod presets;
 mod pth;
 mod regions;
 mod run;
+mod safely;
 mod state;
 mod weights;
 
@@ -41,11 +43,12 @@ pub use block::Block;
 pub use config::{Attend, Family, Features, ModelConfig, PerStage};
 pub use error::{Differences, Error, Result, did_you_mean, in_plain_words, nearest};
 pub use factors::Factors;
-pub use files::{TensorFile, copy_safely, expect_writable, write_safely};
+pub use files::TensorFile;
 pub use layers::{BatchNorm, Conv, DepthwiseConv, LayerNorm, Linear};
 pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
 pub use run::Output;
+pub use safely::{copy_safely, expect_writable, write_safely};
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};
 pub use weights::recognised;

@@ -6,7 +6,7 @@ use crate::device::Compute;
 use crate::memory::{expect_room_to_infer, image_bytes};
 use crate::paths::read_text;
 use crate::pictures::{ROWS, looks};
-use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell};
+use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell, unless_closed};
 use crate::trainer::trained::TrainedModel;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
@@ -131,7 +131,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         if let Some(looks) = looks {
             looks.draw()?;
         }
-        listed.end()?;
+        unless_closed(listed.end())?;
         Ok(status)
     })
 }

@@ -1,0 +1,65 @@
+//! Writing files without ever harming one that is there.
+
+use crate::error::Result;
+use crate::files::{NOT_REGULAR, io};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or
+/// the new one under its name: into a temporary file beside it, synced, then renamed. What is there and no
+/// regular file (a folder, a device) is left alone. Who may read and write it stays as it is.
+pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_with(path, |file| file.write_all(bytes))
+}
+
+/// Copies a regular file as [`write_safely`] writes one.
+pub fn copy_safely(from: &Path, to: &Path) -> Result<()> {
+    let mut source = File::open(from).map_err(|cause| io(from, cause))?;
+    write_with(to, |file| std::io::copy(&mut source, file).map(drop))
+}
+
+pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
+    let (path, temporary) = &with_temporary(path)?;
+    let written = File::create(temporary).and_then(|mut file| {
+        put(&mut file)?;
+        if let Ok(before) = fs::metadata(path) {
+            // Not every file system has permissions.
+            let _ = file.set_permissions(before.permissions());
+        }
+        file.sync_all()
+    });
+    let renamed = written.and_then(|()| fs::rename(temporary, path));
+    if let Err(cause) = renamed {
+        // The first error is the one to tell; a leftover that cannot be removed changes nothing.
+        let _ = fs::remove_file(temporary);
+        return Err(io(path, cause));
+    }
+    #[cfg(unix)]
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        // Makes the rename itself durable; not every file system can, and the file is complete either way.
+        let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    }
+    Ok(())
+}
+
+/// Checks that [`write_safely`] can begin, which is to be known before the work whose result goes there.
+pub fn expect_writable(path: &Path) -> Result<()> {
+    let (path, temporary) = &with_temporary(path)?;
+    File::create(temporary).and_then(|_| fs::remove_file(temporary)).map_err(|cause| io(path, cause))
+}
+
+/// The file that a path names, through links (renaming would replace them), and the temporary one beside it.
+fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(io(path, std::io::Error::other(NOT_REGULAR)));
+    }
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    // Names of two files that are no texts would be the same text.
+    let mut name = OsString::from(".");
+    name.push(path.file_name().unwrap_or(OsStr::new("file")));
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    Ok((path, temporary))
+}
