@@ -366,7 +366,7 @@ fn little_memory_ends_no_run_by_force() {
         match ran.status {
             Some(0) => done += 1,
             _ => {
-                ran.refused(&["memory", "a smaller batch_size"]);
+                ran.refused(&["memory", "smaller batch"]);
                 refused += 1;
             }
         }

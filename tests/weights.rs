@@ -77,7 +77,8 @@ fn a_state_dict_is_measured_and_used_like_a_run() {
     let picture = data.join("val/dark/1.png");
     let classes = |out: &str| out.replace("dark", "class 0").replace("light", "class 1");
     let of_run = biformer(&["predict", "--checkpoint", text(run), text(&picture)]).ok().out;
-    let used = with(&["predict", text(&picture)], &[]).ok().out;
+    let Ran { out: used, err, .. } = with(&["predict", text(&picture)], &[]).ok();
+    assert!(err.contains("how images were normalised"), "{err}");
     let lines = |out: &str| out.lines().skip(1).map(str::to_owned).collect::<Vec<_>>();
     assert_eq!(lines(&used), lines(&classes(&of_run)));
     biformer(&["eval", "--checkpoint", text(&file)]).refused(&["w.safetensors", "name with --model", "tiny", "--set"]);
@@ -94,7 +95,10 @@ fn a_state_dict_of_a_named_model_needs_no_name() {
     BiFormer::new(&config, 0, DType::F32).unwrap().state_dict().unwrap().write(&file).unwrap();
     let predict = ["predict", "--checkpoint", text(&file), text(&picture)];
     let named = biformer(&[&predict[..], &["--model", "micro"]].concat()).ok().out;
-    assert_eq!(biformer(&predict).ok().out, named);
+    let as_imagenet = ["--set", "preprocessing.mean=0.485,0.456,0.406", "preprocessing.std=0.229,0.224,0.225"];
+    let told = biformer(&[&predict[..], &as_imagenet].concat()).ok();
+    assert_eq!([biformer(&predict).ok().out, told.out], [named.clone(), named]);
+    assert!(!told.err.contains("normalised"), "{}", told.err);
     // What is foretold of memory is measured, and may differ in the last digit.
     let layers = |more: &[&str]| {
         let said = biformer(&[&["info"], more].concat()).ok().out;

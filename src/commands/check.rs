@@ -1,6 +1,7 @@
 //! `biformer check`.
 
-use super::{Status, Threads};
+use super::Status;
+use super::options::Threads;
 use crate::printing::{bar, column, plural, print_lines, tell, unless_closed};
 use crate::trainer::display::distinct_notes;
 use anyhow::{Context, Result, bail};

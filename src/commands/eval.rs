@@ -1,7 +1,8 @@
 //! `biformer eval`.
 
+use super::Status;
+use super::options::{Threads, Trained, expect_count, note_unsaid};
 use super::output::{Kind, expect_output};
-use super::{Status, Threads, Trained, expect_count};
 use crate::device::Compute;
 use crate::inference::Inference;
 use crate::memory::expect_room_to_infer;
@@ -312,13 +313,17 @@ fn open(arguments: &Arguments) -> Result<Opened> {
         known.classes = dataset.classes().to_vec();
     }
     let dataset = data::among(dataset, &known.classes).with_context(|| format!("data {source}"))?;
+    if !named {
+        note_unsaid(&config, classes);
+    }
     (config.batch_size, config.device) = (arguments.batch_size.min(dataset.len()).max(1), arguments.compute.device);
     // What the model's training images were normalised by, whatever these are.
     let transform = config.test_transform(known.statistics)?;
     let mut settings = LoaderConfig::eval(config.batch_size, transform);
     settings.max_bad_images = arguments.max_bad_images.unwrap_or(config.max_bad_images);
     let loader = Loader::new(dataset, settings)?;
-    expect_room_to_infer(&config, [config.image_size; 2], loader.most_bytes(), DType::F32)?;
+    let choice = "a smaller --batch-size, or --image-size";
+    expect_room_to_infer(&config, [config.image_size; 2], loader.most_bytes(), DType::F32, choice)?;
     arguments.compute.place(&mut model)?;
     Ok(Opened { model, classes: known.classes, source, split, loader })
 }

@@ -1,7 +1,8 @@
 //! `biformer export`.
 
+use super::Status;
+use super::options::Threads;
 use super::output::{EXPORT, Kind, expect_output, sign};
-use super::{Status, Threads};
 use crate::trainer::checkpoint::Stored;
 use anyhow::Result;
 use clap::Args;

@@ -1,7 +1,9 @@
 //! `biformer forward`.
 
+use super::Status;
+use super::options::{Threads, model_names};
 use super::output::{FORWARD, Kind, expect_output, sign};
-use super::{Status, Threads, as_set, assignment, expect_each_once, model_names};
+use super::set::{as_set, assignment, expect_each_once};
 use crate::config::{DEFAULT_MODEL, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{expect_room_to_infer, image_bytes};
@@ -94,7 +96,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
     let mut run = RunConfig::for_model("nano")?;
     (run.architecture, run.batch_size, run.device) = (config.clone(), images, arguments.device);
     let images = image_bytes(&run, [height, width]);
-    expect_room_to_infer(&run, [height, width], images, dtype)?;
+    expect_room_to_infer(&run, [height, width], images, dtype, "fewer or smaller images")?;
     model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
     let images = input.permute(&[0, 2, 3, 1])?.contiguous()?;
     let tape = Tape::inference();

@@ -1,7 +1,8 @@
 //! `biformer gradcheck`.
 
+use super::Status;
+use super::options::Threads;
 use super::output::{Kind, expect_output};
-use super::{Status, Threads};
 use crate::printing::{plural, unless_closed};
 use anyhow::{Result, bail};
 use clap::Args;

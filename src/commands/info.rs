@@ -1,6 +1,7 @@
 //! `biformer info`.
 
-use super::{ImageSize, ModelChoice, Status, Threads, expect_count};
+use super::Status;
+use super::options::{ImageSize, ModelChoice, Threads, expect_count};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::memory;

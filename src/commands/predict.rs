@@ -1,7 +1,8 @@
 //! `biformer predict`.
 
+use super::Status;
+use super::options::{Threads, Trained, note_unsaid, pictures_in};
 use super::output::{Kind, expect_output};
-use super::{Status, Threads, Trained, pictures_in};
 use crate::device::Compute;
 use crate::memory::{expect_room_to_infer, image_bytes};
 use crate::paths::read_text;
@@ -87,10 +88,14 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                 "note: the weights name no classes; 1,000 are taken to be ImageNet's (--classes names others)"
             );
         }
+        if !named {
+            note_unsaid(&config, data.classes.len());
+        }
         let size = config.image_size;
         let most = (AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE);
         (config.batch_size, config.device) = (most.min(pictures.len()), arguments.compute.device);
-        expect_room_to_infer(&config, [size; 2], image_bytes(&config, [size; 2]), DType::F32)?;
+        let images = image_bytes(&config, [size; 2]);
+        expect_room_to_infer(&config, [size; 2], images, DType::F32, "a smaller --image-size")?;
         arguments.compute.place(&mut model)?;
         let factors = model.prepared()?;
         let transform = config.test_transform(data.statistics)?;

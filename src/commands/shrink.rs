@@ -1,6 +1,7 @@
 //! `biformer shrink`.
 
-use super::{Status, Threads, pictures_in, whole};
+use super::Status;
+use super::options::{Threads, pictures_in, whole};
 use crate::lock::Locked;
 use crate::paths::resolved;
 use crate::printing::{bar, plural, tell};

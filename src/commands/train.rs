@@ -1,6 +1,8 @@
 //! `biformer train`.
 
-use super::{Status, assignment, expect_each_once, fields, run_field, whole};
+use super::Status;
+use super::options::whole;
+use super::set::{assignment, expect_each_once, fields, run_field};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::{plural, tell};

@@ -32,9 +32,9 @@ pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64) -> Resu
     expect_fit(words, training(config, size)? + images.saturating_sub(image_bytes(config, size)), free)
 }
 
-/// The same for [`inference`].
-pub fn expect_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: DType) -> Result<()> {
-    let words = ["inference", "a smaller batch_size, or smaller images"];
+/// The same for [`inference`]; what there is to choose instead is the command's to say.
+pub fn expect_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: DType, choice: &str) -> Result<()> {
+    let words = ["inference", choice];
     let gathered = gathered_bytes(&config.architecture, size, dtype);
     // Weights, as they are and as they are prepared.
     let Some(free) = room_beside(config, 2 * dtype.size(), images.saturating_add(gathered), words)? else {
@@ -97,7 +97,7 @@ pub fn or_out_of_memory<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
         Ok(done) => done,
         Err(panic) if lack(panic.as_ref()) => {
             let said = panic.downcast_ref::<String>().map_or(OUT_OF_MEMORY, String::as_str);
-            bail!("{said}; a smaller batch_size, or in training recompute \"block\", needs less")
+            bail!("{said}; smaller batches or images, or in training recompute = \"block\", need less")
         }
         Err(panic) => panic::resume_unwind(panic),
     }

@@ -11,7 +11,8 @@ mod profile;
 mod stages;
 mod sweep;
 
-use super::{ImageSize, ModelChoice, Status, Threads, expect_count};
+use super::Status;
+use super::options::{ImageSize, ModelChoice, Threads, expect_count};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{Compute, DeviceName};
 use crate::inference::Inference;
@@ -197,7 +198,9 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     let images = image_bytes(&config, size.0);
     match arguments.mode {
         Work::Train => expect_room_to_train(&config, size.0, images)?,
-        Work::Infer => expect_room_to_infer(&config, size.0, images, DType::F32)?,
+        Work::Infer => {
+            expect_room_to_infer(&config, size.0, images, DType::F32, "a smaller --batch-size, or --image-size")?;
+        }
     }
     let images = noise(shape.iter().product(), 0);
     let classes = config.architecture.num_classes;

@@ -1,0 +1,198 @@
+//! Options that several commands take.
+
+use super::set::{as_set, assignment, expect_each_once, fields, run_field};
+use crate::config::{Changes, RunConfig, merge};
+use crate::printing::tell;
+use crate::threads::{MOST_THREADS, pool};
+use crate::trainer::checkpoint::Stored;
+use crate::trainer::trained::TrainedModel;
+use anyhow::{Result, bail};
+use clap::Args;
+use data::{extensions, pictures_below};
+use model::{ModelConfig, PRESETS, preset, recognised};
+use std::fmt;
+use std::io;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use toml::{Table, Value};
+
+/// Reads a whole number of a range, or says what is expected.
+pub fn whole<T: FromStr + PartialOrd + fmt::Display + Clone>(
+    range: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| format!("expected a whole number from {} to {}", range.start(), range.end()))
+    }
+}
+
+/// The models by name, in a sentence.
+pub fn model_names() -> String {
+    let names: Vec<&str> = PRESETS.iter().map(|preset| preset.name).collect();
+    names.join(", ")
+}
+
+/// Errors: more images per step, or more steps, than can be asked for, or none.
+pub fn expect_count(option: &str, count: usize) -> Result<()> {
+    const MOST: usize = 1 << 20;
+    if !(1..=MOST).contains(&count) {
+        bail!("{option} {count}: expected 1 to {MOST}");
+    }
+    Ok(())
+}
+
+/// Which model, and what is different about it.
+#[derive(Debug, Args)]
+pub struct ModelChoice {
+    #[arg(long, value_name = "NAME", default_value = "nano", help = format!("The model: {}", model_names()))]
+    pub model: String,
+    /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
+    pub set: Vec<String>,
+}
+
+impl ModelChoice {
+    pub fn config(&self) -> Result<ModelConfig> {
+        self.changed(preset(&self.model)?.config())
+    }
+
+    /// A model with what is asked to be different.
+    pub fn changed(&self, config: ModelConfig) -> Result<ModelConfig> {
+        expect_each_once(&self.set)?;
+        config.with_overrides(self.set.iter().map(String::as_str)).map_err(as_set)
+    }
+
+    /// The size that is asked for, or the one that the model is meant for.
+    pub fn image_size(&self, asked: Option<ImageSize>) -> Result<ImageSize> {
+        let usual = preset(&self.model)?.image_size;
+        Ok(asked.unwrap_or(ImageSize([usual; 2])))
+    }
+}
+
+/// Height and width in pixels.
+#[derive(Clone, Copy, Debug)]
+pub struct ImageSize(pub [usize; 2]);
+
+impl FromStr for ImageSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let side = |side: &str| side.parse().map_err(|_| "expected a side or HxW, such as 224 or 600x500");
+        let (height, width) = text.split_once('x').unwrap_or((text, text));
+        Ok(Self([side(height)?, side(width)?]))
+    }
+}
+
+impl fmt::Display for ImageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.0[0], self.0[1])
+    }
+}
+
+/// How many threads.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Threads {
+    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The results have the same bits with any number.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    threads: usize,
+}
+
+impl Threads {
+    /// Runs `work` on a pool of so many threads. Everything that computes runs on one: its threads flush
+    /// denormals, and others do not.
+    pub fn run<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
+        if self.threads > MOST_THREADS {
+            bail!("--threads {}: expected up to {MOST_THREADS}, or 0 for one per core", self.threads);
+        }
+        pool(self.threads)?.install(work)
+    }
+}
+
+fn of_weights() -> String {
+    format!(
+        "The model that a state_dict is of: {}; by default the one whose tensors it has. Images are then normalised by \
+         ImageNet's mean and deviation",
+        model_names()
+    )
+}
+
+/// The pictures in a folder and below it, of which there must be one. Says which files are passed over.
+pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let (pictures, passed_over) = pictures_below(folder)?;
+    passed_over.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
+    if pictures.is_empty() {
+        bail!("{}: holds no image ({})", folder.display(), extensions());
+    }
+    Ok(pictures)
+}
+
+/// Where a trained model lies, and what is to be different about it.
+#[derive(Debug, Args)]
+pub struct Trained {
+    /// A run folder, the checkpoint in it, or what `export` wrote; or another state_dict, in a safetensors or .pth file.
+    #[arg(long, value_name = "DIR|FILE")]
+    pub checkpoint: PathBuf,
+    #[arg(long, value_name = "NAME", help = of_weights())]
+    model: Option<String>,
+    /// Changes a field of the model that no weight depends on, or how images are prepared, for instance --set n_win=8
+    /// auto_pad=true preprocessing.eval_crop=1.
+    #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
+    set: Vec<String>,
+    /// The side of the images; by default the one that the model was trained on, or is meant for.
+    #[arg(long, value_name = "N")]
+    image_size: Option<u32>,
+}
+
+impl Trained {
+    pub fn load(&self) -> Result<TrainedModel> {
+        expect_each_once(&self.set)?;
+        let size = self.image_size.map(|size| Value::Integer(size.into()));
+        let (of_run, of_model): (Vec<_>, Vec<_>) =
+            self.set.iter().cloned().partition(|entry| entry.trim_start().starts_with("preprocessing."));
+        let asked = [("architecture", fields(&of_model)?), ("image_size", size)];
+        let mut asked: Table = asked.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        for entry in &of_run {
+            merge(&mut asked, run_field(entry)?);
+        }
+        let mut trained = self.changed(&Changes::gather(None, asked)?)?;
+        trained.data.statistics = trained.config.statistics(trained.data.statistics)?;
+        Ok(trained)
+    }
+
+    fn changed(&self, changes: &Changes) -> Result<TrainedModel> {
+        let shown = self.checkpoint.display();
+        match (Stored::read(&self.checkpoint)?, &self.model) {
+            (Stored::Described(mut described), model)
+                if model.as_ref().is_none_or(|model| *model == described.config.model) =>
+            {
+                described.config = described.config.of_trained(changes)?;
+                described.into_model()
+            }
+            (Stored::Alone(file), Some(model)) => TrainedModel::of_weights(file, &shown.to_string(), model, changes),
+            (Stored::Described(described), _) => {
+                bail!("--model: {shown} knows its model, {}; leave it out", described.config.model)
+            }
+            (Stored::Alone(file), None) => match recognised(&file)? {
+                Some(preset) => TrainedModel::of_weights(file, &shown.to_string(), preset.name, changes),
+                None => bail!(
+                    "{shown}: weights alone, and of none of the models that the program knows; name with --model the one that \
+                     is most like theirs ({}), and with --set how they differ",
+                    model_names()
+                ),
+            },
+        }
+    }
+}
+
+/// Says what is taken for granted of weights that say nothing of themselves: how their images were normalised, where nobody
+/// has asked for it, and the published models' being so is no reason to believe it.
+pub fn note_unsaid(config: &RunConfig, classes: usize) {
+    if classes != 1000 && config.preprocessing.mean.is_empty() {
+        tell!(
+            io::stderr(),
+            "note: weights alone do not say how images were normalised; it is taken to be as ImageNet's are \
+             (--set preprocessing.mean=R,G,B preprocessing.std=R,G,B)"
+        );
+    }
+}

@@ -1,0 +1,93 @@
+//! `--set`, which changes single fields of a model or of a run.
+
+use crate::config::RunConfig;
+use anyhow::{Context, Result, anyhow, bail};
+use model::ModelConfig;
+use toml::{Table, Value};
+
+/// An argument of `--set`, which takes all that follow it.
+pub fn assignment(text: &str) -> Result<String, String> {
+    match text.contains('=') {
+        true => Ok(text.to_owned()),
+        false => {
+            Err("--set takes all that follows it, and this is no KEY=VALUE: put it before --set, or after --"
+                .to_owned())
+        }
+    }
+}
+
+/// Refuses fields that are set twice, as options are. Names are compared as they are given.
+pub fn expect_each_once(set: &[String]) -> Result<()> {
+    let keys: Vec<&str> = set.iter().map(|entry| entry.split('=').next().unwrap_or(entry).trim()).collect();
+    match keys.iter().enumerate().find(|(place, key)| keys[..*place].contains(key)) {
+        Some((_, twice)) => bail!("--set {twice}: it is given twice; leave one of them out"),
+        None => Ok(()),
+    }
+}
+
+/// What is wrong with a --set.
+pub fn as_set(error: model::Error) -> anyhow::Error {
+    match error {
+        model::Error::Override { .. } => anyhow!("--set {error}"),
+        model::Error::UnknownField { key, .. } if RunConfig::has_field(&key) => {
+            anyhow!("--set {key}: a field of training runs, which only train takes; here --set takes the model's")
+        }
+        other => other.into(),
+    }
+}
+
+/// The fields of the model that `--set` changes, as a configuration has them, if there are any.
+pub fn fields(set: &[String]) -> Result<Option<Value>> {
+    let mut fields = Table::new();
+    for entry in set {
+        let (_, field, value) = ModelConfig::default().with_override(entry).map_err(as_set)?;
+        fields.insert(field.to_owned(), Value::try_from(value)?);
+    }
+    Ok((!fields.is_empty()).then_some(Value::Table(fields)))
+}
+
+/// A field of a run, `key=value` with a dotted key, as a file has it.
+pub fn run_field(entry: &str) -> Result<Table> {
+    let (key, value) = entry.split_once('=').with_context(|| format!("--set {entry}: expected key=value"))?;
+    let line = |value: &str| format!("{} = {value}", key.trim()).parse().ok().filter(is_one_field);
+    // Texts need no quotes here, where a shell would take them away, and lists no brackets.
+    let text = |value: &str| Value::from(value.trim()).to_string();
+    let list = |value: &str| {
+        let entries = value.split(',').filter(|entry| !entry.trim().is_empty());
+        let entries = entries.map(|entry| if line(entry).is_some() { entry.to_owned() } else { text(entry) });
+        format!("[{}]", entries.collect::<Vec<_>>().join(", "))
+    };
+    let bare_list = RunConfig::is_list(key) && !value.trim_start().starts_with('[');
+    let table = if bare_list { line(&list(value)) } else { line(value).or_else(|| line(&text(value))) };
+    table.with_context(|| format!("--set {entry}: not a value"))
+}
+
+/// Whether a table has one field, however deep: after a line break, a value could be followed by another field.
+pub fn is_one_field(table: &Table) -> bool {
+    let mut values = table.values();
+    match [values.next(), values.next()] {
+        [Some(Value::Table(section)), None] => is_one_field(section),
+        [value, other] => value.is_some() && other.is_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_that_are_lists_need_no_brackets_and_texts_no_quotes() {
+        for (entry, expected) in [
+            ("freeze=head", r#"freeze = ["head"]"#),
+            ("freeze=downsample_layers, stages.0", r#"freeze = ["downsample_layers", "stages.0"]"#),
+            (r#"freeze=["head"]"#, r#"freeze = ["head"]"#),
+            ("freeze=", "freeze = []"),
+            ("optimizer.betas=0.9,0.95", "optimizer.betas = [0.9, 0.95]"),
+            ("data=a,b", r#"data = "a,b""#),
+            ("epochs=3", "epochs = 3"),
+            ("epochs=3\nseed=5", r#"epochs = "3\nseed=5""#), // no other field
+        ] {
+            assert_eq!(run_field(entry).unwrap(), expected.parse::<Table>().unwrap(), "{entry}");
+        }
+    }
+}
