@@ -196,6 +196,27 @@ fn foreign_gradients_parameters_and_states_are_refused() {
 }
 
 #[test]
+fn moments_that_no_step_leaves_are_refused() {
+    let own = parameters(DType::F32, &SHAPES);
+    let mut adamw = AdamW::new(&own, AdamWConfig::default()).unwrap();
+    let good = adamw.state();
+    let with = |moment: &Tensor, wrong: f32| {
+        let mut values = moment.to_vec::<f32>().unwrap();
+        values[1] = wrong;
+        Tensor::from_slice(&values, moment.shape().clone()).unwrap()
+    };
+    for wrong in [f32::NAN, f32::INFINITY, -1e-30] {
+        let state = AdamWState { v: with(&good.v, wrong), ..good.clone() };
+        assert!(matches!(adamw.restore(&state), Err(Error::Moments { what: "second moments", .. })), "{wrong}");
+        let state = AdamWState { m: with(&good.m, wrong), ..good.clone() };
+        match adamw.restore(&state) {
+            Err(Error::Moments { what: "first moments", .. }) => assert!(!wrong.is_finite()),
+            restored => assert!(restored.is_ok() && wrong.is_finite(), "{wrong}"),
+        }
+    }
+}
+
+#[test]
 fn a_refused_step_changes_nothing() {
     let mut parameters = parameters(DType::F32, &[("a", &[2, 2]), ("b", &[3])]);
     let before = values(&parameters);
