@@ -158,13 +158,26 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     let mut decoder = reader.into_decoder().map_err(failed)?;
     let (width, height) = decoder.dimensions();
     // Also as RGB, which one byte a pixel, or one bit, becomes three of.
-    if decoder.total_bytes().max(3 * u64::from(width) * u64::from(height)) > MAX_DECODED {
+    let (decoded, rgb) = (decoder.total_bytes(), 3 * u64::from(width) * u64::from(height));
+    if decoded.max(rgb) > MAX_DECODED {
         return Err(format!("{width}x{height} pixels need more than {MAX_DECODED} bytes"));
+    }
+    if !is_free(decoded + rgb) {
+        return Err(format!(
+            "{width}x{height} pixels take {} MB of memory, which are not free",
+            (decoded + rgb) / 1_000_000
+        ));
     }
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
     decoded.apply_orientation(orientation);
     Ok(decoded.into_rgb8())
+}
+
+/// Whether the system has so many bytes to give: where it has not, decoders would end the program. Few are always there.
+fn is_free(bytes: u64) -> bool {
+    const FEW: u64 = 1 << 20;
+    bytes <= FEW || usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok())
 }
 
 /// Whether all of a WebP file is there, a RIFF file: it says how long it is, and then so does each of its chunks. A decoder that
