@@ -1,10 +1,13 @@
 //! The `biformer` program: see `biformer --help`.
 
 use biformer::commands::{self, Cli, Status};
-use biformer::memory::or_out_of_memory;
+use biformer::memory::{OrEnd, or_out_of_memory};
 use biformer::printing::{is_closed_pipe, print_error};
 use biformer::signals;
 use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: OrEnd = OrEnd;
 
 fn main() -> ExitCode {
     signals::survive_size_limit();

@@ -361,7 +361,7 @@ fn little_memory_ends_no_run_by_force() {
         Ran::from(program.output().unwrap())
     };
     let (mut refused, mut done) = (0, 0);
-    for megabytes in [400, 600, 800, 1000, 4000] {
+    for megabytes in [60, 80, 100, 150, 200, 400, 600, 800, 1000, 4000] {
         let ran = within(megabytes, &["bench", "--batch-size", "128", "--steps", "1", "--threads", "2"]);
         match ran.status {
             Some(0) => done += 1,

@@ -2,6 +2,7 @@
 
 mod forecast;
 mod free;
+mod last;
 
 use crate::config::RunConfig;
 use crate::device::DeviceName;
@@ -15,6 +16,10 @@ use tensor::{DType, OUT_OF_MEMORY};
 
 pub use forecast::{Size, activations, image_bytes, inference, training};
 pub use free::peak_resident_bytes;
+pub use last::OrEnd;
+
+/// What is to be said where memory has run out.
+const NEED_LESS: &str = "smaller batches or images, or in training recompute = \"block\", need less";
 
 /// Refuses training that would not fit into the machine's memory, where the system tells how much is free, and says what
 /// to do instead. The images lie beside the pool, in so many bytes: more than a batch, where batches are made ahead.
@@ -97,7 +102,7 @@ pub fn or_out_of_memory<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
         Ok(done) => done,
         Err(panic) if lack(panic.as_ref()) => {
             let said = panic.downcast_ref::<String>().map_or(OUT_OF_MEMORY, String::as_str);
-            bail!("{said}; smaller batches or images, or in training recompute = \"block\", need less")
+            bail!("{said}; {NEED_LESS}")
         }
         Err(panic) => panic::resume_unwind(panic),
     }

@@ -1,0 +1,56 @@
+//! What happens when the system has no memory left at all.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::{self, Write};
+use std::process;
+
+/// The program's allocator: the system's, but where it refuses what is small the program ends with a word about that, and
+/// exit status 2. By itself it would abort, as nothing that asks for so little expects a refusal. What asks for
+/// [`LARGE`] amounts does, and has better words of its own.
+pub struct OrEnd;
+
+/// From so many bytes on.
+const LARGE: usize = 1 << 20;
+
+// SAFETY: all of it is the system's allocator.
+unsafe impl GlobalAlloc for OrEnd {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: by the caller's word, here and below.
+        or_end(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(place, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as above.
+        or_end(unsafe { System.realloc(place, layout, size) }, size)
+    }
+}
+
+#[inline]
+fn or_end(place: *mut u8, size: usize) -> *mut u8 {
+    if place.is_null() && size < LARGE {
+        end(size);
+    }
+    place
+}
+
+#[cold]
+fn end(size: usize) -> ! {
+    // This takes no memory.
+    let _ = writeln!(
+        io::stderr(),
+        "error: {}: the system refused {size} bytes more; {}",
+        tensor::OUT_OF_MEMORY,
+        super::NEED_LESS
+    );
+    process::exit(2)
+}
