@@ -102,6 +102,8 @@ fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
             }
         }
         assert_eq!((adamw.steps(), ema.updates()), (3, 3));
+        let rate = ema.rate().unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(rate, [(1.0 - EmaConfig { decay: 0.9, warmup: true }.decay_at(2)) as f32]);
         [parameters.flat(), ema.average().flat()].map(|flat| flat.to_vec::<f32>().unwrap())
     };
     assert_eq!(run(true), run(false));

@@ -193,6 +193,13 @@ fn foreign_gradients_parameters_and_states_are_refused() {
         assert!(matches!(adamw.restore(&state), Err(Error::Layout { what: "first moments", .. })));
         assert_eq!(adamw.step(&mut own, &Gradients::default(), 0.1), Err(Error::NoParameters));
     }
+    // Those of another model are its own if they lie alike.
+    let mut alike = parameters(DType::F32, &SHAPES);
+    let mut gradients = Gradients::new(&alike).unwrap();
+    give(&alike, &mut gradients, &SHAPES.map(|(_, shape)| vec![1.0; shape.iter().product()]));
+    let mut adamw = AdamW::new(&own, AdamWConfig::default()).unwrap();
+    adamw.step(&mut own, &gradients, 0.1).unwrap();
+    adamw.step(&mut alike, &gradients, 0.1).unwrap();
 }
 
 #[test]
