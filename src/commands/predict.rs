@@ -77,31 +77,11 @@ struct Class<'a> {
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
-        let pictures = pictures(&arguments.images)?;
-        arguments.attention.as_deref().map_or(Ok(()), |file| expect_output("--attention", file, Kind::Picture))?;
-        let TrainedModel { mut model, mut config, mut data, named } = arguments.trained.load()?;
-        if let Some(file) = &arguments.classes {
-            data.classes = names(file, data.classes.len()).with_context(|| format!("--classes {}", file.display()))?;
-        } else if !named && data.classes.len() == 1000 {
-            tell!(
-                io::stderr(),
-                "note: the weights name no classes; 1,000 are taken to be ImageNet's (--classes names others)"
-            );
-        }
-        if !named {
-            note_unsaid(&config, data.classes.len());
-        }
-        let size = config.image_size;
-        let most = (AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE);
-        (config.batch_size, config.device) = (most.min(pictures.len()), arguments.compute.device);
-        let images = image_bytes(&config, [size; 2]);
-        expect_room_to_infer(&config, [size; 2], images, DType::F32, "a smaller --image-size")?;
-        arguments.compute.place(&mut model)?;
+        let Opened { pictures, model, classes, size, at_once, transform } = open(arguments)?;
         let factors = model.prepared()?;
-        let transform = config.test_transform(data.statistics)?;
         let mut looks = arguments.attention.as_deref().map(|file| Looks::new(file, arguments.at));
         let (mut status, mut listed) = (Status::Done, Listed { json: arguments.json, any: false });
-        'chunks: for paths in pictures.chunks(most) {
+        'chunks: for paths in pictures.chunks(at_once) {
             let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
             let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
             let point = looks.as_ref().filter(|looks| !looks.is_full()).map(|looks| looks.point);
@@ -109,10 +89,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             if let Some(looks) = &mut looks {
                 looks.take(paths.iter().zip(&loaded), trace, &transform)?;
             }
-            let mut probabilities = probabilities.chunks(data.classes.len());
+            let mut probabilities = probabilities.chunks(classes.len());
             for (path, loaded) in paths.iter().zip(loaded) {
                 let outcome = match loaded {
-                    Ok(_) => Outcome::Classes(by_probability(&data.classes, probabilities.next().unwrap_or_default())),
+                    Ok(_) => Outcome::Classes(by_probability(&classes, probabilities.next().unwrap_or_default())),
                     // The others are none the worse for it.
                     Err(error) => {
                         let told = error.to_string();
@@ -139,6 +119,44 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         unless_closed(listed.end())?;
         Ok(status)
     })
+}
+
+/// A trained model, and the pictures that it is to classify.
+struct Opened {
+    pictures: Vec<PathBuf>,
+    model: BiFormer,
+    /// Their names.
+    classes: Vec<String>,
+    /// The side of what the model sees of a picture.
+    size: usize,
+    /// How many it sees in one pass.
+    at_once: usize,
+    transform: Transform,
+}
+
+fn open(arguments: &Arguments) -> Result<Opened> {
+    let pictures = pictures(&arguments.images)?;
+    arguments.attention.as_deref().map_or(Ok(()), |file| expect_output("--attention", file, Kind::Picture))?;
+    let TrainedModel { mut model, mut config, mut data, named } = arguments.trained.load()?;
+    if let Some(file) = &arguments.classes {
+        data.classes = names(file, data.classes.len()).with_context(|| format!("--classes {}", file.display()))?;
+    } else if !named && data.classes.len() == 1000 {
+        tell!(
+            io::stderr(),
+            "note: the weights name no classes; 1,000 are taken to be ImageNet's (--classes names others)"
+        );
+    }
+    if !named {
+        note_unsaid(&config, data.classes.len());
+    }
+    let size = config.image_size;
+    let at_once = (AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE);
+    (config.batch_size, config.device) = (at_once.min(pictures.len()), arguments.compute.device);
+    let images = image_bytes(&config, [size; 2]);
+    expect_room_to_infer(&config, [size; 2], images, DType::F32, "a smaller --image-size")?;
+    arguments.compute.place(&mut model)?;
+    let transform = config.test_transform(data.statistics)?;
+    Ok(Opened { pictures, model, classes: data.classes, size, at_once, transform })
 }
 
 /// The classes of a picture, likeliest first.
