@@ -5,6 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use data::{Error, Split, Statistics, open};
 use support::*;
@@ -114,6 +115,13 @@ fn where_nothing_is_divided_one_image_in_five_is_held_out() {
         assert!(about_train.contains(&format!("passed over 1 file in {noted} ")), "{about_train}");
         assert!(about_test.contains(&about_train), "{about_train}, {about_test}");
         assert!(about_test.contains("one image in 5 is held out"), "{about_test}");
+        // Among other classes they are no less what they were.
+        for split in [Split::Train, Split::Test] {
+            let set = open(root.to_str().unwrap(), split).unwrap();
+            let among = data::among(Arc::clone(&set), &["cat", "cow", "dog"].map(str::to_owned)).unwrap();
+            assert_eq!((among.is_held_out(), among.notes()), (split == Split::Test, set.notes()));
+            assert_eq!(among.path(1), set.path(1));
+        }
         let all = images(Split::All).0;
         assert_eq!(all, train.union(&test).cloned().collect());
         write("cat", 100..150);

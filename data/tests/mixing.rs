@@ -164,6 +164,9 @@ fn only_mixed_batches_have_targets() {
     }
     let none = Augmentation::default();
     assert_eq!(Mixing::of(&none, 0.1), None);
+    for one in [Augmentation { mixup: 0.8, ..none }, Augmentation { cutmix: 1.0, ..none }] {
+        assert!(Mixing::of(&one, 0.1).is_some(), "{one:?}");
+    }
     let both = Augmentation { mixup: 0.8, cutmix: 1.0, mix: 0.5, ..none };
     let expected = Mixing { probability: 0.5, smoothing: 0.1, ..mixing(0.8, 1.0) };
     assert_eq!(Mixing::of(&both, 0.1), Some(expected));
