@@ -25,9 +25,13 @@ impl Tape {
             return Err(Error::ForeignVar { op: "backward" });
         }
         let last = output.node().ok_or(Error::NotRecorded)?;
-        if upstream.shape() != output.shape() || upstream.dtype() != output.dtype() {
-            let expected = format!("an upstream gradient like the value, {} {}", output.dtype(), output.shape());
+        if upstream.shape() != output.shape() {
+            let expected = format!("an upstream gradient like the value, {}", output.shape());
             return Err(tensor::Error::shape("backward", expected, upstream.shape()).into());
+        }
+        if upstream.dtype() != output.dtype() {
+            let (expected, actual) = ("the value's own", upstream.dtype());
+            return Err(tensor::Error::DType { op: "backward", expected, actual }.into());
         }
         let Gradients { flat, inputs, tape } = gradients;
         inputs.clear();

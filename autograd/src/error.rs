@@ -80,3 +80,16 @@ fn some(names: &[String]) -> String {
 
 /// The result of a recorded operation.
 pub type Result<T> = std::result::Result<T, Error>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_names_the_first_are_said() {
+        let names = |count: usize| (1..=count).map(|number| format!("p{number}")).collect();
+        let said = |count| Error::Unreached { names: names(count) }.to_string();
+        assert!(said(1).contains("p1") && !said(1).contains("more"), "{}", said(1));
+        assert!(said(10).contains("p1, p2, p3, p4, p5, p6, p7, p8 and 2 more"), "{}", said(10));
+    }
+}

@@ -304,6 +304,18 @@ fn a_profile_counts_what_is_recorded_and_what_is_walked() {
     assert_eq!(profile.lines()[0].multiply_adds, 1);
 }
 
+#[test]
+fn an_upstream_gradient_that_is_not_like_the_value_is_refused() {
+    let tape = Tape::new();
+    let x = tape.input(vector(&[2.0, 3.0]));
+    let y = times(&x, &x).unwrap();
+    let refused = |upstream: Tensor| tape.backward_from(&y, upstream, &mut Gradients::default()).unwrap_err();
+    let error = refused(vector(&[1.0]));
+    assert!(matches!(error, Error::Tensor(tensor::Error::Shape { op: "backward", .. })), "{error}");
+    let error = refused(vector(&[1.0, 1.0]).cast(DType::F32).unwrap());
+    assert_eq!(error.to_string(), "backward: expected the value's own elements, got f32");
+}
+
 /// The layout's type is that of the gradients, and a kernel writes its own.
 #[test]
 fn a_kernel_of_another_type_than_the_gradients_is_refused() {
