@@ -209,28 +209,63 @@ impl<S: Scalar> Array<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::f64::consts::PI;
 
-    fn variable(value: f64) -> Dual {
-        Dual { value, tangent: std::array::from_fn(|lane| if lane == 0 { 1.0 } else { 0.0 }) }
+    const X: f64 = 0.7;
+    const Y: f64 = 1.9;
+
+    fn variable(value: f64, lane: usize) -> Dual {
+        let mut tangent = [0.0; LANES];
+        tangent[lane] = 1.0;
+        Dual { value, tangent }
+    }
+
+    /// A function of two variables on both kinds of scalars: its value at (X, Y), and its derivatives.
+    macro_rules! check {
+        (|$x:ident, $y:ident| $f:expr, $value:expr, [$by_x:expr, $by_y:expr]) => {{
+            fn f<S: Scalar>($x: S, $y: S) -> S {
+                $f
+            }
+            let what = stringify!($f);
+            let dual = f(variable(X, 0), variable(Y, 1));
+            assert_eq!(Scalar::value(dual), Scalar::value(f(X, Y)), "{what}");
+            assert!((dual.value - $value).abs() < 1e-14, "{what}: {dual:?}");
+            for (lane, derivative) in [$by_x, $by_y].into_iter().chain([0.0; LANES - 2]).enumerate() {
+                assert!((dual.tangent[lane] - derivative).abs() < 1e-14, "{what}: {dual:?}");
+            }
+        }};
     }
 
     #[test]
-    fn derivatives_of_each_function() {
-        let x = 0.7;
-        type Case = (fn(Dual) -> Dual, f64);
-        let cases: [Case; 7] = [
-            (|x| x * x * x, 3.0 * x * x),
-            (|x| Dual::of(1.0) / x, -1.0 / (x * x)),
-            (Scalar::exp, f64::exp(x)),
-            (Scalar::ln, 1.0 / x),
-            (Scalar::sqrt, 0.5 / f64::sqrt(x)),
-            (Scalar::erf, 2.0 / std::f64::consts::PI.sqrt() * f64::exp(-x * x)),
-            (|x| -x - x, -2.0),
-        ];
-        for (index, (f, derivative)) in cases.into_iter().enumerate() {
-            let result = f(variable(x));
-            assert!((result.tangent[0] - derivative).abs() < 1e-14, "function {index}: {result:?}");
-            assert_eq!(result.tangent[1..], [0.0; LANES - 1]);
-        }
+    fn values_and_derivatives_of_each_function() {
+        check!(|x, y| x + y * S::of(0.5), X + 0.5 * Y, [1.0, 0.5]);
+        check!(|x, y| x - y, X - Y, [1.0, -1.0]);
+        check!(|x, y| x * y * y, X * Y * Y, [Y * Y, 2.0 * X * Y]);
+        check!(|x, y| x / y, X / Y, [1.0 / Y, -X / (Y * Y)]);
+        check!(|x, y| -x * y, -X * Y, [-Y, -X]);
+        check!(|x, y| (x * y).exp(), (X * Y).exp(), [Y * (X * Y).exp(), X * (X * Y).exp()]);
+        check!(|x, y| (x * x + y).ln(), (X * X + Y).ln(), [2.0 * X / (X * X + Y), 1.0 / (X * X + Y)]);
+        check!(|x, y| (x * y).sqrt(), (X * Y).sqrt(), [0.5 * (Y / X).sqrt(), 0.5 * (X / Y).sqrt()]);
+        // erf(0.7)
+        check!(|x, _y| x.erf(), 0.677_801_193_837_418_4, [2.0 / PI.sqrt() * (-X * X).exp(), 0.0]);
+        check!(|x, y| [x, y, x].into_iter().sum(), 2.0 * X + Y, [2.0, 1.0]);
+        check!(
+            |x, y| {
+                let mut sum = x;
+                sum += y * y;
+                sum
+            },
+            X + Y * Y,
+            [1.0, 2.0 * Y]
+        );
+    }
+
+    #[test]
+    fn elements_are_found_by_their_positions() {
+        let mut array = Array::from_fn(&[2, 3], |position| (10 * position[0] + position[1]) as f64);
+        assert_eq!(array.data, [0.0, 1.0, 2.0, 10.0, 11.0, 12.0]);
+        assert_eq!((array.dims(), array.place(&[1, 2]), array.at(&[1, 2])), ([2, 3], 5, 12.0));
+        *array.at_mut(&[0, 1]) = 7.0;
+        assert_eq!(array.data[1], 7.0);
     }
 }
