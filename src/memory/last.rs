@@ -6,7 +6,7 @@ use std::process;
 
 /// The program's allocator: the system's, but where it refuses what is small the program ends with a word about that, and
 /// exit status 2. By itself it would abort, as nothing that asks for so little expects a refusal. What asks for
-/// [`LARGE`] amounts does, and has better words of its own.
+/// a megabyte or more does, and has better words of its own.
 pub struct OrEnd;
 
 /// From so many bytes on.
