@@ -38,7 +38,7 @@ pub fn main() -> Result<()> {
     let mut means = vec![];
     for (name, frozen, lr) in [("the head", &["downsample_layers", "stages", "norm"][..], 1e-2), ("all", &[], 3e-3)] {
         model.freeze(frozen)?;
-        // Laid out anew, as no room is needed for what is frozen.
+        // Made anew: freezing gives the model another layout, and those of the layout before are refused.
         let mut gradients = Gradients::new(&model.parameters)?;
         let mut adamw = AdamW::new(&model.parameters, AdamWConfig::default())?;
         let mut losses = vec![];

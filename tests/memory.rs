@@ -93,7 +93,7 @@ fn a_trained_model_refuses_images_that_cannot_fit() {
     let image = run.join("curves.png");
     let refused = |arguments: &[&str]| {
         let one_gigabyte = "ulimit -v 1000000";
-        limited(one_gigabyte, arguments).refused(&["inference takes about", "GB", "smaller images"]);
+        limited(one_gigabyte, arguments).refused(&["inference takes about", "GB", "a smaller --", "--image-size"]);
     };
     refused(&["predict", "--checkpoint", text(&run), text(&image)]);
     refused(&["eval", "--checkpoint", text(&run), "--data", text(&data)]);

@@ -226,7 +226,10 @@ kernels() {
             --csv --print-units base --log-file "$logs/$mode.csv" \
             "${small[@]}" --mode $mode --steps 1 --profile || continue
         echo "small, batch 128, $mode" >>"$out/kernels.txt"
-        python3 benches/gpu/kernels.py <"$logs/$mode.csv" | tee -a "$out/kernels.txt" | head -n 26 | remark
+        # Into a file first: head would leave before all of it is written.
+        python3 benches/gpu/kernels.py <"$logs/$mode.csv" >"$logs/$mode.txt"
+        cat "$logs/$mode.txt" >>"$out/kernels.txt"
+        head -n 26 "$logs/$mode.txt" | remark
     done
 }
 
