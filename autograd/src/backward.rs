@@ -19,7 +19,8 @@ impl Tape {
         self.backward_from(loss, one, gradients)
     }
 
-    /// As [`Tape::backward`], from any value, given the gradient of something with respect to it.
+    /// As [`Tape::backward`], from any value, given the gradient of something with respect to it, of the value's shape and
+    /// type.
     pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
         if !std::ptr::eq(output.tape(), self) {
             return Err(Error::ForeignVar { op: "backward" });

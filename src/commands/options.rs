@@ -185,8 +185,8 @@ impl Trained {
     }
 }
 
-/// Says what is taken for granted of weights that say nothing of themselves: how their images were normalised, where nobody
-/// has asked for it, and the published models' being so is no reason to believe it.
+/// Says of weights that say nothing of themselves that their images are taken to be normalised as ImageNet's. It goes without
+/// saying where they have its 1,000 classes, and does not matter where a mean is asked for.
 pub fn note_unsaid(config: &RunConfig, classes: usize) {
     if classes != 1000 && config.preprocessing.mean.is_empty() {
         tell!(

@@ -125,7 +125,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 struct Opened {
     pictures: Vec<PathBuf>,
     model: BiFormer,
-    /// Their names.
+    /// The names of the model's classes.
     classes: Vec<String>,
     /// The side of what the model sees of a picture.
     size: usize,

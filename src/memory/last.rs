@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::process;
 
 /// The program's allocator: the system's, but where it refuses what is small the program ends with a word about that, and
-/// exit status 2. By itself it would abort, as nothing that asks for so little expects a refusal. What asks for
-/// a megabyte or more does, and has better words of its own.
+/// exit status 2. By itself it would abort, as nothing that asks for so little expects a refusal. What asks for a megabyte
+/// or more often does, and has better words of its own.
 pub struct OrEnd;
 
 /// From so many bytes on.
