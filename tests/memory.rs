@@ -59,7 +59,7 @@ fn what_cannot_fit_is_refused_at_once() {
         "--set",
         "depth=1,1,1,1",
     ]);
-    inference.refused(&["inference takes about", "GB", "batch_size"]);
+    inference.refused(&["inference takes about", "GB", "a smaller --batch-size"]);
 }
 
 /// Nor does it take long to say it where a single image is work for minutes, or the model is huge.
