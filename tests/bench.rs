@@ -22,9 +22,15 @@ fn bench_tells_speed_and_memory() {
         assert!(!cfg!(target_os = "linux") || report["peak_rss_bytes"].as_u64().unwrap() > 1 << 20);
         assert_eq!(report["threads"], 1);
         assert!(!report["isa"].as_str().unwrap().is_empty());
+        // By which runs can be compared: the same each time.
+        let outcomes = [&report["loss"], &report["output_rms"]];
+        let [told, other] = if mode == "train" { outcomes } else { [outcomes[1], outcomes[0]] };
+        assert!(told.as_f64().unwrap() > 0.0 && other.is_null(), "{report}");
+        let again = json(&biformer(&[&arguments[..], &set].concat()).ok().out);
+        assert_eq!([&again["loss"], &again["output_rms"]], outcomes);
     }
     let said = biformer(&[&["bench", "--batch-size", "2", "--steps", "1"][..], &set].concat()).ok().out;
-    assert!(said.contains("images/s"), "{said}");
+    assert!(said.contains("images/s") && said.contains(", loss "), "{said}");
 }
 
 #[test]

@@ -91,8 +91,33 @@ measure() {
     return "$status"
 }
 
+# outcome NAME: the loss, or the output's size, that a part ended with
+outcome() { sed -nE 's/.*, (loss|output \(root mean square\)) ([0-9.]+)$/\2/p' "$logs/$1.log" | head -n 1; }
+
+# agree TOLERANCE NAME OTHER...: whether each of the others came to what the first did, but for such a part of it
+agree() {
+    local tolerance=$1 first=$2 other result
+    shift 2
+    for other; do
+        [[ -e $logs/$first.log && -e $logs/$other.log ]] || continue # one was not begun
+        result=FAILED
+        awk -v a="$(outcome "$first")" -v b="$(outcome "$other")" -v t="$tolerance" \
+            'BEGIN { exit !(a > 0 && b > 0 && (a > b ? a - b : b - a) <= t * a) }' && result=ok
+        note $result - 0 "$other is $first within $tolerance"
+    done
+}
+
 # What the driver says of a kernel, or a call, that did what it must not.
 fault='illegal|misaligned|invalid|launch failure|too many resources|hardware|waiting for the GPU'
+
+# What the first few of many that fail have in common is enough to know.
+a_rerun() {
+    local place
+    for place in 1 2 3; do
+        mkdir "$logs/rerun-$place" 2>/dev/null && return
+    done
+    return 1
+}
 
 # As try; what fails by a fault, not by a wrong number, is run again with each kernel waited for, and under the memory
 # checker.
@@ -102,9 +127,10 @@ check() {
     status=$?
     case $status in 0 | 124 | 137 | "$late") return ;; esac
     [[ $status -ge 128 ]] || grep -qE "$fault" "$logs/$name.log" || return
+    a_rerun || return
     shift 2
     CUDA_LAUNCH_BLOCKING=1 try 45 "$name-blocking" "$@"
-    BIFORMER_BARE_PRODUCTS=1 try 45 "$name-bare" "$@" # was it what cuBLASLt does beside a product?
+    BIFORMER_BARE_PRODUCTS=all try 45 "$name-bare" "$@" # was it what cuBLASLt does beside a product?
     [[ -n $(no_sanitizer) ]] || try 90 "$name-memcheck" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$@"
 }
 
@@ -120,13 +146,14 @@ no_sanitizer() {
 # Waits until fewer than four run in the background.
 a_place() { while [[ $(jobs -rp | wc -l) -ge 4 ]]; do wait -n; done; }
 
-# each BINARY [FILTER...]: its tests, each in a process of its own: after a fault CUDA refuses a process everything
+# [cap=SECONDS] each BINARY [FILTER...]: its tests, each in a process of its own: after a fault CUDA refuses a process
+# everything
 each() {
-    local binary=$1 name
+    local binary=$1 name cap=${cap:-45}
     shift
     for name in $("target/gpu/$binary" --list --format terse "$@" | sed -n 's/: test$//p'); do
         a_place
-        check 45 "$binary-${name##*::}" "target/gpu/$binary" --exact "$name" --nocapture &
+        check "$cap" "$binary-${name##*::}" "target/gpu/$binary" --exact "$name" --nocapture &
     done
     wait
 }
@@ -173,22 +200,31 @@ forms() {
     each optim
 }
 
-# Three figures, even if all else should fail, and two questions: is it the recording that fails, and is what cuBLASLt does
-# beside a product worth its while?
+# A few figures, even if all else should fail; whether a step at its real size computes what it should, twice over; and two
+# questions: is it the recording that fails, and is what cuBLASLt does beside a product worth its while?
 quick() {
-    local mode
+    local mode bare full=("${ours[@]}" --precision f32 --model small --batch-size 128 --steps 10)
+    local few=(target/gpu/biformer bench --model small --batch-size 8 --steps 1)
     for mode in infer train; do
         measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10
-        case $? in 0 | "$late") continue ;; esac
+        measure 60 "quick-small-$mode-again" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNRECORDED=1 measure 60 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
+        for bare in rows sums all; do
+            BIFORMER_BARE_PRODUCTS=$bare measure 60 "quick-small-$mode-bare-$bare" "${small[@]}" --mode $mode --steps 10
+        done
+        measure 60 "quick-small-$mode-f32" "${full[@]}" --mode $mode
+        measure 60 "quick-few-$mode" "${few[@]}" --mode $mode --device cuda
+        measure 120 "quick-few-$mode-cpu" "${few[@]}" --mode $mode
+        agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded}
+        agree 1e-2 "quick-small-$mode" "quick-small-$mode"-{bare-{rows,sums,all},f32}
+        agree 1e-4 "quick-few-$mode" "quick-few-$mode-cpu"
     done
-    BIFORMER_BARE_PRODUCTS=1 measure 60 quick-small-train-bare "${small[@]}" --mode train --steps 10
 }
 
 steps() {
     # Left out is what runs the program from where it was built.
-    try 120 steps target/gpu/steps --test-threads 1 --skip a_run_goes_on --nocapture
-    try 120 golden target/gpu/golden on_a_gpu --nocapture
+    cap=120 each steps --skip a_run_goes_on
+    cap=120 each golden on_a_gpu
 }
 
 bench() {
@@ -269,9 +305,11 @@ sanitize() {
     local reason precision tool name
     reason=$(no_sanitizer)
     [[ -z $reason ]] || { skip sanitize "$reason"; return; }
-    # Not of a test: the memory that tests get has been written to, with NaN.
+    # Not of a test: the memory that tests get has been written to, with NaN. And as single launches, of which it can say
+    # more than of a recording.
     for precision in bf16 f32; do
-        try 90 "initcheck-$precision" compute-sanitizer --tool initcheck --report-api-errors no --error-exitcode 9 \
+        BIFORMER_UNRECORDED=1 try 90 "initcheck-$precision" \
+            compute-sanitizer --tool initcheck --report-api-errors no --error-exitcode 9 \
             "${ours[@]}" --precision $precision --model nano --batch-size 8 --steps 2
     done
     for name in bra mlp dwconv layer_norm linear batch_norm softmax cross_entropy attention; do

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use tensor::cpu::isa::Isa;
 use tensor::rng::Philox;
-use tensor::{DType, Device};
+use tensor::{DType, Device, Tensor};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -77,6 +77,8 @@ pub struct Arguments {
     plot: Option<PathBuf>,
     /// Prints one JSON object. Its peak_rss_bytes, the largest resident memory, is null where the system does not
     /// tell: elsewhere than on Linux. Its gpu_bytes, what is held of the GPU's memory after the last step, is null on the CPU.
+    /// Its loss is the last step's, null for inference; its output_rms, the root of the mean square of what the last pass
+    /// gave, null for training: by these, devices, precisions and runs can be compared.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -124,8 +126,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         return arguments.threads.run(|| stages::run(&config, size.0, batch_size, steps, compute, json));
     }
     let profile = arguments.profile.then(Arc::<Profile>::default);
-    let (mut times, [peak, on_gpu], report, threads) = arguments.threads.run(|| {
-        let (times, device) = time(arguments, size, profile.as_ref())?;
+    let (mut times, outcome, [peak, on_gpu], report, threads) = arguments.threads.run(|| {
+        let Timed { times, device, outcome } = time(arguments, size, profile.as_ref())?;
         // Before the ceilings are measured, which takes memory of its own.
         let on_gpu = match &device {
             Device::Cpu => None,
@@ -136,7 +138,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let maps = arguments.compute.maps();
         let gpu = matches!(arguments.compute.device, DeviceName::Cuda(_)).then_some((&device, maps));
         let report = profile.as_ref().map(|profile| Report::new(profile, arguments.steps, gpu)).transpose()?;
-        Ok((times, memory, report, rayon::current_num_threads()))
+        Ok((times, outcome, memory, report, rayon::current_num_threads()))
     })?;
     times.sort_by(f64::total_cmp);
     let median = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
@@ -157,6 +159,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             "min_step_ms": 1e3 * times[0],
             "peak_rss_bytes": peak,
             "gpu_bytes": on_gpu,
+            "loss": (arguments.mode == Work::Train).then_some(outcome),
+            "output_rms": (arguments.mode == Work::Infer).then_some(outcome),
             "threads": threads,
             "isa": isa,
         });
@@ -166,14 +170,18 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         say!("{object}");
     } else {
         say!(
-            "{} {size}, batch {}, {:?}: {rate:.1} images/s, median step {:.1} ms, {threads} thread{}, {isa}{}{}",
+            "{} {size}, batch {}, {:?}: {rate:.1} images/s, median step {:.1} ms, {threads} thread{}, {isa}{}{}, {} {outcome:.9}",
             arguments.model.model,
             arguments.batch_size,
             arguments.mode,
             1e3 * median,
             plural(threads),
             peak.map_or_else(String::new, |bytes| format!(", peak memory {:.0} MB", bytes as f64 / 1e6)),
-            on_gpu.map_or_else(String::new, |bytes| format!(", of the GPU {:.0} MB", bytes as f64 / 1e6))
+            on_gpu.map_or_else(String::new, |bytes| format!(", of the GPU {:.0} MB", bytes as f64 / 1e6)),
+            match arguments.mode {
+                Work::Train => "loss",
+                Work::Infer => "output (root mean square)",
+            }
         );
         if let Some(report) = report {
             say!("\n{report}");
@@ -182,8 +190,17 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     Ok(Status::Done)
 }
 
-/// The seconds of each step, and where it was made.
-fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) -> Result<(Vec<f64>, Device)> {
+/// What was measured.
+struct Timed {
+    /// The seconds of each step.
+    times: Vec<f64>,
+    /// Where it was made.
+    device: Device,
+    /// The last step's loss, or the root of the mean square of what the last pass gave.
+    outcome: f64,
+}
+
+fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) -> Result<Timed> {
     let [height, width] = size.0;
     let mut config = RunConfig::for_model(&arguments.model.model)?;
     config.architecture = arguments.model.config()?;
@@ -211,12 +228,13 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
             let mut learner = Learner::new(&config)?;
             learner.profile = profile.cloned();
             let device = learner.device().clone();
+            let mut outcome = f64::NAN;
             let times = steps(arguments.steps, profile, |step| {
                 // It is the next one as well: as in a run, each step has a batch brought to a GPU while it works.
-                learner.train(&batch, step as u64, 1e-3, || Some(&batch))?;
+                outcome = learner.train(&batch, step as u64, 1e-3, || Some(&batch))?.mean_loss();
                 Ok(())
-            });
-            Ok((times?, device))
+            })?;
+            Ok(Timed { times, device, outcome })
         }
         Work::Infer => {
             let mut model = BiFormer::new(&config.architecture, 0, DType::F32)?;
@@ -224,13 +242,26 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
             // As if there were no end of them: one is what the next ones are.
             let mut inference = Inference::new(&model, usize::MAX).profiled(profile.cloned());
             inference.stage(&batch)?;
+            let mut given = vec![];
             let times = steps(arguments.steps, profile, |_| {
-                inference.pass(|| None)?;
+                given.clear(); // first, so that its memory can be had again
+                given.extend_from_slice(inference.pass(|| None)?);
                 Ok(device.synchronize()?)
-            });
-            Ok((times?, device))
+            })?;
+            Ok(Timed { times, device, outcome: root_mean_square(&given)? })
         }
     }
+}
+
+/// Of all numbers of these tensors.
+fn root_mean_square(tensors: &[Tensor]) -> Result<f64> {
+    let (mut squares, mut count) = (0.0, 0);
+    for tensor in tensors {
+        let numbers = tensor.to_device(&Device::Cpu)?.cast(DType::F64)?.to_vec::<f64>()?;
+        squares += numbers.iter().map(|x| x * x).sum::<f64>();
+        count += numbers.len();
+    }
+    Ok((squares / count as f64).sqrt())
 }
 
 /// So many numbers from -1 to 1, the same each time: of zeros some machines are faster.

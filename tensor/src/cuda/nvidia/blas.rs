@@ -12,7 +12,8 @@ use std::ffi::c_void;
 /// Scratch memory for products that are cut along the inner axis: as much as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// Where this variable is set, biases and sums are left to kernels of our own: to find out which of the two is wrong.
+/// Where this variable is `rows`, `sums` or `all`, these are left to kernels of our own: to find out which of the two is
+/// wrong, or slow.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
 
 /// cuBLASLt's version, of which the major number is that of its CUDA: (13, 4) for 13.4.
@@ -29,8 +30,8 @@ pub struct Blas {
     workspace: u64,
     /// Or why there is none.
     plans: HashMap<PlanKey, std::result::Result<Plan, Error>>,
-    /// Whether it is asked for products alone.
-    bare: bool,
+    /// Whether it may be asked to add a row, and whether for sums.
+    may_end: [bool; 2],
 }
 
 /// What a plan depends on: everything but the addresses, and how they are aligned.
@@ -212,8 +213,9 @@ impl Blas {
             })
             // SAFETY: nobody has it but this function.
             .inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
-        let bare = std::env::var_os(BARE_VARIABLE).is_some();
-        Ok(Self { handle, stream, workspace, plans: HashMap::new(), bare })
+        let bare = std::env::var(BARE_VARIABLE).unwrap_or_default();
+        let may_end = ["rows", "sums"].map(|ending| bare != ending && bare != "all");
+        Ok(Self { handle, stream, workspace, plans: HashMap::new(), may_end })
     }
 
     /// Whether cuBLASLt computes such a product well with what it is to do besides, of which it does one thing. The
@@ -224,7 +226,8 @@ impl Blas {
         // 1392 of NVIDIA's apex). So it is asked for sums only where many ask for them: with bf16, in full packs.
         let [m, n, _] = product.extents;
         let usual = product.inputs == DType::Bf16 && [m, n].iter().all(|&extent| extent >= 16 && extent % 8 == 0);
-        if self.bare || (product.sums != 0 && !usual) {
+        let [rows, sums] = self.may_end;
+        if (product.row != 0 && !rows) || (product.sums != 0 && !(sums && usual)) {
             return false;
         }
         let key = PlanKey::of(product);
