@@ -2,7 +2,8 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `mod.rs` | training and inference, timed as a whole |
+//! | `mod.rs` | what can be asked for |
+//! | `whole.rs` | training and inference, timed as a whole |
 //! | `profile.rs` | `--profile`: the parts of a step, beside what this machine can do |
 //! | `stages.rs` | `--only-bra`: routed attention alone, as in a model's stages |
 //! | `sweep.rs` | `--op bra`: attention on maps of growing size |
@@ -10,29 +11,16 @@
 mod profile;
 mod stages;
 mod sweep;
+mod whole;
 
 use super::Status;
 use super::options::{ImageSize, ModelChoice, Threads, expect_count};
-use crate::config::{Recompute, RunConfig};
-use crate::device::{Compute, DeviceName};
-use crate::inference::Inference;
-use crate::memory::{expect_room_to_infer, expect_room_to_train, image_bytes, peak_resident_bytes};
-use crate::printing::plural;
-use crate::staging::Numbered;
-use crate::trainer::step::Learner;
+use crate::config::Recompute;
+use crate::device::Compute;
 use anyhow::{Result, bail};
-use autograd::Profile;
 use clap::{Args, ValueEnum};
-use data::Batch;
-use model::{BiFormer, Features};
-use profile::Report;
-use serde_json::json;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Instant;
-use tensor::cpu::isa::Isa;
 use tensor::rng::Philox;
-use tensor::{DType, Device, Tensor};
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -98,7 +86,6 @@ enum Swept {
     Bra,
 }
 
-const WARM_UP: usize = 2;
 /// The side of the largest map that is swept.
 const LARGEST: usize = 448;
 
@@ -125,143 +112,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let Arguments { batch_size, steps, compute, json, .. } = *arguments;
         return arguments.threads.run(|| stages::run(&config, size.0, batch_size, steps, compute, json));
     }
-    let profile = arguments.profile.then(Arc::<Profile>::default);
-    let (mut times, outcome, [peak, on_gpu], report, threads) = arguments.threads.run(|| {
-        let Timed { times, device, outcome } = time(arguments, size, profile.as_ref())?;
-        // Before the ceilings are measured, which takes memory of its own.
-        let on_gpu = match &device {
-            Device::Cpu => None,
-            Device::Cuda(gpu) => Some(gpu.stats().held as u64),
-        };
-        let memory = [peak_resident_bytes(), on_gpu];
-        // The emulated device has no ceilings worth comparing with.
-        let maps = arguments.compute.maps();
-        let gpu = matches!(arguments.compute.device, DeviceName::Cuda(_)).then_some((&device, maps));
-        let report = profile.as_ref().map(|profile| Report::new(profile, arguments.steps, gpu)).transpose()?;
-        Ok((times, outcome, memory, report, rayon::current_num_threads()))
-    })?;
-    times.sort_by(f64::total_cmp);
-    let median = (times[(times.len() - 1) / 2] + times[times.len() / 2]) / 2.0;
-    let rate = arguments.batch_size as f64 / median;
-    let isa = Isa::current().name();
-    if arguments.json {
-        let mut object = json!({
-            "model": arguments.model.model,
-            "image_size": size.0,
-            "batch_size": arguments.batch_size,
-            "mode": format!("{:?}", arguments.mode).to_lowercase(),
-            "set": arguments.model.set,
-            "device": arguments.compute.device.to_string(),
-            "precision": arguments.compute.precision.to_string(),
-            "recompute": arguments.recompute,
-            "images_per_second": rate,
-            "median_step_ms": 1e3 * median,
-            "min_step_ms": 1e3 * times[0],
-            "peak_rss_bytes": peak,
-            "gpu_bytes": on_gpu,
-            "loss": (arguments.mode == Work::Train).then_some(outcome),
-            "output_rms": (arguments.mode == Work::Infer).then_some(outcome),
-            "threads": threads,
-            "isa": isa,
-        });
-        if let Some(report) = report {
-            object["profile"] = serde_json::to_value(report)?;
-        }
-        say!("{object}");
-    } else {
-        say!(
-            "{} {size}, batch {}, {:?}: {rate:.1} images/s, median step {:.1} ms, {threads} thread{}, {isa}{}{}, {} {outcome:.9}",
-            arguments.model.model,
-            arguments.batch_size,
-            arguments.mode,
-            1e3 * median,
-            plural(threads),
-            peak.map_or_else(String::new, |bytes| format!(", peak memory {:.0} MB", bytes as f64 / 1e6)),
-            on_gpu.map_or_else(String::new, |bytes| format!(", of the GPU {:.0} MB", bytes as f64 / 1e6)),
-            match arguments.mode {
-                Work::Train => "loss",
-                Work::Infer => "output (root mean square)",
-            }
-        );
-        if let Some(report) = report {
-            say!("\n{report}");
-        }
-    }
-    Ok(Status::Done)
-}
-
-/// What was measured.
-struct Timed {
-    /// The seconds of each step.
-    times: Vec<f64>,
-    /// Where it was made.
-    device: Device,
-    /// The last step's loss, or the root of the mean square of what the last pass gave.
-    outcome: f64,
-}
-
-fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) -> Result<Timed> {
-    let [height, width] = size.0;
-    let mut config = RunConfig::for_model(&arguments.model.model)?;
-    config.architecture = arguments.model.config()?;
-    config.architecture.check_image(height, width)?;
-    (config.batch_size, config.recompute) = (arguments.batch_size, arguments.recompute.unwrap_or_default());
-    let shape = [arguments.batch_size, height, width, 3];
-    expect_sensible(shape, "images alone")?;
-    (config.device, config.precision) = (arguments.compute.device, arguments.compute.precision);
-    if arguments.mode == Work::Train && config.architecture.features != Features::Logits {
-        bail!("--set features: only logits have a loss to be trained by; time other features with --mode infer");
-    }
-    let images = image_bytes(&config, size.0);
-    match arguments.mode {
-        Work::Train => expect_room_to_train(&config, size.0, images)?,
-        Work::Infer => {
-            expect_room_to_infer(&config, size.0, images, DType::F32, "a smaller --batch-size, or --image-size")?;
-        }
-    }
-    let images = noise(shape.iter().product(), 0);
-    let classes = config.architecture.num_classes;
-    let labels = (0..arguments.batch_size).map(|i| (i % classes) as u32).collect();
-    let batch = Numbered::from(Batch { images, shape, labels, ..Batch::default() });
-    match arguments.mode {
-        Work::Train => {
-            let mut learner = Learner::new(&config)?;
-            learner.profile = profile.cloned();
-            let device = learner.device().clone();
-            let mut outcome = f64::NAN;
-            let times = steps(arguments.steps, profile, |step| {
-                // It is the next one as well: as in a run, each step has a batch brought to a GPU while it works.
-                outcome = learner.train(&batch, step as u64, 1e-3, || Some(&batch))?.mean_loss();
-                Ok(())
-            })?;
-            Ok(Timed { times, device, outcome })
-        }
-        Work::Infer => {
-            let mut model = BiFormer::new(&config.architecture, 0, DType::F32)?;
-            let device = arguments.compute.place(&mut model)?;
-            // As if there were no end of them: one is what the next ones are.
-            let mut inference = Inference::new(&model, usize::MAX).profiled(profile.cloned());
-            inference.stage(&batch)?;
-            let mut given = vec![];
-            let times = steps(arguments.steps, profile, |_| {
-                given.clear(); // first, so that its memory can be had again
-                given.extend_from_slice(inference.pass(|| None)?);
-                Ok(device.synchronize()?)
-            })?;
-            Ok(Timed { times, device, outcome: root_mean_square(&given)? })
-        }
-    }
-}
-
-/// Of all numbers of these tensors.
-fn root_mean_square(tensors: &[Tensor]) -> Result<f64> {
-    let (mut squares, mut count) = (0.0, 0);
-    for tensor in tensors {
-        let numbers = tensor.to_device(&Device::Cpu)?.cast(DType::F64)?.to_vec::<f64>()?;
-        squares += numbers.iter().map(|x| x * x).sum::<f64>();
-        count += numbers.len();
-    }
-    Ok((squares / count as f64).sqrt())
+    whole::run(arguments, size)
 }
 
 /// So many numbers from -1 to 1, the same each time: of zeros some machines are faster.
@@ -277,20 +128,4 @@ fn expect_sensible(shape: [usize; 4], part: &str) -> Result<()> {
         bail!("--batch-size {}: its {part} take {:.0} GB, more than 8", shape[0], bytes / 1e9);
     }
     Ok(())
-}
-
-fn steps(count: usize, profile: Option<&Arc<Profile>>, mut work: impl FnMut(usize) -> Result<()>) -> Result<Vec<f64>> {
-    let mut times = vec![];
-    for step in 0..WARM_UP + count {
-        if let Some(profile) = profile.filter(|_| step == WARM_UP) {
-            profile.restart();
-        }
-        let started = Instant::now();
-        work(step)?;
-        profile.iter().for_each(|profile| profile.lap("other"));
-        if step >= WARM_UP {
-            times.push(started.elapsed().as_secs_f64());
-        }
-    }
-    Ok(times)
 }
