@@ -102,7 +102,7 @@ fn weights_of_another_model() {
     wrong.tensors.insert("norm.bias".into(), Tensor::full([96], f32::MAX));
     wrong.tensors.insert("head.weight".into(), Tensor::full([10, 96], 1f32));
     wrong.write(&weights).unwrap();
-    forward().refused(&["weights.safetensors: the results are not finite", "another run"]);
+    forward().refused(&["weights.safetensors: logits holds numbers that are not finite", "another run"]);
     right.write(&weights).unwrap();
     let checkpoint = copied_run("bad-output").join("checkpoint.safetensors");
     for precious in [&weights, &input, &checkpoint] {

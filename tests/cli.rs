@@ -287,7 +287,10 @@ fn help_tells_every_option() {
         ("devices", &[]),
         ("gradcheck", &["op", "json", "threads"]),
         ("info", &["model", "image-size", "batch-size", "recompute", "set", "json"]),
-        ("forward", &["model", "weights", "input", "output", "routes", "dtype", "device", "set", "threads"]),
+        (
+            "forward",
+            &["model", "weights", "input", "output", "routes", "gradients", "dtype", "device", "set", "threads"],
+        ),
         (
             "bench",
             &[

@@ -2,7 +2,7 @@
 
 mod common;
 
-use biformer::model::{BiFormer, TensorFile};
+use biformer::model::{BiFormer, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
 use common::program::{biformer, fresh, text};
 use common::{generator, golden, samples};
@@ -73,4 +73,68 @@ fn forward_takes_a_run_folder_and_says_what_weights_may_be() {
         "state_dict",
         "run folder",
     ]);
+}
+
+/// Of weights all over the model, by what the loss does when they move.
+#[test]
+fn forward_gives_gradients() {
+    let folder = fresh("forward-gradients");
+    let [weights, input, output] =
+        ["weights", "input", "output"].map(|name| folder.join(format!("{name}.safetensors")));
+    let fields = ["depth=1,1,1", "embed_dim=24,48,96", "layer_scale=0.5", "drop_path=0.3"];
+    let config = preset("nano").unwrap().config().with_overrides(fields).unwrap();
+    let mut model = generator::state_dict(&BiFormer::new(&config, 0, DType::F64).unwrap().state_dict().unwrap());
+    let mut given = TensorFile::default();
+    let shape = [3, 3, 32, 32];
+    given.tensors.insert("input".into(), Tensor::from_slice(&generator::values("input", &shape), shape).unwrap());
+    let forward = |given: &TensorFile, more: &[&str]| {
+        given.write(&input).unwrap();
+        let files = ["--weights", text(&weights), "--input", text(&input), "--output", text(&output)];
+        biformer(&[&["forward", "--gradients", "--dtype", "f64"][..], &files, &["--set"], &fields, more].concat())
+    };
+    let numbers = |name: &str| TensorFile::read(&output).unwrap().tensors[name].to_vec::<f64>().unwrap();
+
+    model.write(&weights).unwrap();
+    forward(&given, &[]).refused(&["input.safetensors", "\"labels\", (N)"]);
+    for (labels, said) in [
+        (Tensor::from_slice(&[1u32, 10, 3], [3]).unwrap(), "label 10, where the model has 10 classes"),
+        (Tensor::from_slice(&[1u32, 2], [2]).unwrap(), "labels (3)"),
+        (Tensor::from_slice(&[1.0f32, 2.0, 3.0], [3]).unwrap(), "labels are f32, expected integers"),
+    ] {
+        given.tensors.insert("labels".into(), labels);
+        forward(&given, &[]).refused(&[said]);
+    }
+    let labels = [7u32, 0, 9];
+    given.tensors.insert("labels".into(), Tensor::from_slice(&labels, [3]).unwrap());
+    forward(&given, &["features=dense"]).refused(&["--gradients", "only logits have a loss"]);
+
+    forward(&given, &[]).ok();
+    let (loss, logits) = (numbers("loss")[0], numbers("logits"));
+    let of_image = |(row, &label): (&[f64], &u32)| row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[label as usize];
+    approx::assert_relative_eq!(loss, logits.chunks(10).zip(&labels).map(of_image).sum::<f64>() / 3.0, epsilon = 1e-12);
+    for (name, place) in [
+        ("downsample_layers.0.0.weight", 17),
+        ("stages.0.0.pos_embed.weight", 5),
+        ("stages.1.0.attn.qkv.qkv.weight", 1000),
+        ("stages.2.0.gamma1", 3),
+        ("head.bias", 7),
+    ] {
+        let (whole, mut moved) = (model.tensors[name].clone(), [0.0; 2]);
+        let elements = whole.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        forward(&given, &[]).ok();
+        let gradient = numbers(&format!("{name}.grad"));
+        assert_eq!(gradient.len(), elements.len());
+        for (step, loss) in [1e-5, -1e-5].into_iter().zip(&mut moved) {
+            let mut elements = elements.clone();
+            elements[place] += step;
+            model.tensors.insert(name.into(), Tensor::from_slice(&elements, whole.shape().clone()).unwrap());
+            model.write(&weights).unwrap();
+            forward(&given, &[]).ok();
+            *loss = numbers("loss")[0];
+        }
+        approx::assert_relative_eq!((moved[0] - moved[1]) / 2e-5, gradient[place], epsilon = 1e-8, max_relative = 1e-6);
+        assert!(gradient[place].abs() > 1e-6, "{name}: a gradient that tells something");
+        model.tensors.insert(name.into(), whole);
+        model.write(&weights).unwrap();
+    }
 }

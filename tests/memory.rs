@@ -48,7 +48,7 @@ fn what_cannot_fit_is_refused_at_once() {
     let arguments = ["bench", "--model", "base", "--image-size", "64", "--set", "auto_pad=true", "--threads", "2"];
     let bench = |more: &[&str]| biformer(&[&arguments[..], more].concat());
     let training = bench(&["--batch-size", "100000"]);
-    training.refused(&["training takes about", "GB", "batch_size", "micro_batches", "recompute = \"block\""]);
+    training.refused(&["training takes about", "GB", "a smaller --batch-size", "--recompute block"]);
     let inference = bench(&[
         "--batch-size",
         "160000",

@@ -4,15 +4,15 @@ use super::Status;
 use super::options::{Threads, model_names};
 use super::output::{FORWARD, Kind, expect_output, sign};
 use super::set::{as_set, assignment, expect_each_once};
-use crate::config::{DEFAULT_MODEL, RunConfig};
+use crate::config::{DEFAULT_MODEL, Recompute, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
-use crate::memory::{expect_room_to_infer, image_bytes};
+use crate::memory::{expect_room_to_infer, expect_room_to_train, image_bytes};
 use crate::trainer::checkpoint::Stored;
 use crate::trainer::trained::architecture;
 use anyhow::{Context, Result, bail};
-use autograd::Tape;
+use autograd::{Gradients, Tape};
 use clap::{Args, ValueEnum};
-use model::{BiFormer, Features, Mode, TensorFile, recognised};
+use model::{BiFormer, Features, Mode, ModelConfig, Output, TensorFile, recognised};
 use std::path::{Path, PathBuf};
 use tensor::{DType, Device, Tensor};
 
@@ -26,7 +26,8 @@ pub struct Arguments {
     /// Weights: a run folder, the checkpoint in it, or a safetensors or .pth file under the published code's state_dict names.
     #[arg(long, value_name = "FILE|DIR")]
     weights: PathBuf,
-    /// A file with the tensor `input`, (N, 3, H, W): images that have been normalised.
+    /// A file with the tensor `input`, (N, 3, H, W): images that have been normalised. For --gradients also with `labels`
+    /// (N), their classes.
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
     /// Where `logits` (N, classes) go; with --set features=pooled, `pooled` (N, C), what the head makes them of; with
@@ -36,6 +37,11 @@ pub struct Arguments {
     /// Also writes where the regions looked: `NAME.routes` (N, P, k) for each routed attention, best first.
     #[arg(long)]
     routes: bool,
+    /// Passes as in training, where batch normalisation goes by the batch's own statistics, but without stochastic depth, and
+    /// also writes `loss`, the mean cross-entropy against the labels, and its gradients, `NAME.grad` for each weight: to hold
+    /// them against those of another implementation.
+    #[arg(long)]
+    gradients: bool,
     /// The precision to compute in.
     #[arg(long, value_enum, default_value_t = Element::F32)]
     dtype: Element,
@@ -74,49 +80,40 @@ fn compute(arguments: &Arguments) -> Result<()> {
         Element::Bf16 => (DType::F32, Precision::Bf16),
     };
     let device = Compute { device: arguments.device, precision }.open()?;
-    let weights = arguments.weights.display().to_string();
-    let stored = Stored::read(&arguments.weights).with_context(|| format!("weights {weights}"))?;
-    let known = stored.described().map(|(config, _)| config.architecture.clone());
-    let file = stored.into_weights()?;
-    let config = match (&arguments.model, known) {
-        (None, Some(known)) => known,
-        (Some(name), _) => architecture(&file, name)?,
-        (None, None) => architecture(&file, recognised(&file)?.map_or(DEFAULT_MODEL, |preset| preset.name))?,
-    };
-    expect_each_once(&arguments.set)?;
-    let config = config.with_overrides(arguments.set.iter().map(String::as_str)).map_err(as_set)?;
-    let mut model = BiFormer::blank(&config, dtype)?;
-    let lacking = model.load(&file, &weights)?;
-    if !lacking.is_empty() {
-        say!("{weights}: lacks {}, which are as a new model has them", lacking.join(", "));
-    }
-    let input = read_input(&arguments.input, dtype)?;
-    let [images, _, height, width] = input.dims("forward", "input (N, 3, H, W)")?;
+    let (mut model, config) = model(arguments, dtype)?;
+    let given = TensorFile::read(&arguments.input)?;
+    let input = images_of(&given, &arguments.input, dtype)?;
+    let labels = arguments.gradients.then(|| labels_of(&given, &arguments.input, &config)).transpose()?;
     expect_output("--output", &arguments.output, Kind::Tensors)?;
-    let mut run = RunConfig::for_model("nano")?;
-    (run.architecture, run.batch_size, run.device) = (config.clone(), images, arguments.device);
-    let images = image_bytes(&run, [height, width]);
-    expect_room_to_infer(&run, [height, width], images, dtype, "fewer or smaller images")?;
+    expect_room(arguments, &config, &input)?;
     model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
     let images = input.permute(&[0, 2, 3, 1])?.contiguous()?;
-    let tape = Tape::inference();
-    let output = model.forward(&tape, &images, Mode::Evaluate)?;
-    let mut results = TensorFile::default();
-    for (index, value) in output.values.iter().enumerate() {
-        let value = value.value().cast(dtype)?.to_device(&Device::Cpu)?;
-        if value.find(|x| !x.is_finite())?.is_some() {
-            bail!("{weights}: the results are not finite: these weights are of no use, take those of another run");
+    let mut results = match labels {
+        None => {
+            let tape = Tape::inference();
+            let output = model.forward(&tape, &images, Mode::Evaluate)?;
+            results(&output, &config, arguments.routes)?
         }
-        match config.features {
-            Features::Logits => results.tensors.insert("logits".into(), value),
-            Features::Pooled => results.tensors.insert("pooled".into(), value),
-            Features::Dense => results.tensors.insert(format!("out{index}"), value.permute(&[0, 3, 1, 2])?),
-        };
-    }
-    if arguments.routes {
-        let routes = output.trace.routes.iter();
-        let routes = routes.map(|(name, routes)| Ok((format!("{name}.routes"), routes.to_device(&Device::Cpu)?)));
-        results.tensors.extend(routes.collect::<Result<Vec<_>>>()?);
+        Some(labels) => {
+            let tape = Tape::new();
+            let output = model.forward(&tape, &images, Mode::Train { seed: 0, step: 0 })?;
+            let mut results = results(&output, &config, arguments.routes)?;
+            results.tensors.extend(gradients(&model, &tape, &output, &labels.to_device(&device)?)?);
+            results
+        }
+    };
+    for (name, tensor) in &mut results.tensors {
+        *tensor = tensor.to_device(&Device::Cpu)?;
+        if tensor.dtype() == DType::Index {
+            continue;
+        }
+        *tensor = tensor.cast(dtype)?;
+        if tensor.find(|x| !x.is_finite())?.is_some() {
+            let weights = arguments.weights.display();
+            bail!(
+                "{weights}: {name} holds numbers that are not finite: these weights are of no use, take those of another run"
+            );
+        }
     }
     sign(&mut results, FORWARD);
     results.write(&arguments.output)?;
@@ -128,10 +125,104 @@ fn compute(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Images (N, 3, H, W) of a file, as a model takes them.
-fn read_input(path: &Path, dtype: DType) -> Result<Tensor> {
+/// The model with its weights, and its configuration.
+fn model(arguments: &Arguments, dtype: DType) -> Result<(BiFormer, ModelConfig)> {
+    let weights = arguments.weights.display().to_string();
+    let stored = Stored::read(&arguments.weights).with_context(|| format!("weights {weights}"))?;
+    let known = stored.described().map(|(config, _)| config.architecture.clone());
+    let file = stored.into_weights()?;
+    let config = match (&arguments.model, known) {
+        (None, Some(known)) => known,
+        (Some(name), _) => architecture(&file, name)?,
+        (None, None) => architecture(&file, recognised(&file)?.map_or(DEFAULT_MODEL, |preset| preset.name))?,
+    };
+    expect_each_once(&arguments.set)?;
+    let mut config = config.with_overrides(arguments.set.iter().map(String::as_str)).map_err(as_set)?;
+    if arguments.gradients {
+        config.drop_path = 0.0;
+        if config.features != Features::Logits {
+            bail!("--gradients: only logits have a loss; leave --set features out");
+        }
+    }
+    let mut model = BiFormer::blank(&config, dtype)?;
+    let lacking = model.load(&file, &weights)?;
+    if !lacking.is_empty() {
+        say!("{weights}: lacks {}, which are as a new model has them", lacking.join(", "));
+    }
+    Ok((model, config))
+}
+
+/// Refuses a pass over images (N, 3, H, W) that the machine has no room for.
+fn expect_room(arguments: &Arguments, config: &ModelConfig, input: &Tensor) -> Result<()> {
+    let [images, _, height, width] = input.dims("forward", "input (N, 3, H, W)")?;
+    let (size, dtype, choice) = ([height, width], input.dtype(), "fewer or smaller images");
+    let mut run = RunConfig::for_model("nano")?;
+    (run.architecture, run.batch_size, run.device) = (config.clone(), images, arguments.device);
+    if !arguments.gradients {
+        return expect_room_to_infer(&run, size, image_bytes(&run, size), dtype, choice);
+    }
+    run.recompute = Recompute::None;
+    // In f64 an image takes as much as two in f32, in which training is foretold.
+    run.batch_size *= dtype.size().div_ceil(DType::F32.size());
+    expect_room_to_train(&run, size, image_bytes(&run, size), choice)
+}
+
+/// What a pass gave, and where its regions looked, by the names that they have in a file.
+fn results(output: &Output<'_>, config: &ModelConfig, routes: bool) -> Result<TensorFile> {
+    let mut results = TensorFile::default();
+    for (index, value) in output.values.iter().enumerate() {
+        let value = value.value().clone();
+        match config.features {
+            Features::Logits => results.tensors.insert("logits".into(), value),
+            Features::Pooled => results.tensors.insert("pooled".into(), value),
+            Features::Dense => results.tensors.insert(format!("out{index}"), value.permute(&[0, 3, 1, 2])?),
+        };
+    }
+    if routes {
+        let routes = output.trace.routes.iter();
+        results.tensors.extend(routes.map(|(name, routes)| (format!("{name}.routes"), routes.clone())));
+    }
+    Ok(results)
+}
+
+/// The loss of logits against labels (N), and its gradients, by the names that they have in a file.
+fn gradients<'t>(
+    model: &BiFormer,
+    tape: &'t Tape,
+    output: &Output<'t>,
+    labels: &Tensor,
+) -> Result<Vec<(String, Tensor)>> {
+    let loss = ops::cross_entropy(output.logits(), labels, 0.0)?;
+    let mut gradients = Gradients::new(&model.parameters)?;
+    tape.backward(&loss, &mut gradients)?;
+    gradients.require_all()?;
+    let layout = model.parameters.layout();
+    let named = layout.ids().map(|id| {
+        let gradient = gradients.parameter(id).with_context(|| format!("no gradient of {}", layout.name(id)))?;
+        Ok((format!("{}.grad", layout.name(id)), gradient.contiguous()?))
+    });
+    named.chain([Ok(("loss".into(), loss.value().clone()))]).collect()
+}
+
+/// The labels (N) that a file has for its images, each of which is a class of the model.
+fn labels_of(file: &TensorFile, path: &Path, config: &ModelConfig) -> Result<Tensor> {
     let shown = path.display();
-    let file = TensorFile::read(path)?;
+    let labels = file.tensors.get("labels");
+    let labels =
+        labels.with_context(|| format!("{shown}: --gradients needs a tensor named \"labels\", (N), beside input"))?;
+    if labels.dtype() != DType::Index {
+        bail!("{shown}: labels are {}, expected integers", labels.dtype());
+    }
+    let classes = config.num_classes;
+    match labels.to_vec::<u32>()?.into_iter().find(|&label| label as usize >= classes) {
+        Some(label) => bail!("{shown}: label {label}, where the model has {classes} classes, from 0"),
+        None => Ok(labels.clone()),
+    }
+}
+
+/// Images (N, 3, H, W) of a file, as a model takes them.
+fn images_of(file: &TensorFile, path: &Path, dtype: DType) -> Result<Tensor> {
+    let shown = path.display();
     let input = file.tensors.get("input").with_context(|| {
         let names: Vec<&str> = file.tensors.keys().take(5).map(String::as_str).collect();
         let there = if names.is_empty() { "none".into() } else { names.join(", ") };

@@ -91,9 +91,9 @@ impl Kind {
                 Kind::Picture => pictures::is_own(&beginning(path, BEGINNING)),
                 Kind::Tensors => TensorFile::read(path).is_ok_and(|file| {
                     let fits = |name: &String| {
-                        ["logits", "pooled"].contains(&name.as_str())
+                        ["logits", "pooled", "loss"].contains(&name.as_str())
                             || name.strip_prefix("out").is_some_and(|stage| stage.parse::<u8>().is_ok())
-                            || name.ends_with(".routes")
+                            || [".routes", ".grad"].iter().any(|end| name.ends_with(end))
                     };
                     is_from(&file, FORWARD) && file.tensors.keys().all(fits)
                 }),

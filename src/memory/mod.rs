@@ -22,9 +22,10 @@ pub use last::OrEnd;
 const NEED_LESS: &str = "smaller batches or images, or in training recompute = \"block\", need less";
 
 /// Refuses training that would not fit into the machine's memory, where the system tells how much is free, and says what
-/// to do instead. The images lie beside the pool, in so many bytes: more than a batch, where batches are made ahead.
-pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64) -> Result<()> {
-    let words = ["training", "a smaller batch_size, in a run more micro_batches, or recompute = \"block\""];
+/// to choose instead, which is the command's to say. The images lie beside the pool, in so many bytes: more than a batch,
+/// where batches are made ahead.
+pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64, choice: &str) -> Result<()> {
+    let words = ["training", choice];
     let gathered = gathered_bytes(&config.architecture, size, DType::F32);
     // Weights, their gradients, and two moments.
     let Some(free) = room_beside(config, 4 * DType::F32.size(), images.saturating_add(gathered), words)? else {
@@ -37,7 +38,7 @@ pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64) -> Resu
     expect_fit(words, training(config, size)? + images.saturating_sub(image_bytes(config, size)), free)
 }
 
-/// The same for [`inference`]; what there is to choose instead is the command's to say.
+/// The same for [`inference`].
 pub fn expect_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: DType, choice: &str) -> Result<()> {
     let words = ["inference", choice];
     let gathered = gathered_bytes(&config.architecture, size, dtype);

@@ -372,7 +372,8 @@ impl Trainer {
 fn expect_room(config: &RunConfig, train: &Loader, test: &Loader) -> Result<()> {
     // One of them makes batches at a time.
     let images = train.most_bytes().max(test.most_bytes());
-    memory::expect_room_to_train(config, [config.image_size; 2], images)
+    let choice = "a smaller batch_size, more micro_batches, or recompute = \"block\"";
+    memory::expect_room_to_train(config, [config.image_size; 2], images, choice)
 }
 
 /// The weights that a run is to start from, if there are any.

@@ -141,7 +141,10 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     }
     let images = image_bytes(&config, size.0);
     match arguments.mode {
-        Work::Train => expect_room_to_train(&config, size.0, images)?,
+        Work::Train => {
+            let choice = "a smaller --batch-size, or --image-size, or --recompute block";
+            expect_room_to_train(&config, size.0, images, choice)?;
+        }
         Work::Infer => {
             expect_room_to_infer(&config, size.0, images, DType::F32, "a smaller --batch-size, or --image-size")?;
         }
