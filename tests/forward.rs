@@ -108,7 +108,11 @@ fn forward_gives_gradients() {
     given.tensors.insert("labels".into(), Tensor::from_slice(&labels, [3]).unwrap());
     forward(&given, &["features=dense"]).refused(&["--gradients", "only logits have a loss"]);
 
-    forward(&given, &[]).ok();
+    let said = forward(&given, &[]).ok().out;
+    assert!(
+        ["logits f64 (3, 10)", "loss f64 ()", "NAME.grad for each of"].iter().all(|part| said.contains(part)),
+        "{said}"
+    );
     let (loss, logits) = (numbers("loss")[0], numbers("logits"));
     let of_image = |(row, &label): (&[f64], &u32)| row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[label as usize];
     approx::assert_relative_eq!(loss, logits.chunks(10).zip(&labels).map(of_image).sum::<f64>() / 3.0, epsilon = 1e-12);

@@ -2,7 +2,7 @@
 
 use super::Status;
 use super::options::{Threads, model_names};
-use super::output::{FORWARD, Kind, expect_output, sign};
+use super::output::{FORWARD, GRADIENT, Kind, expect_output, sign};
 use super::set::{as_set, assignment, expect_each_once};
 use crate::config::{DEFAULT_MODEL, Recompute, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
@@ -117,10 +117,16 @@ fn compute(arguments: &Arguments) -> Result<()> {
     }
     sign(&mut results, FORWARD);
     results.write(&arguments.output)?;
-    for (name, tensor) in &results.tensors {
+    let output = arguments.output.display();
+    // There are hundreds of gradients, each of its weight's shape.
+    let (gradients, others): (Vec<_>, Vec<_>) = results.tensors.iter().partition(|(name, _)| name.ends_with(GRADIENT));
+    for (name, tensor) in others {
         // As the file has it.
         let dtype = if tensor.dtype() == DType::Index { "i64".to_owned() } else { tensor.dtype().to_string() };
-        say!("{}: {name} {dtype} {}", arguments.output.display(), tensor.shape());
+        say!("{output}: {name} {dtype} {}", tensor.shape());
+    }
+    if !gradients.is_empty() {
+        say!("{output}: NAME{GRADIENT} for each of {} weights", gradients.len());
     }
     Ok(())
 }
@@ -199,7 +205,7 @@ fn gradients<'t>(
     let layout = model.parameters.layout();
     let named = layout.ids().map(|id| {
         let gradient = gradients.parameter(id).with_context(|| format!("no gradient of {}", layout.name(id)))?;
-        Ok((format!("{}.grad", layout.name(id)), gradient.contiguous()?))
+        Ok((format!("{}{GRADIENT}", layout.name(id)), gradient.contiguous()?))
     });
     named.chain([Ok(("loss".into(), loss.value().clone()))]).collect()
 }

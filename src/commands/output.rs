@@ -62,6 +62,8 @@ const PRODUCER: &str = "producer";
 pub const EXPORT: &str = "biformer export";
 /// That of what a model computed.
 pub const FORWARD: &str = "biformer forward";
+/// How the name of a weight's gradient ends, among what it computed.
+pub const GRADIENT: &str = ".grad";
 
 /// Says in a file which command wrote it.
 pub fn sign(file: &mut TensorFile, producer: &str) {
@@ -93,7 +95,7 @@ impl Kind {
                     let fits = |name: &String| {
                         ["logits", "pooled", "loss"].contains(&name.as_str())
                             || name.strip_prefix("out").is_some_and(|stage| stage.parse::<u8>().is_ok())
-                            || [".routes", ".grad"].iter().any(|end| name.ends_with(end))
+                            || [".routes", GRADIENT].iter().any(|end| name.ends_with(end))
                     };
                     is_from(&file, FORWARD) && file.tensors.keys().all(fits)
                 }),
