@@ -195,6 +195,9 @@ fn models_that_cannot_be() {
     biformer(&[&nchw[..], &["--set", "soft_routing=true"]].concat()).refused(&["soft_routing", "biformer_stl_nchw"]);
     biformer(&[&nchw[..], &["--image-size", "64"]].concat())
         .refused(&["a side of 64 is 4 in stage 3, too little for n_win = 7 regions", "a side of 128 fits"]);
+    let late = ["info", "--set", "stem_strides=4,4", "--image-size", "1"];
+    biformer(&["info", "--model", "stl", "--image-size", "3"]).refused(&["nothing is left of a side of 3 in stage 1"]);
+    biformer(&late).refused(&["a side of 1 is 1 in stage 1, which n_win = 4 does not divide"]);
     biformer(&["info", "--model", "tiny", "--image-size", "200"]).refused(&["a side of 112 or 224 fits"]);
     biformer(&["bench", "--batch-size", "1000000"]).refused(&["--batch-size 1000000", "GB"]);
     biformer(&["bench", "--op", "bra", "--largest", "100000"]).refused(&["--largest 100000", "56 to 896"]);

@@ -135,6 +135,33 @@ fn a_picture_too_large_is_refused_before_the_memory_is_taken() {
     }
 }
 
+/// A file larger than any that is read, though it takes no room on the disk.
+#[test]
+fn a_file_too_large_is_refused_before_it_is_read() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("huge.png");
+    fs::write(&path, textured(4, 4, ImageFormat::Png)).unwrap();
+    cut(&path, (256 << 20) + 100);
+    let error = load_image(&path).unwrap_err();
+    assert!(matches!(&error, Error::Unsupported { path: named, .. } if *named == path), "{error}");
+    assert!(error.to_string().contains("268435556 bytes, more than the 268435456"), "{error}");
+}
+
+/// Before a marker of a JPEG any number of bytes 0xFF may stand.
+#[test]
+fn a_jpeg_with_padded_markers_is_read_and_noticed_where_it_breaks_off() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("padded.jpg");
+    let plain = textured(50, 40, ImageFormat::Jpeg);
+    let padded = [&plain[..2], &[0xFF; 3], &plain[2..]].concat();
+    fs::write(&path, &plain).unwrap();
+    let expected = load_image(&path).unwrap();
+    fs::write(&path, &padded).unwrap();
+    assert_eq!(load_image(&path).unwrap(), expected);
+    fs::write(&path, &padded[..padded.len() - 2]).unwrap();
+    assert!(matches!(load_image(&path), Err(Error::Undecodable { .. })));
+}
+
 #[test]
 fn other_formats_too_large_are_refused_before_the_memory_is_taken() {
     let root = tempfile::tempdir().unwrap();

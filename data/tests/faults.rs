@@ -21,6 +21,8 @@ fn a_bad_image_is_replaced_by_the_next_good_one_of_its_batch() {
     let skipped: Vec<_> = batches[1].skipped.iter().map(|skipped| (skipped.slot, skipped.sample)).collect();
     assert_eq!(skipped, [(1, 6), (2, 7), (4, 9)]);
     assert!(batches[1].skipped[0].reason.contains("6.png") && batches[2].skipped.is_empty());
+    assert_eq!(batches[1].counted(), [true, false, false, true, false]);
+    assert_eq!(batches[2].counted(), [true; 5]);
 }
 
 /// Of pictures of a data set some may be shown that are all bad, though others are good.

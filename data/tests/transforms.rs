@@ -262,6 +262,18 @@ fn extreme_shapes() {
     }
 }
 
+/// Of a picture of which no permitted window fits, the middle is shown.
+#[test]
+fn a_window_that_does_not_fit_is_centred() {
+    let augmentation =
+        Augmentation { flip: 0.0, min_scale: 1.0, crop: Crop::Resized, padding: 0, ..Augmentation::default() };
+    let transform = Transform::train(3, PLAIN, &augmentation).unwrap();
+    // 9 rows and so 12 columns at most, of 255: from 121 to 132, of which each of three pixels shows four.
+    let shown = apply(&transform, &ramp(9, 255), 0);
+    let greens: Vec<f32> = shown.iter().skip(1).step_by(3).map(|green| 255.0 * green).collect();
+    assert_relative_eq!(greens[..], [122.5, 126.5, 130.5].repeat(3)[..], max_relative = 0.01);
+}
+
 #[test]
 fn settings_out_of_range() {
     let name = |result: data::Result<Transform>| match result {
