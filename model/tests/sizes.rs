@@ -14,6 +14,15 @@ fn multiply_adds_are_the_published_ones() {
     }
 }
 
+/// And those of our own for images of 32x32, as chapter 5 has them.
+#[test]
+fn multiply_adds_of_small_images() {
+    for (name, all) in [("nano", 55_709_568), ("micro", 19_350_016)] {
+        let model = BiFormer::blank(&preset(name).unwrap().config(), DType::F32).unwrap();
+        assert_eq!(parts(&model, 32, 32).unwrap().iter().map(|part| part.macs.total()).sum::<u64>(), all, "{name}");
+    }
+}
+
 /// The rough size is there before a model is made, and decides what is refused. It takes all mergings for 3x3 convolutions,
 /// and those of Swin's layout are 2x2: 6 % more.
 #[test]

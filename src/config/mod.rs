@@ -130,7 +130,8 @@ pub struct AverageConfig {
     pub enabled: bool,
     /// The weight of the old average: at least 0, less than 1.
     pub decay: f64,
-    /// Averages less at the start.
+    /// Averages over fewer steps at the start, to be rid of the random weights: update t = 0, 1, ... takes at most
+    /// (1 + t)/(10 + t) for `decay`.
     pub warmup: bool,
 }
 
