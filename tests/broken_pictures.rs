@@ -73,6 +73,32 @@ fn check_names_them_all_and_a_run_says_so() {
     );
 }
 
+#[test]
+fn check_names_pictures_that_are_there_twice() {
+    let folder = fresh("repeated-pictures");
+    let data = samples::image_folder(&folder.join("data"));
+    let copy = |from: &str, to: &str| _ = fs::copy(data.join(from), data.join(to)).unwrap();
+    // In one class of one split that does no harm.
+    copy("train/dark/1.png", "train/dark/one-more.png");
+    let notes = || -> Vec<String> {
+        let said = biformer(&["check", "--data", text(&data)]).ok();
+        assert!(said.out.ends_with(" images cannot be read.\n"), "{said:?}");
+        let here = format!("{}/", with_slashes(text(&data)));
+        with_slashes(&said.err).lines().map(|line| line.replace(&here, "")).collect()
+    };
+    assert!(notes().is_empty());
+    copy("train/dark/2.png", "val/dark/2.png");
+    let test =
+        "note: 1 image of val is in train, too, the same in each pixel, such as val/dark/2.png and train/dark/2.png";
+    assert_eq!(notes(), [test]);
+    copy("train/dark/3.png", "val/light/3.png");
+    copy("train/dark/4.png", "train/light/4.png");
+    let test =
+        "note: 2 images of val are in train, too, the same in each pixel, such as val/dark/2.png and train/dark/2.png";
+    let classes = "note: 2 images are in another class, too, the same in each pixel, such as train/light/4.png and train/dark/4.png";
+    assert_eq!(notes(), [test, classes]);
+}
+
 /// With it nothing is lost, and the first command is often the one with the mistake.
 #[test]
 fn a_run_that_ended_before_its_first_step_may_begin_anew() {

@@ -1,6 +1,7 @@
 //! A picture of bytes, and how one is decoded from a file.
 
 use std::fs;
+use std::hash::{Hash, Hasher};
 use std::io::{Cursor, ErrorKind, Read};
 use std::panic;
 use std::path::Path;
@@ -74,6 +75,15 @@ impl Image {
 impl PartialEq for Image {
     fn eq(&self, other: &Self) -> bool {
         (self.height, self.width) == (other.height, other.width) && self.pixels() == other.pixels()
+    }
+}
+
+impl Eq for Image {}
+
+impl Hash for Image {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.height, self.width).hash(state);
+        self.pixels().hash(state);
     }
 }
 

@@ -54,12 +54,12 @@ fn image(index: usize) -> Vec<u8> {
 /// Writes an image folder of two classes, with two images more in training than in validation; images are wider
 /// than high. Gives its folder.
 pub fn image_folder(folder: &Path) -> PathBuf {
-    for (split, count) in [("train", 10), ("val", 4)] {
+    for (split, count, blue) in [("train", 10, 90), ("val", 4, 95)] {
         for (class, red) in [("dark", 20), ("light", 220)] {
             let inside = folder.join(split).join(class);
             fs::create_dir_all(&inside).unwrap();
             for number in 0..count {
-                picture(&inside.join(format!("{number}.png")), 48, 40, [red, number * 9, 90]);
+                picture(&inside.join(format!("{number}.png")), 48, 40, [red, number * 9, blue]);
             }
         }
     }

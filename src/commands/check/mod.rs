@@ -1,5 +1,7 @@
 //! `biformer check`.
 
+mod repeated;
+
 use super::Status;
 use super::options::Threads;
 use crate::printing::{bar, column, plural, print_lines, tell, unless_closed};
@@ -21,7 +23,7 @@ pub struct Arguments {
     threads: Threads,
 }
 
-/// Reads all images of a data set as training would, and names those that cannot be read.
+/// Reads all images of a data set as training would, and names those that cannot be read, and some that are there twice.
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let splits = splits(&arguments.data)?;
@@ -29,7 +31,14 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         unless_closed(print_classes(&splits))?;
         let notes = distinct_notes(splits.iter().map(|(_, dataset)| dataset.as_ref()));
         notes.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
-        let bad: Vec<usize> = splits.iter().map(|(split, dataset)| name_unreadable(dataset.as_ref(), *split)).collect();
+        let read: Vec<Vec<data::Result<u64>>> =
+            splits.iter().map(|(split, dataset)| read(dataset.as_ref(), *split)).collect();
+        let bad: Vec<usize> = splits
+            .iter()
+            .zip(&read)
+            .map(|((split, dataset), read)| name_unreadable(dataset.as_ref(), *split, read))
+            .collect();
+        repeated::notes(&splits, &read).iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
         let most = bad.iter().copied().max().unwrap_or(0);
         let bad: usize = bad.iter().sum();
         let all: usize = splits.iter().map(|(_, dataset)| dataset.len()).sum();
@@ -85,9 +94,24 @@ fn of_classes(dataset: &dyn Dataset, images: impl IntoIterator<Item = usize>) ->
     counts
 }
 
+/// Reads all images of a split: the checksum of each one's pixels, or what keeps it from being read.
+fn read(dataset: &dyn Dataset, split: Split) -> Vec<data::Result<u64>> {
+    let bar = bar(dataset.len());
+    bar.set_message(format!("images in {}", split.name()));
+    let read = |image| {
+        let read = dataset.get(image);
+        bar.inc(1);
+        read.map(|sample| repeated::checksum(&sample.image))
+    };
+    let read = (0..dataset.len()).into_par_iter().map(read).collect();
+    bar.finish_and_clear();
+    read
+}
+
 /// Names the images that cannot be read, and the classes of which none can; gives the number of the images.
-fn name_unreadable(dataset: &dyn Dataset, split: Split) -> usize {
-    let errors = unreadable(dataset, split);
+fn name_unreadable(dataset: &dyn Dataset, split: Split, read: &[data::Result<u64>]) -> usize {
+    let errors: Vec<(usize, &data::Error)> =
+        read.iter().enumerate().filter_map(|(image, read)| Some((image, read.as_ref().err()?))).collect();
     errors.iter().for_each(|(_, error)| tell!(io::stderr(), "{error}"));
     let there = of_classes(dataset, 0..dataset.len());
     let lost = of_classes(dataset, errors.iter().map(|&(image, _)| image));
@@ -97,18 +121,4 @@ fn name_unreadable(dataset: &dyn Dataset, split: Split) -> usize {
         }
     }
     errors.len()
-}
-
-/// The images that cannot be read, in order, and what keeps them from it.
-fn unreadable(dataset: &dyn Dataset, split: Split) -> Vec<(usize, data::Error)> {
-    let bar = bar(dataset.len());
-    bar.set_message(format!("images in {}", split.name()));
-    let read = |image| {
-        let read = dataset.get(image);
-        bar.inc(1);
-        read.err().map(|error| (image, error))
-    };
-    let errors = (0..dataset.len()).into_par_iter().filter_map(read).collect();
-    bar.finish_and_clear();
-    errors
 }
