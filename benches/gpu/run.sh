@@ -6,16 +6,16 @@
 #
 # All of them take longer than ten minutes. In three calls, which take half an hour with the way there and back:
 #
-#     benches/gpu/run.sh look quick tensor operations forms steps bench profile
+#     benches/gpu/run.sh look quick tensor operations forms profile bench
 #     DEADLINE=500 benches/gpu/run.sh kernels peers
-#     DEADLINE=500 benches/gpu/run.sh precisions sanitize
+#     DEADLINE=500 benches/gpu/run.sh steps precisions sanitize
 #
 # After DEADLINE seconds nothing is begun, and what runs is ended: such hosts are lent by the minute. OUT gets five
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
 # kernels.txt the tables of these two stages; plans.txt what cuBLASLt says it chose for each product of a step. The
 # status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-stages=(look quick tensor operations forms steps bench profile kernels peers precisions sanitize)
+stages=(look quick tensor operations forms profile bench kernels peers steps precisions sanitize)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -107,8 +107,8 @@ agree() {
     done
 }
 
-# What the driver says of a kernel, or a call, that did what it must not.
-fault='illegal|misaligned|invalid|launch failure|too many resources|hardware|waiting for the GPU'
+# What the driver and cuBLASLt say of a kernel, or a call, that did what it must not.
+fault='illegal|misaligned|invalid|launch failure|too many resources|hardware|waiting for the GPU|CUBLAS_STATUS|captur'
 
 # What the first few of many that fail have in common is enough to know.
 a_rerun() {
@@ -119,18 +119,18 @@ a_rerun() {
     return 1
 }
 
-# As try; what fails by a fault, not by a wrong number, is run again with each kernel waited for, and under the memory
-# checker.
+# As try; what fails is run again without what cuBLASLt does beside a product, and what fails by a fault, not by a wrong
+# number, also with each kernel waited for, and under the memory checker.
 check() {
     local name=$2 status
     try "$@"
     status=$?
     case $status in 0 | 124 | 137 | "$late") return ;; esac
-    [[ $status -ge 128 ]] || grep -qE "$fault" "$logs/$name.log" || return
     a_rerun || return
     shift 2
+    BIFORMER_BARE_PRODUCTS=all try 45 "$name-bare" "$@"
+    [[ $status -ge 128 ]] || grep -qE "$fault" "$logs/$name.log" || return
     CUDA_LAUNCH_BLOCKING=1 try 45 "$name-blocking" "$@"
-    BIFORMER_BARE_PRODUCTS=all try 45 "$name-bare" "$@" # was it what cuBLASLt does beside a product?
     [[ -n $(no_sanitizer) ]] || try 90 "$name-memcheck" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$@"
 }
 
@@ -157,6 +157,11 @@ each() {
     done
     wait
 }
+
+# A GPU that nobody uses is put to rest, and takes seconds to wake for each of the many processes here: so one stays. It
+# is nobody's job, or those who wait for their jobs would wait for it.
+[[ $(type -t nvidia-smi) != file ]] || awake=$(nvidia-smi dmon -d 10 -c 100 >/dev/null 2>&1 & echo $!)
+trap '[[ -z ${awake-} ]] || kill "$awake" 2>/dev/null' EXIT
 
 parity=(target/gpu/ops --exact every_operation_is_that_of_the_cpu --nocapture)
 ours=(target/gpu/biformer bench --device cuda)
@@ -221,10 +226,16 @@ quick() {
     done
 }
 
-steps() {
-    # Left out is what runs the program from where it was built.
-    cap=120 each steps --skip a_run_goes_on
-    cap=120 each golden on_a_gpu
+profile() {
+    local mode
+    for mode in train infer; do
+        try 60 "profile-small-$mode" "${small[@]}" --mode $mode --steps 5 --profile || continue
+        head -n 14 "$logs/profile-small-$mode.log" | remark
+        cat "$logs/profile-small-$mode.log" >>"$out/profiles.txt"
+    done
+    # Whether products of few rows and columns and a long inner axis are cut along it, and what endings cost.
+    CUBLASLT_LOG_LEVEL=5 CUBLASLT_LOG_FILE="$logs/plans.txt" BIFORMER_UNRECORDED=1 try 60 plans "${small[@]}" --mode train --steps 1
+    [[ ! -s $logs/plans.txt ]] || head -c 2M "$logs/plans.txt" >"$out/plans.txt"
 }
 
 bench() {
@@ -238,18 +249,6 @@ bench() {
     measure 60 bench-small-one-image "${bf16[@]}" --model small --batch-size 1 --mode infer --steps 100
     # How much less memory, and how much more time?
     measure 60 bench-small-train-recompute "${small[@]}" --recompute block --steps 10
-}
-
-profile() {
-    local mode
-    for mode in train infer; do
-        try 60 "profile-small-$mode" "${small[@]}" --mode $mode --steps 5 --profile || continue
-        head -n 14 "$logs/profile-small-$mode.log" | remark
-        cat "$logs/profile-small-$mode.log" >>"$out/profiles.txt"
-    done
-    # Whether products of few rows and columns and a long inner axis are cut along it, and what endings cost.
-    CUBLASLT_LOG_LEVEL=5 CUBLASLT_LOG_FILE="$logs/plans.txt" BIFORMER_UNRECORDED=1 try 60 plans "${small[@]}" --mode train --steps 1
-    [[ ! -s $logs/plans.txt ]] || head -c 2M "$logs/plans.txt" >"$out/plans.txt"
 }
 
 # The time of every kernel in a step, as the GPU tells it.
@@ -289,6 +288,12 @@ peers() {
         done
         cap=150
     done
+}
+
+steps() {
+    # Left out is what runs the program from where it was built.
+    cap=120 each steps --skip a_run_goes_on
+    cap=120 each golden on_a_gpu
 }
 
 precisions() {

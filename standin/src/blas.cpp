@@ -42,7 +42,8 @@ struct Plan {
     uint64_t described, workspace;
     unsigned alignment[4];
     uint64_t row_alignment; // of what is added, or of where sums go: that of the address it was made with
-    uint64_t unused[3];
+    uint64_t rank;          // among those for this product, from 0
+    uint64_t unused[2];
 };
 static_assert(sizeof(Plan) == 64, "eight words");
 
@@ -53,6 +54,9 @@ struct Choice {
     float waves;
     int reserved[4];
 };
+
+// How many plans there are for a product.
+constexpr int PLANS = 3;
 
 // What the kernels for a product take of the device's memory, which are loaded when it is first asked for.
 constexpr size_t CODE = 1 << 18;
@@ -275,8 +279,10 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     choice.plan.row_alignment = alignment_of(product->bias);
     choice.workspace = preference->workspace;
     choice.waves = ends && endings == SLOW ? 0.5 : 1;
-    choices[0] = choice;
-    *found = 1;
+    for (; *found < asked && *found < PLANS; ++*found) {
+        choice.plan.rank = *found;
+        choices[*found] = choice;
+    }
     return DONE;
 }
 
@@ -284,6 +290,7 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
                                const Layout* b_layout, const void* beta, uint64_t c, const Layout* c_layout, uint64_t d,
                                const Layout* d_layout, const Plan* plan, uint64_t workspace, size_t bytes, Stream* stream) {
     if (product->epilogue != NOTHING && setting("STANDIN_ENDINGS", ALWAYS) == PROMISED) return UNSUPPORTED;
+    if (long(plan->rank) < setting("STANDIN_REFUSED", 0)) return UNSUPPORTED;
     Status status = call([&] {
         if (handle->on != &device()) return INVALID_CONTEXT;
         if (!handle->loaded.count(plan->described) && !device().memory.reserve(CODE)) return OUT_OF_MEMORY;

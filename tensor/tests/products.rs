@@ -145,13 +145,14 @@ fn a_long_product_has_its_sums() {
     assert_eq!(sums.to_vec::<f32>().unwrap(), of_dy);
 }
 
-/// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; and where it knows no
-/// algorithm that adds up parts.
+/// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where it refuses all but
+/// the last of its algorithms; and where it knows none that adds up parts.
 #[test]
 fn on_a_played_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     for endings in ["0", "1", "2", "3"] {
         standin.repeat(&[], &[("STANDIN_ENDINGS", endings)]);
     }
+    standin.repeat(&[], &[("STANDIN_REFUSED", "2")]);
     standin.repeat(&[], &[("STANDIN_REDUCTIONS", "0")]);
 }

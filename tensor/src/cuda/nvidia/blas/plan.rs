@@ -1,0 +1,309 @@
+//! What cuBLASLt is asked for, and by which algorithms.
+
+use super::{WORKSPACE, doing, failure};
+use crate::cuda::Product;
+use crate::{DType, Result};
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
+use cudarc::driver;
+use std::ffi::c_void;
+
+/// How many algorithms are asked for: when a product comes, cuBLASLt may refuse the one that it holds for the best.
+const CHOICES: usize = 8;
+
+/// The zeros at the end of an address from which on more of them change nothing.
+const MOST_ALIGNED: u32 = 8;
+
+/// What a plan depends on: everything but the addresses, and how they are aligned.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PlanKey {
+    extents: [usize; 3],
+    batch: usize,
+    strides: [usize; 3],
+    transposed: [bool; 2],
+    types: [DType; 2],
+    tf32: bool,
+    pub ending: Ending,
+    /// Of A, B, C, what is added to it, and a row or sums.
+    pub alignment: [u32; 5],
+}
+
+/// What a product does besides.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Ending {
+    None,
+    /// Adds a row.
+    Row,
+    /// Sums up the rows of A.
+    Sums,
+}
+
+impl PlanKey {
+    pub fn of(product: &Product) -> Self {
+        let Product { extents, batch, a, b, c, inputs, output, tf32, plus, row, sums } = *product;
+        let plus = if plus == 0 { c.address } else { plus };
+        // What is true of the zeros at the end of this is true of each matrix's address.
+        let of_all = |address: u64, stride: usize, dtype: DType| match batch {
+            1 => address,
+            _ => address | (stride * dtype.size()) as u64,
+        };
+        Self {
+            extents,
+            batch,
+            strides: [a.stride, b.stride, c.stride],
+            transposed: [a.transposed, b.transposed],
+            types: [inputs, output],
+            tf32,
+            ending: match (row, sums) {
+                (0, 0) => Ending::None,
+                (_, 0) => Ending::Row,
+                _ => Ending::Sums,
+            },
+            alignment: [
+                of_all(a.address, a.stride, inputs),
+                of_all(b.address, b.stride, inputs),
+                of_all(c.address, c.stride, output),
+                of_all(plus, c.stride, output),
+                row | sums,
+            ]
+            .map(|address| address.trailing_zeros().min(MOST_ALIGNED)),
+        }
+    }
+    /// That of the product alone.
+    pub fn bare(self) -> Self {
+        let [a, b, c, plus, _] = self.alignment;
+        Self { ending: Ending::None, alignment: [a, b, c, plus, MOST_ALIGNED], ..self }
+    }
+}
+
+/// A product as cuBLASLt wants it described.
+struct Described {
+    product: sys::cublasLtMatmulDesc_t,
+    /// Of its operands, of which the first is our B, and of the result.
+    layouts: [Layout; 3],
+}
+
+impl Described {
+    /// cuBLASLt reads matrices by columns. A row-major matrix is the transpose of the column-major one in the same
+    /// memory, so it is asked for Cᵀ = Bᵀ·Aᵀ, whose operands are B and A as they lie.
+    fn new(key: &PlanKey) -> Result<Self> {
+        use sys::cublasComputeType_t as Compute;
+        use sys::cublasLtEpilogue_t as Epilogue;
+        use sys::cublasLtMatmulDescAttributes_t as Of;
+        let PlanKey { extents: [m, n, k], strides, transposed: [a_transposed, b_transposed], types, .. } = *key;
+        let [inputs, output] = types;
+        let (compute, scale) = match inputs {
+            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, DType::F64),
+            DType::F32 if key.tf32 => (Compute::CUBLAS_COMPUTE_32F_FAST_TF32, DType::F32),
+            _ => (Compute::CUBLAS_COMPUTE_32F, DType::F32),
+        };
+        let turned = |rows, cols, transposed| if transposed { (cols, rows) } else { (rows, cols) };
+        let layouts = [
+            Layout::new(inputs, turned(k, n, b_transposed), key.batch, strides[1])?,
+            Layout::new(inputs, turned(m, k, a_transposed), key.batch, strides[0])?,
+            Layout::new(output, (m, n), key.batch, strides[2])?,
+        ];
+        let product = doing("describing", result::create_matmul_desc(compute, data_type(scale)?))?;
+        let described = Self { product, layouts };
+        let epilogue = match key.ending {
+            Ending::None => Epilogue::CUBLASLT_EPILOGUE_DEFAULT,
+            // Along what cuBLASLt, which reads by columns, calls the rows of D: our columns.
+            Ending::Row => Epilogue::CUBLASLT_EPILOGUE_BIAS,
+            // Of its B, which is our A.
+            Ending::Sums => Epilogue::CUBLASLT_EPILOGUE_BGRADB,
+        };
+        for (attribute, value) in [
+            // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
+            (Of::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(b_transposed)),
+            (Of::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(a_transposed)),
+            (Of::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue as i32),
+        ] {
+            // SAFETY: the description is alive, and the value has four bytes.
+            let set = unsafe { result::set_matmul_desc_attribute(product, attribute, (&raw const value).cast(), 4) };
+            doing("an attribute", set)?;
+        }
+        Ok(described)
+    }
+
+    /// What cuBLASLt holds for the fastest algorithms, the best first.
+    ///
+    /// # Safety
+    /// Handle and preference are alive.
+    unsafe fn algorithms(
+        &self,
+        key: &PlanKey,
+        handle: sys::cublasLtHandle_t,
+        preference: sys::cublasLtMatmulPreference_t,
+    ) -> Result<Vec<sys::cublasLtMatmulHeuristicResult_t>> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Prefer;
+        let workspace = WORKSPACE;
+        let [a_bytes, b_bytes, c_bytes, plus_bytes, _] = key.alignment.map(|zeros| 1u32 << zeros);
+        let [first, second, c] = self.layouts.each_ref().map(|layout| layout.0);
+        let prefer = |attribute, value: *const c_void, size| {
+            // SAFETY: the preference is the caller's, and the values have the sizes that are given.
+            let set = unsafe { result::set_matmul_pref_attribute(preference, attribute, value, size) };
+            doing("a preference", set)
+        };
+        prefer(Prefer::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const workspace).cast(), size_of::<usize>())?;
+        prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (&raw const b_bytes).cast(), 4)?;
+        prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (&raw const a_bytes).cast(), 4)?;
+        prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (&raw const plus_bytes).cast(), 4)?;
+        prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (&raw const c_bytes).cast(), 4)?;
+        // Of the ways to add up parts, the one that has an order, or none: equal bits each time.
+        let choose = |scheme: sys::cublasLtReductionScheme_t| {
+            let mask = scheme as u32;
+            prefer(Prefer::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const mask).cast(), 4)?;
+            let (mut choices, mut found) = (Vec::with_capacity(CHOICES), 0);
+            // SAFETY: all of these are alive, and there is room for as many choices as are asked for, of which so many were
+            // written as it says.
+            let status = unsafe {
+                let room = choices.as_mut_ptr();
+                let (product, asked) = (self.product, CHOICES as i32);
+                let status = sys::cublasLtMatmulAlgoGetHeuristic(
+                    handle, product, first, second, c, c, preference, asked, room, &mut found,
+                );
+                choices.set_len(found.clamp(0, asked) as usize);
+                status
+            };
+            choices.retain(|choice| choice.state == Status::CUBLAS_STATUS_SUCCESS);
+            let none =
+                if choices.is_empty() { Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED)) } else { Ok(choices) };
+            let [m, n, k] = key.extents;
+            doing(&format!("an algorithm for {m}x{k} by {k}x{n}"), status.result().and(none))
+        };
+        choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
+            .or_else(|_| choose(sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE))
+    }
+
+    /// Names the row that is added, or that sums go to.
+    fn end_with(&self, address: u64) -> std::result::Result<(), CublasError> {
+        let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+        let value: *const c_void = (&raw const address).cast();
+        // SAFETY: the description is alive, and the value a pointer of eight bytes.
+        unsafe { result::set_matmul_desc_attribute(self.product, pointer, value, 8) }
+    }
+}
+
+impl Drop for Described {
+    fn drop(&mut self) {
+        // SAFETY: it is this value's. There is nobody to tell of an error.
+        let _ = unsafe { result::destroy_matmul_desc(self.product) };
+    }
+}
+
+/// How the matrices of a batch lie.
+struct Layout(sys::cublasLtMatrixLayout_t);
+
+impl Layout {
+    fn new(dtype: DType, (rows, cols): (usize, usize), batch: usize, stride: usize) -> Result<Self> {
+        use sys::cublasLtMatrixLayoutAttribute_t as Of;
+        // By columns: the rows of a column-major matrix are the columns of ours.
+        let layout = result::create_matrix_layout(data_type(dtype)?, cols as u64, rows as u64, cols as i64);
+        let layout = Self(doing("a layout", layout)?);
+        if batch == 1 {
+            return Ok(layout);
+        }
+        let (count, offset) = (batch as i32, stride as i64);
+        let set = |attribute, value: *const c_void, size| {
+            // SAFETY: the layout is alive, and the values have the sizes that are given.
+            doing("a batch", unsafe { result::set_matrix_layout_attribute(layout.0, attribute, value, size) })
+        };
+        set(Of::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), 4)?;
+        set(Of::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, (&raw const offset).cast(), 8)?;
+        Ok(layout)
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // SAFETY: it is this value's. There is nobody to tell of an error.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// A product and the algorithms for it, at least one.
+pub struct Plan {
+    described: Described,
+    /// In the order in which cuBLASLt recommends them, without those that it then refused.
+    pub algorithms: Vec<sys::cublasLtMatmulHeuristicResult_t>,
+}
+
+impl Plan {
+    /// The algorithms that cuBLASLt recommends, for a workspace at this address.
+    pub fn new(key: &PlanKey, handle: sys::cublasLtHandle_t, workspace: u64) -> Result<Self> {
+        let described = Described::new(key)?;
+        if key.ending != Ending::None {
+            // cuBLASLt chooses by how this address is aligned: as the one that comes, and no better.
+            doing("a row", described.end_with(workspace + ((1 << key.alignment[4]) & 255)))?;
+        }
+        let preference = doing("preferences", result::create_matmul_pref())?;
+        // SAFETY: the preference is new, and destroyed nowhere else.
+        let algorithms = unsafe {
+            let algorithms = described.algorithms(key, handle, preference);
+            let _ = result::destroy_matmul_pref(preference);
+            algorithms?
+        };
+        Ok(Self { described, algorithms })
+    }
+
+    /// How often the blocks of the algorithm that is taken fill the GPU.
+    pub fn waves(&self) -> f32 {
+        self.algorithms[0].wavesCount
+    }
+
+    /// # Safety
+    /// The plan was made for such a product, and its operands lie where it says, in memory of the current context, to which
+    /// handle and stream belong. The workspace has [`WORKSPACE`] bytes.
+    pub unsafe fn multiply(
+        &self,
+        product: &Product,
+        handle: sys::cublasLtHandle_t,
+        workspace: u64,
+        stream: driver::sys::CUstream,
+    ) -> std::result::Result<(), CublasError> {
+        let Product { a, b, c, plus, row, sums, .. } = *product;
+        if row | sums != 0 {
+            self.described.end_with(row | sums)?;
+        }
+        let (one, beta) = (1.0f32, if plus == 0 { 0.0f32 } else { 1.0 });
+        let (wide_one, wide_beta) = (1.0f64, f64::from(beta));
+        let (one, beta): (*const c_void, *const c_void) = match product.inputs {
+            DType::F64 => ((&raw const wide_one).cast(), (&raw const wide_beta).cast()),
+            _ => ((&raw const one).cast(), (&raw const beta).cast()),
+        };
+        let [first, second, result] = self.described.layouts.each_ref().map(|layout| layout.0);
+        // What is times zero is not read, but has to be named.
+        let plus = if plus == 0 { c.address } else { plus };
+        let at = |address: u64| address as *mut c_void;
+        // SAFETY: the caller's promise; scalars are read before this returns.
+        unsafe {
+            result::matmul(
+                handle,
+                self.described.product,
+                one,
+                beta,
+                at(b.address),
+                first,
+                at(a.address),
+                second,
+                at(plus),
+                result,
+                at(c.address),
+                result,
+                &self.algorithms[0].algo,
+                at(workspace),
+                WORKSPACE,
+                stream.cast(),
+            )
+        }
+    }
+}
+
+fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
+    match dtype {
+        DType::F32 => Ok(sys::cudaDataType::CUDA_R_32F),
+        DType::F64 => Ok(sys::cudaDataType::CUDA_R_64F),
+        DType::Bf16 => Ok(sys::cudaDataType::CUDA_R_16BF),
+        DType::Index => Err(failure("multiplies floating-point matrices")),
+    }
+}
