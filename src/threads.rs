@@ -1,6 +1,6 @@
 //! How many threads a command computes on.
 
-use crate::printing::tell;
+use crate::printing::{plural, tell};
 use anyhow::{Context, Result};
 use rayon::ThreadPool;
 use std::io;
@@ -24,7 +24,11 @@ pub fn pool(asked: usize) -> Result<ThreadPool> {
     let asked = Some(asked).filter(|&asked| asked > 0).or_else(usual).filter(|&asked| asked > 0).unwrap_or(cores);
     let threads = asked.min(cores * MOST_PER_CORE);
     if threads < asked {
-        tell!(io::stderr(), "note: {threads} threads instead of {asked}, which would be slower on {cores} cores");
+        tell!(
+            io::stderr(),
+            "note: {threads} threads instead of {asked}, which would be slower on {cores} core{}",
+            plural(cores)
+        );
     }
     thread_pool(threads).context("starting threads")
 }

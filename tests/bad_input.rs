@@ -11,6 +11,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
+/// What weights alone do not say, a field of the configuration that they are trained further with.
+const NORMALISED: &str = "preprocessing = { mean = [0.5, 0.5, 0.5], std = [0.25, 0.25, 0.25] }";
+
 fn shared() -> &'static Trained {
     static SHARED: OnceLock<Trained> = OnceLock::new();
     SHARED.get_or_init(|| samples::trained("bad-input"))
@@ -241,7 +244,7 @@ fn a_checkpoint_that_nobody_could_read_is_not_written() {
     let large = Tensor::from_slice(&large, head.shape().clone()).unwrap();
     huge.tensors.insert("head.weight".into(), large);
     huge.write(&folder.join("huge.safetensors")).unwrap();
-    let fields = format!("clip_norm = 0.0\nweights = '{}'", text(&folder.join("huge.safetensors")));
+    let fields = format!("clip_norm = 0.0\nweights = '{}'\n{NORMALISED}", text(&folder.join("huge.safetensors")));
     train(&folder, &fields, &shared.data, &[]).refused(&["training diverged", "optimizer.v are not finite"]);
     biformer(&["eval", "--checkpoint", text(&folder.join("run"))]).ok();
 }
@@ -257,13 +260,13 @@ fn the_first_operation_to_go_wrong_is_named() {
     let file = folder.join("huge.safetensors");
     huge.write(&file).unwrap();
     let parts = ["step 1 (epoch 1, batch 1 of 10)", "training diverged", "first operation to go wrong", "linear"];
-    train(&folder, "", &shared.data, &["--weights", text(&file)]).refused(&parts);
+    train(&folder, NORMALISED, &shared.data, &["--weights", text(&file)]).refused(&parts);
 
     let weight = huge.tensors.get_mut("stages.1.0.mlp.0.weight").unwrap();
     *weight = Tensor::full(weight.shape().clone(), f32::NAN);
     huge.write(&file).unwrap();
     fs::remove_dir_all(folder.join("run")).unwrap();
-    train(&folder, "", &shared.data, &["--weights", text(&file)])
+    train(&folder, NORMALISED, &shared.data, &["--weights", text(&file)])
         .refused(&["huge.safetensors: tensor stages.1.0.mlp.0.weight holds NaN", "another run"]);
 
     let mut good = samples::weights(&shared.run);
@@ -273,7 +276,11 @@ fn the_first_operation_to_go_wrong_is_named() {
         let wrong = Tensor::full(good.tensors[name].shape().clone(), value);
         let right = good.tensors.insert(name.into(), wrong).unwrap();
         good.write(&file).unwrap();
-        train(&folder, "", &shared.data, &["--weights", text(&file)]).refused(&[name, " holds ", "another run"]);
+        train(&folder, NORMALISED, &shared.data, &["--weights", text(&file)]).refused(&[
+            name,
+            " holds ",
+            "another run",
+        ]);
         good.tensors.insert(name.into(), right);
     }
 

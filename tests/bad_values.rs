@@ -122,6 +122,10 @@ fn words_and_names() {
         ("bench --steps few", "expected a whole number from 0 to 4294967295"),
         ("shrink --data a --output b --side 0", "expected a whole number from 1 to 4096"),
         ("train --lr high", "expected a number"),
+        ("train --set n_win=2 n_wins=1", "--set n_win: it is given twice"),
+        ("train --set n_win=2 architecture.n_win=1", "--set n_win: it is given twice"),
+        ("info --set depth=1 depth=2", "--set depth: it is given twice"),
+        ("info --set architecture.depth=1,x", "--set depth=1,x: got \"x\", expected a whole number (0 or more)"),
         ("train --set schedule.lr=1", "did you mean \"schedule.peak\"?"),
     ] {
         let said = biformer(&arguments.split(' ').collect::<Vec<_>>());

@@ -133,6 +133,15 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     let said = to(&run).ok().out;
     let note = "note: there is neither val/ nor test/: about one image in 5 is held out as the test\n";
     assert!(said.contains("17 training images of 2 classes, 3 test images.\n") && said.contains(note), "{said}");
+    // Of other pictures, some are passed over as well: they may be some of those that it learned from.
+    let others = folder.join("others");
+    for class in ["dark", "light"] {
+        fs::create_dir_all(others.join(class)).unwrap();
+        fs::copy(data.join(class).join("1.png"), others.join(class).join("1.png")).unwrap();
+    }
+    let eval = ["eval", "--checkpoint", text(&run), "--data", text(&others)];
+    biformer(&eval).refused(&["has one image in", "to measure all images there are: --split all"]);
+    biformer(&[&eval[..], &["--split", "all"]].concat()).ok();
     let measured = |more: &[&str]| {
         let said = biformer(&[&["eval", "--checkpoint", text(&run), "--json"], more].concat()).ok();
         let report: Value = serde_json::from_str(&said.out).unwrap();

@@ -6,7 +6,7 @@ use biformer::config::Changes;
 use biformer::trainer::checkpoint::Checkpoint;
 use biformer::trainer::metrics::EpochMetrics;
 use biformer::trainer::{Outcome, Trainer};
-use common::program::{Ran, assert_same_run, biformer, command, fresh, place, text};
+use common::program::{Ran, assert_same_run, biformer, command, contents, fresh, place, text};
 use common::samples;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -178,6 +178,15 @@ fn the_best_epoch_is_kept() {
     }
     biformer(&["train", "--resume", "--out", text(&cut)]).ok();
     assert!(kept == std::fs::read(cut.join("best.safetensors")).unwrap());
+
+    // An earlier checkpoint would have the best one written over, which may be all that is left of its epoch.
+    std::fs::copy(run.join("checkpoint.safetensors"), first.join("best.safetensors")).unwrap();
+    let before = contents(&first);
+    let resume = ["train", "--resume", "--out", text(&first), "--epochs", "2"];
+    biformer(&resume).refused(&["best.safetensors: it is of epoch 4", "move it elsewhere"]);
+    assert!(before == contents(&first), "nothing is harmed");
+    std::fs::remove_file(first.join("best.safetensors")).unwrap();
+    biformer(&resume).ok();
 }
 
 #[test]

@@ -241,6 +241,15 @@ fn the_surest_mistakes_are_named() {
         format!("{:>6.1}%  image {}: {class} taken for {predicted}", 100.0 * probability(line), line["image"])
     });
     assert_eq!(shown, expected.collect::<Vec<_>>());
+    // Who asks for mistakes is told that there are none.
+    let Trained { run, data, .. } = of_folder();
+    let (picture, right) = (data.join("val/dark/1.png"), fresh("eval-right"));
+    let seen = json(&biformer(&["predict", "--json", "--checkpoint", text(run), text(&picture)]).ok().out);
+    let inside = right.join("val").join(seen[0]["classes"][0]["name"].as_str().unwrap());
+    fs::create_dir_all(&inside).unwrap();
+    fs::copy(&picture, inside.join("0.png")).unwrap();
+    let none = |more: &[&str]| report(run, &[&["--data", text(&right)], more].concat()).get("surest_mistakes").cloned();
+    assert_eq!([none(&["--mistakes", "3"]), none(&[])], [Some(Value::Array(vec![])), None]);
 }
 
 /// A run's data may have changed, or another folder may have their name.

@@ -5,7 +5,7 @@ mod common;
 use anyhow::Result;
 use biformer::autograd::{Gradients, Tape};
 use biformer::config::{Changes, RunConfig};
-use biformer::data::{self, Loader, LoaderConfig, Mixing, Split, Transform};
+use biformer::data::{self, Dataset, Loader, LoaderConfig, Mixing, Sample, Split, Statistics, Transform};
 use biformer::model::{BiFormer, Mode, TensorFile};
 use biformer::ops;
 use biformer::optim::{AdamW, AdamWConfig, clip_factor, gradient_norm};
@@ -14,7 +14,8 @@ use biformer::threads::pool;
 use biformer::trainer::{Images, Outcome, Trainer};
 use common::program::{fresh, text};
 use common::samples;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Two short epochs of a small model, with every setting of a step unlike its default.
 fn config(folder: &std::path::Path, mixed: bool) -> Result<RunConfig> {
@@ -91,6 +92,47 @@ fn a_run_leaves_the_bits_of_a_plain_loop() -> Result<()> {
 #[test]
 fn a_run_on_mixed_images_leaves_the_bits_of_a_plain_loop() -> Result<()> {
     assert_a_run_is_the_plain_loop(config(&fresh("plain-loop-mixed"), true)?)
+}
+
+/// Images whose first sets a flag when it is asked for.
+struct Stopping(Arc<dyn Dataset>, Arc<AtomicBool>);
+
+impl Dataset for Stopping {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn classes(&self) -> &[String] {
+        self.0.classes()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn get(&self, index: usize) -> data::Result<Sample> {
+        self.1.store(true, Ordering::Relaxed);
+        self.0.get(index)
+    }
+
+    fn statistics(&self) -> Statistics {
+        self.0.statistics()
+    }
+}
+
+/// Somebody who stops a run while it waits for images does not wait for a step as well.
+#[test]
+fn a_run_that_is_stopped_while_it_waits_begins_no_step() -> Result<()> {
+    let folder = fresh("plain-loop-stopped");
+    let config = config(&folder, false)?;
+    let (stop, checkpoint) = (Arc::new(AtomicBool::new(false)), config.out.join("checkpoint.safetensors"));
+    let train = Stopping(data::open(&config.data, Split::Train)?, Arc::clone(&stop));
+    let images = Images::new(Arc::new(train), data::open(&config.data, Split::Test)?)?;
+    let mut trainer = Trainer::on(images, config)?;
+    let before = std::fs::read(&checkpoint)?;
+    assert_eq!(trainer.run(&stop)?, Outcome::Interrupted);
+    assert!(before == std::fs::read(&checkpoint)?, "nothing was learned");
+    Ok(())
 }
 
 /// Given as data sets they are the same images as in a folder, also to a run that goes on.

@@ -7,6 +7,7 @@ use common::samples;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::OnceLock;
 
 /// The run folder of a small model, trained on CIFAR-10's layout.
@@ -170,6 +171,12 @@ fn predict_takes_the_pictures_in_a_folder() {
         said.err.contains("note: passed over 1 file in") && said.err.ends_with("no image by its name: 1 .heic\n"),
         "{said:?}"
     );
+    // How it ended does not depend on who listens.
+    let missing = folder.join("missing.png");
+    let asked = ["predict", "--checkpoint", text(run), text(&missing), text(&pictures[1])];
+    let mut alone = command(&asked).stderr(Stdio::null()).spawn().unwrap();
+    drop(alone.stdout.take());
+    assert_eq!(alone.wait().unwrap().code(), Some(2));
     // One that cannot be read is named, in JSON in its place, and the others are none the worse for it.
     fs::write(folder.join("empty.png"), "").unwrap();
     let said = predict(&[text(&folder), "--json"]);

@@ -3,6 +3,7 @@
 mod common;
 
 use biformer::config::{Changes, RunConfig};
+use biformer::data::Statistics;
 use biformer::model::{BiFormer, TensorFile};
 use biformer::tensor::{DType, Tensor};
 use biformer::trainer::checkpoint::Stored;
@@ -84,6 +85,13 @@ fn a_state_dict_is_measured_and_used_like_a_run() {
     biformer(&["eval", "--checkpoint", text(&file)]).refused(&["w.safetensors", "name with --model", "tiny", "--set"]);
     biformer(&["eval", "--checkpoint", text(run), "--model", "tiny"]).refused(&["--model", "knows its model"]);
     with(&["eval"], &[]).refused(&["data embedded", "\"airplane\" is none of the 2"]);
+    // What they are trained further on is normalised as in a test of them, whatever data it is.
+    let cifar = &cifar().data;
+    let (config, tuned) = (samples::config(&folder, "image_size = 32"), folder.join("tuned"));
+    let tune = ["train", "--config", text(&config), "--weights", text(&file), "--data", text(cifar), "--epochs", "1"];
+    let said = biformer(&[&tune[..], &["--out", text(&tuned)]].concat()).ok();
+    assert!(said.err.contains("how images were normalised"), "{said:?}");
+    assert_eq!(Stored::read(&tuned).unwrap().described().unwrap().1.statistics, Statistics::IMAGENET);
 }
 
 #[test]

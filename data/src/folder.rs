@@ -1,6 +1,6 @@
 //! An image folder: one folder a class, one file an image, decoded when asked for.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
@@ -206,10 +206,12 @@ impl Undivided {
             let mut beside = folder_names(root)?;
             beside.retain(|name| name != Split::Train.name());
             // One that cannot be read is among those that are passed over.
-            let theirs = |name: &String| folder_names(&root.join(name)).unwrap_or_default();
-            if let Some(name) = beside.iter().find(|name| theirs(name) == classes) {
-                let help =
-                    format!("It has {name}/: if that is to be tested on, call it val, or else move it elsewhere.");
+            let theirs = |name: &OsString| folder_names(&root.join(name)).unwrap_or_default();
+            if let Some(name) = beside.iter().find(|name| theirs(name).iter().eq(classes.iter().map(OsStr::new))) {
+                let help = format!(
+                    "It has {}/: if that is to be tested on, call it val, or else move it elsewhere.",
+                    name.display()
+                );
                 return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/ and test/".to_owned(), help });
             }
             let passed_over = some_of(&beside, "beside train/");
@@ -218,8 +220,10 @@ impl Undivided {
         let (mut classes, mut others, mut shut) = (Vec::new(), Vec::new(), None);
         for name in folder_names(root)? {
             match holds_picture(&root.join(&name)) {
-                Ok(true) => classes.push(name),
-                Err(error) if !OF_THE_SYSTEM.contains(&name.as_str()) => shut = shut.or(Some(error)),
+                Ok(true) => classes.push(class_name(root, name)?),
+                Err(error) if !OF_THE_SYSTEM.iter().any(|of_the_system| name == *of_the_system) => {
+                    shut = shut.or(Some(error));
+                }
                 _ => others.push(name),
             }
         }
@@ -258,9 +262,9 @@ fn pictures_in(folder: &Path) -> usize {
 /// What is in a folder that is no image folder, and could be one, in a sentence.
 pub(crate) fn nearly(root: &Path) -> Option<String> {
     let folders = folder_names(root).ok()?;
-    let is_split = |name: &&String| Split::Train.name().eq_ignore_ascii_case(name);
+    let is_split = |name: &&OsString| name.eq_ignore_ascii_case(Split::Train.name());
     if let Some(name) = folders.iter().find(is_split) {
-        return Some(format!("It has {name}/: call it train. "));
+        return Some(format!("It has {}/: call it train. ", name.display()));
     }
     match pictures_in(root) {
         0 => {}
@@ -271,11 +275,13 @@ pub(crate) fn nearly(root: &Path) -> Option<String> {
             ));
         }
     }
-    let classes: Vec<&String> =
+    let classes: Vec<&OsString> =
         folders.iter().filter(|name| holds_picture(&root.join(name)).unwrap_or(false)).collect();
     match (classes.as_slice(), folders.first()) {
-        ([class], _) => Some(format!("Of its folders only {class}/ has images: it takes two classes to tell apart. ")),
-        (_, Some(first)) => Some(format!("None of its folders, such as {first}/, has images of its own. ")),
+        ([class], _) => {
+            Some(format!("Of its folders only {}/ has images: it takes two classes to tell apart. ", class.display()))
+        }
+        (_, Some(first)) => Some(format!("None of its folders, such as {}/, has images of its own. ", first.display())),
         (_, None) => None,
     }
 }
@@ -287,15 +293,15 @@ fn untested(classes: &[String], split: Split) -> Option<String> {
 }
 
 /// What a user should know of folders that were passed over, if there are any.
-fn some_of(folders: &[String], which: &str) -> Option<String> {
+fn some_of(folders: &[OsString], which: &str) -> Option<String> {
     let s = if folders.len() == 1 { "" } else { "s" };
-    let few = folders.iter().take(LISTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let few = folders.iter().take(LISTED).map(|name| name.to_string_lossy()).collect::<Vec<_>>().join(", ");
     (!folders.is_empty()).then(|| format!("passed over {} folder{s} {which}: {few}", folders.len()))
 }
 
 /// The names of the folders in `split`, of which there must be one.
 fn class_names(split: &Path) -> Result<Vec<String>> {
-    let classes = folder_names(split)?;
+    let classes = folder_names(split)?.into_iter().map(|name| class_name(split, name)).collect::<Result<Vec<_>>>()?;
     if classes.is_empty() && pictures_in(split) > 0 {
         let help =
             "Its images lie in it directly: if it is a class, give it another name; train, val and test are parts.";
@@ -308,18 +314,22 @@ fn class_names(split: &Path) -> Result<Vec<String>> {
     Ok(classes)
 }
 
+/// The name of a class whose images lie in a folder of this name.
+fn class_name(above: &Path, folder: OsString) -> Result<String> {
+    let unsupported = |folder| Error::Unsupported {
+        path: above.join::<OsString>(folder),
+        what: "a class name must be UTF-8".to_owned(),
+    };
+    folder.into_string().map_err(unsupported)
+}
+
 /// The names of the folders in another, sorted.
-fn folder_names(folder: &Path) -> Result<Vec<String>> {
+fn folder_names(folder: &Path) -> Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in visible(folder)? {
         let entry = entry?;
-        if !is_folder(&entry)? {
-            continue;
-        }
-        let path = entry.path();
-        match path.file_name().and_then(OsStr::to_str) {
-            Some(name) => names.push(name.to_owned()),
-            None => return Err(Error::Unsupported { path, what: "a class name must be UTF-8".to_owned() }),
+        if is_folder(&entry)? {
+            names.push(entry.file_name());
         }
     }
     names.sort_unstable();

@@ -221,6 +221,28 @@ fn images_beside_the_folders_of_the_classes_are_counted() {
     assert_eq!(dataset.notes(), [format!("passed over 1 image in {name}/ itself, beside the folders of the classes")]);
 }
 
+/// A name that no text can have is a mistake where it is that of a class, and nowhere else.
+#[cfg(target_os = "linux")]
+#[test]
+fn folders_that_are_no_class_may_be_called_anything() {
+    use std::os::unix::ffi::OsStrExt;
+    let odd = std::ffi::OsStr::from_bytes(b"caf\xe9");
+    for above in ["", "train/"] {
+        let root = tempfile::tempdir().unwrap();
+        for path in ["cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"] {
+            write_picture(&root.path().join(format!("{above}{path}")), 8, 8, [0; 3]);
+        }
+        fs::create_dir(root.path().join(odd)).unwrap();
+        let source = root.path().to_str().unwrap();
+        let dataset = open(source, Split::All).unwrap();
+        assert_eq!((dataset.len(), dataset.classes().len()), (4, 2));
+        assert!(dataset.notes()[0].starts_with("passed over 1 folder "), "{:?}", dataset.notes());
+        write_picture(&root.path().join(above).join(odd).join("1.png"), 8, 8, [0; 3]);
+        let error = open(source, Split::All).err().unwrap().to_string();
+        assert!(error.contains("a class name must be UTF-8"), "{error}");
+    }
+}
+
 #[test]
 fn a_test_may_lack_classes_and_says_so() {
     let root = tempfile::tempdir().unwrap();

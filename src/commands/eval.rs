@@ -1,7 +1,7 @@
 //! `biformer eval`.
 
 use super::Status;
-use super::options::{Threads, Trained, expect_count, note_unsaid};
+use super::options::{Threads, Trained, expect_count};
 use super::output::{Kind, expect_output};
 use crate::device::Compute;
 use crate::inference::Inference;
@@ -12,7 +12,7 @@ use crate::printing::{bar, column, printable, tell};
 use crate::staging::numbered;
 use crate::trainer::display::warn_of;
 use crate::trainer::score::{Score, Verdict, evaluate};
-use crate::trainer::trained::{DataFacts, OF_THE_RUN, TrainedModel};
+use crate::trainer::trained::{DataFacts, OF_THE_RUN, TrainedModel, note_unsaid};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use data::{Dataset, Loader, LoaderConfig, Split};
@@ -91,8 +91,8 @@ struct Report {
     #[serde(skip)]
     mistakes: Vec<([usize; 2], u64)>,
     /// Images that were taken for another class, those first for which the model was surest, if they were asked for.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    surest_mistakes: Vec<Prediction>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    surest_mistakes: Option<Vec<Prediction>>,
     /// A row for each class, in one line.
     #[serde(skip_serializing_if = "Option::is_none")]
     confusion: Option<Vec<Box<RawValue>>>,
@@ -141,10 +141,11 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let [label, predicted] = [label, predicted].map(|class| printable(&report.classes[class].name));
         say!("{count:>7} of {of} {label} taken for {predicted}");
     }
-    if !report.surest_mistakes.is_empty() {
+    let surest = report.surest_mistakes.as_deref().unwrap_or_default();
+    if !surest.is_empty() {
         say!("The surest mistakes:");
     }
-    for Prediction { image, path, class, predicted, probability } in &report.surest_mistakes {
+    for Prediction { image, path, class, predicted, probability } in surest {
         let image = path.as_ref().map_or_else(|| format!("image {image}"), printable);
         let [class, predicted] = [class, predicted].map(printable);
         say!("{:>6.1}%  {image}: {class} taken for {predicted}", 100.0 * probability);
@@ -208,7 +209,7 @@ impl Tally {
             macro_top1,
             loss: all.mean_loss(),
             mistakes: self.mistakes(),
-            surest_mistakes: vec![],
+            surest_mistakes: None,
             confusion,
             classes: classes.into_iter().zip(self.per_class).map(class).collect(),
         })
@@ -301,7 +302,12 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
     let source = source.clone();
     let split = arguments.split.map_or_else(|| split_for(&known, &source, arguments.data.is_none()), Ok)?;
-    let dataset = data::open(&source, split).with_context(|| format!("data {source}{whose}"))?;
+    let dataset = data::open(&source, split)
+        .map_err(|error| match error {
+            data::Error::SingleImage { .. } => anyhow!("{error}; to measure all images there are: --split all"),
+            error => error.into(),
+        })
+        .with_context(|| format!("data {source}{whose}"))?;
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
     if arguments.data.is_none()
         && let Some(note) = known.differ(&source, split, dataset.as_ref())
@@ -314,7 +320,8 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     }
     let dataset = data::among(dataset, &known.classes).with_context(|| format!("data {source}"))?;
     if !named {
-        note_unsaid(&config, classes);
+        // It does of those with ImageNet's classes.
+        note_unsaid(&config, classes == 1000);
     }
     (config.batch_size, config.device) = (arguments.batch_size.min(dataset.len()).max(1), arguments.compute.device);
     // What the model's training images were normalised by, whatever these are.
@@ -365,6 +372,7 @@ fn measure(arguments: &Arguments) -> Result<Report> {
     }
     wrong.sort_by(|a, b| b.probability.total_cmp(&a.probability));
     wrong.truncate(arguments.mistakes);
-    let surest_mistakes = wrong.iter().map(|verdict| Prediction::new(verdict, loader.dataset().as_ref())).collect();
+    let surest = || wrong.iter().map(|verdict| Prediction::new(verdict, loader.dataset().as_ref())).collect();
+    let surest_mistakes = (arguments.mistakes > 0).then(surest);
     Ok(Report { skipped, surest_mistakes, ..tally.report(&source, split, classes)? })
 }

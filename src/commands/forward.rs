@@ -3,7 +3,7 @@
 use super::Status;
 use super::options::{Threads, model_names};
 use super::output::{FORWARD, GRADIENT, Kind, expect_output, sign};
-use super::set::{as_set, assignment, expect_each_once};
+use super::set::{assignment, changed};
 use crate::config::{DEFAULT_MODEL, Recompute, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{expect_room_to_infer, expect_room_to_train, image_bytes};
@@ -87,7 +87,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
     expect_output("--output", &arguments.output, Kind::Tensors)?;
     expect_room(arguments, &config, &input)?;
     model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
-    let images = input.permute(&[0, 2, 3, 1])?.contiguous()?;
+    let images = input.permute(&[0, 2, 3, 1])?;
     let mut results = match labels {
         None => {
             let tape = Tape::inference();
@@ -142,8 +142,7 @@ fn model(arguments: &Arguments, dtype: DType) -> Result<(BiFormer, ModelConfig)>
         (Some(name), _) => architecture(&file, name)?,
         (None, None) => architecture(&file, recognised(&file)?.map_or(DEFAULT_MODEL, |preset| preset.name))?,
     };
-    expect_each_once(&arguments.set)?;
-    let mut config = config.with_overrides(arguments.set.iter().map(String::as_str)).map_err(as_set)?;
+    let mut config = changed(&config, &arguments.set)?;
     if arguments.gradients {
         config.drop_path = 0.0;
         if config.features != Features::Logits {

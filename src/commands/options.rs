@@ -1,7 +1,7 @@
 //! Options that several commands take.
 
-use super::set::{as_set, assignment, expect_each_once, fields, run_field};
-use crate::config::{Changes, RunConfig, merge};
+use super::set::{Assignments, assignment, changed, fields, run_field};
+use crate::config::{Changes, merge};
 use crate::printing::tell;
 use crate::threads::{MOST_THREADS, pool};
 use crate::trainer::checkpoint::Stored;
@@ -59,8 +59,7 @@ impl ModelChoice {
 
     /// A model with what is asked to be different.
     pub fn changed(&self, config: ModelConfig) -> Result<ModelConfig> {
-        expect_each_once(&self.set)?;
-        config.with_overrides(self.set.iter().map(String::as_str)).map_err(as_set)
+        changed(&config, &self.set)
     }
 
     /// The size that is asked for, or the one that the model is meant for.
@@ -146,10 +145,8 @@ pub struct Trained {
 
 impl Trained {
     pub fn load(&self) -> Result<TrainedModel> {
-        expect_each_once(&self.set)?;
+        let Assignments { of_run, of_model } = Assignments::new(&self.set, |key| key.starts_with("preprocessing."))?;
         let size = self.image_size.map(|size| Value::Integer(size.into()));
-        let (of_run, of_model): (Vec<_>, Vec<_>) =
-            self.set.iter().cloned().partition(|entry| entry.trim_start().starts_with("preprocessing."));
         let asked = [("architecture", fields(&of_model)?), ("image_size", size)];
         let mut asked: Table = asked.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
         for entry in &of_run {
@@ -182,17 +179,5 @@ impl Trained {
                 ),
             },
         }
-    }
-}
-
-/// Says of weights that say nothing of themselves that their images are taken to be normalised as ImageNet's. It goes without
-/// saying where they have its 1,000 classes, and does not matter where a mean is asked for.
-pub fn note_unsaid(config: &RunConfig, classes: usize) {
-    if classes != 1000 && config.preprocessing.mean.is_empty() {
-        tell!(
-            io::stderr(),
-            "note: weights alone do not say how images were normalised; it is taken to be as ImageNet's are \
-             (--set preprocessing.mean=R,G,B preprocessing.std=R,G,B)"
-        );
     }
 }

@@ -1,14 +1,14 @@
 //! `biformer predict`.
 
 use super::Status;
-use super::options::{Threads, Trained, note_unsaid, pictures_in};
+use super::options::{Threads, Trained, pictures_in};
 use super::output::{Kind, expect_output};
 use crate::device::Compute;
 use crate::memory::{expect_room_to_infer, image_bytes};
 use crate::paths::read_text;
 use crate::pictures::{ROWS, looks};
 use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell, unless_closed};
-use crate::trainer::trained::TrainedModel;
+use crate::trainer::trained::{TrainedModel, note_unsaid};
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use clap::Args;
@@ -101,15 +101,14 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                         Outcome::Error(told)
                     }
                 };
-                let printed = listed.print(&Prediction { path: path.to_string_lossy(), outcome });
-                match (printed, &looks) {
-                    // Nobody reads on, but there is something to draw.
-                    (Err(error), Some(looks)) if is_closed_pipe(&error) => {
-                        if looks.is_full() {
+                match listed.print(&Prediction { path: path.to_string_lossy(), outcome }) {
+                    // Nobody reads on, but there may be something to draw.
+                    Err(error) if is_closed_pipe(&error) => {
+                        if looks.as_ref().is_none_or(Looks::is_full) {
                             break 'chunks;
                         }
                     }
-                    (printed, _) => printed?,
+                    printed => printed?,
                 }
             }
         }
@@ -147,7 +146,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
         );
     }
     if !named {
-        note_unsaid(&config, data.classes.len());
+        note_unsaid(&config, data.classes.len() == 1000);
     }
     let size = config.image_size;
     let at_once = (AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE);

@@ -2,7 +2,7 @@
 
 use crate::config::RunConfig;
 use anyhow::{Context, Result, anyhow, bail};
-use model::ModelConfig;
+use model::{ModelConfig, field_name};
 use toml::{Table, Value};
 
 /// An argument of `--set`, which takes all that follow it.
@@ -16,17 +16,45 @@ pub fn assignment(text: &str) -> Result<String, String> {
     }
 }
 
-/// Refuses fields that are set twice, as options are. Names are compared as they are given.
-pub fn expect_each_once(set: &[String]) -> Result<()> {
-    let keys: Vec<&str> = set.iter().map(|entry| entry.split('=').next().unwrap_or(entry).trim()).collect();
-    match keys.iter().enumerate().find(|(place, key)| keys[..*place].contains(key)) {
-        Some((_, twice)) => bail!("--set {twice}: it is given twice; leave one of them out"),
-        None => Ok(()),
+/// What `--set` changes, `key=value` each.
+#[derive(Default)]
+pub struct Assignments {
+    /// Fields of a run.
+    pub of_run: Vec<String>,
+    /// Fields of a model, by the names that they have here.
+    pub of_model: Vec<String>,
+}
+
+impl Assignments {
+    /// Fields whose names `is_of_run` knows are the run's, all others the model's. These go by their names alone, or by those
+    /// of the published code, or as errors name them: `architecture.n_win`.
+    ///
+    /// Errors: a field that is given twice, by one name or by two.
+    pub fn new(set: &[String], is_of_run: impl Fn(&str) -> bool) -> Result<Self> {
+        let (mut assignments, mut keys) = (Self::default(), vec![]);
+        for entry in set {
+            let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
+            let key = key.trim();
+            let key = field_name(key.strip_prefix("architecture.").unwrap_or(key));
+            if keys.contains(&key) {
+                bail!("--set {key}: it is given twice; leave one of them out");
+            }
+            keys.push(key);
+            let list = if is_of_run(key) { &mut assignments.of_run } else { &mut assignments.of_model };
+            list.push(format!("{key}={value}"));
+        }
+        Ok(assignments)
     }
 }
 
+/// A model's configuration, changed as `--set` asks.
+pub fn changed(config: &ModelConfig, set: &[String]) -> Result<ModelConfig> {
+    let Assignments { of_model, .. } = Assignments::new(set, |_| false)?;
+    config.with_overrides(of_model.iter().map(String::as_str)).map_err(as_set)
+}
+
 /// What is wrong with a --set.
-pub fn as_set(error: model::Error) -> anyhow::Error {
+fn as_set(error: model::Error) -> anyhow::Error {
     match error {
         model::Error::Override { .. } => anyhow!("--set {error}"),
         model::Error::UnknownField { key, .. } if RunConfig::has_field(&key) => {
@@ -63,7 +91,7 @@ pub fn run_field(entry: &str) -> Result<Table> {
 }
 
 /// Whether a table has one field, however deep: after a line break, a value could be followed by another field.
-pub fn is_one_field(table: &Table) -> bool {
+fn is_one_field(table: &Table) -> bool {
     let mut values = table.values();
     match [values.next(), values.next()] {
         [Some(Value::Table(section)), None] => is_one_field(section),

@@ -2,7 +2,7 @@
 
 use super::Status;
 use super::options::whole;
-use super::set::{assignment, expect_each_once, fields, run_field};
+use super::set::{Assignments, assignment, fields, run_field};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
 use crate::printing::{plural, tell};
@@ -13,7 +13,7 @@ use clap::Args;
 use model::PRESETS;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use toml::{Table, Value};
 
@@ -101,19 +101,14 @@ impl Arguments {
         ];
         let given = flags.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
         let mut given: Table = given.collect();
-        let key = |entry: &str| entry.split('=').next().unwrap_or(entry).to_owned();
-        // Fields of the model go by their names alone, or as errors name them.
-        let set = self.set.iter().map(|entry| entry.trim_start());
-        let set: Vec<String> =
-            set.map(|entry| entry.strip_prefix("architecture.").unwrap_or(entry).to_owned()).collect();
-        expect_each_once(&set)?;
-        if let Some(unknown) = set.iter().find_map(|entry| RunConfig::unknown_field(&key(entry))) {
+        let key = |entry: &String| entry.split('=').next().unwrap_or(entry).to_owned();
+        let Assignments { of_run, of_model } = Assignments::new(&self.set, RunConfig::has_field)?;
+        if let Some(unknown) = of_model.iter().find_map(|entry| RunConfig::unknown_field(&key(entry))) {
             bail!("--set: {unknown}");
         }
-        let (of_run, of_model): (Vec<_>, Vec<_>) = set.into_iter().partition(|entry| RunConfig::has_field(&key(entry)));
         let options = given.clone();
         for entry in &of_run {
-            expect_once(&options, key(entry).trim())?;
+            expect_once(&options, &key(entry))?;
             merge(&mut given, run_field(entry)?);
         }
         if let Some(fields) = fields(&of_model)? {
@@ -171,7 +166,9 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
         say!("Train it further with: biformer train --resume --out {argument} --epochs N");
         return Ok(Status::Done);
     }
-    match trainer.run(stop)? {
+    // What was asked for while the data were opened, say: no step is begun.
+    let outcome = if stop.load(Ordering::Relaxed) { Outcome::Interrupted } else { trainer.run(stop)? };
+    match outcome {
         Outcome::Finished => {
             let seconds = started.elapsed().as_secs();
             // Before anything is said, which may find nobody who listens; and what was reached is said in any case.

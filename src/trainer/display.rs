@@ -30,6 +30,49 @@ pub fn announce(config: &RunConfig) {
     tell!(io::stdout(), "Run folder: {}", config.out.display());
 }
 
+/// Says what a run begins with, or goes on with, given what there is to train on and to test on.
+pub fn introduce(learner: &Learner, progress: &Progress, [train, test]: [&Loader; 2]) {
+    let (config, layout) = (learner.config(), learner.model().parameters.layout());
+    let (begins, steps) = ((progress.epoch, progress.batch) == (0, 0), train.batches_per_epoch());
+    describe(config, layout.count() as f64 / 1e6, [train.dataset().as_ref(), test.dataset().as_ref()], begins);
+    if !config.freeze.is_empty() {
+        let frozen = layout.ids().filter(|&id| layout.is_frozen(id)).map(|id| layout.shape(id).count());
+        let (frozen, parts) = (frozen.sum::<usize>(), config.freeze.join(", "));
+        tell!(io::stdout(), "{frozen} of the parameters are frozen: {parts}.");
+        if config.weights.is_empty() {
+            tell!(io::stdout(), "note: without --weights they are random, and stay so.");
+        }
+    }
+    if begins && config.freeze.is_empty() && !config.weights.is_empty() && config.schedule.peak >= FORGETS {
+        let peak = config.schedule.peak;
+        tell!(
+            io::stdout(),
+            "note: with a learning rate of {peak} the weights forget much of what they know; to keep it: --lr 1e-4"
+        );
+    }
+    if steps < FEW_STEPS && begins && config.batch_size > config.micro_batches {
+        let (s, batch) = (plural(steps), config.batch_size);
+        tell!(
+            io::stdout(),
+            "An epoch is {steps} step{s} of {batch} images: there are more with a smaller --batch-size."
+        );
+    }
+    if config.label_smoothing > 0.0 {
+        let smoothing = config.label_smoothing;
+        tell!(io::stdout(), "Training losses are with label smoothing of {smoothing}, test losses without.");
+    }
+    if config.augmentation.mixes() {
+        tell!(io::stdout(), "Training images are mixed: the accuracy on them asks for the class of the larger part.");
+    }
+    if let Some(reason) = &learner.head_note {
+        tell!(io::stdout(), "{reason}.");
+    }
+    if !begins {
+        let (epoch, batch) = (progress.epoch + 1, progress.batch);
+        tell!(io::stdout(), "Going on in epoch {epoch}, where {batch} of {steps} batches are done.");
+    }
+}
+
 /// Says what there is to learn from and to be tested on: here a mistake in the data can be seen.
 fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2], begins: bool) {
     let (images, classes, tests) = (train.len(), train.classes(), test.len());
@@ -40,7 +83,8 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
     let place = folder.map(|folder| format!(" ({}/)", folder.display())).unwrap_or_default();
     tell!(
         io::stdout(),
-        "{parameters:.2} M parameters, {images} training images of {} class{es}, {tests} test image{}{place}.",
+        "{parameters:.2} M parameters, {images} training image{} of {} class{es}, {tests} test image{}{place}.",
+        plural(images),
         classes.len(),
         plural(tests)
     );
@@ -113,60 +157,16 @@ pub struct Display {
 }
 
 impl Display {
-    /// Says what it begins with, given what there is to train on and to test on.
-    pub fn new(learner: &Learner, progress: &Progress, [train, test]: [&Loader; 2]) -> Self {
-        let config = learner.config();
-        let parameters = learner.model().parameters.layout().count() as f64 / 1e6;
-        let begins = (progress.epoch, progress.batch) == (0, 0);
-        describe(config, parameters, [train.dataset().as_ref(), test.dataset().as_ref()], begins);
-        let steps = train.batches_per_epoch();
-        if !config.freeze.is_empty() {
-            let layout = learner.model().parameters.layout();
-            let frozen = layout.ids().filter(|&id| layout.is_frozen(id)).map(|id| layout.shape(id).count());
-            let (frozen, parts) = (frozen.sum::<usize>(), config.freeze.join(", "));
-            tell!(io::stdout(), "{frozen} of the parameters are frozen: {parts}.");
-            if config.weights.is_empty() {
-                tell!(io::stdout(), "note: without --weights they are random, and stay so.");
-            }
-        }
-        if begins && config.freeze.is_empty() && !config.weights.is_empty() && config.schedule.peak >= FORGETS {
-            let peak = config.schedule.peak;
-            tell!(
-                io::stdout(),
-                "note: with a learning rate of {peak} the weights forget much of what they know; to keep it: --lr 1e-4"
-            );
-        }
-        if steps < FEW_STEPS && begins && config.batch_size > config.micro_batches {
-            let (s, batch) = (plural(steps), config.batch_size);
-            tell!(
-                io::stdout(),
-                "An epoch is {steps} step{s} of {batch} images: there are more with a smaller --batch-size."
-            );
-        }
-        if config.label_smoothing > 0.0 {
-            let smoothing = config.label_smoothing;
-            tell!(io::stdout(), "Training losses are with label smoothing of {smoothing}, test losses without.");
-        }
-        if config.augmentation.mixes() {
-            tell!(
-                io::stdout(),
-                "Training images are mixed: the accuracy on them asks for the class of the larger part."
-            );
-        }
-        if let Some(reason) = &learner.head_note {
-            tell!(io::stdout(), "{reason}.");
-        }
-        if !begins {
-            let (epoch, batch) = (progress.epoch + 1, progress.batch);
-            tell!(io::stdout(), "Going on in epoch {epoch}, where {batch} of {steps} batches are done.");
-        }
-        let bar = bar(config.epochs * steps);
+    /// Of a run that has come so far, on these images.
+    pub fn new(config: &RunConfig, progress: &Progress, train: &Loader) -> Self {
+        let (epochs, steps) = (config.epochs, train.batches_per_epoch());
+        let bar = bar(epochs * steps);
         bar.set_position((progress.epoch * steps + progress.batch) as u64);
         let command = |_| {
             let (data, side) = (quoted(&config.data), (2 * config.image_size).min(4096));
             format!("biformer shrink --data {data} --output SMALLER --side {side}")
         };
-        let (epochs, shrink) = (config.epochs, train.dataset().path(0).map(command));
+        let shrink = train.dataset().path(0).map(command);
         let (said, named, warned) = (Cell::new(Instant::now()), RefCell::default(), Cell::new(false));
         Self { bar, said, named, warned, epochs, steps, shrink }
     }

@@ -2,7 +2,6 @@
 
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::metrics::{EpochMetrics, Timing};
-use super::stopwatch::Lap;
 use crate::config::RunConfig;
 use crate::lock::{LOCK, Locked};
 use crate::paths::{expect_regular, quoted};
@@ -15,7 +14,6 @@ use serde::de::DeserializeOwned;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// The checkpoint as it was after the best epoch.
 const BEST: &str = "best.safetensors";
@@ -43,7 +41,7 @@ impl RunFolder {
         fs::create_dir_all(path).with_context(|| cannot_be_made(path))?;
         let folder = Self { path: path.clone(), _locked: lock(path)? };
         // Once locked: another run may have come and gone.
-        expect_free(path)?;
+        expect_unused(path)?;
         folder.clean()?;
         Ok(folder)
     }
@@ -83,7 +81,7 @@ impl RunFolder {
         if !text.is_empty() && !is_own() {
             tell!(
                 io::stderr(),
-                "note: {} is not as the run wrote it, and is written anew: what changes a run is --config, and options",
+                "note: {} is not as the checkpoint has it, and is written anew: what changes a run is --config, and options",
                 self.path.join(CONFIG).display()
             );
         }
@@ -124,10 +122,9 @@ impl RunFolder {
     }
 
     /// Adds an epoch's lines.
-    pub fn append(&self, metrics: &EpochMetrics, elapsed: Duration, training: Lap) -> Result<()> {
-        let timing = Timing::new(metrics.epoch, elapsed, training);
+    pub fn append(&self, metrics: &EpochMetrics, timing: &Timing) -> Result<()> {
         self.append_line(METRICS, &serde_json::to_string(metrics)?)?;
-        self.append_line(TIMINGS, &serde_json::to_string(&timing)?)
+        self.append_line(TIMINGS, &serde_json::to_string(timing)?)
     }
 
     fn append_line(&self, name: &str, line: &str) -> Result<()> {
@@ -204,6 +201,20 @@ impl RunFolder {
                 anyhow!("{error:#}; or put {BEST} in its place, which is whole: the run goes on after epoch {epoch}")
             }
             Err(_) => error,
+        }
+    }
+
+    /// Refuses to go on after so many epochs where the best one is a later one, which would be written over.
+    pub fn expect_no_later_best(&self, epochs: usize) -> Result<()> {
+        let path = self.path.join(BEST);
+        match Checkpoint::read_progress(&path) {
+            Ok(best) if best.epoch > epochs => bail!(
+                "{}: it is of epoch {}, which the checkpoint has not come to, and would be written over; move it elsewhere, or \
+                 put it in the place of {FILE_NAME}",
+                path.display(),
+                best.epoch
+            ),
+            _ => Ok(()),
         }
     }
 
@@ -284,20 +295,26 @@ fn holds_untrained(path: &Path) -> bool {
         && Checkpoint::read_progress(&path.join(FILE_NAME)).is_ok_and(untrained)
 }
 
-/// Refuses a folder that cannot be made, or that holds a run already, or anything else that a run would write over.
+/// Refuses a folder that cannot be made, or that holds a run already, which may be on its way, or anything else that a run would
+/// write over.
 pub fn expect_free(path: &Path) -> Result<()> {
-    let shown = path.display();
     // The last ancestor of a relative path is empty, which stands for the working folder.
     let there = path.ancestors().find(|folder| folder.as_os_str().is_empty() || folder.exists()).unwrap_or(path);
     expect_writable(&there.join(LOCK)).with_context(|| cannot_be_made(path))?;
+    if path.join(FILE_NAME).exists() && path.join(LOCK).exists() {
+        // One that is on its way cannot be gone on with.
+        lock(path)?;
+    }
+    expect_unused(path)
+}
+
+/// Refuses a folder that holds a run, or anything else that a run would write over.
+fn expect_unused(path: &Path) -> Result<()> {
+    let shown = path.display();
     if holds_untrained(path) {
         return Ok(());
     }
     if path.join(FILE_NAME).exists() {
-        if path.join(LOCK).exists() {
-            // One that is on its way cannot be gone on with.
-            lock(path)?;
-        }
         bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
     }
     match FILES.iter().find(|name| path.join(name).exists()) {

@@ -73,7 +73,7 @@ impl Images {
         self.test.as_ref()
     }
 
-    /// A model's default number of classes gives way to theirs; one that was asked for and differs is an error.
+    /// A model's default number of classes gives way to theirs; any other that differs is an error.
     pub(super) fn settle_classes(&self, config: &mut RunConfig) -> Result<()> {
         let classes = self.train.classes().len();
         let (asked, default) =

@@ -2,6 +2,7 @@
 
 use super::score::Score;
 use super::stopwatch::Lap;
+use crate::device::DeviceName;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -68,13 +69,14 @@ pub struct Timing {
     images_per_second: Option<f64>,
     /// Which share of its training waited for images. On a GPU, which works meanwhile, this is not known.
     #[serde(default)] // runs from before it was kept
-    waited: f64,
+    waited: Option<f64>,
 }
 
 impl Timing {
-    /// Of an epoch that took so long, with its training.
-    pub fn new(epoch: usize, elapsed: Duration, training: Lap) -> Self {
-        let (seconds, waited) = (elapsed.as_secs_f64(), training.share_waited());
+    /// Of an epoch that took so long, with its training on a device.
+    pub fn new(epoch: usize, elapsed: Duration, training: Lap, device: DeviceName) -> Self {
+        let seconds = elapsed.as_secs_f64();
+        let waited = (device == DeviceName::Cpu).then(|| training.share_waited());
         Self { epoch, seconds, images_per_second: training.rate(), waited }
     }
 }

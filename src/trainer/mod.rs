@@ -35,11 +35,11 @@ use crate::staging::numbered;
 use crate::threads::pool;
 use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, Progress, Stored};
-use data::Loader;
-use display::{Display, announce};
+use data::{Loader, Statistics};
+use display::{Display, announce, introduce};
 use folder::{PICTURED, RunFolder, expect_free};
 pub use images::Images;
-use metrics::EpochMetrics;
+use metrics::{EpochMetrics, Timing};
 use model::recognised;
 use optim::Schedule;
 use rayon::ThreadPool;
@@ -50,7 +50,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use step::{LOWER_RATE, Learner};
 use stopwatch::{Lap, Stopwatch};
-use trained::{DataFacts, Described, OF_THE_RUN};
+use trained::{DataFacts, Described, OF_THE_RUN, note_unsaid};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -149,8 +149,14 @@ impl Trainer {
             config.check()?;
         }
         let mut facts = DataFacts::of(&images);
-        let theirs = weights.as_ref().and_then(Stored::described).map(|(_, data)| data.statistics);
-        facts.statistics = config.statistics(theirs.unwrap_or(facts.statistics))?;
+        facts.statistics = config.statistics(match &weights {
+            None => facts.statistics,
+            Some(Stored::Described(theirs)) => theirs.data.statistics,
+            Some(Stored::Alone(_)) => {
+                note_unsaid(&config, facts.statistics == Statistics::IMAGENET);
+                Statistics::IMAGENET
+            }
+        })?;
         let (train, test) = images.loaders(&config, &facts)?;
         expect_room(&config, &train, &test)?;
         let learner = match weights {
@@ -222,6 +228,7 @@ impl Trainer {
         }
         expect_room(&config, &train, &test)?;
         let learner = Learner::resume(checkpoint, &config)?;
+        folder.expect_no_later_best(progress.epoch)?;
         folder.note_edits(then)?;
         folder.rewind(progress.epoch)?;
         let trainer = Self { pool, folder, learner, progress, facts, train, test };
@@ -253,10 +260,12 @@ impl Trainer {
         self.progress.epoch >= self.learner.config().epochs
     }
 
-    /// Trains until all epochs are done or `stop` is set.
+    /// Trains until all epochs are done or `stop` is set: then at the latest after the step that it is in. With one that is
+    /// set from the beginning it takes one step.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
-            let display = Display::new(&self.learner, &self.progress, [&self.train, &self.test]);
+            introduce(&self.learner, &self.progress, [&self.train, &self.test]);
+            let display = Display::new(self.learner.config(), &self.progress, &self.train);
             let outcome = self.run_on(stop, &display).or_else(|error| self.explained(error));
             display.close();
             outcome
@@ -280,7 +289,8 @@ impl Trainer {
             self.progress.score = Score::default();
             // In this order: a kill between the two leaves a line too many, which resuming takes back.
             let elapsed = started.elapsed();
-            self.folder.append(&metrics, elapsed, training)?;
+            let timing = Timing::new(metrics.epoch, elapsed, training, self.learner.config().device);
+            self.folder.append(&metrics, &timing)?;
             self.save()?;
             self.folder.keep_best(self.progress.epoch)?;
             display.epoch(&metrics, elapsed, training);
@@ -292,11 +302,15 @@ impl Trainer {
 
     /// Trains on what is left of an epoch, or until `stop` is set.
     fn train_epoch(&mut self, stop: &AtomicBool, display: &Display) -> Result<Lap> {
+        let one_step = stop.load(Ordering::Relaxed);
         let (epoch, steps) = (self.progress.epoch, self.train.batches_per_epoch());
         let schedule = self.schedule()?;
         let mut clock = Stopwatch::start();
         let mut batches = numbered(self.train.epoch(epoch as u64, self.progress.batch));
         while let Some(batch) = clock.waiting(|| batches.next()) {
+            if stop.load(Ordering::Relaxed) && !one_step {
+                break;
+            }
             let batch = batch?;
             display.skipped(&batch);
             let step = (epoch * steps + self.progress.batch) as u64;

@@ -1,12 +1,11 @@
 //! How long the training of an epoch takes, and how much of that it waits for images.
 
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Time since an epoch, or its resumed rest, began, and what was done in it.
 pub struct Stopwatch {
     started: Instant,
-    waited: Cell<Duration>,
+    waited: Duration,
     /// The images so far.
     pub images: u64,
 }
@@ -14,20 +13,20 @@ pub struct Stopwatch {
 impl Stopwatch {
     /// Begins now.
     pub fn start() -> Self {
-        Self { started: Instant::now(), waited: Cell::default(), images: 0 }
+        Self { started: Instant::now(), waited: Duration::ZERO, images: 0 }
     }
 
     /// Runs `next`, and counts its time as waiting.
-    pub fn waiting<T>(&self, next: impl FnOnce() -> T) -> T {
+    pub fn waiting<T>(&mut self, next: impl FnOnce() -> T) -> T {
         let since = Instant::now();
         let value = next();
-        self.waited.set(self.waited.get() + since.elapsed());
+        self.waited += since.elapsed();
         value
     }
 
     /// What has been done so far.
     pub fn lap(&self) -> Lap {
-        Lap { elapsed: self.started.elapsed(), waited: self.waited.get(), images: self.images }
+        Lap { elapsed: self.started.elapsed(), waited: self.waited, images: self.images }
     }
 }
 
@@ -63,7 +62,7 @@ mod tests {
 
     #[test]
     fn waiting_is_told_from_working() {
-        let watch = Stopwatch::start();
+        let mut watch = Stopwatch::start();
         assert_eq!(watch.waiting(|| 7), 7);
         assert_eq!(watch.lap().rate(), None);
         let lap = |elapsed, waited| Lap {

@@ -18,6 +18,18 @@ pub const FORMAT: &str = "biformer-weights-1";
 /// What errors add to the name of data that nobody has named but the run.
 pub const OF_THE_RUN: &str = " (as the run had it; --data says where it is now)";
 
+/// Says of weights that say nothing of themselves that their images are taken to be normalised as ImageNet's. That may go without
+/// saying, and does not matter where a mean is asked for.
+pub fn note_unsaid(config: &RunConfig, goes_without_saying: bool) {
+    if !goes_without_saying && config.preprocessing.mean.is_empty() {
+        tell!(
+            io::stderr(),
+            "note: weights alone do not say how images were normalised; it is taken to be as ImageNet's are \
+             (--set preprocessing.mean=R,G,B preprocessing.std=R,G,B)"
+        );
+    }
+}
+
 /// What a run must remember of its data: to be used where they are not, and to notice when they have changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
