@@ -54,7 +54,8 @@ pub enum Error {
     },
     /// Gradients of another model's parameters, or of another element type.
     #[error(
-        "backward: the gradients are another model's ({parameters} parameters); make the tape's with Gradients::new"
+        "backward: the gradients are another model's ({parameters} parameters); compute the value again on a new tape, and take \
+         what Gradients::new makes of its model"
     )]
     ForeignGradients {
         /// The number of parameters that the gradients are laid out for.

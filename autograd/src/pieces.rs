@@ -28,7 +28,7 @@ impl Tape {
     /// on, piece by piece. It runs on several threads at once, and must treat each sample by itself.
     ///
     /// Errors: those of `work`, of the first piece that has one; [`tensor::Error::Shape`] where a piece's value has not
-    /// as many samples as the piece.
+    /// as many samples as the piece; [`tensor::Error::NotContiguous`] where, on the CPU, it is a view whose elements lie apart.
     pub fn in_pieces<'t, S: Send, E: From<Error> + Send>(
         &'t self,
         x: &Var<'t>,

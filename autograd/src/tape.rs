@@ -20,7 +20,7 @@ pub struct Tape {
     /// The parameters that were put on it, also in parts of a computation that are one node, and whose they are.
     used: RefCell<BTreeMap<ParamId, Owner>>,
     kind: TapeKind,
-    pub(crate) profile: Option<Arc<Profile>>,
+    profile: Option<Arc<Profile>>,
 }
 
 /// Tells a tape from all others, also from those that are gone.
@@ -53,7 +53,7 @@ pub struct Node {
     /// What its rule does not keep, to be computed again.
     pub(crate) forgotten: SmallVec<[Forgotten; 1]>,
     pub(crate) shape: Shape,
-    /// The type of its gradient: the value's, but of a parameter that was rounded.
+    /// The type of its gradient: that of the layout for a parameter, which may be rounded; see [`gradient_of`].
     pub(crate) dtype: DType,
 }
 
@@ -146,7 +146,7 @@ impl Tape {
 
     /// A value whose gradient is wanted. On the CPU, which only multiplies in bf16, that of a bf16 value is f32.
     pub fn input(&self, value: Tensor) -> Var<'_> {
-        let dtype = if value.device() == Device::Cpu { value.dtype().of_sums() } else { value.dtype() };
+        let (_, dtype) = gradient_of(&value);
         self.leaf(Origin::Input, value, dtype)
     }
 
@@ -217,7 +217,7 @@ impl Tape {
                 TapeKind::RecomputeCheap => recompute::forget(&mut rule, inputs, &self.nodes()),
                 _ => SmallVec::new(),
             };
-            self.push(Origin::Operation(Box::new(rule)), inputs, forgotten, like(&value))
+            self.push(Origin::Operation(Box::new(rule)), inputs, forgotten, gradient_of(&value))
         });
         Ok(Var { tape: self, value, node })
     }
@@ -225,7 +225,7 @@ impl Tape {
     /// Appends a line whether or not its inputs need gradients: a segment may have parameters of its own.
     pub(crate) fn append<'t>(&'t self, inputs: &[&Var<'t>], value: Tensor, rule: impl Rule) -> Result<Var<'t>> {
         self.expect_own(rule.name(), inputs)?;
-        let node = Some(self.push(Origin::Operation(Box::new(rule)), inputs, SmallVec::new(), like(&value)));
+        let node = Some(self.push(Origin::Operation(Box::new(rule)), inputs, SmallVec::new(), gradient_of(&value)));
         Ok(Var { tape: self, value, node })
     }
 
@@ -286,18 +286,20 @@ impl Tape {
         self.nodes.borrow_mut()
     }
 
-    /// Lets `change` rewrite the saved tensors of one node. The checks of the checker use it to make
+    /// Lets `change` rewrite the saved tensors of one node, if it is there. The checks of the checker use it to make
     /// backward rules that are deliberately wrong.
+    #[doc(hidden)]
     pub fn tamper(&self, node: usize, change: impl FnOnce(Vec<&mut Tensor>)) {
-        if let Origin::Operation(rule) = &mut self.nodes.borrow_mut()[node].origin {
+        if let Some(Node { origin: Origin::Operation(rule), .. }) = self.nodes.borrow_mut().get_mut(node) {
             change(rule.saved_mut());
         }
     }
 }
 
-/// The shape and the type of a tensor.
-fn like(value: &Tensor) -> (Shape, DType) {
-    (value.shape().clone(), value.dtype())
+/// The shape and the type of a value's gradient.
+fn gradient_of(value: &Tensor) -> (Shape, DType) {
+    let dtype = if value.device() == Device::Cpu { value.dtype().of_sums() } else { value.dtype() };
+    (value.shape().clone(), dtype)
 }
 
 /// A table of the nodes: what was computed from what, and what is kept for the backward pass.

@@ -87,10 +87,20 @@ impl Trace {
         self.outputs.extend(later.outputs);
     }
 
-    /// The traces of inference on images that follow one another, as if it had run on all of them at once.
+    /// The traces of passes on images that follow one another, as if there had been one on all of them at once.
+    ///
+    /// Errors: [`Error::Pass`] where one left other things than the first, or statistics of its images, which are not those of
+    /// all; those of [`Tensor::join`].
     pub fn joined(pieces: Vec<Trace>) -> Result<Trace> {
+        if pieces.iter().any(|piece| !piece.statistics.is_empty()) {
+            return Err(Error::Pass { reason: "a part of it normalises by its batch, which was cut into pieces" });
+        }
         let join = |of: fn(&Trace) -> &Vec<(String, Tensor)>| -> Result<Vec<(String, Tensor)>> {
             let first = pieces.first().map_or(&[][..], |first| of(first));
+            let names = |piece| of(piece).iter().map(|(name, _)| name);
+            if pieces.iter().any(|piece| !names(piece).eq(first.iter().map(|(name, _)| name))) {
+                return Err(Error::Pass { reason: "its pieces have left different traces" });
+            }
             let joined = first.iter().enumerate().map(|(place, (name, _))| {
                 let parts: Vec<Tensor> = pieces.iter().map(|piece| of(piece)[place].1.clone()).collect();
                 Ok((name.clone(), Tensor::join(&parts)?))
@@ -195,7 +205,7 @@ impl<'t> Pass<'t> {
     }
 
     /// A part of the model from x (N, ...) on, which treats each image by itself, on `size` images at a time: see
-    /// [`Tape::in_pieces`].
+    /// [`Tape::in_pieces`]. Errors: also [`Error::Pass`] where it does not, as it normalises by its batch.
     pub fn in_pieces(
         &self,
         x: &Var<'t>,

@@ -29,8 +29,11 @@ impl ModelConfig {
     /// the height and width of the map, beyond which they are padding.
     pub fn routed(&self, attention: &str, image: [usize; 2]) -> Option<(Regions, [usize; 2])> {
         let stage: usize = attention.strip_prefix("stages.")?.split('.').next()?.parse().ok()?;
+        if stage >= self.stages() {
+            return None;
+        }
         let map = image.map(|side| self.map_side(side, stage));
-        (stage < self.stages()).then(|| self.regions(map, stage)).flatten().map(|regions| (regions, map))
+        self.regions(map, stage).map(|regions| (regions, map))
     }
 }
 
@@ -44,7 +47,8 @@ mod tests {
         let (regions, map) = config.routed("stages.2.0.attn", [120, 112]).unwrap();
         assert_eq!((regions.size(), regions.map(), map), ([2, 1], [14, 7], [8, 7]));
         // One that attends in full, one that is not there, and what is no attention.
-        assert_eq!(["stages.3.0.attn", "stages.4.0.attn", "norm"].map(|name| config.routed(name, [224; 2])), [None; 3]);
+        let others = ["stages.3.0.attn", "stages.4.0.attn", "stages.18446744073709551615.0.attn", "norm"];
+        assert_eq!(others.map(|name| config.routed(name, [224; 2])), [None; 4]);
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl BiFormer {
         self.config().check_image(height, width)?;
         let size = pass.grouping([height, width]);
         let together = |pass: &Pass<'t>, images: &Tensor| {
-            let images = images.to_device(&self.device())?.cast(self.maps)?;
+            let images = images.contiguous()?.to_device(&self.device())?.cast(self.maps)?;
             self.run_together(pass, pass.tape().constant(images), size)
         };
         match self.images_at_once(size) {

@@ -11,6 +11,8 @@ use tensor::{DType, Device, Tensor};
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
 /// What the names of a classifier's head begin with.
 const HEAD: &str = "head.";
+/// What a BatchNorm's running statistics are called, behind its name.
+const STATISTICS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
 
 impl TensorFile {
     /// A state_dict under its model's own names: without the `module.` (DataParallel) or `_orig_mod.` (torch.compile) that
@@ -60,11 +62,11 @@ impl BiFormer {
             file.tensors.insert(layout.name(id).to_owned(), parameters.get(id));
         }
         for running in &self.statistics {
-            let name = |field: &str| format!("{}.{field}", running.name);
-            file.tensors.insert(name("running_mean"), running.mean.to_device(&Device::Cpu)?);
-            file.tensors.insert(name("running_var"), running.variance.to_device(&Device::Cpu)?);
             let batches = u32::try_from(running.batches).unwrap_or(u32::MAX);
-            file.tensors.insert(name("num_batches_tracked"), Tensor::scalar(batches));
+            let [mean, variance] = [&running.mean, &running.variance].map(|tensor| tensor.to_device(&Device::Cpu));
+            for (field, tensor) in STATISTICS.into_iter().zip([mean?, variance?, Tensor::scalar(batches)]) {
+                file.tensors.insert(format!("{}.{field}", running.name), tensor);
+            }
         }
         Ok(file)
     }
@@ -103,6 +105,10 @@ impl BiFormer {
     pub fn load_classes(&mut self, file: &TensorFile, from: &[Option<usize>]) -> Result<()> {
         let layout = self.parameters.layout().clone();
         for id in layout.ids().filter(|&id| layout.name(id).starts_with(HEAD)) {
+            if from.len() != layout.shape(id)[0] {
+                let expected = format!("a class or none for each of {}", layout.shape(id)[0]);
+                return Err(tensor::Error::shape("load_classes", expected, &[from.len()]).into());
+            }
             let Some(theirs) = file.tensors.get(layout.name(id)) else { continue };
             let (theirs, own) =
                 (theirs.cast(layout.dtype())?, self.parameters.get(id).to_device(&Device::Cpu)?.duplicate()?);
@@ -120,6 +126,11 @@ impl BiFormer {
     fn load_but(&mut self, apart: &[&str], file: &TensorFile, path: &str) -> Result<Vec<String>> {
         let own = self.state_dict()?;
         let skipped = |name: &str| apart.iter().any(|part| name.starts_with(part)) || self.is_added(name);
+        // Statistics are taken over whole, or not at all.
+        let in_part = |name: &str| {
+            let there = |layer: &str| STATISTICS.iter().any(|of| file.tensors.contains_key(&format!("{layer}.{of}")));
+            name.rsplit_once('.').is_some_and(|(layer, field)| STATISTICS.contains(&field) && there(layer))
+        };
         let (mut kept_initial, mut differences) = (vec![], Differences::default());
         for (name, tensor) in &own.tensors {
             match file.tensors.get(name) {
@@ -130,7 +141,7 @@ impl BiFormer {
                     differences.unlike.push(format!("{name} is of type {}", other.dtype()));
                 }
                 Some(_) => {}
-                None if skipped(name) => kept_initial.push(name.clone()),
+                None if skipped(name) && !in_part(name) => kept_initial.push(name.clone()),
                 None => differences.missing.push(format!("{name} {} is missing", tensor.shape())),
             }
         }
@@ -163,10 +174,8 @@ impl BiFormer {
             }
         }
         for running in &mut self.statistics {
-            let get = |field: &str| file.tensors.get(&format!("{}.{field}", running.name));
-            if let (Some(mean), Some(variance), Some(batches)) =
-                (get("running_mean"), get("running_var"), get("num_batches_tracked"))
-            {
+            let of_file = STATISTICS.map(|field| file.tensors.get(&format!("{}.{field}", running.name)));
+            if let [Some(mean), Some(variance), Some(batches)] = of_file {
                 let batches = u64::from(batches.item::<u32>()?);
                 let device = running.mean.device();
                 // Not the file's, which may live on: nobody writes what another sees.

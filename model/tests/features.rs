@@ -57,6 +57,11 @@ fn layers_of_ones_own_go_with_the_model() -> Result<()> {
     let mut torn = drawn;
     torn.tensors.remove("norm.weight");
     assert!(matches!(model.load(&torn, "torn"), Err(Error::Weights { .. })));
+    // Half of a layer's statistics are of no use, also where all of them may be missing.
+    let mut half = alone.state_dict()?;
+    half.tensors.insert("own.norm.running_mean".into(), Tensor::full([48], 0.5));
+    let refused = model.load(&half, "half").unwrap_err().to_string();
+    assert!(refused.contains("own.norm.running_var (48) is missing"), "{refused}");
 
     // One pass, whose trace has the statistics of both.
     let images = Tensor::full([2, 32, 32, 3], 0.5);
@@ -65,6 +70,12 @@ fn layers_of_ones_own_go_with_the_model() -> Result<()> {
     let pooled = model.run(&pass, &images.cast(DType::F64)?)?.remove(0);
     let logits = head.forward(&pass, &norm.forward(&pass, &pooled)?)?;
     assert_eq!(*logits.shape(), [2, 5]);
+    // Its statistics are those of all images, or of none.
+    let inner = Pass::new(&tape, pass.mode(), &model.parameters, &model.statistics);
+    let maps = tape.constant(Tensor::full([4, 48], 0.5));
+    let cut = inner.in_pieces(&maps, 2, |pass, maps| norm.forward(pass, maps));
+    assert!(matches!(cut, Err(Error::Pass { .. })), "{cut:?}");
+    drop(inner);
     let trace = pass.into_trace();
     drop((pooled, logits));
     let other = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics);

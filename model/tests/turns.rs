@@ -1,18 +1,25 @@
 //! Inference takes a large batch a few images at a time, and nobody can tell from what comes out.
 
 use autograd::Tape;
-use model::{BiFormer, Mode, Pass, Result, Trace, preset};
+use model::{BiFormer, Error, Mode, Pass, Result, Trace, preset};
+use tensor::cpu::parallel::thread_pool;
 use tensor::rng::Philox;
-use tensor::{DType, Tensor};
+use tensor::{DType, Device, Tensor};
 
 const IMAGES: usize = 8;
+
+/// So many images, of sides of so many pixels.
+fn images(count: usize, side: usize) -> Result<Tensor> {
+    let stream = Philox::new(1, 0);
+    let values: Vec<f64> = (0..count * side * side * 3).map(|i| f64::from(stream.uniform(i as u64))).collect();
+    Ok(Tensor::from_slice(&values, [count, side, side, 3])?)
+}
 
 /// A configuration's results, and what the pass left behind, with images grouped by their own size or as if they were small.
 fn results(features: &str, small: bool) -> Result<(Vec<Tensor>, Trace)> {
     let fields = ["depth=1,1,1", "embed_dim=24,48,96", "topks=1,2,-1", "n_win=2", "head_dim=24", features];
     let model = BiFormer::new(&preset("nano")?.config().with_overrides(fields)?, 1, DType::F64)?;
-    let values: Vec<f64> = (0..IMAGES * 64 * 64 * 3).map(|i| f64::from(Philox::new(1, 0).uniform(i as u64))).collect();
-    let images = Tensor::from_slice(&values, [IMAGES, 64, 64, 3])?;
+    let images = images(IMAGES, 64)?;
     let tape = Tape::inference();
     let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).keep_maps();
     let (pass, size) = if small { (pass.grouped_as([16, 16]), 16) } else { (pass, 64) };
@@ -52,4 +59,52 @@ fn a_batch_in_parts_gives_what_it_gives_together() {
         Ok::<_, model::Error>(())
     };
     rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap().install(compare).unwrap();
+}
+
+/// How many images go together depends on the number of threads; so no row of a product, and no element, may be computed
+/// otherwise for those beside it. Maps that fill no registers, in the types that have kernels of their own.
+#[test]
+fn logits_have_the_same_bits_with_any_number_of_threads() -> Result<()> {
+    let fields =
+        ["depth=1,1,1", "embed_dim=20,40,80", "head_dim=20", "full_attention_heads=5", "n_win=7", "topks=4,1,-2"];
+    let mut model = BiFormer::new(&preset("nano")?.config().with_overrides(fields)?, 1, DType::F32)?;
+    let images = images(100, 28)?;
+    for maps in [DType::F32, DType::Bf16] {
+        model.place(&Device::Cpu, maps)?;
+        let logits = |threads: usize| -> Result<Vec<f32>> {
+            let run = || -> Result<Vec<f32>> {
+                Ok(model.forward(&Tape::inference(), &images, Mode::Evaluate)?.logits().value().to_vec::<f32>()?)
+            };
+            thread_pool(threads).expect("threads").install(run)
+        };
+        let one = logits(1)?;
+        for threads in [2, 3] {
+            assert!(one == logits(threads)?, "{maps}: {threads} threads");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn traces_that_are_not_alike_are_not_joined() -> Result<()> {
+    let (_, trace) = results("features=logits", true)?;
+    let joined = Trace::joined(vec![trace, Trace::default()]);
+    assert!(matches!(joined, Err(Error::Pass { .. })), "{joined:?}");
+    Ok(())
+}
+
+/// As they come from files, with channels first, turned round.
+#[test]
+fn images_may_be_a_view_of_any_type() -> Result<()> {
+    let model = BiFormer::new(&preset("micro")?.config(), 1, DType::F32)?;
+    let images = images(2, 32)?;
+    let logits = |images: &Tensor| {
+        Ok::<_, Error>(model.forward(&Tape::inference(), images, Mode::Evaluate)?.logits().value().to_vec::<f32>()?)
+    };
+    let expected = logits(&images)?;
+    for dtype in [DType::F32, DType::F64] {
+        let turned = images.cast(dtype)?.permute(&[0, 3, 1, 2])?.contiguous()?.permute(&[0, 2, 3, 1])?;
+        assert_eq!(logits(&turned)?, expected, "{dtype}");
+    }
+    Ok(())
 }

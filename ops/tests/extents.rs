@@ -5,6 +5,8 @@ use tensor::{DType, Tensor};
 
 const MANY: usize = 1 << 40;
 const HALF: usize = 1 << (usize::BITS - 1);
+/// So many squared can be counted, and no buffer has room for them.
+const LARGE: usize = 1 << 30;
 
 #[test]
 fn results_that_cannot_be_counted_are_refused() {
@@ -28,7 +30,16 @@ fn results_that_cannot_be_counted_are_refused() {
     for (op, result) in [
         ("add", ops::add(&one_of_many([MANY, 1]), &one_of_many([1, MANY]))),
         ("mul", ops::mul(&one_of_many([MANY, 1]), &one_of_many([1, MANY]))),
+        ("add", ops::add(&one_of_many([LARGE, 1]), &one_of_many([1, LARGE]))),
+        ("matmul", ops::matmul(&empty(&[LARGE, 0]), &empty(&[0, LARGE]))),
+        ("pad", ops::pad(&empty(&[0, 2, 3, 4]), [1 << 56, 0])),
     ] {
         refused(op, result);
     }
+    let numbered = ops::drop_path(&empty(&[2, 3]), 0.5, tensor::rng::Philox::new(1, 0), usize::MAX);
+    assert!(matches!(numbered, Err(Error::Tensor(tensor::Error::Argument { .. }))), "{numbered:?}");
+    let halves = [half.value().clone(), half.value().clone()];
+    assert!(matches!(Tensor::join(&halves), Err(tensor::Error::Argument { .. })));
+    let grid = ops::Bra { heads: 1, qk_dim: 1, topk: 1 << 31, grid: [1 << 31, 2], scale: 1.0, valid: None };
+    refused("bra", ops::bra(&empty(&[1, 0, 4, 3]), None, &grid).map(|result| result.out));
 }

@@ -1,8 +1,8 @@
 //! Every operation in single precision, in which training runs, against the double precision that is checked; and products
 //! of bf16 factors.
 
-use autograd::Result;
 use autograd::gradcheck::{backward, nan_max, value};
+use autograd::{Gradients, Result, Tape};
 use ops::case::{Case, array, uniform};
 use ops::registry::OPS;
 use tensor::cpu::isa::{Isa, limits};
@@ -72,4 +72,21 @@ fn distance(a: &Tensor, b: &Tensor) -> f64 {
     let (a, b) = (array(a).data, array(b).data);
     let scale = b.iter().fold(SMALL, |scale, x| scale.max(x.abs()));
     a.iter().zip(&b).map(|(a, b)| (a - b).abs() / scale).fold(0.0, nan_max)
+}
+
+/// Products take bf16, and nothing else does on the CPU: its gradient is f32, also where a view lies in between.
+#[test]
+fn the_gradient_of_a_view_of_bf16_is_f32() -> Result<()> {
+    let (tape, mut gradients) = (Tape::new(), Gradients::default());
+    let weight = tape.input(uniform([2, 3, 1, 1], 1).cast(DType::Bf16)?);
+    let x = tape.input(uniform([4, 3], 2).cast(DType::F32)?);
+    let y = ops::linear(&x, &ops::reshape(&weight, [2, 3])?, None)?;
+    tape.backward_from(&y, Tensor::full([4, 2], 1f32), &mut gradients)?;
+    let (dw, x) = (gradients.of(&weight).unwrap().to_vec::<f32>()?, x.value().cast(DType::Bf16)?.cast(DType::F32)?);
+    let sums = (0..3).map(|column| x.to_vec::<f32>().map(|x| x.iter().skip(column).step_by(3).sum::<f32>()));
+    let sums = sums.collect::<tensor::Result<Vec<_>>>()?;
+    for (dw, sum) in dw.iter().zip(sums.iter().cycle()) {
+        assert!((dw - sum).abs() < 1e-5, "{dw} is not {sum}");
+    }
+    Ok(())
 }

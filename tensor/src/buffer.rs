@@ -115,6 +115,8 @@ pub fn set_poison(on: bool) {
 }
 
 const SMALL: usize = 1 << 16;
+/// No buffer is as long: twice as much is more than an allocation may have.
+pub(crate) const MOST_BYTES: usize = isize::MAX as usize / 2;
 pub(crate) const PAGE: usize = 1 << 12;
 /// Where slabs begin.
 const HUGE_PAGE: usize = 1 << 21;
@@ -248,7 +250,7 @@ impl Buffer {
     }
 
     fn of(slabs: &'static Mutex<Slabs>, len: usize) -> Self {
-        assert!(len < isize::MAX as usize / 2, "a buffer of {len} bytes cannot exist");
+        assert!(len < MOST_BYTES, "a buffer of {len} bytes cannot exist");
         let (start, place) = lock(slabs).take(capacity_for(len));
         let in_use = POOL.in_use.fetch_add(len, Ordering::Relaxed) + len;
         POOL.peak_in_use.fetch_max(in_use, Ordering::Relaxed);

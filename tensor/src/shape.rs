@@ -1,5 +1,6 @@
 //! Shapes and strides.
 
+use crate::buffer::MOST_BYTES;
 use crate::{Error, Result};
 use smallvec::SmallVec;
 use std::{fmt, ops::Deref};
@@ -22,11 +23,13 @@ impl Shape {
         Some(if self.contains(&0) { 0 } else { extents })
     }
 
-    /// This shape. [`Error::Argument`] when its extents are more than can be counted, as those beside a zero may be.
+    /// This shape. [`Error::Argument`] when no buffer could have so many elements of any type, those beside an extent of zero
+    /// included.
     pub fn countable(self, op: &'static str) -> Result<Self> {
-        match self.checked_count() {
-            Some(_) => Ok(self),
-            None => Err(Error::argument(op, format!("extents of {self} are more than can be counted"))),
+        let all = self.iter().try_fold(size_of::<f64>(), |bytes, &extent| bytes.checked_mul(extent.max(1)));
+        match all.is_some_and(|bytes| bytes < MOST_BYTES) {
+            true => Ok(self),
+            false => Err(Error::argument(op, format!("extents of {self} are more than can be counted"))),
         }
     }
 

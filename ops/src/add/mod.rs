@@ -6,7 +6,7 @@
 //! Nothing is saved but shapes.
 //!
 //! Operands may be views; f32 or f64 (on a GPU also bf16), both the same. Errors: [`tensor::Error::Broadcast`],
-//! [`tensor::Error::DType`].
+//! [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be counted.
 
 pub mod cases;
 mod cuda;

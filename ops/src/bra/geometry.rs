@@ -1,7 +1,7 @@
 //! Where tokens, heads and regions lie in a (N, H, W, 2D + C) map of queries, keys and values.
 
 use crate::Regions;
-use tensor::{Error, Result};
+use tensor::{Error, Result, Shape};
 
 /// The extents of one bi-level routing attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,6 +35,7 @@ impl Geometry {
             let message = format!("topk {} must be from 1 to the number of regions, {regions}", self.topk);
             return Err(Error::argument(op, message));
         }
+        Shape::from([self.images, regions, self.topk]).countable(op)?;
         if u32::try_from(self.tokens()).is_err() {
             return Err(Error::argument(op, format!("a map of {} tokens is too large to be numbered", self.tokens())));
         }

@@ -25,7 +25,7 @@ pub fn zip<T: Float>(op: &'static str, a: &Tensor, b: &Tensor, f: impl Fn(T, T) 
     let (a_step, b_step) = (last(&a), last(&b));
     let rows_per_task = items_per_task(cols);
     result.par_chunks_mut((rows_per_task * cols).max(1)).enumerate().for_each(|(task, rows)| {
-        for (row, out) in rows.chunks_mut(cols.max(1)).enumerate() {
+        simd!(_A => for (row, out) in rows.chunks_mut(cols.max(1)).enumerate() {
             let row = task * rows_per_task + row;
             let (a_start, b_start) = (row_start(row, &a), row_start(row, &b));
             match (a_step, b_step) {
@@ -37,7 +37,7 @@ pub fn zip<T: Float>(op: &'static str, a: &Tensor, b: &Tensor, f: impl Fn(T, T) 
                     *out = f(a_data[a_start + i * a_step], b_data[b_start + i * b_step]);
                 }),
             }
-        }
+        });
     });
     Ok(out)
 }

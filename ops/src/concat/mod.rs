@@ -7,7 +7,7 @@
 //! part lies. Nothing is saved but the places.
 //!
 //! Parts must be contiguous; f32 or f64 (on a GPU also bf16), all the same. Errors: [`tensor::Error::Argument`]
-//! when there is no part, [`tensor::Error::Axis`], [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
+//! when there is no part, or y is more than can be counted, [`tensor::Error::Axis`], [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`].
 
 pub mod cases;

@@ -110,16 +110,14 @@ fn geometry(x: &Tensor, weight: &Tensor, Conv2d { stride, padding }: Conv2d) -> 
         let padded = padding.checked_mul(2)?.checked_add(extent)?;
         Some(padded.checked_sub(kernel)? / stride + 1)
     };
-    let can_be = |extents: [usize; 3]| {
-        let count = extents.into_iter().try_fold(images.max(1), |count, extent| count.checked_mul(extent.max(1)));
-        count.and_then(|count| count.checked_mul(size_of::<f64>())).is_some()
-    };
     // The kernels copy rows of the padded image, so that must be countable too.
     let padded = |extent: usize| extent.saturating_add(padding.saturating_mul(2));
-    let output = positions(height, down)
-        .zip(positions(width, across))
-        .filter(|&(rows, columns)| can_be([rows, columns, outputs]) && can_be([padded(height), padded(width), inputs]));
-    let Some((rows, columns)) = output else {
+    let can_be = |rows: usize, columns: usize| {
+        let shapes = [[images, rows, columns, outputs], [images, padded(height), padded(width), inputs]];
+        shapes.into_iter().all(|shape| Shape::from(shape).countable("conv2d").is_ok())
+    };
+    let output = positions(height, down).zip(positions(width, across));
+    let Some((rows, columns)) = output.filter(|&(rows, columns)| can_be(rows, columns)) else {
         let expected = format!("an image that a {down}x{across} kernel fits into with {padding} around it");
         return Err(Error::shape("conv2d", expected, x.shape()));
     };

@@ -7,10 +7,10 @@
 //!
 //! **Backward.** y is linear in x: dx\[n\] = kₙ·dy\[n\]/(1 − p). Nothing is saved: the k are drawn again.
 //!
-//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] for p outside [0, 1),
-//! [`tensor::Error::Shape`] for a tensor without axes, [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`]. Source: Huang et al., "Deep networks with stochastic depth", ECCV 2016; one
-//! draw per sample, as in timm's `DropPath`.
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] for p outside [0, 1), or
+//! samples that cannot be numbered, [`tensor::Error::Shape`] for a tensor without axes,
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Huang et al., "Deep networks with stochastic
+//! depth", ECCV 2016; one draw per sample, as in timm's `DropPath`.
 
 pub mod cases;
 mod cpu;
@@ -36,7 +36,10 @@ pub fn drop_path<'t>(x: &Var<'t>, p: f64, rng: Philox, first: usize) -> Result<V
         return Err(Error::shape("drop_path", "x (N, ...)", x.shape()).into());
     };
     let Some(keep) = Keep::new("drop_path", p, rng)? else { return Ok(x.clone()) };
-    let samples = first..first + samples;
+    let Some(end) = first.checked_add(samples) else {
+        return Err(Error::argument("drop_path", format!("{samples} samples from the {first}th on")).into());
+    };
+    let samples = first..end;
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
     match device {

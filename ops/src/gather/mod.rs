@@ -12,8 +12,9 @@
 //! same order. Saved: the indices; not x.
 //!
 //! x and indices must be contiguous, x of f32 or f64, and on a GPU also of bf16. Errors:
-//! [`tensor::Error::OutOfRange`] names an index that is not below R; [`tensor::Error::Shape`],
-//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. A GPU's indices cannot be looked at without
+//! [`tensor::Error::OutOfRange`] names an index that is not below R; [`tensor::Error::Axis`], [`tensor::Error::Shape`],
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be
+//! counted. A GPU's indices cannot be looked at without
 //! waiting for it: there an index that is not below R picks a row of NaN, and gives no gradient. Source: Zhu et
 //! al., "BiFormer: Vision Transformer with Bi-Level Routing Attention", 2023, section 3.2.
 

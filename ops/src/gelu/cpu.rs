@@ -1,49 +1,46 @@
 //! CPU kernels of [`gelu`](super::gelu).
 
 use rayon::prelude::*;
+use std::slice;
 use tensor::cpu::normal::Normal;
 use tensor::cpu::parallel::{GRAIN, Out};
-use tensor::cpu::registers::Vector;
-use tensor::{Float, in_registers, simd};
+use tensor::cpu::registers::{MOST_LANES, Registers, Vector, load, store};
+use tensor::{Float, simd};
 
 pub fn forward<T: Float>(x: &[T], y: &mut [T]) {
     let normal = Normal::tables();
     y.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).for_each(|(y, x)| {
-        simd!(A => in_registers!(T, A, x.len(), [1], (range, V, _COUNT) => {
-            // SAFETY: `simd!` chooses an instruction set that the machine has.
-            unsafe { forward_part::<T, V<T, A>>(&x[range.clone()], &mut y[range], normal) };
-        }));
+        // SAFETY: `simd!` chooses an instruction set that the machine has; both have as many elements, and lie apart.
+        simd!(A => unsafe { forward_part::<T, <A as Registers>::Vector<T>>(x.as_ptr(), y.as_mut_ptr(), x.len().min(y.len()), normal) });
     });
-}
-
-/// # Safety
-/// As of [`Vector::zero`].
-#[inline(always)]
-unsafe fn forward_part<T: Float, V: Vector<T>>(x: &[T], y: &mut [T], normal: &Normal) {
-    for (y, x) in y.chunks_exact_mut(V::LANES).zip(x.chunks_exact(V::LANES)) {
-        // SAFETY: the caller vouches for the instruction set.
-        gelu(unsafe { V::load(x) }, normal).store(y);
-    }
 }
 
 /// The same, of what `y` holds.
 pub fn forward_in_place<T: Float>(y: &mut [T]) {
     let normal = Normal::tables();
     y.par_chunks_mut(GRAIN).for_each(|y| {
-        simd!(A => in_registers!(T, A, y.len(), [1], (range, V, _COUNT) => {
-            // SAFETY: `simd!` chooses an instruction set that the machine has.
-            unsafe { forward_part_in_place::<T, V<T, A>>(&mut y[range], normal) };
-        }));
+        let (len, y) = (y.len(), y.as_mut_ptr());
+        // SAFETY: `simd!` chooses an instruction set that the machine has; the elements are this task's.
+        simd!(A => unsafe { forward_part::<T, <A as Registers>::Vector<T>>(y, y, len, normal) });
     });
 }
 
 /// # Safety
-/// As of [`Vector::zero`].
+/// As of [`Vector::zero`]. So many elements lie in either place, which may be the same, and nobody writes them meanwhile.
 #[inline(always)]
-unsafe fn forward_part_in_place<T: Float, V: Vector<T>>(y: &mut [T], normal: &Normal) {
-    for y in y.chunks_exact_mut(V::LANES) {
-        // SAFETY: the caller vouches for the instruction set.
-        gelu(unsafe { V::load(y) }, normal).store(y);
+unsafe fn forward_part<T: Float, V: Vector<T>>(x: *const T, y: *mut T, len: usize, normal: &Normal) {
+    let whole = len - len % V::LANES;
+    for start in (0..whole).step_by(V::LANES) {
+        // SAFETY: by the caller's word, here and below.
+        unsafe { store(gelu(load::<T, V>(x.add(start)), normal), y.add(start)) };
+    }
+    // A register for these, too: an element's bits must not depend on how many lie beside it.
+    let (mut rest, count) = ([T::zero(); MOST_LANES], len - whole);
+    // SAFETY: as above.
+    unsafe {
+        rest[..count].copy_from_slice(slice::from_raw_parts(x.add(whole), count));
+        gelu(V::load(&rest), normal).store(&mut rest);
+        slice::from_raw_parts_mut(y.add(whole), count).copy_from_slice(&rest[..count]);
     }
 }
 
@@ -55,11 +52,8 @@ fn gelu<T: Float, V: Vector<T>>(x: V, normal: &Normal) -> V {
 pub fn backward<T: Float>(dy: &[T], x: &[T], dx: Out<'_, T>) {
     let (accumulate, normal) = (dx.accumulate, Normal::tables());
     dx.data.par_chunks_mut(GRAIN).zip(dy.par_chunks(GRAIN).zip(x.par_chunks(GRAIN))).for_each(|(dx, (dy, x))| {
-        simd!(A => in_registers!(T, A, x.len(), [1], (range, V, _COUNT) => {
-            let (dy, x) = (&dy[range.clone()], &x[range.clone()]);
-            // SAFETY: `simd!` chooses an instruction set that the machine has.
-            unsafe { backward_part::<T, V<T, A>>(dy, x, Out { data: &mut dx[range], accumulate }, normal) };
-        }));
+        // SAFETY: `simd!` chooses an instruction set that the machine has.
+        simd!(A => unsafe { backward_part::<T, <A as Registers>::Vector<T>>(dy, x, Out { data: dx, accumulate }, normal) });
     });
 }
 
@@ -67,21 +61,65 @@ pub fn backward<T: Float>(dy: &[T], x: &[T], dx: Out<'_, T>) {
 /// As of [`Vector::zero`].
 #[inline(always)]
 unsafe fn backward_part<T: Float, V: Vector<T>>(dy: &[T], x: &[T], out: Out<'_, T>, normal: &Normal) {
-    let given = dy.chunks_exact(V::LANES).zip(x.chunks_exact(V::LANES));
-    for (dx, (dy, x)) in out.data.chunks_exact_mut(V::LANES).zip(given) {
-        // SAFETY: the caller vouches for the instruction set, here and below.
-        let (dy, x) = unsafe { (V::load(dy), V::load(x)) };
-        let gradient = dy.mul(x.normal_slope(normal));
+    let given = dy.chunks(V::LANES).zip(x.chunks(V::LANES));
+    for (dx, (dy, x)) in out.data.chunks_mut(V::LANES).zip(given) {
+        if dx.len() < V::LANES {
+            // As in the forward pass.
+            let [mut wide_dx, mut wide_dy, mut wide_x] = [[T::zero(); MOST_LANES]; 3];
+            for (wide, part) in [(&mut wide_dx, &*dx), (&mut wide_dy, dy), (&mut wide_x, x)] {
+                wide[..part.len()].copy_from_slice(part);
+            }
+            // SAFETY: by the caller's word, here and below.
+            unsafe { backward_register::<T, V>(&wide_dy, &wide_x, &mut wide_dx, out.accumulate, normal) };
+            dx.copy_from_slice(&wide_dx[..dx.len()]);
+            continue;
+        }
         // SAFETY: as above.
-        let gradient = if out.accumulate { unsafe { V::load(dx) }.add(gradient) } else { gradient };
-        gradient.store(dx);
+        unsafe { backward_register::<T, V>(dy, x, dx, out.accumulate, normal) };
     }
+}
+
+/// # Safety
+/// As of [`Vector::zero`].
+#[inline(always)]
+unsafe fn backward_register<T: Float, V: Vector<T>>(
+    dy: &[T],
+    x: &[T],
+    dx: &mut [T],
+    accumulate: bool,
+    normal: &Normal,
+) {
+    // SAFETY: the caller vouches for the instruction set, here and below.
+    let (dy, x) = unsafe { (V::load(dy), V::load(x)) };
+    let gradient = dy.mul(x.normal_slope(normal));
+    // SAFETY: as above.
+    let gradient = if accumulate { unsafe { V::load(dx) }.add(gradient) } else { gradient };
+    gradient.store(dx);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use tensor::cpu::isa::{Isa, limits};
+
+    /// Where a batch is cut depends on the number of threads, in inference.
+    #[test]
+    fn an_element_has_the_same_bits_whatever_lies_beside_it() {
+        let x: Vec<f32> = (0..100).map(|i| (i as f32 - 50.0) * 0.0731).collect();
+        let dy: Vec<f32> = x.iter().map(|x| 1.0 - x).collect();
+        for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512]) {
+            let both = |range: std::ops::Range<usize>| {
+                let (mut y, mut dx) = (vec![0.0; range.len()], vec![0.5; range.len()]);
+                forward(&x[range.clone()], &mut y);
+                backward(&dy[range.clone()], &x[range], Out { data: &mut dx, accumulate: true });
+                (y, dx)
+            };
+            let (y, dx) = both(0..100);
+            for range in [0..1, 3..4, 1..16, 5..36, 16..31, 37..100] {
+                assert!(both(range.clone()) == (y[range.clone()].to_vec(), dx[range].to_vec()), "{:?}", limited.isa());
+            }
+        }
+    }
 
     #[test]
     fn single_precision_agrees_with_double_on_every_instruction_set() {

@@ -10,7 +10,8 @@
 //! Operands must be contiguous; f32 or f64. Or x and r in f32 with W and b in bf16 on the CPU, and on a GPU x and r in
 //! bf16 with W and b in f32 or bf16: then all factors are rounded to bf16, and products are summed in f32. Errors:
 //! [`tensor::Error::Shape`] when the last extents differ, [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`]. Source: `torch.nn.Linear`, whose weight layout this is.
+//! [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be counted. Source: `torch.nn.Linear`, whose
+//! weight layout this is.
 
 pub mod cases;
 mod cpu;

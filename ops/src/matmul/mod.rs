@@ -9,7 +9,7 @@
 //! Operands may be views with any strides, so a transposed or permuted operand (`permute`) costs nothing;
 //! f32 or f64 (on a GPU also bf16), both the same. On a GPU a view costs a copy unless its matrices, or their
 //! transposes, lie one after another. Errors: [`tensor::Error::Shape`] when the extents do not fit,
-//! [`tensor::Error::DType`]. Source: `torch.matmul`, of which only the broadcasting of b is kept.
+//! [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be counted. Source: `torch.matmul`, of which only the broadcasting of b is kept.
 
 pub mod cases;
 mod cpu;

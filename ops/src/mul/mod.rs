@@ -7,7 +7,7 @@
 //! with a. Saved: both factors, each for the other's gradient.
 //!
 //! Operands may be views; f32 or f64 (on a GPU also bf16), both the same, or on a GPU b in f32 beside a in bf16.
-//! Errors: [`tensor::Error::Broadcast`], [`tensor::Error::DType`].
+//! Errors: [`tensor::Error::Broadcast`], [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be counted.
 
 pub mod cases;
 mod cuda;

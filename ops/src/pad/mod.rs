@@ -6,7 +6,7 @@
 //! **Backward.** The zeros are constants, so dx is the upper left part of dy. Nothing is saved but extents.
 //!
 //! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`].
+//! [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be counted.
 
 pub mod cases;
 mod cpu;
@@ -18,7 +18,7 @@ use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use geometry::Geometry;
 use tensor::cuda::Module;
-use tensor::{Device, Error, Tensor, match_float};
+use tensor::{Device, Shape, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
 pub(crate) const SUMMARY: &str = "zeros at the bottom and the right of a map";
@@ -26,17 +26,13 @@ pub(crate) const SUMMARY: &str = "zeros at the bottom and the right of a map";
 /// x (N, H, W, C) with zeros below it and to its right: (N, H + bottom, W + right, C).
 pub fn pad<'t>(x: &Var<'t>, [bottom, right]: [usize; 2]) -> Result<Var<'t>> {
     let [images, height, width, channels] = x.value().dims("pad", "x (N, H, W, C)")?;
-    let count = |extents: [usize; 3]| extents.into_iter().try_fold(images.max(1), usize::checked_mul);
-    let padded = height.checked_add(bottom).zip(width.checked_add(right));
-    let padded = padded.filter(|&(height, width)| count([height, width, channels.max(1) * size_of::<f64>()]).is_some());
-    let Some(padded) = padded.map(<[usize; 2]>::from) else {
-        let message = format!("{bottom} more rows and {right} more columns make more than can be counted");
-        return Err(Error::argument("pad", message).into());
-    };
+    // What is more than can be counted stays so.
+    let padded = [height.saturating_add(bottom), width.saturating_add(right)];
+    let shape = Shape::from([images, padded[0], padded[1], channels]).countable("pad")?;
     let geometry =
         Geometry { rows: height, padded_rows: padded[0], row: width * channels, padded_row: padded[1] * channels };
     let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, [images, padded[0], padded[1], channels], x.dtype())?;
+    let mut y = Tensor::empty_on(&device, shape, x.dtype())?;
     match device {
         Device::Cpu => match_float!(x.dtype(), "pad", T => {
             cpu::forward::<T>(x.value().as_slice("pad")?, geometry, y.as_mut_slice("pad")?);
@@ -71,7 +67,7 @@ mod tests {
     fn maps_that_cannot_be_counted_are_refused() {
         let tape = Tape::new();
         let x = tape.input(Tensor::full([1, 2, 3, 4], 1f64));
-        for more in [[usize::MAX, 0], [0, usize::MAX - 2], [1 << 31, 1 << 31]] {
+        for more in [[usize::MAX, 0], [0, usize::MAX - 2], [1 << 31, 1 << 31], [1 << 56, 0]] {
             let error = pad(&x, more).map(|_| ()).unwrap_err().to_string();
             assert!(error.contains("pad: ") && error.contains("counted"), "{error}");
         }

@@ -271,7 +271,8 @@ impl Tensor {
     }
 
     /// Tensors of one type, alike but for their first extents, one after another along the first axis. Errors:
-    /// [`Error::Argument`] for none, [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`].
+    /// [`Error::Argument`] for none, or more elements than can be counted, [`Error::Axis`] for a scalar, [`Error::Shape`],
+    /// [`Error::DType`], [`Error::NotContiguous`].
     pub fn join(parts: &[Tensor]) -> Result<Tensor> {
         let first = parts.first().ok_or_else(|| Error::argument("join", "needs at least one tensor"))?;
         first.shape.expect_axis("join", 0)?;
@@ -282,7 +283,8 @@ impl Tensor {
             part.expect_dtype("join", first.dtype)?;
             part.expect_contiguous("join")?;
         }
-        let shape = first.shape.with(0, parts.iter().map(|part| part.shape[0]).sum());
+        let rows = parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.shape[0]));
+        let shape = first.shape.with(0, rows).countable("join")?;
         let mut joined = Self::empty_on(&first.device(), shape, first.dtype)?;
         match first.device() {
             Device::Cpu => {

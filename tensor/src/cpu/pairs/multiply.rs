@@ -4,7 +4,7 @@ use super::layout::{self, LINE, TILE};
 use super::{STEP, WIDTH};
 use crate::cpu::block::{Begin, Left, Rows};
 use crate::cpu::packed::Packed;
-use crate::cpu::parallel::{Interleaved, put};
+use crate::cpu::parallel::Interleaved;
 use crate::cpu::registers::Registers;
 use crate::{Scratch, bf16};
 use std::ops::Range;
@@ -118,14 +118,105 @@ impl<R: Rows> TilesOfC<'_, R> {
             // SAFETY: by the caller's word.
             return unsafe { engine.multiply(a, b, steps, c, begin, tiles) };
         }
-        // What does not fill its tiles is computed aside.
+        // What does not fill its tiles is computed aside, from what C holds where that is kept: added afterwards it would be
+        // rounded otherwise, and bits depend on how many rows there are.
         let mut aside = [0f32; WIDTH * WIDTH];
-        // SAFETY: by the caller's word.
-        unsafe { engine.multiply(a, b, steps, (aside.as_mut_ptr(), WIDTH), row_of(begin), tiles) };
+        // SAFETY: by the caller's word, here and below.
+        let row_of_c = |row: usize| unsafe { self.c.part(start(row)..start(row) + width) };
+        let begin = if let Begin::Kept = begin {
+            for (row, aside) in aside.chunks_exact_mut(WIDTH).take(height).enumerate() {
+                aside[..width].copy_from_slice(row_of_c(row));
+            }
+            Some((aside.as_ptr(), WIDTH))
+        } else {
+            row_of(begin)
+        };
+        // SAFETY: as above.
+        unsafe { engine.multiply(a, b, steps, (aside.as_mut_ptr(), WIDTH), begin, tiles) };
         for (row, aside) in aside.chunks_exact(WIDTH).take(height).enumerate() {
-            // SAFETY: by the caller's word.
-            let to = unsafe { self.c.part(start(row)..start(row) + width) };
-            put(to, &aside[..width], matches!(begin, Begin::Kept));
+            row_of_c(row).copy_from_slice(&aside[..width]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::block::At;
+
+    /// What the instructions do, one element after the other.
+    struct ByHand;
+
+    impl Engine for ByHand {
+        unsafe fn begin() -> Self {
+            Self
+        }
+
+        unsafe fn multiply(
+            &self,
+            a: *const f32,
+            b: *const f32,
+            steps: usize,
+            (c, c_apart): (*mut f32, usize),
+            begin: Option<(*const f32, usize)>,
+            [high, wide]: [usize; 2],
+        ) {
+            let halves = |pair: f32| [pair.to_bits() << 16, pair.to_bits() & 0xFFFF_0000].map(f32::from_bits);
+            for (row, column) in (0..high * TILE).flat_map(|row| (0..wide * TILE).map(move |column| (row, column))) {
+                // SAFETY: by the caller's word.
+                unsafe {
+                    let mut sum = begin.map_or(0.0, |(begin, apart)| *begin.add(row * apart + column));
+                    for step in 0..steps {
+                        for p in 0..LINE {
+                            let left = *a.add((row / TILE * steps + step) * TILE * LINE + row % TILE * LINE + p);
+                            let ([a0, a1], [b0, b1]) =
+                                (halves(left), halves(*b.add((step * LINE + p) * WIDTH + column)));
+                            sum = a1.mul_add(b1, a0.mul_add(b0, sum));
+                        }
+                    }
+                    *c.add(row * c_apart + column) = sum;
+                }
+            }
+        }
+    }
+
+    /// Where a batch is cut depends on the number of threads, in inference.
+    #[test]
+    fn a_row_has_the_same_bits_however_many_there_are() {
+        let steps = 2;
+        let numbers = |count: usize, stream: u64| -> Vec<f32> {
+            let mut sequence = crate::rng::Philox::new(1, stream).sequence();
+            (0..count).map(|_| (sequence.uniform() - 0.5) as f32).collect()
+        };
+        let pairs = |count: usize, stream: u64| -> Vec<f32> {
+            let halves: Vec<bf16> = numbers(2 * count, stream).into_iter().map(bf16::from_f32).collect();
+            halves
+                .chunks(2)
+                .map(|pair| f32::from_bits(u32::from(pair[0].to_bits()) | u32::from(pair[1].to_bits()) << 16))
+                .collect()
+        };
+        let (a, b) = (pairs(2 * steps * TILE * LINE, 1), pairs(steps * LINE * WIDTH, 2));
+        let (held, row) = (numbers(WIDTH * WIDTH, 3), numbers(WIDTH, 4).into_iter().map(bf16::from_f32));
+        let row: Vec<f32> = row.map(bf16::to_f32).collect();
+        let starts: Vec<usize> = (0..WIDTH).map(|row| row * WIDTH).collect();
+        for begin in [Begin::Zero, Begin::Row(&row), Begin::Kept] {
+            let product = |height: usize, width: usize| {
+                let mut c = held.clone();
+                let to =
+                    TilesOfC { c: Interleaved::new(&mut c), rows: At(&starts), range: 0..height, columns: 0..width };
+                // SAFETY: there are as many tiles and rows of pairs.
+                unsafe { to.put(&ByHand, a.as_ptr(), b.as_ptr(), steps, begin) };
+                c
+            };
+            let whole = product(WIDTH, WIDTH);
+            for (height, width) in [(17, WIDTH), (WIDTH, 31), (30, 17), (18, 20)] {
+                let part = product(height, width);
+                for (place, (&got, &held)) in part.iter().zip(&held).enumerate() {
+                    let inside = place / WIDTH < height && place % WIDTH < width;
+                    let expected = if inside { whole[place] } else { held };
+                    assert_eq!(got.to_bits(), expected.to_bits(), "{height}x{width} at {place}");
+                }
+            }
         }
     }
 }
