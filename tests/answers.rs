@@ -83,6 +83,7 @@ fn predict_names_the_classes_that_the_model_gives() -> Result<()> {
     assert_eq!(said, expected);
     let said = biformer(&[&["predict", "--json", "--checkpoint", text(run)][..], &files].concat()).ok().out;
     let said: Value = serde_json::from_str(&said)?;
+    assert_eq!(said.as_array().unwrap().len(), all.len());
     for (prediction, (path, classes)) in said.as_array().unwrap().iter().zip(&all) {
         let said = prediction["classes"].as_array().unwrap();
         assert!(prediction["path"] == *path && said.len() == 10);

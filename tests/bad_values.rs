@@ -119,6 +119,7 @@ fn words_and_names() {
         ("train --set schedule.rule=round", "there is no `round`, expected `cosine` or `timm` in `schedule.rule`"),
         ("info --set depth=1,x", "--set depth=1,x: got \"x\", expected a whole number (0 or more)"),
         ("info --set batch_size=3", "--set batch_size: a field of training runs"),
+        ("bench --precision tf32", "--precision tf32 needs a GPU"),
         ("bench --steps few", "expected a whole number from 0 to 4294967295"),
         ("shrink --data a --output b --side 0", "expected a whole number from 1 to 4096"),
         ("train --lr high", "expected a number"),

@@ -211,14 +211,11 @@ fn gradcheck_reports_and_writes_json() {
 
 #[test]
 fn info_knows_the_published_sizes() {
-    for (model, parameters) in [("tiny", 13_142_760), ("small", 25_536_232), ("base", 56_804_968), ("stl", 28_372_552)]
-    {
-        let info = json(&biformer(&["info", "--model", model, "--image-size", "224", "--json"]).ok().out);
-        assert_eq!(info["parameters"], parameters, "{model}");
-        assert!(
-            info["macs"].as_u64().unwrap() > 1_000_000_000 && info["activation_bytes_per_image"].as_u64() > Some(0)
-        );
-    }
+    // Those of the others are the library's: see the tests of `model`.
+    let info = json(&biformer(&["info", "--model", "tiny", "--image-size", "224", "--json"]).ok().out);
+    assert_eq!(info["parameters"], 13_142_760);
+    assert!((2.1e9..2.3e9).contains(&info["macs"].as_f64().unwrap()), "{}", info["macs"]);
+    assert!(info["activation_bytes_per_image"].as_u64() > Some(0));
     let wide = json(&biformer(&["info", "--model", "tiny", "--image-size", "448x224", "--json"]).ok().out);
     assert_eq!((&wide["image_size"], &wide["parts"][1]["map"]), (&[448, 224].into(), &[112, 56, 64].into()));
     let said = biformer(&["info"]).ok().out;

@@ -51,8 +51,9 @@ fn train(device: DeviceName, precision: Precision) -> (Vec<f64>, Vec<f64>) {
     ten_steps(&mut Learner::new(&config).unwrap())
 }
 
+/// Fewer where `STEPS` says so: the third and those after it are all replayed.
 fn ten_steps(learner: &mut Learner) -> (Vec<f64>, Vec<f64>) {
-    steps(10, learner, |_| None)
+    steps(std::env::var("STEPS").map_or(10, |steps| steps.parse().unwrap()), learner, |_| None)
 }
 
 /// So many of them, where `ahead` says which batch is sent ahead in each step.
@@ -171,8 +172,8 @@ fn a_batch_that_was_sent_ahead_is_the_one_whose_turn_it_is() {
     let Some(device) = there() else { return };
     let mut config = config(device, Precision::Bf16);
     config.micro_batches = 2;
-    let expected = ten_steps(&mut Learner::new(&config).unwrap());
-    let ahead = |which: fn(usize) -> Option<usize>| steps(10, &mut Learner::new(&config).unwrap(), which);
+    let ahead = |which: fn(usize) -> Option<usize>| steps(6, &mut Learner::new(&config).unwrap(), which);
+    let expected = ahead(|_| None);
     assert_eq!(ahead(|step| Some(step + 1)), expected);
     assert_eq!(ahead(|step| (step % 3 == 1).then_some(step + 1)), expected, "now and then");
     assert_eq!(ahead(|step| Some(step / 2)), expected, "another one comes than was sent");
@@ -288,19 +289,21 @@ fn a_run_goes_on_on_another_device() {
     assert_ne!(second_epoch("plain"), second_epoch("cpu"));
 }
 
+const FEW: (&str, &str) = ("STEPS", "4");
+
 /// With one multiprocessor, when requests are done as late as can be, and copies before all else; and with as many as a large
 /// GPU has, where kernels take other forms.
 #[test]
 fn on_a_played_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     let one = ("STANDIN_MULTIPROCESSORS", "1");
-    standin.repeat(&["recorded", "stops_and_goes_on"], &[one]);
+    standin.repeat(&["recorded", "stops_and_goes_on"], &[one, FEW]);
     standin.repeat(&["sent_ahead"], &[one, ("STANDIN_EAGER", "2")]);
-    standin.repeat(&["ten_steps"], &[("STANDIN_MULTIPROCESSORS", "132")]);
+    standin.repeat(&["ten_steps"], &[("STANDIN_MULTIPROCESSORS", "132"), FEW]);
 }
 
 /// Whole steps from what NVRTC makes of the kernels, instruction by instruction.
 #[test]
 fn in_ptx() {
-    Standin::in_ptx(version()).into_iter().for_each(|standin| _ = standin.repeat(&["ten_steps"], &[]));
+    Standin::in_ptx(version()).into_iter().for_each(|standin| _ = standin.repeat(&["ten_steps"], &[FEW]));
 }

@@ -44,6 +44,7 @@ fn a_training_programs_file_has_the_models_weights_to_the_bit() {
     let files = ["--weights", text(&weights), "--input", text(&input), "--output", text(&output), "--set"];
     biformer(&[&["forward", "--model", "nano"][..], &files, &set].concat()).ok();
     let computed = TensorFile::read(&output).unwrap().tensors["logits"].to_vec::<f32>().unwrap();
+    assert_eq!(computed.len(), logits.len());
     for (ours, theirs) in computed.iter().zip(&logits) {
         assert!((f64::from(*ours) - theirs).abs() < 1e-5, "{computed:?} {logits:?}");
     }
@@ -77,6 +78,7 @@ fn tensors_of_every_type_and_layout() {
     assert_eq!(read.tensors["f64"].dtype(), DType::F64);
     for (name, shape) in [("bf16", vec![7]), ("f16", vec![3, 1])] {
         let exact = values(name, &shape);
+        assert_eq!(floats(name).0, shape, "{name}");
         for (rounded, exact) in floats(name).1.iter().zip(&exact) {
             assert!((rounded - exact).abs() <= exact.abs() / 256.0, "{name}: {rounded} {exact}");
         }

@@ -4,7 +4,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use data::{
@@ -168,35 +168,45 @@ fn a_crop_is_drawn_for_each_seed_epoch_and_sample() {
 
 #[test]
 fn a_loader_has_as_many_threads_as_the_pool_it_is_made_in() {
-    struct Watched(Arc<dyn Dataset>, Mutex<BTreeSet<String>>);
+    /// Whose samples wait until all threads have asked for one.
+    struct Watched {
+        samples: Arc<dyn Dataset>,
+        threads: usize,
+        seen: Mutex<BTreeSet<String>>,
+        more: Condvar,
+    }
     impl Dataset for Watched {
         fn name(&self) -> &str {
-            self.0.name()
+            self.samples.name()
         }
         fn classes(&self) -> &[String] {
-            self.0.classes()
+            self.samples.classes()
         }
         fn len(&self) -> usize {
-            self.0.len()
+            self.samples.len()
         }
         fn statistics(&self) -> Statistics {
             PLAIN
         }
         fn get(&self, index: usize) -> data::Result<Sample> {
-            std::thread::sleep(Duration::from_millis(1));
-            self.1.lock().unwrap().insert(std::thread::current().name().unwrap_or("?").to_owned());
-            self.0.get(index)
+            let mut seen = self.seen.lock().unwrap();
+            seen.insert(std::thread::current().name().unwrap_or("?").to_owned());
+            self.more.notify_all();
+            let few = |seen: &mut BTreeSet<String>| seen.len() < self.threads;
+            drop(self.more.wait_timeout_while(seen, Duration::from_secs(20), few).unwrap());
+            self.samples.get(index)
         }
     }
     for threads in [1, 3] {
-        let watched = Arc::new(Watched(in_memory(60), Mutex::default()));
+        let (seen, more) = (Mutex::default(), Condvar::new());
+        let watched = Arc::new(Watched { samples: in_memory(60), threads, seen, more });
         let dataset: Arc<dyn Dataset> = Arc::clone(&watched) as _;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         let config = LoaderConfig { workers: 0, ..in_order(30, 0) };
         let loader = pool.install(|| Loader::new(dataset, config)).unwrap();
         assert_eq!(loader.epoch(0, 0).map(Result::unwrap).count(), 2);
         let expected: Vec<String> = (0..threads).map(|thread| format!("loader-{thread}")).collect();
-        assert_eq!(watched.1.lock().unwrap().iter().cloned().collect::<Vec<_>>(), expected);
+        assert_eq!(watched.seen.lock().unwrap().iter().cloned().collect::<Vec<_>>(), expected);
     }
 }
 

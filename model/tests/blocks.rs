@@ -34,8 +34,9 @@ fn set(parameters: &mut Parameters, name: &str, value: impl Fn(usize) -> f64) ->
 #[track_caller]
 fn assert_close(got: &[f64], expected: &[f64]) {
     assert_eq!(got.len(), expected.len());
-    let apart = got.iter().zip(expected).map(|(got, expected)| (got - expected).abs()).fold(0.0, f64::max);
-    assert!(apart < 1e-12, "{apart:e} apart");
+    for (place, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert!((got - expected).abs() < 1e-12, "{place}: {got}, not {expected}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A model that is prepared for inference computes what the model computes.
 
 use autograd::Tape;
+use autograd::gradcheck::nan_max;
 use model::{BiFormer, Mode, Result, preset};
 use tensor::rng::Philox;
 use tensor::{DType, Device, Tensor};
@@ -44,14 +45,16 @@ fn differences(model: &BiFormer, images: &Tensor) -> Result<Vec<f64>> {
     };
     let tape = Tape::inference();
     let expected = values(model.forward(&tape, images, Mode::Evaluate)?.values)?;
-    let largest = |values: &[f64]| values.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+    let largest = |values: &[f64]| values.iter().map(|value| value.abs()).fold(0.0, nan_max);
     let mut differences = vec![0.0; expected.len()];
     // A second pass finds what the first left.
     for _ in 0..2 {
         let got = values(model.forward_with(prepared.clone(), &tape, images, Mode::Evaluate)?.values)?;
+        assert_eq!(got.len(), expected.len());
         for ((got, expected), difference) in got.iter().zip(&expected).zip(&mut differences) {
+            assert_eq!(got.len(), expected.len());
             let apart: Vec<f64> = got.iter().zip(expected).map(|(got, expected)| got - expected).collect();
-            *difference = f64::max(*difference, largest(&apart) / largest(expected));
+            *difference = nan_max(*difference, largest(&apart) / largest(expected));
         }
     }
     Ok(differences)
@@ -69,6 +72,36 @@ fn a_prepared_model_gives_what_the_model_gives() -> Result<()> {
             let differences = differences(&model, &images)?;
             println!("{name} {factors}: {differences:?}");
             assert!(differences.iter().all(|&difference| difference < bound), "{name} {factors}: {differences:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Which images go through a model together depends on the batch and on the number of threads.
+#[test]
+fn an_image_has_the_same_bits_whatever_lies_beside_it() -> Result<()> {
+    for (name, size, fields) in MODELS {
+        for factors in [DType::F32, DType::Bf16] {
+            let mut model = model(name, fields, DType::F32)?;
+            model.place(&Device::Cpu, factors)?;
+            let images = random([7, size, size, 3], 7, -1.0, 1.0).cast(DType::F32)?;
+            let [as_it_is, prepared] = [model.factors()?, model.prepared()?];
+            for (factors_of, given) in [("as it is", as_it_is), ("prepared", prepared)] {
+                let run = |images: &Tensor| -> Result<Vec<Tensor>> {
+                    let tape = Tape::inference();
+                    let values = model.forward_with(given.clone(), &tape, images, Mode::Evaluate)?.values;
+                    Ok(values.into_iter().map(|value| value.into_value()).collect())
+                };
+                let all = run(&images)?;
+                for image in 0..7 {
+                    let alone = run(&images.slice(0, image..image + 1)?)?;
+                    assert_eq!(all.len(), alone.len());
+                    for (all, alone) in all.iter().zip(&alone) {
+                        let [all, alone] = [&all.slice(0, image..image + 1)?, alone].map(|value| value.to_vec::<f32>());
+                        assert!(all? == alone?, "{name}, {factors}, {factors_of}: image {image}");
+                    }
+                }
+            }
         }
     }
     Ok(())

@@ -4,7 +4,8 @@
 use autograd::gradcheck::{backward, nan_max, value};
 use autograd::{Gradients, Result, Tape};
 use ops::case::{Case, array, uniform};
-use ops::registry::OPS;
+use ops::check::check_bits;
+use ops::registry::{OPS, find};
 use tensor::cpu::isa::{Isa, limits};
 use tensor::{DType, Tensor};
 
@@ -23,6 +24,93 @@ fn single_precision_agrees_with_double() {
 fn products_of_bf16_factors_agree_with_double_precision() {
     let all = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
     agrees(&all, |op| ["linear", "conv2d"].contains(&op), DType::Bf16);
+}
+
+/// What does not depend on chance, threads or views in f64 does not in the types that have kernels of their own.
+#[test]
+fn the_laws_of_bits_hold_in_single_precision_and_with_bf16_factors() {
+    let mut failures = vec![];
+    for (factors, ops) in [(DType::F32, &[][..]), (DType::Bf16, &["linear", "conv2d"])] {
+        for op in OPS.iter().filter(|op| ops.is_empty() || ops.contains(&op.name)) {
+            for mut case in (op.cases)() {
+                case.inputs = case.inputs_in(DType::F32, factors).unwrap();
+                let broken = check_bits(&case).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
+                failures
+                    .extend(broken.iter().map(|law| format!("{}, case \"{}\", {factors}: {law}", op.name, case.name)));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Operations that treat each row, or image, of their first input by itself.
+const BY_ROWS: [&str; 12] = [
+    "attention",
+    "bra",
+    "conv2d",
+    "dwconv",
+    "gelu",
+    "layer_norm",
+    "linear",
+    "mean_pool",
+    "mlp",
+    "region_pool",
+    "softmax",
+    "top_k",
+];
+
+/// Which images go through a model together in inference depends on the number of threads.
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others() -> Result<()> {
+    for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx]) {
+        for op in BY_ROWS.map(|name| find(name).expect("an operation")) {
+            let mut compared = 0;
+            for case in (op.cases)() {
+                let factors: &[DType] =
+                    if ["linear", "conv2d"].contains(&op.name) { &[DType::F32, DType::Bf16] } else { &[DType::F32] };
+                for &factors in factors {
+                    compared += rows_compared(&case, factors, &format!("{} {:?}", op.name, limited.isa()))?;
+                }
+            }
+            assert!(compared > 0, "{}: no case has rows", op.name);
+        }
+        // A sum so long that a product would be cut along it, were it a weight's gradient.
+        let (x, weight) = (uniform([600, 2048], 1).cast(DType::F32)?, uniform([512, 2048], 2).cast(DType::F32)?);
+        let rows = |x: Tensor| {
+            let tape = Tape::inference();
+            Ok::<_, autograd::Error>(
+                ops::linear(&tape.constant(x), &tape.constant(weight.clone()), None)?.value().to_vec::<f32>()?,
+            )
+        };
+        let all = rows(x.clone())?;
+        for count in [2, 30, 512] {
+            assert!(rows(x.slice(0, 0..count)?)? == all[..count * 512], "{:?}: {count} rows", limited.isa());
+        }
+    }
+    Ok(())
+}
+
+/// Compares the value of some first rows of a case's first input, and of what goes with them, with those of all: how many.
+fn rows_compared(case: &Case, factors: DType, what: &str) -> Result<usize> {
+    let inputs = case.inputs_in(DType::F32, factors)?;
+    let parameters: Vec<bool> =
+        case.inputs_in(DType::F32, DType::Bf16)?.iter().map(|input| input.dtype() == DType::Bf16).collect();
+    let all = value(case, &inputs)?;
+    let rows = inputs[0].shape().first().copied().unwrap_or(0);
+    if rows < 2 || inputs[0].rank() < 2 || all.shape().first() != Some(&rows) {
+        return Ok(0);
+    }
+    for count in [1, rows / 2, rows - 1] {
+        let part = |(input, &parameter): (&Tensor, &bool)| match input.shape().first() {
+            Some(&extent) if extent == rows && !parameter => input.slice(0, 0..count)?.contiguous(),
+            _ => Ok(input.clone()),
+        };
+        let part: Vec<Tensor> = inputs.iter().zip(&parameters).map(part).collect::<tensor::Result<_>>()?;
+        let (part, whole) = (array(&value(case, &part)?).data, array(&all.slice(0, 0..count)?.contiguous()?).data);
+        let same = part.len() == whole.len() && part.iter().zip(&whole).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "{what}, case \"{}\", {factors}: {count} of {rows} rows", case.name);
+    }
+    Ok(rows)
 }
 
 /// All cases of some operations, on those of the instruction sets that this machine has.

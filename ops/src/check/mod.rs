@@ -13,6 +13,8 @@ mod gradient;
 mod laws;
 mod mutants;
 
+pub use laws::check_bits;
+
 use crate::case::Case;
 use crate::registry::Op;
 use autograd::gradcheck::nan_max;

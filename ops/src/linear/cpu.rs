@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use tensor::cpu::factor::Factor;
-use tensor::cpu::gemm::{Mat, gemm, gemm_plus_row};
+use tensor::cpu::gemm::{Mat, gemm, gemm_by_rows, gemm_plus_row};
 use tensor::cpu::packed::{Packed, Right};
 use tensor::cpu::parallel::{GRAIN, Out, add_rows, put, sum_in_pieces};
 use tensor::simd;
@@ -32,7 +32,7 @@ pub fn forward<F: Factor>(
     let x = Mat::new(x, y.len() / outputs, inputs);
     match bias {
         Some(bias) => gemm_plus_row(x, weight, bias, y),
-        None => gemm(x, weight, Out::store(y)),
+        None => gemm_by_rows(x, weight, Out::store(y)),
     }
     if let Some(residual) = residual {
         // While y is still in a cache.

@@ -1,9 +1,9 @@
 //! CPU kernels of [`matmul`](super::matmul): the library's matrix product, pair by pair.
 
 use rayon::prelude::*;
-use tensor::cpu::gemm::{Mat, gemm, gemm_on_this_thread};
-use tensor::cpu::parallel::{Out, items_per_task, sum_in_pieces};
-use tensor::{Float, Result, Tensor};
+use tensor::cpu::gemm::{Mat, gemm, gemm_by_rows};
+use tensor::cpu::parallel::{Out, items_per_task};
+use tensor::{Float, Result, Scratch, Tensor};
 
 /// The matrices in the last two axes of a tensor, wherever its strides put them.
 #[derive(Clone, Copy)]
@@ -40,14 +40,19 @@ impl<'a, T: Float> Matrices<'a, T> {
     }
 
     /// One of them, counted in row-major order. The same one each time if there are no leading axes.
-    fn at(self, mut index: usize) -> Mat<'a, T> {
+    fn at(self, index: usize) -> Mat<'a, T> {
+        Mat::strided(self.from(index), self.extents, self.strides)
+    }
+
+    /// The memory from its first element on.
+    fn from(self, mut index: usize) -> &'a [T] {
         let mut start = 0;
         for (&extent, &stride) in self.leading.0.iter().zip(self.leading.1).rev() {
             start += index % extent * stride;
             index /= extent;
         }
         // Empty matrices may lie past the end.
-        Mat::strided(self.data.get(start..).unwrap_or(&[]), self.extents, self.strides)
+        self.data.get(start..).unwrap_or(&[])
     }
 
     /// All of them on top of one another as one matrix, if their rows lie at equal distances.
@@ -60,6 +65,25 @@ impl<'a, T: Float> Matrices<'a, T> {
             rows *= extent;
         }
         Some(Mat::strided(self.data, (rows, self.extents.1), self.strides))
+    }
+
+    /// The same, of a copy if they do not.
+    fn stacked_or_copied<'r>(self, room: &'r mut Option<Scratch<T>>) -> Mat<'r, T>
+    where
+        'a: 'r,
+    {
+        if let Some(stacked) = self.stacked() {
+            return stacked;
+        }
+        let ((rows, cols), (down, across)) = (self.extents, self.strides);
+        let copy: &mut [T] = room.insert(Scratch::new(self.count() * rows * cols));
+        copy.par_chunks_mut((rows * cols).max(1)).enumerate().for_each(|(i, copy)| {
+            let from = self.from(i);
+            for (row, copy) in copy.chunks_exact_mut(cols).enumerate() {
+                copy.iter_mut().enumerate().for_each(|(col, copy)| *copy = from[row * down + col * across]);
+            }
+        });
+        Mat::new(copy, self.count() * rows, cols)
     }
 }
 
@@ -83,10 +107,9 @@ pub fn backward<T: Float>(
 
 /// out[i] = a[i]·b[i], or a[i]·b when b is a single matrix.
 fn products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
-    if b.leading.0.is_empty()
-        && let Some(a) = a.stacked()
-    {
-        return gemm(a, b.at(0), out);
+    let shared = b.leading.0.is_empty();
+    if let (true, Some(a)) = (shared, a.stacked()) {
+        return gemm_by_rows(a, b.at(0), out);
     }
     let ((rows, inner), cols) = (a.extents, b.extents.1);
     let size = rows * cols;
@@ -98,22 +121,18 @@ fn products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
     out.data.par_chunks_mut(per_task * size).enumerate().for_each(|(task, products)| {
         for (i, data) in products.chunks_exact_mut(size).enumerate() {
             let i = task * per_task + i;
-            // It stays on this thread unless it is large, when a few would not keep all threads busy.
-            gemm(a.at(i), b.at(i), Out { data, accumulate });
+            // It stays on this thread unless it is large, when a few would not keep all threads busy. A row of a product by a
+            // matrix that all share has the bits that it has where all rows are one product.
+            let (multiply, out) = (if shared { gemm_by_rows } else { gemm }, Out { data, accumulate });
+            multiply(a.at(i), b.at(i), out);
         }
     });
 }
 
-/// out = Σᵢ a[i]·b[i], where b lies in one piece.
+/// out = Σᵢ a[i]·b[i].
 fn sum_of_products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
-    // Side by side, the a[i] make one long product with the stacked b[i].
-    if let (Some(a), Some(b)) = (a.t().stacked(), b.stacked()) {
-        return gemm(a.t(), b, out);
-    }
-    let size = out.data.len();
-    sum_in_pieces(a.count(), size * a.extents.1, size, out, |range, sum| {
-        for i in range {
-            gemm_on_this_thread(a.at(i), b.at(i), Out { data: &mut *sum, accumulate: true });
-        }
-    });
+    // Side by side, the a[i] make one long product with the stacked b[i]. Each by itself, they would be added up in another
+    // order: a view would have other bits than its copy.
+    let [mut room_of_a, mut room_of_b] = [None, None];
+    gemm(a.t().stacked_or_copied(&mut room_of_a).t(), b.stacked_or_copied(&mut room_of_b), out);
 }

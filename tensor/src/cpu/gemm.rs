@@ -73,7 +73,8 @@ const LEAST_ROWS_TO_PACK: usize = 512;
 /// The largest result for which partial sums over the inner axis are worth their memory.
 const MAX_PARTIAL: usize = 1 << 18;
 
-/// C = A·B, or C += A·B when `c` accumulates; C is row-major and fills `c`. Panics when the inner
+/// C = A·B, or C += A·B when `c` accumulates; C is row-major and fills `c`. How sums are cut depends on all three extents: for
+/// rows of which each is to have the same bits among others as alone there is [`gemm_by_rows`]. Panics when the inner
 /// extents or the size of `c` do not fit.
 pub fn gemm<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Out<'_, F::Sum>) {
     let b = b.into();
@@ -96,7 +97,12 @@ pub fn gemm<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Ou
     }
 }
 
-/// C = A·B + row, the row being added to every row of A·B. Panics as [`gemm`] does, and when the row's length does not fit.
+/// As [`gemm`], where each row of C has the same bits whatever the others are.
+pub fn gemm_by_rows<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Out<'_, F::Sum>) {
+    multiply(a, b.into(), begin(c.accumulate), c.data, true);
+}
+
+/// As [`gemm_by_rows`], C = A·B + row, the row being added to every row of A·B. Panics as [`gemm`] does, and when the row's length does not fit.
 pub fn gemm_plus_row<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, row: &[F], c: &mut [F::Sum]) {
     let b = b.into();
     assert_eq!(row.len(), b.extents().1, "length of the row that is added to a matrix product");

@@ -51,11 +51,16 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
             of_blocks(pieces.start * per_piece..(pieces.end * per_piece).min(blocks), sums);
         });
     }
-    let (sums, accumulate) = (&*sums, dweight.accumulate);
+    put_in_order(&g, &sections, &sums, transposed, dweight);
+}
+
+/// Puts each section's sums, (outputs, elements) or transposed, where they belong in the weight's gradient (O, I, KH, KW).
+fn put_in_order<T: Float>(g: &Geometry, sections: &[Section], sums: &[T], transposed: bool, dweight: Out<'_, T>) {
+    let accumulate = dweight.accumulate;
     dweight.data.par_chunks_mut(TOGETHER * g.patch()).enumerate().for_each(|(block, dweight)| {
         let block = block * TOGETHER..block * TOGETHER + dweight.len() / g.patch();
         let mut sums = sums;
-        for Section { elements, outputs } in &sections {
+        for Section { elements, outputs } in sections {
             let (section, rest) = sums.split_at(outputs.len() * elements.len());
             sums = rest;
             for (row, element) in elements.clone().enumerate() {
