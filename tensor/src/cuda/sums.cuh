@@ -48,6 +48,9 @@ __device__ __forceinline__ W* piece_of(W* partial, i64 piece, int count) {
     return partial + piece * ((count + M - 1) / M * M);
 }
 
+// Pieces that a thread asks for at once.
+constexpr int TOGETHER = 8;
+
 // Once every block has written its piece of partial (pieces, count), put(i, sum) for each sum over the pieces. Blocks with
 // another `strip` have another sum, and other memory.
 template <typename W, typename Put>
@@ -63,11 +66,16 @@ __device__ __forceinline__ void finish_sums(W* partial, int count, int piece, in
         W* left = piece_of(partial, first, count);
         for (int i = threadIdx.x * M; i < count; i += blockDim.x * M) {
             Pack<W> sums = {};
-#pragma unroll 8
-            for (int member = 0; member < members; member++) {
-                Pack<W> sum = load_fresh(piece_of(left, member * step, count) + i);
+            // Several are asked for before the first is waited for, also of the last few.
+            for (int member = 0; member < members; member += TOGETHER) {
+                Pack<W> asked[TOGETHER] = {};
 #pragma unroll
-                for (int j = 0; j < M; j++) sums.at[j] += sum.at[j];
+                for (int k = 0; k < TOGETHER; k++)
+                    if (member + k < members) asked[k] = load_fresh(piece_of(left, (member + k) * step, count) + i);
+#pragma unroll
+                for (int k = 0; k < TOGETHER; k++)
+#pragma unroll
+                    for (int j = 0; j < M; j++) sums.at[j] += asked[k].at[j];
             }
             if (groups > 1) {
                 store_pack(left + i, sums, M);
