@@ -11,6 +11,8 @@ use crate::{Dataset, Error, Result, Sample, Split, Statistics, load_image};
 
 /// How many classes an error lists.
 const LISTED: usize = 5;
+/// What a folder may be divided into.
+const PARTS: [Split; 3] = [Split::Train, Split::Val, Split::Test];
 /// Folders that a file system keeps to itself, and that are shut to most.
 const OF_THE_SYSTEM: [&str; 3] = ["lost+found", "System Volume Information", "$RECYCLE.BIN"];
 
@@ -69,7 +71,10 @@ impl ImageFolder {
             |class: &str| split == Split::Train || lacking.binary_search_by(|name| name.as_str().cmp(class)).is_err();
         let (images, others) = Self::list(root, &folder, classes, is_there, |_, _, images| Ok(images))?;
         let loose = loose_in(&root.join(split.name()), split.name());
-        let images = images.noting(others.passed_over(&format!("{}/", split.name()))).noting(loose);
+        let mut beside = folder_names(root)?;
+        beside.retain(|name| PARTS.iter().all(|part| name != part.name()));
+        let beside = some_of(&beside, "called neither train, val nor test");
+        let images = images.noting(others.passed_over(&format!("{}/", split.name()))).noting(beside).noting(loose);
         Ok(if split == Split::Train { images } else { images.noting(untested(&lacking, split)) })
     }
 
@@ -197,7 +202,7 @@ impl Undivided {
     /// Errors: [`Error::Lacking`] where a folder beside `train` has the same classes; those of reading `train`, the root, or
     /// what may be a class.
     pub fn of(root: &Path) -> Result<Option<Self>> {
-        let [train, val, test] = [Split::Train, Split::Val, Split::Test].map(|split| root.join(split.name()));
+        let [train, val, test] = PARTS.map(|split| root.join(split.name()));
         if val.is_dir() || test.is_dir() {
             return Ok(None);
         }
@@ -262,9 +267,15 @@ fn pictures_in(folder: &Path) -> usize {
 /// What is in a folder that is no image folder, and could be one, in a sentence.
 pub(crate) fn nearly(root: &Path) -> Option<String> {
     let folders = folder_names(root).ok()?;
-    let is_split = |name: &&OsString| name.eq_ignore_ascii_case(Split::Train.name());
-    if let Some(name) = folders.iter().find(is_split) {
-        return Some(format!("It has {}/: call it train. ", name.display()));
+    let misnamed = misnamed(root, Split::Train);
+    if !misnamed.is_empty() {
+        return Some(misnamed);
+    }
+    let is_image_folder = |path: &PathBuf| {
+        PARTS.iter().any(|part| path.join(part.name()).is_dir()) || matches!(Undivided::of(path), Ok(Some(_)))
+    };
+    if let Some(inner) = folders.iter().take(LISTED).map(|name| root.join(name)).find(is_image_folder) {
+        return Some(format!("{} is an image folder: name that. ", inner.display()));
     }
     match pictures_in(root) {
         0 => {}
@@ -281,7 +292,11 @@ pub(crate) fn nearly(root: &Path) -> Option<String> {
         ([class], _) => {
             Some(format!("Of its folders only {}/ has images: it takes two classes to tell apart. ", class.display()))
         }
-        (_, Some(first)) => Some(format!("None of its folders, such as {}/, has images of its own. ", first.display())),
+        (_, Some(first)) => {
+            let others = Others::of(&root.join(first)).to_string();
+            let others = if others.is_empty() { others } else { format!(" (it has {others})") };
+            Some(format!("None of its folders, such as {}/{others}, has images of its own. ", first.display()))
+        }
         (_, None) => None,
     }
 }
@@ -350,14 +365,19 @@ fn images_of(folder: &Path, class: &str) -> Result<Listing> {
 
 /// The error of a split to evaluate on that is not there, while the other one may be.
 fn lacks_split(root: &Path, split: Split) -> Error {
-    match [Split::Val, Split::Test].into_iter().find(|other| root.join(other.name()).is_dir()) {
-        None => lacking(root, "train/, and folders of images"),
-        Some(other) => Error::Lacking {
-            path: root.to_owned(),
-            looked_for: format!("{}/", split.name()),
-            help: format!("It has {}/.", other.name()),
-        },
-    }
+    let Some(other) = [Split::Val, Split::Test].into_iter().find(|other| root.join(other.name()).is_dir()) else {
+        return lacking(root, "train/, and folders of images");
+    };
+    let (looked_for, help) =
+        (format!("{}/", split.name()), format!("{}It has {}/.", misnamed(root, split), other.name()));
+    Error::Lacking { path: root.to_owned(), looked_for, help }
+}
+
+/// What is to be said of a folder that is called as a part is, but for capitals.
+fn misnamed(root: &Path, split: Split) -> String {
+    let folders = folder_names(root).unwrap_or_default();
+    let like = folders.iter().find(|name| name.eq_ignore_ascii_case(split.name()));
+    like.map_or_else(String::new, |name| format!("It has {}/: call it {}. ", name.display(), split.name()))
 }
 
 fn lacking(path: &Path, looked_for: &str) -> Error {

@@ -68,6 +68,15 @@ impl Listing {
 pub(crate) struct Others(BTreeMap<String, usize>);
 
 impl Others {
+    /// Those in a folder itself, as far as that can be seen.
+    pub fn of(folder: &Path) -> Self {
+        let mut others = Self::default();
+        let files =
+            visible(folder).into_iter().flatten().flatten().filter(|entry| is_folder(entry).is_ok_and(|it| !it));
+        files.map(|entry| entry.path()).filter(|path| !is_picture(path)).for_each(|path| others.count(&path));
+        others
+    }
+
     fn count(&mut self, path: &Path) {
         let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
         *self.0.entry(extension).or_default() += 1;

@@ -144,7 +144,8 @@ fn log_gamma_variate(alpha: f64, random: &mut Sequence) -> f64 {
     let d = alpha - 1.0 / 3.0;
     loop {
         let x = random.normal();
-        let v = (1.0 + x / (9.0 * d).sqrt()).powi(3);
+        let root = 1.0 + x / (9.0 * d).sqrt();
+        let v = root * root * root;
         if v > 0.0 && libm::log(1.0 - random.uniform()) < 0.5 * x * x + d * (1.0 - v + libm::log(v)) {
             return libm::log(d * v);
         }

@@ -196,11 +196,12 @@ fn what_is_nearly_an_image_folder_is_said() {
         pictures.iter().for_each(|path| write_picture(&root.path().join(path), 8, 8, [0; 3]));
         fails(root.path(), Split::Train).to_string()
     };
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 6] = [
         (&["1.png", "2.png"], "itself holds 2 images: if it is a class, name the folder above it. "),
         (&["cat/1.png", "cat/2.png"], "Of its folders only cat/ has images: it takes two classes to tell apart. "),
         (&["Train/cat/1.png", "Test/cat/1.png"], "It has Train/: call it train. "),
         (&["cat/old/1.png", "dog/old/1.png"], "None of its folders, such as cat/, has images of its own. "),
+        (&["mine/cat/1.png", "mine/dog/1.png"], "mine is an image folder: name that. "),
         (&["bus/1.png", "car/1.png", "train/1.png"], "if it is a class, give it another name"),
     ];
     for (pictures, hint) in cases {
@@ -219,6 +220,33 @@ fn images_beside_the_folders_of_the_classes_are_counted() {
     let name = root.path().file_name().unwrap().to_str().unwrap();
     assert_eq!((dataset.len(), dataset.classes().len()), (4, 2));
     assert_eq!(dataset.notes(), [format!("passed over 1 image in {name}/ itself, beside the folders of the classes")]);
+}
+
+/// A part that goes by another name would be missed, and nobody notice.
+#[cfg(target_os = "linux")] // where names differ by capitals
+#[test]
+fn folders_beside_the_parts_are_named() {
+    let root = tempfile::tempdir().unwrap();
+    for path in ["train/cat/1.png", "train/dog/1.png", "test/cat/2.png", "test/dog/2.png", "valid/cat/3.png"] {
+        write_picture(&root.path().join(path), 8, 8, [0; 3]);
+    }
+    let source = root.path().to_str().unwrap();
+    let noted = open(source, Split::Train).unwrap().notes().to_vec();
+    assert_eq!(noted, ["passed over 1 folder called neither train, val nor test: valid"]);
+    fs::rename(root.path().join("valid"), root.path().join("Val")).unwrap();
+    let lacking = fails(root.path(), Split::Val).to_string();
+    assert!(lacking.contains("lacks val/") && lacking.contains("It has Val/: call it val. It has test/."), "{lacking}");
+}
+
+#[test]
+fn of_a_folder_without_images_it_is_said_what_is_there() {
+    let root = tempfile::tempdir().unwrap();
+    for class in ["a", "b"] {
+        fs::create_dir(root.path().join(class)).unwrap();
+        fs::write(root.path().join(class).join("1.HEIC"), "").unwrap();
+    }
+    let said = fails(root.path(), Split::Train).to_string();
+    assert!(said.contains("None of its folders, such as a/ (it has 1 .heic), has images of its own"), "{said}");
 }
 
 /// A name that no text can have is a mistake where it is that of a class, and nowhere else.

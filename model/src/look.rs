@@ -46,9 +46,9 @@ impl Look<'_> {
             let score = |&token: &usize| query.iter().zip(key(token)).map(|(q, k)| q * k).sum::<f64>() * self.scale;
             let scores: Vec<f64> = read.iter().map(score).collect();
             let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = scores.iter().map(|score| (score - highest).exp()).sum();
+            let sum: f64 = scores.iter().map(|score| libm::exp(score - highest)).sum();
             for (&token, score) in read.iter().zip(&scores) {
-                weights[token] = ((score - highest).exp() / sum).max(f64::MIN_POSITIVE);
+                weights[token] = (libm::exp(score - highest) / sum).max(f64::MIN_POSITIVE);
             }
         }
         Ok(Tensor::from_slice(&weights, [images, self.heads, height, width])?)

@@ -267,10 +267,23 @@ pub(crate) struct StepConstants<T> {
     pub step: T,
 }
 
+/// x to the n, by squaring: the standard library's power may round otherwise on another system.
+fn power(mut x: f64, mut n: u64) -> f64 {
+    let mut power = 1.0;
+    while n > 0 {
+        if n % 2 == 1 {
+            power *= x;
+        }
+        x *= x;
+        n /= 2;
+    }
+    power
+}
+
 impl StepConstants<f64> {
     fn new(config: &AdamWConfig, t: u64, lr: f64, scale: f64) -> Self {
         let [beta_m, beta_v] = config.betas;
-        let correction = |beta: f64| 1.0 - beta.powi(i32::try_from(t).unwrap_or(i32::MAX));
+        let correction = |beta: f64| 1.0 - power(beta, t);
         StepConstants {
             scale,
             keep: 1.0 - lr * config.weight_decay,

@@ -163,6 +163,8 @@ fn of_images(split: Split, source: &str) -> String {
 
 /// What the model took the images for.
 struct Tally {
+    /// Added up in the images' order, as in training: the same loss to the bit.
+    all: Score,
     per_class: Vec<Score>,
     /// How many images of a class were taken for another, or rightly for itself.
     taken: BTreeMap<[u32; 2], u64>,
@@ -170,10 +172,11 @@ struct Tally {
 
 impl Tally {
     fn new(classes: usize) -> Self {
-        Self { per_class: vec![Score::default(); classes], taken: BTreeMap::new() }
+        Self { all: Score::default(), per_class: vec![Score::default(); classes], taken: BTreeMap::new() }
     }
 
     fn count(&mut self, verdict: &Verdict) {
+        self.all.add(verdict.score);
         self.per_class[verdict.label as usize].add(verdict.score);
         *self.taken.entry([verdict.label, verdict.predicted]).or_default() += 1;
     }
@@ -186,9 +189,7 @@ impl Tally {
 
     /// What came of it, given the classes' names.
     fn report(self, source: &str, split: Split, classes: Vec<String>) -> Result<Report> {
-        let mut all = Score::default();
-        self.per_class.iter().for_each(|score| all.add(*score));
-        let macro_top1 = self.macro_top1();
+        let (all, macro_top1) = (self.all, self.macro_top1());
         // A row in one line, if they are not too many.
         let rows = (classes.len() <= MOST_CONFUSED).then(|| self.confusion());
         let confusion =

@@ -54,7 +54,7 @@ enum Command {
     Eval(eval::Arguments),
     /// Classifies pictures.
     Predict(predict::Arguments),
-    /// Reads all images of a data set, and names those that cannot be read, or are there twice.
+    /// Reads all images of a data set, names those that cannot be read, and says how many are in two parts or classes.
     Check(check::Arguments),
     /// Makes pictures smaller, once, so that training does not decode all of their pixels in every epoch.
     Shrink(shrink::Arguments),

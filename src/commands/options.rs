@@ -2,9 +2,12 @@
 
 use super::set::{Assignments, assignment, changed, fields, run_field};
 use crate::config::{Changes, merge};
+use crate::paths::quoted;
 use crate::printing::tell;
 use crate::threads::{MOST_THREADS, pool};
 use crate::trainer::checkpoint::Stored;
+use crate::trainer::folder::{kept_in, metrics_in};
+use crate::trainer::metrics::EpochMetrics;
 use crate::trainer::trained::TrainedModel;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -126,6 +129,23 @@ pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(pictures)
 }
 
+/// Says so where a run folder is named, whose weights are the last ones, and others in it were better.
+fn note_best(checkpoint: &Path) {
+    let Ok(Some([last, best])) = metrics_in(checkpoint).map(|epochs| EpochMetrics::last_and_best(&epochs)) else {
+        return;
+    };
+    if best.epoch < last.epoch
+        && let Some(kept) = kept_in(checkpoint, &best)
+    {
+        let (epoch, percent) = (best.epoch, best.percent());
+        let best = quoted(&checkpoint.join(kept).display().to_string());
+        tell!(
+            io::stderr(),
+            "note: these are the last epoch's weights; the best, after epoch {epoch} ({percent}): --checkpoint {best}"
+        );
+    }
+}
+
 /// Where a trained model lies, and what is to be different about it.
 #[derive(Debug, Args)]
 pub struct Trained {
@@ -153,6 +173,7 @@ impl Trained {
             merge(&mut asked, run_field(entry)?);
         }
         let mut trained = self.changed(&Changes::gather(None, asked)?)?;
+        note_best(&self.checkpoint);
         trained.data.statistics = trained.config.statistics(trained.data.statistics)?;
         Ok(trained)
     }

@@ -152,10 +152,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         true => Trainer::resume(&changes.folder()?, &changes)?,
         false => Trainer::asked(&changes)?,
     };
-    train(&mut trainer, stop)
+    train(&mut trainer, stop, arguments.resume)
 }
 
-fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
+fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Status> {
     let started = Instant::now();
     let (folder, argument) = (trainer.folder().path().display().to_string(), trainer.folder().argument());
     if trainer.finished() {
@@ -174,7 +174,8 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool) -> Result<Status> {
             // Before anything is said, which may find nobody who listens; and what was reached is said in any case.
             let drawn = trainer.draw();
             if let Some([last, best]) = trainer.folder().last_and_best()? {
-                say!("Test accuracy {} after {}:{:02} min.", last.percent(), seconds / 60, seconds % 60);
+                let since = if goes_on { " since it went on" } else { "" };
+                say!("Test accuracy {} after {}:{:02} min{since}.", last.percent(), seconds / 60, seconds % 60);
                 if let (Some(kept), true) = (trainer.folder().kept(&best), best.epoch < last.epoch) {
                     let (epoch, percent) = (best.epoch, best.percent());
                     say!(

@@ -174,8 +174,7 @@ impl RunFolder {
 
     /// The checkpoint of the best epoch, if it was kept: a run from before there were such has none, or one of a later epoch.
     pub fn kept(&self, best: &EpochMetrics) -> Option<&'static str> {
-        let kept = Checkpoint::read(&self.path.join(BEST)).ok()?;
-        (kept.progress.epoch == best.epoch).then_some(BEST)
+        kept_in(&self.path, best)
     }
 
     /// Says so where the best epoch's checkpoint is gone, or damaged: the weights are then lost, unless a copy is somewhere.
@@ -261,6 +260,12 @@ impl RunFolder {
         let size = [transform.size(); 2];
         pictures::routes::draw(&shown, trace, model, size, &path).with_context(|| path.display().to_string())
     }
+}
+
+/// The checkpoint of the best epoch in a run folder, if it was kept.
+pub fn kept_in(folder: &Path, best: &EpochMetrics) -> Option<&'static str> {
+    let kept = Checkpoint::read(&folder.join(BEST)).ok()?;
+    (kept.progress.epoch == best.epoch).then_some(BEST)
 }
 
 /// All epochs' metrics in a run folder, in which a run may be on its way; an empty list where there is no such file.

@@ -33,17 +33,17 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         notes.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
         let read: Vec<Vec<data::Result<u64>>> =
             splits.iter().map(|(split, dataset)| read(dataset.as_ref(), *split)).collect();
-        let bad: Vec<usize> = splits
-            .iter()
-            .zip(&read)
-            .map(|((split, dataset), read)| name_unreadable(dataset.as_ref(), *split, read))
-            .collect();
+        let (mut bad, mut lost) = (vec![], false);
+        for ((split, dataset), read) in splits.iter().zip(&read) {
+            bad.push(name_unreadable(read));
+            lost |= note_lost_classes(dataset.as_ref(), *split, read);
+        }
         repeated::notes(&splits, &read).iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
         let most = bad.iter().copied().max().unwrap_or(0);
         let bad: usize = bad.iter().sum();
         let all: usize = splits.iter().map(|(_, dataset)| dataset.len()).sum();
         unless_closed(print_lines(format_args!("{bad} of {all} image{} cannot be read.", plural(all))))?;
-        if bad > 0 {
+        if bad > 0 && !lost {
             tell!(io::stderr(), "note: training passes over them with --set max_bad_images={most}");
         }
         Ok(if bad == 0 { Status::Done } else { Status::FellShort })
@@ -108,17 +108,16 @@ fn read(dataset: &dyn Dataset, split: Split) -> Vec<data::Result<u64>> {
     read
 }
 
-/// Names the images that cannot be read, and the classes of which none can; gives the number of the images.
-fn name_unreadable(dataset: &dyn Dataset, split: Split, read: &[data::Result<u64>]) -> usize {
-    let errors: Vec<(usize, &data::Error)> =
-        read.iter().enumerate().filter_map(|(image, read)| Some((image, read.as_ref().err()?))).collect();
-    errors.iter().for_each(|(_, error)| tell!(io::stderr(), "{error}"));
-    let there = of_classes(dataset, 0..dataset.len());
-    let lost = of_classes(dataset, errors.iter().map(|&(image, _)| image));
-    for ((class, there), lost) in dataset.classes().iter().zip(there).zip(lost) {
-        if there > 0 && lost == there {
-            tell!(io::stderr(), "note: of {class} in {} no image can be read", split.name());
-        }
-    }
-    errors.len()
+/// Names the images that cannot be read; gives their number.
+fn name_unreadable(read: &[data::Result<u64>]) -> usize {
+    read.iter().filter_map(|read| read.as_ref().err()).map(|error| tell!(io::stderr(), "{error}")).count()
+}
+
+/// Names the classes of which no image can be read; says whether there are any.
+fn note_lost_classes(dataset: &dyn Dataset, split: Split, read: &[data::Result<u64>]) -> bool {
+    let (there, unread) = (of_classes(dataset, 0..read.len()), (0..read.len()).filter(|&image| read[image].is_err()));
+    let each = dataset.classes().iter().zip(there).zip(of_classes(dataset, unread));
+    let lost = each.filter(|&((_, there), unread)| there > 0 && unread == there);
+    lost.map(|((class, _), _)| tell!(io::stderr(), "note: of {class} in {} no image can be read", split.name())).count()
+        > 0
 }
