@@ -2,6 +2,7 @@
 
 mod common;
 
+use biformer::trainer::checkpoint::Checkpoint;
 use common::program::{biformer, copy_folder, fresh, text};
 use common::samples::{self, Trained};
 use serde_json::Value;
@@ -249,6 +250,30 @@ fn the_surest_mistakes_are_named() {
     fs::copy(&picture, inside.join("0.png")).unwrap();
     let none = |more: &[&str]| report(run, &[&["--data", text(&right)], more].concat()).get("surest_mistakes").cloned();
     assert_eq!([none(&["--mistakes", "3"]), none(&[])], [Some(Value::Array(vec![])), None]);
+}
+
+/// A run folder stands for the last epoch, which need not be the best.
+#[test]
+fn better_weights_are_spoken_of() {
+    let copy = fresh("eval-best");
+    copy_folder(&of_cifar().run, &copy);
+    let mut first = Checkpoint::read(&copy.join("checkpoint.safetensors")).unwrap();
+    first.progress.epoch = 1;
+    let best = copy.join("best.safetensors");
+    first.write(&best).unwrap();
+    let metrics = lines(&copy.join("metrics.jsonl")).into_iter().map(|mut line| {
+        if line["epoch"] == 1 {
+            line["test_accuracy"] = 1.0.into();
+        }
+        format!("{line}\n")
+    });
+    fs::write(copy.join("metrics.jsonl"), metrics.collect::<String>()).unwrap();
+    let note = format!("the best, after epoch 1 (100.0%): --checkpoint {}\n", text(&best));
+    let said = |checkpoint: &Path| biformer(&["eval", "--checkpoint", text(checkpoint)]).ok().err;
+    assert!(said(&copy).ends_with(&note) && !said(&best).contains("note:"), "{}", said(&copy));
+    let exported = fresh("eval-best-exported").join("w.safetensors");
+    let export = biformer(&["export", "--checkpoint", text(&copy), "--output", text(&exported)]).ok();
+    assert!(export.err.ends_with(&note), "{export:?}");
 }
 
 /// A run's data may have changed, or another folder may have their name.

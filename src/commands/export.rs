@@ -1,7 +1,7 @@
 //! `biformer export`.
 
 use super::Status;
-use super::options::Threads;
+use super::options::{Threads, note_best};
 use super::output::{EXPORT, Kind, expect_output, sign};
 use crate::trainer::checkpoint::Stored;
 use anyhow::Result;
@@ -29,6 +29,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             Stored::Described(described) => described.into_model()?.export()?,
             Stored::Alone(file) => TensorFile { metadata: Default::default(), ..file },
         };
+        note_best(&arguments.checkpoint);
         sign(&mut weights, EXPORT);
         weights.write(&arguments.output)?;
         let numbers: usize = weights.tensors.values().map(tensor::Tensor::count).sum();

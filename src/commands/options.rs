@@ -130,7 +130,7 @@ pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Says so where a run folder is named, whose weights are the last ones, and others in it were better.
-fn note_best(checkpoint: &Path) {
+pub fn note_best(checkpoint: &Path) {
     let Ok(Some([last, best])) = metrics_in(checkpoint).map(|epochs| EpochMetrics::last_and_best(&epochs)) else {
         return;
     };
