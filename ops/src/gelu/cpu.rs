@@ -61,22 +61,21 @@ pub fn backward<T: Float>(dy: &[T], x: &[T], dx: Out<'_, T>) {
 /// As of [`Vector::zero`].
 #[inline(always)]
 unsafe fn backward_part<T: Float, V: Vector<T>>(dy: &[T], x: &[T], out: Out<'_, T>, normal: &Normal) {
-    let given = dy.chunks(V::LANES).zip(x.chunks(V::LANES));
-    for (dx, (dy, x)) in out.data.chunks_mut(V::LANES).zip(given) {
-        if dx.len() < V::LANES {
-            // As in the forward pass.
-            let [mut wide_dx, mut wide_dy, mut wide_x] = [[T::zero(); MOST_LANES]; 3];
-            for (wide, part) in [(&mut wide_dx, &*dx), (&mut wide_dy, dy), (&mut wide_x, x)] {
-                wide[..part.len()].copy_from_slice(part);
-            }
-            // SAFETY: by the caller's word, here and below.
-            unsafe { backward_register::<T, V>(&wide_dy, &wide_x, &mut wide_dx, out.accumulate, normal) };
-            dx.copy_from_slice(&wide_dx[..dx.len()]);
-            continue;
-        }
-        // SAFETY: as above.
-        unsafe { backward_register::<T, V>(dy, x, dx, out.accumulate, normal) };
+    let accumulate = out.accumulate;
+    let (dx, rest) = out.data.split_at_mut(x.len() - x.len() % V::LANES);
+    let (of_dy, of_x) = (dy.chunks_exact(V::LANES), x.chunks_exact(V::LANES));
+    // As in the forward pass.
+    let [mut wide_dx, mut wide_dy, mut wide_x] = [[T::zero(); MOST_LANES]; 3];
+    for (wide, part) in [(&mut wide_dx, &*rest), (&mut wide_dy, of_dy.remainder()), (&mut wide_x, of_x.remainder())] {
+        wide[..part.len()].copy_from_slice(part);
     }
+    for (dx, (dy, x)) in dx.chunks_exact_mut(V::LANES).zip(of_dy.zip(of_x)) {
+        // SAFETY: by the caller's word, here and below.
+        unsafe { backward_register::<T, V>(dy, x, dx, accumulate, normal) };
+    }
+    // SAFETY: as above.
+    unsafe { backward_register::<T, V>(&wide_dy, &wide_x, &mut wide_dx, accumulate, normal) };
+    rest.copy_from_slice(&wide_dx[..rest.len()]);
 }
 
 /// # Safety
