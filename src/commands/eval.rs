@@ -321,7 +321,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     }
     let dataset = data::among(dataset, &known.classes).with_context(|| format!("data {source}"))?;
     if !named {
-        // It does of those with ImageNet's classes.
+        // Of those with ImageNet's classes it goes without saying.
         note_unsaid(&config, classes == 1000);
     }
     (config.batch_size, config.device) = (arguments.batch_size.min(dataset.len()).max(1), arguments.compute.device);

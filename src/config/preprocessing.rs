@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct Preprocessing {
     /// The mean of red, green and blue, scaled to 0 to 1, that images are normalised by: `[0.5, 0.5, 0.5]`. Empty for that of
-    /// the run whose weights this one starts from, or the data's own, which for a folder of images is ImageNet's.
+    /// the run whose weights this one starts from (ImageNet's, where they do not say it), or the data's own, which for a folder of
+    /// images is ImageNet's.
     pub mean: Vec<f64>,
     /// Their standard deviations, above 0 and up to 1, to be given with `mean`.
     pub std: Vec<f64>,

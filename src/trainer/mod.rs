@@ -273,9 +273,10 @@ impl Trainer {
     }
 
     fn run_on(&mut self, stop: &AtomicBool, display: &Display) -> Result<Outcome> {
+        let one_step = stop.load(Ordering::Relaxed);
         while !self.finished() {
             let started = Instant::now();
-            let training = self.train_epoch(stop, display)?;
+            let training = self.train_epoch(stop, one_step, display)?;
             let test = if stop.load(Ordering::Relaxed) { None } else { self.evaluate(stop, display)? };
             let Some(test) = test else {
                 self.save()?;
@@ -300,9 +301,8 @@ impl Trainer {
         Ok(Outcome::Finished)
     }
 
-    /// Trains on what is left of an epoch, or until `stop` is set.
-    fn train_epoch(&mut self, stop: &AtomicBool, display: &Display) -> Result<Lap> {
-        let one_step = stop.load(Ordering::Relaxed);
+    /// Trains on what is left of an epoch, or until `stop` is set; where it is from the beginning, after `one_step`.
+    fn train_epoch(&mut self, stop: &AtomicBool, one_step: bool, display: &Display) -> Result<Lap> {
         let (epoch, steps) = (self.progress.epoch, self.train.batches_per_epoch());
         let schedule = self.schedule()?;
         let mut clock = Stopwatch::start();

@@ -102,7 +102,8 @@ pub fn gemm_by_rows<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>
     multiply(a, b.into(), begin(c.accumulate), c.data, true);
 }
 
-/// As [`gemm_by_rows`], C = A·B + row, the row being added to every row of A·B. Panics as [`gemm`] does, and when the row's length does not fit.
+/// As [`gemm_by_rows`], C = A·B + row, the row being added to every row of A·B. Panics as [`gemm`] does, and when the row's
+/// length does not fit.
 pub fn gemm_plus_row<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, row: &[F], c: &mut [F::Sum]) {
     let b = b.into();
     assert_eq!(row.len(), b.extents().1, "length of the row that is added to a matrix product");
