@@ -92,7 +92,12 @@ pub fn images(key: &str, shape: &[usize], dtype: DType) -> Tensor {
 
 /// A map (N, H, W, C) in the order of (N, C, H, W).
 pub fn nchw(map: &Tensor) -> Vec<f64> {
-    map.cast(DType::F64).unwrap().permute(&[0, 3, 1, 2]).unwrap().to_vec().unwrap()
+    elements(&map.permute(&[0, 3, 1, 2]).unwrap())
+}
+
+/// A tensor's elements, one row after the other.
+pub fn elements(tensor: &Tensor) -> Vec<f64> {
+    tensor.cast(DType::F64).unwrap().to_vec().unwrap()
 }
 
 /// A list of numbers.
