@@ -73,6 +73,11 @@ fn eval_measures_what_training_measured() {
     let table = biformer(&["eval", "--checkpoint", text(&file), "--data", text(data), "--threads", "1"]).ok().out;
     assert!(table.starts_with(&format!("The test images of {}:\n", text(data))), "{table}");
     assert!(table.contains("seven") && table.contains("top-5") && table.contains("loss"), "{table}");
+    let row = table.lines().nth(1 + 1 + 7).unwrap();
+    let share = |name: &str| classes[7][name].as_f64().map_or("-".to_owned(), |x| format!("{:.1}%", 100.0 * x));
+    let [top1, top5, precision] = ["top1", "top5", "precision"].map(share);
+    let of_seven = ["seven", &classes[7]["images"].to_string(), &top1, &top5, &precision];
+    assert_eq!(row.split_whitespace().collect::<Vec<_>>(), of_seven, "{table}");
     let mean = format!("mean top-1 of the classes {:.1}%\n", 100.0 * report["macro_top1"].as_f64().unwrap());
     let (_, mistakes) = table.split_once(&mean).unwrap_or_else(|| panic!("{mean}: {table}"));
     let confusion = counts(&report["confusion"]);
@@ -132,6 +137,9 @@ fn classes_are_counted_by_what_they_were_taken_for() {
         assert!(row.len() == 10 && class["images"] == images, "{report}");
         let right = row[index] as f64 / images as f64;
         assert_eq!(class["top1"].as_f64(), Some(right));
+        let taken: u64 = confusion.iter().map(|row| row[index]).sum();
+        let precision = (taken > 0).then(|| row[index] as f64 / taken as f64);
+        assert_eq!(class["precision"].as_f64(), precision);
         accuracies += right / 10.0;
     }
     approx::assert_relative_eq!(report["macro_top1"].as_f64().unwrap(), accuracies, max_relative = 1e-12);

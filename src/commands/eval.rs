@@ -102,9 +102,11 @@ struct Report {
 struct Class {
     name: String,
     images: u64,
-    /// None where there are no images.
+    /// Of its images, the share that were taken for it. None where there are no images.
     top1: Option<f64>,
     top5: Option<f64>,
+    /// Of the images that were taken for it, the share that are. None where none were.
+    precision: Option<f64>,
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
@@ -119,18 +121,19 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     }
     let (heading, names) = column("class", report.classes.iter().map(|class| class.name.as_str()).chain(["all"]));
     say!("{}:", of_images(report.split, &report.data));
-    say!("{heading}  {:>7}  {:>6}  {:>6}", "images", "top-1", "top-5");
-    for (name, Class { images, top1, top5, .. }) in names.iter().zip(&report.classes) {
-        let [top1, top5] =
-            [top1, top5].map(|share| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)));
-        say!("{name}  {images:>7}  {top1:>6}  {top5:>6}");
+    say!("{heading}  {:>7}  {:>6}  {:>6}  {:>9}", "images", "top-1", "top-5", "precision");
+    for (name, Class { images, top1, top5, precision, .. }) in names.iter().zip(&report.classes) {
+        let [top1, top5, precision] = [top1, top5, precision]
+            .map(|share| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}%", 100.0 * share)));
+        say!("{name}  {images:>7}  {top1:>6}  {top5:>6}  {precision:>9}");
     }
     let Report { images, top1, top5, macro_top1, loss, .. } = report;
     say!(
-        "{}  {images:>7}  {:>5.1}%  {:>5.1}%   loss {loss:.4}, mean top-1 of the classes {:.1}%",
+        "{}  {images:>7}  {:>5.1}%  {:>5.1}%  {:9}  loss {loss:.4}, mean top-1 of the classes {:.1}%",
         names[names.len() - 1],
         100.0 * top1,
         100.0 * top5,
+        "",
         100.0 * macro_top1
     );
     if !report.mistakes.is_empty() {
@@ -194,9 +197,12 @@ impl Tally {
         let rows = (classes.len() <= MOST_CONFUSED).then(|| self.confusion());
         let confusion =
             rows.map(|rows| rows.iter().map(to_raw_value).collect::<serde_json::Result<_>>()).transpose()?;
-        let class = |(name, score): (String, Score)| Class {
+        let mut taken_for = vec![0; classes.len()];
+        self.taken.iter().for_each(|([_, predicted], count)| taken_for[*predicted as usize] += count);
+        let class = |((name, score), taken): ((String, Score), u64)| Class {
             name,
             images: score.images,
+            precision: (taken > 0).then(|| score.right as f64 / taken as f64),
             top1: (score.images > 0).then(|| score.accuracy()),
             top5: (score.images > 0).then(|| score.top5()),
         };
@@ -212,7 +218,7 @@ impl Tally {
             mistakes: self.mistakes(),
             surest_mistakes: None,
             confusion,
-            classes: classes.into_iter().zip(self.per_class).map(class).collect(),
+            classes: classes.into_iter().zip(self.per_class).zip(taken_for).map(class).collect(),
         })
     }
 
