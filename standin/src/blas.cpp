@@ -30,6 +30,7 @@ struct Product {
     Type scale;
     int transposed[2] = {0, 0}, epilogue = NOTHING;
     uint64_t bias = 0;
+    int64_t bias_stride = 0;
 };
 
 struct Preference {
@@ -126,6 +127,7 @@ uint64_t described(const Product& product, const Layout& a, const Layout& b, con
     auto add = [&](uint64_t word) { hash = (hash ^ word) * 1099511628211u; };
     for (int word : {int(product.compute), int(product.scale), product.transposed[0], product.transposed[1], product.epilogue})
         add(word);
+    add(product.bias_stride);
     for (const Layout* one : {&a, &b, &c, &d})
         for (int64_t word : {int64_t(one->type), int64_t(one->rows), int64_t(one->columns), one->ld, one->offset, int64_t(one->batch)})
             add(word);
@@ -181,7 +183,7 @@ void multiply(const Product& product, double alpha, double beta, const Operands&
     for (int64_t j = 0; j < n; j++) {
         double sum = 0;
         for (int64_t l = 0; l < k; l++) sum += columns[j * k + l];
-        put(d.type, product.bias, j, sum);
+        put(d.type, product.bias, number * product.bias_stride + j, sum);
     }
 }
 
@@ -221,6 +223,7 @@ EXPORTED Result cublasLtMatmulDescSetAttribute(Product* product, int attribute, 
     case 4: return set(product->transposed[1], value, bytes);
     case 7: return set(product->epilogue, value, bytes);
     case 8: return set(product->bias, value, bytes);
+    case 10: return set(product->bias_stride, value, bytes);
     default: return WRONG;
     }
 }
@@ -270,7 +273,9 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     bool ends = product->epilogue != NOTHING;
     bool can_end = product->epilogue == BIAS || product->epilogue == BGRADB;
     long endings = setting("STANDIN_ENDINGS", ALWAYS);
-    if (ends && (!can_end || !product->bias || d->batch > 1 || endings == NEVER)) return UNSUPPORTED;
+    // Sums of each matrix go to places of their own; a row for several was never asked for.
+    bool apart = d->batch == 1 || (product->epilogue == BGRADB && product->bias_stride >= int64_t(d->columns));
+    if (ends && (!can_end || !product->bias || !apart || endings == NEVER)) return UNSUPPORTED;
     if (setting("STANDIN_REDUCTIONS", 1) == 0 && preference->reductions != 0) return UNSUPPORTED;
     Choice choice = {};
     choice.plan.described = described(*product, *a, *b, *c, *d);
@@ -278,7 +283,7 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     memcpy(choice.plan.alignment, preference->alignment, sizeof preference->alignment);
     choice.plan.row_alignment = alignment_of(product->bias);
     choice.workspace = preference->workspace;
-    choice.waves = ends && endings == SLOW ? 0.5 : 1;
+    choice.waves = (ends && endings == SLOW ? 0.5 : 1) * setting("STANDIN_WAVES", 100) / 100 * d->batch;
     for (; *found < asked && *found < PLANS; ++*found) {
         choice.plan.rank = *found;
         choices[*found] = choice;
@@ -314,6 +319,7 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
             which++;
         }
         size_t ending = product->epilogue == BIAS ? d_layout->rows : product->epilogue == BGRADB ? d_layout->columns : 0;
+        if (ending) ending += (d_layout->batch - 1) * product->bias_stride;
         if (ending && !memory.holds(product->bias, ending * size_of(d_layout->type))) return INVALID_VALUE;
         // Nobody looks at a row's address before the kernel does.
         bool misaligned = product->epilogue != NOTHING && product->bias % plan->row_alignment;

@@ -24,6 +24,7 @@
 //! | `STANDIN_MULTIPROCESSORS`, `STANDIN_MEMORY` | how many, and how many bytes |
 //! | `STANDIN_DRIVER`, `STANDIN_NVRTC`, `STANDIN_CUBLAS` | versions, as each library numbers them |
 //! | `STANDIN_ENDINGS` | 0: cuBLASLt refuses to do anything besides a product; 2: only when it comes to it; 3: says that it would be slow |
+//! | `STANDIN_WAVES` | which percentage of the GPU cuBLASLt says that it keeps busy with one product |
 //! | `STANDIN_REFUSED` | how many of the three algorithms that it knows for a product cuBLASLt refuses when it comes to it |
 //! | `STANDIN_REDUCTIONS` | 0: cuBLASLt knows no algorithm that may add up parts |
 //! | `STANDIN_FAULT` | which of all kernels, counted from 1, does what it must not |

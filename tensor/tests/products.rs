@@ -115,25 +115,19 @@ fn what_a_product_does_besides() {
     }
 }
 
-/// As a linear layer's weight gradient has it: a long inner axis, whose numbers are added up on the way.
+/// Where this is set, a product alone keeps so many percent of the GPU busy, as cuBLASLt says.
+const WAVES: &str = "STANDIN_WAVES";
+
+/// As a linear layer's weight gradient has it: a long inner axis, which is cut where the GPU would be idle otherwise, and whose
+/// numbers are added up on the way.
 #[test]
 fn a_long_product_has_its_sums() {
     let Some(gpu) = Gpu::for_tests(1) else { return };
-    let device = Device::Cuda(gpu);
-    let (width, k) = (64, 50_000);
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let (width, k) = (64, 25_000);
     // Small whole numbers, so that all sums are exact.
     let small = |step: usize| -> Vec<f32> { (0..k * width).map(|i| (i * step % 11) as f32 - 4.0).collect() };
     let (dy, x) = (small(7), small(3));
-    let there = |data: &[f32]| {
-        Tensor::from_slice(data, [k, width]).unwrap().cast(DType::Bf16).unwrap().to_device(&device).unwrap()
-    };
-    let (dy_there, x_there) = (there(&dy), there(&x));
-    let [mut result, mut sums] =
-        [vec![width, width], vec![width]].map(|shape| Tensor::full(shape, f32::NAN).to_device(&device).unwrap());
-    Gemm::new("test", Matrix::transposed(&dy_there), Matrix::plain(&x_there), [width, width, k])
-        .sums(Some(sums.as_out("test", false).unwrap()))
-        .into(result.as_out("test", false).unwrap())
-        .unwrap();
     let (mut products, mut of_dy) = (vec![0.0f32; width * width], vec![0.0f32; width]);
     for (dy, x) in dy.chunks_exact(width).zip(x.chunks_exact(width)) {
         for ((products, of_dy), &dy) in products.chunks_exact_mut(width).zip(&mut of_dy).zip(dy) {
@@ -141,17 +135,58 @@ fn a_long_product_has_its_sums() {
             *of_dy += dy;
         }
     }
-    assert!(result.to_vec::<f32>().unwrap() == products, "the product");
-    assert_eq!(sums.to_vec::<f32>().unwrap(), of_dy);
+    for dtype in [DType::Bf16, DType::F32] {
+        let there = |data: &[f32]| {
+            Tensor::from_slice(data, [k, width]).unwrap().cast(dtype).unwrap().to_device(&device).unwrap()
+        };
+        let (dy_there, x_there) = (there(&dy), there(&x));
+        for accumulate in [false, true] {
+            let old = if accumulate { 1.0 } else { f64::NAN };
+            let place = |shape: &[usize]| Tensor::full(shape, old).cast(dtype.of_sums()).unwrap().to_device(&device);
+            let (mut result, mut sums) = (place(&[width, width]).unwrap(), place(&[width]).unwrap());
+            Gemm::new("test", Matrix::transposed(&dy_there), Matrix::plain(&x_there), [width, width, k])
+                .sums(Some(sums.as_out("test", accumulate).unwrap()))
+                .into(result.as_out("test", accumulate).unwrap())
+                .unwrap();
+            let expect = |got: &Tensor, wanted: &[f32]| {
+                let plus = if accumulate { 1.0 } else { 0.0 };
+                let wanted: Vec<f64> = wanted.iter().map(|&x| f64::from(x) + plus).collect();
+                assert!(got.cast(DType::F64).unwrap().to_vec::<f64>().unwrap() == wanted, "{dtype} {accumulate}");
+            };
+            expect(&result, &products);
+            expect(&sums, &of_dy);
+            // What is asked here depends on how operands lie alone.
+            let lying = |transposed| Operand { address: 256, transposed, stride: 0 };
+            let product = Product {
+                extents: [width, width, k],
+                batch: 1,
+                a: lying(true),
+                b: lying(false),
+                c: lying(false),
+                inputs: dtype,
+                output: dtype.of_sums(),
+                plus: 0,
+                row: 0,
+                sums: 0,
+                tf32: false,
+            };
+            // Of 3,125 elements: half as many would be an odd number.
+            let expected = if std::env::var_os(WAVES).is_some() { 8 } else { 1 };
+            assert_eq!(gpu.driver().pieces(&product), expected);
+        }
+    }
 }
 
-/// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where it refuses all but
-/// the last of its algorithms; and where it knows none that adds up parts.
+/// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where one product leaves
+/// the GPU idle; where it refuses all but the last of its algorithms; and where it knows none that adds up parts.
 #[test]
 fn on_a_played_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     for endings in ["0", "1", "2", "3"] {
         standin.repeat(&[], &[("STANDIN_ENDINGS", endings)]);
+    }
+    for endings in ["0", "1", "2"] {
+        standin.repeat(&["a_long_product"], &[(WAVES, "5"), ("STANDIN_ENDINGS", endings)]);
     }
     standin.repeat(&[], &[("STANDIN_REFUSED", "2")]);
     standin.repeat(&[], &[("STANDIN_REDUCTIONS", "0")]);

@@ -101,7 +101,7 @@ pub struct Product {
     pub plus: u64,
     /// A row (n) of C's type that is added to every row.
     pub row: u64,
-    /// Where the sums of A's rows go, (m) of C's type.
+    /// Where the sums of A's rows go, (batch, m) of C's type.
     pub sums: u64,
     /// Whether f32 operands may be rounded to TF32, whose mantissa has 10 bits.
     pub tf32: bool,
@@ -192,6 +192,12 @@ pub trait Driver: Send + Sync {
 
     /// Whether [`Driver::multiply`] can add the row, and form the sums, that such a product asks for, at little cost.
     fn can_end(&self, product: &Product) -> bool;
+
+    /// Into how many pieces a product's inner axis should be cut, of as many elements each, so that their products, as a
+    /// batch, keep the device busy, which this one would not.
+    fn pieces(&self, _product: &Product) -> usize {
+        1
+    }
 
     /// Multiplies matrices.
     unsafe fn multiply(&self, product: &Product) -> Result<()>;

@@ -58,19 +58,19 @@ impl<'a> Gemm<'a> {
         Self { row, ..self }
     }
 
-    /// Puts the sums of A's rows (m), which have the result's type, into this place, if there is one. Of a single product.
+    /// Puts the sums of A's rows (batch, m), which have the result's type, into this place, if there is one.
     pub fn sums(self, sums: Option<Out<'a>>) -> Self {
         Self { sums, ..self }
     }
 
     /// Computes all of it. The result is stored or added, in the factors' type or that of their sums. Errors:
     /// [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`], [`Error::Device`], [`Error::Argument`] for a matrix
-    /// to be added to a result that is itself added, and for sums of several matrices.
+    /// to be added to a result that is itself added.
     pub fn into(mut self, mut out: Out<'_>) -> Result<()> {
         self.check(&out)?;
         let [m, n, k] = self.extents;
         match self.plus {
-            _ if self.batch * m * n * k > 0 => self.multiply(&out)?,
+            _ if self.batch * m * n * k > 0 => self.multiply(&mut out)?,
             Some(plus) => put(out.part(0, plus.count()), plus)?,
             None if !out.accumulate => out.clear()?,
             None => {}
@@ -81,11 +81,11 @@ impl<'a> Gemm<'a> {
         }
         let Some(sums) = self.sums else { return Ok(()) };
         let Matrix { tensor, transposed } = self.factors[0];
-        sum_rows(tensor, if transposed { [1, k, m] } else { [m, k, 1] }, sums)
+        sum_rows(tensor, if transposed { [self.batch, k, m] } else { [self.batch * m, k, 1] }, sums)
     }
 
     /// The product, with as much of the rest as the device does in passing, which is then no longer asked for.
-    fn multiply(&mut self, out: &Out<'_>) -> Result<()> {
+    fn multiply(&mut self, out: &mut Out<'_>) -> Result<()> {
         let (op, gpu, [m, n, k]) = (self.op, out.gpu(), self.extents);
         let [a, b] = self.factors;
         let operand = |Matrix { tensor, transposed }: Matrix<'_>, stride| -> Result<Operand> {
@@ -108,6 +108,15 @@ impl<'a> Gemm<'a> {
             sums: 0,
             tf32: gpu.tf32(),
         };
+        // Pieces of the inner axis are matrices one behind the other where each of its elements is a row. And they are added
+        // up in the type of sums.
+        let alone = self.batch == 1 && self.plus.is_none() && self.row.is_none();
+        if alone && a.transposed && !b.transposed && bare.output == bare.inputs.of_sums() {
+            let pieces = gpu.driver.pieces(&bare);
+            if pieces > 1 {
+                return self.multiply_in_pieces(pieces, out);
+            }
+        }
         let row = self.row.map(|row| row.cast(out.dtype())).transpose()?;
         // A device stores them, and cannot add them.
         let stored = self.sums.as_ref().filter(|sums| !sums.accumulate);
@@ -125,6 +134,23 @@ impl<'a> Gemm<'a> {
         self.row = None;
         self.sums = self.sums.take().filter(|sums| sums.accumulate);
         Ok(())
+    }
+
+    /// The product as the sum of so many, each over a piece of the inner axis, and A's sums likewise.
+    fn multiply_in_pieces(&mut self, pieces: usize, out: &mut Out<'_>) -> Result<()> {
+        let (op, [a, b], [m, n, k]) = (self.op, self.factors, self.extents);
+        let (device, dtype) = (a.tensor.device(), out.dtype());
+        let of_pieces = |count| Tensor::empty_on(&device, [pieces, count], dtype);
+        let (mut products, mut sums) = (of_pieces(m * n)?, self.sums.as_ref().map(|_| of_pieces(m)).transpose()?);
+        Gemm::new(op, a, b, [m, n, k / pieces])
+            .batch(pieces)
+            .sums(sums.as_mut().map(|sums| sums.as_out(op, false)).transpose()?)
+            .into(products.as_out(op, false)?)?;
+        sum_rows(&products, [1, pieces, m * n], out.part(0, m * n))?;
+        match (sums, self.sums.take()) {
+            (Some(of_pieces), Some(sums)) => sum_rows(&of_pieces, [1, pieces, m], sums),
+            _ => Ok(()),
+        }
     }
 
     /// Whether everything has the type, and is as long, as it must be.
@@ -159,11 +185,8 @@ impl<'a> Gemm<'a> {
         }
         if let Some(sums) = &self.sums {
             sums.expect_dtype(op, out.dtype())?;
-            if self.batch != 1 {
-                return Err(Error::argument(op, "the sums of the rows of several matrices"));
-            }
-            if sums.count() != m {
-                return Err(Error::shape(op, format!("{m} sums"), &[sums.count()]));
+            if sums.count() != self.batch * m {
+                return Err(Error::shape(op, format!("{} sums", self.batch * m), &[sums.count()]));
             }
         }
         if out.count() != of_c {

@@ -61,7 +61,7 @@ where
             gemm(left, Mat::new(&vec![W::one(); k], k, 1), Out::store(&mut summed));
             for (i, value) in summed.into_iter().enumerate() {
                 // SAFETY: there is a place for each row's sum, by the caller's promise.
-                unsafe { (sums as *mut C).add(i).write(value.as_f64().as_()) };
+                unsafe { (sums as *mut C).add(index * m + i).write(value.as_f64().as_()) };
             }
         }
     }

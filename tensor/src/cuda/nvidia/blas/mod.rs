@@ -14,6 +14,11 @@ use std::collections::HashMap;
 /// Scratch memory for products that are cut along the inner axis: as much as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
+/// Where an algorithm keeps a smaller part of the GPU busy than this, a product's inner axis is cut, if its pieces are then no
+/// shorter than this.
+const IDLE: f32 = 0.5;
+const SHORTEST: usize = 1024;
+
 /// Where this variable is `rows`, `sums` or `all`, these are left to kernels of our own: to find out which of the two is
 /// wrong, or slow.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
@@ -78,6 +83,22 @@ impl Blas {
         // An algorithm may read a row 16 bytes at a time.
         let lies_well = key.alignment[4] >= 4;
         lies_well && (product.row == 0 || product.sums == 0) && with >= 0.7 * without
+    }
+
+    /// Into how many pieces to cut a product's inner axis: a power of two. cuBLASLt may cut it, too, and then finds by itself
+    /// that the GPU is busy; but nothing says that it will, and a weight's gradient of few rows and columns, over all pixels of
+    /// a batch, would leave most of the GPU idle.
+    pub fn pieces(&mut self, product: &Product) -> usize {
+        let k = product.extents[2];
+        if k < 2 * SHORTEST {
+            return 1;
+        }
+        let Ok(plan) = self.planned(&PlanKey::of(product).bare()) else { return 1 };
+        let (waves, mut pieces) = (plan.waves(), 1);
+        while waves * pieces as f32 <= IDLE && k % (2 * pieces) == 0 && k / (2 * pieces) >= SHORTEST {
+            pieces *= 2;
+        }
+        pieces
     }
 
     /// The plan for a shape, made now or before.

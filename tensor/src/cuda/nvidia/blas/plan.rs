@@ -64,7 +64,7 @@ impl PlanKey {
                 of_all(b.address, b.stride, inputs),
                 of_all(c.address, c.stride, output),
                 of_all(plus, c.stride, output),
-                row | sums,
+                row | of_all(sums, extents[0], output),
             ]
             .map(|address| address.trailing_zeros().min(MOST_ALIGNED)),
         }
@@ -121,6 +121,12 @@ impl Described {
             // SAFETY: the description is alive, and the value has four bytes.
             let set = unsafe { result::set_matmul_desc_attribute(product, attribute, (&raw const value).cast(), 4) };
             doing("an attribute", set)?;
+        }
+        if key.batch > 1 && key.ending == Ending::Sums {
+            let (stride, sums) = (m as i64, Of::CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE);
+            // SAFETY: as above; it has eight bytes.
+            let set = unsafe { result::set_matmul_desc_attribute(product, sums, (&raw const stride).cast(), 8) };
+            doing("the stride of sums", set)?;
         }
         Ok(described)
     }
