@@ -214,14 +214,14 @@ quick() {
         measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10
         measure 60 "quick-small-$mode-again" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNRECORDED=1 measure 60 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
-        for bare in rows sums all; do
+        for bare in rows sums pieces all; do
             BIFORMER_BARE_PRODUCTS=$bare measure 60 "quick-small-$mode-bare-$bare" "${small[@]}" --mode $mode --steps 10
         done
         measure 60 "quick-small-$mode-f32" "${full[@]}" --mode $mode
         measure 60 "quick-few-$mode" "${few[@]}" --mode $mode --device cuda
         measure 120 "quick-few-$mode-cpu" "${few[@]}" --mode $mode
         agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded}
-        agree 1e-2 "quick-small-$mode" "quick-small-$mode"-{bare-{rows,sums,all},f32}
+        agree 1e-2 "quick-small-$mode" "quick-small-$mode"-{bare-{rows,sums,pieces,all},f32}
         agree 1e-4 "quick-few-$mode" "quick-few-$mode-cpu"
     done
 }

@@ -19,8 +19,8 @@ const WORKSPACE: usize = 32 << 20;
 const IDLE: f32 = 0.5;
 const SHORTEST: usize = 1024;
 
-/// Where this variable is `rows`, `sums` or `all`, these are left to kernels of our own: to find out which of the two is
-/// wrong, or slow.
+/// Where this variable is `rows`, `sums` or `all`, these are left to kernels of our own, and where it is `pieces` or `all`, no
+/// inner axis is cut: to find out which of them is wrong, or slow.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
 
 /// cuBLASLt's version, of which the major number is that of its CUDA: (13, 4) for 13.4.
@@ -39,6 +39,7 @@ pub struct Blas {
     plans: HashMap<PlanKey, std::result::Result<Plan, Error>>,
     /// Whether it may be asked to add a row, and whether for sums.
     may_end: [bool; 2],
+    may_cut: bool,
 }
 
 fn doing<T>(what: &str, result: std::result::Result<T, CublasError>) -> Result<T> {
@@ -61,8 +62,8 @@ impl Blas {
             // SAFETY: nobody has it but this function.
             .inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
         let bare = std::env::var(BARE_VARIABLE).unwrap_or_default();
-        let may_end = ["rows", "sums"].map(|ending| bare != ending && bare != "all");
-        Ok(Self { handle, stream, workspace, plans: HashMap::new(), may_end })
+        let [rows, sums, may_cut] = ["rows", "sums", "pieces"].map(|what| bare != what && bare != "all");
+        Ok(Self { handle, stream, workspace, plans: HashMap::new(), may_end: [rows, sums], may_cut })
     }
 
     /// Whether cuBLASLt computes such a product well with what it is to do besides, of which it does one thing. The
@@ -90,12 +91,12 @@ impl Blas {
     /// a batch, would leave most of the GPU idle.
     pub fn pieces(&mut self, product: &Product) -> usize {
         let k = product.extents[2];
-        if k < 2 * SHORTEST {
+        if k < 2 * SHORTEST || !self.may_cut {
             return 1;
         }
         let Ok(plan) = self.planned(&PlanKey::of(product).bare()) else { return 1 };
         let (waves, mut pieces) = (plan.waves(), 1);
-        while waves * pieces as f32 <= IDLE && k % (2 * pieces) == 0 && k / (2 * pieces) >= SHORTEST {
+        while waves * pieces as f32 <= IDLE && k.is_multiple_of(2 * pieces) && k / (2 * pieces) >= SHORTEST {
             pieces *= 2;
         }
         pieces
