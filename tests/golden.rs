@@ -221,7 +221,7 @@ fn step(vector: &Vector, model: &BiFormer, gradients: &mut Gradients, step: usiz
     tape.backward(&loss, gradients).unwrap();
     gradients.require_all().unwrap();
 
-    let norm = l2(&elements(&gradients.flat().unwrap()));
+    let norm = l2(&elements(gradients.flat().unwrap()));
     compare(format!("gradient norm {step}"), norm, &json["grad_global_norm"][step]);
     if step == 0 {
         let wanted = json["grads_step0"].as_object().unwrap();

@@ -125,7 +125,7 @@ def check_training(golden, name):
             optimizer.zero_grad()
             loss.backward()
             if step == 0:
-                gradients = {key: float(p.grad.norm()) for key, p in model.named_parameters()}
+                gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
             norms.append(float(torch.cat([p.grad.flatten() for p in model.parameters()]).norm()))
             losses.append(loss.item())
             optimizer.step()
@@ -133,12 +133,19 @@ def check_training(golden, name):
             logits = model.eval()(image("input.eval", shape))
         how = f"{name}: training, gather {way[0]}, sdpa {way[1]}"
         # Against the global norm: a bias before a BatchNorm has gradient zero, up to rounding.
-        worst = max(abs(gradients[key] - g["l2"]) for key, g in case["grads_step0"].items())
+        worst = max(differs(gradients[key], wanted) for key, wanted in case["grads_step0"].items())
         report(f"{how}: worst gradient of the first step", worst / case["grad_global_norm"][0], 1e-9)
         report(f"{how}: {len(losses)} losses", relative(losses, case["losses"]), 1e-9)
         # AdamW divides that rounding by its own size, so the error grows from step to step.
         report(f"{how}: gradient norms", relative(norms, case["grad_global_norm"]), 1e-6)
         report(f"{how}: logits after it", relative(logits, case["eval_logits_after"]), 1e-6)
+
+
+def differs(gradient, wanted):
+    """How far a gradient's norm, sum and first elements are from what they should be."""
+    found = [gradient.norm(), gradient.sum(), *gradient.flatten()[: len(wanted["first4"])]]
+    expected = [wanted["l2"], wanted["sum"], *wanted["first4"]]
+    return max(abs(float(f) - e) for f, e in zip(found, expected, strict=True))
 
 
 def main():

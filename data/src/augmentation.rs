@@ -18,7 +18,7 @@ pub enum Crop {
     /// Padded for images of up to 32 x 32 pixels where the model's input is no larger either, resized for all others.
     #[default]
     Auto,
-    /// A window of all of the image, shifted by up to [`Augmentation::padding`] pixels of the model's input each way.
+    /// The largest square in the image's middle, shifted by up to `padding` pixels of the model's input each way.
     Padded,
     /// A window of random area and shape, resized.
     Resized,
@@ -52,28 +52,28 @@ pub enum EraseFill {
 pub struct Augmentation {
     /// The way of cropping.
     pub crop: Crop,
-    /// The largest shift of a padded crop, in pixels of the model's input: 0 to its side (4).
+    /// The largest shift of a padded crop, in pixels of the model's input: 0 to its side.
     pub padding: usize,
-    /// What lies beyond the edge in a padded crop (zero).
+    /// What lies beyond the edge in a padded crop.
     pub fill: Fill,
-    /// The probability of mirroring left and right, 0 to 1 (0.5); 0 for digits and text.
+    /// The probability of mirroring left and right, 0 to 1; 0 for digits and text.
     pub flip: f64,
-    /// The smallest part of the image's area that a resized crop shows: above 0, up to 1 (0.08); the largest is all of it.
+    /// The smallest part of the image's area that a resized crop shows: above 0, up to 1; the largest is all of it.
     pub min_scale: f64,
-    /// The filter by which training images are resized (bicubic).
+    /// The filter by which training images are resized.
     pub filter: Filter,
-    /// The probability of erasing a rectangle, 0 to 1 (0; the published ImageNet recipe has 0.25), of a fiftieth to a third of the
+    /// The probability of erasing a rectangle, 0 to 1 (the published ImageNet recipe has 0.25), of a fiftieth to a third of the
     /// image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it).
     pub erase: f64,
-    /// What an erased rectangle shows (mean; the published ImageNet recipe has noise).
+    /// What an erased rectangle shows (the published ImageNet recipe has noise).
     pub erase_fill: EraseFill,
-    /// Operations of RandAugment an image (0, none; the published ImageNet recipe has 2), up to 16. Each is any of fifteen,
+    /// Operations of RandAugment an image, 0 (none) to 16 (the published ImageNet recipe has 2). Each is any of fifteen,
     /// which change colours or move pixels, and half of those that are drawn are applied (Cubuk et al., "RandAugment",
     /// 2019, as timm has it).
     pub rand_augment: usize,
-    /// How much these operations change, 0 to 10 (9): the mean of a normal distribution, from which each draws its own.
+    /// How much these operations change, 0 to 10: the mean of a normal distribution, from which each draws its own.
     pub magnitude: f64,
-    /// The standard deviation of that distribution, 0 or more (0.5). What it gives below 0 or above 10 counts as 0 or 10.
+    /// The standard deviation of that distribution, 0 or more. What it gives below 0 or above 10 counts as 0 or 10.
     pub magnitude_std: f64,
     /// Mixup: α of the distribution Beta(α, α) of the share that an image keeps, while another of its batch shows through it
     /// (0, none, or 0.01 to 100; the published ImageNet recipe has 0.8).
@@ -82,12 +82,12 @@ pub struct Augmentation {
     /// none, or 0.01 to 100; the published ImageNet recipe has 1.0). With `mixup`, each has one half of the batches. A micro-batch is mixed by
     /// itself.
     pub cutmix: f64,
-    /// The probability of mixing a batch, 0 to 1 (1.0), where there is mixup or CutMix.
+    /// The probability of mixing a batch, 0 to 1, where there is mixup or CutMix.
     pub mix: f64,
-    /// How often an epoch shows an image, each time varied anew: 1 to 1000 (1; the published ImageNet recipe has 3). An epoch stays as
+    /// How often an epoch shows an image, each time varied anew: 1 to 1000 (the published ImageNet recipe has 3). An epoch stays as
     /// long as it is, so with 3 it shows a third of the images (Hoffer et al., "Augment your batch", 2019).
     pub repeats: usize,
-    /// How far rare classes are shown more often, 0 to 1 (0): of a class of n images an epoch shows a number in proportion to
+    /// How far rare classes are shown more often, 0 to 1: of a class of n images an epoch shows a number in proportion to
     /// n^(1 − balance), each of its images as often as the others, or once more or less, and varied anew each time. 0 leaves
     /// each image its share, 1 shows each class as often as any other; with `repeats` above 1, on average. An epoch stays as
     /// long as it is (Kang et al., "Decoupling representation and classifier for long-tailed recognition", 2020).

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::{Error, Result};
 
 /// How files with images are called: those whose formats [`load_image`](crate::load_image) reads.
-const EXTENSIONS: [&str; 10] = ["png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "pbm"];
+const EXTENSIONS: [&str; 12] = ["png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pam", "pnm"];
 /// How many extensions a message lists.
 const LISTED: usize = 5;
 

@@ -151,7 +151,9 @@ impl Loader {
         if drop_last { self.dataset.len() / batch_size } else { self.dataset.len().div_ceil(batch_size) }
     }
 
-    /// The batches of `epoch` from `first_batch` on: bit for bit those that the whole epoch has from there.
+    /// The batches of `epoch` from `first_batch` on: bit for bit those that the whole epoch has from there. Errors, each in a
+    /// batch's place: [`Error::TooManyBadImages`]; [`Error::NoGoodImage`] where all of a batch are bad; [`Error::Label`] and
+    /// those of the data set; [`Error::Worker`] where a thread cannot be started, or panics.
     pub fn epoch(&self, epoch: u64, first_batch: usize) -> Batches {
         let total = self.batches_per_epoch();
         let left = total.saturating_sub(first_batch);

@@ -36,6 +36,26 @@ fn an_image_folder_is_sorted_and_ignores_what_is_no_image() {
 }
 
 #[test]
+fn every_format_is_read_under_all_its_names() {
+    use image::ImageFormat::{Bmp, Jpeg, Png, Pnm, Tiff, WebP};
+    let root = tempfile::tempdir().unwrap();
+    let formats = [Bmp, Jpeg, Jpeg, Png, Pnm, Pnm, Pnm, Tiff, Tiff, WebP];
+    let names = ["bmp", "jpeg", "jpg", "png", "pnm", "ppm", "pgm", "tif", "tiff", "webp"];
+    for (name, format) in names.iter().zip(formats) {
+        fs::write(root.path().join(format!("1.{name}")), textured(40, 48, format)).unwrap();
+    }
+    let arbitrary = b"P7\nWIDTH 1\nHEIGHT 2\nDEPTH 3\nMAXVAL 255\nTUPLTYPE RGB\nENDHDR\n\x01\x02\x03\x04\x05\x06";
+    fs::write(root.path().join("1.pam"), arbitrary).unwrap();
+    fs::write(root.path().join("1.pbm"), b"P4\n1 2\n\x80\x00").unwrap();
+    let (pictures, passed_over) = data::pictures_below(root.path()).unwrap();
+    assert_eq!((pictures.len(), passed_over), (12, None));
+    for picture in pictures {
+        data::load_image(&picture).unwrap_or_else(|error| panic!("{}: {error}", picture.display()));
+    }
+    assert_eq!(data::load_image(root.path().join("1.pam")).unwrap().pixel(1, 0), Some([4, 5, 6]));
+}
+
+#[test]
 fn images_in_folders_below_a_class_belong_to_it() {
     let root = tempfile::tempdir().unwrap();
     write_folder(root.path(), 2);

@@ -57,15 +57,17 @@ pub(crate) enum Tail {
 }
 
 impl BiFormer {
-    /// A new model. The seed decides its initial weights.
+    /// A new model in f32 or f64. The seed decides its initial weights. Errors: [`Error::Config`](crate::Error::Config).
     pub fn new(config: &ModelConfig, seed: u64, dtype: DType) -> Result<Self> {
         Ok(Self::build(config, Builder::new(seed), dtype, |_| ())?.0)
     }
 
     /// A new model together with layers of one's own, a head for instance: `more` makes them, and their parameters and
     /// statistics lie behind the model's. So a value may go through both on one tape, and one optimiser, one file and one
-    /// device have both. Their names must be others than the model's: a name that is taken is a mistake in a program, and panics. A pass for them is a [`Pass`](crate::Pass) of the model's `parameters`, `statistics` and
-    /// [`factors`](Self::factors), which [`BiFormer::run`] takes, too. [`BiFormer::load`] takes files without them.
+    /// device have both. Their names must be others than the model's: a name that is taken is a mistake in a program, and
+    /// panics. A pass for them is a [`Pass`](crate::Pass) of the model's `parameters`, `statistics` and
+    /// [`factors`](Self::factors), which [`BiFormer::run`] takes, too. [`BiFormer::load`] takes files without them. Errors:
+    /// those of [`BiFormer::new`].
     pub fn with<T>(
         config: &ModelConfig,
         seed: u64,
@@ -75,7 +77,7 @@ impl BiFormer {
         Self::build(config, Builder::new(seed), dtype, more)
     }
 
-    /// A model without drawn weights, zero in their place: to be loaded, or only looked at.
+    /// A model without drawn weights, zero in their place: to be loaded, or only looked at. Errors: those of [`BiFormer::new`].
     pub fn blank(config: &ModelConfig, dtype: DType) -> Result<Self> {
         Ok(Self::build(config, Builder::blank(), dtype, |_| ())?.0)
     }
@@ -213,7 +215,8 @@ impl BiFormer {
         Ok(factors.with(prepared))
     }
 
-    /// Takes the statistics of a training step's batches into the running ones.
+    /// Takes the statistics of a training step's batches into the running ones. The trace must be one of this model's, or the
+    /// statistics that it lacks panic. Errors: [`tensor::Error::Shared`] while a tape lives that has seen the running ones.
     pub fn update_statistics(&mut self, trace: &Trace) -> Result<()> {
         self.move_statistics(trace)?;
         self.count_batch();

@@ -61,9 +61,9 @@ impl<T: Copy> PerStage<T> {
 pub struct ModelConfig {
     /// The layout.
     pub family: Family,
-    /// Logits, or what they are made of.
+    /// Logits, which is what a run trains, or what they are made of, for programs that use the library, `forward` and `info`.
     pub features: Features,
-    /// Classes of the head.
+    /// Classes of the head; in a run, as many as its data have.
     pub num_classes: usize,
     /// Blocks per stage: 1 to 256 in each of 1 to 12 stages.
     pub depth: Vec<usize>,
@@ -72,25 +72,29 @@ pub struct ModelConfig {
     /// Attention: k > 0 routes each region to k regions, up to S·S; -1 is plain full attention; -2 is full attention with
     /// local context. In the `biformer_stl_nchw` family -1 has it, too, as published.
     pub topks: Vec<i64>,
-    /// S: regions along each side of the map, S·S in all; 1 to 64.
+    /// S: regions along each side of the map, S·S in all; 1 to 64, or one such number for each stage: `[8, 4, 2, 1]`. In the
+    /// `biformer_stl_nchw` family, as published, a side that S does not divide has regions of the size rounded down, and so
+    /// may have more of them.
     pub n_win: PerStage<usize>,
     /// Channels of a head in routed attention.
     pub head_dim: usize,
     /// Heads of full attention, a divisor of its stage's channels.
     pub full_attention_heads: usize,
-    /// Hidden channels of the MLP, as a multiple of the stage's: above 0, up to 64.
+    /// Hidden channels of the MLP, as a multiple of the stage's: above 0, up to 64; or one such number for each stage.
     pub mlp_ratio: PerStage<f64>,
-    /// Kernel of the local context convolution ("lepe"): 3, 5 or 7; 0 leaves it out of routed attention.
+    /// Kernel of the local context convolution ("lepe"): 3, 5 or 7; 0 leaves it out of routed attention, where no stage has a
+    /// topk of -2.
     pub lce_kernel: usize,
     /// Kernel of the positional convolution at the start of a block: 3, 5 or 7; 0 leaves it out.
     pub pos_kernel: usize,
-    /// Strides of the stem's two 3x3 convolutions, each 1 to 4: 2, 2 for large images; less for small ones.
+    /// Strides of the stem's two 3x3 convolutions, each 1 to 4: 2, 2 for large images; less for small ones. The other families
+    /// have none of it: they begin with patches of 4x4 pixels.
     pub stem_strides: [usize; 2],
     /// Pads maps with zeros, at the bottom and right, to a multiple of n_win where they do not divide. As in the
-    /// published code the padding is not masked.
+    /// published code the padding is not masked. The `biformer_stl_nchw` family pads in any case.
     pub auto_pad: bool,
     /// Multiplies each region's kept keys and values by the softmax of their routing scores, through which the
-    /// router then learns. The published models route hard.
+    /// router then learns. The published models route hard, and the `biformer_stl_nchw` family cannot do otherwise.
     pub soft_routing: bool,
     /// Initial value of the learned per-channel factor on each residual branch; 0 leaves it out.
     pub layer_scale: f64,
@@ -180,7 +184,7 @@ impl ModelConfig {
         (0..self.stages()).map(|stage| stem << stage).collect()
     }
 
-    /// The sides of a stage's map for an image's side.
+    /// The side of a stage's map for an image's side.
     pub fn map_side(&self, image_side: usize, stage: usize) -> usize {
         match self.family {
             // 3x3 convolutions with padding 1 round up, each on its own.
@@ -193,7 +197,7 @@ impl ModelConfig {
         }
     }
 
-    /// Checks everything that can be wrong with a configuration, whatever the image.
+    /// Checks everything that can be wrong with a configuration, whatever the image. Errors: [`Error::Config`], with the field.
     pub fn check(&self) -> Result<()> {
         let wrong = |field: &'static str, message: String| Err(Error::Config { field, message });
         let stages = self.stages();
@@ -303,8 +307,9 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Checks that an image of this size fits: that every map has tokens and, without auto_pad, divides into
-    /// regions.
+    /// Checks that an image of this size fits: that its sides are at most 8192, that every map has tokens, at most 2²² of
+    /// them, in at most 4096 regions, and divides into these, but with auto_pad. In the `biformer_stl_nchw` family a map need
+    /// not divide, but each of its sides must have n_win tokens. Errors: [`Error::ImageSize`], with a size nearby that fits.
     pub fn check_image(&self, height: usize, width: usize) -> Result<()> {
         let unfit = |reason: String, advice: String| Err(Error::ImageSize { height, width, reason, advice });
         let large = |stage: usize| {

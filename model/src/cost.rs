@@ -42,7 +42,7 @@ pub struct Part {
     pub name: String,
     /// What it is made of, in words.
     pub layers: String,
-    /// The map that it produces, (H, W, C).
+    /// The map that it produces, (H, W, C); of the head of a backbone, which normalises all stages' maps, (1, 1, C) of the last.
     pub map: [usize; 3],
     /// Trainable numbers.
     pub parameters: usize,
@@ -50,7 +50,7 @@ pub struct Part {
     pub macs: Macs,
 }
 
-/// The parts of a model for images of a size, in order.
+/// The parts of a model for images of a size, in order. Errors: [`Error::ImageSize`](crate::Error::ImageSize).
 pub fn parts(model: &BiFormer, height: usize, width: usize) -> Result<Vec<Part>> {
     let config = model.config();
     config.check_image(height, width)?;
@@ -74,7 +74,10 @@ pub fn parts(model: &BiFormer, height: usize, width: usize) -> Result<Vec<Part>>
         let mut macs = Macs::default();
         (0..config.depth[stage]).for_each(|_| macs.add(block_macs(config, stage, map)));
         let attends = match config.attend(stage) {
-            Attend::Routed(k) => format!("routed to {k} of {0}x{0} regions", config.n_win.at(stage)),
+            Attend::Routed(k) => {
+                let [rows, columns] = config.regions(map, stage).map_or([config.n_win.at(stage); 2], |cut| cut.grid());
+                format!("routed to {k} of {rows}x{columns} regions")
+            }
             Attend::Full => "full attention".into(),
             Attend::FullWithContext => "full attention with local context".into(),
         };

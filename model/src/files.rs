@@ -28,10 +28,13 @@ pub struct TensorFile {
 
 impl TensorFile {
     /// Reads a file: safetensors, or what PyTorch's `torch.save` wrote, which has no metadata and of which nothing is run. f64,
-    /// f32, bf16 and f16 (widened to f32) tensors, and integers (as index tensors).
+    /// f32, bf16 and f16 (widened to f32) tensors, and integers of 32 or 64 bits that are u32s (as index tensors).
     ///
     /// Of a dictionary in which others lie, as training programs save them, it is the tensors of the entry `model`, or else
     /// `state_dict`, `model_state_dict`, `module`, or the only one that has tensors.
+    ///
+    /// Errors: [`Error::Io`]; [`Error::Foreign`] for another kind of file, and [`Error::OldArchive`]; [`Error::Format`] for one
+    /// that is damaged; [`Error::Unfit`] for tensors of other types, or other integers.
     pub fn read(path: &Path) -> Result<Self> {
         let (read, shown) =
             (|most| read_regular(path, most).map_err(|cause| io(path, cause)), path.display().to_string());
@@ -44,7 +47,8 @@ impl TensorFile {
         Self::parse(&read(u64::MAX)?, &shown)
     }
 
-    /// The metadata of a safetensors file, of which nothing else is read; so no checksum is held against it.
+    /// The metadata of a safetensors file, of which nothing else is read; so no checksum is held against it. Errors:
+    /// [`Error::Io`], [`Error::Foreign`], [`Error::Format`].
     pub fn read_metadata(path: &Path) -> Result<HashMap<String, String>> {
         const LENGTH: usize = size_of::<u64>();
         let read = |most| read_regular(path, most).map_err(|cause| io(path, cause));
@@ -68,7 +72,8 @@ impl TensorFile {
         Ok(metadata)
     }
 
-    /// The contents of a safetensors file's bytes, held against their checksum if they have one; `path` names it in errors.
+    /// The contents of a safetensors file's bytes, held against their checksum if they have one; `path` names it in errors,
+    /// which are those of [`TensorFile::read`].
     pub fn parse(bytes: &[u8], path: &str) -> Result<Self> {
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
         expect_safetensors(bytes, path)?;

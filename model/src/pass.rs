@@ -66,12 +66,13 @@ pub struct Trace {
     /// In training, the statistics of each BatchNorm's batch: see
     /// [`BiFormer::update_statistics`](crate::BiFormer::update_statistics).
     pub statistics: Vec<(StatisticsId, BatchStatistics)>,
-    /// The routes of each routed attention in order, (N, P, k): its name, and where each region looked. How regions lie on the
+    /// The routes of each routed attention in order, (N, P, k), index tensors: its name, and where each region looked. How regions lie on the
     /// map is told by [`ModelConfig::routed`](crate::ModelConfig::routed).
     pub routes: Vec<(String, Tensor)>,
-    /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called.
+    /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called: `down0`, `stage0`, and so
+    /// on.
     pub maps: Vec<(String, Tensor)>,
-    /// How much the token at a point attends to each of its map (N, H, W), in each attention in order, if
+    /// How much the token at a point attends to each of its map (N, H, W), f32, in each attention in order, if
     /// [`Pass::look_from`] was called: the mean of the heads' weights, 0 where it does not look at all.
     pub looks: Vec<(String, Tensor)>,
     /// A backbone's results, in inference.

@@ -40,7 +40,7 @@ pub static PRESETS: &[Preset] = &[
     },
 ];
 
-/// The model with this name.
+/// The model with this name. Errors: [`Error::UnknownModel`], with the nearest name.
 pub fn preset(name: &str) -> Result<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name).ok_or_else(|| Error::UnknownModel {
         name: name.to_owned(),

@@ -30,13 +30,15 @@ fn products_of_bf16_factors_agree_with_double_precision() {
 #[test]
 fn the_laws_of_bits_hold_in_single_precision_and_with_bf16_factors() {
     let mut failures = vec![];
-    for (factors, ops) in [(DType::F32, &[][..]), (DType::Bf16, &["linear", "conv2d"])] {
-        for op in OPS.iter().filter(|op| ops.is_empty() || ops.contains(&op.name)) {
-            for mut case in (op.cases)() {
-                case.inputs = case.inputs_in(DType::F32, factors).unwrap();
-                let broken = check_bits(&case).unwrap_or_else(|error| panic!("{}, {}: {error}", op.name, case.name));
-                failures
-                    .extend(broken.iter().map(|law| format!("{}, case \"{}\", {factors}: {law}", op.name, case.name)));
+    for limited in limits(&[Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx]) {
+        for (factors, ops) in [(DType::F32, &[][..]), (DType::Bf16, &["linear", "conv2d"])] {
+            for op in OPS.iter().filter(|op| ops.is_empty() || ops.contains(&op.name)) {
+                for mut case in (op.cases)() {
+                    case.inputs = case.inputs_in(DType::F32, factors).unwrap();
+                    let what = format!("{}, case \"{}\", {factors}, {}", op.name, case.name, limited.isa().name());
+                    let broken = check_bits(&case).unwrap_or_else(|error| panic!("{what}: {error}"));
+                    failures.extend(broken.iter().map(|law| format!("{what}: {law}")));
+                }
             }
         }
     }

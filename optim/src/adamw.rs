@@ -34,11 +34,11 @@ use tensor::{Device, Float, Tensor, match_float, simd};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdamWConfig {
-    /// β₁ and β₂, each in [0, 1): about 1/(1 − β) steps are remembered. Default 0.9 and 0.999.
+    /// β₁ and β₂, each in [0, 1): about 1/(1 − β) steps are remembered.
     pub betas: [f64; 2],
-    /// ε, positive: bounds the step where gradients vanish. Default 1e-8.
+    /// ε, positive: bounds the step where gradients vanish.
     pub eps: f64,
-    /// λ, at least 0. Default 0.05.
+    /// λ, at least 0.
     pub weight_decay: f64,
 }
 

@@ -20,7 +20,7 @@ pub enum Schedule {
     Cosine {
         /// The highest rate.
         peak: f64,
-        /// The rate of step 0.
+        /// The rate of step 0, where there is warm-up.
         start: f64,
         /// The rate from the end on.
         min: f64,
@@ -44,7 +44,7 @@ pub enum Schedule {
     Timm {
         /// The rate that the warm-up aims at.
         peak: f64,
-        /// The rate of epochs 0 and 1.
+        /// The rate of epochs 0 and 1, where there is warm-up.
         start: f64,
         /// The lowest rate of the cosine.
         min: f64,

@@ -12,7 +12,7 @@ pub struct ScheduleConfig {
     pub rule: ScheduleRule,
     /// The highest learning rate, above 0.
     pub peak: f64,
-    /// The learning rate at the very start, from 0 to `peak`, which takes its place where the default is above it.
+    /// The learning rate at the start of the warm-up, from 0 to `peak`, which takes its place where the default is above it.
     pub start: f64,
     /// The learning rate at the end, from 0 to `peak`, which takes its place where the default is above it.
     pub min: f64,

@@ -78,7 +78,7 @@ impl Isa {
 static LIMIT: AtomicU8 = AtomicU8::new(u8::MAX);
 static LIMITING: Mutex<()> = Mutex::new(());
 
-/// While it lives, nothing better than an instruction set is used anywhere in the program: see [`limits`].
+/// While it lives, nothing better than an instruction set is used anywhere in the program: see [`limits`] and [`unlimited`].
 pub struct Limited {
     isa: Isa,
     _turn: MutexGuard<'static, ()>,
@@ -103,6 +103,12 @@ pub fn limits(isas: &[Isa]) -> impl Iterator<Item = Limited> {
         LIMIT.store(isa as u8, Ordering::Relaxed);
         Some(Limited { isa, _turn: turn })
     })
+}
+
+/// The best that there is, for as long as the item lives: for a test that compares bits beside others that [limit](limits)
+/// them. Waits while a limit is in force.
+pub fn unlimited() -> Limited {
+    Limited { isa: Isa::detected(), _turn: lock(&LIMITING) }
 }
 
 impl Drop for Limited {
