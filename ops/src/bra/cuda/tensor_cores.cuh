@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, GROUPS * 8>, BLOCKS<D, RESID
         Attending<D, GROUPS> attending;
         load_columns<D>(attending.queries, qkv, row, count, query);
         attending.begin();
-        held.for_each_tile(g, g.keys(), routed, [&](const TileRows<RESIDENT>& rows, int keys, int) {
+        held.for_each_tile(g, g.keys(), routed, Nothing(), [&](const TileRows<RESIDENT>& rows, int keys, Nothing) {
             attending.attend(held.first, held.second, rows, keys, scale * LOG2_E);
         });
         attending.finish(out, v_dim, lse, count, query);
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
         }
         const bool one_tile = g.keys() <= TILE;
         for (int pass = one_tile ? 1 : 0; pass < 2; pass++) {
-            held.for_each_tile(g, g.keys(), routed, [&](const TileRows<RESIDENT>& rows, int keys, int) {
+            held.for_each_tile(g, g.keys(), routed, Nothing(), [&](const TileRows<RESIDENT>& rows, int keys, Nothing) {
                 float scores[STEPS][1][4], slopes[STEPS][1][4];
 #pragma unroll
                 for (int step = 0; step < STEPS; step++) {
@@ -253,8 +253,8 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
         for (int part = 0; part < 2 * PARTS<D>; part++)
 #pragma unroll
             for (int i = 0; i < 4; i++) dkeys[part][i] = dvalues[part][i] = 0;
-        held.for_each_tile(g, arriving, chooser, [&](const TileRows<RESIDENT>& rows, int here, int from) {
-            const QueriesOfTile queries(g, chooser, here, from, lse, delta);
+        auto load = [&](int here, int from) { return QueriesOfTile(g, chooser, here, from, lse, delta); };
+        held.for_each_tile(g, arriving, chooser, load, [&](const TileRows<RESIDENT>& rows, int here, const QueriesOfTile& queries) {
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 if (step * 16 >= here) break;
@@ -344,8 +344,8 @@ __global__ void __launch_bounds__(THREADS<true, 8>, BLOCKS<D, true, 8>)
         load_columns<D>(keys, qkv + qk_dim, row, count, key);
         load_columns<D>(values, qkv + 2 * qk_dim, row, count, key);
         float dkeys[1][PARTS<D>][4] = {}, dvalues[1][PARTS<D>][4] = {};
-        held.for_each_tile(g, arriving, chooser, [&](const TileRows<true>& rows, int here, int from) {
-            const QueriesOfTile queries(g, chooser, here, from, lse, delta);
+        auto load = [&](int here, int from) { return QueriesOfTile(g, chooser, here, from, lse, delta); };
+        held.for_each_tile(g, arriving, chooser, load, [&](const TileRows<true>& rows, int here, const QueriesOfTile& queries) {
 #pragma unroll
             for (int step = 0; step < STEPS; step++) {
                 if (step * 16 >= here) break;

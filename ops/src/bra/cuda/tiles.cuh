@@ -234,6 +234,11 @@ constexpr int THREADS = RESIDENT ? 256 : TILE / SIZE * 32;
 template <int D, bool RESIDENT, int SIZE>
 constexpr int BLOCKS = D > 32 ? 1 : THREADS<RESIDENT, SIZE> == 128 || RESIDENT && SIZE == 8 ? 3 : 2;
 
+// For a tile that takes nothing besides its rows.
+struct Nothing {
+    __device__ __forceinline__ Nothing operator()(int, int) const { return {}; }
+};
+
 // Two maps of a head's channels, and where parts of both lie in shared memory: all tokens, region after region, or those
 // of a tile.
 template <int D, bool RESIDENT>
@@ -242,9 +247,9 @@ struct Pair {
     const bf16 *first_map, *second_map;
     int first_stride, second_stride;
 
-    // Copies `count` tokens, and zeros into the rows behind them up to `rows`. `pixel(i)` is where the i-th token lies.
+    // Asks for `count` tokens, and zeros in the rows behind them up to `rows`. `pixel(i)` is where the i-th token lies.
     template <typename Pixel>
-    __device__ __forceinline__ void fetch(int rows, int count, Pixel pixel) {
+    __device__ __forceinline__ void ask_for(int rows, int count, Pixel pixel) {
         constexpr int CHUNKS = PADDED<D> / 8;
         for (int i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
             const int row = i / CHUNKS, channel = i % CHUNKS * 8;
@@ -253,6 +258,10 @@ struct Pair {
             copy_async(first.row(row).at(channel), first_map + at * first_stride + channel, exists);
             copy_async(second.row(row).at(channel), second_map + at * second_stride + channel, exists);
         }
+    }
+
+    // Waits until what the block's threads asked for is there.
+    __device__ __forceinline__ void wait() {
         wait_for_copies();
         __syncthreads();
     }
@@ -262,25 +271,31 @@ struct Pair {
         : first_map(first_map), second_map(second_map), first_stride(first_stride), second_stride(second_stride) {
         const int held = RESIDENT ? int(g.tokens()) : TILE;
         first.data = shared, second.data = shared + held * PADDED<D>;
-        if (RESIDENT) fetch(held, held, [&](int i) { return g.pixel(i / g.region_tokens, i % g.region_tokens); });
+        if (RESIDENT) {
+            ask_for(held, held, [&](int i) { return g.pixel(i / g.region_tokens, i % g.region_tokens); });
+            wait();
+        }
     }
 
     // Goes through a list of `count` tokens, those of regions `region(0)`, `region(1)`, ..., tile by tile:
-    // `visit(rows of the tile, tokens in it, which is its first)`.
-    template <typename Region, typename Visit>
-    __device__ __forceinline__ void for_each_tile(const Geometry& g, int count, Region region, Visit visit) {
+    // `visit(rows of the tile, tokens in it, what was loaded for it)`, where `load(tokens in it, which is its first)` loads
+    // while the tile is on its way.
+    template <typename Region, typename Load, typename Visit>
+    __device__ __forceinline__ void for_each_tile(const Geometry& g, int count, Region region, Load load, Visit visit) {
         const Divisor tokens = g.region_tokens;
         for (int from = 0; from < count; from += TILE) {
             const int here = min(TILE, count - from);
             if (!RESIDENT) {
                 __syncthreads();
-                fetch(TILE, here, [&](int i) { return g.pixel(region((from + i) / tokens), (from + i) % tokens); });
+                ask_for(TILE, here, [&](int i) { return g.pixel(region((from + i) / tokens), (from + i) % tokens); });
             }
+            const auto loaded = load(here, from);
+            if (!RESIDENT) wait();
             const TileRows<RESIDENT> rows = {[&](int i) {
                 int token = from + min(i, here - 1);
                 return RESIDENT ? region(token / tokens) * tokens + token % tokens : i;
             }};
-            visit(rows, here, from);
+            visit(rows, here, loaded);
         }
     }
 };
