@@ -47,7 +47,7 @@ fn as_file(images: &dyn Dataset, index: usize, folder: &Path) -> PathBuf {
     let [train, val] = ["train", "val"].map(|split| folder.join(split).join(class));
     [&train, &val].into_iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
     let file = val.join(format!("{index}.png"));
-    image::save_buffer(&file, sample.image.pixels(), 32, 32, image::ColorType::Rgb8).unwrap();
+    samples::write_picture(&file, [32, 32], sample.image.pixels());
     file
 }
 

@@ -2,6 +2,7 @@
 
 mod common;
 
+use biformer::data::load_image;
 use common::program::{biformer, fresh, text};
 use serde_json::Value;
 
@@ -83,7 +84,7 @@ fn bench_sweeps_attention_over_growing_maps() {
     }
     // Unlike time, it does not depend on how busy the machine is.
     assert!(report["curves"][0]["extra_bytes_exponent"].as_f64().unwrap() < 1.1, "{report}");
-    assert!(image::open(&plot).unwrap().width() > 100);
+    assert!(load_image(&plot).unwrap().width() > 100);
     let said = biformer(&["bench", "--op", "bra", "--largest", "56"]).ok().out;
     assert!(said.contains("tokens^") && said.contains("attention"), "{said}");
 }

@@ -7,6 +7,7 @@ mod common;
 use biformer::tensor::cpu::isa::Isa;
 use common::program::{Ran, command, fresh, text};
 use common::samples;
+use standin::skipped;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -41,7 +42,7 @@ fn a_run_has_the_recorded_bits_on_every_instruction_set() {
     let mut found = BTreeMap::new();
     for (isa, name) in isas {
         if isa > Isa::detected() {
-            eprintln!("skipped: this machine has no {name}");
+            skipped(format!("this machine has no {name}"));
             continue;
         }
         let run = folder.join(name);

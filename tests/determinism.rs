@@ -195,12 +195,13 @@ fn the_best_epoch_is_kept() {
 fn a_run_that_is_killed_again_and_again_never_breaks() {
     let shared = shared();
     let run = shared.run("killed");
-    let mut kills = 0;
+    let (mut kills, mut took) = (0, shared.took);
     for attempt in 0..60 {
-        let resume: &[&str] = if place(&run).is_some() { &["--resume"] } else { &[] };
+        let before = place(&run);
+        let resume: &[&str] = if before.is_some() { &["--resume"] } else { &[] };
         let mut child = command(&shared.train("killed", resume)).spawn().unwrap();
         // Somewhere between its start and its end: while it reads, trains, saves, tests.
-        sleep(shared.took * (3 + attempt * 37 % 45) / 100);
+        sleep(took * (3 + attempt * 37 % 45) / 100);
         if child.try_wait().unwrap().is_none() {
             child.kill().unwrap();
             kills += 1;
@@ -210,11 +211,17 @@ fn a_run_that_is_killed_again_and_again_never_breaks() {
         let killed =
             if cfg!(windows) { ended.status == Some(1) && ended.err.is_empty() } else { ended.status.is_none() };
         assert!(killed || ended.status == Some(0), "a broken folder: {ended:?}");
-        if place(&run).is_some_and(|place| place > (1, 4)) {
+        let after = place(&run);
+        if after > Some((1, 4)) {
             break;
+        }
+        // Other tests may keep the machine busier than it was then.
+        if after == before {
+            took = took * 5 / 4;
         }
     }
     assert!(kills > 0, "every run was over before it could be killed");
+    assert!(place(&run) > Some((1, 4)), "no run came further before it was killed");
     biformer(&shared.train("killed", &["--resume"])).ok();
     assert_same_run("killed", &shared.whole, &run);
     let left: Vec<String> = common::program::contents(&run).into_keys().filter(|name| name.ends_with("tmp")).collect();
@@ -319,14 +326,25 @@ mod signals {
     #[test]
     fn a_signal_that_is_to_be_ignored_is_ignored() {
         let shared = shared();
-        let run = shared.run("nohup");
-        let program = command(&shared.train("nohup", &["--epochs", "2"]));
-        let mut script = Command::new("sh");
-        script.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(program.get_program()).args(program.get_args());
-        let mut child = script.stdout(Stdio::null()).spawn().unwrap();
-        wait_until(&mut child, &run, |place| place >= Some((0, 2)));
-        signal(&child, "HUP");
-        assert_eq!(child.wait().unwrap().code(), Some(0));
-        assert_eq!(place(&run), Some((2, 0)));
+        // The run may be quicker than this test; then it must be tried again.
+        for attempt in 0..5 {
+            let name = format!("nohup-{attempt}");
+            let run = shared.run(&name);
+            let program = command(&shared.train(&name, &["--epochs", "2"]));
+            let mut script = Command::new("sh");
+            script.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(program.get_program()).args(program.get_args());
+            let mut child = script.stdout(Stdio::null()).spawn().unwrap();
+            let mut in_time = wait_until(&mut child, &run, |place| place >= Some((0, 2)));
+            if in_time {
+                signal(&child, "HUP");
+                in_time = place(&run) < Some((2, 0));
+                assert_eq!(child.wait().unwrap().code(), Some(0));
+            }
+            assert_eq!(place(&run), Some((2, 0)));
+            if in_time {
+                return;
+            }
+        }
+        panic!("every run was over before the signal came");
     }
 }

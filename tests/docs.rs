@@ -283,17 +283,17 @@ fn quoted_code_is_in_the_source() {
     }
 }
 
-/// All Markdown files, of the project and its folders.
+/// All Markdown files, of the project and those of its folders that may have some.
 fn markdown() -> Vec<PathBuf> {
     let mut found = vec![];
-    let mut folders = vec![root().to_owned()];
+    let inside = ["benches", "data/assets", "docs", "ops"].map(|folder| root().join(folder));
+    let mut folders = [&[root().to_owned()], &inside[..]].concat();
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if path.is_dir() && !name.starts_with('.') && !["target", "runs"].contains(&name.as_str()) {
+        for entry in std::fs::read_dir(&folder).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            if entry.file_type().unwrap().is_dir() && folder != root() {
                 folders.push(path);
-            } else if name.ends_with(".md") {
+            } else if path.extension().is_some_and(|end| end == "md") {
                 found.push(path);
             }
         }

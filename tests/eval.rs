@@ -2,6 +2,8 @@
 
 mod common;
 
+use biformer::data::load_image;
+use biformer::paths::quoted;
 use biformer::trainer::checkpoint::Checkpoint;
 use common::program::{biformer, copy_folder, fresh, text};
 use common::samples::{self, Trained};
@@ -276,7 +278,7 @@ fn better_weights_are_spoken_of() {
         format!("{line}\n")
     });
     fs::write(copy.join("metrics.jsonl"), metrics.collect::<String>()).unwrap();
-    let note = format!("the best, after epoch 1 (100.0%): --checkpoint {}\n", text(&best));
+    let note = format!("the best, after epoch 1 (100.0%): --checkpoint {}\n", quoted(text(&best)));
     let said = |checkpoint: &Path| biformer(&["eval", "--checkpoint", text(checkpoint)]).ok().err;
     assert!(said(&copy).ends_with(&note) && !said(&best).contains("note:"), "{}", said(&copy));
     let exported = fresh("eval-best-exported").join("w.safetensors");
@@ -308,7 +310,7 @@ fn the_confusion_is_drawn() {
     let file = fresh("eval-confusion").join("taken.png");
     let eval = |to: &Path| biformer(&["eval", "--checkpoint", text(run), "--confusion", text(to)]);
     eval(&file).ok();
-    let page = image::open(&file).unwrap();
+    let page = load_image(&file).unwrap();
     assert!(page.width() > 10 * 44 && page.height() > 10 * 44, "{}x{}", page.width(), page.height());
     eval(&file).ok();
     eval(&run.join("metrics.jsonl")).refused(&["--confusion", "no earlier result"]);

@@ -5,6 +5,7 @@
 //! none it says that it is skipped; in CI it may not be (`REQUIRE_NVRTC`).
 
 use rayon::prelude::*;
+use standin::skipped;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use tensor::cuda::Module;
@@ -92,7 +93,7 @@ fn parse(text: &str) -> BTreeMap<String, Resources> {
 fn every_kernel_compiles_for_every_generation_within_its_limits() {
     let release = match version() {
         Ok(release) => release,
-        Err(error) if std::env::var_os("REQUIRE_NVRTC").is_none() => return eprintln!("skipped: {error}"),
+        Err(error) if std::env::var_os("REQUIRE_NVRTC").is_none() => return skipped(error),
         Err(error) => panic!("{error}"),
     };
     let table = table();

@@ -93,7 +93,9 @@ fn a_trained_model_refuses_images_that_cannot_fit() {
     let image = run.join("curves.png");
     let refused = |arguments: &[&str]| {
         let one_gigabyte = "ulimit -v 1000000";
-        limited(one_gigabyte, arguments).refused(&["inference takes about", "GB", "a smaller --", "--image-size"]);
+        // Of address space, of which each thread takes some.
+        let arguments = [arguments, &["--threads", "2"]].concat();
+        limited(one_gigabyte, &arguments).refused(&["inference takes about", "GB", "a smaller --", "--image-size"]);
     };
     refused(&["predict", "--checkpoint", text(&run), text(&image)]);
     refused(&["eval", "--checkpoint", text(&run), "--data", text(&data)]);
@@ -105,6 +107,7 @@ fn what_soft_routing_gathers_is_counted_before_it_is_measured() {
     let soft = ["--batch-size", "1", "--set", "n_win=64", "auto_pad=true", "topks=4096,4096,4096", "soft_routing=true"];
     for command in [&["info"][..], &["bench", "--mode", "infer"], &["bench"]] {
         let ten_gigabytes = "ulimit -v 10000000";
-        limited(ten_gigabytes, &[command, &soft].concat()).refused(&["takes about", "GB of memory"]);
+        limited(ten_gigabytes, &[command, &soft, &["--threads", "2"]].concat())
+            .refused(&["takes about", "GB of memory"]);
     }
 }

@@ -55,7 +55,7 @@ fn the_libraries_that_are_named_are_used() {
         fs::create_dir_all(folder).unwrap();
         fs::copy(standin.library(library), folder.join(name)).unwrap();
     }
-    fs::hard_link(named.join("libnvrtc.so.13"), named.join("libnvrtc-builtins.so.13.0")).unwrap();
+    fs::copy(named.join("libnvrtc.so.13"), named.join("libnvrtc-builtins.so.13.0")).unwrap();
     let bench = |found: &Path, named: &Path| {
         let settings =
             [("LD_LIBRARY_PATH", text(found)), ("BIFORMER_CUDA", text(named)), ("STANDIN_MULTIPROCESSORS", "1")];
@@ -90,18 +90,18 @@ fn train(standin: &Standin, folder: &Path, out: &str, settings: &[(&str, &str)],
 }
 
 /// The folder of a run that nothing disturbed, in it `whole`, and what it learned from.
-fn whole(standin: &Standin, name: &str) -> PathBuf {
+fn whole(standin: &Standin, name: &str, settings: &[(&str, &str)]) -> PathBuf {
     let folder = fresh(name);
     samples::cifar10(&folder.join("data"));
     fs::rename(samples::config(&folder, ""), folder.join("small.toml")).unwrap();
-    train(standin, &folder, "whole", &[], &[]).ok();
+    train(standin, &folder, "whole", settings, &[]).ok();
     folder
 }
 
 #[test]
 fn a_run_goes_on_after_its_gpu_has_failed() {
     let Some(standin) = Standin::compiled() else { return };
-    let folder = whole(standin, "played-gpu-fails");
+    let folder = whole(standin, "played-gpu-fails", &[]);
     // In the second epoch.
     let failed = train(standin, &folder, "parts", &[("STANDIN_FAULT", "2000")], &[]);
     failed.refused(&["epoch 2", "unspecified launch failure; what was saved before is unharmed: go on with --resume"]);
@@ -130,29 +130,28 @@ fn a_fault_is_that_of_the_gpu_whoever_is_told() {
 #[test]
 fn damaged_kernels_are_compiled_anew() {
     let Some(standin) = Standin::compiled() else { return };
-    let folder = whole(standin, "played-gpu-kernels");
-    let kernels = folder.join("kernels");
-    fs::create_dir(&kernels).unwrap();
+    let kernels = fresh("played-gpu-kernels-cache");
+    let cache = [("BIFORMER_CACHE", text(&kernels))];
+    let folder = whole(standin, "played-gpu-kernels", &cache);
     let small = ["add-", "scale-", "drop_path-"];
     let mut damaged = vec![];
-    for entry in fs::read_dir(standin.kernels()).unwrap().map(Result::unwrap) {
-        let (name, mut bytes) = (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
-        let copy = kernels.join(&name);
-        if let Some(number) = small.iter().position(|start| name.starts_with(start)) {
-            // Cut off, changed, empty.
-            match number {
-                0 => bytes.truncate(bytes.len() / 2),
-                1 => bytes[100] ^= 1,
-                _ => bytes.clear(),
-            }
-            damaged.push((copy.clone(), bytes.clone()));
+    for entry in fs::read_dir(&kernels).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        let Some(number) = small.iter().position(|start| name.starts_with(start)) else { continue };
+        let mut bytes = fs::read(entry.path()).unwrap();
+        // Cut off, changed, empty.
+        match number {
+            0 => bytes.truncate(bytes.len() / 2),
+            1 => bytes[100] ^= 1,
+            _ => bytes.clear(),
         }
-        fs::write(copy, bytes).unwrap();
+        fs::write(entry.path(), &bytes).unwrap();
+        damaged.push((entry.path(), bytes));
     }
     assert_eq!(damaged.len(), small.len());
-    train(standin, &folder, "again", &[("BIFORMER_CACHE", text(&kernels))], &[]).ok();
+    train(standin, &folder, "again", &cache, &[]).ok();
     assert_same_run("from damaged kernels", &folder.join("whole"), &folder.join("again"));
-    for (copy, bytes) in damaged {
-        assert_ne!(fs::read(&copy).unwrap(), bytes, "{} is whole again", copy.display());
+    for (file, bytes) in damaged {
+        assert_ne!(fs::read(&file).unwrap(), bytes, "{} is whole again", file.display());
     }
 }

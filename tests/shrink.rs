@@ -15,7 +15,9 @@ fn pictures_become_smaller_under_their_names() {
     for class in ["train/cat", "train/dog", "val/cat", "val/dog"] {
         fs::create_dir_all(photos.join(class)).unwrap();
         for (name, colour) in [("a.JPG", [200, 90, 20]), ("b.png", [20, 90, 200]), ("c.webp", [90, 200, 20])] {
-            samples::picture(&photos.join(class).join(name), 400, 300, colour);
+            let bright = colour.map(|byte| byte + 30);
+            let paint = |x, _| image::Rgb(if x > 200 { bright } else { colour });
+            image::RgbImage::from_fn(400, 300, paint).save(photos.join(class).join(name)).unwrap();
         }
         samples::picture(&photos.join(class).join("d.png"), 50, 64, [9; 3]);
     }

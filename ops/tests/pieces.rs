@@ -118,8 +118,8 @@ fn gradients_add_up_over_passes_and_errors_come_out() {
 fn a_profile_sees_into_the_pieces() {
     let (network, profile) = (Network::new(), Arc::new(Profile::default()));
     let tape = Tape::new().profiled(Some(Arc::clone(&profile)));
-    profile.restart();
     let started = std::time::Instant::now();
+    profile.restart();
     network.run(Some(2), &tape, &mut Gradients::new(&network.parameters).unwrap()).unwrap();
     let elapsed = started.elapsed().as_secs_f64();
     let lines = profile.lines();

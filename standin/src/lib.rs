@@ -32,6 +32,7 @@
 
 use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -99,16 +100,15 @@ impl Standin {
                 return None;
             }
             if !cfg!(target_os = "linux") {
-                eprintln!("skipped: libraries in the role of CUDA's are for Linux");
+                skipped("libraries in the role of CUDA's are for Linux");
                 return None;
             }
-            let compiler = compiler();
-            if !Command::new(&compiler).arg("--version").output().is_ok_and(|output| output.status.success()) {
+            if !compiler().arg("--version").output().is_ok_and(|output| output.status.success()) {
                 assert!(env::var_os("REQUIRE_EMULATED").is_none(), "there is no C++ compiler");
-                eprintln!("skipped: there is no C++ compiler");
+                skipped("there is no C++ compiler");
                 return None;
             }
-            Some(Self { folder: compile(&compiler), ptx: false })
+            Some(Self { folder: compile(), ptx: false })
         })
         .as_ref()
     }
@@ -124,7 +124,7 @@ impl Standin {
             Err(error) => error.to_string(),
         };
         assert!(env::var_os("REQUIRE_NVRTC").is_none(), "{why}");
-        eprintln!("skipped: {why}");
+        skipped(why);
         None
     }
 
@@ -172,14 +172,23 @@ impl Standin {
 /// memory errors and undefined behaviour end it. None where the compiler has no sanitizers, which is said, and in CI
 /// (`REQUIRE_EMULATED`) may not be.
 pub fn sanitized(words: &[&str]) -> Option<Command> {
-    let library = Command::new(compiler()).arg("-print-file-name=libasan.so").output();
+    let library = compiler().arg("-print-file-name=libasan.so").output();
     let library = library.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
     if !Path::new(&library).is_absolute() {
         assert!(env::var_os("REQUIRE_EMULATED").is_none(), "the compiler has no address sanitizer");
-        eprintln!("skipped: the compiler has no address sanitizer");
+        skipped("the compiler has no address sanitizer");
         return None;
     }
-    let mut program = Command::new(env::current_exe().expect("a test is a program"));
+    let test = env::current_exe().expect("a test is a program");
+    // Older sanitizers hang now and then where addresses are drawn from very many.
+    let steady = ["setarch", env::consts::ARCH, "-R"];
+    let in_order = |program: &str| {
+        let mut command = Command::new(steady[0]);
+        command.args(&steady[1..]).arg(program);
+        command
+    };
+    let can = in_order("true").output().is_ok_and(|output| output.status.success());
+    let mut program = if can { in_order(&test.to_string_lossy()) } else { Command::new(&test) };
     program
         .args(words)
         .env_remove("BIFORMER_TEST_GPU")
@@ -189,33 +198,42 @@ pub fn sanitized(words: &[&str]) -> Option<Command> {
     Some(program)
 }
 
-/// The system's C++ compiler, or the one that `CXX` names.
-fn compiler() -> String {
-    env::var("CXX").unwrap_or_else(|_| "c++".into())
+/// Says why tests are skipped: also to those who do not hear what a test that passes says by `eprintln`.
+pub fn skipped(why: impl Display) {
+    let _ = writeln!(io::stderr(), "skipped: {why}");
+}
+
+/// The system's C++ compiler, or the one that `CXX` names, which may be several words: `ccache g++`.
+fn compiler() -> Command {
+    let named = env::var("CXX").unwrap_or_default();
+    let mut words = named.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or("c++"));
+    command.args(words);
+    command
 }
 
 /// Compiles the libraries beside this program, unless they are there.
-fn compile(compiler: &str) -> PathBuf {
+fn compile() -> PathBuf {
     // PTX is run by vectors, which are to be those of this processor; products are to be rounded before they are added.
     let native: &[&str] = if cfg!(target_arch = "x86_64") { &["-march=native"] } else { &[] };
     let options = [&["-std=c++17", "-O3", "-ffp-contract=off", "-fno-strict-aliasing"], native].concat();
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let processor = cpu.lines().find(|line| line.starts_with("flags"));
     let mut hasher = DefaultHasher::new();
-    (LIBRARIES, SOURCES, compiler, &options, processor).hash(&mut hasher);
+    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tensor/src/cuda/emulated");
+    (LIBRARIES, SOURCES, format!("{:?}", compiler()), &options, processor, &headers).hash(&mut hasher);
     let program = env::current_exe().expect("a test is a program");
     let folder = program.with_file_name(format!("in-the-role-of-cuda-{:016x}", hasher.finish()));
     if folder.is_dir() {
         return folder;
     }
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let headers = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tensor/src/cuda/emulated");
     // Whole or not at all: other programs may be at it.
     let work = folder.with_extension(std::process::id().to_string());
     fs::create_dir_all(work.join("compiler")).expect("a folder for the libraries");
     for (library, name, parts) in LIBRARIES {
         let place = |part: &&str| if part.ends_with(".so") { work.join(part) } else { sources.join(part) };
-        let output = Command::new(compiler)
+        let output = compiler()
             .args(&options)
             .args(["-fPIC", "-shared", "-Wall", "-Wextra"])
             .arg(format!("-Wl,-soname,{name}"))

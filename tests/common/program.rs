@@ -22,17 +22,24 @@ pub fn biformer(arguments: &[&str]) -> Ran {
     Ran::from(command(arguments).output().unwrap())
 }
 
-/// Runs the program to its end, in a shell that has set limits first.
+/// Runs the program to its end, in a shell that has set limits first: of files in blocks of 512 bytes, of memory in KiB.
 pub fn limited(limits: &str, arguments: &[&str]) -> Ran {
-    let mut shell = Command::new("bash");
+    let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{limits}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_biformer")]).args(arguments);
-    Ran::from(shell.output().unwrap())
+    Ran::from(without_wishes(&mut shell).output().unwrap())
+}
+
+/// What whoever runs the tests may wish of the program is not what they ask of it.
+fn without_wishes(command: &mut Command) -> &mut Command {
+    ["BIFORMER_ISA", "CLICOLOR_FORCE", "RAYON_NUM_THREADS"]
+        .iter()
+        .fold(command, |command, name| command.env_remove(name))
 }
 
 /// The program, to be started.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_biformer"));
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    without_wishes(&mut command).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     #[cfg(unix)]
     {
         use std::os::unix::process::CommandExt;

@@ -3,6 +3,9 @@
 use super::program::{Ran, biformer, fresh, text};
 use biformer::model::TensorFile;
 use biformer::trainer::checkpoint::Stored;
+use image::ExtendedColorType::Rgb8;
+use image::ImageEncoder;
+use image::codecs::{jpeg::JpegEncoder, png::PngEncoder};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -66,11 +69,24 @@ pub fn image_folder(folder: &Path) -> PathBuf {
     folder.to_owned()
 }
 
-/// A picture with a bright right half, in the format that its name tells.
+/// A picture with a bright right half, a PNG or a JPEG, as its name tells.
 pub fn picture(path: &Path, width: u32, height: u32, colour: [u8; 3]) {
-    let paint =
-        |x, _| if 2 * x > width { image::Rgb(colour.map(|c| c.saturating_add(30))) } else { image::Rgb(colour) };
-    image::RgbImage::from_fn(width, height, paint).save(path).unwrap();
+    let bright = colour.map(|byte| byte.saturating_add(30));
+    let row = (0..width).flat_map(|x| if 2 * x > width { bright } else { colour });
+    write_picture(path, [width, height], &row.collect::<Vec<u8>>().repeat(height as usize));
+}
+
+/// Writes red, green and blue bytes. By its `save` the crate `image` would have the encoders of all formats compiled into each
+/// test program.
+pub fn write_picture(path: &Path, [width, height]: [u32; 2], pixels: &[u8]) {
+    let (mut bytes, extension) = (vec![], path.extension().unwrap().to_ascii_lowercase());
+    let outcome = match extension.to_str() {
+        Some("png") => PngEncoder::new(&mut bytes).write_image(pixels, width, height, Rgb8),
+        Some("jpg" | "jpeg") => JpegEncoder::new(&mut bytes).write_image(pixels, width, height, Rgb8),
+        _ => panic!("{} is to be neither a PNG nor a JPEG", path.display()),
+    };
+    outcome.unwrap();
+    fs::write(path, bytes).unwrap();
 }
 
 /// The small model and a short schedule, as a file's text.

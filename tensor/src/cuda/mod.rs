@@ -51,8 +51,9 @@ use memory::capacity_for;
 use recording::Keys;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 /// Blocks of whole pages of so many bytes begin where vectors and tensor cores like it.
 const PAGE: usize = 512;
@@ -125,8 +126,8 @@ impl Gpu {
     }
 
     /// A device for tests of kernels, whose memory is poisoned before it is handed out: the machine's first GPU where the
-    /// variable `BIFORMER_TEST_GPU` is set, the emulated device otherwise. Where there is no C++ compiler it says that
-    /// the test is skipped, and gives none. Panics where `REQUIRE_EMULATED` is set (in CI), or a GPU was asked for that
+    /// variable `BIFORMER_TEST_GPU` is set, the emulated device otherwise. Where there is no C++ compiler it says (once a
+    /// program) that its tests are skipped, and gives none. Panics where `REQUIRE_EMULATED` is set (in CI), or a GPU was asked for that
     /// cannot be opened.
     pub fn for_tests(seed: u64) -> Option<Arc<Gpu>> {
         let opened = match std::env::var_os("BIFORMER_TEST_GPU") {
@@ -137,7 +138,9 @@ impl Gpu {
         match opened {
             Ok(gpu) => Some(gpu),
             Err(error) if !required => {
-                eprintln!("skipped: {error}");
+                // What `eprintln` says in a test that passes nobody hears.
+                static SAID: Once = Once::new();
+                SAID.call_once(|| _ = writeln!(io::stderr(), "skipped, all tests of a GPU: {error}"));
                 None
             }
             Err(error) => panic!("{error}"),

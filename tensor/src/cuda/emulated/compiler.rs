@@ -25,22 +25,36 @@ pub type Shared = Arc<Mutex<Option<Library>>>;
 
 /// The system's C++ compiler, with what it is told beside the usual.
 pub struct Compiler {
-    command: String,
+    /// The program, and perhaps words before the options: `ccache g++`.
+    command: Vec<String>,
     options: Vec<String>,
 }
 
 impl Compiler {
-    /// Finds it. [`Error::Gpu`](crate::Error::Gpu) where there is none.
+    /// Finds it. [`Error::Gpu`](crate::Error::Gpu) where there is none, and on Windows, whatever there is.
     pub fn find() -> Result<Self> {
-        let command = std::env::var(COMPILER_VARIABLE).unwrap_or_else(|_| COMPILER.into());
-        let works = Command::new(&command).arg("--version").output().is_ok_and(|output| output.status.success());
-        if !works {
+        if cfg!(windows) {
+            return Err(failure("is not for Windows"));
+        }
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let command = words(&std::env::var(COMPILER_VARIABLE).unwrap_or_default());
+        let command = if command.is_empty() { vec![COMPILER.to_owned()] } else { command };
+        let options = words(&std::env::var(OPTIONS_VARIABLE).unwrap_or_default());
+        let found = Self { command, options };
+        if !found.start().arg("--version").output().is_ok_and(|output| output.status.success()) {
             return Err(failure(format!(
-                "needs a C++ compiler, and {command} is none: install g++ or clang, or name one in {COMPILER_VARIABLE}"
+                "needs a C++ compiler, and {} is none: install g++ or clang, or name one in {COMPILER_VARIABLE}",
+                found.command.join(" ")
             )));
         }
-        let options = std::env::var(OPTIONS_VARIABLE).unwrap_or_default();
-        Ok(Self { command, options: options.split_whitespace().map(str::to_owned).collect() })
+        Ok(found)
+    }
+
+    /// It, to be told what to do.
+    fn start(&self) -> Command {
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]);
+        command
     }
 
     /// Whether sanitizers watch what it compiles.
@@ -86,7 +100,8 @@ impl Compiler {
             std::fs::write(&path, text).map_err(|error| io(&path, error))?;
         }
         let built = work.join("kernel.so");
-        let output = Command::new(&self.command)
+        let output = self
+            .start()
             // Hidden, or the loader would let libraries share what a template that both have calls static: shared memory.
             .args(["-std=c++17", "-O2", "-g1", "-DEMULATED", "-fPIC", "-shared", "-fno-strict-aliasing"])
             // A product that is to be rounded is, also where the processor could multiply and add at once.
@@ -100,7 +115,7 @@ impl Compiler {
             .arg("-o")
             .arg(&built)
             .output()
-            .map_err(|error| failure(format!("cannot run {}: {error}", self.command)))?;
+            .map_err(|error| failure(format!("cannot run {}: {error}", self.command.join(" "))))?;
         if !output.status.success() {
             let log = String::from_utf8_lossy(&output.stderr);
             return Err(failure(format!("{} does not compile:\n{log}", module.name)));
@@ -134,12 +149,13 @@ mod tests {
         let Ok(compiler) = Compiler::find() else {
             return eprintln!("skipped: there is no C++ compiler");
         };
-        let folder = std::env::temp_dir().join(format!("biformer-libraries-{}", std::process::id()));
+        // Not with temporary files, which may lie where nothing can be run.
+        let folder = std::env::current_exe().unwrap().with_file_name(format!("libraries-{}", std::process::id()));
         let (path, empty) = (folder.join("library.so"), folder.join("empty.cpp"));
         cache::write(&path, b"a library of another system").unwrap();
         std::fs::write(&empty, "").unwrap();
         let compile = || {
-            let mut made = Command::new(&compiler.command);
+            let mut made = compiler.start();
             let built = folder.join("built.so");
             assert!(made.args(["-shared", "-fPIC", "-o"]).args([&built, &empty]).status().unwrap().success());
             cache::write(&path, &std::fs::read(built).unwrap()).unwrap();
