@@ -126,9 +126,9 @@ impl Gpu {
     }
 
     /// A device for tests of kernels, whose memory is poisoned before it is handed out: the machine's first GPU where the
-    /// variable `BIFORMER_TEST_GPU` is set, the emulated device otherwise. Where there is no C++ compiler it says (once a
-    /// program) that its tests are skipped, and gives none. Panics where `REQUIRE_EMULATED` is set (in CI), or a GPU was asked for that
-    /// cannot be opened.
+    /// variable `BIFORMER_TEST_GPU` is set, the emulated device otherwise. Where there is no C++ compiler it says, once a
+    /// program, that its tests are skipped, and gives none. Panics where `REQUIRE_EMULATED` is set (in CI), or a GPU was
+    /// asked for that cannot be opened.
     pub fn for_tests(seed: u64) -> Option<Arc<Gpu>> {
         let opened = match std::env::var_os("BIFORMER_TEST_GPU") {
             Some(_) => nvidia::Nvidia::open(0).map(|driver| Self::with(Box::new(driver), true)),
