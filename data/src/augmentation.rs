@@ -79,8 +79,8 @@ pub struct Augmentation {
     /// (0, none, or 0.01 to 100; the published ImageNet recipe has 0.8).
     pub mixup: f64,
     /// CutMix: α of the distribution of the share that an image keeps, while a rectangle shows another of its batch (0,
-    /// none, or 0.01 to 100; the published ImageNet recipe has 1.0). With `mixup`, each has one half of the batches. A micro-batch is mixed by
-    /// itself.
+    /// none, or 0.01 to 100; the published ImageNet recipe has 1.0). With `mixup`, each has one half of the batches. A
+    /// micro-batch is mixed by itself.
     pub cutmix: f64,
     /// The probability of mixing a batch, 0 to 1, where there is mixup or CutMix.
     pub mix: f64,

@@ -15,7 +15,8 @@ use tensor::{DType, Device, Tensor};
 /// Weight of a new batch in the running statistics.
 const MOMENTUM: f64 = 0.1;
 
-/// BiFormer: stages of blocks, each after a merging that shrinks the map; then a classifier, or what it would classify by, or the maps.
+/// BiFormer: stages of blocks, each after a merging that shrinks the map; then a classifier, or what it would classify by,
+/// or the maps.
 pub struct BiFormer {
     config: ModelConfig,
     pub(crate) stages: Vec<Stage>,
@@ -190,8 +191,9 @@ impl BiFormer {
         Ok(Factors::new(self.parameters.cast(self.factors)?))
     }
 
-    /// The same for many passes that use the model as it is now, [`Mode::Evaluate`](crate::Mode::Evaluate): matrices are laid out as products take
-    /// them, and convolutions contain the normalisations behind them, which changes results by what rounding does.
+    /// The same for many passes that use the model as it is now, [`Mode::Evaluate`](crate::Mode::Evaluate): matrices are
+    /// laid out as products take them, and convolutions contain the normalisations behind them, which changes results by
+    /// what rounding does.
     pub fn prepared(&self) -> Result<Factors> {
         let (factors, mut prepared) = (self.factors()?, Prepared::default());
         for stage in &self.stages {

@@ -66,8 +66,8 @@ pub struct Trace {
     /// In training, the statistics of each BatchNorm's batch: see
     /// [`BiFormer::update_statistics`](crate::BiFormer::update_statistics).
     pub statistics: Vec<(StatisticsId, BatchStatistics)>,
-    /// The routes of each routed attention in order, (N, P, k), index tensors: its name, and where each region looked. How regions lie on the
-    /// map is told by [`ModelConfig::routed`](crate::ModelConfig::routed).
+    /// The routes of each routed attention in order, (N, P, k), index tensors: its name, and where each region looked. How
+    /// regions lie on the map is told by [`ModelConfig::routed`](crate::ModelConfig::routed).
     pub routes: Vec<(String, Tensor)>,
     /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called: `down0`, `stage0`, and so
     /// on.

@@ -95,7 +95,8 @@ impl fmt::Display for ImageSize {
 /// How many threads.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Threads {
-    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The results have the same bits with any number.
+    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The results
+    /// have the same bits with any number.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
 }

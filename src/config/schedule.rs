@@ -16,7 +16,8 @@ pub struct ScheduleConfig {
     pub start: f64,
     /// The learning rate at the end, from 0 to `peak`, which takes its place where the default is above it.
     pub min: f64,
-    /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; whole ones where the rule is `"timm"`, which reaches `peak` only nearly.
+    /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; whole ones where the rule is `"timm"`, which reaches
+    /// `peak` only nearly.
     pub warmup_epochs: f64,
 }
 

@@ -5,8 +5,8 @@
 //! on packing as on multiplying there: `matrixmultiply` reaches 70 to 150 of 260 GFLOP/s a core. Here only B is packed: into
 //! panels two or three registers wide, so that a tile's rows of B are one run of memory; beforehand, or by each thread just
 //! before it multiplies them, while they are in its cache. A is read where it lies, element by element, with any strides; so
-//! the transposes in a backward pass cost nothing. Where B is bf16, A is rounded to it, and both are packed as the instructions for bf16 want them
-//! (`pairs/`).
+//! the transposes in a backward pass cost nothing. Where B is bf16, A is rounded to it, and both are packed as the
+//! instructions for bf16 want them (`pairs/`).
 //!
 //! Work is cut by shape alone, and each sum runs in the order of the inner index, or of its parts: the same bits with any
 //! number of threads. Tested against `matrixmultiply`.
