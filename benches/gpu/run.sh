@@ -4,18 +4,19 @@
 #
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
-# All of them take longer than ten minutes. In three calls, which take half an hour with the way there and back:
+# The order is that of importance. A host that is lent for a quarter of an hour, with the way there and back, takes these
+# two calls; the third is for another:
 #
-#     benches/gpu/run.sh look quick tensor operations forms profile bench
-#     DEADLINE=500 benches/gpu/run.sh kernels peers
-#     DEADLINE=500 benches/gpu/run.sh steps precisions sanitize
+#     DEADLINE=420 benches/gpu/run.sh look quick tensor operations forms bench
+#     DEADLINE=240 benches/gpu/run.sh steps peers profile
+#     benches/gpu/run.sh look endings kernels precisions sanitize
 #
 # After DEADLINE seconds nothing is begun, and what runs is ended: such hosts are lent by the minute. OUT gets five
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
 # kernels.txt the tables of these two stages; plans.txt what cuBLASLt says it chose for each product of a step. The
 # status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-stages=(look quick tensor operations forms profile bench kernels peers steps precisions sanitize)
+stages=(look quick tensor operations forms bench steps peers profile endings kernels precisions sanitize)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -205,24 +206,32 @@ forms() {
     each optim
 }
 
-# A few figures, even if all else should fail; whether a step at its real size computes what it should, twice over; and two
-# questions: is it the recording that fails, and is what cuBLASLt does beside a product worth its while?
+# A few figures, even if all else should fail; whether a step at its real size computes what it should, twice over; and a
+# question: is it the recording, or what cuBLASLt does beside a product, that fails?
 quick() {
-    local mode bare full=("${ours[@]}" --precision f32 --model small --batch-size 128 --steps 10)
+    local mode full=("${ours[@]}" --precision f32 --model small --batch-size 128 --steps 10)
     local few=(target/gpu/biformer bench --model small --batch-size 8 --steps 1)
-    for mode in infer train; do
+    for mode in train infer; do
         measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10
         measure 60 "quick-small-$mode-again" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNRECORDED=1 measure 60 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
-        for bare in rows sums pieces all; do
-            BIFORMER_BARE_PRODUCTS=$bare measure 60 "quick-small-$mode-bare-$bare" "${small[@]}" --mode $mode --steps 10
-        done
+        BIFORMER_BARE_PRODUCTS=all measure 60 "quick-small-$mode-bare" "${small[@]}" --mode $mode --steps 10
         measure 60 "quick-small-$mode-f32" "${full[@]}" --mode $mode
         measure 60 "quick-few-$mode" "${few[@]}" --mode $mode --device cuda
         measure 120 "quick-few-$mode-cpu" "${few[@]}" --mode $mode
         agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded}
-        agree 1e-2 "quick-small-$mode" "quick-small-$mode"-{bare-{rows,sums,pieces,all},f32}
+        agree 1e-2 "quick-small-$mode" "quick-small-$mode"-{bare,f32}
         agree 1e-4 "quick-few-$mode" "quick-few-$mode-cpu"
+    done
+}
+
+# Is what cuBLASLt does beside a product worth its while?
+endings() {
+    local mode bare
+    for mode in train infer; do
+        for bare in none rows sums pieces all; do
+            BIFORMER_BARE_PRODUCTS=$bare measure 60 "endings-small-$mode-$bare" "${small[@]}" --mode $mode --steps 20
+        done
     done
 }
 
@@ -268,26 +277,34 @@ kernels() {
     done
 }
 
-# The twin, with the published gather and with its own.
+# The twin, with the published gather and with its own. What the comparison is about comes first.
 peers() {
-    local form gather work options cap=60 LD_LIBRARY_PATH=$torch_libraries
+    local form work gather options LD_LIBRARY_PATH=$torch_libraries
     python3 -c 'import importlib.util as i, sys; sys.exit(i.find_spec("torch") is None)' 2>/dev/null ||
         { skip peers "there is no PyTorch"; return; }
     try 60 torch python3 -c 'import torch; print(torch.__version__)'
     tail -n 1 "$logs/torch.log" | remark
-    for form in eager compile; do
-        for gather in published index; do
-            for work in train infer only-bra; do
-                options=(--mode "$work")
-                [[ $work != only-bra ]] || options=(--only-bra)
-                [[ $form == eager ]] || options+=(--compile)
-                measure $cap "torch-small-$work-$gather-$form" python3 benches/peers/bench_torch.py --device cuda \
-                    --dtype bf16 --gather $gather --attention sdpa --model-json small --image-size 224 \
-                    --batch-size 128 --steps 20 "${options[@]}"
-            done
-        done
-        cap=150
-    done
+    while read -r form work gather; do
+        options=(--mode "$work")
+        [[ $work != only-bra ]] || options=(--only-bra)
+        [[ $form == eager ]] || options+=(--compile)
+        measure 150 "torch-small-$work-$gather-$form" python3 benches/peers/bench_torch.py --device cuda \
+            --dtype bf16 --gather "$gather" --attention sdpa --model-json small --image-size 224 \
+            --batch-size 128 --steps 20 "${options[@]}"
+    done <<'RUNS'
+eager train published
+eager only-bra published
+eager train index
+compile train published
+compile train index
+eager only-bra index
+eager infer published
+eager infer index
+compile only-bra published
+compile infer published
+compile infer index
+compile only-bra index
+RUNS
 }
 
 steps() {

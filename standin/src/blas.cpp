@@ -44,7 +44,8 @@ struct Plan {
     unsigned alignment[4];
     uint64_t row_alignment; // of what is added, or of where sums go: that of the address it was made with
     uint64_t rank;          // among those for this product, from 0
-    uint64_t unused[2];
+    uint64_t split;         // whether the inner axis is cut into parts that are added up
+    uint64_t unused;
 };
 static_assert(sizeof(Plan) == 64, "eight words");
 
@@ -58,6 +59,10 @@ struct Choice {
 
 // How many plans there are for a product.
 constexpr int PLANS = 3;
+
+// A long inner axis is cut where parts may be added up; and then what fills no block of so many elements is left out, as is
+// reported of some of cuBLASLt's kernels.
+constexpr int64_t LONG = 1024, BLOCK = 128;
 
 // What the kernels for a product take of the device's memory, which are loaded when it is first asked for.
 constexpr size_t CODE = 1 << 18;
@@ -145,11 +150,12 @@ Result set(T& attribute, const void* value, size_t bytes) {
 struct Operands {
     Layout a, b, c, d;
     uint64_t at[4];
+    bool split;
 };
 
 // The product of one matrix of the batch.
 void multiply(const Product& product, double alpha, double beta, const Operands& of, int number) {
-    auto& [a, b, c, d, at] = of;
+    auto& [a, b, c, d, at, split] = of;
     auto start = [&](const Layout& layout, int which) { return at[which] + number * layout.offset * size_of(layout.type); };
     uint64_t from_a = start(a, 0), from_b = start(b, 1), plus = start(c, 2), to = start(d, 3);
     int64_t m = d.rows, n = d.columns, k = product.transposed[0] ? a.rows : a.columns;
@@ -162,14 +168,15 @@ void multiply(const Product& product, double alpha, double beta, const Operands&
     // Rows of op(A), and columns of op(B).
     std::vector<double> rows = product.transposed[0] ? whole(a.type, from_a, m, k, a.ld, 1) : whole(a.type, from_a, m, k, 1, a.ld);
     std::vector<double> columns = product.transposed[1] ? whole(b.type, from_b, n, k, 1, b.ld) : whole(b.type, from_b, n, k, b.ld, 1);
+    int64_t end = split && k >= LONG ? k - k % BLOCK : k;
     for (int64_t j = 0; j < n; j++) {
         for (int64_t i = 0; i < m; i++) {
             double chains[8] = {};
             const double *row = &rows[i * k], *column = &columns[j * k];
             int64_t l = 0;
-            for (; l + 8 <= k; l += 8)
+            for (; l + 8 <= end; l += 8)
                 for (int e = 0; e < 8; e++) chains[e] += row[l + e] * column[l + e];
-            for (; l < k; l++) chains[0] += row[l] * column[l];
+            for (; l < end; l++) chains[0] += row[l] * column[l];
             double sum = 0;
             for (double chain : chains) sum += chain;
             sum *= alpha;
@@ -282,6 +289,7 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     choice.plan.workspace = preference->workspace;
     memcpy(choice.plan.alignment, preference->alignment, sizeof preference->alignment);
     choice.plan.row_alignment = alignment_of(product->bias);
+    choice.plan.split = preference->reductions != 0;
     choice.workspace = preference->workspace;
     choice.waves = (ends && endings == SLOW ? 0.5 : 1) * setting("STANDIN_WAVES", 100) / 100 * d->batch;
     for (; *found < asked && *found < PLANS; ++*found) {
@@ -301,7 +309,7 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
         if (!handle->loaded.count(plan->described) && !device().memory.reserve(CODE)) return OUT_OF_MEMORY;
         handle->loaded.insert(plan->described);
         if (plan->described != described(*product, *a_layout, *b_layout, *c_layout, *d_layout)) return INVALID_VALUE;
-        Operands operands = {*a_layout, *b_layout, *c_layout, *d_layout, {a, b, c, d}};
+        Operands operands = {*a_layout, *b_layout, *c_layout, *d_layout, {a, b, c, d}, plan->split != 0};
         Memory& memory = device().memory;
         if (bytes < plan->workspace || !memory.holds(workspace, bytes)) return INVALID_VALUE;
         auto number = [&](const void* scalar) {
