@@ -6,6 +6,7 @@ use model::BiFormer;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
+use tensor::cpu::isa::Isa;
 use tensor::cuda::Gpu;
 use tensor::{DType, Device};
 
@@ -110,6 +111,16 @@ impl Compute {
         };
         gpu.set_tf32(self.precision == Precision::Tf32);
         Ok(Device::Cuda(gpu))
+    }
+
+    /// What computes, so far as bits depend on it: a GPU's name, or the processor's instructions, of which f32 knows no
+    /// more than AVX-512.
+    pub fn computed_by(self, device: &Device) -> String {
+        let best = if self.precision == Precision::Bf16 { Isa::Amx } else { Isa::Avx512 };
+        match device {
+            Device::Cpu => format!("cpu ({})", Isa::current().min(best).name()),
+            Device::Cuda(_) => device.to_string(),
+        }
     }
 
     /// The type of the maps between layers.

@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use tensor::cpu::isa::Isa;
 
 /// Steps of an epoch of the small data in batches of 16.
 const STEPS: u64 = samples::TRAIN as u64 / 16;
@@ -245,6 +246,27 @@ fn a_finished_run_says_so_and_can_be_made_longer() {
     biformer(&["train", "--resume", "--out", text(&out)]).ok();
     assert_eq!(place(&out), Some((3, 0)));
     biformer(&shared.train(name, &["--resume", "--epochs", "2"])).refused(&["epochs = 2", "come further, with 3 done"]);
+}
+
+/// The instructions are part of the bits, and another machine's may be others.
+#[test]
+fn a_run_that_other_instructions_go_on_with_says_so() {
+    let shared = shared();
+    let train = |isa: &str, more: &[&str]| {
+        let ran = command(&shared.train("elsewhere", more)).env("BIFORMER_ISA", isa).output().unwrap();
+        Ran::from(ran).ok().err
+    };
+    assert_eq!(train("portable", &["--epochs", "1"]), "");
+    assert_eq!(train("portable", &["--resume", "--epochs", "2"]), "");
+    let (portable, best) = (Isa::Portable.name(), Isa::detected().min(Isa::Avx512).name());
+    let said = train("", &["--resume", "--epochs", "3"]);
+    if best != portable {
+        assert!(
+            said.contains(&format!("note: cpu ({portable}) has computed this run, and cpu ({best}) goes on")),
+            "{said}"
+        );
+    }
+    assert_eq!(train("", &["--resume", "--epochs", "4"]), "", "it is said once");
 }
 
 /// What stops a run, where there are signals.

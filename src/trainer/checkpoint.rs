@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 /// The name of a run folder's checkpoint.
 pub const FILE_NAME: &str = "checkpoint.safetensors";
 const FORMAT: &str = "biformer-checkpoint-1";
+/// The entry of the metadata that says what computed the run so far.
+const COMPUTED_BY: &str = "computed_by";
 
 /// The place in a run. With the configuration it determines everything that is still to come.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,8 +41,15 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// A checkpoint to be written.
-    pub fn new(config: RunConfig, progress: Progress, data: DataFacts, file: TensorFile) -> Self {
+    /// A checkpoint to be written, of a run that [this](crate::device::Compute::computed_by) computes.
+    pub fn new(
+        config: RunConfig,
+        progress: Progress,
+        data: DataFacts,
+        mut file: TensorFile,
+        computed_by: String,
+    ) -> Self {
+        file.metadata.insert(COMPUTED_BY.into(), computed_by);
         Self { described: Described::new(config, data, file), progress }
     }
 
@@ -81,6 +90,11 @@ impl Checkpoint {
             Ok(Self { described, progress })
         };
         parse().with_context(|| format!("{shown}: not a checkpoint that can be used"))
+    }
+
+    /// What computed the run so far, if it says it.
+    pub fn computed_by(&self) -> Option<&str> {
+        self.described.file.metadata.get(COMPUTED_BY).map(String::as_str)
     }
 
     /// Where it was read.

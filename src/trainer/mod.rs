@@ -31,6 +31,7 @@ pub mod trained;
 use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
 use crate::inference::Inference;
 use crate::memory;
+use crate::printing::tell;
 use crate::staging::numbered;
 use crate::threads::pool;
 use anyhow::{Context, Result, bail};
@@ -44,6 +45,7 @@ use model::recognised;
 use optim::Schedule;
 use rayon::ThreadPool;
 use score::Score;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -241,6 +243,13 @@ impl Trainer {
             trainer.folder.keep_best(trainer.progress.epoch)?;
         }
         trainer.folder.note_lost()?;
+        let (before, now) = (checkpoint.computed_by(), trainer.learner.computed_by());
+        if let Some(before) = before.filter(|before| *before != now && !trainer.finished()) {
+            tell!(
+                io::stderr(),
+                "note: {before} has computed this run, and {now} goes on: its bits may be those of neither alone"
+            );
+        }
         trainer.folder.write_config(trainer.learner.config())?;
         Ok(trainer)
     }

@@ -106,6 +106,11 @@ impl Learner {
         &self.model
     }
 
+    /// What computes it, so far as bits depend on it.
+    pub fn computed_by(&self) -> String {
+        self.config.compute().computed_by(&self.device)
+    }
+
     /// Where it computes.
     pub fn device(&self) -> &Device {
         &self.device
@@ -227,7 +232,7 @@ impl Learner {
                 bail!("{LOWER_RATE}: after step {steps} numbers of {name} are not finite");
             }
         }
-        Ok(Checkpoint::new(self.config.clone(), progress, data, file))
+        Ok(Checkpoint::new(self.config.clone(), progress, data, file, self.computed_by()))
     }
 
     /// A learner that goes on where a checkpoint was made, as configured now: device and precision may be others.
