@@ -43,7 +43,7 @@ pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
             format!("at that size it has {columns}x{rows} pixels, more than {format:?} files can have; name it .png");
         return Err(Error::Unsupported { path: path.to_owned(), what });
     }
-    let pixels = resize(&image, Window { top: 0, left: 0, height, width }, [rows, columns], Filter::Bicubic);
+    let pixels = resize(&image, Window::whole([height, width]), [rows, columns], Filter::Bicubic);
     let mut smaller = vec![];
     let (columns, rows, colours) = (columns as u32, rows as u32, ExtendedColorType::Rgb8);
     match format {

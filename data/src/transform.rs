@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use tensor::rng::{Philox, Sequence};
 
 use crate::rand_augment::{Canvas, RandAugment};
-use crate::resample::{Filter, Window, resize};
+use crate::resample::{Filter, Window, resize, resize_part};
 use crate::{Augmentation, Crop, EraseFill, Error, Fill, Image, Result, Statistics};
 
 /// The longest side of an image that counts as tiny: it has no margin to spare.
@@ -173,21 +173,23 @@ impl Transform {
         }
     }
 
-    /// The centre of the image, shifted. Where the image is not of the input size, the largest centred square is
-    /// first resized to `zoomed` pixels a side.
+    /// The centre of the image, shifted. Where the image is not of the input size, its shorter side is first resized to
+    /// `zoomed` pixels, as torchvision's `Resize` and `CenterCrop` do it.
     fn centred<'a>(&self, image: &'a Image, zoomed: usize, filter: Filter, shift: Shift) -> View<'a> {
         let (height, width) = (image.height(), image.width());
         if (height, width) == (self.size, self.size) {
             return View { pixels: image.pixels().into(), height, width, shift };
         }
-        // Taking the square first bounds the work on an image of extreme shape. What is shown does not change by it while
-        // `zoomed` has a margin as wide as the filter reaches; without one, the outermost pixels see nothing beyond the square.
-        let side = height.min(width);
-        let square = Window { top: (height - side) / 2, left: (width - side) / 2, height: side, width: side };
-        let resized = resize(image, square, [zoomed; 2], filter);
-        let margin = ((zoomed - self.size) / 2) as isize;
-        let shift = Shift { down: shift.down + margin, right: shift.right + margin, ..shift };
-        View { pixels: resized.into(), height: zoomed, width: zoomed, shift }
+        let shorter = height.min(width);
+        let lengths = [height, width].map(|length| zoomed * length / shorter);
+        // Halves go to even numbers, as Python rounds.
+        let middle = lengths.map(|length| {
+            let (half, rest) = ((length - self.size) / 2, (length - self.size) % 2);
+            half + rest * (half % 2)
+        });
+        let part = Window { top: middle[0], left: middle[1], ..Window::whole([self.size; 2]) };
+        let pixels = resize_part(image, Window::whole([height, width]), lengths, part, filter);
+        View { pixels: pixels.into(), height: self.size, width: self.size, shift }
     }
 }
 

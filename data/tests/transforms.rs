@@ -4,7 +4,6 @@ mod support;
 
 use approx::assert_relative_eq;
 use data::{Augmentation, Crop, Error, Fill, Filter, Image, Statistics, Transform, eval_pixels};
-use image::{RgbImage, imageops};
 use proptest::prelude::*;
 use serde::Deserialize;
 use serde::de::value::{Error as ValueError, MapDeserializer};
@@ -157,19 +156,6 @@ fn evaluation_shows_the_share_that_is_asked_for() {
     }
 }
 
-/// The shorter side is resized by a cubic, here of the `image` crate, and the centre is taken: 64 x 80 to 32 x 40, of which
-/// 28 x 28 are shown.
-#[test]
-fn evaluation_resizes_by_a_cubic() {
-    let image = noise(64, 80);
-    let buffer = RgbImage::from_raw(80, 64, image.pixels().to_vec()).unwrap();
-    let resized = imageops::resize(&buffer, 40, 32, imageops::FilterType::CatmullRom);
-    let expected = imageops::crop_imm(&resized, 6, 2, 28, 28).to_image().into_raw();
-    let shown = bytes(&eval_pixels(&image, 28, PLAIN).unwrap());
-    let worst = shown.iter().zip(&expected).map(|(a, b)| a.abs_diff(*b)).max();
-    assert!(shown.len() == expected.len() && worst <= Some(1), "off by {worst:?}"); // they round differently
-}
-
 #[test]
 fn the_same_stream_gives_the_same_bits() {
     for size in [32, 48] {
@@ -181,15 +167,16 @@ fn the_same_stream_gives_the_same_bits() {
     }
 }
 
-/// The bits that runs saw before there was RandAugment: neither it nor the fill of an erased rectangle may change them unasked.
+/// The bits that older runs saw: what is new may not change them unasked. (The last time that it did, resizing came to round
+/// as Pillow does.)
 #[test]
 fn the_bits_of_older_runs() {
     let small = Augmentation { fill: Fill::Mean, erase: 0.5, ..Augmentation::default() };
     let large = Augmentation { filter: Filter::Triangle, ..small.clone() };
     let cases = [
         (32, Statistics::CIFAR10, small.clone(), noise(32, 32), 0xB05A_6C04_F8D5_701F),
-        (24, Statistics::IMAGENET, small, noise(60, 50), 0x49CF_B6E9_DAF2_B80B),
-        (24, Statistics::IMAGENET, large, noise(60, 50), 0x9288_3714_BEA4_CDD5),
+        (24, Statistics::IMAGENET, small, noise(60, 50), 0x7783_861F_5A3E_E010),
+        (24, Statistics::IMAGENET, large, noise(60, 50), 0xC8E3_FB87_AE8F_9B5A),
     ];
     for (size, statistics, augmentation, image, expected) in cases {
         let transform = Transform::train(size, statistics, &augmentation).unwrap();
