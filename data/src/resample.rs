@@ -148,12 +148,12 @@ pub(crate) fn resize_part(
     let first = (window.top + seen.start) * image.width() + window.left;
     let rows: Vec<&[u8]> = image.pixels()[first * 3..].chunks(image.width() * 3).take(seen.len()).collect();
     for (rows, narrowed) in rows.chunks(lanes).zip(narrowed.chunks_mut(lanes * stride)) {
-        simd!(A => resize_rows::<A>(rows, lanes, &horizontal, &mut turned, narrowed));
+        simd!(A => resize_rows(rows, lanes, &horizontal, &mut turned, narrowed));
     }
     let (mut sums, mut resized) = (vec![0; stride], vec![0; part.height * stride]);
     for (o, resized) in resized.chunks_exact_mut(stride).enumerate() {
         let (start, weights) = vertical.of(o);
-        simd!(A => blend::<A>(&narrowed[(start - seen.start) * stride..], weights, &mut sums, resized));
+        simd!(A => blend(&narrowed[(start - seen.start) * stride..], weights, &mut sums, resized));
     }
     resized
 }
@@ -161,7 +161,7 @@ pub(crate) fn resize_part(
 /// Some rows, up to so many `lanes`, resized. `turned` is for their bytes, column by column: so rows side by side are blended
 /// as columns are, many bytes at a time.
 #[inline(always)]
-fn resize_rows<A>(rows: &[&[u8]], lanes: usize, axis: &Axis, turned: &mut [u8], resized: &mut [u8]) {
+fn resize_rows(rows: &[&[u8]], lanes: usize, axis: &Axis, turned: &mut [u8], resized: &mut [u8]) {
     for (lane, row) in rows.iter().enumerate() {
         turned.chunks_exact_mut(lanes).zip(*row).for_each(|(column, &byte)| column[lane] = byte);
     }
@@ -170,7 +170,7 @@ fn resize_rows<A>(rows: &[&[u8]], lanes: usize, axis: &Axis, turned: &mut [u8], 
     let (sums, blended) = (&mut sums[..3 * lanes], &mut blended[..3 * lanes]);
     for o in 0..stride / 3 {
         let (start, weights) = axis.of(o);
-        blend::<A>(&turned[start * 3 * lanes..], weights, sums, blended);
+        blend(&turned[start * 3 * lanes..], weights, sums, blended);
         for (lane, row) in resized.chunks_exact_mut(stride).enumerate() {
             row[o * 3..][..3].copy_from_slice(&[blended[lane], blended[lanes + lane], blended[2 * lanes + lane]]);
         }
@@ -179,7 +179,7 @@ fn resize_rows<A>(rows: &[&[u8]], lanes: usize, axis: &Axis, turned: &mut [u8], 
 
 /// The weighted sum of some rows.
 #[inline(always)]
-fn blend<A>(rows: &[u8], weights: &[i32], sums: &mut [i32], blended: &mut [u8]) {
+fn blend(rows: &[u8], weights: &[i32], sums: &mut [i32], blended: &mut [u8]) {
     sums.fill(HALF);
     for (row, &weight) in rows.chunks_exact(blended.len()).zip(weights) {
         sums.iter_mut().zip(row).for_each(|(sum, &value)| *sum += weight * i32::from(value));
