@@ -3,6 +3,10 @@
 use anyhow::{Context, Result};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Within so long, Ctrl-C twice is one: a terminal sends it to a program and to what has started it, which may hand it on.
+const ONE: Duration = Duration::from_millis(500);
 
 /// Whether a run was asked to stop.
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -39,7 +43,7 @@ pub fn survive_size_limit() {
 
 #[cfg(unix)]
 mod system {
-    use super::stop;
+    use super::{Instant, ONE, stop};
     use libc::{SIG_IGN, SIGHUP, SIGINT, SIGTERM, sigset_t};
     use std::io;
     use std::mem::zeroed;
@@ -58,9 +62,10 @@ mod system {
         unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut()) };
         thread::Builder::new().name("signals".into()).spawn(move || {
             FIRST.store(wait(&set), Ordering::Relaxed);
+            let asked = Instant::now();
             stop();
             // Only a person is in a hurry: schedulers may send theirs twice.
-            while wait(&set) != SIGINT {}
+            while wait(&set) != SIGINT || asked.elapsed() < ONE {}
             end_by(SIGINT)
         })?;
         Ok(())
@@ -110,14 +115,22 @@ mod system {
 
 #[cfg(not(unix))]
 mod system {
-    use super::{STOP, stop};
-    use std::sync::atomic::Ordering;
+    use super::{Instant, ONE, stop};
+    use std::sync::OnceLock;
 
     /// What a shell's own interrupted commands end with.
     const INTERRUPTED: i32 = 130;
 
     pub fn watch() -> Result<(), ctrlc::Error> {
-        ctrlc::set_handler(|| if STOP.load(Ordering::Relaxed) { end_as_asked() } else { stop() })
+        static ASKED: OnceLock<Instant> = OnceLock::new();
+        ctrlc::set_handler(|| match ASKED.get() {
+            None => {
+                let _ = ASKED.set(Instant::now());
+                stop();
+            }
+            Some(asked) if asked.elapsed() >= ONE => end_as_asked(),
+            Some(_) => {}
+        })
     }
 
     pub fn end_as_asked() -> ! {

@@ -5,7 +5,7 @@ mod common;
 
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
-use common::program::{biformer, fresh, place, text, with_slashes};
+use common::program::{biformer, copy_folder, fresh, place, text, with_slashes};
 use common::samples::{self, Trained, train};
 use std::fs;
 use std::path::Path;
@@ -299,6 +299,14 @@ fn the_first_operation_to_go_wrong_is_named() {
         said.refused(&["huge.safetensors", "averaged parameters hold NaN", "another run"]);
     }
     assert!(!exported.exists());
+    let run = folder.join("resumed");
+    copy_folder(&shared.run, &run);
+    fs::copy(&file, run.join("checkpoint.safetensors")).unwrap();
+    biformer(&["train", "--resume", "--epochs", "2", "--data", text(&shared.data), "--out", text(&run)]).refused(&[
+        "checkpoint.safetensors",
+        "averaged parameters hold NaN",
+        "no step can go on",
+    ]);
     averaged(f32::MAX);
     biformer(&["eval", "--checkpoint", text(&file)]).refused(&[
         "huge.safetensors",

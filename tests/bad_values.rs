@@ -127,6 +127,7 @@ fn words_and_names() {
         ("train --set n_win=2 architecture.n_win=1", "--set n_win: it is given twice"),
         ("info --set depth=1 depth=2", "--set depth: it is given twice"),
         ("info --set architecture.depth=1,x", "--set depth=1,x: got \"x\", expected a whole number (0 or more)"),
+        ("train --set architecture.seed=1", "--set seed: a field of training runs, not of a model"),
         ("train --set schedule.lr=1", "did you mean \"schedule.peak\"?"),
     ] {
         let said = biformer(&arguments.split(' ').collect::<Vec<_>>());

@@ -130,7 +130,7 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     to(&data).refused(&["it is that of the data", "train/runs/train for example"]);
     let run = beside.join("run");
     let said = to(&run).ok().out;
-    let note = "note: there is neither val/ nor test/: about one image in 5 is held out as the test\n";
+    let note = "note: there is neither val/ nor test/: 3 of 20 images are held out as the test\n";
     assert!(said.contains("17 training images of 2 classes, 3 test images.\n") && said.contains(note), "{said}");
     // Of other pictures, some are passed over as well: they may be some of those that it learned from.
     let others = folder.join("others");
@@ -208,6 +208,10 @@ fn other_test_images_are_noticed() {
     file.metadata.insert("data".into(), facts.to_string());
     file.write(&checkpoint).unwrap();
     assert_eq!(biformer(&elsewhere).ok().err, "");
+    // Under the same names in another folder may be anything.
+    fs::rename(moved.join("val"), moved.join("test")).unwrap();
+    let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "7", "--data", text(&moved)]).ok().err;
+    assert!(said.contains("note: the test images are those of another folder: accuracies do not compare"), "{said}");
 }
 
 #[test]

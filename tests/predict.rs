@@ -173,6 +173,15 @@ fn predict_takes_the_pictures_in_a_folder() {
         said.err.contains("note: passed over 1 file in") && said.err.ends_with("no image by its name: 1 .heic\n"),
         "{said:?}"
     );
+    // A folder without pictures keeps no other from being classified.
+    let none = folder.join("none");
+    fs::create_dir(&none).unwrap();
+    let said = predict(&[text(&none), text(&pictures[1])]);
+    assert_eq!((said.status, said.out), (Some(2), predict(&[text(&pictures[1])]).ok().out));
+    assert!(said.err.contains("none: holds no image"), "{}", said.err);
+    let list: Value = serde_json::from_str(&predict(&[text(&none), text(&pictures[1]), "--json"]).out).unwrap();
+    assert!(list[0]["error"].is_string() && list[1]["classes"].is_array(), "{list}");
+    fs::remove_dir(&none).unwrap();
     // How it ended does not depend on who listens.
     let missing = folder.join("missing.png");
     let asked = ["predict", "--checkpoint", text(run), text(&missing), text(&pictures[1])];

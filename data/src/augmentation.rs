@@ -63,7 +63,8 @@ pub struct Augmentation {
     /// The filter by which training images are resized.
     pub filter: Filter,
     /// The probability of erasing a rectangle, 0 to 1 (the published ImageNet recipe has 0.25), of a fiftieth to a third of the
-    /// image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it).
+    /// image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it, but that it may be as high or as wide as
+    /// the image).
     pub erase: f64,
     /// What an erased rectangle shows (the published ImageNet recipe has noise).
     pub erase_fill: EraseFill,

@@ -2,6 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
@@ -84,10 +85,12 @@ impl ImageFolder {
             let help = format!("About one in {ONE_IN} of its images is held out, as the split test.");
             return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/".to_owned(), help });
         }
+        let divided = AtomicUsize::new(0);
         let part = |class: &str, folder: &Path, images: Vec<PathBuf>| match images.len() {
             _ if split == Split::All => Ok(images),
             1 => Err(Error::SingleImage { class: class.to_owned(), path: folder.to_owned() }),
             _ => {
+                divided.fetch_add(images.len(), Ordering::Relaxed);
                 let held_out = held_out(folder, &images);
                 let wanted = images.into_iter().zip(held_out).filter(|&(_, held)| held == (split == Split::Test));
                 Ok(wanted.map(|(image, _)| image).collect())
@@ -100,7 +103,9 @@ impl ImageFolder {
         if split != Split::Test {
             return Ok(images);
         }
-        let note = format!("there is neither val/ nor test/: about one image in {ONE_IN} is held out as the test");
+        let (held, all) = (images.len(), divided.into_inner());
+        let are = if held == 1 { "is" } else { "are" };
+        let note = format!("there is neither val/ nor test/: {held} of {all} images {are} held out as the test");
         Ok(Self { held_out: true, ..images.noting(Some(note)) })
     }
 

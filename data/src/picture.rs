@@ -119,14 +119,18 @@ pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec
     if !metadata.is_file() {
         return Err(unsupported(format!("it is not a regular file; expected {looked_for}")));
     }
+    let too_long = |bytes: u64| unsupported(format!("it has {bytes} bytes, more than the {limit} that are read"));
     if metadata.len() > limit {
-        return Err(unsupported(format!("it has {} bytes, more than the {limit} that are read", metadata.len())));
+        return Err(too_long(metadata.len()));
     }
-    let mut bytes = Vec::with_capacity(metadata.len() as usize);
+    let mut bytes = vec![];
+    // Too little memory is an error of this file, not the end of the program.
+    let room = bytes.try_reserve_exact(metadata.len() as usize).map_err(|_| ErrorKind::OutOfMemory.into());
+    room.map_err(Error::io(path))?;
     let file = fs::File::open(path).map_err(Error::io(path))?;
-    // The limit holds for a file that grows while it is read, too.
-    file.take(limit).read_to_end(&mut bytes).map_err(Error::io(path))?;
-    Ok(bytes)
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(Error::io(path))?;
+    // It may have grown meanwhile.
+    if bytes.len() as u64 > limit { Err(too_long(bytes.len() as u64)) } else { Ok(bytes) }
 }
 
 /// Decodes the bytes of an image file; `path` only names them in errors.

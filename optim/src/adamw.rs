@@ -223,7 +223,7 @@ impl AdamW {
     }
 
     /// Continues from a saved state, bit for bit; frozen parameters have no moments, whatever is saved of them. Errors:
-    /// [`Error::Layout`] for that of another model; [`Error::Moments`] for one that holds what no step can have left there.
+    /// [`Error::Layout`] for that of another model; [`Error::Unusable`] for one that holds what no step can have left there.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
         expect_flat(&self.layout, "first moments", &state.m)?;
         expect_flat(&self.layout, "second moments", &state.v)?;
@@ -232,7 +232,7 @@ impl AdamW {
             ("second moments", state.v.find(|v| !(v >= 0.0 && v.is_finite()))?),
         ];
         if let Some((what, number)) = wrong.into_iter().find_map(|(what, number)| Some((what, number?))) {
-            return Err(Error::Moments { what, number });
+            return Err(Error::Unusable { what, number });
         }
         let (device, layout) = (self.m.device(), Arc::clone(&self.layout));
         let own = |moment: &Tensor| {

@@ -9,7 +9,7 @@
 //! Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; timm's
 //! `ModelEma` for the reference recipe's decay.
 
-use crate::error::{Result, expect, expect_flat, expect_layout};
+use crate::error::{Error, Result, expect, expect_flat, expect_layout};
 use autograd::Parameters;
 use tensor::{Device, Tensor};
 
@@ -127,9 +127,14 @@ impl Ema {
     }
 
     /// Continues from a saved state, bit for bit. Errors: [`Error::Layout`](crate::Error::Layout) for that
-    /// of another model; [`tensor::Error::Shared`] while a tape or a view of the average lives.
+    /// of another model; [`Error::Unusable`](crate::Error::Unusable) for numbers that are not finite;
+    /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
     pub fn restore(&mut self, state: &EmaState) -> Result<()> {
-        expect_flat(self.average.layout(), "averaged parameters", &state.average)?;
+        let what = "averaged parameters";
+        expect_flat(self.average.layout(), what, &state.average)?;
+        if let Some(number) = state.average.find(|x| !x.is_finite())? {
+            return Err(Error::Unusable { what, number });
+        }
         self.average.flat_tensor_mut().overwrite(0, &state.average.to_device(&Device::Cpu)?)?;
         (self.updates, self.prepared) = (state.updates, false);
         Ok(())
@@ -139,7 +144,6 @@ impl Ema {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
     use crate::testing::{parameters, values};
     use approx::assert_relative_eq;
     use tensor::DType;

@@ -27,9 +27,9 @@ pub enum Error {
         /// The one that came.
         actual: String,
     },
-    /// Saved moments that no step can go on from.
+    /// Saved moments, or a saved average, that no step can go on from.
     #[error("the {what} hold {number}: no step can go on from there")]
-    Moments {
+    Unusable {
         /// Which of them.
         what: &'static str,
         /// The first such number.

@@ -106,7 +106,8 @@ impl Begun {
         say!("{}: {model}, trained on {images} image{s} of {data} ({classes} class{es}).", path.display());
         if let Some(Progress { epoch, batch, .. }) = progress {
             let within = if *batch > 0 { format!(", and batch {batch} of the next") } else { String::new() };
-            say!("Done: epoch {epoch} of {epochs}{within}; seed {seed}.");
+            let done = if epoch < epochs { "So far" } else { "Done" };
+            say!("{done}: epoch {epoch} of {epochs}{within}; seed {seed}.");
         }
         if let (Some(last), Some(best)) = (last, best) {
             let best = if best.epoch < last.epoch {

@@ -9,7 +9,7 @@ use crate::paths::read_text;
 use crate::pictures::{ROWS, looks};
 use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell, unless_closed};
 use crate::trainer::trained::{TrainedModel, note_unsaid};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, bail};
 use autograd::Tape;
 use clap::Args;
 use data::{Transform, load_image};
@@ -77,10 +77,16 @@ struct Class<'a> {
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
-        let Opened { pictures, model, classes, size, at_once, transform } = open(arguments)?;
+        let Opened { pictures, without, model, classes, size, at_once, transform } = open(arguments)?;
         let factors = model.prepared()?;
         let mut looks = arguments.attention.as_deref().map(|file| Looks::new(file, arguments.at));
         let (mut status, mut listed) = (Status::Done, Listed { json: arguments.json, any: false });
+        for (folder, error) in without {
+            let outcome = Outcome::Error(error.to_string());
+            print_error(&error);
+            status = Status::Refused;
+            unless_closed(listed.print(&Prediction { path: folder.to_string_lossy(), outcome }))?;
+        }
         'chunks: for paths in pictures.chunks(at_once) {
             let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
             let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
@@ -123,6 +129,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 /// A trained model, and the pictures that it is to classify.
 struct Opened {
     pictures: Vec<PathBuf>,
+    /// Folders that have none, or cannot be read.
+    without: Vec<(PathBuf, Error)>,
     model: BiFormer,
     /// The names of the model's classes.
     classes: Vec<String>,
@@ -134,7 +142,10 @@ struct Opened {
 }
 
 fn open(arguments: &Arguments) -> Result<Opened> {
-    let pictures = pictures(&arguments.images)?;
+    let (pictures, mut without) = pictures(&arguments.images);
+    if pictures.is_empty() {
+        return Err(without.swap_remove(0).1);
+    }
     arguments.attention.as_deref().map_or(Ok(()), |file| expect_output("--attention", file, Kind::Picture))?;
     let TrainedModel { mut model, mut config, mut data, named } = arguments.trained.load()?;
     if let Some(file) = &arguments.classes {
@@ -155,7 +166,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     expect_room_to_infer(&config, [size; 2], images, DType::F32, "a smaller --image-size")?;
     arguments.compute.place(&mut model)?;
     let transform = config.test_transform(data.statistics)?;
-    Ok(Opened { pictures, model, classes: data.classes, size, at_once, transform })
+    Ok(Opened { pictures, without, model, classes: data.classes, size, at_once, transform })
 }
 
 /// The classes of a picture, likeliest first.
@@ -273,16 +284,17 @@ fn names(file: &Path, count: usize) -> Result<Vec<String>> {
     }
 }
 
-/// The pictures that are named, and those below the folders that are.
-fn pictures(named: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let mut pictures = vec![];
+/// The pictures that are named, and those below the folders that are; and the folders that are of no use.
+fn pictures(named: &[PathBuf]) -> (Vec<PathBuf>, Vec<(PathBuf, Error)>) {
+    let (mut pictures, mut without) = (vec![], vec![]);
     for path in named {
-        match path.is_dir() {
-            false => pictures.push(path.clone()),
-            true => pictures.extend(pictures_in(path)?),
+        match path.is_dir().then(|| pictures_in(path)) {
+            None => pictures.push(path.clone()),
+            Some(Ok(below)) => pictures.extend(below),
+            Some(Err(error)) => without.push((path.clone(), error)),
         }
     }
-    Ok(pictures)
+    (pictures, without)
 }
 
 /// The probabilities of each image's classes, one image after the other, of those that were loaded; and what a point of each

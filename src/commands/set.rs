@@ -35,12 +35,14 @@ impl Assignments {
         for entry in set {
             let (key, value) = entry.split_once('=').unwrap_or((entry, ""));
             let key = key.trim();
-            let key = field_name(key.strip_prefix("architecture.").unwrap_or(key));
+            let of_model = key.strip_prefix("architecture.");
+            let key = field_name(of_model.unwrap_or(key));
             if keys.contains(&key) {
                 bail!("--set {key}: it is given twice; leave one of them out");
             }
             keys.push(key);
-            let list = if is_of_run(key) { &mut assignments.of_run } else { &mut assignments.of_model };
+            let list =
+                if of_model.is_none() && is_of_run(key) { &mut assignments.of_run } else { &mut assignments.of_model };
             list.push(format!("{key}={value}"));
         }
         Ok(assignments)
@@ -58,7 +60,7 @@ fn as_set(error: model::Error) -> anyhow::Error {
     match error {
         model::Error::Override { .. } => anyhow!("--set {error}"),
         model::Error::UnknownField { key, .. } if RunConfig::has_field(&key) => {
-            anyhow!("--set {key}: a field of training runs, which only train takes; here --set takes the model's")
+            anyhow!("--set {key}: a field of training runs, not of a model; train alone takes it, as {key}=..")
         }
         other => other.into(),
     }

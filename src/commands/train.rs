@@ -186,6 +186,7 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             }
             drawn?;
             say!("{folder}: {}", trainer.folder().files().join(", "));
+            say!("What it says of a picture: biformer predict --checkpoint {argument} PICTURE");
             Ok(Status::Done)
         }
         Outcome::Interrupted => {

@@ -215,8 +215,8 @@ impl RunConfig {
     }
 
     /// The configuration of a run that goes on: this one, changed. Asking once more for what it has already is no
-    /// change; other changes must be such that may be: in where things are, in the number of epochs or threads, and in
-    /// what does not change a result.
+    /// change; other changes must be such that may be: in where things are, in the number of epochs or threads, in where and
+    /// how precisely it is computed, and in what does not change a result.
     pub fn resumed(&self, changes: &Changes) -> Result<Self> {
         let changed = self.with(changes)?;
         self.expect_resumable(&changed)?;

@@ -2,6 +2,7 @@
 //! as metadata, the configuration, the place in the run, and what must be known of the data. And how any file of weights is
 //! read, whether it is one or not.
 
+use super::folder::BEST;
 use super::score::Score;
 use super::trained::{self, DataFacts, Described, entry, tensor_names};
 use crate::config::RunConfig;
@@ -124,6 +125,10 @@ impl Stored {
         let file = if path.is_dir() { &path.join(FILE_NAME) } else { path };
         let shown = file.display().to_string();
         if !file.try_exists().with_context(|| shown.clone())? {
+            let best = path.join(BEST);
+            if best.exists() {
+                bail!("{shown}: there is no checkpoint, but that of the best epoch: name {}", best.display());
+            }
             bail!(
                 "{shown}: there is no checkpoint; expected a run folder, the {FILE_NAME} in it, or a model's \
                  state_dict in a safetensors or .pth file"

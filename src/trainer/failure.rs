@@ -18,17 +18,17 @@ impl Trainer {
             bail!("{error:#}; what was saved before is unharmed: go on with --resume{less} --out {folder}{other}");
         }
         // Images that cannot be read take nothing from what has been learned.
-        let error = error.downcast::<data::Error>()?;
+        let Some(cause) = error.downcast_ref::<data::Error>() else { return Err(error) };
         self.save()?;
-        let remedy = match error {
+        let remedy = match cause {
             data::Error::TooManyBadImages { .. } => " with --set max_bad_images=N",
             _ => "",
         };
-        let all = match error {
+        let all = match cause {
             data::Error::TooManyBadImages { .. } | data::Error::NoGoodImage { .. } => self.check_names_all(),
             _ => String::new(),
         };
-        bail!("{error}{remedy}{all}; what was done is saved: mend this, and go on with --resume --out {folder}")
+        bail!("{error:#}{remedy}{all}; what was done is saved: mend this, and go on with --resume --out {folder}")
     }
 
     /// Which command names all images that cannot be read, where they are in a folder.

@@ -16,7 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The checkpoint as it was after the best epoch.
-const BEST: &str = "best.safetensors";
+pub(super) const BEST: &str = "best.safetensors";
 const CONFIG: &str = "config.toml";
 const METRICS: &str = "metrics.jsonl";
 const TIMINGS: &str = "timings.jsonl";
@@ -56,11 +56,14 @@ impl RunFolder {
             );
         }
         if !path.join(FILE_NAME).try_exists().with_context(|| format!("run folder {}", path.display()))? {
-            bail!(
-                "run folder {}: there is no {FILE_NAME} to resume from; name the right folder with --out, or leave \
-                 --resume out to start a run",
-                path.display()
-            );
+            let shown = path.display();
+            return Err(match whole_best(path) {
+                Some(best) => anyhow!("run folder {shown}: there is no {FILE_NAME} to resume from; {best}"),
+                None => anyhow!(
+                    "run folder {shown}: there is no {FILE_NAME} to resume from; name the right folder with --out, or leave \
+                     --resume out to start a run"
+                ),
+            });
         }
         Ok(Self { path: path.to_owned(), _locked: lock(path)? })
     }
@@ -194,12 +197,9 @@ impl RunFolder {
 
     /// What is wrong with the checkpoint, and that the best epoch's would do in its place, where it is whole.
     pub fn or_best(&self, error: Error) -> Error {
-        match Checkpoint::read(&self.path.join(BEST)) {
-            Ok(best) => {
-                let epoch = best.progress.epoch;
-                anyhow!("{error:#}; or put {BEST} in its place, which is whole: the run goes on after epoch {epoch}")
-            }
-            Err(_) => error,
+        match whole_best(&self.path) {
+            Some(best) => anyhow!("{error:#}; or {best}"),
+            None => error,
         }
     }
 
@@ -260,6 +260,13 @@ impl RunFolder {
         let size = [transform.size(); 2];
         pictures::routes::draw(&shown, trace, model, size, &path).with_context(|| path.display().to_string())
     }
+}
+
+/// What to do where a run's checkpoint is of no use, if that of the best epoch is whole.
+fn whole_best(folder: &Path) -> Option<String> {
+    let best = Checkpoint::read(&folder.join(BEST)).ok()?;
+    let epoch = best.progress.epoch;
+    Some(format!("put {BEST} in its place, which is whole: the run goes on after epoch {epoch}"))
 }
 
 /// The checkpoint of the best epoch in a run folder, if it was kept.
@@ -324,9 +331,16 @@ fn expect_unused(path: &Path) -> Result<()> {
     }
     match FILES.iter().find(|name| path.join(name).exists()) {
         None => Ok(()),
-        Some(name) => {
-            bail!("run folder {shown}: there is a {name}, and no checkpoint; choose another with --out, or remove it")
-        }
+        Some(name) => match whole_best(path) {
+            Some(best) => {
+                bail!("run folder {shown}: it has lost its {FILE_NAME}; {best}; or choose another with --out")
+            }
+            None => {
+                bail!(
+                    "run folder {shown}: there is a {name}, and no checkpoint; choose another with --out, or remove it"
+                )
+            }
+        },
     }
 }
 

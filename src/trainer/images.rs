@@ -17,6 +17,8 @@ const LEAST_BATCH: usize = 4;
 pub struct Images {
     train: Arc<dyn Dataset>,
     test: Arc<dyn Dataset>,
+    /// Which part of a data set the latter are, if both are parts of one.
+    test_split: Option<Split>,
 }
 
 impl Images {
@@ -25,14 +27,15 @@ impl Images {
         if train.classes() != test.classes() {
             bail!("training and test images have different classes");
         }
-        Ok(Self { train, test })
+        Ok(Self { train, test, test_split: None })
     }
 
     /// Those of `embedded`, or of a data set's folder. Errors say `whose` it is.
     pub(super) fn open(source: &str, whose: &str) -> Result<Self> {
         let open = |split| data::open(source, split).with_context(|| format!("data {source}{whose}"));
-        let (train, test) = (open(Split::Train)?, open(Split::evaluated(source))?);
-        Self::new(train, test).with_context(|| format!("data {source}"))
+        let evaluated = Split::evaluated(source);
+        let images = Self::new(open(Split::Train)?, open(evaluated)?).with_context(|| format!("data {source}"))?;
+        Ok(Self { test_split: Some(evaluated), ..images })
     }
 
     /// Refuses a new run folder among the classes or their images: its pictures would be taken for some of them.
@@ -73,6 +76,11 @@ impl Images {
         self.test.as_ref()
     }
 
+    /// Which part of a data set those are, if they are part of one.
+    pub(super) fn test_split(&self) -> Option<Split> {
+        self.test_split
+    }
+
     /// A model's default number of classes gives way to theirs; any other that differs is an error.
     pub(super) fn settle_classes(&self, config: &mut RunConfig) -> Result<()> {
         let classes = self.train.classes().len();
@@ -104,7 +112,7 @@ impl Images {
 
     /// What hands out the batches to train on, and those to test on.
     pub(super) fn loaders(self, config: &RunConfig, facts: &DataFacts) -> Result<(Loader, Loader)> {
-        let Self { train, test } = self;
+        let Self { train, test, .. } = self;
         let (size, statistics) = (config.image_size, facts.statistics);
         let varied = Transform::train(size, statistics, &config.augmentation)?;
         let mut training = LoaderConfig::train(config.batch_size, config.seed, varied);

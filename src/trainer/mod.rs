@@ -363,7 +363,7 @@ impl Trainer {
                 let verdicts = score::evaluate(&mut inference, &batch, LOWER_RATE, || batches.peek()?.as_ref().ok())?;
                 verdicts.into_iter().for_each(|verdict| total.add(verdict.score));
                 test.recycle(batch.into_batch());
-                if stop.load(Ordering::Relaxed) {
+                if stop.load(Ordering::Relaxed) && batches.peek().is_some() {
                     return Ok(None);
                 }
             }

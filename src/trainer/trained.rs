@@ -49,6 +49,9 @@ pub struct DataFacts {
     /// The test images'.
     #[serde(default)]
     pub test_fingerprint: Option<String>,
+    /// Which part of a data set's folder they were.
+    #[serde(default)]
+    pub test_split: Option<Split>,
     /// Whether these were held out of the others, for want of a test.
     #[serde(default)]
     pub held_out: bool,
@@ -61,7 +64,17 @@ impl DataFacts {
         let (classes, statistics) = (train.classes().to_vec(), train.statistics());
         let (train_images, test_images, held_out) = (train.len(), Some(test.len()), test.is_held_out());
         let [train_fingerprint, test_fingerprint] = [train, test].map(|dataset| Some(fingerprint(dataset)));
-        Self { classes, statistics, train_images, test_images, train_fingerprint, test_fingerprint, held_out }
+        let test_split = images.test_split();
+        Self {
+            classes,
+            statistics,
+            train_images,
+            test_images,
+            train_fingerprint,
+            test_fingerprint,
+            test_split,
+            held_out,
+        }
     }
 
     /// Lets a run go on with images: to learn from, the same as before, by their classes, number, labels and names. Says so
@@ -88,7 +101,12 @@ impl DataFacts {
         let now = images.test().len();
         let were = self.test_images.replace(now).unwrap_or(now);
         let known = self.test_fingerprint.replace(tested_on.clone());
+        let part = self.test_split.and_then(|before| Some((before, images.test_split()?)));
+        self.test_split = images.test_split();
         let others = match () {
+            () if part.is_some_and(|(before, now)| before != now) => {
+                Some("the test images are those of another folder".to_owned())
+            }
             () if were != now => Some(format!("there are {now} test images, and were {were}")),
             () if known.is_some_and(|known| known != tested_on) => Some("the test images are others".to_owned()),
             () => None,
@@ -101,7 +119,8 @@ impl DataFacts {
 
     /// What a user should know where these images, a split of the run's own data, are not those that the run had.
     pub fn differ(&self, source: &str, split: Split, images: &dyn Dataset) -> Option<String> {
-        let tested_on = if self.held_out { Split::Test } else { Split::evaluated(source) };
+        let evaluated = || if self.held_out { Split::Test } else { Split::evaluated(source) };
+        let tested_on = self.test_split.unwrap_or_else(evaluated);
         let (known, how) = match split {
             Split::Train => (&self.train_fingerprint, "trained"),
             split if split == tested_on => (&self.test_fingerprint, "tested"),
@@ -246,6 +265,7 @@ impl TrainedModel {
             test_images: None,
             train_fingerprint: None,
             test_fingerprint: None,
+            test_split: None,
             held_out: false,
         };
         Ok(Self { model, config, data, named: false })
