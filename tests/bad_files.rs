@@ -197,6 +197,7 @@ fn checkpoints_that_are_none() {
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["weights alone", "no run can go on", "--weights"]);
     biformer(&["train", "--resume", "--out", text(&file)]).refused(&["it is a file", "--out", "--weights"]);
     fs::remove_file(&file).unwrap();
+    fs::copy(shared().run.join("best.safetensors"), run.join("best.safetensors")).unwrap();
     let best = "put best.safetensors in its place, which is whole: the run goes on after epoch 1";
     biformer(&["eval", "--checkpoint", text(&run)]).refused(&["there is no checkpoint, but", "best.safetensors"]);
     biformer(&["train", "--resume", "--out", text(&run)]).refused(&["there is no checkpoint.safetensors", best]);
