@@ -2,7 +2,9 @@
 
 mod common;
 
+use biformer::commands::Cli;
 use biformer::data::load_image;
+use clap::CommandFactory;
 use common::program::{Ran, biformer, command, fresh, text};
 use common::samples;
 use serde_json::Value;
@@ -238,84 +240,32 @@ fn info_knows_the_published_sizes() {
 }
 
 #[test]
+fn a_word_without_an_option_gets_a_tip() {
+    for (arguments, tip) in [
+        (&["train", "pictures"][..], "--data pictures"),
+        (&["train", "--resume", "runs/a b"], "--resume --out 'runs/a b'"),
+        (&["eval", "runs/nano"], "--checkpoint runs/nano"),
+    ] {
+        let said = biformer(arguments);
+        assert_eq!(said.status, Some(2), "{said:?}");
+        assert!(said.err.contains(&format!("tip: perhaps it is meant as: {tip}\n")), "{}", said.err);
+    }
+    assert!(!biformer(&["train", "--epoch", "3"]).err.contains("perhaps"));
+}
+
+#[test]
 fn help_tells_every_option() {
-    let commands: [(&str, &[&str]); 10] = [
-        (
-            "train",
-            &[
-                "config",
-                "model",
-                "data",
-                "weights",
-                "epochs",
-                "batch-size",
-                "image-size",
-                "set",
-                "recompute",
-                "lr",
-                "seed",
-                "threads",
-                "out",
-                "resume",
-                "device",
-                "precision",
-            ],
-        ),
-        (
-            "eval",
-            &[
-                "checkpoint",
-                "model",
-                "set",
-                "image-size",
-                "data",
-                "split",
-                "batch-size",
-                "max-bad-images",
-                "json",
-                "predictions",
-                "device",
-                "precision",
-                "threads",
-            ],
-        ),
-        ("predict", &["checkpoint", "model", "set", "image-size", "json", "device", "precision", "threads"]),
-        ("check", &["data", "threads"]),
-        ("export", &["checkpoint", "output", "threads"]),
-        ("devices", &[]),
-        ("gradcheck", &["op", "json", "threads"]),
-        ("info", &["model", "image-size", "batch-size", "recompute", "set", "json"]),
-        (
-            "forward",
-            &["model", "weights", "input", "output", "routes", "gradients", "dtype", "device", "set", "threads"],
-        ),
-        (
-            "bench",
-            &[
-                "model",
-                "image-size",
-                "batch-size",
-                "mode",
-                "recompute",
-                "steps",
-                "threads",
-                "set",
-                "json",
-                "profile",
-                "only-bra",
-                "op",
-                "plot",
-                "device",
-                "precision",
-            ],
-        ),
-    ];
     let all = biformer(&["--help"]).ok().out;
-    for (command, options) in commands {
-        assert!(all.contains(command), "{all}");
-        let help = biformer(&[command, "--help"]).ok().out;
-        for option in options {
-            assert!(help.contains(&format!("--{option}")), "{command} --help says nothing of --{option}");
+    for command in Cli::command().get_subcommands() {
+        let name = command.get_name();
+        assert!(all.contains(&format!("  {name} ")) && command.get_about().is_some(), "{name}: {all}");
+        let help = biformer(&[name, "--help"]).ok().out;
+        for option in command.get_arguments() {
+            let told = option.get_help().or(option.get_long_help()).is_some_and(|help| !help.to_string().is_empty());
+            let names =
+                option.get_long().map_or_else(|| option.get_id().as_str().to_uppercase(), |long| format!("--{long}"));
+            assert!(told || name == "help", "{name} --help does not say what {names} is for");
+            assert!(option.is_positional() || help.contains(&names), "{name} --help says nothing of {names}");
         }
     }
     for preset in biformer::model::PRESETS {

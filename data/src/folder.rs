@@ -300,7 +300,10 @@ pub(crate) fn nearly(root: &Path) -> Option<String> {
         (_, Some(first)) => {
             let others = Others::of(&root.join(first)).to_string();
             let others = if others.is_empty() { others } else { format!(" (it has {others})") };
-            Some(format!("None of its folders, such as {}/{others}, has images of its own. ", first.display()))
+            Some(format!(
+                "None of its folders, such as {}/{others}, has images of its own; in train/ classes may have them deeper. ",
+                first.display()
+            ))
         }
         (_, None) => None,
     }
@@ -378,10 +381,17 @@ fn lacks_split(root: &Path, split: Split) -> Error {
     Error::Lacking { path: root.to_owned(), looked_for, help }
 }
 
-/// What is to be said of a folder that is called as a part is, but for capitals.
+/// What is to be said of a folder that is called as a part is, but for capitals, or by its longer name.
 fn misnamed(root: &Path, split: Split) -> String {
+    let longer = match split {
+        Split::Train => "training",
+        Split::Val => "validation",
+        Split::Test | Split::All => "testing",
+    };
     let folders = folder_names(root).unwrap_or_default();
-    let like = folders.iter().find(|name| name.eq_ignore_ascii_case(split.name()));
+    let mut like =
+        folders.iter().filter(|name| [split.name(), longer].iter().any(|own| name.eq_ignore_ascii_case(own)));
+    let like = like.next();
     like.map_or_else(String::new, |name| format!("It has {}/: call it {}. ", name.display(), split.name()))
 }
 

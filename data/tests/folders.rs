@@ -134,7 +134,7 @@ fn where_nothing_is_divided_one_image_in_five_is_held_out() {
         assert!([&train, &test].iter().all(|set| set.contains(&place("dog", 0)) != set.contains(&place("dog", 1))));
         assert!(about_train.contains(&format!("passed over 1 file in {noted} ")), "{about_train}");
         assert!(about_test.contains(&about_train), "{about_train}, {about_test}");
-        assert!(about_test.contains("one image in 5 is held out"), "{about_test}");
+        assert!(about_test.contains(&format!("{} of 102 images are held out as the test", test.len())), "{about_test}");
         // Among other classes they are no less what they were.
         for split in [Split::Train, Split::Test] {
             let set = open(root.to_str().unwrap(), split).unwrap();
@@ -216,11 +216,15 @@ fn what_is_nearly_an_image_folder_is_said() {
         pictures.iter().for_each(|path| write_picture(&root.path().join(path), 8, 8, [0; 3]));
         fails(root.path(), Split::Train).to_string()
     };
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (&["1.png", "2.png"], "itself holds 2 images: if it is a class, name the folder above it. "),
         (&["cat/1.png", "cat/2.png"], "Of its folders only cat/ has images: it takes two classes to tell apart. "),
         (&["Train/cat/1.png", "Test/cat/1.png"], "It has Train/: call it train. "),
-        (&["cat/old/1.png", "dog/old/1.png"], "None of its folders, such as cat/, has images of its own. "),
+        (&["training/cat/1.png", "training/dog/1.png", "validation/cat/1.png"], "It has training/: call it train. "),
+        (
+            &["cat/old/1.png", "dog/old/1.png"],
+            "None of its folders, such as cat/, has images of its own; in train/ classes may have them deeper. ",
+        ),
         (&["mine/cat/1.png", "mine/dog/1.png"], "mine is an image folder: name that. "),
         (&["bus/1.png", "car/1.png", "train/1.png"], "if it is a class, give it another name"),
     ];

@@ -24,10 +24,14 @@ mod set;
 mod shrink;
 mod train;
 
+use crate::paths::quoted;
 use anyhow::Result;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
 use options::whole;
 use std::any::TypeId;
+use std::env;
+use std::ffi::OsString;
 use tensor::cpu::isa::Isa;
 
 /// Trains, runs and checks BiFormer, the vision transformer with bi-level routing attention.
@@ -78,8 +82,30 @@ impl Cli {
         let option =
             |arg: Arg| if arg.get_action().takes_values() { with_words(arg).allow_negative_numbers(true) } else { arg };
         let mut called = Self::command().mut_args(option).mut_subcommands(|command| command.mut_args(option));
-        Self::from_arg_matches(&called.get_matches_mut()).unwrap_or_else(|error| error.format(&mut called).exit())
+        let arguments: Vec<OsString> = env::args_os().collect();
+        let matches = called.try_get_matches_from_mut(&arguments);
+        let matches = matches.unwrap_or_else(|error| with_tip(error, &arguments).exit());
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut called).exit())
     }
+}
+
+/// An error of what a program was called with, and where it has a word without an option, what that may be for.
+fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
+    let is = |word: &str| arguments.iter().any(|argument| argument == word);
+    let option = match arguments.get(1).and_then(|command| command.to_str()) {
+        Some("train") if is("--resume") => "--resume --out",
+        Some("train" | "check" | "shrink") => "--data",
+        Some("eval" | "export" | "info") => "--checkpoint",
+        _ => return error,
+    };
+    if let (ErrorKind::UnknownArgument, Some(ContextValue::String(word))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+        && !word.starts_with('-')
+    {
+        let tip = format!("perhaps it is meant as: {option} {}", quoted(word));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// An option that says in words what numbers it takes, where it has no reader of its own: clap's words are Rust's.
