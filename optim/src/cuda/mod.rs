@@ -38,8 +38,7 @@ impl Controls {
 
     /// Sets the constants of the next step; `longest` is the norm to which gradients are clipped.
     pub fn set(&mut self, f: &StepConstants<f64>, longest: f64) -> Result<()> {
-        let unknown = f64::NAN; // the norm: where nobody finds it, there was no step
-        let numbers = [f.scale, f.keep, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, f.step, longest, unknown];
+        let numbers = [f.scale, f.keep, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, f.step, longest, 0.0];
         let numbers = Tensor::from_slice(&numbers, [CONTROLS])?.cast(self.numbers.dtype())?;
         self.numbers.overwrite(0, &numbers)
     }
