@@ -78,8 +78,10 @@ fn as_byte(sum: i32) -> u8 {
     (sum >> DIGITS).clamp(0, 255) as u8
 }
 
-/// The weights of some output pixels along one axis: pixel `o` of them is the sum of `weights[o][t] * input[starts[o] + t]`.
+/// The weights of some output pixels along one axis: pixel `o` of them is the sum of
+/// `weights[o][t] * input[first + starts[o] + t]`.
 struct Axis {
+    first: usize,
     starts: Vec<usize>, // (shown)
     weights: Vec<i32>,  // (shown, taps), 0 where a filter covers fewer
     taps: usize,
@@ -92,8 +94,8 @@ impl Axis {
         let stretch = scale.max(1.0);
         let reach = filter.support() * stretch;
         let taps = input.min(2 * reach.ceil() as usize + 1);
-        let mut axis =
-            Self { starts: Vec::with_capacity(shown.len()), weights: Vec::with_capacity(shown.len() * taps), taps };
+        let (starts, weights) = (Vec::with_capacity(shown.len()), Vec::with_capacity(shown.len() * taps));
+        let mut axis = Self { first: 0, starts, weights, taps };
         let mut covered = vec![0.0; taps];
         for o in shown {
             let centre = (o as f64 + 0.5) * scale;
@@ -113,6 +115,8 @@ impl Axis {
             axis.weights.resize(end, 0);
             axis.starts.push(start);
         }
+        axis.first = axis.starts.first().copied().unwrap_or(0);
+        axis.starts.iter_mut().for_each(|start| *start -= axis.first);
         axis
     }
 
@@ -120,9 +124,9 @@ impl Axis {
         (self.starts[pixel], &self.weights[pixel * self.taps..(pixel + 1) * self.taps])
     }
 
-    /// The input pixels that any of them sees.
-    fn seen(&self) -> Range<usize> {
-        self.starts.first().map_or(0..0, |&first| first..self.starts[self.starts.len() - 1] + self.taps)
+    /// How many input pixels they see, from the first on.
+    fn seen(&self) -> usize {
+        self.starts.last().map_or(0, |last| last + self.taps)
     }
 }
 
@@ -141,19 +145,19 @@ pub(crate) fn resize_part(
 ) -> Vec<u8> {
     let vertical = Axis::new(window.height, rows, part.top..part.top + part.height, filter);
     let horizontal = Axis::new(window.width, columns, part.left..part.left + part.width, filter);
-    let (seen, stride) = (vertical.seen(), part.width * 3);
-    let mut narrowed = vec![0; seen.len() * stride]; // (rows seen, columns of the part, 3)
-    let lanes = (TURNED / (window.width * 3)).min(seen.len()).clamp(1, LANES);
-    let mut turned = vec![0; window.width * 3 * lanes];
-    let first = (window.top + seen.start) * image.width() + window.left;
-    let rows: Vec<&[u8]> = image.pixels()[first * 3..].chunks(image.width() * 3).take(seen.len()).collect();
+    let ([down, across], stride) = ([&vertical, &horizontal].map(Axis::seen), part.width * 3);
+    let begin = (window.top + vertical.first) * image.width() + window.left + horizontal.first;
+    let rows: Vec<&[u8]> = image.pixels()[begin * 3..].chunks(image.width() * 3).take(down).collect();
+    let mut narrowed = vec![0; down * stride]; // (rows seen, columns of the part, 3)
+    let lanes = (TURNED / (across * 3)).min(down).clamp(1, LANES);
+    let mut turned = vec![0; across * 3 * lanes];
     for (rows, narrowed) in rows.chunks(lanes).zip(narrowed.chunks_mut(lanes * stride)) {
         simd!(A => resize_rows(rows, lanes, &horizontal, &mut turned, narrowed));
     }
     let (mut sums, mut resized) = (vec![0; stride], vec![0; part.height * stride]);
     for (o, resized) in resized.chunks_exact_mut(stride).enumerate() {
         let (start, weights) = vertical.of(o);
-        simd!(A => blend(&narrowed[(start - seen.start) * stride..], weights, &mut sums, resized));
+        simd!(A => blend(&narrowed[start * stride..], weights, &mut sums, resized));
     }
     resized
 }
