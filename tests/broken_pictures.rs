@@ -210,6 +210,8 @@ fn other_test_images_are_noticed() {
     assert_eq!(biformer(&elsewhere).ok().err, "");
     // Under the same names in another folder may be anything.
     fs::rename(moved.join("val"), moved.join("test")).unwrap();
+    let said = biformer(&["eval", "--checkpoint", text(&run)]).ok().err;
+    assert!(said.contains("note: these are not the images that the run was tested on, by their folder"), "{said}");
     let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "7", "--data", text(&moved)]).ok().err;
     assert!(said.contains("note: the test images are those of another folder: accuracies do not compare"), "{said}");
 }

@@ -389,9 +389,8 @@ fn misnamed(root: &Path, split: Split) -> String {
         Split::Test | Split::All => "testing",
     };
     let folders = folder_names(root).unwrap_or_default();
-    let mut like =
-        folders.iter().filter(|name| [split.name(), longer].iter().any(|own| name.eq_ignore_ascii_case(own)));
-    let like = like.next();
+    let is_like = |name: &&OsString| [split.name(), longer].iter().any(|own| name.eq_ignore_ascii_case(own));
+    let like = folders.iter().find(is_like);
     like.map_or_else(String::new, |name| format!("It has {}/: call it {}. ", name.display(), split.name()))
 }
 

@@ -119,15 +119,18 @@ impl DataFacts {
 
     /// What a user should know where these images, a split of the run's own data, are not those that the run had.
     pub fn differ(&self, source: &str, split: Split, images: &dyn Dataset) -> Option<String> {
-        let evaluated = || if self.held_out { Split::Test } else { Split::evaluated(source) };
-        let tested_on = self.test_split.unwrap_or_else(evaluated);
+        let evaluated = if self.held_out { Split::Test } else { Split::evaluated(source) };
         let (known, how) = match split {
             Split::Train => (&self.train_fingerprint, "trained"),
-            split if split == tested_on => (&self.test_fingerprint, "tested"),
+            split if split == evaluated => (&self.test_fingerprint, "tested"),
             _ => return None,
         };
-        let others = known.as_ref().is_some_and(|known| *known != fingerprint(images));
-        others.then(|| format!("these are not the images that the run was {how} on, by their number, names or classes"))
+        // Another part may have the same names.
+        let of_another_part = split == evaluated && self.test_split.is_some_and(|part| part != split);
+        let others = of_another_part || known.as_ref().is_some_and(|known| *known != fingerprint(images));
+        others.then(|| {
+            format!("these are not the images that the run was {how} on, by their folder, number, names or classes")
+        })
     }
 
     /// Checks that other data have the same classes.
