@@ -16,7 +16,7 @@
 //! | `held_out.rs` | which of a folder's images are the test, where the folder does not say |
 //! | `listing.rs` | which files in a folder are images, and which are not |
 //! | `transform.rs` | [`Transform`], from bytes to normalised floats |
-//! | `resample.rs` | its interpolation |
+//! | `resample.rs` | how it resizes: to the byte as Pillow does |
 //! | `shrink.rs` | [`shrunk`], picture files made smaller once |
 //! | `augmentation.rs` | [`Augmentation`], how it varies images for training |
 //! | `rand_augment/` | RandAugment: fifteen operations on bytes, and which of them an image undergoes |
