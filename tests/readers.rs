@@ -4,7 +4,7 @@ mod common;
 
 use biformer::config::{Changes, RunConfig};
 use biformer::model::TensorFile;
-use biformer::trainer::checkpoint::Stored;
+use biformer::trainer::stored::Stored;
 use common::program::{biformer, fresh, text};
 use common::samples;
 use proptest::prelude::*;

@@ -50,7 +50,7 @@ impl Default for AdamWConfig {
 
 impl AdamWConfig {
     /// [`Error::Setting`] for a value outside its range.
-    pub fn validate(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         for (what, beta) in ["betas[0]", "betas[1]"].into_iter().zip(self.betas) {
             expect(what, beta, "in [0, 1)", (0.0..1.0).contains(&beta))?;
         }
@@ -91,7 +91,7 @@ pub struct AdamWState {
 impl AdamW {
     /// An optimiser for these parameters, on their device, that has made no step. Errors: [`Error::Setting`].
     pub fn new(parameters: &Parameters, config: AdamWConfig) -> Result<Self> {
-        config.validate()?;
+        config.check()?;
         let layout = Arc::clone(parameters.layout());
         let device = parameters.flat().device();
         let zeros = || Tensor::zeros_on(&device, [layout.len()], layout.dtype());

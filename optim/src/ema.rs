@@ -26,7 +26,7 @@ pub struct EmaConfig {
 
 impl EmaConfig {
     /// [`Error::Setting`](crate::Error::Setting) for a decay outside [0, 1).
-    pub fn validate(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         expect("decay", self.decay, "in [0, 1)", (0.0..1.0).contains(&self.decay))
     }
 
@@ -60,7 +60,7 @@ pub struct EmaState {
 impl Ema {
     /// An average that starts at these parameters. Errors: [`Error::Setting`](crate::Error::Setting).
     pub fn new(parameters: &Parameters, config: EmaConfig) -> Result<Self> {
-        config.validate()?;
+        config.check()?;
         Ok(Self { config, updates: 0, average: parameters.duplicate()?, rate: None, prepared: false })
     }
 

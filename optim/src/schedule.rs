@@ -79,7 +79,7 @@ impl Schedule {
 
     /// [`Error::Setting`](crate::Error::Setting) for rates that are negative, not finite or above `peak`,
     /// for a run of no steps, and for a warm-up longer than the run.
-    pub fn validate(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         let (peak, start, min, (warmup_name, warmup), (total_name, total)) = match *self {
             Schedule::Cosine { peak, start, min, warmup_steps, total_steps } => {
                 (peak, start, min, ("warmup_steps", warmup_steps), ("total_steps", total_steps))
@@ -139,7 +139,7 @@ mod tests {
         ];
         const STEPS: u64 = 1251;
         let schedule = reference(STEPS);
-        schedule.validate().unwrap();
+        schedule.check().unwrap();
         for (epoch, lr, tolerance) in observed {
             for step in [epoch * STEPS, epoch * STEPS + STEPS - 1] {
                 assert_relative_eq!(schedule.lr(step), lr, max_relative = tolerance);
@@ -174,7 +174,7 @@ mod tests {
         #[test]
         fn rises_to_the_peak_then_falls_to_the_minimum((schedule, _, warmup, total) in schedules()) {
             let Schedule::Cosine { peak, start, min, .. } = schedule else { unreachable!() };
-            prop_assert!(schedule.validate().is_ok());
+            prop_assert!(schedule.check().is_ok());
             for step in 0..total {
                 let (now, next) = (schedule.lr(step), schedule.lr(step + 1));
                 let rounding = 1e-12 * peak;
@@ -203,7 +203,7 @@ mod tests {
         #[test]
         fn timm_is_constant_within_an_epoch_and_repeats_the_first((_, schedule, warmup, total) in schedules()) {
             let Schedule::Timm { peak, start, min, .. } = schedule else { unreachable!() };
-            prop_assert!(schedule.validate().is_ok());
+            prop_assert!(schedule.check().is_ok());
             for epoch in 0..total + 3 {
                 let lr = schedule.lr(3 * epoch);
                 prop_assert_eq!(lr, schedule.lr(3 * epoch + 2));
@@ -234,7 +234,7 @@ mod tests {
             (reference(0), "steps_per_epoch"),
         ];
         for (schedule, name) in wrong {
-            assert!(matches!(schedule.validate(), Err(Error::Setting { what, .. }) if what == name));
+            assert!(matches!(schedule.check(), Err(Error::Setting { what, .. }) if what == name));
             for step in [0, 1, 2, 3, u64::MAX] {
                 schedule.lr(step);
             }

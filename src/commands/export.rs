@@ -3,7 +3,7 @@
 use super::Status;
 use super::options::{Threads, note_best};
 use super::output::{EXPORT, Kind, expect_output, sign};
-use crate::trainer::checkpoint::Stored;
+use crate::trainer::stored::Stored;
 use anyhow::Result;
 use clap::Args;
 use model::TensorFile;

@@ -7,7 +7,7 @@ use super::set::{assignment, changed};
 use crate::config::{DEFAULT_MODEL, Recompute, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
 use crate::memory::{expect_room_to_infer, expect_room_to_train, image_bytes};
-use crate::trainer::checkpoint::Stored;
+use crate::trainer::stored::Stored;
 use crate::trainer::trained::architecture;
 use anyhow::{Context, Result, bail};
 use autograd::{Gradients, Tape};

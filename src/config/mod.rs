@@ -299,9 +299,8 @@ impl RunConfig {
         }
         self.schedule.check(self.epochs)?;
         self.augmentation.check(self.image_size).context("augmentation")?;
-        self.optimizer.validate().context("optimizer")?;
-        self.ema.settings().validate().context("ema")?;
-        self.schedule(1).context("schedule")?;
+        self.optimizer.check().context("optimizer")?;
+        self.ema.settings().check().context("ema")?;
         Ok(())
     }
 
@@ -344,7 +343,7 @@ impl RunConfig {
     }
 
     /// The length down to which gradients are clipped.
-    pub fn longest_gradient(&self) -> f64 {
+    pub fn max_norm(&self) -> f64 {
         if self.clip_norm == 0.0 { f64::INFINITY } else { self.clip_norm }
     }
 

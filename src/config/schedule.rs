@@ -53,7 +53,7 @@ impl ScheduleConfig {
                 steps_per_epoch,
             },
         };
-        schedule.validate()?;
+        schedule.check()?;
         Ok(schedule)
     }
 

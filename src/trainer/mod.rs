@@ -7,7 +7,8 @@
 //! | `recorded.rs` | a training step on a GPU, recorded once and replayed |
 //! | `average.rs` | the moving average of weights and running statistics |
 //! | `checkpoint.rs` | what a run must remember to go on to the bit, and how it is stored |
-//! | `trained.rs` | what of that is needed to use a trained model |
+//! | `stored.rs` | any file of weights, whether a run wrote it or not |
+//! | `trained.rs` | what of a checkpoint is needed to use a trained model |
 //! | `images.rs` | [`Images`]: what a run learns from, and what it is tested on |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
 //! | `metrics.rs` | what is measured of an epoch |
@@ -26,6 +27,7 @@ mod recorded;
 pub mod score;
 pub mod step;
 mod stopwatch;
+pub mod stored;
 pub mod trained;
 
 use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
@@ -35,7 +37,7 @@ use crate::printing::tell;
 use crate::staging::numbered;
 use crate::threads::pool;
 use anyhow::{Context, Result, bail};
-use checkpoint::{Checkpoint, Progress, Stored};
+use checkpoint::{Checkpoint, Progress};
 use data::{Loader, Statistics};
 use display::{Display, announce, introduce};
 use folder::{PICTURED, RunFolder, expect_free};
@@ -52,6 +54,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use step::{LOWER_RATE, Learner};
 use stopwatch::{Lap, Stopwatch};
+use stored::Stored;
 use trained::{DataFacts, Described, OF_THE_RUN, note_unsaid};
 
 /// How a run ended.
@@ -80,7 +83,7 @@ impl Trainer {
     /// in it, so that it can be resumed whenever it ends. Weights that it starts from must be of the configuration's model: see
     /// [`Trainer::asked`].
     pub fn new(config: RunConfig) -> Result<Self> {
-        let weights = weights(&config.weights)?;
+        let weights = Stored::to_start_from(&config.weights)?;
         Self::started(config, weights, None, false)
     }
 
@@ -109,14 +112,14 @@ impl Trainer {
     /// ```
     pub fn on(images: Images, mut config: RunConfig) -> Result<Self> {
         config.data = images.train().name().to_owned();
-        let weights = weights(&config.weights)?;
+        let weights = Stored::to_start_from(&config.weights)?;
         Self::started(config, weights, Some(images), false)
     }
 
     /// A new run, as asked: see [`RunConfig::changed`], and for one that starts from weights that say what they are of,
     /// [`RunConfig::tuning`].
     pub fn asked(changes: &Changes) -> Result<Self> {
-        let weights = weights(changes.weights()?)?;
+        let weights = Stored::to_start_from(changes.weights()?)?;
         let config = match &weights {
             None => RunConfig::changed(changes)?,
             Some(Stored::Described(theirs)) => theirs.config.tuning(changes)?,
@@ -397,10 +400,4 @@ fn expect_room(config: &RunConfig, train: &Loader, test: &Loader) -> Result<()> 
     let images = train.most_bytes().max(test.most_bytes());
     let choice = "a smaller batch_size, more micro_batches, or recompute = \"block\"";
     memory::expect_room_to_train(config, [config.image_size; 2], images, choice)
-}
-
-/// The weights that a run is to start from, if there are any.
-fn weights(path: &str) -> Result<Option<Stored>> {
-    let read = || Stored::read(Path::new(path)).with_context(|| format!("weights {path}"));
-    (!path.is_empty()).then(read).transpose()
 }

@@ -63,7 +63,7 @@ impl Learner {
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
         let average = self.average.as_mut().map(Average::of_parameters);
-        self.optimizer.prepare(lr, self.config.longest_gradient(), average)?;
+        self.optimizer.prepare(lr, self.config.max_norm(), average)?;
         let Staged { step: repeated, batch, .. } = staged;
         let modes = modes(&self.config, step, batch.parts().len());
         let streams = |count| -> Vec<_> {
@@ -82,7 +82,7 @@ impl Learner {
             score.add(judge(&self.model, tensors, labels, modes[part], [loss, logits])?);
         }
         let norm = self.optimizer.finish(self.average.as_mut().map(Average::of_parameters))?;
-        clip_factor(norm, self.config.longest_gradient()).context(LOWER_RATE)?;
+        clip_factor(norm, self.config.max_norm()).context(LOWER_RATE)?;
         Ok(score)
     }
 

@@ -1,10 +1,11 @@
 //! One training step.
 
 use super::average::{Average, AverageState};
-use super::checkpoint::{Checkpoint, Progress, Stored};
+use super::checkpoint::{Checkpoint, Progress};
 use super::failure::lacks_memory;
 use super::recorded::Staged;
 use super::score::{Score, judge};
+use super::stored::Stored;
 use super::trained::{DataFacts, tensor_names};
 use crate::config::RunConfig;
 use crate::staging::{Numbered, tensors};
@@ -163,7 +164,7 @@ impl Learner {
         }
         // The norm is looked at in any case: a step along a gradient that is not finite would destroy the weights.
         let norm = gradient_norm(&self.gradients)?;
-        let factor = clip_factor(norm, self.config.longest_gradient()).context(LOWER_RATE)?;
+        let factor = clip_factor(norm, self.config.max_norm()).context(LOWER_RATE)?;
         lap("gradient norm");
         traces.iter().try_for_each(|trace| self.model.update_statistics(trace))?;
         lap("running statistics");

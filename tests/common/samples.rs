@@ -2,7 +2,7 @@
 
 use super::program::{Ran, biformer, fresh, text};
 use biformer::model::TensorFile;
-use biformer::trainer::checkpoint::Stored;
+use biformer::trainer::stored::Stored;
 use image::ExtendedColorType::Rgb8;
 use image::ImageEncoder;
 use image::codecs::{jpeg::JpegEncoder, png::PngEncoder};

@@ -273,7 +273,7 @@ fn settings() {
         AdamWConfig { weight_decay: f64::INFINITY, ..default },
     ];
     let parameters = parameters(DType::F32, &[]);
-    assert!(default.validate().is_ok());
+    assert!(default.check().is_ok());
     for config in wrong {
         assert!(matches!(AdamW::new(&parameters, config), Err(Error::Setting { .. })), "{config:?}");
     }

@@ -36,9 +36,9 @@ impl Controls {
         Ok(Self { numbers: Tensor::zeros_on(device, [CONTROLS], dtype)?, decays })
     }
 
-    /// Sets the constants of the next step; `longest` is the norm to which gradients are clipped.
-    pub fn set(&mut self, f: &StepConstants<f64>, longest: f64) -> Result<()> {
-        let numbers = [f.scale, f.keep, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, f.step, longest, 0.0];
+    /// Sets the constants of the next step; `max_norm` is the length to which gradients are clipped.
+    pub fn set(&mut self, f: &StepConstants<f64>, max_norm: f64) -> Result<()> {
+        let numbers = [f.scale, f.keep, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, f.step, max_norm, 0.0];
         let numbers = Tensor::from_slice(&numbers, [CONTROLS])?.cast(self.numbers.dtype())?;
         self.numbers.overwrite(0, &numbers)
     }

@@ -1,0 +1,92 @@
+//! Any file of weights, whether a run wrote it or not.
+
+use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
+use super::folder::BEST;
+use super::trained::{self, DataFacts, Described, tensor_names};
+use crate::config::RunConfig;
+use anyhow::{Context, Result, bail};
+use model::TensorFile;
+use std::path::Path;
+
+/// A file of weights.
+pub enum Stored {
+    /// Weights that say what they are of.
+    Described(Box<Described>),
+    /// A model's state_dict alone.
+    Alone(TensorFile),
+}
+
+impl Stored {
+    /// Reads a file, or the checkpoint in a run folder.
+    pub fn read(path: &Path) -> Result<Self> {
+        let file = if path.is_dir() { &path.join(FILE_NAME) } else { path };
+        let shown = file.display().to_string();
+        if !file.try_exists().with_context(|| shown.clone())? {
+            let best = path.join(BEST);
+            if best.exists() {
+                bail!("{shown}: there is no checkpoint, but that of the best epoch: name {}", best.display());
+            }
+            bail!(
+                "{shown}: there is no checkpoint; expected a run folder, the {FILE_NAME} in it, or a model's \
+                 state_dict in a safetensors or .pth file"
+            );
+        }
+        let stored = TensorFile::read(file)?;
+        let format = stored.metadata.get("format").map_or("", String::as_str);
+        if format == trained::FORMAT {
+            let described = Described::parse(file.to_owned(), stored);
+            return Ok(Self::Described(described.with_context(|| format!("{shown}: weights of no use"))?.into()));
+        }
+        // Also those that are damaged.
+        let by_a_run = format.starts_with("biformer") || stored.tensors.contains_key(tensor_names::M);
+        match by_a_run || path.is_dir() {
+            true => Ok(Self::Described(Checkpoint::parse(file.to_owned(), stored)?.described.into())),
+            false => Ok(Self::Alone(stored.unwrapped())),
+        }
+    }
+
+    /// The weights that a run is to start from, by its setting, if there are any.
+    pub fn to_start_from(weights: &str) -> Result<Option<Self>> {
+        let read = || Self::read(Path::new(weights)).with_context(|| format!("weights {weights}"));
+        (!weights.is_empty()).then(read).transpose()
+    }
+
+    /// The run that the weights are of, if they say it: its configuration, and what must be known of its data.
+    pub fn described(&self) -> Option<(&RunConfig, &DataFacts)> {
+        match self {
+            Self::Described(described) => Some((&described.config, &described.data)),
+            Self::Alone(_) => None,
+        }
+    }
+
+    /// How far the run has come, if this is a checkpoint of one.
+    pub fn progress(&self) -> Option<Progress> {
+        let Self::Described(described) = self else { return None };
+        // A checkpoint whose progress says nothing was refused when it was read.
+        serde_json::from_str(described.file.metadata.get("progress")?).ok()
+    }
+
+    /// Why a model of these classes cannot have the weights' head as it is, if it cannot: what the weights, which go by this
+    /// name, have in its place.
+    pub fn unfit_head(&self, weights: &str, classes: &[String]) -> Option<String> {
+        let (count, names) = match self {
+            Self::Described(described) => (Some(described.data.classes.len()), described.data.classes.as_slice()),
+            // Without names they are taken for the right ones.
+            Self::Alone(file) => (file.head_classes(), classes),
+        };
+        let Some(count) = count else { return Some(format!("There is no head in {weights}")) };
+        if count != classes.len() {
+            return Some(format!("The head of {weights} is for {count} classes"));
+        }
+        let (theirs, ours) = names.iter().zip(classes).find(|(theirs, ours)| theirs != ours)?;
+        Some(format!("The head of {weights} is not for these classes in this order (\"{theirs}\", not \"{ours}\")"))
+    }
+
+    /// The weights; averaged, if a run kept an average.
+    pub fn into_weights(self) -> Result<TensorFile> {
+        match self {
+            Self::Alone(file) => Ok(file),
+            Self::Described(described) => Ok(described.into_model()?.model.state_dict()?),
+        }
+    }
+}
