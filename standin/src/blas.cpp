@@ -101,6 +101,16 @@ void put(Type type, uint64_t start, int64_t index, double value) {
     stored<uint16_t>(address, single != single ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// With the 10 bits of TF32 behind the leading one.
+double to_tf32(double value) {
+    float single = value;
+    uint32_t bits;
+    memcpy(&bits, &single, 4);
+    if (single - single == 0) bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+    memcpy(&single, &bits, 4);
+    return single;
+}
+
 // The largest power of two up to 256 that divides an address.
 uint64_t alignment_of(uint64_t address) { return (address | 256) & -(address | 256); }
 
@@ -159,10 +169,14 @@ void multiply(const Product& product, double alpha, double beta, const Operands&
     auto start = [&](const Layout& layout, int which) { return at[which] + number * layout.offset * size_of(layout.type); };
     uint64_t from_a = start(a, 0), from_b = start(b, 1), plus = start(c, 2), to = start(d, 3);
     int64_t m = d.rows, n = d.columns, k = product.transposed[0] ? a.rows : a.columns;
-    auto whole = [](Type type, uint64_t from, int64_t outer, int64_t inner, int64_t step, int64_t inner_step) {
+    bool tf32 = product.compute == IN_TF32;
+    auto whole = [tf32](Type type, uint64_t from, int64_t outer, int64_t inner, int64_t step, int64_t inner_step) {
         std::vector<double> all(outer * inner);
         for (int64_t i = 0; i < outer; i++)
-            for (int64_t l = 0; l < inner; l++) all[i * inner + l] = get(type, from, i * step + l * inner_step);
+            for (int64_t l = 0; l < inner; l++) {
+                double value = get(type, from, i * step + l * inner_step);
+                all[i * inner + l] = tf32 ? to_tf32(value) : value;
+            }
         return all;
     };
     // Rows of op(A), and columns of op(B).

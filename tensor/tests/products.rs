@@ -115,6 +115,37 @@ fn what_a_product_does_besides() {
     }
 }
 
+/// In f32 no bit is given up in silence; in tf32 factors are rounded to 10 bits behind the leading one. (The emulated device
+/// has no such products: it multiplies in f32 then, too.)
+#[test]
+fn f32_is_tf32_only_where_it_is_asked_for() {
+    let Some(gpu) = Gpu::for_tests(2) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let (m, n, k) = (64, 48, 96);
+    let (a, b) = (numbers(m * k), numbers(k * n + 7)[7..].to_vec());
+    let there = |data: &[f32], shape: [usize; 2]| Tensor::from_slice(data, shape).unwrap().to_device(&device).unwrap();
+    let (left, right) = (there(&a, [m, k]), there(&b, [k, n]));
+    let largest_error = |tf32| {
+        gpu.set_tf32(tf32);
+        let mut c = Tensor::zeros_on(&device, [m, n], DType::F32).unwrap();
+        let product = Gemm::new("test", Matrix::plain(&left), Matrix::plain(&right), [m, n, k]);
+        product.into(c.as_out("test", false).unwrap()).unwrap();
+        let error = |(place, got): (usize, f64)| {
+            let factors = || (0..k).map(|l| (f64::from(a[place / n * k + l]), f64::from(b[l * n + place % n])));
+            let sum: f64 = factors().map(|(a, b)| a * b).sum();
+            (got - sum).abs() / factors().map(|(a, b)| (a * b).abs()).sum::<f64>()
+        };
+        let got = c.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+        got.into_iter().enumerate().map(error).fold(0.0, f64::max)
+    };
+    let [kept, rounded] = [false, true].map(largest_error);
+    assert!(kept < 1e-6, "{kept}");
+    match std::env::var_os("BIFORMER_TEST_GPU") {
+        Some(_) => assert!((1e-5..1e-3).contains(&rounded), "{rounded}"),
+        None => assert_eq!(rounded, kept),
+    }
+}
+
 /// Where this is set, a product alone keeps so many percent of the GPU busy, as cuBLASLt says.
 const WAVES: &str = "STANDIN_WAVES";
 
