@@ -1,12 +1,14 @@
-//! What the documentation says is so: the tables of operations and of the configuration are those of the source, the
-//! README's commands and configuration are understood, and every link leads somewhere.
+//! What the documentation says is so: the tables of operations and of the configuration are those of the source, command
+//! lines and the README's configuration are understood, and every link leads somewhere.
 
 use autograd::{Tape, Var};
 use biformer::commands::Cli;
 use biformer::config::{Changes, RunConfig};
 use clap::Parser;
+use clap::error::ErrorKind;
 use data::{Augmentation, EraseFill};
 use ops::registry::{OPS, Op};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use tensor::{DType, Tensor};
@@ -175,12 +177,19 @@ fn the_table_of_the_configuration_has_every_field() {
     expect_generated("docs/configuration.md", &configuration());
 }
 
-// ---- The README ----
+// ---- Command lines ----
 
 /// The program's command lines in a text's shell blocks, split into words, the program's name first.
 fn command_lines(text: &str) -> Vec<Vec<&str>> {
     let lines = blocks(text, "sh").into_iter().flat_map(str::lines).map(without_comment);
-    let words = lines.map(|line| line.split_whitespace().collect::<Vec<_>>());
+    lines.map(|line| line.split_whitespace().collect()).filter_map(program).collect()
+}
+
+/// Those within a text's sentences, where a command may be named without all that it needs.
+fn mentioned(text: &str) -> Vec<Vec<&str>> {
+    let quoted = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
+    let words =
+        quoted.map(|line| line.split_whitespace().collect::<Vec<_>>()).filter(|words| words.get(1) != Some(&"="));
     words.filter_map(program).collect()
 }
 
@@ -199,18 +208,31 @@ fn program(words: Vec<&str>) -> Option<Vec<&str>> {
 }
 
 #[test]
-fn the_program_understands_every_command_line_in_the_readme() {
-    let text = read("README.md");
-    let lines = command_lines(&text);
-    assert!(lines.len() >= 8, "found only {lines:?}");
-    for words in lines {
-        if let Err(error) = Cli::try_parse_from(&words)
-            && error.exit_code() != 0
-        {
-            panic!("{}: {error}", words.join(" "));
+fn the_program_understands_every_command_line() {
+    let mut found = 0;
+    for file in markdown() {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let whole = command_lines(&text).into_iter().map(|words| (words, true));
+        for (words, whole) in whole.chain(mentioned(&text).into_iter().map(|words| (words, false))) {
+            found += 1;
+            let shown = || format!("{}: {}", file.display(), words.join(" "));
+            match Cli::try_parse_from(&words) {
+                Err(error) if error.kind() == ErrorKind::MissingRequiredArgument && !whole => {}
+                Err(error) if error.exit_code() != 0 => panic!("{}: {error}", shown()),
+                _ => {}
+            }
+            let settings = words.iter().filter_map(|word| word.split_once('=')).map(|(field, _)| field);
+            for field in settings.filter(|field| !field.starts_with("--")) {
+                if let Some(wrong) = RunConfig::unknown_field(field) {
+                    panic!("{}: {wrong}", shown());
+                }
+            }
         }
     }
+    assert!(found >= 60, "only {found}");
 }
+
+// ---- The README ----
 
 #[test]
 fn the_readmes_first_screen_has_the_two_commands() {
@@ -307,14 +329,27 @@ fn every_link_leads_to_a_file() {
     assert!(files.len() >= 9, "{files:?}");
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
-        let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let pictures = text.split("<img src=\"").skip(1).filter_map(|rest| rest.split('"').next());
-        for target in links.chain(pictures) {
-            let elsewhere = target.contains("://") || target.is_empty() || target.contains(char::is_whitespace);
-            let exists = file.parent().is_some_and(|folder| folder.join(target).exists());
-            assert!(elsewhere || exists, "{} links to {target}, which is not there", file.display());
+        for link in links.chain(pictures) {
+            if link.contains("://") || link.contains(char::is_whitespace) {
+                continue;
+            }
+            let (target, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if target.is_empty() { file.clone() } else { file.parent().unwrap().join(target) };
+            assert!(target.exists(), "{} links to {link}, which is not there", file.display());
+            let there = heading.is_empty() || anchors(&std::fs::read_to_string(&target).unwrap()).contains(heading);
+            assert!(there, "{} links to {link}, where no heading is called so", file.display());
         }
     }
+}
+
+/// What links call a text's headings by, as GitHub forms it: in lower case, without marks, with hyphens for spaces.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let kept = |letter: char| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_');
+    let anchor = |heading: &str| heading.chars().filter(|&letter| kept(letter)).collect::<String>();
+    headings.map(|heading| anchor(heading).to_lowercase().replace(' ', "-")).collect()
 }
 
 // ---- The table of checks ----
