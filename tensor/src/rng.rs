@@ -11,7 +11,7 @@ const ROUNDS: usize = 10;
 
 /// One stream of random numbers: a key (the seed) and a stream number that together select one of
 /// 2^128 independent sequences of 2^66 words.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Philox {
     seed: u64,
     stream: u64,

@@ -87,6 +87,29 @@ fn recorded_work_is_done_again_with_what_then_lies_there() {
     assert_eq!(gpu.stats().held, held, "a recording that failed keeps nothing");
 }
 
+/// As many micro-batches of a deep model draw them: each kernel finds its own key, also one that was used before.
+#[test]
+fn thousands_of_random_streams_are_told_apart() {
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let streams: Vec<Philox> = (0..5000).map(|stream| Philox::new(9, stream)).collect();
+    let mut words = Tensor::zeros_on(&Device::Cuda(Arc::clone(&gpu)), [256], DType::Index).unwrap();
+    drop(RANDOM.launch(&gpu, "random_words", DType::F32).unwrap());
+    let recording = gpu.record(|| {
+        for rng in streams.iter().chain([&streams[4321]]) {
+            let launch = RANDOM.launch(&gpu, "random_words", DType::F32)?.over(256).random(rng)?;
+            // SAFETY: each thread writes its own place.
+            unsafe { launch.count(0).output(&mut words)?.run()? };
+        }
+        Ok::<_, Error>(())
+    });
+    let (recording, ()) = recording.unwrap();
+    assert_eq!(recording.streams(), streams);
+    let others: Vec<Philox> = (0..5000).map(|stream| Philox::new(10, stream)).collect();
+    recording.replay(&others).unwrap();
+    let expected: Vec<u32> = (0..256).map(|i| others[4321].word(i)).collect();
+    assert_eq!(words.to_vec::<u32>().unwrap(), expected);
+}
+
 /// Someone who watches each operation may ask for that at any time.
 #[test]
 fn repeated_work_is_recorded_and_replayed_only_where_it_may_be() {

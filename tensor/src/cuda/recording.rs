@@ -8,7 +8,7 @@ use super::driver::RecordingId;
 use super::{Gpu, Memory, Pool, give_free};
 use crate::rng::Philox;
 use crate::{Device, Error, Result, lock};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
@@ -31,23 +31,24 @@ pub struct Recording {
 pub(super) struct Keys {
     memory: Memory,
     streams: Vec<Philox>,
+    places: HashMap<Philox, usize>,
 }
 
 impl Keys {
-    /// The most streams that there can be.
-    const MOST: usize = 4096;
+    /// The most streams that there can be: those of a thousand micro-batches, of which each block of a model has two.
+    const MOST: usize = 1 << 16;
     /// A seed and the number of a stream.
     const BYTES: usize = 16;
 
     fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         let memory = Memory::new(gpu, Self::MOST * Self::BYTES);
-        Ok(Self { memory: memory.map_err(|error| error.of_tensor("keys of random streams".into()))?, streams: vec![] })
+        let memory = memory.map_err(|error| error.of_tensor("keys of random streams".into()))?;
+        Ok(Self { memory, streams: vec![], places: HashMap::new() })
     }
 
     /// Where the key of a stream lies.
     pub fn address(&mut self, stream: &Philox) -> Result<u64> {
-        let known = self.streams.iter().position(|known| known == stream);
-        let place = known.unwrap_or_else(|| {
+        let place = *self.places.entry(*stream).or_insert_with(|| {
             self.streams.push(*stream);
             self.streams.len() - 1
         });
