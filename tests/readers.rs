@@ -145,19 +145,31 @@ fn a_header_longer_than_the_file_takes_no_memory() {
 #[cfg(unix)]
 fn files_are_written_whole_through_links_and_never_over_devices() {
     use biformer::tensor::Tensor;
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
     let folder = fresh("readers-write");
     let mut file = TensorFile::default();
     file.tensors.insert("x".into(), Tensor::full([3], 1f32));
     let (target, link) = (folder.join("target"), folder.join("link"));
     file.write(&target).unwrap();
     fs::set_permissions(&target, fs::Permissions::from_mode(0o640)).unwrap();
+    // Who may not give it away keeps it.
+    let _ = chown(&target, Some(1234), Some(1234));
+    let owner = fs::metadata(&target).unwrap().uid();
     symlink(&target, &link).unwrap();
     file.tensors.insert("x".into(), Tensor::full([4], 2f32));
     file.write(&link).unwrap();
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert_eq!(*TensorFile::read(&target).unwrap().tensors["x"].shape(), [4]);
     assert_eq!(fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o640);
+    assert_eq!(fs::metadata(&target).unwrap().uid(), owner);
+    fs::remove_file(&target).unwrap();
+    file.write(&link).unwrap();
+    assert_eq!(*TensorFile::read(&target).unwrap().tensors["x"].shape(), [4], "through a link to nothing");
+    fs::remove_file(&link).unwrap();
+    symlink("link", &link).unwrap();
+    assert!(file.write(&link).is_err(), "a link to itself leads nowhere");
+    fs::remove_file(&link).unwrap();
+    symlink("target", &link).unwrap();
     assert!(file.write(&folder).unwrap_err().to_string().contains("regular file"));
     assert_eq!(common::program::contents(&folder).len(), 2);
 }

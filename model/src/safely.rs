@@ -5,11 +5,14 @@ use crate::files::{NOT_REGULAR, io};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Write;
+#[cfg(unix)]
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 /// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or
 /// the new one under its name: into a temporary file beside it, synced, then renamed. What is there and no
-/// regular file (a folder, a device) is left alone. Who may read and write it stays as it is.
+/// regular file (a folder, a device) is left alone. Whose it is, and who may read and write it,
+/// stays as it is.
 pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
     write_with(path, |file| file.write_all(bytes))
 }
@@ -25,7 +28,9 @@ pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Re
     let written = File::create(temporary).and_then(|mut file| {
         put(&mut file)?;
         if let Ok(before) = fs::metadata(path) {
-            // Not every file system has permissions.
+            // Not every file system has them, and not everyone may give files away.
+            #[cfg(unix)]
+            let _ = fchown(&file, Some(before.uid()), Some(before.gid()));
             let _ = file.set_permissions(before.permissions());
         }
         file.sync_all()
@@ -55,11 +60,24 @@ fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(io(path, std::io::Error::other(NOT_REGULAR)));
     }
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = through_links(path).map_err(|cause| io(path, cause))?;
     // Names of two files that are no texts would be the same text.
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or(OsStr::new("file")));
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(name);
     Ok((path, temporary))
+}
+
+/// Where a path leads through symbolic links, also the last of which may lead to nothing yet.
+fn through_links(path: &Path) -> std::io::Result<PathBuf> {
+    const MOST: usize = 40; // as many as Linux follows
+    let next = |link: &PathBuf| Some(link.parent()?.join(fs::read_link(link).ok()?));
+    let place = std::iter::successors(Some(path.to_owned()), next).take(MOST).last();
+    let place = place.unwrap_or_else(|| path.to_owned());
+    match fs::canonicalize(&place) {
+        Err(error) if place.is_symlink() => Err(error),
+        Err(_) => Ok(place),
+        Ok(real) => Ok(real),
+    }
 }
