@@ -52,7 +52,7 @@ fn check_names_them_all_and_a_run_says_so() {
 
     let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
     let train = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--batch-size", "5"];
-    biformer(&train).refused(&["too many bad images", "biformer check --data", "go on with --resume"]);
+    biformer(&train).refused(&["too many images cannot be read", "biformer check --data", "go on with --resume"]);
     // Who takes them away has other data than the run began with.
     broken.iter().for_each(|name| fs::remove_file(data.join(name)).unwrap());
     assert!(check().ok().out.ends_with("0 of 24 images cannot be read.\n"));
@@ -107,7 +107,7 @@ fn a_run_that_ended_before_its_first_step_may_begin_anew() {
         fs::write(data.join(name), "no picture").unwrap();
     }
     let train = |batch_size| samples::train(&folder, "image_size = 32", &data, &["--batch-size", batch_size]);
-    train("5").refused(&["too many bad images"]);
+    train("5").refused(&["too many images cannot be read"]);
     assert!(folder.join("run/checkpoint.safetensors").exists());
     samples::image_folder(&data);
     train("4").ok();

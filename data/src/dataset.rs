@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::layouts;
 use crate::{Error, Image, ImageFolder, Result, cifar, embedded, folder};
 
 /// The part of a data set that is asked for.
@@ -133,8 +134,8 @@ pub trait Dataset: Send + Sync {
 /// | image folder | `train/CLASS/*.png`, `.jpg`, `.webp`, `.bmp`, `.tif`, `.ppm`, .., also in folders below `CLASS`, and the same classes, or some of them, in `val/`, `test/` or both; to evaluate on, these suffice |
 /// | not divided | only `train/CLASS/`, or none of all this, but two or more `CLASS/` with images: about one in five is held out as the test |
 ///
-/// Errors: [`Error::Missing`] or [`Error::Lacking`] where nothing fits or there is no such split, with what was looked for;
-/// [`Error::Unsupported`] where the path is a file or fits twice; then whatever reading the layout reports.
+/// Errors: [`Error::Missing`] where there is nothing, [`Error::NoDataset`] where nothing fits, [`Error::Lacking`] where there is
+/// no such split; [`Error::Unsupported`] where the path is a file or fits twice; then whatever reading the layout reports.
 pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     if source == embedded::SOURCE {
         return Ok(Arc::new(embedded::open(split)?));
@@ -142,7 +143,7 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     let root = Path::new(source);
     let unsupported = |what: &str| Error::Unsupported { path: root.to_owned(), what: what.to_owned() };
     if !root.try_exists().map_err(|cause| Error::Io { path: root.to_owned(), cause })? {
-        let (path, looked_for, help) = (root.to_owned(), "a data set's folder".to_owned(), HELP.to_owned());
+        let (path, looked_for, help) = (root.to_owned(), "a data set's folder".to_owned(), layouts());
         return Err(Error::Missing { path, looked_for, help });
     }
     if !root.is_dir() {
@@ -156,16 +157,12 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
         (None, None, true) => Ok(Arc::new(ImageFolder::open(root, split)?)),
         (None, None, false) if folder::Undivided::of(root)?.is_some() => Ok(Arc::new(ImageFolder::open(root, split)?)),
         (None, None, false) => {
-            let looked_for = "cifar-10-batches-bin/ (or its data_batch_1.bin), cifar-100-binary/ (or its train.bin), train/, and two \
-                 folders of images";
             let python = ["cifar-10-batches-py", "cifar-100-python"].iter().any(|folder| root.join(folder).exists());
-            let seen = if python {
-                Some("What is there is CIFAR's Python version. ".to_owned())
-            } else {
-                folder::nearly(root)
+            let seen = match python {
+                true => "What is there is CIFAR's Python version. ".to_owned(),
+                false => folder::nearly(root),
             };
-            let help = format!("{}{HELP}", seen.unwrap_or_default());
-            Err(Error::Lacking { path: root.to_owned(), looked_for: looked_for.to_owned(), help })
+            Err(Error::NoDataset { path: root.to_owned(), seen })
         }
         _ => Err(unsupported("it holds more than one data set; name the folder of one of them")),
     }
@@ -200,7 +197,3 @@ fn nested(root: &Path, folder: &str, files: &[&str]) -> Option<PathBuf> {
     }
     files.iter().any(|file| root.join(file).exists()).then(|| root.to_owned())
 }
-
-const HELP: &str = "Name \"embedded\", a folder with the binary version of CIFAR-10 or CIFAR-100 \
-    (https://www.cs.toronto.edu/~kriz/cifar.html), or an image folder: CLASS/*.png|jpg|.., or train/CLASS/ and the \
-    same classes in val/ or test/.";

@@ -21,7 +21,15 @@ pub enum Error {
         /// The way out.
         help: String,
     },
-    /// A folder is there, and holds no data set, or not this split of one.
+    /// A folder is there, and no data set is recognised in it.
+    #[error("{} is no data set. {seen}{}", path.display(), layouts())]
+    NoDataset {
+        /// The folder.
+        path: PathBuf,
+        /// What there is, and what would make a data set of it: nothing, or a sentence and a blank.
+        seen: String,
+    },
+    /// A data set's folder is there, and lacks what belongs to it, or this split.
     #[error("{} lacks {looked_for}. {help}", path.display())]
     Lacking {
         /// The folder.
@@ -69,14 +77,14 @@ pub enum Error {
         cause: String,
     },
     /// A test of an image folder has classes that the training images have not.
-    #[error("{} has classes that {} has not: {classes:?}; add images of them there, or take them out", test.display(),
-        train.display())]
+    #[error("{} has classes that {} has not: {}; add images of them there, or take them out", test.display(),
+        train.display(), listed(classes))]
     UntaughtClasses {
         /// The training folder.
         train: PathBuf,
         /// The evaluation folder.
         test: PathBuf,
-        /// The first few of them.
+        /// The classes.
         classes: Vec<String>,
     },
     /// A class folder holds no image.
@@ -101,8 +109,14 @@ pub enum Error {
         /// Its folder.
         path: PathBuf,
     },
+    /// Several classes of an image folder have a fault.
+    #[error("{}", several(.0))]
+    Classes(
+        /// What is wrong with each.
+        Vec<Error>,
+    ),
     /// More images were undecodable than the loader was told to bear.
-    #[error("too many bad images (max_bad_images is {limit}), {}; repair or replace them, or raise that number",
+    #[error("too many images cannot be read (max_bad_images is {limit}): {}; repair or replace them, or raise that number",
         first.join("; "))]
     TooManyBadImages {
         /// The number that would have been borne.
@@ -111,7 +125,7 @@ pub enum Error {
         first: Vec<String>,
     },
     /// A whole split of which no image could be decoded.
-    #[error("none of the images can be decoded, {}; repair or replace them", first.join("; "))]
+    #[error("none of the images can be decoded: {}; repair or replace them", first.join("; "))]
     NoGoodImage {
         /// What was wrong with the first few.
         first: Vec<String>,
@@ -158,13 +172,30 @@ pub enum Error {
     Worker(String),
 }
 
+/// What is recognised as a data set.
+pub(crate) fn layouts() -> String {
+    "A data set is an image folder (CLASS/*.png|jpg|.., or train/CLASS/ and the same classes in val/ or test/), a folder with \
+     the binary version of CIFAR-10 or CIFAR-100 (https://www.cs.toronto.edu/~kriz/cifar.html), or \"embedded\"."
+        .to_owned()
+}
+
 /// The first of some names, and how many others there are.
-fn listed(names: &[String]) -> String {
+pub(crate) fn listed(names: &[impl AsRef<str>]) -> String {
     const MOST: usize = 10;
-    let first = names[..names.len().min(MOST)].join(", ");
+    let first = names.iter().take(MOST).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(MOST) {
         0 => first,
         more => format!("{first}, and {more} more"),
+    }
+}
+
+/// What the first of several errors say, and how many others there are.
+fn several(errors: &[Error]) -> String {
+    const MOST: usize = 5;
+    let first = errors.iter().take(MOST).map(Error::to_string).collect::<Vec<_>>().join("; ");
+    match errors.len().saturating_sub(MOST) {
+        0 => first,
+        more => format!("{first}; and {more} more"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Which files in a folder are images, and which are not.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, DirEntry};
@@ -118,6 +118,31 @@ impl fmt::Display for Others {
 pub fn pictures_below(folder: &Path) -> Result<(Vec<PathBuf>, Option<String>)> {
     let Listing { images, others } = Listing::below(folder)?;
     Ok((images, others.passed_over(&folder.display().to_string())))
+}
+
+/// A picture somewhere below a folder, but not in that of a run, if one is seen among the first few thousand names: where the
+/// folder is a whole disk, to look at all of them would take long.
+pub(crate) fn picture_below(folder: &Path) -> Option<PathBuf> {
+    let (mut folders, mut left) = (VecDeque::from([folder.to_owned()]), 10_000_usize);
+    while let Some(folder) = folders.pop_front() {
+        if is_run(&folder) {
+            continue;
+        }
+        for entry in visible(&folder).into_iter().flatten().flatten() {
+            left = left.checked_sub(1)?;
+            match is_folder(&entry) {
+                Ok(true) => folders.push_back(entry.path()),
+                Ok(false) if is_picture(&entry.path()) => return Some(entry.path()),
+                _ => {}
+            }
+        }
+    }
+    None
+}
+
+/// Whether a folder is that of a run, whose pictures are nothing to learn from.
+pub(crate) fn is_run(folder: &Path) -> bool {
+    folder.join("checkpoint.safetensors").is_file()
 }
 
 /// What `folder` holds, without hidden names, as it is found.

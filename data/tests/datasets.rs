@@ -161,7 +161,7 @@ fn what_fits_no_layout_or_two() {
     assert!(matches!(nowhere, Error::Missing { .. }) && nowhere.to_string().contains("nowhere is missing"));
 
     let empty = fails(root.path(), Split::Train).to_string();
-    for hint in ["cifar-10-batches-bin", "cifar-100-binary", "CLASS/*.png", "train/CLASS/", "embedded"] {
+    for hint in ["no data set", "CIFAR-10 or CIFAR-100", "CLASS/*.png", "train/CLASS/", "embedded"] {
         assert!(empty.contains(hint), "{empty}");
     }
     fs::write(root.path().join("file"), "").unwrap();

@@ -183,7 +183,36 @@ fn where_nothing_is_divided_one_image_in_five_is_held_out() {
     for path in ["cat/1.png", "a/cow/1.png", "a/dog/1.png"] {
         write_picture(&root.path().join(path), 8, 8, [0; 3]);
     }
-    assert!(matches!(fails(root.path(), Split::Train), Error::Lacking { .. }));
+    assert!(matches!(fails(root.path(), Split::Train), Error::NoDataset { .. }));
+}
+
+/// Beside classes, a folder whose images all lie deeper may be one, too: it is not passed over. Others are.
+#[test]
+fn no_class_is_passed_over_because_its_images_lie_deeper() {
+    let root = tempfile::tempdir().unwrap();
+    for path in ["cat/1.png", "cat/2.png", "cow/1.png", "cow/2.png", "runs/mine/curves.png", "run/curves.png"] {
+        write_picture(&root.path().join(path), 8, 8, [0; 3]);
+    }
+    ["runs/mine", "run"]
+        .iter()
+        .for_each(|run| fs::write(root.path().join(run).join("checkpoint.safetensors"), "").unwrap());
+    fs::create_dir_all(root.path().join("notes/2023")).unwrap();
+    let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
+    assert_eq!(train.classes(), ["cat", "cow"]);
+    assert_eq!(train.notes(), ["passed over 3 folders without images of their own: notes, run, runs"]);
+    write_picture(&root.path().join("dog/2023/may/1.png"), 8, 8, [0; 3]);
+    let error = fails(root.path(), Split::Train).to_string();
+    let image = root.path().join("dog/2023/may/1.png");
+    let hint =
+        format!("dog lacks an image of its own. It has some in folders of its own, such as {}: ", image.display());
+    assert!(error.contains(&hint), "{error}");
+    // Where classes are known to be such, they may have theirs at any depth.
+    fs::create_dir(root.path().join("train")).unwrap();
+    for class in ["cat", "cow", "dog"] {
+        fs::rename(root.path().join(class), root.path().join("train").join(class)).unwrap();
+    }
+    write_picture(&root.path().join("train/dog/2023/may/2.png"), 8, 8, [0; 3]);
+    assert_eq!(open(root.path().to_str().unwrap(), Split::Train).unwrap().classes(), ["cat", "cow", "dog"]);
 }
 
 #[test]
@@ -216,7 +245,7 @@ fn what_is_nearly_an_image_folder_is_said() {
         pictures.iter().for_each(|path| write_picture(&root.path().join(path), 8, 8, [0; 3]));
         fails(root.path(), Split::Train).to_string()
     };
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["1.png", "2.png"], "itself holds 2 images: if it is a class, name the folder above it. "),
         (&["cat/1.png", "cat/2.png"], "Of its folders only cat/ has images: it takes two classes to tell apart. "),
         (&["Train/cat/1.png", "Test/cat/1.png"], "It has Train/: call it train. "),
@@ -226,6 +255,10 @@ fn what_is_nearly_an_image_folder_is_said() {
             "None of its folders, such as cat/, has images of its own; in train/ classes may have them deeper. ",
         ),
         (&["mine/cat/1.png", "mine/dog/1.png"], "mine is an image folder: name that. "),
+        (
+            &["cat/old/1.png", "cat/new/1.png", "dog/old/1.png", "dog/new/1.png"],
+            "dog are image folders: name one of them, or if they are classes, move all of them into ",
+        ),
         (&["bus/1.png", "car/1.png", "train/1.png"], "if it is a class, give it another name"),
     ];
     for (pictures, hint) in cases {
@@ -270,7 +303,9 @@ fn of_a_folder_without_images_it_is_said_what_is_there() {
         fs::write(root.path().join(class).join("1.HEIC"), "").unwrap();
     }
     let said = fails(root.path(), Split::Train).to_string();
-    assert!(said.contains("None of its folders, such as a/ (it has 1 .heic), has images of its own"), "{said}");
+    let hint =
+        "None of its folders, such as a/, has images of its own; it has 1 .heic, and what is read is .png, .jpg, ";
+    assert!(said.contains(hint), "{said}");
 }
 
 /// A name that no text can have is a mistake where it is that of a class, and nowhere else.
@@ -328,6 +363,21 @@ fn image_folders_with_something_wrong() {
             .contains(&format!("{} holds no image (.png, ", root.path().join("val").join("cat").display())),
         "{error}"
     );
+
+    // Whoever mends one is not to find the next.
+    for class in ["ant", "bee"] {
+        fs::create_dir_all(root.path().join("train").join(class)).unwrap();
+    }
+    write_picture(&root.path().join("train/ant/1.png"), 8, 8, [0; 3]);
+    fs::rename(root.path().join("val"), root.path().join("later")).unwrap();
+    let error = fails(root.path(), Split::Train);
+    assert!(matches!(&error, Error::Classes(faults) if faults.len() == 3), "{error}");
+    let error = error.to_string();
+    for fault in ["class \"ant\" has one image", "class \"bee\" is empty", "class \"cat\" has one image"] {
+        assert!(error.contains(fault) && error.lines().count() == 1, "{error}");
+    }
+    fs::rename(root.path().join("later"), root.path().join("val")).unwrap();
+    ["ant", "bee"].iter().for_each(|class| fs::remove_dir_all(root.path().join("train").join(class)).unwrap());
 
     fs::create_dir_all(root.path().join("val/cow")).unwrap();
     for split in [Split::Train, Split::Val] {

@@ -300,6 +300,9 @@ struct Opened {
     loader: Loader,
 }
 
+/// What can be done where there are too few images to hold some out.
+const MEASURE_ALL: &str = "; to measure all images there are: --split all";
+
 fn open(arguments: &Arguments) -> Result<Opened> {
     let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
     let classes = known.classes.len();
@@ -309,10 +312,12 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));
     let source = source.clone();
     let split = arguments.split.map_or_else(|| split_for(&known, &source, arguments.data.is_none()), Ok)?;
+    let is_single = |error: &data::Error| matches!(error, data::Error::SingleImage { .. });
     let dataset = data::open(&source, split)
-        .map_err(|error| match error {
-            data::Error::SingleImage { .. } => anyhow!("{error}; to measure all images there are: --split all"),
-            error => error.into(),
+        .map_err(|error| match &error {
+            data::Error::Classes(faults) if faults.iter().all(is_single) => anyhow!("{error}{MEASURE_ALL}"),
+            _ if is_single(&error) => anyhow!("{error}{MEASURE_ALL}"),
+            _ => error.into(),
         })
         .with_context(|| format!("data {source}{whose}"))?;
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));

@@ -24,11 +24,13 @@ impl Trainer {
             data::Error::TooManyBadImages { .. } => " with --set max_bad_images=N",
             _ => "",
         };
-        let all = match cause {
-            data::Error::TooManyBadImages { .. } | data::Error::NoGoodImage { .. } => self.check_names_all(),
-            _ => String::new(),
+        let (all, kept) = match cause {
+            data::Error::TooManyBadImages { .. } | data::Error::NoGoodImage { .. } => {
+                (self.check_names_all(), " without taking images away")
+            }
+            _ => (String::new(), ""),
         };
-        bail!("{error:#}{remedy}{all}; what was done is saved: mend this, and go on with --resume --out {folder}")
+        bail!("{error:#}{remedy}{all}; what was done is saved: mend this{kept}, and go on with --resume --out {folder}")
     }
 
     /// Which command names all images that cannot be read, where they are in a folder.

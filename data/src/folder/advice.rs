@@ -1,0 +1,114 @@
+//! What a user should know of an image folder, and of one that is nearly one.
+
+use super::undivided::is_class;
+use super::{PARTS, Undivided, folder_names};
+use crate::error::listed;
+use crate::listing::{Others, extensions, is_picture, visible};
+use crate::{Error, Split};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// How many folders are looked into.
+const LOOKED_INTO: usize = 5;
+
+/// What is in a folder that is no data set and could be an image folder, in a sentence; nothing where that cannot be seen.
+pub(crate) fn nearly(root: &Path) -> String {
+    let Ok(folders) = folder_names(root) else { return String::new() };
+    let misnamed = misnamed(root, Split::Train);
+    if !misnamed.is_empty() {
+        return misnamed;
+    }
+    let shown = root.display();
+    let is_image_folder = |path: &PathBuf| {
+        PARTS.iter().any(|part| path.join(part.name()).is_dir()) || matches!(Undivided::of(path), Ok(Some(_)))
+    };
+    let inner = folders.iter().take(LOOKED_INTO).map(|name| root.join(name)).filter(is_image_folder);
+    match &inner.collect::<Vec<_>>()[..] {
+        [] => {}
+        [inner] => return format!("{} is an image folder: name that. ", inner.display()),
+        [first, second, ..] => {
+            let (first, second) = (first.display(), second.display());
+            return format!(
+                "{first} and {second} are image folders: name one of them, or if they are classes, move all of them into \
+                 {shown}/train/. "
+            );
+        }
+    }
+    let count = pictures_in(root);
+    if count > 0 {
+        let s = if count == 1 { "" } else { "s" };
+        return format!("{shown} itself holds {count} image{s}: if it is a class, name the folder above it. ");
+    }
+    let classes: Vec<&OsString> = folders.iter().filter(|name| is_class(&root.join(name)).unwrap_or(false)).collect();
+    match (classes.as_slice(), folders.first()) {
+        ([class], _) => {
+            format!("Of its folders only {}/ has images: it takes two classes to tell apart. ", class.display())
+        }
+        (_, Some(first)) => {
+            let others = Others::of(&root.join(first)).to_string();
+            let deeper = match others.is_empty() {
+                true => "in train/ classes may have them deeper".to_owned(),
+                false => format!("it has {others}, and what is read is {}", extensions()),
+            };
+            format!("None of its folders, such as {}/, has images of its own; {deeper}. ", first.display())
+        }
+        (_, None) => "It has no folders. ".to_owned(),
+    }
+}
+
+/// The error of a split to evaluate on that is not there, while the other one may be.
+pub(super) fn lacks_split(root: &Path, split: Split) -> Error {
+    let Some(other) = [Split::Val, Split::Test].into_iter().find(|other| root.join(other.name()).is_dir()) else {
+        return lacking(root, "train/, and folders of images");
+    };
+    let (looked_for, help) =
+        (format!("{}/", split.name()), format!("{}It has {}/.", misnamed(root, split), other.name()));
+    Error::Lacking { path: root.to_owned(), looked_for, help }
+}
+
+/// What is to be said of a folder that is called as a part is, but for capitals, or by its longer name.
+fn misnamed(root: &Path, split: Split) -> String {
+    let longer = match split {
+        Split::Train => "training",
+        Split::Val => "validation",
+        Split::Test | Split::All => "testing",
+    };
+    let folders = folder_names(root).unwrap_or_default();
+    let is_like = |name: &&OsString| [split.name(), longer].iter().any(|own| name.eq_ignore_ascii_case(own));
+    let like = folders.iter().find(is_like);
+    like.map_or_else(String::new, |name| format!("It has {}/: call it {}. ", name.display(), split.name()))
+}
+
+pub(super) fn lacking(path: &Path, looked_for: &str) -> Error {
+    Error::Lacking {
+        path: path.to_owned(),
+        looked_for: looked_for.to_owned(),
+        help: "An image folder has CLASS/*.png|jpg|.., or train/CLASS/ and the same classes in val/ or test/."
+            .to_owned(),
+    }
+}
+
+/// What a user should know of images beside the folders of the classes, if there are any.
+pub(super) fn loose_in(folder: &Path, name: &str) -> Option<String> {
+    let count = pictures_in(folder);
+    let s = if count == 1 { "" } else { "s" };
+    (count > 0).then(|| format!("passed over {count} image{s} in {name}/ itself, beside the folders of the classes"))
+}
+
+/// What a user should know of classes that a test has no images of, if there are any.
+pub(super) fn untested(classes: &[String], split: Split) -> Option<String> {
+    let (lacks, some) = (split.name(), listed(classes));
+    (!classes.is_empty()).then(|| format!("{lacks}/ lacks {} of the classes: {some}", classes.len()))
+}
+
+/// What a user should know of folders that were passed over, if there are any.
+pub(super) fn some_of(folders: &[OsString], which: &str) -> Option<String> {
+    let s = if folders.len() == 1 { "" } else { "s" };
+    let some = listed(&folders.iter().map(|name| name.to_string_lossy()).collect::<Vec<_>>());
+    (!folders.is_empty()).then(|| format!("passed over {} folder{s} {which}: {some}", folders.len()))
+}
+
+/// How many pictures lie in a folder itself, as far as that can be seen.
+pub(super) fn pictures_in(folder: &Path) -> usize {
+    visible(folder).map_or(0, |entries| entries.flatten().filter(|entry| is_picture(&entry.path())).count())
+}

@@ -1,0 +1,92 @@
+//! Folders whose images are not divided into those to learn from and others.
+
+use super::advice::some_of;
+use super::{PARTS, class_name, class_names, folder_names};
+use crate::listing::{is_picture, is_run, picture_below, visible};
+use crate::{Error, Result, Split};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+/// Folders that a file system keeps to itself, and that are shut to most.
+const OF_THE_SYSTEM: [&str; 3] = ["lost+found", "System Volume Information", "$RECYCLE.BIN"];
+
+/// Classes whose images are not divided into those to learn from and others.
+pub(crate) struct Undivided {
+    pub folder: PathBuf,
+    pub classes: Vec<String>,
+    /// Folders beside those of the classes, in a phrase.
+    pub passed_over: Option<String>,
+}
+
+impl Undivided {
+    /// Those in `train`, or where there is no such folder, two or more in the root itself, each with an image. Other folders
+    /// may lie there, such as that of the runs.
+    ///
+    /// Errors: [`Error::Lacking`] where a folder beside `train` has the same classes, or one beside two classes has images, but
+    /// only further down; those of reading `train`, the root, or what may be a class.
+    pub fn of(root: &Path) -> Result<Option<Self>> {
+        let [train, val, test] = PARTS.map(|split| root.join(split.name()));
+        if val.is_dir() || test.is_dir() {
+            return Ok(None);
+        }
+        if train.is_dir() {
+            let classes = class_names(&train)?;
+            let mut beside = folder_names(root)?;
+            beside.retain(|name| name != Split::Train.name());
+            // One that cannot be read is among those that are passed over.
+            let theirs = |name: &OsString| folder_names(&root.join(name)).unwrap_or_default();
+            if let Some(name) = beside.iter().find(|name| theirs(name).iter().eq(classes.iter().map(OsStr::new))) {
+                let help = format!(
+                    "It has {}/: if that is to be tested on, call it val, or else move it elsewhere.",
+                    name.display()
+                );
+                return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/ and test/".to_owned(), help });
+            }
+            let passed_over = some_of(&beside, "beside train/");
+            return Ok(Some(Self { classes, folder: train, passed_over }));
+        }
+        let (mut classes, mut others, mut shut) = (Vec::new(), Vec::new(), None);
+        for name in folder_names(root)? {
+            match is_class(&root.join(&name)) {
+                Ok(true) => classes.push(class_name(root, name)?),
+                Err(error) if !OF_THE_SYSTEM.iter().any(|of_the_system| name == *of_the_system) => {
+                    shut = shut.or(Some(error));
+                }
+                _ => others.push(name),
+            }
+        }
+        // A model would not learn a class, and nobody notice. The wrong folder is told what it lacks instead.
+        if let (Some(error), false) = (shut, classes.is_empty()) {
+            return Err(error);
+        }
+        if classes.len() < 2 {
+            return Ok(None);
+        }
+        // One of these may be a class as well, which nobody would miss before the model is used.
+        let deeper = others.iter().find_map(|name| Some((name, picture_below(&root.join(name))?)));
+        if let Some((name, image)) = deeper {
+            let path = root.join(name);
+            let root = root.display();
+            let help = format!(
+                "It has some in folders of its own, such as {}: if it is a class, move one of them up, or all classes into \
+                 {root}/train/; if it is none, move it elsewhere.",
+                image.display()
+            );
+            return Err(Error::Lacking { path, looked_for: "an image of its own".to_owned(), help });
+        }
+        let own = if others.len() == 1 { "without an image of its own" } else { "without images of their own" };
+        let passed_over = some_of(&others, own);
+        Ok(Some(Self { folder: root.to_owned(), classes, passed_over }))
+    }
+}
+
+/// Whether a picture lies in a folder itself, which is not that of a run. It looks no further than the first: there may be a
+/// million.
+pub(super) fn is_class(folder: &Path) -> Result<bool> {
+    for entry in visible(folder)? {
+        if is_picture(&entry?.path()) {
+            return Ok(!is_run(folder));
+        }
+    }
+    Ok(false)
+}
