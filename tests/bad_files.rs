@@ -234,7 +234,7 @@ fn a_resumed_run_stays_what_it_was() {
     biformer(&["train", "--config", text(config), "--out", text(&run)]).refused(&[
         "bad-resume: holds a run already",
         "--resume",
-        "--out",
+        "bad-resume-2",
     ]);
     let other = samples::image_folder(&fresh("bad-resume-data"));
     resume(&["--epochs", "2", "--data", text(&other)]).refused(&["other classes"]);

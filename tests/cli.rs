@@ -251,6 +251,14 @@ fn a_word_without_an_option_gets_a_tip() {
         assert!(said.err.contains(&format!("tip: perhaps it is meant as: {tip}\n")), "{}", said.err);
     }
     assert!(!biformer(&["train", "--epoch", "3"]).err.contains("perhaps"));
+    let said = biformer(&["--epochs", "3", "train", "--model", "micro"]);
+    assert!(said.err.contains("tip: options come after the command: biformer train --.."), "{}", said.err);
+    let folder = fresh("cli-hyphen");
+    fs::write(folder.join("-a b.png"), "").unwrap();
+    let predict = ["predict", "--checkpoint", "x", "-a b.png"];
+    let said = command(&predict).current_dir(&folder).output().unwrap();
+    let err = String::from_utf8(said.stderr).unwrap();
+    assert!(err.contains("tip: a file of this name is './-a b.png'"), "{err}");
 }
 
 #[test]

@@ -45,6 +45,15 @@ fn predict_takes_pictures_of_any_size_and_needs_no_data() {
         let shares = shares.collect::<Result<Vec<_>, _>>().unwrap();
         assert!(shares.is_sorted_by(|a, b| a >= b) && shares.iter().sum::<f64>() < 100.3, "{said}");
     }
+    // The same, shorter: two classes, or a line for each picture.
+    let top = |count| biformer(&[&arguments[..], &["--top", count]].concat()).ok().out;
+    assert_eq!(
+        top("2").lines().collect::<Vec<_>>(),
+        lines.chunks(6).flat_map(|of| &of[..3]).copied().collect::<Vec<_>>()
+    );
+    let first = lines.chunks(6).map(|of| format!("{}  {}\n", &of[1][2..], of[0]));
+    assert_eq!(top("1"), first.collect::<String>());
+    assert_eq!(top("1000"), top("10"), "no more than there are");
 }
 
 /// Names are taken from a file, and given to the classes in their order.

@@ -231,6 +231,8 @@ fn a_run_has_the_model_of_its_weights() {
         "do not fit",
         "is missing",
     ]);
+    let micro = tune("weights-tuned-other", run, data, &["--model", "micro"]).1;
+    micro.refused(&["they are of nano, not of micro; leave --model out"]);
     tune("weights-tuned-other", run, data, &["--set", "depth=1,2"]).1.refused(&["stages.1.1", "is missing"]);
 }
 

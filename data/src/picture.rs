@@ -174,7 +174,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     // Also as RGB, which one byte a pixel, or one bit, becomes three of.
     let (decoded, rgb) = (decoder.total_bytes(), 3 * u64::from(width) * u64::from(height));
     if decoded.max(rgb) > MAX_DECODED {
-        return Err(format!("{width}x{height} pixels need more than {MAX_DECODED} bytes"));
+        return Err(format!("{width}x{height} pixels need more than {} MiB", MAX_DECODED >> 20));
     }
     if !is_free(decoded + rgb) {
         return Err(format!(

@@ -337,16 +337,17 @@ impl ModelConfig {
             }
             _ => format!("a side of {side} is {map} in stage {}, which n_win = {n_win} does not divide", stage + 1),
         };
-        // Sizes that fit come at least once in every product of all strides and windows: look nearby, for one
-        // that is halved without rounding and not far away, or else for any.
-        let stride = self.strides()[self.stages() - 1];
-        let near = stride.saturating_mul(n_win.max(1)).saturating_mul(2);
-        let fits = |exact: bool| move |&side: &usize| bad(side).is_none() && (!exact || side.is_multiple_of(stride));
-        let below = |exact| (1..side).rev().take(near).find(fits(exact));
-        let above = |exact| (side + 1..=MOST_SIDE).take(near).find(fits(exact));
+        // Sizes that fit come at least once in every product of the last stride and its window: look nearby, for one that is
+        // halved without rounding and not far away; or else that is cut into patches without a rest; or else for any.
+        let strides = self.strides();
+        let (whole, last) = (strides[0], strides[self.stages() - 1]);
+        let near = last.saturating_mul(n_win.max(1)).saturating_mul(2);
+        let fits = |of: usize| move |&side: &usize| bad(side).is_none() && side.is_multiple_of(of);
+        let below = |of| (1..side).rev().take(near).find(fits(of));
+        let above = |of| (side + 1..=MOST_SIDE).take(near).find(fits(of));
         let (below, above) = (
-            below(true).or_else(|| below(false)),
-            above(true).filter(|&fits| fits <= 2 * side).or_else(|| above(false)),
+            below(last).or_else(|| below(whole)).or_else(|| below(1)),
+            above(last).filter(|&fits| fits <= 2 * side).or_else(|| above(whole)).or_else(|| above(1)),
         );
         let sizes: Vec<String> = [below, above].into_iter().flatten().map(|side| side.to_string()).collect();
         let sizes = if sizes.is_empty() { None } else { Some(format!("a side of {} fits", sizes.join(" or "))) };

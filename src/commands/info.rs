@@ -111,11 +111,7 @@ impl Begun {
             say!("{done}: epoch {epoch} of {epochs}{within}; seed {seed}.");
         }
         if let (Some(last), Some(best)) = (last, best) {
-            let best = if best.epoch < last.epoch {
-                format!("; best after epoch {}, {}", best.epoch, best.percent())
-            } else {
-                String::new()
-            };
+            let best = last.surpassed_by(best).map_or_else(String::new, |best| format!("; {best}"));
             say!("Test accuracy {} after epoch {}{best}.", last.percent(), last.epoch);
         }
         say!("");

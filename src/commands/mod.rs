@@ -32,6 +32,7 @@ use options::whole;
 use std::any::TypeId;
 use std::env;
 use std::ffi::OsString;
+use std::path::Path;
 use tensor::cpu::isa::Isa;
 
 /// Trains, runs and checks BiFormer, the vision transformer with bi-level routing attention.
@@ -89,23 +90,41 @@ impl Cli {
     }
 }
 
-/// An error of what a program was called with, and where it has a word without an option, what that may be for.
+/// An error of what a program was called with, and what that may have been meant as.
 fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
-    let is = |word: &str| arguments.iter().any(|argument| argument == word);
-    let option = match arguments.get(1).and_then(|command| command.to_str()) {
-        Some("train") if is("--resume") => "--resume --out",
-        Some("train" | "check" | "shrink") => "--data",
-        Some("eval" | "export" | "info") => "--checkpoint",
-        _ => return error,
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
     };
-    if let (ErrorKind::UnknownArgument, Some(ContextValue::String(word))) =
-        (error.kind(), error.get(ContextKind::InvalidArg))
-        && !word.starts_with('-')
-    {
-        let tip = format!("perhaps it is meant as: {option} {}", quoted(word));
+    let tip = match (error.kind(), text(ContextKind::InvalidArg), text(ContextKind::InvalidSubcommand)) {
+        (ErrorKind::UnknownArgument, Some(option), _) if option.starts_with('-') => {
+            let is_file = |name: &&OsString| name.as_encoded_bytes().starts_with(b"-") && Path::new(name).exists();
+            let file = arguments.iter().find(is_file);
+            file.map(|file| format!("a file of this name is {}", quoted(&format!("./{}", file.display()))))
+        }
+        (ErrorKind::UnknownArgument, Some(word), _) => {
+            meant_by_a_word(arguments).map(|option| format!("perhaps it is meant as: {option} {}", quoted(word)))
+        }
+        (ErrorKind::ArgumentConflict, _, Some(command)) => {
+            Some(format!("options come after the command: biformer {command} --.."))
+        }
+        _ => None,
+    };
+    if let Some(tip) = tip {
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
+}
+
+/// For which option a word may be meant that has none.
+fn meant_by_a_word(arguments: &[OsString]) -> Option<&'static str> {
+    let resumes = arguments.iter().any(|argument| argument == "--resume");
+    match arguments.get(1)?.to_str()? {
+        "train" if resumes => Some("--resume --out"),
+        "train" | "check" | "shrink" => Some("--data"),
+        "eval" | "export" | "info" => Some("--checkpoint"),
+        _ => None,
+    }
 }
 
 /// An option that says in words what numbers it takes, where it has no reader of its own: clap's words are Rust's.

@@ -1,7 +1,7 @@
 //! `biformer predict`.
 
 use super::Status;
-use super::options::{Threads, Trained, pictures_in};
+use super::options::{Threads, Trained, pictures_in, whole};
 use super::output::{Kind, expect_output};
 use crate::device::Compute;
 use crate::memory::{expect_room_to_infer, image_bytes};
@@ -45,6 +45,9 @@ pub struct Arguments {
     /// The point, as parts of the width and height of what the model sees of a picture; 0.5,0.5 is the middle.
     #[arg(long, value_name = "X,Y", requires = "attention", default_value = "0.5,0.5", value_parser = point)]
     at: [f64; 2],
+    /// How many of a picture's likeliest classes are printed; with 1 there is one line for each picture.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = whole(1..=1000_usize))]
+    top: usize,
     /// Prints a JSON list: for each picture its path, and the probability of every class, likeliest first; or the error
     /// that kept it from being read.
     #[arg(long)]
@@ -80,7 +83,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let Opened { pictures, without, model, classes, size, at_once, transform } = open(arguments)?;
         let factors = model.prepared()?;
         let mut looks = arguments.attention.as_deref().map(|file| Looks::new(file, arguments.at));
-        let (mut status, mut listed) = (Status::Done, Listed { json: arguments.json, any: false });
+        let (mut status, mut listed) = (Status::Done, Listed { json: arguments.json, top: arguments.top, any: false });
         for (folder, error) in without {
             let outcome = Outcome::Error(error.to_string());
             print_error(&error);
@@ -177,9 +180,11 @@ fn by_probability<'a>(classes: &'a [String], probabilities: &[f64]) -> Vec<Class
     classes
 }
 
-/// Prints pictures as soon as they are classified: their five likeliest classes, or the entries of a JSON list.
+/// Prints pictures as soon as they are classified: their likeliest classes, or the entries of a JSON list.
 struct Listed {
     json: bool,
+    /// How many classes of a picture, where it is no list.
+    top: usize,
     /// Whether the list has begun.
     any: bool,
 }
@@ -193,10 +198,17 @@ impl Listed {
             // A line is ended by whoever knows what comes behind it.
             return print(format_args!("{begin}\n  {entry}"));
         }
-        if let Outcome::Classes(classes) = &prediction.outcome {
-            say!("{}", printable(&prediction.path));
-            for Class { name, probability } in classes.iter().take(5) {
-                say!("  {:>5.1}%  {}", 100.0 * probability, printable(name));
+        let Outcome::Classes(classes) = &prediction.outcome else { return Ok(()) };
+        let path = printable(&prediction.path);
+        let line =
+            |Class { name, probability }: &Class<'_>| format!("{:>5.1}%  {}", 100.0 * probability, printable(name));
+        match &classes[..self.top.min(classes.len())] {
+            [class] if self.top == 1 => say!("{}  {path}", line(class)),
+            classes => {
+                say!("{path}");
+                for class in classes {
+                    say!("  {}", line(class));
+                }
             }
         }
         Ok(())

@@ -176,11 +176,8 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             if let Some([last, best]) = trainer.folder().last_and_best()? {
                 let since = if goes_on { " since it went on" } else { "" };
                 say!("Test accuracy {} after {}:{:02} min{since}.", last.percent(), seconds / 60, seconds % 60);
-                if let (Some(kept), true) = (trainer.folder().kept(&best), best.epoch < last.epoch) {
-                    let (epoch, percent) = (best.epoch, best.percent());
-                    say!(
-                        "It was best after epoch {epoch}, {percent}: those weights are in {kept}, which eval, predict and export"
-                    );
+                if let (Some(best), Some(kept)) = (last.surpassed_by(&best), trainer.folder().kept(&best)) {
+                    say!("It was {best}: those weights are in {kept}, which eval, predict and export");
                     say!("take as well: --checkpoint {}", trainer.folder().argument_of(kept));
                 }
             }

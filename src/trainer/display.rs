@@ -90,7 +90,10 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
     );
     if test.path(0).is_some() && begins {
         let size = config.image_size;
-        let remedy = if size < PHOTOGRAPHS { "; to see more of photographs: --image-size 64, or larger" } else { "" };
+        let remedy = match size < PHOTOGRAPHS {
+            true => "; to see more of photographs: --image-size 64, and beyond --model tiny --image-size 112",
+            false => "",
+        };
         tell!(io::stdout(), "The model sees {size}x{size} pixels of them{remedy}.");
     }
     if let Some([(small, least), (large, most)]) = train.labels().and_then(|labels| uneven(classes, labels)) {

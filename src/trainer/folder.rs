@@ -327,7 +327,8 @@ fn expect_unused(path: &Path) -> Result<()> {
         return Ok(());
     }
     if path.join(FILE_NAME).exists() {
-        bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out");
+        let free = free_beside(path).map_or_else(String::new, |free| format!(" {}", quoted(&free.to_string_lossy())));
+        bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out{free}");
     }
     match FILES.iter().find(|name| path.join(name).exists()) {
         None => Ok(()),
@@ -342,6 +343,12 @@ fn expect_unused(path: &Path) -> Result<()> {
             }
         },
     }
+}
+
+/// A name for another run, that nothing has: `runs/nano-2`.
+fn free_beside(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    (2..100).map(|number| path.with_file_name(format!("{name}-{number}"))).find(|free| !free.exists())
 }
 
 fn cannot_be_made(path: &Path) -> String {

@@ -51,6 +51,12 @@ impl EpochMetrics {
         ahead > 0.0 || ahead == 0.0 && self.test_loss < other.test_loss
     }
 
+    /// When it was better than after this last epoch, if it was, as it is told.
+    pub fn surpassed_by(&self, best: &Self) -> Option<String> {
+        let lower = if best.test_accuracy == self.test_accuracy { " and a lower loss" } else { "" };
+        (best.epoch < self.epoch).then(|| format!("best after epoch {}, {}{lower}", best.epoch, best.percent()))
+    }
+
     /// Of some epochs the last, and the best: the first of equals.
     pub fn last_and_best(epochs: &[Self]) -> Option<[Self; 2]> {
         let best = epochs.iter().copied().reduce(|best, next| if next.beats(&best) { next } else { best });

@@ -9,7 +9,7 @@ use super::stored::Stored;
 use super::trained::{DataFacts, tensor_names};
 use crate::config::RunConfig;
 use crate::staging::{Numbered, tensors};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use autograd::{Gradients, Profile, Tape, Var};
 use data::Batch;
 use model::{BiFormer, Mode, Trace};
@@ -47,17 +47,22 @@ impl Learner {
     pub fn from_weights(config: &RunConfig, weights: Stored, classes: &[String]) -> Result<Self> {
         let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
         let path = &config.weights;
-        let (described, unfit_head) = (weights.described().is_some(), weights.unfit_head(path, classes));
-        let theirs = weights.described().map_or_else(Vec::new, |(_, data)| data.classes.clone());
+        let unfit_head = weights.unfit_head(path, classes);
+        let of_run = weights.described().map(|(theirs, data)| (theirs.model.clone(), data.classes.clone()));
+        let (their_model, theirs) = of_run.unzip();
         let weights = weights.into_weights()?;
         let loaded = match &unfit_head {
             None => model.load(&weights, path),
             Some(_) => model.load_trunk(&weights, path),
         };
-        match described {
-            true => loaded.context("a run has the model of its weights where no other is asked for")?,
-            false => loaded?,
-        };
+        loaded.map_err(|error| match their_model {
+            Some(theirs) if theirs != config.model && matches!(error, model::Error::Weights { .. }) => {
+                anyhow!("weights {path}: they are of {theirs}, not of {}; leave --model out", config.model)
+            }
+            Some(_) => Error::from(error).context("a run has the model of its weights where no other is asked for"),
+            None => error.into(),
+        })?;
+        let theirs = theirs.unwrap_or_default();
         let Some(reason) = unfit_head else { return Self::around(model, config) };
         let from: Vec<Option<usize>> =
             classes.iter().map(|class| theirs.iter().position(|their| their == class)).collect();

@@ -44,7 +44,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let all: usize = splits.iter().map(|(_, dataset)| dataset.len()).sum();
         unless_closed(print_lines(format_args!("{bad} of {all} image{} cannot be read.", plural(all))))?;
         if bad > 0 && !lost {
-            tell!(io::stderr(), "note: training passes over them with --set max_bad_images={most}");
+            let counted = if most < bad { " (in training and in the test, each)" } else { "" };
+            tell!(io::stderr(), "note: training passes over them with --set max_bad_images={most}{counted}");
         }
         Ok(if bad == 0 { Status::Done } else { Status::FellShort })
     })
