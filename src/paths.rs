@@ -21,6 +21,19 @@ pub fn resolved(path: &Path) -> io::Result<PathBuf> {
     Ok(place)
 }
 
+/// A data set's source by a name that leads there from any folder.
+pub fn rooted(source: &str) -> Result<String> {
+    let path = Path::new(source);
+    if source == "embedded" || path.is_absolute() {
+        return Ok(source.to_owned());
+    }
+    // What is above a link is not what is above its end.
+    let upwards = path.components().any(|component| component == Component::ParentDir);
+    let rooted = if upwards { resolved(path) } else { std::path::absolute(path) };
+    let rooted = rooted.with_context(|| format!("data {source}"))?;
+    Ok(rooted.to_str().with_context(|| format!("data {}: no UTF-8 text", rooted.display()))?.to_owned())
+}
+
 /// The text of a file, which may be a pipe, but not one without end.
 pub fn read_text(path: &Path, expected: &str) -> Result<String> {
     const MOST: u64 = 1 << 20;

@@ -42,7 +42,10 @@ fn check_names_them_all_and_a_run_says_so() {
     let err = with_slashes(&said.err);
     let lines: Vec<&str> = err.lines().collect();
     assert_eq!(lines.len(), 6, "{said:?}");
-    assert_eq!(lines[5], "note: training passes over them with --set max_bad_images=2");
+    assert_eq!(
+        lines[5],
+        "note: training passes over them with --set max_bad_images=2 (in training and in the test, each)"
+    );
     // Whoever reads no further has the answer, too.
     let mut alone = command(&["check", "--data", text(&data)]).spawn().unwrap();
     drop(alone.stdout.take());

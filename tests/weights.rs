@@ -328,19 +328,28 @@ fn what_wraps_a_model_in_pytorch_is_taken_off_its_names() {
 fn data_that_have_moved_are_asked_for() {
     let [_, data] = shared();
     let folder = fresh("weights-moved");
-    let here = |arguments: &[&str]| {
+    let from = |place: &Path, arguments: &[&str]| {
         let mut command = common::program::command(arguments);
-        Ran::from(command.current_dir(&folder).output().unwrap())
+        Ran::from(command.current_dir(place).output().unwrap())
     };
+    let here = |arguments: &[&str]| from(&folder, arguments);
     let moved = folder.join("pics");
     copy_folder(data, &moved);
     let config = samples::config(&folder, "image_size = 32");
     let train = ["train", "--config", text(&config), "--data", "pics", "--out", "run", "--batch-size", "5"];
     here(&[&train[..], &["--epochs", "1"]].concat()).ok();
+    // A run knows its data from whichever folder it is asked for, also after it was gone on with from another.
+    let (elsewhere, run) = (fresh("weights-moved-elsewhere"), folder.join("run"));
+    from(&elsewhere, &["eval", "--checkpoint", text(&run)]).ok();
+    let there = folder.join("../weights-moved/pics");
+    from(&elsewhere, &["train", "--resume", "--out", text(&run), "--data", text(&there)]).ok();
+    from(&elsewhere, &["train", "--resume", "--out", text(&run), "--data", "../weights-moved/pics", "--epochs", "2"])
+        .ok();
+    here(&["eval", "--checkpoint", "run"]).ok();
     fs::rename(&moved, folder.join("moved")).unwrap();
-    let (eval, resume) = (["eval", "--checkpoint", "run"], ["train", "--resume", "--out", "run", "--epochs", "2"]);
+    let (eval, resume) = (["eval", "--checkpoint", "run"], ["train", "--resume", "--out", "run", "--epochs", "3"]);
     for arguments in [&eval[..], &resume] {
-        here(arguments).refused(&["data pics (as the run had it; --data says where it is now)", "is missing"]);
+        here(arguments).refused(&["weights-moved/pics (as the run had it; --data says where it is now)", "is missing"]);
         here(&[arguments, &["--data", "moved"]].concat()).ok();
     }
     let said = here(&["eval", "--checkpoint", "run", "--data", "nowhere"]);

@@ -34,7 +34,7 @@ const CHANGEABLE: [&str; 9] =
 pub struct RunConfig {
     /// The model that `architecture` starts from.
     pub model: String,
-    /// `embedded`, or the folder of a data set.
+    /// `embedded`, or the folder of a data set, of which a run keeps the absolute path.
     pub data: String,
     /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict, in a safetensors or
     /// `.pth` file; empty to start from random ones. A run that asks for no model has theirs and, unless they are a state_dict

@@ -33,6 +33,7 @@ pub mod trained;
 use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
 use crate::inference::Inference;
 use crate::memory;
+use crate::paths::rooted;
 use crate::printing::tell;
 use crate::staging::numbered;
 use crate::threads::pool;
@@ -146,7 +147,13 @@ impl Trainer {
     ) -> Result<Self> {
         expect_free(&config.out)?;
         announce(&config);
-        let images = images.map_or_else(|| Images::open(&config.data, ""), Ok)?;
+        let images = match images {
+            Some(images) => images,
+            None => {
+                config.data = rooted(&config.data)?;
+                Images::open(&config.data, "")?
+            }
+        };
         images.expect_apart(&config)?;
         images.settle_classes(&mut config)?;
         if any_batch {
@@ -194,6 +201,9 @@ impl Trainer {
         let mut config = checkpoint.described.config.resumed(changes)?;
         // Wherever the folder was when the run began.
         folder.path().clone_into(&mut config.out);
+        if config.data != checkpoint.described.config.data {
+            config.data = rooted(&config.data)?;
+        }
         let pool = Arc::new(pool(config.threads)?);
         Arc::clone(&pool).install(|| Self::go_on(pool, folder, &checkpoint, config, images))
     }
