@@ -2,6 +2,9 @@
 
 #[path = "../examples/bra_on_one_image.rs"]
 mod bra_on_one_image;
+#[path = "../examples/classify_picture.rs"]
+mod classify_picture;
+mod common;
 #[path = "../examples/new_operation.rs"]
 mod new_operation;
 #[path = "../examples/own_head.rs"]
@@ -34,6 +37,19 @@ fn a_training_loop() {
 #[test]
 fn a_head_of_ones_own() {
     own_head::main().unwrap();
+}
+
+#[test]
+fn a_picture_is_classified() {
+    let run = common::samples::trained("examples-trained").run;
+    let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/images/horse.png");
+    let classes = classify_picture::classify(&run, picture.as_ref()).unwrap();
+    let sum: f32 = classes.iter().map(|(_, probability)| probability).sum();
+    assert!(classes.len() > 1 && (sum - 1.0).abs() < 1e-5, "{classes:?}");
+    let predicted =
+        common::program::biformer(&["predict", "--top", "1", "--checkpoint", common::program::text(&run), picture]);
+    assert!(predicted.ok().out.contains(&format!("%  {}  ", classes[0].0)), "as the program says");
+    assert!(classify_picture::main().is_err(), "of no picture");
 }
 
 #[test]

@@ -377,5 +377,5 @@ fn a_model_is_measured_on_other_sizes_and_with_other_routes() {
     eval(&["--image-size", "34"]).refused(&["34x34 image does not fit"]);
     assert!(before == contents(run));
     fs::remove_dir_all(alone.join("val")).unwrap();
-    eval(&[]).refused(&["lacks"]);
+    eval(&[]).refused(&["is no data set"]);
 }

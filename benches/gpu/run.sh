@@ -9,14 +9,14 @@
 #
 #     DEADLINE=420 benches/gpu/run.sh look quick tensor operations forms bench
 #     DEADLINE=240 benches/gpu/run.sh steps peers profile
-#     benches/gpu/run.sh look endings kernels precisions sanitize
+#     benches/gpu/run.sh look epilogues kernels precisions sanitize
 #
 # After DEADLINE seconds nothing is begun, and what runs is ended: such hosts are lent by the minute. OUT gets five
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
 # kernels.txt the tables of these two stages; plans.txt what cuBLASLt says it chose for each product of a step. The
 # status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-stages=(look quick tensor operations forms bench steps peers profile endings kernels precisions sanitize)
+stages=(look quick tensor operations forms bench steps peers profile epilogues kernels precisions sanitize)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -226,11 +226,11 @@ quick() {
 }
 
 # Is what cuBLASLt does beside a product worth its while?
-endings() {
+epilogues() {
     local mode bare
     for mode in train infer; do
         for bare in none rows sums pieces all; do
-            BIFORMER_BARE_PRODUCTS=$bare measure 60 "endings-small-$mode-$bare" "${small[@]}" --mode $mode --steps 20
+            BIFORMER_BARE_PRODUCTS=$bare measure 60 "epilogues-small-$mode-$bare" "${small[@]}" --mode $mode --steps 20
         done
     done
 }
@@ -242,7 +242,7 @@ profile() {
         head -n 14 "$logs/profile-small-$mode.log" | remark
         cat "$logs/profile-small-$mode.log" >>"$out/profiles.txt"
     done
-    # Whether products of few rows and columns and a long inner axis are cut along it, and what endings cost.
+    # Whether products of few rows and columns and a long inner axis are cut along it, and what epilogues cost.
     CUBLASLT_LOG_LEVEL=5 CUBLASLT_LOG_FILE="$logs/plans.txt" BIFORMER_UNRECORDED=1 try 60 plans "${small[@]}" --mode train --steps 1
     [[ ! -s $logs/plans.txt ]] || head -c 2M "$logs/plans.txt" >"$out/plans.txt"
 }

@@ -82,8 +82,8 @@ pub struct ModelConfig {
     pub full_attention_heads: usize,
     /// Hidden channels of the MLP, as a multiple of the stage's: above 0, up to 64; or one such number for each stage.
     pub mlp_ratio: PerStage<f64>,
-    /// Kernel of the local context convolution ("lepe"): 3, 5 or 7; 0 leaves it out of routed attention, where no stage has a
-    /// topk of -2.
+    /// Kernel of the local context convolution ("lepe"): 3, 5 or 7; 0 leaves it out of routed attention, and is allowed
+    /// only if no stage has full attention with local context.
     pub lce_kernel: usize,
     /// Kernel of the positional convolution at the start of a block: 3, 5 or 7; 0 leaves it out.
     pub pos_kernel: usize,
@@ -96,10 +96,10 @@ pub struct ModelConfig {
     /// Multiplies each region's kept keys and values by the softmax of their routing scores, through which the
     /// router then learns. The published models route hard, and the `biformer_stl_nchw` family cannot do otherwise.
     pub soft_routing: bool,
-    /// Initial value of the learned per-channel factor on each residual branch; 0 leaves it out.
+    /// Initial value of the learned per-channel factor on the attention and MLP branches; 0 leaves it out.
     pub layer_scale: f64,
-    /// How often stochastic depth drops the branches of the last block; those of earlier blocks proportionally
-    /// less. At least 0, less than 1.
+    /// The probability with which stochastic depth drops the attention and MLP branches of the last block, falling
+    /// linearly to 0 in the first. At least 0, less than 1.
     pub drop_path: f64,
 }
 

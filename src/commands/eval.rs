@@ -42,9 +42,10 @@ pub struct Arguments {
     /// of the model's classes only.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
-    /// Which of its images: train, val, test or all. By default those that training evaluates on: val where a folder has it, else
-    /// test. The training images are measured as the others are, not varied. Where a folder has neither val nor test, these
-    /// are those that are held out of it, or all for a model that was trained on other data with a test apart.
+    /// Which of its images: train, val, test or all. By default those that training evaluates on: val where a folder
+    /// has it, else test. The training images are measured as the others are, not varied. For a folder with neither,
+    /// the images held out of it; or all images, if --data names CLASS/ folders and the model's own test images were
+    /// not held out.
     #[arg(long, value_name = "NAME")]
     split: Option<Split>,
     /// Images per pass.
@@ -61,7 +62,7 @@ pub struct Arguments {
     /// the likeliest one; and the probability of that.
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
-    /// Also names so many of the images that were taken for another class than theirs: those for which the model was surest.
+    /// Also lists this many misclassified images, those of which the model was most confident.
     #[arg(long, value_name = "N", default_value_t = 0)]
     mistakes: usize,
     /// A PNG to draw the confusion of up to 100 classes: how many images of each were taken for which.

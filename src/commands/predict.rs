@@ -30,8 +30,8 @@ const MOST_AT_ONCE: usize = 64;
 pub struct Arguments {
     #[command(flatten)]
     trained: Trained,
-    /// Pictures (PNG, JPEG, WebP, BMP, TIFF, PNM) of any size, of which the model sees the middle as in a test (of 7/8 of the shorter side,
-    /// unless the run says otherwise), or folders, with those below them.
+    /// Pictures (PNG, JPEG, WebP, BMP, TIFF, PNM) of any size, or folders, searched with their subfolders. The model
+    /// sees the central square of each, as in a test: 7/8 of the shorter side, unless the run says otherwise.
     #[arg(value_name = "IMAGE|DIR", required = true)]
     images: Vec<PathBuf>,
     /// A text file with the classes' names, one in each line and in their order, to be printed in place of those that the

@@ -22,8 +22,9 @@ pub struct Arguments {
     /// A folder with pictures, also in folders below it.
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
-    /// Where the smaller ones go, under the same names in the same folders (BMP, TIFF and PNM as PNG, all the same). What is there is left as it is, also of another
-    /// --side: the command can be stopped and called again.
+    /// Where the smaller ones go, under the same names and subfolders (BMP, TIFF and PNM are written as PNG under their
+    /// old names). Files already there are kept, even if made with another --side, so the command can be stopped and
+    /// called again.
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
     /// The shorter side of the smaller pictures, in pixels; pictures that have no more are copied. 8/7 of a model's --image-size

@@ -30,9 +30,10 @@ pub struct Arguments {
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
     /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict, in a
-    /// safetensors or .pth file. They know their model, and all but the last their images' size, which the run then has
-    /// unless --model is given, and how images were normalised. Of a head for other classes, those that the data have, too, are
-    /// taken over by name; the others are random, as is a head that is missing.
+    /// safetensors or .pth file. Unless --model is given, the run takes its model from them and, except from a bare
+    /// state_dict, its image size. Images are normalised as they were for these weights (for a bare state_dict, as
+    /// ImageNet's). If the head was trained for other classes, those that the data have as well are copied by name; all
+    /// others, or a missing head, start random.
     #[arg(long, value_name = "DIR|FILE")]
     weights: Option<PathBuf>,
     #[arg(long, value_name = "N", help = usual("Passes over the training images", |run| run.epochs.to_string()))]
@@ -51,7 +52,7 @@ pub struct Arguments {
     recompute: Option<Recompute>,
     #[arg(long, value_name = "X", help = usual("The highest learning rate", |run| run.schedule.peak.to_string()))]
     lr: Option<f64>,
-    /// Decides initial weights, order, augmentation and dropped blocks; one that a TOML file can hold.
+    /// Decides initial weights, order, augmentation and dropped blocks; 0 to 2^63 - 1.
     #[arg(long, value_name = "N", value_parser = whole(0..=i64::MAX as u64))]
     seed: Option<u64>,
     /// Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests).
@@ -66,10 +67,10 @@ pub struct Arguments {
     /// The run folder; runs/MODEL by default.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Goes on where the run folder's checkpoint was made, with the configuration that the run began with. What
-    /// has been computed cannot change any more; what can is --epochs (the rest of the run then follows the
-    /// learning rates of the longer or shorter one), --data if the images have moved, --device, --precision, --threads, --recompute, and
-    /// checkpoint_every and max_bad_images (--set).
+    /// Continues from the checkpoint in the run folder (--out), with the configuration that the run began with. Only
+    /// these can change: --epochs (the rest of the run then follows the learning rates of the longer or shorter one),
+    /// --data if the images have moved, --device, --precision, --threads, --recompute, and with --set checkpoint_every
+    /// and max_bad_images.
     #[arg(long)]
     resume: bool,
 }

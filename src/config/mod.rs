@@ -36,10 +36,10 @@ pub struct RunConfig {
     pub model: String,
     /// `embedded`, or the folder of a data set, of which a run keeps the absolute path.
     pub data: String,
-    /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict, in a safetensors or
-    /// `.pth` file; empty to start from random ones. A run that asks for no model has theirs and, unless they are a state_dict
-    /// alone, their `image_size`. Of a head for other classes, those that the data have, too, are taken over by name; the others are
-    /// random, as is a head that is missing.
+    /// Weights to start from: a run folder, its checkpoint, what `export` wrote, or another state_dict, in a
+    /// safetensors or `.pth` file; empty to start from random ones. If the run names no model, it takes theirs and,
+    /// except from a bare state_dict, their `image_size`. If their head is for other classes, those that the data have
+    /// as well are copied by name; all others, or a missing head, start random.
     pub weights: String,
     /// Parts of the model that are not trained, by the first parts of their parameters' names: `["downsample_layers", "stages.0"]`.
     /// Their batch normalisations keep their running statistics, and use them.
@@ -49,7 +49,9 @@ pub struct RunConfig {
     pub out: PathBuf,
     /// Passes over the training images, 1 or more.
     pub epochs: usize,
-    /// Images per step, 1 or more; if it is not given, no more than a quarter of the training images, or four. Images left over at the end of an epoch, too few for a batch, are skipped; which ones differs from epoch to epoch.
+    /// Images per step, 1 or more; if it is not given, reduced for small data sets to a quarter of the training images,
+    /// but not below 4. Images left over at the end of an epoch, too few for a batch, are skipped; which ones differs
+    /// from epoch to epoch.
     pub batch_size: usize,
     /// Parts that a batch is computed in, one after the other, to save memory; their gradients add up. A divisor of
     /// `batch_size`.
@@ -105,7 +107,8 @@ pub enum Recompute {
     Auto,
     /// Nothing
     None,
-    /// The results of GELU and layer normalisation: less memory; no slower on a CPU, whose caches hold them meanwhile
+    /// The results of GELU and layer normalisation: less memory; about as fast on a CPU, whose caches hold them while
+    /// they are used
     Cheap,
     /// All of each block, of which only the input is kept: far less memory, somewhat slower
     Block,

@@ -15,9 +15,10 @@ pub struct Preprocessing {
     pub mean: Vec<f64>,
     /// Their standard deviations, above 0 and up to 1, to be given with `mean`.
     pub std: Vec<f64>,
-    /// The share of an image's shorter side that a test shows, of its middle: 0.1 to 1, which is all of it. 0 for what suits the
-    /// training: all of it where `augmentation.crop = "padded"` shows all of it, and else 0.875, as the published
-    /// models are measured. Images of up to 32x32 pixels, and of the model's own size, are shown up to their edges in any case.
+    /// The fraction of the shorter side that the central crop of a test image covers: 0.1 to 1 (all of it). 0 for what
+    /// suits the training: all of it where `augmentation.crop = "padded"` shows all of it, and else 0.875, as the
+    /// published models are measured. Images of up to 32x32 pixels, and of the model's own size, are shown up to their
+    /// edges in any case.
     pub eval_crop: f64,
 }
 

@@ -12,9 +12,9 @@ pub struct ScheduleConfig {
     pub rule: ScheduleRule,
     /// The highest learning rate, above 0.
     pub peak: f64,
-    /// The learning rate at the start of the warm-up, from 0 to `peak`, which takes its place where the default is above it.
+    /// The learning rate at the start of the warm-up, from 0 to `peak`; a default above `peak` is lowered to it.
     pub start: f64,
-    /// The learning rate at the end, from 0 to `peak`, which takes its place where the default is above it.
+    /// The learning rate at the end, from 0 to `peak`; a default above `peak` is lowered to it.
     pub min: f64,
     /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; whole ones where the rule is `"timm"`, which reaches
     /// `peak` only nearly.

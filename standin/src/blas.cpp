@@ -12,8 +12,8 @@ namespace {
 
 // Of cublasStatus_t.
 enum Result : int { DONE = 0, WRONG = 7, FAILED = 13, UNSUPPORTED = 15 };
-// Of STANDIN_ENDINGS.
-enum Endings { NEVER, ALWAYS, PROMISED, SLOW };
+// Of STANDIN_EPILOGUES.
+enum Epilogues { NEVER, ALWAYS, PROMISED, SLOW };
 enum Type : int { F32 = 0, F64 = 1, BF16 = 14 };
 enum Compute : int { IN_F32 = 68, IN_F64 = 70, IN_TF32 = 77 };
 enum Epilogue : int { NOTHING = 1, BIAS = 4, BGRADB = 512 };
@@ -293,10 +293,10 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     if (!fits(*product, *a, *b, *c, *d) || asked < 1) return WRONG;
     bool ends = product->epilogue != NOTHING;
     bool can_end = product->epilogue == BIAS || product->epilogue == BGRADB;
-    long endings = setting("STANDIN_ENDINGS", ALWAYS);
+    long epilogues = setting("STANDIN_EPILOGUES", ALWAYS);
     // Sums of each matrix go to places of their own; a row for several was never asked for.
     bool apart = d->batch == 1 || (product->epilogue == BGRADB && product->bias_stride >= int64_t(d->columns));
-    if (ends && (!can_end || !product->bias || !apart || endings == NEVER)) return UNSUPPORTED;
+    if (ends && (!can_end || !product->bias || !apart || epilogues == NEVER)) return UNSUPPORTED;
     if (setting("STANDIN_REDUCTIONS", 1) == 0 && preference->reductions != 0) return UNSUPPORTED;
     Choice choice = {};
     choice.plan.described = described(*product, *a, *b, *c, *d);
@@ -305,7 +305,7 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     choice.plan.row_alignment = alignment_of(product->bias);
     choice.plan.split = preference->reductions != 0;
     choice.workspace = preference->workspace;
-    choice.waves = (ends && endings == SLOW ? 0.5 : 1) * setting("STANDIN_WAVES", 100) / 100 * d->batch;
+    choice.waves = (ends && epilogues == SLOW ? 0.5 : 1) * setting("STANDIN_WAVES", 100) / 100 * d->batch;
     for (; *found < asked && *found < PLANS; ++*found) {
         choice.plan.rank = *found;
         choices[*found] = choice;
@@ -316,7 +316,7 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
 EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const void* alpha, uint64_t a, const Layout* a_layout, uint64_t b,
                                const Layout* b_layout, const void* beta, uint64_t c, const Layout* c_layout, uint64_t d,
                                const Layout* d_layout, const Plan* plan, uint64_t workspace, size_t bytes, Stream* stream) {
-    if (product->epilogue != NOTHING && setting("STANDIN_ENDINGS", ALWAYS) == PROMISED) return UNSUPPORTED;
+    if (product->epilogue != NOTHING && setting("STANDIN_EPILOGUES", ALWAYS) == PROMISED) return UNSUPPORTED;
     if (long(plan->rank) < setting("STANDIN_REFUSED", 0)) return UNSUPPORTED;
     Status status = call([&] {
         if (handle->on != &device()) return INVALID_CONTEXT;
@@ -340,9 +340,9 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
             if (!(which == 2 && plus == 0) && !memory.holds(address, elements * size_of(one->type))) return INVALID_VALUE;
             which++;
         }
-        size_t ending = product->epilogue == BIAS ? d_layout->rows : product->epilogue == BGRADB ? d_layout->columns : 0;
-        if (ending) ending += (d_layout->batch - 1) * product->bias_stride;
-        if (ending && !memory.holds(product->bias, ending * size_of(d_layout->type))) return INVALID_VALUE;
+        size_t epilogue = product->epilogue == BIAS ? d_layout->rows : product->epilogue == BGRADB ? d_layout->columns : 0;
+        if (epilogue) epilogue += (d_layout->batch - 1) * product->bias_stride;
+        if (epilogue && !memory.holds(product->bias, epilogue * size_of(d_layout->type))) return INVALID_VALUE;
         // Nobody looks at a row's address before the kernel does.
         bool misaligned = product->epilogue != NOTHING && product->bias % plan->row_alignment;
         return device().ask(stream, [=, product = *product] {

@@ -218,11 +218,11 @@ fn a_long_product_has_its_sums() {
 #[test]
 fn on_a_played_gpu() {
     let Some(standin) = Standin::compiled() else { return };
-    for endings in ["0", "1", "2", "3"] {
-        standin.repeat(&[], &[("STANDIN_ENDINGS", endings)]);
+    for epilogues in ["0", "1", "2", "3"] {
+        standin.repeat(&[], &[("STANDIN_EPILOGUES", epilogues)]);
     }
-    for endings in ["0", "1", "2"] {
-        standin.repeat(&["a_long_product"], &[(WAVES, "5"), ("STANDIN_ENDINGS", endings)]);
+    for epilogues in ["0", "1", "2"] {
+        standin.repeat(&["a_long_product"], &[(WAVES, "5"), ("STANDIN_EPILOGUES", epilogues)]);
     }
     standin.repeat(&["a_long_product"], &[(WAVES, "100")]);
     standin.repeat(&[], &[("STANDIN_REFUSED", "2")]);

@@ -2,7 +2,7 @@
 
 mod plan;
 
-use self::plan::{Ending, Plan, PlanKey};
+use self::plan::{Epilogue, Plan, PlanKey};
 use super::{driver_failure, expect_no_fault, failure, no_room};
 use crate::cuda::Product;
 use crate::{DType, Error, Result};
@@ -67,7 +67,7 @@ impl Blas {
     }
 
     /// Whether cuBLASLt computes such a product well with what it is to do besides, of which it does one thing. The
-    /// algorithms with an ending are fewer. Where none of them keeps 70 % as much of the GPU busy as the product alone would
+    /// algorithms with an epilogue are fewer. Where none of them keeps 70 % as much of the GPU busy as the product alone would
     /// (one of few rows and columns and a long inner axis has to be cut along that), a kernel of its own costs less.
     pub fn can_end(&mut self, product: &Product) -> bool {
         // That of CUDA 11.6 is reported to write where it must not when it sums beside a product in f32 of one column (issue
@@ -106,8 +106,8 @@ impl Blas {
     fn planned(&mut self, key: &PlanKey) -> Result<&Plan> {
         if !self.plans.contains_key(key) {
             match Plan::new(key, self.handle, self.workspace) {
-                // An ending that is refused is not asked for again; a product is, for there is nothing to do instead.
-                Err(error) if key.ending == Ending::None || matches!(error, Error::OutOfMemory { .. }) => {
+                // An epilogue that is refused is not asked for again; a product is, for there is nothing to do instead.
+                Err(error) if key.epilogue == Epilogue::None || matches!(error, Error::OutOfMemory { .. }) => {
                     return Err(error);
                 }
                 plan => _ = self.plans.insert(*key, plan),
@@ -147,10 +147,10 @@ impl Blas {
             }
             let outcome = doing(&what, Err(error));
             let Err(refused @ Error::Gpu { .. }) = &outcome else { return outcome };
-            // An algorithm that it recommended and cannot do is not asked for again: the next one is, or no ending.
+            // An algorithm that it recommended and cannot do is not asked for again: the next one is, or no epilogue.
             match self.plans.get_mut(&key) {
                 Some(Ok(plan)) if plan.algorithms.len() > 1 => _ = plan.algorithms.remove(0),
-                Some(plan) if key.ending != Ending::None => {
+                Some(plan) if key.epilogue != Epilogue::None => {
                     *plan = Err(refused.clone());
                     return outcome;
                 }

@@ -28,14 +28,14 @@ pub struct PlanKey {
     transposed: [bool; 2],
     types: [DType; 2],
     tf32: bool,
-    pub ending: Ending,
+    pub epilogue: Epilogue,
     /// Of A, B, C, what is added to it, and a row or sums.
     pub alignment: [u32; 5],
 }
 
 /// What a product does besides.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Ending {
+pub enum Epilogue {
     None,
     /// Adds a row.
     Row,
@@ -59,10 +59,10 @@ impl PlanKey {
             transposed: [a.transposed, b.transposed],
             types: [inputs, output],
             tf32,
-            ending: match (row, sums) {
-                (0, 0) => Ending::None,
-                (_, 0) => Ending::Row,
-                _ => Ending::Sums,
+            epilogue: match (row, sums) {
+                (0, 0) => Epilogue::None,
+                (_, 0) => Epilogue::Row,
+                _ => Epilogue::Sums,
             },
             alignment: [
                 of_all(a.address, a.stride, inputs),
@@ -77,7 +77,7 @@ impl PlanKey {
     /// That of the product alone.
     pub fn bare(self) -> Self {
         let [a, b, c, plus, _] = self.alignment;
-        Self { ending: Ending::None, alignment: [a, b, c, plus, MOST_ALIGNED], ..self }
+        Self { epilogue: Epilogue::None, alignment: [a, b, c, plus, MOST_ALIGNED], ..self }
     }
 }
 
@@ -93,7 +93,7 @@ impl Described {
     /// memory, so it is asked for Cᵀ = Bᵀ·Aᵀ, whose operands are B and A as they lie.
     fn new(key: &PlanKey) -> Result<Self> {
         use sys::cublasComputeType_t as Compute;
-        use sys::cublasLtEpilogue_t as Epilogue;
+        use sys::cublasLtEpilogue_t as Asked;
         use sys::cublasLtMatmulDescAttributes_t as Of;
         let PlanKey { extents: [m, n, k], strides, transposed: [a_transposed, b_transposed], types, .. } = *key;
         let [inputs, output] = types;
@@ -110,12 +110,12 @@ impl Described {
         ];
         let product = doing("describing", result::create_matmul_desc(compute, data_type(scale)?))?;
         let described = Self { product, layouts };
-        let epilogue = match key.ending {
-            Ending::None => Epilogue::CUBLASLT_EPILOGUE_DEFAULT,
+        let epilogue = match key.epilogue {
+            Epilogue::None => Asked::CUBLASLT_EPILOGUE_DEFAULT,
             // Along what cuBLASLt, which reads by columns, calls the rows of D: our columns.
-            Ending::Row => Epilogue::CUBLASLT_EPILOGUE_BIAS,
+            Epilogue::Row => Asked::CUBLASLT_EPILOGUE_BIAS,
             // Of its B, which is our A.
-            Ending::Sums => Epilogue::CUBLASLT_EPILOGUE_BGRADB,
+            Epilogue::Sums => Asked::CUBLASLT_EPILOGUE_BGRADB,
         };
         for (attribute, value) in [
             // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
@@ -127,7 +127,7 @@ impl Described {
             let set = unsafe { result::set_matmul_desc_attribute(product, attribute, (&raw const value).cast(), 4) };
             doing("an attribute", set)?;
         }
-        if key.batch > 1 && key.ending == Ending::Sums {
+        if key.batch > 1 && key.epilogue == Epilogue::Sums {
             let (stride, sums) = (m as i64, Of::CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE);
             // SAFETY: as above; it has eight bytes.
             let set = unsafe { result::set_matmul_desc_attribute(product, sums, (&raw const stride).cast(), 8) };
@@ -246,7 +246,7 @@ impl Plan {
     /// The algorithms that cuBLASLt recommends, for a workspace at this address.
     pub fn new(key: &PlanKey, handle: sys::cublasLtHandle_t, workspace: u64) -> Result<Self> {
         let described = Described::new(key)?;
-        if key.ending != Ending::None {
+        if key.epilogue != Epilogue::None {
             // cuBLASLt chooses by how this address is aligned: as the one that comes, and no better.
             doing("a row", described.end_with(workspace + ((1 << key.alignment[4]) & 255)))?;
         }
