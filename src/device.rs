@@ -113,8 +113,8 @@ impl Compute {
         Ok(Device::Cuda(gpu))
     }
 
-    /// What computes, so far as bits depend on it: a GPU's name, or the processor's instructions, of which f32 knows no
-    /// more than AVX-512.
+    /// What computes, as far as it can affect the bits of a result: a GPU's name, or the processor's instruction set
+    /// (in f32 at most AVX-512, as the bf16 instructions are not used).
     pub fn computed_by(self, device: &Device) -> String {
         let best = if self.precision == Precision::Bf16 { Isa::Amx } else { Isa::Avx512 };
         match device {

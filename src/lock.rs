@@ -1,6 +1,6 @@
 //! Folders that one process at a time writes to.
 
-use crate::paths::expect_regular;
+use crate::paths::ensure_regular;
 use anyhow::{Context, Result};
 use std::fs::{File, TryLockError};
 use std::path::Path;
@@ -16,7 +16,7 @@ impl Locked {
     /// Locks a folder that is there; none where another process has. Errors: the lock cannot be written.
     pub fn new(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(LOCK);
-        expect_regular(&path)?;
+        ensure_regular(&path)?;
         let file = File::options().create(true).truncate(false).write(true).open(path).context("cannot be written")?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => Ok(None),

@@ -14,8 +14,8 @@ fn main() -> ExitCode {
     let cli = Cli::from_arguments();
     match or_out_of_memory(|| commands::run(cli)) {
         Ok(Status::Done) => ExitCode::SUCCESS,
-        Ok(Status::FellShort) => ExitCode::from(1),
-        Ok(Status::Refused) => ExitCode::from(2),
+        Ok(Status::CheckFailed) => ExitCode::from(1),
+        Ok(Status::InputsSkipped) => ExitCode::from(2),
         Ok(Status::Interrupted) => signals::end_as_asked(),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {

@@ -45,7 +45,7 @@ pub fn read_text(path: &Path, expected: &str) -> Result<String> {
 }
 
 /// Refuses what is there, and no regular file: to read from a pipe, or to open it, might never end.
-pub fn expect_regular(path: &Path) -> Result<()> {
+pub fn ensure_regular(path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(there) if !there.is_file() => bail!("{}: it is there, but not as a regular file; remove it", path.display()),
         _ => Ok(()),

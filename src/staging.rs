@@ -1,5 +1,5 @@
-//! Where a batch lies while a model works on it: memory that stays, so that recorded work finds the next batch there too;
-//! and on a GPU the way to it, which the next batch goes while the GPU still works on this one.
+//! Where a batch lies while a model works on it: fixed memory, so that recorded GPU work finds every batch at the same
+//! address. On a GPU the next batch is uploaded while the GPU still works on this one.
 
 use anyhow::Result;
 use data::{Batch, Batches};

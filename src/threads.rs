@@ -37,7 +37,7 @@ pub fn pool(asked: usize) -> Result<ThreadPool> {
 fn usual_threads(text: &str) -> Option<usize> {
     let threads = text.parse().ok();
     if threads.is_none() && !text.is_empty() {
-        tell!(io::stderr(), "note: {VARIABLE}={text} is no number of threads, and is passed over");
+        tell!(io::stderr(), "note: {VARIABLE}={text} is no number of threads, and is ignored");
     }
     threads
 }

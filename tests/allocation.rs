@@ -47,7 +47,7 @@ fn in_precision(precision: Precision) {
     let asked = allocations(&alone);
     assert!(asked[0] > before, "the first step takes what it needs: {before}, {asked:?}");
     assert_eq!(asked[1..], [asked[0]; STEPS - 1], "system allocations after each step of one thread");
-    expect_little_more(&alone);
+    assert_little_more(&alone);
 
     // The one thing that is cleared, because zeros are its content: each full attention (two in nano) routes each
     // image's only region to itself, forward and backward.
@@ -59,11 +59,11 @@ fn in_precision(precision: Precision) {
     let both = steps(2);
     let asked = allocations(&both);
     assert_eq!(asked[1..], [asked[0]; STEPS - 1], "system allocations after each step of two threads");
-    expect_little_more(&both);
+    assert_little_more(&both);
 }
 
 /// Buffers come and go in another order in each step, and fit together now better, now worse.
-fn expect_little_more(steps: &[PoolStats]) {
+fn assert_little_more(steps: &[PoolStats]) {
     let took: Vec<_> = steps.iter().map(|stats| stats.resident as f64 / 1e6).collect();
     assert!(took[0] > 10.0 && took[STEPS - 1] < 1.06 * took[0], "MB that were in use up to each step: {took:.1?}");
 }

@@ -206,6 +206,8 @@ fn models_that_cannot_be() {
     biformer(&late).refused(&["a side of 1 is 1 in stage 1, which n_win = 4 does not divide"]);
     biformer(&["info", "--model", "tiny", "--image-size", "200"]).refused(&["a side of 112 or 224 fits"]);
     biformer(&["info", "--model", "tiny", "--image-size", "32"]).refused(&["a side of 112 fits"]);
+    let windows = ["info", "--model", "tiny", "--set", "n_win=8,7,5,7"];
+    biformer(&windows).refused(&["a side of 1120 fits"]);
     biformer(&["info", "--model", "micro", "--image-size", "7"]).refused(&["a side of 16 fits"]);
     biformer(&["bench", "--batch-size", "1000000"]).refused(&["--batch-size 1000000", "GB"]);
     biformer(&["bench", "--op", "bra", "--largest", "100000"]).refused(&["--largest 100000", "56 to 896"]);

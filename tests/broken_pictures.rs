@@ -19,7 +19,7 @@ fn check_names_a_class_without_a_picture_that_can_be_read() {
     let said = biformer(&["check", "--data", text(&data)]);
     assert_eq!(said.status, Some(1), "{said:?}");
     let notes: Vec<&str> = said.err.lines().filter(|line| line.starts_with("note:")).collect();
-    assert_eq!(notes, ["note: of dark in val no image can be read"], "and nobody is told to pass over them");
+    assert_eq!(notes, ["note: of dark in val no image can be read"], "and nobody is told to skip them");
 }
 
 #[test]
@@ -42,15 +42,12 @@ fn check_names_them_all_and_a_run_says_so() {
     let err = with_slashes(&said.err);
     let lines: Vec<&str> = err.lines().collect();
     assert_eq!(lines.len(), 6, "{said:?}");
-    assert_eq!(
-        lines[5],
-        "note: training passes over them with --set max_bad_images=2 (in training and in the test, each)"
-    );
+    assert_eq!(lines[5], "note: training skips them with --set max_bad_images=2 (in training and in the test, each)");
     // Whoever reads no further has the answer, too.
     let mut alone = command(&["check", "--data", text(&data)]).spawn().unwrap();
     drop(alone.stdout.take());
     assert_eq!(alone.wait().unwrap().code(), Some(1));
-    let expected = ["note: passed over 1 file in val/", broken[0], broken[1], broken[2], broken[3]];
+    let expected = ["note: skipped 1 file in val/", broken[0], broken[1], broken[2], broken[3]];
     assert!(lines.iter().zip(expected).all(|(line, part)| line.contains(part)), "{lines:?}");
 
     let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
@@ -135,7 +132,7 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     let said = to(&run).ok().out;
     let note = "note: there is neither val/ nor test/: 3 of 20 images are held out as the test\n";
     assert!(said.contains("17 training images of 2 classes, 3 test images.\n") && said.contains(note), "{said}");
-    // Of other pictures, some are passed over as well: they may be some of those that it learned from.
+    // Of other pictures, some are skipped as well: they may be some of those that it learned from.
     let others = folder.join("others");
     for class in ["dark", "light"] {
         fs::create_dir_all(others.join(class)).unwrap();
@@ -152,7 +149,7 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     assert_eq!(measured(&[]), ("test".to_owned(), 3));
     assert_eq!(measured(&["--split", "train"]), ("train".to_owned(), 17));
     let said = biformer(&["train", "--resume", "--out", text(&run), "--epochs", "2"]).ok();
-    assert!(said.out.contains("note: passed over 1 folder without an image of its own: mine\n"), "{said:?}");
+    assert!(said.out.contains("note: skipped 1 folder without an image of its own: mine\n"), "{said:?}");
     // A model that was trained on others is measured on all of them; one whose own test is gone is not.
     fs::remove_dir_all(beside).unwrap();
     let (divided, run) = (data.parent().unwrap(), folder.join("other"));

@@ -126,8 +126,8 @@ fn an_image_folder_works_like_cifar() {
     let lines = [
         "M parameters, 15 training images of 2 classes, 8 test images (val/).",
         "The classes are uneven: from 5 training images (light) to 10 (dark). To see them equally often: --set augmentation.balance=1.\n",
-        "note: passed over 2 files in train/ that are no images by their names: 1 .gif, 1 .heic\n",
-        "note: passed over 1 file in val/ that is no image by its name: 1 .txt\n",
+        "note: skipped 2 files in train/ that are no images by their names: 1 .gif, 1 .heic\n",
+        "note: skipped 1 file in val/ that is no image by its name: 1 .txt\n",
     ];
     lines.iter().for_each(|line| assert!(said.contains(line), "{line}: {said}"));
     // What cannot be had any more is not offered.
@@ -327,6 +327,6 @@ fn a_lesser_instruction_set_can_be_asked_for() {
 #[test]
 fn a_number_of_threads_that_is_none_is_spoken_of() {
     let said = command(&["check", "--data", "embedded"]).env("RAYON_NUM_THREADS", "many").output().unwrap();
-    let note = "note: RAYON_NUM_THREADS=many is no number of threads, and is passed over\n";
+    let note = "note: RAYON_NUM_THREADS=many is no number of threads, and is ignored\n";
     assert_eq!(Ran::from(said).ok().err, note);
 }

@@ -87,7 +87,7 @@ fn table() -> String {
 }
 
 /// Compares a generated file with what it should be, or writes it.
-fn expect_generated(path: &str, now: &str) {
+fn assert_generated(path: &str, now: &str) {
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(root().join(path), now).unwrap();
     }
@@ -96,7 +96,7 @@ fn expect_generated(path: &str, now: &str) {
 
 #[test]
 fn the_table_of_operations_is_the_registrys() {
-    expect_generated("docs/operations.md", &table());
+    assert_generated("docs/operations.md", &table());
 }
 
 // ---- The table of a configuration's fields ----
@@ -174,7 +174,7 @@ fn configuration() -> String {
 
 #[test]
 fn the_table_of_the_configuration_has_every_field() {
-    expect_generated("docs/configuration.md", &configuration());
+    assert_generated("docs/configuration.md", &configuration());
 }
 
 // ---- Command lines ----

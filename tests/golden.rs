@@ -121,7 +121,7 @@ fn compare_routes(vector: &Vector, config: &ModelConfig, routes: &[(String, Tens
     for (known, (name, ours)) in known.iter().zip(routes) {
         let what = format!("{} {name}", vector.name());
         assert_eq!(known["block"].as_str().unwrap().trim_end_matches(".router"), name, "{what}");
-        let (cut, map) = config.routed(name, [shape[2], shape[3]]).expect("a stage that routes");
+        let (cut, map) = config.regions_of(name, [shape[2], shape[3]]).expect("a stage that routes");
         let padding = |region: usize| {
             let place = [region / cut.grid()[1], region % cut.grid()[1]];
             (0..2).any(|axis| place[axis] * cut.size()[axis] >= map[axis])

@@ -179,7 +179,7 @@ fn predict_takes_the_pictures_in_a_folder() {
     let said = predict(&[text(&folder)]).ok();
     assert_eq!(said.out, one_by_one);
     assert!(
-        said.err.contains("note: passed over 1 file in") && said.err.ends_with("no image by its name: 1 .heic\n"),
+        said.err.contains("note: skipped 1 file in") && said.err.ends_with("no image by its name: 1 .heic\n"),
         "{said:?}"
     );
     // A folder without pictures keeps no other from being classified.

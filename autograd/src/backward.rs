@@ -50,7 +50,7 @@ impl Tape {
     }
 }
 
-/// The walk over a tape's nodes, from `last` on. Gradients of the tape's inputs go to `inputs`.
+/// Walks a tape's nodes in reverse, from node `last` down to the first. Gradients of the tape's inputs go to `inputs`.
 pub(crate) fn walk(
     nodes: &mut [Node],
     profile: Option<&Profile>,
@@ -99,8 +99,9 @@ fn target(number: usize, node: &Node) -> Target {
     Target { node: number, parameter, shape: node.shape.clone(), dtype: node.dtype }
 }
 
-/// What a backward rule has before it: the multiply-adds of the wanted gradients, and the bytes of the tensors that
-/// go in (the upstream gradient and what the operation saved) and come out. Of a frame neither.
+/// The work that a backward rule is about to do: the multiply-adds of the wanted gradients, and the bytes of all
+/// tensors read (the upstream gradient and what the operation saved) or written. Zero for a composite rule, whose parts
+/// are profiled one by one.
 fn work(rule: &dyn Rule, upstream: &Tensor, targets: &[Option<Target>]) -> (u64, usize) {
     if rule.is_frame() {
         return (0, 0);

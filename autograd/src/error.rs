@@ -54,8 +54,8 @@ pub enum Error {
     },
     /// Gradients of another model's parameters, or of another element type.
     #[error(
-        "backward: the gradients are another model's ({parameters} parameters); compute the value again on a new tape, and take \
-         what Gradients::new makes of its model"
+        "backward: the gradients are laid out for other parameters ({parameters} of them): another model's, or from before \
+         these were frozen, thawed or cast; make them with Gradients::new, and compute the value again on a new tape"
     )]
     ForeignGradients {
         /// The number of parameters that the gradients are laid out for.

@@ -27,7 +27,7 @@ mod tape;
 pub use error::{Error, Result};
 pub use params::{Gradients, Layout, ParamId, Parameters, ParametersBuilder};
 pub use profile::{Line, MultiplyAdds, Profile, Work};
-pub use rule::{Again, InputGrads, Rule, Slot};
+pub use rule::{InputGrads, Recompute, Rule, Slot};
 pub use tape::{Node, Tape, Var};
 // For `rule_fields!`, so that a rule can be written in a crate that does not name the tensor crate itself.
 #[doc(hidden)]

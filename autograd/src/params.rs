@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::{ALIGNMENT, DType, Device, Element, Shape, Tensor, match_float};
 
-/// Names a parameter of a [`Parameters`]. With another model's, what asks for one panics, or gets another parameter.
+/// Identifies a parameter of a [`Parameters`]. Used with another model's `Parameters`, it makes the call panic or
+/// silently selects the wrong parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId(usize);
 
@@ -83,7 +84,7 @@ impl Layout {
     }
 }
 
-/// Whose a parameter is: a model's whose parameters are laid out so, and no other's of the same layout.
+/// Which model a parameter belongs to: the layout, and a number that tells models of the same layout apart.
 #[derive(Clone, Debug)]
 pub(crate) struct Owner {
     pub layout: Arc<Layout>,
@@ -151,7 +152,7 @@ impl ParametersBuilder {
     }
 }
 
-/// All trainable parameters of a model, in one flat buffer.
+/// All parameters of a model, frozen ones included, in one flat buffer.
 #[derive(Debug)]
 pub struct Parameters {
     owner: Owner,
@@ -216,9 +217,9 @@ impl Parameters {
         Ok(Parameters { owner: Owner::new(Arc::clone(self.layout())), values: self.values.duplicate()? })
     }
 
-    /// The same values in another floating-point type: bf16 factors for layers whose maps are of the layout's type,
-    /// which their gradients keep. Between f32 and f64 the values can be computed with, and a backward pass is
-    /// [`tensor::Error::DType`].
+    /// The same values in another floating-point type, such as bf16 weights for layers whose activations stay in the
+    /// layout's type (gradients stay in that type, too). After a cast between f32 and f64 a forward pass works, but a
+    /// backward pass fails with [`tensor::Error::DType`].
     pub fn cast(&self, dtype: DType) -> Result<Parameters> {
         Ok(Parameters { owner: self.owner.clone(), values: self.values.cast(dtype)? })
     }
@@ -284,7 +285,7 @@ impl Gradients {
     }
 
     /// All parameters' gradients, (layout length), zeros where they are frozen. A parameter that no gradient reached in
-    /// this step has its old one; [`Gradients::require_all`] excludes that.
+    /// this step still holds the gradient of an earlier step; call [`Gradients::require_all`] first to rule that out.
     pub fn flat(&self) -> Option<&Tensor> {
         self.flat.as_ref().map(|flat| &flat.values)
     }

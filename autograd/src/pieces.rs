@@ -19,7 +19,8 @@ use std::sync::Arc;
 use tensor::cpu::parallel::{GRAIN, Out, put};
 use tensor::{DType, Device, Float, Tensor, match_float};
 
-/// So many groups of pieces have gradients of their own, at most.
+/// The most groups of pieces in a backward pass. Groups run in parallel; all but the first accumulate into gradient
+/// buffers of their own.
 const GROUPS: usize = 4;
 
 impl Tape {
@@ -71,8 +72,9 @@ impl Tape {
     }
 }
 
-/// How many pieces of at most `size` samples: at least one, so that an empty batch has a result of the right shape;
-/// and where every group has some, all have as many, as the threads share out groups in the backward pass.
+/// The number of pieces of at most `size` samples. At least one, so that an empty batch has a result of the right
+/// shape. From [`GROUPS`] on it is a multiple of `GROUPS` if the samples allow, so that the threads get equal groups in
+/// the backward pass.
 fn count_of(samples: usize, size: usize) -> usize {
     let count = samples.div_ceil(size.max(1)).max(1);
     match count.next_multiple_of(GROUPS) {
@@ -81,7 +83,7 @@ fn count_of(samples: usize, size: usize) -> usize {
     }
 }
 
-/// Shares the time that the pieces took out among what they did.
+/// Charges the time since the last lap to the pieces' operations, in proportion.
 fn absorb<'p>(profile: &Option<Arc<Profile>>, pieces: impl IntoIterator<Item = &'p Option<Arc<Profile>>>) {
     if let Some(profile) = profile {
         profile.absorb(pieces.into_iter().flatten());
@@ -218,7 +220,9 @@ fn walk_group<T: Float>(
 ) -> Result<()> {
     let mut dx_rest = dx.data;
     for Piece { mut nodes, profile, input, output, samples } in pieces {
-        profile.as_ref().inspect(|profile| profile.restart());
+        if let Some(profile) = &profile {
+            profile.restart();
+        }
         let (data, after) = dx_rest.split_at_mut(samples.len() * row);
         dx_rest = after;
         let mut inputs = HashMap::new();
@@ -251,8 +255,8 @@ struct UsedParameters {
     sizes: BTreeMap<usize, usize>,
 }
 
-/// The gradients of a group by parameter, and of which there are any. Each is a tensor of its own: together
-/// they would find no free memory of their length where a stage has left much, but in many places.
+/// A group's gradients by parameter, and which parameters have one. Each is a tensor of its own: after a stage the free
+/// memory of the pool is fragmented, and one buffer for all of them might not fit anywhere.
 struct Partial {
     gradients: Vec<(usize, Tensor)>,
     written: Vec<bool>,

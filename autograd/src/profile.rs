@@ -92,7 +92,7 @@ impl Profile {
         *lock(&self.laps) = Laps::default();
     }
 
-    /// The time since the last lap went into work of this name that is no operation.
+    /// Ends a lap: the time since the last one is charged to `name`, as work that is not an operation.
     pub fn lap(&self, name: &'static str) {
         self.add(name, Work::Other, 0, 0);
     }
@@ -122,8 +122,8 @@ impl Profile {
         self.add(name, Work::Backward, multiply_adds, bytes);
     }
 
-    /// What others measured since the last lap, several at once, is over: the time since then is shared out among
-    /// their lines, each in proportion to its own time.
+    /// Adds the lines of other profiles, which ran at the same time since the last lap: the wall-clock time since then
+    /// is divided among their lines in proportion to each line's own time.
     pub(crate) fn absorb<'p>(&self, others: impl Iterator<Item = &'p Arc<Self>>) {
         let lines: Vec<Line> = others.flat_map(|other| other.lines()).collect();
         let total: f64 = lines.iter().map(|line| line.seconds).sum();
@@ -141,8 +141,8 @@ impl Profile {
     }
 }
 
-/// On a GPU an operation has only been asked for when it is recorded: its time is over when it is done. What went wrong
-/// there is told to whoever asks next.
+/// On a GPU a recorded operation has only been launched, so its time can be taken only after waiting for it. Errors are
+/// ignored here: the next call that uses the GPU reports them.
 fn wait_for(device: &Device) {
     let _ = device.synchronize();
 }

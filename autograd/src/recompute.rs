@@ -2,7 +2,7 @@
 //!
 //! Two kinds of tapes keep less than [`Tape::new`], each by one rule:
 //!
-//! - [`Tape::recomputing_cheap`]: a value that its operation [can give again](Rule::again) quickly is not kept by
+//! - [`Tape::recomputing_cheap`]: a value that its operation [can give again](Rule::recompute) quickly is not kept by
 //!   the operations that read it. Before one of them runs backward the value is computed once more.
 //! - [`Tape::recomputing_segments`]: of a [segment](Tape::segment) only the inputs are kept. Backward runs the
 //!   segment once more, on a tape of its own, and walks that.
@@ -18,7 +18,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use tensor::Tensor;
 
-/// A tensor that a rule would have saved, were its operation not able to give it again.
+/// A saved tensor that was taken out of a rule because the operation that produced it can recompute it.
 pub(crate) struct Forgotten {
     /// Which of the tensors that the rule saves.
     pub saved: usize,
@@ -29,14 +29,14 @@ pub(crate) struct Forgotten {
 /// Takes out of a new rule the values of `inputs` that can be computed again.
 pub(crate) fn forget(rule: &mut impl Rule, inputs: &[&Var<'_>], nodes: &[Node]) -> SmallVec<[Forgotten; 1]> {
     // What gives a value again must have all that it saved itself.
-    let can_again = |node: usize| {
+    let can_recompute = |node: usize| {
         let node = &nodes[node];
-        node.forgotten.is_empty() && matches!(&node.origin, Origin::Operation(rule) if rule.again().is_some())
+        node.forgotten.is_empty() && matches!(&node.origin, Origin::Operation(rule) if rule.recompute().is_some())
     };
     let mut forgotten = SmallVec::new();
     for (saved, tensor) in rule.saved_mut().into_iter().enumerate() {
         let source = inputs.iter().find(|input| input.value().is_same_view(tensor)).and_then(|input| input.node());
-        if let Some(node) = source.filter(|&node| can_again(node)) {
+        if let Some(node) = source.filter(|&node| can_recompute(node)) {
             *tensor = Tensor::empty([0], tensor.dtype());
             forgotten.push(Forgotten { saved, node });
         }
@@ -52,8 +52,8 @@ pub(crate) fn recall(rule: &mut dyn Rule, forgotten: &[Forgotten], nodes: &[Node
             // A walk from another value was there before.
             return Err(Error::Walked { op: nodes[node].name() });
         };
-        if let Some(again) = source.again() {
-            *rule.saved_mut()[saved] = again()?;
+        if let Some(recompute) = source.recompute() {
+            *rule.saved_mut()[saved] = recompute()?;
         }
     }
     Ok(())
@@ -128,7 +128,7 @@ impl<const N: usize> Rule for Segment<N> {
         let mut wanted = (0..N).map(|index| grads.wanted(index));
         let place = |input| if wanted.next() == Some(true) { tape.input(input) } else { tape.constant(input) };
         let inputs = inputs.map(place);
-        // Only nodes from here on: what no rule saved is free before the walk begins.
+        // Keep only the node numbers: dropping the values here frees whatever no rule saved, before the walk begins.
         let nodes = inputs.each_ref().map(Var::node);
         let output = work(&tape, inputs)?;
         if output.shape() != upstream.shape() {

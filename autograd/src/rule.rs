@@ -10,8 +10,8 @@ use std::sync::Arc;
 use tensor::cpu::parallel::Out;
 use tensor::{DType, Device, Error as TensorError, Float, Shape, Tensor, cuda, match_float};
 
-/// Computes the value of an operation once more: see [`Rule::again`].
-pub type Again<'a> = Box<dyn FnOnce() -> Result<Tensor> + 'a>;
+/// Computes the value of an operation once more: see [`Rule::recompute`].
+pub type Recompute<'a> = Box<dyn FnOnce() -> Result<Tensor> + 'a>;
 
 /// The backward rule of one recorded operation: a plain struct of what the operation saved.
 pub trait Rule: Send + 'static {
@@ -21,13 +21,14 @@ pub trait Rule: Send + 'static {
     /// What it saved, by name.
     fn saved(&self) -> Vec<(&'static str, &Tensor)>;
 
-    /// The same tensors without those at the end that no gradient depends on: a tape that recomputes takes values out
-    /// and puts them back, and [`Tape::tamper`](crate::Tape::tamper) spoils them.
+    /// Mutable access to [`saved`](Self::saved), in the same order, without the trailing tensors that only
+    /// [`recompute`](Self::recompute) reads. A recomputing tape takes values out and puts them back, and
+    /// [`Tape::tamper`](crate::Tape::tamper) spoils them.
     fn saved_mut(&mut self) -> Vec<&mut Tensor>;
 
     /// How to compute the operation's value once more, to the bit, from what the rule holds; none where that cannot
     /// be done, or takes long. See [`Tape::recomputing_cheap`](crate::Tape::recomputing_cheap).
-    fn again(&self) -> Option<Again<'_>> {
+    fn recompute(&self) -> Option<Recompute<'_>> {
         None
     }
 
@@ -49,7 +50,7 @@ pub trait Rule: Send + 'static {
 /// Writes the three bookkeeping methods of a [`Rule`]: its name, and its saved tensors by field.
 ///
 /// `rule_fields!("linear", x, weight);` inside an `impl Rule for`. After a semicolon come those that only
-/// [`Rule::again`] reads.
+/// [`Rule::recompute`] reads.
 #[macro_export]
 macro_rules! rule_fields {
     ($name:expr $(, $field:ident)* $(; $($for_value:ident),+)? $(,)?) => {
@@ -88,11 +89,11 @@ impl Slots<'_> {
         if span.is_none_or(|span| span.bytes() != bytes) {
             return Err(self.foreign());
         }
-        self.expect_of(owner)
+        self.ensure_of(owner)
     }
 
     /// Checks that the gradients are of a model that is laid out like this one, and that no other has been met.
-    pub fn expect_of(&mut self, owner: &Owner) -> Result<()> {
+    pub fn ensure_of(&mut self, owner: &Owner) -> Result<()> {
         match &mut self.layout {
             Some(own) if Arc::ptr_eq(own, &owner.layout) => {}
             // The next parameter comes with this one, and need not be compared name by name.
@@ -165,7 +166,7 @@ pub struct InputGrads<'s, 'a> {
     device: Device,
     targets: SmallVec<[Option<Target>; 4]>,
     slots: &'s mut Slots<'a>,
-    /// Second gradients of a node that is several inputs at once, added when the rule is done.
+    /// Further contributions to a node that is several of the operation's inputs at once, added when the rule is done.
     pending: Vec<(usize, Tensor)>,
     given: SmallVec<[bool; 4]>,
 }
@@ -195,7 +196,7 @@ impl Slot<'_> {
         let data = match &mut self.memory {
             SlotMemory::Unwanted => return Ok(None),
             SlotMemory::Flat(FlatSpan::Cpu(bytes)) => {
-                self.dtype.expect_dtype("backward", T::DTYPE)?;
+                self.dtype.ensure_dtype("backward", T::DTYPE)?;
                 bytemuck::cast_slice_mut(bytes)
             }
             SlotMemory::Flat(FlatSpan::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
@@ -283,7 +284,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             let expected = format!("a gradient of shape {}", target.shape);
             return Err(tensor::Error::shape(self.op, expected, gradient.shape()).into());
         }
-        gradient.expect_dtype(self.op, target.dtype)?;
+        gradient.ensure_dtype(self.op, target.dtype)?;
         if target.parameter.is_none() && matches!(self.slots.interior[target.node], State::Empty) {
             self.given[input] = true;
             self.slots.interior[target.node] = State::Filled(gradient.contiguous()?);
@@ -306,9 +307,9 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         Ok(())
     }
 
-    /// Lets the walk of another tape, from node `last` on, give the gradients: those of its nodes `inputs` are those
-    /// of the operation's inputs. What has been added up already goes in and comes out again, so that the order
-    /// of the additions is that of one long tape.
+    /// Lets the backward walk of another tape, from node `last` down, supply the gradients: that tape's node
+    /// `inputs[i]` stands for the operation's input i. Gradients accumulated so far go in and come out again, so that
+    /// the additions happen in the same order as on one long tape.
     pub(crate) fn walk(
         &mut self,
         tape: &Tape,
@@ -347,7 +348,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     /// The spans of the flat buffer of gradients, and which of them hold a gradient of this step.
     /// Errors: [`Error::ForeignGradients`] and [`Error::TwoModels`] unless they are this one's.
     pub(crate) fn parameters(&mut self, owner: &Owner) -> Result<(&mut [Option<FlatSpan<'a>>], &mut [bool])> {
-        self.slots.expect_of(owner)?;
+        self.slots.ensure_of(owner)?;
         Ok((&mut self.slots.spans, self.slots.written))
     }
 

@@ -17,7 +17,8 @@ use tensor::{DType, Device, Shape, Tensor};
 pub struct Tape {
     id: TapeId,
     nodes: RefCell<Vec<Node>>,
-    /// The parameters that were put on it, also in parts of a computation that are one node, and whose they are.
+    /// The parameters used on this tape, including inside nodes that stand for a segment or for pieces, each with its
+    /// owner.
     used: RefCell<BTreeMap<ParamId, Owner>>,
     kind: TapeKind,
     profile: Option<Arc<Profile>>,
@@ -53,7 +54,8 @@ pub struct Node {
     /// What its rule does not keep, to be computed again.
     pub(crate) forgotten: SmallVec<[Forgotten; 1]>,
     pub(crate) shape: Shape,
-    /// The type of its gradient: that of the layout for a parameter, which may be rounded; see [`gradient_of`].
+    /// The type of its gradient. For a parameter it is the layout's type, even where the value itself was cast to bf16;
+    /// otherwise see [`gradient_of`].
     pub(crate) dtype: DType,
 }
 
@@ -117,8 +119,9 @@ impl Tape {
         Self { kind: TapeKind::RecomputeCheap, ..Self::default() }
     }
 
-    /// A tape that records, but keeps of each [segment](Tape::segment) only its inputs, and runs it a second time
-    /// in the backward pass. The gradients have the same bits.
+    /// A tape that records, but keeps of each [segment](Tape::segment) only its inputs, and runs it a second time in
+    /// the backward pass. The gradients have the same bits, unless one value is passed to a segment as two of its
+    /// inputs.
     pub fn recomputing_segments() -> Self {
         Self { kind: TapeKind::RecomputeSegments, ..Self::default() }
     }
@@ -144,7 +147,8 @@ impl Tape {
         Var { tape: self, value, node: None }
     }
 
-    /// A value whose gradient is wanted. On the CPU, which only multiplies in bf16, that of a bf16 value is f32.
+    /// A value whose gradient is wanted. On the CPU, where bf16 is used only for the factors of matrix products, the
+    /// gradient of a bf16 value is f32.
     pub fn input(&self, value: Tensor) -> Var<'_> {
         let (_, dtype) = gradient_of(&value);
         self.leaf(Origin::Input, value, dtype)
@@ -201,7 +205,7 @@ impl Tape {
         value: Tensor,
         rule: impl FnOnce() -> R,
     ) -> Result<Var<'t>> {
-        self.expect_own(name, inputs)?;
+        self.ensure_own(name, inputs)?;
         if self.kind == TapeKind::CheckFinite && value.find(|x| !x.is_finite())?.is_some() {
             return Err(Error::NotFinite { op: name, node: self.nodes.borrow().len() });
         }
@@ -224,12 +228,12 @@ impl Tape {
 
     /// Appends a line whether or not its inputs need gradients: a segment may have parameters of its own.
     pub(crate) fn append<'t>(&'t self, inputs: &[&Var<'t>], value: Tensor, rule: impl Rule) -> Result<Var<'t>> {
-        self.expect_own(rule.name(), inputs)?;
+        self.ensure_own(rule.name(), inputs)?;
         let node = Some(self.push(Origin::Operation(Box::new(rule)), inputs, SmallVec::new(), gradient_of(&value)));
         Ok(Var { tape: self, value, node })
     }
 
-    fn expect_own(&self, op: &'static str, inputs: &[&Var<'_>]) -> Result<()> {
+    fn ensure_own(&self, op: &'static str, inputs: &[&Var<'_>]) -> Result<()> {
         let own = inputs.iter().all(|input| std::ptr::eq(input.tape, self));
         if own { Ok(()) } else { Err(Error::ForeignVar { op }) }
     }

@@ -1,7 +1,7 @@
 //! Segments: what runs twice gives the gradients that running once would give.
 
 use autograd::{
-    Again, Error, Gradients, InputGrads, ParametersBuilder, Profile, Result, Rule, Tape, Var, Work, rule_fields,
+    Error, Gradients, InputGrads, ParametersBuilder, Profile, Recompute, Result, Rule, Tape, Var, Work, rule_fields,
 };
 use std::cell::Cell;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ struct Times {
 impl Rule for Times {
     rule_fields!("times", a, b);
 
-    fn again(&self) -> Option<Again<'_>> {
+    fn recompute(&self) -> Option<Recompute<'_>> {
         Some(Box::new(|| multiply(&self.a, &self.b)))
     }
 

@@ -4,8 +4,8 @@ use crate::{Dataset, Error, Result, Sample, Statistics};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The images of a data set with labels among `classes`, which has all of its own by name, in any order, and may have more.
-/// Errors: [`Error::UnknownClass`].
+/// A data set with its labels renumbered as indices into `classes`, which must contain all of the data set's class
+/// names, in any order, and may contain more.
 pub fn among(dataset: Arc<dyn Dataset>, classes: &[String]) -> Result<Arc<dyn Dataset>> {
     if dataset.classes() == classes {
         return Ok(dataset);

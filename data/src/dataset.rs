@@ -13,11 +13,11 @@ use crate::{Error, Image, ImageFolder, Result, cifar, embedded, folder};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Split {
-    /// The images to learn from.
+    /// The training images.
     Train,
-    /// The images to choose by, which only image folders may have.
+    /// The validation images; only image folders may have them.
     Val,
-    /// The images to be judged by.
+    /// The test images.
     Test,
     /// All images of a folder that does not divide them.
     All,
@@ -34,8 +34,8 @@ impl Split {
         }
     }
 
-    /// The split that training evaluates on: an image folder's `val`, where there is one, else `test`, which where there is
-    /// none either is held out of the images.
+    /// The split that training evaluates on: for an image folder `val` if it exists, otherwise `test`. If neither
+    /// exists, a test split is held out of the training images.
     pub fn evaluated(source: &str) -> Self {
         if source == embedded::SOURCE { Self::Test } else { folder::evaluated(Path::new(source)) }
     }
@@ -119,7 +119,8 @@ pub trait Dataset: Send + Sync {
         false
     }
 
-    /// What a user should know of how the samples were found, each in a phrase: files among theirs that are none, say.
+    /// Notes for the user on how the samples were found, one phrase each: for example, that some files were ignored
+    /// because they are not images.
     fn notes(&self) -> &[String] {
         &[]
     }

@@ -6,8 +6,8 @@ use crc32fast::Hasher;
 
 use crate::Dataset;
 
-/// A checksum of which samples a data set has, and in which order: of their number, their labels and the names of their files,
-/// as far as those are known without reading one. It is that of the same files in another place, too; pixels count for nothing.
+/// A checksum of a data set's samples in order: their number, their labels and the names of their files, as far as
+/// these are known without reading one. Moving the folder does not change it, and pixels are not looked at.
 pub fn fingerprint(dataset: &dyn Dataset) -> String {
     let mut summed = Hasher::new();
     let mut number = |number: u64| summed.update(&number.to_le_bytes());

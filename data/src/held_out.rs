@@ -1,8 +1,9 @@
 //! Which images are held out as a test, where a folder does not say.
 //!
-//! An image's class and its path there decide, not how many others there are or when they came: pictures that are added
-//! later leave the others where they are, and a model that learns further is not tested on what it has learned from. The
-//! exception is a class of few images, none of which would be held out, or all: then one goes the other way.
+//! Membership is decided by an image's class and its path within it, not by how many other images there are or when
+//! they were added. Adding pictures therefore never moves another one between the parts, and continued training never
+//! tests on what it was trained on. The exception is a small class of which none or all would be held out: then one
+//! image is moved to the other part.
 
 use std::path::{Path, PathBuf};
 

@@ -99,9 +99,9 @@ impl Job {
         Some(Ok(batch))
     }
 
-    /// Fills the slot of each bad image with the next good one of the same batch, counting on from its last slot to
-    /// its first. If all are bad, the next good image of the epoch's order after `end` fills them. Either way the
-    /// result depends on the order and on the data alone.
+    /// Fills the slot of each bad image with the next good one of the same batch, wrapping around at the end of the
+    /// batch. If all are bad, the next good image of the epoch's order after `end` fills them. Either way the result
+    /// depends on the order and on the data alone.
     fn replace_bad(&self, batch: &mut Batch, end: usize) -> Option<Result<()>> {
         let (count, image_len) = (batch.samples.len(), batch.images.len() / batch.samples.len());
         let mut good = vec![true; count];
@@ -147,16 +147,17 @@ impl Job {
                 break;
             }
         }
-        let bad = reasons.len();
+        let too_many = reasons.len() > limit;
         reasons.truncate(NAMED);
-        Some(Err(match bad > limit {
-            true => Error::TooManyBadImages { limit, first: reasons },
-            false => Error::NoGoodImage { first: reasons },
+        Some(Err(if too_many {
+            Error::TooManyBadImages { limit, first: reasons }
+        } else {
+            Error::NoGoodImage { first: reasons }
         }))
     }
 
     /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label. [`Error::Label`] and [`Error::Index`] mean no
-    /// bad image that could be passed over.
+    /// bad image that could be skipped.
     fn load(&self, Showing { sample, before }: Showing, out: &mut [f32]) -> Result<u32> {
         let loaded = self.dataset.get(sample)?;
         let (label, classes) = (loaded.label, self.dataset.classes().len());

@@ -88,11 +88,11 @@ impl Others {
     }
 
     /// What a user should know of them, if there are any, in a folder that is called so.
-    pub fn passed_over(&self, folder: &str) -> Option<String> {
+    pub fn skipped(&self, folder: &str) -> Option<String> {
         let total: usize = self.0.values().sum();
         let (files, are) =
             if total == 1 { ("file", "is no image by its name") } else { ("files", "are no images by their names") };
-        (total > 0).then(|| format!("passed over {total} {files} in {folder} that {are}: {self}"))
+        (total > 0).then(|| format!("skipped {total} {files} in {folder} that {are}: {self}"))
     }
 }
 
@@ -117,7 +117,7 @@ impl fmt::Display for Others {
 /// Errors: [`Error::Io`].
 pub fn pictures_below(folder: &Path) -> Result<(Vec<PathBuf>, Option<String>)> {
     let Listing { images, others } = Listing::below(folder)?;
-    Ok((images, others.passed_over(&folder.display().to_string())))
+    Ok((images, others.skipped(&folder.display().to_string())))
 }
 
 /// A picture somewhere below a folder, but not in that of a run, if one is seen among the first few thousand names: where the

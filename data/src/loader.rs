@@ -37,7 +37,7 @@ pub struct LoaderConfig {
     pub workers: usize,
     /// Batches built ahead of their use, at least one.
     pub prefetch: usize,
-    /// How many undecodable images an epoch (or the part of it that is run) bears before
+    /// How many undecodable images are tolerated per epoch (or the part of it that is run) before
     /// [`Error::TooManyBadImages`].
     pub max_bad_images: usize,
     /// From an image to its floats.
@@ -280,7 +280,7 @@ impl Drop for Batches {
             drop(receiver);
             let _ = thread.join();
         }
-        // Between epochs nobody needs them, and another loader may.
+        // The spare batches are not needed between epochs; free their memory for other loaders.
         lock(&self.job.spare).clear();
     }
 }

@@ -62,8 +62,10 @@ fn balanced(labels: &[u32], balance: f64, random: &mut Sequence) -> Vec<usize> {
 
 /// Errors: [`Error::Setting`] where classes cannot be balanced that far.
 pub(crate) fn check_balance(balance: f64) -> Result<()> {
-    let problem = || Error::setting("balance", format!("{balance} is not in 0..=1"));
-    (0.0..=1.0).contains(&balance).then_some(()).ok_or_else(problem)
+    if (0.0..=1.0).contains(&balance) {
+        return Ok(());
+    }
+    Err(Error::setting("balance", format!("{balance} is not in 0..=1")))
 }
 
 /// A batch dealt like cards, so that showings of a sample go to different parts: first what the first part gets, then what the

@@ -64,7 +64,7 @@ fn bad_images_and_resume_and_threads() {
     }
 }
 
-/// Shown again, it is passed over again, but it is one bad image.
+/// Shown again, it is skipped again, but it is one bad image.
 #[test]
 fn a_repeated_bad_image_counts_once() {
     let faulty: Arc<dyn Dataset> = Arc::new(Faulty::new(30, |index| index == 2 || index == 7));

@@ -1,4 +1,4 @@
-//! Folders of images: what belongs to a class, what is passed over, and what is wrong with some.
+//! Folders of images: what belongs to a class, what is skipped, and what is wrong with some.
 
 mod support;
 
@@ -47,8 +47,8 @@ fn every_format_is_read_under_all_its_names() {
     let arbitrary = b"P7\nWIDTH 1\nHEIGHT 2\nDEPTH 3\nMAXVAL 255\nTUPLTYPE RGB\nENDHDR\n\x01\x02\x03\x04\x05\x06";
     fs::write(root.path().join("1.pam"), arbitrary).unwrap();
     fs::write(root.path().join("1.pbm"), b"P4\n1 2\n\x80\x00").unwrap();
-    let (pictures, passed_over) = data::pictures_below(root.path()).unwrap();
-    assert_eq!((pictures.len(), passed_over), (12, None));
+    let (pictures, skipped) = data::pictures_below(root.path()).unwrap();
+    assert_eq!((pictures.len(), skipped), (12, None));
     for picture in pictures {
         data::load_image(&picture).unwrap_or_else(|error| panic!("{}: {error}", picture.display()));
     }
@@ -78,7 +78,7 @@ fn images_in_folders_below_a_class_belong_to_it() {
     fs::write(cats.join("more/1.heic"), "").unwrap();
     let note = data::pictures_below(&cats).unwrap().1.unwrap();
     assert!(
-        note.starts_with("passed over 1 file in ") && note.ends_with("that is no image by its name: 1 .heic"),
+        note.starts_with("skipped 1 file in ") && note.ends_with("that is no image by its name: 1 .heic"),
         "{note}"
     );
 }
@@ -132,7 +132,7 @@ fn where_nothing_is_divided_one_image_in_five_is_held_out() {
         assert_eq!((train.len() + test.len(), train.is_disjoint(&test)), (102, true));
         assert!((10..30).contains(&test.len()), "{} of 102", test.len());
         assert!([&train, &test].iter().all(|set| set.contains(&place("dog", 0)) != set.contains(&place("dog", 1))));
-        assert!(about_train.contains(&format!("passed over 1 file in {noted} ")), "{about_train}");
+        assert!(about_train.contains(&format!("skipped 1 file in {noted} ")), "{about_train}");
         assert!(about_test.contains(&about_train), "{about_train}, {about_test}");
         assert!(about_test.contains(&format!("{} of 102 images are held out as the test", test.len())), "{about_test}");
         // Among other classes they are no less what they were.
@@ -153,12 +153,12 @@ fn where_nothing_is_divided_one_image_in_five_is_held_out() {
         write_picture(&root.path().join(path), 8, 8, [0; 3]);
     }
     let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
-    assert_eq!(train.notes(), ["passed over 2 folders beside train/: bus, valid"]);
+    assert_eq!(train.notes(), ["skipped 2 folders beside train/: bus, valid"]);
     write_picture(&root.path().join("train/dog/1.png"), 8, 8, [0; 3]);
     write_picture(&root.path().join("valid/cat/1.png"), 8, 8, [0; 3]);
     let error = fails(root.path(), Split::Train).to_string();
     assert!(error.contains(" lacks val/ and test/. It has valid/: if that is to be tested on, call it val"), "{error}");
-    // A folder that cannot be read, but by root, is passed over as well where the system has it so. It may be a class else.
+    // A folder that cannot be read, but by root, is skipped as well where the system has it so. It may be a class else.
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -170,7 +170,7 @@ fn where_nothing_is_divided_one_image_in_five_is_held_out() {
         fs::create_dir(&lost).unwrap();
         fs::set_permissions(&lost, fs::Permissions::from_mode(0o000)).unwrap();
         let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
-        assert!(train.notes()[0].starts_with("passed over 1 folder without an image of its own: lost+found"));
+        assert!(train.notes()[0].starts_with("skipped 1 folder without an image of its own: lost+found"));
         let shut = root.path().join("emu");
         fs::rename(&lost, &shut).unwrap();
         match fs::read_dir(&shut) {
@@ -186,7 +186,7 @@ fn where_nothing_is_divided_one_image_in_five_is_held_out() {
     assert!(matches!(fails(root.path(), Split::Train), Error::NoDataset { .. }));
 }
 
-/// Beside classes, a folder whose images all lie deeper may be one, too: it is not passed over. Others are.
+/// Beside classes, a folder whose images all lie deeper may be one, too: it is not skipped. Others are.
 #[test]
 fn no_class_is_passed_over_because_its_images_lie_deeper() {
     let root = tempfile::tempdir().unwrap();
@@ -199,7 +199,7 @@ fn no_class_is_passed_over_because_its_images_lie_deeper() {
     fs::create_dir_all(root.path().join("notes/2023")).unwrap();
     let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
     assert_eq!(train.classes(), ["cat", "cow"]);
-    assert_eq!(train.notes(), ["passed over 3 folders without images of their own: notes, run, runs"]);
+    assert_eq!(train.notes(), ["skipped 3 folders without images of their own: notes, run, runs"]);
     write_picture(&root.path().join("dog/2023/may/1.png"), 8, 8, [0; 3]);
     let error = fails(root.path(), Split::Train).to_string();
     let image = root.path().join("dog/2023/may/1.png");
@@ -222,14 +222,14 @@ fn other_files_are_counted_by_extension() {
     assert_eq!(open(root.path().to_str().unwrap(), Split::Train).unwrap().notes(), &[] as &[String]);
     let files = ["cat/1.avi", "dog/2.AVI", "dog/3.avi", "cat/notes", "cat/a.gif", "dog/b.gif", "cat/.hidden.bmp"];
     files.iter().for_each(|name| fs::write(root.path().join("train").join(name), "").unwrap());
-    let passed_over = |split| open(root.path().to_str().unwrap(), split).unwrap().notes().first().cloned();
+    let skipped = |split| open(root.path().to_str().unwrap(), split).unwrap().notes().first().cloned();
     let expected =
-        "passed over 6 files in train/ that are no images by their names: 3 .avi, 2 .gif, 1 without an extension";
-    assert_eq!(passed_over(Split::Train).as_deref(), Some(expected));
-    assert_eq!(passed_over(Split::Val), None);
+        "skipped 6 files in train/ that are no images by their names: 3 .avi, 2 .gif, 1 without an extension";
+    assert_eq!(skipped(Split::Train).as_deref(), Some(expected));
+    assert_eq!(skipped(Split::Val), None);
     // However many kinds there are, it stays a line.
     (0..100).for_each(|n| fs::write(root.path().join(format!("val/cat/x.{n}")), "").unwrap());
-    assert!(passed_over(Split::Val).unwrap().ends_with(", 95 of other kinds"));
+    assert!(skipped(Split::Val).unwrap().ends_with(", 95 of other kinds"));
 
     fs::remove_file(root.path().join("train/cat/000.png")).unwrap();
     let error = fails(root.path(), Split::Train).to_string();
@@ -276,7 +276,7 @@ fn images_beside_the_folders_of_the_classes_are_counted() {
     let dataset = open(root.path().to_str().unwrap(), Split::All).unwrap();
     let name = root.path().file_name().unwrap().to_str().unwrap();
     assert_eq!((dataset.len(), dataset.classes().len()), (4, 2));
-    assert_eq!(dataset.notes(), [format!("passed over 1 image in {name}/ itself, beside the folders of the classes")]);
+    assert_eq!(dataset.notes(), [format!("skipped 1 image in {name}/ itself, beside the folders of the classes")]);
 }
 
 /// A part that goes by another name would be missed, and nobody notice.
@@ -289,7 +289,7 @@ fn folders_beside_the_parts_are_named() {
     }
     let source = root.path().to_str().unwrap();
     let noted = open(source, Split::Train).unwrap().notes().to_vec();
-    assert_eq!(noted, ["passed over 1 folder called neither train, val nor test: valid"]);
+    assert_eq!(noted, ["skipped 1 folder called neither train, val nor test: valid"]);
     fs::rename(root.path().join("valid"), root.path().join("Val")).unwrap();
     let lacking = fails(root.path(), Split::Val).to_string();
     assert!(lacking.contains("lacks val/") && lacking.contains("It has Val/: call it val. It has test/."), "{lacking}");
@@ -323,7 +323,7 @@ fn folders_that_are_no_class_may_be_called_anything() {
         let source = root.path().to_str().unwrap();
         let dataset = open(source, Split::All).unwrap();
         assert_eq!((dataset.len(), dataset.classes().len()), (4, 2));
-        assert!(dataset.notes()[0].starts_with("passed over 1 folder "), "{:?}", dataset.notes());
+        assert!(dataset.notes()[0].starts_with("skipped 1 folder "), "{:?}", dataset.notes());
         write_picture(&root.path().join(above).join(odd).join("1.png"), 8, 8, [0; 3]);
         let error = open(source, Split::All).err().unwrap().to_string();
         assert!(error.contains("a class name must be UTF-8"), "{error}");

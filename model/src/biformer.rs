@@ -186,14 +186,14 @@ impl BiFormer {
         self.parameters.flat().device()
     }
 
-    /// What products take of the parameters, rounded where they take bf16: all of it in one sweep.
+    /// The parameters in the type that products multiply in: cast to bf16 if that is it, all in one pass.
     pub fn factors(&self) -> Result<Factors> {
         Ok(Factors::new(self.parameters.cast(self.factors)?))
     }
 
-    /// The same for many passes that use the model as it is now, [`Mode::Evaluate`](crate::Mode::Evaluate): matrices are
-    /// laid out as products take them, and convolutions contain the normalisations behind them, which changes results by
-    /// what rounding does.
+    /// As [`factors`](Self::factors), for many passes in [`Mode::Evaluate`](crate::Mode::Evaluate) during which the
+    /// parameters do not change: matrices are packed once, and each BatchNorm that follows a convolution is folded into
+    /// it, which changes results by rounding.
     pub fn prepared(&self) -> Result<Factors> {
         let (factors, mut prepared) = (self.factors()?, Prepared::default());
         for stage in &self.stages {
@@ -217,8 +217,8 @@ impl BiFormer {
         Ok(factors.with(prepared))
     }
 
-    /// Takes the statistics of a training step's batches into the running ones. The trace must be one of this model's, or the
-    /// statistics that it lacks panic. Errors: [`tensor::Error::Shared`] while a tape lives that has seen the running ones.
+    /// Moves the running statistics towards those of a training step's batches. Panics if the trace is of another model
+    /// with more BatchNorms. Errors: [`tensor::Error::Shared`] while a tape lives that has seen the running ones.
     pub fn update_statistics(&mut self, trace: &Trace) -> Result<()> {
         self.move_statistics(trace)?;
         self.count_batch();

@@ -42,8 +42,8 @@ impl Block {
         self.attention.linears().into_iter().chain(self.mlp.linears())
     }
 
-    /// The block's map. It lets go of what came in, and of the normalised tokens, when they were used: in inference large
-    /// images have less memory for it.
+    /// The block's map. The input and the normalised tokens are dropped as soon as they have been used, so that
+    /// inference on large images needs less memory.
     pub fn forward<'t>(&self, pass: &Pass<'t>, mut x: Var<'t>) -> Result<Var<'t>> {
         if let Some(position) = &self.position {
             x = position.residual(pass, &x)?;
@@ -53,8 +53,8 @@ impl Block {
         self.residual(pass, &x, 1, |residual| self.mlp.forward(pass, &x, residual.is_some()))
     }
 
-    /// x + γ·branch, where in training whole samples of the branch are dropped. A branch to which nothing of this is
-    /// done adds x itself.
+    /// x + γ·branch, where in training whole samples of the branch are dropped. With neither γ nor dropping, the branch
+    /// adds x itself.
     fn residual<'t>(
         &self,
         pass: &Pass<'t>,

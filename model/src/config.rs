@@ -1,7 +1,7 @@
 //! What a BiFormer looks like: the fields, and what they must fulfil.
 
 use crate::error::{Error, Result};
-use ops::dwconv::KERNELS;
+use ops::dwconv::SIZES;
 use serde::{Deserialize, Serialize};
 
 /// The layouts that were published.
@@ -51,7 +51,10 @@ impl<T: Copy> PerStage<T> {
     }
 
     fn fits(&self, stages: usize) -> bool {
-        matches!(self, PerStage::All(_)) || matches!(self, PerStage::Each(values) if values.len() == stages)
+        match self {
+            PerStage::All(_) => true,
+            PerStage::Each(values) => values.len() == stages,
+        }
     }
 }
 
@@ -61,7 +64,8 @@ impl<T: Copy> PerStage<T> {
 pub struct ModelConfig {
     /// The layout.
     pub family: Family,
-    /// Logits, which is what a run trains, or what they are made of, for programs that use the library, `forward` and `info`.
+    /// What the model returns. Training needs logits; the others are for `forward`, `info` and programs that use the
+    /// library.
     pub features: Features,
     /// Classes of the head; in a run, as many as its data have.
     pub num_classes: usize,
@@ -172,7 +176,7 @@ impl ModelConfig {
         (self.embed_dim[stage] as f64 * self.mlp_ratio.at(stage)) as usize
     }
 
-    /// The stochastic depth of a block, counted over all stages.
+    /// The probability of dropping a block's branches (stochastic depth); blocks are numbered through all stages.
     pub fn drop_path_of(&self, block: usize) -> f64 {
         let blocks: usize = self.depth.iter().sum();
         if blocks < 2 { 0.0 } else { self.drop_path * block as f64 / (blocks - 1) as f64 }
@@ -228,8 +232,8 @@ impl ModelConfig {
             return wrong("num_classes", format!("{} classes, expected 1 to {MOST_CLASSES}", self.num_classes));
         }
         for (field, kernel) in [("lce_kernel", self.lce_kernel), ("pos_kernel", self.pos_kernel)] {
-            if kernel > 0 && !KERNELS.contains(&kernel) {
-                return wrong(field, format!("{kernel} is not one of {KERNELS:?}, or 0 for none"));
+            if kernel > 0 && !SIZES.contains(&kernel) {
+                return wrong(field, format!("{kernel} is not one of {SIZES:?}, or 0 for none"));
             }
         }
         if self.lce_kernel == 0 && (0..stages).any(|stage| self.attend(stage) == Attend::FullWithContext) {
@@ -307,9 +311,10 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// Checks that an image of this size fits: that its sides are at most 8192, that every map has tokens, at most 2²² of
-    /// them, in at most 4096 regions, and divides into these, but with auto_pad. In the `biformer_stl_nchw` family a map need
-    /// not divide, but each of its sides must have n_win tokens. Errors: [`Error::ImageSize`], with a size nearby that fits.
+    /// Checks that an image of this size fits: its sides are at most 8192; every map has tokens, at most 2²² of them,
+    /// in at most 4096 regions; and every map divides into its regions, unless auto_pad is set. In the
+    /// `biformer_stl_nchw` family a map need not divide, but each of its sides must have at least n_win tokens. Errors:
+    /// [`Error::ImageSize`], with a size nearby that fits.
     pub fn check_image(&self, height: usize, width: usize) -> Result<()> {
         let unfit = |reason: String, advice: String| Err(Error::ImageSize { height, width, reason, advice });
         let large = |stage: usize| {
@@ -337,14 +342,13 @@ impl ModelConfig {
             }
             _ => format!("a side of {side} is {map} in stage {}, which n_win = {n_win} does not divide", stage + 1),
         };
-        // Sizes that fit come at least once in every product of the last stride and its window: look nearby, for one that is
-        // halved without rounding and not far away; or else that is cut into patches without a rest; or else for any.
+        // A size nearby: one that is halved without rounding and not far away; or else one that is cut into patches without a
+        // rest; or else any.
         let strides = self.strides();
         let (whole, last) = (strides[0], strides[self.stages() - 1]);
-        let near = last.saturating_mul(n_win.max(1)).saturating_mul(2);
         let fits = |of: usize| move |&side: &usize| bad(side).is_none() && side.is_multiple_of(of);
-        let below = |of| (1..side).rev().take(near).find(fits(of));
-        let above = |of| (side + 1..=MOST_SIDE).take(near).find(fits(of));
+        let below = |of| (1..side).rev().find(fits(of));
+        let above = |of| (side + 1..=MOST_SIDE).find(fits(of));
         let (below, above) = (
             below(last).or_else(|| below(whole)).or_else(|| below(1)),
             above(last).filter(|&fits| fits <= 2 * side).or_else(|| above(whole)).or_else(|| above(1)),

@@ -27,11 +27,10 @@ impl Macs {
         self.linear + self.conv + self.attention + self.routing
     }
 
-    fn add(&mut self, other: Macs) {
-        self.linear += other.linear;
-        self.conv += other.conv;
-        self.attention += other.attention;
-        self.routing += other.routing;
+    fn times(self, count: usize) -> Self {
+        let Self { linear, conv, attention, routing } = self;
+        let [linear, conv, attention, routing] = [linear, conv, attention, routing].map(|macs| macs * count as u64);
+        Self { linear, conv, attention, routing }
     }
 }
 
@@ -71,8 +70,7 @@ pub fn parts(model: &BiFormer, height: usize, width: usize) -> Result<Vec<Part>>
             parameters: count(&[format!("downsample_layers.{stage}.")]),
             macs: merging_macs(config, stage, [height, width]),
         });
-        let mut macs = Macs::default();
-        (0..config.depth[stage]).for_each(|_| macs.add(block_macs(config, stage, map)));
+        let macs = block_macs(config, stage, map).times(config.depth[stage]);
         let attends = match config.attend(stage) {
             Attend::Routed(k) => {
                 let [rows, columns] = config.regions(map, stage).map_or([config.n_win.at(stage); 2], |cut| cut.grid());

@@ -45,7 +45,7 @@ pub enum Error {
         reason: String,
     },
     /// A pass that this model cannot make.
-    #[error("biformer: this pass is of no use to the model: {reason}")]
+    #[error("biformer: this pass does not fit the model: {reason}")]
     Pass {
         /// Why not.
         reason: &'static str,
@@ -105,15 +105,15 @@ pub enum Error {
     },
     /// A file as PyTorch's `torch.save` wrote them before version 1.6.
     #[error(
-        "{path}: a file of PyTorch before 1.6; save it again in Python, which takes trust in it: \
-         torch.save(torch.load(FILE, weights_only=False), \"w.pth\")"
+        "{path}: written by PyTorch before 1.6, which this program does not read; if you trust the file (loading it runs its \
+         code), save it again: torch.save(torch.load(FILE, weights_only=False), \"w.pth\")"
     )]
     OldArchive {
         /// The file.
         path: String,
     },
     /// A file that does not begin as safetensors files or PyTorch's do: it is not only damaged.
-    #[error("{path}: neither a safetensors file nor one of PyTorch, which would begin otherwise; name one that is")]
+    #[error("{path}: neither a safetensors file nor a PyTorch file")]
     Foreign {
         /// The file.
         path: String,

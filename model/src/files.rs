@@ -13,8 +13,9 @@ use std::io::{BufWriter, Read, Write};
 use std::path::Path;
 use tensor::{DType, Device, Element, Tensor, bf16};
 
-/// The entry of a file's metadata that says the CRC-32 of all else in it, in hexadecimal: of the header without this entry
-/// (as JSON with sorted keys and no blanks), then of the tensors' bytes. A disk's slip would otherwise be trained on.
+/// Metadata entry with the CRC-32, in hexadecimal, of everything else in the file: of the header without this entry (as
+/// JSON with sorted keys and no blanks), then of the tensors' bytes. Without it, silently corrupted weights would be
+/// trained on.
 const CHECKSUM: &str = "crc32";
 
 /// Named tensors and a few strings beside them: the contents of a safetensors file.
@@ -36,25 +37,25 @@ impl TensorFile {
     /// Errors: [`Error::Io`]; [`Error::Foreign`] for another kind of file, and [`Error::OldArchive`]; [`Error::Format`] for one
     /// that is damaged; [`Error::Unfit`] for tensors of other types, or other integers.
     pub fn read(path: &Path) -> Result<Self> {
-        let (read, shown) =
-            (|most| read_regular(path, most).map_err(|cause| io(path, cause)), path.display().to_string());
+        let read = |most| read_regular(path, most).map_err(|cause| io(path, cause));
+        let shown = path.display().to_string();
         // Another kind of file may be larger than the memory.
         let beginning = read(9)?;
         if beginning.starts_with(pth::MAGIC) {
             return pth::read(path);
         }
-        expect_safetensors(&beginning, &shown)?;
+        ensure_safetensors(&beginning, &shown)?;
         Self::parse(&read(u64::MAX)?, &shown)
     }
 
-    /// The metadata of a safetensors file, of which nothing else is read; so no checksum is held against it. Errors:
+    /// The metadata of a safetensors file; nothing else is read, so the checksum is not verified. Errors:
     /// [`Error::Io`], [`Error::Foreign`], [`Error::Format`].
     pub fn read_metadata(path: &Path) -> Result<HashMap<String, String>> {
         const LENGTH: usize = size_of::<u64>();
         let read = |most| read_regular(path, most).map_err(|cause| io(path, cause));
         let beginning = read(LENGTH as u64 + 1)?;
         let shown = path.display().to_string();
-        expect_safetensors(&beginning, &shown)?;
+        ensure_safetensors(&beginning, &shown)?;
         let format = |reason: String| Error::Format { path: shown.clone(), reason };
         let cut = || format("it ends before its header".into());
         let length = beginning.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).ok_or_else(cut)?;
@@ -76,7 +77,7 @@ impl TensorFile {
     /// which are those of [`TensorFile::read`].
     pub fn parse(bytes: &[u8], path: &str) -> Result<Self> {
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
-        expect_safetensors(bytes, path)?;
+        ensure_safetensors(bytes, path)?;
         let (length, header) = SafeTensors::read_metadata(bytes).map_err(|error| format(error.to_string()))?;
         let views = SafeTensors::deserialize(bytes).map_err(|error| format(error.to_string()))?;
         let mut metadata = header.metadata().clone().unwrap_or_default();
@@ -167,7 +168,7 @@ impl Encoded {
 /// Where a header has the file's metadata.
 const METADATA: &str = "__metadata__";
 
-/// A header's bytes. Keys are in order, that equal contents have equal bytes: those of hash maps come in an order of chance.
+/// A header's bytes. Keys are sorted so that equal contents give equal bytes; hash maps iterate in random order.
 fn in_order(mut header: Value) -> Vec<u8> {
     header.sort_all_objects();
     header.to_string().into_bytes()
@@ -243,7 +244,7 @@ fn stored(dtype: DType) -> (&'static str, usize) {
 }
 
 /// Tells a safetensors file from others by its first nine bytes.
-fn expect_safetensors(bytes: &[u8], path: &str) -> Result<()> {
+fn ensure_safetensors(bytes: &[u8], path: &str) -> Result<()> {
     match bytes.get(8) {
         None | Some(b'{') => Ok(()),
         Some(_) if bytes.starts_with(pth::OLD_MAGIC) => Err(Error::OldArchive { path: path.to_owned() }),

@@ -16,7 +16,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Linear layers start normal, with zero biases.
+    /// Weights start normally distributed (deviation 0.02), biases at zero.
     pub fn new(builder: &mut Builder, name: &str, inputs: usize, outputs: usize, bias: bool) -> Self {
         let weight = builder.parameter(format!("{name}.weight"), [outputs, inputs], Init::Normal);
         let bias = bias.then(|| builder.parameter(format!("{name}.bias"), [outputs], Init::Constant(0.0)));

@@ -49,6 +49,6 @@ pub use overrides::{FIELDS, field_name};
 pub use pass::{Mode, Pass, Trace};
 pub use presets::{PRESETS, Preset, preset};
 pub use run::Output;
-pub use safely::{copy_safely, expect_writable, write_safely};
+pub use safely::{copy_safely, ensure_writable, write_safely};
 pub use state::{Builder, Init, RunningStatistics, StatisticsId};
 pub use weights::recognised;

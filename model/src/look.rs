@@ -101,7 +101,7 @@ mod tests {
     }
 
     /// The values, weighted and summed, are what attention gives the token.
-    fn expect_weights_of(look: &Look, attended: &Tensor) {
+    fn ensure_weights_of(look: &Look, attended: &Tensor) {
         let [images, height, width, channels] = SHAPE;
         let (dim, head_dim) = (channels / 3, channels / 3 / look.heads);
         let (values, attended) = (look.qkv.to_vec::<f64>().unwrap(), attended.to_vec::<f64>().unwrap());
@@ -125,7 +125,7 @@ mod tests {
             let routed = ops::bra(&tape.constant(qkv.clone()), None, &bra).unwrap();
             let reads = Reads::Routed(Regions::cut("test", [4, 6], bra.grid).unwrap(), &routed.routes);
             let look = Look { qkv: &qkv, heads: 2, scale: 0.4, reads };
-            expect_weights_of(&look, routed.out.value());
+            ensure_weights_of(&look, routed.out.value());
             let read = look.mean([0, 0], [4, 6]).unwrap().to_vec::<f32>().unwrap();
             assert_eq!(read.iter().filter(|&&weight| weight > 0.0).count(), 2 * topk * 4, "of two images");
         }
@@ -135,7 +135,7 @@ mod tests {
     fn weights_are_those_of_full_attention() {
         let (tape, qkv) = (Tape::inference(), qkv());
         let attended = ops::attention(&tape.constant(qkv.clone()), 4, 0.7).unwrap();
-        expect_weights_of(&Look { qkv: &qkv, heads: 4, scale: 0.7, reads: Reads::All }, attended.value());
+        ensure_weights_of(&Look { qkv: &qkv, heads: 4, scale: 0.7, reads: Reads::All }, attended.value());
     }
 
     #[test]

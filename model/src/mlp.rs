@@ -15,7 +15,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// That of a stage's blocks, of a block `name` in the state_dict.
+    /// The MLP of a block in a stage; `name` is the block's name in the state_dict.
     pub fn new(builder: &mut Builder, name: &str, config: &ModelConfig, stage: usize) -> Self {
         let (dim, hidden) = (config.embed_dim[stage], config.hidden(stage));
         // The published MLPs count an identity, or leave it out.

@@ -53,7 +53,7 @@ struct Given {
     parameters: Arc<Parameters>,
     factors: Factors,
     running: Vec<RunningStatistics>,
-    /// The size of images by which it is decided how many go through a stage together, if not their own.
+    /// Image size that decides how many images are processed together in a stage; none: their actual size.
     grouped_as: Option<[usize; 2]>,
     keeps_maps: bool,
     /// The point of the images that looks, if one is asked about.
@@ -67,7 +67,7 @@ pub struct Trace {
     /// [`BiFormer::update_statistics`](crate::BiFormer::update_statistics).
     pub statistics: Vec<(StatisticsId, BatchStatistics)>,
     /// The routes of each routed attention in order, (N, P, k), index tensors: its name, and where each region looked. How
-    /// regions lie on the map is told by [`ModelConfig::routed`](crate::ModelConfig::routed).
+    /// regions lie on the map is told by [`ModelConfig::regions_of`](crate::ModelConfig::regions_of).
     pub routes: Vec<(String, Tensor)>,
     /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called: `down0`, `stage0`, and so
     /// on.
@@ -151,14 +151,14 @@ impl<'t> Pass<'t> {
         self.with(|given| given.looks_from = Some(point))
     }
 
-    /// Takes as many images through a stage together as it would of this height and width. So small images need of memory
-    /// what large ones do, in proportion.
+    /// Processes as many images of a stage together as it would for images of this height and width, so that measuring
+    /// small images shows in proportion how much memory large ones need.
     pub fn grouped_as(self, image: [usize; 2]) -> Self {
         self.with(|given| given.grouped_as = Some(image))
     }
 
     /// Checks that parameters and factors are of a model that is laid out so, and fit the mode.
-    pub(crate) fn expect_of(&self, layout: &Arc<Layout>) -> Result<()> {
+    pub(crate) fn ensure_of(&self, layout: &Arc<Layout>) -> Result<()> {
         let same = |other: &Arc<Layout>| Arc::ptr_eq(layout, other) || layout == other;
         let reason = match self.given.mode {
             _ if !same(self.given.parameters.layout()) => "its parameters are another model's",

@@ -27,7 +27,7 @@ impl ModelConfig {
 
     /// How a routed attention, by its name in a [`Trace`](crate::Trace), cuts its map of an image (H, W): the regions, and
     /// the height and width of the map, beyond which they are padding.
-    pub fn routed(&self, attention: &str, image: [usize; 2]) -> Option<(Regions, [usize; 2])> {
+    pub fn regions_of(&self, attention: &str, image: [usize; 2]) -> Option<(Regions, [usize; 2])> {
         let stage: usize = attention.strip_prefix("stages.")?.split('.').next()?.parse().ok()?;
         if stage >= self.stages() {
             return None;
@@ -44,11 +44,11 @@ mod tests {
     #[test]
     fn an_attention_is_found_by_its_name() {
         let config = ModelConfig { auto_pad: true, ..crate::preset("tiny").unwrap().config() };
-        let (regions, map) = config.routed("stages.2.0.attn", [120, 112]).unwrap();
+        let (regions, map) = config.regions_of("stages.2.0.attn", [120, 112]).unwrap();
         assert_eq!((regions.size(), regions.map(), map), ([2, 1], [14, 7], [8, 7]));
         // One that attends in full, one that is not there, and what is no attention.
         let others = ["stages.3.0.attn", "stages.4.0.attn", "stages.18446744073709551615.0.attn", "norm"];
-        assert_eq!(others.map(|name| config.routed(name, [224; 2])), [None; 4]);
+        assert_eq!(others.map(|name| config.regions_of(name, [224; 2])), [None; 4]);
     }
 
     #[test]

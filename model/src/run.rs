@@ -51,7 +51,7 @@ impl BiFormer {
     /// On the CPU, inference takes [so many](BiFormer::images_at_once) images at once, and the next ones after them: a large
     /// batch needs hardly more memory than a small one, and is as fast.
     pub fn run<'t>(&self, pass: &Pass<'t>, images: &Tensor) -> Result<Vec<Var<'t>>> {
-        pass.expect_of(self.parameters.layout())?;
+        pass.ensure_of(self.parameters.layout())?;
         let [_, height, width, channels] = images.dims("biformer", "images (N, H, W, 3)")?;
         if channels != 3 {
             return Err(tensor::Error::shape("biformer", "images (N, H, W, 3)", images.shape()).into());
@@ -111,8 +111,9 @@ impl BiFormer {
         Ok((x, maps))
     }
 
-    /// The last map of the first stages, in inference. What goes through the last of them together is made from fewer images at
-    /// a time in the stages before it, whose maps are larger, and never lie in memory side by side.
+    /// The last map of the first `stages` stages, in inference. Earlier stages have larger maps and run on fewer images
+    /// at a time; each group that the last stage takes is assembled from several such runs, so the large maps of a
+    /// whole batch are never in memory at once.
     fn depth_first<'t>(&self, pass: &Pass<'t>, images: &Var<'t>, size: [usize; 2], stages: usize) -> Result<Var<'t>> {
         let Some(last) = stages.checked_sub(1) else { return Ok(images.clone()) };
         pass.in_pieces(images, self.images_per_piece(size, last), |pass, images| {
@@ -146,9 +147,9 @@ impl BiFormer {
         Ok(x)
     }
 
-    /// How many images of a height and width run through a stage together: as many as keep a block's widest maps, which have
-    /// about three times the stage's channels, in a core's cache; but so many tokens that reading a layer's weights costs
-    /// little beside using them, which takes less time in bf16.
+    /// How many images of a height and width run through a stage together: as many as keep a block's widest maps, about
+    /// three times the stage's channels, in a core's cache, but at least enough tokens to make the cost of reading a
+    /// layer's weights small beside that of multiplying by them (twice as many in bf16, which multiplies faster).
     fn images_per_piece(&self, image: [usize; 2], stage: usize) -> usize {
         const CACHE: usize = 1 << 19;
         let [height, width] = image.map(|side| self.config().map_side(side, stage));

@@ -50,7 +50,7 @@ pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Re
 }
 
 /// Checks that [`write_safely`] can begin, which is to be known before the work whose result goes there.
-pub fn expect_writable(path: &Path) -> Result<()> {
+pub fn ensure_writable(path: &Path) -> Result<()> {
     let (path, temporary) = &with_temporary(path)?;
     File::create(temporary).and_then(|_| fs::remove_file(temporary)).map_err(|cause| io(path, cause))
 }

@@ -75,29 +75,30 @@ impl BiFormer {
     /// [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite in the model's type, or is a
     /// variance below 0. After an error the model is as it was. `path` names the file in errors.
     ///
-    /// A model without a head takes a classifier's weights as well. What these lack of it, a dense backbone's norms, keeps
-    /// its initial values, and so do layers that came [with](Self::with) the model; the result is the names of these tensors.
+    /// A model without a head also loads a classifier's weights. Tensors that the file lacks and that may be missing (a
+    /// dense backbone's norms, and layers that came [with](Self::with) the model) keep their initial values; their
+    /// names are returned.
     pub fn load(&mut self, file: &TensorFile, path: &str) -> Result<Vec<String>> {
         let apart: &[&str] = match self.config().features {
             Features::Logits => &[],
             Features::Pooled => &[HEAD],
             Features::Dense => &[HEAD, "norm.", "extra_norms."],
         };
-        self.load_but(apart, file, path)
+        self.load_except(apart, file, path)
     }
 
     /// Takes weights over as [`load`](Self::load) does, but for the head: whatever the file has in its place, a
     /// classifier keeps its own. It is what fine-tuning for other classes begins with.
-    pub fn load_trunk(&mut self, file: &TensorFile, path: &str) -> Result<Vec<String>> {
+    pub fn load_backbone(&mut self, file: &TensorFile, path: &str) -> Result<Vec<String>> {
         let mut trunk = file.clone();
         trunk.tensors.retain(|name, _| !name.starts_with(HEAD));
         match self.config().features {
-            Features::Logits => self.load_but(&[HEAD], &trunk, path),
+            Features::Logits => self.load_except(&[HEAD], &trunk, path),
             Features::Pooled | Features::Dense => self.load(&trunk, path),
         }
     }
 
-    /// Takes classes over from the head of a file whose trunk has been [taken over](Self::load_trunk): `from` says for each of
+    /// Takes classes over from the head of a file whose backbone has been [loaded](Self::load_backbone): `from` says for each of
     /// this model's classes which one of the file's it is, or that it stays as it is. Nothing happens where either has no head.
     ///
     /// Errors: [`tensor::Error::Shape`] where the file's head is of another width, or `from` is not of as many classes as the
@@ -123,7 +124,7 @@ impl BiFormer {
     }
 
     /// Takes weights over, of which those whose names begin with one of `apart` may be missing, or too many.
-    fn load_but(&mut self, apart: &[&str], file: &TensorFile, path: &str) -> Result<Vec<String>> {
+    fn load_except(&mut self, apart: &[&str], file: &TensorFile, path: &str) -> Result<Vec<String>> {
         let own = self.state_dict()?;
         let skipped = |name: &str| apart.iter().any(|part| name.starts_with(part)) || self.is_added(name);
         // Statistics are taken over whole, or not at all.

@@ -36,10 +36,10 @@ fn every_attention_spreads_one_over_what_it_reads() -> Result<()> {
             for (image, weights) in weights.chunks(height * width).enumerate() {
                 let sum: f32 = weights.iter().sum();
                 // What is missing lies on padding.
-                let all = config.routed(attention, [side; 2]).is_none_or(|(regions, map)| regions.map() == map);
+                let all = config.regions_of(attention, [side; 2]).is_none_or(|(regions, map)| regions.map() == map);
                 assert!(if all { (sum - 1.0).abs() < 1e-5 } else { sum <= 1.0 + 1e-5 }, "{attention}: {sum}");
                 let Some((_, routes)) = trace.routes.iter().find(|(name, _)| name == attention) else { continue };
-                let (regions, map) = config.routed(attention, [side; 2]).unwrap();
+                let (regions, map) = config.regions_of(attention, [side; 2]).unwrap();
                 assert_eq!(map, [height, width]);
                 let region = |[row, column]: [usize; 2]| {
                     row / regions.size()[0] * regions.grid()[1] + column / regions.size()[1]

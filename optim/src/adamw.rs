@@ -20,7 +20,7 @@
 
 use crate::cuda::Controls;
 use crate::ema::Ema;
-use crate::error::{Error, Result, expect, expect_flat, expect_layout};
+use crate::error::{Error, Result, ensure, ensure_flat, ensure_layout};
 use crate::groups::Runs;
 use autograd::{Gradients, Layout, Parameters};
 use rayon::prelude::*;
@@ -52,13 +52,13 @@ impl AdamWConfig {
     /// [`Error::Setting`] for a value outside its range.
     pub fn check(&self) -> Result<()> {
         for (what, beta) in ["betas[0]", "betas[1]"].into_iter().zip(self.betas) {
-            expect(what, beta, "in [0, 1)", (0.0..1.0).contains(&beta))?;
+            ensure(what, beta, "in [0, 1)", (0.0..1.0).contains(&beta))?;
         }
         // An ε that rounds to 0 would make 0/0 of a zero gradient, and of every gap between parameters.
         let (lowest, highest) = (f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX));
-        expect("eps", self.eps, "finite and positive, also in f32", (lowest..=highest).contains(&self.eps))?;
+        ensure("eps", self.eps, "finite and positive, also in f32", (lowest..=highest).contains(&self.eps))?;
         let fits = (0.0..=highest).contains(&self.weight_decay);
-        expect("weight_decay", self.weight_decay, "finite and at least 0, also in f32", fits)
+        ensure("weight_decay", self.weight_decay, "finite and at least 0, also in f32", fits)
     }
 }
 
@@ -128,7 +128,7 @@ impl AdamW {
         grad_scale: f64,
     ) -> Result<()> {
         let constants = self.constants(lr, grad_scale)?;
-        let gradients_flat = self.expect_own(parameters, gradients)?;
+        let gradients_flat = self.ensure_own(parameters, gradients)?;
         if let Some(controls) = &mut self.controls {
             self.prepared = false;
             controls.set(&constants, f64::INFINITY)?;
@@ -148,24 +148,24 @@ impl AdamW {
     }
 
     fn constants(&self, lr: f64, grad_scale: f64) -> Result<StepConstants<f64>> {
-        expect("lr", lr, "finite and at least 0", lr >= 0.0 && lr.is_finite())?;
-        expect("grad_scale", grad_scale, "finite", grad_scale.is_finite())?;
+        ensure("lr", lr, "finite and at least 0", lr >= 0.0 && lr.is_finite())?;
+        ensure("grad_scale", grad_scale, "finite", grad_scale.is_finite())?;
         Ok(StepConstants::new(&self.config, self.steps + 1, lr, grad_scale))
     }
 
     /// The gradients, flat, if they and the parameters are those of this optimiser's model.
-    fn expect_own<'g>(&self, parameters: &Parameters, gradients: &'g Gradients) -> Result<&'g Tensor> {
-        expect_layout(&self.layout, "parameters", parameters.layout())?;
-        expect_layout(&self.layout, "gradients", gradients.layout().ok_or(Error::NoParameters)?)?;
+    fn ensure_own<'g>(&self, parameters: &Parameters, gradients: &'g Gradients) -> Result<&'g Tensor> {
+        ensure_layout(&self.layout, "parameters", parameters.layout())?;
+        ensure_layout(&self.layout, "gradients", gradients.layout().ok_or(Error::NoParameters)?)?;
         gradients.require_all()?;
         gradients.flat().ok_or(Error::NoParameters)
     }
 
-    /// The first of a GPU's three calls for a step: puts what is new about it where the others find it, and likewise of the
-    /// moving average, if it goes along. `max_norm` is the length down to which gradients are clipped. Errors:
+    /// The first of the three calls that make a step on a GPU: uploads the constants of this step, and the rate of the
+    /// moving average if there is one. `max_norm` is the norm to which gradients are clipped. Errors:
     /// [`Error::Setting`]; [`tensor::Error::Device`] on the CPU.
     pub fn prepare(&mut self, lr: f64, max_norm: f64, average: Option<&mut Ema>) -> Result<()> {
-        expect("max_norm", max_norm, "positive", max_norm > 0.0)?;
+        ensure("max_norm", max_norm, "positive", max_norm > 0.0)?;
         let constants = self.constants(lr, 1.0)?;
         self.controls()?.set(&constants, max_norm)?;
         average.map_or(Ok(()), Ema::prepare)?;
@@ -183,8 +183,8 @@ impl AdamW {
         gradients: &Gradients,
         average: Option<&mut Ema>,
     ) -> Result<()> {
-        let gradients = self.expect_own(parameters, gradients)?;
-        self.expect_prepared()?;
+        let gradients = self.ensure_own(parameters, gradients)?;
+        self.ensure_prepared()?;
         let average = average.map(|average| average.with_rate(parameters)).transpose()?;
         self.controls()?.clip(gradients)?;
         if let Some(controls) = &self.controls {
@@ -196,7 +196,7 @@ impl AdamW {
     /// The third: waits for the step, counts it and the average's, and gives the norm of the gradients; where that is not
     /// finite there was none to count. Errors: [`tensor::Error::Argument`] without [`AdamW::prepare`]; those of the GPU.
     pub fn finish(&mut self, average: Option<&mut Ema>) -> Result<f64> {
-        self.expect_prepared()?;
+        self.ensure_prepared()?;
         let norm = self.controls()?.norm()?;
         self.prepared = false;
         let made = norm.is_finite();
@@ -207,8 +207,8 @@ impl AdamW {
         Ok(norm)
     }
 
-    fn expect_prepared(&self) -> Result<()> {
-        let missing = || tensor::Error::argument("adamw", "a step that was not prepared");
+    fn ensure_prepared(&self) -> Result<()> {
+        let missing = || tensor::Error::argument("adamw", "no step was prepared; call AdamW::prepare first");
         Ok(self.prepared.then_some(()).ok_or_else(missing)?)
     }
 
@@ -225,8 +225,8 @@ impl AdamW {
     /// Continues from a saved state, bit for bit; frozen parameters have no moments, whatever is saved of them. Errors:
     /// [`Error::Layout`] for that of another model; [`Error::Unusable`] for one that holds what no step can have left there.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
-        expect_flat(&self.layout, "first moments", &state.m)?;
-        expect_flat(&self.layout, "second moments", &state.v)?;
+        ensure_flat(&self.layout, "first moments", &state.m)?;
+        ensure_flat(&self.layout, "second moments", &state.v)?;
         let wrong = [
             ("first moments", state.m.find(|m| !m.is_finite())?),
             ("second moments", state.v.find(|v| !(v >= 0.0 && v.is_finite()))?),

@@ -8,7 +8,7 @@
 //! gradient has the norm b itself.
 
 use crate::cuda;
-use crate::error::{Error, Result, expect};
+use crate::error::{Error, Result, ensure};
 use autograd::Gradients;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, sum_in_pieces};
@@ -43,7 +43,7 @@ pub fn gradient_norm(gradients: &Gradients) -> Result<f64> {
 /// Errors: [`Error::NonFinite`] when the norm is NaN or infinite, [`Error::Setting`] when `max_norm` is
 /// not positive.
 pub fn clip_factor(norm: f64, max_norm: f64) -> Result<f64> {
-    expect("max_norm", max_norm, "positive", max_norm > 0.0)?;
+    ensure("max_norm", max_norm, "positive", max_norm > 0.0)?;
     if !norm.is_finite() {
         return Err(Error::NonFinite { norm });
     }

@@ -9,7 +9,7 @@
 //! Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; timm's
 //! `ModelEma` for the reference recipe's decay.
 
-use crate::error::{Error, Result, expect, expect_flat, expect_layout};
+use crate::error::{Error, Result, ensure, ensure_flat, ensure_layout};
 use autograd::Parameters;
 use tensor::{Device, Tensor};
 
@@ -27,7 +27,7 @@ pub struct EmaConfig {
 impl EmaConfig {
     /// [`Error::Setting`](crate::Error::Setting) for a decay outside [0, 1).
     pub fn check(&self) -> Result<()> {
-        expect("decay", self.decay, "in [0, 1)", (0.0..1.0).contains(&self.decay))
+        ensure("decay", self.decay, "in [0, 1)", (0.0..1.0).contains(&self.decay))
     }
 
     /// The decay of update `t`, counted from 0.
@@ -82,6 +82,7 @@ impl Ema {
     /// Errors: [`Error::Layout`](crate::Error::Layout) for another model's parameters;
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
     pub fn update(&mut self, parameters: &Parameters) -> Result<()> {
+        ensure_layout(self.average.layout(), "parameters", parameters.layout())?;
         self.prepare()?;
         let (average, rate) = self.with_rate(parameters)?;
         average.move_towards(parameters.flat(), rate)?;
@@ -109,7 +110,7 @@ impl Ema {
     /// The average and its rate, for a kernel that moves it towards `parameters`. Errors: [`Error::Layout`](crate::Error::Layout);
     /// [`tensor::Error::Argument`] for an update that was not prepared.
     pub(crate) fn with_rate(&mut self, parameters: &Parameters) -> Result<(&mut Tensor, &Tensor)> {
-        expect_layout(self.average.layout(), "parameters", parameters.layout())?;
+        ensure_layout(self.average.layout(), "parameters", parameters.layout())?;
         let missing = || tensor::Error::argument("ema", "an average that was not prepared");
         let rate = self.rate.as_ref().filter(|_| self.prepared).ok_or_else(missing)?;
         Ok((self.average.flat_tensor_mut(), rate))
@@ -131,7 +132,7 @@ impl Ema {
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
     pub fn restore(&mut self, state: &EmaState) -> Result<()> {
         let what = "averaged parameters";
-        expect_flat(self.average.layout(), what, &state.average)?;
+        ensure_flat(self.average.layout(), what, &state.average)?;
         if let Some(number) = state.average.find(|x| !x.is_finite())? {
             return Err(Error::Unusable { what, number });
         }

@@ -65,25 +65,26 @@ impl From<autograd::Error> for Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// [`Error::Setting`] unless `fits`.
-pub(crate) fn expect(what: &'static str, value: f64, expected: &'static str, fits: bool) -> Result<()> {
+pub(crate) fn ensure(what: &'static str, value: f64, expected: &'static str, fits: bool) -> Result<()> {
     if fits { Ok(()) } else { Err(Error::Setting { what, value, expected }) }
 }
 
 /// [`Error::Layout`] unless `what` lies as `layout` says.
-pub(crate) fn expect_layout(layout: &Arc<Layout>, what: &'static str, other: &Arc<Layout>) -> Result<()> {
+pub(crate) fn ensure_layout(layout: &Arc<Layout>, what: &'static str, other: &Arc<Layout>) -> Result<()> {
     // The same Arc is the usual case, and saves comparing a few hundred names at each step.
     if Arc::ptr_eq(layout, other) || layout == other {
         return Ok(());
     }
     let show = |layout: &Layout| {
         let (tensors, numbers) = (layout.ids().len(), layout.count());
-        format!("{tensors} parameters of {numbers} {} numbers", layout.dtype())
+        let frozen = layout.ids().filter(|&id| layout.is_frozen(id)).count();
+        format!("{tensors} parameters ({frozen} frozen) of {numbers} {} numbers", layout.dtype())
     };
     Err(Error::Layout { what, expected: show(layout), actual: show(other) })
 }
 
 /// [`Error::Layout`] unless `flat` is a flat buffer of the layout's length and type.
-pub(crate) fn expect_flat(layout: &Layout, what: &'static str, flat: &Tensor) -> Result<()> {
+pub(crate) fn ensure_flat(layout: &Layout, what: &'static str, flat: &Tensor) -> Result<()> {
     if *flat.shape() == [layout.len()] && flat.dtype() == layout.dtype() {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! The learning rate as a function of the step, and of nothing else: there is no state to save, and a
 //! resumed run reads the same numbers.
 
-use crate::error::{Result, expect};
+use crate::error::{Result, ensure};
 use std::f64::consts::PI;
 
 /// How the learning rate changes over a run; all rates are absolute.
@@ -85,15 +85,15 @@ impl Schedule {
                 (peak, start, min, ("warmup_steps", warmup_steps), ("total_steps", total_steps))
             }
             Schedule::Timm { peak, start, min, warmup_epochs, epochs, steps_per_epoch } => {
-                expect("steps_per_epoch", steps_per_epoch as f64, "at least 1", steps_per_epoch > 0)?;
+                ensure("steps_per_epoch", steps_per_epoch as f64, "at least 1", steps_per_epoch > 0)?;
                 (peak, start, min, ("warmup_epochs", warmup_epochs), ("epochs", epochs))
             }
         };
-        expect("peak", peak, "finite and at least 0", peak >= 0.0 && peak.is_finite())?;
-        expect("start", start, "between 0 and peak", (0.0..=peak).contains(&start))?;
-        expect("min", min, "between 0 and peak", (0.0..=peak).contains(&min))?;
-        expect(total_name, total as f64, "at least 1", total > 0)?;
-        expect(warmup_name, warmup as f64, "at most the length of the run", warmup <= total)
+        ensure("peak", peak, "finite and at least 0", peak >= 0.0 && peak.is_finite())?;
+        ensure("start", start, "between 0 and peak", (0.0..=peak).contains(&start))?;
+        ensure("min", min, "between 0 and peak", (0.0..=peak).contains(&min))?;
+        ensure(total_name, total as f64, "at least 1", total > 0)?;
+        ensure(warmup_name, warmup as f64, "at most the length of the run", warmup <= total)
     }
 }
 

@@ -1,11 +1,11 @@
 //! `biformer eval`.
 
 use super::Status;
-use super::options::{Threads, Trained, expect_count};
-use super::output::{Kind, expect_output};
+use super::options::{Threads, Trained, ensure_count};
+use super::output::{Kind, ensure_output};
 use crate::device::Compute;
 use crate::inference::Inference;
-use crate::memory::expect_room_to_infer;
+use crate::memory::ensure_room_to_infer;
 use crate::paths::resolved;
 use crate::pictures::confusion;
 use crate::printing::{bar, column, printable, tell};
@@ -51,7 +51,7 @@ pub struct Arguments {
     /// Images per pass.
     #[arg(long, value_name = "N", default_value_t = 128)]
     batch_size: usize,
-    /// So many undecodable images are passed over; by default as many as in the run.
+    /// So many undecodable images are skipped; by default as many as in the run.
     #[arg(long, value_name = "N")]
     max_bad_images: Option<usize>,
     /// Prints one JSON object. Of up to 2000 classes it has the `confusion`: row i, column j counts the images of class i that
@@ -80,7 +80,7 @@ struct Report {
     data: String,
     split: Split,
     images: u64,
-    /// How many could not be read, and were passed over.
+    /// How many could not be read, and were skipped.
     skipped: usize,
     top1: f64,
     top5: f64,
@@ -111,15 +111,20 @@ struct Class {
 }
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
-    let report = arguments.threads.run(|| measure(arguments));
-    let report = report.map_err(|error| match error.downcast_ref() {
+    let measured = arguments.threads.run(|| measure(arguments));
+    let (report, written) = measured.map_err(|error| match error.downcast_ref() {
         Some(data::Error::TooManyBadImages { .. }) => anyhow!("{error:#}, with --max-bad-images"),
         _ => error,
     })?;
-    if arguments.json {
-        say!("{}", serde_json::to_string_pretty(&report)?);
-        return Ok(Status::Done);
+    match arguments.json {
+        true => say!("{}", serde_json::to_string_pretty(&report)?),
+        false => print(&report)?,
     }
+    // What took long to measure is not lost with a file that cannot be written.
+    written.map(|()| Status::Done)
+}
+
+fn print(report: &Report) -> Result<()> {
     let (heading, names) = column("class", report.classes.iter().map(|class| class.name.as_str()).chain(["all"]));
     say!("{}:", of_images(report.split, &report.data));
     say!("{heading}  {:>7}  {:>6}  {:>6}  {:>9}", "images", "top-1", "top-5", "precision");
@@ -154,7 +159,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let [class, predicted] = [class, predicted].map(printable);
         say!("{:>6.1}%  {image}: {class} taken for {predicted}", 100.0 * probability);
     }
-    Ok(Status::Done)
+    Ok(())
 }
 
 /// Which images these are.
@@ -192,7 +197,14 @@ impl Tally {
     }
 
     /// What came of it, given the classes' names.
-    fn report(self, source: &str, split: Split, classes: Vec<String>) -> Result<Report> {
+    fn report(
+        self,
+        source: &str,
+        split: Split,
+        classes: Vec<String>,
+        skipped: usize,
+        surest_mistakes: Option<Vec<Prediction>>,
+    ) -> Result<Report> {
         let (all, macro_top1) = (self.all, self.macro_top1());
         // A row in one line, if they are not too many.
         let rows = (classes.len() <= MOST_CONFUSED).then(|| self.confusion());
@@ -211,13 +223,13 @@ impl Tally {
             data: source.to_owned(),
             split,
             images: all.images,
-            skipped: 0,
+            skipped,
             top1: all.accuracy(),
             top5: all.top5(),
             macro_top1,
             loss: all.mean_loss(),
             mistakes: self.mistakes(),
-            surest_mistakes: None,
+            surest_mistakes,
             confusion,
             classes: classes.into_iter().zip(self.per_class).zip(taken_for).map(class).collect(),
         })
@@ -279,15 +291,15 @@ fn split_for(known: &DataFacts, source: &str, own: bool) -> Result<Split> {
 }
 
 /// Errors: options that cannot be had, or not together.
-fn expect_options(arguments: &Arguments) -> Result<()> {
-    expect_count("--batch-size", arguments.batch_size)?;
+fn ensure_options(arguments: &Arguments) -> Result<()> {
+    ensure_count("--batch-size", arguments.batch_size)?;
     if let (Some(predictions), Some(confusion)) = (&arguments.predictions, &arguments.confusion)
         && resolved(predictions)? == resolved(confusion)?
     {
         bail!("--predictions and --confusion are both {}; name two files", confusion.display());
     }
-    arguments.predictions.as_deref().map_or(Ok(()), |path| expect_output("--predictions", path, Kind::Predictions))?;
-    arguments.confusion.as_deref().map_or(Ok(()), |path| expect_output("--confusion", path, Kind::Picture))
+    arguments.predictions.as_deref().map_or(Ok(()), |path| ensure_output("--predictions", path, Kind::Predictions))?;
+    arguments.confusion.as_deref().map_or(Ok(()), |path| ensure_output("--confusion", path, Kind::Picture))
 }
 
 /// A trained model, and the images that it is measured on.
@@ -343,13 +355,14 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     settings.max_bad_images = arguments.max_bad_images.unwrap_or(config.max_bad_images);
     let loader = Loader::new(dataset, settings)?;
     let choice = "a smaller --batch-size, or --image-size";
-    expect_room_to_infer(&config, [config.image_size; 2], loader.most_bytes(), DType::F32, choice)?;
+    ensure_room_to_infer(&config, [config.image_size; 2], loader.most_bytes(), DType::F32, choice)?;
     arguments.compute.place(&mut model)?;
     Ok(Opened { model, classes: known.classes, source, split, loader })
 }
 
-fn measure(arguments: &Arguments) -> Result<Report> {
-    expect_options(arguments)?;
+/// The report, and whether what stands beside it could be written.
+fn measure(arguments: &Arguments) -> Result<(Report, Result<()>)> {
+    ensure_options(arguments)?;
     let Opened { model, classes, source, split, loader } = open(arguments)?;
     let (mut tally, mut skipped, mut predictions, mut wrong) = (Tally::new(classes.len()), 0, vec![], vec![]);
     let mut inference = Inference::new(&model, loader.batches_per_epoch());
@@ -376,16 +389,20 @@ fn measure(arguments: &Arguments) -> Result<Report> {
         loader.recycle(batch.into_batch());
     }
     bar.finish_and_clear();
-    if let Some(path) = &arguments.predictions {
-        write_safely(path, &predictions)?;
-    }
-    if let Some(path) = &arguments.confusion {
-        let subtitle = format!("{}; rows: classes, columns: what they were taken for", of_images(split, &source));
-        confusion::draw(&classes, &tally.confusion(), &subtitle, path)?;
-    }
+    let write = || {
+        if let Some(path) = &arguments.predictions {
+            write_safely(path, &predictions)?;
+        }
+        if let Some(path) = &arguments.confusion {
+            let subtitle = format!("{}; rows: classes, columns: what they were taken for", of_images(split, &source));
+            confusion::draw(&classes, &tally.confusion(), &subtitle, path)?;
+        }
+        Ok(())
+    };
+    let written = write();
     wrong.sort_by(|a, b| b.probability.total_cmp(&a.probability));
     wrong.truncate(arguments.mistakes);
     let surest = || wrong.iter().map(|verdict| Prediction::new(verdict, loader.dataset().as_ref())).collect();
     let surest_mistakes = (arguments.mistakes > 0).then(surest);
-    Ok(Report { skipped, surest_mistakes, ..tally.report(&source, split, classes)? })
+    Ok((tally.report(&source, split, classes, skipped, surest_mistakes)?, written))
 }

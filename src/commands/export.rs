@@ -2,7 +2,7 @@
 
 use super::Status;
 use super::options::{Threads, note_best};
-use super::output::{EXPORT, Kind, expect_output, sign};
+use super::output::{EXPORT, Kind, ensure_output, sign};
 use crate::trainer::stored::Stored;
 use anyhow::Result;
 use clap::Args;
@@ -24,7 +24,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
-        expect_output("--output", &arguments.output, Kind::Weights)?;
+        ensure_output("--output", &arguments.output, Kind::Weights)?;
         let mut weights = match Stored::read(&arguments.checkpoint)? {
             Stored::Described(described) => described.into_model()?.export()?,
             Stored::Alone(file) => TensorFile { metadata: Default::default(), ..file },

@@ -2,11 +2,11 @@
 
 use super::Status;
 use super::options::{Threads, model_names};
-use super::output::{FORWARD, GRADIENT, Kind, expect_output, sign};
+use super::output::{FORWARD, GRADIENT, Kind, ensure_output, sign};
 use super::set::{assignment, changed};
 use crate::config::{DEFAULT_MODEL, Recompute, RunConfig};
 use crate::device::{Compute, DeviceName, Precision};
-use crate::memory::{expect_room_to_infer, expect_room_to_train, image_bytes};
+use crate::memory::{ensure_room_to_infer, ensure_room_to_train, image_bytes};
 use crate::trainer::stored::Stored;
 use crate::trainer::trained::architecture;
 use anyhow::{Context, Result, bail};
@@ -84,8 +84,8 @@ fn compute(arguments: &Arguments) -> Result<()> {
     let given = TensorFile::read(&arguments.input)?;
     let input = images_of(&given, &arguments.input, dtype)?;
     let labels = arguments.gradients.then(|| labels_of(&given, &arguments.input, &config)).transpose()?;
-    expect_output("--output", &arguments.output, Kind::Tensors)?;
-    expect_room(arguments, &config, &input)?;
+    ensure_output("--output", &arguments.output, Kind::Tensors)?;
+    ensure_room(arguments, &config, &input)?;
     model.place(&device, if precision == Precision::Bf16 { DType::Bf16 } else { dtype })?;
     let images = input.permute(&[0, 2, 3, 1])?;
     let mut results = match labels {
@@ -111,7 +111,8 @@ fn compute(arguments: &Arguments) -> Result<()> {
         if tensor.find(|x| !x.is_finite())?.is_some() {
             let weights = arguments.weights.display();
             bail!(
-                "{weights}: {name} holds numbers that are not finite: these weights are of no use, take those of another run"
+                "{weights}: {name} holds numbers that are not finite: the weights are damaged or diverged, or the input or \
+                 --dtype is out of their range"
             );
         }
     }
@@ -158,18 +159,18 @@ fn model(arguments: &Arguments, dtype: DType) -> Result<(BiFormer, ModelConfig)>
 }
 
 /// Refuses a pass over images (N, 3, H, W) that the machine has no room for.
-fn expect_room(arguments: &Arguments, config: &ModelConfig, input: &Tensor) -> Result<()> {
+fn ensure_room(arguments: &Arguments, config: &ModelConfig, input: &Tensor) -> Result<()> {
     let [images, _, height, width] = input.dims("forward", "input (N, 3, H, W)")?;
     let (size, dtype, choice) = ([height, width], input.dtype(), "fewer or smaller images");
     let mut run = RunConfig::for_model("nano")?;
     (run.architecture, run.batch_size, run.device) = (config.clone(), images, arguments.device);
     if !arguments.gradients {
-        return expect_room_to_infer(&run, size, image_bytes(&run, size), dtype, choice);
+        return ensure_room_to_infer(&run, size, image_bytes(&run, size), dtype, choice);
     }
     run.recompute = Recompute::None;
     // In f64 an image takes as much as two in f32, in which training is foretold.
     run.batch_size *= dtype.size().div_ceil(DType::F32.size());
-    expect_room_to_train(&run, size, image_bytes(&run, size), choice)
+    ensure_room_to_train(&run, size, image_bytes(&run, size), choice)
 }
 
 /// What a pass gave, and where its regions looked, by the names that they have in a file.

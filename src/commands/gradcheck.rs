@@ -2,7 +2,7 @@
 
 use super::Status;
 use super::options::Threads;
-use super::output::{Kind, expect_output};
+use super::output::{Kind, ensure_output};
 use crate::printing::{plural, unless_closed};
 use anyhow::{Result, bail};
 use clap::Args;
@@ -37,7 +37,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             }
         },
     };
-    arguments.json.as_deref().map_or(Ok(()), |path| expect_output("--json", path, Kind::Checks))?;
+    arguments.json.as_deref().map_or(Ok(()), |path| ensure_output("--json", path, Kind::Checks))?;
     arguments.threads.run(|| check_all(arguments, &ops))
 }
 
@@ -51,7 +51,7 @@ fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
         write_safely(path, serde_json::to_string_pretty(&all)?.as_bytes())?;
     }
     unless_closed(print_failures(&reports))?;
-    Ok(if reports.iter().all(|report| report.failures.is_empty()) { Status::Done } else { Status::FellShort })
+    Ok(if reports.iter().all(|report| report.failures.is_empty()) { Status::Done } else { Status::CheckFailed })
 }
 
 /// Checks operations, and prints a line of each as soon as it is known.

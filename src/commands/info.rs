@@ -1,7 +1,7 @@
 //! `biformer info`.
 
 use super::Status;
-use super::options::{ImageSize, ModelChoice, Threads, expect_count};
+use super::options::{ImageSize, ModelChoice, Threads, ensure_count};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::memory;
@@ -122,7 +122,7 @@ impl Begun {
 fn show(arguments: &Arguments) -> Result<()> {
     let (mut run, begun) = asked(arguments)?;
     if let Some(batch) = arguments.batch_size {
-        expect_count("--batch-size", batch)?;
+        ensure_count("--batch-size", batch)?;
         (run.batch_size, run.micro_batches) = (batch, 1);
     }
     run.recompute = arguments.recompute.unwrap_or(run.recompute);
@@ -130,7 +130,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     let size = arguments.image_size.unwrap_or(ImageSize([run.image_size; 2]));
     let config = run.architecture.clone();
     config.check_image(size.0[0], size.0[1])?;
-    memory::expect_room_to_foretell(&run, size.0)?;
+    memory::ensure_room_to_foretell(&run, size.0)?;
     let parts = parts(&BiFormer::blank(&config, DType::F32)?, size.0[0], size.0[1])?;
     // Before memory is foretold, which takes seconds for a large model.
     if !arguments.json {
@@ -139,7 +139,7 @@ fn show(arguments: &Arguments) -> Result<()> {
         }
         print_parts(&run.model, size, &parts)?;
     }
-    let unfit = run.expect_statistics(size.0).err();
+    let unfit = run.ensure_statistics(size.0).err();
     unfit.iter().for_each(|reason| tell!(io::stderr(), "note: not to be trained: {reason}"));
     let trainable = config.features == Features::Logits && unfit.is_none();
     let training = if trainable { Some(memory::training(&run, size.0)?) } else { None };

@@ -145,9 +145,9 @@ pub enum Status {
     /// As asked.
     Done,
     /// It ran, and what it checked does not hold: exit status 1.
-    FellShort,
-    /// It ran, but for some of what it was given, which it has named: exit status 2.
-    Refused,
+    CheckFailed,
+    /// It ran, but had to skip some inputs, which it has named: exit status 2.
+    InputsSkipped,
     /// It was asked to stop, by Ctrl-C or another signal, and ends by that: exit status 130, 143 or 129 to a shell.
     Interrupted,
 }

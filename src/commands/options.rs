@@ -37,7 +37,7 @@ pub fn model_names() -> String {
 }
 
 /// Errors: more images per step, or more steps, than can be asked for, or none.
-pub fn expect_count(option: &str, count: usize) -> Result<()> {
+pub fn ensure_count(option: &str, count: usize) -> Result<()> {
     const MOST: usize = 1 << 20;
     if !(1..=MOST).contains(&count) {
         bail!("{option} {count}: expected 1 to {MOST}");
@@ -120,10 +120,10 @@ fn of_weights() -> String {
     )
 }
 
-/// The pictures in a folder and below it, of which there must be one. Says which files are passed over.
+/// The pictures in a folder and below it, of which there must be one. Says which files are skipped.
 pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
-    let (pictures, passed_over) = pictures_below(folder)?;
-    passed_over.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
+    let (pictures, skipped) = pictures_below(folder)?;
+    skipped.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
     if pictures.is_empty() {
         bail!("{}: holds no image ({})", folder.display(), extensions());
     }

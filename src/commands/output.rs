@@ -3,7 +3,7 @@
 use crate::lock::is_lock;
 use crate::pictures;
 use anyhow::{Result, bail};
-use model::{TensorFile, expect_writable};
+use model::{TensorFile, ensure_writable};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Read;
@@ -31,7 +31,7 @@ pub enum Kind {
 
 /// Checks, before the work, that a result can be written, and that it takes the place of nothing but an earlier one:
 /// a slip of the hand must not cost a checkpoint, or what the results are made from.
-pub fn expect_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
+pub fn ensure_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
     if path == Path::new("-") {
         bail!("{option} -: results go to files; name one (./- for one of that name)");
     }
@@ -53,7 +53,7 @@ pub fn expect_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
     if let (Kind::Picture, Some(other)) = (kind, other) {
         bail!("{option} {}: it would be a PNG and no {}; name it .png", path.display(), other.display());
     }
-    Ok(expect_writable(path)?)
+    Ok(ensure_writable(path)?)
 }
 
 /// What tells tensors that a command wrote from others, which they are not to replace: an entry of the file's metadata.

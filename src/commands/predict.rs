@@ -2,9 +2,9 @@
 
 use super::Status;
 use super::options::{Threads, Trained, pictures_in, whole};
-use super::output::{Kind, expect_output};
+use super::output::{Kind, ensure_output};
 use crate::device::Compute;
-use crate::memory::{expect_room_to_infer, image_bytes};
+use crate::memory::{ensure_room_to_infer, image_bytes};
 use crate::paths::read_text;
 use crate::pictures::{ROWS, looks};
 use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell, unless_closed};
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         for (folder, error) in without {
             let outcome = Outcome::Error(error.to_string());
             print_error(&error);
-            status = Status::Refused;
+            status = Status::InputsSkipped;
             unless_closed(listed.print(&Prediction { path: folder.to_string_lossy(), outcome }))?;
         }
         'chunks: for paths in pictures.chunks(at_once) {
@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                     Err(error) => {
                         let told = error.to_string();
                         print_error(&error.into());
-                        status = Status::Refused;
+                        status = Status::InputsSkipped;
                         Outcome::Error(told)
                     }
                 };
@@ -149,7 +149,9 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     if pictures.is_empty() {
         return Err(without.swap_remove(0).1);
     }
-    arguments.attention.as_deref().map_or(Ok(()), |file| expect_output("--attention", file, Kind::Picture))?;
+    if let Some(file) = &arguments.attention {
+        ensure_output("--attention", file, Kind::Picture)?;
+    }
     let TrainedModel { mut model, mut config, mut data, named } = arguments.trained.load()?;
     if let Some(file) = &arguments.classes {
         data.classes = names(file, data.classes.len()).with_context(|| format!("--classes {}", file.display()))?;
@@ -166,7 +168,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     let at_once = (AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE);
     (config.batch_size, config.device) = (at_once.min(pictures.len()), arguments.compute.device);
     let images = image_bytes(&config, [size; 2]);
-    expect_room_to_infer(&config, [size; 2], images, DType::F32, "a smaller --image-size")?;
+    ensure_room_to_infer(&config, [size; 2], images, DType::F32, "a smaller --image-size")?;
     arguments.compute.place(&mut model)?;
     let transform = config.test_transform(data.statistics)?;
     Ok(Opened { pictures, without, model, classes: data.classes, size, at_once, transform })

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::shrunk;
 use indicatif::ProgressBar;
-use model::expect_writable;
+use model::ensure_writable;
 use rayon::prelude::*;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             );
         };
         remove_leftovers(&output).with_context(named)?;
-        expect_writable(&output.join(TEMPORARY)).with_context(named)?;
+        ensure_writable(&output.join(TEMPORARY)).with_context(named)?;
         let bar = bar(pictures.len());
         bar.set_message("pictures");
         let (folders, full) = ([arguments.data.as_path(), &from, &output], AtomicBool::new(false));
@@ -99,7 +99,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             0 => Ok(Status::Done),
             unread => {
                 say!("{unread} picture{} could not be read", plural(unread));
-                Ok(Status::Refused)
+                Ok(Status::InputsSkipped)
             }
         }
     })

@@ -109,7 +109,7 @@ impl Arguments {
         }
         let options = given.clone();
         for entry in &of_run {
-            expect_once(&options, &key(entry))?;
+            ensure_once(&options, &key(entry))?;
             merge(&mut given, run_field(entry)?);
         }
         if let Some(fields) = fields(&of_model)? {
@@ -120,7 +120,7 @@ impl Arguments {
 }
 
 /// Refuses a --set of a field that an option of its own gives as well.
-fn expect_once(options: &Table, key: &str) -> Result<()> {
+fn ensure_once(options: &Table, key: &str) -> Result<()> {
     let there = match key.split_once('.') {
         None => options.contains_key(key),
         Some((table, field)) => options.get(table).is_some_and(|table| table.get(field).is_some()),
@@ -151,7 +151,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let stop = signals::stop_when_asked()?;
     let mut trainer = match arguments.resume {
         true => Trainer::resume(&changes.folder()?, &changes)?,
-        false => Trainer::asked(&changes)?,
+        false => Trainer::from_changes(&changes)?,
     };
     train(&mut trainer, stop, arguments.resume)
 }

@@ -47,7 +47,7 @@ pub struct RunConfig {
     pub freeze: Vec<String>,
     /// The run folder.
     pub out: PathBuf,
-    /// Passes over the training images, 1 or more.
+    /// Skips the training images, 1 or more.
     pub epochs: usize,
     /// Images per step, 1 or more; if it is not given, reduced for small data sets to a quarter of the training images,
     /// but not below 4. Images left over at the end of an epoch, too few for a batch, are skipped; which ones differs
@@ -76,7 +76,7 @@ pub struct RunConfig {
     pub label_smoothing: f64,
     /// Gradients longer than this length, above 0, are shortened to it; 0 for never.
     pub clip_norm: f64,
-    /// So many undecodable images are passed over in an epoch, or in what a resumed run has left of it, before training
+    /// So many undecodable images are skipped in an epoch, or in what a resumed run has left of it, before training
     /// stops.
     pub max_bad_images: usize,
     /// Steps from one checkpoint to the next within an epoch, for the case that the program is killed; 0 for
@@ -146,7 +146,8 @@ impl AverageConfig {
 }
 
 impl RunConfig {
-    /// The defaults for a model: those of the main job, for which `nano` is made.
+    /// The defaults for a model. Except for what the preset says (size, architecture), they are the recipe that `nano`
+    /// was tuned with.
     pub fn for_model(name: &str) -> Result<Self> {
         let preset = preset(name)?;
         Ok(Self {
@@ -217,16 +218,16 @@ impl RunConfig {
         self.with(changes)
     }
 
-    /// The configuration of a run that goes on: this one, changed. Asking once more for what it has already is no
-    /// change; other changes must be such that may be: in where things are, in the number of epochs or threads, in where and
-    /// how precisely it is computed, and in what does not change a result.
+    /// The configuration of a run that goes on: this one, changed. A change to the value it already has is allowed;
+    /// otherwise only paths, the number of epochs or threads, device and precision, and settings that do not affect
+    /// results may change (`CHANGEABLE`).
     pub fn resumed(&self, changes: &Changes) -> Result<Self> {
         let changed = self.with(changes)?;
-        self.expect_resumable(&changed)?;
+        self.ensure_resumable(&changed)?;
         Ok(changed)
     }
 
-    fn expect_resumable(&self, other: &Self) -> Result<()> {
+    fn ensure_resumable(&self, other: &Self) -> Result<()> {
         let differences = differences(&Table::try_from(self)?, &Table::try_from(other)?);
         match differences.iter().find(|(name, ..)| !CHANGEABLE.contains(&name.as_str())) {
             None => Ok(()),
@@ -290,7 +291,7 @@ impl RunConfig {
         if !self.batch_size.is_multiple_of(self.micro_batches) {
             bail!("micro_batches = {} does not divide batch_size = {}", self.micro_batches, self.batch_size);
         }
-        self.expect_statistics([self.image_size; 2])?;
+        self.ensure_statistics([self.image_size; 2])?;
         if self.threads > MOST_THREADS {
             bail!("threads = {}, expected up to {MOST_THREADS}, or 0 for one per core", self.threads);
         }
@@ -324,7 +325,7 @@ impl RunConfig {
     }
 
     /// Errors: what a step computes at once, of images of this size, is a single token in the last map.
-    pub fn expect_statistics(&self, size: [usize; 2]) -> Result<()> {
+    pub fn ensure_statistics(&self, size: [usize; 2]) -> Result<()> {
         let last = self.architecture.stages() - 1;
         if self.at_once() == 1 && size.iter().all(|&side| self.architecture.map_side(side, last) == 1) {
             bail!(

@@ -22,8 +22,9 @@ const TRAINING: Effort = Effort { pixels: 6 * 224 * 224, macs: 30_000_000_000 };
 /// Without a backward pass, which takes twice the time of the forward pass, and most of the memory.
 const INFERENCE: Effort = Effort { pixels: 3 * TRAINING.pixels, macs: 2 * TRAINING.macs };
 
-/// The fewest images of training that are measured, of which two thirds are measured as well. Those are as many as a batch has
-/// groups of pieces, for each group has gradients of its own: of fewer, one image more would also take a group's gradients.
+/// The fewest images measured for a training forecast, which also measures two thirds of them. Two thirds of 6 is 4,
+/// the number of piece groups, each with gradient buffers of its own: with fewer images, one image more would also add
+/// a group's buffers, and the slope would be wrong.
 const LEAST_TO_TRAIN: usize = 6;
 
 /// How many passes of inference are measured.

@@ -15,8 +15,8 @@ pub(super) fn free_bytes() -> Option<u64> {
     Some(left.fold(machine, u64::min))
 }
 
-/// What the least is that is left to the group of processes that a line of /proc/self/cgroup names, and to those that it
-/// is part of. A container finds its own where all others would be.
+/// The memory still available to the control group that a line of /proc/self/cgroup names: the least of what it and its
+/// ancestors have left. (Inside a container its own group appears at the root.)
 fn left_in_groups(line: &str) -> Option<u64> {
     let (_, line) = line.split_once(':')?;
     let (root, version, name) = match line.split_once(':')? {

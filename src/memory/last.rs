@@ -15,7 +15,7 @@ const LARGE: usize = 1 << 20;
 // SAFETY: all of it is the system's allocator.
 unsafe impl GlobalAlloc for OrEnd {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: by the caller's word, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         or_end(unsafe { System.alloc(layout) }, layout.size())
     }
 

@@ -24,7 +24,7 @@ const NEED_LESS: &str = "smaller batches or images, or in training recompute = \
 /// Refuses training that would not fit into the machine's memory, where the system tells how much is free, and says what
 /// to choose instead, which is the command's to say. The images lie beside the pool, in so many bytes: more than a batch,
 /// where batches are made ahead.
-pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64, choice: &str) -> Result<()> {
+pub fn ensure_room_to_train(config: &RunConfig, size: Size, images: u64, choice: &str) -> Result<()> {
     let words = ["training", choice];
     let gathered = gathered_bytes(&config.architecture, size, DType::F32);
     // Weights, their gradients, and two moments.
@@ -35,11 +35,11 @@ pub fn expect_room_to_train(config: &RunConfig, size: Size, images: u64, choice:
     if Sample::to_train(config, size)?.contains(at_once) {
         return Ok(());
     }
-    expect_fit(words, training(config, size)? + images.saturating_sub(image_bytes(config, size)), free)
+    ensure_fit(words, training(config, size)? + images.saturating_sub(image_bytes(config, size)), free)
 }
 
 /// The same for [`inference`].
-pub fn expect_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: DType, choice: &str) -> Result<()> {
+pub fn ensure_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: DType, choice: &str) -> Result<()> {
     let words = ["inference", choice];
     let gathered = gathered_bytes(&config.architecture, size, dtype);
     // Weights, as they are and as they are prepared.
@@ -49,11 +49,11 @@ pub fn expect_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: 
     if Sample::to_infer(config, size)?.0.contains(config.batch_size) {
         return Ok(());
     }
-    expect_fit(words, inference(config, size, dtype)? + images.saturating_sub(image_bytes(config, size)), free)
+    ensure_fit(words, inference(config, size, dtype)? + images.saturating_sub(image_bytes(config, size)), free)
 }
 
 /// Refuses a forecast of a model that is too large to be measured, on images of a size.
-pub fn expect_room_to_foretell(config: &RunConfig, size: Size) -> Result<()> {
+pub fn ensure_room_to_foretell(config: &RunConfig, size: Size) -> Result<()> {
     // Not less than two images are measured.
     let gathered = gathered_bytes(&config.architecture, size, DType::F32).saturating_mul(2);
     let words = ["forecast", "a smaller model"];
@@ -68,11 +68,11 @@ fn room_beside(config: &RunConfig, weight: usize, bytes: u64, words: [&str; 2]) 
         return Ok(None);
     }
     let Some(free) = free_bytes() else { return Ok(None) };
-    expect_fit(words, bytes.saturating_add((weight as f64 * config.architecture.rough_size()) as u64), free)?;
+    ensure_fit(words, bytes.saturating_add((weight as f64 * config.architecture.rough_size()) as u64), free)?;
     Ok(Some(free))
 }
 
-fn expect_fit([work, choice]: [&str; 2], needed: u64, free: u64) -> Result<()> {
+fn ensure_fit([work, choice]: [&str; 2], needed: u64, free: u64) -> Result<()> {
     if needed <= free {
         return Ok(());
     }
@@ -120,11 +120,11 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_the_ways_out() {
-        assert!(expect_fit(["training", "less"], 1_000_000, 1_000_000).is_ok());
-        let error = expect_fit(["training", "a smaller batch_size"], 3_260_000_000, 2_000_000_000).unwrap_err();
+        assert!(ensure_fit(["training", "less"], 1_000_000, 1_000_000).is_ok());
+        let error = ensure_fit(["training", "a smaller batch_size"], 3_260_000_000, 2_000_000_000).unwrap_err();
         let said = "this training takes about 3.3 GB of memory and 2.0 GB are free: choose a smaller batch_size";
         assert_eq!(error.to_string(), said);
-        let error = expect_fit(["forecast", "less"], 98_700_000, 0).unwrap_err().to_string();
+        let error = ensure_fit(["forecast", "less"], 98_700_000, 0).unwrap_err().to_string();
         assert_eq!(error, "this forecast takes about 98 MB of memory and 0 MB are free: choose less");
     }
 }

@@ -39,7 +39,7 @@ pub(super) struct Canvas {
 impl Canvas {
     /// An empty page.
     pub fn new(width: u32, height: u32) -> Result<Self> {
-        expect_font()?;
+        ensure_font()?;
         let RGBColor(red, green, blue) = PAPER;
         Ok(Self { pixels: RgbImage::from_pixel(width * SCALE, height * SCALE, Rgb([red, green, blue])) })
     }
@@ -114,7 +114,7 @@ pub fn is_own(beginning: &[u8]) -> bool {
 }
 
 /// Makes the font known, once.
-fn expect_font() -> Result<()> {
+fn ensure_font() -> Result<()> {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     let registered = *REGISTERED.get_or_init(|| register_font(FONT, FontStyle::Normal, FONT_FILE).is_ok());
     registered.then_some(()).ok_or_else(|| anyhow!("the built-in font cannot be read"))
@@ -130,7 +130,7 @@ fn drawable(text: &str) -> Result<String> {
 
 /// The width of a line of text of some height.
 pub(super) fn text_width(text: &str, height: f64) -> Result<f64> {
-    expect_font()?;
+    ensure_font()?;
     let (width, _) = style(height).font.box_size(&drawable(text)?).map_err(|error| anyhow!("{error}"))?;
     Ok(f64::from(width) / f64::from(SCALE))
 }

@@ -141,8 +141,8 @@ fn mixed(Rgb(pixel): Rgb<u8>, RGBColor(red, green, blue): RGBColor, share: f32) 
     Rgb(std::array::from_fn(|i| (f32::from(pixel[i]) * (1.0 - share) + f32::from(over[i]) * share).round() as u8))
 }
 
-/// What the colours of a picture mean: that of what looks; the shades of what it reads, on any pixel, a step of so many each;
-/// and that of what it does not.
+/// The legend: the colour of the query region; the shades of the regions it reads, `shade(pixel, step, steps)` each;
+/// and the colour of what it does not read.
 pub(super) fn legend(
     looks: &'static str,
     reads: &'static str,

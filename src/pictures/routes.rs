@@ -35,7 +35,7 @@ pub fn draw(
         return Ok(());
     }
     let columns = evenly(&trace.routes, COLUMNS).map(|(name, routes)| {
-        let cut = model.routed(name, size).with_context(|| format!("{name} routes nothing in this model"))?;
+        let cut = model.regions_of(name, size).with_context(|| format!("{name} routes nothing in this model"))?;
         Column::new(name, routes, Cut { regions: cut.0, map: cut.1 })
     });
     let columns = columns.collect::<Result<Vec<_>>>()?;

@@ -58,16 +58,18 @@ impl Average {
     /// Lets `work` see a model with the averages in place of its own numbers. Whatever comes of it, the model then
     /// has its own again.
     pub fn lend<R>(&self, model: &mut BiFormer, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
-        let averages = self.parameters.average().duplicate()?;
+        let parameters = self.parameters.average().duplicate()?;
         let mut statistics = model.statistics.clone();
-        let mut own_averages = self.statistics.iter().cloned();
+        let mut averages = self.statistics.iter().cloned();
         for running in &mut statistics {
             for values in [&mut running.mean, &mut running.variance] {
-                *values = own_averages.next().context("an average of other statistics")?;
+                *values = averages.next().context("an average of other statistics")?;
             }
         }
-        let own =
-            (std::mem::replace(&mut model.parameters, averages), std::mem::replace(&mut model.statistics, statistics));
+        let own = (
+            std::mem::replace(&mut model.parameters, parameters),
+            std::mem::replace(&mut model.statistics, statistics),
+        );
         let result = work(model);
         (model.parameters, model.statistics) = own;
         result
@@ -104,13 +106,13 @@ fn copy_parameters(parameters: &mut Parameters, flat: &Tensor) -> Result<()> {
     if *flat.shape() != own {
         bail!("the averaged parameters are {}, the model's {own}", flat.shape());
     }
-    expect_all("parameters", average, |x| x.is_finite())?;
+    ensure_all("parameters", average, |x| x.is_finite())?;
     parameters.flat_mut::<f32>()?.copy_from_slice(average);
     Ok(())
 }
 
 /// Checks what a damaged file could hold.
-fn expect_all(what: &str, numbers: &[f32], is_sound: impl Fn(f32) -> bool) -> Result<()> {
+fn ensure_all(what: &str, numbers: &[f32], is_sound: impl Fn(f32) -> bool) -> Result<()> {
     match numbers.iter().find(|&&x| !is_sound(x)) {
         None => Ok(()),
         Some(number) => bail!("the averaged {what} hold {number}: this average is of no use, take that of another run"),
@@ -128,7 +130,7 @@ fn split<'s>(flat: &[f32], statistics: impl Iterator<Item = &'s mut Tensor>) -> 
     for (place, values) in statistics.into_iter().enumerate() {
         let (own, after) = rest.split_at(values.count());
         // Means and variances take turns.
-        expect_all("statistics", own, |x| x.is_finite() && (place % 2 == 0 || x >= 0.0))?;
+        ensure_all("statistics", own, |x| x.is_finite() && (place % 2 == 0 || x >= 0.0))?;
         *values = Tensor::from_slice(own, values.shape().clone())?.to_device(&values.device())?;
         rest = after;
     }

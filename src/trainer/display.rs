@@ -241,7 +241,7 @@ fn message(progress: &Progress, epochs: usize, seconds_left: f64, images_per_sec
 
 /// Names an image that could not be decoded.
 pub fn warn_of(skipped: &Skipped) {
-    tell!(io::stderr(), "passed over image {}: {}", skipped.sample, skipped.reason);
+    tell!(io::stderr(), "skipped image {}: {}", skipped.sample, skipped.reason);
 }
 
 /// Seconds as minutes and seconds, or hours and minutes.

@@ -54,15 +54,20 @@ pub(super) fn lacks_memory(error: &Error) -> bool {
     matches!(of_tensors(error), Some(tensor::Error::OutOfMemory { .. }))
 }
 
-/// What a tensor operation reported. Whoever handed it on speaks with its words, and is no cause of its own.
+/// What a tensor operation reported, whichever error wraps it.
 fn of_tensors(error: &Error) -> Option<&tensor::Error> {
     use autograd::Error::Tensor;
-    use model::Error::Engine;
-    error.chain().find_map(|cause| match (cause.downcast_ref(), cause.downcast_ref(), cause.downcast_ref()) {
-        (Some(Engine(Tensor(error))), ..) => Some(error),
-        (_, Some(Tensor(error)), _) => Some(error),
-        (.., Some(optim::Error::Autograd(Tensor(error)) | optim::Error::Tensor(error))) => Some(error),
-        _ => cause.downcast_ref(),
+    error.chain().find_map(|cause| {
+        if let Some(model::Error::Engine(Tensor(error))) = cause.downcast_ref() {
+            return Some(error);
+        }
+        if let Some(Tensor(error)) = cause.downcast_ref() {
+            return Some(error);
+        }
+        if let Some(optim::Error::Autograd(Tensor(error)) | optim::Error::Tensor(error)) = cause.downcast_ref() {
+            return Some(error);
+        }
+        cause.downcast_ref()
     })
 }
 

@@ -4,12 +4,12 @@ use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::metrics::{EpochMetrics, Timing};
 use crate::config::RunConfig;
 use crate::lock::{LOCK, Locked};
-use crate::paths::{expect_regular, quoted};
+use crate::paths::{ensure_regular, quoted};
 use crate::pictures;
 use crate::printing::tell;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use data::{Batch, Transform};
-use model::{ModelConfig, Trace, copy_safely, expect_writable, write_safely};
+use model::{ModelConfig, Trace, copy_safely, ensure_writable, write_safely};
 use serde::de::DeserializeOwned;
 use std::fs;
 use std::io;
@@ -41,7 +41,7 @@ impl RunFolder {
         fs::create_dir_all(path).with_context(|| cannot_be_made(path))?;
         let folder = Self { path: path.clone(), _locked: lock(path)? };
         // Once locked: another run may have come and gone.
-        expect_unused(path)?;
+        ensure_unused(path)?;
         folder.clean()?;
         Ok(folder)
     }
@@ -140,12 +140,12 @@ impl RunFolder {
     /// Goes back to the state after so many epochs: a run that is resumed from an earlier checkpoint writes the
     /// later lines again. What a killed process left half-written goes away, too.
     pub fn rewind(&self, epochs: usize) -> Result<()> {
-        self.keep::<EpochMetrics>(METRICS, |line| line.epoch <= epochs)?;
-        self.keep::<Timing>(TIMINGS, |line| line.epoch <= epochs)?;
+        self.retain_lines::<EpochMetrics>(METRICS, |line| line.epoch <= epochs)?;
+        self.retain_lines::<Timing>(TIMINGS, |line| line.epoch <= epochs)?;
         self.clean()
     }
 
-    fn keep<T: DeserializeOwned>(&self, name: &str, fits: impl Fn(&T) -> bool) -> Result<()> {
+    fn retain_lines<T: DeserializeOwned>(&self, name: &str, fits: impl Fn(&T) -> bool) -> Result<()> {
         let path = self.path.join(name);
         let text = read(&path)?;
         let parsed: Vec<T> = parse(&path, &text)?;
@@ -204,7 +204,7 @@ impl RunFolder {
     }
 
     /// Refuses to go on after so many epochs where the best one is a later one, which would be written over.
-    pub fn expect_no_later_best(&self, epochs: usize) -> Result<()> {
+    pub fn ensure_no_later_best(&self, epochs: usize) -> Result<()> {
         let path = self.path.join(BEST);
         match Checkpoint::read_progress(&path) {
             Ok(best) if best.epoch > epochs => bail!(
@@ -283,7 +283,7 @@ pub fn metrics_in(folder: &Path) -> Result<Vec<EpochMetrics>> {
 
 /// The text of a file, which is empty where there is none.
 fn read(path: &Path) -> Result<String> {
-    expect_regular(path)?;
+    ensure_regular(path)?;
     match path.exists() {
         true => fs::read_to_string(path).with_context(|| path.display().to_string()),
         false => Ok(String::new()),
@@ -309,19 +309,19 @@ fn holds_untrained(path: &Path) -> bool {
 
 /// Refuses a folder that cannot be made, or that holds a run already, which may be on its way, or anything else that a run would
 /// write over.
-pub fn expect_free(path: &Path) -> Result<()> {
+pub fn ensure_free(path: &Path) -> Result<()> {
     // The last ancestor of a relative path is empty, which stands for the working folder.
     let there = path.ancestors().find(|folder| folder.as_os_str().is_empty() || folder.exists()).unwrap_or(path);
-    expect_writable(&there.join(LOCK)).with_context(|| cannot_be_made(path))?;
+    ensure_writable(&there.join(LOCK)).with_context(|| cannot_be_made(path))?;
     if path.join(FILE_NAME).exists() && path.join(LOCK).exists() {
         // One that is on its way cannot be gone on with.
         lock(path)?;
     }
-    expect_unused(path)
+    ensure_unused(path)
 }
 
 /// Refuses a folder that holds a run, or anything else that a run would write over.
-fn expect_unused(path: &Path) -> Result<()> {
+fn ensure_unused(path: &Path) -> Result<()> {
     let shown = path.display();
     if holds_untrained(path) {
         return Ok(());

@@ -39,7 +39,7 @@ impl Images {
     }
 
     /// Refuses a new run folder among the classes or their images: its pictures would be taken for some of them.
-    pub(super) fn expect_apart(&self, config: &RunConfig) -> Result<()> {
+    pub(super) fn ensure_apart(&self, config: &RunConfig) -> Result<()> {
         let first_in = |folder: &Path, path: &Path| Some(path.strip_prefix(folder).ok()?.iter().next()?.to_owned());
         let (data, out) = (Path::new(&config.data), &config.out);
         let Some(images_in) = self.train.path(0).and_then(|image| first_in(data, image)) else { return Ok(()) };

@@ -41,7 +41,7 @@ use anyhow::{Context, Result, bail};
 use checkpoint::{Checkpoint, Progress};
 use data::{Loader, Statistics};
 use display::{Display, announce, introduce};
-use folder::{PICTURED, RunFolder, expect_free};
+use folder::{PICTURED, RunFolder, ensure_free};
 pub use images::Images;
 use metrics::{EpochMetrics, Timing};
 use model::recognised;
@@ -82,10 +82,10 @@ pub struct Trainer {
 impl Trainer {
     /// A new run: makes its folder, which must not hold a run already. From then on there is always a checkpoint
     /// in it, so that it can be resumed whenever it ends. Weights that it starts from must be of the configuration's model: see
-    /// [`Trainer::asked`].
+    /// [`Trainer::from_changes`].
     pub fn new(config: RunConfig) -> Result<Self> {
         let weights = Stored::to_start_from(&config.weights)?;
-        Self::started(config, weights, None, false)
+        Self::start_in_pool(config, weights, None, false)
     }
 
     /// A new run on images of one's own, which it calls by the name of the data set to learn from. Nobody can open them by that
@@ -114,12 +114,12 @@ impl Trainer {
     pub fn on(images: Images, mut config: RunConfig) -> Result<Self> {
         config.data = images.train().name().to_owned();
         let weights = Stored::to_start_from(&config.weights)?;
-        Self::started(config, weights, Some(images), false)
+        Self::start_in_pool(config, weights, Some(images), false)
     }
 
     /// A new run, as asked: see [`RunConfig::changed`], and for one that starts from weights that say what they are of,
     /// [`RunConfig::tuning`].
-    pub fn asked(changes: &Changes) -> Result<Self> {
+    pub fn from_changes(changes: &Changes) -> Result<Self> {
         let weights = Stored::to_start_from(changes.weights()?)?;
         let config = match &weights {
             None => RunConfig::changed(changes)?,
@@ -128,24 +128,30 @@ impl Trainer {
                 RunConfig::changed_for(recognised(file)?.map_or(DEFAULT_MODEL, |preset| preset.name), changes)?
             }
         };
-        Self::started(config, weights, None, !changes.has("batch_size"))
+        Self::start_in_pool(config, weights, None, !changes.has("batch_size"))
     }
 
-    /// Images that are not given are opened. A batch size that is nobody's wish may be another.
-    fn started(config: RunConfig, weights: Option<Stored>, images: Option<Images>, any_batch: bool) -> Result<Self> {
+    /// Opens the data set if `images` is none. `any_batch`: the batch size is only a default and may be lowered to fit
+    /// the data.
+    fn start_in_pool(
+        config: RunConfig,
+        weights: Option<Stored>,
+        images: Option<Images>,
+        any_batch: bool,
+    ) -> Result<Self> {
         config.check()?;
         let pool = Arc::new(pool(config.threads)?);
-        Arc::clone(&pool).install(|| Self::begin(pool, config, weights, images, any_batch))
+        Arc::clone(&pool).install(|| Self::start(pool, config, weights, images, any_batch))
     }
 
-    fn begin(
+    fn start(
         pool: Arc<ThreadPool>,
         mut config: RunConfig,
         weights: Option<Stored>,
         images: Option<Images>,
         any_batch: bool,
     ) -> Result<Self> {
-        expect_free(&config.out)?;
+        ensure_free(&config.out)?;
         announce(&config);
         let images = match images {
             Some(images) => images,
@@ -154,7 +160,7 @@ impl Trainer {
                 Images::open(&config.data, "")?
             }
         };
-        images.expect_apart(&config)?;
+        images.ensure_apart(&config)?;
         images.settle_classes(&mut config)?;
         if any_batch {
             images.settle_batch(&mut config);
@@ -170,7 +176,7 @@ impl Trainer {
             }
         })?;
         let (train, test) = images.loaders(&config, &facts)?;
-        expect_room(&config, &train, &test)?;
+        ensure_room(&config, &train, &test)?;
         let learner = match weights {
             None => Learner::new(&config)?,
             Some(weights) => Learner::from_weights(&config, weights, &facts.classes)?,
@@ -186,16 +192,16 @@ impl Trainer {
     /// The run in a folder, taken up where its checkpoint left it, with its own configuration but for what is asked to be
     /// different: see [`RunConfig::resumed`].
     pub fn resume(folder: &Path, changes: &Changes) -> Result<Self> {
-        Self::resumed(folder, changes, None)
+        Self::resume_in_pool(folder, changes, None)
     }
 
     /// As [`resume`](Self::resume), on images of one's own, which must be those that the run began [`on`](Self::on): their
     /// classes, number, labels and names are compared, and not their pixels.
     pub fn resume_on(images: Images, folder: &Path, changes: &Changes) -> Result<Self> {
-        Self::resumed(folder, changes, Some(images))
+        Self::resume_in_pool(folder, changes, Some(images))
     }
 
-    fn resumed(folder: &Path, changes: &Changes, images: Option<Images>) -> Result<Self> {
+    fn resume_in_pool(folder: &Path, changes: &Changes, images: Option<Images>) -> Result<Self> {
         let folder = RunFolder::open(folder)?;
         let checkpoint = Checkpoint::read(&folder.checkpoint()).map_err(|error| folder.or_best(error))?;
         let mut config = checkpoint.described.config.resumed(changes)?;
@@ -205,10 +211,10 @@ impl Trainer {
             config.data = rooted(&config.data)?;
         }
         let pool = Arc::new(pool(config.threads)?);
-        Arc::clone(&pool).install(|| Self::go_on(pool, folder, &checkpoint, config, images))
+        Arc::clone(&pool).install(|| Self::resume_here(pool, folder, &checkpoint, config, images))
     }
 
-    fn go_on(
+    fn resume_here(
         pool: Arc<ThreadPool>,
         folder: RunFolder,
         checkpoint: &Checkpoint,
@@ -241,9 +247,9 @@ impl Trainer {
                 checkpoint.path().display()
             );
         }
-        expect_room(&config, &train, &test)?;
+        ensure_room(&config, &train, &test)?;
         let learner = Learner::resume(checkpoint, &config)?;
-        folder.expect_no_later_best(progress.epoch)?;
+        folder.ensure_no_later_best(progress.epoch)?;
         folder.note_edits(then)?;
         folder.rewind(progress.epoch)?;
         let trainer = Self { pool, folder, learner, progress, facts, train, test };
@@ -405,9 +411,9 @@ impl Trainer {
 }
 
 /// Refuses a run that the machine has no room for.
-fn expect_room(config: &RunConfig, train: &Loader, test: &Loader) -> Result<()> {
+fn ensure_room(config: &RunConfig, train: &Loader, test: &Loader) -> Result<()> {
     // One of them makes batches at a time.
     let images = train.most_bytes().max(test.most_bytes());
     let choice = "a smaller batch_size, more micro_batches, or recompute = \"block\"";
-    memory::expect_room_to_train(config, [config.image_size; 2], images, choice)
+    memory::ensure_room_to_train(config, [config.image_size; 2], images, choice)
 }

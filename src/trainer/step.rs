@@ -53,7 +53,7 @@ impl Learner {
         let weights = weights.into_weights()?;
         let loaded = match &unfit_head {
             None => model.load(&weights, path),
-            Some(_) => model.load_trunk(&weights, path),
+            Some(_) => model.load_backbone(&weights, path),
         };
         loaded.map_err(|error| match their_model {
             Some(theirs) if theirs != config.model && matches!(error, model::Error::Weights { .. }) => {

@@ -66,8 +66,8 @@ impl Stored {
         serde_json::from_str(described.file.metadata.get("progress")?).ok()
     }
 
-    /// Why a model of these classes cannot have the weights' head as it is, if it cannot: what the weights, which go by this
-    /// name, have in its place.
+    /// Why the head of the weights cannot be used as it is for a model of these classes; none if it can. `weights` is
+    /// their name in the message.
     pub fn unfit_head(&self, weights: &str, classes: &[String]) -> Option<String> {
         let (count, names) = match self {
             Self::Described(described) => (Some(described.data.classes.len()), described.data.classes.as_slice()),

@@ -80,7 +80,7 @@ impl DataFacts {
     /// Lets a run go on with images: to learn from, the same as before, by their classes, number, labels and names. Says so
     /// where they are others to be tested on, which from now on are the run's.
     pub fn take_up(&mut self, source: &str, images: &Images) -> Result<()> {
-        self.expect_classes(source, images.train().classes())?;
+        self.ensure_classes(source, images.train().classes())?;
         let (count, before) = (images.train().len(), self.train_images);
         if count != before && images.test().is_held_out() && !self.held_out {
             bail!("data {source}: it has neither val/ nor test/; bring back what the run was tested on");
@@ -103,13 +103,14 @@ impl DataFacts {
         let known = self.test_fingerprint.replace(tested_on.clone());
         let part = self.test_split.and_then(|before| Some((before, images.test_split()?)));
         self.test_split = images.test_split();
-        let others = match () {
-            () if part.is_some_and(|(before, now)| before != now) => {
-                Some("the test images are those of another folder".to_owned())
-            }
-            () if were != now => Some(format!("there are {now} test images, and were {were}")),
-            () if known.is_some_and(|known| known != tested_on) => Some("the test images are others".to_owned()),
-            () => None,
+        let others = if part.is_some_and(|(before, now)| before != now) {
+            Some("the test images are those of another folder".to_owned())
+        } else if were != now {
+            Some(format!("there are {now} test images, and were {were}"))
+        } else if known.is_some_and(|known| known != tested_on) {
+            Some("the test images are others".to_owned())
+        } else {
+            None
         };
         if let Some(others) = others {
             tell!(io::stderr(), "note: {others}: accuracies do not compare with those before");
@@ -134,7 +135,7 @@ impl DataFacts {
     }
 
     /// Checks that other data have the same classes.
-    fn expect_classes(&self, source: &str, theirs: &[String]) -> Result<()> {
+    fn ensure_classes(&self, source: &str, theirs: &[String]) -> Result<()> {
         let ours = &self.classes;
         let what = match theirs.iter().zip(ours).find(|(theirs, ours)| theirs != ours) {
             _ if theirs.len() != ours.len() => format!("{} of them, not {}", theirs.len(), ours.len()),
@@ -274,7 +275,7 @@ impl TrainedModel {
         Ok(Self { model, config, data, named: false })
     }
 
-    /// The weights alone under their state_dict names, as other programs read them; the metadata, which those pass over,
+    /// The weights alone under their state_dict names, as other programs read them; the metadata, which those skip,
     /// have all that this one needs to use them.
     pub fn export(self) -> Result<TensorFile> {
         Described::new(self.config, self.data, self.model.state_dict()?).into_file(FORMAT)

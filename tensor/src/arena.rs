@@ -23,12 +23,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Where a place begins: a position in the space of all slabs, which lie in it one behind the other, with gaps.
+/// Where a place begins: a position in the space of all slabs, which lie in it one after the other, with gaps.
 pub(crate) type Place = usize;
 
 /// More than a core's own cache holds.
 const UNCACHED: usize = 1 << 22;
-/// Among so many of the places that were freed last a thread's own is looked for.
+/// Among this many of the most recently freed places, one that the requesting thread freed itself is preferred.
 const FEW: usize = 16;
 
 /// Free and used places.

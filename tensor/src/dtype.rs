@@ -35,7 +35,7 @@ impl DType {
     }
 
     /// [`Error::DType`] unless it is the type that an operation needs.
-    pub fn expect_dtype(self, op: &'static str, dtype: DType) -> Result<()> {
+    pub fn ensure_dtype(self, op: &'static str, dtype: DType) -> Result<()> {
         if self == dtype { Ok(()) } else { Err(Error::DType { op, expected: dtype.name(), actual: self }) }
     }
 

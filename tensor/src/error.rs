@@ -46,7 +46,7 @@ pub enum Error {
         strides: Vec<usize>,
     },
     /// An axis that the tensor does not have.
-    #[error("{op}: axis {axis} of a tensor with {rank} axes")]
+    #[error("{op}: a tensor with {rank} axes has no axis {axis} (axes count from 0)")]
     Axis {
         /// The operation.
         op: &'static str,
@@ -134,32 +134,28 @@ fn no_room(what: &str, bytes: Option<usize>, in_use: Option<usize>, [total, free
 }
 
 impl Error {
-    /// The same, of a tensor that is known by now.
-    pub(crate) fn of_tensor(self, what: String) -> Self {
-        match self {
-            Error::OutOfMemory { bytes, in_use, total, free, .. } => {
-                Error::OutOfMemory { what, bytes, in_use, total, free }
-            }
-            other => other,
+    /// Names the tensor that an out-of-memory error is about.
+    pub(crate) fn of_tensor(mut self, tensor: String) -> Self {
+        if let Error::OutOfMemory { what, .. } = &mut self {
+            *what = tensor;
         }
+        self
     }
 
-    /// The same, where tensors take so many bytes.
-    pub(crate) fn beside_tensors(self, in_use: usize) -> Self {
-        match self {
-            Error::OutOfMemory { what, bytes, total, free, .. } => {
-                Error::OutOfMemory { what, bytes, in_use: Some(in_use), total, free }
-            }
-            other => other,
+    /// Adds to an out-of-memory error how many bytes live tensors take.
+    pub(crate) fn beside_tensors(mut self, bytes: usize) -> Self {
+        if let Error::OutOfMemory { in_use, .. } = &mut self {
+            *in_use = Some(bytes);
         }
+        self
     }
 
-    /// The same, within a kernel.
-    pub(crate) fn within(self, kernel: &str) -> Self {
-        match self {
-            Error::Gpu { device, message } => Error::Gpu { device, message: format!("{kernel}: {message}") },
-            other => other,
+    /// Puts a kernel's name before a GPU error's message.
+    pub(crate) fn within(mut self, kernel: &str) -> Self {
+        if let Error::Gpu { message, .. } = &mut self {
+            *message = format!("{kernel}: {message}");
         }
+        self
     }
 
     /// A [`Error::Shape`].

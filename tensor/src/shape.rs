@@ -34,7 +34,7 @@ impl Shape {
     }
 
     /// [`Error::Axis`] unless a tensor of this shape has the axis.
-    pub fn expect_axis(&self, op: &'static str, axis: usize) -> Result<()> {
+    pub fn ensure_axis(&self, op: &'static str, axis: usize) -> Result<()> {
         if axis < self.len() { Ok(()) } else { Err(Error::Axis { op, axis, rank: self.len() }) }
     }
 

@@ -92,7 +92,7 @@ pub(super) fn lacking(path: &Path, looked_for: &str) -> Error {
 pub(super) fn loose_in(folder: &Path, name: &str) -> Option<String> {
     let count = pictures_in(folder);
     let s = if count == 1 { "" } else { "s" };
-    (count > 0).then(|| format!("passed over {count} image{s} in {name}/ itself, beside the folders of the classes"))
+    (count > 0).then(|| format!("skipped {count} image{s} in {name}/ itself, beside the folders of the classes"))
 }
 
 /// What a user should know of classes that a test has no images of, if there are any.
@@ -101,11 +101,11 @@ pub(super) fn untested(classes: &[String], split: Split) -> Option<String> {
     (!classes.is_empty()).then(|| format!("{lacks}/ lacks {} of the classes: {some}", classes.len()))
 }
 
-/// What a user should know of folders that were passed over, if there are any.
+/// What a user should know of folders that were skipped, if there are any.
 pub(super) fn some_of(folders: &[OsString], which: &str) -> Option<String> {
     let s = if folders.len() == 1 { "" } else { "s" };
     let some = listed(&folders.iter().map(|name| name.to_string_lossy()).collect::<Vec<_>>());
-    (!folders.is_empty()).then(|| format!("passed over {} folder{s} {which}: {some}", folders.len()))
+    (!folders.is_empty()).then(|| format!("skipped {} folder{s} {which}: {some}", folders.len()))
 }
 
 /// How many pictures lie in a folder itself, as far as that can be seen.

@@ -51,23 +51,24 @@ impl ImageFolder {
             let (looked_for, help) = ("images that are not divided".to_owned(), "Name one of its parts.".to_owned());
             return Err(Error::Lacking { path: root.to_owned(), looked_for, help });
         }
-        // Nothing is to be learned that could not be tested.
-        let held_out = if split == Split::Train { evaluated(root) } else { split };
-        let (train, test) = (root.join(Split::Train.name()), root.join(held_out.name()));
+        // The training split is checked against the split that training will evaluate on: every class there must have
+        // training images.
+        let tested = if split == Split::Train { evaluated(root) } else { split };
+        let (train, test) = (root.join(Split::Train.name()), root.join(tested.name()));
         if !test.is_dir() {
-            return Err(lacks_split(root, held_out));
+            return Err(lacks_split(root, tested));
         }
         let (mut classes, mut lacking) = (class_names(&test)?, vec![]);
         if split == Split::Train || train.is_dir() {
-            let tested = std::mem::replace(&mut classes, class_names(&train)?);
+            let theirs = std::mem::replace(&mut classes, class_names(&train)?);
             let only = |these: &[String], those: &[String]| -> Vec<String> {
                 these.iter().filter(|class| those.binary_search(class).is_err()).cloned().collect()
             };
-            let untaught = only(&tested, &classes);
+            let untaught = only(&theirs, &classes);
             if !untaught.is_empty() {
                 return Err(Error::UntaughtClasses { train, test, classes: untaught });
             }
-            lacking = only(&classes, &tested);
+            lacking = only(&classes, &theirs);
         }
         let folder = if split == Split::Train { train } else { test };
         let is_there =
@@ -77,7 +78,7 @@ impl ImageFolder {
         let mut beside = folder_names(root)?;
         beside.retain(|name| PARTS.iter().all(|part| name != part.name()));
         let beside = some_of(&beside, "called neither train, val nor test");
-        let images = images.noting(others.passed_over(&format!("{}/", split.name()))).noting(beside).noting(loose);
+        let images = images.noting(others.skipped(&format!("{}/", split.name()))).noting(beside).noting(loose);
         Ok(if split == Split::Train { images } else { images.noting(untested(&lacking, split)) })
     }
 
@@ -101,7 +102,7 @@ impl ImageFolder {
         let (images, others) = Self::list(root, &all.folder, all.classes, |_| true, part)?;
         let name = all.folder.file_name().unwrap_or(all.folder.as_os_str()).display();
         let loose = loose_in(&all.folder, &name.to_string());
-        let images = images.noting(others.passed_over(&format!("{name}/"))).noting(all.passed_over).noting(loose);
+        let images = images.noting(others.skipped(&format!("{name}/"))).noting(all.skipped).noting(loose);
         if split != Split::Test {
             return Ok(images);
         }

@@ -15,7 +15,7 @@ pub(crate) struct Undivided {
     pub folder: PathBuf,
     pub classes: Vec<String>,
     /// Folders beside those of the classes, in a phrase.
-    pub passed_over: Option<String>,
+    pub skipped: Option<String>,
 }
 
 impl Undivided {
@@ -33,7 +33,7 @@ impl Undivided {
             let classes = class_names(&train)?;
             let mut beside = folder_names(root)?;
             beside.retain(|name| name != Split::Train.name());
-            // One that cannot be read is among those that are passed over.
+            // One that cannot be read is among those that are skipped.
             let theirs = |name: &OsString| folder_names(&root.join(name)).unwrap_or_default();
             if let Some(name) = beside.iter().find(|name| theirs(name).iter().eq(classes.iter().map(OsStr::new))) {
                 let help = format!(
@@ -42,8 +42,8 @@ impl Undivided {
                 );
                 return Err(Error::Lacking { path: root.to_owned(), looked_for: "val/ and test/".to_owned(), help });
             }
-            let passed_over = some_of(&beside, "beside train/");
-            return Ok(Some(Self { classes, folder: train, passed_over }));
+            let skipped = some_of(&beside, "beside train/");
+            return Ok(Some(Self { classes, folder: train, skipped }));
         }
         let (mut classes, mut others, mut shut) = (Vec::new(), Vec::new(), None);
         for name in folder_names(root)? {
@@ -55,7 +55,8 @@ impl Undivided {
                 _ => others.push(name),
             }
         }
-        // A model would not learn a class, and nobody notice. The wrong folder is told what it lacks instead.
+        // An unreadable folder beside real classes is an error: to skip it would silently drop a class. If there are no
+        // classes at all, this is probably the wrong folder, and the caller says what it lacks.
         if let (Some(error), false) = (shut, classes.is_empty()) {
             return Err(error);
         }
@@ -75,8 +76,8 @@ impl Undivided {
             return Err(Error::Lacking { path, looked_for: "an image of its own".to_owned(), help });
         }
         let own = if others.len() == 1 { "without an image of its own" } else { "without images of their own" };
-        let passed_over = some_of(&others, own);
-        Ok(Some(Self { folder: root.to_owned(), classes, passed_over }))
+        let skipped = some_of(&others, own);
+        Ok(Some(Self { folder: root.to_owned(), classes, skipped }))
     }
 }
 

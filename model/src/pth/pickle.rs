@@ -1,6 +1,6 @@
 //! Python's pickles, as far as `torch.save` writes them: protocols 2 to 5 (CPython's `pickletools` describes the opcodes). A
-//! pickle is a program for a stack machine, and Python calls whatever function it names. Here none is called: that one would
-//! be is a value like any other. And nothing is copied, so that a short pickle cannot make much of itself.
+//! pickle is a program for a stack machine, and Python calls whatever function it names. Here no function is called: a
+//! call is recorded as a value. Nothing is copied either, so a short pickle cannot expand into a large structure.
 
 use super::op;
 use std::collections::HashMap;
@@ -111,7 +111,7 @@ impl Machine<'_> {
                 }
 
                 op::NONE | op::NEWTRUE | op::NEWFALSE | op::EMPTY_SET => self.stack.push(OTHER),
-                op::BINFLOAT => self.skip(8)?,
+                op::BINFLOAT => self.push_other(8)?,
                 op::BININT1 => self.integer(1)?,
                 op::BININT2 => self.integer(2)?,
                 op::BININT => {
@@ -123,9 +123,9 @@ impl Machine<'_> {
                 op::SHORT_BINUNICODE | op::SHORT_BINSTRING => self.text(1)?,
                 op::BINUNICODE | op::BINSTRING => self.text(4)?,
                 op::BINUNICODE8 => self.text(8)?,
-                op::SHORT_BINBYTES => self.unknown(1)?,
-                op::BINBYTES => self.unknown(4)?,
-                op::BINBYTES8 | op::BYTEARRAY8 => self.unknown(8)?,
+                op::SHORT_BINBYTES => self.push_other_counted(1)?,
+                op::BINBYTES => self.push_other_counted(4)?,
+                op::BINBYTES8 | op::BYTEARRAY8 => self.push_other_counted(8)?,
 
                 op::EMPTY_TUPLE | op::EMPTY_LIST => self.push(Value::Sequence(vec![])),
                 op::TUPLE1 => self.tuple::<1>()?,
@@ -278,16 +278,16 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn skip(&mut self, count: usize) -> Result<()> {
+    fn push_other(&mut self, count: usize) -> Result<()> {
         self.bytes(count)?;
         self.stack.push(OTHER);
         Ok(())
     }
 
     /// Bytes that are of no use, behind their number.
-    fn unknown(&mut self, width: usize) -> Result<()> {
+    fn push_other_counted(&mut self, width: usize) -> Result<()> {
         let count = self.unsigned(width)?;
-        self.skip(count)
+        self.push_other(count)
     }
 
     fn integer(&mut self, width: usize) -> Result<()> {

@@ -55,8 +55,8 @@ pub struct View<'v> {
 }
 
 impl<'v> View<'v> {
-    /// The view that a call describes: of a storage, from an element on, of a shape, with strides; whether it needs a gradient,
-    /// hooks; and where its numbers are not the storage's, in what way.
+    /// The view that the arguments of `_rebuild_tensor_v2` describe: (storage, offset, shape, strides, requires_grad,
+    /// backward_hooks, metadata); the metadata say whether the view is negated or conjugated.
     pub fn of(values: &'v Values, arguments: Id) -> Result<Self> {
         let impossible = || Problem::Damaged("its description makes no sense".to_owned());
         let number = |id: Id| match values.get(id) {
@@ -102,7 +102,7 @@ impl<'v> View<'v> {
         Ok(Self { key, dtype, size, offset, shape, strides })
     }
 
-    /// How many it has, once its elements lie one behind the other.
+    /// Its size in bytes once it is contiguous.
     pub fn bytes(&self) -> u64 {
         (self.shape.iter().product::<usize>() * self.size) as u64
     }
@@ -130,7 +130,7 @@ impl<'v> View<'v> {
         })
     }
 
-    /// The number of elements of the axes from `axis` on, where they lie one behind the other.
+    /// The number of elements of the axes from `axis` on, where they lie one after the other.
     fn run(&self, axis: usize) -> Option<usize> {
         let mut axes = self.shape[axis..].iter().zip(&self.strides[axis..]).rev();
         axes.try_fold(1, |length, (&extent, &stride)| (extent == 1 || stride == length).then_some(length * extent))

@@ -43,7 +43,7 @@ pub fn statistics(x: &Tensor, epsilon: f64, [mean, variance, rstd]: [&mut Tensor
 
 /// 1/√(variance + ε), for activations of type `dtype`.
 pub fn reciprocal_deviation(variance: &Tensor, epsilon: f64, dtype: DType, rstd: &mut Tensor) -> Result<()> {
-    variance.expect_dtype("batch_norm", dtype.of_sums())?;
+    variance.ensure_dtype("batch_norm", dtype.of_sums())?;
     let launch = KERNELS.launch(variance.gpu("batch_norm")?, "batch_norm_rstd<T>", dtype)?.over(variance.count());
     let launch = launch.input(variance)?.number(epsilon, dtype).output(rstd)?;
     // SAFETY: both have as many elements, of the type of sums.
@@ -52,7 +52,7 @@ pub fn reciprocal_deviation(variance: &Tensor, epsilon: f64, dtype: DType, rstd:
 
 /// y (R, C) = (x − μ)·γr + β.
 pub fn forward(x: &Tensor, [weight, bias]: [&Tensor; 2], [mean, rstd]: [&Tensor; 2], y: &mut Tensor) -> Result<()> {
-    [weight, bias, mean].into_iter().try_for_each(|operand| operand.expect_dtype("batch_norm", x.dtype().of_sums()))?;
+    [weight, bias, mean].into_iter().try_for_each(|operand| operand.ensure_dtype("batch_norm", x.dtype().of_sums()))?;
     let tiles = tiles(x, weight.count());
     let launch = tiles.sweep(KERNELS.launch_on(x, "batch_norm_forward<T>")?);
     let launch = launch.input(x)?.input(weight)?.input(bias)?.input(mean)?.input(rstd)?.output(y)?;
@@ -70,7 +70,7 @@ pub fn backward(
     [dx, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
     let wide = x.dtype().of_sums();
-    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect_dtype("batch_norm", wide))?;
+    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.ensure_dtype("batch_norm", wide))?;
     let ([mean, rstd], tiles) = (moments, tiles(x, weight.count()));
     let mut sums = None;
     if mode == Mode::Train || dweight.is_some() || dbias.is_some() {
@@ -83,7 +83,7 @@ pub fn backward(
         unsafe { tiles.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run()? };
     }
     let Some(dx) = dx else { return Ok(()) };
-    dx.expect_dtype("batch_norm", x.dtype())?;
+    dx.ensure_dtype("batch_norm", x.dtype())?;
     let launch = tiles.sweep(KERNELS.launch_on(x, "batch_norm_backward<T>")?);
     let launch = launch.input(dy)?.input(x)?.input(weight)?.input(mean)?.input(rstd)?;
     let launch = launch.optional(sums.as_ref().filter(|_| mode == Mode::Train))?.out(Some(&dx));

@@ -58,8 +58,8 @@ impl Geometry {
         self.topk * self.regions.tokens()
     }
 
-    /// The multiply-adds of the scores and of the weighted sums of values: each of the two products has two
-    /// gradients, and they cost as much again.
+    /// The multiply-adds of the forward pass: scores, and weighted sums of values. Each of the two products has two
+    /// gradients, each as expensive as the product, so a backward pass costs twice as much.
     pub fn multiply_adds(&self) -> u64 {
         (self.images * self.tokens() * self.keys() * (self.qk_dim + self.v_dim)) as u64
     }

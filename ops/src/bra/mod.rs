@@ -3,7 +3,7 @@
 //!
 //! **Forward.** From a map of queries, keys and values qkv (N, H, W, 2D + C), cut into P = Gₕ·G_w regions:
 //! 1. *Routing.* q̂, k̂ (P, D) are the means of each region's queries and keys; region p is routed to the k
-//!    regions r with the largest q̂ₚ·k̂ᵣ (ties to the lower index). All heads share the routes.
+//!    regions r with the largest s·q̂ₚ·k̂ᵣ (ties to the lower index). All heads share the routes.
 //! 2. *Attention.* For each head and each query q in region p: o = Σⱼ softmaxⱼ(s·q·kⱼ) vⱼ, where j runs over
 //!    all tokens of the k regions of p. The scale s is D^(−1/2) in the published model, not the head's.
 //! 3. *Local context (LCE, "lepe").* out = o + dwconv(v): a depthwise convolution of the values, written
@@ -163,37 +163,37 @@ impl Rule for BraRule {
     fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let BraRule { qkv, routes, lse, lepe, geometry: g, scale } = *self;
         let (mut dqkv, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
-        if let Device::Cuda(_) = dout.device() {
-            let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
-            if let Some(out) = dqkv.out_on_gpu()? {
-                cuda::backward(g, &given, &out)?;
-            }
-            if let Some(weight) = &lepe {
-                let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
-                let outs = [dqkv.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
-                cuda::add_context_backward(g, context, &given, weight, outs)?;
-            }
-            [dqkv, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
-            return Ok(());
-        }
-        match_float!(dout.dtype(), "bra", T => {
-            let (qkv, dout) = (qkv.as_slice::<T>("bra")?, dout.as_slice::<T>("bra")?);
-            if let Some(out) = dqkv.out()? {
-                cpu::backward(g, qkv, routes.as_slice("bra")?, scale as T, lse.as_slice("bra")?, dout, out);
-            }
-            if let Some(weight) = &lepe {
-                let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
-                let upstream = Map { data: dout, stride: g.v_dim };
-                if let Some(out) = dqkv.out::<T>()? {
-                    // The attention has written the values' gradient; the convolution adds to it.
-                    let start = (2 * g.qk_dim).min(out.data.len());
-                    let out = Out { data: &mut out.data[start..], accumulate: true };
-                    let kernel = Kernel { weight: weight.as_slice("bra")?, residual: false };
-                    dwconv::cpu::backward_input(context, upstream, kernel, MapMut { out, stride: g.row() });
+        match dout.device() {
+            Device::Cuda(_) => {
+                let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
+                if let Some(out) = dqkv.out_on_gpu()? {
+                    cuda::backward(g, &given, &out)?;
                 }
-                dwconv::cpu::backward_weight(context, upstream, values(g, qkv), dweight.out()?, dbias.out()?);
+                if let Some(weight) = &lepe {
+                    let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
+                    let outs = [dqkv.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
+                    cuda::add_context_backward(g, context, &given, weight, outs)?;
+                }
             }
-        });
+            Device::Cpu => match_float!(dout.dtype(), "bra", T => {
+                let (qkv, dout) = (qkv.as_slice::<T>("bra")?, dout.as_slice::<T>("bra")?);
+                if let Some(out) = dqkv.out()? {
+                    cpu::backward(g, qkv, routes.as_slice("bra")?, scale as T, lse.as_slice("bra")?, dout, out);
+                }
+                if let Some(weight) = &lepe {
+                    let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
+                    let upstream = Map { data: dout, stride: g.v_dim };
+                    if let Some(out) = dqkv.out::<T>()? {
+                        // The attention has written the values' gradient; the convolution adds to it.
+                        let start = (2 * g.qk_dim).min(out.data.len());
+                        let out = Out { data: &mut out.data[start..], accumulate: true };
+                        let kernel = Kernel { weight: weight.as_slice("bra")?, residual: false };
+                        dwconv::cpu::backward_input(context, upstream, kernel, MapMut { out, stride: g.row() });
+                    }
+                    dwconv::cpu::backward_weight(context, upstream, values(g, qkv), dweight.out()?, dbias.out()?);
+                }
+            }),
+        }
         [dqkv, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }

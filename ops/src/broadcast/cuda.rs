@@ -11,7 +11,7 @@ use tensor::{Result, Shape, Tensor};
 pub fn zip(module: &'static Module, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let shape = a.shape().broadcast(b.shape(), module.name)?;
     let (dtype, count) = (a.dtype(), shape.count());
-    b.expect_dtype(module.name, dtype)?;
+    b.ensure_dtype(module.name, dtype)?;
     let mut out = Tensor::empty_on(&a.device(), shape.clone(), dtype)?;
     let kernel = |end: &str| module.launch_on(a, &format!("{}_{end}<T>", module.name));
     let launch = if a.shape() == b.shape() && a.is_contiguous() && b.is_contiguous() {

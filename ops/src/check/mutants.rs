@@ -133,7 +133,7 @@ fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
             }
         }),
         Mutant::SwappedSaved { node, first, second } if node < tape.nodes().len() => tape.tamper(node, |mut saved| {
-            if second < saved.len() && alike(saved[first], saved[second]) {
+            if second < saved.len() && swap_matters(saved[first], saved[second]) {
                 let (left, right) = saved.split_at_mut(second);
                 changed = true;
                 std::mem::swap(&mut *left[first], &mut *right[0]);
@@ -149,7 +149,7 @@ fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
         }
         Mutant::SwappedGradients { first, second } => {
             if let Ok([Some(a), Some(b)]) = gradients.get_disjoint_mut([first, second])
-                && alike(a, b)
+                && swap_matters(a, b)
             {
                 std::mem::swap(a, b);
                 changed = true;
@@ -163,8 +163,8 @@ fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
     Ok(if oracle.accepts(case, &gradients)? { Outcome::Survived } else { Outcome::Caught })
 }
 
-/// Same shape and type, but not the same elements.
-fn alike(a: &Tensor, b: &Tensor) -> bool {
+/// Whether two tensors can be exchanged, and that changes something: same shape and type, but not the same elements.
+fn swap_matters(a: &Tensor, b: &Tensor) -> bool {
     a.shape() == b.shape() && a.dtype() == b.dtype() && crate::case::array(a) != crate::case::array(b)
 }
 

@@ -28,7 +28,7 @@ pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
     let Some(first) = parts.first() else {
         return Err(Error::argument("concat", "needs at least one part").into());
     };
-    first.shape().expect_axis("concat", axis)?;
+    first.shape().ensure_axis("concat", axis)?;
     for part in parts {
         if part.shape().len() != first.shape().len() || part.shape().with(axis, 0) != first.shape().with(axis, 0) {
             let expected = format!("the extents of the first part {} except along axis {axis}", first.shape());

@@ -48,7 +48,7 @@ pub fn backward(
 
 /// dx from dy.
 fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -> Result<()> {
-    dx.expect_dtype("conv2d", dy.dtype())?;
+    dx.ensure_dtype("conv2d", dy.dtype())?;
     let weight = reorder(g, weight, dy.dtype())?;
     let ([height, width], row) = (g.input, row(g, dy.dtype()));
     for images in chunks(g, dy.dtype()) {

@@ -54,7 +54,7 @@ impl Geometry {
         (0..self.input[axis].min(stride)).map(move |row| (row + padding) % stride)
     }
 
-    /// The taps of the kernel along an axis that lie a multiple of the stride behind one.
+    /// The taps of the kernel along an axis whose index leaves this remainder when divided by the stride.
     pub fn taps_of(&self, axis: usize, remainder: usize) -> std::iter::StepBy<std::ops::Range<usize>> {
         (remainder..self.kernel[axis]).step_by(self.stride)
     }

@@ -1,6 +1,6 @@
 //! Convolution of images, channels last.
 //!
-//! **Forward.** y[n, i, j, o] = b\[o\] + Σ_{a,b,c} x[n, i·s + a − p, j·s + b − p, c] · w[o, c, a, b], with x
+//! **Forward.** y[n, i, j, o] = bias\[o\] + Σ_{a,b,c} x[n, i·s + a − p, j·s + b − p, c] · w[o, c, a, b], with x
 //! (N, H, W, I), w (O, I, KH, KW), b (O) or none, stride s, p rows and columns of zeros around the image, and y
 //! (N, (H + 2p − KH)/s + 1, (W + 2p − KW)/s + 1, O), rounded down. As a matrix product: let the row of
 //! `patches` for output pixel (n, i, j) be the KH·KW·I inputs that it sees; then y = patches·W, with W

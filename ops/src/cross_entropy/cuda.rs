@@ -20,7 +20,7 @@ pub(crate) const RECORDS: usize = 8;
 
 /// The mean loss of logits (N, K) against labels (N); `p` takes the probabilities (N, K).
 pub fn forward(logits: &Tensor, labels: &Tensor, smoothing: f64, p: &mut Tensor, loss: &mut Tensor) -> Result<()> {
-    labels.expect_dtype("cross_entropy", DType::Index)?;
+    labels.ensure_dtype("cross_entropy", DType::Index)?;
     let [records, classes] = logits.dims("cross_entropy", "logits (N, K)")?;
     let mut losses = Tensor::empty_on(&logits.device(), [records], p.dtype())?;
     let launch = KERNELS.launch_on(logits, "cross_entropy_forward<T>")?.blocks(records.div_ceil(RECORDS));

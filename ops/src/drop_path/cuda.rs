@@ -13,7 +13,7 @@ const THREADS: usize = 256;
 
 pub fn apply(x: &Tensor, samples: Range<usize>, keep: Keep, out: Out<'_>) -> Result<()> {
     let dtype = x.dtype();
-    out.expect_dtype("drop_path", dtype)?;
+    out.ensure_dtype("drop_path", dtype)?;
     let size = x.count().checked_div(samples.len()).unwrap_or(0);
     let blocks = (size * dtype.size()).div_ceil(16 * THREADS);
     let launch = KERNELS.launch(out.gpu(), "drop_path<T>", dtype)?.threads(THREADS).blocks(samples.len() * blocks);

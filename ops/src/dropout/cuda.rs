@@ -16,7 +16,7 @@ impl Keep {
 
 pub fn apply(x: &Tensor, keep: Keep, out: Out<'_>) -> Result<()> {
     let (dtype, count) = (x.dtype(), x.count());
-    out.expect_dtype("dropout", dtype)?;
+    out.ensure_dtype("dropout", dtype)?;
     let launch = KERNELS.launch(out.gpu(), "dropout<T>", dtype)?.over_packs(count, dtype);
     // SAFETY: x and out have as many elements, of one type.
     unsafe { keep.arguments(launch.input(x)?, dtype)?.out(Some(&out)).count(count).run() }

@@ -74,13 +74,13 @@ pub(crate) fn forward(
     }
     let dtype = x.elements.dtype();
     let MapMut { out, stride } = y;
-    out.expect_dtype("dwconv", dtype)?;
+    out.ensure_dtype("dwconv", dtype)?;
     [Some(weight), bias]
         .into_iter()
         .flatten()
-        .try_for_each(|parameter| parameter.expect_dtype("dwconv", dtype.of_sums()))?;
+        .try_for_each(|parameter| parameter.ensure_dtype("dwconv", dtype.of_sums()))?;
     let x_address = address(e, x, out.gpu())?;
-    expect_room(e, stride, out.count())?;
+    ensure_room(e, stride, out.count())?;
     let pairs = pairs(e, dtype, &[(x_address, x.stride), (out.address(), stride)]);
     let Tiling { tile, tiles } = Tiling::new(e, pairs);
     let segments = ENOUGH_THREADS / (e.images * strips(e) * tile * tiles);
@@ -109,9 +109,9 @@ pub(crate) fn backward(
         return Ok(());
     }
     let dtype = x.elements.dtype();
-    dy.elements.expect_dtype("dwconv", dtype)?;
-    weight.expect_dtype("dwconv", dtype.of_sums())?;
-    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect_dtype("dwconv", dtype.of_sums()))?;
+    dy.elements.ensure_dtype("dwconv", dtype)?;
+    weight.ensure_dtype("dwconv", dtype.of_sums())?;
+    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.ensure_dtype("dwconv", dtype.of_sums()))?;
     let gpu = x.elements.gpu("dwconv")?;
     let [dy_address, x_address] = [address(e, dy, gpu)?, address(e, x, gpu)?];
     // Where nobody wants dx it goes to waste.
@@ -124,8 +124,8 @@ pub(crate) fn backward(
             MapMut { out: waste.as_out("dwconv", false)?, stride: e.channels }
         }
     };
-    dx.out.expect_dtype("dwconv", dtype)?;
-    expect_room(e, dx.stride, dx.out.count())?;
+    dx.out.ensure_dtype("dwconv", dtype)?;
+    ensure_room(e, dx.stride, dx.out.count())?;
     let maps = [(dy_address, dy.stride), (x_address, x.stride), (dx.out.address(), dx.stride)];
     let pairs = pairs(e, dtype, &maps);
     let Tiling { tile, tiles } = Tiling::new(e, pairs);
@@ -178,12 +178,12 @@ fn pairs(e: Geometry, dtype: DType, maps: &[(u64, usize)]) -> bool {
 
 /// Where a map begins that has all its pixels.
 fn address(e: Geometry, map: &Map, gpu: &Arc<Gpu>) -> Result<u64> {
-    expect_room(e, map.stride, map.elements.count())?;
+    ensure_room(e, map.stride, map.elements.count())?;
     map.elements.address("dwconv", gpu)
 }
 
 /// [`Error::Shape`] unless a map of this stride fits into `count` elements.
-fn expect_room(e: Geometry, stride: usize, count: usize) -> Result<()> {
+fn ensure_room(e: Geometry, stride: usize, count: usize) -> Result<()> {
     if e.is_empty() || (stride >= e.channels && e.span(stride) <= count) {
         return Ok(());
     }

@@ -31,7 +31,7 @@ use tensor::cuda::Module;
 use tensor::{Device, Error, Shape, Tensor, match_float};
 
 /// The kernels' extents K that there are.
-pub const KERNELS: [usize; 3] = [3, 5, 7];
+pub const SIZES: [usize; 3] = [3, 5, 7];
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "each channel convolved with its own K×K kernel";
 
@@ -82,8 +82,8 @@ pub(crate) fn geometry(
     bias: Option<&Tensor>,
 ) -> tensor::Result<Geometry> {
     let [filters, group, kernel, across] = weight.dims(op, "a weight (C, 1, K, K)")?;
-    if [filters, group, kernel] != [channels, 1, across] || !KERNELS.contains(&kernel) {
-        let expected = format!("a weight ({channels}, 1, K, K) with K one of {KERNELS:?}");
+    if [filters, group, kernel] != [channels, 1, across] || !SIZES.contains(&kernel) {
+        let expected = format!("a weight ({channels}, 1, K, K) with K one of {SIZES:?}");
         return Err(Error::shape(op, expected, weight.shape()));
     }
     if let Some(bias) = bias.filter(|bias| *bias.shape() != [channels]) {

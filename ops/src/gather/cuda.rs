@@ -12,7 +12,7 @@ pub static KERNELS: Module = Module {
 
 /// y (N, Q, D) from x (N, R, D) and indices (N, Q); `extents` are N, R and D.
 pub fn forward(x: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], y: &mut Tensor) -> Result<()> {
-    indices.expect_dtype("gather", DType::Index)?;
+    indices.ensure_dtype("gather", DType::Index)?;
     let (positions, packs) = (indices.count(), packs(width, x.dtype()));
     let launch = KERNELS.launch_on(x, "gather_forward<T>")?.over(positions * packs);
     let launch = launch.input(x)?.input(indices)?.output(y)?;
@@ -23,7 +23,7 @@ pub fn forward(x: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], 
 
 /// dx (N, R, D) from dy (N, Q, D): every row of dx adds up the rows of dy that were picked from it.
 pub fn backward(dy: &Tensor, indices: &Tensor, [images, rows, width]: [usize; 3], dx: Out<'_>) -> Result<()> {
-    dx.expect_dtype("gather", dy.dtype())?;
+    dx.ensure_dtype("gather", dy.dtype())?;
     let (all_rows, picks, packs) = (images * rows, indices.count() / images.max(1), packs(width, dy.dtype()));
     let launch = KERNELS.launch_on(dy, "gather_backward<T>")?.over(all_rows * packs);
     let launch = launch.input(dy)?.input(indices)?.out(Some(&dx));

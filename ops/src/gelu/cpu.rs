@@ -31,7 +31,7 @@ pub fn forward_in_place<T: Float>(y: &mut [T]) {
 unsafe fn forward_part<T: Float, V: Vector<T>>(x: *const T, y: *mut T, len: usize, normal: &Normal) {
     let whole = len - len % V::LANES;
     for start in (0..whole).step_by(V::LANES) {
-        // SAFETY: by the caller's word, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         unsafe { store(gelu(load::<T, V>(x.add(start)), normal), y.add(start)) };
     }
     // A register for these, too: an element's bits must not depend on how many lie beside it.
@@ -70,7 +70,7 @@ unsafe fn backward_part<T: Float, V: Vector<T>>(dy: &[T], x: &[T], out: Out<'_, 
         wide[..part.len()].copy_from_slice(part);
     }
     for (dx, (dy, x)) in dx.chunks_exact_mut(V::LANES).zip(of_dy.zip(of_x)) {
-        // SAFETY: by the caller's word, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         unsafe { backward_register::<T, V>(dy, x, dx, accumulate, normal) };
     }
     // SAFETY: as above.

@@ -20,7 +20,7 @@ pub fn forward(x: &Tensor, y: &mut Tensor) -> Result<()> {
 }
 
 pub fn backward(dy: &Tensor, x: &Tensor, dx: Out<'_>) -> Result<()> {
-    dx.expect_dtype("gelu", x.dtype())?;
+    dx.ensure_dtype("gelu", x.dtype())?;
     let launch = KERNELS.launch_on(x, "gelu_backward<T>")?.over_packs(x.count(), x.dtype());
     // SAFETY: dy and dx have as many elements as x, of its type.
     unsafe { launch.input(dy)?.input(x)?.out(Some(&dx)).count(x.count()).run() }

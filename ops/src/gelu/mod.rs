@@ -17,7 +17,7 @@ pub(crate) mod cuda;
 pub mod reference;
 
 use crate::give::give;
-use autograd::{Again, InputGrads, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, Recompute, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Tensor, match_float};
 
@@ -61,7 +61,7 @@ struct Gelu {
 impl Rule for Gelu {
     rule_fields!("gelu", x);
 
-    fn again(&self) -> Option<Again<'_>> {
+    fn recompute(&self) -> Option<Recompute<'_>> {
         Some(Box::new(|| value(&self.x)))
     }
 

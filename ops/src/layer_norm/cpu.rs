@@ -46,6 +46,7 @@ unsafe fn forward_rows<T: Float, A: Registers>(
             *mean = sum * inverse;
             // SAFETY: as above.
             in_registers!(T, A, channels, [1], (range, V, _COUNT) => squares += unsafe { squares_of::<T, V<T, A>>(&x[range], *mean) });
+            // The variance for now; the loop below turns it into 1/√(variance + ε).
             *rstd = squares * inverse;
         }
         rstd.iter_mut().for_each(|variance| *variance = T::one() / (*variance + epsilon).sqrt());
@@ -121,7 +122,7 @@ unsafe fn normalise<T: Float, V: Vector<T>>(x: &[T], [weight, bias]: [&[T]; 2], 
 }
 
 /// y again, from the rows' means and 1/√(variance + ε).
-pub fn again<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T]; 2], y: &mut [T]) {
+pub fn recompute<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T]; 2], y: &mut [T]) {
     let channels = weight.len();
     if channels == 0 {
         return;
@@ -164,7 +165,7 @@ pub fn backward<T: Float>(
 }
 
 /// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy. The rows' dγ = Σ dy·x̂ and dβ = Σ dy are added to `sums`, where they
-/// lie one behind the other: (2, C).
+/// lie one after the other: (2, C).
 ///
 /// # Safety
 /// The machine must have the instruction set `A`.

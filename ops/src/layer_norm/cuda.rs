@@ -99,7 +99,7 @@ pub fn forward(
     y: &mut Tensor,
     [mean, rstd]: [&mut Tensor; 2],
 ) -> Result<()> {
-    [weight, bias].into_iter().try_for_each(|parameter| parameter.expect_dtype("layer_norm", x.dtype().of_sums()))?;
+    [weight, bias].into_iter().try_for_each(|parameter| parameter.ensure_dtype("layer_norm", x.dtype().of_sums()))?;
     let gpu = x.gpu("layer_norm")?;
     let maps = [x.address("layer_norm", gpu)?, y.address("layer_norm", gpu)?];
     let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
@@ -110,7 +110,7 @@ pub fn forward(
 }
 
 /// y again, from the rows' moments.
-pub fn again(x: &Tensor, [weight, bias]: [&Tensor; 2], [mean, rstd]: [&Tensor; 2], y: &mut Tensor) -> Result<()> {
+pub fn recompute(x: &Tensor, [weight, bias]: [&Tensor; 2], [mean, rstd]: [&Tensor; 2], y: &mut Tensor) -> Result<()> {
     let gpu = x.gpu("layer_norm")?;
     let maps = [x.address("layer_norm", gpu)?, y.address("layer_norm", gpu)?];
     let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
@@ -128,8 +128,8 @@ pub fn backward(
     [mean, rstd]: [&Tensor; 2],
     [dx, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
-    dx.iter().try_for_each(|dx| dx.expect_dtype("layer_norm", x.dtype()))?;
-    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.expect_dtype("layer_norm", x.dtype().of_sums()))?;
+    dx.iter().try_for_each(|dx| dx.ensure_dtype("layer_norm", x.dtype()))?;
+    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.ensure_dtype("layer_norm", x.dtype().of_sums()))?;
     let of_parameters = dweight.is_some() || dbias.is_some();
     if dx.is_none() && !of_parameters {
         return Ok(());

@@ -16,7 +16,7 @@ mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 
-use autograd::{Again, InputGrads, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, Recompute, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
 
@@ -70,19 +70,19 @@ struct LayerNorm {
 impl Rule for LayerNorm {
     rule_fields!("layer_norm", x, weight, mean, rstd; bias);
 
-    fn again(&self) -> Option<Again<'_>> {
+    fn recompute(&self) -> Option<Recompute<'_>> {
         Some(Box::new(|| {
             let mut y = Tensor::empty_on(&self.x.device(), self.x.shape().clone(), self.x.dtype())?;
             let (scale, moments) = ([&self.weight, &self.bias], [&self.mean, &self.rstd]);
             match self.x.device() {
-                Device::Cpu => match_float!(self.x.dtype(), "layer_norm", T => cpu::again::<T>(
+                Device::Cpu => match_float!(self.x.dtype(), "layer_norm", T => cpu::recompute::<T>(
                     self.x.as_slice("layer_norm")?,
                     self.weight.as_slice("layer_norm")?,
                     self.bias.as_slice("layer_norm")?,
                     [self.mean.as_slice("layer_norm")?, self.rstd.as_slice("layer_norm")?],
                     y.as_mut_slice("layer_norm")?,
                 )),
-                Device::Cuda(_) => cuda::again(&self.x, scale, moments, &mut y)?,
+                Device::Cuda(_) => cuda::recompute(&self.x, scale, moments, &mut y)?,
             }
             Ok(y)
         }))

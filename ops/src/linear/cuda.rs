@@ -28,10 +28,9 @@ pub fn backward(dy: &Tensor, x: &Tensor, weight: &Tensor, [dx, dweight, dbias]: 
         Gemm::new("linear", Matrix::plain(dy), Matrix::plain(&weight), [rows, inputs, outputs]).into(dx)?;
     }
     match dweight {
-        Some(dweight) => {
-            let factors = (Matrix::transposed(dy), Matrix::plain(x));
-            Gemm::new("linear", factors.0, factors.1, [outputs, inputs, rows]).sums(dbias).into(dweight)
-        }
+        Some(dweight) => Gemm::new("linear", Matrix::transposed(dy), Matrix::plain(x), [outputs, inputs, rows])
+            .sums(dbias)
+            .into(dweight),
         None => dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias)),
     }
 }

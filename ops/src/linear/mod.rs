@@ -82,7 +82,7 @@ pub fn linear_residual<'t>(
     })
 }
 
-/// A weight (O, I) for products that take it again and again: on the CPU it carries itself as they lay it out. Errors:
+/// Prepares a weight (O, I) for repeated use: on the CPU the returned tensor carries its packed form. Errors:
 /// [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
 pub fn prepared(weight: Tensor) -> tensor::Result<Tensor> {
     let extents = weight.dims("linear", "a weight (O, I)")?;

@@ -4,7 +4,7 @@ use super::Mlp;
 use crate::{gelu, layer_norm, linear};
 use autograd::exact::{Array, Scalar};
 
-/// Of x, γ, β, W₁, b₁, W₂ and b₂: the definitions of its parts, one behind the other.
+/// Of x, γ, β, W₁, b₁, W₂ and b₂: the definitions of its parts, one after the other.
 pub fn mlp<S: Scalar>(x: &[Array<S>], attributes: Mlp) -> Array<S> {
     let normed = layer_norm::reference::layer_norm(&x[0], &x[1], &x[2], attributes.epsilon);
     let hidden = gelu::reference::gelu(&linear::reference::linear(&normed, &x[3], Some(&x[4]), None));

@@ -26,7 +26,7 @@ pub fn forward(op: &'static str, x: &Tensor, g: Geometry, y: &mut Tensor) -> Res
 /// dx (N, H, W, C) from dy (N, P, C).
 pub fn backward(dy: &Tensor, g: Geometry, dx: Out<'_>) -> Result<()> {
     let (images, [down, across], [h, w], channels) = (g.images, g.regions.grid(), g.regions.size(), g.channels);
-    dx.expect_dtype("region_pool", dy.dtype())?;
+    dx.ensure_dtype("region_pool", dy.dtype())?;
     let packs = packs(channels, dy.dtype());
     let launch = KERNELS.launch_on(dy, "region_pool_backward<T>")?.blocks(images * down * h);
     let launch = launch.input(dy)?.out(Some(&dx)).extents([across, h, w, channels, packs, across * w * packs])?;

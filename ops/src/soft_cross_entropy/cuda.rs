@@ -15,7 +15,7 @@ pub static KERNELS: Module = Module {
 
 /// The mean loss of logits (N, K) against targets (N, K); `p` takes the probabilities (N, K).
 pub fn forward(logits: &Tensor, targets: &Tensor, p: &mut Tensor, loss: &mut Tensor) -> Result<()> {
-    targets.expect_dtype("soft_cross_entropy", p.dtype())?;
+    targets.ensure_dtype("soft_cross_entropy", p.dtype())?;
     let [records, classes] = logits.dims("soft_cross_entropy", "logits (N, K)")?;
     let mut losses = Tensor::empty_on(&logits.device(), [records], p.dtype())?;
     let launch = KERNELS.launch_on(logits, "soft_cross_entropy_forward<T>")?.blocks(records.div_ceil(RECORDS));

@@ -26,7 +26,7 @@ pub fn forward(x: &Tensor, channels: usize, y: &mut Tensor) -> Result<()> {
 
 /// dx (R, C) from dy (R, C).
 pub fn backward(dy: &Tensor, y: &Tensor, channels: usize, dx: Out<'_>) -> Result<()> {
-    dx.expect_dtype("softmax", y.dtype())?;
+    dx.ensure_dtype("softmax", y.dtype())?;
     let rows = y.count().checked_div(channels).unwrap_or(0);
     let launch = KERNELS.launch_on(y, "softmax_backward<T>")?.blocks(rows.div_ceil(ROWS));
     // SAFETY: dy, y and dx are (rows, channels).

@@ -26,7 +26,7 @@ pub(crate) const SUMMARY: &str = "the sum over some axes";
 pub fn sum<'t>(x: &Var<'t>, axes: &[usize], keep: bool) -> Result<Var<'t>> {
     let mut kept = x.shape().clone();
     for &axis in axes {
-        x.shape().expect_axis("sum", axis)?;
+        x.shape().ensure_axis("sum", axis)?;
         kept = kept.with(axis, 1);
     }
     let left = |axis: &usize| keep || !axes.contains(axis);

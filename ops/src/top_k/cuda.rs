@@ -24,7 +24,7 @@ pub fn forward(x: &Tensor, [extent, k]: [usize; 2], y: &mut Tensor, indices: &mu
 
 /// dx (R, T) from dy (R, k).
 pub fn backward(dy: &Tensor, indices: &Tensor, [extent, k]: [usize; 2], dx: Out<'_>) -> Result<()> {
-    dx.expect_dtype("top_k", dy.dtype())?;
+    dx.ensure_dtype("top_k", dy.dtype())?;
     let rows = dx.count().checked_div(extent).unwrap_or(0);
     let launch = KERNELS.launch_on(dy, "top_k_backward<T>")?.blocks(rows.div_ceil(ROWS));
     // SAFETY: dx is (rows, extent), dy and the indices are (rows, k).

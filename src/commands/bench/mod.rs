@@ -14,7 +14,7 @@ mod sweep;
 mod whole;
 
 use super::Status;
-use super::options::{ImageSize, ModelChoice, Threads, expect_count};
+use super::options::{ImageSize, ModelChoice, Threads, ensure_count};
 use crate::config::Recompute;
 use crate::device::Compute;
 use anyhow::{Result, bail};
@@ -33,8 +33,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 128)]
     batch_size: usize,
     /// What to time: a whole training step (forward, loss, backward, AdamW), or a forward pass.
-    #[arg(long, value_enum, default_value_t = Work::Train)]
-    mode: Work,
+    #[arg(long, value_enum, default_value_t = Workload::Train)]
+    mode: Workload,
     /// What a training step computes again in its backward pass instead of keeping it, to save memory.
     #[arg(long, value_enum)]
     recompute: Option<Recompute>,
@@ -47,7 +47,7 @@ pub struct Arguments {
     #[arg(long)]
     profile: bool,
     /// Of the model only its routed attention, stage by stage: forward, and forward + backward. The time of a call is the
-    /// mean of --steps calls, asked for one behind the other.
+    /// mean of --steps calls, asked for one after the other.
     #[arg(long, conflicts_with_all = ["mode", "recompute", "profile"])]
     only_bra: bool,
     /// Instead of a model: bi-level routing attention and full attention on square maps of 28, 56, 112, ... tokens a
@@ -76,7 +76,7 @@ pub struct Arguments {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum Work {
+enum Workload {
     Train,
     Infer,
 }
@@ -100,11 +100,11 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             bail!("{option} is for --op; give that too, or leave it out");
         }
     }
-    if arguments.mode == Work::Infer && arguments.recompute.is_some() {
+    if arguments.mode == Workload::Infer && arguments.recompute.is_some() {
         bail!("--recompute is for training; inference keeps nothing, so leave it out");
     }
-    expect_count("--steps", arguments.steps)?;
-    expect_count("--batch-size", arguments.batch_size)?;
+    ensure_count("--steps", arguments.steps)?;
+    ensure_count("--batch-size", arguments.batch_size)?;
     let size = arguments.model.image_size(arguments.image_size)?;
     if arguments.only_bra {
         let config = arguments.model.config()?;
@@ -122,7 +122,7 @@ fn noise(count: usize, stream: u64) -> Vec<f32> {
 }
 
 /// Refuses a batch (N, ...) whose `part` is so large that nobody can have meant it.
-fn expect_sensible(shape: [usize; 4], part: &str) -> Result<()> {
+fn ensure_sensible(shape: [usize; 4], part: &str) -> Result<()> {
     let bytes = shape.iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
     if bytes > 8e9 {
         bail!("--batch-size {}: its {part} take {:.0} GB, more than 8", shape[0], bytes / 1e9);

@@ -54,7 +54,7 @@ impl Report {
     pub fn new(profile: &Profile, steps: usize, gpu: Option<(&Device, DType)>) -> tensor::Result<Self> {
         let ceilings = match gpu {
             Some((device, maps)) => Ceilings::of_gpu(device, maps)?,
-            None => Ceilings::measure(),
+            None => Ceilings::of_cpu()?,
         };
         let (lines, steps) = (profile.lines(), steps as f64);
         let total: f64 = lines.iter().map(|line| line.seconds).sum();
@@ -89,20 +89,22 @@ const EXTENT: usize = 1536;
 const COPIED: usize = 64 << 20;
 
 impl Ceilings {
-    fn measure() -> Self {
+    fn of_cpu() -> tensor::Result<Self> {
         let (a, b) = (vec![1f32; EXTENT * EXTENT], vec![0.5f32; EXTENT * EXTENT]);
         let mut c = vec![0f32; EXTENT * EXTENT];
         let product = seconds(|| {
             gemm(Mat::new(&a, EXTENT, EXTENT), Mat::new(&b, EXTENT, EXTENT), Out::store(&mut c));
             black_box(&c);
-        });
+            Ok(())
+        })?;
         let (from, mut to) = (vec![1f32; COPIED], vec![0f32; COPIED]);
         let part = COPIED.div_ceil(rayon::current_num_threads());
         let copy = seconds(|| {
             to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(to, from)| to.copy_from_slice(from));
             black_box(&to);
-        });
-        Self::from(product, EXTENT, DType::F32, copy, COPIED * size_of::<f32>())
+            Ok(())
+        })?;
+        Ok(Self::of_times(product, EXTENT, DType::F32, copy, COPIED * size_of::<f32>()))
     }
 
     fn of_gpu(device: &Device, maps: DType) -> tensor::Result<Self> {
@@ -111,47 +113,37 @@ impl Ceilings {
         let matrix = Tensor::from_slice(&noise(EXTENT * EXTENT, 0), [EXTENT, EXTENT])?.to_device(device)?.cast(maps)?;
         let mut result = Tensor::empty_on(device, [EXTENT, EXTENT], maps)?;
         let factor = Matrix::plain(&matrix);
-        let product = seconds_of(|| {
+        let product = seconds(|| {
             Gemm::new("ceiling", factor, factor, [EXTENT; 3]).into(result.as_out("ceiling", false)?)?;
             device.synchronize()
         })?;
         let copied = Tensor::zeros_on(device, [COPIED], DType::F32)?;
-        let copy = seconds_of(|| {
+        let copy = seconds(|| {
             let copy = copied.duplicate()?;
             device.synchronize()?;
             drop(copy);
             Ok(())
         })?;
-        Ok(Self::from(product, EXTENT, maps, copy, copied.bytes()))
+        Ok(Self::of_times(product, EXTENT, maps, copy, copied.bytes()))
     }
 
-    fn from(product: f64, extent: usize, dtype: DType, copy: f64, copied: usize) -> Self {
+    fn of_times(product: f64, extent: usize, dtype: DType, copy: f64, copied: usize) -> Self {
         let (gflops, gb_per_s) = (2.0 * (extent as f64).powi(3) / product / 1e9, 2.0 * copied as f64 / copy / 1e9);
         Self { gflops, gb_per_s, extent, matrices: dtype.name(), copied }
     }
 }
 
-/// As [`seconds`], of work that may fail.
-fn seconds_of(mut work: impl FnMut() -> tensor::Result<()>) -> tensor::Result<f64> {
-    let mut outcome = Ok(());
-    let time = seconds(|| {
-        if outcome.is_ok() {
-            outcome = work();
-        }
-    });
-    outcome.map(|()| time)
-}
-
 /// The median time of five runs, after one that is not timed.
-fn seconds(mut work: impl FnMut()) -> f64 {
-    work();
-    let mut times = [(); 5].map(|()| {
+fn seconds(mut work: impl FnMut() -> tensor::Result<()>) -> tensor::Result<f64> {
+    work()?;
+    let mut times = [0.0; 5];
+    for time in &mut times {
         let started = Instant::now();
-        work();
-        started.elapsed().as_secs_f64()
-    });
+        work()?;
+        *time = started.elapsed().as_secs_f64();
+    }
     times.sort_by(f64::total_cmp);
-    times[2]
+    Ok(times[2])
 }
 
 /// A table, and what its figures are compared with.

@@ -1,10 +1,10 @@
 //! `biformer bench --only-bra`: routed attention alone, on the maps that it meets in a model's stages.
 //!
 //! From queries, keys and values to the mixed values, local context included; not the linear layers around it. Calls
-//! are asked for one behind the other and waited for once, on a GPU as recorded requests, so that it is not timed while it
+//! are asked for one after the other and waited for once, on a GPU as recorded requests, so that it is not timed while it
 //! waits for the host.
 
-use super::{expect_sensible, noise};
+use super::{ensure_sensible, noise};
 use crate::commands::Status;
 use crate::device::Compute;
 use anyhow::{Result, bail};
@@ -87,7 +87,7 @@ fn measure(
     };
     let (grid, [height, width], channels) = (regions.grid(), regions.map(), config.embed_dim[stage]);
     let shape = [images, height, width, 3 * channels];
-    expect_sensible(shape, &format!("queries, keys and values in stage {}", stage + 1))?;
+    ensure_sensible(shape, &format!("queries, keys and values in stage {}", stage + 1))?;
     let heads = channels / config.head_dim;
     let scale = (channels as f64).powf(-0.5);
     let attributes = Bra { heads, qk_dim: channels, topk, grid, scale, valid: None };

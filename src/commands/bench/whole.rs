@@ -1,13 +1,13 @@
 //! `biformer bench`: training and inference, timed as a whole.
 
 use super::profile::Report;
-use super::{Arguments, Work, expect_sensible, noise};
+use super::{Arguments, Workload, ensure_sensible, noise};
 use crate::commands::Status;
 use crate::commands::options::ImageSize;
 use crate::config::RunConfig;
 use crate::device::DeviceName;
 use crate::inference::Inference;
-use crate::memory::{expect_room_to_infer, expect_room_to_train, image_bytes, peak_resident_bytes};
+use crate::memory::{ensure_room_to_infer, ensure_room_to_train, image_bytes, peak_resident_bytes};
 use crate::printing::plural;
 use crate::staging::Numbered;
 use crate::trainer::step::Learner;
@@ -91,8 +91,8 @@ impl Measured {
             self.peak.map_or_else(String::new, |bytes| format!(", peak memory {:.0} MB", bytes as f64 / 1e6)),
             self.on_gpu.map_or_else(String::new, |bytes| format!(", of the GPU {:.0} MB", bytes as f64 / 1e6)),
             match arguments.mode {
-                Work::Train => "loss",
-                Work::Infer => "output (root mean square)",
+                Workload::Train => "loss",
+                Workload::Infer => "output (root mean square)",
             },
             self.outcome
         )
@@ -114,8 +114,8 @@ impl Measured {
             "min_step_ms": 1e3 * self.times[0],
             "peak_rss_bytes": self.peak,
             "gpu_bytes": self.on_gpu,
-            "loss": (arguments.mode == Work::Train).then_some(outcome),
-            "output_rms": (arguments.mode == Work::Infer).then_some(outcome),
+            "loss": (arguments.mode == Workload::Train).then_some(outcome),
+            "output_rms": (arguments.mode == Workload::Infer).then_some(outcome),
             "threads": self.threads,
             "isa": Isa::current().name(),
         });
@@ -134,19 +134,19 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     config.architecture.check_image(height, width)?;
     (config.batch_size, config.recompute) = (arguments.batch_size, arguments.recompute.unwrap_or_default());
     let shape = [arguments.batch_size, height, width, 3];
-    expect_sensible(shape, "images alone")?;
+    ensure_sensible(shape, "images alone")?;
     (config.device, config.precision) = (arguments.compute.device, arguments.compute.precision);
-    if arguments.mode == Work::Train && config.architecture.features != Features::Logits {
+    if arguments.mode == Workload::Train && config.architecture.features != Features::Logits {
         bail!("--set features: only logits have a loss to be trained by; time other features with --mode infer");
     }
     let images = image_bytes(&config, size.0);
     match arguments.mode {
-        Work::Train => {
+        Workload::Train => {
             let choice = "a smaller --batch-size, or --image-size, or --recompute block";
-            expect_room_to_train(&config, size.0, images, choice)?;
+            ensure_room_to_train(&config, size.0, images, choice)?;
         }
-        Work::Infer => {
-            expect_room_to_infer(&config, size.0, images, DType::F32, "a smaller --batch-size, or --image-size")?;
+        Workload::Infer => {
+            ensure_room_to_infer(&config, size.0, images, DType::F32, "a smaller --batch-size, or --image-size")?;
         }
     }
     let images = noise(shape.iter().product(), 0);
@@ -154,7 +154,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     let labels = (0..arguments.batch_size).map(|i| (i % classes) as u32).collect();
     let batch = Numbered::from(Batch { images, shape, labels, ..Batch::default() });
     match arguments.mode {
-        Work::Train => {
+        Workload::Train => {
             let mut learner = Learner::new(&config)?;
             learner.profile = profile.cloned();
             let device = learner.device().clone();
@@ -166,7 +166,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
             })?;
             Ok((times, device, outcome))
         }
-        Work::Infer => {
+        Workload::Infer => {
             let mut model = BiFormer::new(&config.architecture, 0, DType::F32)?;
             let device = arguments.compute.place(&mut model)?;
             // As if there were no end of them: one is what the next ones are.

@@ -45,9 +45,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         unless_closed(print_lines(format_args!("{bad} of {all} image{} cannot be read.", plural(all))))?;
         if bad > 0 && !lost {
             let counted = if most < bad { " (in training and in the test, each)" } else { "" };
-            tell!(io::stderr(), "note: training passes over them with --set max_bad_images={most}{counted}");
+            tell!(io::stderr(), "note: training skips them with --set max_bad_images={most}{counted}");
         }
-        Ok(if bad == 0 { Status::Done } else { Status::FellShort })
+        Ok(if bad == 0 { Status::Done } else { Status::CheckFailed })
     })
 }
 
@@ -111,14 +111,21 @@ fn read(dataset: &dyn Dataset, split: Split) -> Vec<data::Result<u64>> {
 
 /// Names the images that cannot be read; gives their number.
 fn name_unreadable(read: &[data::Result<u64>]) -> usize {
-    read.iter().filter_map(|read| read.as_ref().err()).map(|error| tell!(io::stderr(), "{error}")).count()
+    let errors: Vec<&data::Error> = read.iter().filter_map(|read| read.as_ref().err()).collect();
+    errors.iter().for_each(|error| tell!(io::stderr(), "{error}"));
+    errors.len()
 }
 
 /// Names the classes of which no image can be read; says whether there are any.
 fn note_lost_classes(dataset: &dyn Dataset, split: Split, read: &[data::Result<u64>]) -> bool {
-    let (there, unread) = (of_classes(dataset, 0..read.len()), (0..read.len()).filter(|&image| read[image].is_err()));
-    let each = dataset.classes().iter().zip(there).zip(of_classes(dataset, unread));
-    let lost = each.filter(|&((_, there), unread)| there > 0 && unread == there);
-    lost.map(|((class, _), _)| tell!(io::stderr(), "note: of {class} in {} no image can be read", split.name())).count()
-        > 0
+    let there = of_classes(dataset, 0..read.len());
+    let unread = of_classes(dataset, (0..read.len()).filter(|&image| read[image].is_err()));
+    let mut any = false;
+    for ((class, there), unread) in dataset.classes().iter().zip(there).zip(unread) {
+        if there > 0 && unread == there {
+            tell!(io::stderr(), "note: of {class} in {} no image can be read", split.name());
+            any = true;
+        }
+    }
+    any
 }

@@ -19,7 +19,7 @@ pub unsafe trait Rows: Copy + Sync {
     /// Where a row starts. Panics when it is none of a list's.
     fn start(self, row: usize) -> usize;
 
-    /// Where the first of some rows starts, and how far behind it each of them.
+    /// Where the first of HEIGHT consecutive rows starts, and the offset of each of them from there.
     fn tile<const HEIGHT: usize>(self, first: usize) -> (usize, [usize; HEIGHT]);
 
     /// How far apart some rows are, of which there are several, if all are equally far.
@@ -113,7 +113,7 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
 ) {
     if a.runs.starts.is_empty() || a.runs.len == 0 {
         let columns = panels.start * b.width..(panels.end * b.width).min(b.columns);
-        // SAFETY: by the caller's word.
+        // SAFETY: guaranteed by the caller.
         return unsafe { over_nothing(begin, (c, c_rows), rows, columns) };
     }
     let lanes = A::Vector::<T>::LANES;
@@ -184,7 +184,7 @@ unsafe fn over_nothing<T: Float>(
 ) {
     for row in rows {
         let start = c_rows.start(row);
-        // SAFETY: by the caller's word.
+        // SAFETY: guaranteed by the caller.
         let to = unsafe { c.part(start + columns.start..start + columns.end) };
         match begin {
             Begin::Zero => to.fill(T::zero()),

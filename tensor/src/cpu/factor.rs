@@ -101,7 +101,7 @@ impl<T: Float> Factor for T {
 
     #[inline(always)]
     unsafe fn pack<A: Registers>(_isa: Isa, b: Mat<'_, T>, to: &mut [T], width: usize) {
-        // SAFETY: by the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { pack_panel::<T, A>(b, to, width) }
     }
 
@@ -123,7 +123,7 @@ impl<T: Float> Factor for T {
             Right::Packed(packed) => packed.panels(),
             Right::Matrix(matrix) => Panels::of(matrix, Self::panel_width::<A>(Isa::current(), matrix.cols)),
         };
-        // SAFETY: by the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { block::<T, A, R>(a, b, begin, c, rows, panels) }
     }
 }

@@ -79,7 +79,7 @@ const MAX_PARTIAL: usize = 1 << 18;
 pub fn gemm<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Out<'_, F::Sum>) {
     let b = b.into();
     let (m, (k, n)) = (a.rows, b.extents());
-    expect_extents((a.cols, k), c.data.len(), [m, n]);
+    assert_extents((a.cols, k), c.data.len(), [m, n]);
     match b {
         // A weight gradient: small result, one long inner axis over all tokens.
         Right::Matrix(b)
@@ -174,14 +174,14 @@ pub fn gemm_patches<'b, F: Factor>(
 
 /// Panics unless operands and result fit. Matrices that repeat elements may have a product with more of them than a
 /// `usize` can count, and the unsafe kernels rely on C having them all.
-fn expect_extents((a_cols, b_rows): (usize, usize), c_len: usize, [m, n]: [usize; 2]) {
+fn assert_extents((a_cols, b_rows): (usize, usize), c_len: usize, [m, n]: [usize; 2]) {
     assert_eq!(a_cols, b_rows, "inner extents of a matrix product");
     assert_eq!(Some(c_len), m.checked_mul(n), "size of a matrix product");
 }
 
 fn multiply<F: Factor>(a: Mat<'_, F::Sum>, b: Right<'_, F>, begin: Begin<'_, F::Sum>, c: &mut [F::Sum], threads: bool) {
     let (k, n) = b.extents();
-    expect_extents((a.cols, k), c.len(), [a.rows, n]);
+    assert_extents((a.cols, k), c.len(), [a.rows, n]);
     if !c.is_empty() {
         let isa = b.isa();
         simd!(isa, A => multiply_with::<F, A>(a, b, isa, begin, c, threads));
@@ -219,7 +219,7 @@ fn multiply_with<F: Factor, A: Registers>(
         A::run(
             #[inline(always)]
             || {
-                // SAFETY: no two tasks share both rows and panels, which lie inside, as `expect_extents` and `Mat::strided`
+                // SAFETY: no two tasks share both rows and panels, which lie inside, as `assert_extents` and `Mat::strided`
                 // have made sure of; `A::run` makes sure of the instruction set.
                 unsafe { F::block::<A, _>(left, b, begin, c, rows_of(task), panels_of(task)) }
             },

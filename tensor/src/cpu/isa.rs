@@ -27,7 +27,8 @@ pub enum Isa {
     Amx = 4,
 }
 
-/// Names an instruction set, where nothing better is to be used: so a machine goes the way of a lesser one.
+/// Environment variable that names the best instruction set to use, so that a machine can be made to run the code of an
+/// older one.
 const VARIABLE: &str = "BIFORMER_ISA";
 
 impl Isa {
@@ -53,13 +54,8 @@ impl Isa {
 
     /// The one in use: the detected one, or a lesser one that [`limits`] asked for.
     pub fn current() -> Isa {
-        match LIMIT.load(Ordering::Relaxed) {
-            0 => Isa::Portable,
-            1 => Isa::detected().min(Isa::Avx2),
-            2 => Isa::detected().min(Isa::Avx512),
-            3 => Isa::detected().min(Isa::Avx512Bf16),
-            _ => Isa::detected(),
-        }
+        let limit = Self::ALL.get(usize::from(LIMIT.load(Ordering::Relaxed))).copied();
+        Isa::detected().min(limit.unwrap_or(Isa::Amx))
     }
 
     /// The name as it is printed: `avx512+amx`, `avx512+bf16`, `avx512`, `avx2`, `neon` or `portable`.
@@ -92,7 +88,7 @@ impl Limited {
 }
 
 /// Uses nothing better than each of these in turn, for as long as the item lives, so that tests reach every path on one
-/// machine. Those that the machine lacks are passed over, and named on standard error. Waits while another limit is in force.
+/// machine. Those that the machine lacks are skipped, and named on standard error. Waits while another limit is in force.
 pub fn limits(isas: &[Isa]) -> impl Iterator<Item = Limited> {
     isas.iter().filter_map(|&isa| {
         if isa > Isa::detected() {

@@ -37,7 +37,7 @@ fn sum_zipped<T: Float, const N: usize>(slices: [&[T]; N], f: impl Fn([T; N]) ->
     fold(sums)
 }
 
-/// The largest element; negative infinity for none. NaNs are passed over.
+/// The largest element; negative infinity for none. NaNs are skipped.
 #[inline(always)]
 pub fn max<T: Float>(x: &[T]) -> T {
     let mut largest = [T::neg_infinity(); LANES];

@@ -79,8 +79,9 @@ impl<'a, F: Factor> Right<'a, F> {
     }
 }
 
-/// The right operand of a product in panels of `width` columns, each panel's rows one after another; the last one is
-/// filled up with zeros. How a row lies in memory is the factor's affair, but for its being as wide as sums.
+/// The right operand of a product in panels of `width` columns, each panel's rows one after another; the last panel is
+/// padded with zeros. The element order within a row depends on the factor type, but a row always takes the space of
+/// `width` sums.
 pub struct Packed<F: Factor> {
     /// Not scratch memory, of which a thread would keep it for itself: a model that is run may hold it for long.
     memory: Buffer,

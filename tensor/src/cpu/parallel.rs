@@ -18,9 +18,9 @@ pub fn items_per_task(work: usize) -> usize {
     (GRAIN / work.max(1)).max(1)
 }
 
-/// A thread pool of `threads` threads (0: one per core) that flush denormals to zero: they carry no
-/// information in a network and cost a hundred cycles each. What is computed elsewhere, on a pool of one's own, has the same
-/// bits only where there are none.
+/// A thread pool of `threads` threads (0: one per core) that flush denormals to zero: they carry no information in a
+/// network and cost a hundred cycles each. Work on other threads, such as a pool of your own, gives the same bits only
+/// if no denormals occur in it.
 pub fn thread_pool(threads: usize) -> Result<rayon::ThreadPool, rayon::ThreadPoolBuildError> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)

@@ -113,7 +113,7 @@ pub trait Vector<T: Float>: Copy {
 /// As of [`Vector::zero`], and there must be as many elements, which nobody writes meanwhile.
 #[inline(always)]
 pub unsafe fn load<T: Float, V: Vector<T>>(from: *const T) -> V {
-    // SAFETY: both by the caller's word.
+    // SAFETY: both guaranteed by the caller.
     unsafe { V::load(std::slice::from_raw_parts(from, V::LANES)) }
 }
 
@@ -123,7 +123,7 @@ pub unsafe fn load<T: Float, V: Vector<T>>(from: *const T) -> V {
 /// There must be as many elements, which nobody else uses meanwhile.
 #[inline(always)]
 pub unsafe fn store<T: Float, V: Vector<T>>(register: V, to: *mut T) {
-    // SAFETY: by the caller's word.
+    // SAFETY: guaranteed by the caller.
     register.store(unsafe { std::slice::from_raw_parts_mut(to, V::LANES) });
 }
 

@@ -152,7 +152,7 @@ unsafe fn put_whole<T: Float, V: Vector<T>, const HEIGHT: usize, const COUNT: us
     unrolled!(i in 0..HEIGHT => {
         unrolled!(j in 0..COUNT => {
             let c = c.wrapping_add(apart[i] + j * V::LANES);
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe { store(if kept { load::<T, V>(c).add(sums[i][j]) } else { sums[i][j] }, c) };
         });
     });
@@ -173,7 +173,7 @@ unsafe fn put_part<T: Float, const HEIGHT: usize>(
 ) {
     for (row, sums) in tile.iter().enumerate() {
         let start = c_rows.start(first + row);
-        // SAFETY: by the caller's word.
+        // SAFETY: guaranteed by the caller.
         let to = unsafe { c.part(start + columns.start..start + columns.end) };
         put(to, &sums[..columns.len()], kept);
     }

@@ -63,7 +63,7 @@ pub fn put(out: Out<'_>, values: &Tensor) -> Result<()> {
 pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor) -> Result<()> {
     assert_eq!(strides.len(), values.rank(), "strides of a place for values");
     let (dtype, count) = (values.dtype(), values.count());
-    out.expect_dtype("put", dtype)?;
+    out.ensure_dtype("put", dtype)?;
     let (source, target) = (Layout::merged(values.shape(), values.strides()), Layout::merged(values.shape(), strides));
     let last = target.reach().and_then(|reach| reach.checked_add(start)).unwrap_or(usize::MAX);
     if count > 0 && last >= out.count() {
@@ -118,7 +118,7 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
 /// [`Tensor::move_towards`], whose operands agree in shape.
 pub(crate) fn move_towards(y: &mut Tensor, x: &Tensor, rate: &Tensor) -> Result<()> {
     let (count, dtype) = (y.count(), y.dtype());
-    [x, rate].into_iter().try_for_each(|operand| operand.expect_dtype("move_towards", dtype))?;
+    [x, rate].into_iter().try_for_each(|operand| operand.ensure_dtype("move_towards", dtype))?;
     let launch = KERNELS.launch(x.gpu("move_towards")?, "move_towards<T>", dtype)?.over(count);
     // SAFETY: both have as many elements, as the caller has checked.
     unsafe { launch.output(y)?.input(x)?.input(rate)?.count(count).run() }

@@ -43,7 +43,7 @@ impl<'a> Gemm<'a> {
         Self { op, factors: [a, b], batch: 1, extents, plus: None, row: None, sums: None }
     }
 
-    /// So many products, of matrices that lie one behind the other.
+    /// So many products, of matrices that lie one after the other.
     pub fn batch(self, batch: usize) -> Self {
         Self { batch, ..self }
     }
@@ -108,7 +108,7 @@ impl<'a> Gemm<'a> {
             sums: 0,
             tf32: gpu.tf32(),
         };
-        // Pieces of the inner axis are matrices one behind the other where each of its elements is a row. And they are added
+        // Pieces of the inner axis are matrices one after the other where each of its elements is a row. And they are added
         // up in the type of sums.
         let alone = self.batch == 1 && self.plus.is_none() && self.row.is_none();
         if alone && a.transposed && !b.transposed && bare.output == bare.inputs.of_sums() {
@@ -158,9 +158,9 @@ impl<'a> Gemm<'a> {
         let (op, [m, n, k]) = (self.op, self.extents);
         let [a, b] = self.factors;
         let inputs = a.tensor.dtype();
-        b.tensor.expect_dtype(op, inputs)?;
+        b.tensor.ensure_dtype(op, inputs)?;
         if out.dtype() != inputs {
-            out.expect_dtype(op, inputs.of_sums())?;
+            out.ensure_dtype(op, inputs.of_sums())?;
         }
         let counts = [[m, k], [k, n], [m, n]].map(|[rows, columns]| rows.checked_mul(columns)?.checked_mul(self.batch));
         let [Some(of_a), Some(of_b), Some(of_c)] = counts else {
@@ -176,7 +176,7 @@ impl<'a> Gemm<'a> {
                 return Err(tensor.not_contiguous(op));
             }
         }
-        self.plus.map_or(Ok(()), |plus| plus.expect_dtype(op, out.dtype()))?;
+        self.plus.map_or(Ok(()), |plus| plus.ensure_dtype(op, out.dtype()))?;
         if self.plus.is_some() && out.accumulate {
             return Err(Error::argument(op, "a matrix to add to a product that is itself added"));
         }
@@ -184,7 +184,7 @@ impl<'a> Gemm<'a> {
             return Err(Error::shape(op, format!("a row of {n}"), row.shape()));
         }
         if let Some(sums) = &self.sums {
-            sums.expect_dtype(op, out.dtype())?;
+            sums.ensure_dtype(op, out.dtype())?;
             if sums.count() != self.batch * m {
                 return Err(Error::shape(op, format!("{} sums", self.batch * m), &[sums.count()]));
             }

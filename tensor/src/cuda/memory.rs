@@ -132,8 +132,8 @@ impl<'a> Out<'a> {
     }
 
     /// [`Error::DType`](crate::Error::DType) unless the elements are of this type.
-    pub fn expect_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
-        self.dtype.expect_dtype(op, dtype)
+    pub fn ensure_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
+        self.dtype.ensure_dtype(op, dtype)
     }
 }
 

@@ -191,7 +191,7 @@ impl Gpu {
     /// # Safety
     /// As [`Driver`]'s.
     pub(crate) unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()> {
-        self.expect_no_recording("a copy from the machine's memory")?;
+        self.ensure_no_recording("a copy from the machine's memory")?;
         // SAFETY: the caller's promise.
         if from.is_empty() { Ok(()) } else { unsafe { self.driver.upload(from, to) } }
     }
@@ -202,12 +202,12 @@ impl Gpu {
     /// # Safety
     /// As [`Driver`]'s.
     pub(crate) unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
-        self.expect_no_recording("a copy to the machine's memory")?;
+        self.ensure_no_recording("a copy to the machine's memory")?;
         // SAFETY: the caller's promise.
         if to.is_empty() { Ok(()) } else { unsafe { self.driver.download(from, to) } }
     }
 
-    fn expect_no_recording(&self, what: &str) -> Result<()> {
+    fn ensure_no_recording(&self, what: &str) -> Result<()> {
         if lock(&self.keys).is_none() {
             return Ok(());
         }

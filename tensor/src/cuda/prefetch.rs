@@ -51,7 +51,7 @@ impl Prefetch {
     /// A way for up to `bytes` at a time. Errors: [`Error::OutOfMemory`] where the device has no room for them;
     /// [`Error::Gpu`].
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
-        gpu.expect_no_recording("a way for copies")?;
+        gpu.ensure_no_recording("a way for copies")?;
         let block = Memory::new(gpu, bytes).map_err(|error| error.of_tensor("what is sent ahead".into()))?;
         // Whoever had the block before may still be at work.
         gpu.driver.order(Stream::Work, Stream::Copies)?;
@@ -68,7 +68,7 @@ impl Prefetch {
             return Err(Error::argument("send", message));
         }
         let gpu = self.block.gpu();
-        gpu.expect_no_recording("a copy from the machine's memory")?;
+        gpu.ensure_no_recording("a copy from the machine's memory")?;
         self.sent = None;
         // What was sent before must have left the host's memory.
         gpu.driver.finish(Stream::Copies)?;
@@ -90,7 +90,7 @@ impl Prefetch {
     /// sent; [`Error::Shared`] when another tensor sees the elements; [`Error::Gpu`], also while work is recorded.
     pub fn receive<'t>(&mut self, tensors: impl IntoIterator<Item = &'t mut Tensor>) -> Result<()> {
         let gpu = self.block.gpu();
-        gpu.expect_no_recording("a copy from the machine's memory")?;
+        gpu.ensure_no_recording("a copy from the machine's memory")?;
         let places = tensors.into_iter().map(|tensor| Ok((tensor.address_mut("receive", gpu)?, tensor.bytes())));
         let places: Vec<(u64, usize)> = places.collect::<Result<_>>()?;
         let bytes = places.iter().map(|(_, bytes)| bytes).sum();

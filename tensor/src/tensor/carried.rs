@@ -9,8 +9,8 @@ use std::sync::Arc;
 pub(super) struct Carried(Option<Arc<dyn Any + Send + Sync>>);
 
 impl Tensor {
-    /// This tensor, carrying something that was made of its elements, for whoever would otherwise make it again: a weight
-    /// its packed form. Clones carry it, too; views do not, and who writes elements drops it.
+    /// This tensor with something attached that was derived from its elements, to save deriving it again: a weight
+    /// carries its packed form. Clones share it; views do not have it, and writing the elements drops it.
     pub fn carrying<T: Any + Send + Sync>(self, made: T) -> Self {
         Self { carried: Carried(Some(Arc::new(made))), ..self }
     }

@@ -131,15 +131,15 @@ impl Tensor {
 
     /// The elements of a contiguous tensor.
     pub fn as_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
-        self.expect_dtype(op, T::DTYPE)?;
-        self.expect_contiguous(op)?;
+        self.ensure_dtype(op, T::DTYPE)?;
+        self.ensure_contiguous(op)?;
         Ok(&self.host(op)?.slice()[self.offset..][..self.count()])
     }
 
     /// The elements of a contiguous tensor, to be written. [`Error::Shared`] when another tensor sees them.
     pub fn as_mut_slice<T: Element>(&mut self, op: &'static str) -> Result<&mut [T]> {
-        self.expect_dtype(op, T::DTYPE)?;
-        self.expect_contiguous(op)?;
+        self.ensure_dtype(op, T::DTYPE)?;
+        self.ensure_contiguous(op)?;
         let range = self.offset..self.offset + self.count();
         let buffer = self.host_mut(op)?;
         Ok(&mut buffer.slice_mut()[range])
@@ -147,7 +147,7 @@ impl Tensor {
 
     /// The bytes of a contiguous tensor, to be written. [`Error::Shared`] when another tensor sees them.
     pub fn as_mut_bytes(&mut self, op: &'static str) -> Result<&mut [u8]> {
-        self.expect_contiguous(op)?;
+        self.ensure_contiguous(op)?;
         let size = self.dtype.size();
         let range = self.offset * size..(self.offset + self.count()) * size;
         let buffer = self.host_mut(op)?;
@@ -157,13 +157,13 @@ impl Tensor {
     /// The buffer from this tensor's first element on: element (i, j, ..) lies at the sum of the
     /// positions times [`Tensor::strides`].
     pub fn as_strided_slice<T: Element>(&self, op: &'static str) -> Result<&[T]> {
-        self.expect_dtype(op, T::DTYPE)?;
+        self.ensure_dtype(op, T::DTYPE)?;
         Ok(&self.host(op)?.slice()[self.offset..])
     }
 
     /// The bytes of a contiguous tensor in the machine's memory.
     fn as_bytes(&self, op: &'static str) -> Result<&[u8]> {
-        self.expect_contiguous(op)?;
+        self.ensure_contiguous(op)?;
         Ok(&self.host(op)?.slice()[self.offset * self.dtype.size()..][..self.bytes()])
     }
 
@@ -209,11 +209,11 @@ impl Tensor {
     }
 
     /// [`Error::DType`] unless the elements are of this type.
-    pub fn expect_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
-        self.dtype.expect_dtype(op, dtype)
+    pub fn ensure_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
+        self.dtype.ensure_dtype(op, dtype)
     }
 
-    fn expect_contiguous(&self, op: &'static str) -> Result<()> {
+    fn ensure_contiguous(&self, op: &'static str) -> Result<()> {
         if self.is_contiguous() { Ok(()) } else { Err(self.not_contiguous(op)) }
     }
 
@@ -275,13 +275,13 @@ impl Tensor {
     /// [`Error::DType`], [`Error::NotContiguous`].
     pub fn join(parts: &[Tensor]) -> Result<Tensor> {
         let first = parts.first().ok_or_else(|| Error::argument("join", "needs at least one tensor"))?;
-        first.shape.expect_axis("join", 0)?;
+        first.shape.ensure_axis("join", 0)?;
         for part in parts {
             if part.rank() != first.rank() || part.shape.with(0, first.shape[0]) != first.shape {
                 return Err(Error::shape("join", format!("{} but for the first extent", first.shape), &part.shape));
             }
-            part.expect_dtype("join", first.dtype)?;
-            part.expect_contiguous("join")?;
+            part.ensure_dtype("join", first.dtype)?;
+            part.ensure_contiguous("join")?;
         }
         let rows = parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.shape[0]));
         let shape = first.shape.with(0, rows).countable("join")?;

@@ -70,7 +70,7 @@ impl Tensor {
             let (index, bound) = (end, self.count() + 1);
             return Err(Error::OutOfRange { op: "overwrite", what: "the end", index, bound });
         }
-        from.expect_dtype("overwrite", self.dtype)?;
+        from.ensure_dtype("overwrite", self.dtype)?;
         let from = from.contiguous()?;
         let (from, start) = (from.as_bytes("overwrite")?, start * self.dtype.size());
         match self.device() {
@@ -132,7 +132,7 @@ impl Tensor {
     /// As [`Tensor::address`], of a contiguous tensor that is to be written. [`Error::Shared`] when another tensor sees
     /// its elements.
     pub(crate) fn address_mut(&mut self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
-        self.expect_contiguous(op)?;
+        self.ensure_contiguous(op)?;
         if !self.is_unique() {
             return Err(Error::Shared { op });
         }

@@ -17,7 +17,7 @@ impl Tensor {
         if shape.checked_count() != Some(self.count()) {
             return Err(Error::shape("reshape", format!("{} elements, as in {}", self.count(), self.shape), &shape));
         }
-        self.expect_contiguous("reshape")?;
+        self.ensure_contiguous("reshape")?;
         let strides = shape.contiguous_strides();
         Ok(self.view(shape, strides, self.offset))
     }
@@ -26,7 +26,7 @@ impl Tensor {
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
         let mut seen = vec![false; self.rank()];
         for &axis in order {
-            self.shape.expect_axis("permute", axis)?;
+            self.shape.ensure_axis("permute", axis)?;
             seen[axis] = true;
         }
         if order.len() != self.rank() || seen.contains(&false) {
@@ -40,7 +40,7 @@ impl Tensor {
 
     /// The positions `range` along an axis.
     pub fn slice(&self, axis: usize, range: Range<usize>) -> Result<Tensor> {
-        self.shape.expect_axis("slice", axis)?;
+        self.shape.ensure_axis("slice", axis)?;
         if range.start > range.end {
             return Err(Error::argument("slice", format!("{range:?} ends before it begins")));
         }

@@ -95,7 +95,7 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, task: Backwar
         layout.by_key(ds).times::<A>(width, from, to, true);
         let (from, to) = (Quads { data: &**key_rows, quads: routed }, Quads { data: &mut *drows, quads: in_order });
         layout.by_query(ds).times::<A>(width, from, to, false);
-        // SAFETY: nobody else uses this head's channels, by the caller's word.
+        // SAFETY: nobody else uses this head's channels, guaranteed by the caller.
         unsafe { queries.write::<T, A>(drows, pixels, dqkv, accumulate) };
     }
     // SAFETY: as above.
@@ -148,7 +148,7 @@ impl<T: Float> Attended<'_, T> {
                 dkeys.fill(T::zero());
                 dvalues.fill(T::zero());
             }
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 head.channels(Role::Key).write::<T, A>(dkeys, pixels, dqkv, accumulate);
                 head.channels(Role::Value).write::<T, A>(dvalues, pixels, dqkv, accumulate);

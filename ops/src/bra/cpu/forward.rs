@@ -11,7 +11,8 @@ use tensor::cpu::parallel::Interleaved;
 use tensor::cpu::registers::Registers;
 use tensor::{Float, Scratch, simd};
 
-/// With fewer heads than this, those of all images together, a head's regions are shared out among tasks.
+/// Heads (of all images together) are split into shares of regions until there are about this many tasks; with more
+/// than half as many heads none is split.
 const TASKS: usize = 32;
 /// The least multiply-adds of such a share, some 40 µs: each lays out its keys for itself.
 const SHARE: usize = 1 << 22;
@@ -83,7 +84,7 @@ unsafe fn forward_regions<T: Float, A: Registers>(
         let from = Quads { data: &*value_rows, quads: routed };
         let to = Quads { data: &mut *rows, quads: &IN_ORDER[..pixels.quads()] };
         layout.by_query(scores).times::<A>(v_width, from, to, false);
-        // SAFETY: nobody else uses these regions' results and logarithms, by the caller's word.
+        // SAFETY: nobody else uses these regions' results and logarithms, guaranteed by the caller.
         unsafe { results.write::<T, A>(rows, pixels, out, false) };
         let first = (head.image * g.heads + head.index) * g.tokens();
         for (place, pixel) in pixels.places() {

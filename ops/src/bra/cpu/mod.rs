@@ -24,8 +24,8 @@ use quads::{Channels, Pixels, QUAD};
 use std::ops::Range;
 use tensor::Scratch;
 
-/// Queries are taken in blocks of at most so many quads, so that their scores stay in the cache when a region is a
-/// whole map; small regions several at a time, as a block has work of its own.
+/// Queries are processed in blocks of at most this many quads, so that their scores stay in the cache even when a
+/// region is a whole map. Small regions share a block, because every block has a fixed overhead.
 const QUERY_QUADS: usize = 8;
 
 /// So many tokens, at least, are laid out at a time.

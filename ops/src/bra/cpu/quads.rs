@@ -50,7 +50,7 @@ pub(super) struct Channels {
 
 impl Channels {
     /// Panics unless all of these pixels' lie inside a map of `len` elements.
-    fn expect_inside(self, pixels: Pixels<'_>, len: usize) {
+    fn assert_inside(self, pixels: Pixels<'_>, len: usize) {
         let largest = pixels.list.iter().fold(0, |largest, &pixel| largest.max(pixel));
         let start = (largest as usize).checked_mul(self.stride).and_then(|start| start.checked_add(self.first));
         let end = start.and_then(|start| start.checked_add(self.dim));
@@ -72,7 +72,7 @@ impl Channels {
 
     /// Writes the quads of some pixels as rows of [`row_width`] elements.
     pub fn rows<T: Float, A: Registers>(self, map: &[T], pixels: Pixels<'_>, to: &mut [T]) {
-        self.expect_inside(pixels, map.len());
+        self.assert_inside(pixels, map.len());
         let width = row_width::<T, A>(self.dim);
         let to = &mut to[..pixels.quads() * QUAD * width];
         A::run(
@@ -114,7 +114,7 @@ impl Channels {
         columns: &mut [T],
         rows: &mut [T],
     ) {
-        self.expect_inside(pixels, map.len());
+        self.assert_inside(pixels, map.len());
         let (size, width) = (QUAD * self.dim, row_width::<T, A>(self.dim));
         let columns = &mut columns[..pixels.quads() * size];
         let rows = &mut rows[..if ROWS { pixels.quads() * QUAD * width } else { 0 }];
@@ -167,13 +167,13 @@ impl Channels {
         map: Interleaved<'_, T>,
         accumulate: bool,
     ) {
-        self.expect_inside(pixels, map.len());
+        self.assert_inside(pixels, map.len());
         let width = row_width::<T, A>(self.dim);
         let (rows, map) = (rows[..pixels.quads() * QUAD * width].as_ptr(), map.as_mut_ptr());
         macro_rules! put_rows {
             ($add:literal) => {
                 for (place, pixel) in pixels.places() {
-                    // SAFETY: both lie inside, as just checked, and nobody else uses them, by the caller's word;
+                    // SAFETY: both lie inside, as just checked, and nobody else uses them, guaranteed by the caller;
                     // `A::run` makes sure of the instruction set.
                     unsafe {
                         let (row, to) = (rows.add(place * width), map.add(self.of(pixel)));
@@ -212,7 +212,7 @@ unsafe fn lay_out_quad<T: Float, V: Vector<T>, const ROWS: bool>(
     // The last registers may overlap those before them.
     for channel in (0..dim).step_by(V::LANES) {
         let channel = channel.min(dim - V::LANES);
-        // SAFETY: by the caller's word.
+        // SAFETY: guaranteed by the caller.
         let [a, b, c, d] = tokens.map(|token| unsafe { load::<T, V>(token.add(channel)) });
         if ROWS {
             // SAFETY: as above.
@@ -251,7 +251,7 @@ unsafe fn put_row<T: Float, V: Vector<T>, const ADD: bool>(from: *const T, to: *
     }
     let Some(last) = dim.checked_sub(V::LANES) else {
         for channel in 0..dim {
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let sum = if ADD { *to.add(channel) + *from.add(channel) } else { *from.add(channel) };
                 *to.add(channel) = sum;
@@ -260,7 +260,7 @@ unsafe fn put_row<T: Float, V: Vector<T>, const ADD: bool>(from: *const T, to: *
         return;
     };
     // The last register may overlap the one before, and so is read before that is written.
-    // SAFETY: by the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let end = register!(last);
         for channel in (0..last).step_by(V::LANES) {

@@ -69,7 +69,7 @@ impl ScoreLayout {
         let binary = factor * T::of(LOG2_E);
         // SAFETY: as above.
         let factors = unsafe { A::Vector::splat(binary) };
-        // What no key stands behind may not be the largest.
+        // Padding scores (those without a key) must not become the maximum.
         self.fill_spare(scores, |first_of_query| first_of_query);
         for (register, log) in self.numbers::<T, A>(logs) {
             let largest = fold!(self.along::<T, A>(register), lowest, max, |largest, at| {

@@ -154,7 +154,7 @@ pub struct Given<'a> {
 /// dqkv (N, H, W, 2D + C).
 pub fn backward(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
     let (dtype, gpu) = (given.qkv.dtype(), given.qkv.gpu("bra")?);
-    dqkv.expect_dtype("bra", dtype)?;
+    dqkv.ensure_dtype("bra", dtype)?;
     let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), given.lse.dtype())?;
     let (starts, entries) = invert(g, given.routes)?;
     let maps = [given.qkv.address("bra", gpu)?, given.dout.address("bra", gpu)?, dqkv.address()];

@@ -88,8 +88,8 @@ impl Seen {
     }
 }
 
-/// What the taps of one remainder downwards meet of dy, at some rows of x. The taps go upwards, and so the band has the
-/// rows of dy from the last one up.
+/// The part of dy that is multiplied, for some rows of x, by the kernel rows of one remainder modulo the stride. Kernel
+/// rows run downwards as rows of dy run upwards, so the band holds the rows of dy from the last one up.
 pub(super) struct Met {
     band: Band,
     /// The rows of dy in the band, counted through all images.

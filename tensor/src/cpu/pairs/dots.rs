@@ -32,7 +32,7 @@ impl Engine for Dots {
             let a = a.wrapping_add((row / TILE * steps * TILE + row % TILE) * LINE);
             let c = (c.wrapping_add(row * c_apart), c_apart);
             let begin = begin.map(|(begin, apart)| (begin.wrapping_add(row * apart), apart));
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match wide {
                     2 => tile::<2>(a, b, steps, c, begin),
@@ -59,14 +59,14 @@ unsafe fn tile<const COUNT: usize>(
     if let Some((begin, apart)) = begin {
         unrolled!(i in 0..HEIGHT => {
             unrolled!(j in 0..COUNT => {
-                // SAFETY: by the caller's word.
+                // SAFETY: guaranteed by the caller.
                 sums[i][j] = unsafe { _mm512_loadu_ps(begin.add(i * apart + j * TILE)) };
             });
         });
     }
     for step in 0..steps {
         for p in 0..LINE {
-            // SAFETY: by the caller's word, here and below.
+            // SAFETY: guaranteed by the caller, here and below.
             let row: [__m512bh; COUNT] = std::array::from_fn(|j| unsafe {
                 std::mem::transmute(_mm512_loadu_ps(b.add((step * LINE + p) * WIDTH + j * TILE)))
             });
@@ -82,7 +82,7 @@ unsafe fn tile<const COUNT: usize>(
     }
     unrolled!(i in 0..HEIGHT => {
         unrolled!(j in 0..COUNT => {
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe { _mm512_storeu_ps(c.add(i * c_apart + j * TILE), sums[i][j]) };
         });
     });

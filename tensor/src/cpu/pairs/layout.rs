@@ -60,7 +60,7 @@ pub unsafe fn pack_panel<A: Registers>(b: Mat<'_, bf16>, to: &mut [f32]) {
             if b.cols < WIDTH {
                 to[..whole * WIDTH].fill(0.0);
             }
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe { transpose::<f32, A::Vector<f32>>([b.cols, whole], (pairs, b.col_stride / 2), (to, WIDTH)) };
             whole
         }
@@ -89,7 +89,7 @@ pub unsafe fn pack_left<A: Registers>(
     let steps = part.len().div_ceil(STEP);
     match a.runs.step {
         _ if steps == 0 => {}
-        // SAFETY: by the caller's word.
+        // SAFETY: guaranteed by the caller.
         1 => unsafe { pack_rows(a, rows, part, steps, to) },
         // SAFETY: as above.
         _ => unsafe { pack_columns::<A>(a, rows, part, steps, to) },
@@ -187,7 +187,7 @@ unsafe fn pack_columns<A: Registers>(
             let mut pairs = [0f32; LINE * TILE];
             for (place, pairs) in pairs.chunks_exact_mut(TILE).enumerate().take(inside.div_ceil(2)) {
                 let both = [2 * place, 2 * place + 1];
-                // SAFETY: by the caller's word.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     if neighbours && both[1] < inside {
                         let [first, second] = both.map(|place| &a.data[start + places[place]..][..TILE]);
@@ -203,7 +203,7 @@ unsafe fn pack_columns<A: Registers>(
                 }
             }
             let to = &mut to[(tile * steps + step) * TILE * LINE..][..TILE * LINE];
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe { transpose::<f32, A::Vector<f32>>([LINE, TILE], (&pairs, TILE), (to, LINE)) };
         }
     }

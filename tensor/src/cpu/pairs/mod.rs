@@ -82,7 +82,7 @@ impl Factor for bf16 {
     #[inline(always)]
     unsafe fn pack<A: Registers>(isa: Isa, b: Mat<'_, bf16>, to: &mut [f32], width: usize) {
         match isa {
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 | Isa::Amx => unsafe { layout::pack_panel::<A>(b, to) },
             _ => widen_panel(b, to, width),
@@ -93,7 +93,7 @@ impl Factor for bf16 {
     unsafe fn fill<A: Registers>(isa: Isa, [rows, width]: [usize; 2], to: &mut [f32], fill: impl FnOnce(&mut [bf16])) {
         let mut elements = Scratch::new(rows * width);
         fill(&mut elements);
-        // SAFETY: by the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self::pack::<A>(isa, Mat::new(&elements, rows, width), to, width) }
     }
 
@@ -107,7 +107,7 @@ impl Factor for bf16 {
         panels: Range<usize>,
     ) {
         let Right::Packed(b) = b else { unreachable!("invariant: packed ahead") };
-        // SAFETY: by the caller's word; the panels are in pairs where the instruction set has products of them.
+        // SAFETY: guaranteed by the caller; the panels are in pairs where the instruction set has products of them.
         unsafe {
             match b.isa {
                 #[cfg(target_arch = "x86_64")]
@@ -167,7 +167,7 @@ unsafe fn widened<A: Registers, R: Rows>(
         let starts: Vec<usize> = (0..chunk.len()).map(|row| row * depth).collect();
         let left = Left { data: &*wide, rows: At(&starts), runs };
         let starts: Vec<usize> = chunk.clone().map(|row| c_rows.start(row)).collect();
-        // SAFETY: by the caller's word, and these are rows of its; so many of `depth` elements lie in `wide`.
+        // SAFETY: guaranteed by the caller, and these are rows of its; so many of `depth` elements lie in `wide`.
         unsafe { block::block::<f32, A, _>(left, b, begin, (c, At(&starts)), 0..chunk.len(), panels.clone()) };
     }
 }

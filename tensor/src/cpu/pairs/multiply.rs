@@ -56,14 +56,14 @@ pub unsafe fn block<A: Registers, E: Engine, R: Rows>(
     let depth = a.runs.starts.len() * a.runs.len;
     let height = ROWS.min(rows.len()).next_multiple_of(TILE);
     let tiles: &mut [f32] = &mut Scratch::new(height * DEPTH.min(depth).next_multiple_of(STEP) / 2);
-    // SAFETY: by the caller's word.
+    // SAFETY: guaranteed by the caller.
     let engine = unsafe { E::begin() };
     for first_row in rows.clone().step_by(ROWS) {
         let chunk = first_row..(first_row + ROWS).min(rows.end);
         for first in (0..depth.max(1)).step_by(DEPTH) {
             let part = first..(first + DEPTH).min(depth);
             let steps = part.len().div_ceil(STEP);
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe { layout::pack_left::<A>(a, chunk.clone(), part, tiles) };
             for panel in panels.clone() {
                 let from = b.rows_from(panel, first / 2);
@@ -115,13 +115,13 @@ impl<R: Rows> TilesOfC<'_, R> {
             // The last element must be there, too.
             self.c.at(start(height - 1) + width - 1);
             let begin = if let Begin::Kept = begin { Some((c.0.cast_const(), apart)) } else { row_of(begin) };
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             return unsafe { engine.multiply(a, b, steps, c, begin, tiles) };
         }
         // What does not fill its tiles is computed aside, from what C holds where that is kept: added afterwards it would be
         // rounded otherwise, and bits depend on how many rows there are.
         let mut aside = [0f32; WIDTH * WIDTH];
-        // SAFETY: by the caller's word, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         let row_of_c = |row: usize| unsafe { self.c.part(start(row)..start(row) + width) };
         let begin = if let Begin::Kept = begin {
             for (row, aside) in aside.chunks_exact_mut(WIDTH).take(height).enumerate() {
@@ -163,7 +163,7 @@ mod tests {
         ) {
             let halves = |pair: f32| [pair.to_bits() << 16, pair.to_bits() & 0xFFFF_0000].map(f32::from_bits);
             for (row, column) in (0..high * TILE).flat_map(|row| (0..wide * TILE).map(move |column| (row, column))) {
-                // SAFETY: by the caller's word.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     let mut sum = begin.map_or(0.0, |(begin, apart)| *begin.add(row * apart + column));
                     for step in 0..steps {

@@ -256,7 +256,7 @@ unsafe fn interleave_256(a: __m256, b: __m256, dtype: DType) -> [__m256; 2] {
 /// The machine must have AVX-512 F, and there must be four elements.
 #[inline(always)]
 unsafe fn quads_512(from: *const f32, dtype: DType) -> __m512 {
-    // SAFETY: both by the caller's word.
+    // SAFETY: both guaranteed by the caller.
     unsafe {
         match dtype {
             DType::F64 => _mm512_castpd_ps(_mm512_broadcast_f64x4(_mm256_loadu_pd(from.cast()))),
@@ -271,7 +271,7 @@ unsafe fn quads_512(from: *const f32, dtype: DType) -> __m512 {
 /// The machine must have AVX, and there must be four elements.
 #[inline(always)]
 unsafe fn quads_256(from: *const f32, dtype: DType) -> __m256 {
-    // SAFETY: both by the caller's word.
+    // SAFETY: both guaranteed by the caller.
     unsafe {
         match dtype {
             DType::F64 => _mm256_castpd_ps(_mm256_loadu_pd(from.cast())),
@@ -286,7 +286,7 @@ unsafe fn quads_256(from: *const f32, dtype: DType) -> __m256 {
 /// The machine must have AVX-512 F, and there must be as many elements.
 #[inline(always)]
 unsafe fn spread_512(from: *const f32, dtype: DType) -> __m512 {
-    // SAFETY: both by the caller's word.
+    // SAFETY: both guaranteed by the caller.
     unsafe {
         if dtype == DType::F64 {
             let order = _mm512_setr_epi64(0, 0, 0, 0, 1, 1, 1, 1);
@@ -305,7 +305,7 @@ unsafe fn spread_512(from: *const f32, dtype: DType) -> __m512 {
 /// The machine must have AVX2, and there must be as many elements.
 #[inline(always)]
 unsafe fn spread_256(from: *const f32, dtype: DType) -> __m256 {
-    // SAFETY: both by the caller's word.
+    // SAFETY: both guaranteed by the caller.
     unsafe {
         if dtype == DType::F64 {
             _mm256_castpd_ps(_mm256_set1_pd(*from.cast()))

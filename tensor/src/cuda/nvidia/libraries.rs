@@ -76,7 +76,7 @@ fn find(
                 load(&part).map_err(|error| wrong(&format!("does not load: {error}")))?;
             }
             let library = open().ok_or_else(|| wrong("is of a CUDA that is too old, or too new"))?;
-            return expect_origin(library, function, &file, &named);
+            return ensure_origin(library, function, &file, &named);
         }
         if !folders.iter().any(|folder| LIBRARIES.iter().any(|library| newest(folder, library).is_some())) {
             let named = named.display();
@@ -100,7 +100,7 @@ fn find(
 }
 
 /// That a library is the one of this file, which the user wants.
-fn expect_origin(library: &Library, function: &CStr, file: &Path, named: &Path) -> Result<()> {
+fn ensure_origin(library: &Library, function: &CStr, file: &Path, named: &Path) -> Result<()> {
     // SAFETY: nothing is called; only the address counts.
     let address = unsafe { library.get::<unsafe extern "C" fn()>(function.to_bytes_with_nul()) };
     let origin = address.ok().and_then(|function| file_at(*function as usize));

@@ -18,7 +18,7 @@ pub fn devices() -> Result<Vec<Properties>> {
 
 fn start_driver() -> Result<()> {
     libraries::driver()?;
-    expect_new_enough("the NVIDIA driver", driver_version()?)?;
+    ensure_new_enough("the NVIDIA driver", driver_version()?)?;
     result::init().map_err(|error| match error.0 {
         CUresult::CUDA_ERROR_NO_DEVICE => failure("the NVIDIA driver is there, but no GPU is"),
         CUresult::CUDA_ERROR_STUB_LIBRARY => {
@@ -36,7 +36,7 @@ fn driver_version() -> Result<(i32, i32)> {
     Ok((version / 1000, version % 1000 / 10))
 }
 
-fn expect_new_enough(what: &str, (major, minor): (i32, i32)) -> Result<()> {
+fn ensure_new_enough(what: &str, (major, minor): (i32, i32)) -> Result<()> {
     let (oldest, oldest_minor) = OLDEST_CUDA;
     if (major, minor) >= OLDEST_CUDA {
         return Ok(());
@@ -46,10 +46,10 @@ fn expect_new_enough(what: &str, (major, minor): (i32, i32)) -> Result<()> {
 
 /// A driver runs what a CUDA of its own major version made, or of an earlier one; for a later one it has no clearer words
 /// than that something is invalid or not initialised.
-pub(super) fn expect_libraries_for_driver() -> Result<()> {
+pub(super) fn ensure_libraries_for_driver() -> Result<()> {
     let (driver, driver_minor) = driver_version()?;
     let compiler = compiler::version()?;
-    expect_new_enough("NVRTC", compiler)?;
+    ensure_new_enough("NVRTC", compiler)?;
     for (library, (major, minor)) in [("NVRTC", compiler), ("cuBLASLt", blas::version())] {
         if major > driver {
             return Err(failure(format!(

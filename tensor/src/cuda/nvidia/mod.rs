@@ -72,7 +72,7 @@ fn driver_failure(what: &str, error: DriverError) -> Error {
 }
 
 /// The fault of what a stream was asked for, if it has met one by now. While it is recorded, that cannot be asked.
-fn expect_no_fault(stream: CUstream) -> Result<()> {
+fn ensure_no_fault(stream: CUstream) -> Result<()> {
     // SAFETY: the stream is the caller's.
     unsafe {
         if result::stream::is_capturing(stream).doing("an earlier kernel")? != CAPTURES_NOTHING {
@@ -113,7 +113,7 @@ impl Nvidia {
         }
         libraries::compiler()?;
         libraries::blas()?;
-        machine::expect_libraries_for_driver()?;
+        machine::ensure_libraries_for_driver()?;
         let device = result::device::get(ordinal as i32).doing("asking for a GPU")?;
         // SAFETY: the device is one that the driver gave.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(|error| match error.0 {
@@ -170,7 +170,7 @@ impl Nvidia {
     unsafe fn kernels_of(&self, module: CUmodule, symbols: Vec<String>) -> Result<Vec<CUfunction>> {
         let kernel = |symbol: String| {
             let name = CString::new(symbol.clone()).map_err(|_| failure("a kernel's name with a zero in it"))?;
-            // SAFETY: by the caller's word.
+            // SAFETY: guaranteed by the caller.
             let function =
                 unsafe { result::module::get_function(module, name) }.doing(&format!("looking for {symbol}"))?;
             self.allow_shared_memory(function)?;

@@ -3,7 +3,7 @@
 mod plan;
 
 use self::plan::{Epilogue, Plan, PlanKey};
-use super::{driver_failure, expect_no_fault, failure, no_room};
+use super::{driver_failure, ensure_no_fault, failure, no_room};
 use crate::cuda::Product;
 use crate::{DType, Error, Result};
 use cudarc::cublaslt::result::{self, CublasError};
@@ -139,7 +139,7 @@ impl Blas {
             if ![Status::CUBLAS_STATUS_INVALID_VALUE, Status::CUBLAS_STATUS_NOT_SUPPORTED].contains(&error.0) {
                 // Perhaps an earlier kernel went wrong, and cuBLASLt is the first to hear of it; or there was no room for its
                 // kernels, for which it has no word of its own.
-                expect_no_fault(stream)?;
+                ensure_no_fault(stream)?;
                 let free = driver::result::mem_get_info().map_or(usize::MAX, |(free, _)| free);
                 if free < WORKSPACE {
                     return Err(no_room(&format!("cuBLASLt, {what}"), None));
