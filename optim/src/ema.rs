@@ -111,7 +111,7 @@ impl Ema {
     /// [`tensor::Error::Argument`] for an update that was not prepared.
     pub(crate) fn with_rate(&mut self, parameters: &Parameters) -> Result<(&mut Tensor, &Tensor)> {
         ensure_layout(self.average.layout(), "parameters", parameters.layout())?;
-        let missing = || tensor::Error::argument("ema", "an average that was not prepared");
+        let missing = || tensor::Error::argument("ema", "no update of the average was prepared");
         let rate = self.rate.as_ref().filter(|_| self.prepared).ok_or_else(missing)?;
         Ok((self.average.flat_tensor_mut(), rate))
     }

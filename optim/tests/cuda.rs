@@ -142,21 +142,21 @@ fn a_step_that_was_not_prepared_is_refused() {
     let start = parameters.flat().to_vec::<f32>().unwrap();
     let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
     let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: false }).unwrap();
-    let expect_refused = |error: optim::Error| assert!(error.to_string().contains("not prepared"), "{error}");
-    expect_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
-    expect_refused(adamw.finish(None).unwrap_err());
+    let assert_refused = |error: optim::Error| assert!(error.to_string().contains("prepared"), "{error}");
+    assert_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
+    assert_refused(adamw.finish(None).unwrap_err());
     for length in [0.0, f64::NAN] {
         let refused = adamw.prepare(0.05, length, None).unwrap_err();
         assert!(matches!(refused, optim::Error::Setting { what: "max_norm", .. }), "{refused}");
     }
-    expect_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
+    assert_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
     adamw.prepare(0.05, 1.0, None).unwrap();
-    expect_refused(adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap_err());
+    assert_refused(adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap_err());
     assert_eq!(parameters.flat().to_vec::<f32>().unwrap(), start);
     adamw.clip_and_step(&mut parameters, &gradients, None).unwrap();
     adamw.finish(None).unwrap();
     // Nor is one step counted twice.
-    expect_refused(adamw.finish(None).unwrap_err());
+    assert_refused(adamw.finish(None).unwrap_err());
     assert_eq!(adamw.steps(), 1);
 }
 

@@ -48,7 +48,7 @@ impl Average {
 
     /// Moves the averaged statistics by the rate of the parameters' update; on a GPU without waiting for it.
     pub fn follow_statistics(&mut self, model: &BiFormer) -> Result<()> {
-        let rate = self.parameters.rate().context("an average that was not prepared")?;
+        let rate = self.parameters.rate().context("no update of the average was prepared")?;
         for (average, values) in self.statistics.iter_mut().zip(tensors(&model.statistics)) {
             average.move_towards(values, rate)?;
         }
