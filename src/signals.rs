@@ -20,7 +20,7 @@ pub fn stop_when_asked() -> Result<&'static AtomicBool> {
 }
 
 fn stop() {
-    STOP.store(true, Ordering::Relaxed);
+    STOP.store(true, Ordering::Release);
     let _ = writeln!(io::stderr(), "\nStopping with a checkpoint (press Ctrl-C again to stop at once, without) ...");
 }
 
@@ -48,7 +48,7 @@ mod system {
     use std::io;
     use std::mem::zeroed;
     use std::ptr::{null, null_mut};
-    use std::sync::atomic::{AtomicI32, Ordering};
+    use std::sync::atomic::{AtomicI32, Ordering, fence};
     use std::thread;
 
     /// The signal by which the program was first asked to stop.
@@ -72,6 +72,8 @@ mod system {
     }
 
     pub fn end_as_asked() -> ! {
+        // Whoever saw the request sees the signal.
+        fence(Ordering::Acquire);
         end_by(FIRST.load(Ordering::Relaxed))
     }
 

@@ -118,6 +118,19 @@ fn a_run_that_is_stopped_at_every_step_goes_on_to_the_bit() {
     assert_same_run("stopped at every step", &shared.whole, &run);
 }
 
+/// A batch in parts is not given up because of a request that was there before it began.
+#[test]
+fn one_step_is_all_parts_of_a_batch() {
+    let shared = shared();
+    let run = shared.run("parts");
+    let flags = [("data", text(&shared.data).into()), ("out", text(&run).into()), ("micro_batches", 2.into())];
+    let flags = flags.into_iter().map(|(key, value): (_, toml::Value)| (key.to_owned(), value)).collect();
+    let changes = Changes::gather(Some(&shared.config), flags).unwrap();
+    let mut trainer = Trainer::from_changes(&changes).unwrap();
+    assert_eq!(trainer.run(&AtomicBool::new(true)).unwrap(), Outcome::Interrupted);
+    assert_eq!(place(&run), Some((0, 1)));
+}
+
 /// Also where the run was killed before it was kept, and is only asked whether it is done.
 #[test]
 fn the_best_epoch_is_kept() {

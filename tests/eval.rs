@@ -5,6 +5,8 @@ mod common;
 use biformer::data::load_image;
 use biformer::paths::quoted;
 use biformer::trainer::checkpoint::Checkpoint;
+#[cfg(unix)]
+use common::program::limited;
 use common::program::{biformer, copy_folder, fresh, text};
 use common::samples::{self, Trained};
 use serde_json::Value;
@@ -229,6 +231,19 @@ fn predictions_are_a_line_for_each_image() {
         "name another file",
     ]);
     assert!(fs::read(&metrics).unwrap() == before);
+}
+
+/// What may have taken hours to measure is told, though there is no room for what was to stand beside it.
+#[test]
+#[cfg(unix)]
+fn a_report_is_not_lost_with_a_file_that_cannot_be_written() {
+    let Trained { run, .. } = of_cifar();
+    let file = fresh("eval-full").join("test.jsonl");
+    let no_room = "ulimit -f 0";
+    let said = limited(no_room, &["eval", "--checkpoint", text(run), "--predictions", text(&file)]);
+    assert_eq!(said.status, Some(2), "{said:?}");
+    assert!(said.out.contains("mean top-1 of the classes") && said.err.contains("test.jsonl"), "{said:?}");
+    assert!(!file.exists());
 }
 
 #[test]

@@ -4,10 +4,12 @@ use crate::error::Result;
 use crate::files::{NOT_REGULAR, io};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
 #[cfg(unix)]
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or
 /// the new one under its name: into a temporary file beside it, synced, then renamed. What is there and no
@@ -26,13 +28,13 @@ pub fn copy_safely(from: &Path, to: &Path) -> Result<()> {
 pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {
     let (path, temporary) = &with_temporary(path)?;
     let written = File::create(temporary).and_then(|mut file| {
-        put(&mut file)?;
         if let Ok(before) = fs::metadata(path) {
-            // Not every file system has them, and not everyone may give files away.
+            // Not every file system has them, and not everyone may give files away: to a group perhaps, but to no one else.
             #[cfg(unix)]
-            let _ = fchown(&file, Some(before.uid()), Some(before.gid()));
+            let _ = (fchown(&file, None, Some(before.gid())), fchown(&file, Some(before.uid()), None));
             let _ = file.set_permissions(before.permissions());
         }
+        put(&mut file)?;
         file.sync_all()
     });
     let renamed = written.and_then(|()| fs::rename(temporary, path));
@@ -55,6 +57,9 @@ pub fn ensure_writable(path: &Path) -> Result<()> {
     File::create(temporary).and_then(|_| fs::remove_file(temporary)).map_err(|cause| io(path, cause))
 }
 
+/// Tells this process from one of the same number, on another machine or in another container, that writes the same file.
+static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+
 /// The file that a path names, through links (renaming would replace them), and the temporary one beside it.
 fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
@@ -64,7 +69,7 @@ fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
     // Names of two files that are no texts would be the same text.
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or(OsStr::new("file")));
-    name.push(format!(".{}.tmp", std::process::id()));
+    name.push(format!(".{}{:06}.tmp", std::process::id(), *TOKEN % 1_000_000));
     let temporary = path.with_file_name(name);
     Ok((path, temporary))
 }

@@ -163,12 +163,22 @@ impl AdamW {
 
     /// The first of the three calls that make a step on a GPU: uploads the constants of this step, and the rate of the
     /// moving average if there is one. `max_norm` is the norm to which gradients are clipped. Errors:
-    /// [`Error::Setting`]; [`tensor::Error::Device`] on the CPU.
-    pub fn prepare(&mut self, lr: f64, max_norm: f64, average: Option<&mut Ema>) -> Result<()> {
+    /// [`Error::Setting`]; [`tensor::Error::Device`] on the CPU; [`tensor::Error::Shared`] when others see what the step will
+    /// write, for which it does not ask itself when it is replayed.
+    pub fn prepare(
+        &mut self,
+        parameters: &Parameters,
+        lr: f64,
+        max_norm: f64,
+        average: Option<&mut Ema>,
+    ) -> Result<()> {
         ensure("max_norm", max_norm, "positive", max_norm > 0.0)?;
+        [parameters.flat(), &self.m, &self.v].into_iter().try_for_each(|written| written.ensure_unique("adamw"))?;
         let constants = self.constants(lr, 1.0)?;
         self.controls()?.set(&constants, max_norm)?;
-        average.map_or(Ok(()), Ema::prepare)?;
+        if let Some(average) = average {
+            average.prepare()?;
+        }
         self.prepared = true;
         Ok(())
     }

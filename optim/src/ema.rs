@@ -90,8 +90,10 @@ impl Ema {
         Ok(())
     }
 
-    /// Puts the rate of the next update where it is looked for.
+    /// Puts the rate of the next update where it is looked for. Errors: [`tensor::Error::Shared`] while a view of the average
+    /// lives, which a replayed update would not notice.
     pub(crate) fn prepare(&mut self) -> Result<()> {
+        self.average.flat().ensure_unique("ema")?;
         let rate = 1.0 - self.config.decay_at(self.updates);
         let rate = Tensor::full([1], rate).cast(self.average.layout().dtype())?;
         match &mut self.rate {

@@ -94,7 +94,7 @@ fn an_average_that_is_taken_along_has_the_bits_of_one_that_follows() {
         let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
         let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: true }).unwrap();
         for _ in 0..3 {
-            adamw.prepare(0.05, 1.0, along.then_some(&mut ema)).unwrap();
+            adamw.prepare(&parameters, 0.05, 1.0, along.then_some(&mut ema)).unwrap();
             adamw.clip_and_step(&mut parameters, &gradients, along.then_some(&mut ema)).unwrap();
             adamw.finish(along.then_some(&mut ema)).unwrap();
             if !along {
@@ -119,7 +119,7 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
         let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: false }).unwrap();
         let mut step = |of_element: &dyn Fn(usize) -> f64| {
             give(&parameters, &mut gradients, of_element);
-            adamw.prepare(0.05, 1.0, Some(&mut ema)).unwrap();
+            adamw.prepare(&parameters, 0.05, 1.0, Some(&mut ema)).unwrap();
             adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap();
             let (norm, moments) = (adamw.finish(Some(&mut ema)).unwrap(), adamw.state());
             let all = [parameters.flat(), &moments.m, &moments.v, ema.average().flat()];
@@ -146,11 +146,11 @@ fn a_step_that_was_not_prepared_is_refused() {
     assert_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
     assert_refused(adamw.finish(None).unwrap_err());
     for length in [0.0, f64::NAN] {
-        let refused = adamw.prepare(0.05, length, None).unwrap_err();
+        let refused = adamw.prepare(&parameters, 0.05, length, None).unwrap_err();
         assert!(matches!(refused, optim::Error::Setting { what: "max_norm", .. }), "{refused}");
     }
     assert_refused(adamw.clip_and_step(&mut parameters, &gradients, None).unwrap_err());
-    adamw.prepare(0.05, 1.0, None).unwrap();
+    adamw.prepare(&parameters, 0.05, 1.0, None).unwrap();
     assert_refused(adamw.clip_and_step(&mut parameters, &gradients, Some(&mut ema)).unwrap_err());
     assert_eq!(parameters.flat().to_vec::<f32>().unwrap(), start);
     adamw.clip_and_step(&mut parameters, &gradients, None).unwrap();
@@ -158,6 +158,16 @@ fn a_step_that_was_not_prepared_is_refused() {
     // Nor is one step counted twice.
     assert_refused(adamw.finish(None).unwrap_err());
     assert_eq!(adamw.steps(), 1);
+    // Nor is there a step over what someone else still sees: when it is replayed nothing asks any more.
+    let is_shared = |outcome| matches!(outcome, Err(optim::Error::Tensor(tensor::Error::Shared { .. })));
+    let (seen, moments, average) = (parameters.share(), adamw.state(), ema.state());
+    assert!(is_shared(adamw.prepare(&parameters, 0.05, 1.0, None)));
+    drop(seen);
+    assert!(is_shared(adamw.prepare(&parameters, 0.05, 1.0, None)));
+    drop(moments);
+    assert!(is_shared(adamw.prepare(&parameters, 0.05, 1.0, Some(&mut ema))));
+    drop(average);
+    adamw.prepare(&parameters, 0.05, 1.0, Some(&mut ema)).unwrap();
 }
 
 /// In several pieces of the norm's sum.
@@ -174,7 +184,7 @@ fn a_long_gradient_is_clipped_as_on_the_cpu() {
             give(&parameters, &mut gradients, |i| (i as f64 * 0.61).cos());
             let mut adamw = AdamW::new(&parameters, AdamWConfig::default()).unwrap();
             let norm = if let Device::Cuda(_) = device {
-                adamw.prepare(0.05, 1.0, None).unwrap();
+                adamw.prepare(&parameters, 0.05, 1.0, None).unwrap();
                 adamw.clip_and_step(&mut parameters, &gradients, None).unwrap();
                 adamw.finish(None).unwrap()
             } else {

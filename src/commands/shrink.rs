@@ -171,7 +171,7 @@ const TEMPORARY: &str = ".shrink-";
 fn remove_leftovers(output: &Path) -> io::Result<()> {
     for entry in fs::read_dir(output)? {
         let entry = entry?;
-        if entry.file_name().as_encoded_bytes().starts_with(TEMPORARY.as_bytes()) {
+        if entry.file_name().as_encoded_bytes().starts_with(TEMPORARY.as_bytes()) && entry.file_type()?.is_file() {
             fs::remove_file(entry.path())?;
         }
     }

@@ -176,9 +176,9 @@ impl Meter {
         Self { before: pool_stats().resident }
     }
 
-    /// The most bytes so far.
+    /// The most bytes so far; none where another thread has trimmed the pool meanwhile.
     fn most(&self) -> u64 {
-        (pool_stats().resident - self.before) as u64
+        pool_stats().resident.saturating_sub(self.before) as u64
     }
 }
 

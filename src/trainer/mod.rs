@@ -343,7 +343,8 @@ impl Trainer {
             display.skipped(&batch);
             let step = (epoch * steps + self.progress.batch) as u64;
             let lr = schedule.lr(step);
-            let score = self.learner.train_unless(stop, &batch, step, lr, || batches.peek()?.as_ref().ok());
+            let given_up = if one_step { &AtomicBool::new(false) } else { stop };
+            let score = self.learner.train_unless(given_up, &batch, step, lr, || batches.peek()?.as_ref().ok());
             let score = score.with_context(|| {
                 let number = self.progress.batch + 1;
                 format!("step {} (epoch {}, batch {number} of {steps}), learning rate {lr:.3e}", step + 1, epoch + 1)

@@ -63,7 +63,7 @@ impl Learner {
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
         let average = self.average.as_mut().map(Average::of_parameters);
-        self.optimizer.prepare(lr, self.config.max_norm(), average)?;
+        self.optimizer.prepare(&self.model.parameters, lr, self.config.max_norm(), average)?;
         let Staged { step: repeated, batch, .. } = staged;
         let modes = modes(&self.config, step, batch.parts().len());
         let streams = |count| -> Vec<_> {

@@ -271,7 +271,10 @@ impl Launch<'_> {
             return Ok(());
         }
         if grid[0] > i32::MAX as u32 || grid[1] > 65_535 || grid[2] > 65_535 || threads > 1024 {
-            let message = format!("{} blocks of {threads} threads are more than a GPU runs at once", grid[0]);
+            let [x, y, z] = grid;
+            let message = format!(
+                "a grid of {x}x{y}x{z} blocks of {threads} threads is larger than a GPU takes: smaller batches"
+            );
             return Err(Error::argument(self.op, message));
         }
         let (asked, most) = (self.extent.shared as usize, self.gpu.driver().properties().shared_memory);

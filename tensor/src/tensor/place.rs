@@ -129,13 +129,16 @@ impl Tensor {
         }
     }
 
+    /// [`Error::Shared`] when another tensor sees its elements. What is recorded writes them without asking once more.
+    pub fn ensure_unique(&self, op: &'static str) -> Result<()> {
+        if self.is_unique() { Ok(()) } else { Err(Error::Shared { op }) }
+    }
+
     /// As [`Tensor::address`], of a contiguous tensor that is to be written. [`Error::Shared`] when another tensor sees
     /// its elements.
     pub(crate) fn address_mut(&mut self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
         self.ensure_contiguous(op)?;
-        if !self.is_unique() {
-            return Err(Error::Shared { op });
-        }
+        self.ensure_unique(op)?;
         self.carried = Carried::default();
         self.address(op, gpu)
     }
