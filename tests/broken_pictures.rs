@@ -124,10 +124,10 @@ fn pictures_that_are_not_divided_can_be_trained_on() {
     let (config, beside) = (samples::config(&folder, "image_size = 32"), data.join("mine"));
     let train = ["train", "--config", text(&config), "--data", text(&data), "--batch-size", "5", "--epochs", "1"];
     let to = |run: &Path| biformer(&[&train[..], &["--out", text(run)]].concat());
-    let among = ["its pictures would be taken for some of the images", "/runs/mine for example"];
+    let among = ["its pictures would be taken for some of the images", "--out, runs/mine for example"];
     to(&beside).refused(&among);
     ["dark/mine", "test/mine"].iter().for_each(|place| to(&data.join(place)).refused(&among));
-    to(&data).refused(&["it is that of the data", "train/runs/train for example"]);
+    to(&data).refused(&["it is that of the data", "--out, runs/train for example"]);
     let run = beside.join("run");
     let said = to(&run).ok().out;
     let note = "note: there is neither val/ nor test/: 3 of 20 images are held out as the test\n";

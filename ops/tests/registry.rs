@@ -1,6 +1,8 @@
 //! Every operation of the registry, on all its cases and on drawn ones.
 
-use ops::case::Draw;
+use autograd::gradcheck::Function;
+use autograd::{Tape, Var};
+use ops::case::{Case, Draw};
 use ops::check::{Report, check, check_case};
 use ops::registry::OPS;
 use proptest::prelude::*;
@@ -40,4 +42,30 @@ proptest! {
             prop_assert!(report.passed(), "{numbers:?}: {}", report.failures.join("\n"));
         }
     }
+}
+
+/// Which operations take a tensor whose elements lie apart; all others refuse it, as it might be copied in secret. (That both
+/// give the right bits, or the right error, is one of the laws.)
+#[test]
+fn the_operations_that_take_strided_views() {
+    let takes_a_view = |case: &Case| {
+        let takes = |input: usize| {
+            let tensor = &case.inputs[input];
+            let rank = tensor.rank();
+            if rank < 2 || tensor.shape()[rank - 2..].contains(&1) || tensor.count() == 0 {
+                return false;
+            }
+            let mut order: Vec<usize> = (0..rank).collect();
+            order.swap(rank - 2, rank - 1);
+            let view = tensor.permute(&order).unwrap().contiguous().unwrap().permute(&order).unwrap();
+            let mut inputs = case.inputs.clone();
+            inputs[input] = view;
+            let tape = Tape::new();
+            let inputs: Vec<Var<'_>> = inputs.into_iter().map(|input| tape.constant(input)).collect();
+            case.apply(&inputs).is_ok()
+        };
+        (0..case.inputs.len()).any(takes)
+    };
+    let taking: Vec<&str> = OPS.iter().filter(|op| (op.cases)().iter().any(takes_a_view)).map(|op| op.name).collect();
+    assert_eq!(taking, ["add", "contiguous", "drop_path", "dropout", "matmul", "mul", "permute", "slice"]);
 }

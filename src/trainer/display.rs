@@ -104,7 +104,8 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
         };
         tell!(
             io::stdout(),
-            "The classes are uneven: from {least} training images ({small}) to {most} ({large}).{remedy}"
+            "The classes are uneven: from {least} training image{} ({small}) to {most} ({large}).{remedy}",
+            plural(least)
         );
     }
     for note in distinct_notes([train, test]) {

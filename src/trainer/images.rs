@@ -44,7 +44,7 @@ impl Images {
         let (data, out) = (Path::new(&config.data), &config.out);
         let Some(images_in) = self.train.path(0).and_then(|image| first_in(data, image)) else { return Ok(()) };
         let Ok(inside) = resolved(out)?.strip_prefix(resolved(data)?).map(Path::to_owned) else { return Ok(()) };
-        let beside = data.join("runs").join(out.file_name().unwrap_or_default());
+        let beside = Path::new("runs").join(out.file_name().unwrap_or_default());
         let Some(first) = inside.iter().next() else {
             bail!(
                 "run folder {}: it is that of the data; choose another with --out, {} for example",
