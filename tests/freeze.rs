@@ -66,7 +66,7 @@ fn a_frozen_part_stays_to_the_bit() {
         .refused(&["freeze = []", "as it began"]);
     assert!(before == contents(&parts));
     for (fields, said) in [
-        ("freeze = [\"stage.0\"]", "there is no part \"stage.0\""),
+        ("freeze = [\"stage.0\"]", "there is no part \"stage.0\" (did you mean \"stages.0\"?)"),
         ("freeze = [\"stages\", \"downsample_layers\", \"norm\", \"head\"]", "all of the model"),
         ("freeze = \"head\"", "expected a sequence"),
     ] {

@@ -2,7 +2,7 @@
 
 use crate::block::Block;
 use crate::config::{Family, Features, ModelConfig};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, did_you_mean, nearest};
 use crate::factors::{Factors, Prepared};
 use crate::layers::{BatchNorm, Conv, LayerNorm, Linear};
 use crate::pass::Trace;
@@ -168,16 +168,21 @@ impl BiFormer {
         let names: Vec<&str> = self.parameters.layout().ids().map(|id| self.parameters.layout().name(id)).collect();
         let unknown = parts.iter().map(S::as_ref).find(|part| !names.iter().any(|name| is_within(name, part)));
         let frozen = |name: &str| parts.iter().any(|part| is_within(name, part.as_ref()));
+        let mut known: Vec<String> = names.iter().map(|name| part_of(name)).collect();
+        known.dedup();
         let reason = match unknown {
-            Some(part) => format!("there is no part \"{part}\""),
+            Some(part) => {
+                // The largest parts, and what all of their names begin with.
+                let begins = known.iter().filter_map(|name| name.split('.').next());
+                let meant = nearest(part, known.iter().map(String::as_str).chain(begins));
+                format!("there is no part \"{part}\"{}", did_you_mean(meant.as_deref()))
+            }
             None if names.iter().all(|name| frozen(name)) => "that is all of the model".to_owned(),
             None => {
                 self.parameters.freeze(frozen);
                 return Ok(());
             }
         };
-        let mut known: Vec<String> = names.iter().map(|name| part_of(name)).collect();
-        known.dedup();
         Err(Error::Part { reason, known })
     }
 
