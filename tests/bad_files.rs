@@ -73,7 +73,7 @@ fn weights_of_another_model() {
     forward().refused(&["head.bias (10) is missing", "head.weight (10, 96) is missing"]);
     fs::remove_file(&output).unwrap();
     fs::write(&weights, "epochs = 3\nmodel = \"nano\"\n").unwrap();
-    forward().refused(&["weights.safetensors: neither a safetensors file nor one of PyTorch", "name one that is"]);
+    forward().refused(&["weights.safetensors: neither a safetensors file nor a PyTorch file"]);
 
     right.write(&weights).unwrap();
     let say = |tensors: &[(&str, Tensor)]| {
