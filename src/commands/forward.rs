@@ -111,7 +111,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
         if tensor.find(|x| !x.is_finite())?.is_some() {
             let weights = arguments.weights.display();
             bail!(
-                "{weights}: {name} holds numbers that are not finite: the weights are damaged or diverged, or the input or \
+                "{weights}: {name} holds numbers that are not finite: the weights are damaged or diverged (take those of another run), or the input or \
                  --dtype is out of their range"
             );
         }

@@ -101,7 +101,7 @@ mod tests {
             message(&[&a, &b], 0),
             "concat: expected the extents of the first part (2, 3) except along axis 0, got shape (2, 4)"
         );
-        assert_eq!(message(&[&a], 2), "concat: axis 2 of a tensor with 2 axes");
+        assert_eq!(message(&[&a], 2), "concat: a tensor with 2 axes has no axis 2 (axes count from 0)");
         assert_eq!(message(&[], 0), "concat: needs at least one part");
     }
 }
