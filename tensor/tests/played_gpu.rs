@@ -61,7 +61,7 @@ fn recordings_find_room() {
     let Some((gpu, mut tensors)) = full() else { return };
     let mut x = tensors.pop().unwrap();
     // Room for keys of random streams, and no more.
-    drop(tensors.remove(tensors.iter().position(|tensor| tensor.count() == 1 << 14).unwrap()));
+    drop(tensors.remove(tensors.iter().position(|tensor| tensor.count() == 1 << 18).unwrap()));
     squeeze("preparing a recording", tensors, || {
         gpu.record(|| x.as_out("test", false)?.clear()).map(|(recording, ())| drop(recording))
     });
