@@ -71,9 +71,9 @@ pub enum Precision {
     /// All in f32
     #[default]
     F32,
-    /// Maps in f32, matrix products on tensor cores that round their factors to 10 bits (GPU only)
+    /// Maps in f32; matrix products on tensor cores, which round their operands to 10 bits of mantissa (GPU only)
     Tf32,
-    /// Layers and convolutions multiply in bf16 and add up in f32; on a GPU maps are bf16, too
+    /// Linear layers and convolutions multiply in bf16 and accumulate in f32; on a GPU, maps are bf16, too
     Bf16,
 }
 

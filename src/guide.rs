@@ -1,4 +1,5 @@
-//! The guided reading in `docs/`, as tests: `cargo test --doc` compiles and runs every piece of its code.
+//! The README and the chapters in `docs/` as doctests: `cargo test --doc` compiles and runs every Rust example in them
+//! that is not marked `ignore`.
 
 #[doc = include_str!("../README.md")]
 mod readme {}

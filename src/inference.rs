@@ -1,7 +1,7 @@
 //! Inference on batch after batch.
 //!
-//! A forward pass is some hundreds of kernels, many of them shorter than it takes to ask for them. So on a GPU the second
-//! pass over batches of a size is recorded, and from then on a pass is one request.
+//! A forward pass is several hundred kernels, many of which run for less time than their launch takes. So on a GPU the
+//! second pass over batches of one size is recorded (as a CUDA graph), and from then on a pass is a single launch.
 
 use crate::staging::{Numbered, Staging};
 use anyhow::{Context, Result};
@@ -14,8 +14,8 @@ use tensor::{Device, Tensor, settle_pool};
 /// To record a pass takes about as long as this many save: an estimate, which nobody has measured.
 const WORTH_RECORDING: usize = 8;
 
-/// A model in use. What is recorded holds the addresses of the model's tensors; so it borrows the model, whose weights can
-/// neither change nor go while it lives:
+/// A model used for inference. A recording holds the addresses of the model's tensors, so this borrows the model, whose
+/// weights can then neither change nor be dropped:
 ///
 /// ```compile_fail,E0506
 /// use biformer::inference::Inference;
@@ -29,27 +29,27 @@ const WORTH_RECORDING: usize = 8;
 pub struct Inference<'m> {
     model: &'m BiFormer,
     device: Device,
-    /// The model's, [prepared](BiFormer::prepared), once there was a pass.
+    /// The model's [prepared](BiFormer::prepared) factors, after the first pass.
     factors: Option<Factors>,
     profile: Option<Arc<Profile>>,
     may_record: bool,
     staged: Option<Staged>,
 }
 
-/// Batches of one size. The memory that a recording works with is its own.
+/// A staged batch, and the recorded pass for batches of its size. A recording owns the memory that it works with.
 struct Staged {
     values: Repeated<Vec<Tensor>>,
     batch: Staging,
 }
 
 impl<'m> Inference<'m> {
-    /// Of about so many passes: it is not worth while to record one for a few.
+    /// Inference of about this many passes: for a few, recording one is not worthwhile.
     pub fn new(model: &'m BiFormer, passes: usize) -> Self {
         let may_record = passes >= WORTH_RECORDING;
         Self { model, device: model.device(), factors: None, profile: None, may_record, staged: None }
     }
 
-    /// The same, with a profile that measures each operation, for which none may be recorded.
+    /// The same, with a profile that measures each operation; passes are then not recorded.
     pub fn profiled(self, profile: Option<Arc<Profile>>) -> Self {
         Self { may_record: self.may_record && profile.is_none(), profile, ..self }
     }
@@ -59,8 +59,8 @@ impl<'m> Inference<'m> {
         self.model
     }
 
-    /// Brings a batch to the model's device. Batches of another size take the place of those before, and of what was
-    /// recorded for them. Errors: those of the device.
+    /// Copies a batch to the model's device. A batch of another size replaces the previous staging buffers and discards
+    /// what was recorded for them. Errors: those of the device.
     pub fn stage(&mut self, batch: &Numbered) -> Result<()> {
         if let Some(staged) = &mut self.staged
             && staged.batch.fill(batch, 1)?
@@ -72,9 +72,9 @@ impl<'m> Inference<'m> {
         Ok(())
     }
 
-    /// A pass over the batch that is staged. It gives what [`BiFormer::run`] gives: logits (N, classes), or a backbone's maps;
-    /// the next pass overwrites them. On a GPU nothing here waits for it, and the batch that `next` gives is sent ahead
-    /// meanwhile. Errors: those of the model and of the device.
+    /// A pass over the batch that is staged. It gives what [`BiFormer::run`] gives: logits (N, classes), or a
+    /// backbone's maps; the next pass overwrites them. On a GPU this does not wait for the pass to finish, and the
+    /// batch that `next` returns is uploaded in the meantime. Errors: those of the model and of the device.
     pub fn pass<'b>(&mut self, next: impl FnOnce() -> Option<&'b Numbered>) -> Result<&[Tensor]> {
         let Self { model, device, factors, profile, may_record, staged } = self;
         settle_pool();

@@ -5,15 +5,17 @@ use anyhow::{Context, Result};
 use std::fs::{File, TryLockError};
 use std::path::Path;
 
-/// Stays when the work is done: to remove it would pull it from under a process that has just opened it.
+/// The name of a folder's lock file. It is not deleted when the work is done: that would race with a process that has
+/// just opened it and would then lock a deleted file.
 pub const LOCK: &str = ".lock";
 
-/// A folder that nobody else writes to meanwhile; which ends with the process, however that ends.
+/// An exclusive lock on a folder. The operating system releases it when the process ends, however it ends.
 #[derive(Debug)]
 pub struct Locked(File);
 
 impl Locked {
-    /// Locks a folder that is there; none where another process has. Errors: the lock cannot be written.
+    /// Locks an existing folder; returns `None` if another process holds the lock. Errors: the lock file cannot be
+    /// written.
     pub fn new(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(LOCK);
         ensure_regular(&path)?;
@@ -28,12 +30,13 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // Closing is not enough: a process that is being started just now has the file open, too, for a moment.
+        // Closing the file is not enough: a child process that is just being started also has it open for a moment, and
+        // with it the lock.
         let _ = self.0.unlock();
     }
 }
 
-/// Whether a file would be the lock of a folder.
+/// Whether a path has the name of a lock file.
 pub fn is_lock(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == LOCK)
 }

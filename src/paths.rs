@@ -5,12 +5,12 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
-/// Where a path leads, or would, without symbolic links and dots.
+/// The absolute path that a path refers to, whether or not it exists yet, with symbolic links, `.` and `..` resolved.
 pub fn resolved(path: &Path) -> io::Result<PathBuf> {
     let mut place = PathBuf::new();
     for component in std::path::absolute(path)?.components() {
         match component {
-            // What is there is without links by now, and what is not will be a folder.
+            // What exists has been resolved by now, and what does not exist yet will be a plain folder.
             Component::ParentDir => _ = place.pop(),
             component => place.push(component),
         }
@@ -21,20 +21,20 @@ pub fn resolved(path: &Path) -> io::Result<PathBuf> {
     Ok(place)
 }
 
-/// A data set's source by a name that leads there from any folder.
+/// A data set's source as an absolute path, so that it is valid from any working folder.
 pub fn rooted(source: &str) -> Result<String> {
     let path = Path::new(source);
     if source == "embedded" || path.is_absolute() {
         return Ok(source.to_owned());
     }
-    // What is above a link is not what is above its end.
+    // The parent of a symbolic link is not the parent of its target.
     let upwards = path.components().any(|component| component == Component::ParentDir);
     let rooted = if upwards { resolved(path) } else { std::path::absolute(path) };
     let rooted = rooted.with_context(|| format!("data {source}"))?;
     Ok(rooted.to_str().with_context(|| format!("data {}: no UTF-8 text", rooted.display()))?.to_owned())
 }
 
-/// The text of a file, which may be a pipe, but not one without end.
+/// The text of a file or pipe, of at most 1 MiB, so that an endless pipe is refused.
 pub fn read_text(path: &Path, expected: &str) -> Result<String> {
     const MOST: u64 = 1 << 20;
     let mut text = vec![];
@@ -44,7 +44,7 @@ pub fn read_text(path: &Path, expected: &str) -> Result<String> {
     String::from_utf8(text).with_context(|| format!("no UTF-8 text; expected {expected}"))
 }
 
-/// Refuses what is there, and no regular file: to read from a pipe, or to open it, might never end.
+/// Refuses a path that exists but is not a regular file: opening or reading a pipe might block forever.
 pub fn ensure_regular(path: &Path) -> Result<()> {
     match fs::metadata(path) {
         Ok(there) if !there.is_file() => bail!("{}: it is there, but not as a regular file; remove it", path.display()),
@@ -52,7 +52,8 @@ pub fn ensure_regular(path: &Path) -> Result<()> {
     }
 }
 
-/// A text as one word of a shell's command. On Windows paths have backslashes, and no quotation marks.
+/// A text quoted as one word of a shell command. On Windows, paths contain backslashes and cannot contain quotation
+/// marks.
 pub fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:,@%".contains(c) || (cfg!(windows) && c == '\\');
     match !text.is_empty() && text.chars().all(plain) {

@@ -1,5 +1,5 @@
-//! How the program prints. Names come from files and folders, which may be called anything: what would act on a
-//! terminal is shown, not sent.
+//! How the program prints. Names come from files and folders and may contain anything: control characters, which would
+//! act on a terminal, are printed in escaped form, as in `\u001b`.
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -7,7 +7,7 @@ use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write};
 use unicode_width::UnicodeWidthStr;
 
-/// Prints a line, or does not; unlike println!, which panics where nobody reads on.
+/// Prints a line and ignores errors, unlike `println!`, which panics on a closed pipe.
 macro_rules! tell {
     ($stream:expr, $($part:tt)*) => {{
         use std::io::Write;
@@ -21,7 +21,7 @@ pub fn print_lines(text: fmt::Arguments<'_>) -> Result<()> {
     print(format_args!("{text}\n"))
 }
 
-/// The same, and what comes next goes on in the last line.
+/// The same without a final line break: what is printed next continues the last line.
 pub fn print(text: fmt::Arguments<'_>) -> Result<()> {
     let text = text.to_string();
     let lines: Vec<String> = text.split('\n').map(printable).collect();
@@ -33,7 +33,7 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// What came of printing, where nobody needs to read it.
+/// The result of printing, in which a closed pipe is not an error.
 pub fn unless_closed(printed: Result<()>) -> Result<()> {
     printed.or_else(|error| if is_closed_pipe(&error) { Ok(()) } else { Err(error) })
 }
@@ -43,7 +43,7 @@ pub fn print_error(error: &anyhow::Error) {
     tell!(io::stderr(), "error: {}", one_line(&format!("{error:#}")));
 }
 
-/// A text without its line breaks.
+/// A text on one line: every run of whitespace becomes a single space.
 pub fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -53,7 +53,7 @@ pub fn printable(text: impl Display) -> String {
     let mut shown = String::new();
     for c in text.to_string().chars() {
         match c.is_control() {
-            // A string takes whatever is written to it.
+            // Writing to a `String` cannot fail.
             true => _ = write!(shown, "\\u{:04x}", u32::from(c)),
             false => shown.push(c),
         }
@@ -61,7 +61,7 @@ pub fn printable(text: impl Display) -> String {
     shown
 }
 
-/// A bar for so many steps, with a message behind it, where errors go to a terminal.
+/// A progress bar for this many steps, with a message after it; hidden unless standard error is a terminal.
 pub fn bar(steps: usize) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(steps as u64), ProgressDrawTarget::stderr_with_hz(4));
     let style = ProgressStyle::with_template("{bar:10} {wide_msg}").unwrap_or_else(|_| ProgressStyle::default_bar());

@@ -5,15 +5,16 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Within so long, Ctrl-C twice is one: a terminal sends it to a program and to what has started it, which may hand it on.
+/// Two interrupts within this time count as one: a terminal sends Ctrl-C both to the program and to its parent process,
+/// which may forward it.
 const ONE: Duration = Duration::from_millis(500);
 
 /// Whether a run was asked to stop.
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// From now on Ctrl-C (and on Unix SIGTERM and SIGHUP) no longer ends the program, but sets what this gives; Ctrl-C once
-/// more ends it. What whoever started the program has it ignore, as `nohup` does, it goes on to ignore. To be called
-/// before there are other threads.
+/// From now on Ctrl-C (and on Unix SIGTERM and SIGHUP) no longer ends the program but sets the returned flag; a second
+/// Ctrl-C ends it. Signals that the parent process has set to be ignored, as `nohup` does, stay ignored. Must be called
+/// before other threads are started.
 pub fn stop_when_asked() -> Result<&'static AtomicBool> {
     system::watch().context("Ctrl-C")?;
     Ok(&STOP)
@@ -31,11 +32,11 @@ pub fn end_as_asked() -> ! {
     system::end_as_asked()
 }
 
-/// A file that outgrows the limit on sizes (`ulimit -f`) is from now on an error like that of a full disk, and no longer
-/// the end of the program.
+/// From now on, a write beyond the file size limit (`ulimit -f`) fails with an error, like one on a full disk, instead
+/// of ending the program by SIGXFSZ.
 pub fn survive_size_limit() {
     #[cfg(unix)]
-    // SAFETY: no handler is set that could do anything.
+    // SAFETY: the signal is ignored; no handler is installed.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
@@ -54,8 +55,8 @@ mod system {
     /// The signal by which the program was first asked to stop.
     static FIRST: AtomicI32 = AtomicI32::new(0);
 
-    /// Blocks the signals in this thread, and so in all that it starts, and has a thread wait for them: unlike a
-    /// handler, which interrupts anything, it may do anything.
+    /// Blocks the signals in this thread, and so in all threads that it starts, and starts a thread that waits for
+    /// them: unlike a signal handler, which may call async-signal-safe functions only, that thread may call anything.
     pub fn watch() -> io::Result<()> {
         let set = set_of([SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)));
         // SAFETY: the set is one that `sigemptyset` made.
@@ -64,7 +65,7 @@ mod system {
             FIRST.store(wait(&set), Ordering::Relaxed);
             let asked = Instant::now();
             stop();
-            // Only a person is in a hurry: schedulers may send theirs twice.
+            // Only a second Ctrl-C ends the program at once: a scheduler may send its signal twice.
             while wait(&set) != SIGINT || asked.elapsed() < ONE {}
             end_by(SIGINT)
         })?;
@@ -72,7 +73,7 @@ mod system {
     }
 
     pub fn end_as_asked() -> ! {
-        // Whoever saw the request sees the signal.
+        // Pairs with the release store in `stop`: whoever has seen the request also sees which signal it was.
         fence(Ordering::Acquire);
         end_by(FIRST.load(Ordering::Relaxed))
     }
@@ -84,12 +85,13 @@ mod system {
             libc::raise(signal);
             libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, null_mut());
         }
-        // The first process of a container survives its own signals.
+        // PID 1 of a container is not ended by a signal that it sends to itself.
         std::process::exit(128 + signal)
     }
 
     fn is_ignored(signal: i32) -> bool {
-        // SAFETY: all zeros are an action, and without a new one the system only fills in the one that holds.
+        // SAFETY: an all-zero `sigaction` is valid, and with a null pointer for the new action the call only reads the
+        // current one.
         unsafe {
             let mut action: libc::sigaction = zeroed();
             libc::sigaction(signal, null(), &raw mut action) == 0 && action.sa_sigaction == SIG_IGN
@@ -97,7 +99,7 @@ mod system {
     }
 
     fn set_of(signals: impl IntoIterator<Item = i32>) -> sigset_t {
-        // SAFETY: `sigemptyset` makes a set of whatever is there, and all zeros are something.
+        // SAFETY: an all-zero `sigset_t` is valid memory, which `sigemptyset` initialises.
         unsafe {
             let mut set: sigset_t = zeroed();
             libc::sigemptyset(&raw mut set);

@@ -1,5 +1,6 @@
-//! Where a batch lies while a model works on it: fixed memory, so that recorded GPU work finds every batch at the same
-//! address. On a GPU the next batch is uploaded while the GPU still works on this one.
+//! Staging buffers, which hold a batch while a model works on it: fixed memory, so that recorded GPU work (a CUDA
+//! graph) finds every batch at the same address. On a GPU the next batch is uploaded while the GPU still works on this
+//! one.
 
 use anyhow::Result;
 use data::{Batch, Batches};
@@ -9,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::cuda::Prefetch;
 use tensor::{Device, Tensor};
 
-/// A batch that nobody changes any more, with a number that no other has: by it a batch that was sent ahead is known when
-/// its turn comes.
+/// An immutable batch with a unique number, by which a batch that was uploaded in advance is recognised when its turn
+/// comes.
 pub struct Numbered {
     batch: Batch,
     number: u64,
@@ -38,18 +39,18 @@ impl Deref for Numbered {
     }
 }
 
-/// Numbers batches in their order, each of which can be looked at before its turn.
+/// Numbers the batches in order. The iterator is peekable, so that the next batch can be looked at before its turn.
 pub fn numbered(batches: Batches) -> Peekable<impl Iterator<Item = data::Result<Numbered>>> {
     batches.map(|batch| batch.map(Numbered::from)).peekable()
 }
 
-/// A place for batches of one size, cut into parts.
+/// Staging buffers for batches of one size, split into parts (micro-batches).
 pub struct Staging {
     device: Device,
     shape: [usize; 4],
     /// Images and targets of each part.
     parts: Vec<[Tensor; 2]>,
-    /// The numbers in a batch's targets, if its images are mixed.
+    /// The length of a batch's [`targets`](Batch::targets): 0 unless its images are mixed.
     targets: usize,
     ahead: Option<Prefetch>,
     /// The number of the batch that was sent ahead.
@@ -57,7 +58,7 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// A place for batches like this one, and this one in it. Errors: those of the device.
+    /// Staging buffers for batches of this one's size, filled with this one. Errors: those of the device.
     pub fn new(batch: &Batch, parts: usize, device: &Device) -> Result<Self> {
         let part = |part| {
             let [images, targets] = tensors(batch, part, parts)?;
@@ -77,8 +78,8 @@ impl Staging {
         &self.parts
     }
 
-    /// Puts another batch in place of the one that is there. False when it is of another size, or to be cut otherwise.
-    /// Errors: those of the device.
+    /// Replaces the staged batch with another one. Returns false and does nothing if that batch has another size or is
+    /// to be split into another number of parts. Errors: those of the device.
     pub fn fill(&mut self, batch: &Numbered, parts: usize) -> Result<bool> {
         if !self.fits(batch, parts) {
             return Ok(false);
@@ -96,8 +97,8 @@ impl Staging {
         Ok(true)
     }
 
-    /// Sends the next batch ahead, if it has the size of this one. Nobody is asked for it on the CPU, where nothing would
-    /// be gained. Errors: those of the device.
+    /// Uploads the next batch in advance, if it has the size of the staged one. On the CPU `next` is not called, as
+    /// nothing would be gained. Errors: those of the device.
     pub fn send<'b>(&mut self, next: impl FnOnce() -> Option<&'b Numbered>) -> Result<()> {
         let Device::Cuda(gpu) = &self.device else { return Ok(()) };
         let parts = self.parts.len();
@@ -122,11 +123,11 @@ impl Staging {
     }
 }
 
-/// What images are to be taken for.
+/// The targets (labels) of images.
 enum Targets<'b> {
     /// (N)
     Classes(&'b [u32]),
-    /// Mixed ones: (N, K).
+    /// Of mixed images: a distribution over the classes for each, (N, K).
     Distributions(&'b [f32]),
 }
 
@@ -151,8 +152,8 @@ impl<'b> MicroBatch<'b> {
     }
 }
 
-/// Part `part` of `parts` of a batch: images (N, H, W, 3), and their classes (N), or if they are mixed, distributions over
-/// the classes (N, K). Errors: [`tensor::Error::Shape`] where the batch has not the shape that it says.
+/// Part `part` of `parts` of a batch: images (N, H, W, 3), and their classes (N), or if they are mixed, distributions
+/// over the classes (N, K). Errors: [`tensor::Error::Shape`] if the batch's data do not match its `shape`.
 pub fn tensors(batch: &Batch, part: usize, parts: usize) -> Result<[Tensor; 2]> {
     let MicroBatch { images, targets } = MicroBatch::of(batch, part, parts);
     let ([_, height, width, channels], count) = (batch.shape, batch.slots(part, parts).len());

@@ -9,15 +9,15 @@ use tensor::cpu::parallel::thread_pool;
 
 /// The most threads that can be asked for.
 pub const MOST_THREADS: usize = 1024;
-/// More threads than these on each core spend their time looking for work: 32 take one and a half times as long as one,
-/// 512 four hundred times.
+/// The most threads per core. More would spend their time looking for work: 32 take one and a half times as long as
+/// one, 512 four hundred times.
 const MOST_PER_CORE: usize = 8;
 
-/// Where rayon looks for the number of threads, if nobody says it.
+/// The environment variable from which rayon takes the number of threads if none is given.
 const VARIABLE: &str = "RAYON_NUM_THREADS";
 
-/// The threads to compute on: as many as asked for (0: as rayon's variable says, or one per core), but not so many that they
-/// are in each other's way. The bits of a result do not depend on their number.
+/// The pool of threads to compute on: as many as asked for (0: as rayon's variable says, or one per core), but at most
+/// 8 per core. Results are bit-identical for any number of threads.
 pub fn pool(asked: usize) -> Result<ThreadPool> {
     let cores = available_parallelism().map_or(1, usize::from);
     let usual = || usual_threads(&std::env::var(VARIABLE).ok()?);
@@ -33,7 +33,7 @@ pub fn pool(asked: usize) -> Result<ThreadPool> {
     thread_pool(threads).context("starting threads")
 }
 
-/// What rayon's variable says, of which no run should fail.
+/// The number in rayon's variable. An invalid one is ignored with a note, as no run should fail over it.
 fn usual_threads(text: &str) -> Option<usize> {
     let threads = text.parse().ok();
     if threads.is_none() && !text.is_empty() {

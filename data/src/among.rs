@@ -24,7 +24,7 @@ pub fn among(dataset: Arc<dyn Dataset>, classes: &[String]) -> Result<Arc<dyn Da
 struct Among {
     dataset: Arc<dyn Dataset>,
     classes: Vec<String>,
-    /// The places of the data set's classes among these.
+    /// The index in `classes` of each class of the data set.
     places: Vec<u32>,
     labels: Option<Vec<u32>>,
 }

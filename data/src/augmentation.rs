@@ -62,36 +62,39 @@ pub struct Augmentation {
     pub min_scale: f64,
     /// The filter by which training images are resized.
     pub filter: Filter,
-    /// The probability of erasing a rectangle, 0 to 1 (the published ImageNet recipe has 0.25), of a fiftieth to a third of the
-    /// image (Zhong et al., "Random erasing data augmentation", 2017, as timm has it, but that it may be as high or as wide as
-    /// the image).
+    /// The probability, 0 to 1, of erasing a rectangle of a fiftieth to a third of the image's area (the published
+    /// ImageNet recipe has 0.25). As in timm (Zhong et al., "Random erasing data augmentation", 2017), except that the
+    /// rectangle may be as high or as wide as the image.
     pub erase: f64,
     /// What an erased rectangle shows (the published ImageNet recipe has noise).
     pub erase_fill: EraseFill,
-    /// Operations of RandAugment an image, 0 (none) to 16 (the published ImageNet recipe has 2). Each is any of fifteen,
-    /// which change colours or move pixels, and half of those that are drawn are applied (Cubuk et al., "RandAugment",
-    /// 2019, as timm has it).
+    /// RandAugment operations per image, 0 (none) to 16 (the published ImageNet recipe has 2). Each is drawn from
+    /// fifteen operations, which change colours or move pixels, and applied with probability 1/2, as in timm (Cubuk et
+    /// al., "RandAugment", 2019).
     pub rand_augment: usize,
     /// How much these operations change, 0 to 10: the mean of a normal distribution, from which each draws its own.
     pub magnitude: f64,
-    /// The standard deviation of that distribution, 0 or more. What it gives below 0 or above 10 counts as 0 or 10.
+    /// The standard deviation of that distribution, 0 or more. Magnitudes below 0 or above 10 are clamped to that
+    /// range.
     pub magnitude_std: f64,
-    /// Mixup: α of the distribution Beta(α, α) of the share that an image keeps, while another of its batch shows through it
-    /// (0, none, or 0.01 to 100; the published ImageNet recipe has 0.8).
+    /// Mixup blends an image with another one of its batch; the share that it keeps is drawn from the distribution
+    /// Beta(α, α), and this is α (0 for none, or 0.01 to 100; the published ImageNet recipe has 0.8).
     pub mixup: f64,
-    /// CutMix: α of the distribution of the share that an image keeps, while a rectangle shows another of its batch (0,
-    /// none, or 0.01 to 100; the published ImageNet recipe has 1.0). With `mixup`, each has one half of the batches. A
-    /// micro-batch is mixed by itself.
+    /// CutMix replaces a rectangle of an image with that of another one of its batch; the share that it keeps is drawn
+    /// from Beta(α, α), and this is α (0 for none, or 0.01 to 100; the published ImageNet recipe has 1.0). With `mixup`
+    /// as well, each is used for half of the micro-batches, which are mixed separately.
     pub cutmix: f64,
-    /// The probability of mixing a batch, 0 to 1, where there is mixup or CutMix.
+    /// The probability that a micro-batch is mixed, 0 to 1, if there is mixup or CutMix.
     pub mix: f64,
-    /// How often an epoch shows an image, each time varied anew: 1 to 1000 (the published ImageNet recipe has 3). An epoch stays as
-    /// long as it is, so with 3 it shows a third of the images (Hoffer et al., "Augment your batch", 2019).
+    /// How often an epoch shows an image, each time with new augmentation: 1 to 1000 (the published ImageNet recipe has
+    /// 3). The length of an epoch does not change, so with 3 it shows a third of the images (Hoffer et al., "Augment
+    /// your batch", 2019).
     pub repeats: usize,
-    /// How far rare classes are shown more often, 0 to 1: of a class of n images an epoch shows a number in proportion to
-    /// n^(1 − balance), each of its images as often as the others, or once more or less, and varied anew each time. 0 leaves
-    /// each image its share, 1 shows each class as often as any other; with `repeats` above 1, on average. An epoch stays as
-    /// long as it is (Kang et al., "Decoupling representation and classifier for long-tailed recognition", 2020).
+    /// How strongly classes of different sizes are balanced, 0 to 1: an epoch shows a class of n images a number of
+    /// times that is proportional to n^(1 − balance), each of its images equally often, give or take one, with new
+    /// augmentation each time. With 0 all images are shown equally often, with 1 all classes are (with `repeats` above
+    /// 1, on average). The length of an epoch does not change (Kang et al., "Decoupling representation and classifier
+    /// for long-tailed recognition", 2020).
     pub balance: f64,
 }
 

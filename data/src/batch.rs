@@ -11,9 +11,9 @@ pub struct Batch {
     pub shape: [usize; 4],
     /// The classes, (N); of a mixed image, that of its larger part.
     pub labels: Vec<u32>,
-    /// What mixed images are to be taken for, (N, K): for each a distribution over the classes. Empty where nothing is mixed.
+    /// The soft targets of mixed images, (N, K): for each a distribution over the classes. Empty if nothing is mixed.
     pub targets: Vec<f32>,
-    /// The samples' numbers in the data set, (N): by them targets of one's own are found.
+    /// The samples' indices in the data set, (N), by which a program can look up targets of its own.
     pub samples: Vec<usize>,
     /// The images that could not be decoded. Their slots hold other samples.
     pub skipped: Vec<Skipped>,
@@ -27,8 +27,8 @@ impl Batch {
         counted
     }
 
-    /// The slots of part `part` of `parts`, the first of which have one more where they cannot have as many each. Panics when there are
-    /// no parts.
+    /// The slots of part `part` of `parts`; if they do not divide evenly, the first parts have one more each. Panics if
+    /// `parts` is 0.
     pub fn slots(&self, part: usize, parts: usize) -> Range<usize> {
         let (each, more) = (self.labels.len() / parts, self.labels.len() % parts);
         let start = |part: usize| part * each + part.min(more);

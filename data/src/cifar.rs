@@ -57,7 +57,8 @@ impl Format {
     fn open(&self, folder: &Path, files: &[&str], names: &str) -> Result<InMemory> {
         let classes = self.class_names(&folder.join(names))?;
         let (mut pixels, mut labels) = (Vec::new(), Vec::new());
-        // At once, as their memory would be needed twice while it grows; and if there is none, that is no reason to abort.
+        // Reserved at once, because a growing vector would need the memory twice; and fallibly, because a lack of
+        // memory is no reason to abort.
         let size = |file: &&str| folder.join(file).metadata().map_or(0, |file| file.len() as usize);
         pixels.try_reserve_exact(files.iter().map(size).sum()).map_err(|_| {
             let cause = std::io::Error::from(std::io::ErrorKind::OutOfMemory);

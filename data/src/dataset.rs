@@ -97,8 +97,8 @@ pub trait Dataset: Send + Sync {
 
     /// The sample `index`, the same one each time.
     ///
-    /// Errors: [`Error::Index`] from [`len`](Self::len) on; where images are decoded when asked for, what
-    /// [`load_image`](crate::load_image) reports.
+    /// Errors: [`Error::Index`] if `index` is not below [`len`](Self::len); for images that are decoded on request,
+    /// those of [`load_image`](crate::load_image).
     fn get(&self, index: usize) -> Result<Sample>;
 
     /// The channel statistics to normalise with.
@@ -109,12 +109,12 @@ pub trait Dataset: Send + Sync {
         None
     }
 
-    /// The file that is the sample `index`, where each is one.
+    /// The file of the sample `index`, if each sample is a file of its own.
     fn path(&self, _index: usize) -> Option<&Path> {
         None
     }
 
-    /// Whether these are images that were [held out](open) of others, for want of a test.
+    /// Whether these images were [held out](open) of others, because the data set has no test split.
     fn is_held_out(&self) -> bool {
         false
     }
@@ -135,8 +135,9 @@ pub trait Dataset: Send + Sync {
 /// | image folder | `train/CLASS/*.png`, `.jpg`, `.webp`, `.bmp`, `.tif`, `.ppm`, .., also in folders below `CLASS`, and the same classes, or some of them, in `val/`, `test/` or both; to evaluate on, these suffice |
 /// | not divided | only `train/CLASS/`, or none of all this, but two or more `CLASS/` with images: about one in five is held out as the test |
 ///
-/// Errors: [`Error::Missing`] where there is nothing, [`Error::NoDataset`] where nothing fits, [`Error::Lacking`] where there is
-/// no such split; [`Error::Unsupported`] where the path is a file or fits twice; then whatever reading the layout reports.
+/// Errors: [`Error::Missing`] if the path does not exist, [`Error::NoDataset`] if no layout is recognised,
+/// [`Error::Lacking`] if there is no such split; [`Error::Unsupported`] if the path is a file or more than one layout
+/// is recognised; then whatever reading the layout reports.
 pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     if source == embedded::SOURCE {
         return Ok(Arc::new(embedded::open(split)?));
@@ -169,8 +170,8 @@ pub fn open(source: &str, split: Split) -> Result<Arc<dyn Dataset>> {
     }
 }
 
-/// The folder of all classes, where a source does not divide its images into those to learn from and others: its `train/`, or
-/// itself.
+/// The folder that holds all classes, if a source does not divide its images into training images and others: its
+/// `train/`, or the source itself.
 ///
 /// Errors: those of [`open`].
 pub fn undivided(source: &str) -> Result<Option<PathBuf>> {

@@ -18,7 +18,7 @@ pub enum Error {
         path: PathBuf,
         /// What was looked for there.
         looked_for: String,
-        /// The way out.
+        /// What the user can do.
         help: String,
     },
     /// A folder is there, and no data set is recognised in it.
@@ -26,7 +26,7 @@ pub enum Error {
     NoDataset {
         /// The folder.
         path: PathBuf,
-        /// What there is, and what would make a data set of it: nothing, or a sentence and a blank.
+        /// What the folder holds, and how to make it a data set: empty, or a sentence followed by a space.
         seen: String,
     },
     /// A data set's folder is there, and lacks what belongs to it, or this split.
@@ -36,7 +36,7 @@ pub enum Error {
         path: PathBuf,
         /// What was looked for there.
         looked_for: String,
-        /// The way out.
+        /// What the user can do.
         help: String,
     },
     /// A file or folder holds less, or another amount, than its format promises.
@@ -60,12 +60,12 @@ pub enum Error {
         /// The number of classes.
         classes: usize,
     },
-    /// A class is none of those that were asked for.
+    /// A class is none of those that are known.
     #[error("the class \"{name}\" is none of the {} that are known: {}", classes.len(), listed(classes))]
     UnknownClass {
         /// The class.
         name: String,
-        /// Those that are.
+        /// The known classes.
         classes: Vec<String>,
     },
     /// A file is not an image that can be decoded within the limits.
@@ -100,7 +100,7 @@ pub enum Error {
         /// What it holds instead: how many files of which extension, or nothing.
         others: String,
     },
-    /// A class of which images are held out as a test has one alone.
+    /// A class from which test images are to be held out has only one image.
     #[error("class {class:?} has one image in {}, and needs one to learn from and one to be tested on; add images, or \
         remove the folder", path.display())]
     SingleImage {
@@ -115,16 +115,16 @@ pub enum Error {
         /// What is wrong with each.
         Vec<Error>,
     ),
-    /// More images were undecodable than the loader was told to bear.
+    /// More images were undecodable than the loader was set to tolerate.
     #[error("too many images cannot be read (max_bad_images is {limit}): {}; repair or replace them, or raise that number",
         first.join("; "))]
     TooManyBadImages {
-        /// The number that would have been borne.
+        /// The number that would have been tolerated.
         limit: usize,
         /// What was wrong with the first few.
         first: Vec<String>,
     },
-    /// A whole split of which no image could be decoded.
+    /// None of the images that an epoch shows could be decoded.
     #[error("none of the images can be decoded: {}; repair or replace them", first.join("; "))]
     NoGoodImage {
         /// What was wrong with the first few.
@@ -164,7 +164,7 @@ pub enum Error {
         /// The number of samples.
         len: usize,
     },
-    /// Whatever else a data set of one's own reports.
+    /// Any other error that a program's own [`Dataset`](crate::Dataset) reports.
     #[error("{0}")]
     Other(Box<dyn std::error::Error + Send + Sync>),
     /// A loader thread could not be started, or panicked.
@@ -205,7 +205,7 @@ impl Error {
         move |cause| Self::Io { path: path.to_owned(), cause }
     }
 
-    /// The failure to find a split of a data set that comes with images to learn from and to be tested on alone.
+    /// The error for a split that a data set with only training and test images does not have.
     pub(crate) fn no_split(path: &Path, split: Split) -> Self {
         let (looked_for, help) = (format!("a split {}", split.name()), "It has train and test images.".to_owned());
         Self::Lacking { path: path.to_owned(), looked_for, help }

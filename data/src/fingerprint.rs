@@ -1,4 +1,4 @@
-//! By what a data set is known again.
+//! Fingerprints, by which a data set is recognised.
 
 use std::path::{Component, Path};
 

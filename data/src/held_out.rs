@@ -12,8 +12,8 @@ use tensor::rng::Philox;
 /// About one image in so many is held out.
 pub(crate) const ONE_IN: u32 = 5;
 
-/// For each of a class's images below its folder, whether it is held out; of two or more at least one is, and one is not. The
-/// paths are in the same order everywhere.
+/// For each of a class's images below its folder, whether it is held out; of two or more images, at least one is held
+/// out and at least one is not. The paths must be in the same order on every machine.
 pub(crate) fn held_out(folder: &Path, images: &[PathBuf]) -> Vec<bool> {
     let within = |image: &PathBuf| draw(image.strip_prefix(folder.parent().unwrap_or(folder)).unwrap_or(image));
     let drawn: Vec<u32> = images.iter().map(within).collect();

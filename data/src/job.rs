@@ -31,8 +31,8 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Makes the batches of these numbers on so many threads. Ends with the last, with an error, or when nobody listens any
-    /// more.
+    /// Makes the batches with these numbers on `workers` threads. Ends after the last one, after an error, or when the
+    /// receiver has been dropped.
     pub fn work(&self, numbers: Range<usize>, workers: usize, sender: &SyncSender<Result<Batch>>) {
         let named = |thread| format!("loader-{thread}");
         let pool = match ThreadPoolBuilder::new().num_threads(workers).thread_name(named).build() {
@@ -156,15 +156,16 @@ impl Job {
         }))
     }
 
-    /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label. [`Error::Label`] and [`Error::Index`] mean no
-    /// bad image that could be skipped.
+    /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label. [`Error::Label`] and [`Error::Index`]
+    /// are not bad images that could be skipped.
     fn load(&self, Showing { sample, before }: Showing, out: &mut [f32]) -> Result<u32> {
         let loaded = self.dataset.get(sample)?;
         let (label, classes) = (loaded.label, self.dataset.classes().len());
         if label as usize >= classes {
             return Err(Error::Label { place: format!("{}, sample {sample}", self.dataset.name()), label, classes });
         }
-        // Shown again, it is varied as another one would be, from beyond the last.
+        // If the sample is shown again, it is augmented as if it were another sample, with an index beyond the last
+        // one.
         let varied = sample + before * self.dataset.len();
         let random = Philox::keyed(self.config.seed, &[AUGMENT, self.epoch, varied as u64]);
         self.config.transform.apply(&loaded.image, &mut random.sequence(), out);

@@ -9,7 +9,7 @@
 //! | `memory.rs` | [`InMemory`], the set that lies in memory as a whole |
 //! | `embedded.rs` | 6,000 images of CIFAR-10 inside the binary |
 //! | `cifar.rs` | the official binary files of CIFAR-10 and CIFAR-100 |
-//! | `folder.rs` | [`ImageFolder`], one folder a class, decoded when asked for |
+//! | `folder/` | [`ImageFolder`], one folder per class, decoded on request |
 //! | `among.rs` | [`among`], images of some of a model's classes |
 //! | `imagenet.rs` | what ImageNet's classes are called |
 //! | `fingerprint.rs` | [`fingerprint`], by which a data set is known again |

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, Result};
 
-/// How files with images are called: those whose formats [`load_image`](crate::load_image) reads.
+/// The extensions of image files: those of the formats that [`load_image`](crate::load_image) reads.
 const EXTENSIONS: [&str; 12] = ["png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pam", "pnm"];
 /// How many extensions a message lists.
 const LISTED: usize = 5;
@@ -23,8 +23,8 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Walks through `folder` and the folders below it that are not hidden, each once. Symbolic links are followed, but for
-    /// those that lead up from `folder`.
+    /// Walks through `folder` and the folders below it that are not hidden, each once. Symbolic links are followed,
+    /// except those that lead to an enclosing folder.
     ///
     /// Errors: [`Error::Io`].
     pub fn below(folder: &Path) -> Result<Self> {
@@ -35,8 +35,8 @@ impl Listing {
         Ok(listing)
     }
 
-    /// Takes in what is below `folder`, which without symbolic links is called `place`. The folders in `seen` have had their
-    /// turn: however they link to each other, that ends.
+    /// Adds what is below `folder`, whose path without symbolic links is `place`. The folders in `seen` have already
+    /// been visited, so the walk ends however they link to each other.
     fn walk(&mut self, folder: &Path, place: &Path, seen: &mut HashSet<PathBuf>) -> Result<()> {
         let mut entries: Vec<DirEntry> = visible(folder)?.collect::<Result<_>>()?;
         // In an order that is the same everywhere: of two ways to a folder the first is taken.
@@ -68,7 +68,7 @@ impl Listing {
 pub(crate) struct Others(BTreeMap<String, usize>);
 
 impl Others {
-    /// Those in a folder itself, as far as that can be seen.
+    /// The files that are no images directly in a folder, as far as it can be read.
     pub fn of(folder: &Path) -> Self {
         let mut others = Self::default();
         let files =
@@ -82,12 +82,12 @@ impl Others {
         *self.0.entry(extension).or_default() += 1;
     }
 
-    /// Takes others in.
+    /// Adds the counts of others.
     pub fn add(&mut self, others: Self) {
         others.0.into_iter().for_each(|(extension, count)| *self.0.entry(extension).or_default() += count);
     }
 
-    /// What a user should know of them, if there are any, in a folder that is called so.
+    /// A note for the user about these files, if there are any; `folder` is the name of their folder.
     pub fn skipped(&self, folder: &str) -> Option<String> {
         let total: usize = self.0.values().sum();
         let (files, are) =
@@ -120,8 +120,8 @@ pub fn pictures_below(folder: &Path) -> Result<(Vec<PathBuf>, Option<String>)> {
     Ok((images, others.skipped(&folder.display().to_string())))
 }
 
-/// A picture somewhere below a folder, but not in that of a run, if one is seen among the first few thousand names: where the
-/// folder is a whole disk, to look at all of them would take long.
+/// A picture somewhere below a folder, but not in a run folder, if there is one among the first 10,000 names: if the
+/// folder is a whole disk, searching all of it would take too long.
 pub(crate) fn picture_below(folder: &Path) -> Option<PathBuf> {
     let (mut folders, mut left) = (VecDeque::from([folder.to_owned()]), 10_000_usize);
     while let Some(folder) = folders.pop_front() {
@@ -145,15 +145,15 @@ pub(crate) fn is_run(folder: &Path) -> bool {
     folder.join("checkpoint.safetensors").is_file()
 }
 
-/// What `folder` holds, without hidden names, as it is found.
+/// The entries of `folder` that are not hidden, in the order in which the system lists them.
 pub(crate) fn visible(folder: &Path) -> Result<impl Iterator<Item = Result<DirEntry>>> {
     let is_hidden = |entry: &DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
     let entries = fs::read_dir(folder).map_err(Error::io(folder))?.map(move |entry| entry.map_err(Error::io(folder)));
     Ok(entries.filter(move |entry| !entry.as_ref().is_ok_and(is_hidden)))
 }
 
-/// Whether it is a folder, or a link to one. As a rule the system knows it with the name: to ask for each of a million files
-/// would take long.
+/// Whether it is a folder, or a link to one. As a rule the system returns this together with the name: to query each of
+/// a million files would take long.
 pub(crate) fn is_folder(entry: &DirEntry) -> Result<bool> {
     let kind = entry.file_type().map_err(Error::io(&entry.path()))?;
     Ok(kind.is_dir() || kind.is_symlink() && entry.path().is_dir())

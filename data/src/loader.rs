@@ -42,11 +42,11 @@ pub struct LoaderConfig {
     pub max_bad_images: usize,
     /// From an image to its floats.
     pub transform: Transform,
-    /// The micro-batches that a batch is cut into, above 0. Each is mixed by itself; repeated samples are dealt to them like
-    /// cards.
+    /// The micro-batches that a batch is cut into, above 0. Each is mixed by itself; the repeats of a sample are spread
+    /// over them, like cards that are dealt.
     pub parts: usize,
-    /// How often an epoch shows a sample, above 0. Its length is that of the data set in any case: of so many times fewer
-    /// samples.
+    /// How often an epoch shows a sample, above 0. The length of an epoch is that of the data set in any case, so it
+    /// shows that many times fewer different samples.
     pub repeats: usize,
     /// How far a random order makes up for classes of different sizes, from 0 to 1: see
     /// [`Augmentation::balance`](crate::Augmentation::balance).
@@ -56,7 +56,7 @@ pub struct LoaderConfig {
 }
 
 impl LoaderConfig {
-    /// For training: a random order, full batches only, each sample once, nothing mixed. No bad image is borne.
+    /// For training: a random order, full batches only, each sample once, nothing mixed. No bad image is tolerated.
     pub fn train(batch_size: usize, seed: u64, transform: Transform) -> Self {
         Self {
             batch_size,
@@ -74,12 +74,12 @@ impl LoaderConfig {
         }
     }
 
-    /// For evaluation: every sample once, in the data set's order. No bad image is borne.
+    /// For evaluation: every sample once, in the data set's order. No bad image is tolerated.
     pub fn eval(batch_size: usize, transform: Transform) -> Self {
         Self { shuffle: false, drop_last: false, ..Self::train(batch_size, 0, transform) }
     }
 
-    /// The batches that wait for the consumer.
+    /// How many finished batches may wait for the consumer.
     fn ahead(&self) -> usize {
         self.prefetch.clamp(1, MAX_PREFETCH)
     }
@@ -140,7 +140,7 @@ impl Loader {
         &self.dataset
     }
 
-    /// What makes floats of its images.
+    /// The transform that turns its images into floats.
     pub fn transform(&self) -> &Transform {
         &self.config.transform
     }
@@ -151,9 +151,10 @@ impl Loader {
         if drop_last { self.dataset.len() / batch_size } else { self.dataset.len().div_ceil(batch_size) }
     }
 
-    /// The batches of `epoch` from `first_batch` on: bit for bit those that the whole epoch has from there. Errors, each in a
-    /// batch's place: [`Error::TooManyBadImages`]; [`Error::NoGoodImage`] where all of a batch are bad; [`Error::Label`] and
-    /// those of the data set; [`Error::Worker`] where a thread cannot be started, or panics.
+    /// The batches of `epoch` from `first_batch` on: bit for bit those that the whole epoch has from there. Errors,
+    /// each in a batch's place: [`Error::TooManyBadImages`]; [`Error::NoGoodImage`] if no image of the epoch can be
+    /// decoded; [`Error::Label`] and those of the data set; [`Error::Worker`] where a thread cannot be started, or
+    /// panics.
     pub fn epoch(&self, epoch: u64, first_batch: usize) -> Batches {
         let total = self.batches_per_epoch();
         let left = total.saturating_sub(first_batch);
@@ -169,9 +170,9 @@ impl Loader {
         Batches { job, bad: Vec::new(), left, worker }
     }
 
-    /// A batch of these samples, in this order, varied and mixed as the first batch of the first epoch. Bad images are borne,
-    /// however many there are: [`Batch::skipped`] names them, and where all are bad the data set's first good one is shown.
-    /// Errors: otherwise those of an epoch's batches, and [`Error::Index`].
+    /// A batch of these samples, in this order, varied and mixed as the first batch of the first epoch. Bad images are
+    /// tolerated, however many there are: [`Batch::skipped`] names them, and if all are bad, the data set's first good
+    /// image is shown instead. Errors: otherwise those of an epoch's batches, and [`Error::Index`].
     pub fn batch_of(&self, samples: Vec<usize>) -> Result<Batch> {
         let batch_size = samples.len();
         let config = LoaderConfig { batch_size, max_bad_images: usize::MAX, ..LoaderConfig::clone(&self.config) };

@@ -1,9 +1,10 @@
-//! Images of a batch mixed with one another, and with them what they are to be taken for.
+//! Mixing the images of a batch with one another, together with their targets.
 //!
 //! *Mixup* (Zhang et al., "mixup: beyond empirical risk minimization", 2017) shows one image through another; *CutMix*
 //! (Yun et al., "CutMix: regularization strategy to train strong classifiers", 2019) pastes a rectangle of one into
-//! another. As in timm's batch mode, which trained the published models, all of a micro-batch is mixed in one way: by a share λ
-//! from Beta(α, α), the first image with the last, the second with the last but one, and so on.
+//! another. As in timm's batch mode, with which the published models were trained, all images of a micro-batch are
+//! mixed in the same way, with one share λ drawn from Beta(α, α): the first image with the last, the second with the
+//! last but one, and so on.
 
 use std::ops::RangeInclusive;
 
@@ -13,7 +14,7 @@ use tensor::rng::Sequence;
 use crate::resample::Window;
 use crate::{Augmentation, Batch, Error, Result};
 
-/// Where the distribution of shares still has a shape.
+/// The α for which the distribution Beta(α, α) is not practically degenerate.
 const ALPHAS: RangeInclusive<f64> = 0.01..=100.0;
 
 /// How a [`Loader`](crate::Loader) mixes the images of its batches.
@@ -21,9 +22,9 @@ const ALPHAS: RangeInclusive<f64> = 0.01..=100.0;
 pub struct Mixing {
     /// α of mixup; 0 for none.
     pub mixup: f64,
-    /// α of CutMix; 0 for none. Where there are both, each has one half of the batches.
+    /// α of CutMix; 0 for none. If both are set, each is used for half of the micro-batches.
     pub cutmix: f64,
-    /// The probability that a batch is mixed at all.
+    /// The probability that a micro-batch is mixed at all.
     pub probability: f64,
     /// The share of each target that is spread over all classes.
     pub smoothing: f64,
@@ -54,8 +55,8 @@ impl Mixing {
         Ok(())
     }
 
-    /// Mixes the images of a batch, each of so many micro-batches by itself, and gives it its targets. Labels become those
-    /// of the larger parts.
+    /// Mixes the images of a batch, each of `parts` micro-batches separately, and sets the batch's targets. Labels
+    /// become the classes of the larger parts.
     pub(crate) fn apply(&self, batch: &mut Batch, parts: usize, classes: usize, random: &mut Sequence) {
         let [count, height, width, _] = batch.shape;
         let (image, parts) = (height * width * 3, parts.min(count));
@@ -107,7 +108,7 @@ fn pairs(images: &mut [f32], image: usize, work: impl Fn(&mut [f32], &mut [f32])
     pairs.for_each(|(one, other)| work(one, other));
 }
 
-/// A rectangle of the image's shape and of `1 - share` of its area, whose centre is anywhere: as much of it as lies in the
+/// A rectangle with the image's aspect ratio and `1 - share` of its area, centred at a random pixel and clipped to the
 /// image.
 fn window([height, width]: [usize; 2], share: f64, random: &mut Sequence) -> Window {
     let part = (1.0 - share).sqrt();
@@ -128,15 +129,15 @@ fn swap(one: &mut [f32], other: &mut [f32], width: usize, window: Window) {
     }
 }
 
-/// A number of the distribution Beta(α, α): X / (X + Y) of two of Gamma(α), by their logarithms, as both can be too small
-/// for a number.
+/// A random number from the distribution Beta(α, α): X / (X + Y), with X and Y from Gamma(α). It is computed from their
+/// logarithms, because both can underflow.
 fn beta(alpha: f64, random: &mut Sequence) -> f64 {
     let (x, y) = (log_gamma_variate(alpha, random), log_gamma_variate(alpha, random));
     1.0 / (1.0 + libm::exp(y - x))
 }
 
-/// The logarithm of a number of the distribution Gamma(α) (Marsaglia and Tsang, "A simple method for generating gamma
-/// variables", 2000), which for α < 1 follows from one of Gamma(α + 1).
+/// The logarithm of a random number from the distribution Gamma(α) (Marsaglia and Tsang, "A simple method for
+/// generating gamma variables", 2000), which for α < 1 is derived from one from Gamma(α + 1).
 fn log_gamma_variate(alpha: f64, random: &mut Sequence) -> f64 {
     if alpha < 1.0 {
         return log_gamma_variate(alpha + 1.0, random) + libm::log(1.0 - random.uniform()) / alpha;
@@ -157,7 +158,7 @@ mod tests {
     use super::*;
     use tensor::rng::Philox;
 
-    /// Kolmogorov and Smirnov's test at one in a thousand, where the distribution has a closed form.
+    /// A Kolmogorov-Smirnov test at a significance level of 0.001, for α at which the distribution has a closed form.
     #[test]
     fn shares_are_distributed_as_beta() {
         use std::f64::consts::PI;

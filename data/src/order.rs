@@ -9,7 +9,7 @@ use crate::{Error, LoaderConfig, Result};
 /// Names the stream of random numbers.
 const SHUFFLE: u64 = 0x5348_5546;
 
-/// A sample in the order of an epoch, which has shown it so many times before.
+/// A sample in the order of an epoch, and how many times the epoch has shown it before.
 #[derive(Clone, Copy)]
 pub(crate) struct Showing {
     pub sample: usize,
@@ -38,8 +38,8 @@ pub(crate) fn order(config: &LoaderConfig, epoch: u64, len: usize, labels: &[u32
     showings.chunks(batch_size).flat_map(|batch| deal(batch, parts)).collect()
 }
 
-/// As many samples as there are labels, mixed, of which a class of n has n^(1 − `balance`) parts. Each of its samples comes so
-/// many times, or once more or less.
+/// As many samples as there are labels, shuffled; the share of a class of n samples is proportional to n^(1 −
+/// `balance`). Each sample of a class occurs equally often, give or take one.
 fn balanced(labels: &[u32], balance: f64, random: &mut Sequence) -> Vec<usize> {
     let mut classes = BTreeMap::<u32, Vec<usize>>::new();
     for (sample, &label) in labels.iter().enumerate() {
@@ -50,7 +50,7 @@ fn balanced(labels: &[u32], balance: f64, random: &mut Sequence) -> Vec<usize> {
     let (mut drawn, mut upto) = (Vec::with_capacity(labels.len()), 0.0);
     for samples in classes.values() {
         upto += parts(samples);
-        // Ends are rounded and not parts, so that there are as many in all as there are labels.
+        // The cumulative ends are rounded, not the shares, so that the total equals the number of labels.
         let end = (upto / all * labels.len() as f64).round() as usize;
         while drawn.len() < end {
             let round = random.permutation(samples.len()).into_iter().take(end - drawn.len());
@@ -60,7 +60,7 @@ fn balanced(labels: &[u32], balance: f64, random: &mut Sequence) -> Vec<usize> {
     random.permutation(drawn.len()).into_iter().map(|place| drawn[place]).collect()
 }
 
-/// Errors: [`Error::Setting`] where classes cannot be balanced that far.
+/// Errors: [`Error::Setting`] if `balance` is not from 0 to 1.
 pub(crate) fn check_balance(balance: f64) -> Result<()> {
     if (0.0..=1.0).contains(&balance) {
         return Ok(());

@@ -95,8 +95,9 @@ impl std::fmt::Debug for Image {
 
 /// Decodes a PNG, JPEG, WebP, BMP, TIFF or PNM file of any size and colour type to RGB, turned upright as its EXIF data say.
 ///
-/// The format is told by the content, not by the name. Transparency is dropped. Of a TIFF with several images it is the first. A file over 256 MiB, or one that
-/// would decode to more than 512 MiB, is refused before the memory is taken.
+/// The format is detected from the content, not from the name. Transparency is dropped. Of a TIFF with several images,
+/// the first is decoded. A file over 256 MiB, or one that would decode to more than 512 MiB, is refused before the
+/// memory is taken.
 ///
 /// Errors: [`Error::Missing`], [`Error::Io`], [`Error::Unsupported`] (not a regular file), or [`Error::Undecodable`]
 /// (also for a JPEG or WebP that ends early, and for an animation), each with the path.
@@ -135,7 +136,7 @@ pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec
 
 /// Decodes the bytes of an image file; `path` only names them in errors.
 pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
-    // Decoders are other people's: what one did not foresee in a file must not end a run.
+    // The decoders are third-party code: a panic over an unforeseen file must not end a run.
     let rgb =
         panic::catch_unwind(|| pixels(bytes)).unwrap_or_else(|_| Err("the decoder broke down over it".to_owned()));
     let undecodable = |cause: String| Error::Undecodable { path: path.to_owned(), cause };
@@ -144,7 +145,7 @@ pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
     Image::new(height as usize, width as usize, rgb.into_raw()).map_err(|cause| undecodable(cause.to_string()))
 }
 
-/// What an image file shows, or why that cannot be told.
+/// The pixels of an image file, or why it cannot be decoded.
 fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     let failed = |cause: ImageError| cause.to_string();
     if bytes.is_empty() {
@@ -171,7 +172,7 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
 
     let mut decoder = reader.into_decoder().map_err(failed)?;
     let (width, height) = decoder.dimensions();
-    // Also as RGB, which one byte a pixel, or one bit, becomes three of.
+    // Its size as RGB counts, too: there, a pixel of one byte, or of one bit, takes three bytes.
     let (decoded, rgb) = (decoder.total_bytes(), 3 * u64::from(width) * u64::from(height));
     if decoded.max(rgb) > MAX_DECODED {
         return Err(format!("{width}x{height} pixels need more than {} MiB", MAX_DECODED >> 20));
@@ -188,14 +189,15 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     Ok(decoded.into_rgb8())
 }
 
-/// Whether the system has so many bytes to give: where it has not, decoders would end the program. Few are always there.
+/// Whether the system can provide this many bytes: if not, decoders would end the program. Small amounts are taken to
+/// be available.
 fn is_free(bytes: u64) -> bool {
     const FEW: u64 = 1 << 20;
     bytes <= FEW || usize::try_from(bytes).is_ok_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok())
 }
 
-/// Whether all of a WebP file is there, a RIFF file: it says how long it is, and then so does each of its chunks. A decoder that
-/// believes a chunk would ask for as much memory.
+/// Whether a WebP file, which is a RIFF file, is complete: the file states its length, and so does each of its chunks.
+/// A decoder that trusts a chunk's stated length would allocate that much memory.
 fn riff_is_whole(bytes: &[u8]) -> bool {
     let length = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
     let Some(end) = length(4).map(|length| 8 + length).filter(|&end| end <= bytes.len()) else { return false };

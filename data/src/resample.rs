@@ -63,12 +63,12 @@ impl Window {
     }
 }
 
-/// Binary digits of a weight after the point.
+/// Fractional bits of a fixed-point weight.
 const DIGITS: u32 = 22;
-/// What a sum of weighted bytes begins with, to be rounded when these digits are dropped.
+/// The initial value of a sum of weighted bytes: one half, so that dropping the fractional bits rounds to nearest.
 const HALF: i32 = 1 << (DIGITS - 1);
 
-/// The most rows that are resized together, and bytes of them: of one that is very long there may be no room for two.
+/// The most rows that are resized together, and the most bytes of them: very long rows are resized one at a time.
 const LANES: usize = 32;
 const TURNED: usize = 1 << 22;
 
@@ -88,7 +88,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// Of `shown` among `output` pixels that `input` become.
+    /// The weights of the pixels `shown` of a line of `input` pixels that is resized to `output` pixels.
     fn new(input: usize, output: usize, shown: Range<usize>, filter: Filter) -> Self {
         let scale = input as f64 / output as f64;
         let stretch = scale.max(1.0);
@@ -124,7 +124,7 @@ impl Axis {
         (self.starts[pixel], &self.weights[pixel * self.taps..(pixel + 1) * self.taps])
     }
 
-    /// How many input pixels they see, from the first on.
+    /// How many input pixels these output pixels depend on, from the first on.
     fn seen(&self) -> usize {
         self.starts.last().map_or(0, |last| last + self.taps)
     }
@@ -135,7 +135,7 @@ pub(crate) fn resize(image: &Image, window: Window, size: [usize; 2], filter: Fi
     resize_part(image, window, size, Window::whole(size), filter)
 }
 
-/// Those of them that lie in `part` of the result, for no more work than that takes.
+/// The part `part` of that result, computed without the rest.
 pub(crate) fn resize_part(
     image: &Image,
     window: Window,
@@ -162,8 +162,8 @@ pub(crate) fn resize_part(
     resized
 }
 
-/// Some rows, up to so many `lanes`, resized. `turned` is for their bytes, column by column: so rows side by side are blended
-/// as columns are, many bytes at a time.
+/// Resizes some rows, at most `lanes`, horizontally. `turned` is a buffer for their bytes, column by column, so that
+/// rows are blended side by side as columns are, many bytes at a time.
 #[inline(always)]
 fn resize_rows(rows: &[&[u8]], lanes: usize, axis: &Axis, turned: &mut [u8], resized: &mut [u8]) {
     for (lane, row) in rows.iter().enumerate() {

@@ -13,9 +13,10 @@ use crate::{Error, Result};
 /// Hardly a trace of the compression is left at this quality, of up to 100.
 const JPEG_QUALITY: u8 = 95;
 
-/// A picture file with the shorter side resized to `side` pixels, bicubically, and the longer one in proportion: an upright
-/// RGB picture, as JPEG where it is named `.jpg` or `.jpeg`, without loss as WebP where it is named `.webp`, and else as PNG
-/// (formats are told by the content, so a `.tif` may be one). Where the shorter side has no more pixels than that, the file as it is.
+/// A picture file with the shorter side resized to `side` pixels, bicubically, and the longer one in proportion: an
+/// upright RGB picture, as JPEG where it is named `.jpg` or `.jpeg`, without loss as WebP where it is named `.webp`,
+/// and else as PNG (formats are detected from the content, so a file named `.tif` may be a PNG). If the shorter side
+/// has no more pixels than that, the file is returned as it is.
 ///
 /// Errors: those of [`load_image`](crate::load_image), and [`Error::Setting`] where `side` is 0.
 pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {

@@ -1,9 +1,9 @@
 //! From the bytes of an image to the normalised floats of a batch, with random cropping and mirroring for training.
 //!
-//! The published recipes differ by input size, so two ways of cropping are offered. *Padded* (CIFAR): a window of all of
-//! the image, shifted by a few pixels over its edges. *Resized* (ImageNet): a window of random area and shape,
-//! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch, unless
-//! RandAugment changes the bytes before they are normalised. A part of what is shown may be erased then.
+//! The published recipes differ by input size, so two ways of cropping are offered. *Padded* (CIFAR): a window of all
+//! of the image, shifted by a few pixels over its edges. *Resized* (ImageNet): a window of random area and shape,
+//! resized to the model's input. Both end in one pass that crops, mirrors and normalises straight into the batch,
+//! unless RandAugment changes the bytes before they are normalised. Finally, a rectangle of the result may be erased.
 
 use std::borrow::Cow;
 
@@ -30,7 +30,7 @@ const ERASED_RATIOS: [f64; 2] = [0.3, 1.0 / 0.3];
 pub struct Transform {
     size: usize,
     augmentation: Option<Augmentation>,
-    /// What evaluation resizes the shorter side to, of which it shows the middle `size`.
+    /// The length to which evaluation resizes the shorter side; it shows the central `size` pixels of that.
     zoomed: usize,
     /// The normalised value of each byte in each channel: exact, and quicker than computing it.
     levels: Box<[[f32; 3]; 256]>,
@@ -72,7 +72,7 @@ impl Transform {
         Ok(Self { size, augmentation: None, zoomed: size * 256 / 224, levels, mean })
     }
 
-    /// The same, which in evaluation shows another share of an image's shorter side than 224 / 256: 1 for all of it.
+    /// The same, but in evaluation it shows `share` of an image's shorter side instead of 224 / 256: 1 for all of it.
     ///
     /// Errors: [`Error::Setting`] where it is not from 0.1 to 1.
     pub fn showing(self, share: f64) -> Result<Self> {
@@ -210,8 +210,8 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    /// Writes the window, which begins at row `shift.down` and column `shift.right`, to `out`, (size, size), each pixel as
-    /// `written` has it. Where the window hangs over an edge, it shows `beyond`.
+    /// Writes the window, which begins at row `shift.down` and column `shift.right`, to `out`, (size, size), each pixel
+    /// converted by `written`. Where the window extends beyond an edge, it shows `beyond`.
     fn write<T: Copy>(&self, size: usize, written: impl Fn([u8; 3]) -> T, beyond: T, out: &mut [T]) {
         let Shift { down, right, flip } = self.shift;
         // The output's columns `from..to` lie inside the view; the first of them shows its column `first`.
@@ -252,8 +252,8 @@ fn random_crop([height, width]: [usize; 2], min_scale: f64, random: &mut Sequenc
     })
 }
 
-/// A window anywhere inside, of uniform area, as a part of the whole, and log-uniform ratio of width to height; none where
-/// none fits in ten attempts.
+/// A window at a random place inside, with a uniform area (a fraction of the whole, in `areas`) and a log-uniform ratio
+/// of width to height (in `ratios`); none if ten attempts find none that fits.
 fn random_window(
     [height, width]: [usize; 2],
     areas: [f64; 2],
@@ -282,7 +282,8 @@ pub fn eval_pixels(image: &Image, size: usize, statistics: Statistics) -> Result
 mod tests {
     use super::*;
 
-    /// Asserts that values are uniform between two bounds, by Kolmogorov and Smirnov's test at one in a thousand.
+    /// Asserts that values are uniform between two bounds, by a Kolmogorov-Smirnov test at a significance level of
+    /// 0.001.
     #[track_caller]
     fn assert_uniform(what: &str, mut values: Vec<f64>, from: f64, to: f64) {
         values.sort_by(f64::total_cmp);
@@ -292,7 +293,7 @@ mod tests {
         assert!(worst < 1.95 / count.sqrt(), "{what} of {count} is {worst} away from uniform in {from}..{to}");
     }
 
-    /// Of windows up to three quarters of a square, all fit: those are as they were drawn.
+    /// Windows of up to three quarters of a square's area always fit, so they are distributed as they are drawn.
     #[test]
     fn resized_crops_are_uniform_in_area_place_and_logarithm_of_the_ratio() {
         const SIDE: usize = 2000;

@@ -15,8 +15,8 @@ use tensor::{DType, Device, Tensor};
 /// Weight of a new batch in the running statistics.
 const MOMENTUM: f64 = 0.1;
 
-/// BiFormer: stages of blocks, each after a merging that shrinks the map; then a classifier, or what it would classify by,
-/// or the maps.
+/// BiFormer: stages of blocks, each preceded by a merging that shrinks the map; then a classifier, or the features that
+/// it would classify by, or the maps.
 pub struct BiFormer {
     config: ModelConfig,
     pub(crate) stages: Vec<Stage>,
@@ -29,7 +29,7 @@ pub struct BiFormer {
     pub(crate) factors: DType,
     /// The type of the maps between layers.
     pub(crate) maps: DType,
-    /// [`MOMENTUM`] (1), where the statistics are.
+    /// [`MOMENTUM`] as a tensor of shape (1), on the device of the statistics.
     momentum: Tensor,
     /// Names of what is not the model's own: see [`BiFormer::with`].
     added: Vec<String>,
@@ -63,12 +63,12 @@ impl BiFormer {
         Ok(Self::build(config, Builder::new(seed), dtype, |_| ())?.0)
     }
 
-    /// A new model together with layers of one's own, a head for instance: `more` makes them, and their parameters and
-    /// statistics lie behind the model's. So a value may go through both on one tape, and one optimiser, one file and one
-    /// device have both. Their names must be others than the model's: a name that is taken is a mistake in a program, and
-    /// panics. A pass for them is a [`Pass`](crate::Pass) of the model's `parameters`, `statistics` and
-    /// [`factors`](Self::factors), which [`BiFormer::run`] takes, too. [`BiFormer::load`] takes files without them. Errors:
-    /// those of [`BiFormer::new`].
+    /// A new model together with a program's own layers, such as a head: `more` makes them, and their parameters and
+    /// statistics are stored after the model's. So values can pass through both on one tape, and both share one
+    /// optimiser, one file and one device. Their names must differ from the model's: a name that is taken is a
+    /// programming error, and panics. To run them, make a [`Pass`](crate::Pass) with the model's `parameters`,
+    /// `statistics` and [`factors`](Self::factors); [`BiFormer::run`] accepts the same pass. [`BiFormer::load`] accepts
+    /// files without them. Errors: those of [`BiFormer::new`].
     pub fn with<T>(
         config: &ModelConfig,
         seed: u64,
@@ -78,7 +78,8 @@ impl BiFormer {
         Self::build(config, Builder::new(seed), dtype, more)
     }
 
-    /// A model without drawn weights, zero in their place: to be loaded, or only looked at. Errors: those of [`BiFormer::new`].
+    /// A model in which weights that would be drawn at random are zero: to be loaded, or only inspected. Errors: those
+    /// of [`BiFormer::new`].
     pub fn blank(config: &ModelConfig, dtype: DType) -> Result<Self> {
         Ok(Self::build(config, Builder::blank(), dtype, |_| ())?.0)
     }
@@ -172,7 +173,7 @@ impl BiFormer {
         known.dedup();
         let reason = match unknown {
             Some(part) => {
-                // The largest parts, and what all of their names begin with.
+                // The largest parts, and the first words of their names (`stages`).
                 let begins = known.iter().filter_map(|name| name.split('.').next());
                 let meant = nearest(part, known.iter().map(String::as_str).chain(begins));
                 format!("there is no part \"{part}\"{}", did_you_mean(meant.as_deref()))
@@ -191,7 +192,8 @@ impl BiFormer {
         self.parameters.flat().device()
     }
 
-    /// The parameters in the type that products multiply in: cast to bf16 if that is it, all in one pass.
+    /// The parameters in the type that linear layers and convolutions multiply in: cast to bf16, all at once, if that
+    /// is the type.
     pub fn factors(&self) -> Result<Factors> {
         Ok(Factors::new(self.parameters.cast(self.factors)?))
     }
@@ -223,7 +225,8 @@ impl BiFormer {
     }
 
     /// Moves the running statistics towards those of a training step's batches. Panics if the trace is of another model
-    /// with more BatchNorms. Errors: [`tensor::Error::Shared`] while a tape lives that has seen the running ones.
+    /// with more BatchNorms. Errors: [`tensor::Error::Shared`] as long as there is a tape that has read the running
+    /// statistics.
     pub fn update_statistics(&mut self, trace: &Trace) -> Result<()> {
         self.move_statistics(trace)?;
         self.count_batch();

@@ -1,4 +1,4 @@
-//! A block: position, attention, MLP, each added to what came in.
+//! A block: positional convolution, attention and MLP, each with a residual connection.
 
 use crate::attention::Attention;
 use crate::config::ModelConfig;

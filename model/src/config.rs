@@ -25,7 +25,7 @@ pub enum Features {
     /// Class scores (N, classes).
     #[default]
     Logits,
-    /// What the head makes them of, the mean of the last map (N, C): for a head of one's own, or to compare images by.
+    /// The input of the head, the mean of the last map (N, C): for a custom head, or for comparing images.
     Pooled,
     /// The stages' maps, each through an extra LayerNorm: a backbone for segmentation and detection.
     Dense,
@@ -73,8 +73,8 @@ pub struct ModelConfig {
     pub depth: Vec<usize>,
     /// Channels per stage, up to 65536; where a stage routes, a multiple of `head_dim`.
     pub embed_dim: Vec<usize>,
-    /// Attention: k > 0 routes each region to k regions, up to S·S; -1 is plain full attention; -2 is full attention with
-    /// local context. In the `biformer_stl_nchw` family -1 has it, too, as published.
+    /// Attention: k > 0 routes each region to k regions, up to S·S; -1 is plain full attention; -2 is full attention
+    /// with local context. In the `biformer_stl_nchw` family -1 has local context, too, as published.
     pub topks: Vec<i64>,
     /// S: regions along each side of the map, S·S in all; 1 to 64, or one such number for each stage: `[8, 4, 2, 1]`. In the
     /// `biformer_stl_nchw` family, as published, a side that S does not divide has regions of the size rounded down, and so
@@ -91,8 +91,8 @@ pub struct ModelConfig {
     pub lce_kernel: usize,
     /// Kernel of the positional convolution at the start of a block: 3, 5 or 7; 0 leaves it out.
     pub pos_kernel: usize,
-    /// Strides of the stem's two 3x3 convolutions, each 1 to 4: 2, 2 for large images; less for small ones. The other families
-    /// have none of it: they begin with patches of 4x4 pixels.
+    /// Strides of the stem's two 3x3 convolutions, each 1 to 4: 2, 2 for large images; less for small ones. The other
+    /// families ignore it: they begin with patches of 4x4 pixels.
     pub stem_strides: [usize; 2],
     /// Pads maps with zeros, at the bottom and right, to a multiple of n_win where they do not divide. As in the
     /// published code the padding is not masked. The `biformer_stl_nchw` family pads in any case.
@@ -342,8 +342,8 @@ impl ModelConfig {
             }
             _ => format!("a side of {side} is {map} in stage {}, which n_win = {n_win} does not divide", stage + 1),
         };
-        // A size nearby: one that is halved without rounding and not far away; or else one that is cut into patches without a
-        // rest; or else any.
+        // A size nearby that fits: preferably one that all stages halve without rounding, and that is not far away;
+        // otherwise one that is cut into patches without a remainder; otherwise any.
         let strides = self.strides();
         let (whole, last) = (strides[0], strides[self.stages() - 1]);
         let fits = |of: usize| move |&side: &usize| bad(side).is_none() && side.is_multiple_of(of);

@@ -41,7 +41,8 @@ pub struct Part {
     pub name: String,
     /// What it is made of, in words.
     pub layers: String,
-    /// The map that it produces, (H, W, C); of the head of a backbone, which normalises all stages' maps, (1, 1, C) of the last.
+    /// The map that it produces, (H, W, C); for the head of a backbone, which normalises the maps of all stages, (1, 1,
+    /// C) with the C of the last stage.
     pub map: [usize; 3],
     /// Trainable numbers.
     pub parameters: usize,
@@ -130,7 +131,8 @@ fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
         Attend::Routed(k) => {
             let cut = config.regions(map, stage).expect("invariant: an image that fits leaves maps to cut");
             let [padded, regions] = [cut.count() * cut.tokens(), cut.count()].map(|count| count as u64);
-            // What is projected to queries, keys and values; the result is cropped before its own projection.
+            // The number of tokens that are projected to queries, keys and values; the result is cropped before it is
+            // projected in turn.
             let projected = if config.family == Family::BiformerStlNchw { tokens } else { padded };
             macs.linear = 3 * c * c * projected + c * c * tokens + mlp;
             macs.conv += square(config.lce_kernel) * c * padded;
@@ -148,9 +150,9 @@ fn block_macs(config: &ModelConfig, stage: usize, map: [usize; 2]) -> Macs {
     macs
 }
 
-/// The bytes that soft routing needs for an image at least: the keys and values of all routed regions, gathered, and the same
-/// weighted, of the stage that has most of them. Regions times regions, they can be more than all else; 0 where routing is
-/// not soft.
+/// A lower bound on the bytes that soft routing needs for an image: the gathered keys and values of all routed regions,
+/// and their weighted copies, in the stage where these are largest. As each region gathers those of k regions, they can
+/// exceed everything else; 0 without soft routing.
 pub fn gathered_bytes(config: &ModelConfig, image: [usize; 2], dtype: DType) -> u64 {
     let of_stage = |stage: usize| {
         let map = image.map(|side| config.map_side(side, stage));

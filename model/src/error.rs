@@ -93,7 +93,7 @@ pub enum Error {
         /// Missing, surplus and misshapen tensors.
         differences: Differences,
     },
-    /// A weight file with numbers that no computation can go on from.
+    /// A weight file with unusable numbers: one that is not finite, or a negative variance.
     #[error("{path}: tensor {tensor} holds {number}: these weights are of no use, take those of another run")]
     Unusable {
         /// The file.
@@ -112,13 +112,14 @@ pub enum Error {
         /// The file.
         path: String,
     },
-    /// A file that does not begin as safetensors files or PyTorch's do: it is not only damaged.
+    /// A file that begins neither like a safetensors file nor like one of PyTorch's: another kind of file, not a
+    /// damaged one.
     #[error("{path}: neither a safetensors file nor a PyTorch file")]
     Foreign {
         /// The file.
         path: String,
     },
-    /// A file that begins as one with tensors, and does not go on as one.
+    /// A file that begins like a tensor file but is malformed further on.
     #[error("{path}: not a file of tensors, or a damaged one ({reason}); take another copy of it")]
     Format {
         /// The file.
@@ -126,7 +127,7 @@ pub enum Error {
         /// What the reader met.
         reason: String,
     },
-    /// A whole file whose tensors cannot be used.
+    /// An intact file whose tensors cannot be used.
     #[error("{path}: {reason}")]
     Unfit {
         /// The file.
@@ -189,12 +190,13 @@ impl fmt::Display for Differences {
     }
 }
 
-/// The hint at the known name that is most like what was asked for, to stand behind that; empty if there is none.
+/// A hint with the known name that is most like what was asked for, to be appended to a message; empty if there is
+/// none.
 pub fn did_you_mean(nearest: Option<&str>) -> String {
     nearest.map_or(String::new(), |name| format!(" (did you mean \"{name}\"?)"))
 }
 
-/// What serde says of a value, in words of those who write configurations and not of those who write Rust.
+/// serde's message about a value, reworded for those who write configurations instead of Rust.
 pub fn in_plain_words(message: &str) -> String {
     let words = [
         ("expected usize", "expected a whole number (0 or more)"),

@@ -1,4 +1,4 @@
-//! What products take of a model's parameters.
+//! The operands that linear layers and convolutions take from a model's parameters.
 
 use crate::error::Result;
 use crate::state::StatisticsId;
@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use tensor::Tensor;
 
-/// The parameters as products take them: rounded to the type in which they multiply. Cloning shares them.
+/// The parameters as operands of linear layers and convolutions: rounded to the type in which those multiply. Cloning
+/// shares them.
 pub struct Factors {
     rounded: Parameters,
     prepared: Arc<Prepared>,
@@ -16,9 +17,9 @@ pub struct Factors {
 /// What was made of parameters that will not change: see [`BiFormer::prepared`](crate::BiFormer::prepared).
 #[derive(Default)]
 pub(crate) struct Prepared {
-    /// In place of these parameters.
+    /// Tensors that are used in place of these parameters.
     pub tensors: HashMap<ParamId, Tensor>,
-    /// The normalisations that the convolutions before them contain.
+    /// The BatchNorms that have been folded into the convolutions before them.
     pub folded: Vec<StatisticsId>,
 }
 
@@ -29,12 +30,12 @@ impl Clone for Factors {
 }
 
 impl Factors {
-    /// The parameters, rounded already.
+    /// Factors of parameters that are already rounded.
     pub fn new(rounded: Parameters) -> Self {
         Self { rounded, prepared: Arc::default() }
     }
 
-    /// The same parameters, some of which others take the place of.
+    /// The same parameters, some of them replaced by prepared tensors.
     pub(crate) fn with(self, prepared: Prepared) -> Self {
         Self { prepared: Arc::new(prepared), ..self }
     }
@@ -44,17 +45,17 @@ impl Factors {
         self.rounded.layout()
     }
 
-    /// Whether something else takes the place of some.
+    /// Whether prepared tensors replace some of them.
     pub(crate) fn are_prepared(&self) -> bool {
         !self.prepared.tensors.is_empty()
     }
 
-    /// One of them.
+    /// A parameter itself, even if a prepared tensor replaces it.
     pub(crate) fn get(&self, id: ParamId) -> Tensor {
         self.rounded.get(id)
     }
 
-    /// One of them, on a tape: a constant, where something else takes its place.
+    /// A parameter on a tape or, if it has been replaced, the prepared tensor as a constant.
     pub(crate) fn on<'t>(&self, tape: &'t Tape, id: ParamId) -> Var<'t> {
         match self.prepared.tensors.get(&id) {
             Some(tensor) => tape.constant(tensor.clone()),
@@ -76,7 +77,7 @@ impl Factors {
         }
     }
 
-    /// Whether a convolution contains the normalisation that follows it.
+    /// Whether a BatchNorm has been folded into the convolution before it.
     pub(crate) fn contain(&self, norm: StatisticsId) -> bool {
         self.prepared.folded.contains(&norm)
     }

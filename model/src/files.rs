@@ -23,16 +23,18 @@ const CHECKSUM: &str = "crc32";
 pub struct TensorFile {
     /// The tensors by name.
     pub tensors: BTreeMap<String, Tensor>,
-    /// The file's metadata, but for the checksum, which is made when it is written.
+    /// The file's metadata, without the checksum, which is computed when the file is written.
     pub metadata: HashMap<String, String>,
 }
 
 impl TensorFile {
-    /// Reads a file: safetensors, or what PyTorch's `torch.save` wrote, which has no metadata and of which nothing is run. f64,
-    /// f32, bf16 and f16 (widened to f32) tensors, and integers of 32 or 64 bits that are u32s (as index tensors).
+    /// Reads a file: safetensors, or one that PyTorch's `torch.save` wrote, which has no metadata and of which no code
+    /// is executed. Tensors may be f64, f32, bf16 or f16 (widened to f32), or integers of 32 or 64 bits whose values
+    /// fit into u32 (read as index tensors).
     ///
-    /// Of a dictionary in which others lie, as training programs save them, it is the tensors of the entry `model`, or else
-    /// `state_dict`, `model_state_dict`, `module`, or the only one that has tensors.
+    /// Of a PyTorch dictionary that contains others, as training programs save them, the tensors of the entry `model`
+    /// are read, or else of `state_dict`, `model_state_dict` or `module`, or else its own, or else those of the only
+    /// entry that has any.
     ///
     /// Errors: [`Error::Io`]; [`Error::Foreign`] for another kind of file, and [`Error::OldArchive`]; [`Error::Format`] for one
     /// that is damaged; [`Error::Unfit`] for tensors of other types, or other integers.
@@ -73,8 +75,8 @@ impl TensorFile {
         Ok(metadata)
     }
 
-    /// The contents of a safetensors file's bytes, held against their checksum if they have one; `path` names it in errors,
-    /// which are those of [`TensorFile::read`].
+    /// The contents of a safetensors file's bytes, verified against their checksum if they have one; `path` names it in
+    /// errors, which are those of [`TensorFile::read`].
     pub fn parse(bytes: &[u8], path: &str) -> Result<Self> {
         let format = |reason: String| Error::Format { path: path.to_owned(), reason };
         ensure_safetensors(bytes, path)?;
@@ -193,7 +195,7 @@ fn written(sum: Hasher) -> String {
     format!("{:08x}", sum.finalize())
 }
 
-/// Adds up what is written to it.
+/// A writer that adds what is written to it to a checksum.
 struct Summing<'h>(&'h mut Hasher);
 
 impl Write for Summing<'_> {
@@ -270,9 +272,10 @@ pub(crate) fn io(path: &Path, cause: std::io::Error) -> Error {
     Error::Io { path: path.display().to_string(), cause }
 }
 
-/// A tensor of so many bytes as its elements take.
+/// A tensor from bytes, which must be as many as its elements take.
 pub(crate) fn from_bytes(dtype: Dtype, bytes: &[u8], shape: Vec<usize>) -> std::result::Result<Tensor, String> {
-    // Empty, and yet too large: an extent of 0 hides the others from the reader's own checks.
+    // A tensor can be empty and yet have an impossible shape: an extent of 0 hides the others from the reader's own
+    // overflow checks.
     if shape.iter().try_fold(1, |count: usize, &extent| count.checked_mul(extent.max(1))).is_none() {
         return Err(format!("has the impossible shape {shape:?}"));
     }
@@ -324,7 +327,7 @@ mod tests {
         }
         let read = TensorFile::parse(&bytes, "bytes")?;
         assert_eq!(read.metadata, file().metadata);
-        // The metadata alone do not ask for what comes behind them, and end nowhere but whole.
+        // Reading the metadata alone needs nothing of what follows them, and succeeds only if they are complete.
         let (folder, header) = (tempfile::tempdir().unwrap(), bytes.len() - 6 * 4 - 8);
         let path = folder.path().join("file");
         for length in [0, 5, 8, 9, header / 2, header - 1, header, bytes.len()] {
@@ -346,7 +349,7 @@ mod tests {
             parse(&bytes)?;
             let name = bytes.windows(CHECKSUM.len()).position(|window| window == CHECKSUM.as_bytes()).unwrap();
             for bit in 0..8 * bytes.len() {
-                // What no longer calls it a checksum has no other harm done to it.
+                // A flip in the key's name leaves a file without a checksum, which is otherwise undamaged.
                 if (name..name + CHECKSUM.len()).contains(&(bit / 8)) {
                     continue;
                 }

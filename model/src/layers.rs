@@ -42,7 +42,7 @@ impl Linear {
         Ok(ops::linear_residual(x, &weight, bias.as_ref(), residual)?)
     }
 
-    /// Weight (O, I) and bias on the tape, for operations that are more than this layer.
+    /// Weight (O, I) and bias on the tape, for fused operations that include this layer.
     pub fn parameters<'t>(&self, pass: &Pass<'t>) -> Result<(Var<'t>, Option<Var<'t>>)> {
         Ok((pass.factor_as(self.weight, self.extents)?, self.bias.map(|bias| pass.factor(bias))))
     }
@@ -88,8 +88,8 @@ impl Conv {
         Ok(())
     }
 
-    /// The same, with the normalisation that follows: s·(W·x + b) + t = (s·W)·x + (s·b + t), with s and t its scale and
-    /// shift. The bias keeps the type of the parameters, as the normalisation's result would.
+    /// The same, with the BatchNorm that follows folded in: s·(W·x + b) + t = (s·W)·x + (s·b + t), with s and t its
+    /// scale and shift. The bias keeps the type of the parameters, as the normalisation's result would.
     pub(crate) fn prepare_with(
         &self,
         norm: &BatchNorm,
@@ -131,7 +131,7 @@ impl DepthwiseConv {
         Self { weight, bias }
     }
 
-    /// Weight and bias on the tape, for attention that adds this convolution where it writes.
+    /// Weight and bias on the tape, for attention that adds this convolution as it writes its result.
     pub fn parameters<'t>(&self, pass: &Pass<'t>) -> [Var<'t>; 2] {
         [pass.parameter(self.weight), pass.parameter(self.bias)]
     }
@@ -166,7 +166,7 @@ impl LayerNorm {
         Self { weight, bias }
     }
 
-    /// γ and β on the tape, for operations that normalise on their way.
+    /// γ and β on the tape, for fused operations that include the normalisation.
     pub fn parameters<'t>(&self, pass: &Pass<'t>) -> [Var<'t>; 2] {
         [pass.parameter(self.weight), pass.parameter(self.bias)]
     }
@@ -213,7 +213,7 @@ impl BatchNorm {
         }
     }
 
-    /// What it does to a channel by its running statistics: γ/√(σ² + ε), and β less μ times that.
+    /// What it does to a channel by its running statistics: the scale γ/√(σ² + ε), and the shift β − μ·scale.
     fn scale_and_shift(&self, parameters: &Parameters, running: &RunningStatistics) -> Result<(Vec<f64>, Vec<f64>)> {
         let wide = |tensor: Tensor| tensor.cast(DType::F64)?.to_vec::<f64>();
         let (weight, bias) = (wide(parameters.get(self.weight))?, wide(parameters.get(self.bias))?);

@@ -1,7 +1,7 @@
 //! Where a token looks: how much it attends to each of the others.
 //!
-//! Fused attention never has these weights in memory, for all tokens at once. For one token of each image they are few, and
-//! computed here as the definition has them, in f64.
+//! Fused attention never has these weights of all tokens in memory at once. For one token of each image they are few,
+//! and are computed here directly from their definition, in f64.
 
 use crate::error::Result;
 use ops::Regions;
@@ -77,7 +77,7 @@ impl Look<'_> {
             let (image, row, column) = (index / (height * width), index / width % height, index % width);
             let weight = |head| weights[((image * heads + head) * rows + row) * columns + column];
             let mean = (0..heads).map(weight).sum::<f64>() / heads as f64;
-            // Of the smallest doubles f32 would make 0.
+            // f32 would round the smallest doubles to 0.
             if mean > 0.0 { (mean as f32).max(f32::MIN_POSITIVE) } else { 0.0 }
         };
         let means: Vec<f32> = (0..images * height * width).map(mean).collect();

@@ -8,7 +8,7 @@ use crate::state::Builder;
 use autograd::Var;
 use ops::MlpLayers;
 
-/// Two linear layers with GELU between them, behind a normalisation; (N, H, W, C) to (N, H, W, C).
+/// Two linear layers with GELU between them, after a normalisation; (N, H, W, C) to (N, H, W, C).
 pub struct Mlp {
     norm: LayerNorm,
     layers: [Linear; 2],
@@ -18,7 +18,8 @@ impl Mlp {
     /// The MLP of a block in a stage; `name` is the block's name in the state_dict.
     pub fn new(builder: &mut Builder, name: &str, config: &ModelConfig, stage: usize) -> Self {
         let (dim, hidden) = (config.embed_dim[stage], config.hidden(stage));
-        // The published MLPs count an identity, or leave it out.
+        // In the published code, the indices of one family's MLP layers count an identity module, which the others
+        // leave out.
         let second = if config.family == Family::Biformer { 3 } else { 2 };
         let project = if config.family == Family::BiformerStlNchw { Linear::convolution } else { Linear::new };
         let norm = LayerNorm::new(builder, &format!("{name}.norm2"), dim);
@@ -31,7 +32,7 @@ impl Mlp {
         [&self.layers[0], &self.layers[1]]
     }
 
-    /// The MLP of a map, and plus the map if there is a residual.
+    /// The MLP of a map, plus the map itself if `residual` is set.
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>, residual: bool) -> Result<Var<'t>> {
         let norm = self.norm.parameters(pass);
         let [(w1, b1), (w2, b2)] = [self.layers[0].parameters(pass)?, self.layers[1].parameters(pass)?];

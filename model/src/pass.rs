@@ -56,7 +56,7 @@ struct Given {
     /// Image size that decides how many images are processed together in a stage; none: their actual size.
     grouped_as: Option<[usize; 2]>,
     keeps_maps: bool,
-    /// The point of the images that looks, if one is asked about.
+    /// The point of the images whose attention is to be recorded, if any.
     looks_from: Option<[f64; 2]>,
 }
 
@@ -66,8 +66,9 @@ pub struct Trace {
     /// In training, the statistics of each BatchNorm's batch: see
     /// [`BiFormer::update_statistics`](crate::BiFormer::update_statistics).
     pub statistics: Vec<(StatisticsId, BatchStatistics)>,
-    /// The routes of each routed attention in order, (N, P, k), index tensors: its name, and where each region looked. How
-    /// regions lie on the map is told by [`ModelConfig::regions_of`](crate::ModelConfig::regions_of).
+    /// The routes of each routed attention in order, (N, P, k), index tensors: its name, and the regions that each
+    /// region was routed to. Where the regions are on the map is given by
+    /// [`ModelConfig::regions_of`](crate::ModelConfig::regions_of).
     pub routes: Vec<(String, Tensor)>,
     /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called: `down0`, `stage0`, and so
     /// on.
@@ -90,8 +91,8 @@ impl Trace {
 
     /// The traces of passes on images that follow one another, as if there had been one on all of them at once.
     ///
-    /// Errors: [`Error::Pass`] where one left other things than the first, or statistics of its images, which are not those of
-    /// all; those of [`Tensor::join`].
+    /// Errors: [`Error::Pass`] if one has other entries than the first, or batch statistics, which are not those of all
+    /// images; those of [`Tensor::join`].
     pub fn joined(pieces: Vec<Trace>) -> Result<Trace> {
         if pieces.iter().any(|piece| !piece.statistics.is_empty()) {
             return Err(Error::Pass { reason: "a part of it normalises by its batch, which was cut into pieces" });
@@ -134,7 +135,7 @@ impl<'t> Pass<'t> {
         self
     }
 
-    /// Has products take these: [`BiFormer::factors`](crate::BiFormer::factors), or
+    /// Makes linear layers and convolutions use these: [`BiFormer::factors`](crate::BiFormer::factors), or
     /// [`BiFormer::prepared`](crate::BiFormer::prepared).
     pub fn with_factors(self, factors: Factors) -> Self {
         self.with(|given| given.factors = factors)
@@ -145,8 +146,9 @@ impl<'t> Pass<'t> {
         self.with(|given| given.keeps_maps = true)
     }
 
-    /// Keeps in the trace where the token at a point of each image looks, in each attention. The point is given as parts of the
-    /// image's height and width, from 0 to 1. Soft routing, which weighs keys and values themselves, leaves nothing.
+    /// Records in the trace how much the token at a point of each image attends to each token, in each attention. The
+    /// point is given as parts of the image's height and width, from 0 to 1. Soft routing, which weighs keys and values
+    /// themselves, leaves nothing.
     pub fn look_from(self, point: [f64; 2]) -> Self {
         self.with(|given| given.looks_from = Some(point))
     }
@@ -157,7 +159,7 @@ impl<'t> Pass<'t> {
         self.with(|given| given.grouped_as = Some(image))
     }
 
-    /// Checks that parameters and factors are of a model that is laid out so, and fit the mode.
+    /// Checks that parameters and factors are those of a model with this layout, and fit the mode.
     pub(crate) fn ensure_of(&self, layout: &Arc<Layout>) -> Result<()> {
         let same = |other: &Arc<Layout>| Arc::ptr_eq(layout, other) || layout == other;
         let reason = match self.given.mode {
@@ -171,7 +173,7 @@ impl<'t> Pass<'t> {
         Err(Error::Pass { reason })
     }
 
-    /// The size by which images of a size are grouped.
+    /// The image size that decides how images of this size are grouped.
     pub(crate) fn grouping(&self, image: [usize; 2]) -> [usize; 2] {
         self.given.grouped_as.unwrap_or(image)
     }
@@ -205,8 +207,9 @@ impl<'t> Pass<'t> {
         Ok(y)
     }
 
-    /// A part of the model from x (N, ...) on, which treats each image by itself, on `size` images at a time: see
-    /// [`Tape::in_pieces`]. Errors: also [`Error::Pass`] where it does not, as it normalises by its batch.
+    /// Runs a part of the model, from x (N, ...) on, that treats each image independently, on `size` images at a time:
+    /// see [`Tape::in_pieces`]. Errors: also [`Error::Pass`] if that part does not treat them independently, because it
+    /// normalises by its batch.
     pub fn in_pieces(
         &self,
         x: &Var<'t>,
@@ -228,13 +231,14 @@ impl<'t> Pass<'t> {
         Ok(y)
     }
 
-    /// Whether each image is only computed, by itself: nothing is recorded, and no statistics are those of the batch.
+    /// Whether images are computed independently, for their results only: nothing is recorded on the tape, and no batch
+    /// statistics are used.
     pub(crate) fn is_inference(&self) -> bool {
         self.tape.is_inference() && self.given.mode == Mode::Evaluate
     }
 
-    /// In inference, the whole model on `size` of the images (N, ...) at a time, one part of the batch after another, so that
-    /// what it needs memory for is a part. The values are joined, and so are the traces.
+    /// In inference, the whole model on `size` of the images (N, ...) at a time, one part of the batch after another,
+    /// so that memory is needed for one part only. The values are joined, and so are the traces.
     pub(crate) fn in_turn(
         &self,
         images: &Tensor,
@@ -271,7 +275,7 @@ impl<'t> Pass<'t> {
         self.given.parameters.layout().is_frozen(id)
     }
 
-    /// A parameter that is a factor of products, or added to them, in the type that they take.
+    /// A weight or bias of a linear layer or convolution, in the type that these multiply in.
     pub fn factor(&self, id: ParamId) -> Var<'t> {
         self.given.factors.on(self.tape, id)
     }
@@ -281,7 +285,7 @@ impl<'t> Pass<'t> {
         self.given.factors.on_as(self.tape, id, extents)
     }
 
-    /// Whether the convolution before a BatchNorm contains it.
+    /// Whether a BatchNorm has been folded into the convolution before it.
     pub fn contains(&self, norm: StatisticsId) -> bool {
         self.given.factors.contain(norm)
     }
@@ -311,7 +315,8 @@ impl<'t> Pass<'t> {
         self.trace.borrow_mut().routes.push((name.to_owned(), routes));
     }
 
-    /// Keeps where the token at the point looks that was asked about, on the part (H, W) of an attention's map.
+    /// Records how much the token at the requested point attends to each token of an attention's map, without its
+    /// padding: (H, W).
     pub(crate) fn record_look<'a>(&self, name: &str, map: [usize; 2], look: impl FnOnce() -> Look<'a>) -> Result<()> {
         if let Some(point) = self.given.looks_from {
             let weights = look().mean(token_at(point, map), map)?;

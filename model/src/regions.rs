@@ -15,7 +15,7 @@ pub fn cut(map: [usize; 2], n_win: usize, family: Family) -> Option<Regions> {
         // S by S regions, of a rounded-up size.
         _ => ([n_win; 2], map.map(|side| side.div_ceil(n_win.max(1)))),
     };
-    // What cannot be counted is no map of any image.
+    // This fails only for sizes that overflow, which the map of no image has.
     Regions::new("regions", grid, size).ok().filter(|_| !grid.contains(&0) && !size.contains(&0))
 }
 

@@ -48,8 +48,8 @@ impl BiFormer {
 
     /// A pass whose options and trace are the caller's. Errors: as those of [`BiFormer::forward_with`].
     ///
-    /// On the CPU, inference takes [so many](BiFormer::images_at_once) images at once, and the next ones after them: a large
-    /// batch needs hardly more memory than a small one, and is as fast.
+    /// On the CPU, inference processes a batch [a number of images](BiFormer::images_at_once) at a time: a large batch
+    /// needs hardly more memory than a small one, and is as fast.
     pub fn run<'t>(&self, pass: &Pass<'t>, images: &Tensor) -> Result<Vec<Var<'t>>> {
         pass.ensure_of(self.parameters.layout())?;
         let [_, height, width, channels] = images.dims("biformer", "images (N, H, W, 3)")?;
@@ -68,8 +68,8 @@ impl BiFormer {
         }
     }
 
-    /// How many images of a height and width inference takes through the model at once: what keeps all threads busy in every
-    /// stage. None where that is a whole batch, on a GPU.
+    /// How many images of this height and width inference processes at a time: as many as keep all threads busy in
+    /// every stage. None on a GPU, which processes the whole batch at once.
     pub fn images_at_once(&self, image: [usize; 2]) -> Option<usize> {
         if self.device() != Device::Cpu {
             return None;
@@ -78,7 +78,7 @@ impl BiFormer {
         Some(rayon::current_num_threads() * in_stage.max().unwrap_or(1))
     }
 
-    /// Images (N, H, W, 3) together, from the first stage to the results, grouped as those of a size are.
+    /// Runs images (N, H, W, 3) together, from the first stage to the results, grouped as images of size `size` are.
     fn run_together<'t>(&self, pass: &Pass<'t>, images: Var<'t>, size: [usize; 2]) -> Result<Vec<Var<'t>>> {
         let (x, maps) = if pass.is_inference() {
             let x = self.depth_first(pass, &images, size, self.stages.len())?;
@@ -91,8 +91,8 @@ impl BiFormer {
         Ok(vec![head.as_ref().map_or(Ok(pooled.clone()), |head| head.forward(pass, &pooled))?])
     }
 
-    /// The last map, and those of a backbone: each stage on all images before the next. In training, batch normalisation
-    /// needs the whole batch.
+    /// The last map and, for a backbone, the maps of all stages: each stage runs on all images before the next. In
+    /// training, batch normalisation needs the whole batch.
     fn stage_by_stage<'t>(
         &self,
         pass: &Pass<'t>,

@@ -11,10 +11,10 @@ use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or
-/// the new one under its name: into a temporary file beside it, synced, then renamed. What is there and no
-/// regular file (a folder, a device) is left alone. Whose it is, and who may read and write it,
-/// stays as it is.
+/// Writes a file so that whatever happens, even a full disk or a power cut, there is either the old file or the new one
+/// under its name: the bytes are written to a temporary file beside it, which is synced and then renamed. An existing
+/// path that is not a regular file (a folder, a device) is left alone, with an error. The owner and the permissions of
+/// an existing file are kept as far as the system allows.
 pub fn write_safely(path: &Path, bytes: &[u8]) -> Result<()> {
     write_with(path, |file| file.write_all(bytes))
 }
@@ -29,7 +29,8 @@ pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Re
     let (path, temporary) = &with_temporary(path)?;
     let written = File::create(temporary).and_then(|mut file| {
         if let Ok(before) = fs::metadata(path) {
-            // Not every file system has them, and not everyone may give files away: to a group perhaps, but to no one else.
+            // Errors are ignored: not every file system has owners and permissions, and not every user may change a
+            // file's owner, though perhaps its group.
             #[cfg(unix)]
             let _ = (fchown(&file, None, Some(before.gid())), fchown(&file, Some(before.uid()), None));
             let _ = file.set_permissions(before.permissions());
@@ -51,13 +52,15 @@ pub(crate) fn write_with(path: &Path, put: impl FnOnce(&mut File) -> std::io::Re
     Ok(())
 }
 
-/// Checks that [`write_safely`] can begin, which is to be known before the work whose result goes there.
+/// Checks that [`write_safely`] can create its temporary file, to be called before the work whose result is to be
+/// written.
 pub fn ensure_writable(path: &Path) -> Result<()> {
     let (path, temporary) = &with_temporary(path)?;
     File::create(temporary).and_then(|_| fs::remove_file(temporary)).map_err(|cause| io(path, cause))
 }
 
-/// Tells this process from one of the same number, on another machine or in another container, that writes the same file.
+/// Distinguishes this process from one with the same process ID, on another machine or in another container, that
+/// writes the same file.
 static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
 
 /// The file that a path names, through links (renaming would replace them), and the temporary one beside it.
@@ -66,7 +69,7 @@ fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
         return Err(io(path, std::io::Error::other(NOT_REGULAR)));
     }
     let path = through_links(path).map_err(|cause| io(path, cause))?;
-    // Names of two files that are no texts would be the same text.
+    // As text, two different names that are not valid UTF-8 could become the same.
     let mut name = OsString::from(".");
     name.push(path.file_name().unwrap_or(OsStr::new("file")));
     name.push(format!(".{}{:06}.tmp", std::process::id(), *TOKEN % 1_000_000));
@@ -74,7 +77,7 @@ fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((path, temporary))
 }
 
-/// Where a path leads through symbolic links, also the last of which may lead to nothing yet.
+/// The target of a path through symbolic links, which need not exist yet.
 fn through_links(path: &Path) -> std::io::Result<PathBuf> {
     const MOST: usize = 40; // as many as Linux follows
     let next = |link: &PathBuf| Some(link.parent()?.join(fs::read_link(link).ok()?));

@@ -32,14 +32,14 @@ impl TensorFile {
     }
 }
 
-/// The named model whose tensors a state_dict has, all of them in their shapes; but its head may be for any number of
-/// classes. What no weight depends on (k, the number of regions, padding) is not seen in them.
+/// The named model whose tensors, with their shapes, are exactly those of a state_dict, except that its head may be for
+/// any number of classes. Fields that no weight depends on (k, the number of regions, padding) cannot be recognised.
 pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
     let Some(num_classes) = file.head_classes() else { return Ok(None) };
     let blocks = file.tensors.keys().filter(|name| name.ends_with(".norm1.weight")).count();
     for preset in PRESETS {
         let config = ModelConfig { num_classes, ..preset.config() };
-        // Before a model of that size is made: each block has one such norm.
+        // Checked before a model of that size is built: each block has one such norm.
         let deep = blocks == config.depth.iter().sum::<usize>();
         let wide = file.tensors["head.weight"].shape().get(1) == config.embed_dim.last();
         if deep && wide {
@@ -123,7 +123,8 @@ impl BiFormer {
         Ok(())
     }
 
-    /// Takes weights over, of which those whose names begin with one of `apart` may be missing, or too many.
+    /// Takes weights over. Tensors whose names begin with one of `apart` may be missing from the file, or surplus in
+    /// it.
     fn load_except(&mut self, apart: &[&str], file: &TensorFile, path: &str) -> Result<Vec<String>> {
         let own = self.state_dict()?;
         let skipped = |name: &str| apart.iter().any(|part| name.starts_with(part)) || self.is_added(name);
@@ -179,7 +180,7 @@ impl BiFormer {
             if let [Some(mean), Some(variance), Some(batches)] = of_file {
                 let batches = u64::from(batches.item::<u32>()?);
                 let device = running.mean.device();
-                // Not the file's, which may live on: nobody writes what another sees.
+                // Copies, not the file's own tensors, which may still be in use: a shared tensor cannot be written.
                 let own = |tensor: &Tensor| tensor.cast(layout.dtype())?.duplicate()?.to_device(&device);
                 (running.mean, running.variance) = (own(mean)?, own(variance)?);
                 running.batches = batches;

@@ -25,7 +25,7 @@ pub fn run(_: &Arguments) -> Result<Status> {
                 say!(
                     "cuda:{number:<4} {name}, compute capability {major}.{minor}, {multiprocessors} multiprocessors, {memory:.0} GB"
                 );
-                // What else it takes shows only when it is opened.
+                // Whatever else is needed to use the GPU shows only when it is opened.
                 if let Err(error) = Gpu::open(number) {
                     say!("          cannot be used: {error}");
                 }
@@ -40,7 +40,7 @@ pub fn run(_: &Arguments) -> Result<Status> {
     Ok(Status::Done)
 }
 
-/// What is missing, without the device's name, which stands before it.
+/// What is missing, without the device's name, which is already printed before it.
 fn reason(error: Error) -> String {
     match error {
         Error::Gpu { message, .. } => message,

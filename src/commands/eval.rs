@@ -25,13 +25,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use tensor::DType;
 
-/// Of weights that give no numbers.
+/// The advice for weights whose results are not finite.
 const WAY_OUT: &str = "these weights are of no use, take those of another run";
 
-/// The most classes whose confusion is shown: of more, the matrix would be mostly zeros, and larger than all else.
+/// The most classes for which the confusion matrix is reported: with more, it would be mostly zeros, and larger than
+/// the rest of the report.
 const MOST_CONFUSED: usize = 2000;
 
-/// So many of the most frequent mistakes are shown.
+/// How many of the most frequent mistakes are shown.
 const MOST_MISTAKES: usize = 5;
 
 #[derive(Debug, Args)]
@@ -43,19 +44,19 @@ pub struct Arguments {
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
     /// Which of its images: train, val, test or all. By default those that training evaluates on: val where a folder
-    /// has it, else test. The training images are measured as the others are, not varied. For a folder with neither,
-    /// the images held out of it; or all images, if --data names CLASS/ folders and the model's own test images were
-    /// not held out.
+    /// has it, else test. The training images are evaluated like the others, without augmentation. For a folder with
+    /// neither, the images held out of it; or all images, if --data names CLASS/ folders and the model's own test
+    /// images were not held out.
     #[arg(long, value_name = "NAME")]
     split: Option<Split>,
     /// Images per pass.
     #[arg(long, value_name = "N", default_value_t = 128)]
     batch_size: usize,
-    /// So many undecodable images are skipped; by default as many as in the run.
+    /// How many undecodable images may be skipped before evaluation stops; by default as many as in the run.
     #[arg(long, value_name = "N")]
     max_bad_images: Option<usize>,
-    /// Prints one JSON object. Of up to 2000 classes it has the `confusion`: row i, column j counts the images of class i that
-    /// were taken for class j.
+    /// Prints one JSON object. For up to 2000 classes it has the confusion matrix, `confusion`: row i, column j counts
+    /// the images of class i that were classified as class j.
     #[arg(long)]
     json: bool,
     /// Also writes a line of JSON for each image that could be decoded: its number and its path, if it is a file; its class;
@@ -65,7 +66,8 @@ pub struct Arguments {
     /// Also lists this many misclassified images, those of which the model was most confident.
     #[arg(long, value_name = "N", default_value_t = 0)]
     mistakes: usize,
-    /// A PNG to draw the confusion of up to 100 classes: how many images of each were taken for which.
+    /// A PNG file to which the confusion matrix of up to 100 classes is drawn: how many images of each class were
+    /// classified as which.
     #[arg(long, value_name = "FILE")]
     confusion: Option<PathBuf>,
     #[command(flatten)]
@@ -91,10 +93,10 @@ struct Report {
     /// The pairs of classes of which the first was most often taken for the second, and how often.
     #[serde(skip)]
     mistakes: Vec<([usize; 2], u64)>,
-    /// Images that were taken for another class, those first for which the model was surest, if they were asked for.
+    /// Misclassified images, most confident first, if they were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     surest_mistakes: Option<Vec<Prediction>>,
-    /// A row for each class, in one line.
+    /// The confusion matrix: a row for each class, printed on one line.
     #[serde(skip_serializing_if = "Option::is_none")]
     confusion: Option<Vec<Box<RawValue>>>,
 }
@@ -103,10 +105,10 @@ struct Report {
 struct Class {
     name: String,
     images: u64,
-    /// Of its images, the share that were taken for it. None where there are no images.
+    /// The share of its images that were classified as it (the recall). None if there are no images.
     top1: Option<f64>,
     top5: Option<f64>,
-    /// Of the images that were taken for it, the share that are. None where none were.
+    /// The share of the images classified as this class that belong to it. None if there are none.
     precision: Option<f64>,
 }
 
@@ -120,7 +122,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         true => say!("{}", serde_json::to_string_pretty(&report)?),
         false => print(&report)?,
     }
-    // What took long to measure is not lost with a file that cannot be written.
+    // A report that took long to compute is printed even if a file could not be written.
     written.map(|()| Status::Done)
 }
 
@@ -170,12 +172,12 @@ fn of_images(split: Split, source: &str) -> String {
     }
 }
 
-/// What the model took the images for.
+/// Counts of what the images were classified as.
 struct Tally {
     /// Added up in the images' order, as in training: the same loss to the bit.
     all: Score,
     per_class: Vec<Score>,
-    /// How many images of a class were taken for another, or rightly for itself.
+    /// For each pair of a label and a predicted class, how many images it has.
     taken: BTreeMap<[u32; 2], u64>,
 }
 
@@ -196,7 +198,7 @@ impl Tally {
         there.clone().map(Score::accuracy).sum::<f64>() / there.count().max(1) as f64
     }
 
-    /// What came of it, given the classes' names.
+    /// The report of the tally, given the names of the classes.
     fn report(
         self,
         source: &str,
@@ -235,7 +237,7 @@ impl Tally {
         })
     }
 
-    /// The most frequent ones; of equal ones those of lower classes.
+    /// The most frequent mistakes; of equally frequent ones, those of lower classes first.
     fn mistakes(&self) -> Vec<([usize; 2], u64)> {
         let wrong = self.taken.iter().filter(|([label, predicted], _)| label != predicted);
         let mut wrong: Vec<_> = wrong.map(|(pair, &count)| (pair.map(|class| class as usize), count)).collect();
@@ -244,7 +246,7 @@ impl Tally {
         wrong
     }
 
-    /// A row for each class: for which class its images were taken, and how many.
+    /// The confusion matrix: a row for each class, with the number of its images that were classified as each class.
     fn confusion(&self) -> Vec<Vec<u64>> {
         let classes = self.per_class.len();
         let mut rows = vec![vec![0; classes]; classes];
@@ -277,7 +279,8 @@ impl Prediction {
     }
 }
 
-/// The images of a source to measure a model on, of which this is known; the source is its own data, or others.
+/// The split of a source to evaluate a model on. `known` is what is known of the model's data; `own` says whether the
+/// source is the model's own data.
 fn split_for(known: &DataFacts, source: &str, own: bool) -> Result<Split> {
     match data::undivided(source).with_context(|| format!("data {source}"))? {
         None => Ok(Split::evaluated(source)),
@@ -290,7 +293,7 @@ fn split_for(known: &DataFacts, source: &str, own: bool) -> Result<Split> {
     }
 }
 
-/// Errors: options that cannot be had, or not together.
+/// Errors: options that are invalid, or that cannot be combined.
 fn ensure_options(arguments: &Arguments) -> Result<()> {
     ensure_count("--batch-size", arguments.batch_size)?;
     if let (Some(predictions), Some(confusion)) = (&arguments.predictions, &arguments.confusion)
@@ -340,16 +343,16 @@ fn open(arguments: &Arguments) -> Result<Opened> {
         tell!(io::stderr(), "note: {note}");
     }
     if !named && known.classes.len() == dataset.classes().len() {
-        // Those that the published models were trained on are in the order of their folders' names, too.
+        // ImageNet's classes, on which the published models were trained, are ordered by folder name, too.
         known.classes = dataset.classes().to_vec();
     }
     let dataset = data::among(dataset, &known.classes).with_context(|| format!("data {source}"))?;
     if !named {
-        // Of those with ImageNet's classes it goes without saying.
+        // For weights with ImageNet's number of classes it goes without saying.
         note_unsaid(&config, classes == 1000);
     }
     (config.batch_size, config.device) = (arguments.batch_size.min(dataset.len()).max(1), arguments.compute.device);
-    // What the model's training images were normalised by, whatever these are.
+    // Normalised as the model's training images were, whichever images are evaluated.
     let transform = config.test_transform(known.statistics)?;
     let mut settings = LoaderConfig::eval(config.batch_size, transform);
     settings.max_bad_images = arguments.max_bad_images.unwrap_or(config.max_bad_images);
@@ -360,7 +363,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
     Ok(Opened { model, classes: known.classes, source, split, loader })
 }
 
-/// The report, and whether what stands beside it could be written.
+/// The report, and whether the files that accompany it could be written.
 fn measure(arguments: &Arguments) -> Result<(Report, Result<()>)> {
     ensure_options(arguments)?;
     let Opened { model, classes, source, split, loader } = open(arguments)?;

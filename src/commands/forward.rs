@@ -30,16 +30,17 @@ pub struct Arguments {
     /// (N), their classes.
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
-    /// Where `logits` (N, classes) go; with --set features=pooled, `pooled` (N, C), what the head makes them of; with
-    /// features=dense, the stages' maps `out0`, `out1`, ... (N, C, H, W).
+    /// The file to write `logits` (N, classes) to; with --set features=pooled, `pooled` (N, C), the input of the head;
+    /// with features=dense, the stages' maps `out0`, `out1`, ... (N, C, H, W).
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
-    /// Also writes where the regions looked: `NAME.routes` (N, P, k) for each routed attention, best first.
+    /// Also writes which regions each region was routed to: `NAME.routes` (N, P, k) for each routed attention, best
+    /// first.
     #[arg(long)]
     routes: bool,
-    /// Passes as in training, where batch normalisation goes by the batch's own statistics, but without stochastic depth, and
-    /// also writes `loss`, the mean cross-entropy against the labels, and its gradients, `NAME.grad` for each weight: to hold
-    /// them against those of another implementation.
+    /// Runs the pass in training mode, in which batch normalisation uses the batch's own statistics, but without
+    /// stochastic depth. Also writes `loss`, the mean cross-entropy against the labels, and its gradients, `NAME.grad`
+    /// for each weight: to be compared with those of another implementation.
     #[arg(long)]
     gradients: bool,
     /// The precision to compute in.
@@ -54,7 +55,7 @@ pub struct Arguments {
 
 fn model_help() -> String {
     format!(
-        "The model: {}. By default that of the run that the weights are of, if they say it, or the one whose tensors they have, \
+        "The model: {}. By default that of the run that the weights are from, if they say, or the one whose tensors match theirs, \
          or else nano",
         model_names()
     )
@@ -64,7 +65,7 @@ fn model_help() -> String {
 enum Element {
     F32,
     F64,
-    /// Weights in f32; layers and convolutions multiply in bf16, and on a GPU maps are bf16.
+    /// Weights in f32; linear layers and convolutions multiply in bf16, and on a GPU maps are bf16.
     Bf16,
 }
 
@@ -122,7 +123,7 @@ fn compute(arguments: &Arguments) -> Result<()> {
     // There are hundreds of gradients, each of its weight's shape.
     let (gradients, others): (Vec<_>, Vec<_>) = results.tensors.iter().partition(|(name, _)| name.ends_with(GRADIENT));
     for (name, tensor) in others {
-        // As the file has it.
+        // The type as it is stored in the file.
         let dtype = if tensor.dtype() == DType::Index { "i64".to_owned() } else { tensor.dtype().to_string() };
         say!("{output}: {name} {dtype} {}", tensor.shape());
     }
@@ -153,7 +154,7 @@ fn model(arguments: &Arguments, dtype: DType) -> Result<(BiFormer, ModelConfig)>
     let mut model = BiFormer::blank(&config, dtype)?;
     let lacking = model.load(&file, &weights)?;
     if !lacking.is_empty() {
-        say!("{weights}: lacks {}, which are as a new model has them", lacking.join(", "));
+        say!("{weights}: lacks {}, which keep a new model's initial values", lacking.join(", "));
     }
     Ok((model, config))
 }
@@ -168,12 +169,12 @@ fn ensure_room(arguments: &Arguments, config: &ModelConfig, input: &Tensor) -> R
         return ensure_room_to_infer(&run, size, image_bytes(&run, size), dtype, choice);
     }
     run.recompute = Recompute::None;
-    // In f64 an image takes as much as two in f32, in which training is foretold.
+    // The forecast for training is made in f32; an image in f64 takes as much as two in f32.
     run.batch_size *= dtype.size().div_ceil(DType::F32.size());
     ensure_room_to_train(&run, size, image_bytes(&run, size), choice)
 }
 
-/// What a pass gave, and where its regions looked, by the names that they have in a file.
+/// The results of a pass and, if asked for, its routes, under their names in a file.
 fn results(output: &Output<'_>, config: &ModelConfig, routes: bool) -> Result<TensorFile> {
     let mut results = TensorFile::default();
     for (index, value) in output.values.iter().enumerate() {

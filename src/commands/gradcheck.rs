@@ -43,7 +43,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 
 fn check_all(arguments: &Arguments, ops: &[&Op]) -> Result<Status> {
     let mut reports = vec![];
-    // What is found is the status and the file as well, and these do not depend on who listens.
+    // The exit status and the file, too, say what is found, and must not depend on whether the output is read to the
+    // end.
     unless_closed(print_all(ops, &mut reports))?;
     reports.extend(ops[reports.len()..].iter().map(|op| check(op)));
     if let Some(path) = &arguments.json {

@@ -25,9 +25,9 @@ use tensor::DType;
 pub struct Arguments {
     #[command(flatten)]
     model: ModelChoice,
-    /// A run folder, also of a run that is on its way, the checkpoint in it, or what `export` wrote: what it was trained on,
-    /// how far it has come, what it has reached (which only the folder knows), and its model in place of --model. Or other
-    /// weights of a model that the program knows.
+    /// A run folder (its run may be in progress), the checkpoint in it, or a file that `export` wrote: shows what the
+    /// run was trained on, how far it has come, the accuracy that it has reached (which only the folder records), and
+    /// its model in place of --model. Or other weights of a model that the program knows.
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "model")]
     checkpoint: Option<PathBuf>,
     /// The side of the images, or their height and width; by default the one that the model is meant for, or the run's.
@@ -40,7 +40,8 @@ pub struct Arguments {
     #[arg(long, value_enum)]
     recompute: Option<Recompute>,
     /// Prints one JSON object, with the configuration. Its training_bytes are null where the model cannot be trained:
-    /// without a head, or on one image of one token. Its run is null without --checkpoint.
+    /// without a head, or on one image of one token. Its run is null without --checkpoint, and for weights that do not
+    /// say which run they are from.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -52,7 +53,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     Ok(Status::Done)
 }
 
-/// A run whose model is asked about, and what is known of it where it has begun.
+/// The configuration of the run whose model is asked about, and what is known of that run if it has begun.
 fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
     let Some(path) = &arguments.checkpoint else {
         let run = RunConfig::for_model(&arguments.model.model)?;
@@ -75,7 +76,7 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
         tell!(io::stderr(), "note: {error:#}");
         vec![]
     });
-    // A line is written before the checkpoint that goes with it.
+    // An epoch's metrics are written before its checkpoint, so there may be a line too many.
     epochs.retain(|line| progress.as_ref().is_none_or(|progress| line.epoch <= progress.epoch));
     let (last, best) = EpochMetrics::last_and_best(&epochs).map(|[last, best]| (last, best)).unzip();
     let mut run = RunConfig { device: DeviceName::Cpu, ..config.clone() };
@@ -91,7 +92,7 @@ fn asked(arguments: &Arguments) -> Result<(RunConfig, Option<Begun>)> {
 struct Begun {
     config: RunConfig,
     data: DataFacts,
-    /// None of exported weights.
+    /// None for exported weights.
     progress: Option<Progress>,
     /// The last epoch's metrics, and the best one's, of a run folder.
     last: Option<EpochMetrics>,
@@ -140,7 +141,7 @@ fn show(arguments: &Arguments) -> Result<()> {
         print_parts(&run.model, size, &parts)?;
     }
     let unfit = run.ensure_statistics(size.0).err();
-    unfit.iter().for_each(|reason| tell!(io::stderr(), "note: not to be trained: {reason}"));
+    unfit.iter().for_each(|reason| tell!(io::stderr(), "note: this model cannot be trained: {reason}"));
     let trainable = config.features == Features::Logits && unfit.is_none();
     let training = if trainable { Some(memory::training(&run, size.0)?) } else { None };
     let activations = memory::activations(&run, size.0)?;
@@ -171,7 +172,7 @@ fn show(arguments: &Arguments) -> Result<()> {
     if let Some(training) = training {
         say!("A training step{how} keeps {:.2} MB of activations per image in f32.", activations as f64 / 1e6);
         say!(
-            "Training in batches of {batch}{how} takes about {:.0} MB of memory; images that lie there as a whole come on top \
+            "Training in batches of {batch}{how} takes about {:.0} MB of memory; data sets that are held in memory as a whole come on top \
              (embedded 15 MB, CIFAR 184 MB), and some 60 MB when a run ends and draws its pictures.",
             megabytes(training)
         );

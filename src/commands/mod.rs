@@ -1,5 +1,5 @@
-//! The program's commands, a file each. This file says what they are called; `options.rs` and `set.rs` have what several
-//! of them take, and `output.rs` where their results may go.
+//! The program's commands, a file each. This file lists them; `options.rs` and `set.rs` hold the options that several
+//! of them share, and `output.rs` checks where their results may be written.
 
 /// Prints a line of a command's result. Where `println!` would panic, on a full disk or a closed pipe, the
 /// command ends with an error.
@@ -51,15 +51,16 @@ pub struct Cli {
 enum Command {
     /// Trains a model and leaves a run folder with checkpoint, metrics and pictures.
     ///
-    /// Ctrl-C, SIGTERM or SIGHUP stop the run, at the latest after the step that it is in, with a checkpoint from which --resume goes on.
-    /// The program then ends by that signal (to a shell: status 130, 143 or 129), so that a script or a scheduler sees that it was
-    /// stopped. Ctrl-C once more ends it at once.
+    /// Ctrl-C, SIGTERM or SIGHUP stop the run, after the current step at the latest, with a checkpoint from which
+    /// --resume continues. The program then ends by that signal (to a shell: status 130, 143 or 129), so that a script
+    /// or a scheduler sees that it was stopped. Ctrl-C once more ends it at once.
     Train(train::Arguments),
     /// Measures a trained model on a data set, by default on the images that training evaluates on.
     Eval(eval::Arguments),
     /// Classifies pictures.
     Predict(predict::Arguments),
-    /// Reads all images of a data set, names those that cannot be read, and says how many are in two parts or classes.
+    /// Reads all images of a data set, names those that cannot be read, and says how many are duplicated across splits
+    /// or classes.
     Check(check::Arguments),
     /// Makes pictures smaller, once, so that training does not decode all of their pixels in every epoch.
     Shrink(shrink::Arguments),
@@ -78,7 +79,8 @@ enum Command {
 }
 
 impl Cli {
-    /// What the program was called with. A negative number is taken for an option's value, and refused as that.
+    /// Parses the command line. A negative number after an option is taken for its value, so that the error is about
+    /// that value.
     pub fn from_arguments() -> Self {
         let option =
             |arg: Arg| if arg.get_action().takes_values() { with_words(arg).allow_negative_numbers(true) } else { arg };
@@ -90,7 +92,7 @@ impl Cli {
     }
 }
 
-/// An error of what a program was called with, and what that may have been meant as.
+/// An error about the command line, with a tip on what may have been meant.
 fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -116,7 +118,7 @@ fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
     error
 }
 
-/// For which option a word may be meant that has none.
+/// The option that a stray word may have been meant for.
 fn meant_by_a_word(arguments: &[OsString]) -> Option<&'static str> {
     let resumes = arguments.iter().any(|argument| argument == "--resume");
     match arguments.get(1)?.to_str()? {
@@ -127,7 +129,8 @@ fn meant_by_a_word(arguments: &[OsString]) -> Option<&'static str> {
     }
 }
 
-/// An option that says in words what numbers it takes, where it has no reader of its own: clap's words are Rust's.
+/// Gives an option for a number, unless it has a parser of its own, one whose errors say in plain words which numbers
+/// it takes: clap's errors are in Rust's terms.
 fn with_words(option: Arg) -> Arg {
     let number = |text: &str| text.parse::<f64>().map_err(|_| "expected a number");
     let taken = option.get_value_parser().type_id();

@@ -36,7 +36,7 @@ pub fn model_names() -> String {
     names.join(", ")
 }
 
-/// Errors: more images per step, or more steps, than can be asked for, or none.
+/// Errors: a number of images per step, or of steps, that is 0 or larger than allowed.
 pub fn ensure_count(option: &str, count: usize) -> Result<()> {
     const MOST: usize = 1 << 20;
     if !(1..=MOST).contains(&count) {
@@ -60,7 +60,7 @@ impl ModelChoice {
         self.changed(preset(&self.model)?.config())
     }
 
-    /// A model with what is asked to be different.
+    /// A model's configuration with the requested changes.
     pub fn changed(&self, config: ModelConfig) -> Result<ModelConfig> {
         changed(&config, &self.set)
     }
@@ -102,8 +102,8 @@ pub struct Threads {
 }
 
 impl Threads {
-    /// Runs `work` on a pool of so many threads. Everything that computes runs on one: its threads flush
-    /// denormals, and others do not.
+    /// Runs `work` on a pool of this many threads. All computation must run on such a pool: its threads flush denormals
+    /// to zero, and others do not.
     pub fn run<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
         if self.threads > MOST_THREADS {
             bail!("--threads {}: expected up to {MOST_THREADS}, or 0 for one per core", self.threads);
@@ -130,7 +130,7 @@ pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(pictures)
 }
 
-/// Says so where a run folder is named, whose weights are the last ones, and others in it were better.
+/// Prints a note if a run folder is named, which stands for its last weights, and others in it were better.
 pub fn note_best(checkpoint: &Path) {
     let Ok(Some([last, best])) = metrics_in(checkpoint).map(|epochs| EpochMetrics::last_and_best(&epochs)) else {
         return;
@@ -147,7 +147,7 @@ pub fn note_best(checkpoint: &Path) {
     }
 }
 
-/// Where a trained model lies, and what is to be different about it.
+/// Where a trained model is stored, and what is to be changed about it.
 #[derive(Debug, Args)]
 pub struct Trained {
     /// A run folder, the checkpoint in it, or what `export` wrote; or another state_dict, in a safetensors or .pth file.

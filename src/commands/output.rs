@@ -9,9 +9,9 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
-/// Bytes of what a check of every operation leaves behind, with much to spare.
+/// An upper bound on the bytes of a report on every operation, with a wide margin.
 const LARGEST_REPORT: u64 = 1 << 24;
-/// The first bytes of other results, by which they are known.
+/// How many of its first bytes identify another kind of result.
 const BEGINNING: u64 = 1 << 16;
 
 /// What a command leaves behind.
@@ -29,8 +29,8 @@ pub enum Kind {
     Weights,
 }
 
-/// Checks, before the work, that a result can be written, and that it takes the place of nothing but an earlier one:
-/// a slip of the hand must not cost a checkpoint, or what the results are made from.
+/// Checks, before the work, that a result can be written, and that it overwrites nothing but an earlier result of the
+/// same kind: a typing mistake must not cost a checkpoint, or the files that the results are computed from.
 pub fn ensure_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
     if path == Path::new("-") {
         bail!("{option} -: results go to files; name one (./- for one of that name)");
@@ -56,13 +56,13 @@ pub fn ensure_output(option: &str, path: &Path, kind: Kind) -> Result<()> {
     Ok(ensure_writable(path)?)
 }
 
-/// What tells tensors that a command wrote from others, which they are not to replace: an entry of the file's metadata.
+/// The metadata entry that marks a tensor file as written by a command; files without it must not be overwritten.
 const PRODUCER: &str = "producer";
-/// That of weights out of a run.
+/// The producer of exported weights.
 pub const EXPORT: &str = "biformer export";
-/// That of what a model computed.
+/// The producer of results that a model computed.
 pub const FORWARD: &str = "biformer forward";
-/// How the name of a weight's gradient ends, among what it computed.
+/// The suffix of the name of a weight's gradient, among those results.
 pub const GRADIENT: &str = ".grad";
 
 /// Says in a file which command wrote it.
@@ -104,7 +104,7 @@ impl Kind {
     }
 }
 
-/// At most so many bytes of a file, none where it cannot be read.
+/// At most the first `most` bytes of a file; none if it cannot be read.
 fn beginning(path: &Path, most: u64) -> Vec<u8> {
     let mut bytes = vec![];
     let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));

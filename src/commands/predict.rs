@@ -23,7 +23,7 @@ use tensor::{DType, Tensor};
 
 /// Pixels that the model sees in one pass: enough to keep all cores busy, and few enough to take little memory.
 const AT_ONCE: usize = 1 << 20;
-/// Also of small pictures, or the first results would be long in coming.
+/// The most pictures in one pass, however small: with more, the first results would be slow to appear.
 const MOST_AT_ONCE: usize = 64;
 
 #[derive(Debug, Args)]
@@ -38,8 +38,8 @@ pub struct Arguments {
     /// model knows. A state_dict alone knows none; if it is of 1,000 classes, they are taken to be ImageNet's.
     #[arg(long, value_name = "FILE")]
     classes: Option<PathBuf>,
-    /// A PNG to draw what the model attends to in the first 32 pictures, from one point of each: the weights of four attentions,
-    /// from the first to the last.
+    /// A PNG file to which is drawn what one point of each of the first 32 pictures attends to: the weights of four of
+    /// the model's attentions, from the first to the last.
     #[arg(long, value_name = "FILE")]
     attention: Option<PathBuf>,
     /// The point, as parts of the width and height of what the model sees of a picture; 0.5,0.5 is the middle.
@@ -102,7 +102,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             for (path, loaded) in paths.iter().zip(loaded) {
                 let outcome = match loaded {
                     Ok(_) => Outcome::Classes(by_probability(&classes, probabilities.next().unwrap_or_default())),
-                    // The others are none the worse for it.
+                    // The other pictures are not affected.
                     Err(error) => {
                         let told = error.to_string();
                         print_error(&error.into());
@@ -111,7 +111,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                     }
                 };
                 match listed.print(&Prediction { path: path.to_string_lossy(), outcome }) {
-                    // Nobody reads on, but there may be something to draw.
+                    // The output is no longer read, but there may be something to draw.
                     Err(error) if is_closed_pipe(&error) => {
                         if looks.as_ref().is_none_or(Looks::is_full) {
                             break 'chunks;
@@ -185,7 +185,7 @@ fn by_probability<'a>(classes: &'a [String], probabilities: &[f64]) -> Vec<Class
 /// Prints pictures as soon as they are classified: their likeliest classes, or the entries of a JSON list.
 struct Listed {
     json: bool,
-    /// How many classes of a picture, where it is no list.
+    /// How many classes are printed for each picture, if the output is not JSON.
     top: usize,
     /// Whether the list has begun.
     any: bool,
@@ -197,7 +197,7 @@ impl Listed {
             let entry = serde_json::to_string_pretty(prediction)?.replace('\n', "\n  ");
             let begin = if self.any { "," } else { "[" };
             self.any = true;
-            // A line is ended by whoever knows what comes behind it.
+            // The line is left open: the next call knows whether a comma or the closing bracket follows.
             return print(format_args!("{begin}\n  {entry}"));
         }
         let Outcome::Classes(classes) = &prediction.outcome else { return Ok(()) };
@@ -227,9 +227,9 @@ struct Looks<'a> {
     point: [f64; 2],
     /// The pictures' names, and what the model saw of them.
     seen: Vec<(String, data::Image)>,
-    /// Those of all pictures that were seen.
+    /// The traces of the passes over these pictures.
     traces: Vec<Trace>,
-    /// How many pictures there are in all, but for those that cannot be read.
+    /// How many readable pictures there are in all, whether drawn or not.
     readable: usize,
 }
 
@@ -284,7 +284,7 @@ fn point(text: &str) -> Result<[f64; 2], String> {
     parts.ok_or_else(|| "expected two numbers from 0 to 1, such as 0.25,0.5".to_owned())
 }
 
-/// The names of so many classes in a file.
+/// The names of `count` classes, read from a file.
 fn names(file: &Path, count: usize) -> Result<Vec<String>> {
     let text = read_text(file, "a name in each line")?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
@@ -298,7 +298,8 @@ fn names(file: &Path, count: usize) -> Result<Vec<String>> {
     }
 }
 
-/// The pictures that are named, and those below the folders that are; and the folders that are of no use.
+/// The pictures that are named, and those below the folders that are named; and the folders that have none or cannot be
+/// read.
 fn pictures(named: &[PathBuf]) -> (Vec<PathBuf>, Vec<(PathBuf, Error)>) {
     let (mut pictures, mut without) = (vec![], vec![]);
     for path in named {
@@ -311,8 +312,8 @@ fn pictures(named: &[PathBuf]) -> (Vec<PathBuf>, Vec<(PathBuf, Error)>) {
     (pictures, without)
 }
 
-/// The probabilities of each image's classes, one image after the other, of those that were loaded; and what a point of each
-/// attends to, if one is asked about.
+/// The class probabilities of the images that were loaded, one image after the other; and the trace of the pass, with
+/// what `point` attends to if one is given.
 fn classify(
     model: &BiFormer,
     factors: Factors,

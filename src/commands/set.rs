@@ -5,7 +5,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use model::{ModelConfig, field_name};
 use toml::{Table, Value};
 
-/// An argument of `--set`, which takes all that follow it.
+/// Parses an argument of `--set`, which takes all arguments that follow it.
 pub fn assignment(text: &str) -> Result<String, String> {
     match text.contains('=') {
         true => Ok(text.to_owned()),
@@ -26,8 +26,8 @@ pub struct Assignments {
 }
 
 impl Assignments {
-    /// Fields whose names `is_of_run` knows are the run's, all others the model's. These go by their names alone, or by those
-    /// of the published code, or as errors name them: `architecture.n_win`.
+    /// Fields whose names `is_of_run` accepts are the run's, all others the model's. A model field may be given by its
+    /// name alone, by the published code's name for it, or as error messages name it: `architecture.n_win`.
     ///
     /// Errors: a field that is given twice, by one name or by two.
     pub fn new(set: &[String], is_of_run: impl Fn(&str) -> bool) -> Result<Self> {
@@ -55,7 +55,7 @@ pub fn changed(config: &ModelConfig, set: &[String]) -> Result<ModelConfig> {
     config.with_overrides(of_model.iter().map(String::as_str)).map_err(as_set)
 }
 
-/// What is wrong with a --set.
+/// Rewords an error about a model's field as one about `--set`.
 fn as_set(error: model::Error) -> anyhow::Error {
     match error {
         model::Error::Override { .. } => anyhow!("--set {error}"),
@@ -76,11 +76,11 @@ pub fn fields(set: &[String]) -> Result<Option<Value>> {
     Ok((!fields.is_empty()).then_some(Value::Table(fields)))
 }
 
-/// A field of a run, `key=value` with a dotted key, as a file has it.
+/// A field of a run, given as `key=value` with a dotted key, as a table of a TOML file.
 pub fn run_field(entry: &str) -> Result<Table> {
     let (key, value) = entry.split_once('=').with_context(|| format!("--set {entry}: expected key=value"))?;
     let line = |value: &str| format!("{} = {value}", key.trim()).parse().ok().filter(is_one_field);
-    // Texts need no quotes here, where a shell would take them away, and lists no brackets.
+    // Strings need no quotes here, since a shell would remove them, and lists need no brackets.
     let text = |value: &str| Value::from(value.trim()).to_string();
     let list = |value: &str| {
         let entries = value.split(',').filter(|entry| !entry.trim().is_empty());

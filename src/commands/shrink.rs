@@ -27,8 +27,8 @@ pub struct Arguments {
     /// called again.
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
-    /// The shorter side of the smaller pictures, in pixels; pictures that have no more are copied. 8/7 of a model's --image-size
-    /// is what a test needs, and more keeps small random parts of a picture sharp in training.
+    /// The shorter side of the smaller pictures, in pixels; pictures that have no more are copied. Evaluation needs 8/7
+    /// of a model's --image-size; a larger side keeps small random crops of a picture sharp in training.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole(1..=4096u16))]
     side: u16,
     #[command(flatten)]
@@ -39,9 +39,9 @@ pub struct Arguments {
 enum Outcome {
     /// It was written: how many bytes it had, and has.
     Written([u64; 2]),
-    /// It was there.
+    /// It was there already.
     There,
-    /// It cannot be read, which was said; or it came after one that could not be written.
+    /// It could not be read, which has been reported; or it was skipped because another one could not be written.
     Left,
 }
 
@@ -51,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let (from, output) = folders(arguments)?;
         let shown = arguments.output.display();
         let named = || format!("--output {shown}");
-        // Through a symbolic link, what was written before may lie among them.
+        // Through a symbolic link, pictures that were written before may be among them.
         let is_written = |picture: &PathBuf| fs::canonicalize(picture).is_ok_and(|real| real.starts_with(&output));
         let pictures = pictures_in(&arguments.data)?.into_par_iter();
         let pictures: Vec<PathBuf> = pictures.filter(|picture| !is_written(picture)).collect();
@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
             }
         }
         let [before, now] = bytes.map(|bytes| bytes as f64 / 1e6);
-        say!("{shown}: {written} picture{} written, {before:.1} MB made {now:.1} MB", plural(written));
+        say!("{shown}: {written} picture{} written, {before:.1} MB reduced to {now:.1} MB", plural(written));
         match there {
             0 => {}
             1 => say!("1 was there already, made with this --side or another"),
@@ -105,7 +105,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     })
 }
 
-/// Where the pictures are and where they go, without links. Errors: no folders, or one in the other.
+/// The folders of the original and of the smaller pictures, with symbolic links resolved. Errors: one of them is not a
+/// folder, or one lies in the other.
 fn folders(arguments: &Arguments) -> Result<(PathBuf, PathBuf)> {
     let (data, shown) = (arguments.data.display(), arguments.output.display());
     let from = fs::canonicalize(&arguments.data);
@@ -118,7 +119,9 @@ fn folders(arguments: &Arguments) -> Result<(PathBuf, PathBuf)> {
         bail!("--output {shown}: it lies in --data, whose pictures stay as they are; name another folder");
     }
     if from.starts_with(&output) {
-        bail!("--output {shown}: --data lies in it, and would be what is there already; name another folder");
+        bail!(
+            "--output {shown}: --data lies in it, so its pictures would count as written already; name another folder"
+        );
     }
     if output.exists() && !output.is_dir() {
         bail!("--output {shown}: it is there, and no folder; name another");
@@ -126,7 +129,7 @@ fn folders(arguments: &Arguments) -> Result<(PathBuf, PathBuf)> {
     Ok((from, output))
 }
 
-/// Writes one smaller picture, to where it lies in `data` but in `output`. Errors: it cannot be written.
+/// Writes one smaller picture, to the path in `output` that it has in `data`. Errors: it cannot be written.
 fn shrink_one(
     number: usize,
     picture: &Path,
@@ -152,7 +155,7 @@ fn shrink_one(
             bail!("{}: a symbolic link leads from there into --data; name another --output", folder.display());
         }
     }
-    // Whole or not at all under its name, however the program ends.
+    // The file appears under its name complete or not at all, however the program ends.
     let temporary = output.join(format!("{TEMPORARY}{}-{number}", process::id()));
     let write = || {
         let mut file = File::create(&temporary)?;
@@ -164,7 +167,7 @@ fn shrink_one(
     Ok(Outcome::Written([fs::metadata(picture).map_or(0, |file| file.len()), bytes.len() as u64]))
 }
 
-/// What the names of files begin with that are yet to get their own.
+/// The prefix of the names of temporary files.
 const TEMPORARY: &str = ".shrink-";
 
 /// Removes what a killed program has left.

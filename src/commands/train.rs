@@ -68,9 +68,9 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Continues from the checkpoint in the run folder (--out), with the configuration that the run began with. Only
-    /// these can change: --epochs (the rest of the run then follows the learning rates of the longer or shorter one),
-    /// --data if the images have moved, --device, --precision, --threads, --recompute, and with --set checkpoint_every
-    /// and max_bad_images.
+    /// these can change: --epochs (the rest of the run then follows the learning rate schedule of a run of that
+    /// length), --data if the images have moved, --device, --precision, --threads, --recompute, and with --set
+    /// checkpoint_every and max_bad_images.
     #[arg(long)]
     resume: bool,
 }
@@ -141,7 +141,7 @@ fn model_help() -> String {
     )
 }
 
-/// What an option is about, and what a run has that is not asked for it.
+/// An option's help: what it is, and the default that a run has.
 fn usual(what: &str, of: impl Fn(&RunConfig) -> String) -> String {
     RunConfig::for_model(DEFAULT_MODEL).map_or(what.to_owned(), |run| format!("{what}; {} by default", of(&run)))
 }
@@ -160,19 +160,20 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
     let started = Instant::now();
     let (folder, argument) = (trainer.folder().path().display().to_string(), trainer.folder().argument());
     if trainer.finished() {
-        // The pictures may be what a killed run did not come to.
+        // A killed run may not have got as far as drawing the pictures.
         trainer.draw()?;
         let epochs = trainer.epochs();
         say!("{folder}: this run is done, after {epochs} epoch{}.", plural(epochs));
         say!("Train it further with: biformer train --resume --out {argument} --epochs N");
         return Ok(Status::Done);
     }
-    // What was asked for while the data were opened, say: no step is begun.
+    // If the run was asked to stop before this, for example while the data were being opened, no step is begun.
     let outcome = if stop.load(Ordering::Relaxed) { Outcome::Interrupted } else { trainer.run(stop)? };
     match outcome {
         Outcome::Finished => {
             let seconds = started.elapsed().as_secs();
-            // Before anything is said, which may find nobody who listens; and what was reached is said in any case.
+            // Drawn before anything is printed, since printing fails on a closed pipe; an error of drawing is returned
+            // after the accuracy has been printed.
             let drawn = trainer.draw();
             if let Some([last, best]) = trainer.folder().last_and_best()? {
                 let since = if goes_on { " since it went on" } else { "" };
@@ -191,7 +192,8 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             if let Err(error) = trainer.draw() {
                 tell!(io::stderr(), "note: no pictures: {error:#}");
             }
-            // How it ended does not depend on who still listens: Ctrl-C ends `| tee log` as well.
+            // How the run ended must not depend on whether the output can still be written: Ctrl-C ends `| tee log` as
+            // well.
             tell!(
                 io::stdout(),
                 "Stopped; the checkpoint is saved. Go on with: biformer train --resume --out {argument}"

@@ -1,4 +1,4 @@
-//! What someone asked for: a TOML file, and over it the command line.
+//! Requested changes to a configuration: those of a TOML file, overridden by those of the command line.
 
 use super::RunConfig;
 use crate::paths::read_text;
@@ -11,7 +11,7 @@ use toml::{Table, Value};
 /// The model of a run that asks for none.
 pub const DEFAULT_MODEL: &str = "nano";
 
-/// The run folder of a model, unless another is asked for. On every system as it is written here.
+/// The default run folder of a model. It is written with a forward slash on every system.
 pub fn usual_folder(model: &str) -> PathBuf {
     format!("runs/{model}").into()
 }
@@ -25,7 +25,7 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Those of a TOML file, if there is one, and over them those of the command line.
+    /// The changes of a TOML file, if there is one, overridden by those of the command line.
     pub fn gather(file: Option<&Path>, flags: Table) -> Result<Self> {
         let mut table = match file {
             Some(path) => {
@@ -54,8 +54,8 @@ impl Changes {
         self.text("weights").map(Option::unwrap_or_default)
     }
 
-    /// The run folder that is asked for, that of the model unless another is. Weights may say which model that is: then it is
-    /// to be asked for.
+    /// The requested run folder, by default that of the model. Error: neither folder nor model is given, but weights
+    /// are, which may imply another model; the folder must then be named.
     pub fn folder(&self) -> Result<PathBuf> {
         Ok(match self.text("out")? {
             Some(out) => out.into(),
@@ -105,7 +105,7 @@ pub fn parse_table(text: &str) -> Result<Table> {
     })
 }
 
-/// A table in which fields of the model that go by their published names have their own.
+/// The table with the model fields that are given under the published code's names renamed to this program's names.
 fn with_own_names(mut table: Table) -> Result<Table> {
     let Some(Value::Table(fields)) = table.get_mut("architecture") else { return Ok(table) };
     for (key, value) in std::mem::take(fields) {
@@ -117,7 +117,7 @@ fn with_own_names(mut table: Table) -> Result<Table> {
     Ok(table)
 }
 
-/// Puts one table over another, whatever is in them.
+/// Merges one table into another recursively, without checking the keys; values in `over` take precedence.
 pub fn merge(base: &mut Table, over: Table) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
@@ -150,7 +150,8 @@ fn overlay(base: &mut Table, changes: &Table, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// A number that is so near to 0 that processors take it for 0 where they compute, if there is one, with its dotted name.
+/// The first subnormal number in a table, if there is one, with its dotted name: in computations, subnormals are
+/// flushed to 0.
 pub fn subnormal(table: &Table) -> Option<(String, f64)> {
     table.iter().find_map(|(key, value)| match value {
         Value::Float(number) if number.is_subnormal() => Some((key.clone(), *number)),
@@ -159,7 +160,7 @@ pub fn subnormal(table: &Table) -> Option<(String, f64)> {
     })
 }
 
-/// The fields in which two tables differ: dotted name, here and there.
+/// The fields in which two tables differ: the dotted name, and the values in `here` and in `there`.
 pub fn differences(here: &Table, there: &Table) -> Vec<(String, String, String)> {
     let mut found = vec![];
     for (key, here) in here {

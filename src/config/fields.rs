@@ -20,7 +20,7 @@ impl RunConfig {
         of_run().iter().any(|(field, _)| field == name.trim())
     }
 
-    /// Whether there is one, and it is a list.
+    /// Whether there is a field of this name, and it is a list.
     pub fn is_list(name: &str) -> bool {
         of_run().iter().any(|(field, value)| field == name.trim() && value.is_array())
     }
@@ -34,8 +34,9 @@ impl RunConfig {
         alias.or_else(of_run).or_else(of_model)
     }
 
-    /// What is wrong with a name that neither the run nor the model has, and which was meant: the field of a section,
-    /// named without it, or the one most like it. Nothing where there is such a field.
+    /// The error message for a name that is a field of neither the run nor the model, with a hint at what was meant:
+    /// the fields of a section, a field that was named without its section, or the most similar field. None if there is
+    /// such a field.
     pub fn unknown_field(name: &str) -> Option<String> {
         let name = name.trim();
         let of_run: Vec<String> = of_run().into_iter().map(|(field, _)| field).collect();

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use tensor::Device;
 use toml::Table;
 
-/// What may differ when a run goes on. All else decides what has been computed already.
+/// Fields that may change when a run is resumed. All others determined what has already been computed.
 const CHANGEABLE: [&str; 9] =
     ["data", "out", "epochs", "device", "precision", "threads", "recompute", "max_bad_images", "checkpoint_every"];
 
@@ -41,13 +41,13 @@ pub struct RunConfig {
     /// except from a bare state_dict, their `image_size`. If their head is for other classes, those that the data have
     /// as well are copied by name; all others, or a missing head, start random.
     pub weights: String,
-    /// Parts of the model that are not trained, by the first parts of their parameters' names: `["downsample_layers", "stages.0"]`.
-    /// Their batch normalisations keep their running statistics, and use them.
-    #[serde(default)] // runs from before there was a choice
+    /// Parts of the model that are not trained, by the first parts of their parameters' names: `["downsample_layers",
+    /// "stages.0"]`. Their BatchNorms keep their running statistics unchanged, and normalise by them.
+    #[serde(default)] // absent from the files of older runs
     pub freeze: Vec<String>,
     /// The run folder.
     pub out: PathBuf,
-    /// Skips the training images, 1 or more.
+    /// Passes over the training images, 1 or more.
     pub epochs: usize,
     /// Images per step, 1 or more; if it is not given, reduced for small data sets to a quarter of the training images,
     /// but not below 4. Images left over at the end of an epoch, too few for a batch, are skipped; which ones differs
@@ -57,7 +57,7 @@ pub struct RunConfig {
     /// `batch_size`.
     pub micro_batches: usize,
     /// What the backward pass computes again instead of keeping it. The results have the same bits either way.
-    #[serde(default)] // runs from before there was a choice; it changes no result
+    #[serde(default)] // absent from the files of older runs; it changes no result
     pub recompute: Recompute,
     /// The side of the images as the model sees them.
     pub image_size: usize,
@@ -67,17 +67,18 @@ pub struct RunConfig {
     pub threads: usize,
     /// Where to compute: "cpu", "cuda" (or "cuda:1", ...), or "emulated". A run may go on elsewhere; another device rounds
     /// differently.
-    #[serde(default)] // runs from before there was a choice
+    #[serde(default)] // absent from the files of older runs
     pub device: DeviceName,
     /// The precision to compute in: "f32", "tf32" (on a GPU only), or "bf16". Weights are f32 in any case.
-    #[serde(default)] // runs from before there was a choice
+    #[serde(default)] // absent from the files of older runs
     pub precision: Precision,
     /// The share of each target that is spread over all classes: at least 0, less than 1.
     pub label_smoothing: f64,
-    /// Gradients longer than this length, above 0, are shortened to it; 0 for never.
+    /// The largest norm of the gradient of all parameters together, above 0: larger ones are scaled down to it. 0 for
+    /// no clipping.
     pub clip_norm: f64,
-    /// So many undecodable images are skipped in an epoch, or in what a resumed run has left of it, before training
-    /// stops.
+    /// How many undecodable images may be skipped in an epoch, or in the rest of it that a resumed run has left, before
+    /// training stops.
     pub max_bad_images: usize,
     /// Steps from one checkpoint to the next within an epoch, for the case that the program is killed; 0 for
     /// checkpoints at the ends of epochs only. They change nothing in what is computed.
@@ -88,7 +89,7 @@ pub struct RunConfig {
     pub optimizer: AdamWConfig,
     /// The moving average of the weights.
     pub ema: AverageConfig,
-    /// How images are normalised, and what a test shows of them.
+    /// How images are normalised, and how much of each image evaluation shows to the model.
     #[serde(default = "Preprocessing::of_earlier_runs")]
     pub preprocessing: Preprocessing,
     /// How training images are varied.
@@ -97,7 +98,7 @@ pub struct RunConfig {
     pub architecture: ModelConfig,
 }
 
-/// How much of the forward pass is computed again in the backward pass, to save memory: see
+/// How much of the forward pass is recomputed in the backward pass, to save memory (activation checkpointing): see
 /// [`autograd::Tape::segment`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -115,7 +116,7 @@ pub enum Recompute {
 }
 
 impl Recompute {
-    /// A tape that keeps the rest.
+    /// A tape that recomputes this much and keeps the other activations.
     pub fn tape(self, device: &Device) -> Tape {
         match (self, device) {
             (Recompute::None, _) | (Recompute::Auto, Device::Cuda(_)) => Tape::new(),
@@ -133,8 +134,8 @@ pub struct AverageConfig {
     pub enabled: bool,
     /// The weight of the old average: at least 0, less than 1.
     pub decay: f64,
-    /// Averages over fewer steps at the start, to be rid of the random weights: update t = 0, 1, ... takes at most
-    /// (1 + t)/(10 + t) for `decay`.
+    /// Averages over fewer steps at the start, so that the random initial weights are soon forgotten: update t = 0, 1,
+    /// ... uses a decay of at most (1 + t)/(10 + t).
     pub warmup: bool,
 }
 
@@ -189,14 +190,14 @@ impl RunConfig {
         Self::changed_for(DEFAULT_MODEL, changes)
     }
 
-    /// The same, of another model than the usual one, unless one is asked for.
+    /// The same with `model` as the default model, used unless the changes name one.
     pub fn changed_for(model: &str, changes: &Changes) -> Result<Self> {
         Self::for_model(changes.model()?.unwrap_or(model))?.begun(changes)
     }
 
-    /// The configuration of a new run that starts from the weights of a run with this one, and prepares images as that did.
-    /// Unless a model is asked for by its name, it is that run's, for images of that size; but for the number of classes,
-    /// which is the data's.
+    /// The configuration of a new run that starts from the weights of a run with this configuration, and preprocesses
+    /// images in the same way. Unless the changes name a model, it takes that run's model and image size, except for
+    /// the number of classes, which depends on the data.
     pub fn tuning(&self, changes: &Changes) -> Result<Self> {
         let mut config = Self::for_model(changes.model()?.unwrap_or(&self.model))?;
         if changes.model()?.is_none() {
@@ -211,7 +212,7 @@ impl RunConfig {
     /// These defaults of a new run, changed.
     fn begun(mut self, changes: &Changes) -> Result<Self> {
         if let Some(peak) = changes.peak() {
-            // A low peak takes them along, unless they are asked for, too.
+            // A peak below their defaults lowers them as well, unless they are given, too.
             let ScheduleConfig { start, min, .. } = &mut self.schedule;
             (*start, *min) = (start.min(peak), min.min(peak));
         }
@@ -244,7 +245,8 @@ impl RunConfig {
         self.with_checked(changes, Self::check)
     }
 
-    /// The same for a model that is trained: how it was is no matter any more.
+    /// The same for a trained model: only the fields of the model and its preprocessing are checked, as its training no
+    /// longer matters.
     pub fn of_trained(&self, changes: &Changes) -> Result<Self> {
         self.with_checked(changes, Self::check_model)
     }
@@ -270,7 +272,7 @@ impl RunConfig {
         Ok(toml::to_string(self)?)
     }
 
-    /// Errors: a field that no run can have, and what is expected.
+    /// Errors: a field that is invalid for any run, with what is expected.
     pub fn check(&self) -> Result<()> {
         self.check_model()?;
         for (name, value, most) in [
@@ -308,7 +310,7 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Errors: a field that no model can have, or no preparation of its images.
+    /// Errors: an invalid field of the model or of the preprocessing of its images.
     fn check_model(&self) -> Result<()> {
         self.architecture.check().context("architecture")?;
         self.architecture.check_image(self.image_size, self.image_size).context("image_size and architecture")?;
@@ -324,7 +326,8 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Errors: what a step computes at once, of images of this size, is a single token in the last map.
+    /// Errors: the last map of all that a step computes at once, on images of this size, is a single token, so that
+    /// batch normalisation has no statistics.
     pub fn ensure_statistics(&self, size: [usize; 2]) -> Result<()> {
         let last = self.architecture.stages() - 1;
         if self.at_once() == 1 && size.iter().all(|&side| self.architecture.map_side(side, last) == 1) {
@@ -336,17 +339,17 @@ impl RunConfig {
         Ok(())
     }
 
-    /// The images that a step computes at once.
+    /// The number of images that a step computes at once: those of a micro-batch.
     pub fn at_once(&self) -> usize {
         self.batch_size.div_ceil(self.micro_batches)
     }
 
-    /// The micro-batches of a batch of so many images.
+    /// The number of micro-batches for a batch of this many images.
     pub fn parts(&self, images: usize) -> usize {
         self.micro_batches.min(images).max(1)
     }
 
-    /// The length down to which gradients are clipped.
+    /// The norm that gradients are clipped to; infinite for no clipping.
     pub fn max_norm(&self) -> f64 {
         if self.clip_norm == 0.0 { f64::INFINITY } else { self.clip_norm }
     }
@@ -356,7 +359,7 @@ impl RunConfig {
         Compute { device: self.device, precision: self.precision }
     }
 
-    /// The learning rate over a run of so many steps an epoch.
+    /// The learning rate schedule of a run with this many steps per epoch.
     pub fn schedule(&self, steps_per_epoch: usize) -> Result<Schedule> {
         self.schedule.over(self.epochs, steps_per_epoch)
     }

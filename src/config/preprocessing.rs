@@ -5,13 +5,13 @@ use anyhow::{Result, bail};
 use data::{Crop, Statistics, Transform};
 use serde::{Deserialize, Serialize};
 
-/// How images are normalised, and what a test shows of them.
+/// How images are normalised, and how much of each image evaluation shows to the model.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Preprocessing {
-    /// The mean of red, green and blue, scaled to 0 to 1, that images are normalised by: `[0.5, 0.5, 0.5]`. Empty for that of
-    /// the run whose weights this one starts from (ImageNet's, where they do not say it), or the data's own, which for a folder of
-    /// images is ImageNet's.
+    /// The mean of red, green and blue, on a scale from 0 to 1, by which images are normalised, for example `[0.5, 0.5,
+    /// 0.5]`. If empty, it is that of the run whose weights this one starts from (ImageNet's if the weights do not
+    /// say), or without such weights the data's own, which for a folder of images is ImageNet's.
     pub mean: Vec<f64>,
     /// Their standard deviations, above 0 and up to 1, to be given with `mean`.
     pub std: Vec<f64>,
@@ -22,11 +22,11 @@ pub struct Preprocessing {
     pub eval_crop: f64,
 }
 
-/// The share that is shown unless another is asked for.
+/// The default fraction of the shorter side that the central crop covers.
 const USUAL: f64 = 224.0 / 256.0;
 
 impl Preprocessing {
-    /// That of runs from before there was a choice.
+    /// The preprocessing of older runs, whose files lack this section.
     pub(super) fn of_earlier_runs() -> Self {
         Self { eval_crop: USUAL, ..Self::default() }
     }
@@ -38,7 +38,8 @@ fn are_usable(mean: &[f32; 3], std: &[f32; 3]) -> bool {
 }
 
 impl RunConfig {
-    /// What images are normalised by: what is asked for, or the usual, of the weights that a run starts from or of its data.
+    /// What images are normalised by: the configured values, or else `usual`, those of the weights that a run starts
+    /// from or of its data.
     pub fn statistics(&self, usual: Statistics) -> Result<Statistics> {
         let Preprocessing { mean, std, .. } = &self.preprocessing;
         let single = |numbers: &[f64]| numbers.iter().map(|&number| number as f32).collect::<Vec<f32>>();
@@ -46,7 +47,7 @@ impl RunConfig {
             (Ok(mean), Ok(std)) if !are_usable(&mean, &std) => {
                 bail!(
                     "preprocessing.mean = {mean:?} and std = {std:?}: expected numbers from 0 to 1, and deviations above 0, as \
-                     colours go from 0 to 1; those of colours up to 255 are to be divided by it"
+                     colours go from 0 to 1; divide values on a scale up to 255 by 255"
                 )
             }
             (Ok(mean), Ok(std)) => Ok(Statistics { mean, std }),

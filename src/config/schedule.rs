@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleConfig {
-    /// Per step, or per epoch as the published models were trained.
+    /// Whether the rate changes with each step, or once per epoch as in the training of the published models.
     pub rule: ScheduleRule,
     /// The highest learning rate, above 0.
     pub peak: f64,
@@ -16,8 +16,8 @@ pub struct ScheduleConfig {
     pub start: f64,
     /// The learning rate at the end, from 0 to `peak`; a default above `peak` is lowered to it.
     pub min: f64,
-    /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; whole ones where the rule is `"timm"`, which reaches
-    /// `peak` only nearly.
+    /// Epochs of linear rise from `start` to `peak`, 0 to `epochs`; a whole number if the rule is `"timm"`, which
+    /// reaches `peak` only approximately.
     pub warmup_epochs: f64,
 }
 
@@ -25,14 +25,14 @@ pub struct ScheduleConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleRule {
-    /// A linear rise and a cosine fall, step by step.
+    /// Linear warm-up, then cosine decay, changing with each step.
     Cosine,
-    /// That of the published models: constant within an epoch, by timm's rule.
+    /// timm's cosine schedule, constant within an epoch, as in the training of the published models.
     Timm,
 }
 
 impl ScheduleConfig {
-    /// The rate of each step of a run of so many epochs.
+    /// The schedule of a run with this many epochs.
     pub fn over(&self, epochs: usize, steps_per_epoch: usize) -> Result<Schedule> {
         let Self { rule, peak, start, min, warmup_epochs } = *self;
         let (epochs, steps_per_epoch) = (epochs as u64, steps_per_epoch as u64);
@@ -57,7 +57,7 @@ impl ScheduleConfig {
         Ok(schedule)
     }
 
-    /// Errors: a field that no run of so many epochs can have.
+    /// Errors: a field that is invalid for a run of this many epochs.
     pub(super) fn check(&self, epochs: usize) -> Result<()> {
         let Self { rule, peak, start, min, warmup_epochs } = *self;
         if !(peak > 0.0 && peak.is_finite()) {

@@ -1,6 +1,6 @@
 //! How much memory training and inference take: measured on a few images, and foretold for many.
 //!
-//! Nearly all of it lies in the buffer pool, and the pool is asked.
+//! Nearly all of it is in the buffer pool, whose statistics are read.
 
 use crate::config::RunConfig;
 use crate::trainer::step::Learner;
@@ -11,15 +11,16 @@ use model::cost::{activation_bytes, parts};
 use model::{BiFormer, Family, Mode, ModelConfig, Pass};
 use tensor::{DType, Device, Tensor, pool_stats, settle_pool, trim_pool};
 
-/// About how many pixels may be computed for a forecast, and how many multiply-adds of forward passes: a second of work for
-/// the largest of the published models.
+/// The compute budget of a forecast: about how many pixels and how many multiply-adds of forward passes it may process.
+/// That is a second of work for the largest of the published models.
 struct Effort {
     pixels: usize,
     macs: u64,
 }
 
 const TRAINING: Effort = Effort { pixels: 6 * 224 * 224, macs: 30_000_000_000 };
-/// Without a backward pass, which takes twice the time of the forward pass, and most of the memory.
+/// A larger budget than for training, because there is no backward pass, which takes twice the time of the forward pass
+/// and most of the memory.
 const INFERENCE: Effort = Effort { pixels: 3 * TRAINING.pixels, macs: 2 * TRAINING.macs };
 
 /// The fewest images measured for a training forecast, which also measures two thirds of them. Two thirds of 6 is 4,
@@ -29,16 +30,16 @@ const LEAST_TO_TRAIN: usize = 6;
 
 /// How many passes of inference are measured.
 const PASSES: usize = 4;
-/// What the program takes besides the pool and its images, about: 10 MB of code, threads, what the allocator keeps, and what
-/// the pool has not used yet of the last huge pages that it has begun. (Not measured: once something has been freed, the
-/// system cannot tell how much of it is still counted.)
+/// Roughly what the program takes besides the pool and its images: 10 MB of code, and the rest for threads, memory that
+/// the allocator retains, and the unused part of the huge pages that the pool began last. (Not measured: once memory
+/// has been freed, the system cannot tell how much of it still counts as resident.)
 const PROGRAM: u64 = 14_000_000;
 
 /// Height and width.
 pub type Size = [usize; 2];
 
-/// The resident bytes at the peak of training steps as configured, on images of a size, without the data set and the
-/// batches that are made ahead. It runs a few steps, on up to the pixels of six images of 224x224; the free blocks of the pool
+/// The peak resident bytes of training steps as configured, on images of this size, without the data set and without
+/// prefetched batches. It runs a few steps, on up to the pixels of six images of 224x224; the free blocks of the pool
 /// are given back to the system. Errors: those of a training step.
 pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
     let at_once = config.at_once();
@@ -57,18 +58,20 @@ pub fn training(config: &RunConfig, size: Size) -> Result<u64> {
     Ok(PROGRAM + model + image_bytes(config, size))
 }
 
-/// The resident bytes at the peak of inference on `batch_size` images of a size, computed in f32 or f64. It runs a few
-/// passes on as many as the model takes at once, or on smaller ones. Errors: those of a pass.
+/// The peak resident bytes of inference on `batch_size` images of this size, computed in f32 or f64. It runs a few
+/// passes on as many images as the model processes at once, or on smaller images if those are too large to measure.
+/// Errors: those of a pass.
 pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<u64> {
     let (sample, at_once) = Sample::to_infer(config, size)?;
     let meter = Meter::start();
     let model = BiFormer::blank(&sample.model, dtype)?;
-    // As `Inference` does it, whose weights take room a second time.
+    // As in `Inference`, where the prepared weights take memory a second time.
     let factors = model.prepared()?;
     let weights = meter.most();
     let images = Tensor::full(sample.images(at_once), 0.5f32);
     let mut results = 0;
-    // Which pieces of a batch lie in memory at the same time is chance: one pass shows less than many will take.
+    // Which pieces of a batch are in memory at the same time is a matter of thread timing, so a single pass shows a
+    // lower peak than many passes reach.
     for _ in 0..PASSES {
         settle_pool();
         let tape = Tape::inference();
@@ -76,11 +79,11 @@ pub fn inference(config: &RunConfig, size: Size, dtype: DType) -> Result<u64> {
         let values = model.run(&pass.with_factors(factors.clone()).grouped_as(size), &images)?;
         results = values.iter().map(|value| value.value().bytes()).sum::<usize>() as u64;
     }
-    // A thread keeps as much for kernels whatever the images' size.
+    // What a thread retains for its kernels does not depend on the size of the images.
     let kept = pool_stats().kept as u64;
     let work = (meter.most() - weights).saturating_sub(kept);
     let [work, results] = [work, results].map(|bytes| bytes * sample.each as u64);
-    // The images that wait for their turn, and what came of others.
+    // The images of the batch that wait for their turn, and the results of those that are done.
     let all = image_bytes(config, size);
     let others = (config.batch_size - at_once) as u64;
     let waiting = others * (all / config.batch_size as u64 + results / at_once as u64);
@@ -96,18 +99,19 @@ pub fn activations(config: &RunConfig, size: Size) -> Result<usize> {
 
 /// What is measured for a forecast.
 pub(super) struct Sample {
-    /// The model, which may have to pad.
+    /// The model, with `auto_pad` set if smaller images need it.
     model: ModelConfig,
-    /// The images' size: that of the real ones, or where they are huge half as high and wide, a quarter, ...
+    /// The size of the measured images: that of the real ones or, if those are too large to measure, half of their
+    /// height and width, a quarter, ...
     size: Size,
-    /// How many of them have the pixels of a real one, and so take about its memory.
+    /// How many measured images have as many pixels as a real one, and so take about as much memory.
     each: usize,
     /// The largest batch of them that is measured.
     most: usize,
 }
 
 impl Sample {
-    /// Images of the real ones' size, or where the effort is not enough for at least so many, smaller ones.
+    /// A sample of images of the real size or, if the budget does not allow at least `least` of those, of smaller ones.
     fn of(config: &RunConfig, mut size: Size, effort: Effort, least: usize) -> Result<Self> {
         let most = |model: &ModelConfig, [height, width]: Size| -> Result<usize> {
             let parts = parts(&BiFormer::blank(model, DType::F32)?, height, width)?;
@@ -128,20 +132,21 @@ impl Sample {
         Ok(Self { model, size, each, most: count.max(3) })
     }
 
-    /// Of which a forecast of training on a batch is made: of no fewer than show what one image more takes.
+    /// The sample for a forecast of training on a batch: with enough images to show how much memory one more image
+    /// takes.
     pub fn to_train(config: &RunConfig, size: Size) -> Result<Self> {
         let sample = Self::of(config, size, TRAINING, 1)?;
         Ok(Self { most: sample.most.max(LEAST_TO_TRAIN), ..sample })
     }
 
-    /// Of which a forecast of inference is made, and how many images the model takes at once.
+    /// The sample for a forecast of inference, and how many images the model processes at once.
     pub fn to_infer(config: &RunConfig, size: Size) -> Result<(Self, usize)> {
         let most = BiFormer::blank(&config.architecture, DType::F32)?.images_at_once(size);
         let at_once = most.map_or(config.batch_size, |most| most.min(config.batch_size));
         Ok((Self::of(config, size, INFERENCE, at_once)?, at_once))
     }
 
-    /// Whether work on so many images is as little as a forecast of it.
+    /// Whether work on this many images takes no more than the measurement for its forecast would.
     pub fn contains(&self, images: usize) -> bool {
         images * self.each <= self.most
     }
@@ -151,9 +156,9 @@ impl Sample {
         [count, self.size[0], self.size[1], 3]
     }
 
-    /// The bytes of the pool at the peak of work on so many of its images, which `measured` tells of a few. What a batch takes
-    /// grows by the same amount for each image, as soon as there is one for each thread, so two small batches tell what a
-    /// large one needs.
+    /// The peak bytes of the pool for work on this many of the sample's images, extrapolated from `measured`, which
+    /// measures a few. Once there is one image for each thread, each further image takes the same amount, so two small
+    /// batches determine what a large one needs.
     fn forecast(&self, images: usize, measured: impl Fn(usize) -> Result<u64>) -> Result<u64> {
         let large = self.most;
         if images <= large {
@@ -165,7 +170,7 @@ impl Sample {
     }
 }
 
-/// Measures what work takes of the pool. The free blocks of the pool are given back to the system, before and after.
+/// Measures how much of the pool some work takes. The pool's free blocks are returned to the system before and after.
 struct Meter {
     before: usize,
 }
@@ -176,7 +181,7 @@ impl Meter {
         Self { before: pool_stats().resident }
     }
 
-    /// The most bytes so far; none where another thread has trimmed the pool meanwhile.
+    /// The peak number of bytes so far; too low, down to 0, if another thread has trimmed the pool in the meantime.
     fn most(&self) -> u64 {
         pool_stats().resident.saturating_sub(self.before) as u64
     }

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-/// The largest resident memory of this process so far, where the system tells (Linux).
+/// The peak resident set size of this process so far, if the system reports it (Linux).
 pub fn peak_resident_bytes() -> Option<u64> {
     status_bytes("/proc/self/status", "VmHWM:")
 }
 
-/// The memory that this process may still take: what the machine has left, or its container, if that is less. (Linux)
+/// The memory that this process may still take: the least of what the machine, the control group (of a container, for
+/// example) and the address-space limit have left. (Linux)
 pub(super) fn free_bytes() -> Option<u64> {
     let machine = status_bytes("/proc/meminfo", "MemAvailable:")?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -30,7 +31,7 @@ fn left_in_groups(line: &str) -> Option<u64> {
     groups.filter_map(|group| left_in(&Path::new(root).join(group), version)).min()
 }
 
-/// Of Linux's control groups.
+/// The version of Linux's control groups (cgroups).
 #[derive(Clone, Copy)]
 enum Version {
     One,
@@ -44,7 +45,8 @@ fn free_addresses() -> Option<u64> {
     Some(limit.saturating_sub(status_bytes("/proc/self/status", "VmSize:")?))
 }
 
-/// What is left of the memory of a group of processes, if that is limited. What caches files can be had as well.
+/// What a control group's memory limit leaves, if it has one. Inactive page cache counts as free, since the system can
+/// reclaim it.
 fn left_in(group: &Path, version: Version) -> Option<u64> {
     let (files, cached) = match version {
         Version::One => (["memory.limit_in_bytes", "memory.usage_in_bytes"], "total_inactive_file"),
@@ -63,7 +65,7 @@ fn status_bytes(path: &str, key: &str) -> Option<u64> {
     Some(1024 * kilobytes)
 }
 
-/// The first word behind a line's name, in a table.
+/// The first word after `key` on the table's line that begins with it.
 fn entry<'t>(table: &'t str, key: &str) -> Option<&'t str> {
     table.lines().find_map(|line| line.strip_prefix(key))?.split_whitespace().next()
 }

@@ -4,12 +4,12 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, Write};
 use std::process;
 
-/// The program's allocator: the system's, but where it refuses what is small the program ends with a word about that, and
-/// exit status 2. By itself it would abort, as nothing that asks for so little expects a refusal. What asks for a megabyte
-/// or more often does, and has better words of its own.
+/// The program's global allocator: the system allocator, except that if it refuses a small request, the program ends
+/// with an error message and exit status 2. Otherwise it would abort, since code that makes small allocations does not
+/// handle failure. Code that asks for a megabyte or more often does, and has a better message of its own.
 pub struct OrEnd;
 
-/// From so many bytes on.
+/// Requests from this many bytes on are large: their failure is left to the caller.
 const LARGE: usize = 1 << 20;
 
 // SAFETY: all of it is the system's allocator.

@@ -1,4 +1,4 @@
-//! How much memory work takes, and what is said where it is not there.
+//! How much memory a task needs, and the error messages if there is not enough.
 
 mod forecast;
 mod free;
@@ -21,9 +21,9 @@ pub use last::OrEnd;
 /// What is to be said where memory has run out.
 const NEED_LESS: &str = "smaller batches or images, or in training recompute = \"block\", need less";
 
-/// Refuses training that would not fit into the machine's memory, where the system tells how much is free, and says what
-/// to choose instead, which is the command's to say. The images lie beside the pool, in so many bytes: more than a batch,
-/// where batches are made ahead.
+/// Refuses training that would not fit into the machine's memory, if the system reports how much is free. `choice`,
+/// supplied by the command, is the alternative that the error recommends. `images` is the number of bytes that images
+/// take outside the buffer pool: those of more than one batch if batches are prefetched.
 pub fn ensure_room_to_train(config: &RunConfig, size: Size, images: u64, choice: &str) -> Result<()> {
     let words = ["training", choice];
     let gathered = gathered_bytes(&config.architecture, size, DType::F32);
@@ -42,7 +42,7 @@ pub fn ensure_room_to_train(config: &RunConfig, size: Size, images: u64, choice:
 pub fn ensure_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: DType, choice: &str) -> Result<()> {
     let words = ["inference", choice];
     let gathered = gathered_bytes(&config.architecture, size, dtype);
-    // Weights, as they are and as they are prepared.
+    // The weights twice: as they are, and as prepared for inference.
     let Some(free) = room_beside(config, 2 * dtype.size(), images.saturating_add(gathered), words)? else {
         return Ok(());
     };
@@ -52,7 +52,7 @@ pub fn ensure_room_to_infer(config: &RunConfig, size: Size, images: u64, dtype: 
     ensure_fit(words, inference(config, size, dtype)? + images.saturating_sub(image_bytes(config, size)), free)
 }
 
-/// Refuses a forecast of a model that is too large to be measured, on images of a size.
+/// Refuses to forecast the memory of a model that is too large to be measured on images of this size.
 pub fn ensure_room_to_foretell(config: &RunConfig, size: Size) -> Result<()> {
     // Not less than two images are measured.
     let gathered = gathered_bytes(&config.architecture, size, DType::F32).saturating_mul(2);
@@ -60,10 +60,10 @@ pub fn ensure_room_to_foretell(config: &RunConfig, size: Size) -> Result<()> {
     room_beside(config, 4 * DType::F32.size(), gathered, words).map(|_| ())
 }
 
-/// The memory that is free, after weights of so many bytes each, and bytes beside them, have been found to fit into it: what
-/// does not is not measured. None where nothing needs to be foretold.
+/// Ensures that the weights, at `weight` bytes per parameter, and `bytes` more fit into the free memory, since a model
+/// that does not fit must not be measured. Returns the free memory, or none if no forecast is needed.
 fn room_beside(config: &RunConfig, weight: usize, bytes: u64, words: [&str; 2]) -> Result<Option<u64>> {
-    // What the machine's memory holds then is little; a GPU says itself when it has no room.
+    // On another device little is held in the machine's memory, and a GPU itself reports when it is full.
     if config.device != DeviceName::Cpu {
         return Ok(None);
     }
@@ -80,7 +80,7 @@ fn ensure_fit([work, choice]: [&str; 2], needed: u64, free: u64) -> Result<()> {
     bail!("this {work} takes about {needed} of memory and {free} are free: choose {choice}")
 }
 
-/// So many bytes, in words.
+/// A number of bytes as text, in MB or GB.
 fn amount(bytes: u64) -> String {
     match bytes {
         0..1_000_000_000 => format!("{} MB", bytes / 1_000_000),
@@ -88,17 +88,17 @@ fn amount(bytes: u64) -> String {
     }
 }
 
-/// Does some work, and where it ends because the system has no memory left, which nobody could foretell, makes that an
-/// error. Other panics go on.
+/// Runs some work. If it panics because the system has unexpectedly run out of memory, turns that into an error; other
+/// panics are resumed.
 pub fn or_out_of_memory<R>(work: impl FnOnce() -> Result<R>) -> Result<R> {
     let as_ever = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        // Several threads may find that there is none: it is said once, below.
+        // Several threads may run out of memory at once: it is reported once, below.
         if !lack(info.payload()) {
             as_ever(info);
         }
     }));
-    // Nothing that the work was about is used afterwards.
+    // Unwind-safe: nothing that the work has touched is used after a panic.
     match panic::catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done,
         Err(panic) if lack(panic.as_ref()) => {

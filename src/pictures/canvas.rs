@@ -21,11 +21,12 @@ pub(super) const SCALE: u32 = 3;
 
 const FONT: &str = "pictures";
 
-/// What tells our pictures from others: a keyword of the PNG format, and its text.
+/// The PNG text chunk, keyword and text, that marks a picture as drawn by this program.
 const PRODUCER: (&str, &str) = ("Software", "biformer");
 
-/// Latin, Greek and Cyrillic letters, digits and signs, unhinted. Each glyph has an invisible point at its origin: plotters
-/// sets the left end of an outline where the pen is, and so without it would lose the space before every letter.
+/// Latin, Greek and Cyrillic letters, digits and signs, unhinted. Each glyph has an invisible point at its origin:
+/// plotters places the left edge of a glyph's outline at the pen position, so without that point the space before each
+/// letter (its left side bearing) would be lost.
 static FONT_FILE: &[u8] = include_bytes!("DejaVuSans-subset.ttf");
 
 /// A point of the page, in pixels from its top left corner.
@@ -48,7 +49,8 @@ impl Canvas {
     pub fn line(&mut self, points: &[Point], colour: RGBColor, width: f64) -> Result<()> {
         let points: Vec<_> = points.iter().copied().map(enlarged).collect();
         let area = self.area();
-        // Piece by piece: the outline of a whole line, where it turns back within its own width, is filled with holes.
+        // Segment by segment: plotters fills the outline of a whole polyline, which leaves holes where the line turns
+        // back within its own width.
         for piece in points.windows(2) {
             area.draw(&PathElement::new(piece, colour.stroke_width(large(width) as u32)))?;
         }
@@ -69,8 +71,8 @@ impl Canvas {
         Ok(self.area().draw(&Rectangle::new(corners, colour.filled()))?)
     }
 
-    /// A line of text of some height, whose baseline begins, has its middle or ends at a point. For what the font does not
-    /// have there is a question mark.
+    /// A line of text of the given height. `align` says whether its baseline starts at, is centred on or ends at the
+    /// point. Characters that the font lacks become question marks.
     pub fn text(&mut self, text: &str, (x, baseline): Point, align: HPos, height: f64, colour: RGBColor) -> Result<()> {
         let style = style(height).color(&colour).pos(Pos::new(align, VPos::Top));
         // With this font, plotters sets the baseline half a text's height below the top.
@@ -84,7 +86,7 @@ impl Canvas {
         imageops::replace(&mut self.pixels, picture, x.into(), y.into());
     }
 
-    /// Writes the page as a PNG file that says whose it is.
+    /// Writes the page as a PNG file with this program's mark.
     pub fn save(&self, path: &Path) -> Result<()> {
         let [width, height] = [self.pixels.width(), self.pixels.height()].map(|side| side / SCALE);
         let page = imageops::thumbnail(&self.pixels, width, height);
@@ -106,7 +108,7 @@ impl Canvas {
     }
 }
 
-/// Whether a file that begins so is a picture that was drawn here.
+/// Whether a file that begins with these bytes is a picture drawn by this program.
 pub fn is_own(beginning: &[u8]) -> bool {
     let (keyword, text) = PRODUCER;
     let chunk = [b"tEXt", keyword.as_bytes(), b"\0", text.as_bytes()].concat();
@@ -120,8 +122,8 @@ fn ensure_font() -> Result<()> {
     registered.then_some(()).ok_or_else(|| anyhow!("the built-in font cannot be read"))
 }
 
-/// A text as it can be drawn: letters with their accents are one character each, and what the font does not have is a
-/// question mark.
+/// A text as it can be drawn: accented letters are composed into one character each (NFC), and characters that the font
+/// lacks become question marks.
 fn drawable(text: &str) -> Result<String> {
     let font = FontRef::try_from_slice(FONT_FILE).context("the built-in font")?;
     let is_known = |letter: char| font.glyph_id(letter) != GlyphId::default();
@@ -135,7 +137,7 @@ pub(super) fn text_width(text: &str, height: f64) -> Result<f64> {
     Ok(f64::from(width) / f64::from(SCALE))
 }
 
-/// A line of text of some height that is no wider than this.
+/// A line of text of the given height, shortened with an ellipsis if it is wider than `width`.
 pub(super) fn shortened(text: &str, height: f64, width: f64) -> Result<String> {
     let mut text = text.to_owned();
     let fits = |text: &str| Ok::<_, anyhow::Error>(text_width(text, height)? <= width);
@@ -148,8 +150,8 @@ pub(super) fn shortened(text: &str, height: f64, width: f64) -> Result<String> {
     Ok(text + "…")
 }
 
-/// An image of the page's finer pixels, as large as fits into a square of the page. Few pixels stay visible squares;
-/// many are averaged.
+/// An image scaled to the largest size that fits into a square of the page, at the page's finer resolution. The pixels
+/// of a small image stay visible as squares; larger images are interpolated.
 pub(super) fn fitted(image: &RgbImage, side: u32) -> RgbImage {
     let (width, height) = image.dimensions();
     let longer = width.max(height);
@@ -219,7 +221,8 @@ mod tests {
         Ok(())
     }
 
-    /// Of each alphabet some letters; an accent that is a character of its own, as macOS writes it; what is not there.
+    /// Some letters of each alphabet; an accent that is a separate combining character, as macOS writes it; characters
+    /// that the font lacks.
     #[test]
     fn letters_that_the_font_has_are_drawn() -> Result<()> {
         for (text, drawn) in [

@@ -1,4 +1,4 @@
-//! What the images of each class were taken for.
+//! The confusion matrix as a picture: what the images of each class were classified as.
 
 use super::canvas::{Canvas, shortened, text_width};
 use super::{BLUE, GREY, GRID, HEADING, INK, PAPER, SMALL, TEXT, VERMILION};
@@ -7,24 +7,24 @@ use plotters::style::RGBColor;
 use plotters::style::text_anchor::HPos;
 use std::path::Path;
 
-/// The most classes that are shown: of more, a page that fits a screen would show nothing.
+/// The most classes that are drawn: with more, the cells on a page that fits a screen would be too small to read.
 pub const MOST_CLASSES: usize = 100;
 
 const MARGIN: f64 = 28.0;
 /// What lies above the cells: title, subtitle and the columns' numbers.
 const HEAD: f64 = 116.0;
-/// The side that all cells together get, where that makes cells of a legible size.
+/// The side of the whole matrix, if that makes cells of a legible size.
 const SIDE: f64 = 640.0;
 const CELL: (f64, f64) = (8.0, 44.0);
-/// The most that the name of a class takes.
+/// The largest width of a class's name.
 const NAME: f64 = 192.0;
-/// What lines of text, and numbers side by side, need to stand apart.
+/// The spacing that lines of text, and numbers side by side, need.
 const LINE: f64 = 14.0;
 const NUMBER: f64 = 26.0;
 
-/// Draws, as a PNG, how many images of each class were taken for which. `counts[i][j]` are those of class i that were taken
-/// for class j; a cell is the stronger in colour the larger their share of class i is, blue where it is right and red where
-/// it is wrong. Columns have the numbers of the classes, rows their names, too, as far as the font has letters for them.
+/// Draws the confusion matrix as a PNG. `counts[i][j]` is the number of images of class i that were classified as class
+/// j. The larger their share of class i, the stronger the cell's colour: blue for right, red for wrong. Columns are
+/// labelled with the classes' numbers, rows with their names as well, as far as the font has letters for them.
 ///
 /// Errors: a file that cannot be written.
 pub fn draw(classes: &[String], counts: &[Vec<u64>], subtitle: &str, path: &Path) -> Result<()> {
@@ -50,7 +50,7 @@ pub fn draw(classes: &[String], counts: &[Vec<u64>], subtitle: &str, path: &Path
         let middle = left + cell * (class as f64 + 0.5);
         canvas.text(&(class + 1).to_string(), (middle, HEAD - 9.0), HPos::Center, SMALL, GREY)?;
     }
-    // What is left of the grid parts the cells.
+    // The grid colour remains visible as lines between the cells.
     let inner = cell - 1.0;
     for (class, row) in counts.iter().enumerate() {
         let images = row.iter().sum::<u64>().max(1);
@@ -69,7 +69,7 @@ pub fn draw(classes: &[String], counts: &[Vec<u64>], subtitle: &str, path: &Path
     canvas.save(path)
 }
 
-/// The colour of a share of a class's images. The root keeps small ones in sight.
+/// The colour for a share of a class's images. The square root keeps small shares visible.
 fn colour(share: f64, is_right: bool) -> RGBColor {
     let full = if is_right { BLUE } else { VERMILION };
     let mixed = |paper: u8, full: u8| {

@@ -13,7 +13,7 @@ const HEIGHT: u32 = 450;
 
 /// Up to this many epochs each gets a dot; more would run together.
 const DOTTED: usize = 40;
-/// What a curve can show. A run that diverges passes through anything, and NaN.
+/// The largest magnitude that a curve shows. A diverging run can take on any value, including NaN.
 const LARGEST: f64 = 1e9;
 
 /// Draws the loss and the accuracy on training and test images over the epochs, as a PNG of 1200x450 pixels.
@@ -136,7 +136,7 @@ impl Curve {
             if places.len() > 1 {
                 canvas.line(&places, self.colour, 2.0)?;
             }
-            // A point between gaps has no line to be seen by.
+            // A single point between two gaps has no line, so it needs a dot to be visible.
             let dotted = self.points.len() <= DOTTED || places.len() == 1;
             for &place in places.iter().filter(|_| dotted) {
                 canvas.dot(place, 3.0, self.colour)?;
@@ -148,7 +148,7 @@ impl Curve {
     }
 }
 
-/// Where the curves are, and what its sides mean.
+/// The plotting area: its place on the page and the scales of its axes.
 struct Frame {
     left: f64,
     right: f64,
@@ -201,7 +201,7 @@ impl Scale {
         Self { low: low.max(bounds.0), high: high.min(bounds.1), step }
     }
 
-    /// How far from its low end a value is.
+    /// A value's position on the axis: 0 at the low end, 1 at the high end.
     fn share(&self, value: f64) -> f64 {
         (value - self.low) / (self.high - self.low)
     }
@@ -217,10 +217,10 @@ impl Scale {
     }
 }
 
-/// The number of the form 1, 2 or 5 times a power of ten that is just above.
+/// The smallest number of the form 1, 2 or 5 times a power of ten that is not below `at_least`.
 fn round_step(at_least: f64) -> f64 {
     let power = 10f64.powf(at_least.log10().floor());
-    // Rounding must not make a step of 5 out of one of 2.
+    // Rounding errors must not turn a step of 2 into one of 5.
     let enough = |factor: &f64| factor * power >= at_least * (1.0 - 1e-9);
     [1.0, 2.0, 5.0].into_iter().find(enough).unwrap_or(10.0) * power
 }

@@ -25,8 +25,7 @@ pub(super) struct Gallery {
 }
 
 impl Gallery {
-    /// A page with the images in its first column. `columns` are those behind it: what they are called, and what is said of
-    /// them.
+    /// A page with the images in its first column. `columns` are the names and captions of the columns after it.
     pub fn new(title: &str, subtitle: &str, columns: &[[String; 2]], images: &[RgbImage]) -> Result<Self> {
         let (across, down) = (columns.len() as u32 + 1, images.len() as u32);
         let width = left_of(across as usize) - GAP + MARGIN;
@@ -47,7 +46,7 @@ impl Gallery {
         Ok(page)
     }
 
-    /// Says what colours mean, on a line below the subtitle. What is blue is an outline on the page, and here.
+    /// Draws a legend of the colours on a line below the subtitle. Blue is shown as an outline, as it is on the page.
     pub fn legend(&mut self, entries: &[(&str, Vec<RGBColor>)]) -> Result<()> {
         const SWATCH: f64 = 12.0;
         let (mut x, baseline) = (f64::from(MARGIN), 90.0);
@@ -92,7 +91,7 @@ fn left_of(column: usize) -> u32 {
     MARGIN + (SIDE + GAP) * column as u32
 }
 
-/// An image, as large as it is on the page.
+/// An image scaled to its size on the page.
 pub(super) fn on_page(image: &data::Image) -> Result<RgbImage> {
     let (width, height) = (u32::try_from(image.width())?, u32::try_from(image.height())?);
     let rgb =
@@ -100,7 +99,7 @@ pub(super) fn on_page(image: &data::Image) -> Result<RgbImage> {
     Ok(fitted(&rgb, SIDE))
 }
 
-/// A few of the elements: the first, the last, and those evenly between.
+/// At most `most` elements: the first, the last, and others evenly spaced between them.
 pub(super) fn evenly<T>(all: &[T], most: usize) -> impl Iterator<Item = &T> {
     let count = all.len().min(most);
     let gaps = count.max(2) - 1;

@@ -16,11 +16,13 @@ use tensor::Tensor;
 const RADIUS: f64 = 6.0;
 const LINE: f64 = 2.0;
 
-/// Draws, as a PNG, what a point of each image attends to. `images` are those of the pass, as the model saw them, with their
-/// names, of which 32 at most are drawn; the pass was asked about the [point](model::Pass::look_from).
+/// Draws, as a PNG, what a point of each image attends to. `images` are the images of the pass, as the model saw them,
+/// with their names; at most 32 are drawn. `trace` must be that of a pass that looked from the same
+/// [point](model::Pass::look_from).
 ///
-/// Each image gets a row: itself, with a ring around the point; then for at most four attentions, evenly chosen from the
-/// first to the last, the image with each token tinted by its weight, of what the heaviest has, and what is not read dimmed.
+/// Each image gets a row: itself, with a ring around the point; then for at most four attentions, evenly chosen from
+/// the first to the last, the image with each token tinted by its weight relative to the largest one, or dimmed if it
+/// is not attended to.
 ///
 /// Errors: looks that are not (N, H, W) weights of the images, a file that cannot be written.
 pub fn draw(images: &[(String, data::Image)], trace: &Trace, point: [f64; 2], path: &Path) -> Result<()> {
@@ -70,7 +72,8 @@ impl<'a> Column<'a> {
         &self.weights[image * tokens..(image + 1) * tokens]
     }
 
-    /// As many tokens are read of each image, but where there is padding.
+    /// The column's heading. The number of tokens read is the first image's; it is the same for all images, except
+    /// where there is padding.
     fn head(&self) -> [String; 2] {
         let tokens = self.map[0] * self.map[1];
         let read = self.weights[..tokens].iter().filter(|&&weight| weight > 0.0).count();

@@ -12,7 +12,7 @@
 //! | `canvas.rs` | what all draw on: lines, text, and PNG |
 //! | `DejaVuSans-subset.ttf` | the letters; its licence lies beside it |
 //!
-//! They share one look: a white page, quiet grey for what orients, strong colours for what matters. The colours are
+//! They share one style: a white page, muted grey for axes and captions, strong colours for the data. The colours are
 //! those of Okabe and Ito, which people with any kind of colour vision tell apart.
 
 mod canvas;

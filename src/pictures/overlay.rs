@@ -1,21 +1,21 @@
-//! The routed regions, drawn over an image's pixels.
+//! Routed regions and attention weights, drawn over an image's pixels.
 
 use super::BLUE;
 use image::{Rgb, RgbImage};
 use ops::Regions;
 use plotters::style::RGBColor;
 
-/// The colour of what is looked at.
+/// The tint of regions and tokens that are attended to.
 const TINT: RGBColor = RGBColor(255, 176, 0);
-/// The outline of the region that looks.
+/// The outline of the query region, and the ring around the query point.
 const OUTLINE: Rgb<u8> = Rgb([BLUE.0, BLUE.1, BLUE.2]);
-/// A rim inside the outline, that parts it from whatever the picture shows.
+/// A rim beside the outline that separates it from the picture.
 const RIM: Rgb<u8> = Rgb([255; 3]);
-/// How much of the colour the best and the last region get.
+/// The opacity of the tint on the best-scoring and on the last of the routed regions.
 const STRENGTH: (f32, f32) = (0.62, 0.14);
-/// How much of it the heaviest token gets.
+/// The opacity of the tint on the token with the largest weight.
 const BRIGHTEST: f32 = 0.85;
-/// The share of itself that a pixel nobody looks at keeps, and the grey that it fades to.
+/// The share of its own luma that a pixel keeps if it is not attended to, and the grey that it fades to.
 const KEPT: f32 = 0.30;
 const FADED: RGBColor = RGBColor(46, 50, 56);
 
@@ -30,8 +30,8 @@ pub(super) struct Cut {
 
 /// Where the regions lie in a picture, in pixels.
 ///
-/// These tiles are equal but for a pixel of rounding, and for what is cut off where they reach beyond the map; a picture
-/// of fewer pixels than regions has empty ones.
+/// The tiles are equal in size, except for a pixel of rounding and for what is cut off where regions reach beyond the
+/// map; if a picture has fewer pixels than regions, some tiles are empty.
 #[derive(Clone, Copy, Debug)]
 struct Tiles {
     cut: Cut,
@@ -104,7 +104,7 @@ pub(super) fn weighed(picture: &RgbImage, [height, width]: [usize; 2], weights: 
     drawn
 }
 
-/// A pixel of a token that weighs so much of what the heaviest does. The root keeps the light ones in sight.
+/// A pixel of a token with this weight, relative to the largest one. The square root keeps small weights visible.
 pub(super) fn lit(pixel: Rgb<u8>, weight: f32) -> Rgb<u8> {
     mixed(pixel, TINT, BRIGHTEST * weight.sqrt())
 }
@@ -135,7 +135,7 @@ pub(super) fn dimmed(Rgb([red, green, blue]): Rgb<u8>) -> Rgb<u8> {
     mixed(Rgb([luma.round() as u8; 3]), FADED, 1.0 - KEPT)
 }
 
-/// A pixel with a share of a colour over it.
+/// A pixel blended with a colour, whose opacity is `share`.
 fn mixed(Rgb(pixel): Rgb<u8>, RGBColor(red, green, blue): RGBColor, share: f32) -> Rgb<u8> {
     let over = [red, green, blue];
     Rgb(std::array::from_fn(|i| (f32::from(pixel[i]) * (1.0 - share) + f32::from(over[i]) * share).round() as u8))

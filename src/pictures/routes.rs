@@ -18,8 +18,9 @@ use tensor::Tensor;
 /// image with one region outlined, the k regions that it attends to tinted (the stronger, the better they scored) and
 /// all others dimmed.
 ///
-/// The images are what the model saw of size (H, W): a region is a part of that, or of the padding around it, which is not
-/// drawn. With no routed attention in the trace only the images are drawn; with no images there is no file.
+/// The images are what the model saw, which was of size (H, W): a region is a part of that, or of the padding beside
+/// it, which is not drawn. With no routed attention in the trace only the images are drawn; with no images there is no
+/// file.
 ///
 /// Errors: routes that are not (N, P, k) region indices below the P of the model, a slot that is not below N, a file that
 /// cannot be written.
@@ -89,7 +90,7 @@ impl<'a> Column<'a> {
         [self.name.to_owned(), format!("k = {k} of {regions}")]
     }
 
-    /// The region in the middle of the map, or of the four there, the lower right one.
+    /// The region in the middle of the map or, if four regions meet there, the lower right one.
     fn middle(&self) -> usize {
         let Cut { regions, map } = self.cut;
         let along = |axis: usize| map[axis] / 2 / regions.size()[axis];

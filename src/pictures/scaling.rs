@@ -16,7 +16,7 @@ pub struct Growth {
     pub name: &'static str,
     /// Tokens and seconds, all of them positive.
     pub points: Vec<(f64, f64)>,
-    /// Of the power of the tokens that the seconds grow with, if it is known.
+    /// The exponent e of seconds ~ tokens^e, if it is known.
     pub exponent: Option<f64>,
 }
 
@@ -100,7 +100,7 @@ fn seconds(power: i32) -> String {
     }
 }
 
-/// A power of ten with its digits in threes.
+/// A power of ten with thousands separators.
 fn thousands(power: i32) -> String {
     match power {
         ..3 => format!("{}", 10f64.powi(power)),

@@ -1,8 +1,8 @@
 //! The moving average of a model: of its weights, and of the statistics that its BatchNorms evaluate by.
 //!
-//! The running statistics are those of the trained weights' activations. Averaged weights have others, which are
-//! measured by no pass; but where the weights move slowly, the average of the statistics is close to them, as timm's
-//! `ModelEma` does it.
+//! The running statistics describe the activations that the trained weights produce. Averaged weights produce
+//! activations with other statistics, which no pass measures; but as long as the weights change slowly, the average of
+//! the running statistics is close to those. timm's `ModelEma` averages them, too.
 
 use anyhow::{Context, Result, bail};
 use autograd::Parameters;
@@ -10,7 +10,7 @@ use model::{BiFormer, RunningStatistics};
 use optim::{Ema, EmaConfig, EmaState};
 use tensor::Tensor;
 
-/// Follows a model slowly.
+/// The exponential moving average (EMA) of a model.
 pub struct Average {
     parameters: Ema,
     /// Of each BatchNorm in order: the mean, then the variance. On the model's device.
@@ -41,7 +41,7 @@ impl Average {
         self.follow_statistics(model)
     }
 
-    /// The average of the parameters, which a GPU moves with the step that it follows.
+    /// The average of the parameters, which on a GPU is updated as part of the optimiser's step.
     pub fn of_parameters(&mut self) -> &mut Ema {
         &mut self.parameters
     }
@@ -55,8 +55,8 @@ impl Average {
         Ok(())
     }
 
-    /// Lets `work` see a model with the averages in place of its own numbers. Whatever comes of it, the model then
-    /// has its own again.
+    /// Runs `work` on the model with the averages in place of its own values. Afterwards the model has its own values
+    /// again, even if `work` returns an error.
     pub fn lend<R>(&self, model: &mut BiFormer, work: impl FnOnce(&BiFormer) -> Result<R>) -> Result<R> {
         let parameters = self.parameters.average().duplicate()?;
         let mut statistics = model.statistics.clone();
@@ -75,7 +75,8 @@ impl Average {
         result
     }
 
-    /// The state for a checkpoint. Its parameters are the average's own: the next update needs them dropped.
+    /// The state for a checkpoint. Its parameters share memory with the average: they must be dropped before the next
+    /// update.
     pub fn state(&self) -> Result<AverageState> {
         let EmaState { updates, average: parameters } = self.parameters.state();
         let mut flat = vec![];

@@ -40,7 +40,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// A checkpoint to be written, of a run that [this](crate::device::Compute::computed_by) computes.
+    /// A checkpoint to be written. `computed_by` is the hardware that computes the run, as
+    /// [`Compute::computed_by`](crate::device::Compute::computed_by) names it.
     pub fn new(
         config: RunConfig,
         progress: Progress,
@@ -57,7 +58,7 @@ impl Checkpoint {
         Self::parse(path.to_owned(), TensorFile::read(path)?)
     }
 
-    /// The place of a checkpoint in its run, for which no more is read of the file than that.
+    /// The progress that a checkpoint stores; of the file, only the metadata are read.
     pub fn read_progress(path: &Path) -> Result<Progress> {
         let metadata = TensorFile::read_metadata(path)?;
         if metadata.get("format").is_none_or(|format| format != FORMAT) {
@@ -91,7 +92,7 @@ impl Checkpoint {
         parse().with_context(|| format!("{shown}: not a checkpoint that can be used"))
     }
 
-    /// What computed the run so far, if it says it.
+    /// The hardware that has computed the run so far, if the file says.
     pub fn computed_by(&self) -> Option<&str> {
         self.described.file.metadata.get(COMPUTED_BY).map(String::as_str)
     }
@@ -101,7 +102,7 @@ impl Checkpoint {
         self.described.path()
     }
 
-    /// Writes it; an old one under that name survives whatever goes wrong.
+    /// Writes it. If anything goes wrong, an old checkpoint under that name is left intact.
     pub fn write(self, path: &Path) -> Result<()> {
         let mut file = self.described.into_file(FORMAT)?;
         file.metadata.insert("progress".into(), serde_json::to_string(&self.progress)?);

@@ -62,7 +62,10 @@ pub fn introduce(learner: &Learner, progress: &Progress, [train, test]: [&Loader
         tell!(io::stdout(), "Training losses are with label smoothing of {smoothing}, test losses without.");
     }
     if config.augmentation.mixes() {
-        tell!(io::stdout(), "Training images are mixed: the accuracy on them asks for the class of the larger part.");
+        tell!(
+            io::stdout(),
+            "Training images are mixed: in their accuracy, the class of the larger part counts as right."
+        );
     }
     if let Some(reason) = &learner.head_note {
         tell!(io::stdout(), "{reason}.");
@@ -77,7 +80,7 @@ pub fn introduce(learner: &Learner, progress: &Progress, [train, test]: [&Loader
 fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2], begins: bool) {
     let (images, classes, tests) = (train.len(), train.classes(), test.len());
     let es = if classes.len() == 1 { "" } else { "es" };
-    // Images that are files lie in a folder that a user may or may not have meant for this.
+    // If the test images are files, names their folder, which may not be the one that the user meant.
     let folder = test.path(0).and_then(|path| path.strip_prefix(&config.data).ok()?.iter().next());
     let folder = folder.filter(|folder| *folder == Split::evaluated(&config.data).name());
     let place = folder.map(|folder| format!(" ({}/)", folder.display())).unwrap_or_default();
@@ -137,31 +140,31 @@ fn uneven<'a>(classes: &'a [String], labels: &[u32]) -> Option<[(&'a str, usize)
 
 /// The side of images on which details of photographs can be seen.
 const PHOTOGRAPHS: usize = 64;
-/// So few steps in an epoch that a user may not have meant it.
+/// An epoch of fewer steps than this may not be what the user meant.
 const FEW_STEPS: usize = 10;
-/// With such learning rates a model learns as from random weights.
+/// From this learning rate on, a model forgets its initial weights and learns as if from random ones.
 const FORGETS: f64 = 1e-3;
-/// How often a run whose bar nobody sees says where it is.
+/// How often a run whose progress bar is hidden prints its progress instead.
 const NOW_AND_THEN: Duration = Duration::from_secs(60);
 
-/// A progress bar over the whole run, and a line for each epoch; where errors do not go to a terminal, in place of the bar
-/// a line now and then.
+/// A progress bar over the whole run, and a line for each epoch; if standard error is not a terminal, a line about once
+/// a minute in place of the bar.
 pub struct Display {
     bar: ProgressBar,
     /// When something was said last.
     said: Cell<Instant>,
-    /// What is known of images that could not be decoded.
+    /// Reasons already printed for images that could not be decoded.
     named: RefCell<HashSet<String>>,
-    /// Whether a user knows that reading images takes long.
+    /// Whether the user has been told that training waits for images.
     warned: Cell<bool>,
     epochs: usize,
     steps: usize,
-    /// How images that are files could be made smaller.
+    /// The command that would make the images smaller, if they are files.
     shrink: Option<String>,
 }
 
 impl Display {
-    /// Of a run that has come so far, on these images.
+    /// The display of a run with this progress, on these training images.
     pub fn new(config: &RunConfig, progress: &Progress, train: &Loader) -> Self {
         let (epochs, steps) = (config.epochs, train.batches_per_epoch());
         let bar = bar(epochs * steps);
@@ -229,7 +232,7 @@ impl Display {
     }
 }
 
-/// What stands behind the bar. What matters less comes last: a narrow terminal cuts it off.
+/// The text after the bar. What matters less comes last, where a narrow terminal cuts it off.
 fn message(progress: &Progress, epochs: usize, seconds_left: f64, images_per_second: f64) -> String {
     format!(
         "epoch {}/{epochs}  loss {:.3}  accuracy {:>4.1}%  {} left  {images_per_second:.0} images/s",

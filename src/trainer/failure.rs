@@ -1,4 +1,4 @@
-//! What a run that cannot go on says, and how it goes on.
+//! How a run that cannot continue reports its error, with advice on how to resume it.
 
 use super::{Outcome, Trainer};
 use crate::paths::quoted;
@@ -6,7 +6,7 @@ use anyhow::{Error, Result, bail};
 use std::path::Path;
 
 impl Trainer {
-    /// Adds the way out to what ended a run, and saves what was done where that is worth it.
+    /// Adds advice to the error that ended a run, and saves the progress if that is possible and useful.
     pub(super) fn explained(&self, error: Error) -> Result<Outcome> {
         let folder = self.folder.argument();
         if failed_gpu(&error) && self.folder.checkpoint().exists() {
@@ -14,10 +14,10 @@ impl Trainer {
                 true => (" --recompute block", ", or begin again with a smaller --batch-size and another --out"),
                 false => ("", ""),
             };
-            // What was done since the last checkpoint lay in its memory.
+            // Progress since the last checkpoint was in the GPU's memory, and is lost.
             bail!("{error:#}; what was saved before is unharmed: go on with --resume{less} --out {folder}{other}");
         }
-        // Images that cannot be read take nothing from what has been learned.
+        // An error of the data does not affect what has been learned, so that is saved.
         let Some(cause) = error.downcast_ref::<data::Error>() else { return Err(error) };
         self.save()?;
         let remedy = match cause {
@@ -44,7 +44,7 @@ impl Trainer {
     }
 }
 
-/// Whether it was the GPU that failed, or had no room, whoever asked it for something.
+/// Whether a GPU failed or ran out of memory, whichever crate's error says so.
 fn failed_gpu(error: &Error) -> bool {
     lacks_memory(error) || matches!(of_tensors(error), Some(tensor::Error::Gpu { .. }))
 }

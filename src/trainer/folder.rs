@@ -22,12 +22,12 @@ const METRICS: &str = "metrics.jsonl";
 const TIMINGS: &str = "timings.jsonl";
 const CURVES: &str = "curves.png";
 const ROUTING: &str = "routing.png";
-/// All that a run writes under its own name, in the order in which its end names them.
+/// The files that a run writes, in the order in which they are listed when it ends.
 const FILES: [&str; 7] = [CONFIG, METRICS, TIMINGS, FILE_NAME, BEST, CURVES, ROUTING];
 /// How many test images the picture of routed regions shows.
 pub const PICTURED: usize = 6;
 
-/// A folder with a run in it, which nobody else runs meanwhile.
+/// A run folder, locked so that no other process uses it in the meantime.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
@@ -35,12 +35,12 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Makes the folder. One that holds a run already, or anything else that a run would write over, is left alone.
+    /// Creates the folder. Refuses one that already holds a run, or anything else that a run would overwrite.
     pub fn create(config: &RunConfig) -> Result<Self> {
         let path = &config.out;
         fs::create_dir_all(path).with_context(|| cannot_be_made(path))?;
         let folder = Self { path: path.clone(), _locked: lock(path)? };
-        // Once locked: another run may have come and gone.
+        // Checked only under the lock: another run may have started and ended in the meantime.
         ensure_unused(path)?;
         folder.clean()?;
         Ok(folder)
@@ -77,21 +77,22 @@ impl RunFolder {
         write_safely(&self.path.join(name), text.as_bytes()).map_err(|error| self.unsaved(error.into()))
     }
 
-    /// Says so where somebody has edited the configuration, as that changes nothing: a run goes on by its checkpoint's.
+    /// Prints a note if config.toml has been edited, since that has no effect: a run resumes with the configuration in
+    /// its checkpoint.
     pub fn note_edits(&self, config: &RunConfig) -> Result<()> {
         let text = read(&self.path.join(CONFIG))?;
         let is_own = || RunConfig::parse(&text).is_ok_and(|written| written == *config);
         if !text.is_empty() && !is_own() {
             tell!(
                 io::stderr(),
-                "note: {} is not as the checkpoint has it, and is written anew: what changes a run is --config, and options",
+                "note: {} differs from the checkpoint's configuration and is rewritten: to change a run, use --config and options",
                 self.path.join(CONFIG).display()
             );
         }
         Ok(())
     }
 
-    /// What is to be said when something cannot be saved.
+    /// Adds advice to the error of something that could not be saved.
     pub fn unsaved(&self, error: Error) -> Error {
         let mend = if lacks_room(&error) { "make room" } else { "mend this" };
         let said = match self.checkpoint().exists() {
@@ -137,8 +138,8 @@ impl RunFolder {
         self.write(name, &text)
     }
 
-    /// Goes back to the state after so many epochs: a run that is resumed from an earlier checkpoint writes the
-    /// later lines again. What a killed process left half-written goes away, too.
+    /// Goes back to the state after this many epochs by removing the lines of later ones: a run that is resumed from an
+    /// earlier checkpoint writes those again. Half-written files of killed processes are removed, too.
     pub fn rewind(&self, epochs: usize) -> Result<()> {
         self.retain_lines::<EpochMetrics>(METRICS, |line| line.epoch <= epochs)?;
         self.retain_lines::<Timing>(TIMINGS, |line| line.epoch <= epochs)?;
@@ -175,12 +176,14 @@ impl RunFolder {
         Ok(EpochMetrics::last_and_best(&self.metrics()?))
     }
 
-    /// The checkpoint of the best epoch, if it was kept: a run from before there were such has none, or one of a later epoch.
+    /// The file name of the best epoch's checkpoint, if it was kept: a run that began before such files existed has
+    /// none, or one of a later epoch.
     pub fn kept(&self, best: &EpochMetrics) -> Option<&'static str> {
         kept_in(&self.path, best)
     }
 
-    /// Says so where the best epoch's checkpoint is gone, or damaged: the weights are then lost, unless a copy is somewhere.
+    /// Prints a note if the best epoch's checkpoint is missing or damaged: its weights are then lost, unless there is a
+    /// copy elsewhere.
     pub fn note_lost(&self) -> Result<()> {
         if let Some([_, best]) = self.last_and_best()?
             && self.kept(&best).is_none()
@@ -195,7 +198,7 @@ impl RunFolder {
         Ok(())
     }
 
-    /// What is wrong with the checkpoint, and that the best epoch's would do in its place, where it is whole.
+    /// The error of an unusable checkpoint, with the advice to use the best epoch's in its place if that one is intact.
     pub fn or_best(&self, error: Error) -> Error {
         match whole_best(&self.path) {
             Some(best) => anyhow!("{error:#}; or {best}"),
@@ -203,7 +206,8 @@ impl RunFolder {
         }
     }
 
-    /// Refuses to go on after so many epochs where the best one is a later one, which would be written over.
+    /// Refuses to resume after this many epochs if the best epoch's checkpoint is of a later one, because it would be
+    /// overwritten.
     pub fn ensure_no_later_best(&self, epochs: usize) -> Result<()> {
         let path = self.path.join(BEST);
         match Checkpoint::read_progress(&path) {
@@ -217,10 +221,10 @@ impl RunFolder {
         }
     }
 
-    /// Where the epoch that the checkpoint was written after is the best so far, keeps a copy of it. One of an epoch whose
-    /// line is gone may have been better, and stays.
+    /// If the epoch after which the checkpoint was written is the best so far, keeps a copy of the checkpoint. An
+    /// existing copy of an earlier epoch whose metrics are missing may be better, and is not replaced.
     pub fn keep_best(&self, of_checkpoint: usize) -> Result<()> {
-        // The last one's line may be gone, too.
+        // The metrics of the checkpoint's own epoch may be missing, too.
         if self.last_and_best()?.is_none_or(|both| both.map(|epoch| epoch.epoch) != [of_checkpoint; 2]) {
             return Ok(());
         }
@@ -262,7 +266,7 @@ impl RunFolder {
     }
 }
 
-/// What to do where a run's checkpoint is of no use, if that of the best epoch is whole.
+/// The advice for a run whose checkpoint is unusable, if that of the best epoch is intact.
 fn whole_best(folder: &Path) -> Option<String> {
     let best = Checkpoint::read(&folder.join(BEST)).ok()?;
     let epoch = best.progress.epoch;
@@ -275,7 +279,7 @@ pub fn kept_in(folder: &Path, best: &EpochMetrics) -> Option<&'static str> {
     (kept.progress.epoch == best.epoch).then_some(BEST)
 }
 
-/// All epochs' metrics in a run folder, in which a run may be on its way; an empty list where there is no such file.
+/// The metrics of all epochs in a run folder, whose run may be in progress; an empty list if there is no metrics file.
 pub fn metrics_in(folder: &Path) -> Result<Vec<EpochMetrics>> {
     let path = folder.join(METRICS);
     parse(&path, &read(&path)?)
@@ -290,7 +294,7 @@ fn read(path: &Path) -> Result<String> {
     }
 }
 
-/// The lines of a file.
+/// The parsed lines of a JSON Lines file.
 fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<Vec<T>> {
     let parse = |(number, line): (usize, &str)| {
         let place = || format!("{} line {}; remove the line", path.display(), number + 1);
@@ -299,7 +303,8 @@ fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<Vec<T>> {
     text.lines().enumerate().map(parse).collect()
 }
 
-/// Whether a folder holds a run that ended before its first step, say at a picture that cannot be read: nothing is lost with it.
+/// Whether a folder holds a run that ended before its first step, for example because of an unreadable image: nothing
+/// is lost if it is overwritten.
 fn holds_untrained(path: &Path) -> bool {
     let untrained = |progress: Progress| progress == Progress::default();
     !path.join(BEST).exists()
@@ -307,14 +312,14 @@ fn holds_untrained(path: &Path) -> bool {
         && Checkpoint::read_progress(&path.join(FILE_NAME)).is_ok_and(untrained)
 }
 
-/// Refuses a folder that cannot be made, or that holds a run already, which may be on its way, or anything else that a run would
-/// write over.
+/// Refuses a folder that cannot be created, or that already holds a run, perhaps one in progress, or anything else that
+/// a run would overwrite.
 pub fn ensure_free(path: &Path) -> Result<()> {
     // The last ancestor of a relative path is empty, which stands for the working folder.
     let there = path.ancestors().find(|folder| folder.as_os_str().is_empty() || folder.exists()).unwrap_or(path);
     ensure_writable(&there.join(LOCK)).with_context(|| cannot_be_made(path))?;
     if path.join(FILE_NAME).exists() && path.join(LOCK).exists() {
-        // One that is on its way cannot be gone on with.
+        // If that run is still in progress, this error says so: it could not be resumed.
         lock(path)?;
     }
     ensure_unused(path)
@@ -363,7 +368,8 @@ fn lock(path: &Path) -> Result<Locked> {
     })
 }
 
-/// Whether a file is one that [`write_safely`] begins for one of a run's files, and that a killed process left.
+/// Whether this is the name of a temporary file that [`write_safely`] creates for one of a run's files, which a killed
+/// process leaves behind.
 fn is_temporary(name: &str) -> bool {
     let number = |rest: &str| rest.strip_suffix(".tmp").is_some_and(is_number);
     let of = |written: &str| name.strip_prefix('.')?.strip_prefix(written)?.strip_prefix('.').map(number);
@@ -374,7 +380,7 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Whether a disk is full, or somebody's share of it.
+/// Whether the cause is a full disk, an exhausted quota or the file size limit.
 fn lacks_room(error: &Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     let full = |cause: &io::Error| [FileTooLarge, QuotaExceeded, StorageFull].contains(&cause.kind());

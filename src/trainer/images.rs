@@ -10,14 +10,14 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Of fewer images than this, batch normalisation and the gradient would tell little.
+/// The smallest default batch: with fewer images, batch statistics and gradients would be too noisy.
 const LEAST_BATCH: usize = 4;
 
 /// Images to learn from and images to be tested on, of the same classes.
 pub struct Images {
     train: Arc<dyn Dataset>,
     test: Arc<dyn Dataset>,
-    /// Which part of a data set the latter are, if both are parts of one.
+    /// Which split the test images are, if both sets are splits of one data set.
     test_split: Option<Split>,
 }
 
@@ -30,7 +30,7 @@ impl Images {
         Ok(Self { train, test, test_split: None })
     }
 
-    /// Those of `embedded`, or of a data set's folder. Errors say `whose` it is.
+    /// Opens the images of `embedded` or of a data set's folder. In errors, `whose` is appended to the source's name.
     pub(super) fn open(source: &str, whose: &str) -> Result<Self> {
         let open = |split| data::open(source, split).with_context(|| format!("data {source}{whose}"));
         let evaluated = Split::evaluated(source);
@@ -38,7 +38,8 @@ impl Images {
         Ok(Self { test_split: Some(evaluated), ..images })
     }
 
-    /// Refuses a new run folder among the classes or their images: its pictures would be taken for some of them.
+    /// Refuses a new run folder that lies among the data's class folders or images: the run's own pictures would be
+    /// taken for images of the data.
     pub(super) fn ensure_apart(&self, config: &RunConfig) -> Result<()> {
         let first_in = |folder: &Path, path: &Path| Some(path.strip_prefix(folder).ok()?.iter().next()?.to_owned());
         let (data, out) = (Path::new(&config.data), &config.out);
@@ -66,22 +67,22 @@ impl Images {
         Ok(())
     }
 
-    /// Those to learn from.
+    /// The training images.
     pub(super) fn train(&self) -> &dyn Dataset {
         self.train.as_ref()
     }
 
-    /// Those to be tested on.
+    /// The test images.
     pub(super) fn test(&self) -> &dyn Dataset {
         self.test.as_ref()
     }
 
-    /// Which part of a data set those are, if they are part of one.
+    /// Which split of a data set the test images are, if they are one.
     pub(super) fn test_split(&self) -> Option<Split> {
         self.test_split
     }
 
-    /// A model's default number of classes gives way to theirs; any other that differs is an error.
+    /// Replaces a model's default number of classes with that of the data; any other number that differs is an error.
     pub(super) fn settle_classes(&self, config: &mut RunConfig) -> Result<()> {
         let classes = self.train.classes().len();
         let (asked, default) =
@@ -97,7 +98,8 @@ impl Images {
         Ok(())
     }
 
-    /// A default batch gives way to few images, so that there are steps enough to learn something. Says so.
+    /// Reduces a default batch size if there are few images, so that an epoch has enough steps to learn something, and
+    /// prints a note.
     pub(super) fn settle_batch(&self, config: &mut RunConfig) {
         let (images, parts) = (self.train.len(), config.micro_batches);
         let quarter = (images / 4).max(LEAST_BATCH).min(images) / parts * parts;
@@ -110,7 +112,7 @@ impl Images {
         }
     }
 
-    /// What hands out the batches to train on, and those to test on.
+    /// The loaders of the training and the test batches.
     pub(super) fn loaders(self, config: &RunConfig, facts: &DataFacts) -> Result<(Loader, Loader)> {
         let Self { train, test, .. } = self;
         let (size, statistics) = (config.image_size, facts.statistics);
@@ -127,7 +129,7 @@ impl Images {
         let (images, asked, parts) = (train.len(), config.batch_size, config.micro_batches);
         if images < asked {
             bail!(
-                "batch_size = {asked}: data {} has {images} training images, and a batch is full; use --batch-size {} or \
+                "batch_size = {asked}: data {} has {images} training images, too few for a full batch; use --batch-size {} or \
                  less{}",
                 config.data,
                 (images / parts * parts).max(1),

@@ -15,8 +15,8 @@ pub struct EpochMetrics {
     pub learning_rate: f64,
     /// Mean training loss, with label smoothing, and of mixed images against both their classes.
     pub train_loss: f64,
-    /// The share of (varied) training images that were right when they were seen; of mixed ones, the class of the larger part
-    /// is right.
+    /// The share of (augmented) training images that were classified correctly in their training step; for mixed
+    /// images, the class of the larger part counts as correct.
     pub train_accuracy: f64,
     /// Mean cross-entropy on the test images.
     pub test_loss: f64,
@@ -51,35 +51,35 @@ impl EpochMetrics {
         ahead > 0.0 || ahead == 0.0 && self.test_loss < other.test_loss
     }
 
-    /// When it was better than after this last epoch, if it was, as it is told.
+    /// If an earlier epoch was better than this last one, a phrase that says which, as it is printed.
     pub fn surpassed_by(&self, best: &Self) -> Option<String> {
         let lower = if best.test_accuracy == self.test_accuracy { " and a lower loss" } else { "" };
         (best.epoch < self.epoch).then(|| format!("best after epoch {}, {}{lower}", best.epoch, best.percent()))
     }
 
-    /// Of some epochs the last, and the best: the first of equals.
+    /// The last and the best of some epochs; of equally good ones, the first.
     pub fn last_and_best(epochs: &[Self]) -> Option<[Self; 2]> {
         let best = epochs.iter().copied().reduce(|best, next| if next.beats(&best) { next } else { best });
         epochs.last().copied().zip(best).map(<[Self; 2]>::from)
     }
 }
 
-/// What of an epoch depends on the clock.
+/// Measurements of an epoch that depend on the clock.
 #[derive(Serialize, Deserialize)]
 pub struct Timing {
     /// Epochs done, from 1.
     pub epoch: usize,
-    /// Of the part of the epoch since the run began, or went on.
+    /// The duration of the epoch or, if the run was resumed within it, of what was left of it.
     seconds: f64,
-    /// None, where all batches had been done before.
+    /// None if all batches had been done before the run was resumed.
     images_per_second: Option<f64>,
     /// Which share of its training waited for images. On a GPU, which works meanwhile, this is not known.
-    #[serde(default)] // runs from before it was kept
+    #[serde(default)] // absent from the files of older runs
     waited: Option<f64>,
 }
 
 impl Timing {
-    /// Of an epoch that took so long, with its training on a device.
+    /// The timing of an epoch that took `elapsed`, and of its training on this device.
     pub fn new(epoch: usize, elapsed: Duration, training: Lap, device: DeviceName) -> Self {
         let seconds = elapsed.as_secs_f64();
         let waited = (device == DeviceName::Cpu).then(|| training.share_waited());

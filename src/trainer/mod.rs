@@ -63,7 +63,7 @@ use trained::{DataFacts, Described, OF_THE_RUN, note_unsaid};
 pub enum Outcome {
     /// All epochs are done.
     Finished,
-    /// Someone asked it to stop; a checkpoint holds where.
+    /// It was asked to stop; a checkpoint stores how far it has come.
     Interrupted,
 }
 
@@ -88,9 +88,9 @@ impl Trainer {
         Self::start_in_pool(config, weights, None, false)
     }
 
-    /// A new run on images of one's own, which it calls by the name of the data set to learn from. Nobody can open them by that
-    /// name: it goes on with [`resume_on`](Self::resume_on), and `biformer eval` needs `--data`. Weights that it starts from
-    /// must be of the configuration's model, as in [`new`](Self::new).
+    /// A new run on the caller's own images, recorded under the name of the training data set. They cannot be opened
+    /// again by that name: such a run is resumed with [`resume_on`](Self::resume_on), and `biformer eval` needs
+    /// `--data`. Weights that it starts from must be of the configuration's model, as in [`new`](Self::new).
     ///
     /// ```no_run
     /// use biformer::config::RunConfig;
@@ -117,8 +117,8 @@ impl Trainer {
         Self::start_in_pool(config, weights, Some(images), false)
     }
 
-    /// A new run, as asked: see [`RunConfig::changed`], and for one that starts from weights that say what they are of,
-    /// [`RunConfig::tuning`].
+    /// A new run as requested: see [`RunConfig::changed`] and, for a run that starts from weights with a description of
+    /// their own run, [`RunConfig::tuning`].
     pub fn from_changes(changes: &Changes) -> Result<Self> {
         let weights = Stored::to_start_from(changes.weights()?)?;
         let config = match &weights {
@@ -183,14 +183,15 @@ impl Trainer {
         };
         let folder = RunFolder::create(&config)?;
         let trainer = Self { pool, folder, learner, progress: Progress::default(), facts, train, test };
-        // In this order: a folder with a checkpoint can be resumed, one with anything less would be in the way.
+        // The checkpoint comes first: a folder with a checkpoint can be resumed, whereas one with only other files
+        // would block a new run.
         trainer.save()?;
         trainer.folder.write_config(trainer.learner.config())?;
         Ok(trainer)
     }
 
-    /// The run in a folder, taken up where its checkpoint left it, with its own configuration but for what is asked to be
-    /// different: see [`RunConfig::resumed`].
+    /// Resumes the run in a folder from its checkpoint, with its own configuration except for the requested changes:
+    /// see [`RunConfig::resumed`].
     pub fn resume(folder: &Path, changes: &Changes) -> Result<Self> {
         Self::resume_in_pool(folder, changes, None)
     }
@@ -205,7 +206,7 @@ impl Trainer {
         let folder = RunFolder::open(folder)?;
         let checkpoint = Checkpoint::read(&folder.checkpoint()).map_err(|error| folder.or_best(error))?;
         let mut config = checkpoint.described.config.resumed(changes)?;
-        // Wherever the folder was when the run began.
+        // The folder may have been moved since the run began.
         folder.path().clone_into(&mut config.out);
         if config.data != checkpoint.described.config.data {
             config.data = rooted(&config.data)?;
@@ -254,11 +255,11 @@ impl Trainer {
         folder.rewind(progress.epoch)?;
         let trainer = Self { pool, folder, learner, progress, facts, train, test };
         if trainer.learner.config() != then {
-            // What is asked for holds from now on, also should this end before its first step.
+            // The changes hold from now on, even if the run ends before its first step.
             trainer.save()?;
         }
         if trainer.progress.batch == 0 {
-            // Should the run have been killed before it came to that.
+            // In case the run was killed before it could do this.
             trainer.folder.keep_best(trainer.progress.epoch)?;
         }
         trainer.folder.note_lost()?;
@@ -266,7 +267,7 @@ impl Trainer {
         if let Some(before) = before.filter(|before| *before != now && !trainer.finished()) {
             tell!(
                 io::stderr(),
-                "note: {before} has computed this run, and {now} goes on: its bits may be those of neither alone"
+                "note: {before} has computed this run, and {now} goes on: its results may not be bit-identical to those of either alone"
             );
         }
         trainer.folder.write_config(trainer.learner.config())?;
@@ -288,8 +289,8 @@ impl Trainer {
         self.progress.epoch >= self.learner.config().epochs
     }
 
-    /// Trains until all epochs are done or `stop` is set: then at the latest after the step that it is in. With one that is
-    /// set from the beginning it takes one step.
+    /// Trains until all epochs are done or `stop` is set, in which case it stops after the current step at the latest.
+    /// If `stop` is set from the beginning, it takes one step.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
             introduce(&self.learner, &self.progress, [&self.train, &self.test]);
@@ -316,20 +317,22 @@ impl Trainer {
             let metrics = EpochMetrics::new(self.progress.epoch, lr, self.progress.score, test);
             self.progress.batch = 0;
             self.progress.score = Score::default();
-            // In this order: a kill between the two leaves a line too many, which resuming takes back.
+            // The metrics come first: if the program is killed between the two, there is a line too many, which
+            // resuming removes.
             let elapsed = started.elapsed();
             let timing = Timing::new(metrics.epoch, elapsed, training, self.learner.config().device);
             self.folder.append(&metrics, &timing)?;
             self.save()?;
             self.folder.keep_best(self.progress.epoch)?;
             display.epoch(&metrics, elapsed, training);
-            // Should they not be drawn, the end of the run says why.
+            // If they cannot be drawn, the error is reported at the end of the run.
             let _ = self.folder.draw_curves();
         }
         Ok(Outcome::Finished)
     }
 
-    /// Trains on what is left of an epoch, or until `stop` is set; where it is from the beginning, after `one_step`.
+    /// Trains on what is left of an epoch, or until `stop` is set. With `one_step`, because `stop` was set from the
+    /// beginning, it takes one step.
     fn train_epoch(&mut self, stop: &AtomicBool, one_step: bool, display: &Display) -> Result<Lap> {
         let (epoch, steps) = (self.progress.epoch, self.train.batches_per_epoch());
         let schedule = self.schedule()?;
@@ -396,7 +399,7 @@ impl Trainer {
     pub fn draw(&mut self) -> Result<()> {
         self.folder.draw_curves()?;
         Arc::clone(&self.pool).install(|| {
-            // From the first to the last, as an image folder has them class by class.
+            // Evenly spaced from the first to the last, because an image folder is ordered by class.
             let all = self.test.dataset().len();
             let shown = PICTURED.min(all);
             let batch = self.test.batch_of((0..shown).map(|image| image * all / shown).collect())?;
@@ -413,7 +416,7 @@ impl Trainer {
 
 /// Refuses a run that the machine has no room for.
 fn ensure_room(config: &RunConfig, train: &Loader, test: &Loader) -> Result<()> {
-    // One of them makes batches at a time.
+    // Only one of the loaders makes batches at a time.
     let images = train.most_bytes().max(test.most_bytes());
     let choice = "a smaller batch_size, more micro_batches, or recompute = \"block\"";
     memory::ensure_room_to_train(config, [config.image_size; 2], images, choice)

@@ -1,10 +1,10 @@
 //! A training step on a GPU, recorded once and replayed.
 //!
-//! A step is hundreds of kernels (some 870 for BiFormer-S), many of them shorter than it takes to ask for them. So the
-//! first step on batches of a size runs as it stands, the second is recorded, and from then on a step is one request. What changes lies in the
-//! GPU's memory and is written there before: images and labels, the optimiser's numbers, and (by the recording) the keys
-//! of random streams. What a step leaves behind, losses and logits, is read when all of it is done; and until then, the
-//! next batch is sent ahead.
+//! A step is hundreds of kernels (some 870 for BiFormer-S), many of which run for less time than their launch takes. So
+//! the first step on batches of one size runs normally, the second is recorded (as a CUDA graph), and from then on a
+//! step is a single launch. What changes from step to step is in the GPU's memory and is written there before each
+//! replay: images and labels, the optimiser's numbers, and (by the recording itself) the keys of random streams. A
+//! step's losses and logits are read when all of it is done; until then, the next batch is uploaded.
 
 use super::average::Average;
 use super::failure::lacks_memory;
@@ -44,7 +44,8 @@ impl Learner {
     /// Brings a batch to the GPU.
     fn stage(&mut self, batch: &Numbered) -> Result<Staged> {
         let parts = self.config.parts(batch.labels.len());
-        // What does not fit goes, with the memory of what was recorded for it, before there is another.
+        // Staging buffers that do not fit are dropped, with the memory of what was recorded for them, before new ones
+        // are allocated.
         if let Some(mut staged) = self.staged.take()
             && staged.batch.fill(batch, parts)?
         {
@@ -70,7 +71,7 @@ impl Learner {
             let draws = (count / modes.len().max(1)) as u64;
             modes.iter().flat_map(|mode| (0..draws).filter_map(|draw| mode.stream(draw))).collect()
         };
-        // A profile watches each operation.
+        // A profile measures each operation, so a profiled step is not recorded.
         let (device, may_record) = (self.device.clone(), self.profile.is_none());
         let traces = repeated.run(&device, may_record, streams, || self.run(batch.parts(), &modes))?;
         // While the GPU works.

@@ -17,7 +17,7 @@ pub struct Score {
     pub loss: f64,
     /// How many were right.
     pub right: u64,
-    /// How many were right among their five likeliest classes.
+    /// How many had their class among the five likeliest.
     pub right_in_five: u64,
     /// How many there were.
     pub images: u64,
@@ -42,7 +42,7 @@ impl Score {
         self.right as f64 / self.images.max(1) as f64
     }
 
-    /// The share that was right among five.
+    /// The share whose class was among the five likeliest.
     pub fn top5(&self) -> f64 {
         self.right_in_five as f64 / self.images.max(1) as f64
     }
@@ -63,8 +63,8 @@ pub struct Verdict {
     pub score: Score,
 }
 
-/// A model's verdicts on those images of a batch that count. `next` gives the batch that is evaluated after this one, and is
-/// asked as by [`Inference::pass`]. Errors: a loss that is not finite, which begin with `way_out`.
+/// A model's verdicts on those images of a batch that count. `next` returns the batch that is evaluated after this one,
+/// and is called as by [`Inference::pass`]. Errors: a loss that is not finite; the message begins with `way_out`.
 pub fn evaluate<'b>(
     inference: &mut Inference<'_>,
     batch: &Numbered,
@@ -89,8 +89,8 @@ pub fn evaluate<'b>(
     }
 }
 
-/// The score of a micro-batch's pass in training, by the loss and the logits that it left behind, wherever they are: of
-/// mixed images, the labels are those of the larger parts. Errors: a loss that is not finite.
+/// The score of a micro-batch's training pass, from its loss and logits, on whichever device they are. For mixed
+/// images, `labels` are the classes of the larger parts. Errors: a loss that is not finite.
 pub(super) fn judge(
     model: &BiFormer,
     given: &[Tensor; 2],
@@ -109,7 +109,7 @@ pub(super) fn judge(
     Ok(Score { loss: mean * total.images as f64, ..total })
 }
 
-/// Runs a pass whose loss was not finite again, looking at every value, to name the first operation that went
+/// Repeats a pass whose loss was not finite, this time checking every value, to name the first operation that went
 /// wrong.
 fn first_to_go_wrong(model: &BiFormer, [images, targets]: &[Tensor; 2], mode: Mode) -> String {
     let tape = Tape::checking_finite();
@@ -124,7 +124,7 @@ fn first_to_go_wrong(model: &BiFormer, [images, targets]: &[Tensor; 2], mode: Mo
     }
 }
 
-/// The plain cross-entropy of a row of logits, of which `own` is its label's.
+/// The plain cross-entropy of a row of logits; `own` is the logit of its label.
 fn cross_entropy(row: &[f32], own: f32) -> f64 {
     let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let total: f64 = row.iter().map(|&x| libm::exp(f64::from(x - largest))).sum();
@@ -139,7 +139,7 @@ fn likeliest(row: &[f32]) -> (u32, f64) {
     (class, 1.0 / total)
 }
 
-/// The score of a row of logits, whose loss follows from the row and its label's logit.
+/// The score of a row of logits; `loss` computes its loss from the row and its label's logit.
 fn score(row: &[f32], label: u32, loss: impl Fn(&[f32], f32) -> f64) -> Result<Score> {
     let classes = row.len();
     let own = row.get(label as usize).copied().with_context(|| format!("label {label} of {classes} classes"))?;
@@ -153,7 +153,7 @@ fn score(row: &[f32], label: u32, loss: impl Fn(&[f32], f32) -> f64) -> Result<S
     Ok(Score { loss: loss(row, own), right: u64::from(before == 0), right_in_five: u64::from(before < 5), images: 1 })
 }
 
-/// What is `of` each row of logits (N, K), with the image that it is about.
+/// Applies `of` to each row of logits (N, K), together with the image that it belongs to.
 fn for_rows<I, T>(
     logits: &Tensor,
     images: impl IntoIterator<Item = I>,

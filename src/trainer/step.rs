@@ -21,17 +21,18 @@ use tensor::{DType, Device, Tensor, settle_pool};
 /// Everything that changes while a model learns, in the way that a configuration asks for.
 pub struct Learner {
     pub(super) config: RunConfig,
-    /// On a GPU, a recorded step knows where its weights and statistics lie: nobody else may put others in their place.
+    /// On a GPU, a recorded step holds the addresses of its weights and statistics, so no other code may replace these
+    /// tensors.
     pub(super) model: BiFormer,
     pub(super) device: Device,
     pub(super) gradients: Gradients,
     pub(super) optimizer: AdamW,
     pub(super) average: Option<Average>,
-    /// On a GPU, the batch that is there.
+    /// On a GPU, the staged batch and its recorded step.
     pub(super) staged: Option<Staged>,
     /// Measures each step, if there is one.
     pub profile: Option<Arc<Profile>>,
-    /// What became of the head, in a run that began with the weights of another, if it was not taken over.
+    /// For a run that starts from other weights: a note on what became of their head, if it was not taken over.
     pub head_note: Option<String>,
 }
 
@@ -41,9 +42,9 @@ impl Learner {
         Self::around(BiFormer::new(&config.architecture, config.seed, DType::F32)?, config)
     }
 
-    /// A learner at the start of a run that begins with these weights, which are those that the configuration names. The
-    /// head is taken over where it is for these classes, as far as the weights tell; otherwise the classes that it has of
-    /// these are, by their names, and the others are random.
+    /// A learner at the start of a run that starts from these weights, which are those that the configuration names.
+    /// The head is taken over if it is for these classes, as far as the weights say; otherwise only the classes that it
+    /// shares with these are taken over, by name, and the others start random.
     pub fn from_weights(config: &RunConfig, weights: Stored, classes: &[String]) -> Result<Self> {
         let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
         let path = &config.weights;
@@ -84,7 +85,7 @@ impl Learner {
         Ok(learner)
     }
 
-    /// A learner of a model without weights: to measure what a step takes.
+    /// A learner of a blank model, whose weights are not drawn: to measure the memory that a step takes.
     pub fn blank(config: &RunConfig) -> Result<Self> {
         Self::around(BiFormer::blank(&config.architecture, DType::F32)?, config)
     }
@@ -102,7 +103,7 @@ impl Learner {
         Ok(Self { config, model, device, gradients, optimizer, average, staged: None, profile: None, head_note: None })
     }
 
-    /// What it was made for.
+    /// The configuration that it was created for.
     pub fn config(&self) -> &RunConfig {
         &self.config
     }
@@ -112,7 +113,7 @@ impl Learner {
         &self.model
     }
 
-    /// What computes it, so far as bits depend on it.
+    /// The hardware that computes it, as far as the bits of a result depend on that.
     pub fn computed_by(&self) -> String {
         self.config.compute().computed_by(&self.device)
     }
@@ -122,9 +123,9 @@ impl Learner {
         &self.device
     }
 
-    /// One step on a batch: gradients of all its micro-batches, each of which also moves the running statistics;
-    /// their sum, clipped; AdamW; the average. On a GPU, while the step is on its way, `next` is asked for the batch after
-    /// this one, which is sent ahead; on the CPU it is not.
+    /// One step on a batch: the gradients of all its micro-batches, each of which also updates the running statistics;
+    /// clipping of their sum; AdamW; the moving average. On a GPU, `next` is called while the step runs, for the batch
+    /// after this one, which is uploaded in advance; on the CPU it is not called.
     pub fn train<'b>(
         &mut self,
         batch: &Numbered,
@@ -136,8 +137,8 @@ impl Learner {
         score.context("a step that nobody stops has a score")
     }
 
-    /// The same, but on the CPU, where a step may take minutes, one that has micro-batches left when `stop` is set is given
-    /// up: then there is no score, and nothing has changed.
+    /// The same, except that on the CPU, where a step may take minutes, a step is abandoned if `stop` is set while it
+    /// has micro-batches left: then there is no score, and nothing has changed.
     pub fn train_unless<'b>(
         &mut self,
         stop: &AtomicBool,
@@ -161,7 +162,7 @@ impl Learner {
             let given = tensors(batch, part, parts)?;
             lap("copy of the images");
             traces.push(self.pass(&given, mode, batch.labels.len(), |model, left| {
-                // Before the gradients, which a loss that is no number would spoil.
+                // Before the backward pass, whose gradients a loss that is not finite would spoil.
                 score.add(judge(model, &given, &batch.labels[batch.slots(part, parts)], mode, left)?);
                 lap("score");
                 Ok(())
@@ -183,8 +184,8 @@ impl Learner {
         Ok(Some(score))
     }
 
-    /// Forward, and the gradients of a part of a batch of so many images, which are added to the step's. `seen` is shown the
-    /// loss and the logits in between.
+    /// Forward and backward on a part of a batch of `whole` images; the gradients are added to the step's. `seen` is
+    /// called with the loss and the logits in between.
     pub(super) fn pass(
         &mut self,
         [images, targets]: &[Tensor; 2],
@@ -202,8 +203,9 @@ impl Learner {
         Ok(output.trace)
     }
 
-    /// Lets `work` see the model as it is to be used: averaged, if there is an average. Where a GPU has no room for that
-    /// beside a training step, `work` is done once more without the memory of the step, which is then recorded anew.
+    /// Runs `work` on the model as it is to be used: averaged, if there is an average. If a GPU has no room for that
+    /// beside a recorded training step, the step's memory is released and `work` is run again; the step is then
+    /// recorded anew.
     pub fn with_average<R>(&mut self, mut work: impl FnMut(&BiFormer) -> Result<R>) -> Result<R> {
         match self.lend(&mut work) {
             Err(error) if lacks_memory(&error) && self.staged.take().is_some() => self.lend(work),
@@ -218,7 +220,8 @@ impl Learner {
         }
     }
 
-    /// What is needed to go on from here. Numbers that are not finite are refused: nobody could go on from there.
+    /// A checkpoint from which the run can be resumed. Errors: numbers that are not finite, from which no run could
+    /// continue.
     pub fn checkpoint(&self, progress: &Progress, data: DataFacts) -> Result<Checkpoint> {
         let AdamWState { steps, m, v } = self.optimizer.state();
         let mut file = self.model.state_dict()?;
@@ -277,11 +280,11 @@ pub(super) fn loss<'t>(logits: &Var<'t>, targets: &Tensor, smoothing: f64) -> au
     }
 }
 
-/// The way out of a run that diverges.
+/// The advice for a run that diverges.
 pub(super) const LOWER_RATE: &str = "training diverged (begin again with a lower --lr, a smaller clip_norm, less weight_decay or a longer warm-up, and \
      another --out)";
 
-/// What a pass over a batch leaves behind: where regions looked.
+/// The trace of a pass over a batch, with the regions that each region was routed to.
 pub fn trace(model: &BiFormer, batch: &Batch) -> Result<Trace> {
     let [images, _] = tensors(batch, 0, 1)?;
     let tape = Tape::inference();

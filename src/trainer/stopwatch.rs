@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Time since an epoch, or its resumed rest, began, and what was done in it.
+/// The time since an epoch, or the rest of it that a resumed run has left, began, and what has been done since.
 pub struct Stopwatch {
     started: Instant,
     waited: Duration,
@@ -50,7 +50,7 @@ impl Lap {
         self.waited.as_secs_f64() / self.elapsed.max(self.waited).max(Duration::from_nanos(1)).as_secs_f64()
     }
 
-    /// Whether this is so much, and so long, that a user should know.
+    /// Whether the waiting is a large enough share, and long enough, that the user should know.
     pub fn waits_long(self) -> bool {
         self.share_waited() > 0.25 && self.waited > Duration::from_secs(3)
     }

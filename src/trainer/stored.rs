@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// A file of weights.
 pub enum Stored {
-    /// Weights that say what they are of.
+    /// Weights with a description of the run that they are from.
     Described(Box<Described>),
     /// A model's state_dict alone.
     Alone(TensorFile),
@@ -37,7 +37,7 @@ impl Stored {
             let described = Described::parse(file.to_owned(), stored);
             return Ok(Self::Described(described.with_context(|| format!("{shown}: weights of no use"))?.into()));
         }
-        // Also those that are damaged.
+        // Damaged checkpoints are recognised as well, so that the error is about a checkpoint.
         let by_a_run = format.starts_with("biformer") || stored.tensors.contains_key(tensor_names::M);
         match by_a_run || path.is_dir() {
             true => Ok(Self::Described(Checkpoint::parse(file.to_owned(), stored)?.described.into())),
@@ -51,7 +51,7 @@ impl Stored {
         (!weights.is_empty()).then(read).transpose()
     }
 
-    /// The run that the weights are of, if they say it: its configuration, and what must be known of its data.
+    /// The run that the weights are from, if they say: its configuration, and the facts about its data.
     pub fn described(&self) -> Option<(&RunConfig, &DataFacts)> {
         match self {
             Self::Described(described) => Some((&described.config, &described.data)),
@@ -62,7 +62,7 @@ impl Stored {
     /// How far the run has come, if this is a checkpoint of one.
     pub fn progress(&self) -> Option<Progress> {
         let Self::Described(described) = self else { return None };
-        // A checkpoint whose progress says nothing was refused when it was read.
+        // A checkpoint whose progress cannot be read was refused when it was opened.
         serde_json::from_str(described.file.metadata.get("progress")?).ok()
     }
 
@@ -71,7 +71,7 @@ impl Stored {
     pub fn unfit_head(&self, weights: &str, classes: &[String]) -> Option<String> {
         let (count, names) = match self {
             Self::Described(described) => (Some(described.data.classes.len()), described.data.classes.as_slice()),
-            // Without names they are taken for the right ones.
+            // Without names, the classes are assumed to be the right ones if their number is.
             Self::Alone(file) => (file.head_classes(), classes),
         };
         let Some(count) = count else { return Some(format!("There is no head in {weights}")) };

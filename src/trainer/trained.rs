@@ -15,11 +15,11 @@ use tensor::{DType, Tensor};
 /// What the metadata of weights that [`TrainedModel::export`] wrote calls their format.
 pub const FORMAT: &str = "biformer-weights-1";
 
-/// What errors add to the name of data that nobody has named but the run.
+/// What errors add to the name of a data source that comes from the run and not from the command line.
 pub const OF_THE_RUN: &str = " (as the run had it; --data says where it is now)";
 
-/// Says of weights that say nothing of themselves that their images are taken to be normalised as ImageNet's. That may go without
-/// saying, and does not matter where a mean is asked for.
+/// Prints a note that, for weights without a description, images are assumed to be normalised as ImageNet's. It is left
+/// out where that goes without saying, or where a mean is configured.
 pub fn note_unsaid(config: &RunConfig, goes_without_saying: bool) {
     if !goes_without_saying && config.preprocessing.mean.is_empty() {
         tell!(
@@ -30,7 +30,8 @@ pub fn note_unsaid(config: &RunConfig, goes_without_saying: bool) {
     }
 }
 
-/// What a run must remember of its data: to be used where they are not, and to notice when they have changed.
+/// What a run must remember of its data: so that its model can be used where the data are not available, and so that
+/// changes in the data are noticed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataFacts {
@@ -41,18 +42,18 @@ pub struct DataFacts {
     /// The number of training images.
     pub train_images: usize,
     /// The number of images that training is tested on.
-    #[serde(default)] // runs from before it was kept
+    #[serde(default)] // absent from the files of older runs
     pub test_images: Option<usize>,
     /// The training images' [`fingerprint`].
     #[serde(default)]
     pub train_fingerprint: Option<String>,
-    /// The test images'.
+    /// The test images' fingerprint.
     #[serde(default)]
     pub test_fingerprint: Option<String>,
-    /// Which part of a data set's folder they were.
+    /// Which split of the data set the test images were.
     #[serde(default)]
     pub test_split: Option<Split>,
-    /// Whether these were held out of the others, for want of a test.
+    /// Whether the test images were held out of the training images, because the data have no test split.
     #[serde(default)]
     pub held_out: bool,
 }
@@ -77,8 +78,8 @@ impl DataFacts {
         }
     }
 
-    /// Lets a run go on with images: to learn from, the same as before, by their classes, number, labels and names. Says so
-    /// where they are others to be tested on, which from now on are the run's.
+    /// Lets a run continue on these images. The training images must be the same as before, by their classes, number,
+    /// labels and names. If the test images are others, prints a note; from now on they are the run's.
     pub fn take_up(&mut self, source: &str, images: &Images) -> Result<()> {
         self.ensure_classes(source, images.train().classes())?;
         let (count, before) = (images.train().len(), self.train_images);
@@ -118,7 +119,7 @@ impl DataFacts {
         Ok(())
     }
 
-    /// What a user should know where these images, a split of the run's own data, are not those that the run had.
+    /// A note for the user if these images, a split of the run's own data, are not those that the run used.
     pub fn differ(&self, source: &str, split: Split, images: &dyn Dataset) -> Option<String> {
         let evaluated = if self.held_out { Split::Test } else { Split::evaluated(source) };
         let (known, how) = match split {
@@ -126,7 +127,7 @@ impl DataFacts {
             split if split == evaluated => (&self.test_fingerprint, "tested"),
             _ => return None,
         };
-        // Another part may have the same names.
+        // Another split may have the same file names.
         let of_another_part = split == evaluated && self.test_split.is_some_and(|part| part != split);
         let others = of_another_part || known.as_ref().is_some_and(|known| *known != fingerprint(images));
         others.then(|| {
@@ -149,7 +150,8 @@ impl DataFacts {
     }
 }
 
-/// Weights that say what they are of: those in a run's checkpoint, or those that were exported from one.
+/// Weights with a description of the run that they are from: those in its checkpoint, or those that were exported from
+/// it.
 pub struct Described {
     /// Where they were read.
     path: PathBuf,
@@ -162,12 +164,12 @@ pub struct Described {
 }
 
 impl Described {
-    /// Those to be written.
+    /// Weights to be written.
     pub fn new(config: RunConfig, data: DataFacts, file: TensorFile) -> Self {
         Self { path: PathBuf::new(), config, data, file }
     }
 
-    /// Those of a file that was read. Errors: what they say of themselves is missing, or cannot be.
+    /// The weights in a file that was read. Errors: their description is missing or invalid.
     pub fn parse(path: PathBuf, file: TensorFile) -> Result<Self> {
         let config = RunConfig::parse(entry(&file, "config")?)?;
         let data: DataFacts = serde_json::from_str(entry(&file, "data")?).context("its data")?;
@@ -176,7 +178,8 @@ impl Described {
             bail!("it names {named} classes for a model of {classes}");
         }
         config.test_transform(data.statistics).context("its data")?;
-        // Before a model is made: a damaged configuration must not ask for more memory than the file is large.
+        // Checked before a model is built: a damaged configuration must not ask for much more memory than the file
+        // takes.
         let (stored, wanted) =
             (file.tensors.values().map(Tensor::count).sum::<usize>(), config.architecture.rough_size());
         if wanted > stored as f64 + 1e6 {
@@ -190,7 +193,7 @@ impl Described {
         &self.path
     }
 
-    /// The file, which from now on says what it is of, and that it is of this format.
+    /// The file, with this format and the description added to its metadata.
     pub fn into_file(mut self, format: &str) -> Result<TensorFile> {
         let metadata = &mut self.file.metadata;
         metadata.insert("format".into(), format.into());
@@ -246,13 +249,14 @@ pub struct TrainedModel {
     pub config: RunConfig,
     /// What it was trained on.
     pub data: DataFacts,
-    /// Whether the classes' names are the model's own, which a state_dict does not have.
+    /// Whether the class names come with the weights; a state_dict alone has none.
     pub named: bool,
 }
 
 impl TrainedModel {
-    /// The model of a state_dict alone: with the number of classes of its head, which for 1,000 are called as ImageNet's, and
-    /// images normalised as the published models take them. `path` names the file in errors.
+    /// The model of a state_dict alone: it has as many classes as the head of the state_dict, which get ImageNet's
+    /// names if they are 1,000, and its images are normalised as for the published models. `path` names the file in
+    /// errors.
     pub fn of_weights(file: TensorFile, path: &str, model: &str, changes: &Changes) -> Result<Self> {
         let config = RunConfig { architecture: architecture(&file, model)?, ..RunConfig::for_model(model)? };
         let config = config.of_trained(changes)?;

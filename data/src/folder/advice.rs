@@ -1,4 +1,4 @@
-//! What a user should know of an image folder, and of one that is nearly one.
+//! Notes for the user about an image folder, and about a folder that is nearly one.
 
 use super::undivided::is_class;
 use super::{PARTS, Undivided, folder_names};
@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 /// How many folders are looked into.
 const LOOKED_INTO: usize = 5;
 
-/// What is in a folder that is no data set and could be an image folder, in a sentence; nothing where that cannot be seen.
+/// A sentence that says what a folder holds that is not a data set but may have been meant as an image folder; empty if
+/// that cannot be determined.
 pub(crate) fn nearly(root: &Path) -> String {
     let Ok(folders) = folder_names(root) else { return String::new() };
     let misnamed = misnamed(root, Split::Train);
@@ -56,7 +57,7 @@ pub(crate) fn nearly(root: &Path) -> String {
     }
 }
 
-/// The error of a split to evaluate on that is not there, while the other one may be.
+/// The error for an evaluation split that does not exist, though the other one (val or test) may.
 pub(super) fn lacks_split(root: &Path, split: Split) -> Error {
     let Some(other) = [Split::Val, Split::Test].into_iter().find(|other| root.join(other.name()).is_dir()) else {
         return lacking(root, "train/, and folders of images");
@@ -66,7 +67,8 @@ pub(super) fn lacks_split(root: &Path, split: Split) -> Error {
     Error::Lacking { path: root.to_owned(), looked_for, help }
 }
 
-/// What is to be said of a folder that is called as a part is, but for capitals, or by its longer name.
+/// The advice about a folder that is named like a split except for capitals, or by the split's longer name (such as
+/// training).
 fn misnamed(root: &Path, split: Split) -> String {
     let longer = match split {
         Split::Train => "training",

@@ -23,9 +23,9 @@ const PARTS: [Split; 3] = [Split::Train, Split::Val, Split::Test];
 /// The images below `ROOT/train/CLASS/`, `ROOT/val/CLASS/` or `ROOT/test/CLASS/`, also in folders of their own there.
 /// Where there is only `train/`, or only `ROOT/CLASS/`, about one in five images is held out as the test.
 ///
-/// Classes are sorted by name and their files by path, so an index means the same on every machine. Hidden names are passed
-/// over; files that are not named as images are (see [`extensions`](crate::extensions)), too, but counted. Symbolic links are
-/// followed, but not round in circles. Opening lists names and reads no image.
+/// Classes are sorted by name and their files by path, so an index means the same on every machine. Hidden files and
+/// folders are ignored; so are files without an image extension (see [`extensions`](crate::extensions)), but they are
+/// counted. Symbolic links are followed, but not round in circles. Opening lists names and reads no image.
 pub struct ImageFolder {
     name: String,
     classes: Vec<String>,
@@ -38,7 +38,8 @@ pub struct ImageFolder {
 impl ImageFolder {
     /// Lists the images of one split.
     ///
-    /// Its classes are those of the training images, of which a test may lack some; without training images, its own.
+    /// Its classes are those of the training images, some of which a test split may lack; without training images, they
+    /// are the split's own.
     ///
     /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::UntaughtClasses`] where a test
     /// has classes that the training images have not, [`Error::EmptyClass`], [`Error::SingleImage`], [`Error::Classes`] where
@@ -112,8 +113,8 @@ impl ImageFolder {
         Ok(Self { held_out: true, ..images.noting(Some(note)) })
     }
 
-    /// The images that `wanted` takes of those of each class that is there, given its name and its folder; and what lies
-    /// beside them.
+    /// The images of each class for which `is_there` holds, as far as `wanted` selects them, given the class's name,
+    /// its folder and its images; and the other files there.
     fn list(
         root: &Path,
         folder: &Path,
@@ -142,7 +143,7 @@ impl ImageFolder {
                 Err(fault) => faults.push(fault),
             }
         }
-        // All of them at once: who mends one would find the next.
+        // All faults are reported at once, so that the user need not find them one by one.
         match faults.len() {
             0 => {}
             1 => return Err(faults.remove(0)),
@@ -204,7 +205,7 @@ pub(crate) fn evaluated(root: &Path) -> Split {
     if root.join(Split::Val.name()).is_dir() { Split::Val } else { Split::Test }
 }
 
-/// The names of the folders in `split`, of which there must be one.
+/// The names of the folders in `split`, of which there must be at least one.
 fn class_names(split: &Path) -> Result<Vec<String>> {
     let classes = folder_names(split)?.into_iter().map(|name| class_name(split, name)).collect::<Result<Vec<_>>>()?;
     if classes.is_empty() && pictures_in(split) > 0 {

@@ -7,7 +7,7 @@ use crate::{Error, Result, Split};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-/// Folders that a file system keeps to itself, and that are shut to most.
+/// System folders of file systems, which most users cannot read.
 const OF_THE_SYSTEM: [&str; 3] = ["lost+found", "System Volume Information", "$RECYCLE.BIN"];
 
 /// Classes whose images are not divided into those to learn from and others.
@@ -19,11 +19,11 @@ pub(crate) struct Undivided {
 }
 
 impl Undivided {
-    /// Those in `train`, or where there is no such folder, two or more in the root itself, each with an image. Other folders
-    /// may lie there, such as that of the runs.
+    /// The classes in `train` or, if there is no such folder, those in the root itself: two or more folders, each with
+    /// an image directly in it. There may be other folders, such as that of the runs.
     ///
-    /// Errors: [`Error::Lacking`] where a folder beside `train` has the same classes, or one beside two classes has images, but
-    /// only further down; those of reading `train`, the root, or what may be a class.
+    /// Errors: [`Error::Lacking`] where a folder beside `train` has the same classes, or a folder beside two or more
+    /// classes has images, but only in its subfolders; those of reading `train`, the root, or what may be a class.
     pub fn of(root: &Path) -> Result<Option<Self>> {
         let [train, val, test] = PARTS.map(|split| root.join(split.name()));
         if val.is_dir() || test.is_dir() {
@@ -33,7 +33,7 @@ impl Undivided {
             let classes = class_names(&train)?;
             let mut beside = folder_names(root)?;
             beside.retain(|name| name != Split::Train.name());
-            // One that cannot be read is among those that are skipped.
+            // A folder that cannot be read counts as one that is skipped.
             let theirs = |name: &OsString| folder_names(&root.join(name)).unwrap_or_default();
             if let Some(name) = beside.iter().find(|name| theirs(name).iter().eq(classes.iter().map(OsStr::new))) {
                 let help = format!(
@@ -63,7 +63,8 @@ impl Undivided {
         if classes.len() < 2 {
             return Ok(None);
         }
-        // One of these may be a class as well, which nobody would miss before the model is used.
+        // One of these folders may be meant as a class as well, and if it were skipped, it would not be missed until
+        // the model is used.
         let deeper = others.iter().find_map(|name| Some((name, picture_below(&root.join(name))?)));
         if let Some((name, image)) = deeper {
             let path = root.join(name);
@@ -81,7 +82,7 @@ impl Undivided {
     }
 }
 
-/// Whether a picture lies in a folder itself, which is not that of a run. It looks no further than the first: there may be a
+/// Whether a folder has a picture directly in it and is not a run folder. It stops at the first picture: there may be a
 /// million.
 pub(super) fn is_class(folder: &Path) -> Result<bool> {
     for entry in visible(folder)? {

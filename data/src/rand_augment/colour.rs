@@ -59,7 +59,7 @@ pub(super) fn auto_contrast(pixels: &mut [[u8; 3]]) {
 pub(super) fn equalize(pixels: &mut [[u8; 3]]) {
     let tables = histograms(pixels).map(|counts| {
         let brightest = counts.iter().rfind(|&&count| count > 0).map_or(0, |&count| count);
-        // Of one level alone there are no others, and the step is 0.
+        // If there is only one level, there are no other pixels, and the step is 0.
         let step = (pixels.len() - brightest) / 255;
         if step == 0 {
             return IDENTITY;
@@ -90,7 +90,8 @@ pub(super) fn solarize_add(pixels: &mut [[u8; 3]], added: u8) {
     map(pixels, |byte| if byte < 128 { byte.saturating_add(added) } else { byte });
 }
 
-/// `plain` at factor 0, `byte` at 1, and beyond. The cast truncates and saturates.
+/// `plain` at factor 0, `byte` at 1, interpolated between them and extrapolated beyond. The cast truncates and
+/// saturates.
 fn blend(plain: u8, byte: u8, factor: f32) -> u8 {
     let (plain, byte) = (f32::from(plain), f32::from(byte));
     (plain + factor * (byte - plain)) as u8
@@ -121,7 +122,8 @@ pub(super) fn brightness(pixels: &mut [[u8; 3]], factor: f32) {
     map(pixels, |byte| blend(0, byte, factor));
 }
 
-/// Away from the mean of a pixel's surroundings, in which it counts five times, or towards it. The edge stays.
+/// Away from the mean of a pixel's 3 x 3 neighbourhood, in which the pixel itself counts five times, or towards it.
+/// Pixels at the edge stay as they are.
 pub(super) fn sharpness(canvas: &mut Canvas, factor: f32) {
     let stride = canvas.side * 3;
     canvas.spare.copy_from_slice(&canvas.pixels);

@@ -1,18 +1,19 @@
 //! Operations that move pixels.
 //!
-//! The middle of each output pixel is mapped back into the picture and shows a cubic (Keys' with a = -1, other than
-//! that of resizing) of the 4 x 4 pixels around that place, of which those beyond an edge are the edge's. Pillow computes
-//! it in f64 and truncates, so only the same sums in the same order give the same bytes.
+//! The centre of each output pixel is mapped back into the picture, and the pixel is interpolated bicubically (Keys'
+//! kernel with a = -1, unlike that of resizing) from the 4 x 4 pixels around that place, where pixels beyond an edge
+//! repeat those of the edge. Pillow computes it in f64 and truncates, so only the same sums in the same order give the
+//! same bytes.
 
 /// From an output pixel's place (x to the right, y down) to the picture's: (a x + b y + c, d x + e y + f).
 #[derive(Clone, Copy)]
 pub(super) struct Affine([f64; 6]);
 
 impl Affine {
-    /// The picture turned to the left, about its middle.
+    /// The picture rotated counterclockwise about its centre.
     pub fn rotation(degrees: f64, side: usize) -> Self {
         let (sin, cos) = libm::sincos(-degrees.rem_euclid(360.0).to_radians());
-        // Pillow rounds to 15 places, which also hides in what its sines differ from these.
+        // Pillow rounds to 15 decimal places, which also hides the differences between its sines and these.
         let [sin, cos] = [sin, cos].map(|x| (x * 1e15).round() / 1e15);
         let middle = side as f64 / 2.0;
         let (c, f) = (cos * -middle + sin * -middle, -sin * -middle + cos * -middle);
@@ -51,15 +52,16 @@ impl Affine {
     }
 }
 
-/// A colour as numbers; the fourth fills up the machine's vectors.
+/// A colour as floats; the fourth pads it to the width of a SIMD vector.
 type Colour = [f64; 4];
 
-/// The colour of a place in the picture. Inlined, as what it calls: with colours in memory it takes twice the time.
+/// The colour of a place in the picture. Inlined, like what it calls: with colours in memory instead of registers it
+/// takes twice the time.
 #[inline(always)]
 fn interpolated(picture: &[[u8; 3]], side: usize, x: f64, y: f64) -> [u8; 3] {
     let ((columns, right), (rows, down)) = (taps(x, side), taps(y, side));
     let [above, row, below, last] = rows.map(|y| &picture[y * side..][..side]);
-    // At the middle of a row or column the cubic is that one's colour, to the bit.
+    // At the centre of a row or column, the cubic gives the colour of that row or column, bit for bit.
     let [red, green, blue, _] = if down == 0.0 {
         along(row, columns, right)
     } else if right == 0.0 {

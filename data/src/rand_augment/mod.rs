@@ -86,7 +86,7 @@ impl Canvas {
         &mut self.pixels
     }
 
-    /// Shows the picture moved; where nothing of it comes to lie, `fill`.
+    /// Transforms the picture; pixels that nothing of it is moved to become `fill`.
     fn transform(&mut self, map: Affine, fill: [u8; 3]) {
         map.apply(&self.pixels, self.side, fill, &mut self.spare);
         std::mem::swap(&mut self.pixels, &mut self.spare);
@@ -134,7 +134,7 @@ pub(crate) struct RandAugment {
     operations: usize,
     magnitude: f64,
     magnitude_std: f64,
-    /// The colour where a picture was moved away.
+    /// The colour of pixels that a moved picture no longer covers.
     fill: [u8; 3],
 }
 

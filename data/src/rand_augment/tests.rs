@@ -1,4 +1,4 @@
-//! Known answers of Pillow, and what the draws must be.
+//! Known-answer tests against Pillow, and tests of the distribution of the draws.
 
 use super::*;
 use tensor::rng::Philox;
@@ -25,7 +25,8 @@ fn noise(side: usize) -> Vec<[u8; 3]> {
     (0..side * side).map(|_| std::array::from_fn(|_| random.word() as u8)).collect()
 }
 
-/// `fixtures/rand_augment.py` made them with timm and Pillow: 24 x 24 pixels, the first picture that of all cases.
+/// `fixtures/rand_augment.py` made them with timm and Pillow: 24 x 24 pixels, the first picture being the input of all
+/// cases.
 #[test]
 fn the_bytes_are_pillows() {
     let strip = image::load_from_memory(PICTURES).unwrap().into_rgb8();
@@ -94,7 +95,7 @@ fn draws(magnitude: f64, magnitude_std: f64, count: usize) -> Vec<Option<Step>> 
     (0..count).map(|_| augment.draw(&mut random)).collect()
 }
 
-/// Asserts that something of this probability happened as often as it may, within four standard deviations.
+/// Asserts that an event of this probability happened as often as expected, within four standard deviations.
 #[track_caller]
 fn assert_part(what: &str, found: usize, of: usize, probability: f64) {
     let (expected, spread) = (of as f64 * probability, (of as f64 * probability * (1.0 - probability)).sqrt());
@@ -144,7 +145,7 @@ fn speed_of_the_operations() {
     let published = RandAugment { operations: 2, magnitude: 9.0, magnitude_std: 0.5, fill: FILL };
     for side in [224, 32] {
         let picture = noise(side);
-        // The least of several times, for what else the machine does.
+        // The fastest of several runs, since the machine may have other work.
         let measure = |name: String, times: usize, images: usize, work: &dyn Fn(&mut Canvas, &mut Sequence)| {
             let once = |_| {
                 let (mut canvas, mut random) = (canvas(side, &picture), Philox::new(7, 0).sequence());

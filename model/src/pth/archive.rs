@@ -14,7 +14,8 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Opens an archive, of which `left` bytes at most will be read. Its entries may lie over one another.
+    /// Opens an archive, of which at most `left` bytes in all will be read: its entries may overlap, and so hold more
+    /// than the file.
     pub fn open(file: File, left: u64) -> Result<Self> {
         let archive = ZipArchive::new(BufReader::new(file)).map_err(|error| error.to_string())?;
         let folder = archive.file_names().filter_map(std::result::Result::ok).find_map(|name| {
@@ -31,7 +32,7 @@ impl Archive {
         }
     }
 
-    /// So many bytes may still be read.
+    /// How many bytes may still be read.
     pub fn left(&self) -> u64 {
         self.left
     }
@@ -48,7 +49,7 @@ impl Archive {
         self.left -= size;
         let mut bytes = vec![];
         bytes.try_reserve_exact(size as usize).map_err(|error| told(&error))?;
-        // The checksum is compared when no more comes.
+        // One byte more, since the checksum is verified only at the end of the entry.
         entry.by_ref().take(size + 1).read_to_end(&mut bytes).map_err(|error| told(&error))?;
         Ok(bytes)
     }

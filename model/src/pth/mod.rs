@@ -27,12 +27,13 @@ pub const MAGIC: &[u8] = b"PK\x03\x04";
 /// What those of earlier versions begin with: a pickle of a large number, of which this is the first half.
 pub const OLD_MAGIC: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9";
 
-/// Where programs that save more than weights put these, first that of the published models.
+/// The keys under which programs that save more than weights store these, that of the published models first.
 const PLACES: [&str; 4] = ["model", "state_dict", "model_state_dict", "module"];
-/// A pickle of a hundred thousand tensors is longer than this, one of any model shorter; and it takes up to eighty times
-/// its length of memory.
+/// The longest pickle that is read: any model's is shorter, and one of a hundred thousand tensors is longer. Reading
+/// one takes up to eighty times its length in memory.
 const LONGEST_PICKLE: u64 = 8 << 20;
-/// Tensors may share memory, but not so that a short file fills the computer's, or is read for hours.
+/// How many times the length of the file its tensors may take in all: they may share storage, but a short file must not
+/// fill the memory or take hours to read.
 const MOST_SHARING: u64 = 8;
 
 /// What is wrong with a file.
@@ -40,7 +41,7 @@ const MOST_SHARING: u64 = 8;
 enum Problem {
     /// PyTorch did not write it so.
     Damaged(String),
-    /// It may have, but it is of no use here; and the way out.
+    /// PyTorch may have written it, but it cannot be used here; with advice.
     Unfit(String),
 }
 
@@ -63,8 +64,9 @@ impl From<String> for Problem {
 
 type Result<T> = std::result::Result<T, Problem>;
 
-/// The tensors of a file. Where dictionaries lie in the one that was saved, as in what training programs keep, those of its
-/// entry `model`, or else `state_dict`, `model_state_dict` or `module`; or its own; or those of the only one that has any.
+/// The tensors of a file. If the dictionary that was saved contains others, as those of training programs do: those of
+/// its entry `model`, or else `state_dict`, `model_state_dict` or `module`; or its own; or those of the only one that
+/// has any.
 pub fn read(path: &Path) -> crate::error::Result<TensorFile> {
     let shown = path.display().to_string();
     let io = |cause| Error::Io { path: shown.clone(), cause };
@@ -102,7 +104,7 @@ fn assemble(values: &Values, most: u64, mut bytes: impl FnMut(&str) -> Result<Ve
         let what = "its tensors are larger than the file, as expand() makes them; save contiguous() copies";
         return Err(Problem::Unfit(what.to_owned()));
     }
-    // So that each storage is read once, and no two are kept.
+    // So that each storage is read once, and only one is in memory at a time.
     views.sort_by_key(|(_, view)| view.key);
     let mut tensors = BTreeMap::new();
     for views in views.chunk_by(|(_, a), (_, b)| a.key == b.key) {

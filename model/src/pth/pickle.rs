@@ -5,7 +5,7 @@
 use super::op;
 use std::collections::HashMap;
 
-/// The place of a value among a pickle's [`Values`]: one may lie in several others, and in itself.
+/// The index of a value among a pickle's [`Values`]: a value may be contained in several others, and in itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Id(usize);
 
@@ -22,11 +22,12 @@ pub enum Value {
     Dict(Vec<(Id, Id)>),
     /// A class or a function, by two texts.
     Global { module: Id, name: Id },
-    /// What a function returns, or a class makes, of a tuple of arguments; and what is then put in, where it is a dictionary.
+    /// The result of calling a function or a class with a tuple of arguments; and the entries that are then inserted,
+    /// if it is a dictionary.
     Call { function: Id, arguments: Id, entries: Vec<(Id, Id)> },
-    /// What lies outside of the pickle, by its description.
+    /// An object outside the pickle, given by its description (persistent ID).
     Persistent(Id),
-    /// Of no use here: None, truth, fractions, bytes, sets.
+    /// Values that are not used here: None, booleans, floats, bytes, sets.
     Other,
 }
 
@@ -193,7 +194,8 @@ impl Machine<'_> {
                     let [function, arguments, _keywords] = self.popped()?;
                     self.push(Value::Call { function, arguments, entries: vec![] });
                 }
-                // An object's attributes, such as an OrderedDict's `_metadata`. A whole module's tensors are among its own.
+                // Discards an object's attributes, such as an OrderedDict's `_metadata`; the tensors of a module that
+                // was saved as a whole are among its attributes, too.
                 op::BUILD => _ = self.pop()?,
                 other => {
                     let at = self.at - 1;
@@ -284,7 +286,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Bytes that are of no use, behind their number.
+    /// Length-prefixed bytes that are not used.
     fn push_other_counted(&mut self, width: usize) -> Result<()> {
         let count = self.unsigned(width)?;
         self.push_other(count)
@@ -312,7 +314,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// A text behind the number of its bytes. Those of Python 2 may be no texts.
+    /// A length-prefixed text. Those of Python 2 may not be valid UTF-8.
     fn text(&mut self, width: usize) -> Result<()> {
         let count = self.unsigned(width)?;
         match std::str::from_utf8(self.bytes(count)?).map(str::to_owned) {

@@ -6,9 +6,9 @@ use crate::files::from_bytes;
 use safetensors::tensor::Dtype;
 use tensor::Tensor;
 
-/// What no layer has more of.
+/// The most axes of a tensor that is read: no layer has more.
 const MOST_AXES: usize = 8;
-/// How deep a tensor lies in others: in a parameter, in a class of its own.
+/// How many levels of wrappers around a tensor are followed, such as a parameter or a tensor subclass.
 const DEEPEST: usize = 4;
 
 /// How a pickle makes a tensor.
@@ -26,12 +26,12 @@ pub fn made(values: &Values, id: Id) -> Option<Made<'_>> {
         let items = || if let Value::Sequence(items) = values.get(arguments) { items.as_slice() } else { &[] };
         (function, arguments) = match (values.global(function)?, items()) {
             (("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2"), _) => return Some(Made::View(arguments)),
-            // A parameter, of the tensor that it is.
+            // A parameter, whose first argument is the tensor that it wraps.
             (("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state"), &[tensor, ..]) => {
                 let Value::Call { function, arguments, .. } = *values.get(tensor) else { return None };
                 (function, arguments)
             }
-            // A tensor of a class of its own, or with attributes: how it is made, the class, from what.
+            // A tensor of a subclass, or with attributes: the function that makes it, the class, the arguments.
             (("torch._tensor", "_rebuild_from_type_v2"), &[function, _, arguments, ..]) => (function, arguments),
             (("torch._utils", other), _) if other.starts_with("_rebuild_") => return Some(Made::Other(other)),
             _ => return None,
@@ -117,7 +117,7 @@ impl<'v> View<'v> {
         from_bytes(self.dtype, &bytes, self.shape.clone()).map_err(Problem::Unfit)
     }
 
-    /// Puts the elements of the axes from `axis` on behind `bytes`, in order.
+    /// Appends the elements of the axes from `axis` on to `bytes`, in order.
     fn gather(&self, storage: &[u8], axis: usize, at: usize, bytes: &mut Vec<u8>) -> Option<()> {
         if let Some(length) = self.run(axis) {
             let end = at.checked_add(length)?.checked_mul(self.size)?;
@@ -130,7 +130,7 @@ impl<'v> View<'v> {
         })
     }
 
-    /// The number of elements of the axes from `axis` on, where they lie one after the other.
+    /// The number of elements of the axes from `axis` on, if they are contiguous.
     fn run(&self, axis: usize) -> Option<usize> {
         let mut axes = self.shape[axis..].iter().zip(&self.strides[axis..]).rev();
         axes.try_fold(1, |length, (&extent, &stride)| (extent == 1 || stride == length).then_some(length * extent))

@@ -42,12 +42,12 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 10)]
     steps: usize,
     /// Says where the time goes: for each operation, forward and backward, its time, its share, its GFLOP/s and GB/s,
-    /// and what part they are of the most that this machine does, which is measured as well. An operation's
-    /// arithmetic and traffic are the least that its mathematics needs.
+    /// and these rates as a percentage of the machine's peak, which is measured as well. An operation's arithmetic and
+    /// memory traffic are counted as the minimum that its mathematics requires.
     #[arg(long)]
     profile: bool,
-    /// Of the model only its routed attention, stage by stage: forward, and forward + backward. The time of a call is the
-    /// mean of --steps calls, asked for one after the other.
+    /// Times only the model's routed attention, stage by stage: forward, and forward + backward. The time of a call is
+    /// the mean of --steps calls, launched one after the other.
     #[arg(long, conflicts_with_all = ["mode", "recompute", "profile"])]
     only_bra: bool,
     /// Instead of a model: bi-level routing attention and full attention on square maps of 28, 56, 112, ... tokens a
@@ -63,10 +63,10 @@ pub struct Arguments {
     /// With --op: draws the two curves to this PNG file.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Prints one JSON object. Its peak_rss_bytes, the largest resident memory, is null where the system does not
-    /// tell: elsewhere than on Linux. Its gpu_bytes, what is held of the GPU's memory after the last step, is null on the CPU.
-    /// Its loss is the last step's, null for inference; its output_rms, the root of the mean square of what the last pass
-    /// gave, null for training: by these, devices, precisions and runs can be compared.
+    /// Prints one JSON object. Its peak_rss_bytes, the peak resident set size, is null on systems other than Linux. Its
+    /// gpu_bytes, the GPU memory held after the last step, is null on the CPU. Its loss is the last step's, null for
+    /// inference; its output_rms is the root mean square of the last pass's output, null for training. With these two,
+    /// devices, precisions and runs can be compared.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -94,7 +94,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let Arguments { largest, plot, json, .. } = arguments;
         return arguments.threads.run(|| sweep::run(largest.unwrap_or(LARGEST), plot.as_deref(), *json));
     }
-    // To require --op for them does not help: it is not missed where it could not be given.
+    // clap's `requires` does not help here: it does not report a missing --op if that would conflict with another
+    // option given.
     for (option, given) in [("--largest", arguments.largest.is_some()), ("--plot", arguments.plot.is_some())] {
         if given {
             bail!("{option} is for --op; give that too, or leave it out");
@@ -115,13 +116,13 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     whole::run(arguments, size)
 }
 
-/// So many numbers from -1 to 1, the same each time: of zeros some machines are faster.
+/// `count` pseudo-random numbers from -1 to 1, the same each time: with zeros, some machines compute faster.
 fn noise(count: usize, stream: u64) -> Vec<f32> {
     let random = Philox::new(0, stream);
     (0..count as u64).map(|place| 2.0 * random.uniform(place) - 1.0).collect()
 }
 
-/// Refuses a batch (N, ...) whose `part` is so large that nobody can have meant it.
+/// Refuses a batch (N, ...) whose `part` would take more than 8 GB, which is surely a mistake.
 fn ensure_sensible(shape: [usize; 4], part: &str) -> Result<()> {
     let bytes = shape.iter().fold(4.0, |bytes, &extent| bytes * extent as f64);
     if bytes > 8e9 {

@@ -1,4 +1,4 @@
-//! `biformer bench --profile`: the parts of a step, beside what this machine can do.
+//! `biformer bench --profile`: the operations of a step, compared with the machine's peak rates.
 
 use super::noise;
 use autograd::{Line, Profile, Work};
@@ -12,12 +12,12 @@ use tensor::cpu::parallel::Out;
 use tensor::cuda::{Gemm, Matrix};
 use tensor::{DType, Device, Tensor};
 
-/// The most that this machine does with the threads in use, or that a GPU does.
+/// The measured peak rates of this machine with the threads in use, or of a GPU.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Ceilings {
-    /// Of a large product of matrices, two operations a multiply-add.
+    /// The rate of a large matrix product; a multiply-add counts as two operations.
     gflops: f64,
-    /// Of a copy of more than the caches hold, read and written bytes together.
+    /// The rate of a copy that is larger than the caches; read and written bytes both count.
     gb_per_s: f64,
     /// The matrices' extent and type, and the bytes of the copy.
     extent: usize,
@@ -29,7 +29,7 @@ struct Ceilings {
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     work: &'static str,
-    /// `forward`, `backward`, or empty for what is no operation.
+    /// `forward`, `backward`, or empty for work outside the model's operations.
     pass: &'static str,
     calls_per_step: f64,
     ms_per_step: f64,
@@ -49,8 +49,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of a profile that watched so many steps. Measures the ceilings: of a GPU and its maps' type, or else of the thread
-    /// pool that it is called on. Errors: those of the GPU.
+    /// The report of a profile of this many steps. Measures the ceilings: those of a GPU with its maps' type, or else
+    /// those of the thread pool that it is called on. Errors: those of the GPU.
     pub fn new(profile: &Profile, steps: usize, gpu: Option<(&Device, DType)>) -> tensor::Result<Self> {
         let ceilings = match gpu {
             Some((device, maps)) => Ceilings::of_gpu(device, maps)?,
@@ -83,9 +83,9 @@ impl Report {
     }
 }
 
-/// Extent of the matrices whose product shows the arithmetic that there is.
+/// Extent of the matrices whose product measures the peak arithmetic rate.
 const EXTENT: usize = 1536;
-/// f32 elements whose copy shows the bandwidth that there is: 256 MiB, and as much for the copy.
+/// The number of f32 elements whose copy measures the peak bandwidth: 256 MiB, and as much again for the copy.
 const COPIED: usize = 64 << 20;
 
 impl Ceilings {

@@ -1,8 +1,8 @@
 //! `biformer bench --only-bra`: routed attention alone, on the maps that it meets in a model's stages.
 //!
-//! From queries, keys and values to the mixed values, local context included; not the linear layers around it. Calls
-//! are asked for one after the other and waited for once, on a GPU as recorded requests, so that it is not timed while it
-//! waits for the host.
+//! What is timed goes from queries, keys and values to the mixed values, including local context but not the linear
+//! layers around it. Calls are launched one after the other and waited for once at the end; on a GPU they are replays
+//! of a recording, so that the time in which it would wait for the host does not count.
 
 use super::{ensure_sensible, noise};
 use crate::commands::Status;
@@ -119,7 +119,7 @@ fn measure(
     }))
 }
 
-/// The milliseconds of one of `steps` calls.
+/// The mean time of a call, over `steps` calls, in milliseconds.
 fn each_ms(device: &Device, steps: usize, mut call: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut repeated = Repeated::default();
     let mut again = |_| repeated.run(device, true, |_| vec![], &mut call).map(|&()| ());

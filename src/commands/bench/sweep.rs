@@ -25,7 +25,7 @@ const HEADS: usize = 2;
 const TOPK: usize = 4;
 /// The side of the smallest map; each of the others is twice the one before.
 const SMALLEST: usize = 28;
-/// A map that would take longer than this many seconds, forward and backward, is left out.
+/// A map that might take longer than this many seconds, forward and backward, is left out: see [`GROWTH`].
 const PATIENCE: f64 = 10.0;
 /// Four times the tokens take at most so many times as long: sixteen for the arithmetic of full attention, and up to
 /// four for keys and values that no longer fit into a cache.
@@ -49,7 +49,7 @@ struct Point {
 struct Curve {
     attention: &'static str,
     points: Vec<Point>,
-    /// The e of time ~ tokens^e, by least squares of the logarithms; none of a single point.
+    /// The exponent e of time ~ tokens^e, by a least-squares fit to the logarithms; none for a single point.
     forward_exponent: Option<f64>,
     forward_backward_exponent: Option<f64>,
     /// The same of the extra memory.
@@ -100,7 +100,7 @@ pub fn run(largest: usize, plot: Option<&Path>, json: bool) -> Result<Status> {
     Ok(Status::Done)
 }
 
-/// S of equation 9, (k/2·(H·W)²)^(1/6), and of the divisors of the side the one next to it.
+/// The divisor of the side that is closest to the S of equation 9, (k/2·(H·W)²)^(1/6).
 fn regions_per_side(side: usize) -> usize {
     let wanted = (TOPK as f64 / 2.0).powf(1.0 / 6.0) * (side as f64).powf(2.0 / 3.0);
     let divisors = (1..=side).filter(|&divisor| side.is_multiple_of(divisor));
@@ -181,7 +181,7 @@ fn point(
         tape.backward_from(&out, upstream.clone(), &mut gradients)?;
         Ok((out.into_value(), gradients))
     };
-    trim_pool(); // and what threads keep of the last map
+    trim_pool(); // also releases what threads retain from the last map
     reset_peak();
     let results = forward_backward()?;
     let stats = pool_stats();
@@ -210,7 +210,7 @@ fn fastest<R>(work: impl Fn() -> Result<R>) -> Result<f64> {
     Ok(least)
 }
 
-/// The e of y ~ x^e, by least squares of the logarithms.
+/// The exponent e of y ~ x^e, by a least-squares fit to the logarithms.
 fn exponent(points: impl Iterator<Item = (f64, f64)>) -> Option<f64> {
     let points: Vec<(f64, f64)> = points.map(|(x, y)| (x.ln(), y.ln())).collect();
     let count = points.len() as f64;

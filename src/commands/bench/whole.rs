@@ -29,9 +29,9 @@ struct Measured {
     times: Vec<f64>,
     /// The last step's loss, or the root of the mean square of what the last pass gave.
     outcome: f64,
-    /// The most that was resident, where the system tells.
+    /// The peak resident set size, if the system reports it.
     peak: Option<u64>,
-    /// What was held of the GPU's memory, if there is one.
+    /// The GPU memory that was held, if there is a GPU.
     on_gpu: Option<u64>,
     /// Where the time went, if that was asked for.
     report: Option<Report>,
@@ -126,7 +126,7 @@ impl Measured {
     }
 }
 
-/// The seconds of each step, where it was made, and what came out.
+/// The seconds of each step, the device, and the outcome (see [`Measured`]).
 fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) -> Result<(Vec<f64>, Device, f64)> {
     let [height, width] = size.0;
     let mut config = RunConfig::for_model(&arguments.model.model)?;
@@ -160,7 +160,8 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
             let device = learner.device().clone();
             let mut outcome = f64::NAN;
             let times = steps(arguments.steps, profile, |step| {
-                // It is the next one as well: as in a run, each step has a batch brought to a GPU while it works.
+                // The same batch is the next one as well, so that, as in a run, a batch is uploaded to a GPU during
+                // each step.
                 outcome = learner.train(&batch, step as u64, 1e-3, || Some(&batch))?.mean_loss();
                 Ok(())
             })?;
@@ -169,7 +170,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
         Workload::Infer => {
             let mut model = BiFormer::new(&config.architecture, 0, DType::F32)?;
             let device = arguments.compute.place(&mut model)?;
-            // As if there were no end of them: one is what the next ones are.
+            // As if there were unlimited passes, so that a pass may be recorded, as in long-running inference.
             let mut inference = Inference::new(&model, usize::MAX).profiled(profile.cloned());
             inference.stage(&batch)?;
             let mut given = vec![];
@@ -183,7 +184,7 @@ fn time(arguments: &Arguments, size: ImageSize, profile: Option<&Arc<Profile>>) 
     }
 }
 
-/// Of all numbers of these tensors.
+/// The root mean square of all elements of these tensors.
 fn root_mean_square(tensors: &[Tensor]) -> Result<f64> {
     let (mut squares, mut count) = (0.0, 0);
     for tensor in tensors {

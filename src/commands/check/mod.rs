@@ -27,7 +27,8 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let splits = splits(&arguments.data)?;
-        // What is found is the status as well, and that does not depend on who listens: `biformer check .. | head`.
+        // The exit status, too, says what is found, and must not depend on whether the output is read to the end:
+        // `biformer check .. | head`.
         unless_closed(print_classes(&splits))?;
         let notes = distinct_notes(splits.iter().map(|(_, dataset)| dataset.as_ref()));
         notes.iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
@@ -51,7 +52,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     })
 }
 
-/// Those to learn from, if there are any, those to evaluate on, and the test images that there may be beside these.
+/// The training images, if there are any; the images that training evaluates on; and the test split, if there is one
+/// beside a validation split.
 fn splits(source: &str) -> Result<Vec<(Split, Arc<dyn Dataset>)>> {
     let (there, evaluated) = (|split: Split| Path::new(source).join(split.name()).is_dir(), Split::evaluated(source));
     let mut splits = vec![evaluated];
@@ -63,7 +65,7 @@ fn splits(source: &str) -> Result<Vec<(Split, Arc<dyn Dataset>)>> {
     }
     let open = |split| Ok((split, data::open(source, split).with_context(|| format!("data {source}"))?));
     let splits: Vec<(Split, Arc<dyn Dataset>)> = splits.into_iter().map(open).collect::<Result<_>>()?;
-    // Without images to learn from, nothing else compares them.
+    // Without training images, nothing else compares the classes of the splits.
     if splits.windows(2).any(|pair| pair[0].1.classes() != pair[1].1.classes()) {
         bail!("data {source}: {}/ and {}/ have different classes", splits[0].0.name(), splits[1].0.name());
     }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-/// An image: the number of its split, and its own in that.
+/// An image: the index of its split, and its own index in that split.
 type Place = (usize, usize);
 
 /// A checksum of a picture's pixels. Its 64 bits tell millions of them apart.
@@ -16,12 +16,12 @@ pub fn checksum(image: &Image) -> u64 {
     summed.finish()
 }
 
-/// What a user should know of images that have the checksum of one before them, in another split, where it flatters the test,
-/// or in another class, of which one is wrong.
+/// Notes on images with the same checksum as an earlier one that is in another split, where it inflates the test
+/// result, or in another class, so that one of the two labels is wrong.
 pub fn notes(splits: &[(Split, Arc<dyn Dataset>)], read: &[Vec<data::Result<u64>>]) -> Vec<String> {
     let class = |(split, image): Place| splits[split].1.labels().and_then(|labels| labels.get(image));
     let mut first = HashMap::new();
-    // Pairs of images, by the splits that both are in.
+    // Pairs of duplicates, by the two splits that they are in.
     let (mut in_splits, mut in_classes) = (BTreeMap::<_, Vec<_>>::new(), vec![]);
     for (split, read) in read.iter().enumerate() {
         for (image, checksum) in read.iter().enumerate() {
