@@ -67,7 +67,7 @@ fn the_libraries_that_are_named_are_used() {
     bench(&driver, &folder).refused(&["BIFORMER_CUDA names", "neither NVRTC nor cuBLASLt is there"]);
     // A toolkit's, without a version in its name, is what cudarc takes first.
     fs::copy(standin.library("libnvrtc.so"), driver.join("libnvrtc.so")).unwrap();
-    bench(&driver, &named).refused(&["BIFORMER_CUDA names", "driver/libnvrtc.so before", "out of LD_LIBRARY_PATH"]);
+    bench(&driver, &named).refused(&["BIFORMER_CUDA names", "driver/libnvrtc.so first", "out of LD_LIBRARY_PATH"]);
     // What is not there cannot be meant.
     fs::remove_file(named.join("libnvrtc.so.13")).unwrap();
     bench(&driver, &named).ok();

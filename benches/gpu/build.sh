@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds, on a machine with Rust, what run.sh runs on a GPU host: the program, the tests that open a device, and the
-# kernels' machine code for GPUs of compute capability CAPABILITY, for which it takes NVRTC (or LATER=1, and the GPU host
+# kernels' machine code for GPUs of compute capability CAPABILITY, which needs NVRTC (with LATER=1 the GPU host
 # compiles them). Leaves target/gpu.tar.xz.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -38,8 +38,8 @@ sed -n '/^registry!\[/,/^\]/s/^ *\([a-z0-9_]*\),$/\1/p' ops/src/registry.rs >"$o
 [[ -s $out/operations ]] || { echo "ops/src/registry.rs: no operations found" >&2; exit 1; }
 # Test binaries look for their fixtures where they were built.
 pwd -P >"$out/root"
-# So that a GPU host need not spend its time on compiling. It will all the same if its NVRTC is another release: the stage
-# called look says so.
+# So that a GPU host need not compile them. It does so nevertheless if its NVRTC is another release; the stage `look`
+# reports that.
 if [[ -z ${LATER-} ]]; then
     cargo test --release --no-run --test kernels
     BIFORMER_CACHE=$PWD/$out/kernels CAPABILITY=${CAPABILITY:-9.0} \

@@ -7,8 +7,8 @@ from collections import defaultdict
 
 
 def last_step(names):
-    """Where the last step lies. What a run does before its steps and after them comes once: a step is the longest
-    sequence that comes twice in a row."""
+    """The range of the last step. Launches before and after the steps occur once: a step is the longest
+    sequence that occurs twice in a row."""
     found = range(len(names))
     for length in range(1, len(names) // 2 + 1):
         alike = 0

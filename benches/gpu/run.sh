@@ -4,14 +4,14 @@
 #
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
-# The order is that of importance. A host that is lent for a quarter of an hour, with the way there and back, takes these
+# The stages are in order of importance. On a host that is lent for a quarter of an hour, transfers included, use these
 # two calls; the third is for another:
 #
 #     DEADLINE=420 benches/gpu/run.sh look quick tensor operations forms bench
 #     DEADLINE=240 benches/gpu/run.sh steps peers profile
 #     benches/gpu/run.sh look epilogues kernels precisions sanitize
 #
-# After DEADLINE seconds nothing is begun, and what runs is ended: such hosts are lent by the minute. OUT gets five
+# After DEADLINE seconds nothing is started, and what runs is killed: such hosts are paid by the minute. OUT gets five
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
 # kernels.txt the tables of these two stages; plans.txt what cuBLASLt says it chose for each product of a step. The
 # status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
@@ -29,7 +29,7 @@ summary=$out/summary.txt
 # A later call on the same host finds here what was compiled. The logs are those of one call.
 kept=${TMPDIR:-/tmp}/biformer-gpu
 logs=$kept/logs
-# All anew, or a host that was used before would run what it had then.
+# Start afresh: otherwise a host that was used before would run its old files.
 rm -rf target/gpu "$logs" "$out"/{summary.txt,all.log,profiles.txt,kernels.txt,plans.txt}
 mkdir -p "$out" "$logs" "$kept/kernels"
 tar -C target -xJf target/gpu.tar.xz 2>/dev/null || python3 -m tarfile -e target/gpu.tar.xz target || exit
@@ -41,7 +41,7 @@ root=$(<target/gpu/root)
 export BIFORMER_CACHE=$kept/kernels TORCHINDUCTOR_CACHE_DIR=$kept/inductor BIFORMER_TEST_GPU=1
 add_libraries() { [[ ! -d $1 ]] || export LD_LIBRARY_PATH="$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"; }
 add_libraries /usr/local/nvidia/lib64
-torch_libraries=${LD_LIBRARY_PATH-} # it brings its own, and must not get the toolkit's
+torch_libraries=${LD_LIBRARY_PATH-} # PyTorch has its own, and must not load the toolkit's
 add_libraries /usr/local/cuda/lib64
 PATH=$PATH:/usr/local/cuda/bin
 for folder in /opt/nvidia/nsight-compute/*/; do PATH=$PATH:$folder; done
@@ -57,12 +57,12 @@ skip() { printf '%-18s  %s: %s\n' "left out" "$@" | tee -a "$summary"; }
 # Some lines, as a remark on the part before.
 remark() { sed 's/^/          /' | tee -a "$summary"; }
 
-# Several processes write at once: each hands on what it has in one piece.
+# Several processes write at once: each passes on its whole output in one write.
 whole() { dd bs=128K iflag=fullblock status=none; }
 
 late=75 # the status of a part that was not begun
 
-# try CAP NAME COMMAND...: runs it for at most CAP seconds, notes what came of it, and gives its status
+# try CAP NAME COMMAND...: runs it for at most CAP seconds, notes the result, and returns its status
 try() {
     local cap=$1 name=$2 log=$logs/$2.log left=$((deadline - SECONDS)) began=$SECONDS result status
     shift 2
@@ -95,7 +95,7 @@ measure() {
 # outcome NAME: the loss, or the output's size, that a part ended with
 outcome() { sed -nE 's/.*, (loss|output \(root mean square\)) ([0-9.]+)$/\2/p' "$logs/$1.log" | head -n 1; }
 
-# agree TOLERANCE NAME OTHER...: whether each of the others came to what the first did, but for such a part of it
+# agree TOLERANCE NAME OTHER...: whether the outcome of each other is the first one's, within this relative tolerance
 agree() {
     local tolerance=$1 first=$2 other result
     shift 2
@@ -108,10 +108,10 @@ agree() {
     done
 }
 
-# What the driver and cuBLASLt say of a kernel, or a call, that did what it must not.
+# Messages of the driver and cuBLASLt about a kernel or a call that caused a fault.
 fault='illegal|misaligned|invalid|launch failure|too many resources|hardware|waiting for the GPU|CUBLAS_STATUS|captur'
 
-# What the first few of many that fail have in common is enough to know.
+# Only the first three failures are run again: they show what many failures have in common.
 a_rerun() {
     local place
     for place in 1 2 3; do
@@ -120,8 +120,8 @@ a_rerun() {
     return 1
 }
 
-# As try; what fails is run again without what cuBLASLt does beside a product, and what fails by a fault, not by a wrong
-# number, also with each kernel waited for, and under the memory checker.
+# As try; what fails is run again without cuBLASLt's epilogues, and what fails by a fault, not by a wrong
+# number, also with synchronous launches, and under the memory checker.
 check() {
     local name=$2 status
     try "$@"
@@ -135,7 +135,7 @@ check() {
     [[ -n $(no_sanitizer) ]] || try 90 "$name-memcheck" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$@"
 }
 
-# Why compute-sanitizer cannot be had; nothing where it can.
+# Prints why compute-sanitizer cannot be used; nothing if it can.
 no_sanitizer() {
     if [[ $(uname -r) == 4.4.0 ]]; then
         echo "gVisor has no device for it"
@@ -147,8 +147,8 @@ no_sanitizer() {
 # Waits until fewer than four run in the background.
 a_place() { while [[ $(jobs -rp | wc -l) -ge 4 ]]; do wait -n; done; }
 
-# [cap=SECONDS] each BINARY [FILTER...]: its tests, each in a process of its own: after a fault CUDA refuses a process
-# everything
+# [cap=SECONDS] each BINARY [FILTER...]: runs its tests, each in its own process: after a fault CUDA
+# refuses all further work of a process
 each() {
     local binary=$1 name cap=${cap:-45}
     shift
@@ -159,8 +159,8 @@ each() {
     wait
 }
 
-# A GPU that nobody uses is put to rest, and takes seconds to wake for each of the many processes here: so one stays. It
-# is nobody's job, or those who wait for their jobs would wait for it.
+# An idle GPU is shut down, and takes seconds to start for each of the many processes here: so one stays. It
+# is not a job of this shell, or `wait` would wait for it.
 [[ $(type -t nvidia-smi) != file ]] || awake=$(nvidia-smi dmon -d 10 -c 100 >/dev/null 2>&1 & echo $!)
 trap '[[ -z ${awake-} ]] || kill "$awake" 2>/dev/null' EXIT
 
@@ -173,18 +173,18 @@ look() {
     try 20 nvidia-smi nvidia-smi
     try 20 host bash -c 'uname -a; nproc; free -m; ls -d /usr/local/{cuda,nvidia}*; python3 --version; env | grep PATH'
     try 60 devices target/gpu/biformer devices
-    # Which of several is taken is for the loader to tell.
+    # The loader tells which of several libraries is used.
     try 60 libraries bash -c 'LD_DEBUG=libs target/gpu/biformer devices 2>&1 | sed -n "s/.*calling init: //p" |
         grep -E "libcuda|nvrtc|cublas"'
     cat "$logs"/{devices,libraries}.log 2>/dev/null | head -n 12 | remark
     local brought=("$kept"/kernels/*) there
     ONLY=gelu try 60 first-kernel "${parity[@]}"
     there=("$kept"/kernels/*)
-    [[ ${#there[@]} -eq ${#brought[@]} ]] || echo "kernels are compiled here: the NVRTC of build.sh is another" | remark
+    [[ ${#there[@]} -eq ${#brought[@]} ]] || echo "kernels are compiled here: build.sh used another NVRTC" | remark
 }
 
 tensor() {
-    # Left out is what only the emulated device can be asked.
+    # Without the tests that need the emulated device.
     each tensor --skip emulated
     each products
     each recording
@@ -206,8 +206,8 @@ forms() {
     each optim
 }
 
-# A few figures, even if all else should fail; whether a step at its real size computes what it should, twice over; and a
-# question: is it the recording, or what cuBLASLt does beside a product, that fails?
+# A few figures, in case all else fails; whether a step of realistic size is correct, and repeatable; and a
+# question: if something fails, is it the recording, or cuBLASLt's epilogues?
 quick() {
     local mode full=("${ours[@]}" --precision f32 --model small --batch-size 128 --steps 10)
     local few=(target/gpu/biformer bench --model small --batch-size 8 --steps 1)
@@ -270,7 +270,7 @@ kernels() {
             --csv --print-units base --log-file "$logs/$mode.csv" \
             "${small[@]}" --mode $mode --steps 1 --profile || continue
         echo "small, batch 128, $mode" >>"$out/kernels.txt"
-        # Into a file first: head would leave before all of it is written.
+        # To a file first: head would close a pipe before everything is written.
         python3 benches/gpu/kernels.py <"$logs/$mode.csv" >"$logs/$mode.txt"
         cat "$logs/$mode.txt" >>"$out/kernels.txt"
         head -n 26 "$logs/$mode.txt" | remark
@@ -308,7 +308,7 @@ RUNS
 }
 
 steps() {
-    # Left out is what runs the program from where it was built.
+    # Without the test that runs the program from where it was built.
     cap=120 each steps --skip a_run_goes_on
     cap=120 each golden on_a_gpu
 }
@@ -327,8 +327,8 @@ sanitize() {
     local reason precision tool name
     reason=$(no_sanitizer)
     [[ -z $reason ]] || { skip sanitize "$reason"; return; }
-    # Not of a test: the memory that tests get has been written to, with NaN. And as single launches, of which it can say
-    # more than of a recording.
+    # Not on tests, whose memory is initialised with NaN. And with single launches, about which it can report
+    # more than about a recording.
     for precision in bf16 f32; do
         BIFORMER_UNRECORDED=1 try 90 "initcheck-$precision" \
             compute-sanitizer --tool initcheck --report-api-errors no --error-exitcode 9 \

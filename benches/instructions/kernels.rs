@@ -45,7 +45,7 @@ fn measured<R>(name: &str, work: impl FnOnce() -> R) -> R {
 #[inline(never)]
 pub fn counted(work: &mut dyn FnMut()) {
     work();
-    // Not a jump to the work, which would return past this function.
+    // Prevents a tail call, from which the work would return past this function.
     black_box(());
 }
 
@@ -86,7 +86,8 @@ fn kernels() -> Vec<Kernel> {
         };
         kernels.push(Kernel { name, shapes, backward, apply });
     };
-    // Queries, keys and values: of nano's first stage, and of tiny's first and third, of a quarter of an image.
+    // Queries, keys and values: of nano's first stage for an image, and of tiny's first and third stages for a quarter
+    // of one.
     for [tokens, inputs, outputs] in [[256, 48, 144], [784, 64, 192], [49, 256, 768]] {
         add(
             format!("linear {tokens}x{inputs} to {outputs}"),
@@ -107,7 +108,7 @@ fn kernels() -> Vec<Kernel> {
             Box::new(|v| ops::dwconv(&v[0], &v[1], Some(&v[2]))),
         );
     }
-    // The second convolution of tiny's stem, and its first merging, of smaller images.
+    // The second convolution of tiny's stem, and its first patch merging, for smaller images.
     for [side, inputs, outputs] in [[28, 32, 64], [14, 64, 128]] {
         add(
             format!("conv2d {side}x{side}x{inputs} to {outputs}"),

@@ -1,5 +1,5 @@
-//! How many instructions the main kernels take, against recorded figures: unlike time, they are the same on a busy
-//! machine, so that a slowdown is seen where it is made.
+//! How many instructions the main kernels take, compared with recorded counts: unlike times, these do not change on a
+//! busy machine, so a slowdown shows in the change that causes it.
 //!
 //! `cargo bench --bench instructions` runs the kernels under valgrind and fails where one takes over 10 % more than
 //! `benches/instructions/recorded.json` says. `UPDATE=1 cargo bench --bench instructions` writes that file. Valgrind knows no
@@ -28,7 +28,7 @@ const ISA: &str = "avx2";
 
 #[derive(Debug, Deserialize, Serialize)]
 struct Counts {
-    /// The compiler, as it calls itself: another one's instructions are others.
+    /// The compiler's version: counts are comparable only between builds of the same compiler.
     rustc: String,
     /// Instructions by kernel.
     instructions: BTreeMap<String, u64>,
@@ -57,7 +57,7 @@ fn check() -> Result<bool> {
     }
     if Command::new("valgrind").arg("--version").output().is_err() {
         let required = env::var_os("REQUIRE_VALGRIND").is_some();
-        println!("{} there is no valgrind.", if required { "REQUIRE_VALGRIND is set, and" } else { "Skipped:" });
+        println!("{} valgrind is not installed.", if required { "REQUIRE_VALGRIND is set, and" } else { "Skipped:" });
         return Ok(!required);
     }
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/instructions/recorded.json");
@@ -71,13 +71,16 @@ fn check() -> Result<bool> {
     let recorded = read().map_err(|error| format!("{}: {error} (UPDATE=1 writes it anew)", file.display()))?;
     let well = compare(&recorded.instructions, &now.instructions);
     if recorded.rustc != now.rustc {
-        println!("This is {}; recorded was {}. The comparison is for information.", now.rustc, recorded.rustc);
+        println!(
+            "This is {}, but the counts were recorded with {}: they are compared for information only.",
+            now.rustc, recorded.rustc
+        );
         return Ok(true);
     }
     Ok(well)
 }
 
-/// Prints the figures side by side. Whether all kernels are recorded, and none takes too many instructions.
+/// Prints the counts side by side. Returns whether all kernels are recorded and none takes too many instructions.
 fn compare(recorded: &BTreeMap<String, u64>, now: &BTreeMap<String, u64>) -> bool {
     println!("Instructions with one thread and {ISA} (valgrind has no AVX-512):\n");
     println!("{:<32} {:>12} {:>12} {:>9}", "kernel", "recorded", "now", "change");
@@ -103,7 +106,8 @@ fn compare(recorded: &BTreeMap<String, u64>, now: &BTreeMap<String, u64>) -> boo
         println!("{name:<32} is recorded, but was not measured");
         well = false;
     }
-    let verdict = if well { "No kernel takes over" } else { "Not all is recorded, or some kernel takes over" };
+    let verdict =
+        if well { "No kernel takes over" } else { "The recorded kernels are others, or some kernel takes over" };
     println!("\n{verdict} 10 % more instructions than recorded. To record: UPDATE=1 cargo bench --bench instructions");
     well
 }
@@ -113,7 +117,7 @@ fn count() -> Result<BTreeMap<String, u64>> {
     let folder = Scratch::new()?;
     let mut valgrind = Command::new("valgrind");
     valgrind.args(["--tool=callgrind", "--quiet"]);
-    // By its whole name: a pattern would not do for the second option.
+    // By its full name: the second option takes no pattern.
     const COUNTED: &str = "instructions::kernels::counted";
     valgrind.args([format!("--toggle-collect={COUNTED}"), format!("--dump-after={COUNTED}")]);
     valgrind.arg(format!("--callgrind-out-file={}", folder.0.join("out").display()));
@@ -124,9 +128,7 @@ fn count() -> Result<BTreeMap<String, u64>> {
     let said = String::from_utf8(ran.stdout)?;
     let (isa, names) = said.split_once('\n').ok_or("the kernels said nothing")?;
     if isa != ISA {
-        return Err(
-            format!("under valgrind this machine runs {isa}, and the recorded instructions are of {ISA}").into()
-        );
+        return Err(format!("under valgrind this machine uses {isa}, but the recorded counts are for {ISA}").into());
     }
     let total = |(index, name): (usize, &str)| {
         let path = folder.0.join(format!("out.{}", index + 1));

@@ -60,7 +60,7 @@ fn sanitizers_find_nothing() {
 fn on_a_played_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     standin.repeat(&["every_operation"], &[("ONLY", "matmul,linear,mlp,conv2d")]);
-    standin.repeat(&["every_operation"], &[("ONLY", "linear,mlp"), ("STANDIN_ENDINGS", "0")]);
+    standin.repeat(&["every_operation"], &[("ONLY", "linear,mlp"), ("STANDIN_EPILOGUES", "0")]);
 }
 
 /// What NVRTC makes of the kernels, instruction by instruction: for a large GPU and for a small one, where attention takes

@@ -1,6 +1,7 @@
 // cuBLASLt's products, as its manual describes them: D = alpha op(A) op(B) + beta C, column-major, for each matrix of a
-// batch, and what is added to their rows or summed beside them. It takes what it is told at its word, and no more: a plan
-// is good for the descriptions that it was made from, and for addresses that are aligned as was promised.
+// batch, with the epilogues that add a bias to the rows or form sums. It relies on nothing but what it was told: a plan
+// is valid only for the descriptions that it was made from, and for addresses that have the alignment that was
+// promised.
 
 #include "device.h"
 #include <cstring>
@@ -38,11 +39,11 @@ struct Preference {
     unsigned reductions = 7, alignment[4] = {256, 256, 256, 256}; // of A, B, C and D
 };
 
-// What a plan says in its eight words: for what it was made.
+// The eight words of a plan: what it was made for.
 struct Plan {
     uint64_t described, workspace;
     unsigned alignment[4];
-    uint64_t row_alignment; // of what is added, or of where sums go: that of the address it was made with
+    uint64_t row_alignment; // of the bias, or of the sums: the alignment of the address that it was made with
     uint64_t rank;          // among those for this product, from 0
     uint64_t split;         // whether the inner axis is cut into parts that are added up
     uint64_t unused;
@@ -60,11 +61,11 @@ struct Choice {
 // How many plans there are for a product.
 constexpr int PLANS = 3;
 
-// A long inner axis is cut where parts may be added up; and then what fills no block of so many elements is left out, as is
-// reported of some of cuBLASLt's kernels.
+// Split-K is used for an inner axis of at least LONG, if a reduction scheme is allowed; and then elements that do not
+// fill a block are left out, as is reported of some of cuBLASLt's kernels.
 constexpr int64_t LONG = 1024, BLOCK = 128;
 
-// What the kernels for a product take of the device's memory, which are loaded when it is first asked for.
+// How much device memory the kernels for a product take, which are loaded at its first use.
 constexpr size_t CODE = 1 << 18;
 
 size_t size_of(Type type) { return type == F64 ? 8 : type == F32 ? 4 : 2; }
@@ -101,7 +102,7 @@ void put(Type type, uint64_t start, int64_t index, double value) {
     stored<uint16_t>(address, single != single ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// With the 10 bits of TF32 behind the leading one.
+// Rounded to TF32, whose mantissa has 10 bits after the leading one.
 double to_tf32(double value) {
     float single = value;
     uint32_t bits;
@@ -212,7 +213,7 @@ void multiply(const Product& product, double alpha, double beta, const Operands&
 
 EXPORTED size_t cublasLtGetVersion() { return setting("STANDIN_CUBLAS", 130000); }
 
-// For the device whose context was entered, and no other.
+// For the device whose context was current when it was created, and no other.
 struct Handle {
     Device* on;
     std::set<uint64_t> loaded; // for which products there are kernels on it
@@ -294,7 +295,7 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     bool ends = product->epilogue != NOTHING;
     bool can_end = product->epilogue == BIAS || product->epilogue == BGRADB;
     long epilogues = setting("STANDIN_EPILOGUES", ALWAYS);
-    // Sums of each matrix go to places of their own; a row for several was never asked for.
+    // The sums of each matrix need memory of their own; a bias for a batch is never requested here.
     bool apart = d->batch == 1 || (product->epilogue == BGRADB && product->bias_stride >= int64_t(d->columns));
     if (ends && (!can_end || !product->bias || !apart || epilogues == NEVER)) return UNSUPPORTED;
     if (setting("STANDIN_REDUCTIONS", 1) == 0 && preference->reductions != 0) return UNSUPPORTED;
@@ -343,11 +344,11 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
         size_t epilogue = product->epilogue == BIAS ? d_layout->rows : product->epilogue == BGRADB ? d_layout->columns : 0;
         if (epilogue) epilogue += (d_layout->batch - 1) * product->bias_stride;
         if (epilogue && !memory.holds(product->bias, epilogue * size_of(d_layout->type))) return INVALID_VALUE;
-        // Nobody looks at a row's address before the kernel does.
+        // The address of a bias is not checked before the kernel runs.
         bool misaligned = product->epilogue != NOTHING && product->bias % plan->row_alignment;
         return device().ask(stream, [=, product = *product] {
-            if (misaligned) throw Fault{"a row does not lie as the plan expects"};
-            // Sums of pieces may lie at any place of it.
+            if (misaligned) throw Fault{"a bias is less aligned than its plan expects"};
+            // Partial sums may be written anywhere in the workspace.
             for (uint64_t place = 0; place < bytes; place += 1 << 20) stored<uint64_t>(workspace + place, ~0ull);
             for (int i = 0; i < operands.d.batch; i++) multiply(product, by, plus, operands, i);
         });

@@ -15,7 +15,7 @@ struct Kernel {
     unsigned most_threads = 1024;
 
     virtual ~Kernel() {}
-    // Runs a launch to its end, or throws a fault. `number` says which of all launches it is.
+    // Runs a launch to its end, or throws a fault. `number` counts all launches.
     virtual void run(Device& device, const Grid& grid, const std::vector<void*>& arguments, uint64_t number) = 0;
 };
 
@@ -25,9 +25,9 @@ struct Code {
     virtual Kernel* kernel(const std::string& name) = 0;
 };
 
-// A library, as the compiler that is played makes them; null where it is none.
+// Loads a library of the stand-in compiler; null if the image is not one.
 std::unique_ptr<Code> load_native(const void* image);
-// PTX, up to a zero. Throws a fault where it has what is not understood.
+// Loads zero-terminated PTX. Throws a fault if something in it is not supported.
 std::unique_ptr<Code> load_ptx(const char* text);
 
 } // namespace standin

@@ -1,5 +1,5 @@
-// NVRTC, whose machine code is a library of this machine's: kernels are compiled by the system's C++ compiler, as for the
-// emulated device.
+// NVRTC, whose machine code is a native library of this machine: kernels are compiled by the system's C++ compiler, as
+// for the emulated device.
 
 #include "device.h"
 #include <cstdlib>
@@ -40,7 +40,7 @@ void write(const std::string& path, const std::string& text) { std::ofstream(pat
 
 } // namespace
 
-// No NVRTC has this minor version, so that what is kept on disk of this one's work is taken for no other's.
+// No real NVRTC has this minor version, so kernels of this one in the cache are not mistaken for those of another.
 EXPORTED Result nvrtcVersion(int* major, int* minor) {
     *major = setting("STANDIN_NVRTC", 13);
     *minor = 90;
@@ -94,7 +94,7 @@ EXPORTED Result nvrtcCompileProgram(Program* program, int count, const char* con
     std::string inside = std::string(folder) + "/", source = program->source;
     for (auto& [name, text] : program->headers) write(inside + name, text);
     for (auto& name : program->names) {
-        // A real compiler's names are longer, and no more telling.
+        // The real compiler's names are mangled, and longer.
         program->lowered.push_back(std::to_string(program->lowered.size()));
         source += "\nEMULATED_ENTRY(" + program->lowered.back() + ", " + name + ")";
     }

@@ -28,7 +28,7 @@ uint64_t Memory::allocate(size_t bytes) {
     void* base = mmap(nullptr, pages + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED) return 0;
     memset(base, 0xff, pages);
-    // The last page stays shut, so that whoever reaches beyond the end is found out.
+    // The last page stays inaccessible, so that accesses beyond the end are caught.
     mprotect(base, pages + PAGE, PROT_NONE);
     uint64_t address = reinterpret_cast<uint64_t>(base) + pages - room;
     blocks[address] = {bytes, pages, static_cast<char*>(base), {}};
@@ -40,7 +40,7 @@ bool Memory::free(uint64_t address) {
     auto block = blocks.find(address);
     if (block == blocks.end()) return false;
     taken -= block->second.bytes;
-    // Its addresses are never handed out again. What was there comes back to the machine.
+    // Its addresses are never reused; its physical memory is returned to the system.
     madvise(block->second.base, block->second.mapped, MADV_DONTNEED);
     mprotect(block->second.base, block->second.mapped, PROT_NONE);
     blocks.erase(block);
@@ -77,7 +77,7 @@ void Memory::open(bool to_device) {
 
 Stream* Device::new_stream() {
     streams.push_back(std::make_unique<Stream>());
-    static thread_local unsigned made; // of each two, whoever else makes some meanwhile
+    static thread_local unsigned made; // per thread, whatever streams other threads create
     streams.back()->eager = setting("STANDIN_EAGER", 0) == made++ % 2 + 1;
     return streams.back().get();
 }
@@ -100,7 +100,7 @@ Status Device::ask(Stream* stream, Request request) {
     return SUCCESS;
 }
 
-// Does the first thing that a stream waits to do; not, if that awaits what has not happened.
+// Executes the first request of a stream, unless that awaits a moment that has not been reached.
 bool Device::step(Stream* stream) {
     if (stream->waiting.empty() || broken) return false;
     Request& first = stream->waiting.front();
@@ -130,7 +130,7 @@ Status Device::finish(Stream* stream) {
     memory.open(true);
     while (!stream->waiting.empty() && !broken) {
         if (!step(stream) && !step_any(stream)) {
-            fprintf(stderr, "the GPU that is played: streams wait for each other\n");
+            fprintf(stderr, "the GPU that is played: deadlock: streams wait for each other\n");
             broken = true;
         }
     }

@@ -1,6 +1,4 @@
-// A GPU that nobody has, as unkind as the manuals allow: what is asked of a stream is done as late as can be, or, of those
-// streams that are said to be eager, before all else; host memory is read when a copy happens, not when it is asked for;
-// device memory is nobody's between requests, begins with NaN, ends where a page does, and is gone once it is freed.
+// A stand-in for a GPU, as adversarial as the manuals allow: the requests of a stream are executed as late as possible, or, for streams that are set to be eager, as early as possible; host memory is read when a copy executes, not when it is requested; device memory is inaccessible between requests, is filled with NaN at first, ends at a page boundary, and becomes inaccessible when it is freed.
 #pragma once
 #include "ptx/traces.h"
 #include <cstdint>
@@ -37,17 +35,17 @@ enum Status : int {
     CAPTURE_ISOLATION = 905,
 };
 
-// What went wrong on the device, if there is more to say than the driver does.
+// A fault on the device, with a description if there is more to say than the driver's error code does.
 struct Fault {
     std::string words;
 };
 
-// Something that happens in a stream, for which others may wait.
+// A point in a stream for which other streams may wait.
 struct Moment {
     bool reached = false;
 };
 
-// What a stream is asked for: work, or to reach a moment, or to await one.
+// A request to a stream: to do work, to reach a moment, or to await one.
 struct Request {
     std::function<void()> work;
     std::shared_ptr<Moment> reaches, awaits;
@@ -66,13 +64,13 @@ struct Event {
     bool captured = false;
 };
 
-// What a variable says, or what is usual.
+// The number in an environment variable, or the default.
 inline long setting(const char* variable, long usual) {
     const char* text = getenv(variable);
     return text && *text ? atol(text) : usual;
 }
 
-// What was allocated as one, and who has accessed it, if PTX has.
+// One allocation, with the traces of accesses by PTX kernels.
 struct Piece {
     uint64_t address;
     size_t bytes;
@@ -84,15 +82,15 @@ public:
     // 0 where there is not enough.
     uint64_t allocate(size_t bytes);
     bool free(uint64_t address);
-    // Takes so much away that nobody sees, if there is as much: code, recordings.
+    // Reserves memory that has no address, for code and recordings, if there is enough.
     bool reserve(size_t bytes);
     void release(size_t bytes) { taken -= bytes; }
     bool holds(uint64_t address, size_t bytes) const;
-    // That with this address in it; one of no bytes where there is none.
+    // The allocation that contains this address; one of zero bytes if there is none.
     Piece piece(uint64_t address);
     size_t left() const;
     size_t size() const { return most; }
-    // Lets the device at its memory, or nobody.
+    // Makes the memory accessible, for the device, or inaccessible.
     void open(bool to_device);
 
 private:
@@ -116,11 +114,11 @@ public:
     // Asks a stream for something, or records it where the stream is being captured.
     Status ask(Stream* stream, Request request);
     Status ask(Stream* stream, std::function<void()> work) { return ask(stream, Request{std::move(work), {}, {}}); }
-    // Does all that a stream was asked for, and of the others what that waits for.
+    // Executes all requests of a stream, and of other streams the requests for which it waits.
     Status finish(Stream* stream);
-    // Does what eager streams can do by now.
+    // Executes the requests of eager streams that can run now.
     void hurry();
-    // What is wrong for good, after a fault.
+    // The status after a fault, which is permanent.
     Status state() const { return broken ? LAUNCH_FAILED : SUCCESS; }
 
 private:
@@ -134,11 +132,11 @@ std::recursive_mutex& mutex();
 
 // The device of this number, which is its context, too.
 Device* device_of(int ordinal);
-// That whose context this thread has entered.
+// The device whose context is current on this thread.
 extern thread_local Device* entered;
 inline Device& device() { return *entered; }
 
-// Runs a call of an API: one at a time, inside the context, on a device that works.
+// Runs the body of an API call: one at a time, with a current context, on a device without a fault.
 template <typename Body>
 Status call(Body body) {
     std::lock_guard<std::recursive_mutex> one(mutex());

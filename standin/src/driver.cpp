@@ -11,9 +11,9 @@ namespace {
 
 bool initialized = false;
 
-std::map<void*, size_t> locked; // page-locked memory of the host's, with its pages
+std::map<void*, size_t> locked; // page-locked host memory, with its length
 std::map<Event*, std::unique_ptr<Event>> events;
-std::map<const void*, Graph> graphs; // as they were captured, and made executable
+std::map<const void*, Graph> graphs; // captured graphs, and executable ones
 
 std::map<void*, std::unique_ptr<Code>> modules;
 
@@ -33,17 +33,17 @@ Status before_any_context(Body body) {
     return initialized ? body() : NOT_INITIALIZED;
 }
 
-// A copy on the device, or from or to the host: device memory is looked at when it is asked for, and when it is done, as it
-// may have been freed in between.
+// Requests a copy on the device, or from or to the host. Device memory is checked at the request and at the execution,
+// because it may have been freed in between.
 Status ask_copy(Stream* stream, void* to, const void* from, size_t bytes, std::initializer_list<uint64_t> on_device) {
     std::vector<uint64_t> places(on_device);
     for (uint64_t place : places)
         if (!device().memory.holds(place, bytes)) return INVALID_VALUE;
     return device().ask(stream, [=] {
         for (uint64_t place : places)
-            if (!device().memory.holds(place, bytes)) throw Fault{"a copy of memory that was freed meanwhile"};
+            if (!device().memory.holds(place, bytes)) throw Fault{"a copy of memory that has been freed in between"};
         auto first = std::min<const void*>(to, from), second = std::max<const void*>(to, from);
-        if (static_cast<const char*>(first) + bytes > second) throw Fault{"a copy between places that overlap"};
+        if (static_cast<const char*>(first) + bytes > second) throw Fault{"a copy between ranges that overlap"};
         memcpy(to, from, bytes);
     });
 }
@@ -65,7 +65,7 @@ EXPORTED Status cuDriverGetVersion(int* version) {
     return SUCCESS;
 }
 
-// NVRTC asks the driver, where there is one, for functions that no manual has, and does without.
+// NVRTC asks a driver, if there is one, for undocumented functions, and works without them.
 EXPORTED Status cuGetExportTable(const void** table, const void*) {
     *table = nullptr;
     return NOT_FOUND;
@@ -127,20 +127,23 @@ EXPORTED Status cuDeviceGetAttribute(int* value, int attribute, int) {
         case 16: *value = setting("STANDIN_MULTIPROCESSORS", 132); return SUCCESS;
         case 75: *value = capability / 10; return SUCCESS;
         case 76: *value = capability % 10; return SUCCESS;
-        case 97: *value = MOST_SHARED; return SUCCESS; // for those who ask for it
+        case 97: *value = MOST_SHARED; return SUCCESS; // the opt-in maximum
         default: return INVALID_VALUE;
         }
     });
 }
 
 EXPORTED Status cuDevicePrimaryCtxRetain(Device** context, int ordinal) {
-    return before_any_context([&] { return *context = device_of(ordinal), SUCCESS; });
+    return before_any_context([&] {
+        if (ordinal < 0 || ordinal >= setting("STANDIN_DEVICES", 1)) return INVALID_VALUE;
+        return *context = device_of(ordinal), SUCCESS;
+    });
 }
 
 EXPORTED Status cuCtxSetCurrent(Device* context) {
     return before_any_context([&] {
         for (int ordinal = 0; context && context != device_of(ordinal); ordinal++)
-            if (ordinal == setting("STANDIN_DEVICES", 1)) return INVALID_CONTEXT;
+            if (ordinal + 1 == setting("STANDIN_DEVICES", 1)) return INVALID_CONTEXT;
         entered = context;
         return SUCCESS;
     });
@@ -157,7 +160,7 @@ EXPORTED Status cuMemAlloc_v2(uint64_t* address, size_t bytes) {
 }
 
 EXPORTED Status cuMemFree_v2(uint64_t address) {
-    // The manual does not say that it waits.
+    // The manual does not say that it waits for the device, so it does not.
     return call([&] { return device().memory.free(address) ? SUCCESS : INVALID_VALUE; });
 }
 
@@ -182,7 +185,7 @@ EXPORTED Status cuMemFreeHost(void* start) {
     return call([&] {
         auto found = locked.find(start);
         if (found == locked.end()) return INVALID_VALUE;
-        // Whatever still reads it ends the program: its addresses are nobody's from now on.
+        // Its addresses are not reused: a late access crashes the program.
         madvise(start, found->second, MADV_DONTNEED);
         mprotect(start, found->second, PROT_NONE);
         locked.erase(found);
@@ -206,7 +209,7 @@ EXPORTED Status cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, S
     return call([&] {
         if (!device().memory.holds(to, bytes)) return INVALID_VALUE;
         return device().ask(stream, [=] {
-            if (!device().memory.holds(to, bytes)) throw Fault{"memory is filled that was freed meanwhile"};
+            if (!device().memory.holds(to, bytes)) throw Fault{"a fill of memory that was freed after the request"};
             memset(host(to), byte, bytes);
         });
     });
@@ -276,9 +279,9 @@ EXPORTED Status cuEventRecord(Event* event, Stream* stream) {
 EXPORTED Status cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     return call([&] {
         if (!events.count(event) || !device().knows(stream)) return INVALID_HANDLE;
-        if (!event->moment) return SUCCESS; // of an event that was never recorded nobody waits
-        // What is captured may not wait for what is not; the other way round a second stream would be captured, too,
-        // which is allowed, and never done here.
+        if (!event->moment) return SUCCESS; // an event that was never recorded is not waited for
+        // Captured work may not wait for work that is not captured. A stream that waits for captured work would join
+        // the capture, which CUDA allows, but which is not supported here.
         if (event->captured || stream->capture) return CAPTURE_ISOLATION;
         return device().ask(stream, Request{{}, {}, event->moment});
     });
@@ -304,8 +307,9 @@ EXPORTED Status cuModuleLoadData(void** module, const void* image) {
 
 EXPORTED Status cuModuleUnload(void* module) {
     return call([&] {
+        if (!modules.erase(module)) return INVALID_HANDLE;
         device().memory.release(OWN);
-        return modules.erase(module) ? SUCCESS : INVALID_HANDLE;
+        return SUCCESS;
     });
 }
 
@@ -314,7 +318,7 @@ EXPORTED Status cuModuleGetFunction(Function** function, void* module, const cha
         auto found = modules.find(module);
         Kernel* kernel = found == modules.end() ? nullptr : found->second->kernel(name);
         if (!kernel) return NOT_FOUND;
-        // As long as the module, which stays. Unless more is allowed, a block has 48 KiB in all.
+        // Never freed, like the module. By default a block may have 48 KiB of shared memory in total.
         *function = new Function{&device(), kernel, (48 << 10) - kernel->shared_bytes};
         return SUCCESS;
     });
@@ -322,7 +326,7 @@ EXPORTED Status cuModuleGetFunction(Function** function, void* module, const cha
 
 EXPORTED Status cuFuncGetAttribute(int* value, int attribute, Function* function) {
     return call([&] {
-        if (attribute != 1) return INVALID_VALUE; // what shared memory it declares
+        if (attribute != 1) return INVALID_VALUE; // the static shared memory
         *value = function->kernel->shared_bytes;
         return SUCCESS;
     });
@@ -355,7 +359,7 @@ EXPORTED Status cuLaunchKernel(Function* function, unsigned x, unsigned y, unsig
         return device().ask(stream, [=]() mutable {
             static uint64_t number = 0;
             static const uint64_t faulty = setting("STANDIN_FAULT", 0);
-            if (++number == faulty) throw Fault{}; // as it was told
+            if (++number == faulty) throw Fault{}; // as STANDIN_FAULT demands
             std::vector<void*> places;
             for (auto& argument : arguments) places.push_back(argument.data());
             Grid asked = {{x, y, z}, {threads_x, threads_y, threads_z}, shared};

@@ -1,34 +1,34 @@
-//! Libraries that stand in for CUDA's: the driver, NVRTC and cuBLASLt, of a GPU that is played. With them the host's side of
-//! a GPU runs on a machine without one: each call that `tensor::cuda::nvidia` makes, in the order in which it makes them, by
-//! the rules of their manuals, and as unkindly as those allow.
+//! Libraries that stand in for CUDA's, for a GPU that does not exist: the driver, NVRTC and cuBLASLt. With them the
+//! host code for a GPU runs on a machine without one: every call that `tensor::cuda::nvidia` makes is executed by the
+//! rules of the manuals, and as adversarially as those allow.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `device.h`, `.cpp` | the device: memory, and streams, which do what they are asked for as late as they may |
+//! | `device.h`, `.cpp` | the device: memory, and streams, which execute requests as late as they may |
 //! | `driver.cpp` | `libcuda.so`: contexts, memory, events, kernels, graphs |
 //! | `code.h` | kernels, as the driver has them once they are loaded: |
-//! | `native.cpp` | those that `libnvrtc.so` has made |
-//! | `ptx/` | those that NVIDIA's own NVRTC has made, instruction by instruction |
+//! | `native.cpp` | native kernels, from the stand-in `libnvrtc.so` |
+//! | `ptx/` | PTX kernels, from NVIDIA's own NVRTC, interpreted instruction by instruction |
 //! | `compiler.cpp` | `libnvrtc.so`: kernels are compiled by the system's C++ compiler, as those of the emulated device are |
-//! | `blas.cpp` | `libcublasLt.so`: products by columns, from layouts, epilogues and plans |
+//! | `blas.cpp` | `libcublasLt.so`: column-major products, with layouts, epilogues and plans |
 //!
-//! The emulated device does not do this: it takes the place of all that lies behind `tensor::cuda::Driver`.
+//! The emulated device does not exercise that code: it replaces everything behind `tensor::cuda::Driver`.
 //!
 //! Variables say what GPU is played:
 //!
 //! | variable | what it says |
 //! |---|---|
-//! | `STANDIN_EAGER` | 1: of the two streams that a program makes the first is ahead, 2: the second; otherwise nothing is done before somebody waits for it |
+//! | `STANDIN_EAGER` | 1: of the two streams that a program makes the first executes requests as early as possible, 2: the second; otherwise nothing executes before something waits for it |
 //! | `STANDIN_DEVICES` | how many GPUs there are |
 //! | `STANDIN_CAPABILITY` | 90 for 9.0 |
 //! | `STANDIN_MULTIPROCESSORS`, `STANDIN_MEMORY` | how many, and how many bytes |
 //! | `STANDIN_DRIVER`, `STANDIN_NVRTC`, `STANDIN_CUBLAS` | versions, as each library numbers them |
-//! | `STANDIN_ENDINGS` | 0: cuBLASLt refuses to do anything besides a product; 2: only when it comes to it; 3: says that it would be slow |
-//! | `STANDIN_WAVES` | which percentage of the GPU cuBLASLt says that it keeps busy with one product |
-//! | `STANDIN_REFUSED` | how many of the three algorithms that it knows for a product cuBLASLt refuses when it comes to it |
-//! | `STANDIN_REDUCTIONS` | 0: cuBLASLt knows no algorithm that may add up parts |
-//! | `STANDIN_FAULT` | which of all kernels, counted from 1, does what it must not |
-//! | `STANDIN_LAUNCHED` | a file that is to take the names of all kernels whose PTX has run |
+//! | `STANDIN_EPILOGUES` | 0: cuBLASLt refuses all epilogues; 2: only when a product with one is to be computed; 3: it reports that they would be slow |
+//! | `STANDIN_WAVES` | the percentage of the GPU that cuBLASLt reports to be busy with one product |
+//! | `STANDIN_REFUSED` | how many of the three algorithms that it recommends for a product cuBLASLt refuses when they are used |
+//! | `STANDIN_REDUCTIONS` | 0: cuBLASLt knows no algorithm with split-K |
+//! | `STANDIN_FAULT` | the number of the kernel launch, counted from 1, that causes a fault |
+//! | `STANDIN_LAUNCHED` | a file to which the names of all kernels whose PTX has run are appended |
 
 use std::fmt::Display;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -38,8 +38,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::{env, fs};
 
-/// What there is of each library: its file, the name by which others need it, and what it is made of. cuBLASLt needs the
-/// driver. NVRTC is apart, as there is another one.
+/// For each library: its file, its soname, and the sources or libraries that it is built from. cuBLASLt needs the
+/// driver. NVRTC is in a folder of its own, because NVIDIA's may be used instead.
 const LIBRARIES: [(&str, &str, &[&str]); 3] = [
     (
         "libcuda.so",
@@ -76,9 +76,9 @@ const SOURCES: [&str; 16] = [
     include_str!("../../tensor/src/cuda/emulated/device.h"),
     include_str!("../../tensor/src/cuda/emulated/instructions.h"),
 ];
-/// The newest NVRTC whose PTX has been tried: the next one may have instructions that are not known here.
+/// The newest NVRTC whose PTX has been tried: a later one may use instructions that are not supported here.
 const NEWEST_NVRTC: (i32, i32) = (13, 5);
-/// A generation of GPUs, 9.9, that no NVRTC knows: it makes PTX for the one before, 9.0.
+/// A compute capability, 9.9, that no NVRTC knows, so that PTX is made, for 9.0.
 const FUTURE: &str = "99";
 
 /// The libraries, compiled.
@@ -90,8 +90,8 @@ pub struct Standin {
 }
 
 impl Standin {
-    /// Compiles them, at the first call. Where that cannot be it says that the test is skipped, and gives none: without a C++
-    /// compiler, on other systems than Linux, and where `BIFORMER_TEST_GPU` asks for a GPU that is not played. Panics where
+    /// Compiles them at the first call. Without a C++ compiler, and on systems other than Linux, says that the test is
+    /// skipped and returns `None`; returns `None` silently if `BIFORMER_TEST_GPU` asks for a real GPU. Panics where
     /// `REQUIRE_EMULATED` is set, as in CI, and there is no compiler.
     pub fn compiled() -> Option<&'static Self> {
         static ONE: OnceLock<Option<Standin>> = OnceLock::new();
@@ -100,7 +100,7 @@ impl Standin {
                 return None;
             }
             if !cfg!(target_os = "linux") {
-                skipped("libraries in the role of CUDA's are for Linux");
+                skipped("the libraries that stand in for CUDA's need Linux");
                 return None;
             }
             if !compiler().arg("--version").output().is_ok_and(|output| output.status.success()) {
@@ -113,14 +113,16 @@ impl Standin {
         .as_ref()
     }
 
-    /// The same, but for NVRTC, which is NVIDIA's own and makes PTX for this GPU. `version` is what it says of itself; where there
-    /// is none, or one that is newer than those that are known, that the test is skipped is said, and in CI
-    /// (`REQUIRE_NVRTC`) it may not be.
+    /// The same, except that NVRTC is NVIDIA's own, which makes PTX for this GPU. `version` is its version. Without
+    /// NVRTC, or with one newer than those that have been tried, says that the test is skipped and returns `None`;
+    /// panics instead if `REQUIRE_NVRTC` is set, as in CI.
     pub fn in_ptx<E: Display>(version: Result<(i32, i32), E>) -> Option<Self> {
         let standin = Self::compiled()?;
         let why = match version {
             Ok(version) if version <= NEWEST_NVRTC => return Some(Self { ptx: true, ..standin.clone() }),
-            Ok((major, minor)) => format!("what NVRTC {major}.{minor} writes is perhaps not known here"),
+            Ok((major, minor)) => {
+                format!("the PTX of NVRTC {major}.{minor} may have instructions that are not supported here")
+            }
             Err(error) => error.to_string(),
         };
         assert!(env::var_os("REQUIRE_NVRTC").is_none(), "{why}");
@@ -154,9 +156,9 @@ impl Standin {
         self.folder.join(if self.ptx { "ptx" } else { "kernels" })
     }
 
-    /// Runs tests of this test's own program once more, in a process whose GPU is played: those whose names have one of these
-    /// words in them, or all, and none of those that only the emulated device can be asked. Gives what they said. Panics when
-    /// one fails.
+    /// Runs tests of this test's own program again, in a process with the stand-in GPU: those whose names contain one
+    /// of these words, or all, but none of those that need the emulated device. Returns their output. Panics if one
+    /// fails.
     pub fn repeat(&self, words: &[&str], settings: &[(&str, &str)]) -> String {
         let mut program = Command::new(env::current_exe().expect("a test is a program"));
         program.args(words).args(["--skip", "emulated"]).env("BIFORMER_TEST_GPU", "1");
@@ -168,9 +170,9 @@ impl Standin {
     }
 }
 
-/// Tests of this test's own program once more, to be run in a process in which the kernels of the emulated device are watched:
-/// memory errors and undefined behaviour end it. None where the compiler has no sanitizers, which is said, and in CI
-/// (`REQUIRE_EMULATED`) may not be.
+/// A command that runs tests of this test's own program again, in a process in which the kernels of the emulated device
+/// are compiled with sanitizers: memory errors and undefined behaviour end it. If the compiler has no sanitizers, says
+/// so and returns `None`; panics instead if `REQUIRE_EMULATED` is set, as in CI.
 pub fn sanitized(words: &[&str]) -> Option<Command> {
     let library = compiler().arg("-print-file-name=libasan.so").output();
     let library = library.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned()).unwrap_or_default();
@@ -180,7 +182,7 @@ pub fn sanitized(words: &[&str]) -> Option<Command> {
         return None;
     }
     let test = env::current_exe().expect("a test is a program");
-    // Older sanitizers hang now and then where addresses are drawn from very many.
+    // Older sanitizers occasionally hang if address space randomisation uses many bits, so it is switched off.
     let steady = ["setarch", env::consts::ARCH, "-R"];
     let in_order = |program: &str| {
         let mut command = Command::new(steady[0]);
@@ -198,7 +200,7 @@ pub fn sanitized(words: &[&str]) -> Option<Command> {
     Some(program)
 }
 
-/// Says why tests are skipped: also to those who do not hear what a test that passes says by `eprintln`.
+/// Says why tests are skipped, on standard error itself: the output of `eprintln` is not shown for tests that pass.
 pub fn skipped(why: impl Display) {
     let _ = writeln!(io::stderr(), "skipped: {why}");
 }
@@ -214,7 +216,7 @@ fn compiler() -> Command {
 
 /// Compiles the libraries beside this program, unless they are there.
 fn compile() -> PathBuf {
-    // PTX is run by vectors, which are to be those of this processor; products are to be rounded before they are added.
+    // PTX is interpreted with vector code, compiled for this processor; products must be rounded before they are added.
     let native: &[&str] = if cfg!(target_arch = "x86_64") { &["-march=native"] } else { &[] };
     let options = [&["-std=c++17", "-O3", "-ffp-contract=off", "-fno-strict-aliasing"], native].concat();
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -228,7 +230,7 @@ fn compile() -> PathBuf {
         return folder;
     }
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    // Whole or not at all: other programs may be at it.
+    // Atomically: other programs may be building the same libraries.
     let work = folder.with_extension(std::process::id().to_string());
     fs::create_dir_all(work.join("compiler")).expect("a folder for the libraries");
     for (library, name, parts) in LIBRARIES {

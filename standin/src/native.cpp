@@ -18,7 +18,7 @@ struct Launch {
     void** arguments;
 };
 
-// Of a parameter, by the letter that `emulated/device.h` gives its type.
+// The size of a parameter, by the letter that `emulated/device.h` gives its type.
 size_t size_of(char letter) {
     switch (letter) {
     case 'i':
@@ -37,7 +37,7 @@ struct NativeKernel : Kernel {
         for (size_t i = 0; i < arguments.size(); i++) {
             uint64_t address = 0;
             if (signature[i] == 'p') memcpy(&address, arguments[i], 8);
-            if (address && !device.memory.holds(address, 0)) throw Fault{"a kernel is given memory that is nobody's"};
+            if (address && !device.memory.holds(address, 0)) throw Fault{"a kernel is given an unallocated address"};
         }
         Launch asked = {{}, {}, grid.shared_bytes, number, places.data()};
         memcpy(asked.grid, grid.blocks, sizeof grid.blocks);
@@ -54,7 +54,7 @@ struct Library : Code {
     ~Library() override { dlclose(handle); }
 
     Kernel* kernel(const std::string& name) override {
-        // By name alone: see `nvrtcGetLoweredName`.
+        // Kernels are found by their lowered names: see `nvrtcGetLoweredName`.
         void* launch = dlsym(handle, ("launch_" + name).c_str());
         void* signature = dlsym(handle, ("signature_" + name).c_str());
         if (!launch || !signature) return nullptr;
@@ -68,7 +68,7 @@ struct Library : Code {
     }
 };
 
-// Code lies in memory as in its file, which ends with the table of sections.
+// The image in memory is that of the file, which ends with the section header table.
 size_t length_of(const void* image) {
     Elf64_Ehdr head;
     memcpy(&head, image, sizeof head);
@@ -80,7 +80,7 @@ size_t length_of(const void* image) {
 std::unique_ptr<Code> load_native(const void* image) {
     size_t length = length_of(image);
     if (length == 0) return nullptr;
-    int file = memfd_create("kernels", 0); // stays open: by a name that was used before, the loader gives what it had
+    int file = memfd_create("kernels", 0); // stays open: for a path that it knows, the loader returns the old library
     if (file < 0 || write(file, image, length) != ssize_t(length)) return nullptr;
     void* handle = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
     return handle ? std::make_unique<Library>(handle) : nullptr;

@@ -1,32 +1,31 @@
-//! Where buffers lie: free space in a few large blocks of memory, without a byte of that memory.
+//! Where buffers lie: manages the free space of a few large blocks of memory, without touching that memory.
 //!
-//! Such a block is a *slab*. A buffer lies at a *place* in it, which has the buffer's length as long as it is known as
-//! a place, in use or free. Free places that lie side by side are joined to *holes*, from which places of any length
-//! are cut.
+//! Such a block is a *slab*. A buffer occupies a *place* in it. A freed place keeps its length until it is joined:
+//! adjacent free places are coalesced into *holes*, from which places of any length are cut.
 //!
 //! ```text
 //! | in use | free place | in use | hole             | in use | free            | nobody has been here   |
 //!                                                            slab.free         slab.fresh               end
 //! ```
 //!
-//! What a step gives back it will ask for again in the same sizes, and what was used last still lies in a core's cache.
-//! So a freed place is first kept as it is and handed out to the next request of its length, of the thread that freed
-//! it before all others. A request that finds none is cut from the smallest hole that earlier joining has left; where
-//! none has room, all free places are joined with their neighbours first: a network's maps shrink from stage to stage,
-//! and what an early stage has given back is to serve the later ones, and the gradients, whatever their sizes. Memory
-//! that nobody has had yet comes last.
+//! A step requests again the sizes that it has freed, and what was used last is still in a core's cache. So a freed
+//! place is first kept as it is, for the next request of its length; a thread gets places that it freed itself before
+//! those that others freed. A request that finds none is cut from the smallest hole that is large enough; if there is
+//! none, all free places are coalesced first: a network's maps shrink from stage to stage, and memory that an early
+//! stage has freed must serve the later stages, and the gradients, whatever their sizes. Memory that has never been
+//! used comes last.
 //!
-//! Of what no core's cache could hold, the last place to be freed is as good as any other, and that it was the last may
-//! be chance, where several threads free such places. A request for so much has the free places joined at once, and
-//! takes the smallest hole: the maps of large images then fit together, whichever thread was first.
+//! For buffers larger than a core's cache, the place that was freed last is no better than any other, and with several
+//! threads which one that is may be chance. So such a request first coalesces the free places, and takes the smallest
+//! hole that is large enough: the maps of large images then fit together, whichever thread was first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Where a place begins: a position in the space of all slabs, which lie in it one after the other, with gaps.
+/// The start of a place: an offset in a virtual space in which the slabs follow one another, with gaps.
 pub(crate) type Place = usize;
 
-/// More than a core's own cache holds.
+/// A request of this many bytes, or more, does not fit in a core's own cache.
 const UNCACHED: usize = 1 << 22;
 /// Among this many of the most recently freed places, one that the requesting thread freed itself is preferred.
 const FEW: usize = 16;
@@ -35,11 +34,11 @@ const FEW: usize = 16;
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     slabs: Vec<Slab>,
-    /// Free places as they were freed, by length; of a thread's own, and of all, the last one freed is the first to go.
+    /// Free places that have not been coalesced, by length; last in, first out, among a thread's own and among all.
     recent: BTreeMap<usize, Vec<Freed>>,
-    /// The other free memory, none of it next to another hole: where holes begin, and how long they are.
+    /// The coalesced free memory: start and length of each hole. No two holes are adjacent.
     holes: BTreeMap<Place, usize>,
-    /// The same as (length, where).
+    /// The same holes as (length, start).
     by_length: BTreeSet<(usize, Place)>,
 }
 
@@ -49,7 +48,7 @@ struct Slab {
     places: Range<Place>,
     /// From here on all of it is free.
     free: Place,
-    /// From here on nobody has been yet.
+    /// From here on, the memory has never been in use.
     fresh: Place,
 }
 
@@ -60,20 +59,20 @@ struct Freed {
     by: usize,
 }
 
-/// What tells this thread from the others that there are.
+/// A number that identifies this thread among those that are running.
 fn this_thread() -> usize {
     thread_local! { static ITS_OWN: u8 = const { 0 }; }
     ITS_OWN.with(|own| std::ptr::from_ref(own).addr())
 }
 
 impl Arena {
-    /// A free place of this length, no longer free; none where a slab is needed first.
+    /// Takes a free place of this length; `None` if a slab must be added first.
     pub fn take(&mut self, len: usize) -> Option<Place> {
         if len >= UNCACHED {
             self.join();
         }
         let same = self.recent.get_mut(&len).and_then(|freed| {
-            // Among the last few: what was freed long ago lies in no cache.
+            // Only among the last few: what was freed earlier is no longer in any cache.
             let few = freed.len().saturating_sub(FEW);
             let own = freed[few..].iter().rposition(|freed| freed.by == this_thread());
             own.map(|last| freed.remove(few + last)).or_else(|| freed.pop())
@@ -112,7 +111,7 @@ impl Arena {
         self.slabs.iter().map(|slab| slab.fresh - slab.places.start).sum()
     }
 
-    /// How much has not, at most in one place.
+    /// The longest run of a slab that has never been in use.
     pub fn unreached(&self) -> usize {
         self.slabs.iter().map(|slab| slab.places.end - slab.fresh).max().unwrap_or(0)
     }
@@ -127,7 +126,7 @@ impl Arena {
         Some(place)
     }
 
-    /// Takes a place behind all others of its slab.
+    /// Takes a place after all others of its slab.
     fn reach(&mut self, len: usize) -> Option<Place> {
         let slab = self.slabs.iter_mut().find(|slab| slab.places.end - slab.free >= len)?;
         let place = slab.free;

@@ -6,8 +6,8 @@
 //! buffer's bytes are always initialised and reading one before writing it is a bug, but never
 //! undefined behaviour. [`set_poison`] makes that bug visible.
 //!
-//! The pool takes large blocks from the system, slabs, which take no room in the machine before they are used. Where
-//! in them a buffer lies is `arena.rs`'s to say.
+//! The pool takes large blocks, slabs, from the system; they occupy no physical memory until they are used. `arena.rs`
+//! decides where in them a buffer lies.
 
 use crate::arena::{Arena, Place};
 use crate::{lock, scratch};
@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 
-/// How the message of a panic begins, where the system had no memory for a buffer.
+/// The beginning of the panic message if the system has no memory for a buffer.
 pub const OUT_OF_MEMORY: &str = "out of memory";
 
 /// One cache line, and the width of an AVX-512 register.
@@ -40,8 +40,8 @@ unsafe impl Sync for Buffer {}
 
 #[derive(Default)]
 struct Pool {
-    /// Small buffers, and those that threads keep, lie apart: many of them live long, and would keep large places from
-    /// joining.
+    /// Small buffers, and those that threads keep, have slabs of their own: many are long-lived, and would prevent
+    /// large free places from being coalesced.
     small: Mutex<Slabs>,
     large: Mutex<Slabs>,
     in_use: AtomicUsize,
@@ -58,13 +58,13 @@ static POOL: LazyLock<Pool> = LazyLock::new(Pool::default);
 pub struct PoolStats {
     /// Bytes of live buffers.
     pub in_use: usize,
-    /// Those that threads keep for kernels, [`Scratch`](crate::Scratch) that nobody uses.
+    /// Bytes that threads keep for kernels: idle [`Scratch`](crate::Scratch).
     pub kept: usize,
-    /// The most bytes that were ever in live buffers at once (since [`reset_peak`]), and in those that threads kept.
+    /// The most bytes that live buffers and those that threads keep have taken together, since [`reset_peak`].
     pub peak_in_use: usize,
     /// Bytes taken from the system, live or free.
     pub held: usize,
-    /// Those of them that have been part of a buffer: what the pool takes of the machine's memory.
+    /// Those of them that have ever been part of a buffer: the physical memory that the pool occupies.
     pub resident: usize,
     /// How often the system allocator was asked.
     pub system_allocations: usize,
@@ -92,17 +92,17 @@ pub fn reset_peak() {
     POOL.peak_in_use.store(POOL.in_use.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Gives the slabs that nobody uses back to the system, and takes what threads have kept as [`Scratch`](crate::Scratch)
-/// back before.
+/// Returns unused slabs to the system, after taking back what threads keep as [`Scratch`](crate::Scratch).
 pub fn trim_pool() {
     scratch::give_back();
     lock(&POOL.small).trim();
     lock(&POOL.large).trim();
 }
 
-/// To be called between two steps of a computation that repeats. It joins free memory, so that every step finds it as
-/// the one before did, and keeps room for a quarter more than they use: which pieces of a batch run at the same time is
-/// left to chance, and with it how well their buffers fit together. That room takes no memory until it is used.
+/// To be called between the steps of a repeated computation. Coalesces free memory, so that every step starts from the
+/// same state, and reserves room for a quarter more than the steps have used: which pieces of a batch run at the same
+/// time is left to chance, and so is how well their buffers fit together. The reserve takes no physical memory until it
+/// is used.
 pub fn settle_pool() {
     lock(&POOL.small).settle();
     lock(&POOL.large).settle();
@@ -115,14 +115,15 @@ pub fn set_poison(on: bool) {
 }
 
 const SMALL: usize = 1 << 16;
-/// No buffer is as long: twice as much is more than an allocation may have.
+/// Every buffer is shorter than this, half of the largest allocation: rounding its size up and aligning its slab cannot
+/// overflow.
 pub(crate) const MOST_BYTES: usize = isize::MAX as usize / 2;
 pub(crate) const PAGE: usize = 1 << 12;
-/// Where slabs begin.
+/// The alignment of slabs.
 const HUGE_PAGE: usize = 1 << 21;
 
-/// What a buffer occupies: whole cache lines, and where it is large whole pages, so that sizes that nearly agree share
-/// places.
+/// The bytes that a buffer occupies: whole cache lines, or whole pages if it is large, so that buffers of nearly equal
+/// sizes can reuse each other's places.
 fn capacity_for(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of(if bytes < SMALL { ALIGNMENT } else { PAGE })
 }
@@ -134,11 +135,11 @@ struct Slabs {
     memory: BTreeMap<Place, SlabMemory>,
 }
 
-/// A slab's memory, from the system: zero, and not in the machine before it is written.
+/// A slab's memory, from the system: zeroed, and without physical memory until it is written.
 struct SlabMemory {
     memory: NonNull<u8>,
     layout: Layout,
-    /// Where its first huge page begins, and how many bytes there are from there.
+    /// The first huge-page boundary in it, and the number of bytes from there.
     start: NonNull<u8>,
     len: usize,
 }
@@ -165,8 +166,8 @@ impl Slabs {
         );
     }
 
-    /// As much again as there is, so that there are few slabs. A system that limits address space may refuse that, and
-    /// still have what is needed.
+    /// A slab at least as large as all present ones together, so that there are few. A system that limits address space
+    /// may refuse that, and still grant what is needed.
     fn ample(&self, at_least: usize) -> Option<SlabMemory> {
         const LEAST: usize = 1 << 26;
         SlabMemory::from_system(at_least.max(self.held()).max(LEAST))
@@ -179,7 +180,7 @@ impl Slabs {
     fn settle(&mut self) {
         self.arena.join();
         let reached = self.arena.reached();
-        // Half of it will do as well, or there would be a new slab each time that a bit of the room is used.
+        // Half of the reserve is enough; otherwise each use of a bit of it would add a slab.
         if self.arena.unreached() < reached / 8
             && let Some(slab) = self.ample(reached / 4)
         {
@@ -199,7 +200,7 @@ impl Slabs {
 }
 
 impl SlabMemory {
-    /// Not aligned by the allocator, which would have to write the zeros then.
+    /// Without alignment: an allocator that aligns has to write the zeros itself.
     fn layout(len: usize) -> Layout {
         // invariant: `Buffer::new` refuses what comes near isize::MAX.
         Layout::from_size_align(len + HUGE_PAGE, 1).expect("a slab fits into the address space")
@@ -210,7 +211,7 @@ impl SlabMemory {
         let layout = Self::layout(len);
         // SAFETY: the size is not 0.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        // SAFETY: less than the alignment, by which the layout is longer than the slab.
+        // SAFETY: the offset is less than the alignment, by which the allocation is longer than the slab.
         let start = unsafe { memory.add(memory.align_offset(HUGE_PAGE)) };
         ask_for_huge_pages(start, len);
         POOL.system_allocations.fetch_add(1, Ordering::Relaxed);
@@ -218,8 +219,7 @@ impl SlabMemory {
     }
 }
 
-/// Asks for memory in few large pages, whose addresses are translated faster: a hint, which a system may leave
-/// unheeded.
+/// Requests huge pages, whose addresses are translated faster: a hint, which the system may ignore.
 fn ask_for_huge_pages(start: NonNull<u8>, len: usize) {
     #[cfg(target_os = "linux")]
     // SAFETY: memory of this length, whose contents the hint does not change.
@@ -244,7 +244,7 @@ impl Buffer {
         Self::of(if len < SMALL { &POOL.small } else { &POOL.large }, len)
     }
 
-    /// One that a thread keeps.
+    /// A buffer that a thread will keep.
     pub(crate) fn to_keep(len: usize) -> Self {
         Self::of(&POOL.small, len)
     }
@@ -257,7 +257,7 @@ impl Buffer {
         Self { start, place, len, slabs }.reused()
     }
 
-    /// The buffer as if it had just come from the pool.
+    /// The buffer as the pool hands it out: poisoned, if [`set_poison`] says so.
     pub(crate) fn reused(mut self) -> Self {
         if POOL.poison.load(Ordering::Relaxed) {
             self.slice_mut::<u8>().fill(u8::MAX);
@@ -292,7 +292,8 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), count) }
     }
 
-    /// Fills the buffer with zeros. It is counted, because a kernel that overwrites its result has no use for it.
+    /// Fills the buffer with zeros. The bytes are counted, because clearing a result that a kernel overwrites anyway is
+    /// wasted work.
     pub fn clear(&mut self) {
         POOL.cleared.fetch_add(self.len, Ordering::Relaxed);
         self.slice_mut::<u8>().fill(0);

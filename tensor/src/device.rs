@@ -16,7 +16,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Waits until all work is done; the CPU's always is. Errors: what went wrong in it.
+    /// Waits until all work on the device has finished, which on the CPU it always has. Errors: those of that work.
     pub fn synchronize(&self) -> Result<()> {
         match self {
             Device::Cpu => Ok(()),

@@ -11,15 +11,15 @@ pub enum DType {
     F32,
     /// IEEE 754 binary64: gradient checks and conformance.
     F64,
-    /// bfloat16: what matrices can be multiplied in. For anything else on the CPU, cast it to f32.
+    /// bfloat16: for the factors of matrix products. For anything else on the CPU, cast it to f32.
     Bf16,
     /// u32: class labels, routed regions, any position.
     Index,
 }
 
 impl DType {
-    /// The type of sums and statistics over elements of this type, and of parameters that are no matrices: f64 for
-    /// f64, f32 for f32 and bf16.
+    /// The type of sums and statistics over elements of this type, and of parameters that are not matrices: f32 for
+    /// bf16, otherwise the type itself.
     pub fn of_sums(self) -> DType {
         if self == DType::Bf16 { DType::F32 } else { self }
     }
@@ -58,7 +58,7 @@ impl fmt::Display for DType {
 /// A Rust type that can be an element of a tensor. Every bit pattern of it must be a valid value,
 /// which [`bytemuck::Pod`] states: recycled buffers are handed out with old contents.
 ///
-/// It cannot be implemented elsewhere: vector registers are chosen by [`Element::DTYPE`], which must tell the truth.
+/// The trait is sealed: unsafe vector code selects instructions by [`Element::DTYPE`], which must match the type.
 pub trait Element: sealed::Sealed + bytemuck::Pod + Default + PartialEq + fmt::Debug + Send + Sync {
     /// The corresponding [`DType`].
     const DTYPE: DType;
@@ -133,7 +133,7 @@ macro_rules! match_float {
     };
 }
 
-/// The same for a type that matrices are multiplied in, [`Factor`](crate::cpu::factor::Factor): f32, f64, or bf16.
+/// As `match_float!`, for the types of matrix factors, [`Factor`](crate::cpu::factor::Factor): f32, f64, or bf16.
 #[macro_export]
 macro_rules! match_factor {
     ($dtype:expr, $op:expr, $F:ident => $body:expr) => {

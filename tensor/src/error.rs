@@ -2,7 +2,7 @@
 
 use crate::{DType, Shape};
 
-/// A failure of a tensor operation. Every variant names the operation and shows what it met.
+/// A failure of a tensor operation. All variants but `OutOfMemory` and `Gpu` name the operation.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
 pub enum Error {
     /// The shapes do not fit the operation.
@@ -85,24 +85,24 @@ pub enum Error {
         /// Where it is.
         actual: String,
     },
-    /// A GPU without room.
+    /// A GPU has not enough free memory.
     #[error("{}", no_room(what, *bytes, *in_use, [*total, *free]))]
     OutOfMemory {
         /// A tensor's type and shape, or what else needs memory.
         what: String,
-        /// How much, where that is known: a driver does not say what it needs for itself.
+        /// How many bytes, if that is known: a driver does not report what it needs for itself.
         bytes: Option<usize>,
-        /// The bytes of tensors that live, where those are known.
+        /// The bytes of live tensors, if known.
         in_use: Option<usize>,
-        /// The GPU's memory; 0 where even that is not known.
+        /// The GPU's memory in bytes; 0 if unknown.
         total: usize,
-        /// What of that nobody has, this process or another.
+        /// The bytes of it that no process uses.
         free: usize,
     },
     /// A GPU that is not there, cannot be used, or failed.
     #[error("{device}: {message}")]
     Gpu {
-        /// Which.
+        /// The device's name.
         device: String,
         /// What is missing or went wrong, and the way out.
         message: String,
@@ -127,8 +127,8 @@ fn no_room(what: &str, bytes: Option<usize>, in_use: Option<usize>, [total, free
         _ => format!("; of its {},{} {} are free", megabytes(total), tensors.unwrap_or_default(), megabytes(free)),
     };
     let way_out = match in_use {
-        Some(1..) => "a smaller batch needs less, or more to recompute",
-        _ => "end what else uses it",
+        Some(1..) => "a smaller batch needs less memory, and so does recomputing more",
+        _ => "end other programs that use it",
     };
     format!("no room on the GPU for {what}{more}{figures}: {way_out}")
 }

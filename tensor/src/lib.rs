@@ -4,12 +4,12 @@
 //! |---|---|
 //! | `tensor/` | [`Tensor`]: shape and strides over a shared buffer; views that never copy; devices |
 //! | `shape.rs`, `dtype.rs` | [`Shape`], broadcasting; [`DType`], [`Element`], [`Float`] |
-//! | `buffer.rs`, `arena.rs` | 64-byte-aligned memory and the pool that hands it out again; where in it buffers lie |
-//! | `scratch.rs` | [`Scratch`]: what a kernel takes of that memory for itself |
+//! | `buffer.rs`, `arena.rs` | 64-byte-aligned memory and the pool that recycles it; the allocator of places within it |
+//! | `scratch.rs` | [`Scratch`]: the workspace of a kernel, from the same pool |
 //! | `rng.rs` | [`rng::Philox`]: random numbers as a function of seed, stream and position |
 //! | `device.rs` | [`Device`]: the machine's memory, or a GPU's |
 //! | `cpu/` | what CPU kernels share: instruction sets, vector mathematics, GEMM, threads |
-//! | `cuda/` | GPUs: memory, kernels, matrix products; and a CPU that plays one |
+//! | `cuda/` | GPUs: memory, kernels, matrix products; and a device that is emulated on the CPU |
 //! | `error.rs` | [`Error`]: one variant per kind of failure |
 //! | `lock.rs` | [`lock()`]: locks that outlive a panic |
 

@@ -92,7 +92,7 @@ fn splitmix(word: u64) -> u64 {
 pub struct Sequence {
     philox: Philox,
     next: u64,
-    /// The block that `next` lies in, unless it begins one.
+    /// The block that contains `next`, unless `next` is the first word of its block.
     block: [u32; 4],
 }
 

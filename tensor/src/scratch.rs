@@ -1,7 +1,8 @@
-//! What a kernel needs for itself: elements without a shape, which nobody else sees.
+//! The workspace of a kernel: elements without a shape, private to it.
 //!
-//! Kernels ask for it tens of thousands of times a step, once for each head and each block of rows. The pool is there for all
-//! threads, and its cache lines travel from core to core each time; so a thread keeps what it has used, and uses it again.
+//! Kernels ask for it tens of thousands of times a step, once for each head and each block of rows. All threads share
+//! the pool, whose cache lines would move from core to core each time; so each thread keeps the buffers that it has
+//! used, and reuses them.
 
 use crate::buffer::PAGE;
 use crate::{Buffer, Element, lock};
@@ -9,16 +10,18 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, Weak};
 
-/// How many bytes a thread keeps: what fits into its core's cache. What it has not used for longest goes first.
+/// The most bytes that a thread keeps: what fits in its core's cache. The least recently used buffers are evicted
+/// first.
 const MOST: usize = 1 << 20;
 /// The largest buffer among them. Sizes are rounded up to pages.
 const LARGEST: usize = 1 << 18;
 
-/// What each thread keeps, for whoever wants it back. Its own thread finds the lock free, and in its own cache.
+/// The buffers that each thread keeps, so that other threads can reclaim them. For its own thread the lock is normally
+/// uncontended, and in its cache.
 static THREADS: Mutex<Vec<Weak<Mutex<Vec<Buffer>>>>> = Mutex::new(vec![]);
 
 thread_local! {
-    /// What this thread keeps: the last one to be used comes last.
+    /// The buffers that this thread keeps, the most recently used one last.
     static KEPT: Arc<Mutex<Vec<Buffer>>> = {
         let kept = Arc::default();
         let mut threads = lock(&THREADS);
@@ -42,34 +45,34 @@ pub(crate) fn give_back() {
     lock(&THREADS).iter().filter_map(Weak::upgrade).for_each(|kept| lock(&kept).clear());
 }
 
-/// Elements in a [`Buffer`], 64-byte-aligned, whose contents are whatever it held. Dropping them leaves it to the thread, or
-/// to the pool where it is large.
+/// Elements in a 64-byte-aligned [`Buffer`], whose contents are whatever it held before. Dropping them leaves the
+/// buffer to the thread, or returns it to the pool if it is large.
 #[derive(Debug)]
 pub struct Scratch<T> {
-    /// There until it is dropped.
+    /// `None` only while it is being dropped.
     buffer: Option<Buffer>,
     len: usize,
     elements: PhantomData<T>,
 }
 
 impl<T: Element> Scratch<T> {
-    /// Room for so many elements, to be written before they are read. Panics as [`Buffer::new`] does.
+    /// Workspace of this many elements, to be written before they are read. Panics as [`Buffer::new`] does.
     pub fn new(len: usize) -> Self {
-        // What cannot be counted in bytes is more than a buffer can have, and it says so.
+        // If the number of bytes overflows, `Buffer::new` panics, as for any size that is too large.
         let bytes = len.saturating_mul(size_of::<T>());
         let buffer = if bytes > LARGEST { Buffer::new(bytes) } else { small(bytes.max(1).next_multiple_of(PAGE)) };
         Self { buffer: Some(buffer), len, elements: PhantomData }
     }
 }
 
-/// A buffer that the thread has kept, or will.
+/// A buffer that the thread has kept, or a new one, which it will keep.
 fn small(size: usize) -> Buffer {
     let again = |kept: &Arc<Mutex<Vec<Buffer>>>| {
         let mut kept = lock(kept);
         let last = kept.iter().rposition(|buffer| buffer.len() == size)?;
         Some(kept.remove(last))
     };
-    // A thread that ends keeps nothing any more.
+    // A thread that is ending no longer keeps any buffers.
     let again = KEPT.try_with(again).ok().flatten();
     again.map_or_else(|| Buffer::to_keep(size), Buffer::reused)
 }

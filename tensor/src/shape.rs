@@ -16,20 +16,20 @@ impl Shape {
         self.checked_count().unwrap_or_else(|| panic!("a tensor of shape {self} cannot exist"))
     }
 
-    /// How many elements a tensor of this shape has, if a `usize` can count them (and the extents before a
-    /// zero, so that strides do not overflow either).
+    /// How many elements a tensor of this shape has. `None` if the product of the extents overflows a `usize`, with
+    /// each zero counted as one, so that strides cannot overflow either.
     pub fn checked_count(&self) -> Option<usize> {
         let extents = self.iter().try_fold(1usize, |count, &extent| count.checked_mul(extent.max(1)))?;
         Some(if self.contains(&0) { 0 } else { extents })
     }
 
-    /// This shape. [`Error::Argument`] when no buffer could have so many elements of any type, those beside an extent of zero
-    /// included.
+    /// This shape. [`Error::Argument`] if a buffer could not hold its elements in every type: f64, the largest,
+    /// decides, and an extent of zero counts as one.
     pub fn countable(self, op: &'static str) -> Result<Self> {
         let all = self.iter().try_fold(size_of::<f64>(), |bytes, &extent| bytes.checked_mul(extent.max(1)));
         match all.is_some_and(|bytes| bytes < MOST_BYTES) {
             true => Ok(self),
-            false => Err(Error::argument(op, format!("extents of {self} are more than can be counted"))),
+            false => Err(Error::argument(op, format!("a tensor of shape {self} has more bytes than can be counted"))),
         }
     }
 
@@ -50,7 +50,7 @@ impl Shape {
     }
 
     /// The shape that both broadcast to by NumPy's rule: aligned at the last axis, extents equal or 1. Errors:
-    /// [`Error::Broadcast`], [`Error::Argument`] when that is more than can be counted.
+    /// [`Error::Broadcast`], [`Error::Argument`] if the result has more elements than can be counted.
     pub fn broadcast(&self, other: &Shape, op: &'static str) -> Result<Shape> {
         let rank = self.len().max(other.len());
         let extent = |shape: &Shape, axis: usize| (axis + shape.len()).checked_sub(rank).map_or(1, |axis| shape[axis]);

@@ -82,7 +82,7 @@ fn recorded_work_is_done_again_with_what_then_lies_there() {
         drop(input.cast(DType::F64)?);
         gpu.record(|| Ok::<_, Error>(())).map(|_| ())
     });
-    assert!(within.err().unwrap().to_string().contains("within what is being recorded"));
+    assert!(within.err().unwrap().to_string().contains("a recording cannot start within another"));
     fail(); // Recording begins by giving back what is free.
     assert_eq!(gpu.stats().held, held, "a recording that failed keeps nothing");
 }

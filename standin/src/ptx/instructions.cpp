@@ -1,4 +1,4 @@
-// What instructions do, by the manual of PTX, but for loads and stores.
+// The semantics of instructions, by the manual of PTX, except for loads and stores.
 
 #include "ptx.h"
 #include <cfenv>
@@ -27,8 +27,7 @@ To bits_of(From value) {
     return bits;
 }
 
-// The value that is furthest from the exact one, above or below it, of those that the manual allows: so many steps of the
-// last place away from it at most.
+// The value furthest from the exact one, above or below it, that the manual allows: at most `most` ulps away.
 f32 err(f64 exact, u32 from, int most) {
     f32 value = exact;
     if (!std::isfinite(value) || value == 0) return value;
@@ -43,7 +42,7 @@ f32 flush(f32 x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0
 f32 ex2(f32 x) {
     x = flush(x);
     f64 exact = std::exp2(f64(x));
-    // Of whole numbers it is exact: NVIDIA's erf counts on that.
+    // It is exact for integers: NVIDIA's erf relies on that.
     return flush(x == std::floor(x) ? f32(exact) : err(exact, bits_of<u32>(x), 2));
 }
 f32 lg2(f32 x) {
@@ -55,13 +54,13 @@ f32 lg2(f32 x) {
 }
 f32 rcp(f32 x) { return flush(err(1 / f64(flush(x)), bits_of<u32>(x), 1)); }
 f32 rsqrt(f32 x) { return err(1 / std::sqrt(f64(x)), bits_of<u32>(x), 2); }
-// Of f64 only the upper half of the bits is looked at, and made; what is too small for normal numbers is zero.
+// For f64 only the upper half of the bits is read, and written; denormals are zero.
 f64 upper_half(f64 x) {
     return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0, x) : bits_of<f64>(bits_of<u64>(x) & 0xffffffff00000000);
 }
 f64 rcp_half(f64 x) { return upper_half(1 / upper_half(x)); }
 
-// Rounded down; the values pass through memory, so that they are not computed beforehand.
+// Rounded down; the values are volatile, so that the compiler does not evaluate this at compile time or move it.
 f32 fma_down(f32 a, f32 b, f32 c) {
     volatile f32 x = a, y = b, z = c;
     std::fesetround(FE_DOWNWARD);
@@ -76,7 +75,7 @@ u16 bf16(f32 value) {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-// Of floats the one that is no NaN; of zeros, the lower is the negative one.
+// For floats: if one is NaN, the other one; negative zero is lower than positive zero.
 template <typename T>
 T lower(T a, T b) {
     if (a != a || b != b) return a != a ? b : a;
@@ -99,7 +98,7 @@ T shift_right(T a, u32 by) {
     return a >> by;
 }
 
-// What division by zero gives is nobody's business; that the host survives it is ours.
+// The result of an integer division by zero is unspecified; it only must not trap on the host.
 template <typename T>
 T quotient(T a, T b) {
     if (b == 0) return ~T(0);
@@ -112,7 +111,7 @@ T remainder(T a, T b) {
     return std::is_signed<T>::value && b == T(-1) ? 0 : a % b;
 }
 
-// b, in which the lowest `count` bits of a stand at `at`.
+// b with `count` bits, from bit `at` on, replaced by the lowest `count` bits of a.
 template <typename T>
 T insert(T a, T b, u32 at, u32 count) {
     constexpr u32 WIDTH = sizeof(T) * 8;
@@ -128,14 +127,14 @@ void insert_lanes(Warp& warp, const Instruction& i) {
     each(warp, [=](unsigned l) { to[l] = insert(a[l], b[l], at[l], count[l]); });
 }
 
-// All lanes are called for wherever some are.
+// Only member masks of all lanes are supported.
 void expect_all(Warp& warp, const Instruction& i, int operand) {
     each(warp, [&](unsigned l) {
-        if (row<u32>(warp, i, operand)[l] != ALL) warp.fail("calls for other lanes than all, which is not known here", l);
+        if (row<u32>(warp, i, operand)[l] != ALL) warp.fail("has a partial member mask, which is not supported here", l);
     });
 }
 
-// Each lane's value, where some lane's is taken.
+// Shuffles values among lanes: each lane takes the value of lane `source`.
 template <typename Source>
 void shuffle(Warp& warp, const Instruction& i, Source source) {
     expect_all(warp, i, 5);
@@ -168,14 +167,14 @@ void vote(Warp& warp, const Instruction& i) {
     each(warp, [&](unsigned l) { to[l] = bits; });
 }
 
-// The lanes of a warp have met, and see what each other wrote.
+// The lanes of a warp have synchronised, and see what the others wrote.
 void meet(Warp& warp, const Instruction& i) {
     expect_all(warp, i, 0);
     warp.meetings++;
 }
 
 void reach_barrier(Warp& warp, const Instruction& i) {
-    if (row<u32>(warp, i, 0)[0] != 0) warp.fail("comes to another barrier than the first, which is not known here", 0);
+    if (row<u32>(warp, i, 0)[0] != 0) warp.fail("uses a barrier other than 0, which is not supported here", 0);
 }
 
 void fence(Warp& warp, const Instruction&) {
@@ -202,7 +201,7 @@ void multiply(Warp& warp, const Instruction& i) {
                 b[column + part * 8][g] = half_of(row<u32>(warp, i, 8 + part)[l], half);
         }
     }
-    // A sum is taken exactly, and what its last place does not hold is cut off.
+    // Sums are computed exactly, and truncated to f32.
     f32 sums[16][8];
     for (unsigned r = 0; r < 16; r++)
         for (unsigned column = 0; column < 8; column++) {
@@ -225,7 +224,7 @@ void transpose(Warp& warp, const Instruction& i) {
     for (unsigned l = 0; l < LANES; l++) to[l] = element(l % 4 * 2, l / 4) | element(l % 4 * 2 + 1, l / 4) << 16;
 }
 
-// Four 8x8 matrices, whose rows begin where eight lanes each say.
+// Loads four 8x8 matrices; eight lanes each hold the addresses of the rows of one.
 template <bool transposed>
 void load_matrices(Warp& warp, const Instruction& i) {
     u32* addresses = row<u32>(warp, i, 4);
@@ -285,7 +284,7 @@ void load_matrices(Warp& warp, const Instruction& i) {
     TWO("setp.ltu." #T, pred, T, T, !(a >= b)), TWO("setp.leu." #T, pred, T, T, !(a > b)),                           \
     TWO("setp.gtu." #T, pred, T, T, !(a <= b)), TWO("setp.geu." #T, pred, T, T, !(a < b)),                           \
     TWO("setp.num." #T, pred, T, T, a == a && b == b), TWO("setp.nan." #T, pred, T, T, a != a || b != b)
-// Of NaNs no comparison holds, not that they differ either.
+// Ordered comparisons: with a NaN none is true, not even `ne`.
 #define COMPARISONS(T)                                                                                               \
     TWO("setp.lt." #T, pred, T, T, a < b), TWO("setp.le." #T, pred, T, T, a <= b), TWO("setp.gt." #T, pred, T, T, a > b), \
     TWO("setp.ge." #T, pred, T, T, a >= b), TWO("setp.eq." #T, pred, T, T, a == b),                                  \
@@ -302,7 +301,7 @@ std::map<std::string, Known> make_table() {
         TWO("mul.wide.u16", u32, u16, u16, u32(a) * b), TWO("mul.hi.u16", u16, u16, u16, u32(a) * b >> 16),
         TWO("mul.hi.s32", s32, s32, s32, s64(a) * b >> 32), TWO("mul.hi.u32", u32, u32, u32, u64(a) * b >> 32),
         ONE("clz.b32", u32, u32, a ? __builtin_clz(a) : 32), ONE("popc.b32", u32, u32, __builtin_popcount(a)),
-        // The upper half of both, the second above, turned to the left.
+        // A funnel shift: the upper half of (b, a) shifted left.
         THREE("shf.l.wrap.b32", u32, u32, u32, u32, u32((u64(b) << 32 | a) << (c & 31) >> 32)),
         {"bfi.b32", {insert_lanes<u32>, {4, 4, 4, 4, 4}}},
         {"bfi.b64", {insert_lanes<u64>, {8, 8, 8, 4, 4}}},

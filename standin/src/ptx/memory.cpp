@@ -1,4 +1,4 @@
-// Loads, stores, asynchronous copies, tickets; and whether they may.
+// Loads, stores, asynchronous copies and tickets, and the checks whether they are allowed.
 
 #include "ptx.h"
 
@@ -6,7 +6,7 @@ namespace standin::ptx {
 
 namespace {
 
-// Where a lane's access goes whose base is this operand; none for parameters.
+// The host address of a lane's access. `base` is the operand with the base address; parameters have none.
 char* place_at(Warp& warp, const Instruction& i, unsigned lane, size_t bytes, int base, bool write) {
     uint64_t address = i.offset;
     if (i.space != Space::PARAMETER)
@@ -42,8 +42,8 @@ void store(Warp& warp, const Instruction& i) {
     });
 }
 
-// 16 bytes, of which as many are read as the last operand says, at some time between beginning and end, past the
-// first-level cache.
+// Starts a copy of 16 bytes, of which as many are read as the last operand says (the rest is zero), at any time between
+// start and end, bypassing the L1 cache.
 void begin_copy(Warp& warp, const Instruction& i) {
     const uint32_t *to = row<uint32_t>(warp, i, 0), *count = row<uint32_t>(warp, i, 3);
     const uint64_t* from = row<uint64_t>(warp, i, 1);
@@ -67,8 +67,8 @@ void await_copies(Warp& warp, const Instruction&) {
     });
 }
 
-// What was there, and one more, or after the last one nothing. What this thread, and those that a barrier has brought
-// together with it, wrote before its fence, whoever takes a later ticket is to see.
+// Returns the counter and increments it, or resets it to zero after the last ticket. Threads that take later tickets
+// see what this thread, and those that a barrier has synchronised with it, wrote before the fence.
 void take_ticket(Warp& warp, const Instruction& i) {
     const uint64_t* address = row<uint64_t>(warp, i, 1);
     uint32_t *before = row<uint32_t>(warp, i, 0), *last = row<uint32_t>(warp, i, 2);
@@ -102,7 +102,7 @@ static Step held_in(bool loads, uint32_t held) {
 }
 
 Step load_or_store(bool loads, const std::string& type, uint32_t held) {
-    // In wider registers the sign goes on. Otherwise only the width counts.
+    // Signed types are sign-extended to wider registers. Otherwise only the width matters.
     if (type == ".s8") return held_in<int8_t>(loads, held);
     if (type == ".s16") return held_in<int16_t>(loads, held);
     if (type == ".s32") return held_in<int32_t>(loads, held);

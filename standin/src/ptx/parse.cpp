@@ -25,8 +25,8 @@ struct Declared {
     bool dynamic = false;
 };
 
-// After its space: `.align 4 .b8 name[16]`, `.u32 name`, or `.u64 .ptr .align 1 name`, where the alignment is that of what
-// is pointed to.
+// Reads a variable after its state space: `.align 4 .b8 name[16]`, `.u32 name`, or `.u64 .ptr .align 1 name`, where the
+// alignment is that of the memory pointed to.
 std::string read_variable(Reader& reader, Declared& variable) {
     if (reader.skip(".align")) variable.align = reader.number();
     variable.bytes = size_of(reader.take());
@@ -54,7 +54,7 @@ public:
             } else if (reader.skip(".minnctapersm")) {
                 reader.number();
             } else {
-                reader.fail("a kernel that says " + reader.token);
+                reader.fail("a kernel with the unknown directive " + reader.token);
             }
         }
         for (int depth = 1; depth > 0;) {
@@ -108,7 +108,7 @@ private:
                     if (before) reader.fail(name + " is declared twice");
                     reader.number();
                     reader.expect(">");
-                } else { // another one may have been called so in a block before
+                } else { // an earlier block may have had a register of this name
                     widths[name] = width;
                     registers.erase(name);
                 }
@@ -139,7 +139,7 @@ private:
 
     uint32_t new_row(size_t width) {
         uint32_t row = kernel.row_bytes;
-        // Rows of vectors, as the processor would have them.
+        // Rows are aligned to 64 bytes, for vector loads.
         kernel.row_bytes += round_up(LANES * width, 64);
         return row;
     }
@@ -168,7 +168,8 @@ private:
         return found->second;
     }
 
-    // The address that a name stands for, as a row. What lies behind all variables gets its place at the end.
+    // The row of the address that a name stands for. Dynamic shared memory, which follows all variables, gets its
+    // address in `finish`.
     uint32_t address_row(const std::string& name, uint32_t width) {
         last_width = width = width ? width : 8;
         if (width != 8 && !(width == 4 && shared.count(name))) reader.fail("the address of " + name + " is of 64 bits");
@@ -180,7 +181,7 @@ private:
         if (in_shared != shared.end()) {
             auto [place, made] = placed.try_emplace(name, 0);
             if (made) {
-                // No two share a grain, of which traces are kept.
+                // No two variables share a grain, the unit for which traces are kept.
                 size_t align = std::max<size_t>(in_shared->second.align, 4);
                 place->second = round_up(kernel.shared_bytes, align);
                 kernel.shared_bytes = place->second + in_shared->second.bytes;
@@ -193,7 +194,7 @@ private:
         return constant_row(reinterpret_cast<uint64_t>(in_global->second.memory.data()), 8);
     }
 
-    // A value: a register, a number, or the address of a variable. A width of 0 is that of whatever it is.
+    // The row of a value: a register, a number, or the address of a variable. A width of 0 accepts any width.
     uint32_t value_row(uint32_t width) {
         bool negative = reader.skip("-");
         std::string word = reader.take();
@@ -215,7 +216,7 @@ private:
         if (negative) value = -value;
         bool fits = bits ? word.size() - 2 == size_t(width) * 2 && (word[1] == 'd') == (width == 8)
                          : width == 8 || value >> (width * 8) == 0 || int64_t(value) >> (width * 8 - 1) == -1;
-        if (*end || !width || !fits) reader.fail(word + " is no number that can be here");
+        if (*end || !width || !fits) reader.fail(word + " is not a valid number here");
         return constant_row(value, width);
     }
 
@@ -226,7 +227,7 @@ private:
         return negative ? -offset : offset;
     }
 
-    // `[%rd1+8]`: its base is a row, and of parameters there is none.
+    // Reads an address, `[%rd1+8]`: its base is a row; parameters have no base.
     void read_address(Instruction& instruction, int& count, uint32_t width, bool access) {
         auto parameter = parameters.find(reader.token);
         if (parameter != parameters.end()) {
@@ -268,7 +269,7 @@ private:
         } else {
             if (name == "mov.b32" || name == "mov.b64")
                 name += reader.token == "{" ? ".apart" : second_operand() == "{" ? ".together" : "";
-            // Of what lies in a wider register the lower half counts.
+            // Of a wider register only the lower half is used.
             if (name == "cvt.s64.s32" && register_width(second_operand()) == 8) name += ".wide";
             const Known* found = known(name);
             if (!found) reader.fail("no instruction is known by the name of " + name);
@@ -297,7 +298,7 @@ private:
         kernel.code.push_back(instruction);
     }
 
-    // How the second of two operands begins. The reader is at the first.
+    // The first token of the second operand. The reader is at the first operand.
     std::string second_operand() const {
         Reader ahead = reader;
         ahead.take();
@@ -305,7 +306,7 @@ private:
         return ahead.token;
     }
 
-    // A load or store by its name, `ld.global.nc.v4.f32`. Gives the type of what it moves.
+    // Parses the name of a load or store, `ld.global.nc.v4.f32`. Returns the type of the elements.
     std::string read_access(Instruction& instruction, const std::string& name) {
         instruction.count = 1;
         std::string type;
@@ -353,7 +354,7 @@ Module::Module(const char* text) {
         } else if (word == ".global" || word == ".shared") {
             Declared variable;
             std::string name = read_variable(reader, variable);
-            // What is not zero at first is a constant that the compiler has put where it is used.
+            // A variable with an initialiser is a constant that the compiler has already inlined where it is used.
             if (word == ".shared") shared[name] = variable;
             else if (reader.token != "=")
                 variables[name] = {std::vector<char>(variable.bytes), Traces(grains_of(variable.bytes))};

@@ -1,15 +1,8 @@
-// PTX as NVRTC writes it, run on a CPU: what a GPU would be given, not what the same source becomes elsewhere. So the
-// instructions are seen that only a GPU has (tensor cores, matrices from shared memory, asynchronous copies,
-// approximations), with the operands that the source gives them, and what the compiler has made of all the rest.
+// PTX as NVRTC writes it, interpreted on a CPU: the code that a GPU would get, not what another compiler makes of the same source. So instructions that only a GPU has (tensor cores, matrix loads from shared memory, asynchronous copies, approximations) are executed with their actual operands, and so is the compiler's code for everything else.
 //
-// A warp's 32 lanes execute an instruction together, as those do whose turn it is: of lanes that went apart the ones that
-// are furthest behind go first, so that they meet again as soon as they can. What the manual leaves open is taken for the
-// worst: approximations in f32 err as much as they may, tensor cores cut sums off, warps and blocks come in any order,
-// copies come when they are waited for.
+// A warp's active lanes execute an instruction together. After a divergent branch the lanes that are furthest behind in the code go first, so that all reconverge as soon as possible. Where the manual leaves a choice, the worst case is taken: approximations in f32 have the largest allowed error, tensor cores truncate sums, warps and blocks run in random order, copies are done only when they are waited for.
 //
-// Found out, with the line of the PTX, are: memory beyond its end or not aligned; shared memory that is read before it is
-// written; accesses without an order between them, by threads of a warp, of a block or of different blocks (`traces.h`);
-// lanes that wait for others that do not come; and instructions that are not known here.
+// Reported, with the line of the PTX, are: accesses out of bounds or not aligned; reads of uninitialised shared memory; data races, between threads of a warp, of a block or of different blocks (`traces.h`); lanes that wait for lanes that never arrive; and instructions that are not supported here.
 #pragma once
 #include "../code.h"
 #include <algorithm>
@@ -22,7 +15,7 @@ constexpr unsigned LANES = 32;
 typedef uint32_t Lanes;
 constexpr Lanes ALL = ~0u;
 
-// Where windows of memory begin: not at 0, so that what is no address is found out.
+// Where the address windows of shared and local memory begin: not at 0, so that null pointers are caught.
 constexpr uint64_t SHARED = 1024, LOCAL = 1024;
 
 struct Warp;
@@ -32,7 +25,7 @@ typedef void (*Step)(Warp&, const Instruction&);
 
 enum class Flow : uint8_t { ON, BRANCH, END, BARRIER, TOGETHER };
 enum class Space : uint8_t { PARAMETER, SHARED, GLOBAL, LOCAL };
-// How a load goes about caches: as usual, past the first level, or by the way for what no one writes meanwhile.
+// How a load uses caches: as usual, bypassing L1, or through the read-only cache, for memory that nothing writes during the launch.
 enum class Path : uint8_t { USUAL, FRESH, CONSTANT };
 
 struct Instruction {
@@ -47,8 +40,7 @@ struct Instruction {
     uint32_t target = 0; // of a branch
     uint32_t line = 0;
     int64_t offset = 0; // from an address
-    // Its operands, in their order, vectors one by one: each is a row of values, one for each lane, of registers or of
-    // constants, and this is how many bytes it lies behind a warp's first.
+    // The operands in order, with vectors element by element. Each is a row of values, one per lane, of a register or a constant; this is its byte offset from the warp's first row.
     uint32_t rows[14] = {};
 };
 
@@ -80,37 +72,37 @@ struct Module : Code {
     std::map<std::string, PtxKernel> kernels;
     std::map<std::string, Variable> variables;
 
-    // Reads it.
+    // Parses the text.
     explicit Module(const char* text);
     Kernel* kernel(const std::string& name) override;
 };
 
-// What is known of an instruction by its name: what it does, how wide its operands are, and how lanes go on from it.
+// What the name of an instruction determines: what it does, the widths of its operands, and its control flow.
 struct Known {
     Step step;
     std::vector<uint32_t> widths;
     Flow flow = Flow::ON;
 };
-// Null where it is not known, or is a load or a store.
+// Null if the instruction is not supported, or is a load or a store.
 const Known* known(const std::string& name);
-// Those that copy, and take tickets.
+// The instructions for asynchronous copies, tickets and prefetches.
 std::map<std::string, Known> memory_instructions();
-// Of elements of a type, `.f32`, in registers of some width; null where they do not go together here.
+// The load or store for elements of a type, such as `.f32`, in registers of this width; null if that combination is not supported.
 Step load_or_store(bool loads, const std::string& type, uint32_t held);
 
 // An asynchronous copy on its way.
 struct Copy {
     uint64_t to, from;
-    unsigned bytes; // 0: zeros come
+    unsigned bytes; // 0: zeros are written
 };
 
-// Global memory: the piece of it that was looked at last.
+// Global memory, with the allocation that was accessed last.
 struct Global {
     Device* device = nullptr;
     Module* module = nullptr;
     Piece piece = {};
 
-    // Whether an address is in the piece, or in another, which is looked at from now on.
+    // Whether an address is in allocated memory; `piece` is then the allocation that contains it.
     bool find(uint64_t address);
 };
 
@@ -121,22 +113,21 @@ struct Warp {
     unsigned number;
     std::vector<char> registers, local;
     char* rows; // the registers, aligned
-    // Of its lanes: those that have not ended; whose turn it is; that wait for others; that have fenced off what they wrote;
-    // and that have taken a ticket.
+    // The lanes that have not ended; that are executing; that wait for others; that have executed a fence after their last write to global memory; and that have taken a ticket.
     Lanes alive, active, waiting, fenced, ticketed;
-    uint64_t left; // instructions, after which it is taken not to end
+    uint64_t left; // the instructions left before the warp is considered to be in an infinite loop
     uint32_t at[LANES]; // which instruction each lane is at
     uint32_t now; // that of the active ones
-    uint16_t meetings; // of its lanes, where what they wrote becomes seen by each other
+    uint16_t meetings; // synchronisations of its lanes, which make their writes visible to each other
     bool at_barrier;
     std::vector<Copy> copies[LANES];
 
     void begin(Block& of, unsigned its_number, const unsigned threads[3]);
-    // Goes on until its lanes have ended or wait for the block.
+    // Runs until all lanes have ended, or the warp waits at a barrier of the block.
     void run();
-    // The place in the host's memory of so many bytes of a lane's, if the lane may have them now.
+    // The host address of a lane's access to this many bytes. Fails if the lane may not access them now.
     char* place(Space space, uint64_t address, size_t bytes, unsigned lane, Access access);
-    // The same, whatever others do.
+    // The same, without the check for races.
     char* untraced(Space space, uint64_t address, size_t bytes, unsigned lane);
     // A lane's number among the threads of the launch.
     uint32_t thread(unsigned lane) const;

@@ -1,4 +1,4 @@
-// Text in pieces.
+// A tokenizer.
 #pragma once
 #include "../device.h"
 #include <cctype>
@@ -29,7 +29,7 @@ public:
     void expect(const std::string& expected) {
         if (!skip(expected)) fail("expected " + expected + ", found " + token);
     }
-    // All up to a semicolon, and that.
+    // Skips everything up to and including a semicolon.
     void pass() {
         while (!skip(";")) {
             if (token.empty()) fail("ends too early");

@@ -23,7 +23,7 @@ void Warp::fail(const std::string& what, unsigned lane) const {
                 text(number * LANES + lane) + " of block (" + place + ") " + what};
 }
 
-// Lets those lanes go on that are furthest behind. Gives the place at which others are that can go on.
+// Makes the lanes that are furthest behind active. Returns the position of the next lanes that are ready.
 uint32_t Warp::choose() {
     constexpr uint32_t NOWHERE = ~0u;
     Lanes ready = alive & ~waiting;
@@ -49,7 +49,8 @@ void Warp::go_to(Lanes lanes, uint32_t place) {
         if (lanes >> l & 1) at[l] = place;
 }
 
-// The lanes that an instruction needs are here; or those that are here wait for the others, unless these wait elsewhere.
+// Whether all live lanes have arrived at an instruction. If not, the active ones wait for the others; if the others
+// wait elsewhere, that is a fault.
 bool Warp::gathered(bool had_to) {
     if (active == alive) return true;
     if (had_to) fail("waits for lanes of its warp that wait at another place", __builtin_ctz(active));
@@ -62,7 +63,7 @@ void Warp::run() {
     while (alive) {
         bool all_waited = !(alive & ~waiting);
         uint32_t others = choose();
-        // As long as these are behind all others they go on.
+        // The active lanes continue as long as they are behind all others.
         for (bool together = true; together && now < others;) {
             const Instruction& i = block->kernel->code[now];
             if (!left--) fail("does not come to an end", __builtin_ctz(active));
@@ -95,7 +96,7 @@ void Warp::run() {
                 break;
             case Flow::TOGETHER:
                 together = gathered(all_waited);
-                // All name all lanes: what is here is the whole warp, or some have ended.
+                // Member masks always name all lanes: either the whole warp has arrived, or some lanes have ended.
                 if (together && active != ALL) fail("waits for lanes of its warp that have ended", __builtin_ctz(active));
                 if (together) i.step(*this, i), now++;
                 break;
@@ -185,7 +186,7 @@ bool Global::find(uint64_t address) {
     return false;
 }
 
-// Names a kernel in the file that takes the names, if there is one.
+// Appends a kernel's name to the file that STANDIN_LAUNCHED names, if it is set.
 static void note(const std::string& name) {
     static auto* known = new std::set<std::string>;
     static const char* file = getenv("STANDIN_LAUNCHED");

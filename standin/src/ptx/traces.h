@@ -1,4 +1,4 @@
-// Who accessed memory last, grain by grain, and whether it was in order.
+// Which threads accessed memory last, grain by grain, to detect data races.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,22 +6,20 @@
 
 namespace standin::ptx {
 
-// FRESH is past the first-level cache, CONSTANT by the way for what nobody writes. An asynchronous copy begins to write,
-// and has written. A ticket is read and written in one.
+// FRESH bypasses the L1 cache, CONSTANT uses the read-only cache. An asynchronous copy begins to write, and later ends. A ticket is an atomic read and write.
 enum class Access : uint8_t { READ, READ_FRESH, READ_CONSTANT, WRITE, BEGIN_WRITE, END_WRITE, TICKET };
 inline bool is_read(Access access) { return access <= Access::READ_CONSTANT; }
 
-// When and by whom: threads of a launch are numbered, 1024 for a block.
+// When an access happens, and by which thread: the threads of a launch are numbered, with 1024 numbers per block.
 struct Moment {
-    uint32_t era; // the launch, or for shared memory the block: what was before is forgotten
+    uint32_t era; // the launch, or for shared memory the block: earlier accesses are forgotten
     uint32_t thread;
-    uint16_t barriers, meetings; // of the block and of the warp, that were before
+    uint16_t barriers, meetings; // how many the block and the warp have passed before
 };
 
 constexpr uint32_t THREADS = 1024;
 
-// A thread's step into, or out of, the order that tickets make among blocks, and after how many barriers of its block. With
-// the thread go those that a barrier has brought together with it.
+// The point at which a thread enters, or leaves, the order that tickets create among blocks, and after how many barriers of its block. It covers the threads that a barrier has synchronised with it, too.
 struct Crossing {
     int32_t barriers = -1; // none
     uint32_t thread = 0;
@@ -30,9 +28,9 @@ struct Crossing {
 // The order among the blocks of a launch.
 struct Order {
     const std::vector<Crossing>* out; // when each block took its last ticket
-    Crossing in; // when this one saw what the others had written before theirs
+    Crossing in; // when this block came to see what the others had written before their tickets
 
-    // Whether a thread of this block comes after what a thread of another one did.
+    // Whether an access of this block is ordered after an access by a thread of another block.
     bool after(const Moment& now, uint32_t other, uint16_t barriers) const {
         const Crossing& left = (*out)[other / THREADS];
         bool was_before = left.barriers > barriers || (left.barriers >= 0 && left.thread == other);
@@ -43,7 +41,7 @@ struct Order {
     }
 };
 
-// Whose reads a trace has: a thread's, or those of several of a warp, of a block, of a grid.
+// Which threads a trace's reads are from: one thread, or several of a warp, of a block, or of the grid.
 enum class Spread : uint8_t { NOBODY, THREAD, WARP, BLOCK, GRID };
 
 struct Trace {
@@ -53,7 +51,7 @@ struct Trace {
     bool written, copying, constant, counts;
     Spread readers;
 
-    // Takes an access into the trace; or says what is wrong with it, and takes it nevertheless.
+    // Adds an access to the trace. Returns what is wrong with it, or null; it is added in either case.
     const char* access(const Moment& now, Access access, const Order& order) {
         if (era != now.era) {
             era = now.era;
@@ -81,7 +79,7 @@ private:
 
     const char* find_wrong(const Moment& now, Access access, const Order& order) const {
         if (access == Access::TICKET)
-            return written || readers != Spread::NOBODY ? "takes a ticket where there are other numbers" : nullptr;
+            return written || readers != Spread::NOBODY ? "takes a ticket from a word with other uses" : nullptr;
         if (counts) return "has what tickets are taken from";
         if (written && copying && access != Access::END_WRITE) return "has what a copy is on its way to";
         bool reads = is_read(access);
@@ -102,13 +100,13 @@ private:
 
     bool after_reads(const Moment& now, const Order& order) const {
         if (readers == Spread::NOBODY || (readers == Spread::THREAD && reader == now.thread)) return true;
-        if (readers == Spread::GRID) return order.is_in(now); // whose reads they were is not known any more
+        if (readers == Spread::GRID) return order.is_in(now); // which threads read is not known any more
         if (!same_block(reader, now.thread)) return order.after(now, reader, read_barriers);
         if (read_barriers < now.barriers) return true;
         return readers <= Spread::WARP && same_warp(reader, now.thread) && read_meetings < now.meetings;
     }
 
-    // Of reads only those count on which there is no other that comes after them.
+    // Only reads that are not followed, in order, by another read are kept.
     void take_read(const Moment& now, const Order& order) {
         Spread wide = Spread::THREAD;
         if (readers != Spread::NOBODY && !(readers == Spread::THREAD && reader == now.thread)) {
@@ -124,7 +122,7 @@ private:
     }
 };
 
-// One for each of as many bytes as the smallest element of a map has.
+// The bytes per trace: the size of the smallest element, bf16.
 constexpr size_t GRAIN = 2;
 constexpr size_t grains_of(size_t bytes) { return (bytes + GRAIN - 1) / GRAIN; }
 typedef std::vector<Trace> Traces;

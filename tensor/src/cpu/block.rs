@@ -8,29 +8,29 @@ use super::tile::{PanelRows, tiles};
 use crate::{Float, Scratch};
 use std::ops::Range;
 
-/// Rows of B that are multiplied before the next: as many as keep a panel in the first-level cache.
+/// How many rows of B are multiplied at a time: as many as keep a panel in the L1 cache.
 pub(super) const DEPTH: usize = 256;
 
 /// Where the rows of an operand start.
 ///
 /// # Safety
-/// All three must tell the same of a row, each time.
+/// All three functions must agree on where a row starts, at every call.
 pub unsafe trait Rows: Copy + Sync {
-    /// Where a row starts. Panics when it is none of a list's.
+    /// Where a row starts. Panics if a list has no such row.
     fn start(self, row: usize) -> usize;
 
     /// Where the first of HEIGHT consecutive rows starts, and the offset of each of them from there.
     fn tile<const HEIGHT: usize>(self, first: usize) -> (usize, [usize; HEIGHT]);
 
-    /// How far apart some rows are, of which there are several, if all are equally far.
+    /// The stride of these rows, of which there must be at least two; `None` if they are not evenly spaced.
     fn step(self, rows: Range<usize>) -> Option<usize>;
 }
 
-/// Rows that start so far apart, from the beginning on.
+/// Rows at this stride, the first of them at the beginning.
 #[derive(Clone, Copy)]
 pub struct Every(pub usize);
 
-// SAFETY: a row's place is a product, in all three.
+// SAFETY: all three compute a row's start as the same product.
 unsafe impl Rows for Every {
     #[inline(always)]
     fn start(self, row: usize) -> usize {
@@ -48,11 +48,11 @@ unsafe impl Rows for Every {
     }
 }
 
-/// Rows that start here.
+/// Rows that start at these positions.
 #[derive(Clone, Copy)]
 pub struct At<'a>(pub &'a [usize]);
 
-// SAFETY: a row's place is the list's, in all three.
+// SAFETY: all three take a row's start from the same list.
 unsafe impl Rows for At<'_> {
     #[inline(always)]
     fn start(self, row: usize) -> usize {
@@ -82,8 +82,8 @@ pub struct Left<'a, T, R> {
 }
 
 impl<'a, T, R: Rows> Left<'a, T, R> {
-    /// The inner axis in parts of at most [`DEPTH`] elements, several whole runs or a part of one: how many rows of B
-    /// lie above a part's, where in its runs it begins, and its runs.
+    /// Splits the inner axis into parts of at most [`DEPTH`] elements: several whole runs, or a piece of one. Yields
+    /// how many rows of B precede a part, the part's offset within its runs, and its runs.
     #[inline(always)]
     fn parts(self) -> impl Iterator<Item = (usize, usize, Runs<'a>)> {
         let Runs { starts, len, step } = self.runs;
@@ -97,7 +97,7 @@ impl<'a, T, R: Rows> Left<'a, T, R> {
     }
 }
 
-/// Some rows and panels of C.
+/// Computes some rows and panels of C.
 ///
 /// # Safety
 /// The operands and C must lie inside their slices, no other task may write these rows and panels at the same time, and
@@ -139,8 +139,8 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
                         rows.start = A::run(
                             #[inline(always)]
                             || {
-                                // SAFETY: this task's rows and columns; the rows of A and C lie inside, by the caller's
-                                // word; `A::run` makes sure of the instruction set.
+                                // SAFETY: these rows and columns belong to this task; the caller guarantees that the
+                                // rows of A and C lie inside; `A::run` checks the instruction set.
                                 unsafe {
                                     tiles::<T, A::Vector<T>, R, $height, $count>(a, of_b, begin, (c, c_rows), rows.clone())
                                 }
@@ -159,8 +159,9 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
                 (true, _) => {
                     tiles!(1, 8 4 1);
                 }
-                // Two multiply-adds a cycle that take four or five each want eight to ten sums, and twelve leave room for a
-                // row of B and an element of A in 16 registers. As 4·3 they would not.
+                // Two multiply-adds per cycle with a latency of four or five cycles need eight to ten independent
+                // accumulators. Twelve, as 6·2, leave room for a row of B and an element of A in 16 registers; as 4·3
+                // they would not.
                 (false, 2) => {
                     tiles!(2, 6 4 2 1);
                 }
@@ -172,7 +173,7 @@ pub(super) unsafe fn block<T: Float, A: Registers, R: Rows>(
     }
 }
 
-/// A product over an empty inner axis: what its sums start from.
+/// A product over an empty inner axis: C is what the accumulators start from.
 ///
 /// # Safety
 /// No other task may write these rows and columns at the same time.

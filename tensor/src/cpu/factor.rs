@@ -1,4 +1,4 @@
-//! What matrix products multiply, and what they sum in: f32 and f64 in themselves, bf16 in f32.
+//! The types of factors and sums of matrix products: f32 and f64 are accumulated in their own type, bf16 in f32.
 
 use super::block::{Begin, Left, Rows, block};
 use super::gemm::Mat;
@@ -11,29 +11,31 @@ use std::ops::Range;
 
 /// A type that matrices are multiplied in.
 pub trait Factor: Element {
-    /// What products are summed in.
+    /// The type in which products are accumulated.
     type Sum: Float;
 
-    /// Products of fewer multiply-adds than about this are not worth another thread's while (some 10 µs).
+    /// About how many multiply-adds a task must have to be worth a thread of its own (some 10 µs).
     fn piece(isa: Isa) -> usize;
 
-    /// The element as a sum, exactly.
+    /// Converts the element to the type of sums, exactly.
     fn widen(self) -> Self::Sum;
 
     /// Rounds values to factors, on this thread. Panics when the lengths differ.
     fn round(values: &[Self::Sum], to: &mut [Self]);
 
-    /// Values as factors: themselves, or rounded into scratch memory that is put into `room`.
+    /// The values as factors: the slice itself if the types are the same, otherwise rounded into scratch memory that is
+    /// put into `room`.
     fn factors<'a>(values: &'a [Self::Sum], room: &'a mut Option<Scratch<Self>>) -> &'a [Self];
 
-    /// Whether a right operand is packed as a whole before it is multiplied: where blocks meet its panels more than once.
+    /// Whether a right operand must be packed as a whole before the product, because blocks use its panels more than
+    /// once.
     const PACKED_AHEAD: bool;
 
-    /// How wide the panels of a right operand are, when it is so many columns wide.
+    /// The width of the panels, in columns, of a right operand with this many columns.
     #[doc(hidden)]
     fn panel_width<A: Registers>(isa: Isa, columns: usize) -> usize;
 
-    /// How many rows of sums a packed panel takes.
+    /// How many rows of `Sum` elements a packed panel of this many rows occupies.
     #[doc(hidden)]
     fn packed_rows(isa: Isa, rows: usize) -> usize;
 
@@ -44,7 +46,7 @@ pub trait Factor: Element {
     #[doc(hidden)]
     unsafe fn pack<A: Registers>(isa: Isa, b: Mat<'_, Self>, to: &mut [Self::Sum], width: usize);
 
-    /// Packs the rows of a panel that `fill` writes.
+    /// Packs a panel of these extents (rows, width), whose elements `fill` writes.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.

@@ -1,15 +1,15 @@
 //! Matrix products, large and tall: the linear layers.
 //!
-//! BiFormer's products have some hundreds to thousands of rows (the tokens of a few images), and inner and outer extents of
-//! 32 to 2,300; those of gradients of weights sum over the tokens instead. A library that packs both operands spends as long
-//! on packing as on multiplying there: `matrixmultiply` reaches 70 to 150 of 260 GFLOP/s a core. Here only B is packed: into
-//! panels two or three registers wide, so that a tile's rows of B are one run of memory; beforehand, or by each thread just
-//! before it multiplies them, while they are in its cache. A is read where it lies, element by element, with any strides; so
-//! the transposes in a backward pass cost nothing. Where B is bf16, A is rounded to it, and both are packed as the
-//! instructions for bf16 want them (`pairs/`).
+//! BiFormer's products have hundreds to thousands of rows (the tokens of a few images), and inner and outer extents of
+//! 32 to 2,300; in weight gradients the inner axis runs over the tokens instead. On such shapes a library that packs
+//! both operands spends as long on packing as on multiplying: `matrixmultiply` reaches 70 to 150 of 260 GFLOP/s per
+//! core. Here only B is packed, into panels two or three registers wide, so that a tile's rows of B are contiguous: in
+//! advance, or by each thread just before it multiplies them, while they are in its cache. A is read in place, element
+//! by element, with any strides, so the transposes in a backward pass cost nothing. If B is bf16, A is rounded to bf16,
+//! and both are packed in the layout that the bf16 instructions need (`pairs/`).
 //!
-//! Work is cut by shape alone, and each sum runs in the order of the inner index, or of its parts: the same bits with any
-//! number of threads. Tested against `matrixmultiply`.
+//! How work is split does not depend on the number of threads, and each sum is accumulated in the order of the inner
+//! index, or of its parts: the results have the same bits with any number of threads. Tested against `matrixmultiply`.
 
 use super::block::{At, Begin, DEPTH, Every, Left, Runs};
 use super::factor::Factor;
@@ -59,23 +59,24 @@ impl<'a, T: Element> Mat<'a, T> {
     }
 }
 
-/// Where the last element of a matrix lies, if a `usize` can say it. The unsafe kernels rely on this not
-/// wrapping around.
+/// The position of the last element of a matrix; `None` if there is none, or it overflows a `usize`. The unsafe kernels
+/// rely on this check for overflow.
 pub(super) fn last_place((rows, cols): (usize, usize), (row_stride, col_stride): (usize, usize)) -> Option<usize> {
     let down = rows.checked_sub(1)?.checked_mul(row_stride)?;
     down.checked_add(cols.checked_sub(1)?.checked_mul(col_stride)?)
 }
 
-/// A panel of B is multiplied by no fewer rows than this, if there are as many, before it makes way for the next.
+/// A task has at least this many rows, if there are as many: all of them use a panel of B before the next one replaces
+/// it in the cache.
 const LEAST_ROWS: usize = 128;
-/// The same for a panel that is yet to be packed, which takes as long as multiplying it by some ten rows.
+/// The same if each task packs its panels, which takes as long as multiplying them by some ten rows.
 const LEAST_ROWS_TO_PACK: usize = 512;
 /// The largest result for which partial sums over the inner axis are worth their memory.
 const MAX_PARTIAL: usize = 1 << 18;
 
-/// C = A·B, or C += A·B when `c` accumulates; C is row-major and fills `c`. How sums are cut depends on all three extents: for
-/// rows of which each is to have the same bits among others as alone there is [`gemm_by_rows`]. Panics when the inner
-/// extents or the size of `c` do not fit.
+/// C = A·B, or C += A·B when `c` accumulates; C is row-major and fills `c`. How sums are split depends on all three
+/// extents; use [`gemm_by_rows`] if the bits of a row must not depend on how many others there are. Panics when the
+/// inner extents or the size of `c` do not fit.
 pub fn gemm<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Out<'_, F::Sum>) {
     let b = b.into();
     let (m, (k, n)) = (a.rows, b.extents());
@@ -97,7 +98,7 @@ pub fn gemm<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Ou
     }
 }
 
-/// As [`gemm`], where each row of C has the same bits whatever the others are.
+/// As [`gemm`], but the bits of each row of C do not depend on the other rows.
 pub fn gemm_by_rows<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Out<'_, F::Sum>) {
     multiply(a, b.into(), begin(c.accumulate), c.data, true);
 }
@@ -107,23 +108,24 @@ pub fn gemm_by_rows<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>
 pub fn gemm_plus_row<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, row: &[F], c: &mut [F::Sum]) {
     let b = b.into();
     assert_eq!(row.len(), b.extents().1, "length of the row that is added to a matrix product");
-    // As wide as whole panels, so that the last one has its part.
+    // Padded to whole panels, so that the last panel can load its part in full.
     let mut padded = vec![F::Sum::zero(); row.len().next_multiple_of(WIDEST)];
     padded.iter_mut().zip(row).for_each(|(to, from)| *to = from.widen());
     multiply(a, b, Begin::Row(&padded), c, true);
 }
 
-/// As [`gemm`], without other threads: for batches that are already spread over them.
+/// As [`gemm`], on this thread alone: for batches that are already distributed over threads.
 pub fn gemm_on_this_thread<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, c: Out<'_, F::Sum>) {
     multiply(a, b.into(), begin(c.accumulate), c.data, false);
 }
 
-/// What the sums of a product start from that stores or accumulates.
+/// What the accumulators of a product start from, depending on whether it accumulates into C.
 fn begin<'a, T>(accumulate: bool) -> Begin<'a, T> {
     if accumulate { Begin::Kept } else { Begin::Zero }
 }
 
-/// Patches of an image where they lie, which may overlap: element (i, p) is `data[starts[i] + runs[p / len] + p % len * step]`.
+/// Patches of an image, read in place; they may overlap: element (i, p) is `data[starts[i] + runs[p / len] + p % len *
+/// step]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Patches<'a, T> {
     /// What contains them.
@@ -138,8 +140,8 @@ pub struct Patches<'a, T> {
     pub step: usize,
 }
 
-/// As [`gemm_on_this_thread`], where A are patches, and row i of C begins at element `starts[i]` of `c`. What lies between
-/// the rows, which must not overlap, is left alone. Panics when a patch or a row of C does not lie inside.
+/// As [`gemm_on_this_thread`], where A are patches, and row i of C begins at element `starts[i]` of `c`. The rows of C
+/// must not overlap; elements between them are left unchanged. Panics when a patch or a row of C does not lie inside.
 pub fn gemm_patches<'b, F: Factor>(
     a: Patches<'_, F::Sum>,
     b: impl Into<Right<'b, F>>,
@@ -172,8 +174,8 @@ pub fn gemm_patches<'b, F: Factor>(
     });
 }
 
-/// Panics unless operands and result fit. Matrices that repeat elements may have a product with more of them than a
-/// `usize` can count, and the unsafe kernels rely on C having them all.
+/// Panics unless the extents agree. Matrices with strides of zero may have a product with more elements than a `usize`
+/// can count, and the unsafe kernels rely on C having all of them.
 fn assert_extents((a_cols, b_rows): (usize, usize), c_len: usize, [m, n]: [usize; 2]) {
     assert_eq!(a_cols, b_rows, "inner extents of a matrix product");
     assert_eq!(Some(c_len), m.checked_mul(n), "size of a matrix product");
@@ -200,7 +202,8 @@ fn multiply_with<F: Factor, A: Registers>(
     let mut room = None;
     let b = b.packed_ahead::<A>(isa, threads, &mut room);
     let (m, (k, n), width) = (a.rows, b.extents(), b.width::<A>(isa));
-    // Tall products are cut by rows; those of fewer rows than make the way of B into the cache worth it, by panels too.
+    // Tall products are split by rows; those with too few rows to amortise loading B into the cache are split by
+    // panels, too.
     let (panels, piece) = (n.div_ceil(width), F::piece(isa));
     let least = if let Right::Packed(_) = b { LEAST_ROWS } else { LEAST_ROWS_TO_PACK };
     let rows = (piece / (k * n).max(1)).clamp(least, 1024).next_multiple_of(32);

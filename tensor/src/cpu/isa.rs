@@ -43,8 +43,8 @@ impl Isa {
         *DETECTED
     }
 
-    /// What the variable `BIFORMER_ISA` names, if it is set. Errors: [`Error::Argument`] for what is no instruction set's
-    /// name, which otherwise counts for nothing.
+    /// The instruction set that the variable `BIFORMER_ISA` names, if it is set. Errors: [`Error::Argument`] for an
+    /// unknown name, which everything else ignores.
     pub fn asked() -> Result<Option<Isa>> {
         let Some(name) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) else { return Ok(None) };
         let found = Isa::ALL.into_iter().find(|isa| name == isa.name());
@@ -74,7 +74,8 @@ impl Isa {
 static LIMIT: AtomicU8 = AtomicU8::new(u8::MAX);
 static LIMITING: Mutex<()> = Mutex::new(());
 
-/// While it lives, nothing better than an instruction set is used anywhere in the program: see [`limits`] and [`unlimited`].
+/// While it lives, no instruction set better than [`Limited::isa`] is used anywhere in the program: see [`limits`] and
+/// [`unlimited`].
 pub struct Limited {
     isa: Isa,
     _turn: MutexGuard<'static, ()>,
@@ -87,8 +88,9 @@ impl Limited {
     }
 }
 
-/// Uses nothing better than each of these in turn, for as long as the item lives, so that tests reach every path on one
-/// machine. Those that the machine lacks are skipped, and named on standard error. Waits while another limit is in force.
+/// Limits the program to each of these instruction sets in turn, for as long as the yielded item lives, so that tests
+/// reach every code path on one machine. Those that the machine lacks are skipped, and named on standard error. Waits
+/// while another limit is in force.
 pub fn limits(isas: &[Isa]) -> impl Iterator<Item = Limited> {
     isas.iter().filter_map(|&isa| {
         if isa > Isa::detected() {
@@ -101,8 +103,8 @@ pub fn limits(isas: &[Isa]) -> impl Iterator<Item = Limited> {
     })
 }
 
-/// The best that there is, for as long as the item lives: for a test that compares bits beside others that [limit](limits)
-/// them. Waits while a limit is in force.
+/// Prevents limits for as long as the item lives: for a test that compares bits while other tests of the process may
+/// [limit](limits) the instruction set. Waits while a limit is in force.
 pub fn unlimited() -> Limited {
     Limited { isa: Isa::detected(), _turn: lock(&LIMITING) }
 }
@@ -113,7 +115,8 @@ impl Drop for Limited {
     }
 }
 
-/// What this machine has. Tiles take a system call to be allowed, which is not made where no more than `most` is asked for.
+/// The best instruction set of this machine. AMX tiles need permission from the system, which is not requested if
+/// `most` is below AMX.
 #[cfg(target_arch = "x86_64")]
 fn detect(most: Isa) -> Isa {
     let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
@@ -145,13 +148,13 @@ fn detect(_most: Isa) -> Isa {
     Isa::Portable
 }
 
-/// What a kernel asks of the instruction set that it is being compiled for. The crate has all that there are: unsafe code
-/// relies on it that [`run`](Self::run) runs nothing on a machine that cannot.
+/// What a kernel asks of the instruction set that it is being compiled for. The trait is sealed: unsafe code relies on
+/// [`run`](Self::run) to refuse a machine that lacks the instruction set.
 pub trait Arch: sealed::Sealed + Copy {
-    /// Whether there are 32 registers, and not 16 (as which NEON's act, in pairs).
+    /// Whether there are 32 registers rather than 16. NEON's 32 count as 16, because they are used in pairs.
     const MANY: bool;
-    /// Runs `f`, which is `#[inline(always)]`, compiled for this instruction set, in a function of its own: what surrounds
-    /// a kernel takes no registers from it. Panics on a machine without it.
+    /// Runs `f`, which is `#[inline(always)]`, compiled for this instruction set, in a separate function, so that the
+    /// surrounding code takes no registers from the kernel. Panics on a machine without it.
     fn run<R>(f: impl FnOnce() -> R) -> R;
     /// a·b + c, rounded once where that is one instruction and twice where it is not.
     fn mul_add<T: Float>(a: T, b: T, c: T) -> T;
@@ -230,9 +233,9 @@ fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
     unsafe { compiled(f) }
 }
 
-/// Calls a kernel compiled for the best instruction set of this machine. The kernel must be
-/// `#[inline(always)]` and generic over an [`Arch`](crate::cpu::isa::Arch), which is written as `A` in
-/// the call: `simd!(A => kernel::<T, A>(x, y))`. Or for one that this machine has: `simd!(isa, A => ..)`.
+/// Calls a kernel compiled for the best instruction set of this machine. The kernel must be `#[inline(always)]` and
+/// generic over an [`Arch`](crate::cpu::isa::Arch), which is written as `A` in the call: `simd!(A => kernel::<T, A>(x,
+/// y))`. `simd!(isa, A => ..)` chooses the instruction set, which this machine must have.
 #[macro_export]
 macro_rules! simd {
     ($A:ident => $call:expr) => {

@@ -10,8 +10,8 @@ pub trait Transcendental: Sized {
     /// 2^x for x of at most 1: the weights of a softmax, at less cost than [`exp`](Self::exp). In f32: relative error below
     /// 2 ulp, and none at 0; 2^-126 for all x below -126; NaN stays NaN.
     fn exp2<A: Arch>(self) -> Self;
-    /// The natural logarithm of a positive number. In f32: within 2 ulp of ln x, or 1e-7 near x = 1; of denormal
-    /// numbers, zero and negative numbers it is not a logarithm; infinity and NaN stay what they are.
+    /// The natural logarithm of a positive number. In f32: within 2 ulp of ln x, or 1e-7 near x = 1; meaningless for
+    /// denormal numbers, zero and negative numbers; infinity and NaN are returned unchanged.
     fn logarithm<A: Arch>(self) -> Self;
     /// Φ(x), the distribution function of the standard normal distribution. In f32: absolute error below 2e-7, and
     /// exactly 0 or 1 where |x| > 5.6.
@@ -54,7 +54,7 @@ pub(super) const ROUND_BIASED: f32 = ROUND + 127.0;
 /// 2^x by a polynomial (highest power first) of smallest relative error, 2.6e-9, where |x| <= ½.
 pub(super) const EXP2: [f32; 7] =
     [1.559_467_8e-4, 1.340_664_3e-3, 9.617_693e-3, 5.550_310_4e-2, 2.402_265_2e-1, 6.931_472_4e-1, 1.0];
-/// Below it, powers of two are not normal numbers.
+/// Powers of two with a smaller exponent are not normal numbers.
 pub(super) const LEAST_EXPONENT: f32 = -126.0;
 
 impl Transcendental for f32 {
@@ -77,8 +77,9 @@ impl Transcendental for f32 {
         if self > 88.72 { f32::INFINITY } else { value }
     }
 
-    /// x = n + r with |r| <= ½; 2^r by a polynomial of degree 6 with the smallest relative error, 2.6e-9; times 2^n, put
-    /// together from its bits. Adding n to the bits of 2^r would be as good, but make numbers of what is none.
+    /// x = n + r with |r| <= ½; 2^r by a polynomial of degree 6 with the smallest relative error, 2.6e-9; times 2^n,
+    /// put together from its bits. Adding n to the exponent bits of 2^r would be as accurate, but could turn NaN into a
+    /// number.
     #[inline(always)]
     fn exp2<A: Arch>(self) -> f32 {
         let x = if self < LEAST_EXPONENT { LEAST_EXPONENT } else { self };
@@ -181,10 +182,10 @@ impl Transcendental for f32 {
     }
 }
 
-/// P(x²) for |x| up to `end`, its value there for larger ones. As a polynomial in x² it would lose its digits among large
-/// numbers of both signs; in u = 2·(x/end)² − 1, which lies between -1 and 1, it is as exact as its result. The
-/// coefficients (highest power of u first) minimise the largest absolute error of x·P(x²); they were found by reweighted
-/// least squares on Chebyshev nodes.
+/// P(x²) for |x| up to `end`, and its value at `end` for larger ones. Evaluated in x², it would lose its precision to
+/// cancellation; in u = 2·(x/end)² − 1, which lies between -1 and 1, it keeps it. The coefficients (highest power of u
+/// first) minimise the largest absolute error of x·P(x²); they were found by reweighted least squares on Chebyshev
+/// nodes.
 #[inline(always)]
 fn even<A: Arch, const N: usize>(x: f32, end: f32, coefficients: [f32; N]) -> f32 {
     let square = x * x;
@@ -205,7 +206,7 @@ mod tests {
     use crate::cpu::isa::{Isa, limits};
     use crate::simd;
 
-    /// What is no number, with several payloads: arithmetic on bits may make a number of some.
+    /// NaNs with several payloads: arithmetic on bits could turn some of them into numbers.
     const NANS: [f32; 4] = [f32::NAN, -f32::NAN, f32::from_bits(0x7fc0_0001), f32::from_bits(u32::MAX)];
 
     /// Runs a check as it is compiled for each instruction set.

@@ -1,15 +1,15 @@
-//! The normal distribution and its slope from tables, for registers that can look elements up in one.
+//! The normal distribution and its slope from tables, for instruction sets that can look elements up in a register.
 //!
-//! Both functions less ½ are odd, and constant for large x. Here |x| is cut into sixteen pieces, of which the last has the
-//! constant, and in each of the others the function is a polynomial of degree 5 through its own values: six look-ups and
-//! five multiply-adds, where [one polynomial](super::math) for all x takes fourteen or seventeen.
+//! Both functions less ½ are odd, and constant for large x. Here |x| is divided into sixteen pieces. The last one holds
+//! the constant; in each of the others a polynomial of degree 5 interpolates the function. That takes six look-ups and
+//! five multiply-adds, where [one polynomial](super::math) for all x takes fourteen or seventeen multiply-adds.
 
 use super::isa::Plain;
 use super::math::Transcendental;
 use std::f64::consts::PI;
 use std::sync::LazyLock;
 
-/// As many as a register of f32s has elements.
+/// As many as an AVX-512 register has f32 lanes.
 pub(super) const PIECES: usize = 16;
 const TERMS: usize = 6;
 
@@ -21,7 +21,7 @@ pub struct Normal {
     pub(super) slope: Table,
 }
 
-/// A function in pieces, of which piece i lies around x = i / scale.
+/// A piecewise polynomial, whose piece i is centred at x = i / scale.
 #[derive(Debug)]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // as above
 pub(super) struct Table {
@@ -57,8 +57,8 @@ impl Table {
     }
 }
 
-/// The polynomial, highest power first, that agrees with a function where Chebyshev's is zero between -½ and ½: Newton's
-/// divided differences, multiplied out.
+/// The polynomial, highest power first, that interpolates a function at the Chebyshev nodes of [-½, ½]: Newton's
+/// divided differences, expanded into powers.
 fn interpolated(function: impl Fn(f64) -> f64) -> [f64; TERMS] {
     let nodes: [f64; TERMS] = std::array::from_fn(|k| 0.5 * libm::cos(PI * (k as f64 + 0.5) / TERMS as f64));
     let mut differences = nodes.map(function);

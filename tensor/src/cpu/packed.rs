@@ -1,5 +1,5 @@
-//! The right operand of a matrix product, laid out in panels so that a tile's rows of it are one run of memory: as a
-//! whole and beforehand, or while it is multiplied, some rows of a panel at a time.
+//! The right operand of a matrix product, packed into panels so that the rows that a tile reads are contiguous: as a
+//! whole in advance, or during the product, some rows of a panel at a time.
 
 use super::factor::Factor;
 use super::gemm::{Mat, last_place};
@@ -67,7 +67,7 @@ impl<'a, F: Factor> Right<'a, F> {
         }
     }
 
-    /// The same as [`Factor::block`] takes it: packed into the room, if it must be.
+    /// The operand as [`Factor::block`] takes it: packed into `room`, if the factor type requires that.
     #[inline(always)]
     pub(super) fn packed_ahead<A: Registers>(self, isa: Isa, threads: bool, room: &'a mut Option<Packed<F>>) -> Self {
         match self {
@@ -83,12 +83,12 @@ impl<'a, F: Factor> Right<'a, F> {
 /// padded with zeros. The element order within a row depends on the factor type, but a row always takes the space of
 /// `width` sums.
 pub struct Packed<F: Factor> {
-    /// Not scratch memory, of which a thread would keep it for itself: a model that is run may hold it for long.
+    /// Not scratch memory, which goes back to a thread that keeps it: a model may hold its packed weights for long.
     memory: Buffer,
     factors: PhantomData<F>,
     pub(super) extents: (usize, usize),
     pub(super) width: usize,
-    /// Whose registers it was packed for.
+    /// The instruction set that it was packed for.
     pub(super) isa: Isa,
 }
 
@@ -99,8 +99,8 @@ impl<F: Factor> Packed<F> {
         simd!(isa, A => Self::with::<A>(b, isa, true))
     }
 
-    /// A matrix of these (rows, columns), of which `fill` writes a panel: some columns, in rows as long as is said.
-    /// With other threads' help, or for the duration of a task.
+    /// Packs a matrix of these extents (rows, columns) whose elements `fill` writes, a panel at a time: the given range
+    /// of columns, in rows of the given length. In parallel if `threads`, otherwise on this thread.
     pub fn filled(
         (rows, cols): (usize, usize),
         threads: bool,
@@ -139,7 +139,7 @@ impl<F: Factor> Packed<F> {
         fill: impl Fn(Range<usize>, &mut [F::Sum], usize) + Sync,
     ) -> Self {
         let width = F::panel_width::<A>(isa, cols);
-        // A matrix that repeats its elements may have more of them than can be counted.
+        // A matrix with strides of zero may have more elements than can be counted.
         let size = width.checked_mul(F::packed_rows(isa, rows)).expect("a matrix that is to be packed");
         let count = cols.div_ceil(width).checked_mul(size).expect("a matrix that is to be packed");
         let bytes = count.checked_mul(size_of::<F::Sum>()).expect("a matrix that is to be packed");
@@ -156,7 +156,7 @@ impl<F: Factor> Packed<F> {
         Self { memory, factors: PhantomData, extents: (rows, cols), width, isa }
     }
 
-    /// What was packed, and how many rows each panel has there.
+    /// The packed elements, and how many rows each panel occupies.
     #[inline(always)]
     fn memory(&self) -> (&[F::Sum], usize) {
         (self.memory.slice(), F::packed_rows(self.isa, self.extents.0))
@@ -170,7 +170,7 @@ impl<F: Factor> Packed<F> {
         &data[(panel * rows + row) * self.width..]
     }
 
-    /// The panels, where they lie as sums and not in a way of the factor's own.
+    /// The panels, if they are stored as plain `Sum` elements and not in a layout of the factor type's own.
     #[inline(always)]
     pub(super) fn panels(&self) -> Panels<'_, F::Sum> {
         let (data, rows) = self.memory();
@@ -191,14 +191,15 @@ pub struct Panels<'a, T> {
 /// Where the elements of panels are.
 #[derive(Clone, Copy)]
 enum Source<'a, T> {
-    /// Here, one after the other, each of so many rows.
+    /// In this slice, one panel after the other, each with this many rows.
     Packed(&'a [T], usize),
     /// In a matrix that is not packed yet.
     Matrix(Mat<'a, T>),
 }
 
 impl<'a, T: Float> Panels<'a, T> {
-    /// Of a matrix, in panels of so many columns. One that is just so wide is a panel already.
+    /// The panels of a matrix, `width` columns each. A contiguous row-major matrix of exactly that width is a packed
+    /// panel already.
     #[inline(always)]
     pub fn of(matrix: Mat<'a, T>, width: usize) -> Self {
         let source = match matrix {
@@ -210,7 +211,7 @@ impl<'a, T: Float> Panels<'a, T> {
         Self { source, width, columns: matrix.cols }
     }
 
-    /// Elements that are needed to pack so many rows of a panel.
+    /// How many elements of workspace it takes to pack this many rows of a panel.
     pub fn room(self, rows: usize) -> usize {
         match self.source {
             Source::Packed(..) => 0,
@@ -218,8 +219,8 @@ impl<'a, T: Float> Panels<'a, T> {
         }
     }
 
-    /// Some rows of a panel, packed into the room if they are not yet; and what is needed next of packed ones, the same
-    /// rows of the next panel before `end`.
+    /// Some rows of a panel, packed into `room` if they are not packed yet. And, if they are, what to prefetch: the
+    /// same rows of the next panel, if that is before `end`.
     ///
     /// # Safety
     /// The machine must have the instruction set `A`.
@@ -250,7 +251,7 @@ impl<'a, T: Float> Panels<'a, T> {
     }
 }
 
-/// Some columns of B in the rows of a panel.
+/// Packs some columns of B into the rows of a panel.
 ///
 /// # Safety
 /// The machine must have the instruction set `A`.
@@ -281,7 +282,7 @@ pub(super) unsafe fn pack_panel<T: Float, A: Registers>(b: Mat<'_, T>, to: &mut 
     }
 }
 
-/// The rows of a matrix as wide as a panel of COUNT registers.
+/// Copies the rows of a matrix that is exactly as wide as a panel of COUNT registers.
 ///
 /// # Safety
 /// The machine must have the register, and the matrix and its packed rows must be so wide.
@@ -306,9 +307,9 @@ unsafe fn copy_rows<T: Float, V: Vector<T>, const COUNT: usize>(b: Mat<'_, T>, t
     }
 }
 
-/// How many registers make a row of a panel, 2 or 3, when B is so many registers wide: 3 where that alone fills all
-/// panels, as one that is not full keeps the multipliers less busy. 8·3 sums and a row of B just fit in 32 registers; where
-/// there are 16, it is 2.
+/// The width of a panel in registers, 2 or 3, for a B that is this many registers wide: 3 if only that fills all
+/// panels, because a panel that is not full leaves multipliers idle. 8·3 accumulators and a row of B just fit in 32
+/// registers; with 16 registers it is always 2.
 pub(super) fn registers_per_row<A: Registers>(registers: usize) -> usize {
     if A::MANY && registers.is_multiple_of(3) && !registers.is_multiple_of(2) { 3 } else { 2 }
 }

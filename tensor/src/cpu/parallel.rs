@@ -34,9 +34,9 @@ fn flush_denormals() {
     const FLUSH_TO_ZERO: u32 = 1 << 15;
     const DENORMALS_ARE_ZERO: u32 = 1 << 6;
     let mut control = 0u32;
-    // SAFETY: stores and loads this thread's SSE control register through a valid pointer. Rust assumes the
-    // default floating-point environment: what it folds it folds without these flags. They alter only results that are
-    // denormal, which no code in this program relies on, folded or not.
+    // SAFETY: stores and loads this thread's SSE control register through a valid pointer. Rust assumes the default
+    // floating-point environment: constants are folded without these flags. The flags change nothing but denormal
+    // operands and results, on which no code in this program relies, folded or not.
     unsafe {
         std::arch::asm!("stmxcsr [{}]", in(reg) &mut control, options(nostack));
         control |= FLUSH_TO_ZERO | DENORMALS_ARE_ZERO;
@@ -99,7 +99,7 @@ pub fn add_rows<T: Float>(rows: &[T], sum: &mut [T]) {
     let width = sum.len();
     simd!(A => in_registers!(T, A, width, [4, 2, 1], (columns, V, COUNT) => {
         if V::<T, A>::LANES == 1 {
-            // Row by row: each sum of a single column would wait for its last addition.
+            // Row by row: with one accumulator per column, each addition would wait for the one before it.
             rows.chunks_exact(width).for_each(|row| put(&mut sum[columns.clone()], &row[columns.clone()], true));
         } else {
             for column in columns.step_by(COUNT * V::<T, A>::LANES) {
@@ -136,9 +136,9 @@ unsafe fn add_columns<T: Float, V: Vector<T>, const COUNT: usize>(rows: &[T], co
     });
 }
 
-/// Sums over a long axis: `items` are cut into at most [`MAX_PIECES`] ranges by their number alone;
-/// `partial(range, sum)` adds one range up into a row of `width` zeros; the rows are then added in order into
-/// `out`.
+/// Sums over a long axis: `items` are split into at most [`MAX_PIECES`] ranges, depending only on their number and
+/// `work_per_item`; `partial(range, sum)` adds one range up into a row of `width` zeros; the rows are then added in
+/// order into `out`.
 pub fn sum_in_pieces<T: Float>(
     items: usize,
     work_per_item: usize,

@@ -1,8 +1,8 @@
 //! Vector registers by name.
 //!
-//! The compiler vectorises loops over slices well, but not sums that must stay in registers while other
-//! loops pass: it keeps arrays of them in memory or builds them from shuffles, at a third of the speed.
-//! Here a register is a value; what is done with it is left to [`Vector`].
+//! The compiler vectorises loops over slices well, but not accumulators that must stay in registers across loops: it
+//! spills arrays of them to memory or assembles them with shuffles, at a third of the speed. Here a register is a
+//! value, with the operations of [`Vector`].
 
 use super::isa::{Arch, Plain};
 use super::math::Transcendental;
@@ -42,7 +42,7 @@ pub trait Vector<T: Float>: Copy {
     /// Writes the first elements of a slice. Panics when there are too few.
     fn store(self, to: &mut [T]);
 
-    /// The sum of all elements: of each four first, if there are so many.
+    /// The sum of all elements: each group of four is summed first, if `LANES` is a multiple of four.
     #[inline(always)]
     fn total(self) -> T {
         let mut lanes = [T::zero(); MOST_LANES];
@@ -70,7 +70,7 @@ pub trait Vector<T: Float>: Copy {
     /// self·other
     fn mul(self, other: Self) -> Self;
 
-    /// The larger of each pair of elements; `other`'s where one of them is not a number.
+    /// The larger of each pair of elements; `other`'s element if either is NaN.
     fn max(self, other: Self) -> Self;
 
     /// self·b + c
@@ -79,16 +79,17 @@ pub trait Vector<T: Float>: Copy {
     /// [2^x](Transcendental::exp2) of each element.
     fn exp2(self) -> Self;
 
-    /// Φ of each element, within the bounds of [`Transcendental::normal_distribution`]: by tables, or as that does it.
+    /// Φ of each element, within the bounds of [`Transcendental::normal_distribution`]: from the tables, or by that
+    /// function.
     fn normal_distribution(self, normal: &Normal) -> Self;
 
     /// Φ(x) + x·φ(x) of each element x, within the bounds of [`Transcendental::normal_slope`].
     fn normal_slope(self, normal: &Normal) -> Self;
 
-    /// The elements of both taken in turn, the first of each, the second of each, ..: two registers full.
+    /// Interleaves the elements of both: `self[0], other[0], self[1], other[1], ..`, in two registers.
     fn interleave(self, other: Self) -> [Self; 2];
 
-    /// The first four elements of a slice, over and over. Panics when there are fewer.
+    /// The first four elements of a slice, repeated to fill the register. Panics when there are fewer.
     ///
     /// # Safety
     /// As of [`Vector::zero`].
@@ -127,7 +128,7 @@ pub unsafe fn store<T: Float, V: Vector<T>>(register: V, to: *mut T) {
     register.store(unsafe { std::slice::from_raw_parts_mut(to, V::LANES) });
 }
 
-/// Asks for some memory that will be read soon, so that it is in the cache by then. Results do not depend on it.
+/// Prefetches memory that will be read soon into the cache. Results do not depend on it.
 #[inline(always)]
 pub fn fetch<T>(memory: &[T]) {
     const LINE: usize = 64;
@@ -153,8 +154,8 @@ pub fn fetch<T>(memory: &[T]) {
 /// No register has more elements.
 pub const MOST_LANES: usize = 16;
 
-/// Copies a run of elements, many at a time, of which the last may overlap those before them: for runs so short that a
-/// call would take longer. Panics when the lengths differ.
+/// Copies a run of elements in blocks of fixed size, the last of which may overlap the one before: for runs so short
+/// that a call would take longer. Panics when the lengths differ.
 #[inline(always)]
 pub fn copy_run<T: Copy>(to: &mut [T], from: &[T]) {
     match from.len() {
@@ -168,7 +169,7 @@ pub fn copy_run<T: Copy>(to: &mut [T], from: &[T]) {
 #[inline(always)]
 fn copy_blocks<T: Copy, const N: usize>(to: &mut [T], from: &[T]) {
     assert_eq!(to.len(), from.len(), "lengths of a run");
-    // A block's length is known, and so the copy is a few moves.
+    // The length of a block is a constant, so its copy compiles to a few moves.
     for (to, from) in to.chunks_exact_mut(N).zip(from.chunks_exact(N)) {
         to.copy_from_slice(from);
     }
@@ -177,7 +178,7 @@ fn copy_blocks<T: Copy, const N: usize>(to: &mut [T], from: &[T]) {
     }
 }
 
-/// `N` elements, one operation each; vectorised where the compiler can.
+/// An array of `N` elements, with one scalar operation for each; the compiler may vectorise them.
 #[derive(Clone, Copy)]
 pub struct Each<T, A, const N: usize>([T; N], PhantomData<A>);
 
@@ -289,7 +290,7 @@ mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// What a function makes of each element of a register.
+/// Applies a function to each element of a register.
 #[inline(always)]
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 fn one_by_one<T: Float, V: Vector<T>>(register: V, function: impl Fn(T) -> T) -> V {
@@ -302,9 +303,10 @@ fn one_by_one<T: Float, V: Vector<T>>(register: V, function: impl Fn(T) -> T) ->
     unsafe { V::load(&elements) }
 }
 
-/// Repeats a statement with `$i` = 0, 1, .. below the constant `$count`, at most 14, written out: the compiler leaves a
-/// loop of many vector operations a loop, and then what `$i` indexes is in memory instead of registers. What lies beyond
-/// the count is left out before the compiler translates it: in nested ones it would be most of the work.
+/// Unrolls a statement for `$i` = 0, 1, .. below the constant `$count`, which is at most 14: the compiler does not
+/// unroll a loop of many vector operations, and then keeps the arrays that `$i` indexes in memory instead of registers.
+/// Repetitions beyond the count are removed before code generation: in nested uses they would be most of the compiler's
+/// work.
 #[macro_export]
 macro_rules! unrolled {
     ($i:ident in 0..$count:expr => $body:block) => {
@@ -319,9 +321,10 @@ macro_rules! unrolled {
     };
 }
 
-/// Cuts `$len` elements into ranges for registers `$V`, and runs a statement for each that is not empty: first those that
-/// groups of `$COUNT` registers fill, for each count that is listed (`2 if A::MANY`: where there are so many registers), then
-/// the rest, with registers of one element. `$V` takes the element's type and the instruction set as its parameters.
+/// Splits `$len` elements into ranges for registers `$V`, and runs a statement for each range that is not empty: for
+/// each listed count in turn the elements that fill whole groups of `$COUNT` registers (`2 if A::MANY` uses a count
+/// only if there are many registers), then the rest, with registers of one element. `$V` takes the element's type and
+/// the instruction set as its parameters.
 #[macro_export]
 macro_rules! in_registers {
     (
@@ -367,7 +370,7 @@ mod tests {
                 assert!(power == one || power.is_nan() && one.is_nan(), "2^{x} is {power}, and alone {one}");
             }
         }
-        // All bits set, which is what memory holds that nobody has written.
+        // All bits set, as in poisoned memory that nothing has written.
         let poison: Vec<T> = bytemuck::pod_collect_to_vec(&[u64::MAX; MOST_LANES]);
         let mut powers = [T::zero(); MOST_LANES];
         // SAFETY: as above.

@@ -7,7 +7,7 @@ use crate::{Float, unrolled};
 use std::hint::black_box;
 use std::ops::Range;
 
-/// What the sums of a tile start from, and whether they are added to C.
+/// What the accumulators of a tile start from, and whether they are added to C.
 #[derive(Clone, Copy)]
 pub enum Begin<'a, T> {
     /// C = A·B
@@ -32,21 +32,21 @@ pub(super) const MOST_REGISTERS: usize = 3;
 /// Some rows of a panel of B, and where their products go.
 #[derive(Clone, Copy)]
 pub(super) struct PanelRows<'a, T> {
-    /// The rows, as wide as whole registers, and how far apart they are.
+    /// The rows, each padded to whole registers, and their stride.
     pub rows: (&'a [T], usize),
-    /// What is needed next, and comes while this is multiplied.
+    /// What is needed next: it is prefetched while these rows are multiplied.
     pub next: &'a [T],
-    /// The columns of C: from which on, and how many.
+    /// The first of the columns of C, and how many there are.
     pub column: usize,
     pub width: usize,
 }
 
-/// As many of these rows of C as fill tiles of HEIGHT rows by COUNT registers: C = A·B, C += A·B or C = A·B + row, for
-/// some rows of a panel of B. A is read element by element, B and C in rows. Returns the first row that is left. Panics
-/// when B or the row is too short, or the inner axis empty.
+/// Computes as many of these rows of C as fill tiles of HEIGHT rows by COUNT registers: C = A·B, C += A·B or C = A·B +
+/// row, for some rows of a panel of B. A is read element by element, B and C by registers. Returns the first row that
+/// remains. Panics if B or the row is too short, or the inner axis is empty.
 ///
-/// What a tile takes besides its loop is kept short. While some hundred instructions run between two loops, the
-/// multipliers run dry; a twentieth of a tile's time was lost so.
+/// The code of a tile outside its inner loop is kept short: while some hundred instructions run between two loops the
+/// multipliers are idle, which used to cost a twentieth of a tile's time.
 ///
 /// # Safety
 /// The rows of A and C must lie inside, nobody else may use these rows and columns of C, and the machine must have the
@@ -92,8 +92,8 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize,
     rows.start + count * HEIGHT
 }
 
-/// The sums of a tile, from what each of its rows begins with: an element of each row of A times a row of B, again and
-/// again along the inner axis.
+/// Accumulates the sums of a tile, which all start from `first`: for each index of the inner axis, an element of each
+/// row of A times a row of B.
 ///
 /// ```text
 ///                 one row of B:  | b[0]       | b[1]       | ..      COUNT registers
@@ -112,9 +112,9 @@ unsafe fn add_products<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize, con
 ) -> [[V; COUNT]; HEIGHT] {
     let mut sums = [first; HEIGHT];
     let (start, apart) = a.rows.tile::<HEIGHT>(row);
-    // One pointer goes along all rows. With one for each, their additions would take turns with the multiplications
-    // on processors where both share ports (Intel's). The compiler makes them as soon as it knows how the distances
-    // hang together.
+    // One pointer serves all rows. With a pointer for each row, their increments would compete with the multiplications
+    // on processors where both share ports (Intel's). The compiler would create such pointers if it knew how the
+    // offsets are related.
     let apart = black_box(apart);
     let data = a.data.as_ptr().wrapping_add(start);
     let mut b = b.as_ptr();
@@ -158,8 +158,8 @@ unsafe fn put_whole<T: Float, V: Vector<T>, const HEIGHT: usize, const COUNT: us
     });
 }
 
-/// Puts a tile where fewer columns are left of C than it has. A function of its own, because the compiler would carry
-/// the addresses and bounds of its loops along from tile to tile.
+/// Writes a tile of which fewer columns remain in C than it has. A separate function: inlined, the addresses and bounds
+/// of its loops would be kept live from tile to tile.
 ///
 /// # Safety
 /// Nobody else may use these rows and columns of C.

@@ -4,8 +4,8 @@ use super::gemm::last_place;
 use super::registers::{Vector, load};
 use crate::{Float, unrolled};
 
-/// Writes the transpose of `from` (rows × columns) to `to` (columns × rows); rows of each lie as many elements apart
-/// as is said beside it. Panics when a slice is too short.
+/// Writes the transpose of `from` (rows × columns) to `to` (columns × rows); the number beside each slice is its row
+/// stride. Panics when a slice is too short.
 ///
 /// # Safety
 /// The machine must have the instruction set that the register `V` belongs to.
@@ -50,8 +50,8 @@ pub unsafe fn transpose<T: Float, V: Vector<T>>(
     }
 }
 
-/// One block, from an element on. Interleaving row i with row i + N/2 shifts the bits of a place in the block, taken
-/// as a number, around by one; after log₂ N rounds, row and column have changed places.
+/// One block, from an element on. Interleaving row i with row i + N/2 rotates the bits of each element's index in the
+/// block by one; after log₂ N rounds, row and column are swapped.
 ///
 /// # Safety
 /// As of [`transpose`], and `from` and `to` must have room for a block; nobody else may use that of `to`.

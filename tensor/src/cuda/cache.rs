@@ -1,4 +1,4 @@
-//! Compiled kernels on disk, in a folder that is the user's own: code that runs later.
+//! Compiled kernels on disk, in a folder that only the user may access, because the files are executed later.
 
 use std::fs::{self, DirBuilder, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Names the folder for compiled kernels.
 const VARIABLE: &str = "BIFORMER_CACHE";
 
-/// The folder, unless nothing tells whose files these are.
+/// The cache folder; `None` if none of the variables that locate it is set.
 pub(super) fn folder() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable(VARIABLE)
@@ -16,7 +16,7 @@ pub(super) fn folder() -> Option<PathBuf> {
         .or_else(|| Some(variable("HOME")?.join(".cache").join("biformer")))
 }
 
-/// What [`write`] was given; none where there is no such file, or one that is damaged.
+/// The contents that [`write`] stored; `None` if the file is missing or damaged.
 pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     contents(&bytes)?;
@@ -24,8 +24,8 @@ pub(super) fn read(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Writes a file, with eight bytes behind it by which a damaged one is known; whole or not at all, as other processes may
-/// read or write the same.
+/// Writes a file, followed by an eight-byte checksum that reveals damage. The write is atomic, because other processes
+/// may read or write the same file.
 pub(super) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut builder = DirBuilder::new();

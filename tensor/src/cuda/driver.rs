@@ -1,5 +1,5 @@
-//! What the rest of this project needs of a GPU, on a page. Two things give it: a GPU of NVIDIA's
-//! ([`nvidia`](super::nvidia)), and the CPU playing one ([`emulated`](super::emulated)).
+//! The interface to a GPU that the rest of this project uses, with two implementations: an NVIDIA GPU
+//! ([`nvidia`](super::nvidia)), and a device that is emulated on the CPU ([`emulated`](super::emulated)).
 
 use super::Module;
 use crate::{DType, Result};
@@ -32,7 +32,7 @@ pub enum Arg {
 }
 
 impl Arg {
-    /// Where its value lies, as a launch wants to know.
+    /// A pointer to its value, as a launch takes it.
     pub(super) fn value(&self) -> *mut c_void {
         match self {
             Arg::Pointer(value) => std::ptr::from_ref(value).cast_mut().cast(),
@@ -57,7 +57,7 @@ impl Arg {
     }
 }
 
-/// How many threads run a kernel, and the bytes of shared memory that each block gets beside what it declares.
+/// The launch configuration of a kernel: grid, threads per block, and bytes of dynamic shared memory per block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Blocks along x, y and z.
@@ -68,7 +68,7 @@ pub struct Extent {
     pub shared: u32,
 }
 
-/// A matrix of a product, in device memory, row-major; `transposed` says that it lies there as its transpose.
+/// A matrix of a product, in device memory, row-major. If `transposed`, memory holds its transpose.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Operand {
     /// Where it begins.
@@ -79,8 +79,8 @@ pub struct Operand {
     pub stride: usize,
 }
 
-/// C = A·B plus what is to be added, for each matrix of a batch: A is (m, k), B is (k, n), C is (m, n). Addresses that are 0
-/// stand for nothing.
+/// C = A·B plus the terms below, for each matrix of a batch: A is (m, k), B is (k, n), C is (m, n). An address of 0
+/// means that the term is absent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     /// (m, n, k)
@@ -97,7 +97,7 @@ pub struct Product {
     pub inputs: DType,
     /// The type of C: that of the inputs, or f32.
     pub output: DType,
-    /// A matrix like C that is added: C itself where the product is added to what it holds.
+    /// A matrix like C that is added: C itself if the product accumulates into C.
     pub plus: u64,
     /// A row (n) of C's type that is added to every row.
     pub row: u64,
@@ -122,7 +122,7 @@ pub struct Properties {
     pub shared_memory: usize,
 }
 
-/// One of the two rows in which a device does what is asked of it: each in order, one beside the other.
+/// One of a device's two streams: each executes its requests in order, concurrently with the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Everything but [`Driver::send`].
@@ -131,8 +131,9 @@ pub enum Stream {
     Copies,
 }
 
-/// A device. Everything but a download is asynchronous, and happens in the order in which it was asked for; but what is
-/// sent ([`Driver::send`]) does so beside all else, and [`Driver::order`] alone says what comes before what.
+/// A device. Requests execute in the order in which they were made, and may be asynchronous; a download never is.
+/// Copies by [`Driver::send`] are the exception: they run concurrently with everything else, and only [`Driver::order`]
+/// orders the two.
 ///
 /// # Safety
 /// Of the unsafe functions: addresses lie, with all the bytes that are read or written there, in memory of
@@ -142,8 +143,8 @@ pub trait Driver: Send + Sync {
     /// What it is.
     fn properties(&self) -> &Properties;
 
-    /// Whether memory is to be handed out again, in sizes with room to spare. Otherwise each tensor gets memory of its
-    /// own that is exactly as long, so that whoever watches sees it when a kernel reaches beyond.
+    /// Whether the pool should recycle memory, in sizes that are rounded up. Otherwise each tensor gets an allocation
+    /// of exactly its length, so that a sanitizer notices when a kernel accesses memory beyond its end.
     fn recycles(&self) -> bool {
         true
     }
@@ -163,18 +164,18 @@ pub trait Driver: Send + Sync {
     /// Copies to the host, once everything asked for before has been done.
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
 
-    /// Page-locked memory of the machine's, from which [`Driver::send`] copies while the host goes on; none where it cannot
-    /// be had.
+    /// Page-locked host memory, from which [`Driver::send`] copies asynchronously; `None` if it cannot be allocated.
     fn allocate_locked(&self, bytes: usize) -> Result<Option<NonNull<u8>>>;
 
     /// Gives page-locked memory back.
     unsafe fn free_locked(&self, start: NonNull<u8>);
 
-    /// Copies from the host on [`Stream::Copies`]. What lies there must stay until that has been [finished](Driver::finish),
-    /// and until an [order](Driver::order) says otherwise nothing else may use the target.
+    /// Copies from the host on [`Stream::Copies`]. The source must stay unchanged until that stream is
+    /// [finished](Driver::finish), and nothing else may use the target until an [order](Driver::order) makes it wait
+    /// for the copy.
     unsafe fn send(&self, from: &[u8], to: u64) -> Result<()>;
 
-    /// What is asked of `then` from now on comes after all that has been asked of `first` until now. Nobody waits here.
+    /// Makes all later requests on `then` wait for all earlier requests on `first`. The host does not wait.
     fn order(&self, first: Stream, then: Stream) -> Result<()>;
 
     /// Copies within the device, between places that do not overlap.
@@ -190,11 +191,11 @@ pub trait Driver: Send + Sync {
     /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
     unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
 
-    /// Whether [`Driver::multiply`] can add the row, and form the sums, that such a product asks for, at little cost.
+    /// Whether [`Driver::multiply`] can add the row and form the sums of such a product as an epilogue, at little cost.
     fn can_end(&self, product: &Product) -> bool;
 
-    /// Into how many pieces a product's inner axis should be cut, of as many elements each, so that their products, as a
-    /// batch, keep the device busy, which this one would not.
+    /// Into how many equal pieces a product's inner axis should be split (split-K), so that a batch of their products
+    /// keeps the device busy if this one product would not.
     fn pieces(&self, _product: &Product) -> usize {
         1
     }
@@ -202,16 +203,16 @@ pub trait Driver: Send + Sync {
     /// Multiplies matrices.
     unsafe fn multiply(&self, product: &Product) -> Result<()>;
 
-    /// From now on what is asked for is recorded, and not done.
+    /// From now on requests are recorded instead of executed.
     fn begin_recording(&self) -> Result<()>;
 
-    /// Ends that.
+    /// Ends the recording.
     fn end_recording(&self) -> Result<RecordingId>;
 
-    /// Does recorded work once more.
+    /// Executes recorded work once more.
     unsafe fn replay(&self, recording: RecordingId) -> Result<()>;
 
-    /// Lets go of recorded work.
+    /// Releases recorded work.
     fn forget(&self, recording: RecordingId);
 
     /// Waits until everything asked of a stream has been done, and reports what went wrong on the way.

@@ -1,8 +1,8 @@
 // What tensors need of a device: copies of views, conversions, sums.
 #include "rows.cuh"
 
-// to[i] (+)= from[i] for the elements of two views in order. Without the sum it only moves bits, so T is any type of the
-// right size.
+// to[i] = from[i], or += if `accumulate`, for the elements of two views in order. Without accumulation it only moves
+// bits, so T may be any type of the right size.
 template <typename T>
 __global__ void put_view(const T* from, Layout source, T* to, Layout target, int accumulate, i64 count) {
     i64 i = first_element();
@@ -75,7 +75,7 @@ __global__ void sum_rows(const T* x, wide<T>* partial, Out* out, int accumulate,
 #pragma unroll
         for (int b = 0; b < BATCH; b++)
 #pragma unroll
-            for (int j = 0; j < N; j++) sums[j] += widen(batch[b].at[j]); // zeros behind the end
+            for (int j = 0; j < N; j++) sums[j] += widen(batch[b].at[j]); // zeros beyond the end
     }
     wide<T> sum[1] = {part.add_up(sums, across)};
     part.finish(partial, sum, columns, across, [&](int, int column, wide<T> sum) {

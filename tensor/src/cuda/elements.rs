@@ -70,7 +70,7 @@ pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor
         return Err(Error::OutOfRange { op: "put", what: "the last element", index: last, bound: out.count() });
     }
     let (from, to) = (values.address("put", out.gpu())?, out.address() + (start * dtype.size()) as u64);
-    // Indices are moved as what they are as wide as.
+    // Indices are moved as f32, which has the same size.
     let moved = if dtype == DType::Index && !out.accumulate { DType::F32 } else { dtype };
     let in_packs = [(&source, from), (&target, to)]
         .iter()
@@ -85,11 +85,11 @@ pub fn put_within(out: Out<'_>, start: usize, strides: &[usize], values: &Tensor
     unsafe { launch.int(out.accumulate.into()).count(count).run() }
 }
 
-/// y (R, C) += row (C), whatever else its place says. Errors: [`Error::Shape`], [`Error::NotContiguous`].
+/// y (R, C) += row (C), regardless of `accumulate` in `y`. Errors: [`Error::Shape`], [`Error::NotContiguous`].
 pub fn add_row(y: Out<'_>, row: &Tensor) -> Result<()> {
     let (count, columns) = (y.count(), row.count());
     if count != 0 && (columns == 0 || !count.is_multiple_of(columns)) {
-        return Err(Error::shape("add_row", format!("a row that {count} elements are made of"), row.shape()));
+        return Err(Error::shape("add_row", format!("a row whose length divides {count}"), row.shape()));
     }
     let row = row.cast(y.dtype().of_sums())?;
     let tiles = Tiles::new(count.checked_div(columns).unwrap_or(0), columns, y.dtype());
@@ -104,8 +104,11 @@ pub fn sum_rows(x: &Tensor, [outer, rows, columns]: [usize; 3], out: Out<'_>) ->
     if [x.count(), out.count()] != [outer * rows * columns, outer * columns] {
         return Err(Error::shape("sum_rows", format!("({outer}, {rows}, {columns})"), x.shape()));
     }
-    if x.dtype() == DType::Index || x.dtype().of_sums() != out.dtype().of_sums() {
-        return Err(Error::DType { op: "sum_rows", expected: "the type of the sums", actual: out.dtype() });
+    let wrong = |expected, actual| Err(Error::DType { op: "sum_rows", expected, actual });
+    match x.dtype() {
+        DType::Index => return wrong("floating-point", x.dtype()),
+        summed if summed.of_sums() != out.dtype().of_sums() => return wrong("matching floating-point", out.dtype()),
+        _ => {}
     }
     let kernel = format!("sum_rows<{}, {}>", c_name(x.dtype()), c_name(out.dtype()));
     let tiles = Tiles::new(rows, columns, x.dtype());

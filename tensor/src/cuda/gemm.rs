@@ -4,8 +4,8 @@ use super::elements::{add_row, put, sum_rows};
 use super::{Operand, Out, Product};
 use crate::{Error, Result, Tensor};
 
-/// A factor of a product: a tensor whose elements are, matrix by matrix and row by row, one of a batch of matrices, or
-/// their transposes.
+/// A factor of a product: a tensor whose elements are a batch of row-major matrices, one after another, or their
+/// transposes.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     tensor: &'a Tensor,
@@ -24,8 +24,8 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// A product of matrices, batch by batch: A (m, k) · B (k, n), and what is done besides in the same pass over memory.
-/// A and B have one floating-point type; sums are computed in that of its sums ([`DType::of_sums`](crate::DType::of_sums)).
+/// A batch of matrix products, A (m, k) · B (k, n), with the operations that are fused with them (the epilogue). A and
+/// B have one floating-point type; sums are computed in that of its sums ([`DType::of_sums`](crate::DType::of_sums)).
 #[derive(Debug)]
 pub struct Gemm<'a> {
     op: &'static str,
@@ -43,7 +43,7 @@ impl<'a> Gemm<'a> {
         Self { op, factors: [a, b], batch: 1, extents, plus: None, row: None, sums: None }
     }
 
-    /// So many products, of matrices that lie one after the other.
+    /// Makes it a batch of this many products, of matrices that lie one after the other.
     pub fn batch(self, batch: usize) -> Self {
         Self { batch, ..self }
     }
@@ -63,9 +63,9 @@ impl<'a> Gemm<'a> {
         Self { sums, ..self }
     }
 
-    /// Computes all of it. The result is stored or added, in the factors' type or that of their sums. Errors:
-    /// [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`], [`Error::Device`], [`Error::Argument`] for a matrix
-    /// to be added to a result that is itself added.
+    /// Computes the product and everything that was asked for with it. The result is stored or accumulated, in the
+    /// factors' type or that of their sums. Errors: [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`],
+    /// [`Error::Device`], [`Error::Argument`] for a matrix to be added to a result that is itself added.
     pub fn into(mut self, mut out: Out<'_>) -> Result<()> {
         self.check(&out)?;
         let [m, n, k] = self.extents;
@@ -75,7 +75,7 @@ impl<'a> Gemm<'a> {
             None if !out.accumulate => out.clear()?,
             None => {}
         }
-        // What the product did not do in passing.
+        // What the device did not do as an epilogue of the product.
         if let Some(row) = self.row {
             add_row(out.part(0, self.batch * m * n), row)?;
         }
@@ -84,7 +84,8 @@ impl<'a> Gemm<'a> {
         sum_rows(tensor, if transposed { [self.batch, k, m] } else { [self.batch * m, k, 1] }, sums)
     }
 
-    /// The product, with as much of the rest as the device does in passing, which is then no longer asked for.
+    /// Computes the product, with as much of the rest as the device can do as an epilogue; that part is removed from
+    /// `self`.
     fn multiply(&mut self, out: &mut Out<'_>) -> Result<()> {
         let (op, gpu, [m, n, k]) = (self.op, out.gpu(), self.extents);
         let [a, b] = self.factors;
@@ -108,8 +109,8 @@ impl<'a> Gemm<'a> {
             sums: 0,
             tf32: gpu.tf32(),
         };
-        // Pieces of the inner axis are matrices one after the other where each of its elements is a row. And they are added
-        // up in the type of sums.
+        // Split-K: the pieces of the inner axis are consecutive matrices only if it is the outer axis in memory, of
+        // both operands. And the pieces are added up in the type of sums, which must be that of the result.
         let alone = self.batch == 1 && self.plus.is_none() && self.row.is_none();
         if alone && a.transposed && !b.transposed && bare.output == bare.inputs.of_sums() {
             let pieces = gpu.driver.pieces(&bare);
@@ -118,7 +119,7 @@ impl<'a> Gemm<'a> {
             }
         }
         let row = self.row.map(|row| row.cast(out.dtype())).transpose()?;
-        // A device stores them, and cannot add them.
+        // A device can store the sums, but cannot accumulate them.
         let stored = self.sums.as_ref().filter(|sums| !sums.accumulate);
         let full = Product {
             row: row.as_ref().map_or(Ok(0), |row| row.address(op, gpu))?,
@@ -127,7 +128,8 @@ impl<'a> Gemm<'a> {
         };
         // SAFETY: the operands have the elements that the extents ask for: see `check`.
         let multiply = |product| gpu.with_room(|| unsafe { gpu.driver.multiply(product) });
-        // A device may refuse what it said it can. If it can do nothing any more, the bare product says so.
+        // A device may refuse an epilogue that it said it could do. If the device itself has failed, the bare product
+        // reports that.
         if full == bare || !gpu.driver.can_end(&full) || multiply(&full).is_err() {
             return multiply(&bare);
         }
@@ -136,7 +138,8 @@ impl<'a> Gemm<'a> {
         Ok(())
     }
 
-    /// The product as the sum of so many, each over a piece of the inner axis, and A's sums likewise.
+    /// Computes the product as the sum of `pieces` products (split-K), each over a piece of the inner axis, and the
+    /// sums of A's rows likewise.
     fn multiply_in_pieces(&mut self, pieces: usize, out: &mut Out<'_>) -> Result<()> {
         let (op, [a, b], [m, n, k]) = (self.op, self.factors, self.extents);
         let (device, dtype) = (a.tensor.device(), out.dtype());
@@ -153,7 +156,7 @@ impl<'a> Gemm<'a> {
         }
     }
 
-    /// Whether everything has the type, and is as long, as it must be.
+    /// Checks the types and lengths of all operands.
     fn check(&self, out: &Out<'_>) -> Result<()> {
         let (op, [m, n, k]) = (self.op, self.extents);
         let [a, b] = self.factors;
@@ -178,7 +181,10 @@ impl<'a> Gemm<'a> {
         }
         self.plus.map_or(Ok(()), |plus| plus.ensure_dtype(op, out.dtype()))?;
         if self.plus.is_some() && out.accumulate {
-            return Err(Error::argument(op, "a matrix to add to a product that is itself added"));
+            return Err(Error::argument(
+                op,
+                "a matrix cannot be added to a product that is itself accumulated into the result",
+            ));
         }
         if let Some(row) = self.row.filter(|row| row.count() != n) {
             return Err(Error::shape(op, format!("a row of {n}"), row.shape()));

@@ -1,9 +1,10 @@
 // Instructions that C++ has no words for: tensor cores, the loads that feed them, asynchronous copies.
 //
-// A warp holds a matrix in fragments. With g = lane / 4 and p = lane % 4, an 8x8 matrix of bf16 is one register a lane:
-// row g, columns 2p and 2p + 1. A product takes A (16x16) as four of them (rows g; g + 8; g, columns + 8; g + 8,
-// columns + 8), B (16x8) as two that hold its transpose (column g, rows 2p and 2p + 1; rows + 8), and gives D (16x8) as
-// four floats: row g, columns 2p and 2p + 1; row g + 8, the same columns.
+// A warp holds a matrix in fragments. With g = lane / 4 and p = lane % 4, an 8x8 matrix of bf16 takes one register per
+// lane, which holds row g, columns 2p and 2p + 1. A product takes A (16x16) as four such registers: the quadrants top
+// left, bottom left, top right, bottom right. It takes B (16x8) as two registers, which hold the transposes of its
+// upper and lower half (column g, rows 2p and 2p + 1). It gives D (16x8) as four floats: row g, columns 2p and 2p + 1,
+// then row g + 8, the same columns.
 #pragma once
 
 // Two floats as bf16, the first in the lower half.
@@ -69,7 +70,7 @@ __device__ __forceinline__ u32 transpose(u32 matrix) {
 #endif
 }
 
-// Begins to copy 16 bytes from global to shared memory, or zeros where there is nothing.
+// Starts an asynchronous copy of 16 bytes from global to shared memory, or of zeros unless `exists`.
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool exists) {
 #ifdef EMULATED
     emulated::copy_async(shared, global, exists);
@@ -80,7 +81,8 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
 #endif
 }
 
-// Stores 16 bytes at once. (What has been put together from halves, the compiler would store half by half.)
+// Stores 16 bytes with one instruction. (The compiler would store a value that was assembled from halves in two
+// halves.)
 __device__ __forceinline__ void store_at_once(void* global, const u32 (&words)[4]) {
 #ifdef EMULATED
     emulated::store_at_once(global, words);
@@ -91,7 +93,7 @@ __device__ __forceinline__ void store_at_once(void* global, const u32 (&words)[4
 #endif
 }
 
-// Has the line of memory at an address brought to the second-level cache. Nobody waits for it.
+// Prefetches the cache line at an address into L2, without waiting.
 __device__ __forceinline__ void prefetch(const void* global) {
 #ifdef EMULATED
     (void)global;
@@ -100,7 +102,7 @@ __device__ __forceinline__ void prefetch(const void* global) {
 #endif
 }
 
-// Waits for all copies that this thread has begun. The others' are seen after a barrier.
+// Waits for all copies that this thread has started. Copies by other threads are visible only after a barrier.
 __device__ __forceinline__ void wait_for_copies() {
 #ifdef EMULATED
     emulated::wait_for_copies();

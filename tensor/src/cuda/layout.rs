@@ -3,10 +3,10 @@
 use crate::{Error, Result};
 use smallvec::SmallVec;
 
-/// The axes of a `Layout` in `prelude.cuh`.
+/// The number of axes of a `Layout` in `prelude.cuh`.
 const AXES: usize = 6;
 
-/// Extents and strides that lead to the elements of a view in order.
+/// Extents and strides that enumerate the elements of a view in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Extent and stride, outermost first.
@@ -19,8 +19,8 @@ impl Layout {
         Self { axes: extents.iter().copied().zip(strides.iter().copied()).collect() }
     }
 
-    /// As few axes as lead to the same places: neighbours become one where a step along the outer one is as long as the
-    /// whole inner one. A contiguous tensor is a single axis.
+    /// As few axes as lead to the same places: two neighbouring axes are merged if a step along the outer one is as
+    /// long as the whole inner one. A contiguous tensor is a single axis.
     pub fn merged(extents: &[usize], strides: &[usize]) -> Self {
         let mut axes = SmallVec::<[(usize, usize); AXES]>::new();
         for (&extent, &stride) in extents.iter().zip(strides).filter(|&(&extent, _)| extent != 1) {
@@ -32,14 +32,15 @@ impl Layout {
         Self { axes }
     }
 
-    /// Whether the elements lie in runs that are whole packs of so many, and begin where packs begin if the first does.
+    /// Whether the elements lie in contiguous runs of whole packs of `of` elements, all aligned to packs if the first
+    /// one is.
     pub fn is_in_packs(&self, of: usize) -> bool {
         self.axes.split_last().is_some_and(|(&(extent, stride), outer)| {
             stride == 1 && extent.is_multiple_of(of) && outer.iter().all(|(_, stride)| stride.is_multiple_of(of))
         })
     }
 
-    /// How far from the first element the last one lies, when there are elements, if a `usize` can say it.
+    /// The distance from the first element to the last, if there are any; `None` if it overflows a `usize`.
     pub fn reach(&self) -> Option<usize> {
         let along = |&(extent, stride): &(usize, usize)| extent.saturating_sub(1).checked_mul(stride);
         self.axes.iter().try_fold(0, |reach: usize, axis| reach.checked_add(along(axis)?))

@@ -12,7 +12,7 @@ pub struct Memory {
     address: u64,
     capacity: usize,
     len: usize,
-    /// How many recordings had been made before.
+    /// How many recordings had been made when it was taken.
     age: u64,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Span<'a> {
         self.bytes == 0
     }
 
-    /// Two spans: up to a byte, and from there on. Panics when there is no such byte.
+    /// Splits the span in two at a byte offset. Panics if the offset is beyond the end.
     pub fn split_at(self, bytes: usize) -> (Self, Self) {
         assert!(bytes <= self.bytes, "a span of {} bytes cannot be split at {bytes}", self.bytes);
         (Span::new(self.gpu, self.address, bytes), Span::new(self.gpu, self.address + bytes as u64, self.bytes - bytes))
@@ -137,8 +137,9 @@ impl<'a> Out<'a> {
     }
 }
 
-/// Capacities come in eight steps per power of two: at most an eighth is wasted, and sizes that nearly
-/// agree (the last, smaller batch) share blocks. They are whole pages of a power of two.
+/// Capacities come in eight steps per power of two, so that buffers of nearly equal sizes (the last, smaller batch) can
+/// use the same blocks, and at most an eighth of a block, or a page, is wasted. They are multiples of `page`, a power
+/// of two.
 pub(super) fn capacity_for(bytes: usize, page: usize) -> usize {
     let step = bytes.max(1).ilog2().saturating_sub(3).max(page.ilog2());
     bytes.max(1).next_multiple_of(1 << step)

@@ -4,23 +4,23 @@
 //! |---|---|
 //! | `driver.rs` | [`Driver`]: what a device can do |
 //! | `nvidia/` | a GPU, through its driver, NVRTC and cuBLASLt, all loaded at run time |
-//! | `emulated/` | the CPU playing a GPU: kernels run through the system's C++ compiler, one fiber per thread |
+//! | `emulated/` | a device emulated on the CPU: kernels compiled by the system's C++ compiler, one fiber per thread |
 //! | `cache.rs` | compiled kernels on disk |
 //! | `memory.rs` | device memory, and borrowed parts of it |
 //! | `layout.rs` | where the elements of a view lie |
 //! | `module.rs` | [`Module`], the source of some kernels; [`Launch`], a call of one |
 //! | `recording.rs` | [`Recording`]: work that is recorded once and done again and again |
-//! | `prefetch.rs` | [`Prefetch`]: copies from the machine's memory that go beside the device's work |
+//! | `prefetch.rs` | [`Prefetch`]: copies from host memory that overlap with the device's work |
 //! | `prelude.cuh` | what every kernel begins with |
-//! | `instructions.cuh` | what is written as instructions: tensor cores, asynchronous copies, fast functions |
+//! | `instructions.cuh` | what is written as inline PTX: tensor cores, asynchronous copies, fast functions |
 //! | `gemm.rs` | matrix products of tensors |
-//! | `sums.rs`, `.cuh` | sums over the blocks of a launch, which it finishes itself |
-//! | `rows.rs`, `.cuh` | how kernels cut rows of columns into pieces |
+//! | `sums.rs`, `.cuh` | sums over the blocks of a launch, finished within the launch |
+//! | `rows.rs`, `.cuh` | how kernels divide matrices (rows, columns) among blocks |
 //! | `elements.rs`, `.cu` | copies of views, conversions, sums: what tensors need of a device |
 //!
-//! Everything that is asked of a device happens in order, on one stream. So memory can be handed out again as soon as
-//! its tensor is gone: whoever gets it next comes later on the stream. The one exception is [`Prefetch`], which keeps order
-//! itself.
+//! Everything that is asked of a device happens in order, on one stream. So memory can be recycled as soon as its
+//! tensor is gone: whatever uses it next comes later on the stream. The one exception is [`Prefetch`], which orders its
+//! copies itself.
 
 mod cache;
 mod driver;
@@ -55,7 +55,7 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
-/// Blocks of whole pages of so many bytes begin where vectors and tensor cores like it.
+/// The capacities of recycled blocks are multiples of this many bytes.
 const PAGE: usize = 512;
 
 /// A GPU that is open for work: its driver, the pool of its memory, and the kernels that were compiled for it.
@@ -82,7 +82,7 @@ struct Pool {
     /// How many recordings were made, and the numbers of those that live.
     recorded: u64,
     recordings: Vec<u64>,
-    /// Blocks that no tensor has any more, but recordings may use: of these ages, capacities and addresses.
+    /// Blocks that no tensor owns any more, but that recordings may use: (age, capacity, address).
     retained: Vec<(u64, usize, u64)>,
 }
 
@@ -94,7 +94,7 @@ impl Pool {
         self.recorded - 1
     }
 
-    /// Whether a recording may use a block that was taken when so many had been made.
+    /// Whether a recording may use a block that was taken when this many had been made.
     fn may_be_used(&self, age: u64) -> bool {
         self.recordings.iter().any(|&number| age <= number)
     }
@@ -105,7 +105,7 @@ impl Pool {
 pub struct GpuStats {
     /// Bytes of live tensors.
     pub in_use: usize,
-    /// The most that they ever were.
+    /// The peak of [`GpuStats::in_use`].
     pub peak_in_use: usize,
     /// Bytes taken from the device, live or free.
     pub held: usize,
@@ -119,16 +119,16 @@ impl Gpu {
         Ok(Self::with(Box::new(nvidia::Nvidia::open(ordinal)?), false))
     }
 
-    /// The CPU in the role of a GPU. The order in which its threads run is drawn from `seed`. Errors: [`Error::Gpu`]
-    /// where there is no C++ compiler.
+    /// The emulated device. The order in which its threads run is drawn from `seed`. Errors: [`Error::Gpu`] where there
+    /// is no C++ compiler.
     pub fn emulated(seed: u64) -> Result<Arc<Gpu>> {
         Ok(Self::with(Box::new(emulated::Emulated::open(seed)?), true))
     }
 
-    /// A device for tests of kernels, whose memory is poisoned before it is handed out: the machine's first GPU where the
-    /// variable `BIFORMER_TEST_GPU` is set, the emulated device otherwise. Where there is no C++ compiler it says, once a
-    /// program, that its tests are skipped, and gives none. Panics where `REQUIRE_EMULATED` is set (in CI), or a GPU was
-    /// asked for that cannot be opened.
+    /// A device for tests of kernels, whose memory is poisoned before it is handed out: the machine's first GPU where
+    /// the variable `BIFORMER_TEST_GPU` is set, the emulated device otherwise. If the device cannot be opened, prints
+    /// once per process that its tests are skipped, and returns `None`. Panics instead if `REQUIRE_EMULATED` (as in CI)
+    /// or `BIFORMER_TEST_GPU` is set.
     pub fn for_tests(seed: u64) -> Option<Arc<Gpu>> {
         let opened = match std::env::var_os("BIFORMER_TEST_GPU") {
             Some(_) => nvidia::Nvidia::open(0).map(|driver| Self::with(Box::new(driver), true)),
@@ -138,7 +138,7 @@ impl Gpu {
         match opened {
             Ok(gpu) => Some(gpu),
             Err(error) if !required => {
-                // What `eprintln` says in a test that passes nobody hears.
+                // The output of `eprintln` is not shown for tests that pass.
                 static SAID: Once = Once::new();
                 SAID.call_once(|| _ = writeln!(io::stderr(), "skipped, all tests of a GPU: {error}"));
                 None
@@ -169,7 +169,7 @@ impl Gpu {
         self.tf32.store(on, Ordering::Relaxed);
     }
 
-    /// Whether they may.
+    /// Whether products of f32 matrices may round their factors to TF32.
     pub fn tf32(&self) -> bool {
         self.tf32.load(Ordering::Relaxed)
     }
@@ -179,14 +179,14 @@ impl Gpu {
         lock(&self.pool).stats
     }
 
-    /// Waits until all work is done. Errors: what went wrong in it.
+    /// Waits until all work has finished. Errors: those of that work.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.finish(Stream::Copies)?;
         self.driver.finish(Stream::Work)
     }
 
-    /// Copies bytes from the machine's memory. [`Error::Gpu`] while work is recorded: a recording would read the place
-    /// again when something else lies there.
+    /// Copies bytes from the machine's memory. [`Error::Gpu`] while work is recorded: a replay would read the source
+    /// again, which may hold something else by then.
     ///
     /// # Safety
     /// As [`Driver`]'s.
@@ -215,14 +215,14 @@ impl Gpu {
         Err(Error::Gpu { device, message: format!("{what} cannot be recorded") })
     }
 
-    /// Where the key of a random stream lies while work is recorded; 0 otherwise.
+    /// The address of a random stream's key while work is recorded; 0 otherwise.
     fn key_address(&self, stream: &Philox) -> Result<u64> {
         lock(&self.keys).as_mut().map_or(Ok(0), |keys| keys.address(stream))
     }
 
-    /// Asks the driver for what takes memory of its own: loading kernels, ours and cuBLASLt's, and recordings. Where there is
-    /// too little, what lies free in the pool goes back to the device, and it is asked once more. Errors:
-    /// [`Error::OutOfMemory`], and those of `act`.
+    /// Makes a request for which the driver allocates memory of its own: to load kernels, ours or cuBLASLt's, or to
+    /// launch a recording. If there is too little, returns the pool's free blocks to the device and tries once more,
+    /// unless work is being recorded. Errors: [`Error::OutOfMemory`], and those of `act`.
     fn with_room<R>(&self, act: impl Fn() -> Result<R>) -> Result<R> {
         let outcome = match act() {
             Err(Error::OutOfMemory { .. }) if lock(&self.keys).is_none() => self.trim().and_then(|()| act()),
@@ -233,14 +233,14 @@ impl Gpu {
 
     /// Gives free memory back to the device.
     fn trim(&self) -> Result<()> {
-        // What lies free afterwards was asked for before the wait.
+        // The pool stays locked, so no block becomes free after the wait.
         let mut pool = lock(&self.pool);
         self.synchronize()?;
         self.free_all(&mut pool);
         Ok(())
     }
 
-    /// The same, once the device has done all that was asked of it.
+    /// The same, for callers that have waited for the device.
     fn free_all(&self, pool: &mut Pool) {
         for (size, blocks) in std::mem::take(&mut pool.free) {
             pool.stats.held -= size * blocks.len();
@@ -252,7 +252,7 @@ impl Gpu {
     /// The kernels of a module, compiled at the first call.
     fn functions(&self, module: &'static Module) -> Result<Arc<Functions>> {
         let mut known = lock(&self.functions);
-        // A static has one address.
+        // A static has a unique address, which identifies the module.
         let key = std::ptr::from_ref(module) as usize;
         if let Some(functions) = known.get(&key) {
             return Ok(Arc::clone(functions));
@@ -264,7 +264,8 @@ impl Gpu {
         Ok(functions)
     }
 
-    /// A block of at least `bytes`: address, capacity, and its age in recordings. One that is free may be twice as large.
+    /// A block of at least `bytes`: address, capacity, and its age in recordings. A recycled block may be up to twice
+    /// as large.
     fn take(&self, bytes: usize) -> Result<(u64, usize, u64)> {
         let mut pool = lock(&self.pool);
         // More than there can be, and capacities must not wrap around.
@@ -289,7 +290,8 @@ impl Gpu {
         Ok((address, capacity, age))
     }
 
-    /// New memory from the device; what lies free in the pool goes back to it first if there is too little.
+    /// New memory from the device. If there is too little, the pool's free blocks are returned to it first, unless work
+    /// is being recorded.
     fn allocate(&self, pool: &mut Pool, capacity: usize, bytes: usize) -> Result<u64> {
         let mut address = self.driver.allocate(capacity)?;
         if address.is_none() && lock(&self.keys).is_none() {
@@ -316,7 +318,8 @@ impl Gpu {
     fn give_back(&self, address: u64, capacity: usize, bytes: usize, age: u64) {
         let mut pool = lock(&self.pool);
         pool.stats.in_use -= bytes;
-        // What is being recorded may use it as well; a device that reuses blocks gives it to somebody later on the stream.
+        // The recording in progress may use the block, too. If the device recycles blocks that is no problem: the next
+        // user comes later on the stream.
         let recording = lock(&self.keys).is_some() && !self.driver.recycles();
         if recording || pool.may_be_used(age) {
             return pool.retained.push((age, capacity, address));

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 /// The source of some kernels, which are compiled together.
 ///
-/// A kernel is named as C++ names it. `T`, as an argument of its template, stands for float, double and bf16, and
-/// `a|b` for a and b: `dwconv_forward<T, 3|5>` is six kernels.
+/// A kernel has its C++ name. The template argument `T` stands for each of float, double and bf16, and `a|b` for each
+/// of a and b: `dwconv_forward<T, 3|5>` is six kernels.
 #[derive(Debug)]
 pub struct Module {
     /// The operation.
@@ -86,9 +86,9 @@ impl Module {
         common.into_iter().chain(self.headers.iter().copied())
     }
 
-    /// Begins the call of a kernel of this module, named with its template's arguments, of which T is `dtype`. The module
-    /// is compiled at its first call on a device. Errors: [`Error::DType`] where T cannot be that type, [`Error::Gpu`] when
-    /// the module does not compile. Panics when it has no such kernel.
+    /// Prepares the launch of a kernel of this module, named with its template arguments; T stands for `dtype`. The
+    /// module is compiled before its first launch on a device. Errors: [`Error::DType`] if T cannot be that type,
+    /// [`Error::Gpu`] if the module does not compile. Panics if it has no such kernel.
     pub fn launch<'a>(&'static self, gpu: &'a Arc<Gpu>, kernel: &str, dtype: DType) -> Result<Launch<'a>> {
         if !TYPES.contains(&dtype) {
             return Err(Error::DType { op: self.name, expected: "f32, f64 or bf16", actual: dtype });
@@ -107,14 +107,14 @@ impl Module {
     }
 }
 
-/// A call of a kernel under way: how many threads, and which arguments.
+/// A kernel launch that is being prepared: its configuration and its arguments.
 pub struct Launch<'a> {
     gpu: &'a Arc<Gpu>,
     op: &'static str,
     kernel: String,
     function: Function,
     extent: Extent,
-    /// How many threads it takes, where that says how many blocks there are.
+    /// The number of threads, if the number of blocks is to be derived from it.
     elements: Option<usize>,
     arguments: SmallVec<[Arg; 16]>,
 }
@@ -126,7 +126,7 @@ impl Launch<'_> {
         self
     }
 
-    /// So many blocks. Errors at [`Launch::run`] when there are more than a grid can have.
+    /// A grid of this many blocks. More than a grid can have are an error in [`Launch::run`].
     pub fn blocks(mut self, blocks: usize) -> Self {
         self.extent.grid[0] = blocks.try_into().unwrap_or(u32::MAX);
         self
@@ -144,7 +144,7 @@ impl Launch<'_> {
         self
     }
 
-    /// As many blocks as it takes for one thread a `Pack` of 16 bytes.
+    /// As many blocks as it takes for one thread per `Pack` of 16 bytes.
     pub fn over_packs(self, elements: usize, dtype: DType) -> Self {
         self.over(elements.div_ceil(16 / dtype.size()))
     }
@@ -180,8 +180,8 @@ impl Launch<'_> {
         self.pointer(address).layout(&Layout::plain(tensor.shape(), tensor.strides()))
     }
 
-    /// As [`Launch::view`], for a kernel that asks for nothing but the places of elements in order: the axes are not the
-    /// view's, but as few as lead there.
+    /// As [`Launch::view`], for a kernel that only enumerates the elements in order: the axes of the `Layout` are not
+    /// the view's, but merged as far as possible.
     pub fn elements(self, tensor: &Tensor) -> Result<Self> {
         let address = tensor.address(self.op, self.gpu)?;
         self.pointer(address).layout(&Layout::merged(tensor.shape(), tensor.strides()))
@@ -220,7 +220,7 @@ impl Launch<'_> {
         self
     }
 
-    /// An `int`. Errors at [`Launch::run`] cannot come of it: extents that do not fit are refused before.
+    /// An `int`. For extents, which may not fit, there is [`Launch::extents`].
     pub fn int(mut self, value: i32) -> Self {
         self.arguments.push(Arg::I32(value));
         self
@@ -273,13 +273,13 @@ impl Launch<'_> {
         if grid[0] > i32::MAX as u32 || grid[1] > 65_535 || grid[2] > 65_535 || threads > 1024 {
             let [x, y, z] = grid;
             let message = format!(
-                "a grid of {x}x{y}x{z} blocks of {threads} threads is larger than a GPU takes: smaller batches"
+                "a grid of {x}x{y}x{z} blocks of {threads} threads is larger than a GPU allows: use a smaller batch"
             );
             return Err(Error::argument(self.op, message));
         }
         let (asked, most) = (self.extent.shared as usize, self.gpu.driver().properties().shared_memory);
         if asked > most {
-            let message = format!("a block asks for {asked} bytes of shared memory, and this GPU gives it {most}");
+            let message = format!("a block needs {asked} bytes of shared memory, but this GPU allows {most}");
             return Err(Error::argument(self.op, message));
         }
         // SAFETY: the caller's promise.

@@ -1,9 +1,9 @@
-//! Copies from the machine's memory that go beside the device's work: what is needed next comes while it computes.
+//! Copies from host memory that overlap with the device's work: what is needed next is transferred while it computes.
 //!
-//! The bytes go a way of three legs. The host writes them into page-locked memory. From there the device fetches them,
-//! on a stream of their own, into a block that nothing else uses. When they are needed, they are copied from the block to
-//! where they are read, as a part of the other work, which this costs little: memory of a device is many times as fast as
-//! the way to it. So recorded work reads one place, wherever the next bytes already are.
+//! The bytes move in three steps. The host writes them to page-locked memory. From there they are copied, on a separate
+//! stream, to a staging block of the device that nothing else uses. When they are needed, they are copied from that
+//! block to their destination on the work stream, which is cheap, because device memory is many times as fast as the
+//! bus. So recorded work always reads the same addresses, even while the next bytes are arriving.
 
 use super::{Gpu, Memory, Stream};
 use crate::{Error, Result, Tensor};
@@ -23,7 +23,8 @@ pub struct Prefetch {
 enum Host {
     /// Page-locked memory of this length.
     Locked(NonNull<u8>, usize),
-    /// Other memory, where that cannot be had. To send takes the host longer then, and nothing else differs.
+    /// Pageable memory, if page-locked memory cannot be allocated. Sending then takes the host longer; nothing else
+    /// differs.
     Paged(Vec<u8>),
 }
 
@@ -48,29 +49,29 @@ impl Host {
 }
 
 impl Prefetch {
-    /// A way for up to `bytes` at a time. Errors: [`Error::OutOfMemory`] where the device has no room for them;
-    /// [`Error::Gpu`].
+    /// A prefetch buffer for up to `bytes` at a time. Errors: [`Error::OutOfMemory`] where the device has no room for
+    /// them; [`Error::Gpu`].
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
-        gpu.ensure_no_recording("a way for copies")?;
-        let block = Memory::new(gpu, bytes).map_err(|error| error.of_tensor("what is sent ahead".into()))?;
-        // Whoever had the block before may still be at work.
+        gpu.ensure_no_recording("creating a prefetch buffer")?;
+        let block = Memory::new(gpu, bytes).map_err(|error| error.of_tensor("a prefetch buffer".into()))?;
+        // Earlier work may still be using the block.
         gpu.driver.order(Stream::Work, Stream::Copies)?;
         Ok(Self { host: Host::new(gpu, bytes)?, block, sent: None })
     }
 
-    /// Sends these bytes, piece after piece, in place of any that were sent and not received. The host is free to go on,
-    /// and the pieces to change, when this returns. Errors: [`Error::Argument`] for more bytes than there is room for;
-    /// [`Error::Gpu`], also while work is recorded.
+    /// Sends these pieces, one after the other, and discards any bytes that were sent but not received. When this
+    /// returns, the pieces may be changed; the copy to the device continues asynchronously. Errors: [`Error::Argument`]
+    /// for more bytes than there is room for; [`Error::Gpu`], also while work is recorded.
     pub fn send(&mut self, pieces: &[&[u8]]) -> Result<()> {
         let bytes = pieces.iter().map(|piece| piece.len()).sum();
         if bytes > self.block.len() {
-            let message = format!("{bytes} bytes, and there is room for {}", self.block.len());
+            let message = format!("{bytes} bytes were given, but there is room for {}", self.block.len());
             return Err(Error::argument("send", message));
         }
         let gpu = self.block.gpu();
         gpu.ensure_no_recording("a copy from the machine's memory")?;
         self.sent = None;
-        // What was sent before must have left the host's memory.
+        // The previous copy from the page-locked memory must be complete.
         gpu.driver.finish(Stream::Copies)?;
         let mut rest = &mut self.host.bytes()[..bytes];
         for piece in pieces {
@@ -85,9 +86,9 @@ impl Prefetch {
         Ok(())
     }
 
-    /// Puts what was sent into contiguous tensors on the device, which it fills one after another. The host does not wait;
-    /// what is asked of the device from now on finds the bytes there. Errors: [`Error::Argument`] unless as many were
-    /// sent; [`Error::Shared`] when another tensor sees the elements; [`Error::Gpu`], also while work is recorded.
+    /// Copies the bytes that were sent to contiguous tensors on the device, one after another. The host does not wait;
+    /// all later work on the device sees the bytes. Errors: [`Error::Argument`] unless exactly as many were sent;
+    /// [`Error::Shared`] when another tensor sees the elements; [`Error::Gpu`], also while work is recorded.
     pub fn receive<'t>(&mut self, tensors: impl IntoIterator<Item = &'t mut Tensor>) -> Result<()> {
         let gpu = self.block.gpu();
         gpu.ensure_no_recording("a copy from the machine's memory")?;
@@ -106,7 +107,7 @@ impl Prefetch {
             unsafe { gpu.driver.copy(from, to, bytes)? };
             from += bytes as u64;
         }
-        // What is sent next must not overtake these copies.
+        // The next transfer must not overwrite the block before these copies are done.
         gpu.driver.order(Stream::Work, Stream::Copies)
     }
 }
@@ -123,7 +124,7 @@ impl Drop for Prefetch {
     }
 }
 
-/// One thread does not use all the memory's bandwidth, and a GPU that computes soon waits for its next batch.
+/// Copies in parallel: one thread does not use the full memory bandwidth, and a GPU would soon wait for its next batch.
 fn copy(from: &[u8], to: &mut [u8]) {
     const PIECE: usize = 1 << 20;
     to.par_chunks_mut(PIECE).zip(from.par_chunks(PIECE)).for_each(|(to, from)| to.copy_from_slice(from));

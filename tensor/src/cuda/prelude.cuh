@@ -1,9 +1,9 @@
 // What every kernel begins with: types, conversions, reductions, and the few instructions that C++ has no words for.
 //
-// The same kernel source is compiled twice: by NVRTC for a GPU, and by the system's C++ compiler for the emulated device
-// (`emulated/device.h`), where every CUDA thread is a fiber. What the two express differently is here, but for tensor
-// cores and asynchronous copies (`instructions.cuh`) and one load (`sums.cuh`); kernels are plain CUDA C++ between the two.
-// No header of the CUDA toolkit is needed.
+// The same kernel source is compiled twice: by NVRTC for a GPU, and by the system's C++ compiler for the emulated
+// device (`emulated/device.h`), where every CUDA thread is a fiber. All that differs between the two is here, except
+// for tensor cores and asynchronous copies (`instructions.cuh`) and one load (`sums.cuh`); the kernels themselves are
+// plain CUDA C++. No header of the CUDA toolkit is needed.
 //
 // A template parameter T is float, double or bf16, the type of the activations. Sums, statistics, and the parameters that
 // are not matrices are `wide<T>`: double for double, float for the other two.
@@ -58,7 +58,7 @@ __device__ __forceinline__ bf16 narrow<bf16>(float x) {
     return rounded;
 }
 
-// a·b as it is when it is stored, also where it is added to something: there a compiler for GPUs would take it unrounded.
+// a·b, rounded: the compiler may not contract it into a fused multiply-add.
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
@@ -74,7 +74,7 @@ __device__ __forceinline__ void put_wanted(T* to, i64 i, wide<T> value, int accu
     if (to) put(to + i, value, accumulate);
 }
 
-// Where this thread begins, and how far it strides, when a one-dimensional grid covers many elements.
+// The first element of this thread, and the stride to its next one, in a loop over a one-dimensional grid.
 __device__ __forceinline__ i64 first_element() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 all_threads() { return i64(gridDim.x) * blockDim.x; }
 
@@ -109,15 +109,16 @@ __device__ __forceinline__ W block_sum(W value, W* partial) {
     return sum;
 }
 
-// Elements that one instruction loads or stores: 16 bytes, if not fewer.
+// Elements that one instruction loads or stores: 16 bytes by default.
 template <typename T, int N = 16 / sizeof(T)>
 struct __align__(N * sizeof(T)) Pack {
     static constexpr int size = N;
     T at[N];
 };
 
-// The elements from `from` on, as many as a pack has or as are left; zeros behind them. Both ways meet in whole words: where
-// they meet in halves, the compiler takes the words apart within the branch, and waits there for each load before the next.
+// Loads a pack from `from` on, or the elements that are left, padded with zeros. Both branches produce whole words: if
+// they produced halves, the compiler would split the words within the branch, and wait there for each load before the
+// next one.
 template <typename T, int N = Pack<T>::size>
 __device__ __forceinline__ Pack<T, N> load_pack(const T* from, i64 left) {
     union Loaded {
@@ -159,11 +160,11 @@ __device__ __forceinline__ void put_pack(T* to, const wide<T> (&values)[Pack<T>:
     store_pack(to, pack, left);
 }
 
-// Any view of up to six axes: extents and strides, in elements, the last axis last.
+// Any view of up to six axes: extents and strides in elements, outermost axis first.
 struct Layout {
     i64 extents[6], strides[6];
 
-    // Where element i lies, counted in order. The axes that it does not reach cost nothing.
+    // The offset of element i in order. The loop ends at the first axis within which the rest of i fits.
     __device__ __forceinline__ i64 place(i64 i) const {
         i64 offset = 0;
 #pragma unroll
@@ -181,7 +182,7 @@ struct Layout {
 struct Philox {
     u64 seed, stream;
 
-    // Work that is recorded finds the key of the day in memory.
+    // Recorded work reads the key of each replay from memory.
     __device__ __forceinline__ Philox(const u64* key, u64 seed, u64 stream)
         : seed(key ? key[0] : seed), stream(key ? key[1] : stream) {}
 

@@ -1,8 +1,8 @@
 //! Work that is recorded once and done again and again: a whole training step as one request.
 //!
-//! What is recorded are kernels with their arguments, so everything that changes from one time to the next (images, a
-//! learning rate) must lie in memory of the device, and be written there before. The keys of random streams are put
-//! there by the recording itself: see [`Recording::replay`].
+//! A recording holds kernels with their arguments, so everything that changes from one replay to the next (images, a
+//! learning rate) must be in device memory, and be written there before the replay. The recording itself writes the
+//! keys of random streams there: see [`Recording::replay`].
 
 use super::driver::RecordingId;
 use super::{Gpu, Memory, Pool, give_free};
@@ -12,18 +12,19 @@ use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-/// Where this variable is set, work that is repeated is asked for kernel by kernel each time: to find out whether it is the
-/// recording that goes wrong.
+/// If this variable is set, repeated work is launched kernel by kernel every time: for finding out whether the
+/// recording is at fault.
 const UNRECORDED_VARIABLE: &str = "BIFORMER_UNRECORDED";
 
-/// Recorded work. Memory that it uses for itself is kept for it, and so is that of tensors that go while it lives.
+/// Recorded work. Its temporary memory is reserved for it while it lives, and so is memory of tensors that are dropped
+/// meanwhile.
 pub struct Recording {
     gpu: Arc<Gpu>,
     id: RecordingId,
-    /// Which one of the device's it is: see `Pool`.
+    /// Its number among the device's recordings: see `Pool`.
     number: u64,
     keys: Keys,
-    /// Blocks by capacity that were taken and given back in between.
+    /// Blocks, by capacity, that were taken and returned while it was recorded.
     kept: BTreeMap<usize, Vec<u64>>,
 }
 
@@ -35,7 +36,8 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// The most streams that there can be: those of a thousand micro-batches, of which each block of a model has two.
+    /// The most streams that a recording can draw from: enough for a thousand micro-batches of a model of 32 blocks,
+    /// which take two streams per block.
     const MOST: usize = 1 << 16;
     /// A seed and the number of a stream.
     const BYTES: usize = 16;
@@ -53,24 +55,28 @@ impl Keys {
             self.streams.len() - 1
         });
         if place >= Self::MOST {
-            return Err(Error::argument("record", format!("more than {} random streams", Self::MOST)));
+            return Err(Error::argument(
+                "record",
+                format!("the work draws from more than {} random streams", Self::MOST),
+            ));
         }
         Ok(self.memory.address() + (place * Self::BYTES) as u64)
     }
 }
 
 impl Gpu {
-    /// Records what `work` asks of the device, which is not done yet: [`Recording::replay`] does it. Tensors that `work`
-    /// returns get their values then. Meanwhile nobody else may use the device. Errors: those of `work`, and
-    /// [`Error::Gpu`] when it needs what cannot be recorded: a copy from or to the machine's memory.
+    /// Records what `work` asks of the device without executing it: [`Recording::replay`] does that, and only then do
+    /// tensors that `work` returns get their values. Nothing else may use the device during the recording. Errors:
+    /// those of `work`, and [`Error::Gpu`] when it needs what cannot be recorded: a copy from or to the machine's
+    /// memory.
     pub fn record<R, E: From<Error>>(
         self: &Arc<Self>,
         work: impl FnOnce() -> std::result::Result<R, E>,
     ) -> std::result::Result<(Recording, R), E> {
         if lock(&self.keys).is_some() {
-            return Err(Error::argument("record", "within what is being recorded").into());
+            return Err(Error::argument("record", "a recording cannot start within another").into());
         }
-        // Free memory that is held would be missing for the recording's own.
+        // Free blocks that the pool holds would be lacking for the recording.
         self.trim()?;
         let keys = Keys::new(self)?;
         self.driver.begin_recording().map_err(|error| error.beside_tensors(self.stats().in_use))?;
@@ -101,7 +107,8 @@ impl Gpu {
         }
     }
 
-    /// Takes in what was kept for a recording that is gone, and what was retained because it might have used it.
+    /// Returns to the pool the blocks that were kept for a recording that is gone, and those that were retained because
+    /// it might have used them.
     fn take_in(&self, kept: BTreeMap<usize, Vec<u64>>, pool: &mut Pool) {
         give_free(&mut pool.free, kept);
         let (used, unused) =
@@ -119,26 +126,27 @@ impl Recording {
         &self.keys.streams
     }
 
-    /// Does the work once more, with what now lies in the memory that it reads, and with other random streams in place
-    /// of [`Recording::streams`]. Errors: [`Error::Argument`] when there are not as many.
+    /// Executes the work once more, on the present contents of the memory that it reads, and with `streams` in place of
+    /// [`Recording::streams`]. Errors: [`Error::Argument`] unless there are as many of both.
     pub fn replay(&self, streams: &[Philox]) -> Result<()> {
         if streams.len() != self.keys.streams.len() {
-            let message = format!("{} random streams in place of {}", streams.len(), self.keys.streams.len());
+            let message =
+                format!("{} random streams were given in place of {}", streams.len(), self.keys.streams.len());
             return Err(Error::argument("replay", message));
         }
         let keys: Vec<u64> = streams.iter().flat_map(Philox::key).collect();
         // SAFETY: the memory has room for the keys of as many streams as were recorded.
         unsafe { self.gpu.upload(bytemuck::cast_slice(&keys), self.keys.memory.address())? };
-        // SAFETY: the memory that the work uses is kept for it, or belongs to tensors, and when those go the pool retains
-        // it.
+        // SAFETY: the memory that the work uses is reserved for it or belongs to tensors; when those are dropped, the
+        // pool retains it.
         self.gpu.with_room(|| unsafe { self.gpu.driver.replay(self.id) })
     }
 }
 
-/// Work that the same code does again and again on the same tensors: as it stands the first time, which compiles its
+/// Work that the same code repeats on the same tensors: executed directly the first time, which also compiles its
 /// kernels; recorded the second time; and replayed from then on.
 pub struct Repeated<R> {
-    /// What the work left behind when it was done as it stands.
+    /// The result of the work when it was executed directly.
     left: Option<R>,
     recorded: Option<(Recording, R)>,
 }
@@ -150,9 +158,10 @@ impl<R> Default for Repeated<R> {
 }
 
 impl<R> Repeated<R> {
-    /// Does the work, and gives what it leaves behind, which the next time overwrites. Nothing is recorded on the CPU, nor
-    /// unless it may be, nor where the variable `BIFORMER_UNRECORDED` is set. `streams` gives the random streams of this time, of
-    /// which there are as many as it is told. Errors: those of the work, of [`Gpu::record`] and of [`Recording::replay`].
+    /// Does the work and returns its result, which the next run overwrites. Nothing is recorded on the CPU, without
+    /// `may_record`, or if the variable `BIFORMER_UNRECORDED` is set. `streams` returns the random streams of this run,
+    /// as many as its argument says; only a replay calls it. Errors: those of the work, of [`Gpu::record`] and of
+    /// [`Recording::replay`].
     pub fn run<E: From<Error>>(
         &mut self,
         device: &Device,
@@ -163,7 +172,7 @@ impl<R> Repeated<R> {
         let may_record = may_record && std::env::var_os(UNRECORDED_VARIABLE).is_none();
         let recorded = match (self.recorded.take(), device) {
             (Some(recorded), _) if may_record => recorded,
-            // Before, it has run once; what that left behind goes, and its memory serves this time.
+            // The work has run once; the result of that is dropped first, so that its memory can be reused.
             (None, Device::Cuda(gpu)) if may_record && self.left.take().is_some() => gpu.record(work)?,
             (recorded, _) => {
                 self.recorded = recorded;
@@ -179,7 +188,7 @@ impl<R> Repeated<R> {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        // Before its memory goes to somebody else. There is nobody to tell of an error.
+        // Before its memory is reused. There is nobody to tell of an error.
         let _ = self.gpu.synchronize();
         self.gpu.driver.forget(self.id);
         let mut pool = lock(&self.gpu.pool);

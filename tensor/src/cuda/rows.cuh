@@ -1,11 +1,11 @@
-// Data as rows of columns, x (R, C). A block has a piece of the rows and `across` packs of neighbouring columns. Each of its
-// threads keeps to one pack, whose parameters it holds, and takes every `step`-th row of the piece. `rows.rs` says how
-// many of all these there are.
+// Matrices x (R, C). A block processes a piece of the rows and `across` packs of neighbouring columns. Each of its
+// threads processes one pack, whose parameters it keeps in registers, in every `step`-th row of the piece. `rows.rs`
+// chooses these numbers.
 #pragma once
 #include "sums.cuh"
 
 constexpr int THREADS = 256;
-// Rows that a thread asks for before it looks at the first, so that the memory has enough to do.
+// Rows that a thread loads before it uses the first, to have enough loads in flight.
 constexpr int BATCH = 4;
 
 template <typename T>
@@ -15,7 +15,7 @@ struct Part {
     i64 first, row, end; // the piece's first row, this thread's, and the end of the piece
     int step, begin; // the block's first column
     int column, left; // the thread's, and how many there are from it on
-    int own; // the column whose sum comes to this thread; below zero where there is none
+    int own; // the column whose sum this thread gets; negative if none
 
     // `strip` says which of all packs of columns are the block's, and blockIdx.y which piece of the rows.
     __device__ __forceinline__ Part(i64 rows, int columns, int across, int strip) {
@@ -29,10 +29,10 @@ struct Part {
         if (own >= min(columns, begin + across * N)) own = -1;
         first = rows * piece / pieces;
         end = rows * (piece + 1) / pieces;
-        row = place < step ? first + place : end; // no rows for threads that are too many
+        row = place < step ? first + place : end; // surplus threads get no rows
     }
 
-    // This thread's columns of a batch of rows of x; zeros for rows behind the end.
+    // This thread's columns of a batch of rows of x; zeros for rows beyond the end.
     __device__ __forceinline__ void load(const T* x, i64 row, int columns, Pack<T> (&batch)[BATCH]) const {
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
@@ -41,7 +41,7 @@ struct Part {
         }
     }
 
-    // The thread's columns of a parameter (C).
+    // Loads this thread's columns of a parameter (C).
     __device__ __forceinline__ void hold(const W* parameter, W (&values)[N]) const {
         constexpr int M = Pack<W>::size;
 #pragma unroll
@@ -65,8 +65,8 @@ struct Part {
         return sum;
     }
 
-    // Finishes V sums of each column over all blocks with the same blockIdx.x, to which `partial` and `sums` belong, those
-    // of column `own`: put(v, column, sum) for each.
+    // Finishes V sums of each column over all blocks with the same blockIdx.x: `sums` are this block's partial sums of
+    // column `own`, `partial` is workspace. Calls put(v, column, sum) for each.
     template <int V, typename Put>
     __device__ __forceinline__ void finish(W* partial, const W (&sums)[V], int columns, int across, Put put) const {
         int width = across * N;

@@ -1,17 +1,18 @@
-// Sums over the blocks of a launch, which the launch finishes itself. Each block leaves in memory what it has added up, and
-// takes a ticket; the block with the last ticket adds up what all have left, in the order of the blocks, so it does not
-// matter which one it is. Of many blocks a group at a time is added up so, and then the groups: a block alone would read
-// for longer than another launch takes to begin.
+// Sums over the blocks of a launch, finished within the launch. Each block writes its partial sums to memory and takes
+// a ticket; the block with the last ticket adds up all partial sums, in the order of the blocks, so that it does not
+// matter which block it is. Many blocks are reduced in two levels, first within groups and then across them: a single
+// block would read for longer than another launch takes to start.
 #pragma once
 
 // Counters of tickets, as in `sums.rs`.
 constexpr int COUNTERS = 2048;
-// Tickets that were taken. All are zero between two launches: these come one after the other, and leave zeros.
+// How many tickets have been taken. All are zero between two launches: launches run one after the other, and each
+// resets its counters.
 __device__ u32 counters[COUNTERS];
 
-// Whether this block is the last of so many to come here. If so it sees what they wrote before, except through the
-// first-level cache: the first barrier hands a block's writes to thread 0, whose fence puts them before its ticket; on the
-// other side it is the same the other way round.
+// Whether this block is the last of `blocks` to arrive here. If so, it sees what the others wrote before, except
+// through the L1 cache: the first barrier orders a block's writes before thread 0's fence, which orders them before its
+// ticket; in the last block, a fence and a barrier order the ticket before its reads.
 __device__ __forceinline__ bool last_block(int counter, u32 blocks) {
     __shared__ bool last;
     __syncthreads();
@@ -24,7 +25,7 @@ __device__ __forceinline__ bool last_block(int counter, u32 blocks) {
     return last;
 }
 
-// A pack that another block wrote, from the second-level cache, which all blocks share.
+// Loads a pack that another block wrote, from the L2 cache, which all blocks share.
 template <typename W>
 __device__ __forceinline__ Pack<W> load_fresh(const W* from) {
     Pack<W> pack;
@@ -40,8 +41,9 @@ __device__ __forceinline__ Pack<W> load_fresh(const W* from) {
     return pack;
 }
 
-// Where the piece of a block lies in partial (pieces, count), whose rows are whole packs. They are read as packs: so a
-// block writes all of its piece, zeros where nothing belongs, or reports of reading what nobody wrote would be true.
+// The address of a block's piece in partial (pieces, count), whose rows are padded to whole packs. They are read as
+// packs, so a block writes all of its piece, with zeros as padding: otherwise a checker would rightly report reads of
+// uninitialised memory.
 template <typename W>
 __device__ __forceinline__ W* piece_of(W* partial, i64 piece, int count) {
     constexpr int M = Pack<W>::size;
@@ -51,12 +53,12 @@ __device__ __forceinline__ W* piece_of(W* partial, i64 piece, int count) {
 // Pieces that a thread asks for at once.
 constexpr int TOGETHER = 8;
 
-// Once every block has written its piece of partial (pieces, count), put(i, sum) for each sum over the pieces. Blocks with
-// another `strip` have another sum, and other memory.
+// Once every block has written its piece of partial (pieces, count), calls put(i, sum) for each sum over the pieces.
+// Blocks with another `strip` belong to other sums, with other memory.
 template <typename W, typename Put>
 __device__ __forceinline__ void finish_sums(W* partial, int count, int piece, int pieces, int strip, Put put) {
     constexpr int M = Pack<W>::size;
-    int size = 16; // of a group: as many as there are groups, about
+    int size = 16; // of a group: about the number of groups
     while (size * size < pieces) size *= 2;
     int counter = strip * ((pieces + size - 1) / size + 1);
     for (int step = 1;; step *= size) { // a sum is left every `step` pieces
@@ -66,7 +68,7 @@ __device__ __forceinline__ void finish_sums(W* partial, int count, int piece, in
         W* left = piece_of(partial, first, count);
         for (int i = threadIdx.x * M; i < count; i += blockDim.x * M) {
             Pack<W> sums = {};
-            // Several are asked for before the first is waited for, also of the last few.
+            // Several loads are issued before the first is waited for, also for the last few pieces.
             for (int member = 0; member < members; member += TOGETHER) {
                 Pack<W> asked[TOGETHER] = {};
 #pragma unroll

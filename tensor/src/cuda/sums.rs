@@ -5,29 +5,32 @@ use crate::{DType, Device, Error, Result, Tensor};
 /// Counters of tickets that the kernels of a module have, as in `sums.cuh`.
 const COUNTERS: usize = 2048;
 
-/// Rows that make a piece of a sum worth a block's while, and the most pieces that there are.
+/// How many rows make a piece of a sum worth a block, and the most pieces.
 const PIECE: usize = 256;
 const MOST_PIECES: usize = 512;
 /// Blocks that keep any GPU busy.
 pub(super) const ENOUGH_BLOCKS: usize = 2048;
 
-/// Into how many pieces the rows of each of so many sums are cut: these two numbers alone decide.
+/// Into how many pieces the rows of each of `strips` sums are split: this depends on these two numbers alone.
 pub fn pieces(rows: usize, strips: usize) -> usize {
     let pieces = rows.div_ceil(PIECE).clamp(1, MOST_PIECES).min(ENOUGH_BLOCKS.div_ceil(strips.max(1)));
     if have_counters(strips, pieces) { pieces } else { 1 }
 }
 
-/// Whether there are counters for the blocks: one for each group of 16 or more, and one for the groups. Who is alone needs
-/// none.
+/// Whether there are enough counters for the blocks: one for each group of 16 or more, and one for the groups. A single
+/// piece needs none.
 fn have_counters(strips: usize, pieces: usize) -> bool {
     pieces <= 1 || strips * (pieces.div_ceil(16) + 1) <= COUNTERS
 }
 
-/// Room for what blocks leave to each other, (strips, pieces, count), `dtype` being that of sums. [`Error::Argument`] when
-/// there are more blocks than counters for them.
+/// Workspace for the partial sums of blocks, (strips, pieces, count); `dtype` is the type of sums. [`Error::Argument`]
+/// when there are more blocks than counters for them.
 pub fn partial_sums(device: &Device, dtype: DType, [strips, pieces, count]: [usize; 3]) -> Result<Tensor> {
     if !have_counters(strips, pieces) {
-        return Err(Error::argument("sum", format!("{strips} times {pieces} blocks that share a sum are too many")));
+        return Err(Error::argument(
+            "sum",
+            format!("{strips} sums over {pieces} blocks each need more counters than there are"),
+        ));
     }
     Tensor::empty_on(device, [strips, pieces, count.next_multiple_of(16 / dtype.size())], dtype)
 }

@@ -8,9 +8,10 @@ use crate::{Device, Error, Float, Result, match_float, simd};
 use rayon::prelude::*;
 
 impl Tensor {
-    /// self ← self + rate·(x − self), for a moving average that follows x; `rate` (1) lies on the same device, as x does.
-    /// In this form, and not as (1 − rate)·self + rate·x, it stands still where both are equal. Errors: [`Error::Shape`],
-    /// [`Error::DType`], [`Error::NotContiguous`]; [`Error::Shared`] when another tensor sees these elements.
+    /// self ← self + rate·(x − self), for a moving average that follows x; x and `rate`, of one element, are on the
+    /// same device as self. Unlike (1 − rate)·self + rate·x, this form leaves elements unchanged where both are equal.
+    /// Errors: [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`]; [`Error::Shared`] when another tensor sees
+    /// these elements.
     pub fn move_towards(&mut self, x: &Tensor, rate: &Tensor) -> Result<()> {
         if x.shape() != self.shape() {
             return Err(Error::shape("move_towards", self.shape().to_string(), x.shape()));

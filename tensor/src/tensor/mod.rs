@@ -240,7 +240,8 @@ impl Tensor {
         Ok(copy)
     }
 
-    /// The first number, in order, that `sought` holds of; none of a tensor of indices. From any view on any device.
+    /// The first number, in order, for which `sought` is true; always `None` for a tensor of indices. Works for any
+    /// view on any device.
     pub fn find(&self, sought: impl Fn(f64) -> bool) -> Result<Option<f64>> {
         let own = self.to_device(&Device::Cpu)?.contiguous()?;
         let sought = |number: &f64| sought(*number);
@@ -270,15 +271,15 @@ impl Tensor {
         Ok(copy)
     }
 
-    /// Tensors of one type, alike but for their first extents, one after another along the first axis. Errors:
-    /// [`Error::Argument`] for none, or more elements than can be counted, [`Error::Axis`] for a scalar, [`Error::Shape`],
-    /// [`Error::DType`], [`Error::NotContiguous`].
+    /// Concatenates tensors of one type, whose shapes differ only in their first extents, along the first axis. Errors:
+    /// [`Error::Argument`] for none, or more elements than can be counted, [`Error::Axis`] for a scalar,
+    /// [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`].
     pub fn join(parts: &[Tensor]) -> Result<Tensor> {
         let first = parts.first().ok_or_else(|| Error::argument("join", "needs at least one tensor"))?;
         first.shape.ensure_axis("join", 0)?;
         for part in parts {
             if part.rank() != first.rank() || part.shape.with(0, first.shape[0]) != first.shape {
-                return Err(Error::shape("join", format!("{} but for the first extent", first.shape), &part.shape));
+                return Err(Error::shape("join", format!("{} except for the first extent", first.shape), &part.shape));
             }
             part.ensure_dtype("join", first.dtype)?;
             part.ensure_contiguous("join")?;
@@ -337,8 +338,8 @@ impl Tensor {
         }
     }
 
-    /// The elements converted to another type. Floating-point types convert to each other, rounding to
-    /// nearest; index tensors stay index tensors.
+    /// The elements converted to another type. Floating-point types convert to each other, rounding to nearest;
+    /// conversions from or to indices are [`Error::DType`].
     pub fn cast(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype {
             return Ok(self.clone());

@@ -22,7 +22,7 @@ impl Tensor {
     pub fn zeros_on(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
         let Device::Cuda(gpu) = device else { return Ok(Self::zeros(shape, dtype)) };
         let zeros = Self::empty_on(device, shape, dtype)?;
-        // SAFETY: the memory is this tensor's alone, and as long.
+        // SAFETY: the memory belongs to this tensor alone, and has this many bytes.
         unsafe { gpu.driver().fill(zeros.address("zeros", gpu)?, 0, zeros.bytes())? };
         Ok(zeros)
     }
@@ -46,7 +46,7 @@ impl Tensor {
             (Storage::Cpu(_), Device::Cuda(gpu)) => {
                 let from = self.contiguous()?;
                 let to = Self::empty_on(device, self.shape.clone(), self.dtype)?;
-                // SAFETY: the new tensor is nobody else's, and as long.
+                // SAFETY: nothing else uses the new tensor, which has as many bytes.
                 unsafe { gpu.upload(from.as_bytes("to_device")?, to.address("to_device", gpu)?)? };
                 Ok(to)
             }
@@ -54,7 +54,7 @@ impl Tensor {
                 let from = self.contiguous()?;
                 let mut to = Self::empty(self.shape.clone(), self.dtype);
                 let address = from.address("to_device", memory.gpu())?;
-                // SAFETY: the contiguous copy is as long.
+                // SAFETY: the contiguous copy has as many bytes as the tensor that is written.
                 unsafe { memory.gpu().download(address, to.as_mut_bytes("to_device")?)? };
                 Ok(to)
             }
@@ -92,7 +92,7 @@ impl Tensor {
             Device::Cpu => copy.as_mut_bytes("duplicate")?.copy_from_slice(from.as_bytes("duplicate")?),
             Device::Cuda(gpu) => {
                 let (from, to) = (from.address("duplicate", &gpu)?, copy.address_mut("duplicate", &gpu)?);
-                // SAFETY: both have these bytes, and share none.
+                // SAFETY: both have this many bytes, and do not overlap.
                 unsafe { gpu.driver().copy(from, to, copy.bytes())? };
             }
         }
@@ -129,7 +129,8 @@ impl Tensor {
         }
     }
 
-    /// [`Error::Shared`] when another tensor sees its elements. What is recorded writes them without asking once more.
+    /// [`Error::Shared`] when another tensor sees its elements. A replayed recording writes them without checking
+    /// again.
     pub fn ensure_unique(&self, op: &'static str) -> Result<()> {
         if self.is_unique() { Ok(()) } else { Err(Error::Shared { op }) }
     }

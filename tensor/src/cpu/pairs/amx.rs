@@ -9,7 +9,8 @@ use super::multiply::Engine;
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 
-/// Asks the system for the use of the tiles, on all threads of this program. Whether there are any.
+/// Requests permission from the system to use the tiles, for all threads of this program. Returns whether they can be
+/// used.
 pub fn enable() -> bool {
     const BF16_AND_TILES: u32 = 1 << 22 | 1 << 24;
     #[allow(unused_unsafe)] // a safe function in newer releases of Rust than the oldest that will do
@@ -24,7 +25,8 @@ fn ask_system() -> bool {
     const REQUEST_PERMISSION: usize = 0x1023;
     const TILES: usize = 18;
     let refused: usize;
-    // SAFETY: a system call that reads and writes none of the program's memory. What it overwrites is named.
+    // SAFETY: a system call that reads and writes none of the program's memory. The registers that it clobbers are
+    // declared.
     unsafe {
         asm!(
             "syscall",
@@ -44,7 +46,7 @@ fn ask_system() -> bool {
     false
 }
 
-/// What the instruction that sets up the tiles reads.
+/// The tile configuration, which `ldtilecfg` reads.
 #[repr(C, align(64))]
 struct Setup {
     palette: u8,
@@ -70,14 +72,14 @@ pub struct TileUnit;
 
 impl Drop for TileUnit {
     fn drop(&mut self) {
-        // SAFETY: whoever made it is on a machine that has tiles. A thread that is done with them must say so, or the
-        // system saves them whenever it takes turns.
+        // SAFETY: that the value exists proves that the machine has tiles. Without the release the system would go on
+        // saving the tiles at every context switch.
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
 
-/// C (tiles 0 to 3) = A (4 and 5) · B (6 and 7), for one or two tiles of rows and of columns. An operand that a form has
-/// no use for stands in a comment, as each must stand somewhere.
+/// C (tiles 0 to 3) = A (4 and 5) · B (6 and 7), for one or two tiles of rows and of columns. Operands that a variant
+/// does not use appear in an assembly comment, because `asm!` requires every operand to be used.
 macro_rules! kernel {
     (
         load: [$($load:literal),*], zero: [$($zero:literal),*], step: [$($step:literal),*], store: [$($store:literal),*],

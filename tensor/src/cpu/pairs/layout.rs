@@ -1,8 +1,8 @@
-//! How operands lie in pairs. A pair is two bf16s in the place of an f32, the one of the smaller index in the lower half;
-//! places are called f32s here, though nobody reads them as such.
+//! The layout of operands in pairs. A pair is two bf16s in the 32 bits of an f32, the one with the smaller index in the
+//! lower half; its type here is f32, though it is never read as a number.
 //!
-//! The right operand: panels whose rows are pairs of rows, one place for each column. The left one: tiles of 16 rows by 16
-//! pairs, each a run of memory; those of the same rows follow each other. Both are filled up with zeros.
+//! The right operand: panels, each row of which holds two rows of the matrix, one pair per column. The left operand:
+//! tiles of 16 rows by 16 pairs, each contiguous; tiles of the same rows follow each other. Both are padded with zeros.
 
 use super::{STEP, WIDTH};
 use crate::bf16;
@@ -15,7 +15,7 @@ use std::ops::Range;
 
 /// Rows of a tile, and columns.
 pub const TILE: usize = 16;
-/// Pairs in a row of a tile: a line of the cache.
+/// Pairs in a row of a tile: one cache line.
 pub const LINE: usize = 16;
 
 #[inline(always)]
@@ -23,7 +23,7 @@ fn pair(first: bf16, second: bf16) -> f32 {
     f32::from_bits(u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16)
 }
 
-/// Two rows as one of pairs; a missing second one counts as zeros.
+/// Combines two rows into one row of pairs; a missing second row counts as zeros.
 #[inline(always)]
 fn join(first: &[bf16], second: Option<&[bf16]>, to: &mut [f32]) {
     match second {
@@ -34,7 +34,7 @@ fn join(first: &[bf16], second: Option<&[bf16]>, to: &mut [f32]) {
     }
 }
 
-/// Some columns of B as a panel, at most [`WIDTH`].
+/// Packs some columns of B, at most [`WIDTH`], as a panel.
 ///
 /// # Safety
 /// The machine must have the instruction set `A`.
@@ -53,7 +53,7 @@ pub unsafe fn pack_panel<A: Registers>(b: Mat<'_, bf16>, to: &mut [f32]) {
         }
         return;
     }
-    // Columns that are rows of pairs already.
+    // B is column-major: the pairs of a column are contiguous already, and need only be transposed.
     let whole = b.rows / 2;
     let start = match bytemuck::try_cast_slice::<bf16, f32>(&b.data[..b.data.len() / 2 * 2]) {
         Ok(pairs) if b.row_stride == 1 && b.col_stride.is_multiple_of(2) && whole > 0 && b.cols > 0 => {
@@ -75,7 +75,7 @@ pub unsafe fn pack_panel<A: Registers>(b: Mat<'_, bf16>, to: &mut [f32]) {
     }
 }
 
-/// Some rows of A, and of each a part of its elements, rounded, as tiles.
+/// Packs some rows of A, of each a part of its elements, rounded to bf16, as tiles.
 ///
 /// # Safety
 /// The machine must have the instruction set `A`, and the conversion to bf16.
@@ -96,7 +96,7 @@ pub unsafe fn pack_left<A: Registers>(
     }
 }
 
-/// Two registers' elements, rounded, those of the first in the lower half.
+/// The elements of two registers, rounded to bf16, those of the first in the lower half.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 unsafe fn rounded(first: __m512, second: __m512) -> __m512i {
@@ -104,7 +104,7 @@ unsafe fn rounded(first: __m512, second: __m512) -> __m512i {
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first)) }
 }
 
-/// Rows that are runs of memory.
+/// Packs rows whose runs are contiguous.
 ///
 /// # Safety
 /// The machine must have the conversion.
@@ -124,7 +124,7 @@ unsafe fn pack_rows(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range
                 within += STEP;
                 elements
             } else {
-                // Of several runs, or the end of the part.
+                // Elements of several runs, or fewer at the end of the part: gathered and zero-padded first.
                 let mut rest = &mut joined[..count];
                 while !rest.is_empty() {
                     if within == len {
@@ -155,7 +155,8 @@ unsafe fn pack_rows(a: Left<'_, f32, impl Rows>, rows: Range<usize>, part: Range
     }
 }
 
-/// Rows whose elements lie apart, fast where the rows of a tile are neighbours in memory: transposed matrices and patches.
+/// Packs rows whose elements are strided: transposed matrices and patches. Fast if the rows of a tile start at
+/// consecutive elements.
 ///
 /// # Safety
 /// The machine must have the instruction set `A`, and the conversion.
@@ -174,7 +175,7 @@ unsafe fn pack_columns<A: Registers>(
         let neighbours = count == TILE && (1..count).all(|i| a.rows.start(row + i) == start + i);
         let (mut run, mut within) = (part.start / len, part.start % len);
         for step in 0..steps {
-            // Where the elements lie from the starts of their rows.
+            // The offsets of the elements from the starts of their rows.
             let mut places = [0; STEP];
             let inside = STEP.min(part.end - (part.start + step * STEP));
             for place in &mut places[..inside] {
@@ -226,7 +227,7 @@ unsafe fn pair_up(first: &[f32], second: &[f32], to: &mut [f32]) {
         turns
     };
     assert!([first.len(), second.len(), to.len()] == [TILE; 3], "rows of a tile");
-    // SAFETY: registers full, as just checked; the caller vouches for the conversion.
+    // SAFETY: each slice fills a register, as just checked; the caller vouches for the conversion.
     unsafe {
         let both = rounded(_mm512_loadu_ps(first.as_ptr()), _mm512_loadu_ps(second.as_ptr()));
         let turns = _mm512_loadu_si512(TURNS.as_ptr().cast());

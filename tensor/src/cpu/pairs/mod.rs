@@ -1,10 +1,10 @@
 //! Products of bf16 matrices, summed in f32.
 //!
-//! Instructions for bf16 take *pairs*: two elements that are neighbours along the inner axis lie in one 32-bit place,
-//! and each multiplication adds both of its products to a sum. Both operands are copied into such pairs: the right one
-//! once, as panels; of the left one as much at a time as stays in the cache ([`layout`]). Then AMX multiplies tiles
-//! of 16x16 pairs ([`amx`]), or AVX-512 rows of 16 pairs ([`dots`]). Where there is neither, elements are widened to
-//! f32 and multiplied as such.
+//! Instructions for bf16 take *pairs*: two elements that are neighbours along the inner axis share a 32-bit lane, and
+//! each multiplication adds both products to a sum. Both operands are packed into such pairs: the right one once, as
+//! panels; the left one as much at a time as stays in the cache ([`layout`]). Then AMX multiplies tiles of 16x16 pairs
+//! ([`amx`]), or AVX-512 rows of 16 pairs ([`dots`]). Without either, elements are widened to f32 and multiplied as
+//! f32.
 //!
 //! The factors are the same everywhere, and their products exact in f32; sums differ in their order.
 
@@ -32,9 +32,9 @@ use std::ops::Range;
 
 /// Columns of a panel of pairs.
 const WIDTH: usize = 32;
-/// Elements of the inner axis that are multiplied at once: a panel's rows are filled up to a multiple of it.
+/// How many elements of the inner axis are multiplied at once: a panel is padded to a multiple of this many rows.
 const STEP: usize = 32;
-/// Elements of the left operand that are widened together, about: whole rows.
+/// About how many elements of the left operand are widened at a time, in whole rows.
 const WIDENED: usize = 1 << 16;
 
 /// Whether an instruction set has products of pairs.
@@ -120,7 +120,7 @@ impl Factor for bf16 {
     }
 }
 
-/// Some columns of B in the rows of a panel of f32s.
+/// Widens some columns of B into the rows of a panel of f32s.
 #[inline(always)]
 fn widen_panel(b: Mat<'_, bf16>, to: &mut [f32], width: usize) {
     for (p, to) in to.chunks_exact_mut(width).enumerate() {
@@ -167,7 +167,7 @@ unsafe fn widened<A: Registers, R: Rows>(
         let starts: Vec<usize> = (0..chunk.len()).map(|row| row * depth).collect();
         let left = Left { data: &*wide, rows: At(&starts), runs };
         let starts: Vec<usize> = chunk.clone().map(|row| c_rows.start(row)).collect();
-        // SAFETY: guaranteed by the caller, and these are rows of its; so many of `depth` elements lie in `wide`.
+        // SAFETY: guaranteed by the caller, among whose rows these are; `wide` has this many rows of `depth` elements.
         unsafe { block::block::<f32, A, _>(left, b, begin, (c, At(&starts)), 0..chunk.len(), panels.clone()) };
     }
 }

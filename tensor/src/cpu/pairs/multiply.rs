@@ -9,26 +9,26 @@ use crate::cpu::registers::Registers;
 use crate::{Scratch, bf16};
 use std::ops::Range;
 
-/// Elements of the inner axis that are multiplied before the next, and rows of the left operand that are copied
-/// together: as many as keep both them and a panel in a first-level cache of 48 KB. From the second level, tiles come
-/// half as fast as they are multiplied.
+/// How many elements of the inner axis are multiplied at a time, and how many rows of the left operand are packed
+/// together: as many as keep these rows and a panel in an L1 cache of 48 KB. From L2, tiles load only half as fast as
+/// they are multiplied.
 const DEPTH: usize = 256;
 const ROWS: usize = 64;
 
 /// A way to multiply tiles.
 pub trait Engine {
-    /// Makes the instructions ready for use on this thread, until the result is dropped.
+    /// Prepares this thread to use the engine's instructions until the result is dropped.
     ///
     /// # Safety
     /// The machine must have them.
     unsafe fn begin() -> Self;
 
-    /// C = A·B, or C = A·B + what C begins with, of one or two tiles of rows and as many of columns. Of A the tiles of
-    /// [`layout`], `steps` of the same rows after each other; of B as many pairs in rows of [`WIDTH`]; of C rows of
-    /// f32s so many apart, and of what it begins with, too.
+    /// C = A·B, or C = A·B + `begin`, for one or two tiles of rows by one or two tiles of columns. A: tiles as in
+    /// [`layout`], `steps` of the same rows after each other. B: for each step the pair rows of a panel, [`WIDTH`]
+    /// pairs each. C and `begin`: rows of f32s at the given stride.
     ///
     /// # Safety
-    /// All must lie in memory, and nobody else may use C.
+    /// All operands must lie in valid memory, and nothing else may use C.
     unsafe fn multiply(
         &self,
         a: *const f32,
@@ -105,21 +105,21 @@ impl<R: Rows> TilesOfC<'_, R> {
         let tiles = [height.div_ceil(TILE), width.div_ceil(TILE)];
         let start = |row: usize| self.rows.start(self.range.start + row) + self.columns.start;
         let row_of = |begin| match begin {
-            // The same row for all.
+            // A stride of zero: the same row is added to all.
             Begin::Row(row) => Some((row.as_ptr(), 0)),
             Begin::Zero | Begin::Kept => None,
         };
         let whole = tiles == [height, width].map(|extent| extent / TILE);
         if let Some(apart) = whole.then(|| self.rows.step(self.range.clone())).flatten() {
             let c = (self.c.at(start(0)), apart);
-            // The last element must be there, too.
+            // Checks that the last element is in bounds, too.
             self.c.at(start(height - 1) + width - 1);
             let begin = if let Begin::Kept = begin { Some((c.0.cast_const(), apart)) } else { row_of(begin) };
             // SAFETY: guaranteed by the caller.
             return unsafe { engine.multiply(a, b, steps, c, begin, tiles) };
         }
-        // What does not fill its tiles is computed aside, from what C holds where that is kept: added afterwards it would be
-        // rounded otherwise, and bits depend on how many rows there are.
+        // Partial tiles are computed in a buffer, which starts from C's values if those are kept: added afterwards,
+        // they would be rounded differently, and the bits of a row would depend on how many rows there are.
         let mut aside = [0f32; WIDTH * WIDTH];
         // SAFETY: guaranteed by the caller, here and below.
         let row_of_c = |row: usize| unsafe { self.c.part(start(row)..start(row) + width) };

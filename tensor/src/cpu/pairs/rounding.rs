@@ -1,5 +1,5 @@
-//! f32 to bf16, to the nearest, and to the even one of two. NaN stays NaN, and what is too small for f32's normal form
-//! becomes zero, as processors' own conversions have it.
+//! Rounds f32 to bf16: to nearest, ties to even. NaN stays NaN, and f32 denormals become zero, as in the processors'
+//! own conversions.
 
 use crate::cpu::isa::Isa;
 use crate::cpu::parallel::GRAIN;

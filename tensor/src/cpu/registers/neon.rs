@@ -1,8 +1,8 @@
-//! The registers of aarch64: two of NEON's act as one. So a register has as many elements as AVX2's, of which there are
-//! sixteen, too, and kernels take the shapes that they have there.
+//! The registers of aarch64: each is a pair of NEON registers. So it has as many elements as an AVX2 register, there
+//! are sixteen of them, as with AVX2, and kernels use the same tile shapes.
 //!
-//! A register holds bits, which are f32s or f64s by the element type `T`; the functions below choose by it. All that they
-//! are unsafe for is NEON, which every aarch64 target of Rust's has that has floating-point numbers.
+//! A register holds bits, which are f32s or f64s according to the element type `T`. The functions are unsafe only
+//! because they need NEON, which every aarch64 target of Rust with hardware floating point has.
 
 use super::{Registers, Vector, one_by_one};
 use crate::cpu::isa::{Fused, Plain};
@@ -23,7 +23,7 @@ impl Registers for Fused<false> {
 impl<T: Float> Neon<T> {
     const DOUBLE: bool = matches!(T::DTYPE, DType::F64);
 
-    /// What `single` makes of each half of these registers, or `double` where they hold f64s.
+    /// Applies `single` to each half of these registers, or `double` if they hold f64s.
     #[inline(always)]
     fn by_halves<const N: usize>(
         registers: [Self; N],
@@ -94,7 +94,7 @@ impl<T: Float> Vector<T> for Neon<T> {
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {
-        // Not NEON's maximum, which is no number where either is none.
+        // Not NEON's own maximum, which is NaN if either element is NaN.
         Self::by_halves(
             [self, other],
             // SAFETY: as above.

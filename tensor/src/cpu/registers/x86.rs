@@ -1,6 +1,6 @@
 //! The registers of x86-64: AVX-512's and AVX2's.
 //!
-//! A register holds bits, which are f32s or f64s by the element type `T`; the functions below choose by it.
+//! A register holds bits, which are f32s or f64s according to the element type `T`.
 
 use super::{Registers, Vector, one_by_one};
 use crate::cpu::isa::{Fused, Plain};
@@ -12,7 +12,8 @@ use std::marker::PhantomData;
 
 macro_rules! register {
     ($name:ident, $register:ty, $wide:literal, $bytes:literal, $cast:ident, $back:ident, $f32:tt, $f64:tt, $pairs:tt, $interleave:ident, $quads:ident, $spread:ident, $swap:ident, $half_plus_odd:ident, $exponent:tt) => {
-        /// A register whose bits are `T`s. Whoever has one is on a machine that has the instruction set.
+        /// A register whose bits are `T`s. That a value of this type exists proves that the machine has the instruction
+        /// set.
         #[derive(Clone, Copy)]
         pub struct $name<T>($register, PhantomData<T>);
 
@@ -70,7 +71,7 @@ macro_rules! register {
         }
         #[inline(always)]
         unsafe fn splat(element: T) -> Self {
-            // SAFETY: the caller vouches for the instruction set; the element is read as what it is.
+            // SAFETY: the caller vouches for the instruction set; the element is copied as the type that it has.
             let register = unsafe {
                 match T::DTYPE {
                     DType::F64 => $back($splat64(std::mem::transmute_copy(&element))),
@@ -179,7 +180,7 @@ register!(
     [_mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_max_ps, _mm256_castps_si256, _mm256_castsi256_ps, _mm256_slli_epi32]
 );
 
-/// ½ plus the odd function whose right half is in a table, in f32. Where x is not a number, no number.
+/// ½ plus the odd function that is tabulated for positive x, in f32. NaN for NaN; `None` for f64.
 ///
 /// # Safety
 /// The machine must have AVX-512 F and DQ.
@@ -191,7 +192,7 @@ unsafe fn half_plus_odd_512(x: __m512, table: &Table, dtype: DType) -> Option<__
     }
     // SAFETY: the caller vouches for the instruction set; a table's rows are as long as a register.
     unsafe {
-        // Of two of which one is not a number, the second is the lesser.
+        // The minimum instruction returns its second operand if either is NaN.
         let place = _mm512_min_ps(_mm512_set1_ps(LAST), _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(table.scale)));
         let shifted = _mm512_add_ps(place, _mm512_set1_ps(ROUND));
         let piece = _mm512_castps_si512(shifted);
@@ -205,7 +206,7 @@ unsafe fn half_plus_odd_512(x: __m512, table: &Table, dtype: DType) -> Option<__
     }
 }
 
-/// Nothing: AVX2 looks elements up among eight, and a table has sixteen.
+/// Always `None`: AVX2 looks elements up among eight, and a table has sixteen.
 ///
 /// # Safety
 /// None.

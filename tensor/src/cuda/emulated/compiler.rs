@@ -1,4 +1,4 @@
-//! The emulated device's compiler: modules become libraries of this machine's code, each once.
+//! The emulated device's compiler: compiles each module once, to a shared library for this machine.
 
 use super::{Module, failure};
 use crate::cuda::cache;
@@ -16,14 +16,14 @@ const COMPILER_VARIABLE: &str = "CXX";
 /// Further options for the compiler, separated by blanks: the sanitizers, say.
 const OPTIONS_VARIABLE: &str = "BIFORMER_EMULATED_OPTIONS";
 
-/// The libraries that this process has asked for: one compiles them, and one at a time runs a kernel, whose shared memory
-/// and fibers are statics of the library.
+/// The libraries that this process has requested. The lock of each lets one thread compile it, and one at a time run
+/// its kernels, whose shared memory and fibers are statics of the library.
 static LIBRARIES: LazyLock<Mutex<HashMap<PathBuf, Shared>>> = LazyLock::new(Mutex::default);
 
 /// A library, once it is loaded.
 pub type Shared = Arc<Mutex<Option<Library>>>;
 
-/// The system's C++ compiler, with what it is told beside the usual.
+/// The system's C++ compiler, with additional options.
 pub struct Compiler {
     /// The program, and perhaps words before the options: `ccache g++`.
     command: Vec<String>,
@@ -31,10 +31,10 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Finds it. [`Error::Gpu`](crate::Error::Gpu) where there is none, and on Windows, whatever there is.
+    /// Finds the compiler. [`Error::Gpu`](crate::Error::Gpu) if there is none, and always on Windows.
     pub fn find() -> Result<Self> {
         if cfg!(windows) {
-            return Err(failure("is not for Windows"));
+            return Err(failure("is not available on Windows"));
         }
         let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let command = words(&std::env::var(COMPILER_VARIABLE).unwrap_or_default());
@@ -43,14 +43,14 @@ impl Compiler {
         let found = Self { command, options };
         if !found.start().arg("--version").output().is_ok_and(|output| output.status.success()) {
             return Err(failure(format!(
-                "needs a C++ compiler, and {} is none: install g++ or clang, or name one in {COMPILER_VARIABLE}",
+                "needs a C++ compiler, and {} does not run as one: install g++ or clang, or name one in {COMPILER_VARIABLE}",
                 found.command.join(" ")
             )));
         }
         Ok(found)
     }
 
-    /// It, to be told what to do.
+    /// A command that runs the compiler, still without options.
     fn start(&self) -> Command {
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]);
@@ -62,7 +62,7 @@ impl Compiler {
         self.options.iter().any(|option| option.starts_with("-fsanitize"))
     }
 
-    /// The module as a library, compiled now or before, and loaded.
+    /// The module as a loaded library, which is compiled if the cache does not have it.
     pub fn library(&self, module: &Module) -> Result<Shared> {
         let mut source =
             format!("#include \"prelude.cuh\"\n#line 1 \"{}/kernel.cu\"\n{}\n", module.name, module.source);
@@ -102,9 +102,10 @@ impl Compiler {
         let built = work.join("kernel.so");
         let output = self
             .start()
-            // Hidden, or the loader would let libraries share what a template that both have calls static: shared memory.
+            // Hidden visibility: otherwise the loader would share the static variables of templates, which are shared
+            // memory, between libraries.
             .args(["-std=c++17", "-O2", "-g1", "-DEMULATED", "-fPIC", "-shared", "-fno-strict-aliasing"])
-            // A product that is to be rounded is, also where the processor could multiply and add at once.
+            // No contraction: a product is rounded even where the processor has a fused multiply-add.
             .arg("-ffp-contract=off")
             .arg("-fvisibility=hidden")
             .args(["-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-variable"])
@@ -120,7 +121,7 @@ impl Compiler {
             let log = String::from_utf8_lossy(&output.stderr);
             return Err(failure(format!("{} does not compile:\n{log}", module.name)));
         }
-        // What lies behind a library's end, its loader does not read.
+        // The loader ignores bytes beyond a library's end: the cache's checksum.
         let code = std::fs::read(&built).map_err(|error| io(&built, error))?;
         cache::write(library, &code).map_err(|error| io(library, error))?;
         let _ = std::fs::remove_dir_all(&work); // what is left behind does no harm
@@ -128,8 +129,9 @@ impl Compiler {
     }
 }
 
-/// The library in a file of the cache, which `compile` writes where there is none that loads. One that is damaged is not
-/// loaded, which would end the program; nor can be one that a system with other libraries has made.
+/// Loads the library in a file of the cache, which `compile` writes if it is missing or does not load. A damaged one is
+/// not passed to the loader, because that would crash the program; one that was built on a system with other libraries
+/// does not load.
 fn loaded(path: &Path, compile: impl FnOnce() -> Result<()>) -> Result<Library> {
     // SAFETY: the library is our own compilation, whose loading runs no code.
     let load = || unsafe { Library::new(path) };
@@ -149,7 +151,7 @@ mod tests {
         let Ok(compiler) = Compiler::find() else {
             return eprintln!("skipped: there is no C++ compiler");
         };
-        // Not with temporary files, which may lie where nothing can be run.
+        // Not in the folder for temporary files, which may be mounted without permission to execute.
         let folder = std::env::current_exe().unwrap().with_file_name(format!("libraries-{}", std::process::id()));
         let (path, empty) = (folder.join("library.so"), folder.join("empty.cpp"));
         cache::write(&path, b"a library of another system").unwrap();

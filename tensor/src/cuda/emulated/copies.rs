@@ -1,7 +1,7 @@
-//! The emulated device's second stream. A GPU may copy at any time that the order of its streams allows; here it always
-//! is the one that harms whoever forgot to order them or to wait. What is sent arrives as late as possible, and its target
-//! is poison until then; to send where other work may still be is an error, and so is to change what the host cannot
-//! know to have left.
+//! The emulated device's second stream. A GPU may copy at any time that the order of its streams allows; here the time
+//! is always the one that exposes a missing order or wait. A copy arrives as late as possible, and its target is
+//! poisoned until then. It is an error to send to memory that a copy or fill on the other stream may still use, or to
+//! change the source before the host has waited for the copy.
 
 use super::failure;
 use crate::Result;
@@ -12,9 +12,10 @@ use std::hash::{DefaultHasher, Hasher};
 #[derive(Default)]
 pub struct Copies {
     pending: Vec<Sent>,
-    /// Those that are done; but the host has not waited for it.
+    /// Copies that are done, but for which the host has not waited.
     arrived: Vec<Sent>,
-    /// What other work used since copies were last ordered after it: from an address up to another.
+    /// The memory that copies and fills on the other stream have used since sent copies were last ordered after them:
+    /// start and end of each range.
     used: HashMap<u64, u64>,
 }
 
@@ -22,18 +23,18 @@ struct Sent {
     from: u64,
     to: u64,
     bytes: usize,
-    /// Of what lay there when it was sent.
+    /// The hash of the source when it was sent.
     hash: u64,
 }
 
 impl Copies {
-    /// Takes down what work uses.
+    /// Notes memory that work uses.
     pub fn mark_used(&mut self, address: u64, bytes: usize) {
         let end = self.used.entry(address).or_default();
         *end = (*end).max(address + bytes as u64);
     }
 
-    /// Copies come after the work so far.
+    /// Orders later copies after all work so far.
     pub fn follow_work(&mut self) {
         self.used.clear();
     }
@@ -43,7 +44,7 @@ impl Copies {
         let end = to + from.len() as u64;
         if self.used.iter().any(|(&start, &stop)| start < end && to < stop) {
             return Err(failure(
-                "a copy is sent to where work may not be done, as no order says that it comes after it",
+                "a copy is sent to memory that earlier work may still use: no order makes it wait for that work",
             ));
         }
         // SAFETY: the caller's promise.
@@ -52,7 +53,7 @@ impl Copies {
         Ok(())
     }
 
-    /// Work comes after the copies so far.
+    /// Orders later work after all copies so far: they are done now.
     pub fn arrive(&mut self) {
         for sent in self.pending.drain(..) {
             // SAFETY: whoever sent it promised that both places stay until the host has waited.
@@ -61,14 +62,14 @@ impl Copies {
         }
     }
 
-    /// The host has waited for all that arrived.
+    /// The host has waited for the copies that are done: their sources may change from now on.
     pub fn leave(&mut self) -> Result<()> {
         let changed = |sent: Sent| {
             // SAFETY: as above.
             hash(unsafe { std::slice::from_raw_parts(sent.from as *const u8, sent.bytes) }) != sent.hash
         };
         match self.arrived.drain(..).any(changed) {
-            true => Err(failure("what was sent was changed by the host, which had not waited until it left")),
+            true => Err(failure("the host changed memory that was being sent: it had not waited for the copy")),
             false => Ok(()),
         }
     }

@@ -1,11 +1,7 @@
 // CUDA on a CPU, for kernels of this project: what `prelude.cuh` builds on when a kernel is compiled by the system's C++
 // compiler. It is for finding mistakes, not for speed.
 //
-// A block's threads are fibers on one thread of the host. They take turns only where they wait for each other: at a
-// barrier of the block, or at an exchange within a warp. In between each runs undisturbed, so a forgotten barrier would go
-// unnoticed if they always came in the same order; therefore the order is drawn anew from a seed, turn by turn, and
-// asynchronous copies move nothing before they are waited for. Blocks come in random order too. Threads that wait for what
-// cannot come any more are reported, not waited for.
+// A block's threads are fibers on one thread of the host. They switch only where they wait for each other: at a barrier of the block, or at an exchange within a warp. In between each runs without interruption, so a missing barrier would go unnoticed if they always ran in the same order; therefore their order is drawn anew from a seed in every round, and asynchronous copies move nothing before they are waited for. The order of blocks varies, too. A deadlock is reported as an error.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -51,7 +47,7 @@ struct Fiber {
     std::vector<Copy> copies; // begun, and not waited for
 };
 
-// A meeting of a block's threads or a warp's: who has come, and how many meetings there have been.
+// A rendezvous of the threads of a block or a warp: how many there are, how many have arrived, and how many rendezvous have been held.
 struct Meeting {
     unsigned size, arrived, held;
 };
@@ -88,7 +84,7 @@ inline uint64_t draw() { // splitmix64
     return z ^ z >> 31;
 }
 
-// Leaves a fiber and goes on with another. The library's own, as nothing makes it global; by this name on every system.
+// Switches from one fiber to another. Local to the library, because the symbol is not declared global; it has this name on every system.
 extern "C" void emulated_switch(void** from, void* to) __asm__("emulated_switch");
 
 #if defined(__x86_64__) && !defined(_WIN32)
@@ -305,7 +301,7 @@ struct Entry;
 
 template <typename... P>
 struct Entry<void (*)(P...)> {
-    // A letter per parameter, to be held against the arguments of a launch.
+    // A letter per parameter, to be compared with the arguments of a launch.
     static const char* signature() {
         static const char letters[] = {Letter<P>::value..., 0};
         return letters;
@@ -321,7 +317,7 @@ struct Entry<void (*)(P...)> {
         call<kernel>(arguments, std::index_sequence_for<P...>());
     }
 
-    // Runs the grid; null, or what went wrong.
+    // Runs the grid. Returns null, or an error message.
     template <void (*kernel)(P...)>
     static const char* launch(const Launch& launch) {
         gridDim = {launch.grid[0], launch.grid[1], launch.grid[2]};
@@ -346,7 +342,7 @@ struct Entry<void (*)(P...)> {
         block.body = body<kernel>;
         block.arguments = launch.arguments;
         uint64_t blocks = uint64_t(gridDim.x) * gridDim.y * gridDim.z;
-        // Some stride without a common divisor visits every block once.
+        // A stride that is coprime to the number of blocks visits every block once.
         uint64_t stride = blocks > 1 ? draw() % blocks | 1 : 1;
         auto divisor = [](uint64_t a, uint64_t b) {
             while (b) std::swap(a %= b, b);
@@ -366,7 +362,7 @@ struct Entry<void (*)(P...)> {
 
 #include "instructions.h"
 
-// The two functions of a kernel that the library shows.
+// The two functions that the library exports for a kernel.
 #define EMULATED_ENTRY(number, ...)                                                                          \
     extern "C" __attribute__((visibility("default"))) const char* signature_##number() {                     \
         return emulated::Entry<decltype(&__VA_ARGS__)>::signature();                                         \

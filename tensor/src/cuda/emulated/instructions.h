@@ -66,7 +66,7 @@ inline uint32_t transpose(uint32_t matrix) {
 }
 
 inline void store_at_once(void* to, const uint32_t (&words)[4]) {
-    if (reinterpret_cast<uintptr_t>(to) % 16) block.error = "a store of 16 bytes is not aligned to as many";
+    if (reinterpret_cast<uintptr_t>(to) % 16) block.error = "a store of 16 bytes is not aligned to 16 bytes";
     else memcpy(to, words, 16);
 }
 

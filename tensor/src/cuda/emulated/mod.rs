@@ -1,6 +1,6 @@
-//! The CPU in the role of a GPU: kernels are compiled by the system's C++ compiler with `device.h`, which says how it
-//! plays. What it is for: every kernel, and all that the host does around it, runs and is checked on a machine without a
-//! GPU; and whoever learns can step through a kernel with a debugger.
+//! A device that is emulated on the CPU: kernels are compiled by the system's C++ compiler with `device.h`, which
+//! describes the emulation. With it every kernel, and all host code around it, is run and checked on a machine without
+//! a GPU, and a learner can step through a kernel in a debugger.
 
 mod compiler;
 mod copies;
@@ -19,11 +19,11 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The seed of the order in which threads run, where it is to be another.
+/// Overrides the seed from which the order of threads is drawn.
 const SEED_VARIABLE: &str = "BIFORMER_EMULATED_SEED";
-/// The device's memory in bytes, where there is to be so much only.
+/// Limits the device's memory, in bytes.
 const MEMORY_VARIABLE: &str = "BIFORMER_EMULATED_MEMORY";
-/// How many multiprocessors it says it has, by which kernels choose their forms: one, unless there are to be more.
+/// The number of multiprocessors that it reports, by which kernels choose their variants; one by default.
 const MULTIPROCESSORS_VARIABLE: &str = "BIFORMER_EMULATED_MULTIPROCESSORS";
 
 /// The emulated device.
@@ -68,7 +68,7 @@ fn failure(message: impl Into<String>) -> Error {
     Error::Gpu { device: "the emulated device".into(), message: message.into() }
 }
 
-/// The number that an environment's variable holds, or the usual one where it is not set.
+/// The number in an environment variable, or the default if it is not set.
 fn variable<N: FromStr>(name: &str, usual: N) -> Result<N> {
     let Some(text) = std::env::var_os(name).filter(|text| !text.is_empty()) else { return Ok(usual) };
     let number = text.to_str().and_then(|text| text.parse().ok());
@@ -76,7 +76,8 @@ fn variable<N: FromStr>(name: &str, usual: N) -> Result<N> {
 }
 
 impl Emulated {
-    /// Opens the device. [`Error::Gpu`] where there is no C++ compiler, [`Error::Argument`] for a variable that is no number.
+    /// Opens the device. [`Error::Gpu`] where there is no C++ compiler, [`Error::Argument`] if a variable is not a
+    /// number.
     pub fn open(seed: u64) -> Result<Self> {
         let compiler = Compiler::find()?;
         let seed = variable(SEED_VARIABLE, seed)?;
@@ -100,7 +101,7 @@ impl Emulated {
         })
     }
 
-    /// Takes a request into what is being recorded, if anything is.
+    /// Adds a request to the recording in progress. Returns whether there is one.
     fn records(&self, request: impl FnOnce() -> Request) -> bool {
         lock(&self.recording).as_mut().map(|recorded| recorded.push(request())).is_some()
     }
@@ -251,7 +252,7 @@ impl Driver for Emulated {
     }
 
     fn can_end(&self, product: &Product) -> bool {
-        // As cuBLASLt.
+        // The restrictions that cuBLASLt has: no epilogue in f64, and only one at a time.
         product.output != DType::F64 && (product.row == 0 || product.sums == 0)
     }
 

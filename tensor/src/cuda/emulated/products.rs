@@ -1,4 +1,4 @@
-//! Matrix products of the emulated device: in the precision of the sums, rounded once where they are written.
+//! Matrix products of the emulated device: accumulated in the type of sums, and rounded once, when they are written.
 
 use super::failure;
 use crate::cpu::gemm::{Mat, gemm};
@@ -20,7 +20,9 @@ pub unsafe fn multiply(product: &Product) -> Result<()> {
             (DType::F64, DType::F64) => multiply_as::<f64, f64, f64>(product),
             (DType::Bf16, DType::F32) => multiply_as::<bf16, f32, f32>(product),
             (DType::Bf16, DType::Bf16) => multiply_as::<bf16, f32, bf16>(product),
-            (inputs, output) => return Err(failure(format!("no products of {inputs} matrices in {output}"))),
+            (inputs, output) => {
+                return Err(failure(format!("cannot multiply {inputs} matrices to an {output} result")));
+            }
         }
     }
     Ok(())

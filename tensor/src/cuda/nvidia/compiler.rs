@@ -23,7 +23,8 @@ pub struct Compiled {
 enum Target {
     /// The machine code of a generation that it knows, 90 for 9.0.
     Machine(u32),
-    /// PTX for the newest that it knows below the GPU's: the driver, which knows the GPU, makes machine code of it.
+    /// PTX for the newest generation that it knows that is older than the GPU: the driver, which knows the GPU,
+    /// compiles it to machine code.
     Ptx(u32),
 }
 
@@ -50,12 +51,14 @@ impl Target {
         let known: Vec<u32> = known.into_iter().filter_map(|number| number.try_into().ok()).collect();
         Self::choose(capability, &known).ok_or_else(|| {
             let (major, minor) = capability;
-            failure(format!("NVRTC does not compile for GPUs of compute capability {major}.{minor}: update it"))
+            failure(format!(
+                "NVRTC no longer compiles for GPUs of compute capability {major}.{minor}: install an older one"
+            ))
         })
     }
 
     fn options(self) -> Vec<String> {
-        // No fast mathematics: what is to be fast and less exact says so where it is used.
+        // No fast-math options: kernels call fast approximations explicitly.
         let mut options = vec!["--std=c++17".into()];
         match self {
             // Registers and spills, for the log. Where there is no machine code, NVRTC 13.0 crashes when asked for them.
@@ -67,7 +70,7 @@ impl Target {
         options
     }
 
-    /// What was compiled. PTX ends with a zero, by which the driver knows its end.
+    /// The compiled code. PTX is zero-terminated, as the driver requires.
     ///
     /// # Safety
     /// The program is one of NVRTC's that was compiled with these options.
@@ -91,7 +94,8 @@ impl Target {
     }
 }
 
-/// Compiles a module for GPUs of a compute capability; no GPU is needed. [`Error::Gpu`](crate::Error::Gpu) with the compiler's words.
+/// Compiles a module for GPUs of a compute capability; no GPU is needed. [`Error::Gpu`](crate::Error::Gpu) with the
+/// compiler's messages.
 pub fn compile(module: &Module, capability: (u32, u32)) -> Result<Compiled> {
     libraries::compiler()?;
     let target = Target::of(capability)?;
@@ -177,7 +181,7 @@ fn key(module: &Module, capability: (u32, u32)) -> Result<u64> {
     Ok(hasher.finish())
 }
 
-/// A line of names, each behind a blank; and the code.
+/// A line of names, separated by blanks, followed by the code.
 fn encode(compiled: &Compiled) -> Vec<u8> {
     let mut bytes = format!("{}\n", compiled.symbols.join(" ")).into_bytes();
     bytes.extend(&compiled.image);

@@ -1,7 +1,7 @@
-//! Where CUDA's libraries are. cudarc looks for them by name where the system's loader does, and panics when they are
-//! nowhere; so they are looked for here first, also where toolkits and PyPI's wheels put them. What is loaded then is found by
-//! its versioned name; but cudarc asks for the one without a version first, as toolkits have it, and where the loader finds
-//! that, a folder that the user names would count for nothing: so it is an error.
+//! Finds CUDA's libraries. cudarc loads them by name through the system's loader, and panics if they are not found; so
+//! they are located and loaded here first, also from where toolkits and PyPI's wheels install them. cudarc then finds a
+//! loaded library by its versioned name. But it tries the unversioned name first, which toolkits install: if the loader
+//! finds a library by that name, the folder that the user has chosen would be ignored, which is reported as an error.
 
 use super::failure;
 use crate::{Result, lock};
@@ -17,12 +17,12 @@ const VARIABLE: &str = "BIFORMER_CUDA";
 /// How the files of the libraries that are looked for begin.
 const LIBRARIES: [&str; 2] = ["libnvrtc.so.", "libcublasLt.so."];
 
-/// What was loaded from a folder: it stays loaded, so that its name finds it again.
+/// Libraries that were loaded from a folder: they stay loaded, so that the loader finds them by name.
 static KEPT: Mutex<Vec<Library>> = Mutex::new(vec![]);
 
 /// The driver. Its library comes with the driver itself and is always where the system looks.
 pub fn driver() -> Result<()> {
-    // SAFETY: loading the driver's library runs its own initialisation alone.
+    // SAFETY: loading the driver's library runs nothing but its own initialisation.
     if unsafe { cudarc::driver::sys::is_culib_present() } {
         return Ok(());
     }
@@ -33,7 +33,7 @@ pub fn driver() -> Result<()> {
 /// NVRTC, which compiles kernels.
 pub fn compiler() -> Result<()> {
     static FOUND: OnceLock<Result<()>> = OnceLock::new();
-    // It opens its builtins by their bare name, so they are loaded beforehand.
+    // NVRTC opens its builtins library by its bare name, so that one is loaded first.
     let files = ["libnvrtc.so.", "libnvrtc-builtins.so."];
     let find = || {
         find("NVRTC", "nvidia-cuda-nvrtc", &files, c"nvrtcVersion", || {
@@ -58,8 +58,9 @@ pub fn blas() -> Result<()> {
     FOUND.get_or_init(find).clone()
 }
 
-/// Finds a library: the first of these files, which come together. `open` is what cudarc will use, if it finds one. The
-/// folder that the user names comes first, if it has the library, then what the system's loader finds, then other folders.
+/// Finds and loads a library: the first of these files; the others are those that it needs. `open` returns the library
+/// that cudarc will use, if it finds one. The folder that the user names comes first, if it has the library, then what
+/// the system's loader finds, then other folders.
 fn find(
     name: &str,
     wheel: &str,
@@ -75,7 +76,7 @@ fn find(
                 let part = newest(folder, part).ok_or_else(|| wrong(&format!("lacks {part}*")))?;
                 load(&part).map_err(|error| wrong(&format!("does not load: {error}")))?;
             }
-            let library = open().ok_or_else(|| wrong("is of a CUDA that is too old, or too new"))?;
+            let library = open().ok_or_else(|| wrong("belongs to a CUDA version that is too old or too new"))?;
             return ensure_origin(library, function, &file, &named);
         }
         if !folders.iter().any(|folder| LIBRARIES.iter().any(|library| newest(folder, library).is_some())) {
@@ -88,26 +89,26 @@ fn find(
     }
     for folder in folders() {
         let found: Vec<PathBuf> = files.iter().filter_map(|file| newest(&folder, file)).collect();
-        // The last first: it is the one that the others need.
+        // In reverse order: the last one is needed by the others.
         if found.len() == files.len() && found.iter().rev().all(|file| load(file).is_ok()) && open().is_some() {
             return Ok(());
         }
     }
     Err(failure(format!(
-        "{name} is missing: install the CUDA toolkit, or `pip install {wheel}`, or let {VARIABLE} name the folder with its \
+        "{name} is missing: install the CUDA toolkit, or `pip install {wheel}`, or set {VARIABLE} to the folder with its \
          library"
     )))
 }
 
-/// That a library is the one of this file, which the user wants.
+/// Checks that a library was loaded from this file, which the user has chosen.
 fn ensure_origin(library: &Library, function: &CStr, file: &Path, named: &Path) -> Result<()> {
     // SAFETY: nothing is called; only the address counts.
     let address = unsafe { library.get::<unsafe extern "C" fn()>(function.to_bytes_with_nul()) };
     let origin = address.ok().and_then(|function| file_at(*function as usize));
     match origin {
         Some(origin) if identity(&origin) != identity(file) => Err(failure(format!(
-            "{VARIABLE} names {}, but the system's loader finds {} before: take its folder out of LD_LIBRARY_PATH or \
-             /etc/ld.so.conf.d, or do without {VARIABLE}",
+            "{VARIABLE} names {}, but the system's loader finds {} first: take its folder out of LD_LIBRARY_PATH or \
+             /etc/ld.so.conf.d, or unset {VARIABLE}",
             named.display(),
             origin.display()
         ))),
@@ -115,7 +116,7 @@ fn ensure_origin(library: &Library, function: &CStr, file: &Path, named: &Path) 
     }
 }
 
-/// What two names of a file have in common.
+/// The identity of a file, which is the same for all its names.
 fn identity(file: &Path) -> Option<(u64, u64)> {
     #[cfg(unix)]
     {
@@ -126,7 +127,7 @@ fn identity(file: &Path) -> Option<(u64, u64)> {
     file.metadata().ok().map(|_| (0, 0))
 }
 
-/// The file from which this process has what lies at an address. None where the system does not say.
+/// The file that this process has mapped at an address. `None` if the system does not tell.
 fn file_at(address: usize) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     // Addresses, permissions, offset, device, inode, path.
@@ -186,7 +187,7 @@ fn newest(folder: &Path, start: &str) -> Option<PathBuf> {
     entries(folder).into_iter().filter(|path| version(path).is_some()).max_by_key(|path| version(path))
 }
 
-/// Loads a library for all to see; or why it cannot be, in the loader's words.
+/// Loads a library with global symbol visibility. Errors: the loader's message.
 fn load(path: &PathBuf) -> std::result::Result<(), String> {
     #[cfg(unix)]
     // SAFETY: as above.

@@ -44,8 +44,8 @@ fn ensure_new_enough(what: &str, (major, minor): (i32, i32)) -> Result<()> {
     Err(failure(format!("{what} is of CUDA {major}.{minor}, and {oldest}.{oldest_minor} is the oldest that will do")))
 }
 
-/// A driver runs what a CUDA of its own major version made, or of an earlier one; for a later one it has no clearer words
-/// than that something is invalid or not initialised.
+/// A driver runs code from a CUDA of its own major version or an earlier one; for a later one it only reports that
+/// something is invalid or not initialised.
 pub(super) fn ensure_libraries_for_driver() -> Result<()> {
     let (driver, driver_minor) = driver_version()?;
     let compiler = compiler::version()?;

@@ -26,7 +26,7 @@ use uploads::Uploads;
 const OLDEST: (u32, u32) = (8, 0);
 
 const CAPTURES_NOTHING: CUstreamCaptureStatus = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-/// What is said to have failed where a stream has met a fault.
+/// What is reported to have failed if a stream has run into a fault.
 const WAITING: &str = "waiting for the GPU";
 
 /// A GPU of NVIDIA's that is open for work.
@@ -56,7 +56,7 @@ pub(super) fn failure(message: impl Into<String>) -> Error {
     Error::Gpu { device: "cuda".into(), message: message.into() }
 }
 
-/// A GPU without room. Whoever knows how much of it tensors take adds that.
+/// An out-of-memory error. A caller that knows how much memory tensors take adds that.
 pub(super) fn no_room(what: &str, bytes: Option<usize>) -> Error {
     let (free, total) = result::mem_get_info().unwrap_or_default();
     Error::OutOfMemory { what: what.into(), bytes, in_use: None, total, free }
@@ -71,7 +71,7 @@ fn driver_failure(what: &str, error: DriverError) -> Error {
     failure(format!("{what}: {}", words.unwrap_or_else(|_| format!("{:?}", error.0))))
 }
 
-/// The fault of what a stream was asked for, if it has met one by now. While it is recorded, that cannot be asked.
+/// The fault that a stream has run into so far, if any. A stream that is being recorded cannot be queried.
 fn ensure_no_fault(stream: CUstream) -> Result<()> {
     // SAFETY: the stream is the caller's.
     unsafe {
@@ -117,7 +117,7 @@ impl Nvidia {
         let device = result::device::get(ordinal as i32).doing("asking for a GPU")?;
         // SAFETY: the device is one that the driver gave.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(|error| match error.0 {
-            // Of what is free, nothing can be said without a context.
+            // Without a context the free memory cannot be queried.
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 Error::OutOfMemory { what: "opening it".into(), bytes: None, in_use: None, total: 0, free: 0 }
             }
@@ -142,7 +142,7 @@ impl Nvidia {
         Ok(gpu)
     }
 
-    /// Makes the GPU's context the one of this thread.
+    /// Makes the GPU's context current on this thread.
     fn enter(&self) -> Result<()> {
         // SAFETY: the context lives as long as `self`.
         unsafe { result::ctx::set_current(self.context) }.doing("entering a GPU's context")
@@ -155,7 +155,7 @@ impl Nvidia {
         }
     }
 
-    /// Waits for the work, after which nothing that was uploaded has to be kept.
+    /// Waits for the work stream; the kept bytes of uploads are not needed any more then.
     fn finish_work(&self, uploads: &mut Uploads) -> Result<()> {
         // SAFETY: the stream is this value's.
         unsafe { result::stream::synchronize(self.stream) }.doing(WAITING)?;
@@ -228,7 +228,7 @@ impl Driver for Nvidia {
 
     unsafe fn free(&self, address: u64) {
         if self.enter().is_ok() {
-            // SAFETY: the caller's promise. Whoever frees has waited for the GPU: the driver need not.
+            // SAFETY: the caller's promise. Callers wait for the GPU before they free memory: the driver need not.
             let _ = unsafe { result::free_sync(address) };
         }
     }
@@ -248,7 +248,7 @@ impl Driver for Nvidia {
             return copy(own);
         }
         copy(from)?;
-        // Where a GPU can read pageable memory itself, the driver need not have taken the bytes by now.
+        // If a GPU can read pageable memory directly, the driver may not have copied the bytes yet.
         self.finish_work(&mut uploads)
     }
 
@@ -263,7 +263,7 @@ impl Driver for Nvidia {
         self.enter()?;
         // SAFETY: the memory is used as bytes, this many.
         let start = unsafe { result::malloc_host(bytes.max(1), 0) };
-        // Whatever the reason is, there is a way without.
+        // Whatever the error is, callers can do without page-locked memory.
         Ok(start.ok().and_then(|start| NonNull::new(start.cast())))
     }
 
@@ -358,7 +358,7 @@ impl Driver for Nvidia {
 
     fn begin_recording(&self) -> Result<()> {
         self.enter()?;
-        // Memory may be asked for meanwhile, which is no part of the recording: hence relaxed.
+        // Relaxed, because memory may be allocated during the capture, which is not part of the recording.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is this value's.
         unsafe { result::stream::begin_capture(self.stream, mode) }.doing("beginning to record")
@@ -381,7 +381,7 @@ impl Driver for Nvidia {
     unsafe fn replay(&self, recording: RecordingId) -> Result<()> {
         self.enter()?;
         let executable = lock(&self.recordings)[recording.0];
-        let executable = executable.ok_or_else(|| failure("a recording that was forgotten"))?;
+        let executable = executable.ok_or_else(|| failure("the recording has been released already"))?;
         // SAFETY: the caller's promise.
         unsafe { result::graph::launch(executable, self.stream) }.doing("replaying a recording")
     }

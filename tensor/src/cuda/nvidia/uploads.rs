@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 /// Bytes of page-locked memory.
 pub const ROOM: usize = 1 << 16;
-/// What is longer waits: it would soon fill the memory.
+/// For a longer upload the host waits: it would soon fill the memory.
 const LONGEST: usize = ROOM / 4;
 
 /// Page-locked memory, and how much of it the GPU may still have to read.
@@ -24,7 +24,7 @@ impl Uploads {
         Self { start, used: 0 }
     }
 
-    /// These bytes where they stay until [`Uploads::all_read`]; none where there is no room for them.
+    /// Copies these bytes to where they stay until [`Uploads::all_read`]; `None` if there is no room for them.
     pub fn keep(&mut self, bytes: &[u8]) -> Option<&[u8]> {
         let start = self.start.filter(|_| bytes.len() <= LONGEST.min(ROOM - self.used))?;
         // SAFETY: so many bytes of the memory are free, and nobody else's.
@@ -33,7 +33,7 @@ impl Uploads {
             place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
             std::slice::from_raw_parts(place, bytes.len())
         };
-        // The next begin where a GPU likes to read.
+        // The next bytes start at a multiple of 64, which a GPU reads efficiently.
         self.used = (self.used + bytes.len()).next_multiple_of(64);
         Some(kept)
     }

@@ -11,16 +11,16 @@ use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use cudarc::driver::{self, sys::CUresult};
 use std::collections::HashMap;
 
-/// Scratch memory for products that are cut along the inner axis: as much as NVIDIA recommends for Hopper.
+/// The workspace for products that are split along the inner axis (split-K): as much as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// Where an algorithm keeps a smaller part of the GPU busy than this, a product's inner axis is cut, if its pieces are then no
-/// shorter than this.
+/// If an algorithm occupies no more than this fraction of the GPU, a product's inner axis is split (split-K), as long
+/// as its pieces are no shorter than `SHORTEST`.
 const IDLE: f32 = 0.5;
 const SHORTEST: usize = 1024;
 
-/// Where this variable is `rows`, `sums` or `all`, these are left to kernels of our own, and where it is `pieces` or `all`, no
-/// inner axis is cut: to find out which of them is wrong, or slow.
+/// If this variable is `rows`, `sums` or `all`, cuBLASLt is not asked for these epilogues, and kernels of our own
+/// compute them; if it is `pieces` or `all`, no inner axis is split. For finding out which of them is wrong or slow.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
 
 /// cuBLASLt's version, of which the major number is that of its CUDA: (13, 4) for 13.4.
@@ -35,9 +35,9 @@ pub struct Blas {
     handle: sys::cublasLtHandle_t,
     stream: driver::sys::CUstream,
     workspace: u64,
-    /// Or why there is none.
+    /// The plan for each key, or why there is none.
     plans: HashMap<PlanKey, std::result::Result<Plan, Error>>,
-    /// Whether it may be asked to add a row, and whether for sums.
+    /// Whether epilogues may be requested: to add a row, and to form sums.
     may_end: [bool; 2],
     may_cut: bool,
 }
@@ -66,12 +66,13 @@ impl Blas {
         Ok(Self { handle, stream, workspace, plans: HashMap::new(), may_end: [rows, sums], may_cut })
     }
 
-    /// Whether cuBLASLt computes such a product well with what it is to do besides, of which it does one thing. The
-    /// algorithms with an epilogue are fewer. Where none of them keeps 70 % as much of the GPU busy as the product alone would
-    /// (one of few rows and columns and a long inner axis has to be cut along that), a kernel of its own costs less.
+    /// Whether cuBLASLt computes such a product efficiently with its epilogue, of which it can do only one. Fewer
+    /// algorithms support epilogues. If the best of them does not occupy at least 70 % as much of the GPU as the bare
+    /// product (a product of few rows and columns and a long inner axis needs split-K), a separate kernel costs less.
     pub fn can_end(&mut self, product: &Product) -> bool {
-        // That of CUDA 11.6 is reported to write where it must not when it sums beside a product in f32 of one column (issue
-        // 1392 of NVIDIA's apex). So it is asked for sums only where many ask for them: with bf16, in full packs.
+        // cuBLASLt of CUDA 11.6 is reported to write out of bounds when it forms sums in the epilogue of an f32 product
+        // of one column (issue 1392 of NVIDIA's apex). So sums are requested only in the widely used case: bf16, with
+        // extents in full packs.
         let [m, n, _] = product.extents;
         let usual = product.inputs == DType::Bf16 && [m, n].iter().all(|&extent| extent >= 16 && extent % 8 == 0);
         let [rows, sums] = self.may_end;
@@ -81,14 +82,14 @@ impl Blas {
         let key = PlanKey::of(product);
         let mut busy = |key| self.planned(&key).map(|plan| plan.waves().min(1.0));
         let (Ok(with), Ok(without)) = (busy(key), busy(key.bare())) else { return false };
-        // An algorithm may read a row 16 bytes at a time.
+        // An algorithm may access the row 16 bytes at a time.
         let lies_well = key.alignment[4] >= 4;
         lies_well && (product.row == 0 || product.sums == 0) && with >= 0.7 * without
     }
 
-    /// Into how many pieces to cut a product's inner axis: a power of two. cuBLASLt may cut it, too, and then finds by itself
-    /// that the GPU is busy; but nothing says that it will, and a weight's gradient of few rows and columns, over all pixels of
-    /// a batch, would leave most of the GPU idle.
+    /// Into how many pieces to split a product's inner axis: a power of two. cuBLASLt may choose split-K by itself, and
+    /// then reports a busy GPU; but nothing guarantees that, and a weight gradient of few rows and columns, over all
+    /// pixels of a batch, would leave most of the GPU idle.
     pub fn pieces(&mut self, product: &Product) -> usize {
         let k = product.extents[2];
         if k < 2 * SHORTEST || !self.may_cut {
@@ -106,7 +107,8 @@ impl Blas {
     fn planned(&mut self, key: &PlanKey) -> Result<&Plan> {
         if !self.plans.contains_key(key) {
             match Plan::new(key, self.handle, self.workspace) {
-                // An epilogue that is refused is not asked for again; a product is, for there is nothing to do instead.
+                // A refused epilogue is remembered and not requested again; a bare product is, because there is no
+                // alternative to it.
                 Err(error) if key.epilogue == Epilogue::None || matches!(error, Error::OutOfMemory { .. }) => {
                     return Err(error);
                 }
@@ -137,8 +139,8 @@ impl Blas {
             let Err(error) = (unsafe { plan.multiply(product, handle, workspace, stream) }) else { return Ok(()) };
             let what = format!("a product of {m}x{k} and {k}x{n}");
             if ![Status::CUBLAS_STATUS_INVALID_VALUE, Status::CUBLAS_STATUS_NOT_SUPPORTED].contains(&error.0) {
-                // Perhaps an earlier kernel went wrong, and cuBLASLt is the first to hear of it; or there was no room for its
-                // kernels, for which it has no word of its own.
+                // Perhaps an earlier kernel failed, and cuBLASLt is the first to notice; or there was no memory for
+                // cuBLASLt's own kernels, for which it has no distinct error.
                 ensure_no_fault(stream)?;
                 let free = driver::result::mem_get_info().map_or(usize::MAX, |(free, _)| free);
                 if free < WORKSPACE {
@@ -147,7 +149,8 @@ impl Blas {
             }
             let outcome = doing(&what, Err(error));
             let Err(refused @ Error::Gpu { .. }) = &outcome else { return outcome };
-            // An algorithm that it recommended and cannot do is not asked for again: the next one is, or no epilogue.
+            // An algorithm that cuBLASLt recommended but then refuses is not tried again: the next one is used, or no
+            // epilogue.
             match self.plans.get_mut(&key) {
                 Some(Ok(plan)) if plan.algorithms.len() > 1 => _ = plan.algorithms.remove(0),
                 Some(plan) if key.epilogue != Epilogue::None => {

@@ -1,4 +1,4 @@
-//! What cuBLASLt is asked for, and by which algorithms.
+//! How a product is described to cuBLASLt, and the algorithms that it recommends.
 
 use super::{WORKSPACE, doing, failure};
 use crate::cuda::Product;
@@ -8,18 +8,18 @@ use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use cudarc::driver;
 use std::ffi::c_void;
 
-/// How many algorithms are asked for: when a product comes, cuBLASLt may refuse the one that it holds for the best.
+/// How many algorithms are requested: at run time cuBLASLt may refuse the one that it has recommended first.
 const CHOICES: usize = 8;
 
-/// The longest block of an inner axis that its kernels take at once. Those that cut this axis into parts are reported to
-/// leave out what fills no block, for some numbers of parts (of 12.8 and 13.1, on H100 and later: pull request 2767 of
-/// facebookexperimental/triton). So they are asked for only where all blocks are full.
+/// The largest block of the inner axis that its kernels process at once. Its split-K kernels are reported to leave out
+/// an incomplete last block for some numbers of parts (CUDA 12.8 and 13.1, on H100 and later: pull request 2767 of
+/// facebookexperimental/triton). So split-K is allowed only if all blocks are full.
 const BLOCK: usize = 128;
 
-/// The zeros at the end of an address from which on more of them change nothing.
+/// The number of trailing zero bits of an address above which better alignment makes no difference.
 const MOST_ALIGNED: u32 = 8;
 
-/// What a plan depends on: everything but the addresses, and how they are aligned.
+/// What a plan depends on: everything about a product except its addresses, of which only the alignment counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PlanKey {
     extents: [usize; 3],
@@ -29,11 +29,11 @@ pub struct PlanKey {
     types: [DType; 2],
     tf32: bool,
     pub epilogue: Epilogue,
-    /// Of A, B, C, what is added to it, and a row or sums.
+    /// The trailing zero bits of the addresses of A, B, C, what is added to C, and the row or the sums.
     pub alignment: [u32; 5],
 }
 
-/// What a product does besides.
+/// What a product computes in addition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     None,
@@ -47,7 +47,7 @@ impl PlanKey {
     pub fn of(product: &Product) -> Self {
         let Product { extents, batch, a, b, c, inputs, output, tf32, plus, row, sums } = *product;
         let plus = if plus == 0 { c.address } else { plus };
-        // What is true of the zeros at the end of this is true of each matrix's address.
+        // The address of every matrix of the batch has at least as many trailing zero bits as this value.
         let of_all = |address: u64, stride: usize, dtype: DType| match batch {
             1 => address,
             _ => address | (stride * dtype.size()) as u64,
@@ -74,7 +74,7 @@ impl PlanKey {
             .map(|address| address.trailing_zeros().min(MOST_ALIGNED)),
         }
     }
-    /// That of the product alone.
+    /// The key of the product without its epilogue.
     pub fn bare(self) -> Self {
         let [a, b, c, plus, _] = self.alignment;
         Self { epilogue: Epilogue::None, alignment: [a, b, c, plus, MOST_ALIGNED], ..self }
@@ -84,13 +84,13 @@ impl PlanKey {
 /// A product as cuBLASLt wants it described.
 struct Described {
     product: sys::cublasLtMatmulDesc_t,
-    /// Of its operands, of which the first is our B, and of the result.
+    /// The layouts of its operands, the first of which is our B, and of the result.
     layouts: [Layout; 3],
 }
 
 impl Described {
-    /// cuBLASLt reads matrices by columns. A row-major matrix is the transpose of the column-major one in the same
-    /// memory, so it is asked for Cᵀ = Bᵀ·Aᵀ, whose operands are B and A as they lie.
+    /// cuBLASLt's matrices are column-major. A row-major matrix is the transpose of the column-major one in the same
+    /// memory, so cuBLASLt is asked for Cᵀ = Bᵀ·Aᵀ, whose operands are B and A as stored.
     fn new(key: &PlanKey) -> Result<Self> {
         use sys::cublasComputeType_t as Compute;
         use sys::cublasLtEpilogue_t as Asked;
@@ -112,9 +112,9 @@ impl Described {
         let described = Self { product, layouts };
         let epilogue = match key.epilogue {
             Epilogue::None => Asked::CUBLASLT_EPILOGUE_DEFAULT,
-            // Along what cuBLASLt, which reads by columns, calls the rows of D: our columns.
+            // One element for each row of cuBLASLt's column-major D: each of our columns.
             Epilogue::Row => Asked::CUBLASLT_EPILOGUE_BIAS,
-            // Of its B, which is our A.
+            // The sums of its B, which is our A.
             Epilogue::Sums => Asked::CUBLASLT_EPILOGUE_BGRADB,
         };
         for (attribute, value) in [
@@ -136,7 +136,7 @@ impl Described {
         Ok(described)
     }
 
-    /// What cuBLASLt holds for the fastest algorithms, the best first.
+    /// The algorithms that cuBLASLt expects to be the fastest, the best first.
     ///
     /// # Safety
     /// Handle and preference are alive.
@@ -160,7 +160,7 @@ impl Described {
         prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (&raw const a_bytes).cast(), 4)?;
         prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (&raw const plus_bytes).cast(), 4)?;
         prefer(Prefer::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (&raw const c_bytes).cast(), 4)?;
-        // Of the ways to add up parts, the one that has an order, or none: equal bits each time.
+        // Of the reduction schemes for split-K only the one with a fixed order, or none: the same bits at every run.
         let choose = |scheme: sys::cublasLtReductionScheme_t| {
             let mask = scheme as u32;
             prefer(Prefer::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const mask).cast(), 4)?;
@@ -189,7 +189,7 @@ impl Described {
         }
     }
 
-    /// Names the row that is added, or that sums go to.
+    /// Sets the address of the row that is added, or of the sums.
     fn end_with(&self, address: u64) -> std::result::Result<(), CublasError> {
         let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
         let value: *const c_void = (&raw const address).cast();
@@ -211,7 +211,7 @@ struct Layout(sys::cublasLtMatrixLayout_t);
 impl Layout {
     fn new(dtype: DType, (rows, cols): (usize, usize), batch: usize, stride: usize) -> Result<Self> {
         use sys::cublasLtMatrixLayoutAttribute_t as Of;
-        // By columns: the rows of a column-major matrix are the columns of ours.
+        // Column-major: the rows of cuBLASLt's matrix are the columns of ours.
         let layout = result::create_matrix_layout(data_type(dtype)?, cols as u64, rows as u64, cols as i64);
         let layout = Self(doing("a layout", layout)?);
         if batch == 1 {
@@ -247,7 +247,8 @@ impl Plan {
     pub fn new(key: &PlanKey, handle: sys::cublasLtHandle_t, workspace: u64) -> Result<Self> {
         let described = Described::new(key)?;
         if key.epilogue != Epilogue::None {
-            // cuBLASLt chooses by how this address is aligned: as the one that comes, and no better.
+            // cuBLASLt's choice depends on the alignment of this address: a placeholder that is aligned like the real
+            // one.
             doing("a row", described.end_with(workspace + ((1 << key.alignment[4]) & 255)))?;
         }
         let preference = doing("preferences", result::create_matmul_pref())?;
@@ -260,7 +261,7 @@ impl Plan {
         Ok(Self { described, algorithms })
     }
 
-    /// How often the blocks of the algorithm that is taken fill the GPU.
+    /// How many times the blocks of the chosen algorithm fill the GPU (waves).
     pub fn waves(&self) -> f32 {
         self.algorithms[0].wavesCount
     }
@@ -286,7 +287,7 @@ impl Plan {
             _ => ((&raw const one).cast(), (&raw const beta).cast()),
         };
         let [first, second, result] = self.described.layouts.each_ref().map(|layout| layout.0);
-        // What is times zero is not read, but has to be named.
+        // With a beta of zero it is not read, but an address is required.
         let plus = if plus == 0 { c.address } else { plus };
         let at = |address: u64| address as *mut c_void;
         // SAFETY: the caller's promise; scalars are read before this returns.
@@ -318,6 +319,6 @@ fn data_type(dtype: DType) -> Result<sys::cudaDataType> {
         DType::F32 => Ok(sys::cudaDataType::CUDA_R_32F),
         DType::F64 => Ok(sys::cudaDataType::CUDA_R_64F),
         DType::Bf16 => Ok(sys::cudaDataType::CUDA_R_16BF),
-        DType::Index => Err(failure("multiplies floating-point matrices")),
+        DType::Index => Err(failure("only floating-point matrices can be multiplied")),
     }
 }
