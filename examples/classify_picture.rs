@@ -1,4 +1,4 @@
-//! A trained model in a program of one's own: what is in a picture?
+//! Using a trained model in your own program: what is in a picture?
 //!
 //! `cargo run --release` leaves a trained model in `runs/nano`; then
 //! `cargo run --release --example classify_picture -- runs/nano docs/images/horse.png`.
@@ -26,7 +26,7 @@ pub fn main() -> Result<()> {
 /// The classes that a model knows, with the probability of each, the likeliest first.
 pub fn classify(weights: &Path, picture: &Path) -> Result<Vec<(String, f32)>> {
     let Stored::Described(described) = Stored::read(weights)? else {
-        bail!("{}: a state_dict alone, which names no classes", weights.display());
+        bail!("{}: only a state_dict, without class names; give a run folder or an export", weights.display());
     };
     let trained = described.into_model()?;
 

@@ -1,8 +1,8 @@
 //! A new operation outside the library, and the proof that its gradient is right.
 //!
-//! Softplus, y = ln(1 + eˣ), is a smooth step from 0 to x. Its slope is the logistic function, so the backward
-//! rule is dx = dy/(1 + e⁻ˣ). An operation needs four things: the definition in plain loops, the fast forward
-//! pass, the backward rule, and inputs to check it on. The check is the library's own.
+//! Softplus, y = ln(1 + eˣ), is a smooth version of max(0, x). Its slope is the logistic function, so the backward rule
+//! is dx = dy/(1 + e⁻ˣ). An operation needs four things: the definition in plain loops, the fast forward pass, the
+//! backward rule, and inputs to check it on. The check is the library's own.
 //!
 //! `cargo run --release --example new_operation`
 
@@ -40,7 +40,7 @@ impl Rule for Softplus {
     rule_fields!("softplus", x); // its name, and the tensors it keeps
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        // The slot is the memory of dx, and knows whether a gradient lies there already that must be added to.
+        // The slot is the memory for dx, and knows whether it already holds a gradient that this one must be added to.
         let mut slot = grads.open(0)?;
         match_float!(dy.dtype(), "softplus", T => {
             let (dy, x) = (dy.as_slice::<T>("softplus")?, self.x.as_slice::<T>("softplus")?);

@@ -1,6 +1,6 @@
-//! A head of one's own on a BiFormer: trained alone first, on a trunk that stays as it is, and then with the trunk.
+//! A custom head on a BiFormer: first trained alone, on a frozen trunk, and then together with the trunk.
 //!
-//! In earnest the trunk would begin with weights: `model.load(&TensorFile::read(path)?, "weights")`.
+//! In practice the trunk would start from pretrained weights: `model.load(&TensorFile::read(path)?, "weights")`.
 //!
 //! `cargo run --release --example own_head`
 
@@ -24,7 +24,7 @@ struct Head {
 pub fn main() -> Result<()> {
     let fields = ["features=pooled", "depth=1,1,1", "embed_dim=24,48,96"];
     let config = preset("nano")?.config().with_overrides(fields)?;
-    // The head's parameters lie behind the trunk's: one tape, one optimiser and one file have both.
+    // The head's parameters are stored after the trunk's: one tape, one optimiser and one file cover both.
     let (mut model, head) = BiFormer::with(&config, SEED, DType::F32, |builder| Head {
         norm: LayerNorm::new(builder, "own.norm", 96),
         layers: [Linear::new(builder, "own.0", 96, 64, true), Linear::new(builder, "own.1", 64, 10, true)],
@@ -38,7 +38,8 @@ pub fn main() -> Result<()> {
     let mut means = vec![];
     for (name, frozen, lr) in [("the head", &["downsample_layers", "stages", "norm"][..], 1e-2), ("all", &[], 3e-3)] {
         model.freeze(frozen)?;
-        // Made anew: freezing gives the model another layout, and those of the layout before are refused.
+        // Created anew: freezing changes the model's layout, and gradients and optimisers of the old layout are
+        // refused.
         let mut gradients = Gradients::new(&model.parameters)?;
         let mut adamw = AdamW::new(&model.parameters, AdamWConfig::default())?;
         let mut losses = vec![];

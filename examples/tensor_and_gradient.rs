@@ -16,7 +16,7 @@ pub fn main() -> Result<()> {
         turned.buffer_id() == x.buffer_id()
     });
 
-    // Operations compute at once, and write on the tape how to go back.
+    // Operations compute eagerly, and record on the tape how to differentiate them.
     let tape = Tape::new();
     let x = tape.input(x); // (2, 3), its gradient is wanted
     let weight = tape.input(Tensor::from_slice(&[1.0, 0.0, -1.0], [1, 3])?); // (1, 3)

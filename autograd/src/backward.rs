@@ -19,7 +19,7 @@ impl Tape {
         self.backward_from(loss, one, gradients)
     }
 
-    /// As [`Tape::backward`], from any value, given the gradient of something with respect to it, of the value's shape and
+    /// As [`Tape::backward`], but from any value, given the upstream gradient, which must have the value's shape and
     /// type.
     pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
         if !std::ptr::eq(output.tape(), self) {
@@ -31,7 +31,7 @@ impl Tape {
             return Err(tensor::Error::shape("backward", expected, upstream.shape()).into());
         }
         if upstream.dtype() != output.dtype() {
-            let (expected, actual) = ("the value's own", upstream.dtype());
+            let (expected, actual) = ("the value's own type of", upstream.dtype());
             return Err(tensor::Error::DType { op: "backward", expected, actual }.into());
         }
         let Gradients { flat, inputs, tape } = gradients;
@@ -65,7 +65,8 @@ pub(crate) fn walk(
                 inputs.insert(index, upstream);
                 continue;
             }
-            // Only where the loss itself, or a segment's result, is a parameter: other gradients lie in the flat buffer.
+            // Only if the loss itself, or a segment's result, is a parameter: all other gradients of parameters go to
+            // the flat buffer.
             Origin::Parameter(..) => return Err(Error::BareParameter),
             Origin::Operation(_) => {}
             Origin::Consumed(op) => return Err(Error::Walked { op }),
@@ -90,7 +91,7 @@ pub(crate) fn walk(
     Ok(())
 }
 
-/// Where a rule's gradient of an input goes: the number of the input's node, and the node.
+/// Where a rule's gradient of an input goes, from the number of the input's node and the node itself.
 fn target(number: usize, node: &Node) -> Target {
     let parameter = match node.origin {
         Origin::Parameter(id, _) => Some(id.index()),

@@ -7,13 +7,13 @@ pub enum Error {
     #[error(transparent)]
     Tensor(#[from] tensor::Error),
     /// A backward pass from a value that no gradient can flow back from.
-    #[error("backward: the value comes from no recorded input or parameter; a tape from Tape::new records them")]
+    #[error("backward: the value depends on no recorded input or parameter; a tape from Tape::new records them")]
     NotRecorded,
-    /// A backward pass from a parameter as it is.
+    /// A backward pass that starts at a parameter itself.
     #[error("backward: the value is a parameter itself; begin with the result of an operation")]
     BareParameter,
     /// A backward pass through an operation that one has been through already.
-    #[error("backward of {op}: walked already, and what it kept is freed; compute the value again on a new tape")]
+    #[error("backward of {op}: walked already, and its saved tensors are freed; compute the value again on a new tape")]
     Walked {
         /// The operation.
         op: &'static str,
@@ -43,10 +43,11 @@ pub enum Error {
     NotFinite {
         /// The operation.
         op: &'static str,
-        /// Its place on its tape: that of a piece, within [`Tape::in_pieces`](crate::Tape::in_pieces).
+        /// The number of its node on its tape; within [`Tape::in_pieces`](crate::Tape::in_pieces), on the tape of its
+        /// piece.
         node: usize,
     },
-    /// A [segment](crate::Tape::segment) that did not do the same when it was run a second time.
+    /// A [segment](crate::Tape::segment) whose second run failed or differed from the first.
     #[error("backward: a segment could not be computed again: {reason}")]
     Recompute {
         /// What went wrong.
@@ -61,8 +62,8 @@ pub enum Error {
         /// The number of parameters that the gradients are laid out for.
         parameters: usize,
     },
-    /// A value that depends on parameters of two models of the same layout, a teacher and its student: their gradients would
-    /// be added up as if they were one model's.
+    /// A value that depends on parameters of two models with the same layout, such as a teacher and its student: their
+    /// gradients would be added up as if they belonged to one model.
     #[error(
         "backward: the value depends on the parameters of two models that are laid out alike; compute one of them on a \
          tape of its own, and give its values to this one with Tape::constant or Tape::input"

@@ -180,7 +180,7 @@ impl<S: Scalar> Array<S> {
         array
     }
 
-    /// The extents as a fixed number. Panics when there are not `N`.
+    /// The extents as an array of length `N`. Panics if the number of axes is not `N`.
     pub fn dims<const N: usize>(&self) -> [usize; N] {
         self.shape[..].try_into().expect("number of axes of a reference array")
     }

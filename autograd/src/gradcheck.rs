@@ -1,5 +1,5 @@
-//! Two independent witnesses of a gradient: differences of the production forward pass, and dual numbers
-//! through the reference.
+//! Two independent computations of a gradient to check it against: finite differences of the production forward pass,
+//! and dual numbers through the reference.
 
 use crate::exact::{Array, Dual, LANES, Scalar};
 use crate::{Gradients, Result, Tape, Var};

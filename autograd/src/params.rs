@@ -1,5 +1,5 @@
-//! Parameters and their gradients, each in one flat buffer, so that clipping, AdamW and the moving
-//! average are one sweep over memory.
+//! Parameters and their gradients, each in one flat buffer, so that clipping, AdamW and the moving average are each one
+//! sweep over memory.
 
 use crate::rule::FlatSpan;
 use crate::tape::TapeId;
@@ -107,14 +107,14 @@ pub struct ParametersBuilder {
 struct Entry {
     name: String,
     shape: Shape,
-    /// Taken only when they are written to the flat buffer.
+    /// Evaluated only when they are written to the flat buffer.
     values: Box<dyn Iterator<Item = f64>>,
 }
 
 impl ParametersBuilder {
-    /// Adds a parameter with its initial values, last axis fastest, which are made when the parameters are laid out.
-    /// Panics when the name is taken, and [there](Self::build) when the number of values is not the shape's: both are
-    /// mistakes in a model's code.
+    /// Adds a parameter with its initial values, last axis fastest, which are generated when the parameters are laid
+    /// out. Panics if the name is already taken; [`Self::build`] panics if the number of values does not match the
+    /// shape. Both are mistakes in a model's code.
     pub fn add(
         &mut self,
         name: impl Into<String>,
@@ -199,9 +199,10 @@ impl Parameters {
         Ok(self.values.overwrite(span.start, value)?)
     }
 
-    /// Freezes the parameters of which this is true by name, and thaws all others. A frozen one is a constant on every
-    /// tape: no gradient is computed for it, nor for what it is computed from if that leads to frozen ones only, and no
-    /// optimiser moves it. Gradients, optimisers and averages from before are another model's then: make them anew.
+    /// Freezes the parameters whose names satisfy the predicate, and thaws all others. A frozen parameter is a constant
+    /// on every tape: no gradient is computed for it, nor for values that depend only on frozen parameters and other
+    /// constants, and no optimiser moves it. Gradients, optimisers and averages that were created before no longer
+    /// match the layout: create new ones.
     pub fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) {
         let frozen = self.layout().names.iter().map(|name| is_frozen(name)).collect();
         self.owner.layout = Arc::new(Layout { frozen, ..Layout::clone(self.layout()) });
@@ -245,13 +246,13 @@ pub struct Gradients {
 pub(crate) struct FlatGradients {
     pub layout: Arc<Layout>,
     pub values: Tensor,
-    /// Which parameters have a gradient of this step: the next one is added, not stored.
+    /// Which parameters already have a gradient in this step: further ones are accumulated, not stored.
     pub written: Vec<bool>,
 }
 
 impl Gradients {
-    /// Room for the gradients of these parameters, on their device. [`tensor::Error::OutOfMemory`] on a GPU that has
-    /// none.
+    /// Buffers for the gradients of these parameters, on their device. [`tensor::Error::OutOfMemory`] if a GPU does not
+    /// have enough memory.
     pub fn new(parameters: &Parameters) -> Result<Self> {
         let layout = Arc::clone(parameters.layout());
         let values = Tensor::zeros_on(&parameters.values.device(), [layout.len], layout.dtype)?;
@@ -272,7 +273,7 @@ impl Gradients {
         }
     }
 
-    /// The gradient of an input, if one reached it; none of an input of another tape than the last that was walked.
+    /// The gradient of an input, if one reached it; `None` for an input of any tape but the last one walked.
     pub fn of(&self, input: &Var<'_>) -> Option<&Tensor> {
         let own = self.tape? == input.tape().id();
         if own { self.inputs.get(&input.node()?) } else { None }

@@ -1,11 +1,12 @@
 //! A batch in pieces: a few samples at a time, each piece on a tape of its own.
 //!
-//! Most of a network treats each sample by itself. In pieces small enough, what one operation writes the next one
-//! finds in the core's own cache, where a whole batch would go to memory and back after every operation; and as
-//! pieces do not wait for each other, every core has one of its own. (In the backward pass up to four run at once.)
+//! Most of a network processes each sample independently. If pieces are small enough, what one operation writes is
+//! still in the core's own cache when the next one reads it, whereas a whole batch would go to memory and back after
+//! every operation; and as pieces do not wait for each other, every core works on one of its own. (In the backward pass
+//! up to four run at once.)
 //!
-//! The pieces are cut by the batch and their size alone. Their parameters' gradients are added up within groups of
-//! pieces in order, and then group by group: the same bits with any number of threads.
+//! How a batch is cut depends only on its size and that of the pieces. Gradients of parameters are accumulated within
+//! groups of pieces in order, and then group by group, so the bits are the same with any number of threads.
 
 use crate::backward::walk;
 use crate::params::Owner;
@@ -24,12 +25,14 @@ use tensor::{DType, Device, Float, Tensor, match_float};
 const GROUPS: usize = 4;
 
 impl Tape {
-    /// Runs `work` on pieces of x (N, ...), as alike as can be and of at most `size` samples, and joins their values
-    /// along the first axis. `work` gets the piece and which samples it holds; what else it returns is handed
-    /// on, piece by piece. It runs on several threads at once, and must treat each sample by itself.
+    /// Runs `work` on pieces of x (N, ...), as equal in size as possible and of at most `size` samples, and
+    /// concatenates their values along the first axis. `work` gets the piece and the range of samples that it holds;
+    /// what else it returns is collected, one entry per piece. It runs on several threads at once, and must process
+    /// each sample independently.
     ///
-    /// Errors: those of `work`, of the first piece that has one; [`tensor::Error::Shape`] where a piece's value has not
-    /// as many samples as the piece; [`tensor::Error::NotContiguous`] where, on the CPU, it is a view whose elements lie apart.
+    /// Errors: those of `work`, from the first piece that fails; [`tensor::Error::Shape`] if a piece's value does not
+    /// have as many samples as the piece; [`tensor::Error::NotContiguous`] if, on the CPU, it is a view that is not
+    /// contiguous.
     pub fn in_pieces<'t, S: Send, E: From<Error> + Send>(
         &'t self,
         x: &Var<'t>,
@@ -37,7 +40,7 @@ impl Tape {
         work: impl for<'s> Fn(&Var<'s>, Range<usize>) -> std::result::Result<(Var<'s>, S), E> + Sync,
     ) -> std::result::Result<(Var<'t>, Vec<S>), E> {
         let samples = x.shape().first().copied().unwrap_or(0);
-        // A GPU has no core that a piece could stay in, and takes the batch whole.
+        // A GPU has no per-core cache in which a piece could stay, and takes the whole batch at once.
         if x.value().device() != Device::Cpu {
             let (y, rest) = work(x, 0..samples)?;
             return Ok((y, vec![rest]));
@@ -182,8 +185,8 @@ impl Pieces {
         let mut rest = dx.map_or(&mut [][..], |dx| dx.data);
         let groups = in_groups(std::mem::take(&mut self.pieces));
         let profiles: Vec<_> = groups.iter().flatten().map(|piece| piece.profile.clone()).collect();
-        // The first group gives its gradients to the whole tape's; the others have their own beside them, which come
-        // when a group's turn does, as what another group saved is gone by then.
+        // The first group writes directly to the whole tape's gradients; the others have buffers of their own, which
+        // are allocated only when a group's turn comes, as memory that other groups saved is free by then.
         let parameters = &self.parameters;
         let mut whole = Some(parameters.slots_of_whole(grads)?);
         let mut work = vec![];
@@ -250,7 +253,7 @@ fn in_groups(pieces: Vec<Piece>) -> Vec<Vec<Piece>> {
 
 /// Those parameters that the pieces use, and how many elements each has.
 struct UsedParameters {
-    /// Whose they are; nobody's where the pieces use none.
+    /// Their owner; `None` if the pieces use no parameters.
     owner: Option<Owner>,
     sizes: BTreeMap<usize, usize>,
 }

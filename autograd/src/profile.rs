@@ -1,8 +1,8 @@
 //! Where the time of a pass goes: operation by operation, with the arithmetic and the memory traffic of each.
 //!
-//! It works like a stopwatch with laps. An operation computes and is recorded then, so the time since the last
-//! lap is its own; a backward rule's lap ends when it has run; and whoever does other work between the two calls
-//! [`Profile::lap`]. Every moment belongs to one line, and so the lines add up to the whole.
+//! It works like a stopwatch with laps. An operation is recorded right after it has computed, so the time since the
+//! last lap is its own; a backward rule's lap ends when it has run; and code that does other work in between calls
+//! [`Profile::lap`]. Every moment is charged to exactly one line, so the lines add up to the total.
 
 use crate::Rule;
 use std::sync::{Arc, Mutex};
@@ -51,7 +51,7 @@ pub struct Line {
     pub seconds: f64,
     /// Multiply-adds, as the operation's rule counts them.
     pub multiply_adds: u64,
-    /// The least traffic with memory: each tensor that goes in or comes out, once. A view of an input is none.
+    /// The minimum memory traffic: each input and output tensor once; none if the output is a view of an input.
     pub bytes: u64,
 }
 

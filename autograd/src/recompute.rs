@@ -1,4 +1,4 @@
-//! Time for memory: what a tape does not keep, and how the backward pass gets it all the same.
+//! Rematerialisation, which trades time for memory: what a tape does not keep, and how the backward pass recomputes it.
 //!
 //! Two kinds of tapes keep less than [`Tape::new`], each by one rule:
 //!
@@ -7,9 +7,9 @@
 //! - [`Tape::recomputing_segments`]: of a [segment](Tape::segment) only the inputs are kept. Backward runs the
 //!   segment once more, on a tape of its own, and walks that.
 //!
-//! Either way the same kernels run on the same numbers, and gradients are added up in the same order: they have
-//! the same bits as if everything had been kept. (But for a value that goes into a segment twice: the gradients of its two
-//! places are added up apart.)
+//! Either way the same kernels run on the same numbers, and gradients are added up in the same order: they have the
+//! same bits as if everything had been kept. (Except for a value that is passed to a segment twice: the gradients of
+//! its two inputs are accumulated separately first.)
 
 use crate::tape::{Node, Origin, TapeKind};
 use crate::{Error, InputGrads, Profile, Result, Rule, Tape, Var};
@@ -28,7 +28,7 @@ pub(crate) struct Forgotten {
 
 /// Takes out of a new rule the values of `inputs` that can be computed again.
 pub(crate) fn forget(rule: &mut impl Rule, inputs: &[&Var<'_>], nodes: &[Node]) -> SmallVec<[Forgotten; 1]> {
-    // What gives a value again must have all that it saved itself.
+    // An operation that is to recompute its value must still have all that it saved.
     let can_recompute = |node: usize| {
         let node = &nodes[node];
         node.forgotten.is_empty() && matches!(&node.origin, Origin::Operation(rule) if rule.recompute().is_some())
@@ -44,12 +44,12 @@ pub(crate) fn forget(rule: &mut impl Rule, inputs: &[&Var<'_>], nodes: &[Node]) 
     forgotten
 }
 
-/// Puts back into a rule, whose turn it is, what [`forget`] took out.
+/// Recomputes what [`forget`] took out of a rule, and puts it back before the rule runs.
 pub(crate) fn recall(rule: &mut dyn Rule, forgotten: &[Forgotten], nodes: &[Node]) -> Result<()> {
     for &Forgotten { saved, node } in forgotten {
         // The walk has not come to the node yet: it lies before the rule's own.
         let Origin::Operation(source) = &nodes[node].origin else {
-            // A walk from another value was there before.
+            // A backward pass from another value has already consumed it.
             return Err(Error::Walked { op: nodes[node].name() });
         };
         if let Some(recompute) = source.recompute() {
@@ -60,14 +60,14 @@ pub(crate) fn recall(rule: &mut dyn Rule, forgotten: &[Forgotten], nodes: &[Node
 }
 
 impl Tape {
-    /// Runs `work`, a part of a computation, as one line of the tape, if this is a tape that
-    /// [recomputes segments](Tape::recomputing_segments): then only `inputs` are kept, and the backward pass runs
-    /// `work` a second time, which must do exactly the same again. On any other tape `work` runs as it stands.
+    /// Runs `work`, a part of a computation, as a single node of the tape (gradient checkpointing), if this is a tape
+    /// that [recomputes segments](Tape::recomputing_segments): then only `inputs` are kept, and the backward pass runs
+    /// `work` a second time, which must do exactly the same again. On any other tape `work` simply runs.
     ///
-    /// `work` gets the tape to compute on and the inputs there, which are its own to drop; parameters it puts on that
-    /// tape itself. What it returns beside its value is handed on the first time and dropped the second. Errors: those
-    /// of `work`; in the backward pass as [`Error::Recompute`], and [`Error::BareParameter`] where its value is no result of an
-    /// operation, but a parameter.
+    /// `work` gets the tape to compute on and the inputs on that tape, which it owns and may drop; it must put
+    /// parameters on that tape itself. What it returns besides its value is returned from the first run and dropped in
+    /// the second. Errors: those of `work`, which in the backward pass become [`Error::Recompute`]; and in the backward
+    /// pass [`Error::BareParameter`] if its value is a parameter and not the result of an operation.
     pub fn segment<'t, const N: usize, T, E: From<Error> + Display>(
         &'t self,
         inputs: [Var<'t>; N],
@@ -84,7 +84,7 @@ impl Tape {
             (output.into_value(), rest)
         };
         let used = tape.into_parts().1;
-        // As without segments: what leads to nothing that is trained is not recorded.
+        // As without segments, what depends on nothing that needs a gradient is not recorded.
         if used.is_empty() && inputs.iter().all(|input| input.node().is_none()) {
             return Ok((self.constant(value), rest));
         }
@@ -132,7 +132,7 @@ impl<const N: usize> Rule for Segment<N> {
         let nodes = inputs.each_ref().map(Var::node);
         let output = work(&tape, inputs)?;
         if output.shape() != upstream.shape() {
-            let reason = format!("its result is {} now, and was {}", output.shape(), upstream.shape());
+            let reason = format!("its shape is {} in the second run, but was {}", output.shape(), upstream.shape());
             return Err(Error::Recompute { reason });
         }
         let last = output.node();

@@ -26,8 +26,8 @@ pub trait Rule: Send + 'static {
     /// [`Tape::tamper`](crate::Tape::tamper) spoils them.
     fn saved_mut(&mut self) -> Vec<&mut Tensor>;
 
-    /// How to compute the operation's value once more, to the bit, from what the rule holds; none where that cannot
-    /// be done, or takes long. See [`Tape::recomputing_cheap`](crate::Tape::recomputing_cheap).
+    /// How to recompute the operation's value, bit for bit, from what the rule holds; `None` if that is impossible, or
+    /// slow. See [`Tape::recomputing_cheap`](crate::Tape::recomputing_cheap).
     fn recompute(&self) -> Option<Recompute<'_>> {
         None
     }
@@ -72,7 +72,7 @@ pub(crate) struct Slots<'a> {
     pub interior: Vec<State>,
     /// How the parameters are laid out.
     pub layout: Option<Arc<Layout>>,
-    /// Whose they are, once one was met.
+    /// The number of their owner, once a first parameter has been met.
     pub owner: Option<u64>,
     /// Per parameter: its span of the flat buffer, unless a rule holds it.
     pub spans: Vec<Option<FlatSpan<'a>>>,
@@ -92,11 +92,11 @@ impl Slots<'_> {
         self.ensure_of(owner)
     }
 
-    /// Checks that the gradients are of a model that is laid out like this one, and that no other has been met.
+    /// Checks that the gradients have this owner's layout, and that no parameter of another model has been met.
     pub fn ensure_of(&mut self, owner: &Owner) -> Result<()> {
         match &mut self.layout {
             Some(own) if Arc::ptr_eq(own, &owner.layout) => {}
-            // The next parameter comes with this one, and need not be compared name by name.
+            // The next parameter will have the same `Arc`, so that the layouts need not be compared name by name again.
             Some(own) if *own == owner.layout => *own = Arc::clone(&owner.layout),
             _ => return Err(self.foreign()),
         }
@@ -317,7 +317,8 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         last: Option<usize>,
         upstream: Tensor,
     ) -> Result<()> {
-        // What the walk does not reach does not depend on the input, and has no gradient on one long tape either.
+        // An input that the walk does not reach has no influence on the result, and would have no gradient on one long
+        // tape either.
         self.given.fill(true);
         let Some(last) = last else { return Ok(()) };
         if let Some(input) = inputs.iter().position(|&input| input == Some(last)) {
@@ -345,8 +346,8 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         Ok(())
     }
 
-    /// The spans of the flat buffer of gradients, and which of them hold a gradient of this step.
-    /// Errors: [`Error::ForeignGradients`] and [`Error::TwoModels`] unless they are this one's.
+    /// The spans of the flat buffer of gradients, and which of them hold a gradient of this step. Errors:
+    /// [`Error::ForeignGradients`] and [`Error::TwoModels`] unless they belong to this owner.
     pub(crate) fn parameters(&mut self, owner: &Owner) -> Result<(&mut [Option<FlatSpan<'a>>], &mut [bool])> {
         self.slots.ensure_of(owner)?;
         Ok((&mut self.slots.spans, self.slots.written))
@@ -371,7 +372,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     }
 }
 
-/// The tensor, in a buffer that nobody else sees.
+/// The tensor in a buffer of its own: a copy if its buffer is shared.
 fn own(tensor: Tensor) -> Result<Tensor> {
     if tensor.is_unique() && tensor.is_contiguous() {
         return Ok(tensor);
@@ -379,7 +380,7 @@ fn own(tensor: Tensor) -> Result<Tensor> {
     if tensor.device() != Device::Cpu {
         return Ok(tensor.duplicate()?);
     }
-    // As a copy, on all threads.
+    // A copy that is made by all threads.
     match_float!(tensor.dtype(), "backward", T => {
         let mut copy = Tensor::empty(tensor.shape().clone(), tensor.dtype());
         Out::store(copy.as_mut_slice::<T>("backward")?).put(tensor.contiguous()?.as_slice::<T>("backward")?);

@@ -113,15 +113,15 @@ impl Tape {
         Self::default()
     }
 
-    /// A tape that records, but keeps no value that can be computed again quickly: those of GELU and layer
+    /// A tape that records, but does not keep values that are cheap to recompute: those of GELU and layer
     /// normalisation. The gradients have the same bits.
     pub fn recomputing_cheap() -> Self {
         Self { kind: TapeKind::RecomputeCheap, ..Self::default() }
     }
 
-    /// A tape that records, but keeps of each [segment](Tape::segment) only its inputs, and runs it a second time in
-    /// the backward pass. The gradients have the same bits, unless one value is passed to a segment as two of its
-    /// inputs.
+    /// A tape for gradient checkpointing: it records, but keeps only the inputs of each [segment](Tape::segment), which
+    /// it runs a second time in the backward pass. The gradients have the same bits, unless one value is passed to a
+    /// segment as two of its inputs.
     pub fn recomputing_segments() -> Self {
         Self { kind: TapeKind::RecomputeSegments, ..Self::default() }
     }
@@ -155,7 +155,7 @@ impl Tape {
     }
 
     /// A trainable parameter. Its gradient goes to the [`Gradients`](crate::Gradients) of the backward pass, in the
-    /// layout's type, also where `parameters` are [rounded](Parameters::cast). A [frozen](Parameters::freeze) one is a
+    /// layout's type, even if `parameters` are [rounded](Parameters::cast). A [frozen](Parameters::freeze) one is a
     /// constant.
     pub fn parameter(&self, parameters: &Parameters, id: ParamId) -> Var<'_> {
         self.leaf_of(parameters, id, parameters.get(id))
@@ -210,7 +210,7 @@ impl Tape {
             return Err(Error::NotFinite { op: name, node: self.nodes.borrow().len() });
         }
         let needed = inputs.iter().any(|input| input.node.is_some());
-        // A profile asks the rule for the operation's arithmetic, also where nobody asks for gradients.
+        // A profile asks the rule for the operation's arithmetic, even if no gradient is needed.
         let rule = (needed || self.profile.is_some()).then(rule);
         debug_assert!(rule.as_ref().is_none_or(|rule| rule.name() == name));
         if let (Some(profile), Some(rule)) = (&self.profile, &rule) {
@@ -290,8 +290,8 @@ impl Tape {
         self.nodes.borrow_mut()
     }
 
-    /// Lets `change` rewrite the saved tensors of one node, if it is there. The checks of the checker use it to make
-    /// backward rules that are deliberately wrong.
+    /// Lets `change` rewrite the saved tensors of one node, if it is there. Mutation tests of the gradient check use it
+    /// to make backward rules that are deliberately wrong.
     #[doc(hidden)]
     pub fn tamper(&self, node: usize, change: impl FnOnce(Vec<&mut Tensor>)) {
         if let Some(Node { origin: Origin::Operation(rule), .. }) = self.nodes.borrow_mut().get_mut(node) {
@@ -314,7 +314,7 @@ impl fmt::Display for Tape {
             let from: Vec<String> = node.inputs.iter().map(|i| i.map_or("-".into(), |i| i.to_string())).collect();
             let again = |place: usize| node.forgotten.iter().find(|forgotten| forgotten.saved == place);
             let keeps = |(place, (name, tensor)): (usize, &(&str, &Tensor))| match again(place) {
-                Some(forgotten) => format!("{name} of {}, again", forgotten.node),
+                Some(forgotten) => format!("{name} recomputed by node {}", forgotten.node),
                 None => format!("{name} {}", tensor.shape()),
             };
             let saved: Vec<String> = node.saved().iter().enumerate().map(keeps).collect();

@@ -1,14 +1,14 @@
 //! The positions `start..end` along one axis, and all positions along the others.
 //!
-//! Seen from outside the axis, a contiguous tensor is a list of equal rows, one per position along the
-//! axes before it, and such a range is the same piece of every row:
+//! Seen from this axis on, a contiguous tensor is a list of rows of equal length, one per position along the axes
+//! before it, and such a range is the same part of every row:
 //!
 //! ```text
 //! |..####...|..####...|..####...|     # inside the range
 //! ```
 //!
-//! Cutting a range out and laying it into zeros are each other's adjoints: the first puts the parts of a
-//! concatenation apart, the second is what a slice does backward.
+//! Extracting a range and inserting it into zeros are adjoint to each other: the first is the backward pass of a
+//! concatenation, the second that of a slice.
 
 use rayon::prelude::*;
 use std::ops::Range;
@@ -31,7 +31,8 @@ impl AxisRange {
         AxisRange { row: shape[axis] * inner, part: range.start * inner..range.end * inner }
     }
 
-    /// Lays the range's elements into the whole tensor, among zeros.
+    /// Writes `from` to the range of the whole tensor, and zeros elsewhere; with `accumulate`, adds `from` to the range
+    /// and leaves the rest unchanged.
     pub fn insert<T: Float>(&self, from: &[T], Out { data, accumulate }: Out<'_, T>) {
         let (row, width) = (self.row.max(1), self.part.len());
         data.par_chunks_mut(row).with_min_len(items_per_task(row)).enumerate().for_each(|(place, data)| {
@@ -43,7 +44,7 @@ impl AxisRange {
         });
     }
 
-    /// Cuts the range's elements out of the whole tensor.
+    /// Copies the range's elements out of the whole tensor, or adds them to the output with `accumulate`.
     pub fn extract<T: Float>(&self, whole: &[T], Out { data, accumulate }: Out<'_, T>) {
         let width = self.part.len().max(1);
         data.par_chunks_mut(width).with_min_len(items_per_task(width)).enumerate().for_each(|(place, data)| {
@@ -59,7 +60,7 @@ impl AxisRange {
         self.fill_on_gpu(from, out)
     }
 
-    /// Lays the range's elements into the whole tensor on a GPU, and leaves the others as they are.
+    /// Writes the range's elements into the whole tensor on a GPU, and leaves all other elements unchanged.
     pub fn fill_on_gpu(&self, from: &Tensor, out: cuda::Out<'_>) -> Result<()> {
         let Some(rows) = from.count().checked_div(self.part.len()) else { return Ok(()) };
         elements::put_within(out, self.part.start, &[self.row, 1], &from.reshape([rows, self.part.len()])?)

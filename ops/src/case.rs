@@ -19,7 +19,8 @@ pub trait Definition: Send + Sync + 'static {
     }
 }
 
-/// [`Definition`] with the scalars that are used filled in, so that cases of all operations fit in one list.
+/// Object-safe form of [`Definition`], with the generic scalar replaced by the types in use, so that cases of all
+/// operations fit in one list.
 trait AnyDefinition: Send + Sync {
     fn apply<'t>(&self, inputs: &[Var<'t>]) -> autograd::Result<Var<'t>>;
     fn reference(&self, inputs: &[Array<f64>]) -> Array<f64>;
@@ -72,12 +73,14 @@ impl Case {
         self.definition.dual_reference(inputs)
     }
 
-    /// The inputs in another floating-point type; parameters in the type of its sums.
+    /// The inputs cast to another floating-point type; parameters are cast to the type in which that one is
+    /// accumulated.
     pub fn inputs_as(&self, dtype: DType) -> tensor::Result<Vec<Tensor>> {
         self.inputs_in(dtype, dtype.of_sums())
     }
 
-    /// The inputs in another floating-point type, and the parameters among them in one of their own.
+    /// The inputs cast to the type `maps`, except for parameters, which are cast to the type `parameters`, and indices,
+    /// which stay as they are.
     pub fn inputs_in(&self, maps: DType, parameters: DType) -> tensor::Result<Vec<Tensor>> {
         let cast = |(place, input): (usize, &Tensor)| match input.dtype() {
             DType::Index => Ok(input.clone()),
@@ -115,8 +118,9 @@ pub fn from_fn(shape: impl Into<Shape>, f: impl Fn(usize) -> f64) -> Tensor {
     Tensor::from_slice(&values, shape).expect("invariant: as many values as elements")
 }
 
-/// Queries, keys and values with one head's scores around ±200: the queries' first channel is 32 times as much, and that of
-/// the keys 32 more. In sixteenths, whose products are exact in single precision too.
+/// A variant of `qkv` in which one head has scores around ±200: the queries' first channel is multiplied by 32, and 32
+/// is added to the keys' first channel. All values are rounded to sixteenths before that, so that their products are
+/// exact in single precision too.
 pub fn far_from_zero(qkv: &Tensor, qk_dim: usize) -> Tensor {
     let (values, width) = (array(qkv).data, qkv.shape()[3]);
     from_fn(qkv.shape().clone(), |i| {
@@ -129,8 +133,8 @@ pub fn far_from_zero(qkv: &Tensor, qk_dim: usize) -> Tensor {
     })
 }
 
-/// Distinct numbers in random order whose neighbours lie 1/8 apart or more: for operations that compare
-/// (top-k), so that a small change of one does not change an order.
+/// Distinct numbers in random order, any two of them at least 1/8 apart: for operations that compare (top-k), so that a
+/// small perturbation does not change the order.
 pub fn separated(shape: impl Into<Shape>, stream: u64) -> Tensor {
     let shape = shape.into();
     let order = Philox::new(0xB1F1, stream).sequence().permutation(shape.count());

@@ -1,7 +1,7 @@
-//! The rule of one gradient, as most operations have it.
+//! How most backward rules supply a gradient: with one kernel for the CPU and one for the GPU.
 
-/// Gives an input its gradient, unless nobody wants it: `give!(grads, 0, dy, "gelu", out => { Cpu<T>: .., Cuda: .. })`
-/// lets one of two kernels write it to `out`, by where dy is. T is the type of dy.
+/// Supplies the gradient of an input, if it is needed: `give!(grads, 0, dy, "gelu", out => { Cpu<T>: .., Cuda: .. })`
+/// runs the kernel for the device of dy, which writes to `out`. T is the element type of dy.
 macro_rules! give {
     (
         $grads:expr, $input:expr, $dy:expr, $op:expr,

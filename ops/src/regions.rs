@@ -2,7 +2,7 @@
 
 use tensor::{Error, Result, Shape};
 
-/// The regions of a map: a grid of them, all of one size. Nothing of it is too large to be counted.
+/// The regions of a map: a grid of equally sized regions. None of the counts below can overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Regions {
     grid: [usize; 2],
@@ -10,15 +10,15 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// A grid (S_h, S_w) of regions of (r_h, r_w) tokens each. Errors: [`Error::Argument`] for more tokens than can be
-    /// counted.
+    /// A grid (S_h, S_w) of regions of (r_h, r_w) tokens each. Errors: [`Error::Argument`] if the number of tokens
+    /// overflows.
     pub fn new(op: &'static str, grid: [usize; 2], size: [usize; 2]) -> Result<Self> {
         Shape::from([grid[0], grid[1], size[0], size[1]]).countable(op)?;
         Ok(Self { grid, size })
     }
 
-    /// How a grid (S_h, S_w) cuts a map (H, W). Errors: [`Error::Argument`] for a grid without regions, and when it does
-    /// not divide the map (the message has the next map that it divides).
+    /// How a grid (S_h, S_w) cuts a map (H, W). Errors: [`Error::Argument`] for a grid without regions, and for one
+    /// that does not divide the map (the message names the next larger map that it divides).
     pub fn cut(op: &'static str, map: [usize; 2], grid: [usize; 2]) -> Result<Self> {
         let ([height, width], [down, across]) = (map, grid);
         if grid.contains(&0) {

@@ -6,7 +6,8 @@ use tensor::cuda::Module;
 
 /// An operation as the registry knows it.
 pub struct Op {
-    /// Its name: the folder's, and the one on the tape, where the parts of a composed operation may stand instead.
+    /// Its name, which is that of its folder and of its node on the tape; a composed operation may record its parts
+    /// instead.
     pub name: &'static str,
     /// What it computes, in a line.
     pub summary: &'static str,
@@ -14,7 +15,7 @@ pub struct Op {
     pub cases: fn() -> Vec<Case>,
     /// A small case from random numbers.
     pub drawn: fn(&Draw) -> Case,
-    /// Its CUDA kernels, unless it runs those of others.
+    /// Its own CUDA kernels; `None` if it only runs those of other operations.
     pub kernels: Option<&'static Module>,
 }
 

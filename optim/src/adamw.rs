@@ -70,7 +70,7 @@ pub struct AdamW {
     runs: Runs,
     /// On a GPU, what changes from step to step.
     controls: Option<Controls>,
-    /// Whether those are for a step that has not been counted yet.
+    /// Whether the controls hold a step that was prepared but not finished yet.
     prepared: bool,
     steps: u64,
     m: Tensor,
@@ -163,8 +163,8 @@ impl AdamW {
 
     /// The first of the three calls that make a step on a GPU: uploads the constants of this step, and the rate of the
     /// moving average if there is one. `max_norm` is the norm to which gradients are clipped. Errors:
-    /// [`Error::Setting`]; [`tensor::Error::Device`] on the CPU; [`tensor::Error::Shared`] when others see what the step will
-    /// write, for which it does not ask itself when it is replayed.
+    /// [`Error::Setting`]; [`tensor::Error::Device`] on the CPU; [`tensor::Error::Shared`] if anything else shares the
+    /// buffers that the step will write, which a replayed step does not check itself.
     pub fn prepare(
         &mut self,
         parameters: &Parameters,
@@ -183,10 +183,10 @@ impl AdamW {
         Ok(())
     }
 
-    /// The second: the norm of the gradients, clipping, a step, and in the same sweep one of the moving average; without
-    /// waiting for any of it, so that it can be [recorded](tensor::cuda::Gpu::record) and done again. A gradient that is
-    /// not finite makes no step. Errors: as those of [`AdamW::step_scaled`], and of [`Ema::update`];
-    /// [`tensor::Error::Argument`] without [`AdamW::prepare`].
+    /// The second: computes the norm of the gradients, clips them, makes a step and, in the same sweep, updates the
+    /// moving average; all without waiting, so that it can be [recorded](tensor::cuda::Gpu::record) and replayed. If
+    /// the norm of the gradients is not finite, no step is made. Errors: as those of [`AdamW::step_scaled`], and of
+    /// [`Ema::update`]; [`tensor::Error::Argument`] without [`AdamW::prepare`].
     pub fn clip_and_step(
         &mut self,
         parameters: &mut Parameters,
@@ -203,8 +203,9 @@ impl AdamW {
         Ok(())
     }
 
-    /// The third: waits for the step, counts it and the average's, and gives the norm of the gradients; where that is not
-    /// finite there was none to count. Errors: [`tensor::Error::Argument`] without [`AdamW::prepare`]; those of the GPU.
+    /// The third: waits for the step, counts it and the average's update, and returns the norm of the gradients; if
+    /// that is not finite, no step was made and none is counted. Errors: [`tensor::Error::Argument`] without
+    /// [`AdamW::prepare`]; those of the GPU.
     pub fn finish(&mut self, average: Option<&mut Ema>) -> Result<f64> {
         self.ensure_prepared()?;
         let norm = self.controls()?.norm()?;
@@ -227,13 +228,14 @@ impl AdamW {
         Ok(self.controls.as_mut().ok_or(elsewhere)?)
     }
 
-    /// The state for a checkpoint. Its tensors are the optimiser's own: the next step needs them dropped.
+    /// The state for a checkpoint. Its tensors share the optimiser's buffers: drop them before the next step.
     pub fn state(&self) -> AdamWState {
         AdamWState { steps: self.steps, m: self.m.clone(), v: self.v.clone() }
     }
 
-    /// Continues from a saved state, bit for bit; frozen parameters have no moments, whatever is saved of them. Errors:
-    /// [`Error::Layout`] for that of another model; [`Error::Unusable`] for one that holds what no step can have left there.
+    /// Continues from a saved state, bit for bit; the moments of frozen parameters are set to zero, whatever was saved
+    /// for them. Errors: [`Error::Layout`] for the state of another model; [`Error::Unusable`] for values that no step
+    /// can have left.
     pub fn restore(&mut self, state: &AdamWState) -> Result<()> {
         ensure_flat(&self.layout, "first moments", &state.m)?;
         ensure_flat(&self.layout, "second moments", &state.v)?;
@@ -277,7 +279,7 @@ pub(crate) struct StepConstants<T> {
     pub step: T,
 }
 
-/// x to the n, by squaring: the standard library's power may round otherwise on another system.
+/// x to the n, by repeated squaring: the standard library's power may round differently on another system.
 fn power(mut x: f64, mut n: u64) -> f64 {
     let mut power = 1.0;
     while n > 0 {

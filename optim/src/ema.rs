@@ -76,8 +76,9 @@ impl Ema {
 
     /// Moves the average towards `parameters`.
     ///
-    /// On the CPU a sweep of its own: inside AdamW's it would save one of the two sweeps' ten streams, for a kernel with an
-    /// optional fifth buffer. On a GPU [`AdamW::clip_and_step`](crate::AdamW::clip_and_step) takes it along.
+    /// On the CPU this is a sweep of its own: fused into AdamW's it would save only one of the two sweeps' ten memory
+    /// streams, at the cost of a kernel with an optional fifth buffer. On a GPU
+    /// [`AdamW::clip_and_step`](crate::AdamW::clip_and_step) includes it.
     ///
     /// Errors: [`Error::Layout`](crate::Error::Layout) for another model's parameters;
     /// [`tensor::Error::Shared`] while a tape or a view of the average lives.
@@ -90,8 +91,8 @@ impl Ema {
         Ok(())
     }
 
-    /// Puts the rate of the next update where it is looked for. Errors: [`tensor::Error::Shared`] while a view of the average
-    /// lives, which a replayed update would not notice.
+    /// Stores the rate of the next update on the average's device. Errors: [`tensor::Error::Shared`] while a view of
+    /// the average lives, for which a replayed update does not check.
     pub(crate) fn prepare(&mut self) -> Result<()> {
         self.average.flat().ensure_unique("ema")?;
         let rate = 1.0 - self.config.decay_at(self.updates);
@@ -104,7 +105,8 @@ impl Ema {
         Ok(())
     }
 
-    /// The rate (1) of the update that was last prepared or made, for what else is averaged alike.
+    /// The rate, of shape (1), of the update that was last prepared or made, for other tensors that are averaged in the
+    /// same way.
     pub fn rate(&self) -> Option<&Tensor> {
         self.rate.as_ref()
     }
@@ -113,7 +115,7 @@ impl Ema {
     /// [`tensor::Error::Argument`] for an update that was not prepared.
     pub(crate) fn with_rate(&mut self, parameters: &Parameters) -> Result<(&mut Tensor, &Tensor)> {
         ensure_layout(self.average.layout(), "parameters", parameters.layout())?;
-        let missing = || tensor::Error::argument("ema", "no update of the average was prepared");
+        let missing = || tensor::Error::argument("ema", "no update was prepared; pass the average to AdamW::prepare");
         let rate = self.rate.as_ref().filter(|_| self.prepared).ok_or_else(missing)?;
         Ok((self.average.flat_tensor_mut(), rate))
     }
@@ -124,7 +126,7 @@ impl Ema {
         self.prepared = false;
     }
 
-    /// The state for a checkpoint. Its tensor is the average's own: the next update needs it dropped.
+    /// The state for a checkpoint. Its tensor shares the average's buffer: drop it before the next update.
     pub fn state(&self) -> EmaState {
         EmaState { updates: self.updates, average: self.average.flat().clone() }
     }

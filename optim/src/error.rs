@@ -27,7 +27,7 @@ pub enum Error {
         /// The one that came.
         actual: String,
     },
-    /// Saved moments, or a saved average, that no step can go on from.
+    /// Saved moments, or a saved average, from which no step can continue.
     #[error("the {what} hold {number}: no step can go on from there")]
     Unusable {
         /// Which of them.
@@ -69,7 +69,7 @@ pub(crate) fn ensure(what: &'static str, value: f64, expected: &'static str, fit
     if fits { Ok(()) } else { Err(Error::Setting { what, value, expected }) }
 }
 
-/// [`Error::Layout`] unless `what` lies as `layout` says.
+/// [`Error::Layout`] unless `other`, the layout of `what`, equals `layout`.
 pub(crate) fn ensure_layout(layout: &Arc<Layout>, what: &'static str, other: &Arc<Layout>) -> Result<()> {
     // The same Arc is the usual case, and saves comparing a few hundred names at each step.
     if Arc::ptr_eq(layout, other) || layout == other {

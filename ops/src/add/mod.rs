@@ -2,11 +2,11 @@
 //!
 //! **Forward.** y = a + b, shapes aligned at the last axis, extents equal or 1 (NumPy's rule).
 //!
-//! **Backward.** ∂y/∂a = 1, so da = dy, added up over the axes along which a was repeated; db likewise.
-//! Nothing is saved but shapes.
+//! **Backward.** ∂y/∂a = 1, so da = dy, summed over the axes along which a was broadcast; db likewise. Only the shapes
+//! are saved.
 //!
-//! Operands may be views; f32 or f64 (on a GPU also bf16), both the same. Errors: [`tensor::Error::Broadcast`],
-//! [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be counted.
+//! Operands may be views, both of the same type: f32 or f64, and on a GPU also bf16. Errors:
+//! [`tensor::Error::Broadcast`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if the size of y overflows.
 
 pub mod cases;
 mod cuda;

@@ -8,8 +8,8 @@ use tensor::{Float, Scratch, simd};
 
 /// Mean, unbiased variance and 1/√(biased variance + ε) of each channel of x (R, C), R ≥ 2.
 ///
-/// A first pass gives a mean m that is off by the rounding of a long sum. The second sums d = x − m and d²: the
-/// true mean is m + Σd/R, and the true squares about it are Σd² − (Σd)²/R.
+/// A first pass gives a mean m that carries the rounding error of a long sum. The second sums d = x − m and d²: the
+/// true mean is m + Σd/R, and the true sum of squared deviations from it is Σd² − (Σd)²/R.
 pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [T]; 3]) {
     let channels = mean.len();
     if channels == 0 {
@@ -33,7 +33,7 @@ pub fn statistics<T: Float>(x: &[T], epsilon: T, [mean, variance, rstd]: [&mut [
     let degrees = T::of((rows - 1) as f64);
     for c in 0..channels {
         let squares = squares[c] - deviations[c] * deviations[c] * inverse;
-        // Not `max`, for which NaN is less than 0.
+        // Not `max`, which would turn NaN into 0.
         let squares = if squares < T::zero() { T::zero() } else { squares };
         mean[c] += deviations[c] * inverse;
         variance[c] = squares / degrees;
@@ -58,7 +58,7 @@ fn sum_deviations<T: Float, A: Arch>(x: &[T], mean: &[T], sums: &mut [T]) {
     }
 }
 
-/// Each channel's values over and over, until they fill whole registers: then kernels take some rows as one.
+/// Repeats the channels' values until they fill whole registers, so that kernels can process several rows as one.
 fn repeated<'a, T: Float, const N: usize>(values: [&[T]; N], room: &'a mut Option<Scratch<T>>) -> [&'a [T]; N] {
     const ELEMENTS: usize = 64;
     let channels = values[0].len();
@@ -72,7 +72,8 @@ fn repeated<'a, T: Float, const N: usize>(values: [&[T]; N], room: &'a mut Optio
     std::array::from_fn(|i| &all[i * len..][..len])
 }
 
-/// Two sums of each channel, from sums over rows of `len` elements that are several rows each.
+/// Adds two sums per channel to `sums`: `add` computes them over wide rows of `len` elements, each of which holds
+/// several rows.
 fn in_one_row<T: Float>(sums: &mut [T], len: usize, add: impl FnOnce(&mut [T])) {
     let mut wide = Scratch::new(2 * len);
     wide.fill(T::zero());
@@ -149,7 +150,7 @@ pub fn backward<T: Float>(
     }
     let Some(dx) = dx else { return };
     let scale = scale_of(weight, rstd);
-    // In place of the sums: what dx takes off, dβ/R and r·dγ/R; nothing in evaluation.
+    // Replace the sums by the terms that are subtracted in dx, dβ/R and r·dγ/R; evaluation does not use them.
     let inverse = T::one() / T::of(rows as f64);
     sum_dy.iter_mut().for_each(|sum| *sum *= inverse);
     sum_dy_x.iter_mut().zip(rstd).for_each(|(sum, &r)| *sum *= r * inverse);

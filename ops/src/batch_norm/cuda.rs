@@ -18,7 +18,7 @@ pub static KERNELS: Module = Module {
     ],
 };
 
-/// Threads of a block that takes a channel to each of its warps.
+/// Threads per block of the kernel that assigns one channel to each warp.
 const THREADS: usize = 256;
 
 /// How x (..., C) is cut.

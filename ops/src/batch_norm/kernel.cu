@@ -1,8 +1,8 @@
 #include "rows.cuh"
 
-// Per piece of the rows its mean, and the squares about it, (pieces, 2, C), in one pass. What is summed are deviations d
-// from the mean s of the piece's first batch: the mean is s + Σd/n, the squares are Σd² − (Σd)²/n, and neither loses
-// digits to a mean far from zero.
+// For each piece of the rows, its mean and its sum of squared deviations from that mean, (pieces, 2, C), in one pass.
+// The sums are over deviations d from s, the mean of the piece's first batch: the mean is s + Σd/n, the sum of squares
+// is Σd² − (Σd)²/n, and neither loses precision when the mean is far from zero.
 template <typename T>
 __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, int channels, int across) {
     typedef wide<T> W;
@@ -43,8 +43,9 @@ __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, in
     partial[channels] = square - deviation * mean;
 }
 
-// Each channel's mean, unbiased variance and 1/√(biased variance + ε) from those of the pieces, a warp to a channel: the
-// squares about the mean are those about the pieces' means, and for each piece n times its mean's own squared deviation.
+// Each channel's mean, unbiased variance and 1/√(biased variance + ε), combined from the pieces' moments, one warp per
+// channel: the sum of squared deviations is that within the pieces, plus for each piece n times the squared deviation
+// of its mean from the overall mean.
 template <typename T>
 __global__ void batch_norm_moments(const wide<T>* partial, int pieces, wide<T> epsilon, wide<T>* means, wide<T>* variances,
                                    wide<T>* rstds, i64 rows, int channels) {
@@ -61,7 +62,7 @@ __global__ void batch_norm_moments(const wide<T>* partial, int pieces, wide<T> e
         squares += partial[(i64(piece) * 2 + 1) * channels + channel] + count(piece) * deviation * deviation;
     }
     squares = warp_sum(squares);
-    if (squares < 0) squares = 0; // a constant channel, rounded
+    if (squares < 0) squares = 0; // only by rounding, in a constant channel
     if (lane() == 0) {
         means[channel] = shift + offset;
         variances[channel] = squares / (rows - 1);
@@ -102,7 +103,7 @@ __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wid
     }
 }
 
-// Σ dy·x̂ and Σ dy: as `sums` (2, C), and as the parameters' gradients where these are wanted.
+// Σ dy·x̂ and Σ dy: written to `sums` (2, C), and to the parameters' gradients if those are wanted.
 template <typename T>
 __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, const wide<T>* rstds, wide<T>* partial,
                                 wide<T>* sums, wide<T>* dweights, int add_weights, wide<T>* dbiases, int add_biases,
@@ -135,8 +136,8 @@ __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, c
     });
 }
 
-// dx = γr·(dy − dβ/R − x̂·dγ/R), with dγ and dβ (2, C) in `sums`; where the statistics came from outside it is null, and
-// dx = γr·dy.
+// dx = γr·(dy − dβ/R − x̂·dγ/R), with dγ and dβ (2, C) in `sums`; in evaluation, where the statistics are given, `sums`
+// is null and dx = γr·dy.
 template <typename T>
 __global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weights, const wide<T>* means,
                                     const wide<T>* rstds, const wide<T>* sums, T* dx, int accumulate, i64 rows,
@@ -144,7 +145,7 @@ __global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weig
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     Part<T> part(rows, channels, across, blockIdx.x);
-    // What is left of the parameters: γr, dβ/R, and r·dγ/R, which is what a deviation from the mean costs.
+    // Per-channel coefficients: γr, dβ/R, and r·dγ/R, the factor on x − μ.
     W scale[N], mean[N], rstd[N], by_mean[N] = {}, by_deviation[N] = {};
     part.hold(weights, scale), part.hold(means, mean), part.hold(rstds, rstd);
     if (sums) part.hold(sums, by_deviation), part.hold(sums + channels, by_mean);

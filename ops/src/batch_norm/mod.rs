@@ -37,7 +37,7 @@ enum Mode {
     Eval,
 }
 
-/// What a batch tells about its channels.
+/// The statistics of a batch, per channel.
 #[derive(Clone, Debug)]
 pub struct BatchStatistics {
     /// The mean of each channel (C).
@@ -102,7 +102,7 @@ pub fn batch_norm_eval<'t>(
     normalise(x, weight, bias, mean.clone(), rstd, Mode::Eval)
 }
 
-/// The channels of x, which all of the other operands must have.
+/// The number of channels of x; all other operands must be of shape (C).
 fn channels<const N: usize>(x: &Var<'_>, operands: [&Tensor; N]) -> tensor::Result<usize> {
     let Some(&channels) = x.shape().last() else {
         return Err(Error::shape("batch_norm", "x (..., C)", x.shape()));

@@ -31,9 +31,9 @@ impl Definition for BraCase {
     }
 }
 
-/// qkv whose routing does not hang by a hair: the first channel of the keys has a mean of its own in each
-/// region, in random order and well apart, and the first channel of the queries is near 1 or near −1, so that
-/// regions disagree about the order. Small changes of single elements leave all routes as they are.
+/// qkv whose routes have a wide margin: the first channel of the keys has a different mean in each region, widely
+/// spaced and in random order, and the first channel of the queries is near 1 or near −1, so that regions rank the
+/// others differently. Small perturbations of single elements do not change any route.
 fn qkv(images: usize, attributes: &Bra, region: [usize; 2], v_dim: usize, stream: u64) -> Tensor {
     let [rows, cols] = attributes.grid;
     let (map, channels) = ([rows * region[0], cols * region[1]], 2 * attributes.qk_dim + v_dim);
@@ -88,7 +88,7 @@ pub fn cases() -> Vec<Case> {
     };
     let padded = |name: &str, dim: usize| {
         let attributes = Bra { heads: 1, qk_dim: dim, topk: 2, grid: [2, 3], scale: 0.7, valid: Some([3, 5]) };
-        // Of this stream the regions that are valid in part are the best.
+        // With this random stream, the partly valid regions score best.
         Case::new(name, vec![qkv(1, &attributes, [2, 2], dim, 2)], BraCase(attributes))
     };
     let extreme = {

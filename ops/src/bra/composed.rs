@@ -1,7 +1,7 @@
 //! Bi-level routing attention spelled out in small operations: algorithm 1 of the paper, line by line.
 //!
-//! This is the form to learn from, and the one that [`bra`](super::bra) is held against. It gathers keys and
-//! values k times over, as the published code does, and so takes k times the memory.
+//! This is the form to learn from, and the one that [`bra`](super::bra) is tested against. Like the published code, it
+//! gathers k copies of the keys and values, and so takes k times the memory.
 
 use super::{Bra, Routed};
 use crate::{add, contiguous, dwconv, gather, matmul, mul, permute, region_merge, region_partition, region_pool};
@@ -12,7 +12,7 @@ use tensor::Error;
 /// Whether the choice of regions is learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteKind {
-    /// The routed regions' tokens as they are; nothing flows back through the choice. As published.
+    /// Keys and values of the routed regions, unweighted; no gradient flows through the choice. As published.
     Hard,
     /// Keys and values of the routed regions times the softmax of their scores, through which the gradient
     /// reaches the means of queries and keys.
@@ -29,7 +29,7 @@ pub fn bra_composed<'t>(
 ) -> Result<Routed<'t>> {
     let g = attributes.geometry(qkv.value())?;
     if attributes.valid.is_some() {
-        return Err(Error::argument("bra_composed", "regions are pooled over the whole map only").into());
+        return Err(Error::argument("bra_composed", "`valid` is not supported here; set it to None").into());
     }
     let (n, p, t, k, heads) = (g.images, g.regions.count(), g.regions.tokens(), g.topk, g.heads);
     let grid = g.regions.grid();
@@ -60,7 +60,7 @@ pub fn bra_composed<'t>(
         }
     };
 
-    // Attend token to token: heads apart, (N, P, heads, ·, ·).
+    // Token-to-token attention, with the heads on an axis of their own: (N, P, heads, ·, ·).
     let split = |x: &Var<'t>, tokens: usize, dim: usize| {
         permute(&reshape(x, [n, p, tokens, heads, dim / heads])?, &[0, 1, 3, 2, 4])
     };

@@ -21,7 +21,8 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Checks that heads divide channels, and that there are k regions.
+    /// Checks that there are query channels, that the heads divide the channels, that k is from 1 to the number of
+    /// regions, and that routes and tokens can be numbered.
     pub fn check(self, op: &'static str) -> Result<Self> {
         if self.qk_dim == 0 {
             return Err(Error::argument(op, "queries and keys need at least one channel"));
@@ -37,7 +38,7 @@ impl Geometry {
         }
         Shape::from([self.images, regions, self.topk]).countable(op)?;
         if u32::try_from(self.tokens()).is_err() {
-            return Err(Error::argument(op, format!("a map of {} tokens is too large to be numbered", self.tokens())));
+            return Err(Error::argument(op, format!("a map of {} tokens is too large for u32 indices", self.tokens())));
         }
         Ok(self)
     }
@@ -47,7 +48,7 @@ impl Geometry {
         self.regions.map().iter().product()
     }
 
-    /// The shape of a map of so many channels.
+    /// The shape of a map with this many channels.
     pub fn shape(&self, channels: usize) -> [usize; 4] {
         let [height, width] = self.regions.map();
         [self.images, height, width, channels]

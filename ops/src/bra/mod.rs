@@ -9,21 +9,21 @@
 //! 3. *Local context (LCE, "lepe").* out = o + dwconv(v): a depthwise convolution of the values, written
 //!    where the attention wrote. Optional.
 //!
-//! **Backward.** Routing is a choice among regions and has no gradient: routes are chosen off the tape, as
-//! published. For the rest, with A = softmax(S), S = s·q·kᵀ and dO the gradient of o:
-//! dV = Aᵀ·dO, dA = dO·vᵀ, dS = A∘(dA − Σⱼ A∘dA), dQ = s·dS·k, dK = s·dSᵀ·q; a key collects dK and dV from
-//! every region that was routed to it. dV also receives the convolution's input gradient. Saved: qkv, the
-//! routes, the convolution's weight, and per query and head the logarithm of the softmax's denominator, from which A is
-//! computed again.
+//! **Backward.** Routing is a choice among regions and has no gradient: routes are chosen off the tape, as published.
+//! For the rest, with A = softmax(S), S = s·q·kᵀ and dO the gradient of o: dV = Aᵀ·dO, dA = dO·vᵀ, dS = A∘(dA − Σⱼ
+//! A∘dA), dQ = s·dS·k, dK = s·dSᵀ·q; a key collects dK and dV from every region that was routed to it. dV also receives
+//! the convolution's input gradient. Saved: qkv, the routes, the convolution's weight, and per query and head the
+//! log-sum-exp of the scores, from which A is recomputed.
 //!
-//! [`bra`] is what training runs: keys and values are never gathered k times over, but laid out once for each head, or for
-//! each share of a large one (`cpu/`), or on a GPU read where they lie. [`composed`] spells the same function out in small
-//! operations, and is what it is tested against, and where one learns from.
+//! [`bra`] is what training runs: it never gathers k copies of the keys and values, but lays them out once per head, or
+//! once per share of a large head (`cpu/`); on a GPU it reads them in place. [`composed`] spells out the same function
+//! in small operations: it is the form to learn from, and the one that `bra` is tested against.
 //!
-//! Operands must be contiguous; f32 or f64, and on a GPU also qkv in bf16 with the convolution's parameters in
-//! f32. In f32, scores s·q·kⱼ must lie within ±10⁹: beyond that their rounding alone is more than an exponential can take. Errors: [`tensor::Error::Argument`] when heads, grid or k do not
-//! fit, [`tensor::Error::Shape`], [`tensor::Error::DType`], [`tensor::Error::NotContiguous`]. Source: Zhu et al.,
-//! "BiFormer: vision transformer with bi-level routing attention", CVPR 2023, algorithm 1.
+//! Operands must be contiguous; f32 or f64, and on a GPU also qkv in bf16 with the convolution's parameters in f32. In
+//! f32, scores s·q·kⱼ must lie within ±10⁹: beyond that, their rounding errors alone can overflow the exponential.
+//! Errors: [`tensor::Error::Argument`] when heads, grid or k do not fit, [`tensor::Error::Shape`],
+//! [`tensor::Error::DType`], [`tensor::Error::NotContiguous`]. Source: Zhu et al., "BiFormer: vision transformer with
+//! bi-level routing attention", CVPR 2023, algorithm 1.
 
 pub mod cases;
 pub mod composed;
@@ -61,8 +61,8 @@ pub struct Bra {
     pub grid: [usize; 2],
     /// s, the factor on the scores.
     pub scale: f64,
-    /// The part of the map, from its upper left corner, that counts in the regions' means; none: all of it.
-    /// For maps that were padded with zeros after the projection.
+    /// The height and width of the part of the map, from its upper left corner, over which the regions' means are
+    /// taken; `None` for the whole map. For maps that were padded with zeros after the projection.
     pub valid: Option<[usize; 2]>,
 }
 
@@ -71,7 +71,7 @@ impl Bra {
         let [images, height, width, channels] = qkv.dims("bra", "qkv (N, H, W, 2D + C)")?;
         let Bra { heads, qk_dim, topk, grid, .. } = *self;
         let Some(v_dim) = qk_dim.checked_mul(2).and_then(|both| channels.checked_sub(both)) else {
-            let expected = format!("qkv with {qk_dim} channels of queries, as many of keys, and those of values");
+            let expected = format!("qkv with {qk_dim} channels of queries, {qk_dim} of keys, and the rest for values");
             return Err(Error::shape("bra", expected, qkv.shape()));
         };
         let regions = Regions::cut("bra", [height, width], grid)?;
@@ -79,7 +79,7 @@ impl Bra {
     }
 }
 
-/// The result of an attention, and the way it went.
+/// The result of an attention, and the routes that it took.
 #[derive(Debug)]
 pub struct Routed<'t> {
     /// (N, H, W, C)
@@ -131,7 +131,7 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
     Ok(Routed { out, routes })
 }
 
-/// The values within qkv, where they lie.
+/// A view of the values within qkv.
 fn values<T>(g: Geometry, qkv: &[T]) -> Map<'_, T> {
     Map { data: &qkv[(2 * g.qk_dim).min(qkv.len())..], stride: g.row() }
 }
@@ -198,7 +198,7 @@ impl Rule for BraRule {
         Ok(())
     }
 
-    /// Of routing, attention and local context.
+    /// Counts routing, attention and local context.
     fn multiply_adds(&self, out: &Shape) -> MultiplyAdds {
         let g = self.geometry;
         let routing = (g.images * g.regions.count().pow(2) * g.qk_dim) as u64;

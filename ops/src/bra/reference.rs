@@ -1,4 +1,4 @@
-//! The definition of [`bra`](super::bra). It shares nothing with the kernels, not even the arithmetic of places.
+//! The definition of [`bra`](super::bra). It shares nothing with the kernels, not even the index arithmetic.
 
 use super::{Bra, RouteKind};
 use autograd::exact::{Array, Scalar};
@@ -42,8 +42,8 @@ fn region<S: Scalar>(pixel: usize, qkv: &Array<S>, attributes: &Bra) -> usize {
     (pixel / width) / (height / rows) * cols + (pixel % width) / (width / cols)
 }
 
-/// For each region of image `n` the k regions with the largest product of mean query and mean key, and the share of each:
-/// a factor of its keys and values. Where routing is soft, it is the softmax of the scores.
+/// For each region of image `n`, the k regions with the largest product of mean query and mean key, and the share of
+/// each, a factor on its keys and values: the softmax of the scores if routing is soft, otherwise 1.
 pub fn routes<S: Scalar>(qkv: &Array<S>, n: usize, attributes: &Bra, kind: RouteKind) -> Vec<Vec<(usize, S)>> {
     let [_, height, width, _] = qkv.dims();
     let (regions, dim) = (attributes.grid[0] * attributes.grid[1], attributes.qk_dim);

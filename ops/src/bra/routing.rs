@@ -8,7 +8,7 @@ use tensor::cpu::gemm::{Mat, gemm_on_this_thread};
 use tensor::cpu::parallel::{Out, items_per_task, put};
 use tensor::{DType, Device, Error, Float, Result, Scratch, Tensor, match_float, simd};
 
-/// Where each region looks.
+/// The routes of each region, and their scores.
 #[derive(Clone, Debug)]
 pub struct Routing {
     /// (N, P, k): the regions that region p attends to, best first; ties to the lower index.
@@ -22,11 +22,11 @@ pub struct Routing {
 pub fn route(qkv: &Tensor, attributes: &Bra) -> Result<Routing> {
     let g = attributes.geometry(qkv)?;
     let (map, grid, size) = (g.regions.map(), g.regions.grid(), g.regions.size());
-    // Of an empty map all is valid.
+    // An empty map counts as entirely valid.
     let valid = attributes.valid.filter(|_| g.tokens() > 0).unwrap_or(map);
     let reaches_all = |axis: usize| (grid[axis] - 1) * size[axis] < valid[axis] && valid[axis] <= map[axis];
     if g.tokens() > 0 && !(reaches_all(0) && reaches_all(1)) {
-        let message = format!("the valid part {valid:?} of a map {map:?} leaves a region of {grid:?} empty");
+        let message = format!("the valid part {valid:?} must be in the map {map:?} and reach all {grid:?} regions");
         return Err(Error::argument("bra", message));
     }
     let shape = [g.images, g.regions.count(), g.topk];
@@ -57,7 +57,7 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
     routes.par_chunks_mut(per_image).zip(logits.par_chunks_mut(per_image)).enumerate().for_each(
         |(image, (routes, logits))| {
             let qkv = &qkv[image * image_len..][..image_len];
-            // A row of means is a region's query and then its key.
+            // A row of means holds a region's mean query, then its mean key.
             let row = 2 * g.qk_dim;
             let mut means = Scratch::<T>::new(regions * row);
             let ([_, columns], [height, _], [_, width]) = (g.regions.grid(), g.regions.size(), g.regions.map());
@@ -65,7 +65,7 @@ fn kernel<T: Float>(g: Geometry, valid: [usize; 2], scale: T, qkv: &[T], routes:
             let lines = lines.with_min_len(items_per_task(height * width * row));
             lines.for_each(|(line, means)| simd!(_A => region_means::<T>(g, valid, qkv, line, means)));
             let (means, keys) = (&*means, Mat::strided(&means[g.qk_dim..], (g.qk_dim, regions), (1, row)));
-            // The affinities of a block of rows at a time: P² numbers are never held.
+            // One block of rows at a time, so that the P² affinities are never held all at once.
             let chosen = routes.par_chunks_mut(ROWS * g.topk).zip(logits.par_chunks_mut(ROWS * g.topk));
             let blocks = means.par_chunks((ROWS * row).max(1)).zip(chosen);
             blocks.for_each(|(queries, (routes, logits))| {

@@ -53,8 +53,8 @@ fn row_start(mut row: usize, t: &Tensor) -> usize {
     start
 }
 
-/// Adds `gradient` up over the axes along which an operand of shape `to` was repeated, in a fixed order:
-/// the last run of repeated axes first, then what is left of them.
+/// Sums `gradient` over the axes along which an operand of shape `to` was broadcast, in a fixed order: first over the
+/// last run of neighbouring broadcast axes, then over the remaining ones.
 pub fn reduce<T: Float>(op: &'static str, gradient: &Tensor, to: &Shape, mut out: Out<'_, T>) -> Result<()> {
     let elements = gradient.as_slice::<T>(op)?;
     let whole = gradient.shape();

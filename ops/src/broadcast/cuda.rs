@@ -1,4 +1,4 @@
-//! The same on a GPU, with kernels of the operation at hand.
+//! The same on a GPU, with the kernels of the operation that calls it.
 
 use super::{last_repeated, summed};
 use tensor::cuda::elements::sum_rows;
@@ -25,8 +25,8 @@ pub fn zip(module: &'static Module, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// Adds `gradient` up over the axes along which an operand of shape `to` was repeated, in a fixed order: the last run of
-/// repeated axes first, then what is left of them.
+/// Sums `gradient` over the axes along which an operand of shape `to` was broadcast, in a fixed order: first over the
+/// last run of neighbouring broadcast axes, then over the remaining ones.
 pub fn reduce(op: &'static str, gradient: &Tensor, to: &Shape, out: Out<'_>) -> Result<()> {
     let whole = gradient.shape();
     let Some((axes, others)) = last_repeated(whole, to) else { return elements::put(out, gradient) };

@@ -1,5 +1,5 @@
-//! What element-by-element operations of two operands share: walking them together by NumPy's
-//! broadcasting rule, and adding a gradient up over the axes along which an operand was repeated.
+//! What element-wise operations with two operands share: iterating over both by NumPy's broadcasting rule, and summing
+//! a gradient over the axes along which an operand was broadcast.
 
 pub mod cpu;
 pub mod cuda;
@@ -9,7 +9,7 @@ use autograd::{InputGrads, Result};
 use std::ops::RangeInclusive;
 use tensor::{Shape, Tensor};
 
-/// Gives an operand of shape `to` its gradient: `gradient`, added up over the axes along which the operand was repeated.
+/// Gives an operand of shape `to` its gradient: `gradient`, summed over the axes along which the operand was broadcast.
 pub fn give(
     op: &'static str,
     grads: &mut InputGrads<'_, '_>,
@@ -27,8 +27,8 @@ pub fn give(
     Ok(())
 }
 
-/// The last run of neighbouring axes of `whole` along which an operand of shape `to` was repeated, and whether there are
-/// others before it.
+/// The last run of neighbouring axes of `whole` along which an operand of shape `to` was broadcast, and whether there
+/// are others before it; `None` if there are no such axes.
 fn last_repeated(whole: &Shape, to: &Shape) -> Option<(RangeInclusive<usize>, bool)> {
     let added = whole.len() - to.len();
     let repeated = |&axis: &usize| axis < added || whole[axis] != to[axis - added];
@@ -37,7 +37,7 @@ fn last_repeated(whole: &Shape, to: &Shape) -> Option<(RangeInclusive<usize>, bo
     Some((first..=last, (0..first).any(|axis| repeated(&axis))))
 }
 
-/// A shape with extents of 1 along some of its axes.
+/// The shape `whole` with the extents along `axes` set to 1.
 fn summed(whole: &Shape, axes: &RangeInclusive<usize>) -> Shape {
     (0..whole.len()).map(|axis| if axes.contains(&axis) { 1 } else { whole[axis] }).collect()
 }

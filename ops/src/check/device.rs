@@ -7,8 +7,9 @@ use autograd::gradcheck::{backward, nan_max, relative_error, value};
 use autograd::{Error, Result};
 use tensor::{DType, Device, Tensor};
 
-/// Largest relative error of a value or a gradient on a GPU, by the type of the activations: f64 differs from the CPU in
-/// the order of sums alone, f32 also in its elementary functions, and bf16 rounds each result to 8 bits.
+/// Largest relative error that a value or a gradient on a GPU may have, by the type of the activations: f64 differs
+/// from the CPU only in the order of summation, f32 also in its elementary functions, and bf16 rounds each result to 8
+/// bits.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-11,
@@ -26,9 +27,10 @@ pub struct Parity {
     pub gradient: f64,
 }
 
-/// Compares a case on a device, in a type, with the CPU in f64 on the same (rounded) inputs. Two runs must have equal
-/// bits, and a gradient that comes twice must be added. Errors: those of the operation, and [`Error::Tensor`] where bits
-/// differ or a gradient is missing.
+/// Compares a case on a device, in a type, with the CPU in f64 on the same (rounded) inputs. Two runs must be
+/// bit-identical, and a second contribution to a gradient must be accumulated. Errors: those of the operation;
+/// [`Error::Tensor`] if shapes or bits differ; [`Error::MissingGradient`] if only one of the two gives an input a
+/// gradient.
 pub fn parity(case: &Case, device: &Device, dtype: DType) -> Result<Parity> {
     let rounded = case.inputs_as(dtype)?;
     let wide = |x: &Tensor| if x.dtype() == DType::Index { Ok(x.clone()) } else { x.cast(DType::F64) };
@@ -73,5 +75,5 @@ fn same_bits(a: &Tensor, b: &Tensor) -> Result<()> {
     if a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits()) {
         return Ok(());
     }
-    Err(tensor::Error::argument("parity", "two runs differ").into())
+    Err(tensor::Error::argument("parity", "two runs on the same inputs differ in their bits").into())
 }

@@ -1,4 +1,4 @@
-//! Value and gradients of a case against their witnesses.
+//! Checks the value of a case against the reference, and its gradients against finite differences and dual numbers.
 
 use crate::case::{Case, array, uniform};
 use autograd::exact::LANES;
@@ -7,8 +7,8 @@ use autograd::{Result, Tape};
 use tensor::rng::Philox;
 use tensor::{DType, Tensor};
 
-/// At most this many elements of each input are compared one by one; the rest of a large case is skipped, and only
-/// seen all together along random directions.
+/// At most this many elements of each input are compared one by one; the rest of a large input is skipped, and only
+/// checked in aggregate, along random directions.
 const SAMPLE: usize = 48;
 
 #[derive(Default)]
@@ -62,8 +62,8 @@ pub(super) fn check(case: &Case) -> Result<Found> {
     Ok(found)
 }
 
-/// The difference between a whole gradient and the exact one, seen along random directions in which every element
-/// counts: a wrong element that is not in the sample shows here. Relative to the gradient's norm.
+/// The largest difference between a whole gradient and the exact one, projected on random directions of ±1, in which
+/// every element counts: a wrong element outside the sample shows up here. Relative to the gradient's norm.
 fn along_random_directions(case: &Case, weights: &[f64], input: usize, gradient: Option<&Tensor>) -> Result<f64> {
     let count = case.inputs[input].count();
     let random = Philox::new(0xD1CE, input as u64);
@@ -86,8 +86,8 @@ fn at(gradient: Option<&Tensor>, elements: &[usize]) -> Result<Vec<f64>> {
     Ok(elements.iter().map(|&element| all[element]).collect())
 }
 
-/// The exact gradients of a case with respect to a sample of each input's elements, to hold several
-/// backward rules against.
+/// The exact gradients of a case with respect to a sample of each input's elements, to compare several backward rules
+/// with.
 pub(super) struct Oracle {
     upstream: Tensor,
     /// Per input: which elements, and their derivatives.
@@ -108,12 +108,12 @@ impl Oracle {
         Ok(Self { upstream, exact })
     }
 
-    /// The gradient of the value that the exact ones were computed for.
+    /// The upstream gradient for which the exact gradients were computed.
     pub fn upstream(&self) -> &Tensor {
         &self.upstream
     }
 
-    /// The gradients by a backward rule that is given `upstream`, and whose saved tensors `tamper` may spoil.
+    /// The gradients by a backward rule that is given `upstream`, and whose saved tensors `tamper` may corrupt.
     pub fn gradients(
         &self,
         case: &Case,

@@ -7,7 +7,7 @@ use autograd::{Error, Result, Tape, Var};
 use tensor::cpu::parallel::thread_pool;
 use tensor::{DType, Tensor};
 
-/// Relative error that is put down to rounding.
+/// Relative error that is attributed to rounding.
 const ROUNDING: f64 = 1e-12;
 
 /// Of each input, its gradient.
@@ -15,16 +15,16 @@ type PerInput = Vec<Option<Tensor>>;
 type Law = fn(&Case, &Tensor, &PerInput) -> Result<bool>;
 
 const SUMS: [(&str, Law); 3] = [
-    ("the gradient is linear in the incoming gradient", linear_in_upstream),
-    ("a second contribution to a gradient is added, not stored", used_twice),
-    ("one tensor as several operands collects all their gradients", one_tensor_everywhere),
+    ("law broken: the gradient is linear in the upstream gradient", linear_in_upstream),
+    ("law broken: a second contribution to a gradient is accumulated, not stored", used_twice),
+    ("law broken: one tensor passed as several operands accumulates all their gradients", one_tensor_everywhere),
 ];
 
 const BITS: [(&str, Law); 4] = [
-    ("two runs give the same bits", repeatable),
-    ("one thread and two give the same bits", threads_do_not_matter),
-    ("a tape that keeps no value that is quick to compute gives the same bits", recomputing_does_not_matter),
-    ("a strided view gives the same bits as a copy, or is refused", views_agree),
+    ("law broken: two runs give the same bits", repeatable),
+    ("law broken: one thread and two give the same bits", threads_do_not_matter),
+    ("law broken: a tape that recomputes cheap values gives the same bits", recomputing_does_not_matter),
+    ("law broken: a strided view gives the same bits as a copy, or is refused", views_agree),
 ];
 
 /// How many laws there are.
@@ -35,7 +35,7 @@ pub(super) fn check(case: &Case) -> Result<Vec<&'static str>> {
     broken(case, SUMS.into_iter().chain(BITS))
 }
 
-/// Those of the laws that are about bits which a case breaks, in whatever type its inputs are.
+/// The laws about bits that a case breaks, whatever the type of its inputs.
 pub fn check_bits(case: &Case) -> Result<Vec<&'static str>> {
     broken(case, BITS)
 }

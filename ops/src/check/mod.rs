@@ -41,13 +41,13 @@ pub struct Report {
     pub difference_error: f64,
     /// The largest relative error of a gradient against dual numbers.
     pub exact_error: f64,
-    /// Laws that were tried on some case.
+    /// Law checks made: each law, once for each case.
     pub laws: usize,
     /// Broken backward rules that were tried.
     pub mutants: usize,
     /// How many of them the gradient check caught.
     pub killed: usize,
-    /// What fell short, a line each.
+    /// What failed, one line each.
     pub failures: Vec<String>,
 }
 
@@ -67,7 +67,8 @@ impl Report {
     }
 }
 
-/// Checks an operation on all its cases, and the checker on it.
+/// Checks an operation on all its cases, and by mutation testing whether the check would catch a wrong backward rule of
+/// it.
 pub fn check(op: &Op) -> Report {
     let cases = (op.cases)();
     let mut report = Report { op: op.name, ..Report::default() };

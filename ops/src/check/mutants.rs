@@ -1,9 +1,9 @@
 //! Backward rules broken on purpose.
 //!
-//! A check that never fails proves nothing. For every operation each breakage below is tried on what its rule
-//! reads (the incoming gradient, and each tensor that it saved) and on what it returns (the gradient of each
-//! input); at least one case must notice. A breakage that changes no bit on any case (say, two equal operands
-//! swapped) is no mutant and does not count.
+//! A check that never fails proves nothing. For every operation each breakage below is tried on what its rule reads
+//! (the upstream gradient, and each tensor that it saved) and on what it returns (the gradient of each input); at least
+//! one case must detect it. A breakage that changes no bit on any case (say, two equal operands swapped) is no mutant
+//! and does not count.
 
 use super::Report;
 use super::gradient::Oracle;
@@ -11,11 +11,11 @@ use crate::case::Case;
 use autograd::Result;
 use tensor::{DType, Tensor};
 
-/// How a list of numbers can be spoilt.
+/// A way to corrupt a list of numbers.
 type Breakage = (&'static str, fn(&mut [f64]));
 const BREAKAGES: [Breakage; 5] = [
     ("a factor 1 + 1e-6", |x| x.iter_mut().for_each(|x| *x *= 1.0 + 1e-6)),
-    ("nothing but 0", |x| x.fill(0.0)),
+    ("all zeros", |x| x.fill(0.0)),
     ("one element dropped", |x| {
         if let Some(x) = x.iter_mut().find(|x| **x != 0.0) {
             *x = 0.0;
@@ -33,10 +33,10 @@ const BREAKAGES: [Breakage; 5] = [
     }),
 ];
 
-/// What is spoilt, and how.
+/// What is corrupted, and how.
 #[derive(Clone, Copy)]
 enum Mutant {
-    /// The incoming gradient, as the rule reads it.
+    /// The upstream gradient, as the rule reads it.
     Upstream { breakage: usize },
     /// The gradient of one input.
     Gradient { input: usize, breakage: usize },
@@ -63,7 +63,7 @@ pub(super) fn check(cases: &[Case], report: &mut Report) {
             Err(error) => return report.fail(case, error),
         }
     }
-    // As many nodes, and of each as many tensors, as any case has.
+    // The maximum number of nodes, and of saved tensors of each node, over all cases.
     let mut saved: Vec<usize> = vec![];
     for (case, oracle) in &oracles {
         match saved_per_node(case, oracle) {
@@ -90,7 +90,7 @@ pub(super) fn check(cases: &[Case], report: &mut Report) {
         report.mutants += usize::from(changed);
         report.killed += usize::from(caught);
         if changed && !caught {
-            report.failures.push(format!("{}: no case notices {}", report.op, describe(mutant)));
+            report.failures.push(format!("{}: no case detects {}", report.op, describe(mutant)));
         }
     }
 }
@@ -163,12 +163,12 @@ fn run(mutant: Mutant, case: &Case, oracle: &Oracle) -> Result<Outcome> {
     Ok(if oracle.accepts(case, &gradients)? { Outcome::Survived } else { Outcome::Caught })
 }
 
-/// Whether two tensors can be exchanged, and that changes something: same shape and type, but not the same elements.
+/// Whether exchanging two tensors is possible and has an effect: same shape and type, but different elements.
 fn swap_matters(a: &Tensor, b: &Tensor) -> bool {
     a.shape() == b.shape() && a.dtype() == b.dtype() && crate::case::array(a) != crate::case::array(b)
 }
 
-/// Replaces a tensor by a spoilt copy; whether anything changed.
+/// Replaces a tensor by a corrupted copy; returns whether anything changed.
 fn spoil(tensor: &mut Tensor, breakage: fn(&mut [f64])) -> bool {
     let before = crate::case::array(tensor).data;
     let mut after = before.clone();
@@ -185,7 +185,7 @@ fn spoil(tensor: &mut Tensor, breakage: fn(&mut [f64])) -> bool {
 
 fn describe(mutant: Mutant) -> String {
     match mutant {
-        Mutant::Upstream { breakage } => format!("{} in the incoming gradient", BREAKAGES[breakage].0),
+        Mutant::Upstream { breakage } => format!("{} in the upstream gradient", BREAKAGES[breakage].0),
         Mutant::Gradient { input, breakage } => format!("{} in the gradient of input {input}", BREAKAGES[breakage].0),
         Mutant::SwappedGradients { first, second } => format!("the gradients of inputs {first} and {second} swapped"),
         Mutant::Saved { node, tensor, breakage } => {

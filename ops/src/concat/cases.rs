@@ -17,7 +17,7 @@ impl Definition for Concat {
     }
 }
 
-/// Parts of one shape, but for these extents along the axis.
+/// Parts of the same shape except along the axis, where they have these extents.
 fn case(name: &str, shape: &[usize], axis: usize, extents: &[usize]) -> Case {
     let part = |(stream, &extent): (usize, &usize)| {
         let mut shape = shape.to_vec();

@@ -1,14 +1,14 @@
-//! Tensors one after another along an axis.
+//! Concatenation of tensors along an axis.
 //!
 //! **Forward.** y has the positions of the first part along the axis, then those of the second, and so on;
 //! all other extents are equal.
 //!
-//! **Backward.** Each element goes to one element, so the gradient of a part is the range of dy where the
-//! part lies. Nothing is saved but the places.
+//! **Backward.** Each element of a part is copied to one element of y, so the gradient of a part is its range of dy.
+//! Only the ranges are saved.
 //!
-//! Parts must be contiguous; f32 or f64 (on a GPU also bf16), all the same. Errors: [`tensor::Error::Argument`]
-//! when there is no part, or y is more than can be counted, [`tensor::Error::Axis`], [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`].
+//! Parts must be contiguous; f32 or f64 (on a GPU also bf16), all of the same type. Errors: [`tensor::Error::Argument`]
+//! if there are no parts, or if the size of y overflows, [`tensor::Error::Axis`], [`tensor::Error::Shape`],
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
 
 pub mod cases;
 mod cpu;
@@ -21,9 +21,9 @@ use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
-pub(crate) const SUMMARY: &str = "tensors one after another along an axis";
+pub(crate) const SUMMARY: &str = "tensors concatenated along an axis";
 
-/// The parts, at least one, one after another along `axis`; their other extents must agree.
+/// Concatenates the parts, at least one, along `axis`; their other extents must agree.
 pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
     let Some(first) = parts.first() else {
         return Err(Error::argument("concat", "needs at least one part").into());
@@ -36,7 +36,7 @@ pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
         }
     }
     let extent = parts.iter().try_fold(0, |sum: usize, part| sum.checked_add(part.shape()[axis]));
-    let extent = extent.ok_or_else(|| Error::argument("concat", "parts of more rows than can be counted"))?;
+    let extent = extent.ok_or_else(|| Error::argument("concat", "the sum of the parts' extents overflows"))?;
     let whole = first.shape().with(axis, extent).countable("concat")?;
     let places = || {
         let place = |start: &mut usize, part: &&Var<'t>| {

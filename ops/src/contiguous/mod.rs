@@ -1,4 +1,4 @@
-//! The copy of a view, its elements one after another: the way to give a view to an operation that needs that.
+//! A contiguous copy of a view, for operations that need contiguous operands.
 //!
 //! **Forward.** y = x, contiguous. A tensor that is contiguous already is not copied.
 //!
@@ -14,9 +14,9 @@ use tensor::Tensor;
 use tensor::cuda::Module;
 
 pub(crate) const MODULE: Option<&Module> = None;
-pub(crate) const SUMMARY: &str = "a view copied, so that its elements lie one after another";
+pub(crate) const SUMMARY: &str = "a contiguous copy of a view";
 
-/// x with its elements one after another.
+/// x as a contiguous tensor.
 pub fn contiguous<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     x.tape().record("contiguous", &[x], x.value().contiguous()?, || Contiguous)
 }

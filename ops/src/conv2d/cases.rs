@@ -17,7 +17,7 @@ impl Definition for Conv2d {
     }
 }
 
-/// A case of x, of O and the kernel's extents, of stride and padding.
+/// A case from the shape of x, the output channels and the kernel's extents, and stride and padding.
 fn case(name: &str, x: [usize; 4], [outputs, down, across]: [usize; 3], window: [usize; 2], bias: bool) -> Case {
     let mut operands = vec![uniform(x, 1), uniform([outputs, x[3], down, across], 2)];
     if bias {

@@ -1,4 +1,5 @@
-//! The GPU's side of [`conv2d`](super::conv2d): matrices of patches, some images at a time, and matrix products.
+//! The GPU's side of [`conv2d`](super::conv2d): matrices of patches (im2col), some images at a time, and matrix
+//! products.
 
 use super::geometry::Geometry;
 use std::ops::Range;
@@ -13,8 +14,8 @@ pub static KERNELS: Module = Module {
     kernels: &["conv2d_patches<T>", "conv2d_gather<T>"],
 };
 
-/// Bytes of a matrix of patches, at most, unless one image has more. In this crate's own tests it is so little that
-/// images come in several matrices.
+/// The maximum bytes of a matrix of patches, unless a single image needs more. In this crate's own tests it is so small
+/// that the images take several matrices.
 const PATCHES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
 
 /// y (N, HO, WO, O) from x (N, H, W, I), weight (O, I, KH, KW) and bias (O).
@@ -79,14 +80,14 @@ fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>, mut 
         let product = Gemm::new("conv2d", Matrix::transposed(&upstream), Matrix::plain(&patches), extents);
         let of_bias = dbias.as_mut().map(|dbias| dbias.part(0, outputs));
         product.sums(of_bias).into(sums.as_out("conv2d", true)?)?;
-        // What follows is added.
+        // The following chunks are accumulated.
         dbias.iter_mut().for_each(|dbias| dbias.accumulate = true);
     }
     let sums = sums.slice(1, 0..g.patch())?.contiguous()?.reshape([outputs, down, across, g.inputs])?;
     put(dweight, &sums.permute(&[0, 3, 1, 2])?.contiguous()?)
 }
 
-/// The images whose patches make one matrix, matrix by matrix; where there are no images, one matrix without rows.
+/// The ranges of images whose patches form one matrix each; without images, a single empty range.
 fn chunks(g: &Geometry, dtype: DType) -> impl Iterator<Item = Range<usize>> + use<> {
     let (images, bytes) = (g.images, pixels(g, &(0..1)).len() * row(g, dtype) * dtype.size());
     let chunk = (PATCHES / bytes.max(1)).max(1);
@@ -104,12 +105,12 @@ fn part(map: &Tensor, images: &Range<usize>) -> Result<Tensor> {
     map.slice(0, images.clone())
 }
 
-/// The length of a row of patches.
+/// The length of a row of patches: one patch, padded to whole packs.
 fn row(g: &Geometry, dtype: DType) -> usize {
     g.patch().next_multiple_of(16 / dtype.size())
 }
 
-/// What the output pixels of some images see: (pixels, row).
+/// The patches of the output pixels of some images, (pixels, row).
 fn patches(g: &Geometry, x: &Tensor, images: Range<usize>) -> Result<Tensor> {
     let row = row(g, x.dtype());
     let mut patches = Tensor::empty_on(&x.device(), [pixels(g, &images).len(), row], x.dtype())?;
@@ -121,7 +122,7 @@ fn patches(g: &Geometry, x: &Tensor, images: Range<usize>) -> Result<Tensor> {
     Ok(patches)
 }
 
-/// The weight (O, I, KH, KW) in the order and with the zeros of the patches, (O, row), in their type.
+/// The weight (O, I, KH, KW) in the order of the patches and padded like them, (O, row), in their type.
 fn reorder(g: &Geometry, weight: &Tensor, dtype: DType) -> Result<Tensor> {
     let weight = weight.permute(&[0, 2, 3, 1])?.contiguous()?.cast(dtype)?;
     let (row, [_, across]) = (row(g, dtype), g.kernel);
@@ -145,7 +146,7 @@ mod tests {
     fn images_in_several_matrices_of_patches() {
         let Some(gpu) = Gpu::for_tests(9) else { return };
         let device = Device::Cuda(gpu);
-        // Both products of what is done twice are computed alike.
+        // Both runs of a computation must use the same instruction set.
         let _unlimited = unlimited();
         for case in crate::conv2d::cases::cases() {
             for dtype in [DType::F32, DType::Bf16] {

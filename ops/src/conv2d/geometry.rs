@@ -1,4 +1,4 @@
-//! The extents of a convolution, and who meets whom.
+//! The extents of a convolution, and which input and output positions meet through which tap.
 
 /// All extents of a convolution.
 #[derive(Clone, Copy, Debug)]
@@ -40,15 +40,15 @@ impl Geometry {
         self.images * self.output[0] * self.output[1]
     }
 
-    /// The row of x, counted through all images, that a row of the kernel sees from a row of y, counted likewise; none
-    /// where that is padding.
+    /// The row of x, numbered across all images, that a row of the kernel reads for a row of y, numbered likewise;
+    /// `None` if it lies in the padding.
     pub fn input_row(&self, output_row: usize, kernel_row: usize) -> Option<usize> {
         let (image, row) = (output_row / self.output[0], output_row % self.output[0]);
         let row = (row * self.stride + kernel_row).checked_sub(self.padding)?;
         (row < self.input[0]).then_some(image * self.input[0] + row)
     }
 
-    /// What the rows or columns of x, counted from where the padding begins, leave by the stride.
+    /// The remainders modulo the stride of the rows or columns of x, counted from the start of the padding, each once.
     pub fn remainders(&self, axis: usize) -> impl Iterator<Item = usize> + use<> {
         let (stride, padding) = (self.stride, self.padding);
         (0..self.input[axis].min(stride)).map(move |row| (row + padding) % stride)
@@ -59,10 +59,11 @@ impl Geometry {
         (remainder..self.kernel[axis]).step_by(self.stride)
     }
 
-    /// With padding p and stride s, row (or column) i of y meets row x of the map with tap x + p − i·s. So the taps that
-    /// meet row `input` are those of [`Self::taps_of`] for the remainder of input + p by s: its tap r + q·s does from row
-    /// (input + p)/s − q of y. This is that row for q = 0, which may lie behind the last one; none for another remainder.
-    /// With p = 1 and s = 2, row 4 meets tap 1 of row 2, and tap 3, if there is one, of row 1.
+    /// With padding p and stride s, row (or column) i of y reads row x of the map through tap x + p − i·s. So the taps
+    /// that read row `input` are those of [`Self::taps_of`] for the remainder r of input + p modulo s: tap r + q·s does
+    /// so for row ⌊(input + p)/s⌋ − q of y. Returns that row for q = 0, which may lie past the last row of y; `None` if
+    /// `remainder` is not r. With p = 1 and s = 2, row 4 is read through tap 1 for row 2, and through tap 3, if there
+    /// is one, for row 1.
     pub fn position(&self, input: usize, remainder: usize) -> Option<usize> {
         let padded = input + self.padding;
         (padded % self.stride == remainder).then(|| padded / self.stride)

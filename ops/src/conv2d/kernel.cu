@@ -1,10 +1,10 @@
-// Matrices of patches: row (n, i, j) of `patches` (N·HO·WO, P) holds what output pixel (i, j) sees of image n of
-// x (N, H, W, I), with zeros for the padding p around the image. P is KH·KW·I, and as many more that are zero as it takes
-// for each row to begin where a pack does: products read no others fast.
+// Matrices of patches (im2col): row (n, i, j) of `patches` (N·HO·WO, P) holds what output pixel (i, j) sees of image n
+// of x (N, H, W, I), with zeros for the padding p around the image. P is KH·KW·I, padded with zeros so that every row
+// is aligned to packs: matrix products read other rows slowly.
 
-// patches[n, i, j][a, b, c] = x[n, i·s + a − p, j·s + b − p, c]: a block has a row of output pixels. Of a row of x a row of
-// the kernel sees a run of neighbouring elements. A pack belongs to one pixel: where it begins takes divisions, and its
-// elements are counted from there.
+// patches[n, i, j][a, b, c] = x[n, i·s + a − p, j·s + b − p, c]: one block per row of output pixels. Each row of the
+// kernel reads a run of neighbouring elements of a row of x. A pack belongs to one pixel: its start is found by
+// divisions, and its other elements by counting on from there.
 template <typename T>
 __global__ void conv2d_patches(const T* x, T* patches, int height, int width, int inputs, int down, int across,
                                int out_height, u32 out_count, u32 patch, int stride, int padding) {
@@ -16,12 +16,12 @@ __global__ void conv2d_patches(const T* x, T* patches, int height, int width, in
     for (u32 place = threadIdx.x * N; place < out_count; place += blockDim.x * N) {
         u32 element = place % patch;
         int a = element / run, at = element % run;
-        i64 first = (i64(place / patch) * stride - padding) * inputs; // of the runs, in a row of x
-        int begin = max(-first, i64(0)), end = min(row_size - first, i64(run)); // what of a run is in the image
+        i64 first = (i64(place / patch) * stride - padding) * inputs; // start of the runs in a row of x
+        int begin = max(-first, i64(0)), end = min(row_size - first, i64(run)); // the part of a run in the image
         const T* from = x + (row + a) * row_size + first;
         Pack<T> pack = {};
         auto inside = [&] { return a < down && row + a >= 0 && row + a < height && at >= begin && at < end; };
-        if (inputs % N == 0) { // then they lie together
+        if (inputs % N == 0) { // then a pack is contiguous in x
             if (inside()) pack = load_pack(from + at, N);
         } else {
 #pragma unroll

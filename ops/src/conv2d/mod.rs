@@ -6,16 +6,16 @@
 //! `patches` for output pixel (n, i, j) be the KH·KW·I inputs that it sees; then y = patches·W, with W
 //! (KH·KW·I, O) the weight with its axes reordered.
 //!
-//! **Backward.** From y = patches·W + b, as for a linear layer: dW = patchesᵀ·dy, db = Σ dy over the pixels,
-//! and dpatches = dy·Wᵀ, each element of which is added to the element of dx that the patch had copied.
-//! Saved: x and w. On the CPU the patches, KH·KW/s² times as large as x, are not written out: the products read them in
-//! bands, copies of some rows of x, and dx is a convolution of dy. (Only the weight's gradient in bf16 packs them.) On a GPU
-//! they are written out for some images at a time.
+//! **Backward.** From y = patches·W + b, as for a linear layer: dW = patchesᵀ·dy, db = Σ dy over the pixels, and
+//! dpatches = dy·Wᵀ, each element of which is added to the element of dx that the patch had copied. Saved: x and w. On
+//! the CPU the patches, KH·KW/s² times as large as x, are not materialised: the products read them from bands, copies
+//! of some rows of x, and dx is computed as a convolution of dy. (Only the weight's gradient in bf16 packs them.) On a
+//! GPU they are materialised (im2col) for some images at a time.
 //!
-//! Operands must be contiguous; f32 or f64. Or x in f32 with w in bf16 and b in either on the CPU, and on a GPU x in bf16
-//! with w and b in f32 or bf16: then all factors are rounded to bf16, and products are summed in f32. Errors:
-//! [`tensor::Error::Shape`], [`tensor::Error::Argument`] for a stride of zero, [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`]. Source: `torch.nn.Conv2d`, whose weight layout this is.
+//! Operands must be contiguous, and all in f32 or all in f64; or on the CPU x in f32 with w in bf16 and b in either; or
+//! on a GPU x in bf16 with w and b in f32 or bf16. In the latter two cases all factors are rounded to bf16, and
+//! products are accumulated in f32. Errors: [`tensor::Error::Shape`], [`tensor::Error::Argument`] for a stride of zero,
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: `torch.nn.Conv2d`, whose weight layout this is.
 
 pub mod cases;
 mod cpu;
@@ -72,8 +72,8 @@ pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window:
     }
 }
 
-/// A weight (O, I, KH, KW) for convolutions that take it again and again: on the CPU it carries itself as their products
-/// lay it out. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+/// Prepares a weight (O, I, KH, KW) for repeated use: on the CPU the returned tensor carries its packed form. Errors:
+/// [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
 pub fn prepared(weight: Tensor) -> tensor::Result<Tensor> {
     match weight.device() {
         Device::Cpu => match_factor!(weight.dtype(), "conv2d", F => {
@@ -100,7 +100,7 @@ fn geometry(x: &Tensor, weight: &Tensor, Conv2d { stride, padding }: Conv2d) -> 
     let [images, height, width, inputs] = x.dims("conv2d", "x (N, H, W, I)")?;
     let [outputs, weight_inputs, down, across] = weight.dims("conv2d", "a weight (O, I, KH, KW)")?;
     if weight_inputs != inputs || down == 0 || across == 0 {
-        let expected = format!("a weight (O, {inputs}, KH, KW) with a kernel, as x is {}", x.shape());
+        let expected = format!("a weight (O, {inputs}, KH, KW) with KH and KW of at least 1, as x is {}", x.shape());
         return Err(Error::shape("conv2d", expected, weight.shape()));
     }
     if stride == 0 {
@@ -118,7 +118,7 @@ fn geometry(x: &Tensor, weight: &Tensor, Conv2d { stride, padding }: Conv2d) -> 
     };
     let output = positions(height, down).zip(positions(width, across));
     let Some((rows, columns)) = output.filter(|&(rows, columns)| can_be(rows, columns)) else {
-        let expected = format!("an image that a {down}x{across} kernel fits into with {padding} around it");
+        let expected = format!("an image that a {down}x{across} kernel fits into with padding {padding}");
         return Err(Error::shape("conv2d", expected, x.shape()));
     };
     Ok(Geometry {
@@ -167,7 +167,7 @@ impl Rule for Convolution {
         Ok(())
     }
 
-    /// Of all the kernel's positions, also where it meets zeros around the image.
+    /// Counts all positions of the kernel, including those that read padding.
     fn multiply_adds(&self, y: &Shape) -> MultiplyAdds {
         MultiplyAdds::product(y.count() * self.weight.shape()[1..].iter().product::<usize>())
     }

@@ -8,7 +8,7 @@ use tensor::cpu::lanes::sum_map;
 use tensor::cpu::parallel::{Out, items_per_task};
 use tensor::{Float, Scratch, simd};
 
-/// The target distributions t (N, K), by what the kernels ask of a row of them.
+/// The target distributions t (N, K), by the operations that the kernels need on one row.
 pub(crate) trait Targets<T: Float>: Sync {
     /// K.
     fn classes(&self) -> usize;

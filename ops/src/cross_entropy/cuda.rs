@@ -5,7 +5,8 @@ use tensor::cuda::elements::sum_rows;
 use tensor::cuda::{Module, Out};
 use tensor::{DType, Result, Tensor};
 
-/// What the kernels of [`soft_cross_entropy`](crate::soft_cross_entropy) include, too: all but the targets.
+/// Headers that the kernels of [`soft_cross_entropy`](crate::soft_cross_entropy) include as well: everything except the
+/// targets.
 pub(crate) const HEADERS: &[(&str, &str)] = &[("record.cuh", include_str!("record.cuh")), softmax::cuda::HEADER];
 
 pub static KERNELS: Module = Module {

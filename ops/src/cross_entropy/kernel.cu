@@ -1,6 +1,6 @@
 #include "record.cuh"
 
-// t = (1 − s)·[k = label] + s/K; where the label is no class, NaN.
+// t = (1 − s)·[k = label] + s/K; NaN if the label is not a valid class.
 template <typename W>
 struct Smoothed {
     u32 label;

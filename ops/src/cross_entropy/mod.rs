@@ -1,21 +1,21 @@
 //! Cross-entropy with class labels, fused with the softmax.
 //!
-//! **Forward.** Logits x (N, K), one label l\[n\] < K per record, smoothing s. The target distribution of
-//! record n is t = (1 − s)·[k = l] + s/K, and the loss is the mean over the records of −Σₖ tₖ·ln pₖ with
-//! p = softmax(x). As ln pₖ = (xₖ − m) − ln Σ exp(x − m) with m = max(x), and Σ t = 1, a record costs
-//! ln Σ exp(x − m) − Σ t·(x − m). The logarithm of a probability that has underflowed is never taken.
+//! **Forward.** Logits x (N, K), one label l\[n\] < K per record, smoothing s. The target distribution of record n is t
+//! = (1 − s)·[k = l] + s/K, and the loss is the mean over the records of −Σₖ tₖ·ln pₖ with p = softmax(x). As ln pₖ =
+//! (xₖ − m) − ln Σ exp(x − m) with m = max(x), and Σ t = 1, the loss of a record is ln Σ exp(x − m) − Σ t·(x − m). The
+//! logarithm of a probability that has underflowed is never taken.
 //!
-//! **Backward.** ∂/∂xₖ ln Σ exp(x) = pₖ, hence dxₖ = dy·(pₖ − tₖ)/N. Saved: p and the labels. The logits
-//! would do as well, but p costs the same bytes, lets the logits go, and leaves to backward one pass
+//! **Backward.** ∂/∂xₖ ln Σ exp(x) = pₖ, hence dxₖ = dy·(pₖ − tₖ)/N. Saved: p and the labels. The logits would do as
+//! well, but p takes the same memory, allows the logits to be freed, and leaves the backward pass a single sweep
 //! without exponentials.
 //!
-//! The labels are an index tensor (N) and get no gradient; x must be contiguous, f32 or f64, and on a GPU
-//! also bf16, for which p and the loss are f32; the loss has the shape (). Errors: [`tensor::Error::Shape`]
-//! when the shapes do not fit or there is no record (no mean of nothing), [`tensor::Error::Argument`] for a
-//! label that is no class, naming the record, or s outside [0, 1], [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`]. A GPU's labels cannot be looked at without waiting for it: there a label that is
-//! no class makes the loss and its record's gradient NaN. Source: `torch.nn.CrossEntropyLoss`; label smoothing
-//! by Szegedy et al., "Rethinking the Inception architecture", 2016.
+//! The labels are an index tensor (N) and get no gradient; x must be contiguous, f32 or f64, and on a GPU also bf16,
+//! for which p and the loss are f32; the loss has the shape (). Errors: [`tensor::Error::Shape`] if the shapes do not
+//! fit, or if there are no records or no classes, [`tensor::Error::Argument`] for a label that is not a valid class
+//! (the message names the record) or s outside [0, 1], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+//! Labels on a GPU cannot be checked without synchronising with it: there an invalid label makes the loss and its
+//! record's gradient NaN. Source: `torch.nn.CrossEntropyLoss`; label smoothing by Szegedy et al., "Rethinking the
+//! Inception architecture", 2016.
 
 pub mod cases;
 pub(crate) mod cpu;
@@ -40,7 +40,7 @@ pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> R
         return Err(Error::shape("cross_entropy", expected, labels.shape()).into());
     }
     if !(0.0..=1.0).contains(&smoothing) {
-        let message = format!("the label smoothing is {smoothing}, must be from 0 to 1");
+        let message = format!("the label smoothing is {smoothing}, but must be from 0 to 1");
         return Err(Error::argument("cross_entropy", message).into());
     }
     let device = logits.value().device();
@@ -74,11 +74,11 @@ fn all_are_classes(labels: &[u32], classes: usize) -> tensor::Result<()> {
     }
 }
 
-/// The extents of logits (N, K) with something to average over.
+/// The extents of logits (N, K), which must have at least one record and one class.
 pub(crate) fn records(op: &'static str, logits: &Tensor) -> tensor::Result<[usize; 2]> {
     let extents = logits.dims(op, "logits (N, K)")?;
     if extents.contains(&0) {
-        return Err(Error::shape(op, "logits (N, K) of one record and one class or more", logits.shape()));
+        return Err(Error::shape(op, "logits (N, K) with at least one record and one class", logits.shape()));
     }
     Ok(extents)
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "row.cuh"
 
-// The record that a warp has.
+// The record that this warp handles.
 __device__ __forceinline__ i64 own_record() { return i64(blockIdx.x) * (blockDim.x / 32) + warp(); }
 
 // The record's part of the mean loss, (Σt·ln Σ exp(x − m) − Σ t·(x − m))/N with m = max(x); p (K) takes softmax(x).

@@ -10,13 +10,13 @@ use tensor::{Float, simd};
 pub fn apply<T: Float>(x: &[T], samples: Range<usize>, keep: Keep, out: Out<'_, T>) {
     let sample = x.len().checked_div(samples.len()).unwrap_or(0);
     let accumulate = out.accumulate;
-    // The pieces heed no sample's bounds: there may be few large samples or many small ones.
+    // The pieces are cut regardless of sample boundaries, as there may be few large samples or many small ones.
     out.data.par_chunks_mut(GRAIN).zip(x.par_chunks(GRAIN)).enumerate().for_each(|(part, (data, x))| {
         simd!(A => apply_part::<T, A>(x, part * GRAIN, sample, samples.start, keep, Out { data, accumulate }));
     });
 }
 
-/// The elements from `first` on, sample by sample, of which the first is the batch's sample `offset`.
+/// Processes the elements from `first` on, sample by sample. Sample 0 of x is sample `offset` of the batch.
 #[inline(always)]
 fn apply_part<T: Float, A: Arch>(x: &[T], first: usize, sample: usize, offset: usize, keep: Keep, out: Out<'_, T>) {
     let mut start = 0;

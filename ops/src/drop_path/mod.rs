@@ -1,14 +1,14 @@
 //! Stochastic depth: dropout of whole samples.
 //!
-//! **Forward.** y\[n\] = kₙ·x\[n\]/(1 − p) for each sample n of x (N, ...), where kₙ is 1 when the random
-//! stream's uniform number f + n is p or more and 0 otherwise, with f the number of the first sample in its batch: a batch
-//! in pieces drops the same samples. Added to a residual, a branch whose kₙ is 0 is as
-//! if it were skipped for sample n. For p = 0 y is x.
+//! **Forward.** y\[n\] = kₙ·x\[n\]/(1 − p) for each sample n of x (N, ...), where kₙ is 1 if the random stream's
+//! uniform number f + n is at least p and 0 otherwise, with f the index of x's first sample in the whole batch: a batch
+//! processed in pieces drops the same samples. Added to a residual, a branch whose kₙ is 0 is as if it were skipped for
+//! sample n. For p = 0 y is x.
 //!
 //! **Backward.** y is linear in x: dx\[n\] = kₙ·dy\[n\]/(1 − p). Nothing is saved: the k are drawn again.
 //!
-//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] for p outside [0, 1), or
-//! samples that cannot be numbered, [`tensor::Error::Shape`] for a tensor without axes,
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] for p outside [0, 1), or if
+//! the numbers of the samples overflow, [`tensor::Error::Shape`] for a tensor without axes,
 //! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Huang et al., "Deep networks with stochastic
 //! depth", ECCV 2016; one draw per sample, as in timm's `DropPath`.
 
@@ -29,15 +29,15 @@ use tensor::{Device, Error, Tensor, match_float};
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "drops whole samples at random, scales the rest by 1/(1-p)";
 
-/// x (N, ...) with each sample dropped with probability `p`, which `rng` decides, and the others divided
-/// by 1 − p. `first` is the number of x's first sample, where x is a part of a batch.
+/// x (N, ...) with each sample dropped with probability `p`, which `rng` decides, and the others divided by 1 − p.
+/// `first` is the index of x's first sample in the whole batch, if x is only a part of it; otherwise 0.
 pub fn drop_path<'t>(x: &Var<'t>, p: f64, rng: Philox, first: usize) -> Result<Var<'t>> {
     let Some(&samples) = x.shape().first() else {
         return Err(Error::shape("drop_path", "x (N, ...)", x.shape()).into());
     };
     let Some(keep) = Keep::new("drop_path", p, rng)? else { return Ok(x.clone()) };
     let Some(end) = first.checked_add(samples) else {
-        return Err(Error::argument("drop_path", format!("{samples} samples from the {first}th on")).into());
+        return Err(Error::argument("drop_path", format!("{samples} samples from number {first} on overflow")).into());
     };
     let samples = first..end;
     let device = x.value().device();

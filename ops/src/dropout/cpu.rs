@@ -8,7 +8,7 @@ use tensor::{Float, simd};
 
 /// One block of the stream decides about this many elements.
 const BLOCK: usize = 4;
-/// So many blocks are drawn together, each in its own vector lane.
+/// How many blocks are drawn together, each in its own vector lane.
 const LANES: usize = 16;
 
 pub fn apply<T: Float>(x: &[T], keep: Keep, out: Out<'_, T>) {
@@ -30,7 +30,7 @@ fn apply_part<T: Float, A: Arch>(x: &[T], first: u64, keep: Keep, out: Out<'_, T
             *words = keep.rng.block(first + (group * LANES + lane) as u64);
         }
         for ((y, &x), &word) in y.iter_mut().zip(x).zip(words.as_flattened()) {
-            // Not a factor of 0, which would let through what is not finite.
+            // A selection, not a factor of 0, which would turn infinities and NaN into NaN.
             let kept = if keep.allows(word) { x } else { T::zero() };
             *y = A::mul_add(kept, scale, if out.accumulate { *y } else { T::zero() });
         }

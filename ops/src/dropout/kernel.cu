@@ -11,7 +11,7 @@ __global__ void dropout(const T* x, const u64* key, u64 seed, u64 stream, u32 th
 #pragma unroll
     for (int j = 0; j < N; j++) {
         if (j % 4 == 0) words = rng.block((i + j) / 4);
-        // Not a factor of 0, which would let through what is not finite.
+        // A selection, not a factor of 0, which would turn infinities and NaN into NaN.
         values[j] = words.at[(i + j) & 3] >> 8 >= threshold ? scale * widen(in.at[j]) : wide<T>(0);
     }
     put_pack(y + i, values, count - i, accumulate);

@@ -6,12 +6,13 @@
 //! **Backward.** y is linear in x, element by element: dxᵢ = kᵢ·dyᵢ/(1 − p). Nothing is saved: the
 //! stream is a function of the position, so the same k are drawn again.
 //!
-//! The stream is counted from the first element of x, whatever that is a part of: in [pieces](autograd::Tape::in_pieces)
-//! each piece would drop what the others do, so give it a stream of its own, keyed by its first sample.
+//! The stream is indexed from the first element of x, even if x is only a part of a batch: [in
+//! pieces](autograd::Tape::in_pieces) all pieces would drop the same elements, so give each piece a stream of its own,
+//! keyed by its first sample.
 //!
-//! Whoever evaluates a model leaves the call out. x must be contiguous; f32 or f64, and bf16 on a GPU. Errors:
-//! [`tensor::Error::Argument`] for p outside [0, 1), [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`]. Source: Srivastava et al., "Dropout", JMLR 2014; `torch.nn.Dropout`.
+//! To evaluate a model, leave the call out. x must be contiguous; f32 or f64, and bf16 on a GPU. Errors:
+//! [`tensor::Error::Argument`] for p outside [0, 1), [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+//! Source: Srivastava et al., "Dropout", JMLR 2014; `torch.nn.Dropout`.
 
 pub mod cases;
 mod cpu;
@@ -42,7 +43,7 @@ pub fn dropout<'t>(x: &Var<'t>, p: f64, rng: Philox) -> Result<Var<'t>> {
     x.tape().record("dropout", &[x], y, || Dropout { keep })
 }
 
-/// What survives, and by how much it grows.
+/// Which elements are kept, and the factor on them.
 #[derive(Clone, Copy)]
 pub(crate) struct Keep {
     pub rng: Philox,
@@ -57,7 +58,7 @@ impl Keep {
     /// None for p = 0, when everything survives as it is; [`Error::Argument`] for p outside [0, 1).
     pub fn new(op: &'static str, p: f64, rng: Philox) -> tensor::Result<Option<Self>> {
         if !(0.0..1.0).contains(&p) {
-            return Err(Error::argument(op, format!("the probability p is {p}, must be at least 0 and below 1")));
+            return Err(Error::argument(op, format!("the probability p is {p}, but must be at least 0 and below 1")));
         }
         let threshold = (p * f64::from(1 << 24)).ceil() as u32;
         Ok((p > 0.0).then_some(Self { rng, scale: 1.0 / (1.0 - p), threshold }))

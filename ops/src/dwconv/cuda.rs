@@ -17,17 +17,19 @@ pub static KERNELS: Module = Module {
     ],
 };
 
-/// Threads of a block, forward and backward, and the most of them that have channels of one pixel; as in the kernels.
+/// Threads per block in the forward and the backward pass, and the maximum number of threads that share the channels of
+/// one pixel; as in the kernels.
 const THREADS: usize = 128;
 const THREADS_BACKWARD: usize = 256;
 const TILE: usize = 32;
 
-/// Columns are shared out among threads until there are so many threads, or so few columns to each.
+/// Columns are split among more threads until there are this many threads, or only this many columns per thread.
 const ENOUGH_THREADS: usize = 1 << 16;
 const FEW_COLUMNS: usize = 8;
 
-/// The most blocks of the backward kernel: one to each multiprocessor of an H200, which has registers for no more, and a
-/// few blocks that came after all others would double its time. A constant, as the order of sums depends on it.
+/// The maximum number of blocks of the backward kernel: one per multiprocessor of an H200, whose registers allow no
+/// more; a few extra blocks would run after all others and double its time. A constant, because the order of summation
+/// depends on it.
 const BLOCKS_BACKWARD: usize = 132;
 
 /// An operand (N, H, W, C) that is read: pixel p, counted in (N, H, W) order, is the C elements from p·stride on.
@@ -94,8 +96,8 @@ pub(crate) fn forward(
     unsafe { launch.extents([e.height, e.width, e.channels, tile, tiles, length, segments])?.run() }
 }
 
-/// From dy and x, in one pass, what is wanted of dx = dy ∗ the kernel turned by half a turn, dweight (C, 1, K, K) and dbias
-/// (C), each stored or added.
+/// From dy and x, in one pass, those of dx = dy ∗ the kernel rotated by 180°, dweight (C, 1, K, K) and dbias (C) that
+/// are wanted, each stored or accumulated.
 pub(crate) fn backward(
     e: Geometry,
     dy: &Map,
@@ -114,7 +116,7 @@ pub(crate) fn backward(
     [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.ensure_dtype("dwconv", dtype.of_sums()))?;
     let gpu = x.elements.gpu("dwconv")?;
     let [dy_address, x_address] = [address(e, dy, gpu)?, address(e, x, gpu)?];
-    // Where nobody wants dx it goes to waste.
+    // If dx is not wanted, it goes to a scratch tensor.
     let mut waste = None;
     let dx = match dx {
         Some(dx) => dx,
@@ -168,15 +170,15 @@ impl Tiling {
     }
 }
 
-/// Whether threads have pairs of channels: where these lie in all maps so that an instruction can load them. In f64 there
-/// are too few registers.
+/// Whether each thread takes a pair of channels: if pairs are aligned in all maps, so that one instruction can load
+/// them. In f64 there are too few registers.
 fn pairs(e: Geometry, dtype: DType, maps: &[(u64, usize)]) -> bool {
     let even =
         |&(address, stride): &(u64, usize)| address.is_multiple_of(2 * dtype.size() as u64) && stride.is_multiple_of(2);
     dtype != DType::F64 && e.channels.is_multiple_of(2) && maps.iter().all(even)
 }
 
-/// Where a map begins that has all its pixels.
+/// The address of a map, once it is checked that its tensor holds all its pixels.
 fn address(e: Geometry, map: &Map, gpu: &Arc<Gpu>) -> Result<u64> {
     ensure_room(e, map.stride, map.elements.count())?;
     map.elements.address("dwconv", gpu)
@@ -187,6 +189,6 @@ fn ensure_room(e: Geometry, stride: usize, count: usize) -> Result<()> {
     if e.is_empty() || (stride >= e.channels && e.span(stride) <= count) {
         return Ok(());
     }
-    let expected = format!("a map of {} elements, {stride} from a pixel to the next", e.span(stride));
+    let expected = format!("a map that spans {} elements, with a stride of {stride} between pixels", e.span(stride));
     Err(Error::shape("dwconv", expected, &[count]))
 }

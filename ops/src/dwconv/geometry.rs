@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`KERNELS`](super::KERNELS).
+/// The extents of x, y (N, H, W, C) and of the kernel (C, 1, K, K), K one of [`SIZES`](super::SIZES).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
     pub images: usize,
@@ -31,7 +31,7 @@ impl Geometry {
         self.kernel / 2
     }
 
-    /// The elements from the first of a map that is not empty to its last.
+    /// How many elements a non-empty map spans, from its first to its last.
     pub fn span(&self, stride: usize) -> usize {
         (self.rows() * self.width - 1) * stride + self.channels
     }

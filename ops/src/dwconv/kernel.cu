@@ -1,30 +1,30 @@
 // Depthwise convolutions of maps (N, H, W, C) that may lie inside wider tensors: `stride` elements from a pixel to the
 // next. P = (K − 1)/2, and pixels outside the image are zeros.
 //
-// A thread has a few neighbouring channels of a few neighbouring rows, and walks along the rows. What it needs at every
-// column stays in registers, the weights among it, so that a step is little more than its multiply-adds: an element that
-// is loaded meets K taps in each of the rows. Side by side the threads of a block have `tile` pieces of the channels, and
-// then the next rows, which see much of the same pixels.
+// A thread handles a few neighbouring channels of a few neighbouring rows, and moves along the rows. What it needs at
+// every column, including the weights, stays in registers, so that a step is little more than its multiply-adds: a
+// loaded element is multiplied by K taps for each of the rows. Consecutive threads of a block take the `tile` pieces of
+// the channels, then the next rows, which read mostly the same pixels.
 #include "sums.cuh"
 
-// Of a block, forward and backward.
+// Threads per block, forward and backward.
 constexpr int THREADS = 128, THREADS_BACKWARD = 256;
-// The most threads with channels of one pixel.
+// The maximum number of threads that share the channels of one pixel.
 constexpr int TILE = 32;
 
-// Rows of a thread: the more, the fewer are loaded twice, as far as there are registers.
+// Rows per thread: the more there are, the fewer are loaded twice, but registers are limited.
 template <int K>
 constexpr int ROWS = K == 3 ? 4 : K == 5 ? 2 : 1;
 
-// A large kernel has no registers to spare: columns after which the loop over them begins anew, and whether the backward
-// kernel has registers for the taps beside those for their gradients.
+// A large kernel has no registers to spare: the unroll factor of the loop over columns, and whether the backward kernel
+// holds the taps in registers beside their gradients.
 template <int K>
 constexpr int UNROLLED = K < 7 ? K : 1;
 template <int K>
 constexpr bool HELD = K < 7;
 
-// Columns that are asked for before they are needed: memory has as much to do for a few warps that ask early as for many
-// that do not, and there are registers for few.
+// How many columns are loaded ahead of use: registers suffice for only a few warps, and a few warps that load early
+// keep the memory as busy as many that do not.
 template <typename T, int K>
 constexpr int AHEAD = K < 7 && sizeof(T) == 2 ? 3 : 1;
 
@@ -46,9 +46,9 @@ struct Channels<bf16, 2> {
     __device__ __forceinline__ void set(int v, float value) { bits |= u32(narrow<bf16>(value).bits) << 16 * v; }
 };
 
-// A thread's channels of R rows of an image, column by column, each asked for D columns before it is taken. What is outside
-// is zero. Where a column lies decides only whether it is loaded: after a branch around more than that, what moves on would
-// have to change its register, not just its name.
+// A thread's channels of R rows of an image, column by column, each loaded D columns before it is used. What lies
+// outside the image is zero. Only the load depends on where a column lies: with a branch around more than that, values
+// that move on by a column would have to be copied between registers instead of just being renamed.
 template <typename T, int V, int R, int D>
 struct Rows {
     const T* next;
@@ -104,7 +104,7 @@ struct Results {
         : next(image + (i64(row) * width + first) * stride),
           old(image, stride, row, first, accumulate ? count : 0, lead, height, width) {}
 
-    // The sums of the next column, which are the first, if they are `whole`.
+    // Writes the sums of the next column, which are those at [.][0], if they are complete (`whole`).
     template <int K>
     __device__ __forceinline__ void put(const wide<T> (&sums)[R][K][V], bool whole) {
         wide<T> before[R][V];
@@ -122,7 +122,7 @@ struct Results {
     }
 };
 
-// Moves on by a column: to[.][s] takes what is behind it, the last `last`.
+// Moves on by one column: to[.][s] takes the value of to[.][s + 1], the last one that of `last`.
 template <int R, int K, int V, typename W>
 __device__ __forceinline__ void move_on(W (&to)[R][K][V], const W (&last)[R][V]) {
 #pragma unroll
@@ -133,8 +133,9 @@ __device__ __forceinline__ void move_on(W (&to)[R][K][V], const W (&last)[R][V])
             for (int v = 0; v < V; v++) to[r][s][v] = s + 1 < K ? to[r][s + 1][v] : last[r][v];
 }
 
-// `count` rows of a weight (C, 1, K, K) of a tile, from `first` on, their centres greater by one for a residual; behind them
-// something, for threads that have no channel. A thread has asked for all that it brings before it waits for any.
+// `count` rows of a weight (C, 1, K, K) of a tile, from `first` on, with one added to their centres for a residual;
+// after them come arbitrary values, for threads without a channel. A thread issues all its loads before it waits for
+// any.
 template <int TAPS, int MOST, int THREADS, typename W>
 __device__ __forceinline__ void stage(const W* weight, int first, int count, int residual, W (&staged)[MOST * TAPS]) {
     constexpr int TURNS = (MOST * TAPS + THREADS - 1) / THREADS;
@@ -152,9 +153,9 @@ __device__ __forceinline__ void stage(const W* weight, int first, int count, int
     __syncthreads();
 }
 
-// y (+)= x ∗ weight + bias: y[i, j] = Σ x[i + a − P, j + b − P]·w[a, b]. Of a row a thread has `length` columns. Blocks in
-// order of image, segment of the columns, tile of the channels, and rows. In bf16 a 3x3 kernel is held to as many registers
-// as let four blocks share a multiprocessor.
+// y (+)= x ∗ weight + bias: y[i, j] = Σ x[i + a − P, j + b − P]·w[a, b]. A thread handles `length` columns of a row.
+// Blocks are ordered by image, then segment of the columns, tile of the channels, and rows. In bf16 a 3x3 kernel is
+// limited to as many registers as let four blocks share a multiprocessor.
 template <typename T, int K, bool PAIRS>
 __global__ void __launch_bounds__(THREADS, K == 3 && sizeof(T) == 2 ? 4 : 1)
     dwconv_forward(const T* __restrict__ x, i64 x_stride, const wide<T>* weight, int residual, const wide<T>* bias,
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(THREADS, K == 3 && sizeof(T) == 2 ? 4 : 1)
     int column = max(begin - P, 0), behind = min(end + P, width);
     x += image * height * width * x_stride + channel;
     y += image * height * width * y_stride + channel;
-    // What they ask for comes while the weights do.
+    // Their first loads overlap with those of the weights.
     Rows<T, V, R + K - 1, D> rows(x, x_stride, row - P, column, exists ? behind - column : 0, 0, height, width);
     Results<T, V, R, D> results(y, accumulate && exists, y_stride, row, begin, end - begin, begin + P - column, height, width);
 
@@ -193,9 +194,10 @@ __global__ void __launch_bounds__(THREADS, K == 3 && sizeof(T) == 2 ? 4 : 1)
 #pragma unroll
     for (int s = 0; s < K; s++) move_on(sums, start);
 
-    // Columns are counted down: of a loop up to the last one NVRTC 13.0 makes one whose turns are all whole (in PTX for 8.0 to
-    // 9.0), which writes beyond the row where they are no multiple of those that are unrolled.
-#pragma unroll UNROLLED<K> // so that sums change their names, not their registers
+    // Columns are counted down: NVRTC 13.0 compiles a loop that counts up to the last column into one of whole unrolled
+    // iterations only (in PTX for 8.0 to 9.0), which writes past the row if the number of columns is not a multiple of
+    // the unroll factor.
+#pragma unroll UNROLLED<K> // so that sums are renamed, not copied between registers
     for (int left = end + P - column; left > 0; left--, column++) {
         W in[R + K - 1][V];
         rows.take(in);
@@ -234,11 +236,11 @@ __device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared
     }
 }
 
-// dx (+)= dy ∗ weight turned by half a turn: dx[i, j] = Σ dy[i − a + P, j − b + P]·w[a, b]. The same elements of dy times
-// x[i, j], over all pixels, make the gradient of w[a, b], and dy itself that of the bias; they come by way of partial (tiles,
-// pieces, channels of a tile·(K² + 1)), which may be null. A piece is some of all images' strips of R rows, and lines
-// of `tile` threads take turns with them: a strip each, and where fewer are left, parts of them. Blocks in order of piece,
-// and tile of the channels.
+// dx (+)= dy ∗ weight rotated by 180°: dx[i, j] = Σ dy[i − a + P, j − b + P]·w[a, b]. The same elements of dy times
+// x[i, j], summed over all pixels, give the gradient of w[a, b], and dy itself that of the bias; both are reduced
+// through `partial` (tiles, pieces, channels of a tile·(K² + 1)), which may be null. A piece is a range of all images'
+// strips of R rows, which lines of `tile` threads take in turn: one strip each, or parts of strips if fewer are left
+// than there are lines. Blocks are ordered by piece, then tile of the channels.
 template <typename T, int K, bool PAIRS>
 __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
     dwconv_backward(const T* __restrict__ dy, i64 dy_stride, const T* __restrict__ x, i64 x_stride, const wide<T>* weight,
@@ -252,7 +254,7 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
     int place = threadIdx.x % tile * V, line = threadIdx.x / tile, lines = THREADS_BACKWARD / tile;
     int strips_of_image = (height + R - 1) / R;
     i64 turn = strips * piece / pieces, last = strips * (piece + 1) / pieces;
-    if (line >= lines || place >= count) last = 0; // no strips for threads that are too many
+    if (line >= lines || place >= count) last = 0; // surplus threads get no strips
 
     __shared__ W staged[TILE * V * TAPS];
     stage<TAPS, TILE * V, THREADS_BACKWARD>(weight, first, count, residual, staged);
@@ -269,7 +271,7 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
         if (part >= parts) break;
         i64 strip = turn + line % here, pixel = strip / strips_of_image * height * width;
         int row = strip % strips_of_image * R, begin = width * part / parts, end = width * (part + 1) / parts;
-        // Where dx is wanted, dy is P columns further on either side.
+        // dx needs P more columns of dy on either side.
         int before = min(begin, P), seen = min(end + P, width) - (begin - before);
         Rows<T, V, R + K - 1, D> upstream(dy + pixel * dy_stride, dy_stride, row - P, begin - before, seen, P - before, height,
                                           width);
@@ -278,7 +280,7 @@ __global__ void __launch_bounds__(THREADS_BACKWARD, 1)
                                     width);
         // x[row + r, column − P + s] at [r][s], and the sums of dx there.
         W window[R][K][V] = {}, sums[R][K][V] = {}, none[R][V] = {};
-#pragma unroll UNROLLED<K> // so that their elements change their names, not their registers
+#pragma unroll UNROLLED<K> // so that elements are renamed, not copied between registers
         for (int column = begin - P; column < end + P; column++) {
             W arriving[R][V], in[R + K - 1][V];
             rows.take(arriving), upstream.take(in);

@@ -1,16 +1,16 @@
-//! Depthwise convolution: one K×K kernel per channel, stride 1, zeros around the image.
+//! Depthwise convolution: one K×K kernel per channel, stride 1, zero padding.
 //!
 //! **Forward.** y[n, i, j, c] = b\[c\] + Σ_{a,b} x[n, i + a − P, j + b − P, c] · w[c, 0, a, b], with K odd and
 //! P = (K − 1)/2, so that y has the shape of x (N, H, W, C); w is (C, 1, K, K), b (C) or none. Terms outside
 //! the image are zero.
 //!
-//! **Backward.** x[n, i', j', c] meets w[c, 0, a, b] in y[n, i' − a + P, j' − b + P, c], hence
-//! dx[n, i', j', c] = Σ_{a,b} dy[n, i' − a + P, j' − b + P, c] · w[c, 0, a, b]: the same correlation, of dy
-//! with the kernel turned by half a turn (a → K − 1 − a). dw[c, 0, a, b] = Σ_{n,i,j} dy[n, i, j, c] ·
-//! x[n, i + a − P, j + b − P, c] and db\[c\] = Σ_{n,i,j} dy[n, i, j, c]. Saved: x and w.
+//! **Backward.** x[n, i', j', c] meets w[c, 0, a, b] in y[n, i' − a + P, j' − b + P, c], hence dx[n, i', j', c] =
+//! Σ_{a,b} dy[n, i' − a + P, j' − b + P, c] · w[c, 0, a, b]: the same correlation, of dy with the kernel rotated by
+//! 180° (a → K − 1 − a, b likewise). dw[c, 0, a, b] = Σ_{n,i,j} dy[n, i, j, c] · x[n, i + a − P, j + b − P, c] and
+//! db\[c\] = Σ_{n,i,j} dy[n, i, j, c]. Saved: x and w.
 //!
-//! **Residual.** [`dwconv_residual`] is x + dwconv(x), the position encoding as it is used: the kernel's centre
-//! (a = b = P) greater by one in y and in dx, and all else as above.
+//! **Residual.** [`dwconv_residual`] is x + dwconv(x), the position encoding as BiFormer uses it: equivalent to adding
+//! one to the kernel's centre (a = b = P), in y and in dx; all else is as above.
 //!
 //! K is 3, 5 or 7: the kernels are compiled for each. Operands must be contiguous; f32 or f64, and on a GPU also x in bf16
 //! with w and b in f32. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
@@ -30,7 +30,7 @@ use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
 use tensor::{Device, Error, Shape, Tensor, match_float};
 
-/// The kernels' extents K that there are.
+/// The supported kernel extents K.
 pub const SIZES: [usize; 3] = [3, 5, 7];
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "each channel convolved with its own K×K kernel";
@@ -41,8 +41,8 @@ pub fn dwconv<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Resu
     convolve(x, weight, bias, false)
 }
 
-/// x + [`dwconv`]`(x, weight, bias)` in one pass: a residual around a convolution is one whose kernel's centre is
-/// greater by one, forward and backward.
+/// x + [`dwconv`]`(x, weight, bias)` in one pass: a residual around a convolution is equivalent to adding one to the
+/// kernel's centre, forward and backward.
 pub fn dwconv_residual<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>) -> Result<Var<'t>> {
     convolve(x, weight, bias, true)
 }
@@ -127,7 +127,7 @@ impl Rule for Dwconv {
         Ok(())
     }
 
-    /// Of all the kernel's positions, also where it meets zeros around the image.
+    /// Counts all positions of the kernel, including those that read padding.
     fn multiply_adds(&self, y: &Shape) -> MultiplyAdds {
         MultiplyAdds::product(y.count() * self.weight.shape()[1..].iter().product::<usize>())
     }
@@ -270,8 +270,8 @@ mod tests {
             assert_close(&[products(&dweight, &weight.data)], &[expected], 1e-3, "<dw, w>");
             tensor::Result::Ok(())
         };
-        // Pairs of channels, as the values of a qkv buffer; pairs that lie across each other; odd channels; and so many rows
-        // that groups of blocks add up the weight's gradient.
+        // Pairs of channels, as the values of a qkv buffer; misaligned pairs; odd channels; and so many rows that
+        // groups of blocks add up the weight's gradient.
         for (extents, offset, stride) in [
             ([5, 11, 70, 5], 140, 210),
             ([6, 3, 8, 3], 4, 12),

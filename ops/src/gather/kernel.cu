@@ -1,6 +1,6 @@
 // A thread has a pack of a row; `packs` of them make a row of D elements.
 
-// y (N, Q, D) = the rows of x (N, R, D) that the indices (N, Q) name. An index that names none gives a row of NaN.
+// y (N, Q, D) = the rows of x (N, R, D) that the indices (N, Q) name. An index out of range gives a row of NaN.
 template <typename T>
 __global__ void gather_forward(const T* x, const u32* indices, T* y, i64 positions, i64 picks, i64 rows, i64 width,
                                i64 packs) {

@@ -5,18 +5,17 @@
 //! attention x holds the keys and values of R regions, (N, R, T, C), and indices (N, R, k) the k regions that
 //! each region attends to; y is then (N, R, k, T, C). Along axis 0 there is no n, as in a table look-up.
 //!
-//! **Backward.** A row may be picked many times, so dx[n, r] = Σ dy[n, q] over all q with
-//! indices[n, q] = r. The indices are turned round first (for each row, the positions that picked it), so
-//! that every row adds up its own terms, in ascending order of q: no atomics, and the bits do not depend
-//! on the number of threads. On a GPU every row looks through all indices of its n instead: slower, but in the
-//! same order. Saved: the indices; not x.
+//! **Backward.** A row may be picked many times, so dx[n, r] = Σ dy[n, q] over all q with indices[n, q] = r. The
+//! indices are inverted first (for each row, the positions that picked it), so that every row accumulates its own
+//! terms, in ascending order of q: no atomics are needed, and the bits do not depend on the number of threads. On a GPU
+//! every row scans all indices of its n instead: slower, but in the same order. Saved: the indices; not x.
 //!
-//! x and indices must be contiguous, x of f32 or f64, and on a GPU also of bf16. Errors:
-//! [`tensor::Error::OutOfRange`] names an index that is not below R; [`tensor::Error::Axis`], [`tensor::Error::Shape`],
-//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be
-//! counted. A GPU's indices cannot be looked at without
-//! waiting for it: there an index that is not below R picks a row of NaN, and gives no gradient. Source: Zhu et
-//! al., "BiFormer: Vision Transformer with Bi-Level Routing Attention", 2023, section 3.2.
+//! x and indices must be contiguous, x of f32 or f64, and on a GPU also of bf16. Errors: [`tensor::Error::OutOfRange`]
+//! names an index that is not below R; [`tensor::Error::Axis`], [`tensor::Error::Shape`],
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if the size of y overflows.
+//! Indices on a GPU cannot be checked without synchronising with it: there an index that is not below R yields a row of
+//! NaN, and contributes no gradient. Source: Zhu et al., "BiFormer: Vision Transformer with Bi-Level Routing
+//! Attention", 2023, section 3.2.
 
 pub mod cases;
 mod cpu;
@@ -63,7 +62,7 @@ pub fn gather<'t>(x: &Var<'t>, axis: usize, indices: &Tensor) -> Result<Var<'t>>
 
 struct Gather {
     indices: Tensor,
-    /// All N together, R, and the elements of a row.
+    /// The product of the extents N, R, and the elements of a row.
     extents: [usize; 3],
 }
 

@@ -15,7 +15,7 @@ pub fn forward<T: Float>(x: &[T], y: &mut [T]) {
     });
 }
 
-/// The same, of what `y` holds.
+/// The same in place, on the values in `y`.
 pub fn forward_in_place<T: Float>(y: &mut [T]) {
     let normal = Normal::tables();
     y.par_chunks_mut(GRAIN).for_each(|y| {
@@ -26,7 +26,8 @@ pub fn forward_in_place<T: Float>(y: &mut [T]) {
 }
 
 /// # Safety
-/// As of [`Vector::zero`]. So many elements lie in either place, which may be the same, and nobody writes them meanwhile.
+/// As of [`Vector::zero`]. There must be `len` elements at both pointers, which may be equal, and nobody else may write
+/// them meanwhile.
 #[inline(always)]
 unsafe fn forward_part<T: Float, V: Vector<T>>(x: *const T, y: *mut T, len: usize, normal: &Normal) {
     let whole = len - len % V::LANES;
@@ -34,7 +35,7 @@ unsafe fn forward_part<T: Float, V: Vector<T>>(x: *const T, y: *mut T, len: usiz
         // SAFETY: guaranteed by the caller, here and below.
         unsafe { store(gelu(load::<T, V>(x.add(start)), normal), y.add(start)) };
     }
-    // A register for these, too: an element's bits must not depend on how many lie beside it.
+    // The remainder is processed in a full register too: an element's bits must not depend on how many lie beside it.
     let (mut rest, count) = ([T::zero(); MOST_LANES], len - whole);
     // SAFETY: as above.
     unsafe {

@@ -7,9 +7,10 @@
 //! dx = dy·(Φ(x) + x·φ(x)). Saved: x. Φ(x) could be saved as well, but it costs as many bytes as x and
 //! about as long to read again as to compute again.
 //!
-//! x must be contiguous; f32 or f64, and bf16 on a GPU. In f32 the error is at most 3e-7·max(1, |x|), from the polynomials
-//! that stand for Φ, and in bf16 that of rounding. Errors: [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
-//! Hendrycks and Gimpel, "Gaussian error linear units", 2016; `torch.nn.GELU` without approximation.
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. In f32 the error is at most 3e-7·max(1, |x|), from the
+//! polynomials that approximate Φ, and in bf16 it is that of rounding. Errors: [`tensor::Error::NotContiguous`],
+//! [`tensor::Error::DType`]. Source: Hendrycks and Gimpel, "Gaussian error linear units", 2016; `torch.nn.GELU` without
+//! approximation.
 
 pub mod cases;
 mod cpu;
@@ -29,8 +30,8 @@ pub fn gelu<'t>(x: &Var<'t>) -> Result<Var<'t>> {
     x.tape().record("gelu", &[x], value(x.value())?, || Gelu { x: x.value().clone() })
 }
 
-/// The same of a value that the caller has no more use for. Where nobody else has, neither another owner nor a backward
-/// pass, the result takes its place, and needs no memory of its own.
+/// The same for a value that the caller no longer needs. If no other owner and no backward pass needs it either, the
+/// result overwrites it on the CPU, and takes no memory of its own.
 pub fn gelu_of(x: Var<'_>) -> Result<Var<'_>> {
     let tape = x.tape();
     if !tape.is_inference() || x.value().device() != Device::Cpu || !x.value().is_unique() {
@@ -38,7 +39,8 @@ pub fn gelu_of(x: Var<'_>) -> Result<Var<'_>> {
     }
     let mut y = x.into_value();
     match_float!(y.dtype(), "gelu", T => cpu::forward_in_place::<T>(y.as_mut_slice("gelu")?));
-    // What it was made from is gone. A profile asks how large that was, and whether it lay elsewhere: a number, repeated.
+    // The input has been overwritten. A profile asks for its size and whether it was in another buffer, so a broadcast
+    // scalar stands in for it.
     let x = tape.constant(Tensor::empty([1], y.dtype()).broadcast_to(y.shape().clone())?);
     tape.record("gelu", &[&x], y, || Gelu { x: x.value().clone() })
 }

@@ -1,8 +1,9 @@
-// Rows of any length, anywhere: a row of x to a warp, which reads it from memory once, and again from the cache.
+// Rows of any length and alignment: one warp per row of x, which it reads from memory once, and then again from the
+// cache.
 #pragma once
 #include "sums.cuh"
 
-// The row of this warp, or none.
+// The row of this warp, which may lie past the last one.
 __device__ __forceinline__ i64 own_row() { return i64(blockIdx.x) * (blockDim.x / 32) + warp(); }
 
 // γ·x̂ + β
@@ -33,7 +34,7 @@ __global__ void layer_norm_forward_any(const T* x, const wide<T>* weight, const 
     for (int c = lane() * N; c < channels; c += 32 * N) {
         Pack<T> in = load_pack(x + c, channels - c);
 #pragma unroll
-        for (int j = 0; j < N; j++) sum += widen(in.at[j]); // zeros behind the end
+        for (int j = 0; j < N; j++) sum += widen(in.at[j]); // zeros past the end
     }
     W mean = warp_sum(sum) / channels, squares = 0;
     for (int c = lane() * N; c < channels; c += 32 * N) {
@@ -74,7 +75,7 @@ __global__ void layer_norm_backward_any(const T* dy, const T* x, const wide<T>* 
         Pack<T> upstream = load_pack(dy + c, channels - c), in = load_pack(x + c, channels - c);
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            W g = widen(upstream.at[j]) * weight[min(c + j, channels - 1)]; // zero behind the end
+            W g = widen(upstream.at[j]) * weight[min(c + j, channels - 1)]; // zero past the end
             sum_g += g;
             sum_gx += g * (widen(in.at[j]) - mean);
         }
@@ -92,7 +93,8 @@ __global__ void layer_norm_backward_any(const T* dy, const T* x, const wide<T>* 
     }
 }
 
-// Σ dy·x̂ and Σ dy by way of partial (columns/32, pieces, 2, 32): 32 columns and 8 rows at a time to a block.
+// Σ dy·x̂ and Σ dy, reduced through `partial` (columns/32, pieces, 2, 32): a block takes 32 columns, and 8 rows at a
+// time.
 template <typename T>
 __global__ void layer_norm_parameters_any(const T* dy, const T* x, const wide<T>* means, const wide<T>* rstds,
                                       wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases,

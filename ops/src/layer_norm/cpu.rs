@@ -1,4 +1,5 @@
-//! CPU kernels of [`layer_norm`](super::layer_norm): rows come from memory once forward, and once backward.
+//! CPU kernels of [`layer_norm`](super::layer_norm): each row is read from memory once in the forward pass, and once in
+//! the backward pass.
 
 use rayon::prelude::*;
 use tensor::cpu::parallel::{Interleaved, Out, items_per_task, sum_in_pieces};
@@ -36,7 +37,7 @@ unsafe fn forward_rows<T: Float, A: Registers>(
 ) {
     let channels = scale[0].len();
     let inverse = T::one() / T::of(channels as f64);
-    // Some rows at a time: their roots and quotients, which take long, do not wait for each other.
+    // Several rows at a time, so that their square roots and divisions, which have long latencies, overlap.
     let (x, y) = (x.chunks(ROWS * channels), y.chunks_mut(ROWS * channels));
     for ((x, y), (mean, rstd)) in x.zip(y).zip(mean.chunks_mut(ROWS).zip(rstd.chunks_mut(ROWS))) {
         for ((x, mean), rstd) in x.chunks_exact(channels).zip(&mut *mean).zip(&mut *rstd) {
@@ -121,7 +122,7 @@ unsafe fn normalise<T: Float, V: Vector<T>>(x: &[T], [weight, bias]: [&[T]; 2], 
     }
 }
 
-/// y again, from the rows' means and 1/√(variance + ε).
+/// Recomputes y from the rows' means and 1/√(variance + ε).
 pub fn recompute<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T]; 2], y: &mut [T]) {
     let channels = weight.len();
     if channels == 0 {
@@ -191,7 +192,7 @@ unsafe fn backward_rows<T: Float, A: Registers>(
     unsafe { backward_in_two_sweeps::<T, A>(dy, x, weight, moments, dx, sums) };
 }
 
-/// Rows of any length, each of which is read twice: for what is summed up, then for dx.
+/// Rows of any length, each of which is read twice: first for the sums, then for dx.
 ///
 /// # Safety
 /// The machine must have the instruction set `A`.
@@ -231,7 +232,8 @@ unsafe fn backward_in_two_sweeps<T: Float, A: Registers>(
     }
 }
 
-/// Rows of `COUNT` registers, so few that a row is read once, and the sums stay in others for all rows: the same bits.
+/// Rows of `COUNT` registers, few enough that each row is read only once, and that the sums stay in registers for all
+/// rows. The results have the same bits as those of `backward_in_two_sweeps`.
 ///
 /// # Safety
 /// As of [`Vector::zero`].
@@ -287,7 +289,7 @@ unsafe fn backward_at_once<T: Float, V: Vector<T>, const COUNT: usize>(
     });
 }
 
-/// Adds dy·x̂ and dy to the sums; and [Σ g, Σ g·x̂].
+/// Adds dy·x̂ and dy to the sums; returns [Σ g, Σ g·x̂].
 ///
 /// # Safety
 /// As of [`Vector::zero`].

@@ -18,26 +18,27 @@ pub static KERNELS: Module = Module {
     ],
 };
 
-/// Threads of a block, the most packs of a lane, and how many of them it asks for at once: as in `kernel.cu`.
+/// Threads per block, the maximum number of packs per lane, and how many packs a lane loads at once: as in `kernel.cu`.
 const THREADS: usize = 256;
 const MOST_PACKS: usize = 4;
 const AHEAD: usize = 4;
 
-/// Multiprocessors that are to be busy: an H200's. A constant, as the order of sums depends on it.
+/// The number of multiprocessors to keep busy: that of an H200. A constant, because the order of summation depends on
+/// it.
 const MULTIPROCESSORS: usize = 132;
 
-/// Rows of a block of the kernels for any rows: it has a warp for each.
+/// Rows per block of the kernels for rows of any length: one per warp.
 const ROWS: usize = 8;
 
-/// How x (R, C) is shared out.
+/// How x (R, C) is divided among blocks and lanes.
 struct Rows {
     rows: usize,
     channels: usize,
-    /// None where rows are longer than a warp's registers, or do not begin and end where packs do.
+    /// `None` if rows do not fit into a warp's registers, or are not aligned to packs.
     shares: Option<Shares>,
 }
 
-/// How rows of whole packs are.
+/// How rows of whole packs are divided.
 struct Shares {
     /// Packs of a lane, and lanes of a row.
     packs: usize,
@@ -48,7 +49,7 @@ struct Shares {
 }
 
 impl Rows {
-    /// Of `maps` like x.
+    /// For x and maps like it, at the addresses `maps`.
     fn new(rows: usize, channels: usize, dtype: DType, maps: &[u64]) -> Self {
         let (size, packs) = (16 / dtype.size(), channels * dtype.size() / 16);
         let whole = channels.is_multiple_of(size) && maps.iter().all(|address| address.is_multiple_of(16));
@@ -56,7 +57,7 @@ impl Rows {
         Self { rows, channels, shares: fits.then(|| Shares::new(rows, packs)) }
     }
 
-    /// Begins the call of one of the kernels that come in both kinds.
+    /// Prepares the launch of a kernel that exists in both variants.
     fn launch<'a>(&self, x: &'a Tensor, kernel: &str) -> Result<Launch<'a>> {
         match &self.shares {
             Some(Shares { packs, blocks, .. }) => {
@@ -69,7 +70,7 @@ impl Rows {
         }
     }
 
-    /// Its last arguments.
+    /// Appends the last arguments, which describe the rows.
     fn describe<'a>(&self, launch: Launch<'a>) -> Result<Launch<'a>> {
         let launch = launch.count(self.rows);
         match &self.shares {
@@ -84,7 +85,7 @@ impl Shares {
         let lanes = packs_of_row.next_power_of_two().min(32);
         let packs = packs_of_row.div_ceil(32).next_power_of_two();
         let turn = THREADS / lanes * AHEAD / packs;
-        // As many blocks as there are registers for, so that all run at once; and no turn that is not whole.
+        // As many blocks as registers allow to run at once, each with a whole number of turns.
         let resident = if packs == 4 { 1 } else { 4 - packs };
         let share = rows.div_ceil(resident * MULTIPROCESSORS).max(1).next_multiple_of(turn);
         Self { packs, lanes, rows: share, blocks: rows.div_ceil(share).max(1) }
@@ -109,7 +110,7 @@ pub fn forward(
     unsafe { rows.describe(launch)?.run() }
 }
 
-/// y again, from the rows' moments.
+/// Recomputes y from the rows' moments.
 pub fn recompute(x: &Tensor, [weight, bias]: [&Tensor; 2], [mean, rstd]: [&Tensor; 2], y: &mut Tensor) -> Result<()> {
     let gpu = x.gpu("layer_norm")?;
     let maps = [x.address("layer_norm", gpu)?, y.address("layer_norm", gpu)?];

@@ -1,11 +1,11 @@
-// Rows of up to 32·PACKS whole packs. As many lanes share a row as it has packs, up to a warp, so a warp may have several
-// rows at once. A lane keeps to PACKS packs of channels, whose parameters stay in its registers, and walks through its
-// block's rows. What does not fit into this goes to `any.cuh`.
+// Rows of up to 32·PACKS whole packs. As many lanes share a row as it has packs, up to a warp, so a warp may have
+// several rows at once. A lane always handles the same PACKS packs of channels, whose parameters stay in its registers,
+// and iterates over its block's rows. Rows that do not fit this scheme are left to `any.cuh`.
 #include "any.cuh"
 #include "instructions.cuh"
 
 constexpr int THREADS = 256;
-// Packs that a lane asks for before it looks at the first, so that the memory has enough to do.
+// Packs that a lane loads before it uses the first, so that enough loads are in flight.
 constexpr int AHEAD = 4;
 // Blocks that a multiprocessor has registers for.
 template <int PACKS>
@@ -60,7 +60,7 @@ struct Part {
             }
     }
 
-    // Has what `load` would load brought nearer, which takes no registers.
+    // Prefetches what `load` would load, which takes no registers.
     template <int B>
     __device__ __forceinline__ void expect(const T* x, int turn) const {
 #pragma unroll
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     }
 }
 
-// y once more, from the rows' moments.
+// Recomputes y from the rows' moments.
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     layer_norm_again(const T* x, const wide<T>* weights, const wide<T>* biases, const wide<T>* means,
@@ -181,8 +181,8 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     }
 }
 
-// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy, and by way of partial (blocks, 2, C) Σ dy·x̂ and Σ dy; each pointer may be
-// null.
+// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy, and Σ dy·x̂ and Σ dy, reduced through `partial` (blocks, 2, C); the
+// pointers to results may be null.
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     layer_norm_backward(const T* dy, const T* x, const wide<T>* weights, const wide<T>* means, const wide<T>* rstds, T* dx,

@@ -35,7 +35,7 @@ pub fn backward(dy: &Tensor, x: &Tensor, weight: &Tensor, [dx, dweight, dbias]: 
     }
 }
 
-/// The rows of x (R, I) and of `count` outputs (R, O), one of which may have no columns.
+/// The number of rows R, from x (R, I) or from the `count` elements of y (R, O), as one of the two may have no columns.
 fn rows(x: &Tensor, inputs: usize, count: usize, outputs: usize) -> usize {
     x.count().checked_div(inputs).or(count.checked_div(outputs)).unwrap_or(0)
 }

@@ -1,17 +1,17 @@
 //! The linear layer: a matrix product over the last axis, and a bias.
 //!
-//! **Forward.** y = x·Wᵀ + b + r, with x (..., I), W (O, I), b (O) or none, r (..., O) or none, y (..., O). The residual r
-//! is what a layer's result is added to: on a GPU where the product writes y, on the CPU right after it, while y is in the
-//! cache.
+//! **Forward.** y = x·Wᵀ + b + r, with x (..., I), W (O, I), b (O) or none, r (..., O) or none, y (..., O). The
+//! residual r is added to the layer's result: on a GPU as the product writes y, on the CPU right after it, while y is
+//! still in the cache.
 //!
 //! **Backward.** From dy (..., O): each y[r, o] = Σᵢ x[r, i] W[o, i] + b\[o\], hence
 //! dx = dy·W, dW = dyᵀ·x, db = Σᵣ dy\[r\], dr = dy. Saved: x and W, the factors of the two products; not y.
 //!
-//! Operands must be contiguous; f32 or f64. Or x and r in f32 with W and b in bf16 on the CPU, and on a GPU x and r in
-//! bf16 with W and b in f32 or bf16: then all factors are rounded to bf16, and products are summed in f32. Errors:
-//! [`tensor::Error::Shape`] when the last extents differ, [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be counted. Source: `torch.nn.Linear`, whose
-//! weight layout this is.
+//! Operands must be contiguous, and all in f32 or all in f64; or on the CPU x and r in f32 with W and b in bf16; or on
+//! a GPU x and r in bf16 with W and b in f32 or bf16. In the latter two cases all factors are rounded to bf16, and
+//! products are accumulated in f32. Errors: [`tensor::Error::Shape`] when the last extents differ,
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if the size of y overflows.
+//! Source: `torch.nn.Linear`, whose weight layout this is.
 
 pub mod cases;
 mod cpu;
@@ -98,7 +98,7 @@ pub fn prepared(weight: Tensor) -> tensor::Result<Tensor> {
 struct Linear {
     x: Tensor,
     weight: Tensor,
-    /// Which of the inputs these are, if they are there.
+    /// The positions of bias and residual among the inputs, if there are any.
     bias: Option<usize>,
     residual: Option<usize>,
 }

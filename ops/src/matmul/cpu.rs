@@ -55,7 +55,7 @@ impl<'a, T: Float> Matrices<'a, T> {
         self.data.get(start..).unwrap_or(&[])
     }
 
-    /// All of them on top of one another as one matrix, if their rows lie at equal distances.
+    /// All of them stacked vertically as one matrix, if all their rows are equally spaced.
     fn stacked(self) -> Option<Mat<'a, T>> {
         let mut rows = self.extents.0;
         for (&extent, &stride) in self.leading.0.iter().zip(self.leading.1).rev() {
@@ -67,7 +67,7 @@ impl<'a, T: Float> Matrices<'a, T> {
         Some(Mat::strided(self.data, (rows, self.extents.1), self.strides))
     }
 
-    /// The same, of a copy if they do not.
+    /// The same, from a copy if they are not.
     fn stacked_or_copied<'r>(self, room: &'r mut Option<Scratch<T>>) -> Mat<'r, T>
     where
         'a: 'r,
@@ -121,8 +121,8 @@ fn products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
     out.data.par_chunks_mut(per_task * size).enumerate().for_each(|(task, products)| {
         for (i, data) in products.chunks_exact_mut(size).enumerate() {
             let i = task * per_task + i;
-            // It stays on this thread unless it is large, when a few would not keep all threads busy. A row of a product by a
-            // matrix that all share has the bits that it has where all rows are one product.
+            // A product stays on this thread unless it is large, as a few large ones would not keep all threads busy.
+            // With a shared b, each row has the same bits as if all rows were computed as one product.
             let (multiply, out) = (if shared { gemm_by_rows } else { gemm }, Out { data, accumulate });
             multiply(a.at(i), b.at(i), out);
         }
@@ -131,8 +131,8 @@ fn products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
 
 /// out = Σᵢ a[i]·b[i].
 fn sum_of_products<T: Float>(a: Matrices<'_, T>, b: Matrices<'_, T>, out: Out<'_, T>) {
-    // Side by side, the a[i] make one long product with the stacked b[i]. Each by itself, they would be added up in another
-    // order: a view would have other bits than its copy.
+    // Side by side, the a[i] form one long product with the stacked b[i]. Separate products would be summed in another
+    // order, so that a view would give other bits than its copy.
     let [mut room_of_a, mut room_of_b] = [None, None];
     gemm(a.t().stacked_or_copied(&mut room_of_a).t(), b.stacked_or_copied(&mut room_of_b), out);
 }

@@ -15,8 +15,8 @@ pub fn backward(dy: &Tensor, a: &Tensor, b: &Tensor, [da, db]: [Option<Out<'_>>;
     db.map_or(Ok(()), |db| products(&transposed(&paired(a, b)?)?, &dy, db))
 }
 
-/// A tensor's matrices, one for each of b's: on top of one another where they share a single b. So the sum over all of
-/// them that is its gradient is one long product.
+/// A tensor's matrices, one for each of b's; stacked vertically if they share a single b. So the gradient of a shared
+/// b, a sum over all of them, is one long product.
 fn paired(tensor: &Tensor, b: &Tensor) -> Result<Tensor> {
     match &tensor.shape()[..] {
         [rows @ .., columns] if tensor.rank() > b.rank() => {
@@ -34,8 +34,8 @@ fn transposed(tensor: &Tensor) -> Result<Tensor> {
     tensor.permute(&order)
 }
 
-/// out[i] = a[i]·b[i] for views of as many matrices. A view is copied where neither its matrices nor their transposes lie
-/// one after another.
+/// out[i] = a[i]·b[i] for views with equally many matrices. A view is copied unless its matrices, or their transposes,
+/// are contiguous.
 fn products(a: &Tensor, b: &Tensor, out: Out<'_>) -> Result<()> {
     let (m, n) = (a.shape()[a.rank() - 2], b.shape()[b.rank() - 1]);
     let (batch, k) = (a.shape()[..a.rank() - 2].iter().product(), a.shape()[a.rank() - 1]);

@@ -1,15 +1,16 @@
-//! Products of matrices, one by one along any leading axes.
+//! Matrix products, batched over any leading axes.
 //!
 //! **Forward.** y = a·b, with a (..., M, K), b (..., K, N) under the same leading axes, y (..., M, N). A
 //! plain b (K, N) multiplies each matrix of a.
 //!
-//! **Backward.** y\[m, n\] = Σₖ a\[m, k\] b\[k, n\], hence da = dy·bᵀ and db = aᵀ·dy for each pair; a b
-//! that all share collects db over all of them, in order. Saved: a and b, the factors of the two products.
+//! **Backward.** y\[m, n\] = Σₖ a\[m, k\] b\[k, n\], hence da = dy·bᵀ and db = aᵀ·dy for each pair; a b that all share
+//! accumulates db over all of them, in order. Saved: a and b, the factors of the two products.
 //!
-//! Operands may be views with any strides, so a transposed or permuted operand (`permute`) costs nothing;
-//! f32 or f64 (on a GPU also bf16), both the same. On a GPU a view costs a copy unless its matrices, or their
-//! transposes, lie one after another. Errors: [`tensor::Error::Shape`] when the extents do not fit,
-//! [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be counted. Source: `torch.matmul`, of which only the broadcasting of b is kept.
+//! Operands may be views with any strides, so a transposed or permuted operand (`permute`) costs nothing; both of the
+//! same type: f32 or f64, and on a GPU also bf16. On a GPU a view costs a copy unless its matrices, or their
+//! transposes, are contiguous. Errors: [`tensor::Error::Shape`] when the extents do not fit, [`tensor::Error::DType`],
+//! [`tensor::Error::Argument`] if the size of y overflows. Source: `torch.matmul`, of which only the broadcasting of b
+//! is kept.
 
 pub mod cases;
 mod cpu;

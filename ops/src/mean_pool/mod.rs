@@ -5,9 +5,9 @@
 //! **Backward.** Each token has the weight 1/(H·W), so dx\[n, h, w, c\] = dy\[n, c\] / (H·W). Nothing is
 //! saved.
 //!
-//! x may be a view whose channels lie side by side; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`] for
-//! another number of axes or an empty map, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
-//! Source: the head of BiFormer (`x.flatten(2).mean(-1)` on channels-first maps).
+//! x may be a view whose channels lie side by side; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`] if
+//! x does not have four axes or the map is empty, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source:
+//! the head of BiFormer (`x.flatten(2).mean(-1)` on channels-first maps).
 
 pub mod cases;
 pub mod reference;

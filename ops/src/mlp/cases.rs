@@ -53,7 +53,7 @@ pub fn cases() -> Vec<Case> {
 /// A case from random numbers.
 pub fn drawn(draw: &Draw) -> Case {
     let extents = [draw.within(1, 2..=7), draw.within(2, 0..=6)];
-    // A large ε: rows of two channels are otherwise the same whatever is in them, and so have no gradient.
+    // A large ε: otherwise rows of two channels are normalised to ±1 whatever their values, and so have no gradient.
     let attributes = Mlp { epsilon: 0.5, residual: draw.within(3, 0..=1) == 1 };
     with("drawn", &[draw.within(0, 0..=4)], extents, attributes)
 }

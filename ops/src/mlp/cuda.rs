@@ -1,4 +1,4 @@
-//! CUDA kernel of [`mlp`](super::mlp). Its gradients are those of its parts, by their kernels.
+//! CUDA kernel of [`mlp`](super::mlp). Its gradients are computed by the kernels of its parts.
 
 use super::{Mlp, MlpLayers};
 use crate::{gelu, layer_norm, linear};
@@ -23,7 +23,7 @@ pub struct FusedMlp<'v, 't> {
 }
 
 impl<'v, 't> FusedMlp<'v, 't> {
-    /// None where there is no kernel for these operands, or something is wrong with them that the parts will say.
+    /// `None` if there is no kernel for these operands, or if they are invalid, which the parts will report.
     pub fn of(x: &'v Var<'t>, layers: MlpLayers<'v, 't>) -> Option<Self> {
         let gpu = x.value().gpu("mlp").ok()?;
         let MlpLayers { norm: [gamma, beta], first: (w1, b1), second: (w2, b2) } = layers;
@@ -34,7 +34,7 @@ impl<'v, 't> FusedMlp<'v, 't> {
             x.shape().last() == Some(&channels) && shapes.iter().all(|(operand, shape)| operand.shape()[..] == **shape);
         let known = x.dtype() == DType::Bf16 && [64, 96, 128].contains(&channels) && hidden.is_multiple_of(8);
         let wide = [gamma, beta].iter().all(|parameter| parameter.dtype() == DType::F32);
-        // The kernel reads packs; what has still to be rounded will lie well.
+        // The kernel reads packs; operands still to be rounded to bf16 will be copied to aligned memory.
         let in_packs = |operand: &Var<'_>| match operand.value().address("mlp", gpu) {
             Ok(address) => operand.dtype() != DType::Bf16 || address.is_multiple_of(16),
             Err(_) => false,
@@ -79,7 +79,7 @@ impl<'v, 't> FusedMlp<'v, 't> {
     }
 }
 
-/// What the kernel keeps of a whole MLP.
+/// What the kernel saves for the backward pass of a whole MLP.
 struct Whole {
     x: Tensor,
     mean: Tensor,
@@ -114,7 +114,8 @@ impl Rule for Whole {
         let outs = [Some(dnormed.as_out("mlp", false)?), dw1.out_on_gpu()?, db1.out_on_gpu()?];
         linear::cuda::backward(&dbefore, &normed, &w1, outs)?;
         drop([dbefore, normed]);
-        // Not pre_gelu: what is given whole is added to in place.
+        // Not earlier: later gradients are accumulated in place into one that is given whole, and dy was still needed
+        // above.
         if residual {
             grads.give(0, dy)?;
         }

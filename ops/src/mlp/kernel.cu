@@ -1,12 +1,12 @@
 // The MLP of a block in bf16 on tensor cores, for maps of C channels: 64, 96 or 128. Between its two products the hidden
 // channels stay in registers; on wider maps the products are no longer bound by memory, and cuBLASLt does them better.
 //
-// A warp takes 16 rows and a block 128; all of them go through the hidden channels in chunks, whose weights come into
-// shared memory while those of the chunk before are used. Along the inner axis of a product any order will do, if both
-// factors have the same. So a lane takes 8 neighbouring channels of a row wherever it reads or writes, 16 bytes: with
-// g = lane / 4 and p = lane % 4, channels 8p to 8p + 7 of each 32, of rows g and g + 8. Two of these four pairs are its
-// part of one product, and two of the next (`part` below): what tensor cores call column 2p + e of tile `half` is the
-// channel 8p + 4·part + 2·half + e.
+// A warp takes 16 rows and a block 128; all of them iterate over the hidden channels in chunks, whose weights are
+// copied to shared memory while those of the previous chunk are used. The order along the inner axis of a product does
+// not matter, as long as both operands have the same. So a lane reads and writes 8 neighbouring channels of a row, 16
+// bytes, at a time: with g = lane / 4 and p = lane % 4, channels 8p to 8p + 7 of each 32, of rows g and g + 8. Two of
+// these four pairs are its part of one product, and the other two its part of the next (`part` below): what tensor
+// cores call column 2p + e of tile `half` is the channel 8p + 4·part + 2·half + e.
 #include "instructions.cuh"
 #include "normal.cuh"
 
@@ -54,15 +54,15 @@ __device__ __forceinline__ int channel_of_column(int pair) {
     return g / 2 * 8 + pair * 2 + g % 2;
 }
 
-// The weights of a chunk in shared memory. Rows are half a line of banks longer than a whole number of lines, so that the
-// two rows that eight lanes read lie in different banks.
+// The weights of a chunk in shared memory. Rows are padded to half a line of banks more than a whole number of lines,
+// so that the two rows that eight lanes read lie in different banks.
 template <int C>
 struct Chunk {
     static constexpr int FIRST = C % 64 == 0 ? C + 32 : C, SECOND = CHUNK + 32;
     bf16 first[CHUNK][FIRST]; // hidden, channels
     bf16 second[C][SECOND];   // channels, hidden
 
-    // Begins to fetch the weights of hidden channels from `begin` on; zeros behind the last.
+    // Starts copying the weights of the hidden channels from `begin` on; zeros past the last.
     __device__ __forceinline__ void fetch(const bf16* w1, const bf16* w2, int begin, int hidden) {
         for (int i = threadIdx.x; i < CHUNK * (C / 8); i += blockDim.x) {
             const int row = i / (C / 8), column = i % (C / 8) * 8;
@@ -77,9 +77,9 @@ struct Chunk {
     }
 };
 
-// y (R, C) = W₂·gelu(W₁·n + b₁) + b₂, plus x if there is a residual, with n the normalised rows of x, scaled by gamma and
-// shifted by beta. What a backward pass needs is written where it is wanted: the rows' moments (R), n (R, C), the hidden
-// channels before and behind gelu (R, H). H is a whole number of packs.
+// y (R, C) = W₂·gelu(W₁·n + b₁) + b₂, plus x if there is a residual, with n the normalised rows of x, scaled by gamma
+// and shifted by beta. What a backward pass needs is written if the pointers to it are not null: the rows' moments (R),
+// n (R, C), the hidden channels before and after gelu (R, H). H is a whole number of packs.
 template <int C>
 __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
     mlp_forward(const bf16* x, const float* gamma, const float* beta, float epsilon, const bf16* w1, const bf16* b1,
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
     }
 
     float out[GROUPS][PAIRS][4] = {};
-    Pack<bf16> coming = load_pack(b1 + own, hidden - own); // of the group of hidden channels to come
+    Pack<bf16> coming = load_pack(b1 + own, hidden - own); // of the next group of hidden channels
     for (int begin = 0, stage = 0; begin < hidden; begin += CHUNK, stage ^= 1) {
         wait_for_copies();
         __syncthreads();
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
             const int channel = begin + at + own;
             const Pack<bf16> bias = coming;
             coming = load_pack(b1 + channel + GROUP, hidden - channel - GROUP);
-            __syncwarp(); // lanes beyond the last channel load otherwise, and all multiply together
+            __syncwarp(); // reconverges: the load differs past the last channel
             u32 linear[2][PAIRS], active[2][PAIRS];
 #pragma unroll
             for (int pair = 0; pair < PAIRS; pair++) {
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
                     store_at_once(before + row * hidden + channel, linear[side]);
                     store_at_once(behind + row * hidden + channel, active[side]);
                 }
-            __syncwarp(); // the lanes that stored come back to those that did not
+            __syncwarp(); // reconverges the lanes that stored with those that did not
 #pragma unroll
             for (int group = 0; group < GROUPS; group++)
 #pragma unroll

@@ -1,4 +1,4 @@
-//! The MLP of a block, with the normalisation before it and what it is added to.
+//! The MLP of a block, with the normalisation before it and the residual.
 //!
 //! **Forward.** n = layer_norm(x) with γ, β (C) and ε, h = n·W₁ᵀ + b₁, y = gelu(h)·W₂ᵀ + b₂, and plus x if there is a
 //! residual; x, n, y (..., C), W₁ (H, C), b₁ and h (..., H), W₂ (C, H), b₂ (C).
@@ -8,10 +8,11 @@
 //! gelu(h), W₁, W₂ and γ.
 //!
 //! The hidden maps are the widest of a block, and most of its memory traffic. On a GPU, in bf16, with 64, 96 or 128
-//! channels, one kernel computes all of it and keeps them in registers: of 17 maps of C channels that the parts read and
-//! write it moves two, and seven more for a backward pass. Anywhere else the parts are what is recorded.
+//! channels, one kernel computes all of it and keeps them in registers: where the parts read and write the equivalent
+//! of 17 maps of C channels, it moves two, and seven more if a backward pass follows. In all other cases the parts are
+//! recorded instead.
 //!
-//! Operands as those of the parts, and errors theirs. Source: the block of Zhu et al., "BiFormer", 2023, section 3.3.
+//! Operands and errors are those of the parts. Source: the block of Zhu et al., "BiFormer", 2023, section 3.3.
 
 pub mod cases;
 mod cuda;
@@ -23,7 +24,7 @@ use autograd::{Result, Var};
 use tensor::cuda::Module;
 
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
-pub(crate) const SUMMARY: &str = "two linear layers with GELU between them, behind a normalisation";
+pub(crate) const SUMMARY: &str = "layer normalisation, then two linear layers with GELU between them";
 
 /// The parameters of an MLP.
 #[derive(Clone, Copy)]

@@ -3,11 +3,12 @@
 //! **Forward.** y = a·b element by element, shapes aligned at the last axis, extents equal or 1 (NumPy's
 //! rule).
 //!
-//! **Backward.** ∂y/∂a = b, so da = dy·b, added up over the axes along which a was repeated; db likewise
-//! with a. Saved: both factors, each for the other's gradient.
+//! **Backward.** ∂y/∂a = b, so da = dy·b, summed over the axes along which a was broadcast; db likewise with a. Saved:
+//! both factors, each for the other's gradient.
 //!
-//! Operands may be views; f32 or f64 (on a GPU also bf16), both the same, or on a GPU b in f32 beside a in bf16.
-//! Errors: [`tensor::Error::Broadcast`], [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be counted.
+//! Operands may be views, both of the same type: f32 or f64, and on a GPU also bf16; or on a GPU a in bf16 with b in
+//! f32. Errors: [`tensor::Error::Broadcast`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if the size of y
+//! overflows.
 
 pub mod cases;
 mod cuda;
@@ -30,7 +31,7 @@ pub fn mul<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
 fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     Ok(match a.device() {
         Device::Cpu => match_float!(a.dtype(), "mul", T => broadcast::cpu::zip("mul", a, b, |a: T, b: T| a * b)?),
-        // A parameter, in f32 beside maps in bf16, is rounded.
+        // A parameter in f32 is rounded to bf16, the type of the maps.
         Device::Cuda(_) if (a.dtype(), b.dtype()) == (DType::Bf16, DType::F32) => {
             broadcast::cuda::zip(&cuda::KERNELS, a, &b.cast(DType::Bf16)?)?
         }
@@ -52,7 +53,7 @@ impl Rule for Mul {
                 continue;
             }
             let mut product = product(&dy, other)?;
-            // What is added up takes the factor's type by itself.
+            // A product that is summed over broadcast axes is converted to the factor's type by that sum.
             if product.shape() == factor.shape() {
                 product = product.cast(factor.dtype())?;
             }

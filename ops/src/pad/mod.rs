@@ -1,12 +1,12 @@
-//! Zeros at the bottom and the right of a map.
+//! Zero padding at the bottom and the right of a map.
 //!
 //! **Forward.** y[n, h, w] = x[n, h, w] for h < H and w < W, otherwise 0, with x (N, H, W, C) and
 //! y (N, H + bottom, W + right, C).
 //!
 //! **Backward.** The zeros are constants, so dx is the upper left part of dy. Nothing is saved but extents.
 //!
-//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`], [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`], [`tensor::Error::Argument`] when y is more than can be counted.
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`],
+//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`], [`tensor::Error::Argument`] if the size of y overflows.
 
 pub mod cases;
 mod cpu;
@@ -21,12 +21,12 @@ use tensor::cuda::Module;
 use tensor::{Device, Shape, Tensor, match_float};
 
 pub(crate) const MODULE: Option<&Module> = None;
-pub(crate) const SUMMARY: &str = "zeros at the bottom and the right of a map";
+pub(crate) const SUMMARY: &str = "zero padding at the bottom and the right of a map";
 
 /// x (N, H, W, C) with zeros below it and to its right: (N, H + bottom, W + right, C).
 pub fn pad<'t>(x: &Var<'t>, [bottom, right]: [usize; 2]) -> Result<Var<'t>> {
     let [images, height, width, channels] = x.value().dims("pad", "x (N, H, W, C)")?;
-    // What is more than can be counted stays so.
+    // Saturates, so that an overflow is refused below.
     let padded = [height.saturating_add(bottom), width.saturating_add(right)];
     let shape = Shape::from([images, padded[0], padded[1], channels]).countable("pad")?;
     let geometry =

@@ -7,9 +7,9 @@
 //! **Backward.** Each element goes to one element, so dx is dy cut into regions again. Nothing is saved
 //! but extents.
 //!
-//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`] when x does not have the grid's
-//! number of regions or a region's number of tokens, [`tensor::Error::Argument`] for more of them than can be counted,
-//! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+//! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Shape`] when x does not have the
+//! grid's number of regions or a region's number of tokens, [`tensor::Error::Argument`] if the number of regions or
+//! tokens overflows, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
 
 pub mod cases;
 pub mod reference;

@@ -7,12 +7,12 @@
 //! A line of r_w tokens stays together. In units of such lines x is (N·S_h, r_h, S_w) and y is
 //! (N·S_h, S_w, r_h): the two last axes change places, and that is all.
 //!
-//! **Backward.** Each element goes to one element, so dx is dy with the two axes changed back, which is
+//! **Backward.** Each element goes to one element, so dx is dy with the two axes swapped back, which is
 //! [`region_merge`](mod@crate::region_merge). Nothing is saved but extents.
 //!
 //! x must be contiguous; f32 or f64, and bf16 on a GPU. Errors: [`tensor::Error::Argument`] for a grid without regions,
 //! and for one that does not divide the map ([`Regions::cut`] names the next size that fits), [`tensor::Error::Shape`]
-//! for another number of axes, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Zhu et al.,
+//! if x does not have four axes, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Zhu et al.,
 //! "BiFormer", 2023, section 3.2.
 
 pub mod cases;
@@ -39,7 +39,7 @@ pub fn region_partition<'t>(x: &Var<'t>, grid: [usize; 2]) -> Result<Var<'t>> {
     swapped("region_partition", x, shape, [rows, across, columns * channels])
 }
 
-/// x in units of lines, (B, P, Q) of L elements, with the two last axes changed into (B, Q, P), under another shape;
+/// x in units of lines, (B, P, Q) of L elements, with the last two axes swapped to (B, Q, P), in the shape `shape`;
 /// `extents` are P, Q and L.
 pub(crate) fn swapped<'t>(op: &'static str, x: &Var<'t>, shape: Shape, extents: [usize; 3]) -> Result<Var<'t>> {
     let device = x.value().device();

@@ -28,8 +28,8 @@ __global__ void region_pool_forward(const T* x, Layout map, T* y, i64 regions, i
     store_pack(y + region * channels + c, out, channels - c);
 }
 
-// dx = dy / (r_h·r_w), the dy of each token's own region. A block has a line of tokens, W·C elements; lines are counted through
-// all images, and so are lines of regions.
+// dx = dy / (r_h·r_w), the dy of each token's own region. One block per line of tokens, W·C elements; lines of tokens,
+// and lines of regions, are numbered across all images.
 template <typename T>
 __global__ void region_pool_backward(const T* dy, T* dx, int accumulate, int across, int h, int w, int channels,
                                      int packs, int packs_of_line) {

@@ -7,11 +7,10 @@
 //! **Backward.** Each token has the weight 1/(r_h·r_w) in the mean of its own region and in no other, so
 //! dx\[n, y, x, c\] = dy\[n, region of (y, x), c\] / (r_h·r_w). Nothing is saved.
 //!
-//! x may be a view whose channels lie side by side (the queries inside a qkv map); f32 or f64, and bf16 on a
-//! GPU. Errors: [`tensor::Error::Shape`] for another number of axes or an empty map,
-//! [`tensor::Error::Argument`] when the grid does not divide the map, [`tensor::Error::NotContiguous`],
-//! [`tensor::Error::DType`]. Source: Zhu et al., "BiFormer", CVPR 2023, equation 3: what bi-level routing
-//! compares regions by.
+//! x may be a view whose channels lie side by side (the queries inside a qkv map); f32 or f64, and bf16 on a GPU.
+//! Errors: [`tensor::Error::Shape`] if x does not have four axes or the map is empty, [`tensor::Error::Argument`] when
+//! the grid does not divide the map, [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Zhu et al.,
+//! "BiFormer", CVPR 2023, equation 3: what bi-level routing compares regions by.
 
 pub mod cases;
 mod cpu;

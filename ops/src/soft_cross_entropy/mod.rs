@@ -7,9 +7,9 @@
 //! **Backward.** dxₖ = dy·(pₖ·Σt − tₖ)/N, as in [`cross_entropy`](mod@crate::cross_entropy). Saved: p, for the
 //! reasons given there, and t.
 //!
-//! The targets are a constant and get no gradient. Both must be contiguous and of one type, f32 or f64, and on a
-//! GPU also x in bf16 with p, t and the loss in f32; the loss has the shape (). Errors: [`tensor::Error::Shape`]
-//! when the shapes do not fit or there is no record (no mean of nothing), [`tensor::Error::NotContiguous`],
+//! The targets are a constant and get no gradient. Both must be contiguous and of one type, f32 or f64, and on a GPU
+//! also x in bf16 with p, t and the loss in f32; the loss has the shape (). Errors: [`tensor::Error::Shape`] if the
+//! shapes do not fit, or if there are no records or no classes, [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`]. Source: `torch.nn.CrossEntropyLoss` with class probabilities; timm's
 //! `SoftTargetCrossEntropy`.
 

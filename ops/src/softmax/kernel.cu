@@ -1,4 +1,4 @@
-// A row to a warp. It is read from memory once, and again from the cache.
+// One warp per row, which is read from memory once, and then again from the cache.
 #include "row.cuh"
 
 // y = exp(x − max(x)) / Σ exp(x − max(x))
@@ -18,8 +18,9 @@ __global__ void softmax_forward(const T* x, T* y, i64 rows, int channels) {
     }
 }
 
-// dx = y·(dy − Σ dy·y). As Σ y = 1, any number may be taken off dy first. With that of the largest y, say 1 − 1e-3 rounded
-// to 1, the sum has terms of the others only, and what is left of the difference does not depend on that rounding.
+// dx = y·(dy − Σ dy·y). As Σ y = 1, any constant may be subtracted from dy first. If it is the dy of the largest y,
+// which may be 1 − 1e-3 rounded to 1, the sum contains only the terms of the others, and the difference does not suffer
+// from that rounding.
 template <typename T>
 __global__ void softmax_backward(const T* dy, const T* y, T* dx, int accumulate, i64 rows, int channels) {
     typedef wide<T> W;
@@ -34,7 +35,7 @@ __global__ void softmax_backward(const T* dy, const T* y, T* dx, int accumulate,
     for (int c = lane() * N; c < channels; c += 32 * N) {
         Pack<T> upstream = load_pack(dy + c, channels - c), value = load_pack(y + c, channels - c);
 #pragma unroll
-        for (int j = 0; j < N; j++) consider(widen(value.at[j]), widen(upstream.at[j])); // zeros behind the end
+        for (int j = 0; j < N; j++) consider(widen(value.at[j]), widen(upstream.at[j])); // zeros past the end
     }
     for (int step = 16; step > 0; step /= 2) {
         W value = __shfl_xor_sync(~0u, largest, step), upstream = __shfl_xor_sync(~0u, offset, step);

@@ -1,4 +1,4 @@
-// What a warp finds out about a row x (C) before it can give its softmax.
+// The reductions over a row x (C) that a warp needs to compute its softmax.
 #pragma once
 
 // max(x), in every lane.

@@ -30,8 +30,8 @@ pub fn backward<T: Float>(dy: &[T], indices: &[u32], [extent, k]: [usize; 2], ou
     });
 }
 
-/// Rows of at most so many elements are ranked by comparing each with each, where many of them are wanted: without a
-/// branch that depends on them.
+/// Rows of at most this many elements are ranked by comparing every pair, without data-dependent branches, if k is at
+/// least a quarter of the row.
 const RANKED: usize = 64;
 
 /// The largest elements of a row, as many as `values` and `places` hold (not more than there are), in
@@ -45,8 +45,8 @@ pub(crate) fn select<T: Float>(row: &[T], values: &mut [T], places: &mut [u32]) 
     }
 }
 
-/// An element's place in the order is the number of those that come before it: counted for as many elements at a time as fill
-/// a register.
+/// An element's rank is the number of elements that come before it, counted for as many elements at a time as fill a
+/// register.
 #[inline(always)]
 fn rank<T: Float>(row: &[T], values: &mut [T], places: &mut [u32]) {
     const TOGETHER: usize = 16;

@@ -17,8 +17,8 @@ struct Element {
     }
 };
 
-// The k first elements of each row of x (R, T), and where they lie, (R, k). Round by round the first of those behind the
-// one found last.
+// The first k elements, in this order, of each row of x (R, T), and their places, (R, k). Each round finds the first of
+// the elements that come after the one found last.
 template <typename T>
 __global__ void top_k_forward(const T* x, T* y, u32* indices, i64 rows, int extent, int k) {
     typedef Element<wide<T>> Candidate;

@@ -27,7 +27,7 @@ fn lr(step: u64) -> f64 {
     0.01 * step as f64
 }
 
-/// Parameters after the steps `range`, whose moments go on from what `adamw` holds.
+/// Makes the steps `range`, with moments that continue from those of `adamw`.
 fn run(adamw: &mut AdamW, parameters: &mut Parameters, range: std::ops::RangeInclusive<u64>, grad_scale: f64) {
     let mut gradients = Gradients::new(parameters).unwrap();
     for step in range {
@@ -120,7 +120,7 @@ fn a_restored_optimiser_continues_with_the_same_bits() {
     assert_eq!((state.steps, other.steps()), (3, 6));
 }
 
-/// Also by weight decay, and with moments from before it was frozen.
+/// Not by weight decay either, nor by moments from before it was frozen.
 #[test]
 fn a_frozen_parameter_is_not_moved() {
     let mut before = parameters(DType::F64, &SHAPES);
@@ -193,7 +193,7 @@ fn foreign_gradients_parameters_and_states_are_refused() {
         assert!(matches!(adamw.restore(&state), Err(Error::Layout { what: "first moments", .. })));
         assert_eq!(adamw.step(&mut own, &Gradients::default(), 0.1), Err(Error::NoParameters));
     }
-    // Those of another model are its own if they lie alike.
+    // Gradients and parameters of another model are accepted if they have the same layout.
     let mut alike = parameters(DType::F32, &SHAPES);
     let mut gradients = Gradients::new(&alike).unwrap();
     give(&alike, &mut gradients, &SHAPES.map(|(_, shape)| vec![1.0; shape.iter().product()]));

@@ -9,12 +9,13 @@ __device__ __forceinline__ bool decay_at(const u32* decays, i64 i) {
     return decays[line / 32] >> (line % 32) & 1;
 }
 
-// What changes from step to step, in memory: the constants of `StepConstants` in adamw.rs in their order, then the longest
-// gradient that is left as it is, and the norm that was found.
+// What changes from step to step, in memory: the constants of `StepConstants` in adamw.rs in their order, then the
+// largest gradient norm that is not clipped, and the norm that was computed.
 enum Control { SCALE, KEEP, RATE_M, BETA_V, RATE_V, ROOT, EPS, STEP, LONGEST, NORM };
 
-// The norm √Σ x², added up in double, as `norm` or among the controls, of which the other may be null; there a longer
-// gradient than the longest is scaled down to it. A block has a piece of the elements, and leaves its sum as `partial`.
+// The norm √Σ x², accumulated in double, written to `norm` or to the controls, either of which may be null; in the
+// controls, SCALE is set so that a gradient with a norm above LONGEST is scaled down to it. Each block sums one piece
+// of the elements into `partial`.
 template <typename T>
 __global__ void gradient_norm(const T* x, double* partial, double* norm, T* controls, i64 count) {
     __shared__ double sums[8];
@@ -32,7 +33,7 @@ __global__ void gradient_norm(const T* x, double* partial, double* norm, T* cont
     });
 }
 
-// A step, unless the gradient is not finite: then it would destroy the parameters. Where there is a moving average, it
+// A step, unless the gradient is not finite: then it would destroy the parameters. If there is a moving average, it
 // follows the new parameters at its rate.
 template <typename T>
 __global__ void adamw(T* p, const T* g, T* m, T* v, const u32* decays, i64 count, const T* controls, T* average,

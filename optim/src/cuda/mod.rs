@@ -12,25 +12,25 @@ pub static KERNELS: Module = Module {
     kernels: &["gradient_norm<float|double>", "adamw<float|double>"],
 };
 
-/// Elements that make a piece of the norm's sum, and the most pieces.
+/// Elements per piece of the norm's sum, and the maximum number of pieces.
 const PIECE: usize = 1 << 14;
 const MOST_PIECES: usize = 1024;
 /// The place of the norm among the controls of a step, and how many there are.
 const NORM: usize = 9;
 const CONTROLS: usize = 10;
 
-/// What a step on a GPU needs besides its buffers, in the GPU's memory: so that a recorded step can be done again with
-/// other numbers.
+/// What a step on a GPU needs besides its buffers, held in the GPU's memory so that a recorded step can be replayed
+/// with other values.
 #[derive(Debug)]
 pub(crate) struct Controls {
     /// As `Control` in kernel.cu.
     numbers: Tensor,
-    /// A bit for each cache line of the flat buffers, whether it decays.
+    /// A bit for each cache line of the flat buffers: whether weight decay applies to it.
     decays: Tensor,
 }
 
 impl Controls {
-    /// Those of flat buffers with these runs of elements (their end, and whether they decay).
+    /// Controls for flat buffers with these runs of elements (where each ends, and whether weight decay applies to it).
     pub fn new(device: &Device, len: usize, dtype: DType, runs: impl Iterator<Item = (usize, bool)>) -> Result<Self> {
         let decays = line_bits(device, len, dtype, runs)?;
         Ok(Self { numbers: Tensor::zeros_on(device, [CONTROLS], dtype)?, decays })

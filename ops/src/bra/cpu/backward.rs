@@ -50,13 +50,14 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, task: Backwar
     let (queries, [d, dv]) = (head.channels(Role::Query), head.geometry.head_dims());
     let [width, v_width] = [d, dv].map(row_width::<T, A>);
 
-    // Of all regions: the columns of keys and values, the rows of keys, and the gradients of both.
+    // For all regions: keys and values as columns, keys as rows, and the gradients of keys and values.
     let sizes = [d, dv, width, width, v_width].map(|width| head.all().quads() * QUAD * width);
     let mut packed = Scratch::<T>::new(sizes.iter().sum());
     let [key_columns, value_columns, key_rows, dkeys, dvalues] = parts(&mut packed, sizes);
     let mut attended = Attended { key_columns, value_columns, key_rows, dkeys, dvalues };
 
-    // Of a block of queries: their columns, or those of dout; the rows of both, and of dq; P, and dP or dS.
+    // For a block of queries: the queries, and later dout, as columns; both of them and dq as rows; P; and dP, later
+    // dS.
     let largest = head.largest_block();
     let [columns, rows, dout_rows] = [d.max(dv), width, v_width].map(|width| largest[0] * largest[1] * QUAD * width);
     let scores = head.score_layout(largest).len();
@@ -102,7 +103,8 @@ unsafe fn backward_head<T: Float, A: Registers>(head: Head<'_, T>, task: Backwar
     unsafe { attended.write::<A>(&head, &missing, dqkv, accumulate) };
 }
 
-/// What queries attend to, with its gradients: room for all regions of a head, filled where some query has attended.
+/// Keys and values with their gradients: buffers for all regions of a head, filled in when a query first attends to a
+/// region.
 struct Attended<'s, T> {
     key_columns: &'s mut [T],
     value_columns: &'s mut [T],
@@ -113,7 +115,7 @@ struct Attended<'s, T> {
 }
 
 impl<T: Float> Attended<'_, T> {
-    /// Lays the keys and values of a group of regions out. Their gradients begin with zeros.
+    /// Lays out the keys and values of a group of regions, and sets their gradients to zero.
     fn lay_out<A: Registers>(&mut self, head: &Head<'_, T>, group: Range<usize>) {
         let ([d, dv], pixels) = (head.geometry.head_dims(), head.pixels_of(group.clone()));
         let [width, v_width] = [d, dv].map(row_width::<T, A>);
@@ -126,7 +128,7 @@ impl<T: Float> Attended<'_, T> {
         head.part_of(group, v_width, self.dvalues).fill(T::zero());
     }
 
-    /// Writes the gradients to where they belong: zeros for the regions to which no query has attended.
+    /// Writes the gradients to dqkv, with zeros for regions that no query attended to.
     ///
     /// # Safety
     /// Nobody else may use this head's channels of dqkv.

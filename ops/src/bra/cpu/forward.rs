@@ -11,14 +11,14 @@ use tensor::cpu::parallel::Interleaved;
 use tensor::cpu::registers::Registers;
 use tensor::{Float, Scratch, simd};
 
-/// Heads (of all images together) are split into shares of regions until there are about this many tasks; with more
-/// than half as many heads none is split.
+/// Each head is split into shares of its regions so that the heads of all images together make about this many tasks;
+/// with more than half as many heads, none is split.
 const TASKS: usize = 32;
-/// The least multiply-adds of such a share, some 40 µs: each lays out its keys for itself.
+/// The minimum multiply-adds of such a share, about 40 µs of work, because each share lays out its own keys.
 const SHARE: usize = 1 << 22;
 
-/// out (N, H, W, C) = softmax(scale·q·kᵀ)·v over each query's routed regions, and the logarithm of each
-/// softmax's denominator, lse (N, heads, H·W) in pixel order.
+/// out (N, H, W, C) = softmax(scale·q·kᵀ)·v over each query's routed regions, and the log-sum-exp of each query's
+/// scores, lse (N, heads, H·W) in pixel order.
 ///
 /// `qkv` is (N, H, W, 2D + C) and `routes` (N, P, k), with every route below P.
 pub fn forward<T: Float>(g: Geometry, qkv: &[T], routes: &[u32], scale: T, out: &mut [T], lse: &mut [T]) {
@@ -54,12 +54,12 @@ unsafe fn forward_regions<T: Float, A: Registers>(
     let [queries, keys, values] = [Role::Query, Role::Key, Role::Value].map(|role| head.channels(role));
     let (results, largest, v_width) = (head.results(), head.largest_block(), row_width::<T, A>(values.dim));
 
-    // Of all regions: the columns of keys and the rows of values, filled where some query has attended.
+    // For all regions: keys as columns and values as rows, filled in when a query first attends to them.
     let sizes = [keys.dim, v_width].map(|width| head.all().quads() * QUAD * width);
     let mut packed = Scratch::<T>::new(sizes.iter().sum());
     let [key_columns, value_rows] = parts(&mut packed, sizes);
 
-    // Of a block of queries: their columns, S and then P, and the rows of O.
+    // For a block of queries: the queries as columns; S, later P; and O as rows.
     let quads = largest[0] * largest[1] * QUAD;
     let sizes = [quads * queries.dim, head.score_layout(largest).len(), quads * v_width];
     let mut scratch = Scratch::<T>::new(sizes.iter().sum());

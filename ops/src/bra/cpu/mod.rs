@@ -1,13 +1,14 @@
 //! Routed attention of one head at a time.
 //!
-//! The keys and values of a region, and of its neighbours if they are small, are laid out (`quads.rs`) when it is
-//! attended to for the first time, and stay in the core's cache for the others that attend to it. Nothing is gathered k
-//! times over, neither as a tensor nor as a tile: the quads of the routed regions are a list, and the products
-//! (`products.rs`) follow it.
+//! The keys and values of a region, and of its neighbours if regions are small, are laid out (`quads.rs`) when a query
+//! first attends to it, and stay in the core's cache for the other regions that attend to it. Nothing is gathered k
+//! times, neither into a tensor nor into a tile: the routed regions are given as a list of quads, which the products
+//! (`products.rs`) follow.
 //!
-//! Forward, a task is a head of an image, or some of its regions. Backward it is a whole head: it owns all of the
-//! head's keys, and adds their gradients up in the order of the regions. No atomics, and the same bits with any number
-//! of threads. (A GPU, which needs more tasks than heads, takes the inverted list of the routes instead.)
+//! In the forward pass a task is a head of an image, or some of the head's regions. In the backward pass it is a whole
+//! head: it owns all of the head's keys, and accumulates their gradients in the order of the regions. So no atomics are
+//! needed, and the results are bit-identical for any number of threads. (A GPU, which needs more tasks than there are
+//! heads, uses the inverted list of the routes instead.)
 
 mod backward;
 mod forward;
@@ -28,7 +29,7 @@ use tensor::Scratch;
 /// region is a whole map. Small regions share a block, because every block has a fixed overhead.
 const QUERY_QUADS: usize = 8;
 
-/// So many tokens, at least, are laid out at a time.
+/// Neighbouring regions are laid out together as long as they have at most this many tokens in all.
 const LAID_OUT: usize = 64;
 
 /// The quads of a block of queries, in order.
@@ -95,8 +96,8 @@ impl<'a, T: Copy> Head<'a, T> {
         Channels { first, stride: g.row(), dim: g.head_dims()[usize::from(matches!(role, Role::Value))] }
     }
 
-    /// Has the cache fetch what the next head has at some pixels, while this one is being worked on: a head's part of a
-    /// token is so short that the processor does not see the next one coming.
+    /// Prefetches the next head's channels at some pixels while this head is being processed: a head's part of a token
+    /// is too short for the hardware prefetcher to anticipate the next one.
     fn fetch_next(&self, pixels: Pixels<'_>) {
         let (g, next) = (self.geometry, self.image * self.geometry.heads + self.index + 1);
         if next < g.images * g.heads {
@@ -131,17 +132,18 @@ impl<'a, T: Copy> Head<'a, T> {
         &mut of_all[regions.start * size..regions.end * size]
     }
 
-    /// So many neighbouring regions are laid out at a time.
+    /// How many neighbouring regions are laid out at a time.
     fn group(&self) -> usize {
         (LAID_OUT / self.geometry.regions.tokens()).max(1)
     }
 
-    /// Of each region, whether its layout is missing: nobody has attended to it, or to another of its group, yet.
+    /// For each region, whether it is not laid out yet, because no query has attended to its group: initially true for
+    /// all.
     fn all_missing(&self) -> Vec<bool> {
         vec![true; self.geometry.regions.count()]
     }
 
-    /// The groups to which some regions attend and whose layout is missing. From now on it is not.
+    /// The groups that some regions attend to and that are not laid out yet. Marks them as laid out.
     fn find_missing<'t>(
         &self,
         regions: Range<usize>,
@@ -169,7 +171,7 @@ impl<'a, T: Copy> Head<'a, T> {
         self.geometry.regions.tokens().div_ceil(QUAD)
     }
 
-    /// The largest block of queries: of so many regions, so many quads.
+    /// The largest block of queries: how many regions, and how many quads of each.
     fn largest_block(&self) -> [usize; 2] {
         let quads = self.quads().min(QUERY_QUADS);
         [(QUERY_QUADS / quads).min(self.geometry.regions.count()), quads]
@@ -189,7 +191,7 @@ impl<'a, T: Copy> Head<'a, T> {
         })
     }
 
-    /// How the scores of so many regions' queries lie, so many quads each.
+    /// The layout of the scores of the queries of this many regions, with this many quads of queries each.
     fn score_layout(&self, [regions, queries]: [usize; 2]) -> ScoreLayout {
         let (tokens, quads) = (self.geometry.regions.tokens(), self.quads());
         ScoreLayout { regions, queries, keys: self.geometry.topk * quads, region: [tokens, quads] }

@@ -1,19 +1,19 @@
 //! The products of attention, quad by quad.
 //!
-//! Of queries and keys: the scores of a quad of queries p, q, r, s with a quad of keys a, b, c, d are a *square* of
-//! 4 × 4 numbers, which fills a register of AVX-512, or several smaller ones:
+//! Queries times keys: the scores of a quad of queries p, q, r, s with a quad of keys a, b, c, d form a *square* of 4 ×
+//! 4 numbers, which fills one AVX-512 register, or several smaller ones:
 //!
 //! ```text
 //! pa pb pc pd | qa qb qc qd | ra rb rc rd | sa sb sc sd
 //! ```
 //!
-//! It is a sum over the channels. Of each channel's columns (`quads.rs`) the queries' elements are spread to four
-//! places each, `p p p p | q q q q | ..`, and the keys' are read over and over, `a b c d | a b c d | ..`. So no region
-//! is too small to fill registers, no sum goes across them, and keys are transposed once and not for each region that
+//! It is a sum over the channels. From each channel's columns (`quads.rs`), the queries' elements are replicated to
+//! four lanes each, `p p p p | q q q q | ..`, and the keys' quad is repeated, `a b c d | a b c d | ..`. So no region is
+//! too small to fill registers, no sum runs across lanes, and keys are transposed once instead of for each region that
 //! attends to them.
 //!
-//! Of weights and tokens: a tile of the result stays in registers, the weights are read element by element, the
-//! tokens in rows.
+//! Weights times tokens: a tile of the result stays in registers; the weights are read element by element, the tokens
+//! row by row.
 
 use super::quads::QUAD;
 use tensor::cpu::registers::{Registers, Vector, load};
@@ -22,8 +22,8 @@ use tensor::{Float, unrolled};
 /// The elements of a square: a quad of queries by a quad of keys.
 pub(super) const SQUARE: usize = QUAD * QUAD;
 
-/// How scores lie in memory, or what was made of them: square by square, a line for each quad of queries, with a square
-/// for each quad of keys that it attends to; one region's lines after the other's.
+/// The memory layout of scores, and of what is computed from them: one line of squares per quad of queries, with one
+/// square per quad of keys that it attends to; the regions' lines follow one another.
 ///
 /// ```text
 /// queries 0 to 3 of a region:  | keys 0 to 3 | keys 4 to 7 | ..
@@ -56,7 +56,8 @@ impl ScoreLayout {
         self.quads() * SQUARE / A::Vector::<T>::LANES
     }
 
-    /// Where the first of these registers lies; the next quads of keys follow, a square apart.
+    /// Where the `register`-th of them lies for the first quad of keys; those for the next quads of keys follow, one
+    /// square apart.
     #[inline(always)]
     pub fn place<T: Float, A: Registers>(self, register: usize) -> usize {
         let element = register * A::Vector::<T>::LANES;
@@ -74,7 +75,7 @@ impl ScoreLayout {
         A::run(
             #[inline(always)]
             || {
-                // Region by region in tiles, as long as there is room for one, then in the next smaller ones.
+                // For each region, tiles of the largest size as long as they fit, then of the next smaller sizes.
                 macro_rules! tiles {
                     ($($height:literal [$($width:literal)*])*) => {
                         for (region, quads) in keys.quads.chunks_exact(self.keys).enumerate() {
@@ -93,7 +94,8 @@ impl ScoreLayout {
                     };
                 }
                 if A::MANY {
-                    // Spreading queries takes turns with multiplying on Intel's processors, reading keys does not.
+                    // On Intel's processors, replicating queries competes with multiplying for execution units; loading
+                    // keys does not.
                     tiles!(2 [8 4 1] 1 [8 4 1]);
                 } else {
                     tiles!(2 [6 4 2 1] 1 [8 4 1]);
@@ -192,14 +194,14 @@ pub(super) struct Weights<'a, T, const ROW: usize, const COLUMN: usize> {
     extents: [usize; 3],
 }
 
-/// Tokens in quads, and which quads are meant.
+/// Tokens in quads, and the list of the quads to use.
 pub(super) struct Quads<'a, D> {
     pub data: D,
     pub quads: &'a [u32],
 }
 
 impl<T, D: std::ops::Deref<Target = [T]>> Quads<'_, D> {
-    /// Whether the data have all of these quads, of so many elements each.
+    /// Whether all of these quads, of `size` elements each, lie within the data.
     fn all_inside(&self, size: usize) -> bool {
         let largest = self.quads.iter().fold(0, |largest, &quad| largest.max(quad));
         self.quads.is_empty() || (largest as usize + 1) * size <= self.data.len()
@@ -207,7 +209,8 @@ impl<T, D: std::ops::Deref<Target = [T]>> Quads<'_, D> {
 }
 
 impl<T: Float, const ROW: usize, const COLUMN: usize> Weights<'_, T, ROW, COLUMN> {
-    /// Each region's weights times rows of `width` elements, whole registers: result (+)= weights·rows.
+    /// Multiplies each region's weights by rows of `width` elements, which fill whole registers: result (+)=
+    /// weights·rows.
     pub fn times<A: Registers>(self, width: usize, rows: Quads<'_, &[T]>, to: Quads<'_, &mut [T]>, accumulate: bool) {
         let (lanes, size) = (A::Vector::<T>::LANES, width * QUAD);
         assert!(rows.all_inside(size) && to.all_inside(size), "quads of tokens");

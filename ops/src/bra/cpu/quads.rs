@@ -1,7 +1,7 @@
-//! Tokens in fours.
+//! Tokens in groups of four.
 //!
-//! A head's operands are taken out of the map once and laid out region by region, in quads: four tokens of a region,
-//! the last quad of a region filled up with zeros. Of the tokens a, b, c, d
+//! A head's operands are copied out of the map once and laid out region by region, in quads of four tokens; the last
+//! quad of a region is padded with zeros. The tokens a, b, c, d are stored
 //!
 //! ```text
 //! as rows:     a0 a1 a2 .. | b0 b1 b2 .. | c0 .. | d0 ..
@@ -49,7 +49,7 @@ pub(super) struct Channels {
 }
 
 impl Channels {
-    /// Panics unless all of these pixels' lie inside a map of `len` elements.
+    /// Panics unless these channels of all pixels lie inside a map of `len` elements.
     fn assert_inside(self, pixels: Pixels<'_>, len: usize) {
         let largest = pixels.list.iter().fold(0, |largest, &pixel| largest.max(pixel));
         let start = (largest as usize).checked_mul(self.stride).and_then(|start| start.checked_add(self.first));
@@ -63,7 +63,7 @@ impl Channels {
         self.first + pixel as usize * self.stride
     }
 
-    /// Has the cache fetch some pixels' elements, which the next task will read.
+    /// Prefetches some pixels' elements, which the next task will read.
     pub fn fetch<T>(self, map: &[T], pixels: Pixels<'_>) {
         for &pixel in pixels.list {
             fetch(&map[self.of(pixel)..][..self.dim]);
@@ -195,8 +195,8 @@ impl Channels {
     }
 }
 
-/// The columns of a quad, whose `dim` channels fill a register or more, and its rows, but for what fills them up: of
-/// that nobody reads what becomes.
+/// Writes the columns of a quad whose `dim` channels fill at least one register, and its rows except for their padding:
+/// nothing that is computed from the padding is ever read.
 ///
 /// # Safety
 /// The machine must have the register. There must be as many channels of each token, and room for the columns and, with
@@ -259,7 +259,7 @@ unsafe fn put_row<T: Float, V: Vector<T>, const ADD: bool>(from: *const T, to: *
         }
         return;
     };
-    // The last register may overlap the one before, and so is read before that is written.
+    // The last register may overlap the one before it, so it is loaded before that one is stored.
     // SAFETY: guaranteed by the caller.
     unsafe {
         let end = register!(last);
@@ -270,7 +270,7 @@ unsafe fn put_row<T: Float, V: Vector<T>, const ADD: bool>(from: *const T, to: *
     }
 }
 
-/// A row of so many channels, filled up to whole registers.
+/// The width of a row of `dim` channels, padded to whole registers.
 pub(super) fn row_width<T: Float, A: Registers>(dim: usize) -> usize {
     dim.next_multiple_of(A::Vector::<T>::LANES)
 }

@@ -1,8 +1,8 @@
 //! What becomes of the scores of a block of queries: their softmax over the keys, and its gradient.
 //!
-//! A query's numbers (the largest of its scores, its sum, ..) are kept four times side by side, as they are needed:
-//! once for each key of a quad. Exponentials are powers of two, which take less than those of e; what is to be raised
-//! is multiplied by log₂ e along with the scale.
+//! A query's numbers (its largest score, its sum, ..) are stored in four adjacent copies, one for each key of a quad,
+//! as they are used. Exponentials are computed as powers of two, which are cheaper than powers of e; the factor log₂ e
+//! on the exponents is folded into the scale.
 
 use super::QUERY_QUADS;
 use super::products::{SQUARE, ScoreLayout};
@@ -24,8 +24,8 @@ macro_rules! load {
     };
 }
 
-/// A step for each of these places, in four chains that do not wait for each other and are joined at the end. (A
-/// macro, because the compiler does not always inline closures, and code outside loses the instruction set.)
+/// Applies a step to each of these places, in four independent chains that are joined at the end. (A macro, because the
+/// compiler does not always inline closures, and code that is not inlined is not compiled for the instruction set.)
 macro_rules! fold {
     ($places:expr, $start:expr, $join:ident, |$chain:ident, $place:ident| $step:expr) => {{
         let (mut chains, mut places) = ([$start; 4], $places);
@@ -41,7 +41,7 @@ macro_rules! fold {
     }};
 }
 
-/// Of each quad of a register's elements all four joined, in all four places.
+/// Joins the four elements of each quad of a register, and puts the result in all four places.
 macro_rules! across {
     ($register:expr, $join:ident) => {{
         let pairs = $register.$join($register.swap_neighbours());
@@ -50,8 +50,8 @@ macro_rules! across {
 }
 
 impl ScoreLayout {
-    /// Replaces the products of queries and keys by the softmax over the keys of factor · product; also gives the
-    /// logarithms of its denominators.
+    /// Replaces the products of queries and keys by the softmax over the keys of factor · product; also writes each
+    /// query's log-sum-exp to `logs`.
     pub fn softmax<T: Float, A: Registers>(self, factor: T, scores: &mut [T], logs: &mut [T]) {
         A::run(
             #[inline(always)]
@@ -98,8 +98,8 @@ impl ScoreLayout {
         }
     }
 
-    /// From the products of queries and keys and the gradients of P, the softmax of factor · product: P in place of
-    /// the products, and in place of its gradients those of the products.
+    /// Takes the products of queries and keys, and the gradients of P, the softmax of factor · product. Overwrites the
+    /// products with P, and the gradients of P with those of the products.
     pub fn gradients<T: Float, A: Registers>(self, factor: T, p: &mut [T], dp: &mut [T], logs: &mut [T]) {
         A::run(
             #[inline(always)]
@@ -144,7 +144,7 @@ impl ScoreLayout {
         self.fill_spare(products, |_| T::zero());
     }
 
-    /// Sets the scores that no key stands behind, from the query's first score of the same quad.
+    /// Sets the padding scores, which belong to no key, to a function of the query's first score in the same quad.
     #[inline(always)]
     fn fill_spare<T: Float>(self, scores: &mut [T], value: impl Fn(T) -> T) {
         let [tokens, quads] = self.region;
@@ -160,7 +160,7 @@ impl ScoreLayout {
         }
     }
 
-    /// Each register of a quad of keys' scores, with the queries' numbers.
+    /// Each register of the scores with one quad of keys, by its index, with its queries' numbers.
     #[inline(always)]
     fn numbers<T: Float, A: Registers>(self, numbers: &mut [T]) -> impl Iterator<Item = (usize, &mut [T])> {
         numbers.chunks_exact_mut(A::Vector::<T>::LANES).take(self.registers::<T, A>()).enumerate()

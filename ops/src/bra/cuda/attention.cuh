@@ -1,9 +1,9 @@
-// Attention of each region's queries to the keys of its routed regions, which are read where they lie: for any type and
-// any head, without tensor cores.
+// Attention of each region's queries to the keys of its routed regions, which are read in place: for any type and any
+// head size, without tensor cores.
 //
-// A block takes a tile of a region's queries and goes through their keys tile by tile (softmax as it goes, with a running
-// maximum), or in the last kernel the other way round. P is not kept: the backward pass computes it again from the
-// logarithm of its denominator. Every gradient has one owner, who adds up in a fixed order.
+// A block takes a tile of a region's queries and iterates over their keys tile by tile (online softmax, with a running
+// maximum); in the last kernel it takes a tile of keys and iterates over queries. P is not stored: the backward pass
+// recomputes it from the log-sum-exp. Every gradient has a single owner, which accumulates it in a fixed order.
 
 #include "geometry.cuh"
 
@@ -42,7 +42,7 @@ struct Work {
     }
 };
 
-// out (N, H, W, C), and lse (N, heads, H·W): the logarithm of each softmax's denominator.
+// out (N, H, W, C), and lse (N, heads, H·W): the log-sum-exp of each query's scores.
 template <typename T>
 __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, wide<T>* lse, GEOMETRY) {
     typedef wide<T> W;
@@ -57,7 +57,7 @@ __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, w
     W* o = p + QUERIES * KEYS;        // (QUERIES, dv)
     W* most = o + QUERIES * dv;       // per query: the largest score so far
     W* sum = most + QUERIES;          // the sum of exp(score − largest)
-    W* shrink = sum + QUERIES;        // how much the largest has grown, as a factor on what was summed before
+    W* shrink = sum + QUERIES;        // exp(old largest − new largest), the factor on earlier sums
     qkv += work.image * g.tokens() * row;
     routes += (work.image * g.regions() + work.region) * topk;
     auto query = [&](int i) { return g.pixel(work.region, work.first + i); };
@@ -100,8 +100,8 @@ __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, w
     if (threadIdx.x < work.count) lse[query(threadIdx.x)] = most[threadIdx.x] + log(sum[threadIdx.x]);
 }
 
-// The queries' part of dqkv, and delta like lse: Σⱼ Pⱼ·dPⱼ of each query. With dP = dO·vᵀ, dS = P∘(dP − delta) and
-// dQ = s·dS·k; the first pass over the keys finds delta, the second dQ.
+// The queries' part of dqkv, and delta, shaped like lse: Σⱼ Pⱼ·dPⱼ of each query. With dP = dO·vᵀ, dS = P∘(dP − delta)
+// and dQ = s·dS·k; the first pass over the keys finds delta, the second dQ.
 template <typename T>
 __global__ void attend_backward_queries(const T* qkv, const u32* routes, wide<T> scale, const wide<T>* lse, const T* dout,
                                         T* dqkv, int accumulate, wide<T>* delta, GEOMETRY) {
@@ -223,7 +223,7 @@ __global__ void attend_backward_keys(const T* qkv, const u32* starts, const u32*
         }
     }
 
-    __syncthreads(); // also where nobody chose the region
+    __syncthreads(); // needed if no region chose this one: the loop did not run
     T* to = dqkv + qk_dim + work.head * d;
     for (int i = threadIdx.x; i < work.count * d; i += blockDim.x) put(to + i64(key(i / d)) * row + i % d, dk[i], accumulate);
     to = dqkv + 2 * qk_dim + work.head * dv;

@@ -2,8 +2,8 @@
 
 #pragma once
 
-// A number that the host knows and threads divide by: a GPU has no instruction for that, and a dozen for what C++ makes of
-// it. With `magic` = ⌈2³¹⁺ˢ / by⌉ and s = ⌈log₂ by⌉ quotients of ints that are not negative are exact.
+// A divisor that the host knows: a GPU has no instruction for integer division, and the code that C++ generates takes a
+// dozen instructions. With `magic` = ⌈2³¹⁺ˢ / by⌉ and s = ⌈log₂ by⌉, quotients of non-negative ints are exact.
 struct Divisor {
     int by;
     u32 magic;
@@ -31,7 +31,7 @@ struct Geometry {
     __device__ __forceinline__ int v_dim() const { return heads * value_dim; } // C
     __device__ __forceinline__ int row() const { return 2 * qk_dim() + v_dim(); }
 
-    // A region's upper left corner, a token's place from there, and its pixel.
+    // The row and the column of a region's upper left corner, and the pixel of one of its tokens.
     __device__ __forceinline__ int top(int region) const { return region / cols * region_height; }
     __device__ __forceinline__ int left(int region) const { return region % cols * region_width; }
     __device__ __forceinline__ int pixel(int region, int token) const {
@@ -39,7 +39,7 @@ struct Geometry {
     }
 };
 
-// The parameters of a kernel that make a Geometry, and the Geometry.
+// The kernel parameters that describe a Geometry, and the Geometry that is built from them.
 #define GEOMETRY                                                                                                \
     int rows, int cols, int region_height, int region_width, int heads, int head_dim, int value_dim, int topk, \
         u32 cols_magic, u32 width_magic, u32 tokens_magic

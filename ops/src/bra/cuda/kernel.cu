@@ -1,5 +1,5 @@
-// Bi-level routing attention: routing.cuh chooses regions, attention.cuh attends to them, in bf16
-// with tensor_cores.cuh where heads have a size that it knows.
+// Bi-level routing attention: routing.cuh chooses regions, attention.cuh attends to them; in bf16 tensor_cores.cuh
+// does, for the head sizes that it supports.
 
 #include "attention.cuh"
 #include "routing.cuh"

@@ -41,15 +41,17 @@ pub static KERNELS: Module = Module {
 /// Tokens of a tile, as in `attention.cuh`.
 const QUERIES: usize = 16;
 const KEYS: usize = 32;
-/// Regions of a warp that chooses, the most warps of a block, and bytes of the tiles that are declared, as in `routing.cuh`.
+/// Regions per warp when choosing, the maximum number of warps per block, and the bytes of the statically declared
+/// tiles, as in `routing.cuh`.
 const OWN: usize = 4;
 const WARPS: usize = 8;
 const CHOOSING_TILES: usize = 13 << 10;
-/// Warps of a block that routes a whole image, as in `routing.cuh`, and the most regions of such an image.
+/// Warps per block of the kernel that routes a whole image, as in `routing.cuh`, and the maximum number of regions for
+/// which it is used.
 const ROUTING_WARPS: usize = 25;
 const FEW_REGIONS: usize = 64;
-/// Where images are too few to fill a GPU, one block still reads so many bytes of queries and keys in less time than it
-/// takes to begin another kernel.
+/// Even if there are too few images to fill the GPU, one block reads this many bytes of queries and keys in less time
+/// than it takes to launch another kernel.
 const OF_BLOCK: usize = 256 << 10;
 
 /// What a kernel needs to divide by a number: the magic of `Divisor` in `geometry.cuh`.
@@ -104,7 +106,7 @@ pub fn route(
     let most = gpu.driver().properties().shared_memory - CHOOSING_TILES;
     let warps = (most / 2 / of_warp).clamp(1, WARPS);
     if of_warp > most {
-        return Err(Error::argument("bra", format!("{regions} regions are more than a GPU routes; use fewer")));
+        return Err(Error::argument("bra", format!("{regions} regions do not fit a GPU's shared memory; use fewer")));
     }
     let launch = KERNELS.launch_on(qkv, "choose_regions<T>")?.threads(32 * warps).shared(warps * of_warp);
     let launch = launch.grid([regions.div_ceil(OWN * warps), g.images, 1]).input(&means)?.number(scale, dtype);
@@ -240,12 +242,12 @@ fn invert(g: Geometry, routes: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((starts, entries))
 }
 
-/// Which form of the kernels in `tensor_cores.cuh` an attention takes.
+/// Which variant of the kernels in `tensor_cores.cuh` an attention uses.
 #[derive(Clone, Copy)]
 struct Form {
     /// Channels of a head.
     dim: usize,
-    /// Groups of eight queries to a warp, forward; one where a region has no more.
+    /// Groups of eight queries per warp in the forward pass: one if a region has at most eight tokens, otherwise two.
     groups: usize,
     /// Whether all keys and values of an image's head are in shared memory.
     resident: bool,
@@ -255,14 +257,15 @@ impl Form {
     /// Tokens of a tile, as in `tiles.cuh`.
     const TILE: usize = 64;
 
-    /// None where tensor cores cannot be used: the `maps` must begin where packs do, and larger products be larger scores.
+    /// `None` if tensor cores cannot be used: among other conditions, the addresses `maps` must be aligned to packs,
+    /// and the scale must be positive, so that larger products mean larger scores.
     fn of(gpu: &Gpu, g: Geometry, dtype: DType, scale: f64, maps: &[u64]) -> Option<Form> {
         let [dim, v_dim] = g.head_dims();
         let known = dtype == DType::Bf16 && dim == v_dim && [24, 32, 64, 96].contains(&dim);
         let groups = if g.regions.tokens() <= 8 { 1 } else { 2 };
         let properties = gpu.driver().properties();
         let form = Form { dim, groups, resident: true };
-        // A block for each head of each image must be enough to fill the GPU.
+        // One block per head and image must be enough to fill the GPU.
         let fills = g.images * g.heads >= properties.multiprocessors;
         let resident = fills && form.shared(g) <= properties.shared_memory;
         let in_packs = maps.iter().all(|address| address.is_multiple_of(16));
@@ -312,8 +315,9 @@ impl Form {
         unsafe { with_geometry(launch.out(Some(dqkv)), g)?.run() }
     }
 
-    /// Begins the call of a kernel whose warps take `size` tokens at a time. Where warps share out the regions there are no
-    /// more of them than it takes for the fewest turns: what others would hold, another block can have.
+    /// Prepares the launch of a kernel whose warps take `size` tokens at a time. If the warps share the regions
+    /// (`resident`), a block has only as many warps as the minimum number of rounds needs; what further warps would
+    /// occupy is left to other blocks.
     fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry, size: usize) -> Result<Launch<'a>> {
         let chunks = g.regions.count() * g.regions.tokens().div_ceil(size);
         let (regions, warps) = match self.resident {

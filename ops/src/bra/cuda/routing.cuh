@@ -14,8 +14,8 @@ struct Valid {
     }
 };
 
-// means (N, P, 2D) of each region's queries and keys over its valid tokens. A block is a region, a thread a pack of
-// channels, and where there are threads enough, several share out the tokens.
+// means (N, P, 2D) of each region's queries and keys over its valid tokens. One block per region and one thread per
+// pack of channels; if there are enough threads, several share the tokens of a pack.
 template <typename T>
 __global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int valid_width, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
@@ -53,8 +53,8 @@ __global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int
     }
 }
 
-// The same of an image by a block, where pixels are whole packs. A thread has a pack of a whole region, and asks for so many
-// tokens at once.
+// The same for a whole image per block, for pixels of whole packs. A thread sums one pack of channels over a region,
+// and loads BATCH tokens at once.
 template <typename T>
 __device__ __forceinline__ void means_of_image(const T* qkv, wide<T>* means, int valid_height, int valid_width,
                                                const Geometry& g) {
@@ -88,13 +88,13 @@ __device__ __forceinline__ void means_of_image(const T* qkv, wide<T>* means, int
     }
 }
 
-constexpr int OWN = 4;      // regions of a warp that chooses
-constexpr int OTHERS = 64;  // regions to choose from in shared memory: two to a lane
-constexpr int CHUNK = 8;    // packs of their channels there
+constexpr int OWN = 4;      // regions per warp when choosing
+constexpr int OTHERS = 64;  // candidate regions in shared memory: two per lane
+constexpr int CHUNK = 8;    // packs of channels of each, in shared memory
 
-// Of an image, and of the regions from `first` on that a block's WARPS have, at most, rows of routes and logits (N, P, k):
-// the k largest of s·q̂·k̂ for each region, ties to the lower index. A warp keeps the P affinities of its regions in shared
-// memory.
+// Routes and logits (N, P, k) of one image, for the regions from `first` on that a block of at most WARPS warps
+// handles: the k largest of s·q̂·k̂ for each region, ties to the lower index. A warp keeps the P affinities of each of
+// its regions in shared memory.
 template <int WARPS, typename T>
 __device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions,
                                        int qk_dim, int topk, i64 image, int first) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32*
     for (int other = 0; other < regions; other += OTHERS) {
         W sums[OWN][2] = {};
         for (int channel = 0; channel < qk_dim; channel += CHUNK * N) {
-            // Behind the last region comes the last again, and behind the last channel zeros.
+            // Past the last region, the last one is repeated; past the last channel, there are zeros.
             auto load = [&](int region, int pack, int part) {
                 const W* from = means + (i64(min(region, regions - 1)) * 2 + part) * qk_dim + channel + pack * N;
                 return load_pack(from, qk_dim - channel - pack * N);
@@ -143,7 +143,8 @@ __device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32*
             }
     }
     __syncwarp();
-    // A region's rank is how many come before it: sums without branches, that wait for nothing. NaN comes last.
+    // A region's rank is the number of regions that come before it, summed without branches or long dependency chains.
+    // NaN comes last.
     for (int i = 0; i < OWN; i++, affinity += regions) {
         int row = first + warp() * OWN + i;
         if (row >= regions) break;
@@ -159,15 +160,15 @@ __device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32*
     }
 }
 
-// routes and logits (N, P, k) from means. A block has as many regions as its warps.
+// routes and logits (N, P, k) from means. A block handles OWN regions per warp.
 template <typename T>
 __global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions, int qk_dim,
                                int topk) {
     choose<8>(means, scale, routes, logits, regions, qk_dim, topk, blockIdx.y, blockIdx.x * (blockDim.x / 32 * OWN));
 }
 
-// Both at once: a block is an image, and has OWN regions for each of its warps or fewer. 25 warps share out the packs of 7x7
-// regions of 64, 128 or 256 channels evenly.
+// Means and routes in one kernel: one block per image, which has at most OWN regions per warp. 25 warps share the packs
+// of 7x7 regions with 64, 128 or 256 channels evenly.
 constexpr int ROUTING_WARPS = 25;
 template <typename T>
 __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
 }
 
 // For each region the regions that are routed to it, in order: those of region r are entries[starts[r]..starts[r + 1]],
-// of starts (N, P + 1) and entries (N, P·k). A warp is a region, or the end.
+// of starts (N, P + 1) and entries (N, P·k). One warp per region, and one for the end of the last list.
 __global__ void invert_routes(const u32* __restrict__ routes, u32* __restrict__ starts, u32* __restrict__ entries,
                               int regions, int topk, u32 topk_magic) {
     const Divisor chosen(topk, topk_magic);

@@ -1,23 +1,25 @@
 // Attention in bf16 on tensor cores, for heads whose queries, keys and values have D channels: 24, 32, 64 or 96.
 //
-// Keys are the rows of each product and queries its columns, in groups of eight: so a region of 4, 16 or 64 queries fills
-// a product as well as it can. A warp takes one or two groups (GROUPS) and goes through their keys in tiles of 64. With
-// S = K·Qᵀ a query's scores lie in one column, spread over eight lanes; exp(S)ᵀ, transposed in registers, is the right
-// factor of O = Vᵀ·P.
+// Keys are the rows of each product and queries its columns, in groups of eight, so that regions of 4, 16 or 64 queries
+// waste as little of a product as possible. A warp takes one or two groups (GROUPS) and iterates over their keys in
+// tiles of 64. With S = K·Qᵀ a query's scores lie in one column, spread over eight lanes; P = exp(S), whose 8x8
+// fragments are transposed in registers, is the right operand of Oᵀ = Vᵀ·P.
 //
-// Keys and values come into shared memory once. Where all of an image's fit (RESIDENT), a block is an image and a head
-// (blockIdx.z and blockIdx.y), and its warps share out the regions: what is routed to k times is read from memory once.
-// Otherwise a block is also a region (blockIdx.x), whose tiles it fetches one after the other.
+// Keys and values are staged in shared memory. If all those of one head of an image fit (RESIDENT), a block handles
+// that head (blockIdx.y) of that image (blockIdx.z), and its warps share the regions: what is routed to k times is read
+// from global memory once. Otherwise a block handles a single region (blockIdx.x) of them, and fetches its tiles one
+// after another.
 
 #pragma once
 #include "tiles.cuh"
 
-// One warp's queries on their way through the keys.
+// The state of one warp's queries while it iterates over their keys.
 template <int D, int GROUPS>
 struct Attending {
     u32 queries[GROUPS][PARTS<D>][2];
     float outputs[GROUPS][PARTS<D>][4];
-    // Of the columns 2p and 2p + 1: the largest score so far, in powers of two, and the sum relative to it.
+    // For columns 2p and 2p + 1, with p = lane % 4: the largest score so far, as an exponent of two, and the sum of the
+    // weights relative to it.
     float most[GROUPS][2], sum[GROUPS][2];
 
     __device__ __forceinline__ void begin() {
@@ -32,8 +34,8 @@ struct Attending {
         }
     }
 
-    // Takes in a tile of which `count` rows are keys. The scale is above zero: of the products the largest is that of the
-    // scores.
+    // Processes a tile of which the first `count` rows are keys. The scale is positive, so the largest product gives
+    // the largest score.
     template <bool RESIDENT>
     __device__ __forceinline__ void attend(Rows<D> keys, Rows<D> values, const TileRows<RESIDENT>& at, int count,
                                            float scale) {
@@ -119,9 +121,9 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, GROUPS * 8>, BLOCKS<D, RESID
     });
 }
 
-// The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = P∘(dP − delta), dQ = s·dSᵀ·k.
-// With one tile of keys its scores serve both passes. P and dP of one group of queries take as many registers as a warp
-// can have.
+// The queries' part of dqkv, and delta, as `attend_backward_queries` of attention.cuh: dS = P∘(dP − delta), dQ =
+// s·dSᵀ·k. If the keys fit in one tile, its scores serve both passes. P and dP of a single group of queries already
+// take all the registers that a warp can have.
 template <int D, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
     attend_backward_queries_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, const float* lse,
@@ -150,7 +152,8 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
 #pragma unroll
         for (int column = 0; column < 2; column++) {
             int i = lane() % 4 * 2 + column;
-            // Behind the region's last query the last again, also in a chunk that lies behind the region, and perhaps the map.
+            // Past the region's last query, use the last one again, even in a chunk that lies past the region, and
+            // perhaps past the map.
             denominators[column] = lse[query(min(i, count - 1))] * LOG2_E;
             deltas[0][column] = 0;
         }
@@ -199,9 +202,9 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
     });
 }
 
-// What the backward pass has to know of the queries of a tile, which are `here` from `from` on in those of the regions
-// `chooser(0)`, `chooser(1)`, ... Behind the last comes the last again, for who asks first whether there is one waits for
-// each of these numbers before the next is asked for. Its denominator makes it nobody.
+// What the backward pass needs to know about the queries of a tile: `here` queries, from number `from` on, among those
+// of the regions `chooser(0)`, `chooser(1)`, ... Past the last query the last one is repeated, because a branch would
+// make each load wait for the one before; an infinite denominator gives these repeats no weight.
 struct QueriesOfTile {
     OfTile<float> denominators, deltas;
 
@@ -221,9 +224,9 @@ struct QueriesOfTile {
           deltas(pixels, [&](int pixel, int) { return delta[pixel]; }) {}
 };
 
-// The keys' and values' parts of dqkv, as `attend_backward_keys` of attention.cuh. A warp owns sixteen keys, and goes
-// through the queries of all regions that are routed to them: dV = P·dO and dK = s·dS·q, where P and dS (16 keys, 16
-// queries) are left factors as they come out of the products before.
+// The keys' and values' parts of dqkv, as `attend_backward_keys` of attention.cuh. A warp owns sixteen keys, and
+// iterates over the queries of all regions that are routed to them: dV = P·dO and dK = s·dS·q, where P and dS (16 keys,
+// 16 queries) come out of the preceding products already laid out as left operands.
 template <int D, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>)
     attend_backward_keys_on_tensor_cores(const bf16* qkv, const u32* starts, const u32* entries, float scale,

@@ -11,7 +11,7 @@ use tensor::Device;
 use tensor::cpu::parallel;
 use tensor::cuda::nvidia::compiler::version;
 
-/// Regions of few and many tokens; tiles of keys that are full, begun, and several; queries in several chunks.
+/// Regions of few and many tokens; one full tile of keys, a partly filled one, and several; queries in several chunks.
 fn geometries(dim: usize) -> Vec<Geometry> {
     let geometry = |map, grid, topk, heads| {
         let (regions, channels) = (Regions::cut("test", map, grid).unwrap(), heads * dim);
@@ -95,19 +95,20 @@ fn every_form_agrees_with_the_cpu() {
     }
 }
 
-/// The copies of the kernels on tensor cores would fault, and a GPU then refuses the process everything.
+/// On misaligned maps the copies of the tensor-core kernels would fault, after which a GPU refuses all further work
+/// from the process.
 #[test]
 fn maps_that_begin_between_packs_and_negative_scales_are_left_to_the_kernels_for_any() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(Arc::clone(&gpu));
     let g = geometries(32).remove(0);
-    // Each region's are its own and those after it.
+    // Each region's routes are the region itself and those after it.
     let routes =
         (0..g.images * g.regions.count() * g.topk).map(|i| ((i / g.topk + i % g.topk) % g.regions.count()) as u32);
     let routes = Tensor::from_slice(&routes.collect::<Vec<_>>(), [g.images, g.regions.count(), g.topk]).unwrap();
     let routes = routes.to_device(&device).unwrap();
     let [all, of_out] = [g.row(), g.v_dim].map(|channels| g.shape(channels));
-    // The same numbers, from so many elements after the start of a block on.
+    // The same numbers, starting `after` elements into an allocation.
     let map = |shape: [usize; 4], after: usize, stream| {
         let count = shape.iter().product::<usize>();
         let values = uniform([count], stream).to_vec::<f64>().unwrap();
@@ -149,7 +150,7 @@ fn keys_and_values_stay_in_shared_memory_where_they_fit_and_blocks_fill_the_gpu(
     assert!(resident(28, enough) && !resident(56, enough) && !resident(28, enough - 1));
 }
 
-/// Divides with `Divisor`, and counts what is not as `/` and `%` have it: a thread a divisor.
+/// Divides with `Divisor`, one divisor per thread, and counts the results that differ from `/` and `%`.
 static DIVISIONS: Module = Module {
     name: "divisions",
     source: r#"
@@ -198,7 +199,7 @@ fn inverted_lists_are_in_order() {
         let regions = Regions::cut("test", grid, grid).unwrap();
         let g = Geometry { images: 3, regions, heads: 1, qk_dim: 1, v_dim: 1, topk };
         let regions = g.regions.count();
-        // The first image's regions all begin with the same, the others with random ones.
+        // In the first image, the routes of all regions begin with the same region; in the others, with random ones.
         let first = indices([3 * regions], regions, 4).to_vec::<u32>().unwrap();
         let first = first.iter().enumerate().map(|(p, &first)| if p < regions { 0 } else { first as usize });
         let routes: Vec<u32> = first.flat_map(|r| (0..topk).map(move |i| ((r + i) % regions) as u32)).collect();
@@ -219,7 +220,7 @@ fn inverted_lists_are_in_order() {
     }
 }
 
-/// Of the regions of a block and those behind it, and of a whole image at once; the last ones are valid in part.
+/// With regions that take several blocks, and with a whole image per block; the last regions are only partly valid.
 #[test]
 fn routes_are_those_of_the_cpu() {
     let Some(gpu) = Gpu::for_tests(11) else { return };

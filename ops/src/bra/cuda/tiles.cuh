@@ -1,4 +1,4 @@
-// Tiles of tokens in shared memory, and their products on tensor cores: what tensor_cores.cuh is made of.
+// Tiles of tokens in shared memory, and their products on tensor cores: the building blocks of tensor_cores.cuh.
 
 #pragma once
 #include "geometry.cuh"
@@ -6,15 +6,16 @@
 
 constexpr int TILE = 64;          // keys of a tile
 constexpr int STEPS = TILE / 16;  // products of 16 keys in it
-// Products take 16 channels at a time: of a head with D so many times. What is behind its last channel is zero.
+// Products take 16 channels at a time, so a head with D channels takes PARTS of them. Channels past its last are zero.
 template <int D>
 constexpr int PARTS = (D + 15) / 16;
 template <int D>
 constexpr int PADDED = PARTS<D> * 16;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
-// A row of channels in shared memory, and Rows of PADDED<D>. Chunks of 8 channels change places from row to row, in the same way
-// every eight rows, so that eight rows' chunks of the same channels lie in different banks.
+// A row of channels in shared memory, and Rows of PADDED<D> channels. Chunks of 8 channels are swizzled: permuted from
+// row to row, with a period of eight rows, so that the chunks of the same channels in eight rows lie in different
+// banks.
 struct Row {
     bf16* data;
     int turn;
@@ -28,8 +29,8 @@ struct Rows {
     __device__ __forceinline__ Row row(int i) const { return {data + i * PADDED<D>, D == 64 ? i & 7 : i >> 1 & 3}; }
 };
 
-// Queries (or their gradients) as right factors: groups of eight columns, PADDED<D> rows. A lane holds those of column
-// lane / 4, straight from memory; zeros where there is no query.
+// Queries (or their upstream gradients) as right operands: groups of eight columns, PADDED<D> rows. A lane holds
+// elements of column lane / 4, loaded directly from global memory; zeros where there is no query.
 template <int D, int GROUPS, typename Pixel>
 __device__ __forceinline__ void load_columns(u32 (&to)[GROUPS][PARTS<D>][2], const bf16* map, int stride, int count,
                                              Pixel pixel) {
@@ -43,7 +44,7 @@ __device__ __forceinline__ void load_columns(u32 (&to)[GROUPS][PARTS<D>][2], con
     }
 }
 
-// Something of each token of a tile. A lane looks up two of them, and asks others for the rest.
+// One value per token of a tile. Each lane looks up two of them, and gets the rest from other lanes by shuffles.
 template <typename T>
 struct OfTile {
     T own[TILE / 32];
@@ -54,25 +55,25 @@ struct OfTile {
         for (int i = 0; i < TILE / 32; i++) own[i] = look_up(i * 32 + int(lane()));
     }
 
-    // What follows from something else of each token.
+    // Values computed from another value of each token.
     template <typename Known, typename LookUp>
     __device__ __forceinline__ OfTile(const OfTile<Known>& known, LookUp look_up) {
 #pragma unroll
         for (int i = 0; i < TILE / 32; i++) own[i] = look_up(known.own[i], i * 32 + int(lane()));
     }
 
-    // That of token base + offset, in the same half of the tile for all lanes.
+    // The value of token base + offset, which must lie in the same half of the tile for all lanes.
     __device__ __forceinline__ T at(int base, int offset) const {
         return __shfl_sync(~0u, own[base / 32], base % 32 + offset);
     }
 };
 
-// The rows of a tile's tokens in shared memory that a lane names: as left factors as they lie (a product of 16 keys and
-// 16 channels takes rows lane % 16), or transposed. They are found where they are needed: kept, they would take too many
-// registers.
+// The rows of a tile's tokens in shared memory whose addresses a lane supplies to matrix loads: for left operands as
+// stored (a product of 16 keys and 16 channels takes rows lane % 16), or transposed. They are computed when needed, as
+// keeping them would take too many registers.
 template <bool RESIDENT>
 struct TileRows {
-    OfTile<int> places; // where all tokens are resident; otherwise the tile's lie in order
+    OfTile<int> places; // used if all tokens are resident; otherwise the tile's rows lie in order
 
     template <int D>
     __device__ __forceinline__ Row row(Rows<D> rows, int step, int offset) const {
@@ -127,7 +128,7 @@ __device__ __forceinline__ void add_weighted(float (&sums)[GROUPS][PARTS<D>][4],
     }
 }
 
-// Scores of a tile's rows from `count` on, which are no keys.
+// Masks the scores of a tile's rows from `count` on, which are not keys.
 template <int GROUPS>
 __device__ __forceinline__ void hide_behind(int count, float (&scores)[STEPS][GROUPS][4]) {
 #pragma unroll
@@ -151,7 +152,7 @@ __device__ __forceinline__ void store_columns(const float (&columns)[GROUPS][PAR
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
             const float* pair = columns[group][i / 2] + i % 2 * 2;
-            __syncwarp(); // the lanes that stored come back to those that did not
+            __syncwarp(); // reconverges the lanes that stored with those that did not
             u32 packed = transpose(pack_bf16(pair[0], pair[1]));
             if (query >= count) continue;
             if (accumulate) {
@@ -173,10 +174,10 @@ __device__ __forceinline__ float column_max(float x) {
     return x;
 }
 
-// Eight lanes hold what belongs to the columns 2p and 2p + 1 of each group. One of them sees to each of these queries.
+// Eight lanes hold the values of columns 2p and 2p + 1 of each group. Each of these queries is handled by one of them.
 template <int GROUPS>
 struct OwnColumn {
-    int place, query; // no query is past every count
+    int place, query; // a query past every count stands for none
 
     __device__ __forceinline__ OwnColumn() : place(lane() / 4) {
         query = place < 2 * GROUPS ? place / 2 * 8 + int(lane() % 4) * 2 + place % 2 : 0x7fffffff;
@@ -224,17 +225,17 @@ __device__ __forceinline__ void store_rows(const float (&rows)[2 * PARTS<D>][4],
     }
 }
 
-// The most threads of a block whose warps take SIZE tokens at a time: with all tokens at hand many, for then shared memory
-// leaves room for few blocks; otherwise as many as share out a tile.
+// The maximum number of threads of a block whose warps take SIZE tokens at a time: many if all tokens are resident, as
+// shared memory then leaves room for only a few blocks; otherwise as many as share one tile.
 template <bool RESIDENT, int SIZE>
 constexpr int THREADS = RESIDENT ? 256 : TILE / SIZE * 32;
 
-// Blocks of a multiprocessor that registers must suffice for: as many as they do without spilling. Warps with eight tokens
-// at a time, of regions as small, wait most, and take the fewest.
+// The number of blocks per multiprocessor for which registers must suffice: as many as possible without spilling. Warps
+// that take eight tokens at a time, from regions that small, stall most and need the fewest registers.
 template <int D, bool RESIDENT, int SIZE>
 constexpr int BLOCKS = D > 32 ? 1 : THREADS<RESIDENT, SIZE> == 128 || RESIDENT && SIZE == 8 ? 3 : 2;
 
-// For a tile that takes nothing besides its rows.
+// For tiles that need nothing loaded besides their rows.
 struct Nothing {
     __device__ __forceinline__ Nothing operator()(int, int) const { return {}; }
 };
@@ -247,7 +248,8 @@ struct Pair {
     const bf16 *first_map, *second_map;
     int first_stride, second_stride;
 
-    // Asks for `count` tokens, and zeros in the rows behind them up to `rows`. `pixel(i)` is where the i-th token lies.
+    // Starts the copies of `count` tokens, and of zeros into the rows after them up to `rows`. `pixel(i)` is where the
+    // i-th token lies.
     template <typename Pixel>
     __device__ __forceinline__ void ask_for(int rows, int count, Pixel pixel) {
         constexpr int CHUNKS = PADDED<D> / 8;
@@ -260,7 +262,7 @@ struct Pair {
         }
     }
 
-    // Waits until what the block's threads asked for is there.
+    // Waits until the copies of all the block's threads have arrived.
     __device__ __forceinline__ void wait() {
         wait_for_copies();
         __syncthreads();
@@ -277,9 +279,9 @@ struct Pair {
         }
     }
 
-    // Goes through a list of `count` tokens, those of regions `region(0)`, `region(1)`, ..., tile by tile:
-    // `visit(rows of the tile, tokens in it, what was loaded for it)`, where `load(tokens in it, which is its first)` loads
-    // while the tile is on its way.
+    // Iterates over the `count` tokens of regions `region(0)`, `region(1)`, ..., tile by tile: `visit(rows of the tile,
+    // tokens in it, what was loaded for it)`, where `load(tokens in it, number of its first)` runs while the tile is
+    // being copied.
     template <typename Region, typename Load, typename Visit>
     __device__ __forceinline__ void for_each_tile(const Geometry& g, int count, Region region, Load load, Visit visit) {
         const Divisor tokens = g.region_tokens;
@@ -300,8 +302,8 @@ struct Pair {
     }
 };
 
-// Shares out chunks of `size` tokens of a block's regions among its warps: `work(region, first token)`. Where tiles are
-// fetched as they are needed all warps go through them together, also one that has no tokens left.
+// Distributes chunks of `size` tokens of a block's regions among its warps: `work(region, first token)`. If tiles are
+// fetched as they are needed, all warps iterate over them together, even one that has no tokens left.
 template <bool RESIDENT, typename Work>
 __device__ __forceinline__ void for_each_chunk(const Geometry& g, int size, Work work) {
     const int warps = blockDim.x / 32, chunks = (g.region_tokens + size - 1) / size;

@@ -1,4 +1,5 @@
-//! What a block of pixels sees of a map, or meets of a gradient.
+//! The part of x that a block of output pixels reads, and the part of dy that the gradient of a block of input pixels
+//! needs.
 
 use super::super::geometry::Geometry;
 use rayon::prelude::*;
@@ -7,23 +8,23 @@ use tensor::Scratch;
 use tensor::cpu::factor::Factor;
 use tensor::cpu::parallel::items_per_task;
 
-/// Rows of a map, each with zeros where a patch reaches over its ends.
+/// Rows of a map, each padded with zeros where a patch extends past its ends.
 struct Band {
     /// Columns of zeros before the first of the map.
     left: usize,
-    /// Columns in all, each of so many channels.
+    /// Columns in all, each of `channels` elements.
     columns: usize,
     channels: usize,
 }
 
 impl Band {
-    /// What x must be cut to for its patches, row by row of the output.
+    /// The band of x that the patches of a row of the output read.
     pub fn of_input(g: &Geometry) -> Self {
         let columns = (g.output[1] - 1) * g.stride + g.kernel[1];
         Self { left: g.padding, columns, channels: g.inputs }
     }
 
-    /// What dy must be cut to for the gradient of x, row by row of x.
+    /// The band of dy that the gradient of a row of x needs.
     pub fn of_output(g: &Geometry) -> Self {
         let left = g.kernel[1].div_ceil(g.stride) - 1;
         Self { left, columns: left + (g.input[1] - 1 + g.padding) / g.stride + 1, channels: g.outputs }
@@ -34,7 +35,7 @@ impl Band {
         self.columns * self.channels
     }
 
-    /// Rounds a row of a map's columns into a row of the band; zeros if there is none.
+    /// Copies a row of a map into a row of the band, rounded to the band's type; zeros if there is no such row.
     fn copy<F: Factor>(&self, from: Option<&[F::Sum]>, to: &mut [F]) {
         let from = from.unwrap_or_default();
         let (before, rest) = to.split_at_mut((self.left * self.channels).min(to.len()));
@@ -44,7 +45,7 @@ impl Band {
         after.fill(F::default());
     }
 
-    /// Cuts some rows of a map, which are counted through all images, out of it; zeros for those that are none.
+    /// Copies some rows of a map, numbered across all images, into the band; zeros for those that are `None`.
     pub fn cut<F: Factor>(&self, map: &[F::Sum], width: usize, rows: &[Option<usize>], to: &mut [F]) {
         let size = width * self.channels;
         let rows = to.par_chunks_exact_mut(self.row().max(1)).zip(rows).with_min_len(items_per_task(self.row()));
@@ -57,13 +58,13 @@ pub(super) struct Seen {
     band: Band,
     /// The rows of x in the band, counted through all images.
     rows: Vec<Option<usize>>,
-    /// Where each pixel's patch starts, and each of its runs from there.
+    /// Where each pixel's patch starts in the band, and where each of its runs starts from there.
     pub starts: Vec<usize>,
     pub runs: Vec<usize>,
 }
 
 impl Seen {
-    /// Of these rows of the output, counted through all images.
+    /// For these rows of the output, numbered across all images.
     pub fn new(g: &Geometry, output_rows: Range<usize>) -> Self {
         let band = Band::of_input(g);
         let (mut rows, mut starts) = (vec![], vec![]);
@@ -88,20 +89,22 @@ impl Seen {
     }
 }
 
-/// The part of dy that is multiplied, for some rows of x, by the kernel rows of one remainder modulo the stride. Kernel
-/// rows run downwards as rows of dy run upwards, so the band holds the rows of dy from the last one up.
+/// The part of dy that is multiplied, for some rows of x, by the kernel rows of one remainder modulo the stride. As the
+/// row of the kernel increases, the row of dy that it meets decreases, so the band holds the rows of dy from the last
+/// one up.
 pub(super) struct Met {
     band: Band,
     /// The rows of dy in the band, counted through all images.
     dy_rows: Vec<Option<usize>>,
-    /// The rows of x that meet any, counted from the first that was asked for, and where in the band those begin.
+    /// The rows of x that meet any row of dy, numbered from the first requested row, and where in the band the rows
+    /// that they meet begin.
     x_rows: Vec<(usize, usize)>,
-    /// Where the row of dy that each tap meets starts, from the first.
+    /// Where the row of dy that each tap meets starts, relative to that of the first tap.
     pub runs: Vec<usize>,
 }
 
 impl Met {
-    /// At these rows of x, counted through all images.
+    /// For these rows of x, numbered across all images, and the kernel rows of the remainder `down`.
     pub fn new(g: &Geometry, rows: Range<usize>, down: usize) -> Self {
         let (band, taps) = (Band::of_output(g), g.taps_of(0, down).len());
         let (mut dy_rows, mut x_rows) = (vec![], vec![]);
@@ -127,8 +130,8 @@ impl Met {
         band
     }
 
-    /// For each pixel of these rows of x that the taps of a remainder across meet: where in the band what they meet of dy
-    /// begins, and where the pixel lies in the rows of x.
+    /// For each pixel of these rows of x whose column has the remainder `across`: where in the band the part of dy that
+    /// its taps meet begins, and where the pixel lies in the rows of x.
     pub fn pixels(&self, g: &Geometry, across: usize) -> (Vec<usize>, Vec<usize>) {
         let taps = g.taps_of(1, across).len().max(1);
         let columns = (0..g.input[1]).filter_map(|column| {
@@ -144,7 +147,7 @@ impl Met {
     }
 }
 
-/// Rows of maps of so many rows each, counted through all images, image by image.
+/// Splits rows, numbered across all images of `height` rows each, at the boundaries of images.
 fn in_images(rows: Range<usize>, height: usize) -> impl Iterator<Item = Range<usize>> {
     let mut first = rows.start;
     std::iter::from_fn(move || {

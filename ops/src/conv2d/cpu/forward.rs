@@ -9,7 +9,7 @@ use tensor::cpu::gemm::{Mat, Patches, gemm_patches};
 use tensor::cpu::packed::Packed;
 use tensor::cpu::parallel::Out;
 
-/// A weight (O, I, KH, KW) as products take it.
+/// A weight (O, I, KH, KW), packed as the right operand of products.
 pub fn pack<F: Factor>(weight: &[F], [outputs, inputs, down, across]: [usize; 4]) -> Packed<F> {
     let reordered = reorder(weight, [inputs, down * across]);
     Packed::new(Mat::new(&reordered, outputs, inputs * down * across).t())

@@ -1,4 +1,4 @@
-//! The gradient of what is convolved.
+//! The gradient of a convolution's input.
 
 use super::super::geometry::Geometry;
 use super::band::Met;
@@ -30,7 +30,7 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
                 let weight = weights.next().expect("invariant: one for each pair of remainders");
                 let (starts, places) = met.pixels(&g, across);
                 let len = g.taps_of(1, across).len() * g.outputs;
-                // Zeros, where no tap meets x.
+                // If no tap meets x, the product is empty and gives zeros.
                 let taps = Patches { data: &band, starts: &starts, runs: &met.runs, len, step: 1 };
                 gemm_patches(taps, weight, Out { data: &mut *dx, accumulate }, &places);
             }
@@ -38,8 +38,9 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
     });
 }
 
-/// Of the reordered weight the taps that x meets where its coordinates leave these remainders, as (taps·O, I): rows of
-/// taps downwards, which meet dy upwards, and columns from right to left, so that they meet it from left to right.
+/// From the reordered weight, the taps that meet pixels of x whose coordinates have these remainders, packed as
+/// (taps·O, I): rows of taps from top to bottom, which meet rows of dy from bottom to top, and columns from right to
+/// left, which meet columns of dy from left to right.
 fn pack_taps<F: Factor>(g: &Geometry, weight: &[F], [down, across]: [usize; 2]) -> Packed<F> {
     let across = || g.taps_of(1, across).rev();
     let taps: Vec<usize> = g.taps_of(0, down).flat_map(|a| across().map(move |b| a * g.kernel[1] + b)).collect();

@@ -1,11 +1,12 @@
 //! CPU kernels of [`conv2d`](super::conv2d): matrix products that read patches where they lie.
 //!
-//! Each row of the kernel sees a run of neighbouring elements of the image. So there is no matrix of patches (but for the
-//! weight's gradient in bf16): the rows of the image that a block of output pixels sees are copied into a *band*, with the
-//! zeros around them, and the product is told where each patch starts in it and how far apart its runs lie.
+//! Each row of the kernel reads a contiguous run of elements of the image. So no matrix of patches is needed (except
+//! for the weight's gradient in bf16): the rows of the image that a block of output pixels reads are copied into a
+//! *band*, with their zero padding, and the product is told where each patch starts in it and where its runs lie from
+//! there.
 //!
-//! The gradient of x is made the same way. Of the pixels of x, those whose coordinates leave the same remainders by the
-//! stride see the same taps; so it is stride² convolutions of dy, and each element is written once.
+//! The gradient of x is computed the same way. Pixels of x whose coordinates have the same remainders modulo the stride
+//! meet the same taps, so it consists of stride² convolutions of dy, and each element is written once.
 
 mod band;
 mod forward;
@@ -24,8 +25,9 @@ use tensor::{Element, Float, Scratch};
 /// Pixels of the output per block, about.
 const PIXELS: usize = 256;
 
-/// A map of so many rows, all images' together, in blocks of about so many pixels: how many whole rows each has. There are
-/// as many blocks for each of two threads, or of four, as far as whole rows allow.
+/// How many whole rows each block has if a map of `rows` rows, those of all images, is cut into blocks of about
+/// `pixels` pixels. The number of blocks is a multiple of two or of four, as far as whole rows allow, so that two or
+/// four threads get equal shares.
 fn rows_per_block([rows, width]: [usize; 2], pixels: usize) -> usize {
     let blocks = (rows * width).div_ceil(pixels).max(1);
     rows.div_ceil(blocks.next_multiple_of(if blocks > 2 { 4 } else { 2 })).max(1)

@@ -12,17 +12,19 @@ use tensor::cpu::parallel::{GRAIN, Out, sum_in_pieces};
 use tensor::cpu::registers::copy_run;
 use tensor::{Float, Scratch, simd};
 
-/// Elements of a patch, about, and outputs, at most, whose weights' gradient a task computes.
+/// The part of the weight's gradient that one task computes: about this many elements of a patch, for at most this many
+/// outputs.
 const COLUMNS: usize = 288;
 const OUTPUTS: usize = 128;
-/// The weight's gradient is cut into about so many tasks, unless a task had fewer pixels than that.
+/// The number of tasks into which the weight's gradient is cut, about, and the minimum number of pixels per task, which
+/// may allow only fewer tasks.
 const TASKS: usize = 16;
 const LEAST: usize = 1024;
-/// So many outputs' weights are put where they belong at a time: as many as lie in a line of the cache.
+/// How many outputs' weight gradients are written out at a time: as many elements as fill a cache line.
 const TOGETHER: usize = 16;
 
-/// dweight (O, I, KH, KW) = dyᵀ·patches, reordered. Made as its transpose, patchesᵀ·dy, where a right operand need not
-/// be packed as a whole: patches, of which there is more than of dy, are read where they lie then.
+/// dweight (O, I, KH, KW) = dyᵀ·patches, reordered. For types whose right operand need not be packed ahead as a whole,
+/// it is computed as its transpose, patchesᵀ·dy: then the patches, which are larger than dy, are read in place.
 pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dweight: Out<'_, F::Sum>) {
     let elements = g.patch() * g.outputs;
     if elements == 0 {
@@ -30,8 +32,8 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
     }
     let transposed = !F::PACKED_AHEAD;
     let mut sums = Scratch::<F::Sum>::new(elements);
-    // Sections of the gradient, and where those are few, pieces of the pixels with partial sums: a power of two, and as many
-    // blocks in each, so that no thread waits for another.
+    // Split the gradient into sections and, if those are few, the pixels into pieces with partial sums: a power of two
+    // of them, with equally many blocks each, so that no thread waits for another.
     let (sections, all_rows) = (sections(&g), g.images * g.output[0]);
     let pieces = 1 << (TASKS / sections.len()).min(g.pixels() / LEAST).max(1).ilog2();
     let rows = all_rows.div_ceil(pieces * g.pixels().div_ceil(pieces * PIXELS).max(1)).max(1);
@@ -77,7 +79,7 @@ fn put_in_order<T: Float>(g: &Geometry, sections: &[Section], sums: &[T], transp
     });
 }
 
-/// What some rows of output pixels give to each section's sums.
+/// Computes the contribution of some rows of output pixels to each section's sums.
 fn add_block<F: Factor>(
     g: &Geometry,
     dy: &[F::Sum],
@@ -148,7 +150,8 @@ fn multiply_transposed<T: Float>(
     dy: Mat<'_, T>,
     sums: Out<'_, T>,
 ) {
-    // A row for each element, which meets the pixels of a row of the output one after the other.
+    // One row of the left operand for each element of a patch: its values at the pixels of a row of the output, one
+    // after another.
     let starts: Vec<usize> = elements.clone().map(|element| seen.runs[element / g.run()] + element % g.run()).collect();
     let runs: Vec<usize> = seen.starts.iter().step_by(g.output[1]).copied().collect();
     let patches = Patches { data: band, starts: &starts, runs: &runs, len: g.output[1], step: g.stride * g.inputs };
@@ -184,8 +187,8 @@ fn copy_parts<T: Copy>(band: &[T], patches: &[usize], parts: &[(usize, usize)], 
         for &(start, len) in parts {
             let from = patch + start;
             match (to.get_mut(place..place + AT_ONCE), band.get(from..from + AT_ONCE)) {
-                // So many for a short part: what is too much is overwritten by what follows, or lies in columns that nobody
-                // reads.
+                // A short part is copied with this fixed length: the excess is overwritten by the next part, or lies in
+                // columns that are never read.
                 (Some(to), Some(from)) if len < AT_ONCE => to.copy_from_slice(from),
                 _ => copy_run(&mut to[place..place + len], &band[from..from + len]),
             }

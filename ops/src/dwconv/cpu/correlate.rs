@@ -1,4 +1,4 @@
-//! Forward, and the gradient of x: the same with the kernel turned by half a turn.
+//! Forward, and the gradient of x: the same with the kernel rotated by 180°.
 
 use super::line::Line;
 use super::{Geometry, Kernel, Map, MapMut, of_extent};
@@ -18,7 +18,7 @@ pub(crate) fn forward<T: Float>(
     correlate(e, x, &packed(e, kernel, |tap| tap), bias, y);
 }
 
-/// dx = dy ∗ the kernel turned by half a turn, stored or added.
+/// dx = dy ∗ the kernel rotated by 180°, stored or accumulated.
 pub(crate) fn backward_input<T: Float>(e: Geometry, dy: Map<'_, T>, kernel: Kernel<'_, T>, dx: MapMut<'_, T>) {
     let last = e.taps() - 1;
     correlate(e, dy, &packed(e, kernel, |tap| last - tap), None, dx);

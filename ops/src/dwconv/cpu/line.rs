@@ -13,7 +13,7 @@ pub(super) struct Line<'a, T> {
 }
 
 impl<'a, T: Float> Line<'a, T> {
-    /// Panics unless the map has `lanes` elements from there on of each of the row's pixels.
+    /// Panics unless the map has `lanes` elements from `channel` on for each of the row's pixels.
     #[inline(always)]
     pub(super) fn new(map: Map<'a, T>, row: usize, width: usize, channel: usize, lanes: usize) -> Self {
         let data = &map.data[row * width * map.stride + channel..][..(width - 1) * map.stride + lanes];

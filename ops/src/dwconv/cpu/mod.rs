@@ -1,10 +1,10 @@
-//! CPU kernels of [`dwconv`](super::dwconv), also run by operations that hold its operands inside wider
-//! tensors: every operand has its own distance from one pixel to the next.
+//! CPU kernels of [`dwconv`](super::dwconv), also run by operations that hold its operands inside wider tensors: every
+//! operand has its own stride between pixels.
 //!
-//! Channels are the vector lanes. Forward, the sums of a few neighbouring pixels stay in registers while the
-//! kernel passes, and each pixel of x is loaded once for all taps of a kernel row; for the weight's gradient
-//! the sums of all taps stay while rows of pixels pass, or of as many kernel rows as the registers hold. Pixels
-//! outside the image are skipped.
+//! Channels are the vector lanes. In the forward pass the sums of a few neighbouring pixels stay in registers while the
+//! loop runs over the kernel, and each pixel of x is loaded once for all taps of a kernel row. For the weight's
+//! gradient the sums of all taps, or of as many kernel rows as fit, stay in registers while the loop runs over rows of
+//! pixels. Pixels outside the image are skipped.
 
 mod correlate;
 mod line;

@@ -39,14 +39,15 @@ pub(crate) fn backward_weight<T: Float>(
     }
 }
 
-/// Rows of a map whose pixels stay in the first-level cache while the kernel's rows have their turns.
+/// How many rows of a map are processed together: their pixels stay in the L1 cache while the loop runs over the
+/// kernel's rows.
 const ROWS: usize = 8;
 
-/// Pixels of dy that stay in registers while those of x pass.
+/// Pixels of dy that stay in registers while the loop runs over those of x.
 const PIXELS: usize = 4;
 
-/// Of how many rows of a kernel of extent `k` the sums stay in registers together: as many as there is room for beside
-/// the pixels of dy, one of x, and the bias's sum.
+/// How many rows of a kernel of extent `k` keep their sums in registers at once: as many as fit beside the pixels of
+/// dy, one pixel of x, and the bias's sum.
 const fn rows_together<A: Registers>(k: usize) -> usize {
     let registers = if A::MANY { 32 } else { 16 };
     let rows = (registers - PIXELS - 2) / k;
@@ -80,7 +81,7 @@ unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
 }
 
 /// sums[ky, kx] += Σ dy[i, j]·x[i + ky − K/2, j + kx − K/2] over some rows of dy, for some rows of the kernel and a
-/// register of channels; and with the kernel's first row dbias, which lies behind.
+/// register of channels; and, together with the kernel's first row, dbias, which is stored after dweight.
 ///
 /// # Safety
 /// As of [`Vector::zero`].
