@@ -258,7 +258,7 @@ fn a_block_that_asks_for_more_than_there_is_does_not_run() {
         launch.threads(threads).shared(bytes)
     };
     for (bytes, threads, said) in
-        [(228 << 10, 256, "asks for 233472 bytes of shared memory"), (0, 2048, "2048 threads")]
+        [(228 << 10, 256, "a block needs 233472 bytes of shared memory"), (0, 2048, "2048 threads")]
     {
         // SAFETY: it does not run.
         let error = unsafe { launch(bytes, threads).output(&mut out).unwrap().run() }.unwrap_err().to_string();
