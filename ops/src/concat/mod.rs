@@ -36,7 +36,8 @@ pub fn concat<'t>(parts: &[&Var<'t>], axis: usize) -> Result<Var<'t>> {
         }
     }
     let extent = parts.iter().try_fold(0, |sum: usize, part| sum.checked_add(part.shape()[axis]));
-    let extent = extent.ok_or_else(|| Error::argument("concat", "the parts' extents add up to more than can be counted"))?;
+    let extent =
+        extent.ok_or_else(|| Error::argument("concat", "the parts' extents add up to more than can be counted"))?;
     let whole = first.shape().with(axis, extent).countable("concat")?;
     let places = || {
         let place = |start: &mut usize, part: &&Var<'t>| {
