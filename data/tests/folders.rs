@@ -197,9 +197,11 @@ fn no_class_is_passed_over_because_its_images_lie_deeper() {
         .iter()
         .for_each(|run| fs::write(root.path().join(run).join("checkpoint.safetensors"), "").unwrap());
     fs::create_dir_all(root.path().join("notes/2023")).unwrap();
+    // What was thrown away.
+    write_picture(&root.path().join("$RECYCLE.BIN/S-1-5/1.png"), 8, 8, [0; 3]);
     let train = open(root.path().to_str().unwrap(), Split::Train).unwrap();
     assert_eq!(train.classes(), ["cat", "cow"]);
-    assert_eq!(train.notes(), ["skipped 3 folders without images of their own: notes, run, runs"]);
+    assert_eq!(train.notes(), ["skipped 4 folders without images of their own: $RECYCLE.BIN, notes, run, runs"]);
     write_picture(&root.path().join("dog/2023/may/1.png"), 8, 8, [0; 3]);
     let error = fails(root.path(), Split::Train).to_string();
     let image = root.path().join("dog/2023/may/1.png");
@@ -245,9 +247,16 @@ fn what_is_nearly_an_image_folder_is_said() {
         pictures.iter().for_each(|path| write_picture(&root.path().join(path), 8, 8, [0; 3]));
         fails(root.path(), Split::Train).to_string()
     };
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 9] = [
+        (
+            &["cat/1.png", "cat/2.png", "dog/old/1.png"],
+            "only cat/ itself has images (in train/ classes may have them deeper, as ",
+        ),
         (&["1.png", "2.png"], "itself holds 2 images: if it is a class, name the folder above it. "),
-        (&["cat/1.png", "cat/2.png"], "Of its folders only cat/ has images: it takes two classes to tell apart. "),
+        (
+            &["cat/1.png", "cat/2.png"],
+            "Of its folders only cat/ itself has images: it takes two classes to tell apart. ",
+        ),
         (&["Train/cat/1.png", "Test/cat/1.png"], "It has Train/: call it train. "),
         (&["training/cat/1.png", "training/dog/1.png", "validation/cat/1.png"], "It has training/: call it train. "),
         (

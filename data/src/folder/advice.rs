@@ -3,7 +3,7 @@
 use super::undivided::is_class;
 use super::{PARTS, Undivided, folder_names};
 use crate::error::listed;
-use crate::listing::{Others, extensions, is_picture, visible};
+use crate::listing::{Others, extensions, is_picture, picture_below, visible};
 use crate::{Error, Split};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,13 @@ pub(crate) fn nearly(root: &Path) -> String {
     let classes: Vec<&OsString> = folders.iter().filter(|name| is_class(&root.join(name)).unwrap_or(false)).collect();
     match (classes.as_slice(), folders.first()) {
         ([class], _) => {
-            format!("Of its folders only {}/ has images: it takes two classes to tell apart. ", class.display())
+            let others = folders.iter().filter(|name| name != class);
+            let deeper = others.map(|name| root.join(name)).find_map(|other| picture_below(&other));
+            let deeper = deeper.map_or_else(String::new, |image| {
+                format!(" (in train/ classes may have them deeper, as {} is)", image.display())
+            });
+            let class = class.display();
+            format!("Of its folders only {class}/ itself has images{deeper}: it takes two classes to tell apart. ")
         }
         (_, Some(first)) => {
             let others = Others::of(&root.join(first)).to_string();

@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 /// System folders of file systems, which most users cannot read.
 const OF_THE_SYSTEM: [&str; 3] = ["lost+found", "System Volume Information", "$RECYCLE.BIN"];
 
+fn is_of_the_system(name: &OsStr) -> bool {
+    OF_THE_SYSTEM.iter().any(|of_the_system| name == *of_the_system)
+}
+
 /// Classes whose images are not divided into those to learn from and others.
 pub(crate) struct Undivided {
     pub folder: PathBuf,
@@ -49,9 +53,7 @@ impl Undivided {
         for name in folder_names(root)? {
             match is_class(&root.join(&name)) {
                 Ok(true) => classes.push(class_name(root, name)?),
-                Err(error) if !OF_THE_SYSTEM.iter().any(|of_the_system| name == *of_the_system) => {
-                    shut = shut.or(Some(error));
-                }
+                Err(error) if !is_of_the_system(&name) => shut = shut.or(Some(error)),
                 _ => others.push(name),
             }
         }
@@ -65,7 +67,8 @@ impl Undivided {
         }
         // One of these folders may be meant as a class as well, and if it were skipped, it would not be missed until
         // the model is used.
-        let deeper = others.iter().find_map(|name| Some((name, picture_below(&root.join(name))?)));
+        let mut theirs = others.iter().filter(|name| !is_of_the_system(name));
+        let deeper = theirs.find_map(|name| Some((name, picture_below(&root.join(name))?)));
         if let Some((name, image)) = deeper {
             let path = root.join(name);
             let root = root.display();

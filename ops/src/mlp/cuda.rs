@@ -107,13 +107,13 @@ impl Rule for Whole {
         let outs = [Some(dpost_gelu.as_out("mlp", false)?), dw2.out_on_gpu()?, db2.out_on_gpu()?];
         linear::cuda::backward(&dy, &post_gelu, &w2, outs)?;
         drop(post_gelu);
-        let mut dbefore = like(&pre_gelu)?;
-        gelu::cuda::backward(&dpost_gelu, &pre_gelu, dbefore.as_out("mlp", false)?)?;
+        let mut dpre_gelu = like(&pre_gelu)?;
+        gelu::cuda::backward(&dpost_gelu, &pre_gelu, dpre_gelu.as_out("mlp", false)?)?;
         drop([dpost_gelu, pre_gelu]);
         let mut dnormed = like(&normed)?;
         let outs = [Some(dnormed.as_out("mlp", false)?), dw1.out_on_gpu()?, db1.out_on_gpu()?];
-        linear::cuda::backward(&dbefore, &normed, &w1, outs)?;
-        drop([dbefore, normed]);
+        linear::cuda::backward(&dpre_gelu, &normed, &w1, outs)?;
+        drop([dpre_gelu, normed]);
         // Not earlier: later gradients are accumulated in place into one that is given whole, and dy was still needed
         // above.
         if residual {
