@@ -1,5 +1,5 @@
 //! How the program prints. Names come from files and folders and may contain anything: control characters, which would
-//! act on a terminal, are printed in escaped form, as in `\u001b`.
+//! act on a terminal, and those that reverse the order of letters are printed in escaped form, as in `\u001b`.
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -52,13 +52,19 @@ pub fn one_line(text: &str) -> String {
 pub fn printable(text: impl Display) -> String {
     let mut shown = String::new();
     for c in text.to_string().chars() {
-        match c.is_control() {
+        match c.is_control() || is_direction(c) {
             // Writing to a `String` cannot fail.
             true => _ = write!(shown, "\\u{:04x}", u32::from(c)),
             false => shown.push(c),
         }
     }
     shown
+}
+
+/// Whether a character, itself invisible, changes the direction of those after it, so that a name could pretend to be
+/// another: `\u{202e}gpj.exe` looks like `exe.jpg`.
+fn is_direction(c: char) -> bool {
+    matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// A progress bar for this many steps, with a message after it; hidden unless standard error is a terminal.
@@ -95,6 +101,7 @@ mod tests {
     #[test]
     fn what_would_act_on_a_terminal_is_shown() {
         assert_eq!(printable("\x1b[31mrot\x1b[0m\r\n\u{9b}2J"), "\\u001b[31mrot\\u001b[0m\\u000d\\u000a\\u009b2J");
+        assert_eq!(printable("\u{202e}gpj.exe"), "\\u202egpj.exe");
         assert_eq!(printable("ünï 🐱 \"a\\b\""), "ünï 🐱 \"a\\b\"", "and nothing else is touched");
     }
 }

@@ -173,3 +173,12 @@ fn files_are_written_whole_through_links_and_never_over_devices() {
     assert!(file.write(&folder).unwrap_err().to_string().contains("regular file"));
     assert_eq!(common::program::contents(&folder).len(), 2);
 }
+
+#[test]
+fn a_file_may_have_the_longest_name_that_there_is() {
+    let folder = fresh("readers-longest");
+    let path = folder.join("n".repeat(255));
+    TensorFile::default().write(&path).unwrap();
+    assert!(TensorFile::read(&path).unwrap().tensors.is_empty());
+    assert_eq!(common::program::contents(&folder).len(), 1);
+}

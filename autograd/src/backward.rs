@@ -1,6 +1,6 @@
 //! The reverse walk over the tape.
 
-use crate::rule::{InputGrads, Slots, State, Target};
+use crate::rule::{Accumulated, InputGrads, State, Target};
 use crate::tape::{Node, Origin};
 use crate::{Error, Gradients, Profile, Result, Rule, Tape, Var, recompute};
 use smallvec::SmallVec;
@@ -42,11 +42,11 @@ impl Tape {
             Some(flat) => flat.split()?,
             None => (vec![], &mut [][..]),
         };
-        let mut slots = Slots { interior: vec![], layout, owner: None, spans, written };
-        slots.interior.resize_with(last + 1, State::default);
-        slots.interior[last] = State::Filled(upstream.contiguous()?);
+        let mut accumulated = Accumulated { interior: vec![], layout, owner: None, spans, written };
+        accumulated.interior.resize_with(last + 1, State::default);
+        accumulated.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
-        walk(&mut self.nodes_mut(), self.profile(), last, &mut slots, inputs)
+        walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs)
     }
 }
 
@@ -55,11 +55,11 @@ pub(crate) fn walk(
     nodes: &mut [Node],
     profile: Option<&Profile>,
     last: usize,
-    slots: &mut Slots<'_>,
+    accumulated: &mut Accumulated<'_>,
     inputs: &mut HashMap<usize, Tensor>,
 ) -> Result<()> {
     for index in (0..=last).rev() {
-        let State::Filled(upstream) = std::mem::take(&mut slots.interior[index]) else { continue };
+        let State::Filled(upstream) = std::mem::take(&mut accumulated.interior[index]) else { continue };
         match &nodes[index].origin {
             Origin::Input => {
                 inputs.insert(index, upstream);
@@ -73,14 +73,14 @@ pub(crate) fn walk(
         }
         let targets: SmallVec<[Option<Target>; 4]> =
             nodes[index].inputs.iter().map(|input| input.map(|node| target(node, &nodes[node]))).collect();
-        targets.iter().flatten().try_for_each(|target| slots.expect(target, &nodes[target.node].origin))?;
+        targets.iter().flatten().try_for_each(|target| accumulated.ensure_span(target, &nodes[target.node].origin))?;
         let name = nodes[index].name();
         let origin = std::mem::replace(&mut nodes[index].origin, Origin::Consumed(name));
         if let Origin::Operation(mut rule) = origin {
             recompute::recall(rule.as_mut(), &nodes[index].forgotten, nodes)?;
             let work = profile.map(|profile| (profile, work(rule.as_ref(), &upstream, &targets)));
             let device = upstream.device();
-            let mut grads = InputGrads::new(name, device.clone(), targets, slots);
+            let mut grads = InputGrads::new(name, device.clone(), targets, accumulated);
             rule.backward(upstream, &mut grads)?;
             grads.finish()?;
             if let Some((profile, (multiply_adds, bytes))) = work {

@@ -10,7 +10,7 @@
 
 use crate::backward::walk;
 use crate::params::Owner;
-use crate::rule::{FlatSpan, InputGrads, Slots, State};
+use crate::rule::{Accumulated, FlatSpan, InputGrads, State};
 use crate::tape::{Node, TapeKind};
 use crate::{Error, ParamId, Profile, Result, Rule, Tape, Var};
 use rayon::prelude::*;
@@ -188,7 +188,7 @@ impl Pieces {
         // The first group writes directly to the whole tape's gradients; the others have buffers of their own, which
         // are allocated only when a group's turn comes, as memory that other groups saved is free by then.
         let parameters = &self.parameters;
-        let mut whole = Some(parameters.slots_of_whole(grads)?);
+        let mut whole = Some(parameters.accumulated_in_whole(grads)?);
         let mut work = vec![];
         for pieces in groups {
             let samples: usize = pieces.iter().map(|piece| piece.samples.len()).sum();
@@ -196,12 +196,12 @@ impl Pieces {
             work.push((pieces, whole.take(), Out { data, accumulate }));
             rest = after;
         }
-        let walk = |(pieces, whole, dx): (_, Option<Slots<'_>>, _)| -> Result<Option<Partial>> {
-            if let Some(slots) = whole {
-                return walk_group::<T>(pieces, slots, dy, dx, row).map(|()| None);
+        let walk = |(pieces, whole, dx): (_, Option<Accumulated<'_>>, _)| -> Result<Option<Partial>> {
+            if let Some(accumulated) = whole {
+                return walk_group::<T>(pieces, accumulated, dy, dx, row).map(|()| None);
             }
             let mut partial = parameters.partial(T::DTYPE);
-            walk_group::<T>(pieces, parameters.slots_of_group(&mut partial)?, dy, dx, row)?;
+            walk_group::<T>(pieces, parameters.accumulated_in_group(&mut partial)?, dy, dx, row)?;
             Ok(Some(partial))
         };
         let walked: Vec<_> = work.into_par_iter().with_max_len(1).map(walk).collect();
@@ -216,7 +216,7 @@ impl Pieces {
 /// Walks the tapes of a group in order, from dy (N, ...) to the group's part of dx, whose rows have `row` elements.
 fn walk_group<T: Float>(
     pieces: Vec<Piece>,
-    mut slots: Slots<'_>,
+    mut accumulated: Accumulated<'_>,
     dy: &Tensor,
     dx: Out<'_, T>,
     row: usize,
@@ -230,9 +230,9 @@ fn walk_group<T: Float>(
         dx_rest = after;
         let mut inputs = HashMap::new();
         if let Some(last) = output {
-            slots.interior = (0..=last).map(|_| State::Empty).collect();
-            slots.interior[last] = State::Filled(dy.slice(0, samples)?);
-            walk(&mut nodes, profile.as_deref(), last, &mut slots, &mut inputs)?;
+            accumulated.interior = (0..=last).map(|_| State::Empty).collect();
+            accumulated.interior[last] = State::Filled(dy.slice(0, samples)?);
+            walk(&mut nodes, profile.as_deref(), last, &mut accumulated, &mut inputs)?;
         }
         match input.and_then(|input| inputs.remove(&input)) {
             Some(gradient) => put(data, gradient.as_slice("pieces")?, dx.accumulate),
@@ -279,16 +279,16 @@ impl UsedParameters {
     }
 
     /// Where a group's walk puts gradients: into memory of its own.
-    fn slots_of_group<'p>(&self, partial: &'p mut Partial) -> Result<Slots<'p>> {
+    fn accumulated_in_group<'p>(&self, partial: &'p mut Partial) -> Result<Accumulated<'p>> {
         let mut spans: Vec<Option<FlatSpan<'_>>> = partial.written.iter().map(|_| None).collect();
         for (parameter, gradient) in &mut partial.gradients {
             spans[*parameter] = Some(FlatSpan::Cpu(gradient.as_mut_bytes("pieces")?));
         }
-        Ok(self.slots_with(spans, &mut partial.written))
+        Ok(self.accumulated_with(spans, &mut partial.written))
     }
 
     /// Where the first group's does: straight into the gradients of the whole tape.
-    fn slots_of_whole<'g>(&self, grads: &'g mut InputGrads<'_, '_>) -> Result<Slots<'g>> {
+    fn accumulated_in_whole<'g>(&self, grads: &'g mut InputGrads<'_, '_>) -> Result<Accumulated<'g>> {
         let (spans, written) = match &self.owner {
             Some(owner) => grads.parameters(owner)?,
             None => (&mut [][..], &mut [][..]),
@@ -298,12 +298,12 @@ impl UsedParameters {
             _ => None,
         };
         let spans = spans.iter_mut().map(borrowed).collect();
-        Ok(self.slots_with(spans, written))
+        Ok(self.accumulated_with(spans, written))
     }
 
-    fn slots_with<'p>(&self, spans: Vec<Option<FlatSpan<'p>>>, written: &'p mut [bool]) -> Slots<'p> {
+    fn accumulated_with<'p>(&self, spans: Vec<Option<FlatSpan<'p>>>, written: &'p mut [bool]) -> Accumulated<'p> {
         let (layout, owner) = self.owner.clone().map(|owner| (owner.layout, owner.number)).unzip();
-        Slots { interior: vec![], layout, owner, spans, written }
+        Accumulated { interior: vec![], layout, owner, spans, written }
     }
 
     /// Adds the groups' gradients, in order, to those of the whole tape.

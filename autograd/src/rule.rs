@@ -66,8 +66,8 @@ macro_rules! rule_fields {
     };
 }
 
-/// The gradients under way during a backward pass.
-pub(crate) struct Slots<'a> {
+/// What a backward pass has accumulated so far.
+pub(crate) struct Accumulated<'a> {
     /// Per node: its gradient so far.
     pub interior: Vec<State>,
     /// How the parameters are laid out.
@@ -80,9 +80,9 @@ pub(crate) struct Slots<'a> {
     pub written: &'a mut [bool],
 }
 
-impl Slots<'_> {
+impl Accumulated<'_> {
     /// Checks that the flat buffer has a span for this target, if it is a parameter: in the same layout, of its size.
-    pub fn expect(&mut self, target: &Target, origin: &Origin) -> Result<()> {
+    pub fn ensure_span(&mut self, target: &Target, origin: &Origin) -> Result<()> {
         let Origin::Parameter(id, owner) = origin else { return Ok(()) };
         let bytes = target.shape.count() * target.dtype.size();
         let span = self.spans.get(id.index()).and_then(Option::as_ref);
@@ -165,7 +165,7 @@ pub struct InputGrads<'s, 'a> {
     op: &'static str,
     device: Device,
     targets: SmallVec<[Option<Target>; 4]>,
-    slots: &'s mut Slots<'a>,
+    accumulated: &'s mut Accumulated<'a>,
     /// Further contributions to a node that is several of the operation's inputs at once, added when the rule is done.
     pending: Vec<(usize, Tensor)>,
     given: SmallVec<[bool; 4]>,
@@ -223,10 +223,10 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         op: &'static str,
         device: Device,
         targets: SmallVec<[Option<Target>; 4]>,
-        slots: &'s mut Slots<'a>,
+        accumulated: &'s mut Accumulated<'a>,
     ) -> InputGrads<'s, 'a> {
         let given = SmallVec::from_elem(false, targets.len());
-        InputGrads { op, device, targets, slots, pending: vec![], given }
+        InputGrads { op, device, targets, accumulated, pending: vec![], given }
     }
 
     /// Whether the gradient of this input is needed.
@@ -243,15 +243,15 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         let dtype = target.dtype;
         let fresh = || Tensor::empty_on(&self.device, target.shape.clone(), dtype);
         if let Some(parameter) = target.parameter {
-            return Ok(match self.slots.spans[parameter].take() {
+            return Ok(match self.accumulated.spans[parameter].take() {
                 Some(span) => {
-                    let accumulate = std::mem::replace(&mut self.slots.written[parameter], true);
+                    let accumulate = std::mem::replace(&mut self.accumulated.written[parameter], true);
                     Slot { input, dtype, memory: SlotMemory::Flat(span), accumulate }
                 }
                 None => Slot { input, dtype, memory: SlotMemory::Second(fresh()?), accumulate: false },
             });
         }
-        Ok(match std::mem::replace(&mut self.slots.interior[target.node], State::Open) {
+        Ok(match std::mem::replace(&mut self.accumulated.interior[target.node], State::Open) {
             State::Empty => Slot { input, dtype, memory: SlotMemory::Pooled(fresh()?), accumulate: false },
             State::Filled(partial) => {
                 let memory = SlotMemory::Pooled(own(partial)?);
@@ -268,10 +268,10 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             SlotMemory::Unwanted => {}
             SlotMemory::Flat(span) => {
                 if let Some(parameter) = target.parameter {
-                    self.slots.spans[parameter] = Some(span);
+                    self.accumulated.spans[parameter] = Some(span);
                 }
             }
-            SlotMemory::Pooled(tensor) => self.slots.interior[target.node] = State::Filled(tensor),
+            SlotMemory::Pooled(tensor) => self.accumulated.interior[target.node] = State::Filled(tensor),
             SlotMemory::Second(tensor) => self.pending.push((slot.input, tensor)),
         }
     }
@@ -285,9 +285,9 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             return Err(tensor::Error::shape(self.op, expected, gradient.shape()).into());
         }
         gradient.ensure_dtype(self.op, target.dtype)?;
-        if target.parameter.is_none() && matches!(self.slots.interior[target.node], State::Empty) {
+        if target.parameter.is_none() && matches!(self.accumulated.interior[target.node], State::Empty) {
             self.given[input] = true;
-            self.slots.interior[target.node] = State::Filled(gradient.contiguous()?);
+            self.accumulated.interior[target.node] = State::Filled(gradient.contiguous()?);
             return Ok(());
         }
         let mut slot = self.open(input)?;
@@ -329,14 +329,14 @@ impl<'s, 'a> InputGrads<'s, 'a> {
             if let (&Some(input), Some(target)) = (input, target)
                 && target.parameter.is_none()
             {
-                interior[input] = std::mem::take(&mut self.slots.interior[target.node]);
+                interior[input] = std::mem::take(&mut self.accumulated.interior[target.node]);
             }
         }
         interior[last] = State::Filled(upstream);
-        let outside = std::mem::replace(&mut self.slots.interior, interior);
+        let outside = std::mem::replace(&mut self.accumulated.interior, interior);
         let mut gradients = HashMap::new();
-        let walked = walk(&mut tape.nodes_mut(), tape.profile(), last, self.slots, &mut gradients);
-        self.slots.interior = outside;
+        let walked = walk(&mut tape.nodes_mut(), tape.profile(), last, self.accumulated, &mut gradients);
+        self.accumulated.interior = outside;
         walked?;
         for (input, node) in inputs.iter().enumerate() {
             if let Some(gradient) = node.and_then(|node| gradients.remove(&node)) {
@@ -349,8 +349,8 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     /// The spans of the flat buffer of gradients, and which of them hold a gradient of this step. Errors:
     /// [`Error::ForeignGradients`] and [`Error::TwoModels`] unless they belong to this owner.
     pub(crate) fn parameters(&mut self, owner: &Owner) -> Result<(&mut [Option<FlatSpan<'a>>], &mut [bool])> {
-        self.slots.ensure_of(owner)?;
-        Ok((&mut self.slots.spans, self.slots.written))
+        self.accumulated.ensure_of(owner)?;
+        Ok((&mut self.accumulated.spans, self.accumulated.written))
     }
 
     /// After the rule: adds second gradients, and makes sure that no wanted one is missing.
@@ -361,8 +361,8 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         for (input, target) in self.targets.iter().enumerate() {
             let Some(target) = target else { continue };
             let open = match target.parameter {
-                Some(parameter) => self.slots.spans[parameter].is_none(),
-                None => matches!(self.slots.interior[target.node], State::Open),
+                Some(parameter) => self.accumulated.spans[parameter].is_none(),
+                None => matches!(self.accumulated.interior[target.node], State::Open),
             };
             if open || !self.given[input] {
                 return Err(Error::MissingGradient { op: self.op, input });

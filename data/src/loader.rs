@@ -33,7 +33,7 @@ pub struct LoaderConfig {
     pub shuffle: bool,
     /// Whether a last batch that is not full is left out.
     pub drop_last: bool,
-    /// Threads; 0 for one a core, or where the loader is made by a thread of a rayon pool, as many as that has.
+    /// Threads; 0 for one per core or, if a thread of a rayon pool makes the loader, for as many as that pool has.
     pub workers: usize,
     /// Batches built ahead of their use, at least one.
     pub prefetch: usize,

@@ -147,7 +147,7 @@ pub(crate) fn decode(bytes: &[u8], path: &Path) -> Result<Image> {
 
 /// The pixels of an image file, or why it cannot be decoded.
 fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
-    let failed = |cause: ImageError| cause.to_string();
+    let failed = |cause: ImageError| if ends_early(&cause) { CUT_OFF.to_owned() } else { cause.to_string() };
     if bytes.is_empty() {
         return Err("it is empty".to_owned());
     }
@@ -187,6 +187,17 @@ fn pixels(bytes: &[u8]) -> std::result::Result<RgbImage, String> {
     let mut decoded = DynamicImage::from_decoder(decoder).map_err(failed)?;
     decoded.apply_orientation(orientation);
     Ok(decoded.into_rgb8())
+}
+
+/// Why a file cannot be decoded that its format's decoder reads to the end and beyond.
+const CUT_OFF: &str = "the file ends before its picture does";
+
+/// Whether a decoder failed because there was nothing left to read.
+fn ends_early(cause: &ImageError) -> bool {
+    let first: &(dyn std::error::Error + 'static) = if let ImageError::IoError(cause) = cause { cause } else { cause };
+    std::iter::successors(Some(first), |cause| cause.source())
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|cause| cause.kind() == ErrorKind::UnexpectedEof)
 }
 
 /// Whether the system can provide this many bytes: if not, decoders would end the program. Small amounts are taken to

@@ -1,4 +1,4 @@
-//! The three ways in which a block attends.
+//! How a block attends: to routed regions, or to all tokens, with local context or without.
 
 use crate::config::{Attend, Family, ModelConfig};
 use crate::error::{Error, Result};

@@ -26,9 +26,9 @@ pub struct BiFormer {
     /// The running statistics of the BatchNorms.
     pub statistics: Vec<RunningStatistics>,
     /// The type that layers and convolutions multiply in.
-    pub(crate) factors: DType,
+    pub(crate) factor_type: DType,
     /// The type of the maps between layers.
-    pub(crate) maps: DType,
+    pub(crate) map_type: DType,
     /// [`MOMENTUM`] as a tensor of shape (1), on the device of the statistics.
     momentum: Tensor,
     /// Names of what is not the model's own: see [`BiFormer::with`].
@@ -128,8 +128,8 @@ impl BiFormer {
             tail,
             parameters,
             statistics,
-            factors: dtype,
-            maps: dtype,
+            factor_type: dtype,
+            map_type: dtype,
             momentum: Tensor::full_on(&Device::Cpu, [1], MOMENTUM, dtype)?,
             added,
         };
@@ -155,7 +155,7 @@ impl BiFormer {
             running.variance = running.variance.to_device(device)?;
         }
         self.momentum = self.momentum.to_device(device)?;
-        (self.factors, self.maps) = match device {
+        (self.factor_type, self.map_type) = match device {
             Device::Cpu => (factors, self.parameters.layout().dtype()),
             Device::Cuda(_) => (factors, factors),
         };
@@ -195,7 +195,7 @@ impl BiFormer {
     /// The parameters in the type that linear layers and convolutions multiply in: cast to bf16, all at once, if that
     /// is the type.
     pub fn factors(&self) -> Result<Factors> {
-        Ok(Factors::new(self.parameters.cast(self.factors)?))
+        Ok(Factors::new(self.parameters.cast(self.factor_type)?))
     }
 
     /// As [`factors`](Self::factors), for many passes in [`Mode::Evaluate`](crate::Mode::Evaluate) during which the
@@ -208,7 +208,7 @@ impl BiFormer {
                 match (step, stage.merging.get(place + 1)) {
                     (Merging::Conv(conv), Some(Merging::Norm(norm))) => {
                         let state = (&self.parameters, &self.statistics[..]);
-                        conv.prepare_with(norm, state, self.factors, &mut prepared)?;
+                        conv.prepare_with(norm, state, self.factor_type, &mut prepared)?;
                     }
                     (Merging::Conv(conv), _) => conv.prepare(&factors, &mut prepared)?,
                     _ => {}

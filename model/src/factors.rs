@@ -78,7 +78,7 @@ impl Factors {
     }
 
     /// Whether a BatchNorm has been folded into the convolution before it.
-    pub(crate) fn contain(&self, norm: StatisticsId) -> bool {
+    pub(crate) fn is_folded(&self, norm: StatisticsId) -> bool {
         self.prepared.folded.contains(&norm)
     }
 }

@@ -6,7 +6,7 @@
 //! | `regions.rs` | how routed attention cuts a map into regions |
 //! | `overrides.rs` | single fields of a configuration, by name |
 //! | `biformer.rs`, `run.rs` | [`BiFormer`], stages between mergings, and the head; how images run through it |
-//! | `block.rs`, `attention.rs`, `mlp.rs`, `layers.rs` | a block; the three ways to attend; its MLP; layers |
+//! | `block.rs`, `attention.rs`, `mlp.rs`, `layers.rs` | a block; how it attends; its MLP; layers |
 //! | `look.rs` | how much one token attends to the others, to be shown |
 //! | `factors.rs` | parameters as products take them |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |

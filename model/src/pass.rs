@@ -286,8 +286,8 @@ impl<'t> Pass<'t> {
     }
 
     /// Whether a BatchNorm has been folded into the convolution before it.
-    pub fn contains(&self, norm: StatisticsId) -> bool {
-        self.given.factors.contain(norm)
+    pub fn is_folded(&self, norm: StatisticsId) -> bool {
+        self.given.factors.is_folded(norm)
     }
 
     /// The running statistics of a BatchNorm.

@@ -59,7 +59,7 @@ impl BiFormer {
         self.config().check_image(height, width)?;
         let size = pass.grouping([height, width]);
         let together = |pass: &Pass<'t>, images: &Tensor| {
-            let images = images.contiguous()?.to_device(&self.device())?.cast(self.maps)?;
+            let images = images.contiguous()?.to_device(&self.device())?.cast(self.map_type)?;
             self.run_together(pass, pass.tape().constant(images), size)
         };
         match self.images_at_once(size) {
@@ -154,8 +154,8 @@ impl BiFormer {
         const CACHE: usize = 1 << 19;
         let [height, width] = image.map(|side| self.config().map_side(side, stage));
         let (tokens, channels) = ((height * width).max(1), self.config().embed_dim[stage]);
-        let fit = CACHE / (3 * tokens * channels * self.maps.size()).max(1);
-        let worth_reading = if self.factors == DType::Bf16 { 2 * channels } else { channels };
+        let fit = CACHE / (3 * tokens * channels * self.map_type.size()).max(1);
+        let worth_reading = if self.factor_type == DType::Bf16 { 2 * channels } else { channels };
         fit.max(worth_reading.div_ceil(tokens)).max(1)
     }
 }

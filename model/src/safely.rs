@@ -61,7 +61,10 @@ pub fn ensure_writable(path: &Path) -> Result<()> {
 
 /// Distinguishes this process from one with the same process ID, on another machine or in another container, that
 /// writes the same file.
-static TOKEN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+static RANDOM: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+/// The longest name, in bytes, that a temporary file's contains: systems allow 255 in all.
+const LONGEST: usize = 200;
 
 /// The file that a path names, through links (renaming would replace them), and the temporary one beside it.
 fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
@@ -70,9 +73,13 @@ fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
     }
     let path = through_links(path).map_err(|cause| io(path, cause))?;
     // As text, two different names that are not valid UTF-8 could become the same.
-    let mut name = OsString::from(".");
-    name.push(path.file_name().unwrap_or(OsStr::new("file")));
-    name.push(format!(".{}{:06}.tmp", std::process::id(), *TOKEN % 1_000_000));
+    let (mut name, own) = (OsString::from("."), path.file_name().unwrap_or(OsStr::new("file")));
+    if own.len() > LONGEST {
+        name.push(format!("{:016x}", RANDOM.hash_one(own)));
+    } else {
+        name.push(own);
+    }
+    name.push(format!(".{}{:06}.tmp", std::process::id(), RANDOM.hash_one(0) % 1_000_000));
     let temporary = path.with_file_name(name);
     Ok((path, temporary))
 }

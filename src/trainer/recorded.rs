@@ -19,12 +19,12 @@ use tensor::cuda::Repeated;
 
 /// A batch in the memory of a GPU, and a step on it, if one has been recorded.
 pub struct Staged {
-    step: Repeated<Vec<Traces>>,
+    step: Repeated<Vec<LossAndLogits>>,
     batch: Staging,
 }
 
-/// What a micro-batch leaves behind: its loss and its logits.
-type Traces = [Tensor; 2];
+/// What the host reads of a micro-batch: its loss and its logits.
+type LossAndLogits = [Tensor; 2];
 
 impl Learner {
     /// As [`Learner::train`], on a GPU.
@@ -73,11 +73,11 @@ impl Learner {
         };
         // A profile measures each operation, so a profiled step is not recorded.
         let (device, may_record) = (self.device.clone(), self.profile.is_none());
-        let traces = repeated.run(&device, may_record, streams, || self.run(batch.parts(), &modes))?;
+        let results = repeated.run(&device, may_record, streams, || self.run(batch.parts(), &modes))?;
         // While the GPU works.
         batch.send(next)?;
         let mut score = Score::default();
-        for (part, ([loss, logits], tensors)) in traces.iter().zip(batch.parts()).enumerate() {
+        for (part, ([loss, logits], tensors)) in results.iter().zip(batch.parts()).enumerate() {
             self.model.count_batch();
             let labels = &given.labels[given.slots(part, modes.len())];
             score.add(judge(&self.model, tensors, labels, modes[part], [loss, logits])?);
@@ -88,13 +88,13 @@ impl Learner {
     }
 
     /// All that the GPU does in a step: nothing here waits for it.
-    fn run(&mut self, parts: &[[Tensor; 2]], modes: &[Mode]) -> Result<Vec<Traces>> {
+    fn run(&mut self, parts: &[[Tensor; 2]], modes: &[Mode]) -> Result<Vec<LossAndLogits>> {
         self.gradients.begin_step();
-        let mut traces = vec![];
+        let mut results = vec![];
         let whole = parts.iter().map(|[_, targets]| targets.shape()[0]).sum();
         for (given, &mode) in parts.iter().zip(modes) {
             let trace = self.pass(given, mode, whole, |_, left| {
-                traces.push(left.map(Tensor::clone));
+                results.push(left.map(Tensor::clone));
                 Ok(())
             })?;
             self.model.move_statistics(&trace)?;
@@ -104,7 +104,7 @@ impl Learner {
         if let Some(average) = &mut self.average {
             average.follow_statistics(&self.model)?;
         }
-        Ok(traces)
+        Ok(results)
     }
 }
 

@@ -138,7 +138,7 @@ impl Learner {
     }
 
     /// The same, except that on the CPU, where a step may take minutes, a step is abandoned if `stop` is set while it
-    /// has micro-batches left: then there is no score, and nothing has changed.
+    /// has micro-batches left: then there is no score, and nothing has changed but the gradients.
     pub fn train_unless<'b>(
         &mut self,
         stop: &AtomicBool,

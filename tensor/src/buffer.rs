@@ -100,7 +100,7 @@ pub fn trim_pool() {
 }
 
 /// To be called between the steps of a repeated computation. Coalesces free memory, so that every step starts from the
-/// same state, and reserves room for a quarter more than the steps have used: which pieces of a batch run at the same
+/// same state, and adds a slab if little is left that no step has used: which pieces of a batch run at the same
 /// time is left to chance, and so is how well their buffers fit together. The reserve takes no physical memory until it
 /// is used.
 pub fn settle_pool() {
@@ -180,9 +180,9 @@ impl Slabs {
     fn settle(&mut self) {
         self.arena.join();
         let reached = self.arena.reached();
-        // Half of the reserve is enough; otherwise each use of a bit of it would add a slab.
+        // A part of the reserve may be used up; otherwise each use of a bit of it would add a slab.
         if self.arena.unreached() < reached / 8
-            && let Some(slab) = self.ample(reached / 4)
+            && let Some(slab) = self.ample(0)
         {
             self.add(slab);
         }

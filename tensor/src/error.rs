@@ -107,7 +107,7 @@ pub enum Error {
         /// What is missing or went wrong, and the way out.
         message: String,
     },
-    /// Writing to memory that another tensor also sees.
+    /// Writing to memory that another tensor shares.
     #[error("{op}: cannot write what another tensor shares; drop that view, tape or saved state first")]
     Shared {
         /// The operation.

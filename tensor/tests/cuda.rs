@@ -190,7 +190,7 @@ static FAULTS: Module = Module {
         __global__ void one_too_many(int* out) { out[256] = 1; }
         __global__ void block_sums(int* out) {
             __shared__ int partial[8];
-            out[first_element()] = block_sum(int(threadIdx.x), partial);
+            out[thread_number()] = block_sum(int(threadIdx.x), partial);
         }
     ",
     headers: &[],

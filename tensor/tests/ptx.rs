@@ -20,14 +20,14 @@ static FAULTS: Module = Module {
             __shared__ u32 shared[128];
             shared[threadIdx.x] = threadIdx.x;
             __syncthreads();
-            out[first_element()] = shared[127 - threadIdx.x];
+            out[thread_number()] = shared[127 - threadIdx.x];
         }
         __global__ void no_barrier(u32* out) {
             __shared__ u32 shared[128];
             shared[127 - threadIdx.x] = 0;
             __syncthreads();
             shared[threadIdx.x] = threadIdx.x;
-            out[first_element()] = shared[127 - threadIdx.x];
+            out[thread_number()] = shared[127 - threadIdx.x];
         }
         __global__ void too_late_a_barrier(u32* out) {
             __shared__ u32 shared[128];
@@ -36,105 +36,105 @@ static FAULTS: Module = Module {
             u32 other = shared[127 - threadIdx.x];
             shared[threadIdx.x] = other + 1;
             __syncthreads();
-            out[first_element()] = shared[127 - threadIdx.x];
+            out[thread_number()] = shared[127 - threadIdx.x];
         }
         __global__ void no_meeting_of_the_warp(u32* out) {
             __shared__ u32 shared[128];
             shared[127 - threadIdx.x] = 0;
             __syncthreads();
             shared[threadIdx.x] = threadIdx.x;
-            out[first_element()] = shared[threadIdx.x ^ 1];
+            out[thread_number()] = shared[threadIdx.x ^ 1];
         }
         __global__ void never_written(u32* out) {
             __shared__ u32 shared[128];
             if (threadIdx.x < 100) shared[threadIdx.x] = 1;
             __syncthreads();
-            out[first_element()] = shared[threadIdx.x];
+            out[thread_number()] = shared[threadIdx.x];
         }
-        __global__ void far_beyond(u32* out) { out[first_element() << 24] = 1; }
+        __global__ void far_beyond(u32* out) { out[thread_number() << 24] = 1; }
         __global__ void beyond_shared_memory(u32* out) {
             __shared__ u32 shared[128];
             shared[threadIdx.x + gridDim.x * 64] = 1;
             __syncthreads();
-            out[first_element()] = shared[threadIdx.x];
+            out[thread_number()] = shared[threadIdx.x];
         }
-        __global__ void not_aligned(u32* out) { reinterpret_cast<u64*>(out + 1)[first_element()] = 1; }
+        __global__ void not_aligned(u32* out) { reinterpret_cast<u64*>(out + 1)[thread_number()] = 1; }
         __global__ void two_blocks_at_one_place(u32* out) { out[threadIdx.x] = blockIdx.x; }
         __global__ void no_ticket(u32* out) {
-            out[first_element()] = 1;
+            out[thread_number()] = 1;
             __syncthreads();
-            if (blockIdx.x == 1) out[first_element()] = out[threadIdx.x] + 1;
-            else out[first_element()] = out[threadIdx.x + 128] + 1;
+            if (blockIdx.x == 1) out[thread_number()] = out[threadIdx.x] + 1;
+            else out[thread_number()] = out[threadIdx.x + 128] + 1;
         }
         __global__ void no_fence(u32* out) {
-            out[first_element()] = 1;
+            out[thread_number()] = 1;
             __syncthreads();
             if (threadIdx.x == 0) atomicInc(counters, 1);
         }
         __device__ bool last_ticket() { return atomicInc(counters, 1) == 1; }
         __global__ void no_barrier_before_the_ticket(u32* out) {
             __shared__ bool last;
-            out[first_element()] = 1;
+            out[thread_number()] = 1;
             if (threadIdx.x == 0) {
                 __threadfence();
                 last = last_ticket();
                 __threadfence();
             }
             __syncthreads();
-            if (last) out[first_element()] = load_fresh(out + 4 * lane() % 256).at[0];
+            if (last) out[thread_number()] = load_fresh(out + 4 * lane() % 256).at[0];
         }
         __global__ void no_barrier_after_the_ticket(u32* out) {
             __shared__ bool last;
-            out[first_element()] = 1;
+            out[thread_number()] = 1;
             __syncthreads();
             if (threadIdx.x == 0) {
                 __threadfence();
                 last = last_ticket();
                 __threadfence();
             }
-            out[first_element()] = load_fresh(out + (first_element() / 4 * 4 + 128) % 256).at[0];
+            out[thread_number()] = load_fresh(out + (thread_number() / 4 * 4 + 128) % 256).at[0];
         }
         __global__ void written_after_the_ticket(u32* out) {
             bool last = last_block(0, 2);
-            if (!last) out[first_element()] = 1;
-            else out[first_element()] = load_fresh(out + (first_element() / 4 * 4 + 128) % 256).at[0];
+            if (!last) out[thread_number()] = 1;
+            else out[thread_number()] = load_fresh(out + (thread_number() / 4 * 4 + 128) % 256).at[0];
         }
         __global__ void written_after_the_fence(u32* out) {
             __shared__ bool last;
             if (threadIdx.x == 0) {
                 __threadfence();
-                out[first_element()] = 1;
+                out[thread_number()] = 1;
                 last = last_ticket();
                 __threadfence();
             }
         }
         __global__ void a_block_without_a_ticket(u32* out) {
-            out[first_element()] = 1;
+            out[thread_number()] = 1;
             if (blockIdx.x == 0) return;
             if (!last_block(0, 2)) __threadfence();
-            out[first_element()] = load_fresh(out + (first_element() / 4 * 4 + 128) % 256).at[0];
+            out[thread_number()] = load_fresh(out + (thread_number() / 4 * 4 + 128) % 256).at[0];
         }
         __global__ void tickets_are_set_back(u32* out) {
-            out[first_element()] = last_block(0, 2);
+            out[thread_number()] = last_block(0, 2);
             counters[0] = 0;
         }
         __global__ void an_old_line(u32* out) {
-            out[first_element()] = 1;
-            if (last_block(0, 2)) out[first_element()] = out[(first_element() + 128) % 256] + 1;
+            out[thread_number()] = 1;
+            if (last_block(0, 2)) out[thread_number()] = out[(thread_number() + 128) % 256] + 1;
         }
-        __global__ void a_constant_that_changes(u32* out) { out[first_element()] = __ldg(out + first_element()) + 1; }
+        __global__ void a_constant_that_changes(u32* out) { out[thread_number()] = __ldg(out + thread_number()) + 1; }
         __global__ void half_a_warp(u32* out) {
             if (lane() < 7) return;
-            out[first_element()] = __shfl_xor_sync(~0u, lane(), 1);
+            out[thread_number()] = __shfl_xor_sync(~0u, lane(), 1);
         }
         __global__ void lanes_at_two_places(u32* out) {
             u32 other = lane() < 7 ? __shfl_xor_sync(~0u, lane(), 1) : __shfl_xor_sync(~0u, lane() * 3, 2) / 5;
-            out[first_element()] = other;
+            out[thread_number()] = other;
         }
         __global__ void a_copy_is_not_awaited(u32* out) {
             __shared__ __align__(16) u32 shared[128 * 4];
             copy_async(shared + threadIdx.x * 4, out, true);
-            out[first_element()] = shared[threadIdx.x * 4];
+            out[thread_number()] = shared[threadIdx.x * 4];
             wait_for_copies();
         }
         __global__ void others_copies_are_not_awaited(u32* out) {
@@ -143,7 +143,7 @@ static FAULTS: Module = Module {
             __syncthreads();
             copy_async(shared + threadIdx.x * 4, out, false);
             wait_for_copies();
-            out[first_element()] = shared[(127 - threadIdx.x) * 4];
+            out[thread_number()] = shared[(127 - threadIdx.x) * 4];
         }
         __global__ void a_copy_comes_when_all_is_over(u32* out) {
             __shared__ __align__(16) u32 shared[128 * 4];

@@ -73,7 +73,7 @@ __global__ void batch_norm_moments(const wide<T>* partial, int pieces, wide<T> e
 // 1/√(variance + ε)
 template <typename T>
 __global__ void batch_norm_rstd(const wide<T>* variances, wide<T> epsilon, wide<T>* rstds, i64 channels) {
-    i64 channel = first_element();
+    i64 channel = thread_number();
     if (channel < channels) rstds[channel] = wide<T>(1) / sqrt(variances[channel] + epsilon);
 }
 

@@ -2,7 +2,7 @@
 template <typename T>
 __global__ void dropout(const T* x, const u64* key, u64 seed, u64 stream, u32 threshold, wide<T> scale, T* y, int accumulate, i64 count) {
     constexpr int N = Pack<T>::size;
-    i64 i = first_element() * N;
+    i64 i = thread_number() * N;
     if (i >= count) return;
     Philox rng(key, seed, stream);
     Pack<T> in = load_pack(x + i, count - i);

@@ -3,7 +3,7 @@
 // y = x·Φ(x)
 template <typename T>
 __global__ void gelu_forward(const T* x, T* y, i64 count) {
-    i64 i = first_element() * Pack<T>::size;
+    i64 i = thread_number() * Pack<T>::size;
     if (i >= count) return;
     Pack<T> in = load_pack(x + i, count - i), out;
 #pragma unroll
@@ -18,7 +18,7 @@ __global__ void gelu_forward(const T* x, T* y, i64 count) {
 template <typename T>
 __global__ void gelu_backward(const T* dy, const T* x, T* dx, int accumulate, i64 count) {
     typedef wide<T> W;
-    i64 i = first_element() * Pack<T>::size;
+    i64 i = thread_number() * Pack<T>::size;
     if (i >= count) return;
     Pack<T> at = load_pack(x + i, count - i), upstream = load_pack(dy + i, count - i);
     W slopes[Pack<T>::size];

@@ -4,8 +4,8 @@
 //! normal distribution, element by element on any shape.
 //!
 //! **Backward.** Φ' = φ, the density φ(x) = exp(−x²/2)/√(2π), so by the product rule
-//! dx = dy·(Φ(x) + x·φ(x)). Saved: x. Φ(x) could be saved as well, but it costs as many bytes as x and
-//! about as long to read again as to compute again.
+//! dx = dy·(Φ(x) + x·φ(x)). Saved: x. Φ(x) could be saved as well, but it takes as many
+//! bytes as x, and to read it again takes about as long as to compute it again.
 //!
 //! x must be contiguous; f32 or f64, and bf16 on a GPU. In f32 the error is at most 3e-7·max(1, |x|), from the
 //! polynomials that approximate Φ, and in bf16 it is that of rounding. Errors: [`tensor::Error::NotContiguous`],

@@ -5,7 +5,7 @@
 //!
 //! **Backward.** dβ = Σ dy and dγ = Σ dy·x̂ over the rows. For x, with g = γ·dy: x̂ depends on x directly,
 //! through μ and through r, which gives dx = r·(g − mean(g) − x̂·mean(g·x̂)). Saved: x, γ, and μ and r per row;
-//! x̂ is recomputed in the one pass that needs it, so it is never stored. Also β, only to give y again.
+//! x̂ is recomputed wherever it is needed, and never stored. Also β, but only to recompute y.
 //!
 //! Operands must be contiguous; f32 or f64, and on a GPU also x in bf16 with γ and β in f32. Errors: [`tensor::Error::Shape`],
 //! [`tensor::Error::NotContiguous`], [`tensor::Error::DType`]. Source: Ba, Kiros and Hinton, "Layer
@@ -73,7 +73,6 @@ impl Rule for LayerNorm {
     fn recompute(&self) -> Option<Recompute<'_>> {
         Some(Box::new(|| {
             let mut y = Tensor::empty_on(&self.x.device(), self.x.shape().clone(), self.x.dtype())?;
-            let (scale, moments) = ([&self.weight, &self.bias], [&self.mean, &self.rstd]);
             match self.x.device() {
                 Device::Cpu => match_float!(self.x.dtype(), "layer_norm", T => cpu::recompute::<T>(
                     self.x.as_slice("layer_norm")?,
@@ -82,7 +81,9 @@ impl Rule for LayerNorm {
                     [self.mean.as_slice("layer_norm")?, self.rstd.as_slice("layer_norm")?],
                     y.as_mut_slice("layer_norm")?,
                 )),
-                Device::Cuda(_) => cuda::recompute(&self.x, scale, moments, &mut y)?,
+                Device::Cuda(_) => {
+                    cuda::recompute(&self.x, [&self.weight, &self.bias], [&self.mean, &self.rstd], &mut y)?;
+                }
             }
             Ok(y)
         }))

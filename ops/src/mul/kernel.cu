@@ -1,7 +1,7 @@
 // y = a * b, with broadcasting.
 template <typename T>
 __global__ void mul_values(const T* a, Layout a_layout, const T* b, Layout b_layout, T* y, i64 count) {
-    i64 i = first_element();
+    i64 i = thread_number();
     if (i < count) y[i] = narrow<T>(widen(a[a_layout.place(i)]) * widen(b[b_layout.place(i)]));
 }
 
@@ -9,7 +9,7 @@ __global__ void mul_values(const T* a, Layout a_layout, const T* b, Layout b_lay
 template <typename T>
 __global__ void mul_packs(const T* a, const T* b, T* y, i64 count) {
     constexpr int N = Pack<T>::size;
-    i64 i = first_element() * N;
+    i64 i = thread_number() * N;
     if (i >= count) return;
     Pack<T> left = load_pack(a + i, count - i), right = load_pack(b + i, count - i), out;
 #pragma unroll

@@ -7,7 +7,7 @@ __global__ void region_pool_forward(const T* x, Layout map, T* y, i64 regions, i
                                     int channels, int packs) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    i64 i = first_element(), region = i / packs;
+    i64 i = thread_number(), region = i / packs;
     int c = i % packs * N;
     if (region >= regions) return;
     i64 image = map.strides[2], row = map.strides[3], token = map.strides[4];

@@ -38,7 +38,7 @@ __global__ void gradient_norm(const T* x, double* partial, double* norm, T* cont
 template <typename T>
 __global__ void adamw(T* p, const T* g, T* m, T* v, const u32* decays, i64 count, const T* controls, T* average,
                       const T* rate) {
-    i64 i = first_element();
+    i64 i = thread_number();
     if (i >= count || !(controls[NORM] < INFINITY)) return;
     T gradient = g[i] * controls[SCALE];
     T mean = fma(controls[RATE_M], gradient - m[i], m[i]);

@@ -5,7 +5,7 @@
 // bits, so T may be any type of the right size.
 template <typename T>
 __global__ void put_view(const T* from, Layout source, T* to, Layout target, int accumulate, i64 count) {
-    i64 i = first_element();
+    i64 i = thread_number();
     if (i >= count) return;
     T value = from[source.place(i)];
     to += target.place(i);
@@ -16,7 +16,7 @@ __global__ void put_view(const T* from, Layout source, T* to, Layout target, int
 template <typename T>
 __global__ void put_packs(const T* from, Layout source, T* to, Layout target, int accumulate, i64 count) {
     constexpr int N = Pack<T>::size;
-    i64 i = first_element() * N;
+    i64 i = thread_number() * N;
     if (i >= count) return;
     Pack<T> pack = load_pack(from + source.place(i), N);
     to += target.place(i);
@@ -31,7 +31,7 @@ __global__ void put_packs(const T* from, Layout source, T* to, Layout target, in
 template <typename From, typename To>
 __global__ void convert(const From* from, To* to, i64 count) {
     constexpr int N = 16 / (sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To));
-    i64 i = first_element() * N;
+    i64 i = thread_number() * N;
     if (i >= count) return;
     Pack<From, N> in = load_pack<From, N>(from + i, count - i);
     Pack<To, N> out;
@@ -86,12 +86,12 @@ __global__ void sum_rows(const T* x, wide<T>* partial, Out* out, int accumulate,
 // y ← y + rate·(x − y)
 template <typename T>
 __global__ void move_towards(T* y, const T* x, const T* rate, i64 count) {
-    i64 i = first_element();
+    i64 i = thread_number();
     if (i < count) y[i] = fma(*rate, x[i] - y[i], y[i]);
 }
 
 template <typename T>
 __global__ void fill_with(T* to, wide<T> value, i64 count) {
-    i64 i = first_element();
+    i64 i = thread_number();
     if (i < count) to[i] = narrow<T>(value);
 }

@@ -74,8 +74,9 @@ __device__ __forceinline__ void put_wanted(T* to, i64 i, wide<T> value, int accu
     if (to) put(to + i, value, accumulate);
 }
 
-// The first element of this thread, and the stride to its next one, in a loop over a one-dimensional grid.
-__device__ __forceinline__ i64 first_element() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
+// The number of this thread in a one-dimensional grid, and how many there are: a loop starts at the one and steps by the
+// other.
+__device__ __forceinline__ i64 thread_number() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 all_threads() { return i64(gridDim.x) * blockDim.x; }
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }

@@ -13,7 +13,7 @@ use half::bf16;
 use std::{fmt, sync::Arc};
 
 /// An n-dimensional array. Cloning it, and taking views of it, shares the elements; they can be written
-/// only while nobody else sees them ([`Tensor::as_mut_slice`]).
+/// only while no other tensor shares their buffer ([`Tensor::as_mut_slice`]).
 #[derive(Clone)]
 pub struct Tensor {
     storage: Storage,
@@ -136,7 +136,8 @@ impl Tensor {
         Ok(&self.host(op)?.slice()[self.offset..][..self.count()])
     }
 
-    /// The elements of a contiguous tensor, to be written. [`Error::Shared`] when another tensor sees them.
+    /// The elements of a contiguous tensor, to be written. [`Error::Shared`] while another tensor shares the buffer, even
+    /// if it sees other elements of it.
     pub fn as_mut_slice<T: Element>(&mut self, op: &'static str) -> Result<&mut [T]> {
         self.ensure_dtype(op, T::DTYPE)?;
         self.ensure_contiguous(op)?;
@@ -145,7 +146,7 @@ impl Tensor {
         Ok(&mut buffer.slice_mut()[range])
     }
 
-    /// The bytes of a contiguous tensor, to be written. [`Error::Shared`] when another tensor sees them.
+    /// The bytes of a contiguous tensor, to be written. [`Error::Shared`] while another tensor shares the buffer.
     pub fn as_mut_bytes(&mut self, op: &'static str) -> Result<&mut [u8]> {
         self.ensure_contiguous(op)?;
         let size = self.dtype.size();
@@ -186,7 +187,7 @@ impl Tensor {
         }
     }
 
-    /// Whether no other tensor sees the elements, so that they can be written in place.
+    /// Whether no other tensor shares the buffer, so that the elements can be written in place.
     pub fn is_unique(&self) -> bool {
         match &self.storage {
             Storage::Cpu(buffer) => Arc::strong_count(buffer) == 1,

@@ -63,7 +63,7 @@ impl Tensor {
     }
 
     /// Overwrites the elements from the `start`-th on of a contiguous tensor, wherever it is, with those of a tensor in the
-    /// machine's memory. Errors: [`Error::OutOfRange`], [`Error::DType`], [`Error::Shared`] when another tensor sees them.
+    /// machine's memory. Errors: [`Error::OutOfRange`], [`Error::DType`], [`Error::Shared`] while another tensor shares the buffer.
     pub fn overwrite(&mut self, start: usize, from: &Tensor) -> Result<()> {
         let end = start.saturating_add(from.count());
         if end > self.count() {
@@ -129,14 +129,14 @@ impl Tensor {
         }
     }
 
-    /// [`Error::Shared`] when another tensor sees its elements. A replayed recording writes them without checking
+    /// [`Error::Shared`] while another tensor shares the buffer. A replayed recording writes them without checking
     /// again.
     pub fn ensure_unique(&self, op: &'static str) -> Result<()> {
         if self.is_unique() { Ok(()) } else { Err(Error::Shared { op }) }
     }
 
-    /// As [`Tensor::address`], of a contiguous tensor that is to be written. [`Error::Shared`] when another tensor sees
-    /// its elements.
+    /// As [`Tensor::address`], of a contiguous tensor that is to be written. [`Error::Shared`] while another tensor shares
+    /// its buffer.
     pub(crate) fn address_mut(&mut self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
         self.ensure_contiguous(op)?;
         self.ensure_unique(op)?;
