@@ -11,7 +11,13 @@ pub const LOCK: &str = ".lock";
 
 /// An exclusive lock on a folder. The operating system releases it when the process ends, however it ends.
 #[derive(Debug)]
-pub struct Locked(File);
+pub struct Locked {
+    lock: File,
+    /// Open, so that the system cannot give its identity to another folder. Elsewhere than on Unix a folder is not moved
+    /// while a file in it is open.
+    #[cfg(unix)]
+    folder: File,
+}
 
 impl Locked {
     /// Locks an existing folder; returns `None` if another process holds the lock. Errors: the lock file cannot be
@@ -19,12 +25,30 @@ impl Locked {
     pub fn new(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(LOCK);
         ensure_regular(&path)?;
-        let file = File::options().create(true).truncate(false).write(true).open(path).context("cannot be written")?;
-        match file.try_lock() {
+        let lock = File::options().create(true).truncate(false).write(true).open(path).context("cannot be written")?;
+        match lock.try_lock() {
             Err(TryLockError::WouldBlock) => Ok(None),
             // Not every file system has locks, and the work is possible without.
-            Ok(()) | Err(TryLockError::Error(_)) => Ok(Some(Self(file))),
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(Some(Self {
+                lock,
+                #[cfg(unix)]
+                folder: File::open(folder)?,
+            })),
         }
+    }
+
+    /// Whether the locked folder is still at this path: it may have been moved in the meantime, and another one made in
+    /// its place.
+    pub fn is_at(&self, path: &Path) -> bool {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            let identity = |it: std::io::Result<std::fs::Metadata>| it.map(|it| (it.dev(), it.ino()));
+            let [held, there] = [self.folder.metadata(), std::fs::metadata(path)].map(identity);
+            matches!((held, there), (Ok(held), Ok(there)) if held == there)
+        }
+        #[cfg(not(unix))]
+        path.exists()
     }
 }
 
@@ -32,7 +56,7 @@ impl Drop for Locked {
     fn drop(&mut self) {
         // Closing the file is not enough: a child process that is just being started also has it open for a moment, and
         // with it the lock.
-        let _ = self.0.unlock();
+        let _ = self.lock.unlock();
     }
 }
 

@@ -74,6 +74,12 @@ pub fn bar(steps: usize) -> ProgressBar {
     bar.with_style(style.progress_chars("█▓░"))
 }
 
+/// A word in ASCII as a sentence begins with it.
+pub fn capitalized(word: &str) -> String {
+    let (first, rest) = word.split_at(word.len().min(1));
+    first.to_ascii_uppercase() + rest
+}
+
 /// The ending of a noun that is counted.
 pub fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }

@@ -3,13 +3,16 @@
 
 mod common;
 
+use biformer::config::Changes;
 use biformer::model::TensorFile;
 use biformer::tensor::Tensor;
+use biformer::trainer::Trainer;
 use common::program::{biformer, contents, fresh, text};
 use common::samples::{self, Trained};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
 
 fn shared() -> &'static Trained {
     static SHARED: OnceLock<Trained> = OnceLock::new();
@@ -285,7 +288,7 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     limited("ulimit -f 32", &["train", "--resume", "--config", config, "--out", text(&run), "--epochs", "2"]).refused(
         &[
             "saving failed, the checkpoint before it is unharmed",
-            "make room",
+            "allow larger files (ulimit -f)",
             &format!("--resume --out '{}'", text(&run)),
             "checkpoint.safetensors",
         ],
@@ -298,7 +301,7 @@ fn a_disk_that_fills_up_harms_no_checkpoint() {
     let new = fresh("full-disk-new").join("run");
     let data = text(&shared().data);
     let train = ["train", "--config", config, "--data", data, "--out", text(&new), "--epochs", "1"];
-    limited("ulimit -f 32", &train).refused(&["saving failed; make room"]);
+    limited("ulimit -f 32", &train).refused(&["saving failed; allow larger files"]);
     // What did not begin is not in the way.
     assert!(contents(&new).keys().eq([".lock"]));
     // Nor is what a killed one left.
@@ -411,4 +414,25 @@ fn a_pipe_in_place_of_a_runs_file() {
         fs::remove_file(&path).unwrap();
         biformer(&resume).ok();
     }
+}
+
+/// Whoever moves a run's folder away may begin another run in its place.
+#[cfg(unix)]
+#[test]
+fn a_run_whose_folder_was_moved_writes_to_no_other() {
+    let folder = fresh("bad-moved");
+    let Trained { data, config, .. } = shared();
+    let (run, elsewhere) = (folder.join("run"), folder.join("elsewhere"));
+    let flags = [("data", text(data)), ("out", text(&run))].map(|(key, value)| (key.to_owned(), value.into()));
+    let changes = Changes::gather(Some(config), flags.into_iter().collect()).unwrap();
+    let mut trainer = Trainer::from_changes(&changes).unwrap();
+    fs::rename(&run, &elsewhere).unwrap();
+    let other = ["train", "--config", text(config), "--data", text(data), "--out", text(&run), "--seed", "2"];
+    biformer(&other).ok();
+    let before = contents(&run);
+    let error = trainer.run(&AtomicBool::new(false)).unwrap_err().to_string();
+    assert!(error.contains("moved or removed") && error.contains("--resume --out FOLDER"), "{error}");
+    assert!(before == contents(&run), "nothing is harmed");
+    drop(trainer);
+    biformer(&["train", "--resume", "--out", text(&elsewhere)]).ok();
 }

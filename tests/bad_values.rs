@@ -3,8 +3,9 @@
 mod common;
 
 use common::program::{biformer, fresh, text};
-use common::samples::{self, train};
+use common::samples::{self, Trained, train};
 use std::fs;
+use std::path::Path;
 
 /// Who has a dozen photographs should not have to know what a batch is.
 #[test]
@@ -147,4 +148,33 @@ fn words_and_names() {
         fs::write(&path, file).unwrap();
         biformer(&["train", "--config", text(&path)]).refused(&[&format!("did you mean \"{meant}\"?")]);
     }
+}
+
+/// What would be understood, and do something else than it says.
+#[test]
+fn configurations_that_would_be_misunderstood() {
+    let folder = fresh("bad-misunderstood");
+    let Trained { run, data, .. } = &samples::trained("bad-misunderstood-trained");
+    let out = folder.join("run");
+    let train = |more: &[&str]| biformer(&[&["train", "--data", text(data), "--out", text(&out)], more].concat());
+    let of_run = run.join("config.toml");
+    train(&["--config", text(&of_run), "--model", "tiny"]).refused(&[
+        "--model tiny",
+        "describes nano",
+        "[architecture]",
+    ]);
+    let no_table = folder.join("ema.toml");
+    fs::write(&no_table, "ema = true\n").unwrap();
+    train(&["--config", text(&no_table), "--set", "ema.decay=0.9"]).refused(&["ema: expected a table, got true"]);
+    fs::write(&no_table, "epochs = 1\nseed =\n").unwrap();
+    train(&["--config", text(&no_table)]).refused(&["line 2 (seed =)"]);
+    for alone in ["batch_size=1", "micro_batches=64"] {
+        train(&["--set", "augmentation.mixup=0.8", alone])
+            .refused(&["augmentation.mixup or cutmix", "two images or more"]);
+    }
+    train(&["--set", "num_classes=18446744073709551615"]).refused(&["num_classes=18446744073709551615: too large"]);
+    assert!(!out.exists());
+    let home = format!("~/{}", std::process::id());
+    biformer(&["train", "--data", text(data), "--out", &home]).refused(&["only a shell knows what ~ is"]);
+    assert!(!Path::new("~").exists());
 }

@@ -184,7 +184,7 @@ fn other_test_images_are_noticed() {
     let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
     let train = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--batch-size", "5"];
     biformer(&[&train[..], &["--epochs", "1"]].concat()).ok();
-    let resume = |epochs| biformer(&["train", "--resume", "--out", text(&run), "--epochs", epochs]).ok().err;
+    let resume = |epochs| biformer(&["train", "--resume", "--out", text(&run), "--epochs", epochs]).ok().other_notes();
     assert_eq!(resume("2"), "");
     fs::remove_file(data.join("val/dark/2.png")).unwrap();
     assert!(resume("3").contains("note: there are 7 test images, and were 8: accuracies do not compare"));
@@ -195,7 +195,7 @@ fn other_test_images_are_noticed() {
     let moved = folder.join("moved");
     fs::rename(&data, &moved).unwrap();
     let elsewhere = ["train", "--resume", "--out", text(&run), "--epochs", "6", "--data", text(&moved)];
-    assert_eq!(biformer(&elsewhere).ok().err, "");
+    assert_eq!(biformer(&elsewhere).ok().other_notes(), "");
     fs::rename(moved.join("train/dark/3.png"), moved.join("train/dark/99.png")).unwrap();
     biformer(&elsewhere).refused(&["other training images, by their names or classes", "--weights RUN --out NEW"]);
     // Runs from before names were kept are taken at their word.

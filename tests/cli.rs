@@ -124,7 +124,7 @@ fn an_image_folder_works_like_cifar() {
     }
     let said = biformer(&train).ok().out;
     let lines = [
-        "M parameters, 15 training images of 2 classes, 8 test images (val/).",
+        "M parameters, 15 training images of 2 classes, 8 validation images (val/).",
         "The classes are uneven: from 5 training images (light) to 10 (dark). To see them equally often: --set augmentation.balance=1.\n",
         "note: skipped 2 files in train/ that are no images by their names: 1 .gif, 1 .heic\n",
         "note: skipped 1 file in val/ that is no image by its name: 1 .txt\n",

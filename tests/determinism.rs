@@ -3,7 +3,9 @@
 mod common;
 
 use biformer::config::Changes;
+use biformer::model::TensorFile;
 use biformer::trainer::checkpoint::Checkpoint;
+use biformer::trainer::folder::metrics_in;
 use biformer::trainer::metrics::EpochMetrics;
 use biformer::trainer::{Outcome, Trainer};
 use common::program::{Ran, assert_same_run, biformer, command, contents, fresh, place, text};
@@ -151,16 +153,31 @@ fn the_best_epoch_is_kept() {
     let report: serde_json::Value = serde_json::from_str(&evaluated).unwrap();
     assert_eq!(report["top1"].as_f64(), Some(best.test_accuracy));
 
-    // Whether later epochs are better than one that has no line any more cannot be said.
+    // Lines that are lost are found again in the checkpoints, as far as they have them.
     let forgetful = shared.run("best-forgotten");
     std::fs::create_dir_all(&forgetful).unwrap();
     for file in ["checkpoint.safetensors", "best.safetensors"] {
         std::fs::copy(run.join(file), forgetful.join(file)).unwrap();
     }
-    let resumed = biformer(&["train", "--resume", "--out", text(&forgetful), "--epochs", "5"]).ok();
-    assert!(resumed.err.contains("metrics.jsonl has no line to compare with"), "{}", resumed.err);
+    let resume = |epochs| biformer(&["train", "--resume", "--out", text(&forgetful), "--epochs", epochs]).ok();
+    resume("3");
+    let known = epochs.iter().filter(|epoch| [best.epoch, 3].contains(&epoch.epoch)).copied();
+    assert_eq!(metrics_in(&forgetful).unwrap(), known.collect::<Vec<_>>());
+    // Whether later epochs are better than one without metrics, as checkpoints were once written, cannot be said.
+    let mut older = TensorFile::read(&path).unwrap();
+    let mut progress: serde_json::Value = serde_json::from_str(&older.metadata["progress"]).unwrap();
+    progress.as_object_mut().unwrap().remove("last").unwrap();
+    progress["epoch"] = 1.into();
+    older.metadata.insert("progress".into(), progress.to_string());
+    older.write(&forgetful.join("best.safetensors")).unwrap();
+    std::fs::remove_file(forgetful.join("metrics.jsonl")).unwrap();
+    let kept = std::fs::read(forgetful.join("best.safetensors")).unwrap();
+    let resumed = resume("5");
+    for said in ["metrics.jsonl has no line of epochs 1, 2", "metrics.jsonl has no line to compare with"] {
+        assert!(resumed.err.contains(said), "{said}: {}", resumed.err);
+    }
     assert!(resumed.out.contains("checkpoint.safetensors, best.safetensors, curves.png, routing.png\n"), "{resumed:?}");
-    assert!(std::fs::read(&path).unwrap() == std::fs::read(forgetful.join("best.safetensors")).unwrap());
+    assert!(kept == std::fs::read(forgetful.join("best.safetensors")).unwrap());
 
     // Where it is gone, and would have been better than all that comes, it is spoken of once.
     std::fs::remove_file(&path).unwrap();
@@ -257,13 +274,26 @@ fn a_finished_run_says_so_and_can_be_made_longer() {
     biformer(&shared.train(name, &["--resume", "--epochs", "2"])).refused(&["epochs = 2", "come further, with 3 done"]);
 }
 
+/// One command for a job that is interrupted and queued again.
+#[test]
+fn a_run_is_started_or_resumed() {
+    let shared = shared();
+    let auto = |epochs| biformer(&shared.train("auto", &["--resume=auto", "--epochs", epochs])).ok().out;
+    assert!(auto("1").contains("epoch   1/1"));
+    let resumed = auto("2");
+    assert!(resumed.contains("Going on in epoch 2") && !resumed.contains("epoch   1/"), "{resumed}");
+    assert!(auto("2").contains("this run is done"));
+    biformer(&shared.train("auto", &["--resume=always", "--epochs", "2"])).ok();
+    biformer(&shared.train("auto-none", &["--resume"])).refused(&["there is no checkpoint.safetensors"]);
+}
+
 /// The instructions are part of the bits, and another machine's may be others.
 #[test]
 fn a_run_that_other_instructions_go_on_with_says_so() {
     let shared = shared();
     let train = |isa: &str, more: &[&str]| {
         let ran = command(&shared.train("elsewhere", more)).env("BIFORMER_ISA", isa).output().unwrap();
-        Ran::from(ran).ok().err
+        Ran::from(ran).ok().other_notes()
     };
     assert_eq!(train("portable", &["--epochs", "1"]), "");
     assert_eq!(train("portable", &["--resume", "--epochs", "2"]), "");
@@ -271,7 +301,9 @@ fn a_run_that_other_instructions_go_on_with_says_so() {
     let said = train("", &["--resume", "--epochs", "3"]);
     if best != portable {
         assert!(
-            said.contains(&format!("note: cpu ({portable}) has computed this run, and cpu ({best}) goes on")),
+            said.contains(&format!(
+                "note: cpu ({portable}), in f32, has computed this run, and cpu ({best}), in f32, goes on"
+            )),
             "{said}"
         );
     }

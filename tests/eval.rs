@@ -188,7 +188,7 @@ fn other_images_may_be_of_some_of_the_classes() {
     assert_eq!(counts(&found["confusion"]).iter().map(|row| row.iter().sum()).collect::<Vec<u64>>(), [0, 3, 4]);
     // And of no others.
     biformer(&["eval", "--checkpoint", text(run), "--data", text(&some), "--split", "all"])
-        .refused(&["some: the class \"dusk\" is none of the 2", "dark, light"]);
+        .refused(&["some: the 2 classes dusk, night are none of the 2", "dark, light"]);
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn info_says_how_far_a_run_has_come() {
         "nano, trained on 20 images of",
         "(2 classes)",
         "Done: epoch 2 of 2; seed 1.",
-        "Test accuracy",
+        "Validation accuracy",
         "after epoch 2",
     ] {
         assert!(said.contains(part), "{part}: {said}");

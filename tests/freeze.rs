@@ -68,7 +68,7 @@ fn a_frozen_part_stays_to_the_bit() {
     for (fields, said) in [
         ("freeze = [\"stage.0\"]", "there is no part \"stage.0\" (did you mean \"stages.0\"?)"),
         ("freeze = [\"stages\", \"downsample_layers\", \"norm\", \"head\"]", "all of the model"),
-        ("freeze = \"head\"", "expected a sequence"),
+        ("freeze = \"head\"", "expected a list, as in"),
     ] {
         let (config, run) = (samples::config(&folder, fields), folder.join("refused"));
         biformer(&["train", "--config", text(&config), "--data", text(&data), "--out", text(&run)]).refused(&[said]);

@@ -6,6 +6,9 @@ use biformer::config::{Changes, RunConfig};
 use biformer::data::Statistics;
 use biformer::model::{BiFormer, TensorFile};
 use biformer::tensor::{DType, Tensor};
+use biformer::trainer::Trainer;
+use biformer::trainer::checkpoint::Checkpoint;
+use biformer::trainer::metrics::EpochMetrics;
 use biformer::trainer::step::Learner;
 use biformer::trainer::stored::Stored;
 use common::program::{Ran, biformer, contents, copy_folder, fresh, text};
@@ -84,7 +87,7 @@ fn a_state_dict_is_measured_and_used_like_a_run() {
     assert_eq!(lines(&used), lines(&classes(&of_run)));
     biformer(&["eval", "--checkpoint", text(&file)]).refused(&["w.safetensors", "name with --model", "tiny", "--set"]);
     biformer(&["eval", "--checkpoint", text(run), "--model", "tiny"]).refused(&["--model", "knows its model"]);
-    with(&["eval"], &[]).refused(&["data embedded", "\"airplane\" is none of the 2"]);
+    with(&["eval"], &[]).refused(&["data embedded", "the 10 classes airplane, automobile"]);
     // What they are trained further on is normalised as in a test of them, whatever data it is.
     let cifar = &cifar().data;
     let (config, tuned) = (samples::config(&folder, "image_size = 32"), folder.join("tuned"));
@@ -378,4 +381,31 @@ fn a_model_is_measured_on_other_sizes_and_with_other_routes() {
     assert!(before == contents(run));
     fs::remove_dir_all(alone.join("val")).unwrap();
     eval(&[]).refused(&["is no data set"]);
+}
+
+#[test]
+fn weights_that_may_not_be_meant_are_noted() {
+    let (folder, Trained { data, config, .. }) = (fresh("weights-noted"), cifar());
+    let run = folder.join("run");
+    let flags = [("data", text(data)), ("out", text(&run))].map(|(key, value)| (key.to_owned(), value.into()));
+    let changes = Changes::gather(Some(config), flags.into_iter().collect()).unwrap();
+    drop(Trainer::from_changes(&changes).unwrap());
+    let said = |of: &Path| biformer(&["eval", "--checkpoint", text(of)]).ok().err;
+    assert!(said(&run).contains("has not taken a step yet"), "{}", said(&run));
+    biformer(&["train", "--resume", "--out", text(&run)]).ok();
+    let notes = said(&run);
+    assert!(!notes.contains("step") && !notes.contains("not done"), "{notes}");
+    // A better epoch, whether or not there was one.
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let mut lines: Vec<EpochMetrics> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let kept = Checkpoint::read_progress(&run.join("best.safetensors")).unwrap().epoch;
+    lines[kept - 1].test_accuracy = 1.0;
+    lines.push(EpochMetrics { epoch: lines.len() + 1, test_accuracy: 0.0, ..lines[0] });
+    let written = lines.iter().map(|line| serde_json::to_string(line).unwrap() + "\n");
+    fs::write(run.join("metrics.jsonl"), written.collect::<String>()).unwrap();
+    assert!(said(&run).contains("(100.0%): --checkpoint"), "{}", said(&run));
+    let tuned = folder.join("tuned");
+    let tune = ["train", "--weights", text(&run), "--data", text(data), "--out", text(&tuned), "--epochs", "1"];
+    let err = biformer(&tune).ok().err;
+    assert!(err.contains("(100.0%): --weights"), "{err}");
 }

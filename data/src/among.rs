@@ -10,12 +10,12 @@ pub fn among(dataset: Arc<dyn Dataset>, classes: &[String]) -> Result<Arc<dyn Da
     if dataset.classes() == classes {
         return Ok(dataset);
     }
-    let place = |name: &String| {
-        let place = classes.iter().position(|class| class == name);
-        let unknown = || Error::UnknownClass { name: name.clone(), classes: classes.to_vec() };
-        place.map(|place| place as u32).ok_or_else(unknown)
-    };
-    let places = dataset.classes().iter().map(place).collect::<Result<Vec<u32>>>()?;
+    let unknown: Vec<String> = dataset.classes().iter().filter(|name| !classes.contains(name)).cloned().collect();
+    if !unknown.is_empty() {
+        return Err(Error::UnknownClasses { names: unknown, classes: classes.to_vec() });
+    }
+    let place = |name: &String| classes.iter().position(|class| class == name).map(|place| place as u32);
+    let places: Vec<u32> = dataset.classes().iter().filter_map(place).collect();
     let among = |label: &u32| places.get(*label as usize).copied();
     let labels = dataset.labels().and_then(|labels| labels.iter().map(among).collect());
     Ok(Arc::new(Among { dataset, classes: classes.to_vec(), places, labels }))

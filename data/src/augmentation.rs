@@ -137,13 +137,13 @@ impl Augmentation {
         }
         for (name, probability) in [("flip", flip), ("erase", erase)] {
             if !(0.0..=1.0).contains(&probability) {
-                return Err(Error::setting(name, format!("{probability} is not a probability in 0..=1")));
+                return Err(Error::setting(name, format!("{probability:?} is not a probability in 0..=1")));
             }
         }
         if !(min_scale > 0.0 && min_scale <= 1.0) {
             return Err(Error::setting(
                 "min_scale",
-                format!("{min_scale} is not a part of the area, above 0, up to 1"),
+                format!("{min_scale:?} is not a part of the area, above 0, up to 1"),
             ));
         }
         for (name, value, range) in

@@ -60,11 +60,11 @@ pub enum Error {
         /// The number of classes.
         classes: usize,
     },
-    /// A class is none of those that are known.
-    #[error("the class \"{name}\" is none of the {} that are known: {}", classes.len(), listed(classes))]
-    UnknownClass {
-        /// The class.
-        name: String,
+    /// Classes are none of those that are known.
+    #[error("{} none of the {} that are known: {}", those(names), classes.len(), listed(classes))]
+    UnknownClasses {
+        /// The classes.
+        names: Vec<String>,
         /// The known classes.
         classes: Vec<String>,
     },
@@ -186,6 +186,14 @@ pub(crate) fn listed(names: &[impl AsRef<str>]) -> String {
     match names.len().saturating_sub(MOST) {
         0 => first,
         more => format!("{first}, and {more} more"),
+    }
+}
+
+/// Classes as the subject of a sentence.
+fn those(names: &[String]) -> String {
+    match names {
+        [name] => format!("the class \"{name}\" is"),
+        names => format!("the {} classes {} are", names.len(), listed(names)),
     }
 }
 

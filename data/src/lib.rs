@@ -66,7 +66,7 @@ pub use listing::{extensions, pictures_below};
 pub use loader::{Batches, Loader, LoaderConfig};
 pub use memory::InMemory;
 pub use mixing::Mixing;
-pub use picture::{Image, load_image};
+pub use picture::{Image, load_image, size_of_image};
 pub use resample::Filter;
 pub use shrink::shrunk;
 pub use transform::{Transform, eval_pixels};

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use crate::{Error, Result};
 
 /// The extensions of image files: those of the formats that [`load_image`](crate::load_image) reads.
-const EXTENSIONS: [&str; 12] = ["png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pam", "pnm"];
+const EXTENSIONS: [&str; 14] =
+    ["png", "jpg", "jpeg", "jpe", "jfif", "webp", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pam", "pnm"];
 /// How many extensions a message lists.
 const LISTED: usize = 5;
 

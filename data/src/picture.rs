@@ -106,6 +106,15 @@ pub fn load_image(path: impl AsRef<Path>) -> Result<Image> {
     decode(&read_file(path, MAX_FILE, "an image file")?, path)
 }
 
+/// The height and width of an image file as it is stored, before it is turned upright, read from its first bytes; none
+/// if they do not say.
+pub fn size_of_image(path: &Path) -> Option<[usize; 2]> {
+    let reader = fs::metadata(path).ok().filter(fs::Metadata::is_file).and_then(|_| ImageReader::open(path).ok())?;
+    // As for decoding: a panic over an unforeseen file must not end a run.
+    let size = panic::catch_unwind(|| reader.with_guessed_format().ok()?.into_dimensions().ok());
+    size.ok().flatten().map(|(width, height)| [height as usize, width as usize])
+}
+
 /// Reads a regular file of at most `limit` bytes. A pipe or a device would block or never end, so it is refused.
 pub(crate) fn read_file(path: &Path, limit: u64, looked_for: &str) -> Result<Vec<u8>> {
     let metadata = fs::metadata(path).map_err(|cause| match cause.kind() {

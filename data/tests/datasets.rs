@@ -220,7 +220,7 @@ fn images_of_some_classes_stand_among_all_of_them() {
         assert_eq!(among.labels().unwrap()[index], there.label);
     }
     let error = data::among(dataset, &classes[1..]).err().unwrap();
-    assert!(matches!(&error, Error::UnknownClass { name, .. } if *name == classes[0]), "{error}");
+    assert!(matches!(&error, Error::UnknownClasses { names, .. } if *names == classes[..1]), "{error}");
 }
 
 #[test]

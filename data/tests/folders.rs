@@ -399,3 +399,24 @@ fn image_folders_with_something_wrong() {
     fs::create_dir_all(hollow.path().join("test")).unwrap();
     assert!(fails(hollow.path(), Split::Train).to_string().contains("a folder for each class"));
 }
+
+/// What a link to a disk that is not mounted stands for, nobody can tell.
+#[cfg(unix)]
+#[test]
+fn a_class_that_is_a_link_to_nothing_is_missed() {
+    use std::os::unix::fs::symlink;
+    for below in ["train", ""] {
+        let root = tempfile::tempdir().unwrap();
+        let classes = root.path().join(below);
+        for class in ["cat", "dog"] {
+            (0..3).for_each(|number| write_picture(&classes.join(class).join(format!("{number}.png")), 8, 8, [0; 3]));
+        }
+        open(root.path().to_str().unwrap(), Split::Train).unwrap();
+        let link = classes.join("emu");
+        symlink("/nowhere/emu", &link).unwrap();
+        let error = fails(root.path(), Split::Train);
+        let said = error.to_string();
+        assert!(matches!(&error, Error::Unsupported { path, .. } if *path == link), "{said}");
+        assert!(said.contains("a link to /nowhere/emu, which is missing"), "{said}");
+    }
+}

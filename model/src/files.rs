@@ -288,8 +288,12 @@ pub(crate) fn from_bytes(dtype: Dtype, bytes: &[u8], shape: Vec<usize>) -> std::
         Dtype::I64 => index(numbers(bytes, i64::from_le_bytes), shape),
         Dtype::I32 => index(numbers(bytes, i32::from_le_bytes), shape),
         Dtype::U32 => index(numbers(bytes, u32::from_le_bytes), shape),
+        Dtype::I16 => index(numbers(bytes, i16::from_le_bytes), shape),
+        Dtype::U16 => index(numbers(bytes, u16::from_le_bytes), shape),
+        Dtype::I8 => index(numbers(bytes, i8::from_le_bytes), shape),
+        Dtype::U8 => index(numbers(bytes, u8::from_le_bytes), shape),
         other => Err(format!(
-            "has elements of type {other:?}; expected floats (F32, F64, BF16, F16) or integers (I64, I32, U32)"
+            "has elements of type {other:?}; expected floats (F32, F64, BF16, F16) or integers (of 8 to 64 bits)"
         )),
     }
 }
@@ -309,6 +313,22 @@ fn index<T: TryInto<u32>>(values: Vec<T>, shape: Vec<usize>) -> std::result::Res
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn integers_of_any_size_are_read() {
+        let read =
+            |dtype, bytes: &[u8]| from_bytes(dtype, bytes, vec![2]).map(|tensor| tensor.to_vec::<u32>().unwrap());
+        for (dtype, bytes) in [
+            (Dtype::U8, &[1, 200][..]),
+            (Dtype::I16, &[1, 0, 200, 0]),
+            (Dtype::U16, &[1, 0, 200, 0]),
+            (Dtype::I32, &[1, 0, 0, 0, 200, 0, 0, 0]),
+        ] {
+            assert_eq!(read(dtype, bytes).unwrap(), [1, 200], "{dtype:?}");
+        }
+        assert_eq!(read(Dtype::I8, &[1, 100]).unwrap(), [1, 100]);
+        assert!(read(Dtype::I8, &[1, 200]).unwrap_err().contains("negative"));
+    }
 
     #[test]
     fn equal_contents_are_equal_bytes() -> Result<()> {

@@ -15,7 +15,7 @@ use crate::trainer::score::{Score, Verdict, evaluate};
 use crate::trainer::trained::{DataFacts, OF_THE_RUN, TrainedModel, note_unsaid};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use data::{Dataset, Loader, LoaderConfig, Split};
+use data::{Dataset, Loader, LoaderConfig, Split, fingerprint};
 use model::{BiFormer, write_safely};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
@@ -337,6 +337,13 @@ fn open(arguments: &Arguments) -> Result<Opened> {
         })
         .with_context(|| format!("data {source}{whose}"))?;
     dataset.notes().iter().for_each(|note| tell!(io::stderr(), "note: {note}"));
+    if arguments.data.is_some()
+        && arguments.split.is_none()
+        && dataset.is_held_out()
+        && known.test_fingerprint != Some(fingerprint(dataset.as_ref()))
+    {
+        tell!(io::stderr(), "note: if the model has learned from none of these data, take them all: --split all");
+    }
     if arguments.data.is_none()
         && let Some(note) = known.differ(&source, split, dataset.as_ref())
     {

@@ -1,7 +1,7 @@
 //! `biformer export`.
 
 use super::Status;
-use super::options::{Threads, note_best};
+use super::options::Threads;
 use super::output::{EXPORT, Kind, ensure_output, sign};
 use crate::trainer::stored::Stored;
 use anyhow::Result;
@@ -25,11 +25,12 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         ensure_output("--output", &arguments.output, Kind::Weights)?;
-        let mut weights = match Stored::read(&arguments.checkpoint)? {
+        let stored = Stored::read(&arguments.checkpoint)?;
+        stored.note_better(&arguments.checkpoint, "--checkpoint");
+        let mut weights = match stored {
             Stored::Described(described) => described.into_model()?.export()?,
             Stored::Alone(file) => TensorFile { metadata: Default::default(), ..file },
         };
-        note_best(&arguments.checkpoint);
         sign(&mut weights, EXPORT);
         weights.write(&arguments.output)?;
         let numbers: usize = weights.tensors.values().map(tensor::Tensor::count).sum();

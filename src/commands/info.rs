@@ -5,7 +5,7 @@ use super::options::{ImageSize, ModelChoice, Threads, ensure_count};
 use crate::config::{Recompute, RunConfig};
 use crate::device::{DeviceName, Precision};
 use crate::memory;
-use crate::printing::{plural, tell};
+use crate::printing::{capitalized, plural, tell};
 use crate::trainer::checkpoint::Progress;
 use crate::trainer::folder::metrics_in;
 use crate::trainer::metrics::EpochMetrics;
@@ -113,7 +113,8 @@ impl Begun {
         }
         if let (Some(last), Some(best)) = (last, best) {
             let best = last.surpassed_by(best).map_or_else(String::new, |best| format!("; {best}"));
-            say!("Test accuracy {} after epoch {}{best}.", last.percent(), last.epoch);
+            let name = capitalized(facts.tested_on());
+            say!("{name} accuracy {} after epoch {}{best}.", last.percent(), last.epoch);
         }
         say!("");
         Ok(())

@@ -2,11 +2,8 @@
 
 use super::set::{Assignments, assignment, changed, fields, run_field};
 use crate::config::{Changes, merge};
-use crate::paths::quoted;
 use crate::printing::tell;
 use crate::threads::{MOST_THREADS, pool};
-use crate::trainer::folder::{kept_in, metrics_in};
-use crate::trainer::metrics::EpochMetrics;
 use crate::trainer::stored::Stored;
 use crate::trainer::trained::TrainedModel;
 use anyhow::{Result, bail};
@@ -130,23 +127,6 @@ pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(pictures)
 }
 
-/// Prints a note if a run folder is named, which stands for its last weights, and others in it were better.
-pub fn note_best(checkpoint: &Path) {
-    let Ok(Some([last, best])) = metrics_in(checkpoint).map(|epochs| EpochMetrics::last_and_best(&epochs)) else {
-        return;
-    };
-    if best.epoch < last.epoch
-        && let Some(kept) = kept_in(checkpoint, &best)
-    {
-        let (epoch, percent) = (best.epoch, best.percent());
-        let best = quoted(&checkpoint.join(kept).display().to_string());
-        tell!(
-            io::stderr(),
-            "note: these are the last epoch's weights; the best, after epoch {epoch} ({percent}): --checkpoint {best}"
-        );
-    }
-}
-
 /// Where a trained model is stored, and what is to be changed about it.
 #[derive(Debug, Args)]
 pub struct Trained {
@@ -171,17 +151,18 @@ impl Trained {
         let asked = [("architecture", fields(&of_model)?), ("image_size", size)];
         let mut asked: Table = asked.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
         for entry in &of_run {
-            merge(&mut asked, run_field(entry)?);
+            merge(&mut asked, run_field(entry)?)?;
         }
         let mut trained = self.changed(&Changes::gather(None, asked)?)?;
-        note_best(&self.checkpoint);
         trained.data.statistics = trained.config.statistics(trained.data.statistics)?;
         Ok(trained)
     }
 
     fn changed(&self, changes: &Changes) -> Result<TrainedModel> {
         let shown = self.checkpoint.display();
-        match (Stored::read(&self.checkpoint)?, &self.model) {
+        let stored = Stored::read(&self.checkpoint)?;
+        stored.note_better(&self.checkpoint, "--checkpoint");
+        match (stored, &self.model) {
             (Stored::Described(mut described), model)
                 if model.as_ref().is_none_or(|model| *model == described.config.model) =>
             {

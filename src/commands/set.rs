@@ -71,7 +71,8 @@ pub fn fields(set: &[String]) -> Result<Option<Value>> {
     let mut fields = Table::new();
     for entry in set {
         let (_, field, value) = ModelConfig::default().with_override(entry).map_err(as_set)?;
-        fields.insert(field.to_owned(), Value::try_from(value)?);
+        let value = Value::try_from(value).map_err(|_| anyhow!("--set {entry}: too large a number"))?;
+        fields.insert(field.to_owned(), value);
     }
     Ok((!fields.is_empty()).then_some(Value::Table(fields)))
 }

@@ -5,11 +5,12 @@ use super::options::whole;
 use super::set::{Assignments, assignment, fields, run_field};
 use crate::config::{Changes, DEFAULT_MODEL, Recompute, RunConfig, merge};
 use crate::device::{DeviceName, Precision};
-use crate::printing::{plural, tell};
+use crate::printing::{capitalized, plural, tell};
 use crate::signals;
+use crate::trainer::folder::holds_run;
 use crate::trainer::{Outcome, Trainer};
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use model::PRESETS;
 use std::io;
 use std::path::PathBuf;
@@ -28,7 +29,7 @@ pub struct Arguments {
     /// `embedded` (the default: 6,000 images of CIFAR-10 inside the program), or a folder with CIFAR-10 or
     /// CIFAR-100 in their binary layout, with CLASS/*.png|jpg|.., or with train/CLASS/ and val/ or test/.
     #[arg(long, value_name = "embedded|DIR")]
-    data: Option<String>,
+    data: Option<PathBuf>,
     /// Weights to start from: a run folder, the checkpoint in it, what `export` wrote, or another state_dict, in a
     /// safetensors or .pth file. Unless --model is given, the run takes its model from them and, except from a bare
     /// state_dict, its image size. Images are normalised as they were for these weights (for a bare state_dict, as
@@ -70,9 +71,19 @@ pub struct Arguments {
     /// Continues from the checkpoint in the run folder (--out), with the configuration that the run began with. Only
     /// these can change: --epochs (the rest of the run then follows the learning rate schedule of a run of that
     /// length), --data if the images have moved, --device, --precision, --threads, --recompute, and with --set
-    /// checkpoint_every and max_bad_images.
-    #[arg(long)]
-    resume: bool,
+    /// checkpoint_every and max_bad_images. With --resume=auto a run is started if the folder holds none, so that one
+    /// command serves for a job that is interrupted and queued again.
+    #[arg(long, value_enum, value_name = "auto", num_args = 0..=1, require_equals = true, default_missing_value = "always", hide_possible_values = true)]
+    resume: Option<Resume>,
+}
+
+/// When a run is resumed.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Resume {
+    /// There must be one
+    Always,
+    /// If there is one; otherwise a run is started
+    Auto,
 }
 
 impl Arguments {
@@ -88,7 +99,7 @@ impl Arguments {
         let flags = [
             ("image_size", self.image_size.map(number)),
             ("model", self.model.clone().map(Value::String)),
-            ("data", self.data.clone().map(Value::String)),
+            ("data", path("--data", &self.data)?.map(Value::String)),
             ("epochs", self.epochs.map(number)),
             ("batch_size", self.batch_size.map(number)),
             ("recompute", self.recompute.map(Value::try_from).transpose()?),
@@ -110,10 +121,10 @@ impl Arguments {
         let options = given.clone();
         for entry in &of_run {
             ensure_once(&options, &key(entry))?;
-            merge(&mut given, run_field(entry)?);
+            merge(&mut given, run_field(entry)?)?;
         }
         if let Some(fields) = fields(&of_model)? {
-            merge(&mut given, [("architecture".to_owned(), fields)].into_iter().collect());
+            merge(&mut given, [("architecture".to_owned(), fields)].into_iter().collect())?;
         }
         Changes::gather(self.config.as_deref(), given)
     }
@@ -149,11 +160,16 @@ fn usual(what: &str, of: impl Fn(&RunConfig) -> String) -> String {
 pub fn run(arguments: &Arguments) -> Result<Status> {
     let changes = arguments.changes()?;
     let stop = signals::stop_when_asked()?;
-    let mut trainer = match arguments.resume {
+    let resumes = match arguments.resume {
+        None => false,
+        Some(Resume::Always) => true,
+        Some(Resume::Auto) => holds_run(&changes.folder()?),
+    };
+    let mut trainer = match resumes {
         true => Trainer::resume(&changes.folder()?, &changes)?,
         false => Trainer::from_changes(&changes)?,
     };
-    train(&mut trainer, stop, arguments.resume)
+    train(&mut trainer, stop, resumes)
 }
 
 fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Status> {
@@ -177,7 +193,8 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             let drawn = trainer.draw();
             if let Some([last, best]) = trainer.folder().last_and_best()? {
                 let since = if goes_on { " since it went on" } else { "" };
-                say!("Test accuracy {} after {}:{:02} min{since}.", last.percent(), seconds / 60, seconds % 60);
+                let name = capitalized(trainer.facts().tested_on());
+                say!("{name} accuracy {} after {}:{:02} min{since}.", last.percent(), seconds / 60, seconds % 60);
                 if let (Some(best), Some(kept)) = (last.surpassed_by(&best), trainer.folder().kept(&best)) {
                     say!("It was {best}: those weights are in {kept}, which eval, predict and export");
                     say!("take as well: --checkpoint {}", trainer.folder().argument_of(kept));
@@ -185,6 +202,9 @@ fn train(trainer: &mut Trainer, stop: &AtomicBool, goes_on: bool) -> Result<Stat
             }
             drawn?;
             say!("{folder}: {}", trainer.folder().files().join(", "));
+            if trainer.has_unused_test() {
+                say!("The images in test/ had no part in this: biformer eval --checkpoint {argument} --split test");
+            }
             say!("What it says of a picture: biformer predict --checkpoint {argument} PICTURE");
             Ok(Status::Done)
         }

@@ -4,9 +4,12 @@ use super::RunConfig;
 use crate::paths::read_text;
 use crate::printing::one_line;
 use anyhow::{Context, Result, bail};
-use model::{did_you_mean, field_name, nearest};
+use model::{did_you_mean, field_name, nearest, preset};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
+
+/// How many letters of a wrong line an error shows.
+const LONGEST_LINE: usize = 60;
 
 /// The model of a run that asks for none.
 pub const DEFAULT_MODEL: &str = "nano";
@@ -40,7 +43,11 @@ impl Changes {
             Some(path) if flags.is_empty() => path.display().to_string(),
             Some(path) => format!("{} and command line", path.display()),
         };
-        merge(&mut table, with_own_names(flags)?);
+        let flags = with_own_names(flags)?;
+        if let Some(path) = file {
+            ensure_of_model(&table, &flags).with_context(|| format!("configuration {}", path.display()))?;
+        }
+        merge(&mut table, flags).with_context(|| format!("configuration ({origin})"))?;
         Ok(Self { table, origin })
     }
 
@@ -101,7 +108,9 @@ pub fn parse_table(text: &str) -> Result<Table> {
     text.parse::<Table>().map_err(|error| {
         let line =
             error.span().map_or(0, |span| text.as_bytes()[..span.start.min(text.len())].split(|&b| b == b'\n').count());
-        anyhow::anyhow!("line {line}: {}", one_line(error.message()))
+        let shown = text.lines().nth(line.saturating_sub(1)).unwrap_or_default().trim();
+        let shown: String = shown.chars().take(LONGEST_LINE).collect();
+        anyhow::anyhow!("line {line} ({shown}): {}", one_line(error.message()))
     })
 }
 
@@ -117,14 +126,37 @@ fn with_own_names(mut table: Table) -> Result<Table> {
     Ok(table)
 }
 
-/// Merges one table into another recursively, without checking the keys; values in `over` take precedence.
-pub fn merge(base: &mut Table, over: Table) {
+/// Refuses another model on the command line than that of a file that describes all of its own, as a run folder's
+/// configuration does: what is left of that other model would be its name.
+fn ensure_of_model(file: &Table, flags: &Table) -> Result<()> {
+    let named = |table: &Table| table.get("model").and_then(Value::as_str).map(str::to_owned);
+    let (Some(asked), Some(Value::Table(fields))) = (named(flags), file.get("architecture")) else { return Ok(()) };
+    let own = named(file).unwrap_or_else(|| DEFAULT_MODEL.to_owned());
+    let (Ok(asked_preset), Ok(own_preset)) = (preset(&asked), preset(&own)) else { return Ok(()) };
+    let [asked_preset, own_preset] = [asked_preset, own_preset].map(|preset| Table::try_from(preset.config()));
+    let (asked_preset, own_preset) = (asked_preset?, own_preset?);
+    let is_others =
+        |(key, value): (&String, &Value)| own_preset.get(key) == Some(value) && asked_preset.get(key) != Some(value);
+    if let Some((field, _)) = fields.iter().find(|&field| is_others(field)) {
+        bail!(
+            "--model {asked}: the file describes {own} (in [architecture], {field} for instance); leave --model out, or take \
+             [architecture], and image_size, out of a copy of the file"
+        );
+    }
+    Ok(())
+}
+
+/// Merges one table into another recursively, without checking the keys; values in `over` take precedence. Errors: a
+/// table in `over` is none in `base`.
+pub fn merge(base: &mut Table, over: Table) -> Result<()> {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
-            (Some(Value::Table(inner)), Value::Table(value)) => merge(inner, value),
+            (Some(Value::Table(inner)), Value::Table(value)) => merge(inner, value)?,
+            (Some(other), Value::Table(_)) => bail!("{key}: expected a table, got {}", one_line(&other.to_string())),
             (_, value) => _ = base.insert(key, value),
         }
     }
+    Ok(())
 }
 
 /// Puts changes over a configuration, key by key; a key that it does not have is an error that names the

@@ -291,7 +291,17 @@ impl RunConfig {
             bail!("out is empty, expected a folder for the run");
         }
         if !self.batch_size.is_multiple_of(self.micro_batches) {
-            bail!("micro_batches = {} does not divide batch_size = {}", self.micro_batches, self.batch_size);
+            bail!(
+                "micro_batches = {} does not divide batch_size = {}; choose a multiple of it as batch_size",
+                self.micro_batches,
+                self.batch_size
+            );
+        }
+        if self.augmentation.mixes() && self.at_once() == 1 {
+            bail!(
+                "augmentation.mixup or cutmix: one image at a time (batch_size / micro_batches) has no other to be mixed \
+                 with; expected two images or more"
+            );
         }
         self.ensure_statistics([self.image_size; 2])?;
         if self.threads > MOST_THREADS {

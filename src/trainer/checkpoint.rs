@@ -1,6 +1,7 @@
 //! Checkpoints: one safetensors file with weights, running statistics, moments and average, and beside them,
 //! as metadata, the configuration, the place in the run, and what must be known of the data.
 
+use super::metrics::EpochMetrics;
 use super::score::Score;
 use super::trained::{self, DataFacts, Described, entry};
 use crate::config::RunConfig;
@@ -25,6 +26,9 @@ pub struct Progress {
     pub batch: usize,
     /// The score on them.
     pub score: Score,
+    /// The metrics of the last epoch that is done.
+    #[serde(default)] // absent from the files of older runs
+    pub last: Option<EpochMetrics>,
     /// Steps that the optimiser took.
     pub optimizer_steps: u64,
     /// Updates that the average took.

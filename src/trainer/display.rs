@@ -4,11 +4,12 @@ use super::checkpoint::Progress;
 use super::metrics::EpochMetrics;
 use super::step::Learner;
 use super::stopwatch::Lap;
+use super::trained::DataFacts;
 use crate::config::RunConfig;
 use crate::device::{DeviceName, Precision};
 use crate::paths::quoted;
 use crate::printing::{bar, plural, tell};
-use data::{Batch, Dataset, Loader, Skipped, Split};
+use data::{Batch, Dataset, Loader, Skipped, Split, size_of_image};
 use indicatif::ProgressBar;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -31,10 +32,11 @@ pub fn announce(config: &RunConfig) {
 }
 
 /// Says what a run begins with, or goes on with, given what there is to train on and to test on.
-pub fn introduce(learner: &Learner, progress: &Progress, [train, test]: [&Loader; 2]) {
+pub fn introduce(learner: &Learner, progress: &Progress, facts: &DataFacts, [train, test]: [&Loader; 2]) {
     let (config, layout) = (learner.config(), learner.model().parameters.layout());
     let (begins, steps) = ((progress.epoch, progress.batch) == (0, 0), train.batches_per_epoch());
-    describe(config, layout.count() as f64 / 1e6, [train.dataset().as_ref(), test.dataset().as_ref()], begins);
+    let sets = [train.dataset().as_ref(), test.dataset().as_ref()];
+    describe(config, layout.count() as f64 / 1e6, sets, facts.tested_on(), begins);
     if !config.freeze.is_empty() {
         let frozen = layout.ids().filter(|&id| layout.is_frozen(id)).map(|id| layout.shape(id).count());
         let (frozen, parts) = (frozen.sum::<usize>(), config.freeze.join(", "));
@@ -77,7 +79,7 @@ pub fn introduce(learner: &Learner, progress: &Progress, [train, test]: [&Loader
 }
 
 /// Says what there is to learn from and to be tested on: here a mistake in the data can be seen.
-fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2], begins: bool) {
+fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2], tested_on: &str, begins: bool) {
     let (images, classes, tests) = (train.len(), train.classes(), test.len());
     let es = if classes.len() == 1 { "" } else { "es" };
     // If the test images are files, names their folder, which may not be the one that the user meant.
@@ -86,14 +88,14 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
     let place = folder.map(|folder| format!(" ({}/)", folder.display())).unwrap_or_default();
     tell!(
         io::stdout(),
-        "{parameters:.2} M parameters, {images} training image{} of {} class{es}, {tests} test image{}{place}.",
+        "{parameters:.2} M parameters, {images} training image{} of {} class{es}, {tests} {tested_on} image{}{place}.",
         plural(images),
         classes.len(),
         plural(tests)
     );
     if test.path(0).is_some() && begins {
         let size = config.image_size;
-        let remedy = match size < PHOTOGRAPHS {
+        let remedy = match size < PHOTOGRAPHS && are_larger(train, size) {
             true => "; to see more of photographs: --image-size 64, and beyond --model tiny --image-size 112",
             false => "",
         };
@@ -114,6 +116,13 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
     for note in distinct_notes([train, test]) {
         tell!(io::stdout(), "note: {note}");
     }
+}
+
+/// Whether any of a few images, of all classes, is larger than this on both sides.
+fn are_larger(images: &dyn Dataset, side: usize) -> bool {
+    const LOOKED_AT: usize = 16;
+    let path = |at: usize| images.path(at * images.len() / LOOKED_AT);
+    (0..LOOKED_AT).filter_map(|at| size_of_image(path(at)?)).any(|size| size.into_iter().all(|extent| extent > side))
 }
 
 /// What is to be said of data sets, each thing once.

@@ -1,22 +1,21 @@
 //! The run folder: what a run leaves behind.
 
+use super::best::{BEST, whole_best};
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::metrics::{EpochMetrics, Timing};
 use crate::config::RunConfig;
 use crate::lock::{LOCK, Locked};
 use crate::paths::{ensure_regular, quoted};
 use crate::pictures;
-use crate::printing::tell;
+use crate::printing::{plural, tell};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use data::{Batch, Transform};
-use model::{ModelConfig, Trace, copy_safely, ensure_writable, write_safely};
+use model::{ModelConfig, Trace, ensure_writable, write_safely};
 use serde::de::DeserializeOwned;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The checkpoint as it was after the best epoch.
-pub(super) const BEST: &str = "best.safetensors";
 const CONFIG: &str = "config.toml";
 const METRICS: &str = "metrics.jsonl";
 const TIMINGS: &str = "timings.jsonl";
@@ -31,7 +30,7 @@ pub const PICTURED: usize = 6;
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    _locked: Locked,
+    locked: Locked,
 }
 
 impl RunFolder {
@@ -39,7 +38,7 @@ impl RunFolder {
     pub fn create(config: &RunConfig) -> Result<Self> {
         let path = &config.out;
         fs::create_dir_all(path).with_context(|| cannot_be_made(path))?;
-        let folder = Self { path: path.clone(), _locked: lock(path)? };
+        let folder = Self { path: path.clone(), locked: lock(path)? };
         // Checked only under the lock: another run may have started and ended in the meantime.
         ensure_unused(path)?;
         folder.clean()?;
@@ -65,7 +64,7 @@ impl RunFolder {
                 ),
             });
         }
-        Ok(Self { path: path.to_owned(), _locked: lock(path)? })
+        Ok(Self { path: path.to_owned(), locked: lock(path)? })
     }
 
     /// Writes the configuration.
@@ -74,7 +73,26 @@ impl RunFolder {
     }
 
     fn write(&self, name: &str, text: &str) -> Result<()> {
+        self.ensure_own()?;
         write_safely(&self.path.join(name), text.as_bytes()).map_err(|error| self.unsaved(error.into()))
+    }
+
+    /// Refuses to write to the folder once it has been moved: at its path there may now be another run's.
+    pub(super) fn ensure_own(&self) -> Result<()> {
+        let path = self.path.display();
+        if !self.locked.is_at(&self.path) {
+            bail!(
+                "run folder {path}: it has been moved or removed since the run began, and nothing is written to what is \
+                 there now; go on where it is with --resume --out FOLDER"
+            );
+        }
+        Ok(())
+    }
+
+    /// Writes the checkpoint.
+    pub fn save(&self, checkpoint: Checkpoint) -> Result<()> {
+        self.ensure_own()?;
+        checkpoint.write(&self.checkpoint()).map_err(|error| self.unsaved(error))
     }
 
     /// Prints a note if config.toml has been edited, since that has no effect: a run resumes with the configuration in
@@ -94,7 +112,12 @@ impl RunFolder {
 
     /// Adds advice to the error of something that could not be saved.
     pub fn unsaved(&self, error: Error) -> Error {
-        let mend = if lacks_room(&error) { "make room" } else { "mend this" };
+        use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+        let mend = match kind(&error) {
+            Some(StorageFull | QuotaExceeded) => "make room",
+            Some(FileTooLarge) => "allow larger files (ulimit -f)",
+            _ => "mend this",
+        };
         let said = match self.checkpoint().exists() {
             true => format!(
                 "saving failed, the checkpoint before it is unharmed; {mend} and go on with --resume --out {}",
@@ -138,12 +161,43 @@ impl RunFolder {
         self.write(name, &text)
     }
 
-    /// Goes back to the state after this many epochs by removing the lines of later ones: a run that is resumed from an
-    /// earlier checkpoint writes those again. Half-written files of killed processes are removed, too.
-    pub fn rewind(&self, epochs: usize) -> Result<()> {
-        self.retain_lines::<EpochMetrics>(METRICS, |line| line.epoch <= epochs)?;
-        self.retain_lines::<Timing>(TIMINGS, |line| line.epoch <= epochs)?;
+    /// Goes back to the state at this place of the run by removing the lines of later epochs: a run that is resumed from
+    /// an earlier checkpoint writes those again. Missing lines are added if a checkpoint has them, and otherwise there is
+    /// a note. Half-written files of killed processes are removed, too.
+    pub fn rewind(&self, progress: &Progress) -> Result<()> {
+        self.retain_lines::<EpochMetrics>(METRICS, |line| line.epoch <= progress.epoch)?;
+        self.retain_lines::<Timing>(TIMINGS, |line| line.epoch <= progress.epoch)?;
+        self.complete_metrics(progress)?;
         self.clean()
+    }
+
+    fn complete_metrics(&self, progress: &Progress) -> Result<()> {
+        let (mut lines, best) = (self.metrics()?, self.best_progress());
+        let mut missing: Vec<usize> = (1..=progress.epoch).collect();
+        missing.retain(|&epoch| lines.iter().all(|line| line.epoch != epoch));
+        let known: Vec<EpochMetrics> = [Some(progress), best.as_ref()]
+            .into_iter()
+            .filter_map(|progress| progress?.last)
+            .filter(|last| missing.contains(&last.epoch))
+            .collect();
+        missing.retain(|&epoch| known.iter().all(|last| last.epoch != epoch));
+        if !known.is_empty() {
+            lines.extend(known);
+            lines.sort_by_key(|line| line.epoch);
+            lines.dedup_by_key(|line| line.epoch);
+            let text = lines.iter().map(|line| Ok(serde_json::to_string(line)? + "\n")).collect::<Result<String>>()?;
+            self.write(METRICS, &text)?;
+        }
+        if !missing.is_empty() {
+            let (s, named) =
+                (plural(missing.len()), missing.iter().map(usize::to_string).collect::<Vec<_>>().join(", "));
+            tell!(
+                io::stderr(),
+                "note: {} has no line of epoch{s} {named}; another copy of the run may have",
+                self.path.join(METRICS).display()
+            );
+        }
+        Ok(())
     }
 
     fn retain_lines<T: DeserializeOwned>(&self, name: &str, fits: impl Fn(&T) -> bool) -> Result<()> {
@@ -176,74 +230,6 @@ impl RunFolder {
         Ok(EpochMetrics::last_and_best(&self.metrics()?))
     }
 
-    /// The file name of the best epoch's checkpoint, if it was kept: a run that began before such files existed has
-    /// none, or one of a later epoch.
-    pub fn kept(&self, best: &EpochMetrics) -> Option<&'static str> {
-        kept_in(&self.path, best)
-    }
-
-    /// Prints a note if the best epoch's checkpoint is missing or damaged: its weights are then lost, unless there is a
-    /// copy elsewhere.
-    pub fn note_lost(&self) -> Result<()> {
-        if let Some([_, best]) = self.last_and_best()?
-            && self.kept(&best).is_none()
-        {
-            let (path, epoch) = (self.path.join(BEST), best.epoch);
-            tell!(
-                io::stderr(),
-                "note: {} is not there, or not that of epoch {epoch}, the best so far; an epoch that is better will be kept",
-                path.display()
-            );
-        }
-        Ok(())
-    }
-
-    /// The error of an unusable checkpoint, with the advice to use the best epoch's in its place if that one is intact.
-    pub fn or_best(&self, error: Error) -> Error {
-        match whole_best(&self.path) {
-            Some(best) => anyhow!("{error:#}; or {best}"),
-            None => error,
-        }
-    }
-
-    /// Refuses to resume after this many epochs if the best epoch's checkpoint is of a later one, because it would be
-    /// overwritten.
-    pub fn ensure_no_later_best(&self, epochs: usize) -> Result<()> {
-        let path = self.path.join(BEST);
-        match Checkpoint::read_progress(&path) {
-            Ok(best) if best.epoch > epochs => bail!(
-                "{}: it is of epoch {}, which the checkpoint has not come to, and would be written over; move it elsewhere, or \
-                 put it in the place of {FILE_NAME}",
-                path.display(),
-                best.epoch
-            ),
-            _ => Ok(()),
-        }
-    }
-
-    /// If the epoch after which the checkpoint was written is the best so far, keeps a copy of the checkpoint. An
-    /// existing copy of an earlier epoch whose metrics are missing may be better, and is not replaced.
-    pub fn keep_best(&self, of_checkpoint: usize) -> Result<()> {
-        // The metrics of the checkpoint's own epoch may be missing, too.
-        if self.last_and_best()?.is_none_or(|both| both.map(|epoch| epoch.epoch) != [of_checkpoint; 2]) {
-            return Ok(());
-        }
-        let path = self.path.join(BEST);
-        let kept = Checkpoint::read_progress(&path).ok().map(|kept| kept.epoch);
-        if let Some(epoch) = kept.filter(|&epoch| epoch < of_checkpoint)
-            && self.metrics()?.iter().all(|line| line.epoch != epoch)
-        {
-            tell!(
-                io::stderr(),
-                "note: {} is of epoch {epoch}, of which {METRICS} has no line to compare with: it is kept; remove it if \
-                 it is not wanted",
-                path.display()
-            );
-            return Ok(());
-        }
-        copy_safely(&self.checkpoint(), &path).map_err(|error| self.unsaved(error.into()))
-    }
-
     /// The names of a run's files that are there.
     pub fn files(&self) -> Vec<&'static str> {
         FILES.into_iter().filter(|name| self.path.join(name).exists()).collect()
@@ -251,12 +237,14 @@ impl RunFolder {
 
     /// Draws the training curves.
     pub fn draw_curves(&self) -> Result<()> {
+        self.ensure_own()?;
         let path = self.path.join(CURVES);
         pictures::curves::draw(&self.metrics()?, &path).with_context(|| path.display().to_string())
     }
 
     /// Draws where the regions of a batch's images look, over what the model saw of them.
     pub fn draw_routes(&self, batch: &Batch, trace: &Trace, model: &ModelConfig, transform: &Transform) -> Result<()> {
+        self.ensure_own()?;
         let path = self.path.join(ROUTING);
         let counted = batch.counted();
         let slots = (0..counted.len()).filter(|&slot| counted[slot]);
@@ -264,19 +252,6 @@ impl RunFolder {
         let size = [transform.size(); 2];
         pictures::routes::draw(&shown, trace, model, size, &path).with_context(|| path.display().to_string())
     }
-}
-
-/// The advice for a run whose checkpoint is unusable, if that of the best epoch is intact.
-fn whole_best(folder: &Path) -> Option<String> {
-    let best = Checkpoint::read(&folder.join(BEST)).ok()?;
-    let epoch = best.progress.epoch;
-    Some(format!("put {BEST} in its place, which is whole: the run goes on after epoch {epoch}"))
-}
-
-/// The checkpoint of the best epoch in a run folder, if it was kept.
-pub fn kept_in(folder: &Path, best: &EpochMetrics) -> Option<&'static str> {
-    let kept = Checkpoint::read(&folder.join(BEST)).ok()?;
-    (kept.progress.epoch == best.epoch).then_some(BEST)
 }
 
 /// The metrics of all epochs in a run folder, whose run may be in progress; an empty list if there is no metrics file.
@@ -303,6 +278,11 @@ fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<Vec<T>> {
     text.lines().enumerate().map(parse).collect()
 }
 
+/// Whether a folder holds a run, which can be resumed.
+pub fn holds_run(path: &Path) -> bool {
+    path.join(FILE_NAME).exists()
+}
+
 /// Whether a folder holds a run that ended before its first step, for example because of an unreadable image: nothing
 /// is lost if it is overwritten.
 fn holds_untrained(path: &Path) -> bool {
@@ -315,10 +295,16 @@ fn holds_untrained(path: &Path) -> bool {
 /// Refuses a folder that cannot be created, or that already holds a run, perhaps one in progress, or anything else that
 /// a run would overwrite.
 pub fn ensure_free(path: &Path) -> Result<()> {
+    if path.starts_with("~") {
+        let shown = path.display();
+        bail!(
+            "run folder {shown}: only a shell knows what ~ is; write the path in full, or ./{shown} for a folder named ~"
+        );
+    }
     // The last ancestor of a relative path is empty, which stands for the working folder.
     let there = path.ancestors().find(|folder| folder.as_os_str().is_empty() || folder.exists()).unwrap_or(path);
     ensure_writable(&there.join(LOCK)).with_context(|| cannot_be_made(path))?;
-    if path.join(FILE_NAME).exists() && path.join(LOCK).exists() {
+    if holds_run(path) && path.join(LOCK).exists() {
         // If that run is still in progress, this error says so: it could not be resumed.
         lock(path)?;
     }
@@ -331,7 +317,7 @@ fn ensure_unused(path: &Path) -> Result<()> {
     if holds_untrained(path) {
         return Ok(());
     }
-    if path.join(FILE_NAME).exists() {
+    if holds_run(path) {
         let free = free_beside(path).map_or_else(String::new, |free| format!(" {}", quoted(&free.to_string_lossy())));
         bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out{free}");
     }
@@ -357,7 +343,8 @@ fn free_beside(path: &Path) -> Option<PathBuf> {
 }
 
 fn cannot_be_made(path: &Path) -> String {
-    format!("run folder {}: cannot be made; choose another with --out", path.display())
+    let link = if path.is_symlink() && !path.exists() { "a link to what is missing, " } else { "" };
+    format!("run folder {}: {link}cannot be made; choose another with --out", path.display())
 }
 
 /// Locks a run folder.
@@ -380,13 +367,11 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Whether the cause is a full disk, an exhausted quota or the file size limit.
-fn lacks_room(error: &Error) -> bool {
-    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-    let full = |cause: &io::Error| [FileTooLarge, QuotaExceeded, StorageFull].contains(&cause.kind());
-    error.chain().any(|cause| match cause.downcast_ref() {
-        Some(model::Error::Io { cause, .. }) => full(cause),
-        _ => cause.downcast_ref().is_some_and(full),
+/// Which error of the system is the cause, if one is.
+fn kind(error: &Error) -> Option<io::ErrorKind> {
+    error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(model::Error::Io { cause, .. }) => Some(cause.kind()),
+        _ => cause.downcast_ref::<io::Error>().map(io::Error::kind),
     })
 }
 

@@ -2,6 +2,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
+//! | `resume.rs` | a run that goes on from its checkpoint |
 //! | `step.rs` | [`Learner`]: model, optimiser and average; one training step |
 //! | `score.rs` | how well images are classified, in training and in a test |
 //! | `recorded.rs` | a training step on a GPU, recorded once and replayed |
@@ -11,12 +12,14 @@
 //! | `trained.rs` | what of a checkpoint is needed to use a trained model |
 //! | `images.rs` | [`Images`]: what a run learns from, and what it is tested on |
 //! | `folder.rs` | the run folder: configuration, metrics, pictures |
+//! | `best.rs` | the best epoch's checkpoint in it |
 //! | `metrics.rs` | what is measured of an epoch |
 //! | `failure.rs` | what a run that cannot go on says, and how it goes on |
 //! | `display.rs` | what a user sees while it trains |
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 
 mod average;
+pub mod best;
 pub mod checkpoint;
 pub mod display;
 mod failure;
@@ -24,6 +27,7 @@ pub mod folder;
 mod images;
 pub mod metrics;
 mod recorded;
+mod resume;
 pub mod score;
 pub mod step;
 mod stopwatch;
@@ -34,12 +38,11 @@ use crate::config::{Changes, DEFAULT_MODEL, RunConfig};
 use crate::inference::Inference;
 use crate::memory;
 use crate::paths::rooted;
-use crate::printing::tell;
 use crate::staging::numbered;
 use crate::threads::pool;
-use anyhow::{Context, Result, bail};
-use checkpoint::{Checkpoint, Progress};
-use data::{Loader, Statistics};
+use anyhow::{Context, Result};
+use checkpoint::Progress;
+use data::{Loader, Split, Statistics};
 use display::{Display, announce, introduce};
 use folder::{PICTURED, RunFolder, ensure_free};
 pub use images::Images;
@@ -48,7 +51,6 @@ use model::recognised;
 use optim::Schedule;
 use rayon::ThreadPool;
 use score::Score;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,7 +58,7 @@ use std::time::Instant;
 use step::{LOWER_RATE, Learner};
 use stopwatch::{Lap, Stopwatch};
 use stored::Stored;
-use trained::{DataFacts, Described, OF_THE_RUN, note_unsaid};
+use trained::{DataFacts, note_unsaid};
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -190,88 +192,15 @@ impl Trainer {
         Ok(trainer)
     }
 
-    /// Resumes the run in a folder from its checkpoint, with its own configuration except for the requested changes:
-    /// see [`RunConfig::resumed`].
-    pub fn resume(folder: &Path, changes: &Changes) -> Result<Self> {
-        Self::resume_in_pool(folder, changes, None)
+    /// What is known of the images.
+    pub fn facts(&self) -> &DataFacts {
+        &self.facts
     }
 
-    /// As [`resume`](Self::resume), on images of one's own, which must be those that the run began [`on`](Self::on): their
-    /// classes, number, labels and names are compared, and not their pixels.
-    pub fn resume_on(images: Images, folder: &Path, changes: &Changes) -> Result<Self> {
-        Self::resume_in_pool(folder, changes, Some(images))
-    }
-
-    fn resume_in_pool(folder: &Path, changes: &Changes, images: Option<Images>) -> Result<Self> {
-        let folder = RunFolder::open(folder)?;
-        let checkpoint = Checkpoint::read(&folder.checkpoint()).map_err(|error| folder.or_best(error))?;
-        let mut config = checkpoint.described.config.resumed(changes)?;
-        // The folder may have been moved since the run began.
-        folder.path().clone_into(&mut config.out);
-        if config.data != checkpoint.described.config.data {
-            config.data = rooted(&config.data)?;
-        }
-        let pool = Arc::new(pool(config.threads)?);
-        Arc::clone(&pool).install(|| Self::resume_here(pool, folder, &checkpoint, config, images))
-    }
-
-    fn resume_here(
-        pool: Arc<ThreadPool>,
-        folder: RunFolder,
-        checkpoint: &Checkpoint,
-        config: RunConfig,
-        images: Option<Images>,
-    ) -> Result<Self> {
-        let Described { config: then, data: facts, .. } = &checkpoint.described;
-        let (mut facts, progress) = (facts.clone(), checkpoint.progress.clone());
-        let (asked, done) = (config.epochs, progress.epoch);
-        if asked < done || (asked == done && progress.batch > 0) {
-            bail!("epochs = {asked}: this run has come further, with {done} done; ask for more, or start another run");
-        }
-        if done < asked {
-            announce(&config);
-        }
-        let whose = if config.data == then.data { OF_THE_RUN } else { "" };
-        let images = images.map_or_else(|| Images::open(&config.data, whose), Ok)?;
-        facts.take_up(&config.data, &images)?;
-        let (train, test) = images.loaders(&config, &facts)?;
-        let (batch, steps) = (progress.batch, train.batches_per_epoch());
-        if batch > steps {
-            bail!("{}: it is in batch {batch} of {steps}; take another copy of it", checkpoint.path().display());
-        }
-        let (batches, taken) = (progress.epoch.saturating_mul(steps).saturating_add(batch), progress.optimizer_steps);
-        let averaged = if config.ema.enabled { progress.average_updates } else { taken };
-        if [taken, averaged] != [batches as u64; 2] {
-            bail!(
-                "{}: it has taken {taken} steps in {batches} batches, of which {averaged} moved the average; take another \
-                 copy of it",
-                checkpoint.path().display()
-            );
-        }
-        ensure_room(&config, &train, &test)?;
-        let learner = Learner::resume(checkpoint, &config)?;
-        folder.ensure_no_later_best(progress.epoch)?;
-        folder.note_edits(then)?;
-        folder.rewind(progress.epoch)?;
-        let trainer = Self { pool, folder, learner, progress, facts, train, test };
-        if trainer.learner.config() != then {
-            // The changes hold from now on, even if the run ends before its first step.
-            trainer.save()?;
-        }
-        if trainer.progress.batch == 0 {
-            // In case the run was killed before it could do this.
-            trainer.folder.keep_best(trainer.progress.epoch)?;
-        }
-        trainer.folder.note_lost()?;
-        let (before, now) = (checkpoint.computed_by(), trainer.learner.computed_by());
-        if let Some(before) = before.filter(|before| *before != now && !trainer.finished()) {
-            tell!(
-                io::stderr(),
-                "note: {before} has computed this run, and {now} goes on: its results may not be bit-identical to those of either alone"
-            );
-        }
-        trainer.folder.write_config(trainer.learner.config())?;
-        Ok(trainer)
+    /// Whether the data have test images that played no part, because training is tested on others.
+    pub fn has_unused_test(&self) -> bool {
+        let (tested_on, data) = (self.facts.test_split, Path::new(&self.learner.config().data));
+        tested_on == Some(Split::Val) && data.join(Split::Test.name()).is_dir()
     }
 
     /// The run folder.
@@ -293,7 +222,7 @@ impl Trainer {
     /// If `stop` is set from the beginning, it takes one step.
     pub fn run(&mut self, stop: &AtomicBool) -> Result<Outcome> {
         Arc::clone(&self.pool).install(|| {
-            introduce(&self.learner, &self.progress, [&self.train, &self.test]);
+            introduce(&self.learner, &self.progress, &self.facts, [&self.train, &self.test]);
             let display = Display::new(self.learner.config(), &self.progress, &self.train);
             let outcome = self.run_on(stop, &display).or_else(|error| self.explained(error));
             display.close();
@@ -315,6 +244,7 @@ impl Trainer {
             let last_step = (self.progress.epoch * self.train.batches_per_epoch()).saturating_sub(1) as u64;
             let lr = self.schedule()?.lr(last_step);
             let metrics = EpochMetrics::new(self.progress.epoch, lr, self.progress.score, test);
+            self.progress.last = Some(metrics);
             self.progress.batch = 0;
             self.progress.score = Score::default();
             // The metrics come first: if the program is killed between the two, there is a line too many, which
@@ -409,8 +339,7 @@ impl Trainer {
     }
 
     fn save(&self) -> Result<()> {
-        let checkpoint = self.learner.checkpoint(&self.progress, self.facts.clone())?;
-        checkpoint.write(&self.folder.checkpoint()).map_err(|error| self.folder.unsaved(error))
+        self.folder.save(self.learner.checkpoint(&self.progress, self.facts.clone())?)
     }
 }
 

@@ -1,11 +1,16 @@
 //! Any file of weights, whether a run wrote it or not.
 
+use super::best::{BEST, kept_in};
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
-use super::folder::BEST;
+use super::folder::metrics_in;
+use super::metrics::EpochMetrics;
 use super::trained::{self, DataFacts, Described, tensor_names};
 use crate::config::RunConfig;
+use crate::paths::quoted;
+use crate::printing::tell;
 use anyhow::{Context, Result, bail};
 use model::TensorFile;
+use std::io;
 use std::path::Path;
 
 /// A file of weights.
@@ -47,8 +52,39 @@ impl Stored {
 
     /// The weights that a run is to start from, by its setting, if there are any.
     pub fn to_start_from(weights: &str) -> Result<Option<Self>> {
-        let read = || Self::read(Path::new(weights)).with_context(|| format!("weights {weights}"));
-        (!weights.is_empty()).then(read).transpose()
+        if weights.is_empty() {
+            return Ok(None);
+        }
+        let path = Path::new(weights);
+        let stored = Self::read(path).with_context(|| format!("weights {weights}"))?;
+        stored.note_better(path, "--weights");
+        Ok(Some(stored))
+    }
+
+    /// Prints a note if weights other than these may be meant: the run at this path, which `option` names, has not trained
+    /// yet or is not done, or it is a run folder, which stands for its last weights, and others in it were better.
+    pub fn note_better(&self, path: &Path, option: &str) {
+        let shown = path.display();
+        if let (Some(Progress { epoch, batch, .. }), Some((RunConfig { epochs, .. }, _))) =
+            (self.progress(), self.described())
+        {
+            if (epoch, batch) == (0, 0) {
+                tell!(io::stderr(), "note: {shown}: the run has not taken a step yet, these are its initial weights");
+            } else if epoch < *epochs && path.is_dir() {
+                tell!(io::stderr(), "note: {shown}: the run is not done, {epoch} of its {epochs} epochs are");
+            }
+        }
+        if let Ok(Some([last, best])) = metrics_in(path).map(|epochs| EpochMetrics::last_and_best(&epochs))
+            && best.epoch < last.epoch
+            && let Some(kept) = kept_in(path, &best)
+        {
+            let (epoch, percent) = (best.epoch, best.percent());
+            let best = quoted(&path.join(kept).display().to_string());
+            tell!(
+                io::stderr(),
+                "note: these are the last epoch's weights; the best, after epoch {epoch} ({percent}): {option} {best}"
+            );
+        }
     }
 
     /// The run that the weights are from, if they say: its configuration, and the facts about its data.

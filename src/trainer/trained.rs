@@ -78,6 +78,11 @@ impl DataFacts {
         }
     }
 
+    /// What the images are called that training is tested on.
+    pub fn tested_on(&self) -> &'static str {
+        if self.test_split == Some(Split::Val) { "validation" } else { "test" }
+    }
+
     /// Lets a run continue on these images. The training images must be the same as before, by their classes, number,
     /// labels and names. If the test images are others, prints a note; from now on they are the run's.
     pub fn take_up(&mut self, source: &str, images: &Images) -> Result<()> {

@@ -74,6 +74,11 @@ impl Ran {
         self
     }
 
+    /// The notes of a run that was made longer, except for the one that says so of its learning rate.
+    pub fn other_notes(&self) -> String {
+        self.err.split_inclusive('\n').filter(|line| !line.starts_with("note: as in a run of ")).collect()
+    }
+
     /// Asserts that it was refused as bad input is to be: exit status 2 and one line that says all of `parts`.
     #[track_caller]
     pub fn refused(self, parts: &[&str]) {

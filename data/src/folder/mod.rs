@@ -8,6 +8,7 @@ pub(crate) use undivided::Undivided;
 
 use advice::{lacking, lacks_split, loose_in, pictures_in, some_of, untested};
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -49,8 +50,10 @@ impl ImageFolder {
             return Self::part_of(root, classes, split);
         }
         if split == Split::All {
-            let (looked_for, help) = ("images that are not divided".to_owned(), "Name one of its parts.".to_owned());
-            return Err(Error::Lacking { path: root.to_owned(), looked_for, help });
+            let parts = PARTS.map(Split::name).into_iter().filter(|part| root.join(part).is_dir());
+            let parts = parts.collect::<Vec<_>>().join(" and ");
+            let help = format!("It is divided into {parts}: name one of them.");
+            return Err(Error::Lacking { path: root.to_owned(), looked_for: "undivided images".to_owned(), help });
         }
         // The training split is checked against the split that training will evaluate on: every class there must have
         // training images.
@@ -207,6 +210,7 @@ pub(crate) fn evaluated(root: &Path) -> Split {
 
 /// The names of the folders in `split`, of which there must be at least one.
 fn class_names(split: &Path) -> Result<Vec<String>> {
+    dangling_in(split)?.map_or(Ok(()), Err)?;
     let classes = folder_names(split)?.into_iter().map(|name| class_name(split, name)).collect::<Result<Vec<_>>>()?;
     if classes.is_empty() && pictures_in(split) > 0 {
         let help =
@@ -240,6 +244,21 @@ fn folder_names(folder: &Path) -> Result<Vec<OsString>> {
     }
     names.sort_unstable();
     Ok(names)
+}
+
+/// The error of a link in a folder that leads to nothing, if there is one: it may have been a class.
+fn dangling_in(folder: &Path) -> Result<Option<Error>> {
+    for entry in visible(folder)? {
+        let entry = entry?;
+        let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+        if is_link && !entry.path().exists() {
+            let path = entry.path();
+            let target = fs::read_link(&path).unwrap_or_default();
+            let what = format!("a link to {}, which is missing; mend or remove it", target.display());
+            return Ok(Some(Error::Unsupported { path, what }));
+        }
+    }
+    Ok(None)
 }
 
 /// The files in one class's folder, of which there must be an image.

@@ -1,7 +1,7 @@
 //! Folders whose images are not divided into those to learn from and others.
 
 use super::advice::some_of;
-use super::{PARTS, class_name, class_names, folder_names};
+use super::{PARTS, class_name, class_names, dangling_in, folder_names};
 use crate::listing::{is_picture, is_run, picture_below, visible};
 use crate::{Error, Result, Split};
 use std::ffi::{OsStr, OsString};
@@ -57,6 +57,7 @@ impl Undivided {
                 _ => others.push(name),
             }
         }
+        shut = shut.or(dangling_in(root)?);
         // An unreadable folder beside real classes is an error: to skip it would silently drop a class. If there are no
         // classes at all, this is probably the wrong folder, and the caller says what it lacks.
         if let (Some(error), false) = (shut, classes.is_empty()) {

@@ -1,0 +1,131 @@
+//! Resuming a run from the checkpoint in its folder.
+
+use super::checkpoint::{Checkpoint, Progress};
+use super::display::announce;
+use super::folder::RunFolder;
+use super::images::Images;
+use super::step::Learner;
+use super::trained::{Described, OF_THE_RUN};
+use super::{Trainer, ensure_room};
+use crate::config::{Changes, RunConfig};
+use crate::paths::rooted;
+use crate::printing::tell;
+use crate::threads::pool;
+use anyhow::{Result, bail};
+use rayon::ThreadPool;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+impl Trainer {
+    /// Resumes the run in a folder from its checkpoint, with its own configuration except for the requested changes:
+    /// see [`RunConfig::resumed`].
+    pub fn resume(folder: &Path, changes: &Changes) -> Result<Self> {
+        Self::resume_in_pool(folder, changes, None)
+    }
+
+    /// As [`resume`](Self::resume), on images of one's own, which must be those that the run began [`on`](Self::on): their
+    /// classes, number, labels and names are compared, and not their pixels.
+    pub fn resume_on(images: Images, folder: &Path, changes: &Changes) -> Result<Self> {
+        Self::resume_in_pool(folder, changes, Some(images))
+    }
+
+    fn resume_in_pool(folder: &Path, changes: &Changes, images: Option<Images>) -> Result<Self> {
+        let folder = RunFolder::open(folder)?;
+        let checkpoint = Checkpoint::read(&folder.checkpoint()).map_err(|error| folder.or_best(error))?;
+        let mut config = checkpoint.described.config.resumed(changes)?;
+        // The folder may have been moved since the run began.
+        folder.path().clone_into(&mut config.out);
+        if config.data != checkpoint.described.config.data {
+            config.data = rooted(&config.data)?;
+        }
+        let pool = Arc::new(pool(config.threads)?);
+        Arc::clone(&pool).install(|| Self::resume_here(pool, folder, &checkpoint, config, images))
+    }
+
+    fn resume_here(
+        pool: Arc<ThreadPool>,
+        folder: RunFolder,
+        checkpoint: &Checkpoint,
+        config: RunConfig,
+        images: Option<Images>,
+    ) -> Result<Self> {
+        let Described { config: then, data: facts, .. } = &checkpoint.described;
+        let (mut facts, progress) = (facts.clone(), checkpoint.progress.clone());
+        let (asked, done) = (config.epochs, progress.epoch);
+        if asked < done || (asked == done && progress.batch > 0) {
+            bail!("epochs = {asked}: this run has come further, with {done} done; ask for more, or start another run");
+        }
+        if done < asked {
+            announce(&config);
+        }
+        let whose = if config.data == then.data { OF_THE_RUN } else { "" };
+        let images = images.map_or_else(|| Images::open(&config.data, whose), Ok)?;
+        facts.take_up(&config.data, &images)?;
+        let (train, test) = images.loaders(&config, &facts)?;
+        let (batch, steps) = (progress.batch, train.batches_per_epoch());
+        if batch > steps {
+            bail!("{}: it is in batch {batch} of {steps}; take another copy of it", checkpoint.path().display());
+        }
+        let (batches, taken) = (progress.epoch.saturating_mul(steps).saturating_add(batch), progress.optimizer_steps);
+        let averaged = if config.ema.enabled { progress.average_updates } else { taken };
+        if [taken, averaged] != [batches as u64; 2] {
+            bail!(
+                "{}: it has taken {taken} steps in {batches} batches, of which {averaged} moved the average; take another \
+                 copy of it",
+                checkpoint.path().display()
+            );
+        }
+        ensure_room(&config, &train, &test)?;
+        let learner = Learner::resume(checkpoint, &config)?;
+        folder.ensure_no_later_best(progress.epoch)?;
+        folder.note_edits(then)?;
+        folder.rewind(&progress)?;
+        let trainer = Self { pool, folder, learner, progress, facts, train, test };
+        if trainer.learner.config() != then {
+            // The changes hold from now on, even if the run ends before its first step.
+            trainer.save()?;
+        }
+        if trainer.progress.batch == 0 {
+            // In case the run was killed before it could do this.
+            trainer.folder.keep_best(trainer.progress.epoch)?;
+        }
+        trainer.folder.note_lost()?;
+        trainer.note_resumed(checkpoint)?;
+        trainer.folder.write_config(trainer.learner.config())?;
+        Ok(trainer)
+    }
+
+    /// Prints notes about how the rest of a run will differ from what a checkpoint has of it.
+    fn note_resumed(&self, checkpoint: &Checkpoint) -> Result<()> {
+        let (then, now) = (&checkpoint.described.config, self.learner.config());
+        if self.finished() {
+            return Ok(());
+        }
+        let by = |computed_by: &str, config: &RunConfig| format!("{computed_by}, in {},", config.precision);
+        if let Some(before) = checkpoint.computed_by() {
+            let [before, now] = [by(before, then), by(&self.learner.computed_by(), now)];
+            if before != now {
+                tell!(
+                    io::stderr(),
+                    "note: {before} has computed this run, and {now} goes on: its results may not be bit-identical to those of either alone"
+                );
+            }
+        }
+        let (steps, &Progress { epoch, batch, .. }) = (self.train.batches_per_epoch(), &self.progress);
+        if (epoch, batch) == (then.epochs, 0) {
+            let step = (epoch * steps) as u64;
+            let [last, next] = [then.schedule(steps)?.lr(step.saturating_sub(1)), now.schedule(steps)?.lr(step)];
+            if next > 2.0 * last {
+                tell!(
+                    io::stderr(),
+                    "note: as in a run of {} epochs, the learning rate goes on at {next:.1e}, from {last:.1e}; for a few epochs at a low \
+                     one: --weights {} --lr {last:.1e} --out NEW",
+                    now.epochs,
+                    self.folder.argument()
+                );
+            }
+        }
+        Ok(())
+    }
+}
