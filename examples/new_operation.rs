@@ -81,7 +81,7 @@ pub fn main() -> Result<()> {
     let report = check(&Op { name: "softplus", summary: "ln(1 + exp(x))", cases, drawn, kernels: None });
     println!("{} gradient elements of {} cases compared:", report.checked, report.cases);
     println!("  with central differences, relative error {:.1e}", report.difference_error);
-    println!("  with dual numbers through the reference, relative error {:.1e}", report.exact_error);
+    println!("  with dual numbers through the reference, relative error {:.1e}", report.dual_error);
     println!("{} laws tried (linearity, repeatability, threads, views, operands used twice)", report.laws);
     println!("{} of {} rules broken on purpose were caught", report.killed, report.mutants);
     assert!(report.passed(), "{}", report.failures.join("\n"));

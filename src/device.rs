@@ -10,7 +10,7 @@ use tensor::cpu::isa::Isa;
 use tensor::cuda::Gpu;
 use tensor::{DType, Device};
 
-/// A device by name: `cpu`, `cuda` (the first GPU), `cuda:1`, or `emulated`, where the CPU plays a GPU.
+/// A device by name: `cpu`, `cuda` (the first GPU), `cuda:1`, or `emulated`, a GPU emulated on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum DeviceName {

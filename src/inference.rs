@@ -3,12 +3,11 @@
 //! A forward pass is several hundred kernels, many of which run for less time than their launch takes. So on a GPU the
 //! second pass over batches of one size is recorded (as a CUDA graph), and from then on a pass is a single launch.
 
-use crate::staging::{Numbered, Staging};
+use crate::staging::{Numbered, Staged};
 use anyhow::{Context, Result};
 use autograd::{Profile, Tape, Var};
 use model::{BiFormer, Factors, Mode};
 use std::sync::Arc;
-use tensor::cuda::Repeated;
 use tensor::{Device, Tensor, settle_pool};
 
 /// To record a pass takes about as long as this many save: an estimate, which nobody has measured.
@@ -33,13 +32,7 @@ pub struct Inference<'m> {
     factors: Option<Factors>,
     profile: Option<Arc<Profile>>,
     may_record: bool,
-    staged: Option<Staged>,
-}
-
-/// A staged batch, and the recorded pass for batches of its size. A recording owns the memory that it works with.
-struct Staged {
-    values: Repeated<Vec<Tensor>>,
-    batch: Staging,
+    staged: Option<Staged<Vec<Tensor>>>,
 }
 
 impl<'m> Inference<'m> {
@@ -62,14 +55,7 @@ impl<'m> Inference<'m> {
     /// Copies a batch to the model's device. A batch of another size replaces the previous staging buffers and discards
     /// what was recorded for them. Errors: those of the device.
     pub fn stage(&mut self, batch: &Numbered) -> Result<()> {
-        if let Some(staged) = &mut self.staged
-            && staged.batch.fill(batch, 1)?
-        {
-            return Ok(());
-        }
-        self.staged = None;
-        self.staged = Some(Staged { values: Repeated::default(), batch: Staging::new(batch, 1, &self.device)? });
-        Ok(())
+        Staged::stage(&mut self.staged, batch, 1, &self.device)
     }
 
     /// A pass over the batch that is staged. It gives what [`BiFormer::run`] gives: logits (N, classes), or a
@@ -82,9 +68,9 @@ impl<'m> Inference<'m> {
             Some(factors) => factors,
             none => none.insert(model.prepared()?),
         };
-        let Staged { values, batch } = staged.as_mut().context("no batch is staged")?;
+        let Staged { work, batch } = staged.as_mut().context("no batch is staged")?;
         let [images, _] = &batch.parts()[0];
-        let values = values.run(
+        let values = work.run(
             device,
             *may_record,
             |_| vec![],

@@ -4,7 +4,7 @@
 //!
 //! | crate | what it holds |
 //! |---|---|
-//! | [`tensor`] | tensors, the buffer pool, random numbers, what CPU kernels share; GPUs, and the CPU that plays one |
+//! | [`tensor`] | tensors, the buffer pool, random numbers, what CPU kernels share; GPUs, and a GPU emulated on the CPU |
 //! | [`autograd`] | the tape, backward, gradient checking |
 //! | [`ops`] | every differentiable operation, one folder each, and the registry |
 //! | [`model`] | BiFormer: configurations, blocks, weight files |

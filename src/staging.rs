@@ -7,7 +7,7 @@ use data::{Batch, Batches};
 use std::iter::Peekable;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tensor::cuda::Prefetch;
+use tensor::cuda::{Prefetch, Repeated};
 use tensor::{Device, Tensor};
 
 /// An immutable batch with a unique number, by which a batch that was uploaded in advance is recognised when its turn
@@ -119,6 +119,30 @@ impl Staging {
         self.sent = None;
         ahead.send(&pieces)?;
         self.sent = Some(next.number);
+        Ok(())
+    }
+}
+
+/// A staged batch, and the work on it, which can be recorded once and replayed for batches of its size. A recording owns
+/// the memory that it works with.
+pub struct Staged<R> {
+    /// What is done with each batch.
+    pub work: Repeated<R>,
+    /// The batch.
+    pub batch: Staging,
+}
+
+impl<R> Staged<R> {
+    /// Stages a batch. Where it has another size than the previous one, the staging buffers are dropped, with the memory
+    /// of what was recorded for them, before new ones are allocated. Errors: those of the device.
+    pub fn stage(staged: &mut Option<Self>, batch: &Numbered, parts: usize, device: &Device) -> Result<()> {
+        if let Some(staged) = staged
+            && staged.batch.fill(batch, parts)?
+        {
+            return Ok(());
+        }
+        *staged = None;
+        *staged = Some(Self { work: Repeated::default(), batch: Staging::new(batch, parts, device)? });
         Ok(())
     }
 }

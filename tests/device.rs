@@ -294,7 +294,7 @@ const FEW: (&str, &str) = ("STEPS", "4");
 /// With one multiprocessor, when requests are done as late as can be, and copies before all else; and with as many as a large
 /// GPU has, where kernels take other forms.
 #[test]
-fn on_a_played_gpu() {
+fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     let one = ("STANDIN_MULTIPROCESSORS", "1");
     standin.repeat(&["recorded", "stops_and_goes_on"], &[one, FEW]);

@@ -50,19 +50,28 @@ pub trait Rule: Send + 'static {
 /// Writes the three bookkeeping methods of a [`Rule`]: its name, and its saved tensors by field.
 ///
 /// `rule_fields!("linear", x, weight);` inside an `impl Rule for`. After a semicolon come those that only
-/// [`Rule::recompute`] reads.
+/// [`Rule::recompute`] reads. The name may be a field: `rule_fields!(self.op, x);`.
 #[macro_export]
 macro_rules! rule_fields {
-    ($name:expr $(, $field:ident)* $(; $($for_value:ident),+)? $(,)?) => {
+    (self.$name:ident $($rest:tt)*) => {
         fn name(&self) -> &'static str {
-            $name
+            self.$name
         }
+        $crate::rule_fields!(@saved $($rest)*);
+    };
+    (@saved $(, $field:ident)* $(; $($for_value:ident),+)? $(,)?) => {
         fn saved(&self) -> Vec<(&'static str, &$crate::tensor::Tensor)> {
             vec![$((stringify!($field), &self.$field),)* $($((stringify!($for_value), &self.$for_value)),+)?]
         }
         fn saved_mut(&mut self) -> Vec<&mut $crate::tensor::Tensor> {
             vec![$(&mut self.$field),*]
         }
+    };
+    ($name:expr $(, $($rest:tt)*)?) => {
+        fn name(&self) -> &'static str {
+            $name
+        }
+        $crate::rule_fields!(@saved $(, $($rest)*)?);
     };
 }
 

@@ -16,7 +16,8 @@ fn length(record: usize, full: usize) -> impl Strategy<Value = usize> {
     prop_oneof![0..=full, near.prop_map(move |length| length.clamp(0, full as i64) as usize)]
 }
 
-/// WebP pictures of 20x12 as Pillow writes them: with losses; the same with transparency, and to be turned by its EXIF data.
+/// WebP pictures of 20x12 as Pillow writes them (`fixtures/webp.py`): with losses; the same with transparency, and to be
+/// turned by its EXIF data.
 const LOSSY: &[u8] = include_bytes!("fixtures/lossy.webp");
 const TURNED: &[u8] = include_bytes!("fixtures/turned.webp");
 /// And one of two frames.

@@ -1,9 +1,9 @@
 //! How a block attends: to routed regions, or to all tokens, with local context or without.
 
+use crate::attention_weights::{AttentionWeights, Reads};
 use crate::config::{Attend, Family, ModelConfig};
 use crate::error::{Error, Result};
 use crate::layers::{DepthwiseConv, Linear};
-use crate::look::{Look, Reads};
 use crate::pass::Pass;
 use crate::regions;
 use crate::state::Builder;
@@ -115,8 +115,8 @@ impl FullAttention {
         let scale = libm::pow((self.dim / self.heads) as f64, -0.5);
         let mixed = ops::attention(&qkv, self.heads, scale)?;
         let [_, height, width, _] = x.value().dims("attention", "(N, H, W, C)")?;
-        let look = || Look { qkv: qkv.value(), heads: self.heads, scale, reads: Reads::All };
-        pass.record_look(&self.name, [height, width], look)?;
+        let weights = || AttentionWeights { qkv: qkv.value(), heads: self.heads, scale, reads: Reads::All };
+        pass.record_attention_weights(&self.name, [height, width], weights)?;
         Ok(match &self.context {
             None => mixed,
             Some(Context::Input(lepe)) => ops::add(&mixed, &lepe.forward(pass, &x)?)?,
@@ -162,7 +162,7 @@ impl RoutedAttention {
         } else {
             let routed = ops::bra(&qkv, lepe, &attributes)?;
             let reads = Reads::Routed(regions, &routed.routes);
-            pass.record_look(&self.name, map, || Look {
+            pass.record_attention_weights(&self.name, map, || AttentionWeights {
                 qkv: qkv.value(),
                 heads: self.heads,
                 scale: attributes.scale,

@@ -7,7 +7,7 @@
 //! | `overrides.rs` | single fields of a configuration, by name |
 //! | `biformer.rs`, `run.rs` | [`BiFormer`], stages between mergings, and the head; how images run through it |
 //! | `block.rs`, `attention.rs`, `mlp.rs`, `layers.rs` | a block; how it attends; its MLP; layers |
-//! | `look.rs` | how much one token attends to the others, to be shown |
+//! | `attention_weights.rs` | how much one token attends to the others, to be shown |
 //! | `factors.rs` | parameters as products take them |
 //! | `pass.rs` | what the layers of one pass share: the tape, the mode, random streams |
 //! | `state.rs` | parameters and running statistics, their names and initial values |
@@ -17,6 +17,7 @@
 //! | `error.rs` | [`Error`] |
 
 mod attention;
+mod attention_weights;
 mod biformer;
 mod block;
 mod config;
@@ -25,7 +26,6 @@ mod error;
 mod factors;
 mod files;
 mod layers;
-mod look;
 mod mlp;
 mod overrides;
 mod pass;

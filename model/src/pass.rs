@@ -1,9 +1,9 @@
 //! One pass through a model: what its layers share on the way.
 
 use crate::RunningStatistics;
+use crate::attention_weights::{AttentionWeights, token_at};
 use crate::error::{Error, Result};
 use crate::factors::Factors;
-use crate::look::{Look, token_at};
 use crate::state::StatisticsId;
 use autograd::{Layout, ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
@@ -57,7 +57,7 @@ struct Given {
     grouped_as: Option<[usize; 2]>,
     keeps_maps: bool,
     /// The point of the images whose attention is to be recorded, if any.
-    looks_from: Option<[f64; 2]>,
+    attention_from: Option<[f64; 2]>,
 }
 
 /// What a pass leaves behind beside its result.
@@ -74,8 +74,8 @@ pub struct Trace {
     /// on.
     pub maps: Vec<(String, Tensor)>,
     /// How much the token at a point attends to each of its map (N, H, W), f32, in each attention in order, if
-    /// [`Pass::look_from`] was called: the mean of the heads' weights, 0 where it does not look at all.
-    pub looks: Vec<(String, Tensor)>,
+    /// [`Pass::attention_from`] was called: the mean of the heads' weights, 0 where it does not look at all.
+    pub attention_weights: Vec<(String, Tensor)>,
     /// A backbone's results, in inference.
     outputs: Vec<(String, Tensor)>,
 }
@@ -85,7 +85,7 @@ impl Trace {
         self.statistics.extend(later.statistics);
         self.routes.extend(later.routes);
         self.maps.extend(later.maps);
-        self.looks.extend(later.looks);
+        self.attention_weights.extend(later.attention_weights);
         self.outputs.extend(later.outputs);
     }
 
@@ -110,8 +110,8 @@ impl Trace {
             joined.collect()
         };
         let (routes, maps) = (join(|piece| &piece.routes)?, join(|piece| &piece.maps)?);
-        let (looks, outputs) = (join(|piece| &piece.looks)?, join(|piece| &piece.outputs)?);
-        Ok(Trace { statistics: vec![], routes, maps, looks, outputs })
+        let (attention_weights, outputs) = (join(|piece| &piece.attention_weights)?, join(|piece| &piece.outputs)?);
+        Ok(Trace { statistics: vec![], routes, maps, attention_weights, outputs })
     }
 }
 
@@ -121,7 +121,8 @@ impl<'t> Pass<'t> {
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
         let factors = Factors::new(parameters.share());
         let (parameters, running) = (Arc::new(parameters.share()), running.to_vec());
-        let given = Given { mode, parameters, factors, running, grouped_as: None, keeps_maps: false, looks_from: None };
+        let given =
+            Given { mode, parameters, factors, running, grouped_as: None, keeps_maps: false, attention_from: None };
         Self::part(tape, Arc::new(given), 0, 0)
     }
 
@@ -149,8 +150,8 @@ impl<'t> Pass<'t> {
     /// Records in the trace how much the token at a point of each image attends to each token, in each attention. The
     /// point is given as parts of the image's height and width, from 0 to 1. Soft routing, which weighs keys and values
     /// themselves, leaves nothing.
-    pub fn look_from(self, point: [f64; 2]) -> Self {
-        self.with(|given| given.looks_from = Some(point))
+    pub fn attention_from(self, point: [f64; 2]) -> Self {
+        self.with(|given| given.attention_from = Some(point))
     }
 
     /// Processes as many images of a stage together as it would for images of this height and width, so that measuring
@@ -317,10 +318,15 @@ impl<'t> Pass<'t> {
 
     /// Records how much the token at the requested point attends to each token of an attention's map, without its
     /// padding: (H, W).
-    pub(crate) fn record_look<'a>(&self, name: &str, map: [usize; 2], look: impl FnOnce() -> Look<'a>) -> Result<()> {
-        if let Some(point) = self.given.looks_from {
-            let weights = look().mean(token_at(point, map), map)?;
-            self.trace.borrow_mut().looks.push((name.to_owned(), weights));
+    pub(crate) fn record_attention_weights<'a>(
+        &self,
+        name: &str,
+        map: [usize; 2],
+        weights: impl FnOnce() -> AttentionWeights<'a>,
+    ) -> Result<()> {
+        if let Some(point) = self.given.attention_from {
+            let mean = weights().mean(token_at(point, map), map)?;
+            self.trace.borrow_mut().attention_weights.push((name.to_owned(), mean));
         }
         Ok(())
     }

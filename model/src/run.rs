@@ -13,7 +13,7 @@ pub struct Output<'t> {
     /// As the configuration's [`Features`](crate::Features) say: logits (N, classes), the pooled last map (N, C), or the stages' maps
     /// (N, H, W, C).
     pub values: Vec<Var<'t>>,
-    /// Statistics to be applied after a training step, and the routes.
+    /// What the pass leaves beside its values: statistics to be applied after a training step, and what was asked for.
     pub trace: Trace,
 }
 

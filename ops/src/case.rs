@@ -69,7 +69,7 @@ impl Case {
     }
 
     /// The reference on dual numbers.
-    pub fn dual_reference(&self, inputs: &[Array<Dual>]) -> Array<Dual> {
+    pub(crate) fn dual_reference(&self, inputs: &[Array<Dual>]) -> Array<Dual> {
         self.definition.dual_reference(inputs)
     }
 
@@ -121,7 +121,7 @@ pub fn from_fn(shape: impl Into<Shape>, f: impl Fn(usize) -> f64) -> Tensor {
 /// A variant of `qkv` in which one head has scores around ±200: the queries' first channel is multiplied by 32, and 32
 /// is added to the keys' first channel. All values are rounded to sixteenths before that, so that their products are
 /// exact in single precision too.
-pub fn far_from_zero(qkv: &Tensor, qk_dim: usize) -> Tensor {
+pub(crate) fn far_from_zero(qkv: &Tensor, qk_dim: usize) -> Tensor {
     let (values, width) = (array(qkv).data, qkv.shape()[3]);
     from_fn(qkv.shape().clone(), |i| {
         let value = (16.0 * values[i]).round() / 16.0;

@@ -57,7 +57,7 @@ fn sanitizers_find_nothing() {
 
 /// Products, in all types and forms, as cuBLASLt is asked for them; and where it does nothing besides.
 #[test]
-fn on_a_played_gpu() {
+fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     standin.repeat(&["every_operation"], &[("ONLY", "matmul,linear,mlp,conv2d")]);
     standin.repeat(&["every_operation"], &[("ONLY", "linear,mlp"), ("STANDIN_EPILOGUES", "0")]);

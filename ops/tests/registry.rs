@@ -20,7 +20,7 @@ fn every_operation_is_right_on_its_cases_and_every_mutant_is_caught() {
             report.checked,
             report.skipped,
             report.difference_error,
-            report.exact_error,
+            report.dual_error,
             report.killed,
             report.mutants
         );

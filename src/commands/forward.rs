@@ -44,8 +44,8 @@ pub struct Arguments {
     #[arg(long)]
     gradients: bool,
     /// The precision to compute in.
-    #[arg(long, value_enum, default_value_t = Element::F32)]
-    dtype: Element,
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    dtype: Dtype,
     /// Where to compute: cpu, cuda (or cuda:1, ...), or emulated (the CPU in the role of a GPU, for tests).
     #[arg(long, value_name = "NAME", default_value_t)]
     device: DeviceName,
@@ -62,7 +62,7 @@ fn model_help() -> String {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Element {
+enum Dtype {
     F32,
     F64,
     /// Weights in f32; linear layers and convolutions multiply in bf16, and on a GPU maps are bf16.
@@ -76,9 +76,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
 
 fn compute(arguments: &Arguments) -> Result<()> {
     let (dtype, precision) = match arguments.dtype {
-        Element::F32 => (DType::F32, Precision::F32),
-        Element::F64 => (DType::F64, Precision::F32),
-        Element::Bf16 => (DType::F32, Precision::Bf16),
+        Dtype::F32 => (DType::F32, Precision::F32),
+        Dtype::F64 => (DType::F64, Precision::F32),
+        Dtype::Bf16 => (DType::F32, Precision::Bf16),
     };
     let device = Compute { device: arguments.device, precision }.open()?;
     let (mut model, config) = model(arguments, dtype)?;

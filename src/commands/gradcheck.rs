@@ -73,7 +73,7 @@ fn print_all(ops: &[&Op], reports: &mut Vec<Report>) -> Result<()> {
             report.checked,
             report.skipped,
             format!("{:.1e}", report.difference_error),
-            format!("{:.1e}", report.exact_error),
+            format!("{:.1e}", report.dual_error),
             report.laws,
             if report.passed() { "" } else { "  FAILED" }
         );
@@ -108,7 +108,7 @@ fn as_json(report: &Report) -> Value {
         "skipped": report.skipped,
         "value_error": report.value_error,
         "difference_error": report.difference_error,
-        "dual_error": report.exact_error,
+        "dual_error": report.dual_error,
         "laws": report.laws,
         "mutants": report.mutants,
         "killed": report.killed,

@@ -6,7 +6,7 @@ use super::output::{Kind, ensure_output};
 use crate::device::Compute;
 use crate::memory::{ensure_room_to_infer, image_bytes};
 use crate::paths::read_text;
-use crate::pictures::{ROWS, looks};
+use crate::pictures::{ROWS, attention};
 use crate::printing::{is_closed_pipe, print, print_error, print_lines, printable, tell, unless_closed};
 use crate::trainer::trained::{TrainedModel, note_unsaid};
 use anyhow::{Context, Error, Result, bail};
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let Opened { pictures, without, model, classes, size, at_once, transform } = open(arguments)?;
         let factors = model.prepared()?;
-        let mut looks = arguments.attention.as_deref().map(|file| Looks::new(file, arguments.at));
+        let mut maps = arguments.attention.as_deref().map(|file| AttentionMaps::new(file, arguments.at));
         let (mut status, mut listed) = (Status::Done, Listed { json: arguments.json, top: arguments.top, any: false });
         for (folder, error) in without {
             let outcome = Outcome::Error(error.to_string());
@@ -93,10 +93,10 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         'chunks: for paths in pictures.chunks(at_once) {
             let load = |path: &PathBuf| load_image(path).map(|image| transform.pixels(&image));
             let loaded: Vec<data::Result<Vec<f32>>> = paths.par_iter().map(load).collect();
-            let point = looks.as_ref().filter(|looks| !looks.is_full()).map(|looks| looks.point);
+            let point = maps.as_ref().filter(|maps| !maps.is_full()).map(|maps| maps.point);
             let (probabilities, trace) = classify(&model, factors.clone(), &loaded, size, point)?;
-            if let Some(looks) = &mut looks {
-                looks.take(paths.iter().zip(&loaded), trace, &transform)?;
+            if let Some(maps) = &mut maps {
+                maps.take(paths.iter().zip(&loaded), trace, &transform)?;
             }
             let mut probabilities = probabilities.chunks(classes.len());
             for (path, loaded) in paths.iter().zip(loaded) {
@@ -113,7 +113,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                 match listed.print(&Prediction { path: path.to_string_lossy(), outcome }) {
                     // The output is no longer read, but there may be something to draw.
                     Err(error) if is_closed_pipe(&error) => {
-                        if looks.as_ref().is_none_or(Looks::is_full) {
+                        if maps.as_ref().is_none_or(AttentionMaps::is_full) {
                             break 'chunks;
                         }
                     }
@@ -121,8 +121,8 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                 }
             }
         }
-        if let Some(looks) = looks {
-            looks.draw()?;
+        if let Some(maps) = maps {
+            maps.draw()?;
         }
         unless_closed(listed.end())?;
         Ok(status)
@@ -222,7 +222,7 @@ impl Listed {
 }
 
 /// What a point of each of the first pictures attends to.
-struct Looks<'a> {
+struct AttentionMaps<'a> {
     file: &'a Path,
     point: [f64; 2],
     /// The pictures' names, and what the model saw of them.
@@ -233,7 +233,7 @@ struct Looks<'a> {
     readable: usize,
 }
 
-impl<'a> Looks<'a> {
+impl<'a> AttentionMaps<'a> {
     fn new(file: &'a Path, [x, y]: [f64; 2]) -> Self {
         Self { file, point: [y, x], seen: vec![], traces: vec![], readable: 0 }
     }
@@ -273,7 +273,8 @@ impl<'a> Looks<'a> {
         if shown == 0 {
             return Ok(());
         }
-        looks::draw(&self.seen, &Trace::joined(self.traces)?, self.point, self.file).with_context(|| file.to_string())
+        attention::draw(&self.seen, &Trace::joined(self.traces)?, self.point, self.file)
+            .with_context(|| file.to_string())
     }
 }
 
@@ -329,7 +330,7 @@ fn classify(
     let tape = Tape::inference();
     let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).with_factors(factors);
     let pass = match point {
-        Some(point) => pass.look_from(point),
+        Some(point) => pass.attention_from(point),
         None => pass,
     };
     let logits = model.run(&pass, &images)?.swap_remove(0);

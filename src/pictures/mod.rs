@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `curves.rs` | `curves.png`: loss and accuracy over the epochs |
 //! | `routes.rs` | `routing.png`: where a region of an image looks |
-//! | `looks.rs` | what a point of an image attends to |
+//! | `attention.rs` | what a point of an image attends to |
 //! | `confusion.rs` | what the images of each class were taken for |
 //! | `scaling.rs` | how the time of attention grows with the map |
 //! | `gallery.rs` | a page of pictures: images, and attentions over them |
@@ -15,11 +15,11 @@
 //! They share one style: a white page, muted grey for axes and captions, strong colours for the data. The colours are
 //! those of Okabe and Ito, which people with any kind of colour vision tell apart.
 
+pub mod attention;
 mod canvas;
 pub mod confusion;
 pub mod curves;
 mod gallery;
-pub mod looks;
 mod overlay;
 pub mod routes;
 pub mod scaling;

@@ -67,7 +67,7 @@ impl Tiles {
 
 /// The picture with one region outlined, those that it looks at (best first) tinted, and the others dimmed. `line` is
 /// the width of the outline, in pixels.
-pub(super) fn draw(picture: &RgbImage, cut: Cut, looking: usize, routed: &[u32], line: u32) -> RgbImage {
+pub(super) fn draw(picture: &RgbImage, cut: Cut, source: usize, routed: &[u32], line: u32) -> RgbImage {
     let tiles = Tiles { cut, size: [picture.height(), picture.width()] };
     let mut ranks = vec![None; cut.regions.count()];
     for (rank, &region) in routed.iter().enumerate() {
@@ -79,13 +79,13 @@ pub(super) fn draw(picture: &RgbImage, cut: Cut, looking: usize, routed: &[u32],
         let region = tiles.of(x, y);
         let depth = tiles.depth(x, y);
         *pixel = match ranks[region] {
-            _ if region == looking && depth < line => OUTLINE,
-            _ if region == looking && depth < line + line / 2 => RIM,
+            _ if region == source && depth < line => OUTLINE,
+            _ if region == source && depth < line + line / 2 => RIM,
             Some(rank) => tinted(*pixel, rank, routed.len()),
             None => dimmed(*pixel),
         };
         // A hair line shows where the regions part.
-        if depth == 0 && region != looking {
+        if depth == 0 && region != source {
             *pixel = mixed(*pixel, FADED, 0.35);
         }
     }
@@ -144,7 +144,7 @@ fn mixed(Rgb(pixel): Rgb<u8>, RGBColor(red, green, blue): RGBColor, share: f32) 
 /// The legend: the colour of the query region; the shades of the regions it reads, `shade(pixel, step, steps)` each;
 /// and the colour of what it does not read.
 pub(super) fn legend(
-    looks: &'static str,
+    source: &'static str,
     reads: &'static str,
     shade: impl Fn(Rgb<u8>, usize, usize) -> Rgb<u8>,
 ) -> [(&'static str, Vec<RGBColor>); 3] {
@@ -152,7 +152,7 @@ pub(super) fn legend(
     const PIXEL: Rgb<u8> = Rgb([190; 3]);
     let colour = |Rgb([red, green, blue]): Rgb<u8>| RGBColor(red, green, blue);
     let shades = (0..STEPS).map(|step| colour(shade(PIXEL, step, STEPS))).collect();
-    [(looks, vec![BLUE]), (reads, shades), ("not read", vec![colour(dimmed(PIXEL))])]
+    [(source, vec![BLUE]), (reads, shades), ("not read", vec![colour(dimmed(PIXEL))])]
 }
 
 #[cfg(test)]

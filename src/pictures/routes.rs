@@ -53,8 +53,8 @@ pub fn draw(
     }
     for (row, ((slot, _), image)) in shown.iter().zip(&images).enumerate() {
         for (index, column) in columns.iter().enumerate() {
-            let looking = column.middle();
-            let drawn = overlay::draw(image, column.cut, looking, column.routed(*slot, looking)?, 2 * SCALE);
+            let source = column.middle();
+            let drawn = overlay::draw(image, column.cut, source, column.routed(*slot, source)?, 2 * SCALE);
             page.place(row, index + 1, &drawn);
         }
     }

@@ -8,8 +8,8 @@ use super::trained::DataFacts;
 use crate::config::RunConfig;
 use crate::device::{DeviceName, Precision};
 use crate::paths::quoted;
-use crate::printing::{bar, plural, tell};
-use data::{Batch, Dataset, Loader, Skipped, Split, size_of_image};
+use crate::printing::{bar, distinct_notes, plural, tell, warn_of};
+use data::{Batch, Dataset, Loader, Split, size_of_image};
 use indicatif::ProgressBar;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
@@ -123,17 +123,6 @@ fn are_larger(images: &dyn Dataset, side: usize) -> bool {
     const LOOKED_AT: usize = 16;
     let path = |at: usize| images.path(at * images.len() / LOOKED_AT);
     (0..LOOKED_AT).filter_map(|at| size_of_image(path(at)?)).any(|size| size.into_iter().all(|extent| extent > side))
-}
-
-/// What is to be said of data sets, each thing once.
-pub fn distinct_notes<'d>(sets: impl IntoIterator<Item = &'d dyn Dataset>) -> Vec<&'d str> {
-    let mut notes: Vec<&str> = vec![];
-    for note in sets.into_iter().flat_map(Dataset::notes) {
-        if !notes.contains(&note.as_str()) {
-            notes.push(note);
-        }
-    }
-    notes
 }
 
 /// The smallest class and the largest, where this has twice as many images or more.
@@ -250,11 +239,6 @@ fn message(progress: &Progress, epochs: usize, seconds_left: f64, images_per_sec
         100.0 * progress.score.accuracy(),
         clock(seconds_left)
     )
-}
-
-/// Names an image that could not be decoded.
-pub fn warn_of(skipped: &Skipped) {
-    tell!(io::stderr(), "skipped image {}: {}", skipped.sample, skipped.reason);
 }
 
 /// Seconds as minutes and seconds, or hours and minutes.

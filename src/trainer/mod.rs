@@ -21,7 +21,7 @@
 mod average;
 pub mod best;
 pub mod checkpoint;
-pub mod display;
+mod display;
 mod failure;
 pub mod folder;
 mod images;

@@ -10,21 +10,14 @@ use super::average::Average;
 use super::failure::lacks_memory;
 use super::score::{Score, judge};
 use super::step::{LOWER_RATE, Learner, modes};
-use crate::staging::{Numbered, Staging};
+use crate::staging::{Numbered, Staged};
 use anyhow::{Context, Error, Result};
 use model::Mode;
 use optim::clip_factor;
 use tensor::Tensor;
-use tensor::cuda::Repeated;
-
-/// A batch in the memory of a GPU, and a step on it, if one has been recorded.
-pub struct Staged {
-    step: Repeated<Vec<LossAndLogits>>,
-    batch: Staging,
-}
 
 /// What the host reads of a micro-batch: its loss and its logits.
-type LossAndLogits = [Tensor; 2];
+pub(super) type LossAndLogits = [Tensor; 2];
 
 impl Learner {
     /// As [`Learner::train`], on a GPU.
@@ -35,29 +28,19 @@ impl Learner {
         lr: f64,
         next: impl FnOnce() -> Option<&'b Numbered>,
     ) -> Result<Score> {
-        let mut staged = self.stage(batch).map_err(with_way_out)?;
+        let parts = self.config.parts(batch.labels.len());
+        let stage = |learner: &mut Self| Staged::stage(&mut learner.staged, batch, parts, &learner.device);
+        stage(self).map_err(with_way_out)?;
+        // Taken out, because a step changes the learner as well.
+        let mut staged = self.staged.take().context("no batch is staged")?;
         let result = self.step(&mut staged, batch, step, lr, next);
         self.staged = Some(staged);
         result.map_err(with_way_out)
     }
 
-    /// Brings a batch to the GPU.
-    fn stage(&mut self, batch: &Numbered) -> Result<Staged> {
-        let parts = self.config.parts(batch.labels.len());
-        // Staging buffers that do not fit are dropped, with the memory of what was recorded for them, before new ones
-        // are allocated.
-        if let Some(mut staged) = self.staged.take()
-            && staged.batch.fill(batch, parts)?
-        {
-            return Ok(staged);
-        }
-        let batch = Staging::new(batch, parts, &self.device)?;
-        Ok(Staged { step: Repeated::default(), batch })
-    }
-
     fn step<'b>(
         &mut self,
-        staged: &mut Staged,
+        staged: &mut Staged<Vec<LossAndLogits>>,
         given: &Numbered,
         step: u64,
         lr: f64,
@@ -65,7 +48,7 @@ impl Learner {
     ) -> Result<Score> {
         let average = self.average.as_mut().map(Average::of_parameters);
         self.optimizer.prepare(&self.model.parameters, lr, self.config.max_norm(), average)?;
-        let Staged { step: repeated, batch, .. } = staged;
+        let Staged { work, batch } = staged;
         let modes = modes(&self.config, step, batch.parts().len());
         let streams = |count| -> Vec<_> {
             let draws = (count / modes.len().max(1)) as u64;
@@ -73,7 +56,7 @@ impl Learner {
         };
         // A profile measures each operation, so a profiled step is not recorded.
         let (device, may_record) = (self.device.clone(), self.profile.is_none());
-        let results = repeated.run(&device, may_record, streams, || self.run(batch.parts(), &modes))?;
+        let results = work.run(&device, may_record, streams, || self.run(batch.parts(), &modes))?;
         // While the GPU works.
         batch.send(next)?;
         let mut score = Score::default();

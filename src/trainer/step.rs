@@ -3,11 +3,12 @@
 use super::average::{Average, AverageState};
 use super::checkpoint::{Checkpoint, Progress};
 use super::failure::lacks_memory;
-use super::recorded::Staged;
+use super::recorded::LossAndLogits;
 use super::score::{Score, judge};
 use super::stored::Stored;
 use super::trained::{DataFacts, tensor_names};
 use crate::config::RunConfig;
+use crate::staging::Staged;
 use crate::staging::{Numbered, tensors};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use autograd::{Gradients, Profile, Tape, Var};
@@ -29,7 +30,7 @@ pub struct Learner {
     pub(super) optimizer: AdamW,
     pub(super) average: Option<Average>,
     /// On a GPU, the staged batch and its recorded step.
-    pub(super) staged: Option<Staged>,
+    pub(super) staged: Option<Staged<Vec<LossAndLogits>>>,
     /// Measures each step, if there is one.
     pub profile: Option<Arc<Profile>>,
     /// For a run that starts from other weights: a note on what became of their head, if it was not taken over.

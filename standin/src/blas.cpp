@@ -14,7 +14,7 @@ namespace {
 // Of cublasStatus_t.
 enum Result : int { DONE = 0, WRONG = 7, FAILED = 13, UNSUPPORTED = 15 };
 // Of STANDIN_EPILOGUES.
-enum Epilogues { NEVER, ALWAYS, PROMISED, SLOW };
+enum { NEVER, ALWAYS, PROMISED, SLOW };
 enum Type : int { F32 = 0, F64 = 1, BF16 = 14 };
 enum Compute : int { IN_F32 = 68, IN_F64 = 70, IN_TF32 = 77 };
 enum Epilogue : int { NOTHING = 1, BIAS = 4, BGRADB = 512 };

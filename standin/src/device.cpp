@@ -112,7 +112,7 @@ bool Device::step(Stream* stream) {
         try {
             request.work();
         } catch (const Fault& fault) {
-            if (!fault.words.empty()) fprintf(stderr, "the GPU that is played: %s\n", fault.words.c_str());
+            if (!fault.words.empty()) fprintf(stderr, "the stand-in GPU: %s\n", fault.words.c_str());
             broken = true;
         }
     }
@@ -130,7 +130,7 @@ Status Device::finish(Stream* stream) {
     memory.open(true);
     while (!stream->waiting.empty() && !broken) {
         if (!step(stream) && !step_any(stream)) {
-            fprintf(stderr, "the GPU that is played: deadlock: streams wait for each other\n");
+            fprintf(stderr, "the stand-in GPU: deadlock: streams wait for each other\n");
             broken = true;
         }
     }

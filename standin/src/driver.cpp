@@ -110,7 +110,7 @@ EXPORTED Status cuDeviceGet(int* device, int ordinal) {
 
 EXPORTED Status cuDeviceGetName(char* name, int length, int) {
     return before_any_context([&] {
-        strncpy(name, "GPU that is played", length - 1);
+        strncpy(name, "stand-in GPU", length - 1);
         name[length - 1] = 0;
         return SUCCESS;
     });
@@ -295,7 +295,7 @@ EXPORTED Status cuModuleLoadData(void** module, const void* image) {
         try {
             if (!code) code = load_ptx(static_cast<const char*>(image));
         } catch (const Fault& fault) {
-            fprintf(stderr, "the GPU that is played: %s\n", fault.words.c_str());
+            fprintf(stderr, "the stand-in GPU: %s\n", fault.words.c_str());
             return INVALID_IMAGE;
         }
         if (!device().memory.reserve(OWN)) return OUT_OF_MEMORY;

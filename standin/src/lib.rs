@@ -14,7 +14,7 @@
 //!
 //! The emulated device does not exercise that code: it replaces everything behind `tensor::cuda::Driver`.
 //!
-//! Variables say what GPU is played:
+//! Variables say what GPU it is:
 //!
 //! | variable | what it says |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Tensors on a GPU, as the emulated device plays it.
+//! Tensors on a GPU, on the emulated device.
 
 use standin::Standin;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -322,6 +322,6 @@ fn in_ptx() {
 }
 
 #[test]
-fn on_a_played_gpu() {
+fn on_the_standin_gpu() {
     Standin::compiled().into_iter().for_each(|standin| _ = standin.repeat(&[], &[]));
 }

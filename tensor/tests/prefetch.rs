@@ -1,4 +1,4 @@
-//! Copies that go beside a device's work, as the emulated device plays it.
+//! Copies that go beside a device's work, on the emulated device.
 
 use standin::Standin;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ fn the_emulated_device_notices_copies_out_of_order() {
 
 /// When requests are done as late as can be, and where one of the two streams is ahead of the other.
 #[test]
-fn on_a_played_gpu() {
+fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     for eager in ["0", "1", "2"] {
         standin.repeat(&[], &[("STANDIN_EAGER", eager)]);

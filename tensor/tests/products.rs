@@ -1,4 +1,4 @@
-//! Products of matrices on a GPU, as the emulated device plays it.
+//! Products of matrices on a GPU, on the emulated device.
 
 use standin::Standin;
 use std::sync::Arc;
@@ -216,7 +216,7 @@ fn a_long_product_has_its_sums() {
 /// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where one product leaves
 /// the GPU idle; where it refuses all but the last of its algorithms; and where it knows none that adds up parts.
 #[test]
-fn on_a_played_gpu() {
+fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     for epilogues in ["0", "1", "2", "3"] {
         standin.repeat(&[], &[("STANDIN_EPILOGUES", epilogues)]);

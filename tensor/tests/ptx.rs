@@ -225,6 +225,6 @@ fn mistakes_are_found() {
     ] {
         let said = standin.repeat(&["a_kernel_of_these"], &[(FAULT, kernel)]);
         assert!(said.contains(words), "{kernel}: expected \"{words}\" in: {said}");
-        assert_eq!(said.contains("the GPU that is played"), kernel != "none", "{said}");
+        assert_eq!(said.contains("the stand-in GPU"), kernel != "none", "{said}");
     }
 }

@@ -1,4 +1,4 @@
-//! Random numbers on a GPU, and recorded work, which puts their keys into its memory; as the emulated device plays it.
+//! Random numbers on a GPU, and recorded work, which puts their keys into its memory; on the emulated device.
 
 use standin::Standin;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -154,7 +154,7 @@ fn what_a_recording_uses_stays_its_own_when_the_tensors_go() {
 
 /// When requests are done as late as can be, and where one of the two streams is ahead of the other.
 #[test]
-fn on_a_played_gpu() {
+fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     for eager in ["0", "1", "2"] {
         standin.repeat(&[], &[("STANDIN_EAGER", eager)]);

@@ -18,9 +18,6 @@ pub static KERNELS: Module = Module {
     ],
 };
 
-/// Threads per block of the kernel that assigns one channel to each warp.
-const THREADS: usize = 256;
-
 /// How x (..., C) is cut.
 fn tiles(x: &Tensor, channels: usize) -> Tiles {
     Tiles::new(x.count().checked_div(channels).unwrap_or(0), channels, x.dtype())
@@ -34,8 +31,8 @@ pub fn statistics(x: &Tensor, epsilon: f64, [mean, variance, rstd]: [&mut Tensor
     let launch = tiles.sum(KERNELS.launch_on(x, "batch_norm_statistics<T>")?, 1).input(x)?.output(&mut partial)?;
     // SAFETY: x is (rows, channels), and there is a place for each piece's moments.
     unsafe { tiles.describe(launch)?.run()? };
-    let launch = KERNELS.launch_on(x, "batch_norm_moments<T>")?.blocks(tiles.columns.div_ceil(THREADS / 32));
-    let launch = launch.threads(THREADS).input(&partial)?.extents([pieces])?.number(epsilon, x.dtype());
+    let launch = KERNELS.launch_on(x, "batch_norm_moments<T>")?.over_warps(tiles.columns);
+    let launch = launch.input(&partial)?.extents([pieces])?.number(epsilon, x.dtype());
     let launch = launch.output(mean)?.output(variance)?.output(rstd)?;
     // SAFETY: as above; the results are (channels).
     unsafe { launch.count(tiles.rows).extents([tiles.columns])?.run() }

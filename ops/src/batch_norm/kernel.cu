@@ -7,26 +7,26 @@ template <typename T>
 __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    Part<T> part(rows, channels, across, blockIdx.x);
+    Tile<T> tile(rows, channels, across, blockIdx.x);
     __shared__ W near[THREADS];
     W shift[N] = {}, deviations[N] = {}, squares[N] = {};
     Pack<T> sample[BATCH];
-    part.load(x, part.row, channels, sample);
+    tile.load(x, tile.row, channels, sample);
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
 #pragma unroll
         for (int j = 0; j < N; j++) shift[j] += widen(sample[b].at[j]); // zero behind the end
     }
-    near[threadIdx.x] = part.add_up(shift, across) / min(part.end - part.first, i64(BATCH * part.step));
+    near[threadIdx.x] = tile.add_up(shift, across) / min(tile.end - tile.first, i64(BATCH * tile.step));
     __syncthreads();
 #pragma unroll
     for (int j = 0; j < N; j++) shift[j] = near[threadIdx.x % across * N + j];
-    for (i64 row = part.row; row < part.end; row += BATCH * part.step) {
+    for (i64 row = tile.row; row < tile.end; row += BATCH * tile.step) {
         Pack<T> in[BATCH];
-        part.load(x, row, channels, in);
+        tile.load(x, row, channels, in);
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            if (row + b * part.step >= part.end) break;
+            if (row + b * tile.step >= tile.end) break;
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 W deviation = widen(in[b].at[j]) - shift[j];
@@ -35,10 +35,10 @@ __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, in
             }
         }
     }
-    W deviation = part.add_up(deviations, across), square = part.add_up(squares, across);
-    if (part.own < 0) return;
-    W mean = deviation / (part.end - part.first);
-    partial += i64(blockIdx.y) * 2 * channels + part.own;
+    W deviation = tile.add_up(deviations, across), square = tile.add_up(squares, across);
+    if (tile.own < 0) return;
+    W mean = deviation / (tile.end - tile.first);
+    partial += i64(blockIdx.y) * 2 * channels + tile.own;
     partial[0] = near[threadIdx.x] + mean;
     partial[channels] = square - deviation * mean;
 }
@@ -50,7 +50,7 @@ template <typename T>
 __global__ void batch_norm_moments(const wide<T>* partial, int pieces, wide<T> epsilon, wide<T>* means, wide<T>* variances,
                                    wide<T>* rstds, i64 rows, int channels) {
     typedef wide<T> W;
-    int channel = blockIdx.x * (blockDim.x / 32) + warp();
+    int channel = warp_number();
     if (channel >= channels) return;
     auto count = [&](i64 piece) { return W(rows * (piece + 1) / pieces - rows * piece / pieces); };
     auto mean_of = [&](i64 piece) { return partial[piece * 2 * channels + channel]; };
@@ -83,22 +83,22 @@ __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wid
                                    const wide<T>* rstds, T* y, i64 rows, int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    Part<T> part(rows, channels, across, blockIdx.x);
+    Tile<T> tile(rows, channels, across, blockIdx.x);
     W weight[N], bias[N], mean[N], rstd[N];
-    part.hold(weights, weight), part.hold(biases, bias), part.hold(means, mean), part.hold(rstds, rstd);
-    for (i64 row = part.row; row < part.end; row += BATCH * part.step) {
+    tile.hold(weights, weight), tile.hold(biases, bias), tile.hold(means, mean), tile.hold(rstds, rstd);
+    for (i64 row = tile.row; row < tile.end; row += BATCH * tile.step) {
         Pack<T> in[BATCH];
-        part.load(x, row, channels, in);
+        tile.load(x, row, channels, in);
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            i64 at = row + b * part.step;
-            if (at >= part.end) break;
+            i64 at = row + b * tile.step;
+            if (at >= tile.end) break;
             Pack<T> out;
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 out.at[j] = narrow<T>((widen(in[b].at[j]) - mean[j]) * (weight[j] * rstd[j]) + bias[j]);
             }
-            store_pack(y + at * channels + part.column, out, part.left);
+            store_pack(y + at * channels + tile.column, out, tile.left);
         }
     }
 }
@@ -110,13 +110,13 @@ __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, c
                                 i64 rows, int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    Part<T> part(rows, channels, across, blockIdx.x);
+    Tile<T> tile(rows, channels, across, blockIdx.x);
     W mean[N], with_x[N] = {}, alone[N] = {};
-    part.hold(means, mean);
-    for (i64 row = part.row; row < part.end; row += BATCH * part.step) {
+    tile.hold(means, mean);
+    for (i64 row = tile.row; row < tile.end; row += BATCH * tile.step) {
         Pack<T> upstream[BATCH], in[BATCH];
-        part.load(dy, row, channels, upstream);
-        part.load(x, row, channels, in);
+        tile.load(dy, row, channels, upstream);
+        tile.load(x, row, channels, in);
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
 #pragma unroll
@@ -127,8 +127,8 @@ __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, c
             }
         }
     }
-    W own[2] = {part.add_up(with_x, across), part.add_up(alone, across)};
-    part.finish(partial, own, channels, across, [&](int which, int channel, W sum) {
+    W own[2] = {tile.add_up(with_x, across), tile.add_up(alone, across)};
+    tile.finish(partial, own, channels, across, [&](int which, int channel, W sum) {
         if (which == 0) sum *= rstds[channel];
         sums[which * channels + channel] = sum;
         if (which == 0) put_wanted(dweights, channel, sum, add_weights);
@@ -144,32 +144,32 @@ __global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weig
                                     int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    Part<T> part(rows, channels, across, blockIdx.x);
+    Tile<T> tile(rows, channels, across, blockIdx.x);
     // Per-channel coefficients: γr, dβ/R, and r·dγ/R, the factor on x − μ.
     W scale[N], mean[N], rstd[N], by_mean[N] = {}, by_deviation[N] = {};
-    part.hold(weights, scale), part.hold(means, mean), part.hold(rstds, rstd);
-    if (sums) part.hold(sums, by_deviation), part.hold(sums + channels, by_mean);
+    tile.hold(weights, scale), tile.hold(means, mean), tile.hold(rstds, rstd);
+    if (sums) tile.hold(sums, by_deviation), tile.hold(sums + channels, by_mean);
 #pragma unroll
     for (int j = 0; j < N; j++) {
         scale[j] *= rstd[j];
         by_mean[j] /= rows;
         by_deviation[j] *= rstd[j] / rows;
     }
-    for (i64 row = part.row; row < part.end; row += BATCH * part.step) {
+    for (i64 row = tile.row; row < tile.end; row += BATCH * tile.step) {
         Pack<T> upstream[BATCH], in[BATCH];
-        part.load(dy, row, channels, upstream);
-        if (sums) part.load(x, row, channels, in);
+        tile.load(dy, row, channels, upstream);
+        if (sums) tile.load(x, row, channels, in);
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            i64 at = row + b * part.step;
-            if (at >= part.end) break;
+            i64 at = row + b * tile.step;
+            if (at >= tile.end) break;
             W values[N];
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 W through = sums ? by_mean[j] + (widen(in[b].at[j]) - mean[j]) * by_deviation[j] : W(0);
                 values[j] = scale[j] * (widen(upstream[b].at[j]) - through);
             }
-            put_pack(dx + at * channels + part.column, values, part.left, accumulate);
+            put_pack(dx + at * channels + tile.column, values, tile.left, accumulate);
         }
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Found {
     pub skipped: usize,
     pub value_error: f64,
     pub difference_error: f64,
-    pub exact_error: f64,
+    pub dual_error: f64,
 }
 
 /// An upstream gradient for a case's value.
@@ -53,10 +53,10 @@ pub(super) fn check(case: &Case) -> Result<Found> {
             .collect::<Result<_>>()?;
         found.difference_error = nan_max(found.difference_error, relative_error(&of_rule, &differences));
         let exact = exact(&|x| case.dual_reference(x), &case.arrays(), &weights, input, &elements);
-        found.exact_error = nan_max(found.exact_error, relative_error(&of_rule, &exact));
+        found.dual_error = nan_max(found.dual_error, relative_error(&of_rule, &exact));
         if count > SAMPLE {
             let along = along_random_directions(case, &weights, input, gradient.as_ref())?;
-            found.exact_error = nan_max(found.exact_error, along);
+            found.dual_error = nan_max(found.dual_error, along);
         }
     }
     Ok(found)

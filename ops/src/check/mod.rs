@@ -40,7 +40,7 @@ pub struct Report {
     /// The largest relative error of a gradient against central differences.
     pub difference_error: f64,
     /// The largest relative error of a gradient against dual numbers.
-    pub exact_error: f64,
+    pub dual_error: f64,
     /// Law checks made: each law, once for each case.
     pub laws: usize,
     /// Broken backward rules that were tried.
@@ -88,11 +88,11 @@ pub fn check_case(case: &Case, report: &mut Report) {
             report.skipped += found.skipped;
             report.value_error = nan_max(report.value_error, found.value_error);
             report.difference_error = nan_max(report.difference_error, found.difference_error);
-            report.exact_error = nan_max(report.exact_error, found.exact_error);
+            report.dual_error = nan_max(report.dual_error, found.dual_error);
             for (what, error, limit) in [
                 ("value against the reference", found.value_error, EXACT_TOLERANCE),
                 ("gradient against differences", found.difference_error, DIFFERENCE_TOLERANCE),
-                ("gradient against dual numbers", found.exact_error, EXACT_TOLERANCE),
+                ("gradient against dual numbers", found.dual_error, EXACT_TOLERANCE),
             ] {
                 if error.is_nan() || error > limit {
                     report.fail(case, format!("{what}: relative error {error:.1e}, more than {limit:.0e}"));

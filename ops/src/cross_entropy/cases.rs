@@ -17,8 +17,8 @@ impl Definition for CrossEntropy {
     }
 }
 
-fn case(name: &str, [records, classes]: [usize; 2], smoothing: f64) -> Case {
-    let inputs = vec![uniform([records, classes], 1), indices([records], classes, 2)];
+fn case(name: &str, [rows, classes]: [usize; 2], smoothing: f64) -> Case {
+    let inputs = vec![uniform([rows, classes], 1), indices([rows], classes, 2)];
     Case::new(name, inputs, CrossEntropy { smoothing })
 }
 
@@ -32,7 +32,7 @@ pub fn cases() -> Vec<Case> {
         case("a small batch", [4, 10], 0.1),
         case("without smoothing", [7, 13], 0.0),
         case("nothing but smoothing", [3, 4], 1.0),
-        case("one record", [1, 6], 0.1),
+        case("one row", [1, 6], 0.1),
         case("one class", [3, 1], 0.0),
         offset,
         sure,

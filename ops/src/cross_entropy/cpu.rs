@@ -12,9 +12,9 @@ use tensor::{Float, Scratch, simd};
 pub(crate) trait Targets<T: Float>: Sync {
     /// K.
     fn classes(&self) -> usize;
-    /// [Σ t, Σ t·(x − shift)] of record n.
+    /// [Σ t, Σ t·(x − shift)] of row n.
     fn moments(&self, n: usize, x: &[T], shift: T) -> [T; 2];
-    /// dx = factor·(p·Σt − t) for record n.
+    /// dx = factor·(p·Σt − t) for row n.
     fn gradient<A: Arch>(&self, n: usize, factor: T, p: &[T], dx: Out<'_, T>);
 }
 
@@ -58,19 +58,19 @@ impl<T: Float> Targets<T> for Labels<'_, T> {
 /// The mean loss; `p` takes the probabilities (N, K).
 pub(crate) fn forward<T: Float>(logits: &[T], targets: &impl Targets<T>, p: &mut [T]) -> T {
     let classes = targets.classes();
-    let records = items_per_task(classes);
+    let rows = items_per_task(classes);
     let count = logits.len() / classes;
     let mut losses = Scratch::<T>::new(count);
     losses
-        .par_chunks_mut(records)
-        .zip(logits.par_chunks(records * classes).zip(p.par_chunks_mut(records * classes)))
+        .par_chunks_mut(rows)
+        .zip(logits.par_chunks(rows * classes).zip(p.par_chunks_mut(rows * classes)))
         .enumerate()
-        .for_each(|(task, (losses, (x, p)))| simd!(A => losses_of::<T, A>(task * records, x, targets, p, losses)));
+        .for_each(|(task, (losses, (x, p)))| simd!(A => losses_of::<T, A>(task * rows, x, targets, p, losses)));
     // In double precision, so that the mean of a large batch is as good as its terms.
     T::of(losses.iter().map(|loss| loss.as_f64()).sum::<f64>() / count as f64)
 }
 
-/// The losses of the records from `first` on.
+/// The losses of the rows from `first` on.
 #[inline(always)]
 fn losses_of<T: Float, A: Arch>(first: usize, x: &[T], targets: &impl Targets<T>, p: &mut [T], losses: &mut [T]) {
     let classes = targets.classes();
@@ -84,15 +84,13 @@ fn losses_of<T: Float, A: Arch>(first: usize, x: &[T], targets: &impl Targets<T>
 /// dx = dy·(p·Σt − t)/N
 pub(crate) fn backward<T: Float>(dy: T, p: &[T], targets: &impl Targets<T>, dx: Out<'_, T>) {
     let classes = targets.classes();
-    let records = items_per_task(classes);
+    let rows = items_per_task(classes);
     let factor = dy / T::of((p.len() / classes) as f64);
     let accumulate = dx.accumulate;
-    dx.data.par_chunks_mut(records * classes).zip(p.par_chunks(records * classes)).enumerate().for_each(
-        |(task, (dx, p))| {
-            for (i, (data, p)) in dx.chunks_exact_mut(classes).zip(p.chunks_exact(classes)).enumerate() {
-                let n = task * records + i;
-                simd!(A => targets.gradient::<A>(n, factor, p, Out { data, accumulate }));
-            }
-        },
-    );
+    dx.data.par_chunks_mut(rows * classes).zip(p.par_chunks(rows * classes)).enumerate().for_each(|(task, (dx, p))| {
+        for (i, (data, p)) in dx.chunks_exact_mut(classes).zip(p.chunks_exact(classes)).enumerate() {
+            let n = task * rows + i;
+            simd!(A => targets.gradient::<A>(n, factor, p, Out { data, accumulate }));
+        }
+    });
 }

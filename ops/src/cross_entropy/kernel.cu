@@ -1,4 +1,4 @@
-#include "record.cuh"
+#include "loss.cuh"
 
 // t = (1 − s)·[k = label] + s/K; NaN if the label is not a valid class.
 template <typename W>
@@ -14,18 +14,18 @@ struct Smoothed {
 
 template <typename T>
 __global__ void cross_entropy_forward(const T* x, const u32* labels, wide<T> smoothing, wide<T>* p, wide<T>* losses,
-                                      i64 records, int classes) {
-    i64 n = own_record();
-    if (n >= records) return;
+                                      i64 rows, int classes) {
+    i64 n = warp_number();
+    if (n >= rows) return;
     Smoothed<wide<T>> target(labels[n], smoothing, classes);
-    lose(x + n * classes, target, p + n * classes, losses + n, records, classes);
+    row_loss(x + n * classes, target, p + n * classes, losses + n, rows, classes);
 }
 
 template <typename T>
 __global__ void cross_entropy_backward(const wide<T>* dy, const wide<T>* p, const u32* labels, wide<T> smoothing, T* dx,
-                                       int accumulate, i64 records, int classes) {
-    i64 n = own_record();
-    if (n >= records) return;
+                                       int accumulate, i64 rows, int classes) {
+    i64 n = warp_number();
+    if (n >= rows) return;
     Smoothed<wide<T>> target(labels[n], smoothing, classes);
-    blame(p + n * classes, target, *dy / records, dx + n * classes, accumulate, classes);
+    row_gradient(p + n * classes, target, *dy / rows, dx + n * classes, accumulate, classes);
 }

@@ -1,8 +1,8 @@
 //! Cross-entropy with class labels, fused with the softmax.
 //!
-//! **Forward.** Logits x (N, K), one label l\[n\] < K per record, smoothing s. The target distribution of record n is t
-//! = (1 − s)·[k = l] + s/K, and the loss is the mean over the records of −Σₖ tₖ·ln pₖ with p = softmax(x). As ln pₖ =
-//! (xₖ − m) − ln Σ exp(x − m) with m = max(x), and Σ t = 1, the loss of a record is ln Σ exp(x − m) − Σ t·(x − m). The
+//! **Forward.** Logits x (N, K), one label l\[n\] < K per row, smoothing s. The target distribution of row n is t
+//! = (1 − s)·[k = l] + s/K, and the loss is the mean over the rows of −Σₖ tₖ·ln pₖ with p = softmax(x). As ln pₖ =
+//! (xₖ − m) − ln Σ exp(x − m) with m = max(x), and Σ t = 1, the loss of a row is ln Σ exp(x − m) − Σ t·(x − m). The
 //! logarithm of a probability that has underflowed is never taken.
 //!
 //! **Backward.** ∂/∂xₖ ln Σ exp(x) = pₖ, hence dxₖ = dy·(pₖ − tₖ)/N. Saved: p and the labels. The logits would do as
@@ -11,10 +11,10 @@
 //!
 //! The labels are an index tensor (N) and get no gradient; x must be contiguous, f32 or f64, and on a GPU also bf16,
 //! for which p and the loss are f32; the loss has the shape (). Errors: [`tensor::Error::Shape`] if the shapes do not
-//! fit, or if there are no records or no classes, [`tensor::Error::Argument`] for a label that is not a valid class
-//! (the message names the record) or s outside [0, 1], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
+//! fit, or if there are no rows or no classes, [`tensor::Error::Argument`] for a label that is not a valid class
+//! (the message names the row) or s outside [0, 1], [`tensor::Error::NotContiguous`], [`tensor::Error::DType`].
 //! Labels on a GPU cannot be checked without synchronising with it: there an invalid label makes the loss and its
-//! record's gradient NaN. Source: `torch.nn.CrossEntropyLoss`; label smoothing by Szegedy et al., "Rethinking the
+//! row's gradient NaN. Source: `torch.nn.CrossEntropyLoss`; label smoothing by Szegedy et al., "Rethinking the
 //! Inception architecture", 2016.
 
 pub mod cases;
@@ -34,9 +34,9 @@ pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for class labels,
 /// The mean cross-entropy of logits (N, K) against the classes `labels` (N, index), smoothed by
 /// `smoothing` in [0, 1]: a scalar.
 pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> Result<Var<'t>> {
-    let [records, classes] = records("cross_entropy", logits.value())?;
-    if *labels.shape() != [records] {
-        let expected = format!("labels ({records}), as the logits are {}", logits.shape());
+    let [rows, classes] = extents_of("cross_entropy", logits.value())?;
+    if *labels.shape() != [rows] {
+        let expected = format!("labels ({rows}), as the logits are {}", logits.shape());
         return Err(Error::shape("cross_entropy", expected, labels.shape()).into());
     }
     if !(0.0..=1.0).contains(&smoothing) {
@@ -66,19 +66,19 @@ pub fn cross_entropy<'t>(logits: &Var<'t>, labels: &Tensor, smoothing: f64) -> R
 
 fn all_are_classes(labels: &[u32], classes: usize) -> tensor::Result<()> {
     match labels.iter().enumerate().find(|&(_, &label)| label as usize >= classes) {
-        Some((record, label)) => Err(Error::argument(
+        Some((row, label)) => Err(Error::argument(
             "cross_entropy",
-            format!("record {record} has the label {label}, must be below {classes}, the number of classes"),
+            format!("row {row} has the label {label}, must be below {classes}, the number of classes"),
         )),
         None => Ok(()),
     }
 }
 
-/// The extents of logits (N, K), which must have at least one record and one class.
-pub(crate) fn records(op: &'static str, logits: &Tensor) -> tensor::Result<[usize; 2]> {
+/// The extents of logits (N, K), which must have at least one row and one class.
+pub(crate) fn extents_of(op: &'static str, logits: &Tensor) -> tensor::Result<[usize; 2]> {
     let extents = logits.dims(op, "logits (N, K)")?;
     if extents.contains(&0) {
-        return Err(Error::shape(op, "logits (N, K) with at least one record and one class", logits.shape()));
+        return Err(Error::shape(op, "logits (N, K) with at least one row and one class", logits.shape()));
     }
     Ok(extents)
 }
@@ -93,7 +93,7 @@ impl Rule for CrossEntropy {
     rule_fields!("cross_entropy", p, labels);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let [_, classes] = records("cross_entropy", &self.p)?;
+        let [_, classes] = extents_of("cross_entropy", &self.p)?;
         give!(grads, 0, dy, "cross_entropy", out => {
             Cpu<T>: {
                 let labels = self.labels.as_slice("cross_entropy")?;
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_named() {
         let message = refused([3, 5], &[4, 5, 0], 0.0);
-        assert!(message.contains("record 1 has the label 5, must be below 5"), "{message}");
+        assert!(message.contains("row 1 has the label 5, must be below 5"), "{message}");
         assert!(refused([0, 5], &[], 0.0).contains("(0, 5)"));
         assert!(refused([2, 0], &[0, 0], 0.0).contains("(2, 0)"));
         assert!(refused([2, 3], &[0], 0.0).contains("labels (2)"));

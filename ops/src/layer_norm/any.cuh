@@ -3,9 +3,6 @@
 #pragma once
 #include "sums.cuh"
 
-// The row of this warp, which may lie past the last one.
-__device__ __forceinline__ i64 own_row() { return i64(blockIdx.x) * (blockDim.x / 32) + warp(); }
-
 // γ·x̂ + β
 template <typename T>
 __device__ __forceinline__ void normalise(const T* x, const wide<T>* weight, const wide<T>* bias, wide<T> mean, wide<T> rstd,
@@ -27,7 +24,7 @@ __global__ void layer_norm_forward_any(const T* x, const wide<T>* weight, const 
                                    wide<T>* means, wide<T>* rstds, i64 rows, int channels) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    i64 row = own_row();
+    i64 row = warp_number();
     if (row >= rows) return;
     x += row * channels;
     W sum = 0;
@@ -54,9 +51,9 @@ __global__ void layer_norm_forward_any(const T* x, const wide<T>* weight, const 
 }
 
 template <typename T>
-__global__ void layer_norm_again_any(const T* x, const wide<T>* weight, const wide<T>* bias, const wide<T>* means,
+__global__ void layer_norm_recompute_any(const T* x, const wide<T>* weight, const wide<T>* bias, const wide<T>* means,
                                  const wide<T>* rstds, T* y, i64 rows, int channels) {
-    i64 row = own_row();
+    i64 row = warp_number();
     if (row >= rows) return;
     normalise(x + row * channels, weight, bias, means[row], rstds[row], y + row * channels, channels);
 }
@@ -67,7 +64,7 @@ __global__ void layer_norm_backward_any(const T* dy, const T* x, const wide<T>* 
                                     const wide<T>* rstds, T* dx, int accumulate, i64 rows, int channels) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    i64 row = own_row();
+    i64 row = warp_number();
     if (row >= rows) return;
     dy += row * channels, x += row * channels, dx += row * channels;
     W mean = means[row], rstd = rstds[row], sum_g = 0, sum_gx = 0;

@@ -9,10 +9,10 @@ pub static KERNELS: Module = Module {
     headers: &[("any.cuh", include_str!("any.cuh"))],
     kernels: &[
         "layer_norm_forward<T, 1|2|4>",
-        "layer_norm_again<T, 1|2|4>",
+        "layer_norm_recompute<T, 1|2|4>",
         "layer_norm_backward<T, 1|2|4>",
         "layer_norm_forward_any<T>",
-        "layer_norm_again_any<T>",
+        "layer_norm_recompute_any<T>",
         "layer_norm_backward_any<T>",
         "layer_norm_parameters_any<T>",
     ],
@@ -26,9 +26,6 @@ const AHEAD: usize = 4;
 /// The number of multiprocessors to keep busy: that of an H200. A constant, because the order of summation depends on
 /// it.
 const MULTIPROCESSORS: usize = 132;
-
-/// Rows per block of the kernels for rows of any length: one per warp.
-const ROWS: usize = 8;
 
 /// How x (R, C) is divided among blocks and lanes.
 struct Rows {
@@ -63,10 +60,7 @@ impl Rows {
             Some(Shares { packs, blocks, .. }) => {
                 Ok(KERNELS.launch_on(x, &format!("{kernel}<T, {packs}>"))?.threads(THREADS).blocks(*blocks))
             }
-            None => {
-                let launch = KERNELS.launch_on(x, &format!("{kernel}_any<T>"))?;
-                Ok(launch.threads(32 * ROWS).blocks(self.rows.div_ceil(ROWS)))
-            }
+            None => Ok(KERNELS.launch_on(x, &format!("{kernel}_any<T>"))?.over_warps(self.rows)),
         }
     }
 
@@ -115,7 +109,7 @@ pub fn recompute(x: &Tensor, [weight, bias]: [&Tensor; 2], [mean, rstd]: [&Tenso
     let gpu = x.gpu("layer_norm")?;
     let maps = [x.address("layer_norm", gpu)?, y.address("layer_norm", gpu)?];
     let rows = Rows::new(mean.count(), weight.count(), x.dtype(), &maps);
-    let launch = rows.launch(x, "layer_norm_again")?.input(x)?.input(weight)?.input(bias)?;
+    let launch = rows.launch(x, "layer_norm_recompute")?.input(x)?.input(weight)?.input(bias)?;
     let launch = launch.input(mean)?.input(rstd)?.output(y)?;
     // SAFETY: as in `forward`.
     unsafe { rows.describe(launch)?.run() }

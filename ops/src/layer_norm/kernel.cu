@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
 // Recomputes y from the rows' moments.
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
-    layer_norm_again(const T* x, const wide<T>* weights, const wide<T>* biases, const wide<T>* means,
+    layer_norm_recompute(const T* x, const wide<T>* weights, const wide<T>* biases, const wide<T>* means,
                      const wide<T>* rstds, T* y, i64 rows, int share, int channels, int sharing) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size, B = AHEAD / PACKS;

@@ -74,13 +74,13 @@ impl<'v, 't> FusedMlp<'v, 't> {
         unsafe { launch.count(rows).extents([hidden])?.run()? };
         x.tape().record("mlp", &inputs, y, || {
             let (x, gamma, residual) = (x.value().clone(), gamma.value().clone(), attributes.residual);
-            Whole { x, mean, rstd, normed, pre_gelu, post_gelu, gamma, w1, w2, residual }
+            MlpRule { x, mean, rstd, normed, pre_gelu, post_gelu, gamma, w1, w2, residual }
         })
     }
 }
 
 /// What the kernel saves for the backward pass of a whole MLP.
-struct Whole {
+struct MlpRule {
     x: Tensor,
     mean: Tensor,
     rstd: Tensor,
@@ -94,11 +94,11 @@ struct Whole {
     residual: bool,
 }
 
-impl Rule for Whole {
+impl Rule for MlpRule {
     rule_fields!("mlp", x, mean, rstd, normed, pre_gelu, post_gelu, gamma, w1, w2);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let Whole { x, mean, rstd, normed, pre_gelu, post_gelu, gamma, w1, w2, residual } = *self;
+        let MlpRule { x, mean, rstd, normed, pre_gelu, post_gelu, gamma, w1, w2, residual } = *self;
         let like = |map: &Tensor| Tensor::empty_on(&map.device(), map.shape().clone(), map.dtype());
         let mut open = |input: usize| grads.open(input);
         let [mut dgamma, mut dbeta, mut dw1, mut db1, mut dw2, mut db2] =

@@ -22,7 +22,7 @@ pub mod reference;
 
 use crate::give::give;
 use crate::regions::Regions;
-use autograd::{InputGrads, Result, Rule, Var};
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
 use tensor::{Device, Shape, Tensor, match_float};
@@ -61,17 +61,7 @@ struct Swapped {
 }
 
 impl Rule for Swapped {
-    fn name(&self) -> &'static str {
-        self.op
-    }
-
-    fn saved(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![]
-    }
-
-    fn saved_mut(&mut self) -> Vec<&mut Tensor> {
-        vec![]
-    }
+    rule_fields!(self.op);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         give!(grads, 0, dy, self.op, out => {

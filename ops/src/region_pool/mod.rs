@@ -19,7 +19,7 @@ pub(crate) mod geometry;
 pub mod reference;
 
 use crate::give::give;
-use autograd::{InputGrads, Result, Rule, Var};
+use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Tokens;
 use geometry::Geometry;
 use tensor::cuda::Module;
@@ -59,17 +59,7 @@ struct Pooled {
 }
 
 impl Rule for Pooled {
-    fn name(&self) -> &'static str {
-        self.op
-    }
-
-    fn saved(&self) -> Vec<(&'static str, &Tensor)> {
-        vec![]
-    }
-
-    fn saved_mut(&mut self) -> Vec<&mut Tensor> {
-        vec![]
-    }
+    rule_fields!(self.op);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         give!(grads, 0, dy, self.op, out => {

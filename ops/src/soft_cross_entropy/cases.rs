@@ -24,7 +24,7 @@ fn case(name: &str, shape: [usize; 2], target: impl Fn(usize) -> f64) -> Case {
     Case::new(name, vec![uniform(shape, 1)], SoftCrossEntropy { targets: from_fn(shape, target) })
 }
 
-/// Two classes of each record share its target, as when two images are mixed.
+/// Two classes of each row share its target, as when two images are mixed.
 fn mixed(classes: usize) -> impl Fn(usize) -> f64 {
     move |i| match i % classes {
         k if k == i / classes % classes => 0.7,
@@ -40,7 +40,7 @@ pub fn cases() -> Vec<Case> {
     vec![
         case("a small batch of mixed images", [4, 10], mixed(10)),
         case("targets that do not add up to one", [7, 13], |i| (i as f64 * 0.37).sin()),
-        case("one record", [1, 6], |i| i as f64 / 15.0),
+        case("one row", [1, 6], |i| i as f64 / 15.0),
         case("one class", [3, 1], |_| 1.0),
         offset,
         case("more than one thread", [401, 53], mixed(53)),

@@ -1,6 +1,6 @@
-#include "record.cuh"
+#include "loss.cuh"
 
-// The targets of a record as they are.
+// The targets of a row as they are.
 template <typename W>
 struct Soft {
     const W* t;
@@ -9,19 +9,19 @@ struct Soft {
 };
 
 template <typename T>
-__global__ void soft_cross_entropy_forward(const T* x, const wide<T>* t, wide<T>* p, wide<T>* losses, i64 records,
+__global__ void soft_cross_entropy_forward(const T* x, const wide<T>* t, wide<T>* p, wide<T>* losses, i64 rows,
                                            int classes) {
-    i64 n = own_record();
-    if (n >= records) return;
+    i64 n = warp_number();
+    if (n >= rows) return;
     Soft<wide<T>> target = {t + n * classes};
-    lose(x + n * classes, target, p + n * classes, losses + n, records, classes);
+    row_loss(x + n * classes, target, p + n * classes, losses + n, rows, classes);
 }
 
 template <typename T>
 __global__ void soft_cross_entropy_backward(const wide<T>* dy, const wide<T>* p, const wide<T>* t, T* dx, int accumulate,
-                                            i64 records, int classes) {
-    i64 n = own_record();
-    if (n >= records) return;
+                                            i64 rows, int classes) {
+    i64 n = warp_number();
+    if (n >= rows) return;
     Soft<wide<T>> target = {t + n * classes};
-    blame(p + n * classes, target, *dy / records, dx + n * classes, accumulate, classes);
+    row_gradient(p + n * classes, target, *dy / rows, dx + n * classes, accumulate, classes);
 }

@@ -1,6 +1,6 @@
 //! Cross-entropy with soft targets, fused with the softmax: for mixed images and token labels.
 //!
-//! **Forward.** Logits x (N, K) and targets t (N, K): the mean over the records of −Σₖ tₖ·ln pₖ with
+//! **Forward.** Logits x (N, K) and targets t (N, K): the mean over the rows of −Σₖ tₖ·ln pₖ with
 //! p = softmax(x), that is of Σt·ln Σ exp(x − m) − Σ t·(x − m) with m = max(x). Σt is 1 for
 //! distributions, but nothing here relies on it.
 //!
@@ -9,7 +9,7 @@
 //!
 //! The targets are a constant and get no gradient. Both must be contiguous and of one type, f32 or f64, and on a GPU
 //! also x in bf16 with p, t and the loss in f32; the loss has the shape (). Errors: [`tensor::Error::Shape`] if the
-//! shapes do not fit, or if there are no records or no classes, [`tensor::Error::NotContiguous`],
+//! shapes do not fit, or if there are no rows or no classes, [`tensor::Error::NotContiguous`],
 //! [`tensor::Error::DType`]. Source: `torch.nn.CrossEntropyLoss` with class probabilities; timm's
 //! `SoftTargetCrossEntropy`.
 
@@ -19,7 +19,7 @@ mod cuda;
 pub mod reference;
 
 use crate::cross_entropy::cpu::{backward, forward};
-use crate::cross_entropy::records;
+use crate::cross_entropy::extents_of;
 use crate::give::give;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use cpu::Soft;
@@ -31,7 +31,7 @@ pub(crate) const SUMMARY: &str = "mean of -Σ t·ln softmax(x) for target distri
 
 /// The mean cross-entropy of logits (N, K) against the distributions `targets` (N, K): a scalar.
 pub fn soft_cross_entropy<'t>(logits: &Var<'t>, targets: &Tensor) -> Result<Var<'t>> {
-    let [_, classes] = records("soft_cross_entropy", logits.value())?;
+    let [_, classes] = extents_of("soft_cross_entropy", logits.value())?;
     if targets.shape() != logits.shape() {
         let expected = format!("targets like the logits, {}", logits.shape());
         return Err(Error::shape("soft_cross_entropy", expected, targets.shape()).into());
@@ -62,7 +62,7 @@ impl Rule for SoftCrossEntropy {
     rule_fields!("soft_cross_entropy", p, targets);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let [_, classes] = records("soft_cross_entropy", &self.p)?;
+        let [_, classes] = extents_of("soft_cross_entropy", &self.p)?;
         give!(grads, 0, dy, "soft_cross_entropy", out => {
             Cpu<T>: {
                 let targets = Soft { targets: self.targets.as_slice("soft_cross_entropy")?, classes };

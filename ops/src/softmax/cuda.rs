@@ -13,13 +13,10 @@ pub static KERNELS: Module = Module {
     kernels: &["softmax_forward<T>", "softmax_backward<T>"],
 };
 
-/// Rows of a block: it has a warp for each.
-const ROWS: usize = 8;
-
 /// y (R, C) from x (R, C).
 pub fn forward(x: &Tensor, channels: usize, y: &mut Tensor) -> Result<()> {
     let rows = x.count().checked_div(channels).unwrap_or(0);
-    let launch = KERNELS.launch_on(x, "softmax_forward<T>")?.blocks(rows.div_ceil(ROWS));
+    let launch = KERNELS.launch_on(x, "softmax_forward<T>")?.over_warps(rows);
     // SAFETY: x and y are (rows, channels).
     unsafe { launch.input(x)?.output(y)?.count(rows).extents([channels])?.run() }
 }
@@ -28,7 +25,7 @@ pub fn forward(x: &Tensor, channels: usize, y: &mut Tensor) -> Result<()> {
 pub fn backward(dy: &Tensor, y: &Tensor, channels: usize, dx: Out<'_>) -> Result<()> {
     dx.ensure_dtype("softmax", y.dtype())?;
     let rows = y.count().checked_div(channels).unwrap_or(0);
-    let launch = KERNELS.launch_on(y, "softmax_backward<T>")?.blocks(rows.div_ceil(ROWS));
+    let launch = KERNELS.launch_on(y, "softmax_backward<T>")?.over_warps(rows);
     // SAFETY: dy, y and dx are (rows, channels).
     unsafe { launch.input(dy)?.input(y)?.out(Some(&dx)).count(rows).extents([channels])?.run() }
 }

@@ -6,7 +6,7 @@ template <typename T>
 __global__ void softmax_forward(const T* x, T* y, i64 rows, int channels) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    i64 row = i64(blockIdx.x) * (blockDim.x / 32) + warp();
+    i64 row = warp_number();
     if (row >= rows) return;
     x += row * channels, y += row * channels;
     W shift = row_max(x, channels), inverse = W(1) / row_sum_of_exp(x, shift, channels);
@@ -25,7 +25,7 @@ template <typename T>
 __global__ void softmax_backward(const T* dy, const T* y, T* dx, int accumulate, i64 rows, int channels) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
-    i64 row = i64(blockIdx.x) * (blockDim.x / 32) + warp();
+    i64 row = warp_number();
     if (row >= rows) return;
     dy += row * channels, y += row * channels, dx += row * channels;
     W largest = 0, offset = 0, sum = 0;

@@ -10,13 +10,10 @@ pub static KERNELS: Module = Module {
     kernels: &["top_k_forward<T>", "top_k_backward<T>"],
 };
 
-/// Rows of a block: it has a warp for each.
-const ROWS: usize = 8;
-
 /// y (R, k) and indices (R, k) from x (R, T), T ≥ k; `extents` are T and k.
 pub fn forward(x: &Tensor, [extent, k]: [usize; 2], y: &mut Tensor, indices: &mut Tensor) -> Result<()> {
     let rows = x.count().checked_div(extent).unwrap_or(0);
-    let launch = KERNELS.launch_on(x, "top_k_forward<T>")?.blocks(rows.div_ceil(ROWS));
+    let launch = KERNELS.launch_on(x, "top_k_forward<T>")?.over_warps(rows);
     let launch = launch.input(x)?.output(y)?.output(indices)?;
     // SAFETY: x is (rows, extent), y and the indices are (rows, k); a row has an element for each of k rounds.
     unsafe { launch.count(rows).extents([extent, k])?.run() }
@@ -26,7 +23,7 @@ pub fn forward(x: &Tensor, [extent, k]: [usize; 2], y: &mut Tensor, indices: &mu
 pub fn backward(dy: &Tensor, indices: &Tensor, [extent, k]: [usize; 2], dx: Out<'_>) -> Result<()> {
     dx.ensure_dtype("top_k", dy.dtype())?;
     let rows = dx.count().checked_div(extent).unwrap_or(0);
-    let launch = KERNELS.launch_on(dy, "top_k_backward<T>")?.blocks(rows.div_ceil(ROWS));
+    let launch = KERNELS.launch_on(dy, "top_k_backward<T>")?.over_warps(rows);
     // SAFETY: dx is (rows, extent), dy and the indices are (rows, k).
     unsafe { launch.input(dy)?.input(indices)?.out(Some(&dx)).count(rows).extents([extent, k])?.run() }
 }

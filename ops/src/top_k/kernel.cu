@@ -1,6 +1,3 @@
-// A row to a warp.
-__device__ __forceinline__ i64 own_row() { return i64(blockIdx.x) * (blockDim.x / 32) + warp(); }
-
 // An element of a row: its value, and its place, which is below zero where there is none.
 template <typename W>
 struct Element {
@@ -22,7 +19,7 @@ struct Element {
 template <typename T>
 __global__ void top_k_forward(const T* x, T* y, u32* indices, i64 rows, int extent, int k) {
     typedef Element<wide<T>> Candidate;
-    i64 row = own_row();
+    i64 row = warp_number();
     if (row >= rows) return;
     x += row * extent, y += row * k, indices += row * k;
     Candidate last = {0, -1};
@@ -47,7 +44,7 @@ __global__ void top_k_forward(const T* x, T* y, u32* indices, i64 rows, int exte
 // dx (R, T) is dy (R, k) where an element was chosen, and 0 elsewhere.
 template <typename T>
 __global__ void top_k_backward(const T* dy, const u32* indices, T* dx, int accumulate, i64 rows, int extent, int k) {
-    i64 row = own_row();
+    i64 row = warp_number();
     if (row >= rows) return;
     dy += row * k, indices += row * k, dx += row * extent;
     for (int place = lane(); place < extent; place += 32) {

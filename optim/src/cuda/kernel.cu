@@ -4,17 +4,17 @@
 // Parameters begin on cache lines, and weight decay applies to whole parameters: bit l of `decays` says whether it does
 // to the elements of line l.
 template <typename T>
-__device__ __forceinline__ bool decay_at(const u32* decays, i64 i) {
+__device__ __forceinline__ bool is_decayed(const u32* decays, i64 i) {
     i64 line = i / (64 / sizeof(T));
     return decays[line / 32] >> (line % 32) & 1;
 }
 
 // What changes from step to step, in memory: the constants of `StepConstants` in adamw.rs in their order, then the
 // largest gradient norm that is not clipped, and the norm that was computed.
-enum Control { SCALE, KEEP, RATE_M, BETA_V, RATE_V, ROOT, EPS, STEP, LONGEST, NORM };
+enum Control { SCALE, KEEP, RATE_M, BETA_V, RATE_V, ROOT, EPS, STEP, MAX_NORM, NORM };
 
 // The norm √Σ x², accumulated in double, written to `norm` or to the controls, either of which may be null; in the
-// controls, SCALE is set so that a gradient with a norm above LONGEST is scaled down to it. Each block sums one piece
+// controls, SCALE is set so that a gradient with a norm above MAX_NORM is scaled down to it. Each block sums one piece
 // of the elements into `partial`.
 template <typename T>
 __global__ void gradient_norm(const T* x, double* partial, double* norm, T* controls, i64 count) {
@@ -25,11 +25,11 @@ __global__ void gradient_norm(const T* x, double* partial, double* norm, T* cont
     sum = block_sum(sum, sums);
     if (threadIdx.x < Pack<double>::size) piece_of(partial, blockIdx.x, 1)[threadIdx.x] = threadIdx.x == 0 ? sum : 0;
     finish_sums(partial, 1, blockIdx.x, gridDim.x, 0, [&](int, double sum) {
-        double length = sqrt(sum);
-        if (norm) *norm = length;
+        double found = sqrt(sum);
+        if (norm) *norm = found;
         if (!controls) return;
-        controls[NORM] = T(length);
-        controls[SCALE] = length > controls[LONGEST] ? T(controls[LONGEST] / length) : T(1);
+        controls[NORM] = T(found);
+        controls[SCALE] = found > controls[MAX_NORM] ? T(controls[MAX_NORM] / found) : T(1);
     });
 }
 
@@ -44,7 +44,7 @@ __global__ void adamw(T* p, const T* g, T* m, T* v, const u32* decays, i64 count
     T mean = fma(controls[RATE_M], gradient - m[i], m[i]);
     T square = fma(controls[BETA_V], v[i], controls[RATE_V] * gradient * gradient);
     T deviation = fma(sqrt(square), controls[ROOT], controls[EPS]);
-    T kept = p[i] * (decay_at<T>(decays, i) ? controls[KEEP] : T(1));
+    T kept = p[i] * (is_decayed<T>(decays, i) ? controls[KEEP] : T(1));
     T parameter = fma(controls[STEP], mean / deviation, kept);
     p[i] = parameter;
     m[i] = mean;

@@ -4,8 +4,7 @@ mod repeated;
 
 use super::Status;
 use super::options::Threads;
-use crate::printing::{bar, column, plural, print_lines, tell, unless_closed};
-use crate::trainer::display::distinct_notes;
+use crate::printing::{bar, column, distinct_notes, plural, print_lines, tell, unless_closed};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{Dataset, Split};

@@ -28,4 +28,4 @@ pub(crate) mod pairs;
 pub mod parallel;
 pub mod registers;
 mod tile;
-pub mod transpose;
+pub(crate) mod transpose;

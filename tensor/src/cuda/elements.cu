@@ -44,19 +44,19 @@ __global__ void convert(const From* from, To* to, i64 count) {
 template <typename T>
 __global__ void add_row(T* y, const wide<T>* row, i64 rows, int columns, int across) {
     constexpr int N = Pack<T>::size;
-    Part<T> part(rows, columns, across, blockIdx.x);
+    Tile<T> tile(rows, columns, across, blockIdx.x);
     wide<T> held[N];
-    part.hold(row, held);
-    for (i64 first = part.row; first < part.end; first += BATCH * part.step) {
+    tile.hold(row, held);
+    for (i64 first = tile.row; first < tile.end; first += BATCH * tile.step) {
         Pack<T> batch[BATCH];
-        part.load(y, first, columns, batch);
+        tile.load(y, first, columns, batch);
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
-            i64 at = first + b * part.step;
-            if (at >= part.end) break;
+            i64 at = first + b * tile.step;
+            if (at >= tile.end) break;
 #pragma unroll
             for (int j = 0; j < N; j++) batch[b].at[j] = narrow<T>(widen(batch[b].at[j]) + held[j]);
-            store_pack(y + at * columns + part.column, batch[b], part.left);
+            store_pack(y + at * columns + tile.column, batch[b], tile.left);
         }
     }
 }
@@ -67,18 +67,18 @@ __global__ void sum_rows(const T* x, wide<T>* partial, Out* out, int accumulate,
                          int across) {
     constexpr int N = Pack<T>::size;
     i64 outer = blockIdx.x / strips;
-    Part<T> part(rows, columns, across, blockIdx.x % strips);
+    Tile<T> tile(rows, columns, across, blockIdx.x % strips);
     wide<T> sums[N] = {};
-    for (i64 row = part.row; row < part.end; row += BATCH * part.step) {
+    for (i64 row = tile.row; row < tile.end; row += BATCH * tile.step) {
         Pack<T> batch[BATCH];
-        part.load(x + outer * rows * columns, row, columns, batch);
+        tile.load(x + outer * rows * columns, row, columns, batch);
 #pragma unroll
         for (int b = 0; b < BATCH; b++)
 #pragma unroll
             for (int j = 0; j < N; j++) sums[j] += widen(batch[b].at[j]); // zeros beyond the end
     }
-    wide<T> sum[1] = {part.add_up(sums, across)};
-    part.finish(partial, sum, columns, across, [&](int, int column, wide<T> sum) {
+    wide<T> sum[1] = {tile.add_up(sums, across)};
+    tile.finish(partial, sum, columns, across, [&](int, int column, wide<T> sum) {
         put(out + outer * columns + column, wide<Out>(sum), accumulate);
     });
 }

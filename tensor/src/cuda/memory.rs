@@ -1,4 +1,4 @@
-//! Memory of a device, and its pool.
+//! Memory of a device, and borrowed parts of it.
 
 use super::Gpu;
 use crate::{DType, Result};
@@ -134,28 +134,5 @@ impl<'a> Out<'a> {
     /// [`Error::DType`](crate::Error::DType) unless the elements are of this type.
     pub fn ensure_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
         self.dtype.ensure_dtype(op, dtype)
-    }
-}
-
-/// Capacities come in eight steps per power of two, so that buffers of nearly equal sizes (the last, smaller batch) can
-/// use the same blocks, and at most an eighth of a block, or a page, is wasted. They are multiples of `page`, a power
-/// of two.
-pub(super) fn capacity_for(bytes: usize, page: usize) -> usize {
-    let step = bytes.max(1).ilog2().saturating_sub(3).max(page.ilog2());
-    bytes.max(1).next_multiple_of(1 << step)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn capacities_waste_at_most_an_eighth() {
-        const PAGE: usize = 64;
-        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
-            let capacity = capacity_for(bytes, PAGE);
-            assert!(capacity >= bytes && capacity.is_multiple_of(PAGE));
-            assert!(capacity <= (bytes + bytes / 8).max(bytes + PAGE), "{bytes} -> {capacity}");
-        }
     }
 }

@@ -7,6 +7,7 @@
 //! | `emulated/` | a device emulated on the CPU: kernels compiled by the system's C++ compiler, one fiber per thread |
 //! | `cache.rs` | compiled kernels on disk |
 //! | `memory.rs` | device memory, and borrowed parts of it |
+//! | `pool.rs` | the pool of that memory: [`GpuStats`] |
 //! | `layout.rs` | where the elements of a view lie |
 //! | `module.rs` | [`Module`], the source of some kernels; [`Launch`], a call of one |
 //! | `recording.rs` | [`Recording`]: work that is recorded once and done again and again |
@@ -25,12 +26,13 @@
 mod cache;
 mod driver;
 pub mod elements;
-pub mod emulated;
+mod emulated;
 mod gemm;
 mod layout;
 mod memory;
 mod module;
 pub mod nvidia;
+mod pool;
 mod prefetch;
 mod recording;
 mod rows;
@@ -40,6 +42,7 @@ pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties, St
 pub use gemm::{Gemm, Matrix};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
+pub use pool::GpuStats;
 pub use prefetch::Prefetch;
 pub use recording::{Recording, Repeated};
 pub use rows::Tiles;
@@ -47,16 +50,13 @@ pub use sums::{partial_sums, pieces};
 
 use crate::rng::Philox;
 use crate::{Error, Result, lock};
-use memory::capacity_for;
+use pool::Pool;
 use recording::Keys;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once};
-
-/// The capacities of recycled blocks are multiples of this many bytes.
-const PAGE: usize = 512;
 
 /// A GPU that is open for work: its driver, the pool of its memory, and the kernels that were compiled for it.
 pub struct Gpu {
@@ -73,45 +73,6 @@ pub struct Gpu {
 
 /// The kernels of a module by name.
 type Functions = HashMap<String, Function>;
-
-#[derive(Default)]
-struct Pool {
-    /// Free blocks by capacity.
-    free: BTreeMap<usize, Vec<u64>>,
-    stats: GpuStats,
-    /// How many recordings were made, and the numbers of those that live.
-    recorded: u64,
-    recordings: Vec<u64>,
-    /// Blocks that no tensor owns any more, but that recordings may use: (age, capacity, address).
-    retained: Vec<(u64, usize, u64)>,
-}
-
-impl Pool {
-    /// The number of a new recording.
-    fn add_recording(&mut self) -> u64 {
-        self.recordings.push(self.recorded);
-        self.recorded += 1;
-        self.recorded - 1
-    }
-
-    /// Whether a recording may use a block that was taken when this many had been made.
-    fn may_be_used(&self, age: u64) -> bool {
-        self.recordings.iter().any(|&number| age <= number)
-    }
-}
-
-/// What the pool of a GPU has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GpuStats {
-    /// Bytes of live tensors.
-    pub in_use: usize,
-    /// The peak of [`GpuStats::in_use`].
-    pub peak_in_use: usize,
-    /// Bytes taken from the device, live or free.
-    pub held: usize,
-    /// How often the device was asked for memory.
-    pub allocations: usize,
-}
 
 impl Gpu {
     /// The NVIDIA GPU of this number. Errors: [`Error::Gpu`], which says what is missing.
@@ -174,11 +135,6 @@ impl Gpu {
         self.tf32.load(Ordering::Relaxed)
     }
 
-    /// The pool's figures now.
-    pub fn stats(&self) -> GpuStats {
-        lock(&self.pool).stats
-    }
-
     /// Waits until all work has finished. Errors: those of that work.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.finish(Stream::Copies)?;
@@ -231,24 +187,6 @@ impl Gpu {
         outcome.map_err(|error| error.beside_tensors(self.stats().in_use))
     }
 
-    /// Gives free memory back to the device.
-    fn trim(&self) -> Result<()> {
-        // The pool stays locked, so no block becomes free after the wait.
-        let mut pool = lock(&self.pool);
-        self.synchronize()?;
-        self.free_all(&mut pool);
-        Ok(())
-    }
-
-    /// The same, for callers that have waited for the device.
-    fn free_all(&self, pool: &mut Pool) {
-        for (size, blocks) in std::mem::take(&mut pool.free) {
-            pool.stats.held -= size * blocks.len();
-            // SAFETY: free blocks are in nobody's hands, and the device has done all that was asked of it.
-            blocks.into_iter().for_each(|block| unsafe { self.driver.free(block) });
-        }
-    }
-
     /// The kernels of a module, compiled at the first call.
     fn functions(&self, module: &'static Module) -> Result<Arc<Functions>> {
         let mut known = lock(&self.functions);
@@ -262,87 +200,6 @@ impl Gpu {
         let functions = Arc::new(functions);
         known.insert(key, Arc::clone(&functions));
         Ok(functions)
-    }
-
-    /// A block of at least `bytes`: address, capacity, and its age in recordings. A recycled block may be up to twice
-    /// as large.
-    fn take(&self, bytes: usize) -> Result<(u64, usize, u64)> {
-        let mut pool = lock(&self.pool);
-        // More than there can be, and capacities must not wrap around.
-        if bytes >= isize::MAX as usize / 2 {
-            return Err(self.out_of_memory(&pool, bytes));
-        }
-        let capacity = if self.driver.recycles() { capacity_for(bytes, PAGE) } else { bytes };
-        let recycled =
-            pool.free.range_mut(capacity..=2 * capacity).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
-        let (address, capacity) = match recycled {
-            Some(block) => block,
-            None => (self.allocate(&mut pool, capacity, bytes)?, capacity),
-        };
-        pool.stats.in_use += bytes;
-        pool.stats.peak_in_use = pool.stats.peak_in_use.max(pool.stats.in_use);
-        let age = pool.recorded;
-        drop(pool);
-        if self.poison {
-            // SAFETY: the block is nobody else's.
-            unsafe { self.driver.fill(address, 0xFF, capacity)? };
-        }
-        Ok((address, capacity, age))
-    }
-
-    /// New memory from the device. If there is too little, the pool's free blocks are returned to it first, unless work
-    /// is being recorded.
-    fn allocate(&self, pool: &mut Pool, capacity: usize, bytes: usize) -> Result<u64> {
-        let mut address = self.driver.allocate(capacity)?;
-        if address.is_none() && lock(&self.keys).is_none() {
-            self.synchronize()?;
-            self.free_all(pool);
-            address = self.driver.allocate(capacity)?;
-        }
-        let address = address.ok_or_else(|| self.out_of_memory(pool, bytes))?;
-        pool.stats.held += capacity;
-        pool.stats.allocations += 1;
-        Ok(address)
-    }
-
-    fn out_of_memory(&self, pool: &Pool, bytes: usize) -> Error {
-        let (in_use, total) = (pool.stats.in_use, self.driver.properties().memory);
-        match self.driver.free_memory() {
-            Ok(free) => {
-                Error::OutOfMemory { what: "a tensor".into(), bytes: Some(bytes), in_use: Some(in_use), total, free }
-            }
-            Err(error) => error,
-        }
-    }
-
-    fn give_back(&self, address: u64, capacity: usize, bytes: usize, age: u64) {
-        let mut pool = lock(&self.pool);
-        pool.stats.in_use -= bytes;
-        // The recording in progress may use the block, too. If the device recycles blocks that is no problem: the next
-        // user comes later on the stream.
-        let recording = lock(&self.keys).is_some() && !self.driver.recycles();
-        if recording || pool.may_be_used(age) {
-            return pool.retained.push((age, capacity, address));
-        }
-        self.put_away(&mut pool, address, capacity);
-    }
-
-    /// Takes in a block that nobody will use any more.
-    fn put_away(&self, pool: &mut Pool, address: u64, capacity: usize) {
-        if self.driver.recycles() {
-            pool.free.entry(capacity).or_default().push(address);
-            return;
-        }
-        pool.stats.held -= capacity;
-        // SAFETY: the tensor that had the memory is gone.
-        unsafe { self.driver.free(address) };
-    }
-}
-
-/// Takes free blocks into a pool.
-fn give_free(pool: &mut BTreeMap<usize, Vec<u64>>, free: BTreeMap<usize, Vec<u64>>) {
-    for (capacity, blocks) in free {
-        pool.entry(capacity).or_default().extend(blocks);
     }
 }
 

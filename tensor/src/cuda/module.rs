@@ -128,12 +128,14 @@ impl Launch<'_> {
 
     /// A grid of this many blocks. More than a grid can have are an error in [`Launch::run`].
     pub fn blocks(mut self, blocks: usize) -> Self {
+        self.elements = None;
         self.extent.grid[0] = blocks.try_into().unwrap_or(u32::MAX);
         self
     }
 
     /// Blocks along three axes; the second and third at most 65,535.
     pub fn grid(mut self, grid: [usize; 3]) -> Self {
+        self.elements = None;
         self.extent.grid = grid.map(|blocks| blocks.try_into().unwrap_or(u32::MAX));
         self
     }
@@ -147,6 +149,11 @@ impl Launch<'_> {
     /// As many blocks as it takes for one thread per `Pack` of 16 bytes.
     pub fn over_packs(self, elements: usize, dtype: DType) -> Self {
         self.over(elements.div_ceil(16 / dtype.size()))
+    }
+
+    /// As many blocks as it takes for one warp per row.
+    pub fn over_warps(self, rows: usize) -> Self {
+        self.over(rows.saturating_mul(32))
     }
 
     /// Bytes of dynamic shared memory.

@@ -74,13 +74,14 @@ __device__ __forceinline__ void put_wanted(T* to, i64 i, wide<T> value, int accu
     if (to) put(to + i, value, accumulate);
 }
 
-// The number of this thread in a one-dimensional grid, and how many there are: a loop starts at the one and steps by the
-// other.
+// The number of this thread in a one-dimensional grid.
 __device__ __forceinline__ i64 thread_number() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
-__device__ __forceinline__ i64 all_threads() { return i64(gridDim.x) * blockDim.x; }
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x / 32; }
+
+// The number of this warp along the first axis of the grid: its row, where each row has a warp.
+__device__ __forceinline__ i64 warp_number() { return i64(blockIdx.x) * (blockDim.x / 32) + warp(); }
 
 // The sum of a warp's values, in every lane of it; the same order on every device.
 template <typename W>

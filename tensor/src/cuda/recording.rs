@@ -5,7 +5,8 @@
 //! keys of random streams there: see [`Recording::replay`].
 
 use super::driver::RecordingId;
-use super::{Gpu, Memory, Pool, give_free};
+use super::pool::{Pool, give_free};
+use super::{Gpu, Memory};
 use crate::rng::Philox;
 use crate::{Device, Error, Result, lock};
 use std::collections::{BTreeMap, HashMap};

@@ -9,7 +9,7 @@ constexpr int THREADS = 256;
 constexpr int BATCH = 4;
 
 template <typename T>
-struct Part {
+struct Tile {
     typedef wide<T> W;
     static constexpr int N = Pack<T>::size;
     i64 first, row, end; // the piece's first row, this thread's, and the end of the piece
@@ -18,7 +18,7 @@ struct Part {
     int own; // the column whose sum this thread gets; negative if none
 
     // `strip` says which of all packs of columns are the block's, and blockIdx.y which piece of the rows.
-    __device__ __forceinline__ Part(i64 rows, int columns, int across, int strip) {
+    __device__ __forceinline__ Tile(i64 rows, int columns, int across, int strip) {
         i64 piece = blockIdx.y, pieces = gridDim.y;
         int place = threadIdx.x / across;
         begin = strip * across * N;

@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
 __global__ void invert_routes(const u32* __restrict__ routes, u32* __restrict__ starts, u32* __restrict__ entries,
                               int regions, int topk, u32 topk_magic) {
     const Divisor chosen(topk, topk_magic);
-    const u32 region = blockIdx.x * (blockDim.x / 32) + warp();
+    const u32 region = warp_number();
     if (region > regions) return;
     const i64 image = blockIdx.y;
     const int routed = regions * topk;

@@ -54,7 +54,7 @@ impl Band {
 }
 
 /// The patches of some rows of output pixels. Neighbouring rows of an image share the rows of x that both see.
-pub(super) struct Seen {
+pub(super) struct InputBand {
     band: Band,
     /// The rows of x in the band, counted through all images.
     rows: Vec<Option<usize>>,
@@ -63,7 +63,7 @@ pub(super) struct Seen {
     pub runs: Vec<usize>,
 }
 
-impl Seen {
+impl InputBand {
     /// For these rows of the output, numbered across all images.
     pub fn new(g: &Geometry, output_rows: Range<usize>) -> Self {
         let band = Band::of_input(g);
@@ -92,7 +92,7 @@ impl Seen {
 /// The part of dy that is multiplied, for some rows of x, by the kernel rows of one remainder modulo the stride. As the
 /// row of the kernel increases, the row of dy that it meets decreases, so the band holds the rows of dy from the last
 /// one up.
-pub(super) struct Met {
+pub(super) struct OutputBand {
     band: Band,
     /// The rows of dy in the band, counted through all images.
     dy_rows: Vec<Option<usize>>,
@@ -103,7 +103,7 @@ pub(super) struct Met {
     pub runs: Vec<usize>,
 }
 
-impl Met {
+impl OutputBand {
     /// For these rows of x, numbered across all images, and the kernel rows of the remainder `down`.
     pub fn new(g: &Geometry, rows: Range<usize>, down: usize) -> Self {
         let (band, taps) = (Band::of_output(g), g.taps_of(0, down).len());

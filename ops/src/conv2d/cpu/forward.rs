@@ -1,7 +1,7 @@
 //! The result of a convolution.
 
 use super::super::geometry::Geometry;
-use super::band::Seen;
+use super::band::InputBand;
 use super::{PIXELS, reorder, rows_per_block};
 use rayon::prelude::*;
 use tensor::cpu::factor::Factor;
@@ -25,13 +25,13 @@ pub fn forward<F: Factor>(g: Geometry, x: &[F::Sum], weight: &Packed<F>, bias: O
     let places: Vec<usize> = (0..rows * g.output[1]).map(|pixel| pixel * g.outputs).collect();
     y.par_chunks_mut(rows * size).enumerate().for_each(|(block, y)| {
         let first = block * rows;
-        let seen = Seen::new(&g, first..first + y.len() / size);
+        let input = InputBand::new(&g, first..first + y.len() / size);
         // The products add to a result that starts as the bias.
         if let Some(bias) = bias {
             y.chunks_exact_mut(g.outputs).for_each(|y| y.copy_from_slice(bias));
         }
-        let band = seen.cut::<F::Sum>(&g, x);
-        let patches = Patches { data: &band, starts: &seen.starts, runs: &seen.runs, len: g.run(), step: 1 };
-        gemm_patches(patches, weight, Out { data: y, accumulate: bias.is_some() }, &places[..seen.starts.len()]);
+        let band = input.cut::<F::Sum>(&g, x);
+        let patches = Patches { data: &band, starts: &input.starts, runs: &input.runs, len: g.run(), step: 1 };
+        gemm_patches(patches, weight, Out { data: y, accumulate: bias.is_some() }, &places[..input.starts.len()]);
     });
 }

@@ -1,7 +1,7 @@
 //! The gradient of a convolution's input.
 
 use super::super::geometry::Geometry;
-use super::band::Met;
+use super::band::OutputBand;
 use super::{PIXELS, reorder, rows_per_block};
 use rayon::prelude::*;
 use tensor::cpu::factor::Factor;
@@ -24,14 +24,14 @@ pub fn backward_input<F: Factor>(g: Geometry, dy: &[F::Sum], weight: &[F], dx: O
         let first = block * rows;
         let mut weights = weights.iter();
         for down in g.remainders(0) {
-            let met = Met::new(&g, first..first + dx.len() / size, down);
-            let band = met.cut::<F::Sum>(&g, dy);
+            let output = OutputBand::new(&g, first..first + dx.len() / size, down);
+            let band = output.cut::<F::Sum>(&g, dy);
             for across in g.remainders(1) {
                 let weight = weights.next().expect("invariant: one for each pair of remainders");
-                let (starts, places) = met.pixels(&g, across);
+                let (starts, places) = output.pixels(&g, across);
                 let len = g.taps_of(1, across).len() * g.outputs;
                 // If no tap meets x, the product is empty and gives zeros.
-                let taps = Patches { data: &band, starts: &starts, runs: &met.runs, len, step: 1 };
+                let taps = Patches { data: &band, starts: &starts, runs: &output.runs, len, step: 1 };
                 gemm_patches(taps, weight, Out { data: &mut *dx, accumulate }, &places);
             }
         }

@@ -2,7 +2,7 @@
 
 use super::super::geometry::Geometry;
 use super::PIXELS;
-use super::band::Seen;
+use super::band::InputBand;
 use rayon::prelude::*;
 use std::ops::Range;
 use tensor::cpu::factor::Factor;
@@ -90,19 +90,19 @@ fn add_block<F: Factor>(
     accumulate: bool,
 ) {
     let (dy, pixels) = (&dy[rows.start * g.output[1] * g.outputs..], rows.len() * g.output[1]);
-    let seen = Seen::new(g, rows);
+    let input = InputBand::new(g, rows);
     let products = sections.par_iter().zip(sums).map(|(Section { elements, outputs }, sums)| {
         let dy = Mat::strided(&dy[outputs.start..], (pixels, outputs.len()), (g.outputs, 1));
         (elements, dy, Out { data: sums, accumulate })
     });
     if F::PACKED_AHEAD {
-        let band = seen.cut::<F>(g, x);
+        let band = input.cut::<F>(g, x);
         products.for_each(|(elements, dy, sums)| {
-            gemm_on_this_thread(dy.t(), &pack_patches(g, &seen, &band, elements), sums);
+            gemm_on_this_thread(dy.t(), &pack_patches(g, &input, &band, elements), sums);
         });
     } else {
-        let band = seen.cut::<F::Sum>(g, x);
-        products.for_each(|(elements, dy, sums)| multiply_transposed(g, &seen, &band, elements, dy, sums));
+        let band = input.cut::<F::Sum>(g, x);
+        products.for_each(|(elements, dy, sums)| multiply_transposed(g, &input, &band, elements, dy, sums));
     }
 }
 
@@ -144,7 +144,7 @@ fn split<'a, T>(mut sums: &'a mut [T], sections: &[Section]) -> Vec<&'a mut [T]>
 /// patchesᵀ·dy, of some elements of the patches.
 fn multiply_transposed<T: Float>(
     g: &Geometry,
-    seen: &Seen,
+    input: &InputBand,
     band: &[T],
     elements: &Range<usize>,
     dy: Mat<'_, T>,
@@ -152,29 +152,30 @@ fn multiply_transposed<T: Float>(
 ) {
     // One row of the left operand for each element of a patch: its values at the pixels of a row of the output, one
     // after another.
-    let starts: Vec<usize> = elements.clone().map(|element| seen.runs[element / g.run()] + element % g.run()).collect();
-    let runs: Vec<usize> = seen.starts.iter().step_by(g.output[1]).copied().collect();
+    let starts: Vec<usize> =
+        elements.clone().map(|element| input.runs[element / g.run()] + element % g.run()).collect();
+    let runs: Vec<usize> = input.starts.iter().step_by(g.output[1]).copied().collect();
     let patches = Patches { data: band, starts: &starts, runs: &runs, len: g.output[1], step: g.stride * g.inputs };
     let places: Vec<usize> = (0..starts.len()).map(|row| row * (sums.data.len() / starts.len())).collect();
     gemm_patches(patches, dy, sums, &places);
 }
 
 /// Some elements of the patches as a matrix (pixels, elements).
-fn pack_patches<F: Factor>(g: &Geometry, seen: &Seen, band: &[F], elements: &Range<usize>) -> Packed<F> {
+fn pack_patches<F: Factor>(g: &Geometry, input: &InputBand, band: &[F], elements: &Range<usize>) -> Packed<F> {
     let run = g.run();
-    Packed::filled((seen.starts.len(), elements.len()), false, |columns, to, width| {
+    Packed::filled((input.starts.len(), elements.len()), false, |columns, to, width| {
         let (start, end) = (elements.start + columns.start, elements.start + columns.end);
         // Where the columns lie from the start of a patch, run by run.
         let parts: Vec<(usize, usize)> = (start / run..end.div_ceil(run))
             .map(|row| {
                 let (from, to) = (start.max(row * run), end.min((row + 1) * run));
-                (seen.runs[row] + from - row * run, to - from)
+                (input.runs[row] + from - row * run, to - from)
             })
             .collect();
         if columns.len() < width {
             to.fill(F::default());
         }
-        simd!(_A => copy_parts(band, &seen.starts, &parts, to, width));
+        simd!(_A => copy_parts(band, &input.starts, &parts, to, width));
     })
 }
 

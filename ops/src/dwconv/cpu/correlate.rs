@@ -9,47 +9,47 @@ use tensor::{Float, Scratch, in_registers, simd, unrolled};
 
 /// y = x ∗ kernel + bias, or y += x ∗ kernel + bias.
 pub(crate) fn forward<T: Float>(
-    e: Geometry,
+    g: Geometry,
     x: Map<'_, T>,
     kernel: Kernel<'_, T>,
     bias: Option<&[T]>,
     y: MapMut<'_, T>,
 ) {
-    correlate(e, x, &packed(e, kernel, |tap| tap), bias, y);
+    correlate(g, x, &packed(g, kernel, |tap| tap), bias, y);
 }
 
 /// dx = dy ∗ the kernel rotated by 180°, stored or accumulated.
-pub(crate) fn backward_input<T: Float>(e: Geometry, dy: Map<'_, T>, kernel: Kernel<'_, T>, dx: MapMut<'_, T>) {
-    let last = e.taps() - 1;
-    correlate(e, dy, &packed(e, kernel, |tap| last - tap), None, dx);
+pub(crate) fn backward_input<T: Float>(g: Geometry, dy: Map<'_, T>, kernel: Kernel<'_, T>, dx: MapMut<'_, T>) {
+    let last = g.taps() - 1;
+    correlate(g, dy, &packed(g, kernel, |tap| last - tap), None, dx);
 }
 
 /// The kernel as (K·K, C), with tap `order(t)` in place t: a tap's channels side by side.
-fn packed<T: Float>(e: Geometry, kernel: Kernel<'_, T>, order: impl Fn(usize) -> usize) -> Scratch<T> {
-    let mut packed = Scratch::new(e.taps() * e.channels);
-    for (tap, row) in packed.chunks_exact_mut(e.channels.max(1)).enumerate() {
+fn packed<T: Float>(g: Geometry, kernel: Kernel<'_, T>, order: impl Fn(usize) -> usize) -> Scratch<T> {
+    let mut packed = Scratch::new(g.taps() * g.channels);
+    for (tap, row) in packed.chunks_exact_mut(g.channels.max(1)).enumerate() {
         let from = order(tap);
-        let identity = if kernel.residual && from == e.taps() / 2 { T::one() } else { T::zero() };
-        let weights = kernel.weight.iter().skip(from).step_by(e.taps());
+        let identity = if kernel.residual && from == g.taps() / 2 { T::one() } else { T::zero() };
+        let weights = kernel.weight.iter().skip(from).step_by(g.taps());
         row.iter_mut().zip(weights).for_each(|(tap, &weight)| *tap = weight + identity);
     }
     packed
 }
 
 /// y = x ∗ taps + bias, with taps (K·K, C).
-fn correlate<T: Float>(e: Geometry, x: Map<'_, T>, taps: &[T], bias: Option<&[T]>, y: MapMut<'_, T>) {
-    if e.is_empty() {
+fn correlate<T: Float>(g: Geometry, x: Map<'_, T>, taps: &[T], bias: Option<&[T]>, y: MapMut<'_, T>) {
+    if g.is_empty() {
         return;
     }
     let MapMut { out, stride } = y;
-    let rows_per_task = items_per_task(e.width * e.channels);
-    let row_stride = e.width * stride;
-    out.data[..e.span(stride)].par_chunks_mut(rows_per_task * row_stride).enumerate().for_each(|(task, data)| {
+    let rows_per_task = items_per_task(g.width * g.channels);
+    let row_stride = g.width * stride;
+    out.data[..g.span(stride)].par_chunks_mut(rows_per_task * row_stride).enumerate().for_each(|(task, data)| {
         for (row, data) in data.chunks_mut(row_stride).enumerate() {
             let y = MapMut { out: Out { data, accumulate: out.accumulate }, stride };
             let row = task * rows_per_task + row;
             // SAFETY: `simd!` chooses an instruction set that the machine has.
-            simd!(A => unsafe { of_extent!(e.kernel, correlate_row::<T, A>(e, x, taps, bias, row, y)) });
+            simd!(A => unsafe { of_extent!(g.kernel, correlate_row::<T, A>(g, x, taps, bias, row, y)) });
         }
     });
 }
@@ -60,24 +60,24 @@ fn correlate<T: Float>(e: Geometry, x: Map<'_, T>, taps: &[T], bias: Option<&[T]
 /// The machine must have the instruction set `A`.
 #[inline(always)]
 unsafe fn correlate_row<T: Float, A: Registers, const K: usize>(
-    e: Geometry,
+    g: Geometry,
     x: Map<'_, T>,
     taps: &[T],
     bias: Option<&[T]>,
     row: usize,
     mut y: MapMut<'_, T>,
 ) {
-    in_registers!(T, A, e.channels, [2 if A::MANY, 1], (channels, V, COUNT) => {
+    in_registers!(T, A, g.channels, [2 if A::MANY, 1], (channels, V, COUNT) => {
         for channel in channels.step_by(COUNT * V::<T, A>::LANES) {
             let mut column = 0;
-            while column < e.width {
+            while column < g.width {
                 // SAFETY: the caller vouches for the instruction set.
                 unsafe {
-                    if e.width - column > 4 {
-                        correlate_block::<T, V<T, A>, K, COUNT, 8>(e, x, taps, bias, [row, column, channel], &mut y);
+                    if g.width - column > 4 {
+                        correlate_block::<T, V<T, A>, K, COUNT, 8>(g, x, taps, bias, [row, column, channel], &mut y);
                         column += 8;
                     } else {
-                        correlate_block::<T, V<T, A>, K, COUNT, 4>(e, x, taps, bias, [row, column, channel], &mut y);
+                        correlate_block::<T, V<T, A>, K, COUNT, 4>(g, x, taps, bias, [row, column, channel], &mut y);
                         column += 4;
                     }
                 }
@@ -92,7 +92,7 @@ unsafe fn correlate_row<T: Float, A: Registers, const K: usize>(
 /// As of [`Vector::zero`].
 #[inline(always)]
 unsafe fn correlate_block<T: Float, V: Vector<T>, const K: usize, const COUNT: usize, const PIXELS: usize>(
-    e: Geometry,
+    g: Geometry,
     x: Map<'_, T>,
     taps: &[T],
     bias: Option<&[T]>,
@@ -102,11 +102,11 @@ unsafe fn correlate_block<T: Float, V: Vector<T>, const K: usize, const COUNT: u
     // SAFETY: the caller vouches for the instruction set, here and below.
     let start: [V; COUNT] = unsafe { bias.map_or([V::zero(); COUNT], |bias| load(&bias[channel..])) };
     let mut sums = [start; PIXELS];
-    for ky in e.kernel_rows(row) {
-        let taps = &taps[ky * K * e.channels + channel..];
+    for ky in g.kernel_rows(row) {
+        let taps = &taps[ky * K * g.channels + channel..];
         // SAFETY: as above.
-        let taps: [[V; COUNT]; K] = std::array::from_fn(|kx| unsafe { load(&taps[kx * e.channels..]) });
-        let line = Line::new(x, row + ky - K / 2, e.width, channel, COUNT * V::LANES);
+        let taps: [[V; COUNT]; K] = std::array::from_fn(|kx| unsafe { load(&taps[kx * g.channels..]) });
+        let line = Line::new(x, row + ky - K / 2, g.width, channel, COUNT * V::LANES);
         unrolled!(place in 0..PIXELS + K - 1 => {
             // SAFETY: as above.
             if let Some(x) = unsafe { line.load::<V, COUNT>((column + place).wrapping_sub(K / 2)) } {
@@ -119,7 +119,7 @@ unsafe fn correlate_block<T: Float, V: Vector<T>, const K: usize, const COUNT: u
         });
     }
     for (pixel, sums) in sums.iter().enumerate() {
-        if column + pixel < e.width {
+        if column + pixel < g.width {
             let y_of_pixel = &mut y.out.data[(column + pixel) * y.stride + channel..][..COUNT * V::LANES];
             for (sum, to) in sums.iter().zip(y_of_pixel.chunks_exact_mut(V::LANES)) {
                 // SAFETY: as above.

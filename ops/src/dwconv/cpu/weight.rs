@@ -9,7 +9,7 @@ use tensor::{Float, Scratch, in_registers, simd, unrolled};
 
 /// dweight (C, 1, K, K) and dbias (C), where they are wanted, from dy and x in one pass.
 pub(crate) fn backward_weight<T: Float>(
-    e: Geometry,
+    g: Geometry,
     dy: Map<'_, T>,
     x: Map<'_, T>,
     dweight: Option<Out<'_, T>>,
@@ -18,18 +18,18 @@ pub(crate) fn backward_weight<T: Float>(
     if dweight.is_none() && dbias.is_none() {
         return;
     }
-    let taps = e.taps();
-    let mut packed = Scratch::<T>::new((taps + 1) * e.channels);
-    let rows = if e.is_empty() { 0 } else { e.rows() };
-    sum_in_pieces(rows, e.width * e.channels, packed.len(), Out::store(&mut packed), |rows, sums| {
+    let taps = g.taps();
+    let mut packed = Scratch::<T>::new((taps + 1) * g.channels);
+    let rows = if g.is_empty() { 0 } else { g.rows() };
+    sum_in_pieces(rows, g.width * g.channels, packed.len(), Out::store(&mut packed), |rows, sums| {
         // SAFETY: `simd!` chooses an instruction set that the machine has.
-        simd!(A => unsafe { of_extent!(e.kernel, weight_rows::<T, A>(e, dy, x, rows, sums)) });
+        simd!(A => unsafe { of_extent!(g.kernel, weight_rows::<T, A>(g, dy, x, rows, sums)) });
     });
-    let (dweight_sums, dbias_sums) = packed.split_at(taps * e.channels);
+    let (dweight_sums, dbias_sums) = packed.split_at(taps * g.channels);
     if let Some(dweight) = dweight {
         for (channel, dweight_of_channel) in dweight.data.chunks_exact_mut(taps).enumerate() {
             for (tap, dweight_of_tap) in dweight_of_channel.iter_mut().enumerate() {
-                let sum = dweight_sums[tap * e.channels + channel];
+                let sum = dweight_sums[tap * g.channels + channel];
                 *dweight_of_tap = if dweight.accumulate { *dweight_of_tap + sum } else { sum };
             }
         }
@@ -60,7 +60,7 @@ const fn rows_together<A: Registers>(k: usize) -> usize {
 /// The machine must have the instruction set `A`.
 #[inline(always)]
 unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
-    e: Geometry,
+    g: Geometry,
     dy: Map<'_, T>,
     x: Map<'_, T>,
     rows: Range<usize>,
@@ -68,12 +68,12 @@ unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
 ) {
     for start in rows.clone().step_by(ROWS) {
         let rows = start..(start + ROWS).min(rows.end);
-        in_registers!(T, A, e.channels, [1], (channels, V, _COUNT) => {
+        in_registers!(T, A, g.channels, [1], (channels, V, _COUNT) => {
             for channel in channels.step_by(V::<T, A>::LANES) {
                 for first in (0..K).step_by(rows_together::<A>(K)) {
                     let of_kernel = first..(first + rows_together::<A>(K)).min(K);
                     // SAFETY: the caller vouches for the instruction set.
-                    unsafe { weight_taps::<T, A, V<T, A>, K>(e, dy, x, rows.clone(), of_kernel, channel, sums) };
+                    unsafe { weight_taps::<T, A, V<T, A>, K>(g, dy, x, rows.clone(), of_kernel, channel, sums) };
                 }
             }
         });
@@ -87,7 +87,7 @@ unsafe fn weight_rows<T: Float, A: Registers, const K: usize>(
 /// As of [`Vector::zero`].
 #[inline(always)]
 unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
-    e: Geometry,
+    g: Geometry,
     dy: Map<'_, T>,
     x: Map<'_, T>,
     rows: Range<usize>,
@@ -100,17 +100,17 @@ unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
     let mut totals = [[zero; K]; K];
     let mut total = zero;
     for row in rows {
-        let on_image = e.kernel_rows(row);
-        let dy = Line::new(dy, row, e.width, channel, V::LANES);
+        let on_image = g.kernel_rows(row);
+        let dy = Line::new(dy, row, g.width, channel, V::LANES);
         let lines: [Option<Line<'_, T>>; K] = std::array::from_fn(|i| {
             let ky = of_kernel.start + i;
             let met = i < of_kernel.len() && on_image.contains(&ky);
-            met.then(|| Line::new(x, row + ky - K / 2, e.width, channel, V::LANES))
+            met.then(|| Line::new(x, row + ky - K / 2, g.width, channel, V::LANES))
         });
         // In a line, dy[j] meets x[j + kx − K/2]; of K = 3:
         //   dy:       | 0 1 2 3 |           PIXELS of them in registers
         //   x:      | 0 1 2 3 4 5 |         one after the other; at `place`, each kx meets dy's pixel place − kx
-        for column in (0..e.width).step_by(PIXELS) {
+        for column in (0..g.width).step_by(PIXELS) {
             let mut dy_of_pixels = [zero; PIXELS];
             unrolled!(pixel in 0..PIXELS => {
                 // SAFETY: as above.
@@ -138,7 +138,7 @@ unsafe fn weight_taps<T: Float, A: Registers, V: Vector<T>, const K: usize>(
         }
     }
     let mut add = |place: usize, total: V| {
-        let sum = &mut sums[place * e.channels + channel..][..V::LANES];
+        let sum = &mut sums[place * g.channels + channel..][..V::LANES];
         // SAFETY: as above.
         unsafe { V::load(sum) }.add(total).store(sum);
     };

@@ -17,7 +17,6 @@
 
 #define __global__
 #define __device__
-#define __constant__ static const
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
@@ -396,14 +395,6 @@ inline T __shfl_sync(unsigned, T value, int source) {
     memcpy(&result, &warp.taken[lane], sizeof(T));
     return result;
 }
-template <typename T>
-inline T __shfl_down_sync(unsigned, T value, unsigned step) {
-    return emulated::exchange(value, [step](int lane) { return lane + step < 32 ? lane + step : lane; });
-}
-template <typename T>
-inline T __shfl_up_sync(unsigned, T value, unsigned step) {
-    return emulated::exchange(value, [step](int lane) { return unsigned(lane) >= step ? lane - step : lane; });
-}
 inline unsigned __ballot_sync(unsigned, int predicate) {
     emulated::Warp& warp = emulated::own_warp();
     unsigned lane = emulated::own_lane();
@@ -418,11 +409,6 @@ inline unsigned __ballot_sync(unsigned, int predicate) {
 
 inline float __uint_as_float(unsigned bits) { return emulated::from_bits(bits); }
 inline float __int_as_float(int bits) { return emulated::from_bits(static_cast<uint32_t>(bits)); }
-inline unsigned __float_as_uint(float value) {
-    unsigned bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t(a) * b >> 32); }
 inline unsigned atomicInc(unsigned* counter, unsigned last) {
     unsigned old = *counter;

@@ -1,4 +1,4 @@
-//! The program on a GPU of NVIDIA's that is played: what it says where something is missing, and what it does when the GPU
+//! The program on the stand-in GPU: what it says where something is missing, and what it does when the GPU
 //! fails.
 
 mod common;
@@ -18,7 +18,7 @@ fn run(standin: &Standin, settings: &[(&str, &str)], arguments: &[&str]) -> Ran 
 fn what_is_missing_is_said() {
     let Some(standin) = Standin::compiled() else { return };
     let listed = run(standin, &[("STANDIN_DEVICES", "2"), ("STANDIN_CAPABILITY", "89")], &["devices"]);
-    assert!(listed.out.contains("cuda:1    GPU that is played, compute capability 8.9, 132 multi"), "{}", listed.out);
+    assert!(listed.out.contains("cuda:1    stand-in GPU, compute capability 8.9, 132 multi"), "{}", listed.out);
     for (settings, device, words) in [
         (("STANDIN_DEVICES", "0"), "cuda", "the NVIDIA driver is there, but no GPU is"),
         (("STANDIN_DEVICES", "2"), "cuda:3", "there is no GPU 3; there are 2, counted from 0"),
@@ -45,7 +45,7 @@ fn what_is_missing_is_said() {
 #[test]
 fn the_libraries_that_are_named_are_used() {
     let Some(standin) = Standin::compiled() else { return };
-    let folder = fresh("played-gpu-libraries");
+    let folder = fresh("standin-gpu-libraries");
     let [driver, named] = ["driver", "named/lib64"].map(|name| folder.join(name));
     for (library, folder, name) in [
         ("libcuda.so", &driver, "libcuda.so"),
@@ -82,7 +82,7 @@ fn memory_that_runs_out_is_called_by_its_name() {
     run(standin, &[("STANDIN_MEMORY", "60000000")], &bench).refused(&["memory", "--batch-size"]);
 }
 
-/// A small run on the played GPU.
+/// A small run on the stand-in GPU.
 fn train(standin: &Standin, folder: &Path, out: &str, settings: &[(&str, &str)], more: &[&str]) -> Ran {
     let (config, data, out) = (folder.join("small.toml"), folder.join("data"), folder.join(out));
     let arguments = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&out)];
@@ -102,7 +102,7 @@ fn whole(standin: &Standin, name: &str, settings: &[(&str, &str)]) -> PathBuf {
 #[test]
 fn a_run_goes_on_after_its_gpu_has_failed() {
     let Some(standin) = Standin::compiled() else { return };
-    let folder = whole(standin, "played-gpu-fails", &[]);
+    let folder = whole(standin, "standin-gpu-fails", &[]);
     // In the second epoch.
     let failed = train(standin, &folder, "parts", &[("STANDIN_FAULT", "2000")], &[]);
     failed.refused(&["epoch 2", "unspecified launch failure; what was saved before is unharmed: go on with --resume"]);
@@ -131,9 +131,9 @@ fn a_fault_is_that_of_the_gpu_whoever_is_told() {
 #[test]
 fn damaged_kernels_are_compiled_anew() {
     let Some(standin) = Standin::compiled() else { return };
-    let kernels = fresh("played-gpu-kernels-cache");
+    let kernels = fresh("standin-gpu-kernels-cache");
     let cache = [("BIFORMER_CACHE", text(&kernels))];
-    let folder = whole(standin, "played-gpu-kernels", &cache);
+    let folder = whole(standin, "standin-gpu-kernels", &cache);
     let small = ["add-", "scale-", "drop_path-"];
     let mut damaged = vec![];
     for entry in fs::read_dir(&kernels).unwrap().map(Result::unwrap) {

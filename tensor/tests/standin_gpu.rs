@@ -102,7 +102,7 @@ fn several_work_side_by_side() {
 }
 
 #[test]
-fn on_a_played_gpu() {
+fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     // One after another: there is one device. Beside what is full at once it has 32 MiB for cuBLASLt.
     let memory = ((52 << 20) + (300 << 10)).to_string();

@@ -19,7 +19,7 @@ pub(crate) enum Reads<'a> {
 }
 
 /// An attention whose weights are asked for.
-pub(crate) struct Look<'a> {
+pub(crate) struct AttentionWeights<'a> {
     /// Queries, keys and values, (N, H, W, 3C).
     pub qkv: &'a Tensor,
     pub heads: usize,
@@ -27,11 +27,11 @@ pub(crate) struct Look<'a> {
     pub reads: Reads<'a>,
 }
 
-impl Look<'_> {
+impl AttentionWeights<'_> {
     /// The weights of a token of the map: (N, heads, H, W), each head's summing up to 1; 0 for tokens that are not read, and only
     /// for those.
     fn by_head(&self, [row, column]: [usize; 2]) -> Result<Tensor> {
-        let [images, height, width, channels] = self.qkv.dims("look", "qkv (N, H, W, 3C)")?;
+        let [images, height, width, channels] = self.qkv.dims("attention_weights", "qkv (N, H, W, 3C)")?;
         let (dim, tokens) = (channels / 3, height * width);
         let head_dim = dim / self.heads;
         let numbers = |part: Tensor| part.contiguous()?.to_device(&Device::Cpu)?.cast(DType::F64)?.to_vec::<f64>();
@@ -62,8 +62,8 @@ impl Look<'_> {
             let [height, width] = regions.size();
             (row / height * regions.grid()[1] + column / width) as u32
         };
-        let looking = region(token) as usize;
-        let routed = routes.slice(0, image..image + 1)?.slice(1, looking..looking + 1)?;
+        let own = region(token) as usize;
+        let routed = routes.slice(0, image..image + 1)?.slice(1, own..own + 1)?;
         let routed = routed.to_device(&Device::Cpu)?.contiguous()?.to_vec::<u32>()?;
         Ok(tokens.filter(|token| routed.contains(&region([token / map[1], token % map[1]]))).collect())
     }
@@ -71,7 +71,7 @@ impl Look<'_> {
     /// The mean of the heads' weights over the upper left part (H, W) of the map, which is not padding: (N, H, W) in f32.
     pub fn mean(&self, token: [usize; 2], [height, width]: [usize; 2]) -> Result<Tensor> {
         let weights = self.by_head(token)?;
-        let [images, heads, rows, columns] = weights.dims("look", "weights (N, heads, H, W)")?;
+        let [images, heads, rows, columns] = weights.dims("attention_weights", "weights (N, heads, H, W)")?;
         let weights = weights.to_vec::<f64>()?;
         let mean = |index: usize| {
             let (image, row, column) = (index / (height * width), index / width % height, index % width);
@@ -101,14 +101,14 @@ mod tests {
     }
 
     /// The values, weighted and summed, are what attention gives the token.
-    fn ensure_weights_of(look: &Look, attended: &Tensor) {
+    fn ensure_give(of: &AttentionWeights, attended: &Tensor) {
         let [images, height, width, channels] = SHAPE;
-        let (dim, head_dim) = (channels / 3, channels / 3 / look.heads);
-        let (values, attended) = (look.qkv.to_vec::<f64>().unwrap(), attended.to_vec::<f64>().unwrap());
+        let (dim, head_dim) = (channels / 3, channels / 3 / of.heads);
+        let (values, attended) = (of.qkv.to_vec::<f64>().unwrap(), attended.to_vec::<f64>().unwrap());
         for token in [[0, 0], [1, 4], [3, 5]] {
-            let weights = look.by_head(token).unwrap().to_vec::<f64>().unwrap();
+            let weights = of.by_head(token).unwrap().to_vec::<f64>().unwrap();
             for (image, channel) in (0..images).flat_map(|image| (0..dim).map(move |channel| (image, channel))) {
-                let of_head = &weights[(image * look.heads + channel / head_dim) * height * width..];
+                let of_head = &weights[(image * of.heads + channel / head_dim) * height * width..];
                 let value = |token: usize| values[(image * height * width + token) * channels + 2 * dim + channel];
                 let sum: f64 = (0..height * width).map(|token| of_head[token] * value(token)).sum();
                 let place = (image * height * width + token[0] * width + token[1]) * dim + channel;
@@ -124,9 +124,9 @@ mod tests {
             let bra = Bra { heads: 2, qk_dim: 8, topk, grid: [2, 3], scale: 0.4, valid: None };
             let routed = ops::bra(&tape.constant(qkv.clone()), None, &bra).unwrap();
             let reads = Reads::Routed(Regions::cut("test", [4, 6], bra.grid).unwrap(), &routed.routes);
-            let look = Look { qkv: &qkv, heads: 2, scale: 0.4, reads };
-            ensure_weights_of(&look, routed.out.value());
-            let read = look.mean([0, 0], [4, 6]).unwrap().to_vec::<f32>().unwrap();
+            let of = AttentionWeights { qkv: &qkv, heads: 2, scale: 0.4, reads };
+            ensure_give(&of, routed.out.value());
+            let read = of.mean([0, 0], [4, 6]).unwrap().to_vec::<f32>().unwrap();
             assert_eq!(read.iter().filter(|&&weight| weight > 0.0).count(), 2 * topk * 4, "of two images");
         }
     }
@@ -135,7 +135,7 @@ mod tests {
     fn weights_are_those_of_full_attention() {
         let (tape, qkv) = (Tape::inference(), qkv());
         let attended = ops::attention(&tape.constant(qkv.clone()), 4, 0.7).unwrap();
-        ensure_weights_of(&Look { qkv: &qkv, heads: 4, scale: 0.7, reads: Reads::All }, attended.value());
+        ensure_give(&AttentionWeights { qkv: &qkv, heads: 4, scale: 0.7, reads: Reads::All }, attended.value());
     }
 
     #[test]

@@ -18,15 +18,16 @@ const LINE: f64 = 2.0;
 
 /// Draws, as a PNG, what a point of each image attends to. `images` are the images of the pass, as the model saw them,
 /// with their names; at most 32 are drawn. `trace` must be that of a pass that looked from the same
-/// [point](model::Pass::look_from).
+/// [point](model::Pass::attention_from).
 ///
 /// Each image gets a row: itself, with a ring around the point; then for at most four attentions, evenly chosen from
 /// the first to the last, the image with each token tinted by its weight relative to the largest one, or dimmed if it
 /// is not attended to.
 ///
-/// Errors: looks that are not (N, H, W) weights of the images, a file that cannot be written.
+/// Errors: attention weights that are not (N, H, W) weights of the images, a file that cannot be written.
 pub fn draw(images: &[(String, data::Image)], trace: &Trace, point: [f64; 2], path: &Path) -> Result<()> {
-    let columns = evenly(&trace.looks, COLUMNS).map(|(name, weights)| Column::new(name, weights, images.len()));
+    let columns =
+        evenly(&trace.attention_weights, COLUMNS).map(|(name, weights)| Column::new(name, weights, images.len()));
     let columns = columns.collect::<Result<Vec<_>>>()?;
     let ringed = |image: &RgbImage| {
         let mut image = image.clone();
@@ -88,12 +89,12 @@ mod tests {
     use super::*;
     use image::Rgb;
 
-    fn drawn(images: usize, looks: Vec<Tensor>) -> Result<RgbImage> {
+    fn drawn(images: usize, all: Vec<Tensor>) -> Result<RgbImage> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("looks.png");
         let image = data::Image::new(48, 48, vec![90; 48 * 48 * 3])?;
         let mut trace = Trace::default();
-        trace.looks = looks.into_iter().map(|weights| ("stages.0.0.attn".to_owned(), weights)).collect();
+        trace.attention_weights = all.into_iter().map(|weights| ("stages.0.0.attn".to_owned(), weights)).collect();
         draw(&vec![("one of them".to_owned(), image); images], &trace, [0.5, 0.25], &path)?;
         Ok(image::open(&path)?.into_rgb8())
     }

@@ -7,7 +7,7 @@ use tensor::{DType, Tensor};
 
 fn trace(model: &BiFormer, images: &Tensor, point: [f64; 2]) -> Result<Trace> {
     let tape = Tape::inference();
-    let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).look_from(point);
+    let pass = Pass::new(&tape, Mode::Evaluate, &model.parameters, &model.statistics).attention_from(point);
     model.run(&pass, images)?;
     Ok(pass.into_trace())
 }
@@ -29,8 +29,8 @@ fn every_attention_spreads_one_over_what_it_reads() -> Result<()> {
         let config = preset(name)?.config().with_overrides(fields.iter().copied())?;
         let model = BiFormer::new(&config, 0, DType::F32)?;
         let trace = trace(&model, &images(2, side), [0.3, 0.7])?;
-        assert_eq!(trace.looks.len(), config.depth.iter().sum::<usize>());
-        for (attention, weights) in &trace.looks {
+        assert_eq!(trace.attention_weights.len(), config.depth.iter().sum::<usize>());
+        for (attention, weights) in &trace.attention_weights {
             let [count, height, width] = weights.dims("test", "(N, H, W)")?;
             let weights = weights.to_vec::<f32>()?;
             for (image, weights) in weights.chunks(height * width).enumerate() {
@@ -64,13 +64,13 @@ fn looks_of_many_images_are_those_of_each() -> Result<()> {
     let all = trace(&model, &images, [0.5, 0.5])?;
     for image in [0, 33, 69] {
         let alone = trace(&model, &images.slice(0, image..image + 1)?.contiguous()?, [0.5, 0.5])?;
-        for ((name, weights), (_, alone)) in all.looks.iter().zip(&alone.looks) {
+        for ((name, weights), (_, alone)) in all.attention_weights.iter().zip(&alone.attention_weights) {
             let weights = weights.slice(0, image..image + 1)?.contiguous()?.to_vec::<f32>()?;
             assert_eq!(weights, alone.to_vec::<f32>()?, "{name} of image {image}");
         }
     }
     let soft = ModelConfig { soft_routing: true, ..config };
     let trace = trace(&BiFormer::new(&soft, 0, DType::F32)?, &images.slice(0, 0..1)?.contiguous()?, [0.5, 0.5])?;
-    assert_eq!(trace.looks.len(), 1, "soft routing weighs keys themselves");
+    assert_eq!(trace.attention_weights.len(), 1, "soft routing weighs keys themselves");
     Ok(())
 }

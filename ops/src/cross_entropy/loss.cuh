@@ -1,13 +1,10 @@
-// The cross-entropy of a record by a warp, for any targets: a `target` gives tₖ for class k.
+// The cross-entropy of a row by a warp, for any targets: a `target` gives tₖ for class k.
 #pragma once
 #include "row.cuh"
 
-// The record that this warp handles.
-__device__ __forceinline__ i64 own_record() { return i64(blockIdx.x) * (blockDim.x / 32) + warp(); }
-
-// The record's part of the mean loss, (Σt·ln Σ exp(x − m) − Σ t·(x − m))/N with m = max(x); p (K) takes softmax(x).
+// The row's part of the mean loss, (Σt·ln Σ exp(x − m) − Σ t·(x − m))/N with m = max(x); p (K) takes softmax(x).
 template <typename T, typename Target>
-__device__ __forceinline__ void lose(const T* x, const Target& target, wide<T>* p, wide<T>* loss, i64 records,
+__device__ __forceinline__ void row_loss(const T* x, const Target& target, wide<T>* p, wide<T>* loss, i64 rows,
                                      int classes) {
     typedef wide<T> W;
     W shift = row_max(x, classes), sum = row_sum_of_exp(x, shift, classes), mass = 0, mean = 0;
@@ -18,12 +15,12 @@ __device__ __forceinline__ void lose(const T* x, const Target& target, wide<T>* 
         p[k] = exp(above) / sum;
     }
     mass = warp_sum(mass), mean = warp_sum(mean);
-    if (lane() == 0) *loss = (mass * log(sum) - mean) / records;
+    if (lane() == 0) *loss = (mass * log(sum) - mean) / rows;
 }
 
 // dx (K) = factor·(p·Σt − t)
 template <typename T, typename Target>
-__device__ __forceinline__ void blame(const wide<T>* p, const Target& target, wide<T> factor, T* dx, int accumulate,
+__device__ __forceinline__ void row_gradient(const wide<T>* p, const Target& target, wide<T> factor, T* dx, int accumulate,
                                       int classes) {
     wide<T> mass = 0;
     for (int k = lane(); k < classes; k += 32) mass += target(k);

@@ -1,0 +1,175 @@
+//! The pool of a device's memory: blocks that tensors have given back, for the next ones.
+
+use super::Gpu;
+use crate::{Error, Result, lock};
+use std::collections::BTreeMap;
+
+/// The capacities of recycled blocks are multiples of this many bytes.
+const PAGE: usize = 512;
+
+#[derive(Default)]
+pub(super) struct Pool {
+    /// Free blocks by capacity.
+    pub(super) free: BTreeMap<usize, Vec<u64>>,
+    stats: GpuStats,
+    /// How many recordings were made, and the numbers of those that live.
+    recorded: u64,
+    pub(super) recordings: Vec<u64>,
+    /// Blocks that no tensor owns any more, but that recordings may use: (age, capacity, address).
+    pub(super) retained: Vec<(u64, usize, u64)>,
+}
+
+impl Pool {
+    /// The number of a new recording.
+    pub(super) fn add_recording(&mut self) -> u64 {
+        self.recordings.push(self.recorded);
+        self.recorded += 1;
+        self.recorded - 1
+    }
+
+    /// Whether a recording may use a block that was taken when this many had been made.
+    pub(super) fn may_be_used(&self, age: u64) -> bool {
+        self.recordings.iter().any(|&number| age <= number)
+    }
+}
+
+/// What the pool of a GPU has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuStats {
+    /// Bytes of live tensors.
+    pub in_use: usize,
+    /// The peak of [`GpuStats::in_use`].
+    pub peak_in_use: usize,
+    /// Bytes taken from the device, live or free.
+    pub held: usize,
+    /// How often the device was asked for memory.
+    pub allocations: usize,
+}
+
+impl Gpu {
+    /// The pool's figures now.
+    pub fn stats(&self) -> GpuStats {
+        lock(&self.pool).stats
+    }
+
+    /// Gives free memory back to the device.
+    pub(super) fn trim(&self) -> Result<()> {
+        // The pool stays locked, so no block becomes free after the wait.
+        let mut pool = lock(&self.pool);
+        self.synchronize()?;
+        self.free_all(&mut pool);
+        Ok(())
+    }
+
+    /// The same, for callers that have waited for the device.
+    fn free_all(&self, pool: &mut Pool) {
+        for (size, blocks) in std::mem::take(&mut pool.free) {
+            pool.stats.held -= size * blocks.len();
+            // SAFETY: free blocks are in nobody's hands, and the device has done all that was asked of it.
+            blocks.into_iter().for_each(|block| unsafe { self.driver.free(block) });
+        }
+    }
+
+    /// A block of at least `bytes`: address, capacity, and its age in recordings. A recycled block may be up to twice
+    /// as large.
+    pub(super) fn take(&self, bytes: usize) -> Result<(u64, usize, u64)> {
+        let mut pool = lock(&self.pool);
+        // More than there can be, and capacities must not wrap around.
+        if bytes >= isize::MAX as usize / 2 {
+            return Err(self.out_of_memory(&pool, bytes));
+        }
+        let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
+        let recycled =
+            pool.free.range_mut(capacity..=2 * capacity).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
+        let (address, capacity) = match recycled {
+            Some(block) => block,
+            None => (self.allocate(&mut pool, capacity, bytes)?, capacity),
+        };
+        pool.stats.in_use += bytes;
+        pool.stats.peak_in_use = pool.stats.peak_in_use.max(pool.stats.in_use);
+        let age = pool.recorded;
+        drop(pool);
+        if self.poison {
+            // SAFETY: the block is nobody else's.
+            unsafe { self.driver.fill(address, 0xFF, capacity)? };
+        }
+        Ok((address, capacity, age))
+    }
+
+    /// New memory from the device. If there is too little, the pool's free blocks are returned to it first, unless work
+    /// is being recorded.
+    fn allocate(&self, pool: &mut Pool, capacity: usize, bytes: usize) -> Result<u64> {
+        let mut address = self.driver.allocate(capacity)?;
+        if address.is_none() && lock(&self.keys).is_none() {
+            self.synchronize()?;
+            self.free_all(pool);
+            address = self.driver.allocate(capacity)?;
+        }
+        let address = address.ok_or_else(|| self.out_of_memory(pool, bytes))?;
+        pool.stats.held += capacity;
+        pool.stats.allocations += 1;
+        Ok(address)
+    }
+
+    fn out_of_memory(&self, pool: &Pool, bytes: usize) -> Error {
+        let (in_use, total) = (pool.stats.in_use, self.driver.properties().memory);
+        match self.driver.free_memory() {
+            Ok(free) => {
+                Error::OutOfMemory { what: "a tensor".into(), bytes: Some(bytes), in_use: Some(in_use), total, free }
+            }
+            Err(error) => error,
+        }
+    }
+
+    pub(super) fn give_back(&self, address: u64, capacity: usize, bytes: usize, age: u64) {
+        let mut pool = lock(&self.pool);
+        pool.stats.in_use -= bytes;
+        // The recording in progress may use the block, too. If the device recycles blocks that is no problem: the next
+        // user comes later on the stream.
+        let recording = lock(&self.keys).is_some() && !self.driver.recycles();
+        if recording || pool.may_be_used(age) {
+            return pool.retained.push((age, capacity, address));
+        }
+        self.put_away(&mut pool, address, capacity);
+    }
+
+    /// Takes in a block that nobody will use any more.
+    pub(super) fn put_away(&self, pool: &mut Pool, address: u64, capacity: usize) {
+        if self.driver.recycles() {
+            pool.free.entry(capacity).or_default().push(address);
+            return;
+        }
+        pool.stats.held -= capacity;
+        // SAFETY: the tensor that had the memory is gone.
+        unsafe { self.driver.free(address) };
+    }
+}
+
+/// Takes free blocks into a pool.
+pub(super) fn give_free(pool: &mut BTreeMap<usize, Vec<u64>>, free: BTreeMap<usize, Vec<u64>>) {
+    for (capacity, blocks) in free {
+        pool.entry(capacity).or_default().extend(blocks);
+    }
+}
+
+/// Capacities come in eight steps per power of two, so that buffers of nearly equal sizes (the last, smaller batch) can
+/// use the same blocks, and at most an eighth of a block, or a page, is wasted. They are multiples of
+/// [`PAGE`].
+fn capacity_for(bytes: usize) -> usize {
+    let step = bytes.max(1).ilog2().saturating_sub(3).max(PAGE.ilog2());
+    bytes.max(1).next_multiple_of(1 << step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacities_waste_at_most_an_eighth() {
+        for bytes in (1..5000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
+            let capacity = capacity_for(bytes);
+            assert!(capacity >= bytes && capacity.is_multiple_of(PAGE));
+            assert!(capacity <= (bytes + bytes / 8).max(bytes + PAGE), "{bytes} -> {capacity}");
+        }
+    }
+}
