@@ -82,6 +82,17 @@ fn memory_that_runs_out_is_called_by_its_name() {
     run(standin, &[("STANDIN_MEMORY", "60000000")], &bench).refused(&["memory", "--batch-size"]);
 }
 
+#[test]
+fn what_is_recommended_for_a_product_is_printed_if_asked_for() {
+    let Some(standin) = Standin::compiled() else { return };
+    let bench = ["bench", "--device", "cuda", "--batch-size", "1", "--steps", "1"];
+    let settings = [("BIFORMER_PLANS", "1"), ("STANDIN_MULTIPROCESSORS", "1")];
+    let said = run(standin, &settings, &bench).ok().err;
+    let plans: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("plan ")).collect();
+    assert!(plans.len() > 10 && plans.iter().all(|plan| plan.contains(" by ") && plan.contains(" waves (")), "{said}");
+    assert!(plans.iter().any(|plan| plan.contains(", a row added: ")), "{said}");
+}
+
 /// A small run on the stand-in GPU.
 fn train(standin: &Standin, folder: &Path, out: &str, settings: &[(&str, &str)], more: &[&str]) -> Ran {
     let (config, data, out) = (folder.join("small.toml"), folder.join("data"), folder.join(out));

@@ -7,16 +7,16 @@
 # The stages are in order of importance. On a host that is lent for a quarter of an hour, transfers included, use these
 # two calls; the third is for another:
 #
-#     DEADLINE=420 benches/gpu/run.sh look quick tensor operations forms bench
-#     DEADLINE=240 benches/gpu/run.sh steps peers profile
+#     DEADLINE=420 benches/gpu/run.sh look quick profile tensor operations forms bench
+#     DEADLINE=240 benches/gpu/run.sh steps peers
 #     benches/gpu/run.sh look epilogues kernels precisions sanitize
 #
 # After DEADLINE seconds nothing is started, and what runs is killed: such hosts are paid by the minute. OUT gets five
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
-# kernels.txt the tables of these two stages; plans.txt what cuBLASLt says it chose for each product of a step. The
+# kernels.txt the tables of these two stages; plans.txt what cuBLASLt recommends for each product of a step. The
 # status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-stages=(look quick tensor operations forms bench steps peers profile epilogues kernels precisions sanitize)
+stages=(look quick profile tensor operations forms bench steps peers epilogues kernels precisions sanitize)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -243,15 +243,15 @@ profile() {
         cat "$logs/profile-small-$mode.log" >>"$out/profiles.txt"
     done
     # Whether products of few rows and columns and a long inner axis are cut along it, and what epilogues cost.
-    CUBLASLT_LOG_LEVEL=5 CUBLASLT_LOG_FILE="$logs/plans.txt" BIFORMER_UNRECORDED=1 try 60 plans "${small[@]}" --mode train --steps 1
-    [[ ! -s $logs/plans.txt ]] || head -c 2M "$logs/plans.txt" >"$out/plans.txt"
+    BIFORMER_PLANS=1 try 60 plans "${small[@]}" --mode train --steps 1
+    grep -s '^plan ' "$logs/plans.log" >"$out/plans.txt"
 }
 
 bench() {
     local model mode
     for model in small tiny stl; do
         for mode in train infer; do
-            measure 60 "bench-$model-$mode" "${bf16[@]}" --model $model --batch-size 128 --mode $mode --steps 20
+            measure 60 "bench-$model-$mode" "${bf16[@]}" --model $model --batch-size 128 --mode $mode --steps 100
         done
     done
     measure 60 bench-small-only-bra "${small[@]}" --only-bra --steps 50

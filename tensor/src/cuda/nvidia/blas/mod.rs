@@ -10,6 +10,7 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use cudarc::driver::{self, sys::CUresult};
 use std::collections::HashMap;
+use std::io::{self, Write};
 
 /// The workspace for products that are split along the inner axis (split-K): as much as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
@@ -22,6 +23,9 @@ const SHORTEST: usize = 1024;
 /// If this variable is `rows`, `sums` or `all`, cuBLASLt is not asked for these epilogues, and kernels of our own
 /// compute them; if it is `pieces` or `all`, no inner axis is split. For finding out which of them is wrong or slow.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
+
+/// If this variable is set, each new plan is printed: to see what the choices above and below are made from.
+const PLANS_VARIABLE: &str = "BIFORMER_PLANS";
 
 /// cuBLASLt's version, of which the major number is that of its CUDA: (13, 4) for 13.4.
 pub fn version() -> (i32, i32) {
@@ -97,7 +101,12 @@ impl Blas {
         }
         let Ok(plan) = self.planned(&PlanKey::of(product).bare()) else { return 1 };
         let (waves, mut pieces) = (plan.waves(), 1);
-        while waves * pieces as f32 <= IDLE && k.is_multiple_of(2 * pieces) && k / (2 * pieces) >= SHORTEST {
+        // 0 where cuBLASLt does not say.
+        while waves > 0.0
+            && waves * pieces as f32 <= IDLE
+            && k.is_multiple_of(2 * pieces)
+            && k / (2 * pieces) >= SHORTEST
+        {
             pieces *= 2;
         }
         pieces
@@ -112,7 +121,14 @@ impl Blas {
                 Err(error) if key.epilogue == Epilogue::None || matches!(error, Error::OutOfMemory { .. }) => {
                     return Err(error);
                 }
-                plan => _ = self.plans.insert(*key, plan),
+                plan => {
+                    if std::env::var_os(PLANS_VARIABLE).is_some() {
+                        let said = plan.as_ref().map_or_else(Error::to_string, Plan::to_string);
+                        // It changes nothing if nobody reads it.
+                        let _ = writeln!(io::stderr(), "plan {key}: {said}");
+                    }
+                    self.plans.insert(*key, plan);
+                }
             }
         }
         match self.plans.get(key) {

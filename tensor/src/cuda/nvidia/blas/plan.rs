@@ -7,6 +7,7 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use cudarc::driver;
 use std::ffi::c_void;
+use std::fmt;
 
 /// How many algorithms are requested: at run time cuBLASLt may refuse the one that it has recommended first.
 const CHOICES: usize = 8;
@@ -78,6 +79,22 @@ impl PlanKey {
     pub fn bare(self) -> Self {
         let [a, b, c, plus, _] = self.alignment;
         Self { epilogue: Epilogue::None, alignment: [a, b, c, plus, MOST_ALIGNED], ..self }
+    }
+}
+
+/// `64x401408 by 401408x128, bf16 to f32, with sums`
+impl fmt::Display for PlanKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [m, n, k] = self.extents;
+        write!(f, "{m}x{k} by {k}x{n}, {} to {}", self.types[0], self.types[1])?;
+        if self.batch > 1 {
+            write!(f, ", {} of them", self.batch)?;
+        }
+        match self.epilogue {
+            Epilogue::None => Ok(()),
+            Epilogue::Row => f.write_str(", a row added"),
+            Epilogue::Sums => f.write_str(", with sums"),
+        }
     }
 }
 
@@ -311,6 +328,17 @@ impl Plan {
                 stream.cast(),
             )
         }
+    }
+}
+
+/// How busy each recommended algorithm keeps the GPU, and the workspace that it takes.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, choice) in self.algorithms.iter().enumerate() {
+            let comma = if place == 0 { "" } else { ", " };
+            write!(f, "{comma}{:.2} waves ({} kB)", choice.wavesCount, choice.workspaceSize / 1000)?;
+        }
+        Ok(())
     }
 }
 
