@@ -8,10 +8,10 @@ use std::thread::available_parallelism;
 use tensor::cpu::parallel::thread_pool;
 
 /// The most threads that can be asked for.
-pub const MOST_THREADS: usize = 1024;
+pub const MAX_THREADS: usize = 1024;
 /// The most threads per core. More would spend their time looking for work: 32 take one and a half times as long as
 /// one, 512 four hundred times.
-const MOST_PER_CORE: usize = 8;
+const MAX_PER_CORE: usize = 8;
 
 /// The environment variable from which rayon takes the number of threads if none is given.
 const VARIABLE: &str = "RAYON_NUM_THREADS";
@@ -22,7 +22,7 @@ pub fn pool(asked: usize) -> Result<ThreadPool> {
     let cores = available_parallelism().map_or(1, usize::from);
     let usual = || usual_threads(&std::env::var(VARIABLE).ok()?);
     let asked = Some(asked).filter(|&asked| asked > 0).or_else(usual).filter(|&asked| asked > 0).unwrap_or(cores);
-    let threads = asked.min(cores * MOST_PER_CORE);
+    let threads = asked.min(cores * MAX_PER_CORE);
     if threads < asked {
         tell!(
             io::stderr(),

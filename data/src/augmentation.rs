@@ -8,8 +8,8 @@ use crate::resample::Filter;
 use crate::{Error, Mixing, Result};
 
 /// The most operations of RandAugment an image.
-const MOST_OPERATIONS: usize = 16;
-const MOST_REPEATS: usize = 1000;
+const MAX_OPERATIONS: usize = 16;
+const MAX_REPEATS: usize = 1000;
 
 /// How a training image is cropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,7 +147,7 @@ impl Augmentation {
             ));
         }
         for (name, value, range) in
-            [("rand_augment", self.rand_augment, 0..=MOST_OPERATIONS), ("repeats", self.repeats, 1..=MOST_REPEATS)]
+            [("rand_augment", self.rand_augment, 0..=MAX_OPERATIONS), ("repeats", self.repeats, 1..=MAX_REPEATS)]
         {
             if !range.contains(&value) {
                 return Err(Error::setting(name, format!("{value} is not in {}..={}", range.start(), range.end())));

@@ -144,16 +144,16 @@ pub enum Attend {
 
 // Limits far beyond any real model: they keep the arithmetic on sizes from overflowing, and a slip of the
 // keyboard from asking for more memory than there is.
-const MOST_STAGES: usize = 12;
-const MOST_BLOCKS: usize = 256;
-const MOST_CHANNELS: usize = 1 << 16;
-const MOST_CLASSES: usize = 1 << 20;
-const MOST_PARAMETERS: f64 = 4e9;
+const MAX_STAGES: usize = 12;
+const MAX_BLOCKS: usize = 256;
+const MAX_CHANNELS: usize = 1 << 16;
+const MAX_CLASSES: usize = 1 << 20;
+const MAX_PARAMETERS: f64 = 4e9;
 /// Routing compares all regions with all others.
-const MOST_N_WIN: usize = 64;
+const MAX_N_WIN: usize = 64;
 /// The largest side of an image, and the most tokens of a stage's map with its padding.
-const MOST_SIDE: usize = 1 << 13;
-const MOST_TOKENS: usize = 1 << 22;
+const MAX_SIDE: usize = 1 << 13;
+const MAX_TOKENS: usize = 1 << 22;
 
 impl ModelConfig {
     /// The number of stages.
@@ -205,8 +205,8 @@ impl ModelConfig {
     pub fn check(&self) -> Result<()> {
         let wrong = |field: &'static str, message: String| Err(Error::Config { field, message });
         let stages = self.stages();
-        if !(1..=MOST_STAGES).contains(&stages) || self.depth.iter().any(|blocks| !(1..=MOST_BLOCKS).contains(blocks)) {
-            let limits = format!("1 to {MOST_STAGES} stages, each of 1 to {MOST_BLOCKS} blocks");
+        if !(1..=MAX_STAGES).contains(&stages) || self.depth.iter().any(|blocks| !(1..=MAX_BLOCKS).contains(blocks)) {
+            let limits = format!("1 to {MAX_STAGES} stages, each of 1 to {MAX_BLOCKS} blocks");
             return wrong("depth", format!("expected {limits}, got {:?}", self.depth));
         }
         if self.features == Features::Dense && self.family == Family::BiformerStlNchw {
@@ -228,8 +228,8 @@ impl ModelConfig {
         if !self.mlp_ratio.fits(stages) {
             return wrong("mlp_ratio", format!("one value, or one for each of {stages} stages"));
         }
-        if !(1..=MOST_CLASSES).contains(&self.num_classes) {
-            return wrong("num_classes", format!("{} classes, expected 1 to {MOST_CLASSES}", self.num_classes));
+        if !(1..=MAX_CLASSES).contains(&self.num_classes) {
+            return wrong("num_classes", format!("{} classes, expected 1 to {MAX_CLASSES}", self.num_classes));
         }
         for (field, kernel) in [("lce_kernel", self.lce_kernel), ("pos_kernel", self.pos_kernel)] {
             if kernel > 0 && !SIZES.contains(&kernel) {
@@ -256,9 +256,9 @@ impl ModelConfig {
         }
         (0..stages).try_for_each(|stage| self.check_stage(stage))?;
         let parameters = self.rough_size();
-        if parameters > MOST_PARAMETERS {
+        if parameters > MAX_PARAMETERS {
             let message = format!("{:?} with depth {:?} makes {parameters:.0e} parameters", self.embed_dim, self.depth);
-            return wrong("embed_dim", format!("{message}, more than the {MOST_PARAMETERS:.0e} that fit in memory"));
+            return wrong("embed_dim", format!("{message}, more than the {MAX_PARAMETERS:.0e} that fit in memory"));
         }
         Ok(())
     }
@@ -275,16 +275,16 @@ impl ModelConfig {
     fn check_stage(&self, stage: usize) -> Result<()> {
         let wrong = |field: &'static str, message: String| Err(Error::Config { field, message });
         let (dim, n_win, ratio) = (self.embed_dim[stage], self.n_win.at(stage), self.mlp_ratio.at(stage));
-        if !(1..=MOST_CHANNELS).contains(&dim) {
-            return wrong("embed_dim", format!("{dim} channels in stage {}, expected 1 to {MOST_CHANNELS}", stage + 1));
+        if !(1..=MAX_CHANNELS).contains(&dim) {
+            return wrong("embed_dim", format!("{dim} channels in stage {}, expected 1 to {MAX_CHANNELS}", stage + 1));
         }
         if !(ratio > 0.0 && ratio <= 64.0) || self.hidden(stage) == 0 {
             return wrong("mlp_ratio", format!("{ratio} in stage {} leaves no sensible MLP", stage + 1));
         }
         match self.attend(stage) {
             Attend::Routed(k) => {
-                if !(1..=MOST_N_WIN).contains(&n_win) {
-                    return wrong("n_win", format!("{n_win} in stage {}, expected 1 to {MOST_N_WIN}", stage + 1));
+                if !(1..=MAX_N_WIN).contains(&n_win) {
+                    return wrong("n_win", format!("{n_win} in stage {}, expected 1 to {MAX_N_WIN}", stage + 1));
                 }
                 if k == 0 || k > n_win * n_win {
                     let k = self.topks[stage];
@@ -321,14 +321,11 @@ impl ModelConfig {
             let map = [height, width].map(|side| self.map_side(side, stage));
             let cut = self.regions(map, stage);
             let (regions, map) = cut.map_or((1, map), |regions| (regions.count(), regions.map()));
-            map[0] * map[1] > MOST_TOKENS || regions > MOST_N_WIN * MOST_N_WIN
+            map[0] * map[1] > MAX_TOKENS || regions > MAX_N_WIN * MAX_N_WIN
         };
-        if height.max(width) > MOST_SIDE || (0..self.stages()).any(large) {
-            let most = format!("{MOST_TOKENS} tokens or {} regions in a stage", MOST_N_WIN * MOST_N_WIN);
-            return unfit(
-                format!("expected at most {MOST_SIDE} pixels a side, and {most}"),
-                "use a smaller one".into(),
-            );
+        if height.max(width) > MAX_SIDE || (0..self.stages()).any(large) {
+            let most = format!("{MAX_TOKENS} tokens or {} regions in a stage", MAX_N_WIN * MAX_N_WIN);
+            return unfit(format!("expected at most {MAX_SIDE} pixels a side, and {most}"), "use a smaller one".into());
         }
         let bad = |side: usize| (0..self.stages()).find(|&stage| !self.side_fits(side, stage));
         let Some((side, stage)) = [height, width].into_iter().find_map(|side| Some((side, bad(side)?))) else {
@@ -348,7 +345,7 @@ impl ModelConfig {
         let (whole, last) = (strides[0], strides[self.stages() - 1]);
         let fits = |of: usize| move |&side: &usize| bad(side).is_none() && side.is_multiple_of(of);
         let below = |of| (1..side).rev().find(fits(of));
-        let above = |of| (side + 1..=MOST_SIDE).find(fits(of));
+        let above = |of| (side + 1..=MAX_SIDE).find(fits(of));
         let (below, above) = (
             below(last).or_else(|| below(whole)).or_else(|| below(1)),
             above(last).filter(|&fits| fits <= 2 * side).or_else(|| above(whole)).or_else(|| above(1)),

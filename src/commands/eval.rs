@@ -29,10 +29,10 @@ const WAY_OUT: &str = "these weights are of no use, take those of another run";
 
 /// The most classes for which the confusion matrix is reported: with more, it would be mostly zeros, and larger than
 /// the rest of the report.
-const MOST_CONFUSED: usize = 2000;
+const MAX_CONFUSED: usize = 2000;
 
 /// How many of the most frequent mistakes are shown.
-const MOST_MISTAKES: usize = 5;
+const MAX_MISTAKES: usize = 5;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -208,7 +208,7 @@ impl Tally {
     ) -> Result<Report> {
         let (all, macro_top1) = (self.all, self.macro_top1());
         // A row in one line, if they are not too many.
-        let rows = (classes.len() <= MOST_CONFUSED).then(|| self.confusion());
+        let rows = (classes.len() <= MAX_CONFUSED).then(|| self.confusion());
         let confusion =
             rows.map(|rows| rows.iter().map(to_raw_value).collect::<serde_json::Result<_>>()).transpose()?;
         let mut taken_for = vec![0; classes.len()];
@@ -241,7 +241,7 @@ impl Tally {
         let wrong = self.taken.iter().filter(|([label, predicted], _)| label != predicted);
         let mut wrong: Vec<_> = wrong.map(|(pair, &count)| (pair.map(|class| class as usize), count)).collect();
         wrong.sort_by_key(|&(_, count)| Reverse(count));
-        wrong.truncate(MOST_MISTAKES);
+        wrong.truncate(MAX_MISTAKES);
         wrong
     }
 
@@ -321,7 +321,7 @@ const MEASURE_ALL: &str = "; to measure all images there are: --split all";
 fn open(arguments: &Arguments) -> Result<Opened> {
     let TrainedModel { mut model, mut config, data: mut known, named } = arguments.trained.load()?;
     let classes = known.classes.len();
-    if arguments.confusion.is_some() && classes > confusion::MOST_CLASSES {
+    if arguments.confusion.is_some() && classes > confusion::MAX_CLASSES {
         bail!("--confusion: of {classes} classes a picture would show little; --json has the counts");
     }
     let (source, whose) = arguments.data.as_ref().map_or((&config.data, OF_THE_RUN), |given| (given, ""));

@@ -3,7 +3,7 @@
 use super::set::{Assignments, assignment, changed, fields, run_field};
 use crate::config::{Changes, merge};
 use crate::printing::tell;
-use crate::threads::{MOST_THREADS, pool};
+use crate::threads::{MAX_THREADS, pool};
 use crate::trainer::stored::Stored;
 use crate::trainer::trained::TrainedModel;
 use anyhow::{Result, bail};
@@ -102,8 +102,8 @@ impl Threads {
     /// Runs `work` on a pool of this many threads. All computation must run on such a pool: its threads flush denormals
     /// to zero, and others do not.
     pub fn run<R: Send>(self, work: impl FnOnce() -> Result<R> + Send) -> Result<R> {
-        if self.threads > MOST_THREADS {
-            bail!("--threads {}: expected up to {MOST_THREADS}, or 0 for one per core", self.threads);
+        if self.threads > MAX_THREADS {
+            bail!("--threads {}: expected up to {MAX_THREADS}, or 0 for one per core", self.threads);
         }
         pool(self.threads)?.install(work)
     }

@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::Path;
 
 /// An upper bound on the bytes of a report on every operation, with a wide margin.
-const LARGEST_REPORT: u64 = 1 << 24;
+const MAX_REPORT: u64 = 1 << 24;
 /// How many of its first bytes identify another kind of result.
 const BEGINNING: u64 = 1 << 16;
 
@@ -81,7 +81,7 @@ impl Kind {
         fs::metadata(path).is_ok_and(|file| file.len() == 0)
             || match self {
                 Kind::Checks => {
-                    let list = serde_json::from_slice::<Vec<Value>>(&beginning(path, LARGEST_REPORT));
+                    let list = serde_json::from_slice::<Vec<Value>>(&beginning(path, MAX_REPORT));
                     list.is_ok_and(|list| list.iter().all(|report| is(report, "op") && is(report, "kill_rate")))
                 }
                 Kind::Predictions => {

@@ -24,7 +24,7 @@ use tensor::{DType, Tensor};
 /// Pixels that the model sees in one pass: enough to keep all cores busy, and few enough to take little memory.
 const AT_ONCE: usize = 1 << 20;
 /// The most pictures in one pass, however small: with more, the first results would be slow to appear.
-const MOST_AT_ONCE: usize = 64;
+const MAX_AT_ONCE: usize = 64;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -83,11 +83,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         let Opened { pictures, without, model, classes, size, at_once, transform } = open(arguments)?;
         let factors = model.prepared()?;
         let mut maps = arguments.attention.as_deref().map(|file| AttentionMaps::new(file, arguments.at));
-        let (mut status, mut listed) = (Status::Done, Listed { json: arguments.json, top: arguments.top, any: false });
+        let mut listed = Listed { json: arguments.json, top: arguments.top, any: false, status: Status::Done };
         for (folder, error) in without {
-            let outcome = Outcome::Error(error.to_string());
-            print_error(&error);
-            status = Status::InputsSkipped;
+            let outcome = listed.skip(&error);
             unless_closed(listed.print(&Prediction { path: folder.to_string_lossy(), outcome }))?;
         }
         'chunks: for paths in pictures.chunks(at_once) {
@@ -103,12 +101,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                 let outcome = match loaded {
                     Ok(_) => Outcome::Classes(by_probability(&classes, probabilities.next().unwrap_or_default())),
                     // The other pictures are not affected.
-                    Err(error) => {
-                        let told = error.to_string();
-                        print_error(&error.into());
-                        status = Status::InputsSkipped;
-                        Outcome::Error(told)
-                    }
+                    Err(error) => listed.skip(&error.into()),
                 };
                 match listed.print(&Prediction { path: path.to_string_lossy(), outcome }) {
                     // The output is no longer read, but there may be something to draw.
@@ -124,6 +117,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         if let Some(maps) = maps {
             maps.draw()?;
         }
+        let status = listed.status;
         unless_closed(listed.end())?;
         Ok(status)
     })
@@ -165,7 +159,7 @@ fn open(arguments: &Arguments) -> Result<Opened> {
         note_unsaid(&config, data.classes.len() == 1000);
     }
     let size = config.image_size;
-    let at_once = (AT_ONCE / (size * size)).clamp(1, MOST_AT_ONCE);
+    let at_once = (AT_ONCE / (size * size)).clamp(1, MAX_AT_ONCE);
     (config.batch_size, config.device) = (at_once.min(pictures.len()), arguments.compute.device);
     let images = image_bytes(&config, [size; 2]);
     ensure_room_to_infer(&config, [size; 2], images, DType::F32, "a smaller --image-size")?;
@@ -189,9 +183,18 @@ struct Listed {
     top: usize,
     /// Whether the list has begun.
     any: bool,
+    /// Whether a picture had to be skipped.
+    status: Status,
 }
 
 impl Listed {
+    /// Reports a picture that is skipped.
+    fn skip(&mut self, error: &Error) -> Outcome<'static> {
+        print_error(error);
+        self.status = Status::InputsSkipped;
+        Outcome::Error(error.to_string())
+    }
+
     fn print(&mut self, prediction: &Prediction<'_>) -> Result<()> {
         if self.json {
             let entry = serde_json::to_string_pretty(prediction)?.replace('\n', "\n  ");

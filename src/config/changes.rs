@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// How many letters of a wrong line an error shows.
-const LONGEST_LINE: usize = 60;
+const MAX_LINE: usize = 60;
 
 /// The model of a run that asks for none.
 pub const DEFAULT_MODEL: &str = "nano";
@@ -109,7 +109,7 @@ pub fn parse_table(text: &str) -> Result<Table> {
         let line =
             error.span().map_or(0, |span| text.as_bytes()[..span.start.min(text.len())].split(|&b| b == b'\n').count());
         let shown = text.lines().nth(line.saturating_sub(1)).unwrap_or_default().trim();
-        let shown: String = shown.chars().take(LONGEST_LINE).collect();
+        let shown: String = shown.chars().take(MAX_LINE).collect();
         anyhow::anyhow!("line {line} ({shown}): {}", one_line(error.message()))
     })
 }

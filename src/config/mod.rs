@@ -11,7 +11,7 @@ pub use schedule::{ScheduleConfig, ScheduleRule};
 
 use crate::device::{Compute, DeviceName, Precision};
 use crate::printing::one_line;
-use crate::threads::MOST_THREADS;
+use crate::threads::MAX_THREADS;
 use anyhow::{Context, Result, bail};
 use autograd::Tape;
 use changes::{differences, parse_table, subnormal, usual_folder};
@@ -304,8 +304,8 @@ impl RunConfig {
             );
         }
         self.ensure_statistics([self.image_size; 2])?;
-        if self.threads > MOST_THREADS {
-            bail!("threads = {}, expected up to {MOST_THREADS}, or 0 for one per core", self.threads);
+        if self.threads > MAX_THREADS {
+            bail!("threads = {}, expected up to {MAX_THREADS}, or 0 for one per core", self.threads);
         }
         if !(0.0..1.0).contains(&self.label_smoothing) {
             bail!("label_smoothing = {}, expected at least 0 and less than 1", self.label_smoothing);

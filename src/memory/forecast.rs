@@ -26,7 +26,7 @@ const INFERENCE: Effort = Effort { pixels: 3 * TRAINING.pixels, macs: 2 * TRAINI
 /// The fewest images measured for a training forecast, which also measures two thirds of them. Two thirds of 6 is 4,
 /// the number of piece groups, each with gradient buffers of its own: with fewer images, one image more would also add
 /// a group's buffers, and the slope would be wrong.
-const LEAST_TO_TRAIN: usize = 6;
+const MIN_TO_TRAIN: usize = 6;
 
 /// How many passes of inference are measured.
 const PASSES: usize = 4;
@@ -136,7 +136,7 @@ impl Sample {
     /// takes.
     pub fn to_train(config: &RunConfig, size: Size) -> Result<Self> {
         let sample = Self::of(config, size, TRAINING, 1)?;
-        Ok(Self { most: sample.most.max(LEAST_TO_TRAIN), ..sample })
+        Ok(Self { most: sample.most.max(MIN_TO_TRAIN), ..sample })
     }
 
     /// The sample for a forecast of inference, and how many images the model processes at once.

@@ -8,7 +8,7 @@ use plotters::style::text_anchor::HPos;
 use std::path::Path;
 
 /// The most classes that are drawn: with more, the cells on a page that fits a screen would be too small to read.
-pub const MOST_CLASSES: usize = 100;
+pub const MAX_CLASSES: usize = 100;
 
 const MARGIN: f64 = 28.0;
 /// What lies above the cells: title, subtitle and the columns' numbers.
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn pages_of_any_number_of_classes() -> Result<()> {
-        for count in [0, 1, 45, MOST_CLASSES] {
+        for count in [0, 1, 45, MAX_CLASSES] {
             let classes: Vec<String> = (0..count).map(|class| format!("{class} {}", "long ".repeat(20))).collect();
             let counts = vec![vec![123_456_789; count]; count];
             let (width, height) = drawn(&classes, &counts)?.dimensions();

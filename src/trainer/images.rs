@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// The smallest default batch: with fewer images, batch statistics and gradients would be too noisy.
-const LEAST_BATCH: usize = 4;
+const MIN_BATCH: usize = 4;
 
 /// Images to learn from and images to be tested on, of the same classes.
 pub struct Images {
@@ -102,7 +102,7 @@ impl Images {
     /// prints a note.
     pub(super) fn settle_batch(&self, config: &mut RunConfig) {
         let (images, parts) = (self.train.len(), config.micro_batches);
-        let quarter = (images / 4).max(LEAST_BATCH).min(images) / parts * parts;
+        let quarter = (images / 4).max(MIN_BATCH).min(images) / parts * parts;
         if (1..config.batch_size).contains(&quarter) {
             tell!(
                 io::stderr(),

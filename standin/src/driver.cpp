@@ -23,7 +23,7 @@ struct Function {
     int dynamic_shared; // that it may have
 };
 
-constexpr int MOST_SHARED = 227 << 10;
+constexpr int MAX_SHARED = 227 << 10;
 // What the driver takes of the device's memory for a module, or a recording.
 constexpr size_t OWN = 1 << 20;
 
@@ -127,7 +127,7 @@ EXPORTED Status cuDeviceGetAttribute(int* value, int attribute, int) {
         case 16: *value = setting("STANDIN_MULTIPROCESSORS", 132); return SUCCESS;
         case 75: *value = capability / 10; return SUCCESS;
         case 76: *value = capability % 10; return SUCCESS;
-        case 97: *value = MOST_SHARED; return SUCCESS; // the opt-in maximum
+        case 97: *value = MAX_SHARED; return SUCCESS; // the opt-in maximum
         default: return INVALID_VALUE;
         }
     });
@@ -334,7 +334,7 @@ EXPORTED Status cuFuncGetAttribute(int* value, int attribute, Function* function
 
 EXPORTED Status cuFuncSetAttribute(Function* function, int attribute, int value) {
     return call([&] {
-        int most = MOST_SHARED - function->kernel->shared_bytes;
+        int most = MAX_SHARED - function->kernel->shared_bytes;
         if (attribute != 8 || value < 0 || value > most) return INVALID_VALUE;
         function->dynamic_shared = value;
         return SUCCESS;

@@ -117,7 +117,7 @@ pub fn set_poison(on: bool) {
 const SMALL: usize = 1 << 16;
 /// Every buffer is shorter than this, half of the largest allocation: rounding its size up and aligning its slab cannot
 /// overflow.
-pub(crate) const MOST_BYTES: usize = isize::MAX as usize / 2;
+pub(crate) const MAX_BYTES: usize = isize::MAX as usize / 2;
 pub(crate) const PAGE: usize = 1 << 12;
 /// The alignment of slabs.
 const HUGE_PAGE: usize = 1 << 21;
@@ -250,7 +250,7 @@ impl Buffer {
     }
 
     fn of(slabs: &'static Mutex<Slabs>, len: usize) -> Self {
-        assert!(len < MOST_BYTES, "a buffer of {len} bytes cannot exist");
+        assert!(len < MAX_BYTES, "a buffer of {len} bytes cannot exist");
         let (start, place) = lock(slabs).take(capacity_for(len));
         let in_use = POOL.in_use.fetch_add(len, Ordering::Relaxed) + len;
         POOL.peak_in_use.fetch_max(in_use, Ordering::Relaxed);

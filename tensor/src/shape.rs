@@ -1,6 +1,6 @@
 //! Shapes and strides.
 
-use crate::buffer::MOST_BYTES;
+use crate::buffer::MAX_BYTES;
 use crate::{Error, Result};
 use smallvec::SmallVec;
 use std::{fmt, ops::Deref};
@@ -27,7 +27,7 @@ impl Shape {
     /// decides, and an extent of zero counts as one.
     pub fn countable(self, op: &'static str) -> Result<Self> {
         let all = self.iter().try_fold(size_of::<f64>(), |bytes, &extent| bytes.checked_mul(extent.max(1)));
-        match all.is_some_and(|bytes| bytes < MOST_BYTES) {
+        match all.is_some_and(|bytes| bytes < MAX_BYTES) {
             true => Ok(self),
             false => Err(Error::argument(op, format!("a tensor of shape {self} has more bytes than can be counted"))),
         }

@@ -31,10 +31,10 @@ pub const OLD_MAGIC: &[u8] = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9";
 const PLACES: [&str; 4] = ["model", "state_dict", "model_state_dict", "module"];
 /// The longest pickle that is read: any model's is shorter, and one of a hundred thousand tensors is longer. Reading
 /// one takes up to eighty times its length in memory.
-const LONGEST_PICKLE: u64 = 8 << 20;
+const MAX_PICKLE: u64 = 8 << 20;
 /// How many times the length of the file its tensors may take in all: they may share storage, but a short file must not
 /// fill the memory or take hours to read.
-const MOST_SHARING: u64 = 8;
+const MAX_SHARING: u64 = 8;
 
 /// What is wrong with a file.
 #[derive(Debug)]
@@ -79,8 +79,8 @@ pub fn read(path: &Path) -> crate::error::Result<TensorFile> {
 }
 
 fn parse(file: File, length: u64) -> Result<TensorFile> {
-    let mut archive = Archive::open(file, length.saturating_mul(MOST_SHARING))?;
-    let pickle = archive.entry("data.pkl", LONGEST_PICKLE)?;
+    let mut archive = Archive::open(file, length.saturating_mul(MAX_SHARING))?;
+    let pickle = archive.entry("data.pkl", MAX_PICKLE)?;
     assemble(&Values::read(&pickle)?, archive.left(), |key| archive.entry(&format!("data/{key}"), u64::MAX))
 }
 
@@ -158,7 +158,7 @@ mod tests {
 
     fn pickle(name: &str) -> Vec<u8> {
         let mut archive = Archive::open(File::open(format!("{FIXTURES}/{name}")).unwrap(), u64::MAX).unwrap();
-        archive.entry("data.pkl", LONGEST_PICKLE).unwrap()
+        archive.entry("data.pkl", MAX_PICKLE).unwrap()
     }
 
     /// Checksums keep most damage from the pickle; who writes one on purpose gets them right.

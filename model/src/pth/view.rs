@@ -7,7 +7,7 @@ use safetensors::tensor::Dtype;
 use tensor::Tensor;
 
 /// The most axes of a tensor that is read: no layer has more.
-const MOST_AXES: usize = 8;
+const MAX_AXES: usize = 8;
 /// How many levels of wrappers around a tensor are followed, such as a parameter or a tensor subclass.
 const DEEPEST: usize = 4;
 
@@ -68,8 +68,8 @@ impl<'v> View<'v> {
             _ => Err(impossible()),
         };
         let extents = |id: Id| match items(id)? {
-            axes if axes.len() <= MOST_AXES => axes.iter().map(|&axis| number(axis)).collect(),
-            axes => Err(Problem::Unfit(format!("it has {} axes; up to {MOST_AXES} are read", axes.len()))),
+            axes if axes.len() <= MAX_AXES => axes.iter().map(|&axis| number(axis)).collect(),
+            axes => Err(Problem::Unfit(format!("it has {} axes; up to {MAX_AXES} are read", axes.len()))),
         };
         let arguments = items(arguments)?;
         let [storage, offset, shape, strides, ..] = *arguments else { return Err(impossible()) };

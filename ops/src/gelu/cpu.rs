@@ -4,7 +4,7 @@ use rayon::prelude::*;
 use std::slice;
 use tensor::cpu::normal::Normal;
 use tensor::cpu::parallel::{GRAIN, Out};
-use tensor::cpu::registers::{MOST_LANES, Registers, Vector, load, store};
+use tensor::cpu::registers::{MAX_LANES, Registers, Vector, load, store};
 use tensor::{Float, simd};
 
 pub fn forward<T: Float>(x: &[T], y: &mut [T]) {
@@ -36,7 +36,7 @@ unsafe fn forward_part<T: Float, V: Vector<T>>(x: *const T, y: *mut T, len: usiz
         unsafe { store(gelu(load::<T, V>(x.add(start)), normal), y.add(start)) };
     }
     // The remainder is processed in a full register too: an element's bits must not depend on how many lie beside it.
-    let (mut rest, count) = ([T::zero(); MOST_LANES], len - whole);
+    let (mut rest, count) = ([T::zero(); MAX_LANES], len - whole);
     // SAFETY: as above.
     unsafe {
         rest[..count].copy_from_slice(slice::from_raw_parts(x.add(whole), count));
@@ -66,7 +66,7 @@ unsafe fn backward_part<T: Float, V: Vector<T>>(dy: &[T], x: &[T], out: Out<'_, 
     let (dx, rest) = out.data.split_at_mut(x.len() - x.len() % V::LANES);
     let (of_dy, of_x) = (dy.chunks_exact(V::LANES), x.chunks_exact(V::LANES));
     // As in the forward pass.
-    let [mut wide_dx, mut wide_dy, mut wide_x] = [[T::zero(); MOST_LANES]; 3];
+    let [mut wide_dx, mut wide_dy, mut wide_x] = [[T::zero(); MAX_LANES]; 3];
     for (wide, part) in [(&mut wide_dx, &*rest), (&mut wide_dy, of_dy.remainder()), (&mut wide_x, of_x.remainder())] {
         wide[..part.len()].copy_from_slice(part);
     }

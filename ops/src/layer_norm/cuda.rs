@@ -20,7 +20,7 @@ pub static KERNELS: Module = Module {
 
 /// Threads per block, the maximum number of packs per lane, and how many packs a lane loads at once: as in `kernel.cu`.
 const THREADS: usize = 256;
-const MOST_PACKS: usize = 4;
+const MAX_PACKS: usize = 4;
 const AHEAD: usize = 4;
 
 /// The number of multiprocessors to keep busy: that of an H200. A constant, because the order of summation depends on
@@ -50,7 +50,7 @@ impl Rows {
     fn new(rows: usize, channels: usize, dtype: DType, maps: &[u64]) -> Self {
         let (size, packs) = (16 / dtype.size(), channels * dtype.size() / 16);
         let whole = channels.is_multiple_of(size) && maps.iter().all(|address| address.is_multiple_of(16));
-        let fits = whole && (1..=32 * MOST_PACKS).contains(&packs);
+        let fits = whole && (1..=32 * MAX_PACKS).contains(&packs);
         Self { rows, channels, shares: fits.then(|| Shares::new(rows, packs)) }
     }
 

@@ -14,7 +14,7 @@ pub static KERNELS: Module = Module {
 
 /// Elements per piece of the norm's sum, and the maximum number of pieces.
 const PIECE: usize = 1 << 14;
-const MOST_PIECES: usize = 1024;
+const MAX_PIECES: usize = 1024;
 /// The place of the norm among the controls of a step, and how many there are.
 const NORM: usize = 9;
 const CONTROLS: usize = 10;
@@ -79,7 +79,7 @@ pub(crate) fn norm(x: &Tensor) -> Result<f64> {
 
 /// The same, stored as a number, or among the controls of a step together with the scale that clips x.
 fn find_norm(x: &Tensor, norm: Option<&mut Tensor>, controls: Option<&mut Tensor>) -> Result<()> {
-    let pieces = x.count().div_ceil(PIECE).clamp(1, MOST_PIECES);
+    let pieces = x.count().div_ceil(PIECE).clamp(1, MAX_PIECES);
     let mut partial = partial_sums(&x.device(), DType::F64, [1, pieces, 1])?;
     let launch = KERNELS.launch(x.gpu("gradient_norm")?, "gradient_norm<T>", x.dtype())?.blocks(pieces);
     let launch = launch.input(x)?.output(&mut partial)?.optional_output(norm)?.optional_output(controls)?;

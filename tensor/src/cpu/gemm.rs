@@ -68,9 +68,9 @@ pub(super) fn last_place((rows, cols): (usize, usize), (row_stride, col_stride):
 
 /// A task has at least this many rows, if there are as many: all of them use a panel of B before the next one replaces
 /// it in the cache.
-const LEAST_ROWS: usize = 128;
+const MIN_ROWS: usize = 128;
 /// The same if each task packs its panels, which takes as long as multiplying them by some ten rows.
-const LEAST_ROWS_TO_PACK: usize = 512;
+const MIN_ROWS_TO_PACK: usize = 512;
 /// The largest result for which partial sums over the inner axis are worth their memory.
 const MAX_PARTIAL: usize = 1 << 18;
 
@@ -205,7 +205,7 @@ fn multiply_with<F: Factor, A: Registers>(
     // Tall products are split by rows; those with too few rows to amortise loading B into the cache are split by
     // panels, too.
     let (panels, piece) = (n.div_ceil(width), F::piece(isa));
-    let least = if let Right::Packed(_) = b { LEAST_ROWS } else { LEAST_ROWS_TO_PACK };
+    let least = if let Right::Packed(_) = b { MIN_ROWS } else { MIN_ROWS_TO_PACK };
     let rows = (piece / (k * n).max(1)).clamp(least, 1024).next_multiple_of(32);
     let panels_per_task = match threads {
         true => (piece / (k * m.min(rows) * width).max(1)).clamp(1, panels),

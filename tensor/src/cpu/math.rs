@@ -55,7 +55,7 @@ pub(super) const ROUND_BIASED: f32 = ROUND + 127.0;
 pub(super) const EXP2: [f32; 7] =
     [1.559_467_8e-4, 1.340_664_3e-3, 9.617_693e-3, 5.550_310_4e-2, 2.402_265_2e-1, 6.931_472_4e-1, 1.0];
 /// Powers of two with a smaller exponent are not normal numbers.
-pub(super) const LEAST_EXPONENT: f32 = -126.0;
+pub(super) const MIN_EXPONENT: f32 = -126.0;
 
 impl Transcendental for f32 {
     /// x = n·ln 2 + r with |r| <= ln 2 / 2; e^r by Taylor's series to r^7 (whose next term is below
@@ -82,7 +82,7 @@ impl Transcendental for f32 {
     /// number.
     #[inline(always)]
     fn exp2<A: Arch>(self) -> f32 {
-        let x = if self < LEAST_EXPONENT { LEAST_EXPONENT } else { self };
+        let x = if self < MIN_EXPONENT { MIN_EXPONENT } else { self };
         let shifted = x + ROUND_BIASED;
         let series = horner::<A, _>(x - (shifted - ROUND_BIASED), EXP2);
         series * f32::from_bits(shifted.to_bits() << 23)

@@ -82,12 +82,12 @@ fn interpolated(function: impl Fn(f64) -> f64) -> [f64; TERMS] {
 mod tests {
     use super::*;
     use crate::cpu::isa::{Isa, limits};
-    use crate::cpu::registers::{MOST_LANES, Registers, Vector};
+    use crate::cpu::registers::{MAX_LANES, Registers, Vector};
     use crate::simd;
 
     #[inline(always)]
     fn functions<A: Registers>(x: f32) -> [f32; 2] {
-        let (normal, mut values) = (Normal::tables(), [[0.0; MOST_LANES]; 2]);
+        let (normal, mut values) = (Normal::tables(), [[0.0; MAX_LANES]; 2]);
         // SAFETY: the caller has chosen an instruction set that is there.
         let x = unsafe { A::Vector::<f32>::splat(x) };
         x.normal_distribution(normal).store(&mut values[0]);

@@ -5,8 +5,8 @@ use super::factor::Factor;
 use super::gemm::{Mat, last_place};
 use super::isa::Isa;
 use super::parallel::{GRAIN, items_per_task};
-use super::registers::{MOST_LANES, Registers, Vector, copy_run, load};
-use super::tile::MOST_REGISTERS;
+use super::registers::{MAX_LANES, Registers, Vector, copy_run, load};
+use super::tile::MAX_REGISTERS;
 use super::transpose::transpose;
 use crate::{Buffer, Float, simd};
 use rayon::prelude::*;
@@ -315,4 +315,4 @@ pub(super) fn registers_per_row<A: Registers>(registers: usize) -> usize {
 }
 
 /// The most columns of a panel.
-pub(super) const WIDEST: usize = MOST_REGISTERS * MOST_LANES;
+pub(super) const WIDEST: usize = MAX_REGISTERS * MAX_LANES;

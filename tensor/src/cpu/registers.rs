@@ -45,7 +45,7 @@ pub trait Vector<T: Float>: Copy {
     /// The sum of all elements: each group of four is summed first, if `LANES` is a multiple of four.
     #[inline(always)]
     fn total(self) -> T {
-        let mut lanes = [T::zero(); MOST_LANES];
+        let mut lanes = [T::zero(); MAX_LANES];
         let apart = if Self::LANES.is_multiple_of(4) {
             let pairs = self.add(self.swap_pairs());
             pairs.add(pairs.swap_neighbours()).store(&mut lanes);
@@ -152,7 +152,7 @@ pub fn fetch<T>(memory: &[T]) {
 }
 
 /// No register has more elements.
-pub const MOST_LANES: usize = 16;
+pub const MAX_LANES: usize = 16;
 
 /// Copies a run of elements in blocks of fixed size, the last of which may overlap the one before: for runs so short
 /// that a call would take longer. Panics when the lengths differ.
@@ -294,7 +294,7 @@ mod x86;
 #[inline(always)]
 #[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
 fn one_by_one<T: Float, V: Vector<T>>(register: V, function: impl Fn(T) -> T) -> V {
-    let mut elements = [T::zero(); MOST_LANES];
+    let mut elements = [T::zero(); MAX_LANES];
     register.store(&mut elements);
     for element in &mut elements[..V::LANES] {
         *element = function(*element);
@@ -361,8 +361,8 @@ mod tests {
     #[inline(always)]
     fn check<T: Float, A: Registers>() {
         for start in [-1e30, -130.0, -30.0, -1.0, f64::NAN] {
-            let x: Vec<T> = (0..MOST_LANES).map(|i| T::of(start + 0.123 * i as f64)).collect();
-            let mut powers = [T::zero(); MOST_LANES];
+            let x: Vec<T> = (0..MAX_LANES).map(|i| T::of(start + 0.123 * i as f64)).collect();
+            let mut powers = [T::zero(); MAX_LANES];
             // SAFETY: the caller has chosen an instruction set that is there.
             unsafe { A::Vector::<T>::load(&x) }.exp2().store(&mut powers);
             for (&x, &power) in x.iter().zip(&powers).take(A::Vector::<T>::LANES) {
@@ -371,8 +371,8 @@ mod tests {
             }
         }
         // All bits set, as in poisoned memory that nothing has written.
-        let poison: Vec<T> = bytemuck::pod_collect_to_vec(&[u64::MAX; MOST_LANES]);
-        let mut powers = [T::zero(); MOST_LANES];
+        let poison: Vec<T> = bytemuck::pod_collect_to_vec(&[u64::MAX; MAX_LANES]);
+        let mut powers = [T::zero(); MAX_LANES];
         // SAFETY: as above.
         unsafe { A::Vector::<T>::load(&poison) }.exp2().store(&mut powers);
         assert!(powers.iter().take(A::Vector::<T>::LANES).all(|power| power.is_nan()), "{powers:?}");
@@ -380,7 +380,7 @@ mod tests {
 
     #[inline(always)]
     fn add_up<T: Float, A: Registers>() {
-        let x: Vec<T> = (0..MOST_LANES).map(|i| T::of((i * i) as f64)).collect();
+        let x: Vec<T> = (0..MAX_LANES).map(|i| T::of((i * i) as f64)).collect();
         let sum = |lanes: usize| x[..lanes].iter().fold(T::zero(), |sum, &x| sum + x);
         // SAFETY: the caller has chosen an instruction set that is there.
         unsafe {

@@ -2,7 +2,7 @@
 
 use super::block::{Left, Rows};
 use super::parallel::{Interleaved, put};
-use super::registers::{MOST_LANES, Vector, fetch, load, store};
+use super::registers::{MAX_LANES, Vector, fetch, load, store};
 use crate::{Float, unrolled};
 use std::hint::black_box;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub struct Runs<'a> {
 }
 
 /// The most registers that a row of a tile has.
-pub(super) const MOST_REGISTERS: usize = 3;
+pub(super) const MAX_REGISTERS: usize = 3;
 
 /// Some rows of a panel of B, and where their products go.
 #[derive(Clone, Copy)]
@@ -70,7 +70,7 @@ pub(super) unsafe fn tiles<T: Float, V: Vector<T>, R: Rows, const HEIGHT: usize,
         // SAFETY: as above.
         Begin::Zero | Begin::Kept => unsafe { [V::zero(); COUNT] },
     };
-    let mut aside = [[T::zero(); MOST_REGISTERS * MOST_LANES]; HEIGHT];
+    let mut aside = [[T::zero(); MAX_REGISTERS * MAX_LANES]; HEIGHT];
     let count = rows.len() / HEIGHT;
     let mut shares = of_b.next.chunks(of_b.next.len().div_ceil(count.max(1)).max(1));
     for row in rows.clone().step_by(HEIGHT).take(count) {
@@ -165,7 +165,7 @@ unsafe fn put_whole<T: Float, V: Vector<T>, const HEIGHT: usize, const COUNT: us
 /// Nobody else may use these rows and columns of C.
 #[inline(never)]
 unsafe fn put_part<T: Float, const HEIGHT: usize>(
-    tile: &[[T; MOST_REGISTERS * MOST_LANES]; HEIGHT],
+    tile: &[[T; MAX_REGISTERS * MAX_LANES]; HEIGHT],
     (c, c_rows): (Interleaved<'_, T>, impl Rows),
     first: usize,
     columns: Range<usize>,

@@ -8,7 +8,7 @@ use crate::{DType, Result, Tensor};
 const THREADS: usize = 256;
 const BATCH: usize = 4;
 /// Packs of columns that a block has at most.
-const MOST_ACROSS: usize = 32;
+const MAX_ACROSS: usize = 32;
 
 /// How x (R, C) is divided among blocks.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ impl Tiles {
     /// The division for elements of a type.
     pub fn new(rows: usize, columns: usize, dtype: DType) -> Self {
         let packs = columns.div_ceil(16 / dtype.size());
-        let strips = packs.div_ceil(MOST_ACROSS);
+        let strips = packs.div_ceil(MAX_ACROSS);
         let across = packs.checked_div(strips).map_or(1, |_| packs.div_ceil(strips));
         Self { rows, columns, strips, across }
     }

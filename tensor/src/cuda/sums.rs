@@ -7,13 +7,13 @@ const COUNTERS: usize = 2048;
 
 /// How many rows make a piece of a sum worth a block, and the most pieces.
 const PIECE: usize = 256;
-const MOST_PIECES: usize = 512;
+const MAX_PIECES: usize = 512;
 /// Blocks that keep any GPU busy.
 pub(super) const ENOUGH_BLOCKS: usize = 2048;
 
 /// Into how many pieces the rows of each of `strips` sums are split: this depends on these two numbers alone.
 pub fn pieces(rows: usize, strips: usize) -> usize {
-    let pieces = rows.div_ceil(PIECE).clamp(1, MOST_PIECES).min(ENOUGH_BLOCKS.div_ceil(strips.max(1)));
+    let pieces = rows.div_ceil(PIECE).clamp(1, MAX_PIECES).min(ENOUGH_BLOCKS.div_ceil(strips.max(1)));
     if have_counters(strips, pieces) { pieces } else { 1 }
 }
 
@@ -44,10 +44,7 @@ mod tests {
         for strips in 0..3000 {
             for rows in [0, 1, 256, 257, 4096, 4097, 50_000, 200_000, 10_000_000] {
                 let pieces = pieces(rows, strips);
-                assert!(
-                    (1..=MOST_PIECES).contains(&pieces) && have_counters(strips, pieces),
-                    "{strips} sums of {rows}"
-                );
+                assert!((1..=MAX_PIECES).contains(&pieces) && have_counters(strips, pieces), "{strips} sums of {rows}");
             }
         }
         assert_eq!([pieces(257, 1024), pieces(257, 1025), pieces(257, 2047)], [2, 1, 1]);

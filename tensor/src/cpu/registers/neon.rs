@@ -6,7 +6,7 @@
 
 use super::{Registers, Vector, one_by_one};
 use crate::cpu::isa::{Fused, Plain};
-use crate::cpu::math::{EXP2, LEAST_EXPONENT, ROUND_BIASED, Transcendental};
+use crate::cpu::math::{EXP2, MIN_EXPONENT, ROUND_BIASED, Transcendental};
 use crate::cpu::normal::Normal;
 use crate::{DType, Float};
 use std::arch::aarch64::*;
@@ -121,7 +121,7 @@ impl<T: Float> Vector<T> for Neon<T> {
         // The steps of one number's.
         // SAFETY: as above.
         let splat = |x: f32| unsafe { Self([vdupq_n_f32(x); 2], PhantomData) };
-        let x = splat(LEAST_EXPONENT).max(self);
+        let x = splat(MIN_EXPONENT).max(self);
         let shifted = x.add(splat(ROUND_BIASED));
         let r = x.sub(shifted.sub(splat(ROUND_BIASED)));
         let mut series = splat(EXP2[0]);

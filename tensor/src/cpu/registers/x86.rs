@@ -4,7 +4,7 @@
 
 use super::{Registers, Vector, one_by_one};
 use crate::cpu::isa::{Fused, Plain};
-use crate::cpu::math::{EXP2, LEAST_EXPONENT, ROUND, ROUND_BIASED, Transcendental};
+use crate::cpu::math::{EXP2, MIN_EXPONENT, ROUND, ROUND_BIASED, Transcendental};
 use crate::cpu::normal::{Normal, PIECES, Table};
 use crate::{DType, Float};
 use std::arch::x86_64::*;
@@ -122,7 +122,7 @@ macro_rules! register {
             // The steps of one number's. Where one of two is not a number, the second is the larger.
             // SAFETY: as above.
             unsafe {
-                let x = $max($splat(LEAST_EXPONENT), self.0);
+                let x = $max($splat(MIN_EXPONENT), self.0);
                 let shifted = $add($splat(ROUND_BIASED), x);
                 let r = $sub(x, $sub(shifted, $splat(ROUND_BIASED)));
                 let mut series = $splat(EXP2[0]);

@@ -18,7 +18,7 @@ const CHOICES: usize = 8;
 const BLOCK: usize = 128;
 
 /// The number of trailing zero bits of an address above which better alignment makes no difference.
-const MOST_ALIGNED: u32 = 8;
+const MAX_ALIGNED: u32 = 8;
 
 /// What a plan depends on: everything about a product except its addresses, of which only the alignment counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -72,13 +72,13 @@ impl PlanKey {
                 of_all(plus, c.stride, output),
                 row | of_all(sums, extents[0], output),
             ]
-            .map(|address| address.trailing_zeros().min(MOST_ALIGNED)),
+            .map(|address| address.trailing_zeros().min(MAX_ALIGNED)),
         }
     }
     /// The key of the product without its epilogue.
     pub fn bare(self) -> Self {
         let [a, b, c, plus, _] = self.alignment;
-        Self { epilogue: Epilogue::None, alignment: [a, b, c, plus, MOST_ALIGNED], ..self }
+        Self { epilogue: Epilogue::None, alignment: [a, b, c, plus, MAX_ALIGNED], ..self }
     }
 }
 
