@@ -13,8 +13,8 @@ pub const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub struct Locked {
     lock: File,
-    /// Open, so that the system cannot give its identity to another folder. Elsewhere than on Unix a folder is not moved
-    /// while a file in it is open.
+    /// Kept open: once the folder is removed, the system could otherwise give its inode number to another one. On
+    /// Windows a folder cannot be moved while a file in it is open.
     #[cfg(unix)]
     folder: File,
 }

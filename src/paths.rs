@@ -21,12 +21,22 @@ pub fn resolved(path: &Path) -> io::Result<PathBuf> {
     Ok(place)
 }
 
+/// Refuses a path with a ~ that no shell has replaced.
+pub fn ensure_expanded(path: &Path) -> Result<()> {
+    if path.starts_with("~") {
+        let shown = path.display();
+        bail!("{shown}: only a shell knows what ~ is; write the path in full, or ./{shown} for a folder named ~");
+    }
+    Ok(())
+}
+
 /// A data set's source as an absolute path, so that it is valid from any working folder.
 pub fn rooted(source: &str) -> Result<String> {
     let path = Path::new(source);
     if source == "embedded" || path.is_absolute() {
         return Ok(source.to_owned());
     }
+    ensure_expanded(path).context("data")?;
     // The parent of a symbolic link is not the parent of its target.
     let upwards = path.components().any(|component| component == Component::ParentDir);
     let rooted = if upwards { resolved(path) } else { std::path::absolute(path) };
@@ -36,10 +46,10 @@ pub fn rooted(source: &str) -> Result<String> {
 
 /// The text of a file or pipe, of at most 1 MiB, so that an endless pipe is refused.
 pub fn read_text(path: &Path, expected: &str) -> Result<String> {
-    const MOST: u64 = 1 << 20;
+    const MAX: u64 = 1 << 20;
     let mut text = vec![];
-    if File::open(path)?.take(MOST + 1).read_to_end(&mut text)? as u64 > MOST {
-        bail!("more than {MOST} bytes; expected {expected}");
+    if File::open(path)?.take(MAX + 1).read_to_end(&mut text)? as u64 > MAX {
+        bail!("more than {MAX} bytes; expected {expected}");
     }
     String::from_utf8(text).with_context(|| format!("no UTF-8 text; expected {expected}"))
 }

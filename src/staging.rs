@@ -123,8 +123,8 @@ impl Staging {
     }
 }
 
-/// A staged batch, and the work on it, which can be recorded once and replayed for batches of its size. A recording owns
-/// the memory that it works with.
+/// A staged batch, and the work on it, which can be recorded once and replayed for batches of its size. A recording
+/// owns the memory that it works with.
 pub struct Staged<R> {
     /// What is done with each batch.
     pub work: Repeated<R>,
@@ -133,8 +133,8 @@ pub struct Staged<R> {
 }
 
 impl<R> Staged<R> {
-    /// Stages a batch. Where it has another size than the previous one, the staging buffers are dropped, with the memory
-    /// of what was recorded for them, before new ones are allocated. Errors: those of the device.
+    /// Stages a batch. Where it has another size than the previous one, the staging buffers are dropped, with the
+    /// memory of what was recorded for them, before new ones are allocated. Errors: those of the device.
     pub fn stage(staged: &mut Option<Self>, batch: &Numbered, parts: usize, device: &Device) -> Result<()> {
         if let Some(staged) = staged
             && staged.batch.fill(batch, parts)?

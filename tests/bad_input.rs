@@ -144,7 +144,7 @@ fn names_that_do_not_exist() {
     biformer(&["train", "--model", "nanno"]).refused(&["no model named \"nanno\"", "did you mean \"nano\"", "tiny"]);
     biformer(&["info", "--model", "smal"]).refused(&["did you mean \"small\""]);
     biformer(&["gradcheck", "--op", "liner"]).refused(&["did you mean \"linear\"", "softmax"]);
-    biformer(&["train", "--resume", "--weights", "runs/other"]).refused(&["--resume", "name its folder with --out"]);
+    biformer(&["train", "--resume", "--weights", "runs/other"]).refused(&["--resume", "name it with --out"]);
     for (entry, meant) in [
         ("optimizer.epz=1", "did you mean \"optimizer.eps\""),
         ("mixup=0.1", "did you mean \"augmentation.mixup\""),

@@ -108,8 +108,8 @@ fn values_that_make_no_sense() {
     assert!(said.err.contains("'a.png' for '--set") && said.err.contains("put it before --set"), "{}", said.err);
 }
 
-/// What is said of a value is for those who write configurations, and a name that is looked for in the wrong place is shown
-/// to the right one.
+/// What is said of a value is for those who write configurations, and a name that is looked for in the wrong place is
+/// shown to the right one.
 #[test]
 fn words_and_names() {
     for (arguments, expected) in [
@@ -168,6 +168,8 @@ fn configurations_that_would_be_misunderstood() {
     train(&["--config", text(&no_table), "--set", "ema.decay=0.9"]).refused(&["ema: expected a table, got true"]);
     fs::write(&no_table, "epochs = 1\nseed =\n").unwrap();
     train(&["--config", text(&no_table)]).refused(&["line 2 (seed =)"]);
+    fs::write(&no_table, "[architecture]\nnum_classes = 10\nnonsense = 1\n").unwrap();
+    train(&["--config", text(&no_table), "--model", "tiny"]).refused(&["architecture.nonsense"]);
     for alone in ["batch_size=1", "micro_batches=64"] {
         train(&["--set", "augmentation.mixup=0.8", alone])
             .refused(&["augmentation.mixup or cutmix", "two images or more"]);

@@ -5,7 +5,7 @@ mod common;
 use biformer::commands::Cli;
 use biformer::data::load_image;
 use clap::CommandFactory;
-use common::program::{Ran, biformer, command, fresh, text};
+use common::program::{Ran, biformer, command, copy_folder, fresh, text};
 use common::samples;
 use serde_json::Value;
 use std::fs;
@@ -122,16 +122,22 @@ fn an_image_folder_works_like_cifar() {
     for other in ["train/light/0.heic", "train/dark/1.gif", "val/dark/notes.txt"] {
         fs::write(data.join(other), "").unwrap();
     }
+    copy_folder(&data.join("val"), &data.join("test"));
     let said = biformer(&train).ok().out;
     let lines = [
         "M parameters, 15 training images of 2 classes, 8 validation images (val/).",
         "The classes are uneven: from 5 training images (light) to 10 (dark). To see them equally often: --set augmentation.balance=1.\n",
         "note: skipped 2 files in train/ that are no images by their names: 1 .gif, 1 .heic\n",
         "note: skipped 1 file in val/ that is no image by its name: 1 .txt\n",
+        "of them; to see more of photographs: --image-size 64",
+        "The images in test/ had no part in this: biformer eval --checkpoint ",
     ];
     lines.iter().for_each(|line| assert!(said.contains(line), "{line}: {said}"));
     // What cannot be had any more is not offered.
-    let said = biformer(&["train", "--resume", "--epochs", "3", "--out", text(&run)]).ok().out;
+    // And the model's default number of classes, which the data overruled, may be asked for again.
+    let classes = ["--set", "num_classes=10"];
+    let longer = ["train", "--resume", "--epochs", "3", "--out", text(&run)];
+    let said = biformer(&[&longer[..], &classes].concat()).ok().out;
     assert!(said.contains("(light) to 10 (dark).\n"), "{said}");
     let report = json(&biformer(&["eval", "--checkpoint", text(&run), "--json"]).ok().out);
     assert_eq!(report["images"], 8);

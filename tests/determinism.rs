@@ -308,6 +308,8 @@ fn a_run_that_other_instructions_go_on_with_says_so() {
         );
     }
     assert_eq!(train("", &["--resume", "--epochs", "4"]), "", "it is said once");
+    let said = train("", &["--resume", "--epochs", "5", "--precision", "bf16"]);
+    assert!(said.contains("in f32, has computed this run") && said.contains("in bf16, goes on"), "{said}");
 }
 
 /// What stops a run, where there are signals.
@@ -385,7 +387,8 @@ mod signals {
         panic!("every run was over before it could be stopped");
     }
 
-    /// As by Ctrl-C in a terminal, where what has started the program hands it on; and as by somebody in a hurry, later.
+    /// As by Ctrl-C in a terminal, where what has started the program hands it on; and as by somebody in a hurry,
+    /// later.
     #[test]
     fn ctrl_c_twice_at_once_saves_and_once_more_later_ends() {
         let shared = shared();

@@ -1,5 +1,5 @@
-//! Training on a GPU, the machine's or the emulated one, against the CPU: the same steps, the same files. And on the CPU in
-//! bf16 against f32.
+//! Training on a GPU, the machine's or the emulated one, against the CPU: the same steps, the same files. And on the
+//! CPU in bf16 against f32.
 
 mod common;
 
@@ -86,8 +86,8 @@ fn ten_steps_are_those_of_f32_on_the_cpu() {
     let on_gpu = there().map(|gpu| [(gpu, Precision::F32, [1e-5, 2e-3]), (gpu, Precision::Bf16, [2e-3, 2e-2])]);
     let on_cpu = (DeviceName::Cpu, Precision::Bf16, [2e-3, 2e-2]);
     let (losses, weights) = train(DeviceName::Cpu, Precision::F32);
-    // Losses, and weights. Those lie further apart: the gradient of a key's bias is nothing but rounding (a softmax does not
-    // see it), and Adam makes steps of full length of it.
+    // Losses, and weights. Those lie further apart: the gradient of a key's bias is nothing but rounding (a softmax
+    // does not see it), and Adam makes steps of full length of it.
     for (device, precision, bounds) in on_gpu.into_iter().flatten().chain([on_cpu]) {
         let (there, weights_there) = train(device, precision);
         let errors = [distance(&there, &losses), distance(&weights_there, &weights)];
@@ -149,8 +149,8 @@ fn mixed_images_are_learned_from_as_on_the_cpu() {
 #[test]
 fn what_is_computed_again_has_the_bits_of_what_is_kept() {
     let Some(device) = there() else { return };
-    // A mean is a product with 1/C, which is rounded where C is no power of two; a GPU's compiler, unlike this one, would leave
-    // that out before a subtraction, if it were let.
+    // A mean is a product with 1/C, which is rounded where C is no power of two; a GPU's compiler, unlike this one,
+    // would leave that out before a subtraction, if it were let.
     let odd = ["embed_dim=24,48,96", "head_dim=24"];
     for (precision, changes) in
         [(Precision::F32, &[][..]), (Precision::Bf16, &[]), (Precision::F32, &odd), (Precision::Bf16, &odd)]
@@ -276,7 +276,8 @@ fn a_run_goes_on_on_another_device() {
         let (cpu, gpu) = (loss(&eval("cpu")), loss(&eval(&device)));
         assert!((cpu - gpu).abs() < 1e-3, "{first}: loss {cpu} on the CPU, {gpu} on the other device");
     }
-    // What goes on on another device, or in another precision, is computed there, or in that: nearly the same, not quite.
+    // What goes on on another device, or in another precision, is computed there, or in that: nearly the same, not
+    // quite.
     let second_epoch = |out: &str| {
         let metrics = std::fs::read_to_string(folder.join(out).join("metrics.jsonl")).unwrap();
         metrics.lines().nth(1).expect("two epochs").to_owned()
@@ -291,8 +292,8 @@ fn a_run_goes_on_on_another_device() {
 
 const FEW: (&str, &str) = ("STEPS", "4");
 
-/// With one multiprocessor, when requests are done as late as can be, and copies before all else; and with as many as a large
-/// GPU has, where kernels take other forms.
+/// With one multiprocessor, when requests are done as late as can be, and copies before all else; and with as many as a
+/// large GPU has, where kernels take other forms.
 #[test]
 fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };

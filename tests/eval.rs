@@ -25,8 +25,8 @@ fn of_cifar() -> &'static Trained {
     })
 }
 
-/// A run on an image folder with all three splits: of both classes 10 training images, 4 to choose by and then 1 and 3 to
-/// test on.
+/// A run on an image folder with all three splits: of both classes 10 training images, 4 to choose by and then 1 and 3
+/// to test on.
 fn of_folder() -> &'static Trained {
     static RUN: OnceLock<Trained> = OnceLock::new();
     RUN.get_or_init(|| {
@@ -354,7 +354,8 @@ fn info_says_how_far_a_run_has_come() {
     assert_eq!(whole["parameters"], alone["parameters"]);
     assert_eq!((&whole["batch_size"], &whole["run"]["config"]["epochs"]), (&5.into(), &2.into()));
     assert!(json(&biformer(&["info", "--json"]).ok().out)["run"].is_null());
-    // While a run is on its way, or after it was killed, the metrics may be ahead of the checkpoint; or they are damaged.
+    // While a run is on its way, or after it was killed, the metrics may be ahead of the checkpoint; or they are
+    // damaged.
     let copy = fresh("info-copied");
     fs::copy(run.join("checkpoint.safetensors"), copy.join("checkpoint.safetensors")).unwrap();
     let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();

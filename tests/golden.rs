@@ -187,8 +187,8 @@ struct Exactness {
     dtype: DType,
     /// Relative to the norm of what is compared.
     tolerance: f64,
-    /// Relative to the norm of all gradients: what a gradient may have that is nothing but rounding. That of a bias before a
-    /// BatchNorm is, in both.
+    /// Relative to the norm of all gradients: what a gradient may have that is nothing but rounding. That of a bias
+    /// before a BatchNorm is, in both.
     noise: f64,
 }
 
@@ -234,7 +234,8 @@ fn step(vector: &Vector, model: &BiFormer, gradients: &mut Gradients, step: usiz
     output.trace
 }
 
-/// A whole training, in f64: in f32 rounding grows from step to step, as AdamW makes whole steps of the smallest gradients.
+/// A whole training, in f64: in f32 rounding grows from step to step, as AdamW makes whole steps of the smallest
+/// gradients.
 fn train(vector: &Vector, device: &Device) {
     let json = &vector.json;
     let mut model = vector.model(DType::F64);

@@ -1,8 +1,8 @@
 //! Every CUDA kernel, compiled for every generation of GPUs without one, and held against what it may take of a
 //! multiprocessor: `tests/kernels.txt`. `UPDATE=1 cargo test --release --test kernels` writes that file anew.
 //!
-//! It needs NVRTC 13.0 (`pip install nvidia-cuda-nvrtc==13.0.88` in a virtual environment that is active). Where there is
-//! none it says that it is skipped; in CI it may not be (`REQUIRE_NVRTC`).
+//! It needs NVRTC 13.0 (`pip install nvidia-cuda-nvrtc==13.0.88` in a virtual environment that is active). Where there
+//! is none it says that it is skipped; in CI it may not be (`REQUIRE_NVRTC`).
 
 use rayon::prelude::*;
 use standin::skipped;
@@ -126,7 +126,8 @@ fn every_kernel_compiles_for_every_generation_within_its_limits() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// After all other tests: what their GPUs ran in PTX (`STANDIN_LAUNCHED` names the file that took the names) is every kernel.
+/// After all other tests: what their GPUs ran in PTX (`STANDIN_LAUNCHED` names the file that took the names) is every
+/// kernel.
 #[test]
 #[ignore = "comes after all others"]
 fn every_kernel_has_run() {

@@ -22,6 +22,8 @@ fn pictures_become_smaller_under_their_names() {
         samples::picture(&photos.join(class).join("d.png"), 50, 64, [9; 3]);
     }
     fs::write(photos.join("train/cat/notes.txt"), "about cats").unwrap();
+    // One is named as few are.
+    fs::rename(photos.join("val/cat/a.JPG"), photos.join("val/cat/a.jpe")).unwrap();
     let shrink = || biformer(&["shrink", "--data", text(&photos), "--output", text(&small), "--side", "64"]);
     let said = shrink().ok();
     assert!(said.out.contains("small: 16 pictures written"), "{said:?}");
@@ -41,6 +43,7 @@ fn pictures_become_smaller_under_their_names() {
             assert!(was.0.iter().zip(is.0).all(|(&was, is)| was.abs_diff(is) < 6), "{name}: {was:?} {is:?}");
         }
     }
+    assert_eq!(image::guess_format(&fs::read(small.join("val/cat/a.jpe")).unwrap()).unwrap(), ImageFormat::Jpeg);
     let untouched = |data: &std::path::Path| fs::read(data.join("val/cat/d.png")).unwrap();
     assert!(untouched(&photos) == untouched(&small), "what is small is copied");
     biformer(&["check", "--data", text(&small)]).ok();

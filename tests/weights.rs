@@ -408,4 +408,7 @@ fn weights_that_may_not_be_meant_are_noted() {
     let tune = ["train", "--weights", text(&run), "--data", text(data), "--out", text(&tuned), "--epochs", "1"];
     let err = biformer(&tune).ok().err;
     assert!(err.contains("(100.0%): --weights"), "{err}");
+    let longer = Changes::gather(None, [("epochs".to_owned(), 9.into())].into_iter().collect()).unwrap();
+    drop(Trainer::resume(&run, &longer).unwrap());
+    assert!(said(&run).contains("the run is not done: so far, 3 of 9 epochs"), "{}", said(&run));
 }

@@ -181,9 +181,9 @@ pub(crate) fn layouts() -> String {
 
 /// The first of some names, and how many others there are.
 pub(crate) fn listed(names: &[impl AsRef<str>]) -> String {
-    const MOST: usize = 10;
-    let first = names.iter().take(MOST).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(MOST) {
+    const MAX: usize = 10;
+    let first = names.iter().take(MAX).map(AsRef::as_ref).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(MAX) {
         0 => first,
         more => format!("{first}, and {more} more"),
     }
@@ -199,9 +199,9 @@ fn those(names: &[String]) -> String {
 
 /// What the first of several errors say, and how many others there are.
 fn several(errors: &[Error]) -> String {
-    const MOST: usize = 5;
-    let first = errors.iter().take(MOST).map(Error::to_string).collect::<Vec<_>>().join("; ");
-    match errors.len().saturating_sub(MOST) {
+    const MAX: usize = 5;
+    let first = errors.iter().take(MAX).map(Error::to_string).collect::<Vec<_>>().join("; ");
+    match errors.len().saturating_sub(MAX) {
         0 => first,
         more => format!("{first}; and {more} more"),
     }

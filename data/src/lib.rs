@@ -27,8 +27,8 @@
 //! | `batch.rs` | [`Batch`], what it makes |
 //! | `error.rs` | [`Error`], one variant for each kind of failure |
 //!
-//! Every random choice is a function of (seed, epoch, sample or batch), so the bits of a batch do not depend on how many
-//! threads made it or on where in the epoch a resumed run began.
+//! Every random choice is a function of (seed, epoch, sample or batch), so the bits of a batch do not depend on how
+//! many threads made it or on where in the epoch a resumed run began.
 #![forbid(unsafe_code)]
 
 mod among;

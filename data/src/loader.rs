@@ -1,10 +1,10 @@
 //! Batches, built ahead of their use.
 //!
-//! A thread makes the batches of an epoch one after the other, the images of each on several threads, and puts them into a
-//! bounded channel: so they come in order without being sorted, and a slow consumer holds the threads back. A batch is there
-//! as soon as it can be, and few are in memory, however many threads there are. No thread's speed can change what a batch
-//! holds: the order of an epoch is a function of (seed, epoch), the augmentation of a sample one of (seed, epoch, sample, how
-//! often it was shown), and how images are mixed one of (seed, epoch, batch).
+//! A thread makes the batches of an epoch one after the other, the images of each on several threads, and puts them
+//! into a bounded channel: so they come in order without being sorted, and a slow consumer holds the threads back. A
+//! batch is there as soon as it can be, and few are in memory, however many threads there are. No thread's speed can
+//! change what a batch holds: the order of an epoch is a function of (seed, epoch), the augmentation of a sample one of
+//! (seed, epoch, sample, how often it was shown), and how images are mixed one of (seed, epoch, batch).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -96,9 +96,9 @@ pub struct Loader {
 impl Loader {
     /// A loader of `dataset`. No thread starts before [`epoch`](Self::epoch).
     ///
-    /// Errors: [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, an epoch would have no batch, samples are
-    /// to be repeated or batches cut 0 times, a number of the balance or the mixing is out of its range, or classes are to be
-    /// balanced and the data set does not know all [`labels`](Dataset::labels).
+    /// Errors: [`Error::Setting`] where the batch size is 0 or takes more than 8 GiB, an epoch would have no batch,
+    /// samples are to be repeated or batches cut 0 times, a number of the balance or the mixing is out of its range, or
+    /// classes are to be balanced and the data set does not know all [`labels`](Dataset::labels).
     pub fn new(dataset: Arc<dyn Dataset>, config: LoaderConfig) -> Result<Self> {
         let LoaderConfig { batch_size, drop_last, .. } = config;
         let (len, size) = (dataset.len(), config.transform.size());
@@ -187,8 +187,8 @@ impl Loader {
         Job { dataset, config, epoch, order, spare, stop: AtomicBool::new(false) }
     }
 
-    /// The most bytes that images and targets of an epoch's batches take at once, if the consumer looks at one batch ahead and
-    /// gives used ones back.
+    /// The most bytes that images and targets of an epoch's batches take at once, if the consumer looks at one batch
+    /// ahead and gives used ones back.
     pub fn most_bytes(&self) -> u64 {
         let size = self.config.transform.size();
         let images = self.config.batch_size.min(self.dataset.len());

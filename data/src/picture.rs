@@ -93,7 +93,8 @@ impl std::fmt::Debug for Image {
     }
 }
 
-/// Decodes a PNG, JPEG, WebP, BMP, TIFF or PNM file of any size and colour type to RGB, turned upright as its EXIF data say.
+/// Decodes a PNG, JPEG, WebP, BMP, TIFF or PNM file of any size and colour type to RGB, turned upright as its EXIF data
+/// say.
 ///
 /// The format is detected from the content, not from the name. Transparency is dropped. Of a TIFF with several images,
 /// the first is decoded. A file over 256 MiB, or one that would decode to more than 512 MiB, is refused before the

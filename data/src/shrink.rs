@@ -1,5 +1,5 @@
-//! Pictures made smaller, once and for all: a model sees few of a photograph's pixels, and decoding the others takes longer
-//! than training on them.
+//! Pictures made smaller, once and for all: a model sees few of a photograph's pixels, and decoding the others takes
+//! longer than training on them.
 
 use std::path::Path;
 
@@ -14,9 +14,9 @@ use crate::{Error, Result};
 const JPEG_QUALITY: u8 = 95;
 
 /// A picture file with the shorter side resized to `side` pixels, bicubically, and the longer one in proportion: an
-/// upright RGB picture, as JPEG where it is named `.jpg` or `.jpeg`, without loss as WebP where it is named `.webp`,
-/// and else as PNG (formats are detected from the content, so a file named `.tif` may be a PNG). If the shorter side
-/// has no more pixels than that, the file is returned as it is.
+/// upright RGB picture, as JPEG where it is named `.jpg`, `.jpeg`, `.jpe` or `.jfif`, without loss as WebP where it is
+/// named `.webp`, and else as PNG (formats are detected from the content, so a file named `.tif` may be a PNG). If the
+/// shorter side has no more pixels than that, the file is returned as it is.
 ///
 /// Errors: those of [`load_image`](crate::load_image), and [`Error::Setting`] where `side` is 0.
 pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
@@ -33,7 +33,10 @@ pub fn shrunk(path: &Path, side: usize) -> Result<Vec<u8>> {
     // The longer side of a picture may be some million times the other.
     let scaled = |length: usize| ((length as f64 * side as f64 / shorter as f64).round() as usize).max(1);
     let (rows, columns) = (scaled(height), scaled(width));
-    let format = ImageFormat::from_path(path).unwrap_or(ImageFormat::Png);
+    let format = match path.extension() {
+        Some(extension) if extension.eq_ignore_ascii_case("jpe") => ImageFormat::Jpeg,
+        _ => ImageFormat::from_path(path).unwrap_or(ImageFormat::Png),
+    };
     let most = match format {
         ImageFormat::Jpeg => 65535,
         ImageFormat::WebP => 16383,

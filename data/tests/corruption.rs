@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use data::{Error, Split, load_image, open};
+use data::{Error, Split, load_image, open, size_of_image};
 use image::ImageFormat;
 use proptest::prelude::*;
 use support::*;
@@ -16,8 +16,8 @@ fn length(record: usize, full: usize) -> impl Strategy<Value = usize> {
     prop_oneof![0..=full, near.prop_map(move |length| length.clamp(0, full as i64) as usize)]
 }
 
-/// WebP pictures of 20x12 as Pillow writes them (`fixtures/webp.py`): with losses; the same with transparency, and to be
-/// turned by its EXIF data.
+/// WebP pictures of 20x12 as Pillow writes them (`fixtures/webp.py`): with losses; the same with transparency, and to
+/// be turned by its EXIF data.
 const LOSSY: &[u8] = include_bytes!("fixtures/lossy.webp");
 const TURNED: &[u8] = include_bytes!("fixtures/turned.webp");
 /// And one of two frames.
@@ -249,4 +249,17 @@ fn a_picture_is_turned_upright() {
     assert_eq!((upright.height(), upright.width()), (48, 24));
     // Orientation 6: the stored picture is turned clockwise by a quarter, so its first row is the last column.
     assert_eq!(upright.pixel(7, 23), lying.pixel(0, 7));
+}
+
+#[test]
+fn the_size_of_a_picture_is_in_its_first_bytes() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("picture");
+    for format in [ImageFormat::Png, ImageFormat::Jpeg, ImageFormat::WebP, ImageFormat::Bmp, ImageFormat::Tiff] {
+        fs::write(&path, textured(50, 40, format)).unwrap();
+        let image = load_image(&path).unwrap();
+        assert_eq!(size_of_image(&path), Some([image.height(), image.width()]), "{format:?}");
+    }
+    fs::write(&path, "no picture").unwrap();
+    assert_eq!([size_of_image(&path), size_of_image(root.path()), size_of_image(&path.join("gone"))], [None; 3]);
 }

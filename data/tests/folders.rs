@@ -419,4 +419,14 @@ fn a_class_that_is_a_link_to_nothing_is_missed() {
         assert!(matches!(&error, Error::Unsupported { path, .. } if *path == link), "{said}");
         assert!(said.contains("a link to /nowhere/emu, which is missing"), "{said}");
     }
+    // Nor can the images to be tested on.
+    for split in ["val", "test"] {
+        let root = tempfile::tempdir().unwrap();
+        write_folder(root.path(), 3);
+        let other = if split == "val" { "test" } else { "val" };
+        let _ = fs::rename(root.path().join(split), root.path().join(other));
+        symlink("/nowhere", root.path().join(split)).unwrap();
+        let error = fails(root.path(), Split::Train);
+        assert!(error.to_string().contains("a link to /nowhere, which is missing"), "{split}: {error}");
+    }
 }

@@ -98,8 +98,8 @@ impl Attention {
         [&self.qkv, &self.out]
     }
 
-    /// Attends, and adds a residual (N, H, W, C), if there is one. [`Error::Map`] where routed attention cannot cut the map
-    /// into regions.
+    /// Attends, and adds a residual (N, H, W, C), if there is one. [`Error::Map`] where routed attention cannot cut the
+    /// map into regions.
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: Var<'t>, residual: Option<&Var<'t>>) -> Result<Var<'t>> {
         let mixed = match &self.core {
             Core::Routed(routed) => routed.forward(pass, &self.qkv, x)?,

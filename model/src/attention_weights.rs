@@ -28,8 +28,8 @@ pub(crate) struct AttentionWeights<'a> {
 }
 
 impl AttentionWeights<'_> {
-    /// The weights of a token of the map: (N, heads, H, W), each head's summing up to 1; 0 for tokens that are not read, and only
-    /// for those.
+    /// The weights of a token of the map: (N, heads, H, W), each head's summing up to 1; 0 for tokens that are not
+    /// read, and only for those.
     fn by_head(&self, [row, column]: [usize; 2]) -> Result<Tensor> {
         let [images, height, width, channels] = self.qkv.dims("attention_weights", "qkv (N, H, W, 3C)")?;
         let (dim, tokens) = (channels / 3, height * width);
@@ -68,7 +68,8 @@ impl AttentionWeights<'_> {
         Ok(tokens.filter(|token| routed.contains(&region([token / map[1], token % map[1]]))).collect())
     }
 
-    /// The mean of the heads' weights over the upper left part (H, W) of the map, which is not padding: (N, H, W) in f32.
+    /// The mean of the heads' weights over the upper left part (H, W) of the map, which is not padding: (N, H, W) in
+    /// f32.
     pub fn mean(&self, token: [usize; 2], [height, width]: [usize; 2]) -> Result<Tensor> {
         let weights = self.by_head(token)?;
         let [images, heads, rows, columns] = weights.dims("attention_weights", "weights (N, heads, H, W)")?;

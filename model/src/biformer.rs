@@ -58,7 +58,8 @@ pub(crate) enum Tail {
 }
 
 impl BiFormer {
-    /// A new model in f32 or f64. The seed decides its initial weights. Errors: [`Error::Config`](crate::Error::Config).
+    /// A new model in f32 or f64. The seed decides its initial weights. Errors:
+    /// [`Error::Config`](crate::Error::Config).
     pub fn new(config: &ModelConfig, seed: u64, dtype: DType) -> Result<Self> {
         Ok(Self::build(config, Builder::new(seed), dtype, |_| ())?.0)
     }
@@ -163,8 +164,8 @@ impl BiFormer {
     }
 
     /// Freezes the parts of these names, `head` or `stages.0` for instance, and thaws all others: see
-    /// [`Parameters::freeze`](autograd::Parameters::freeze). A frozen BatchNorm keeps its running statistics, and normalises by
-    /// them in training, too. [`Error::Part`]: a name that no part has, or all parts.
+    /// [`Parameters::freeze`](autograd::Parameters::freeze). A frozen BatchNorm keeps its running statistics, and
+    /// normalises by them in training, too. [`Error::Part`]: a name that no part has, or all parts.
     pub fn freeze<S: AsRef<str>>(&mut self, parts: &[S]) -> Result<()> {
         let names: Vec<&str> = self.parameters.layout().ids().map(|id| self.parameters.layout().name(id)).collect();
         let unknown = parts.iter().map(S::as_ref).find(|part| !names.iter().any(|name| is_within(name, part)));

@@ -76,9 +76,9 @@ pub struct ModelConfig {
     /// Attention: k > 0 routes each region to k regions, up to S·S; -1 is plain full attention; -2 is full attention
     /// with local context. In the `biformer_stl_nchw` family -1 has local context, too, as published.
     pub topks: Vec<i64>,
-    /// S: regions along each side of the map, S·S in all; 1 to 64, or one such number for each stage: `[8, 4, 2, 1]`. In the
-    /// `biformer_stl_nchw` family, as published, a side that S does not divide has regions of the size rounded down, and so
-    /// may have more of them.
+    /// S: regions along each side of the map, S·S in all; 1 to 64, or one such number for each stage: `[8, 4, 2, 1]`.
+    /// In the `biformer_stl_nchw` family, as published, a side that S does not divide has regions of the size rounded
+    /// down, and so may have more of them.
     pub n_win: PerStage<usize>,
     /// Channels of a head in routed attention.
     pub head_dim: usize,
@@ -201,7 +201,8 @@ impl ModelConfig {
         }
     }
 
-    /// Checks everything that can be wrong with a configuration, whatever the image. Errors: [`Error::Config`], with the field.
+    /// Checks everything that can be wrong with a configuration, whatever the image. Errors: [`Error::Config`], with
+    /// the field.
     pub fn check(&self) -> Result<()> {
         let wrong = |field: &'static str, message: String| Err(Error::Config { field, message });
         let stages = self.stages();

@@ -36,8 +36,8 @@ impl TensorFile {
     /// are read, or else of `state_dict`, `model_state_dict` or `module`, or else its own, or else those of the only
     /// entry that has any.
     ///
-    /// Errors: [`Error::Io`]; [`Error::Foreign`] for another kind of file, and [`Error::OldArchive`]; [`Error::Format`] for one
-    /// that is damaged; [`Error::Unfit`] for tensors of other types, or other integers.
+    /// Errors: [`Error::Io`]; [`Error::Foreign`] for another kind of file, and [`Error::OldArchive`]; [`Error::Format`]
+    /// for one that is damaged; [`Error::Unfit`] for tensors of other types, or other integers.
     pub fn read(path: &Path) -> Result<Self> {
         let read = |most| read_regular(path, most).map_err(|cause| io(path, cause));
         let shown = path.display().to_string();

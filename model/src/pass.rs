@@ -70,8 +70,8 @@ pub struct Trace {
     /// region was routed to. Where the regions are on the map is given by
     /// [`ModelConfig::regions_of`](crate::ModelConfig::regions_of).
     pub routes: Vec<(String, Tensor)>,
-    /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called: `down0`, `stage0`, and so
-    /// on.
+    /// The maps after each merging and each stage, (N, H, W, C), if [`Pass::keep_maps`] was called: `down0`, `stage0`,
+    /// and so on.
     pub maps: Vec<(String, Tensor)>,
     /// How much the token at a point attends to each of its map (N, H, W), f32, in each attention in order, if
     /// [`Pass::attention_from`] was called: the mean of the heads' weights, 0 where it does not look at all.
@@ -116,8 +116,8 @@ impl Trace {
 }
 
 impl<'t> Pass<'t> {
-    /// A pass on a tape. It shares the parameters and the running statistics: while it lives, or a segment that it left on a
-    /// tape, neither can be written ([`tensor::Error::Shared`]). [`into_trace`](Self::into_trace) ends it.
+    /// A pass on a tape. It shares the parameters and the running statistics: while it lives, or a segment that it left
+    /// on a tape, neither can be written ([`tensor::Error::Shared`]). [`into_trace`](Self::into_trace) ends it.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
         let factors = Factors::new(parameters.share());
         let (parameters, running) = (Arc::new(parameters.share()), running.to_vec());

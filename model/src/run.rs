@@ -10,16 +10,16 @@ use tensor::{DType, Device, Tensor};
 
 /// The result of a pass.
 pub struct Output<'t> {
-    /// As the configuration's [`Features`](crate::Features) say: logits (N, classes), the pooled last map (N, C), or the stages' maps
-    /// (N, H, W, C).
+    /// As the configuration's [`Features`](crate::Features) say: logits (N, classes), the pooled last map (N, C), or
+    /// the stages' maps (N, H, W, C).
     pub values: Vec<Var<'t>>,
     /// What the pass leaves beside its values: statistics to be applied after a training step, and what was asked for.
     pub trace: Trace,
 }
 
 impl<'t> Output<'t> {
-    /// The first value: a classifier's logits (N, classes), or without a head, pooled features (N, C), or the first stage's
-    /// map (N, H, W, C).
+    /// The first value: a classifier's logits (N, classes), or without a head, pooled features (N, C), or the first
+    /// stage's map (N, H, W, C).
     pub fn logits(&self) -> &Var<'t> {
         &self.values[0]
     }
@@ -32,8 +32,9 @@ impl BiFormer {
         self.forward_with(self.factors()?, tape, images, mode)
     }
 
-    /// The same with the parameters' [factors](BiFormer::factors), or [prepared](BiFormer::prepared), for passes between
-    /// which they do not change. [`Error::Pass`](crate::Error::Pass): they are another model's, or prepared, and the mode is to train.
+    /// The same with the parameters' [factors](BiFormer::factors), or [prepared](BiFormer::prepared), for passes
+    /// between which they do not change. [`Error::Pass`](crate::Error::Pass): they are another model's, or prepared,
+    /// and the mode is to train.
     pub fn forward_with<'t>(
         &self,
         factors: Factors,

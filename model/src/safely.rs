@@ -59,12 +59,12 @@ pub fn ensure_writable(path: &Path) -> Result<()> {
     File::create(temporary).and_then(|_| fs::remove_file(temporary)).map_err(|cause| io(path, cause))
 }
 
-/// Distinguishes this process from one with the same process ID, on another machine or in another container, that
-/// writes the same file.
+/// Random for each process: it distinguishes this one from another with the same process ID, on another machine or in
+/// another container, that writes the same file; and it gives short names to files with long ones.
 static RANDOM: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// The longest name, in bytes, that a temporary file's contains: systems allow 255 in all.
-const LONGEST: usize = 200;
+const MAX_NAME: usize = 200;
 
 /// The file that a path names, through links (renaming would replace them), and the temporary one beside it.
 fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
@@ -74,7 +74,7 @@ fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
     let path = through_links(path).map_err(|cause| io(path, cause))?;
     // As text, two different names that are not valid UTF-8 could become the same.
     let (mut name, own) = (OsString::from("."), path.file_name().unwrap_or(OsStr::new("file")));
-    if own.len() > LONGEST {
+    if own.len() > MAX_NAME {
         name.push(format!("{:016x}", RANDOM.hash_one(own)));
     } else {
         name.push(own);
@@ -86,9 +86,9 @@ fn with_temporary(path: &Path) -> Result<(PathBuf, PathBuf)> {
 
 /// The target of a path through symbolic links, which need not exist yet.
 fn through_links(path: &Path) -> std::io::Result<PathBuf> {
-    const MOST: usize = 40; // as many as Linux follows
+    const MAX_LINKS: usize = 40; // as many as Linux follows
     let next = |link: &PathBuf| Some(link.parent()?.join(fs::read_link(link).ok()?));
-    let place = std::iter::successors(Some(path.to_owned()), next).take(MOST).last();
+    let place = std::iter::successors(Some(path.to_owned()), next).take(MAX_LINKS).last();
     let place = place.unwrap_or_else(|| path.to_owned());
     match fs::canonicalize(&place) {
         Err(error) if place.is_symlink() => Err(error),

@@ -58,7 +58,7 @@ fn every_attention_spreads_one_over_what_it_reads() -> Result<()> {
 }
 
 #[test]
-fn looks_of_many_images_are_those_of_each() -> Result<()> {
+fn attention_weights_of_many_images_are_those_of_each() -> Result<()> {
     let config = ModelConfig { depth: vec![1, 1, 1], ..preset("nano")?.config() };
     let (model, images) = (BiFormer::new(&config, 0, DType::F32)?, images(70, 32));
     let all = trace(&model, &images, [0.5, 0.5])?;

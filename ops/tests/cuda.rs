@@ -40,9 +40,9 @@ fn every_operation_is_that_of_the_cpu() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// The same once more, in processes in which the kernels are watched: memory errors and undefined behaviour end them. Once
-/// with one multiprocessor, which few images keep busy, and with as many as a large GPU has, where attention then takes other
-/// forms.
+/// The same once more, in processes in which the kernels are watched: memory errors and undefined behaviour end them.
+/// Once with one multiprocessor, which few images keep busy, and with as many as a large GPU has, where attention then
+/// takes other forms.
 #[cfg(target_os = "linux")]
 #[test]
 fn sanitizers_find_nothing() {
@@ -63,8 +63,8 @@ fn on_the_standin_gpu() {
     standin.repeat(&["every_operation"], &[("ONLY", "linear,mlp"), ("STANDIN_EPILOGUES", "0")]);
 }
 
-/// What NVRTC makes of the kernels, instruction by instruction: for a large GPU and for a small one, where attention takes
-/// other forms, and for those that came after 9.0, which another compiler inside NVRTC is for.
+/// What NVRTC makes of the kernels, instruction by instruction: for a large GPU and for a small one, where attention
+/// takes other forms, and for those that came after 9.0, which another compiler inside NVRTC is for.
 #[test]
 fn in_ptx() {
     let Some(standin) = Standin::in_ptx(version()) else { return };

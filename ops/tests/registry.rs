@@ -44,8 +44,8 @@ proptest! {
     }
 }
 
-/// Which operations take a tensor whose elements lie apart; all others refuse it, as it might be copied in secret. (That both
-/// give the right bits, or the right error, is one of the laws.)
+/// Which operations take a tensor whose elements lie apart; all others refuse it, as it might be copied in secret.
+/// (That both give the right bits, or the right error, is one of the laws.)
 #[test]
 fn the_operations_that_take_strided_views() {
     let takes_a_view = |case: &Case| {

@@ -38,8 +38,8 @@ const MAX_MISTAKES: usize = 5;
 pub struct Arguments {
     #[command(flatten)]
     trained: Trained,
-    /// The data set; by default the one that the model was trained on, or `embedded` for a state_dict alone. It may have some
-    /// of the model's classes only.
+    /// The data set; by default the one that the model was trained on, or `embedded` for a state_dict alone. It may
+    /// have some of the model's classes only.
     #[arg(long, value_name = "embedded|DIR")]
     data: Option<String>,
     /// Which of its images: train, val, test or all. By default those that training evaluates on: val where a folder
@@ -58,8 +58,8 @@ pub struct Arguments {
     /// the images of class i that were classified as class j.
     #[arg(long)]
     json: bool,
-    /// Also writes a line of JSON for each image that could be decoded: its number and its path, if it is a file; its class;
-    /// the likeliest one; and the probability of that.
+    /// Also writes a line of JSON for each image that could be decoded: its number and its path, if it is a file; its
+    /// class; the likeliest one; and the probability of that.
     #[arg(long, value_name = "FILE")]
     predictions: Option<PathBuf>,
     /// Also lists this many misclassified images, those of which the model was most confident.
@@ -167,6 +167,7 @@ fn print(report: &Report) -> Result<()> {
 fn of_images(split: Split, source: &str) -> String {
     match (split, printable(source)) {
         (Split::All, data) => format!("All images of {data}"),
+        (Split::Val, data) => format!("The validation images of {data}"),
         (split, data) => format!("The {} images of {data}", split.name()),
     }
 }

@@ -14,8 +14,9 @@ pub struct Arguments {
     /// A run folder, or the checkpoint in it; or a state_dict of any model, in a safetensors or .pth file.
     #[arg(long, value_name = "DIR|FILE")]
     checkpoint: PathBuf,
-    /// Where the weights go: a safetensors file under the published code's state_dict names. They are the averaged ones if
-    /// the run kept an average. What `eval`, `predict`, `forward` and `train --weights` need to use them is in its metadata.
+    /// Where the weights go: a safetensors file under the published code's state_dict names. They are the averaged ones
+    /// if the run kept an average. What `eval`, `predict`, `forward` and `train --weights` need to use them is in its
+    /// metadata.
     #[arg(long, value_name = "FILE")]
     output: PathBuf,
     #[command(flatten)]

@@ -23,11 +23,12 @@ pub struct Arguments {
     /// Changes a field of the model, for instance --set n_win=8 topks=1,4,16,-2 auto_pad=true.
     #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = assignment)]
     set: Vec<String>,
-    /// Weights: a run folder, the checkpoint in it, or a safetensors or .pth file under the published code's state_dict names.
+    /// Weights: a run folder, the checkpoint in it, or a safetensors or .pth file under the published code's state_dict
+    /// names.
     #[arg(long, value_name = "FILE|DIR")]
     weights: PathBuf,
-    /// A file with the tensor `input`, (N, 3, H, W): images that have been normalised. For --gradients also with `labels`
-    /// (N), their classes.
+    /// A file with the tensor `input`, (N, 3, H, W): images that have been normalised. For --gradients also with
+    /// `labels` (N), their classes.
     #[arg(long, value_name = "FILE")]
     input: PathBuf,
     /// The file to write `logits` (N, classes) to; with --set features=pooled, `pooled` (N, C), the input of the head;

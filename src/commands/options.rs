@@ -35,9 +35,9 @@ pub fn model_names() -> String {
 
 /// Errors: a number of images per step, or of steps, that is 0 or larger than allowed.
 pub fn ensure_count(option: &str, count: usize) -> Result<()> {
-    const MOST: usize = 1 << 20;
-    if !(1..=MOST).contains(&count) {
-        bail!("{option} {count}: expected 1 to {MOST}");
+    const MAX: usize = 1 << 20;
+    if !(1..=MAX).contains(&count) {
+        bail!("{option} {count}: expected 1 to {MAX}");
     }
     Ok(())
 }
@@ -92,8 +92,8 @@ impl fmt::Display for ImageSize {
 /// How many threads.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Threads {
-    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The results
-    /// have the same bits with any number.
+    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The
+    /// results have the same bits with any number.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
 }
@@ -130,7 +130,8 @@ pub fn pictures_in(folder: &Path) -> Result<Vec<PathBuf>> {
 /// Where a trained model is stored, and what is to be changed about it.
 #[derive(Debug, Args)]
 pub struct Trained {
-    /// A run folder, the checkpoint in it, or what `export` wrote; or another state_dict, in a safetensors or .pth file.
+    /// A run folder, the checkpoint in it, or what `export` wrote; or another state_dict, in a safetensors or .pth
+    /// file.
     #[arg(long, value_name = "DIR|FILE")]
     pub checkpoint: PathBuf,
     #[arg(long, value_name = "NAME", help = of_weights())]

@@ -34,8 +34,8 @@ pub struct Arguments {
     /// sees the central square of each, as in a test: 7/8 of the shorter side, unless the run says otherwise.
     #[arg(value_name = "IMAGE|DIR", required = true)]
     images: Vec<PathBuf>,
-    /// A text file with the classes' names, one in each line and in their order, to be printed in place of those that the
-    /// model knows. A state_dict alone knows none; if it is of 1,000 classes, they are taken to be ImageNet's.
+    /// A text file with the classes' names, one in each line and in their order, to be printed in place of those that
+    /// the model knows. A state_dict alone knows none; if it is of 1,000 classes, they are taken to be ImageNet's.
     #[arg(long, value_name = "FILE")]
     classes: Option<PathBuf>,
     /// A PNG file to which is drawn what one point of each of the first 32 pictures attends to: the weights of four of

@@ -62,7 +62,8 @@ pub struct Arguments {
     /// The precision to compute in; weights are always f32.
     #[arg(long, value_enum)]
     precision: Option<Precision>,
-    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The results have the same bits with any number.
+    /// Threads to compute with, at most 8 per core; 0 takes one per core, or as many as RAYON_NUM_THREADS says. The
+    /// results have the same bits with any number.
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
     /// The run folder; runs/MODEL by default.
@@ -73,7 +74,8 @@ pub struct Arguments {
     /// length), --data if the images have moved, --device, --precision, --threads, --recompute, and with --set
     /// checkpoint_every and max_bad_images. With --resume=auto a run is started if the folder holds none, so that one
     /// command serves for a job that is interrupted and queued again.
-    #[arg(long, value_enum, value_name = "auto", num_args = 0..=1, require_equals = true, default_missing_value = "always", hide_possible_values = true)]
+    #[arg(long, value_enum, value_name = "auto", hide_possible_values = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     resume: Option<Resume>,
 }
 
@@ -163,7 +165,7 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
     let resumes = match arguments.resume {
         None => false,
         Some(Resume::Always) => true,
-        Some(Resume::Auto) => holds_run(&changes.folder()?),
+        Some(Resume::Auto) => holds_run(&changes.folder()?)?,
     };
     let mut trainer = match resumes {
         true => Trainer::resume(&changes.folder()?, &changes)?,

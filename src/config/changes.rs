@@ -67,7 +67,7 @@ impl Changes {
         Ok(match self.text("out")? {
             Some(out) => out.into(),
             None if self.model()?.is_none() && !self.weights()?.is_empty() => {
-                bail!("--resume: the run goes on with the weights of its own checkpoint; name its folder with --out")
+                bail!("--resume: with --weights and without --model the run's folder is not known; name it with --out")
             }
             None => usual_folder(self.model()?.unwrap_or(DEFAULT_MODEL)),
         })
@@ -135,6 +135,9 @@ fn ensure_of_model(file: &Table, flags: &Table) -> Result<()> {
     let (Ok(asked_preset), Ok(own_preset)) = (preset(&asked), preset(&own)) else { return Ok(()) };
     let [asked_preset, own_preset] = [asked_preset, own_preset].map(|preset| Table::try_from(preset.config()));
     let (asked_preset, own_preset) = (asked_preset?, own_preset?);
+    if own_preset.keys().any(|key| !fields.contains_key(key)) {
+        return Ok(());
+    }
     let is_others =
         |(key, value): (&String, &Value)| own_preset.get(key) == Some(value) && asked_preset.get(key) != Some(value);
     if let Some((field, _)) = fields.iter().find(|&field| is_others(field)) {

@@ -63,10 +63,11 @@ pub struct RunConfig {
     pub image_size: usize,
     /// Decides initial weights, order, augmentation and dropped blocks.
     pub seed: u64,
-    /// Threads, up to 1024, of which at most 8 per core are used; 0 for one per core, or as many as `RAYON_NUM_THREADS` says.
+    /// Threads, up to 1024, of which at most 8 per core are used; 0 for one per core, or as many as `RAYON_NUM_THREADS`
+    /// says.
     pub threads: usize,
-    /// Where to compute: "cpu", "cuda" (or "cuda:1", ...), or "emulated". A run may go on elsewhere; another device rounds
-    /// differently.
+    /// Where to compute: "cpu", "cuda" (or "cuda:1", ...), or "emulated". A run may go on elsewhere; another device
+    /// rounds differently.
     #[serde(default)] // absent from the files of older runs
     pub device: DeviceName,
     /// The precision to compute in: "f32", "tf32" (on a GPU only), or "bf16". Weights are f32 in any case.
@@ -223,7 +224,11 @@ impl RunConfig {
     /// otherwise only paths, the number of epochs or threads, device and precision, and settings that do not affect
     /// results may change (`CHANGEABLE`).
     pub fn resumed(&self, changes: &Changes) -> Result<Self> {
-        let changed = self.with(changes)?;
+        let mut changed = self.with(changes)?;
+        if changed.architecture.num_classes == Self::for_model(&changed.model)?.architecture.num_classes {
+            // As for a new run, a model's default number of classes gives way to that of the data.
+            changed.architecture.num_classes = self.architecture.num_classes;
+        }
         self.ensure_resumable(&changed)?;
         Ok(changed)
     }
@@ -297,12 +302,6 @@ impl RunConfig {
                 self.batch_size
             );
         }
-        if self.augmentation.mixes() && self.at_once() == 1 {
-            bail!(
-                "augmentation.mixup or cutmix: one image at a time (batch_size / micro_batches) has no other to be mixed \
-                 with; expected two images or more"
-            );
-        }
         self.ensure_statistics([self.image_size; 2])?;
         if self.threads > MAX_THREADS {
             bail!("threads = {}, expected up to {MAX_THREADS}, or 0 for one per core", self.threads);
@@ -344,6 +343,18 @@ impl RunConfig {
             bail!(
                 "one image at a time (batch_size / micro_batches), of which the last map is a single token: batch \
                  normalisation has nothing to normalise by; expected two images or more"
+            );
+        }
+        Ok(())
+    }
+
+    /// Errors: images are to be mixed, and each is alone in its micro-batch. Runs that began before this was refused go
+    /// on.
+    pub fn ensure_mixable(&self) -> Result<()> {
+        if self.augmentation.mixes() && self.at_once() == 1 {
+            bail!(
+                "augmentation.mixup or cutmix: one image at a time (batch_size / micro_batches) has no other to be mixed \
+                 with; expected two images or more"
             );
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! What a point of an image attends to: weights of a few attentions, over the images.
 //!
-//! In the spirit of the right half of Fig. 4 of the paper (Zhu et al., "BiFormer: Vision Transformer with Bi-Level Routing
-//! Attention", CVPR 2023). The published code has nothing that would draw it.
+//! In the spirit of the right half of Fig. 4 of the paper (Zhu et al., "BiFormer: Vision Transformer with Bi-Level
+//! Routing Attention", CVPR 2023). The published code has nothing that would draw it.
 
 use super::canvas::SCALE;
 use super::gallery::{COLUMNS, Gallery, ROWS, evenly, on_page};
@@ -91,7 +91,7 @@ mod tests {
 
     fn drawn(images: usize, all: Vec<Tensor>) -> Result<RgbImage> {
         let folder = tempfile::tempdir()?;
-        let path = folder.path().join("looks.png");
+        let path = folder.path().join("attention.png");
         let image = data::Image::new(48, 48, vec![90; 48 * 48 * 3])?;
         let mut trace = Trace::default();
         trace.attention_weights = all.into_iter().map(|weights| ("stages.0.0.attn".to_owned(), weights)).collect();

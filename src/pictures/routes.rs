@@ -22,8 +22,8 @@ use tensor::Tensor;
 /// it, which is not drawn. With no routed attention in the trace only the images are drawn; with no images there is no
 /// file.
 ///
-/// Errors: routes that are not (N, P, k) region indices below the P of the model, a slot that is not below N, a file that
-/// cannot be written.
+/// Errors: routes that are not (N, P, k) region indices below the P of the model, a slot that is not below N, a file
+/// that cannot be written.
 pub fn draw(
     shown: &[(usize, data::Image)],
     trace: &Trace,

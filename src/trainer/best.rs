@@ -1,7 +1,7 @@
 //! The checkpoint of the best epoch, which a run folder keeps beside the last one.
 
 use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
-use super::folder::RunFolder;
+use super::folder::{METRICS, RunFolder};
 use super::metrics::EpochMetrics;
 use crate::printing::tell;
 use anyhow::{Error, Result, anyhow, bail};
@@ -77,7 +77,7 @@ impl RunFolder {
         {
             tell!(
                 io::stderr(),
-                "note: {} is of epoch {epoch}, of which metrics.jsonl has no line to compare with: it is kept; remove it if \
+                "note: {} is of epoch {epoch}, of which {METRICS} has no line to compare with: it is kept; remove it if \
                  it is not wanted",
                 path.display()
             );
@@ -96,7 +96,7 @@ pub(super) fn whole_best(folder: &Path) -> Option<String> {
 }
 
 /// The checkpoint of the best epoch in a run folder, if it was kept.
-pub fn kept_in(folder: &Path, best: &EpochMetrics) -> Option<&'static str> {
+pub(super) fn kept_in(folder: &Path, best: &EpochMetrics) -> Option<&'static str> {
     let kept = Checkpoint::read(&folder.join(BEST)).ok()?;
     (kept.progress.epoch == best.epoch).then_some(BEST)
 }

@@ -5,7 +5,7 @@ use super::checkpoint::{Checkpoint, FILE_NAME, Progress};
 use super::metrics::{EpochMetrics, Timing};
 use crate::config::RunConfig;
 use crate::lock::{LOCK, Locked};
-use crate::paths::{ensure_regular, quoted};
+use crate::paths::{ensure_expanded, ensure_regular, quoted};
 use crate::pictures;
 use crate::printing::{plural, tell};
 use anyhow::{Context, Error, Result, anyhow, bail};
@@ -17,7 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 const CONFIG: &str = "config.toml";
-const METRICS: &str = "metrics.jsonl";
+pub(super) const METRICS: &str = "metrics.jsonl";
 const TIMINGS: &str = "timings.jsonl";
 const CURVES: &str = "curves.png";
 const ROUTING: &str = "routing.png";
@@ -54,7 +54,8 @@ impl RunFolder {
                 path.display()
             );
         }
-        if !path.join(FILE_NAME).try_exists().with_context(|| format!("run folder {}", path.display()))? {
+        ensure_expanded(path)?;
+        if !holds_run(path)? {
             let shown = path.display();
             return Err(match whole_best(path) {
                 Some(best) => anyhow!("run folder {shown}: there is no {FILE_NAME} to resume from; {best}"),
@@ -161,9 +162,9 @@ impl RunFolder {
         self.write(name, &text)
     }
 
-    /// Goes back to the state at this place of the run by removing the lines of later epochs: a run that is resumed from
-    /// an earlier checkpoint writes those again. Missing lines are added if a checkpoint has them, and otherwise there is
-    /// a note. Half-written files of killed processes are removed, too.
+    /// Goes back to the state at this place of the run by removing the lines of later epochs: a run that is resumed
+    /// from an earlier checkpoint writes those again. Missing lines are added if a checkpoint has them, and otherwise
+    /// there is a note. Half-written files of killed processes are removed, too.
     pub fn rewind(&self, progress: &Progress) -> Result<()> {
         self.retain_lines::<EpochMetrics>(METRICS, |line| line.epoch <= progress.epoch)?;
         self.retain_lines::<Timing>(TIMINGS, |line| line.epoch <= progress.epoch)?;
@@ -189,11 +190,13 @@ impl RunFolder {
             self.write(METRICS, &text)?;
         }
         if !missing.is_empty() {
-            let (s, named) =
-                (plural(missing.len()), missing.iter().map(usize::to_string).collect::<Vec<_>>().join(", "));
+            const MAX_NAMED: usize = 10;
+            let (s, others) = (plural(missing.len()), missing.len().saturating_sub(MAX_NAMED));
+            let named = missing.iter().take(MAX_NAMED).map(usize::to_string).collect::<Vec<_>>().join(", ");
+            let others = if others > 0 { format!(" and {others} others") } else { String::new() };
             tell!(
                 io::stderr(),
-                "note: {} has no line of epoch{s} {named}; another copy of the run may have",
+                "note: {} has no line of epoch{s} {named}{others}; another copy of the run may have",
                 self.path.join(METRICS).display()
             );
         }
@@ -278,9 +281,9 @@ fn parse<T: DeserializeOwned>(path: &Path, text: &str) -> Result<Vec<T>> {
     text.lines().enumerate().map(parse).collect()
 }
 
-/// Whether a folder holds a run, which can be resumed.
-pub fn holds_run(path: &Path) -> bool {
-    path.join(FILE_NAME).exists()
+/// Whether a folder holds a run, which can be resumed. Errors: those of looking there.
+pub fn holds_run(path: &Path) -> Result<bool> {
+    path.join(FILE_NAME).try_exists().with_context(|| format!("run folder {}", path.display()))
 }
 
 /// Whether a folder holds a run that ended before its first step, for example because of an unreadable image: nothing
@@ -295,16 +298,11 @@ fn holds_untrained(path: &Path) -> bool {
 /// Refuses a folder that cannot be created, or that already holds a run, perhaps one in progress, or anything else that
 /// a run would overwrite.
 pub fn ensure_free(path: &Path) -> Result<()> {
-    if path.starts_with("~") {
-        let shown = path.display();
-        bail!(
-            "run folder {shown}: only a shell knows what ~ is; write the path in full, or ./{shown} for a folder named ~"
-        );
-    }
+    ensure_expanded(path)?;
     // The last ancestor of a relative path is empty, which stands for the working folder.
     let there = path.ancestors().find(|folder| folder.as_os_str().is_empty() || folder.exists()).unwrap_or(path);
     ensure_writable(&there.join(LOCK)).with_context(|| cannot_be_made(path))?;
-    if holds_run(path) && path.join(LOCK).exists() {
+    if holds_run(path)? && path.join(LOCK).exists() {
         // If that run is still in progress, this error says so: it could not be resumed.
         lock(path)?;
     }
@@ -317,7 +315,7 @@ fn ensure_unused(path: &Path) -> Result<()> {
     if holds_untrained(path) {
         return Ok(());
     }
-    if holds_run(path) {
+    if holds_run(path)? {
         let free = free_beside(path).map_or_else(String::new, |free| format!(" {}", quoted(&free.to_string_lossy())));
         bail!("run folder {shown}: holds a run already; go on with --resume, or choose another with --out{free}");
     }
@@ -343,8 +341,14 @@ fn free_beside(path: &Path) -> Option<PathBuf> {
 }
 
 fn cannot_be_made(path: &Path) -> String {
-    let link = if path.is_symlink() && !path.exists() { "a link to what is missing, " } else { "" };
-    format!("run folder {}: {link}cannot be made; choose another with --out", path.display())
+    let shown = path.display();
+    match path.ancestors().find(|folder| folder.is_symlink() && !folder.exists()) {
+        Some(link) => {
+            let link = link.display();
+            format!("run folder {shown}: {link} is a link to what is missing; mend it, or choose another with --out")
+        }
+        None => format!("run folder {shown}: cannot be made; choose another with --out"),
+    }
 }
 
 /// Locks a run folder.

@@ -103,7 +103,9 @@ impl Images {
     pub(super) fn settle_batch(&self, config: &mut RunConfig) {
         let (images, parts) = (self.train.len(), config.micro_batches);
         let quarter = (images / 4).max(MIN_BATCH).min(images) / parts * parts;
-        if (1..config.batch_size).contains(&quarter) {
+        // Images that are mixed need others beside them.
+        let least = if config.augmentation.mixes() { 2 * parts } else { 1 };
+        if (least..config.batch_size).contains(&quarter) {
             tell!(
                 io::stderr(),
                 "note: batches of {quarter}, as there are {images} training images; --batch-size takes another number"

@@ -19,7 +19,7 @@
 //! | `stopwatch.rs` | how long an epoch takes, and how much of that it waits |
 
 mod average;
-pub mod best;
+mod best;
 pub mod checkpoint;
 mod display;
 mod failure;
@@ -82,9 +82,9 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// A new run: makes its folder, which must not hold a run already. From then on there is always a checkpoint
-    /// in it, so that it can be resumed whenever it ends. Weights that it starts from must be of the configuration's model: see
-    /// [`Trainer::from_changes`].
+    /// A new run: makes its folder, which must not hold a run already. From then on there is always a checkpoint in it,
+    /// so that it can be resumed whenever it ends. Weights that it starts from must be of the configuration's model:
+    /// see [`Trainer::from_changes`].
     pub fn new(config: RunConfig) -> Result<Self> {
         let weights = Stored::to_start_from(&config.weights)?;
         Self::start_in_pool(config, weights, None, false)
@@ -168,6 +168,7 @@ impl Trainer {
             images.settle_batch(&mut config);
             config.check()?;
         }
+        config.ensure_mixable()?;
         let mut facts = DataFacts::of(&images);
         facts.statistics = config.statistics(match &weights {
             None => facts.statistics,

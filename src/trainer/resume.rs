@@ -24,8 +24,8 @@ impl Trainer {
         Self::resume_in_pool(folder, changes, None)
     }
 
-    /// As [`resume`](Self::resume), on images of one's own, which must be those that the run began [`on`](Self::on): their
-    /// classes, number, labels and names are compared, and not their pixels.
+    /// As [`resume`](Self::resume), on images of one's own, which must be those that the run began [`on`](Self::on):
+    /// their classes, number, labels and names are compared, and not their pixels.
     pub fn resume_on(images: Images, folder: &Path, changes: &Changes) -> Result<Self> {
         Self::resume_in_pool(folder, changes, Some(images))
     }

@@ -8,8 +8,7 @@ use super::score::{Score, judge};
 use super::stored::Stored;
 use super::trained::{DataFacts, tensor_names};
 use crate::config::RunConfig;
-use crate::staging::Staged;
-use crate::staging::{Numbered, tensors};
+use crate::staging::{Numbered, Staged, tensors};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use autograd::{Gradients, Profile, Tape, Var};
 use data::Batch;
@@ -272,8 +271,8 @@ pub(super) fn modes(config: &RunConfig, step: u64, parts: usize) -> Vec<Mode> {
     (first..first + parts as u64).map(|step| Mode::Train { seed: config.seed, step }).collect()
 }
 
-/// The loss of logits (N, K) against classes (N), which are smoothed, or against distributions over them (N, K), which are
-/// taken as they are.
+/// The loss of logits (N, K) against classes (N), which are smoothed, or against distributions over them (N, K), which
+/// are taken as they are.
 pub(super) fn loss<'t>(logits: &Var<'t>, targets: &Tensor, smoothing: f64) -> autograd::Result<Var<'t>> {
     match targets.dtype() {
         DType::Index => ops::cross_entropy(logits, targets, smoothing),

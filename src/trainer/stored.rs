@@ -6,7 +6,7 @@ use super::folder::metrics_in;
 use super::metrics::EpochMetrics;
 use super::trained::{self, DataFacts, Described, tensor_names};
 use crate::config::RunConfig;
-use crate::paths::quoted;
+use crate::paths::{ensure_expanded, quoted};
 use crate::printing::tell;
 use anyhow::{Context, Result, bail};
 use model::TensorFile;
@@ -56,22 +56,24 @@ impl Stored {
             return Ok(None);
         }
         let path = Path::new(weights);
+        ensure_expanded(path).context("weights")?;
         let stored = Self::read(path).with_context(|| format!("weights {weights}"))?;
         stored.note_better(path, "--weights");
         Ok(Some(stored))
     }
 
-    /// Prints a note if weights other than these may be meant: the run at this path, which `option` names, has not trained
-    /// yet or is not done, or it is a run folder, which stands for its last weights, and others in it were better.
+    /// Prints a note if weights other than these may be meant: the run at this path, which `option` names, has not
+    /// trained yet or is not done, or it is a run folder, which stands for its last weights, and others in it were
+    /// better.
     pub fn note_better(&self, path: &Path, option: &str) {
         let shown = path.display();
         if let (Some(Progress { epoch, batch, .. }), Some((RunConfig { epochs, .. }, _))) =
             (self.progress(), self.described())
         {
             if (epoch, batch) == (0, 0) {
-                tell!(io::stderr(), "note: {shown}: the run has not taken a step yet, these are its initial weights");
+                tell!(io::stderr(), "note: {shown}: the run has not taken a step yet: these are its initial weights");
             } else if epoch < *epochs && path.is_dir() {
-                tell!(io::stderr(), "note: {shown}: the run is not done, {epoch} of its {epochs} epochs are");
+                tell!(io::stderr(), "note: {shown}: the run is not done: so far, {epoch} of {epochs} epochs");
             }
         }
         if let Ok(Some([last, best])) = metrics_in(path).map(|epochs| EpochMetrics::last_and_best(&epochs))

@@ -130,7 +130,8 @@ impl Standin {
         None
     }
 
-    /// Lets a program find these libraries where it would look for CUDA's, and keep its kernels apart from those of a GPU.
+    /// Lets a program find these libraries where it would look for CUDA's, and keep its kernels apart from those of a
+    /// GPU.
     pub fn under<'c>(&self, program: &'c mut Command) -> &'c mut Command {
         let others = env::var_os("LD_LIBRARY_PATH");
         let compiler = (!self.ptx).then(|| self.folder.join("compiler"));

@@ -169,8 +169,8 @@ impl Slabs {
     /// A slab at least as large as all present ones together, so that there are few. A system that limits address space
     /// may refuse that, and still grant what is needed.
     fn ample(&self, at_least: usize) -> Option<SlabMemory> {
-        const LEAST: usize = 1 << 26;
-        SlabMemory::from_system(at_least.max(self.held()).max(LEAST))
+        const MIN: usize = 1 << 26;
+        SlabMemory::from_system(at_least.max(self.held()).max(MIN))
     }
 
     fn add(&mut self, slab: SlabMemory) {

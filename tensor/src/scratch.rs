@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// The most bytes that a thread keeps: what fits in its core's cache. The least recently used buffers are evicted
 /// first.
-const MOST: usize = 1 << 20;
+const MAX_KEPT: usize = 1 << 20;
 /// The largest buffer among them. Sizes are rounded up to pages.
-const LARGEST: usize = 1 << 18;
+const MAX_BLOCK: usize = 1 << 18;
 
 /// The buffers that each thread keeps, so that other threads can reclaim them. For its own thread the lock is normally
 /// uncontended, and in its cache.
@@ -60,7 +60,7 @@ impl<T: Element> Scratch<T> {
     pub fn new(len: usize) -> Self {
         // If the number of bytes overflows, `Buffer::new` panics, as for any size that is too large.
         let bytes = len.saturating_mul(size_of::<T>());
-        let buffer = if bytes > LARGEST { Buffer::new(bytes) } else { small(bytes.max(1).next_multiple_of(PAGE)) };
+        let buffer = if bytes > MAX_BLOCK { Buffer::new(bytes) } else { small(bytes.max(1).next_multiple_of(PAGE)) };
         Self { buffer: Some(buffer), len, elements: PhantomData }
     }
 }
@@ -80,13 +80,13 @@ fn small(size: usize) -> Buffer {
 impl<T> Drop for Scratch<T> {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take()
-            && buffer.len() <= LARGEST
+            && buffer.len() <= MAX_BLOCK
         {
             let _ = KEPT.try_with(|kept| {
                 let mut kept = lock(kept);
                 kept.push(buffer);
                 let mut bytes = bytes_of(&kept);
-                while bytes > MOST {
+                while bytes > MAX_KEPT {
                     bytes -= kept.remove(0).len();
                 }
             });
@@ -144,8 +144,8 @@ mod tests {
         let own = || KEPT.with(|kept| lock(kept).len());
         assert_eq!(own(), 2);
         assert!(kept() >= 53_248 + 69_632, "{} bytes", kept());
-        drop((0..2 * MOST / PAGE).map(|_| Scratch::<f32>::new(1)).collect::<Vec<_>>());
-        assert_eq!(own(), MOST / PAGE, "not without an end");
+        drop((0..2 * MAX_KEPT / PAGE).map(|_| Scratch::<f32>::new(1)).collect::<Vec<_>>());
+        assert_eq!(own(), MAX_KEPT / PAGE, "not without an end");
         give_back();
         assert_eq!(own(), 0);
     }

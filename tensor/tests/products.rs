@@ -115,8 +115,8 @@ fn what_a_product_does_besides() {
     }
 }
 
-/// In f32 no bit is given up in silence; in tf32 factors are rounded to 10 bits behind the leading one. (The emulated device
-/// has no such products: it multiplies in f32 then, too.)
+/// In f32 no bit is given up in silence; in tf32 factors are rounded to 10 bits behind the leading one. (The emulated
+/// device has no such products: it multiplies in f32 then, too.)
 #[test]
 fn f32_is_tf32_only_where_it_is_asked_for() {
     let Some(gpu) = Gpu::for_tests(2) else { return };
@@ -149,8 +149,8 @@ fn f32_is_tf32_only_where_it_is_asked_for() {
 /// Where this is set, a product alone keeps so many percent of the GPU busy, as cuBLASLt says.
 const WAVES: &str = "STANDIN_WAVES";
 
-/// As a linear layer's weight gradient has it: a long inner axis, which is cut where the GPU would be idle otherwise, and whose
-/// numbers are added up on the way.
+/// As a linear layer's weight gradient has it: a long inner axis, which is cut where the GPU would be idle otherwise,
+/// and whose numbers are added up on the way.
 #[test]
 fn a_long_product_has_its_sums() {
     let Some(gpu) = Gpu::for_tests(1) else { return };
@@ -213,8 +213,9 @@ fn a_long_product_has_its_sums() {
     }
 }
 
-/// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where one product leaves
-/// the GPU idle; where it refuses all but the last of its algorithms; and where it knows none that adds up parts.
+/// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where one product
+/// leaves the GPU idle; where it refuses all but the last of its algorithms; and where it knows none that adds up
+/// parts.
 #[test]
 fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };

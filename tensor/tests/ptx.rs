@@ -1,5 +1,5 @@
-//! What running PTX finds out: kernels that make the mistakes for which NVIDIA has its sanitizers, each in a process of its
-//! own, as a GPU does nothing more after a fault.
+//! What running PTX finds out: kernels that make the mistakes for which NVIDIA has its sanitizers, each in a process of
+//! its own, as a GPU does nothing more after a fault.
 
 use standin::Standin;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! What libraries in the role of CUDA's show, and a GPU seldom. One whose memory is full: what the driver needs for itself
-//! (kernels, recordings) finds room where tensors have left it, and is called by its name where there is none. And several
-//! in one machine.
+//! What libraries in the role of CUDA's show, and a GPU seldom. One whose memory is full: what the driver needs for
+//! itself (kernels, recordings) finds room where tensors have left it, and is called by its name where there is none.
+//! And several in one machine.
 
 use standin::Standin;
 use std::sync::Arc;

@@ -22,7 +22,8 @@ pub fn biformer(arguments: &[&str]) -> Ran {
     Ran::from(command(arguments).output().unwrap())
 }
 
-/// Runs the program to its end, in a shell that has set limits first: of files in blocks of 512 bytes, of memory in KiB.
+/// Runs the program to its end, in a shell that has set limits first: of files in blocks of 512 bytes, of memory in
+/// KiB.
 pub fn limited(limits: &str, arguments: &[&str]) -> Ran {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{limits}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_biformer")]).args(arguments);
@@ -43,8 +44,8 @@ pub fn command(arguments: &[&str]) -> Command {
     #[cfg(unix)]
     {
         use std::os::unix::process::CommandExt;
-        // Tests that a script started in the background have Ctrl-C ignored, those that `nohup` started SIGHUP, and with
-        // them what they start.
+        // Tests that a script started in the background have Ctrl-C ignored, those that `nohup` started SIGHUP, and
+        // with them what they start.
         let signals = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
         // SAFETY: `signal` may be called there.
         unsafe { command.pre_exec(move || Ok(signals.iter().for_each(|&it| _ = libc::signal(it, libc::SIG_DFL)))) };
@@ -135,7 +136,8 @@ pub fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// What must be the same for equal runs: the metrics, and the bits of every tensor of the last checkpoint and of the best.
+/// What must be the same for equal runs: the metrics, and the bits of every tensor of the last checkpoint and of the
+/// best.
 #[track_caller]
 pub fn assert_same_run(what: &str, a: &Path, b: &Path) {
     let metrics = |run: &Path| fs::read_to_string(run.join("metrics.jsonl")).unwrap();

@@ -42,9 +42,10 @@ impl ImageFolder {
     /// Its classes are those of the training images, some of which a test split may lack; without training images, they
     /// are the split's own.
     ///
-    /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::UntaughtClasses`] where a test
-    /// has classes that the training images have not, [`Error::EmptyClass`], [`Error::SingleImage`], [`Error::Classes`] where
-    /// several classes have such a fault, [`Error::Unsupported`] for a class name that is not UTF-8, [`Error::Io`].
+    /// Errors: [`Error::Lacking`] where a split or all of its classes are not there, [`Error::UntaughtClasses`] where a
+    /// test has classes that the training images have not, [`Error::EmptyClass`], [`Error::SingleImage`],
+    /// [`Error::Classes`] where several classes have such a fault, [`Error::Unsupported`] for a class name that is not
+    /// UTF-8, [`Error::Io`].
     pub fn open(root: &Path, split: Split) -> Result<Self> {
         if let Some(classes) = Undivided::of(root)? {
             return Self::part_of(root, classes, split);
@@ -250,15 +251,20 @@ fn folder_names(folder: &Path) -> Result<Vec<OsString>> {
 fn dangling_in(folder: &Path) -> Result<Option<Error>> {
     for entry in visible(folder)? {
         let entry = entry?;
-        let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
-        if is_link && !entry.path().exists() {
-            let path = entry.path();
-            let target = fs::read_link(&path).unwrap_or_default();
-            let what = format!("a link to {}, which is missing; mend or remove it", target.display());
-            return Ok(Some(Error::Unsupported { path, what }));
+        if entry.file_type().is_ok_and(|kind| kind.is_symlink())
+            && let Some(error) = dangling(entry.path())
+        {
+            return Ok(Some(error));
         }
     }
     Ok(None)
+}
+
+/// The error of a path that is a link to nothing.
+fn dangling(path: PathBuf) -> Option<Error> {
+    let target = fs::read_link(&path).ok().filter(|_| !path.exists())?;
+    let what = format!("a link to {}, which is missing; mend or remove it", target.display());
+    Some(Error::Unsupported { path, what })
 }
 
 /// The files in one class's folder, of which there must be an image.

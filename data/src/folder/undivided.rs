@@ -1,7 +1,7 @@
 //! Folders whose images are not divided into those to learn from and others.
 
 use super::advice::some_of;
-use super::{PARTS, class_name, class_names, dangling_in, folder_names};
+use super::{PARTS, class_name, class_names, dangling, dangling_in, folder_names};
 use crate::listing::{is_picture, is_run, picture_below, visible};
 use crate::{Error, Result, Split};
 use std::ffi::{OsStr, OsString};
@@ -26,10 +26,14 @@ impl Undivided {
     /// The classes in `train` or, if there is no such folder, those in the root itself: two or more folders, each with
     /// an image directly in it. There may be other folders, such as that of the runs.
     ///
-    /// Errors: [`Error::Lacking`] where a folder beside `train` has the same classes, or a folder beside two or more
-    /// classes has images, but only in its subfolders; those of reading `train`, the root, or what may be a class.
+    /// Errors: [`Error::Unsupported`] where a split, or what may be a class, is a link to nothing; [`Error::Lacking`]
+    /// where a folder beside `train` has the same classes, or a folder beside two or more classes has images, but only
+    /// in its subfolders; those of reading `train`, the root, or what may be a class.
     pub fn of(root: &Path) -> Result<Option<Self>> {
         let [train, val, test] = PARTS.map(|split| root.join(split.name()));
+        if let Some(error) = [&train, &val, &test].into_iter().find_map(|part| dangling(part.clone())) {
+            return Err(error);
+        }
         if val.is_dir() || test.is_dir() {
             return Ok(None);
         }

@@ -1,6 +1,6 @@
-//! PyTorch's own files, `.pth` or `.pt`, as `torch.save` has written them since version 1.6: a ZIP archive with a pickle,
-//! `data.pkl`, that describes what was saved, and the elements of each storage, `data/0`, `data/1`, ..., as they lie in
-//! memory (PyTorch's `docs/source/notes/serialization.rst` describes it). Nothing in it is run.
+//! PyTorch's own files, `.pth` or `.pt`, as `torch.save` has written them since version 1.6: a ZIP archive with a
+//! pickle, `data.pkl`, that describes what was saved, and the elements of each storage, `data/0`, `data/1`, ..., as
+//! they lie in memory (PyTorch's `docs/source/notes/serialization.rst` describes it). Nothing in it is run.
 //!
 //! | file | what it holds |
 //! |---|---|

@@ -75,8 +75,8 @@ pub fn backward(
         let sums = sums.insert(Tensor::empty_on(&x.device(), [2, tiles.columns], wide)?);
         let launch = tiles.sum(KERNELS.launch_on(x, "batch_norm_sums<T>")?, 1);
         let launch = launch.input(dy)?.input(x)?.input(mean)?.input(rstd)?.output(&mut partial)?.output(sums)?;
-        // SAFETY: dy and x are (rows, channels), the moments (channels), as are the parameters' gradients, and there is a
-        // place for each piece's sums.
+        // SAFETY: dy and x are (rows, channels), the moments (channels), as are the parameters' gradients, and there is
+        // a place for each piece's sums.
         unsafe { tiles.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run()? };
     }
     let Some(dx) = dx else { return Ok(()) };

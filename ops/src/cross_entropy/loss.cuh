@@ -5,7 +5,7 @@
 // The row's part of the mean loss, (Σt·ln Σ exp(x − m) − Σ t·(x − m))/N with m = max(x); p (K) takes softmax(x).
 template <typename T, typename Target>
 __device__ __forceinline__ void row_loss(const T* x, const Target& target, wide<T>* p, wide<T>* loss, i64 rows,
-                                     int classes) {
+                                         int classes) {
     typedef wide<T> W;
     W shift = row_max(x, classes), sum = row_sum_of_exp(x, shift, classes), mass = 0, mean = 0;
     for (int k = lane(); k < classes; k += 32) {
@@ -20,8 +20,8 @@ __device__ __forceinline__ void row_loss(const T* x, const Target& target, wide<
 
 // dx (K) = factor·(p·Σt − t)
 template <typename T, typename Target>
-__device__ __forceinline__ void row_gradient(const wide<T>* p, const Target& target, wide<T> factor, T* dx, int accumulate,
-                                      int classes) {
+__device__ __forceinline__ void row_gradient(const wide<T>* p, const Target& target, wide<T> factor, T* dx,
+                                             int accumulate, int classes) {
     wide<T> mass = 0;
     for (int k = lane(); k < classes; k += 32) mass += target(k);
     mass = warp_sum(mass);

@@ -92,7 +92,8 @@ pub(crate) fn forward(
     let launch = KERNELS.launch(out.gpu(), &format!("dwconv_forward<T, {}, {pairs}>", g.kernel), dtype)?;
     let launch = launch.threads(THREADS).blocks(blocks).pointer(x_address).count(x.stride).input(weight)?;
     let launch = launch.int(residual.into()).optional(bias)?.out(Some(&out)).count(stride);
-    // SAFETY: x and y hold maps of these extents, by the checks above, and `dwconv::geometry` that the parameters fit them.
+    // SAFETY: x and y hold maps of these extents, by the checks above, and `dwconv::geometry` that the parameters fit
+    // them.
     unsafe { launch.extents([g.height, g.width, g.channels, tile, tiles, length, segments])?.run() }
 }
 
@@ -141,8 +142,8 @@ pub(crate) fn backward(
     let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into());
     let launch = launch.out(Some(&dx.out)).count(dx.stride);
     let launch = launch.optional_output(partial.as_mut())?.out(dweight.as_ref()).out(dbias.as_ref());
-    // SAFETY: the three hold maps of these extents, by the checks above, the parameters and their gradients fit them, and
-    // there is a place for each piece's sums.
+    // SAFETY: the three hold maps of these extents, by the checks above, the parameters and their gradients fit them,
+    // and there is a place for each piece's sums.
     unsafe { launch.count(strips).extents([g.height, g.width, g.channels, tile, tiles])?.run() }
 }
 

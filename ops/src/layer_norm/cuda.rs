@@ -145,8 +145,8 @@ pub fn backward(
     if rows.shares.is_some() {
         let launch = rows.launch(x, "layer_norm_backward")?.input(dy)?.input(x)?.input(weight)?;
         let launch = launch.input(mean)?.input(rstd)?.out(dx.as_ref()).optional_output(partial.as_mut())?;
-        // SAFETY: as in `forward`; dy and dx are like x, the parameters' gradients like them, and there is a place for each
-        // block's sums.
+        // SAFETY: as in `forward`; dy and dx are like x, the parameters' gradients like them, and there is a place for
+        // each block's sums.
         return unsafe { rows.describe(launch.out(dweight.as_ref()).out(dbias.as_ref()))?.run() };
     }
     if let Some(dx) = &dx {

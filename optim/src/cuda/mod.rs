@@ -53,7 +53,8 @@ impl Controls {
         find_norm(gradients, None, Some(&mut self.numbers))
     }
 
-    /// One step of AdamW: parameters and both moments, flat; and of their moving average with its rate, if there is one.
+    /// One step of AdamW: parameters and both moments, flat; and of their moving average with its rate, if there is
+    /// one.
     pub fn step(
         &self,
         [p, m, v]: [&mut Tensor; 3],

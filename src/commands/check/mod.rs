@@ -22,7 +22,8 @@ pub struct Arguments {
     threads: Threads,
 }
 
-/// Reads all images of a data set as training would, and names those that cannot be read, and some that are there twice.
+/// Reads all images of a data set as training would, and names those that cannot be read, and some that are there
+/// twice.
 pub fn run(arguments: &Arguments) -> Result<Status> {
     arguments.threads.run(|| {
         let splits = splits(&arguments.data)?;

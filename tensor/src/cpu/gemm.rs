@@ -103,8 +103,8 @@ pub fn gemm_by_rows<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>
     multiply(a, b.into(), begin(c.accumulate), c.data, true);
 }
 
-/// As [`gemm_by_rows`], C = A·B + row, the row being added to every row of A·B. Panics as [`gemm`] does, and when the row's
-/// length does not fit.
+/// As [`gemm_by_rows`], C = A·B + row, the row being added to every row of A·B. Panics as [`gemm`] does, and when the
+/// row's length does not fit.
 pub fn gemm_plus_row<'b, F: Factor>(a: Mat<'_, F::Sum>, b: impl Into<Right<'b, F>>, row: &[F], c: &mut [F::Sum]) {
     let b = b.into();
     assert_eq!(row.len(), b.extents().1, "length of the row that is added to a matrix product");
@@ -168,8 +168,8 @@ pub fn gemm_patches<'b, F: Factor>(
         let mut room = None;
         let b = b.packed_ahead::<A>(isa, false, &mut room);
         let panels = 0..n.div_ceil(b.width::<A>(isa));
-        // SAFETY: `c` is this call's alone, the operands lie inside, as just checked, and `simd!` chooses an instruction
-        // set that is there.
+        // SAFETY: `c` is this call's alone, the operands lie inside, as just checked, and `simd!` chooses an
+        // instruction set that is there.
         unsafe { F::block::<A, _>(left, b, begin, c, 0..starts.len(), panels) }
     });
 }
@@ -222,8 +222,8 @@ fn multiply_with<F: Factor, A: Registers>(
         A::run(
             #[inline(always)]
             || {
-                // SAFETY: no two tasks share both rows and panels, which lie inside, as `assert_extents` and `Mat::strided`
-                // have made sure of; `A::run` makes sure of the instruction set.
+                // SAFETY: no two tasks share both rows and panels, which lie inside, as `assert_extents` and
+                // `Mat::strided` have made sure of; `A::run` makes sure of the instruction set.
                 unsafe { F::block::<A, _>(left, b, begin, c, rows_of(task), panels_of(task)) }
             },
         );
@@ -281,8 +281,8 @@ mod tests {
     #[test]
     fn patches_are_multiplied_where_they_lie() {
         let image = random(5000, 1);
-        // Overlapping patches, in any order, of few long runs and of many short ones, of neighbouring elements and of others;
-        // rows of C apart from each other.
+        // Overlapping patches, in any order, of few long runs and of many short ones, of neighbouring elements and of
+        // others; rows of C apart from each other.
         for (runs, len, n, step) in [
             (vec![0, 900], 300, 20, 1),
             (vec![7, 50, 3], 5, 33, 1),
@@ -315,7 +315,8 @@ mod tests {
         }
     }
 
-    /// One element over and over makes rows without memory, so many that the number of C's elements wraps around to 100.
+    /// One element over and over makes rows without memory, so many that the number of C's elements wraps around to
+    /// 100.
     #[test]
     #[should_panic(expected = "size of a matrix product")]
     fn a_product_with_more_elements_than_can_be_counted_is_refused() {

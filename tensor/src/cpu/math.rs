@@ -1,5 +1,5 @@
-//! exp, ln and the normal distribution without branches or table look-ups, so that loops over them vectorise in f32. In f64,
-//! which only checks use, they are those of the crate `libm`, which has the same bits on every system.
+//! exp, ln and the normal distribution without branches or table look-ups, so that loops over them vectorise in f32. In
+//! f64, which only checks use, they are those of the crate `libm`, which has the same bits on every system.
 
 use super::isa::Arch;
 
@@ -7,8 +7,8 @@ use super::isa::Arch;
 pub trait Transcendental: Sized {
     /// e^x. In f32: relative error below 2 ulp; 0 below x = -86.6 (no denormal results); NaN stays NaN.
     fn exp<A: Arch>(self) -> Self;
-    /// 2^x for x of at most 1: the weights of a softmax, at less cost than [`exp`](Self::exp). In f32: relative error below
-    /// 2 ulp, and none at 0; 2^-126 for all x below -126; NaN stays NaN.
+    /// 2^x for x of at most 1: the weights of a softmax, at less cost than [`exp`](Self::exp). In f32: relative error
+    /// below 2 ulp, and none at 0; 2^-126 for all x below -126; NaN stays NaN.
     fn exp2<A: Arch>(self) -> Self;
     /// The natural logarithm of a positive number. In f32: within 2 ulp of ln x, or 1e-7 near x = 1; meaningless for
     /// denormal numbers, zero and negative numbers; infinity and NaN are returned unchanged.
@@ -16,7 +16,8 @@ pub trait Transcendental: Sized {
     /// Φ(x), the distribution function of the standard normal distribution. In f32: absolute error below 2e-7, and
     /// exactly 0 or 1 where |x| > 5.6.
     fn normal_distribution<A: Arch>(self) -> Self;
-    /// Φ(x) + x·φ(x), with φ the density: the slope of x·Φ(x). In f32: absolute error below 3e-7, and exactly 0 or 1 where
+    /// Φ(x) + x·φ(x), with φ the density: the slope of x·Φ(x). In f32: absolute error below 3e-7, and exactly 0 or 1
+    /// where
     /// |x| > 5.8.
     fn normal_slope<A: Arch>(self) -> Self;
 }
@@ -47,9 +48,11 @@ impl Transcendental for f64 {
 
 const LN_2_HIGH: f32 = 0.693_359_4; // its last bits are zero, so n·LN_2_HIGH is exact
 const LN_2_LOW: f32 = -2.121_944_4e-4;
-/// Adding and subtracting 1.5 * 2^23 rounds to an integer in the default rounding mode. The sum's low bits are the integer.
+/// Adding and subtracting 1.5 * 2^23 rounds to an integer in the default rounding mode. The sum's low bits are the
+/// integer.
 pub(super) const ROUND: f32 = 12_582_912.0;
-/// As [`ROUND`], and the low bits are the integer with the bias of an exponent: shifted into their place, a power of two.
+/// As [`ROUND`], and the low bits are the integer with the bias of an exponent: shifted into their place, a power of
+/// two.
 pub(super) const ROUND_BIASED: f32 = ROUND + 127.0;
 /// 2^x by a polynomial (highest power first) of smallest relative error, 2.6e-9, where |x| <= ½.
 pub(super) const EXP2: [f32; 7] =

@@ -180,8 +180,8 @@ impl Launch<'_> {
         }
     }
 
-    /// Any view that the kernel reads, as two parameters: a pointer, and a `Layout`. [`Error::Argument`] when it has more
-    /// than six axes.
+    /// Any view that the kernel reads, as two parameters: a pointer, and a `Layout`. [`Error::Argument`] when it has
+    /// more than six axes.
     pub fn view(self, tensor: &Tensor) -> Result<Self> {
         let address = tensor.address(self.op, self.gpu)?;
         self.pointer(address).layout(&Layout::plain(tensor.shape(), tensor.strides()))

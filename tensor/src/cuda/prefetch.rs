@@ -79,8 +79,8 @@ impl Prefetch {
             copy(piece, own);
             rest = after;
         }
-        // SAFETY: the block is as long. Whoever used it before is done: `new` and `receive` see to it. The host's memory
-        // is neither written nor given back before the copy is done: this function and `drop` see to it.
+        // SAFETY: the block is as long. Whoever used it before is done: `new` and `receive` see to it. The host's
+        // memory is neither written nor given back before the copy is done: this function and `drop` see to it.
         unsafe { gpu.driver.send(&self.host.bytes()[..bytes], self.block.address())? };
         self.sent = Some(bytes);
         Ok(())

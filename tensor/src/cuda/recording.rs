@@ -39,12 +39,12 @@ pub(super) struct Keys {
 impl Keys {
     /// The most streams that a recording can draw from: enough for a thousand micro-batches of a model of 32 blocks,
     /// which take two streams per block.
-    const MOST: usize = 1 << 16;
+    const MAX: usize = 1 << 16;
     /// A seed and the number of a stream.
     const BYTES: usize = 16;
 
     fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let memory = Memory::new(gpu, Self::MOST * Self::BYTES);
+        let memory = Memory::new(gpu, Self::MAX * Self::BYTES);
         let memory = memory.map_err(|error| error.of_tensor("keys of random streams".into()))?;
         Ok(Self { memory, streams: vec![], places: HashMap::new() })
     }
@@ -55,10 +55,10 @@ impl Keys {
             self.streams.push(*stream);
             self.streams.len() - 1
         });
-        if place >= Self::MOST {
+        if place >= Self::MAX {
             return Err(Error::argument(
                 "record",
-                format!("the work draws from more than {} random streams", Self::MOST),
+                format!("the work draws from more than {} random streams", Self::MAX),
             ));
         }
         Ok(self.memory.address() + (place * Self::BYTES) as u64)

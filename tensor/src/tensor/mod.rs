@@ -136,8 +136,8 @@ impl Tensor {
         Ok(&self.host(op)?.slice()[self.offset..][..self.count()])
     }
 
-    /// The elements of a contiguous tensor, to be written. [`Error::Shared`] while another tensor shares the buffer, even
-    /// if it sees other elements of it.
+    /// The elements of a contiguous tensor, to be written. [`Error::Shared`] while another tensor shares the buffer,
+    /// even if it sees other elements of it.
     pub fn as_mut_slice<T: Element>(&mut self, op: &'static str) -> Result<&mut [T]> {
         self.ensure_dtype(op, T::DTYPE)?;
         self.ensure_contiguous(op)?;

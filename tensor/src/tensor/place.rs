@@ -62,8 +62,9 @@ impl Tensor {
         }
     }
 
-    /// Overwrites the elements from the `start`-th on of a contiguous tensor, wherever it is, with those of a tensor in the
-    /// machine's memory. Errors: [`Error::OutOfRange`], [`Error::DType`], [`Error::Shared`] while another tensor shares the buffer.
+    /// Overwrites the elements from the `start`-th on of a contiguous tensor, wherever it is, with those of a tensor in
+    /// the machine's memory. Errors: [`Error::OutOfRange`], [`Error::DType`], [`Error::Shared`] while another tensor
+    /// shares the buffer.
     pub fn overwrite(&mut self, start: usize, from: &Tensor) -> Result<()> {
         let end = start.saturating_add(from.count());
         if end > self.count() {
@@ -135,8 +136,8 @@ impl Tensor {
         if self.is_unique() { Ok(()) } else { Err(Error::Shared { op }) }
     }
 
-    /// As [`Tensor::address`], of a contiguous tensor that is to be written. [`Error::Shared`] while another tensor shares
-    /// its buffer.
+    /// As [`Tensor::address`], of a contiguous tensor that is to be written. [`Error::Shared`] while another tensor
+    /// shares its buffer.
     pub(crate) fn address_mut(&mut self, op: &'static str, gpu: &Arc<Gpu>) -> Result<u64> {
         self.ensure_contiguous(op)?;
         self.ensure_unique(op)?;

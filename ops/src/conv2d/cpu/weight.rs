@@ -56,7 +56,8 @@ pub fn backward_weight<F: Factor>(g: Geometry, dy: &[F::Sum], x: &[F::Sum], dwei
     put_in_order(&g, &sections, &sums, transposed, dweight);
 }
 
-/// Puts each section's sums, (outputs, elements) or transposed, where they belong in the weight's gradient (O, I, KH, KW).
+/// Puts each section's sums, (outputs, elements) or transposed, where they belong in the weight's gradient (O, I, KH,
+/// KW).
 fn put_in_order<T: Float>(g: &Geometry, sections: &[Section], sums: &[T], transposed: bool, dweight: Out<'_, T>) {
     let accumulate = dweight.accumulate;
     dweight.data.par_chunks_mut(TOGETHER * g.patch()).enumerate().for_each(|(block, dweight)| {

@@ -1,12 +1,12 @@
-//! Small uploads (an optimiser's constants, keys of random streams), for which the host need not wait: it keeps the bytes in
-//! page-locked memory until the GPU has read them.
+//! Small uploads (an optimiser's constants, keys of random streams), for which the host need not wait: it keeps the
+//! bytes in page-locked memory until the GPU has read them.
 
 use std::ptr::NonNull;
 
 /// Bytes of page-locked memory.
 pub const ROOM: usize = 1 << 16;
 /// For a longer upload the host waits: it would soon fill the memory.
-const LONGEST: usize = ROOM / 4;
+const MAX_KEPT: usize = ROOM / 4;
 
 /// Page-locked memory, and how much of it the GPU may still have to read.
 #[derive(Default)]
@@ -26,7 +26,7 @@ impl Uploads {
 
     /// Copies these bytes to where they stay until [`Uploads::all_read`]; `None` if there is no room for them.
     pub fn keep(&mut self, bytes: &[u8]) -> Option<&[u8]> {
-        let start = self.start.filter(|_| bytes.len() <= LONGEST.min(ROOM - self.used))?;
+        let start = self.start.filter(|_| bytes.len() <= MAX_KEPT.min(ROOM - self.used))?;
         // SAFETY: so many bytes of the memory are free, and nobody else's.
         let kept = unsafe {
             let place = start.as_ptr().add(self.used);
@@ -57,7 +57,7 @@ mod tests {
     fn bytes_stay_until_they_have_been_read() {
         let mut memory = vec![0u8; ROOM];
         let mut uploads = Uploads::new(NonNull::new(memory.as_mut_ptr()));
-        assert_eq!(uploads.keep(&vec![1; LONGEST + 1]), None);
+        assert_eq!(uploads.keep(&vec![1; MAX_KEPT + 1]), None);
         let count = |uploads: &mut Uploads| (0..).take_while(|&i| uploads.keep(&[i as u8; 65]).is_some()).count();
         assert_eq!(count(&mut uploads), ROOM / 128, "each has a place of its own");
         uploads.all_read();

@@ -16,9 +16,9 @@ use std::io::{self, Write};
 const WORKSPACE: usize = 32 << 20;
 
 /// If an algorithm occupies no more than this fraction of the GPU, a product's inner axis is split (split-K), as long
-/// as its pieces are no shorter than `SHORTEST`.
+/// as its pieces are no shorter than `MIN_PIECE`.
 const IDLE: f32 = 0.5;
-const SHORTEST: usize = 1024;
+const MIN_PIECE: usize = 1024;
 
 /// If this variable is `rows`, `sums` or `all`, cuBLASLt is not asked for these epilogues, and kernels of our own
 /// compute them; if it is `pieces` or `all`, no inner axis is split. For finding out which of them is wrong or slow.
@@ -96,7 +96,7 @@ impl Blas {
     /// pixels of a batch, would leave most of the GPU idle.
     pub fn pieces(&mut self, product: &Product) -> usize {
         let k = product.extents[2];
-        if k < 2 * SHORTEST || !self.may_cut {
+        if k < 2 * MIN_PIECE || !self.may_cut {
             return 1;
         }
         let Ok(plan) = self.planned(&PlanKey::of(product).bare()) else { return 1 };
@@ -105,7 +105,7 @@ impl Blas {
         while waves > 0.0
             && waves * pieces as f32 <= IDLE
             && k.is_multiple_of(2 * pieces)
-            && k / (2 * pieces) >= SHORTEST
+            && k / (2 * pieces) >= MIN_PIECE
         {
             pieces *= 2;
         }

@@ -182,8 +182,8 @@ impl Described {
             let mask = scheme as u32;
             prefer(Prefer::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, (&raw const mask).cast(), 4)?;
             let (mut choices, mut found) = (Vec::with_capacity(CHOICES), 0);
-            // SAFETY: all of these are alive, and there is room for as many choices as are asked for, of which so many were
-            // written as it says.
+            // SAFETY: all of these are alive, and there is room for as many choices as are asked for, of which so many
+            // were written as it says.
             let status = unsafe {
                 let room = choices.as_mut_ptr();
                 let (product, asked) = (self.product, CHOICES as i32);
@@ -284,8 +284,8 @@ impl Plan {
     }
 
     /// # Safety
-    /// The plan was made for such a product, and its operands lie where it says, in memory of the current context, to which
-    /// handle and stream belong. The workspace has [`WORKSPACE`] bytes.
+    /// The plan was made for such a product, and its operands lie where it says, in memory of the current context, to
+    /// which handle and stream belong. The workspace has [`WORKSPACE`] bytes.
     pub unsafe fn multiply(
         &self,
         product: &Product,
