@@ -17,8 +17,7 @@ pub trait Transcendental: Sized {
     /// exactly 0 or 1 where |x| > 5.6.
     fn normal_distribution<A: Arch>(self) -> Self;
     /// Φ(x) + x·φ(x), with φ the density: the slope of x·Φ(x). In f32: absolute error below 3e-7, and exactly 0 or 1
-    /// where
-    /// |x| > 5.8.
+    /// where |x| > 5.8.
     fn normal_slope<A: Arch>(self) -> Self;
 }
 
