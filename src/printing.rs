@@ -2,7 +2,6 @@
 //! act on a terminal, and those that reverse the order of letters are printed in escaped form, as in `\u001b`.
 
 use anyhow::{Context, Result};
-use data::{Dataset, Skipped};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write};
@@ -66,22 +65,6 @@ pub fn printable(text: impl Display) -> String {
 /// another: `\u{202e}gpj.exe` looks like `exe.jpg`.
 fn is_direction(c: char) -> bool {
     matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-/// What is to be said of data sets, each thing once.
-pub fn distinct_notes<'d>(sets: impl IntoIterator<Item = &'d dyn Dataset>) -> Vec<&'d str> {
-    let mut notes: Vec<&str> = vec![];
-    for note in sets.into_iter().flat_map(Dataset::notes) {
-        if !notes.contains(&note.as_str()) {
-            notes.push(note);
-        }
-    }
-    notes
-}
-
-/// Names an image that could not be decoded.
-pub fn warn_of(skipped: &Skipped) {
-    tell!(io::stderr(), "skipped image {}: {}", skipped.sample, skipped.reason);
 }
 
 /// A progress bar for this many steps, with a message after it; hidden unless standard error is a terminal.

@@ -3,7 +3,7 @@
 mod common;
 
 use biformer::model::TensorFile;
-use common::program::{biformer, command, fresh, text, with_slashes};
+use common::program::{biformer, command, copy_folder, fresh, text, with_slashes};
 use common::samples;
 use serde_json::Value;
 use std::fs;
@@ -53,6 +53,17 @@ fn check_names_them_all_and_a_run_says_so() {
     let (config, run) = (samples::config(&folder, "image_size = 32"), folder.join("run"));
     let train = ["train", "--config", text(&config), "--data", text(&data), "--out", text(&run), "--batch-size", "5"];
     biformer(&train).refused(&["too many images cannot be read", "biformer check --data", "go on with --resume"]);
+    // Of a class that is lost as a whole the model learns nothing, wherever that is allowed.
+    let lost = folder.join("lost");
+    copy_folder(&data, &lost);
+    (0..10).for_each(|number| fs::write(lost.join(format!("train/light/{number}.png")), "no picture").unwrap());
+    let without = folder.join("without");
+    let train_lost = ["train", "--config", text(&config), "--data", text(&lost), "--out", text(&without)];
+    let said =
+        biformer(&[&train_lost[..], &["--batch-size", "5", "--epochs", "2", "--set", "max_bad_images=20"]].concat());
+    let notes = said.ok().err;
+    assert_eq!(notes.matches("note: of light no training image can be read\n").count(), 1, "{notes}");
+    assert!(!notes.contains("of dark no"), "{notes}");
     // Who takes them away has other data than the run began with.
     broken.iter().for_each(|name| fs::remove_file(data.join(name)).unwrap());
     assert!(check().ok().out.ends_with("0 of 24 images cannot be read.\n"));

@@ -3,12 +3,13 @@
 use super::Status;
 use super::options::{Threads, Trained, ensure_count};
 use super::output::{Kind, ensure_output};
+use crate::data_notes::warn_of;
 use crate::device::Compute;
 use crate::inference::Inference;
 use crate::memory::ensure_room_to_infer;
 use crate::paths::resolved;
 use crate::pictures::confusion;
-use crate::printing::{bar, column, printable, tell, warn_of};
+use crate::printing::{bar, column, printable, tell};
 use crate::staging::numbered;
 use crate::trainer::score::{Score, Verdict, evaluate};
 use crate::trainer::trained::{DataFacts, OF_THE_RUN, TrainedModel, note_unsaid};

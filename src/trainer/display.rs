@@ -6,13 +6,14 @@ use super::step::Learner;
 use super::stopwatch::Lap;
 use super::trained::DataFacts;
 use crate::config::RunConfig;
+use crate::data_notes::{distinct_notes, lost_classes, warn_of};
 use crate::device::{DeviceName, Precision};
 use crate::paths::quoted;
-use crate::printing::{bar, distinct_notes, plural, tell, warn_of};
+use crate::printing::{bar, plural, tell};
 use data::{Batch, Dataset, Loader, Split, size_of_image};
 use indicatif::ProgressBar;
 use std::cell::{Cell, RefCell};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -151,8 +152,10 @@ pub struct Display {
     bar: ProgressBar,
     /// When something was said last.
     said: Cell<Instant>,
-    /// Reasons already printed for images that could not be decoded.
+    /// What was already printed: reasons why images could not be decoded, and classes without others.
     named: RefCell<HashSet<String>>,
+    /// The training images that could not be decoded.
+    unreadable: RefCell<BTreeSet<usize>>,
     /// Whether the user has been told that training waits for images.
     warned: Cell<bool>,
     epochs: usize,
@@ -172,8 +175,9 @@ impl Display {
             format!("biformer shrink --data {data} --output SMALLER --side {side}")
         };
         let shrink = train.dataset().path(0).map(command);
-        let (said, named, warned) = (Cell::new(Instant::now()), RefCell::default(), Cell::new(false));
-        Self { bar, said, named, warned, epochs, steps, shrink }
+        let (said, warned) = (Cell::new(Instant::now()), Cell::new(false));
+        let (named, unreadable) = (RefCell::default(), RefCell::default());
+        Self { bar, said, named, unreadable, warned, epochs, steps, shrink }
     }
 
     /// A step is done.
@@ -188,6 +192,21 @@ impl Display {
             tell!(io::stdout(), "{message}");
         }
         self.bar.set_message(message);
+    }
+
+    /// As [`skipped`](Self::skipped), of training images.
+    pub fn skipped_in_training(&self, batch: &Batch) {
+        self.unreadable.borrow_mut().extend(batch.skipped.iter().map(|skipped| skipped.sample));
+        self.skipped(batch);
+    }
+
+    /// Names classes of which no training image could be decoded, each once in a run: the model cannot learn them.
+    pub fn lost_classes(&self, train: &dyn Dataset) {
+        let (unreadable, mut named) = (self.unreadable.borrow(), self.named.borrow_mut());
+        let lost = lost_classes(train, unreadable.iter().copied());
+        let fresh = lost.into_iter().filter(|class| named.insert((*class).to_owned()));
+        self.bar
+            .suspend(|| fresh.for_each(|class| tell!(io::stderr(), "note: of {class} no training image can be read")));
     }
 
     /// Names images that could not be decoded, each once in a run.

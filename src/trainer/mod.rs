@@ -236,6 +236,7 @@ impl Trainer {
         while !self.finished() {
             let started = Instant::now();
             let training = self.train_epoch(stop, one_step, display)?;
+            display.lost_classes(self.train.dataset().as_ref());
             let test = if stop.load(Ordering::Relaxed) { None } else { self.evaluate(stop, display)? };
             let Some(test) = test else {
                 self.save()?;
@@ -274,7 +275,7 @@ impl Trainer {
                 break;
             }
             let batch = batch?;
-            display.skipped(&batch);
+            display.skipped_in_training(&batch);
             let step = (epoch * steps + self.progress.batch) as u64;
             let lr = schedule.lr(step);
             let given_up = if one_step { &AtomicBool::new(false) } else { stop };

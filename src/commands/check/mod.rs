@@ -4,7 +4,8 @@ mod repeated;
 
 use super::Status;
 use super::options::Threads;
-use crate::printing::{bar, column, distinct_notes, plural, print_lines, tell, unless_closed};
+use crate::data_notes::{distinct_notes, lost_classes, of_classes};
+use crate::printing::{bar, column, plural, print_lines, tell, unless_closed};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::{Dataset, Split};
@@ -90,13 +91,6 @@ fn print_classes(splits: &[(Split, Arc<dyn Dataset>)]) -> Result<()> {
     Ok(())
 }
 
-/// How many of these images each class has.
-fn of_classes(dataset: &dyn Dataset, images: impl IntoIterator<Item = usize>) -> Vec<usize> {
-    let (mut counts, labels) = (vec![0; dataset.classes().len()], dataset.labels().unwrap_or_default());
-    images.into_iter().filter_map(|image| labels.get(image)).for_each(|&label| counts[label as usize] += 1);
-    counts
-}
-
 /// Reads all images of a split: the checksum of each one's pixels, or what keeps it from being read.
 fn read(dataset: &dyn Dataset, split: Split) -> Vec<data::Result<u64>> {
     let bar = bar(dataset.len());
@@ -120,14 +114,7 @@ fn name_unreadable(read: &[data::Result<u64>]) -> usize {
 
 /// Names the classes of which no image can be read; says whether there are any.
 fn note_lost_classes(dataset: &dyn Dataset, split: Split, read: &[data::Result<u64>]) -> bool {
-    let there = of_classes(dataset, 0..read.len());
-    let unread = of_classes(dataset, (0..read.len()).filter(|&image| read[image].is_err()));
-    let mut any = false;
-    for ((class, there), unread) in dataset.classes().iter().zip(there).zip(unread) {
-        if there > 0 && unread == there {
-            tell!(io::stderr(), "note: of {class} in {} no image can be read", split.name());
-            any = true;
-        }
-    }
-    any
+    let lost = lost_classes(dataset, (0..read.len()).filter(|&image| read[image].is_err()));
+    lost.iter().for_each(|class| tell!(io::stderr(), "note: of {class} in {} no image can be read", split.name()));
+    !lost.is_empty()
 }
