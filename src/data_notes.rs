@@ -20,10 +20,14 @@ pub fn warn_of(skipped: &Skipped) {
     tell!(io::stderr(), "skipped image {}: {}", skipped.sample, skipped.reason);
 }
 
-/// How many of these images each class has.
+/// How many of these images each class has. Labels that are none of the classes' are not counted.
 pub fn of_classes(dataset: &dyn Dataset, images: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let (mut counts, labels) = (vec![0; dataset.classes().len()], dataset.labels().unwrap_or_default());
-    images.into_iter().filter_map(|image| labels.get(image)).for_each(|&label| counts[label as usize] += 1);
+    for &label in images.into_iter().filter_map(|image| labels.get(image)) {
+        if let Some(count) = counts.get_mut(label as usize) {
+            *count += 1;
+        }
+    }
     counts
 }
 

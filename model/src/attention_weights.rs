@@ -102,7 +102,7 @@ mod tests {
     }
 
     /// The values, weighted and summed, are what attention gives the token.
-    fn ensure_give(of: &AttentionWeights, attended: &Tensor) {
+    fn assert_weigh(of: &AttentionWeights, attended: &Tensor) {
         let [images, height, width, channels] = SHAPE;
         let (dim, head_dim) = (channels / 3, channels / 3 / of.heads);
         let (values, attended) = (of.qkv.to_vec::<f64>().unwrap(), attended.to_vec::<f64>().unwrap());
@@ -126,7 +126,7 @@ mod tests {
             let routed = ops::bra(&tape.constant(qkv.clone()), None, &bra).unwrap();
             let reads = Reads::Routed(Regions::cut("test", [4, 6], bra.grid).unwrap(), &routed.routes);
             let of = AttentionWeights { qkv: &qkv, heads: 2, scale: 0.4, reads };
-            ensure_give(&of, routed.out.value());
+            assert_weigh(&of, routed.out.value());
             let read = of.mean([0, 0], [4, 6]).unwrap().to_vec::<f32>().unwrap();
             assert_eq!(read.iter().filter(|&&weight| weight > 0.0).count(), 2 * topk * 4, "of two images");
         }
@@ -136,7 +136,7 @@ mod tests {
     fn weights_are_those_of_full_attention() {
         let (tape, qkv) = (Tape::inference(), qkv());
         let attended = ops::attention(&tape.constant(qkv.clone()), 4, 0.7).unwrap();
-        ensure_give(&AttentionWeights { qkv: &qkv, heads: 4, scale: 0.7, reads: Reads::All }, attended.value());
+        assert_weigh(&AttentionWeights { qkv: &qkv, heads: 4, scale: 0.7, reads: Reads::All }, attended.value());
     }
 
     #[test]

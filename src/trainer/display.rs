@@ -6,7 +6,7 @@ use super::step::Learner;
 use super::stopwatch::Lap;
 use super::trained::DataFacts;
 use crate::config::RunConfig;
-use crate::data_notes::{distinct_notes, lost_classes, warn_of};
+use crate::data_notes::{distinct_notes, lost_classes, of_classes, warn_of};
 use crate::device::{DeviceName, Precision};
 use crate::paths::quoted;
 use crate::printing::{bar, plural, tell};
@@ -102,7 +102,7 @@ fn describe(config: &RunConfig, parameters: f64, [train, test]: [&dyn Dataset; 2
         };
         tell!(io::stdout(), "The model sees {size}x{size} pixels of them{remedy}.");
     }
-    if let Some([(small, least), (large, most)]) = train.labels().and_then(|labels| uneven(classes, labels)) {
+    if let Some([(small, least), (large, most)]) = uneven(train) {
         let remedy = match config.augmentation.balance {
             0.0 if begins => " To see them equally often: --set augmentation.balance=1.".to_owned(),
             0.0 => String::new(),
@@ -127,12 +127,10 @@ fn are_larger(images: &dyn Dataset, side: usize) -> bool {
 }
 
 /// The smallest class and the largest, where this has twice as many images or more.
-fn uneven<'a>(classes: &'a [String], labels: &[u32]) -> Option<[(&'a str, usize); 2]> {
-    let mut counts = vec![0; classes.len()];
-    for &label in labels {
-        *counts.get_mut(label as usize)? += 1;
-    }
-    let counted = || classes.iter().map(String::as_str).zip(counts.iter().copied());
+fn uneven(images: &dyn Dataset) -> Option<[(&str, usize); 2]> {
+    images.labels()?;
+    let counts = of_classes(images, 0..images.len());
+    let counted = || images.classes().iter().map(String::as_str).zip(counts.iter().copied());
     let (small, large) = (counted().min_by_key(|class| class.1)?, counted().max_by_key(|class| class.1)?);
     (large.1 >= 2 * small.1).then_some([small, large])
 }
