@@ -1,8 +1,8 @@
 //! The reverse walk over the tape.
 
-use crate::rule::{Accumulated, InputGrads, State, Target};
+use crate::accumulated::{Accumulated, State, Target};
 use crate::tape::{Node, Origin};
-use crate::{Error, Gradients, Profile, Result, Rule, Tape, Var, recompute};
+use crate::{Error, Gradients, InputGrads, Profile, Result, Rule, Tape, Var, recompute};
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,6 +11,8 @@ use tensor::Tensor;
 impl Tape {
     /// Differentiates a scalar: walks the tape once in reverse and leaves the gradients of its parameters
     /// and inputs in `gradients`. What each operation saved is freed as the walk passes it.
+    ///
+    /// After an error `gradients` holds none: the step has to begin anew.
     pub fn backward(&self, loss: &Var<'_>, gradients: &mut Gradients) -> Result<()> {
         if loss.value().count() != 1 {
             return Err(tensor::Error::shape("backward", "a loss of one element", loss.shape()).into());
@@ -46,7 +48,9 @@ impl Tape {
         accumulated.interior.resize_with(last + 1, State::default);
         accumulated.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
-        walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs)
+        let walked = walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs);
+        // What a failed walk leaves behind is incomplete, and must not pass for gradients.
+        walked.inspect_err(|_| gradients.forget())
     }
 }
 

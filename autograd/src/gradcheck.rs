@@ -59,22 +59,35 @@ pub fn backward_on(
 /// The derivative of <upstream, f(inputs)> with respect to one element of one input, by four-point
 /// central differences: the error falls with the fourth power of the step, so that with a step of 1e-3
 /// neither truncation nor rounding comes near the 1e-6 that checks allow.
+///
+/// Errors: [`tensor::Error::OutOfRange`] if there is no such input, or element; [`tensor::Error::Shape`] if `upstream`
+/// has not as many elements as the value.
 pub fn difference(f: &dyn Function, inputs: &[Tensor], upstream: &[f64], input: usize, element: usize) -> Result<f64> {
-    let base = inputs[input].to_vec::<f64>()?;
+    let out_of_range = |what, index, bound| tensor::Error::OutOfRange { op: "difference", what, index, bound };
+    let base = inputs.get(input).ok_or_else(|| out_of_range("input", input, inputs.len()))?.to_vec::<f64>()?;
+    if element >= base.len() {
+        return Err(out_of_range("element", element, base.len()).into());
+    }
     let step = 1e-3;
     let along = |offset: f64| -> Result<f64> {
         let mut moved = base.clone();
         moved[element] += offset * step;
         let mut inputs = inputs.to_vec();
         inputs[input] = Tensor::from_slice(&moved, inputs[input].shape().clone())?;
-        let value = value(f, &inputs)?.to_vec::<f64>()?;
+        let value = value(f, &inputs)?;
+        if value.count() != upstream.len() {
+            let expected = format!("an upstream gradient of {} elements", value.count());
+            return Err(tensor::Error::shape("difference", expected, &[upstream.len()]).into());
+        }
+        let value = value.to_vec::<f64>()?;
         Ok(value.iter().zip(upstream).map(|(value, upstream)| value * upstream).sum())
     };
     Ok((8.0 * (along(1.0)? - along(-1.0)?) - (along(2.0)? - along(-2.0)?)) / (12.0 * step))
 }
 
 /// The exact derivatives of <upstream, f(inputs)> with respect to some elements of one input, by dual
-/// numbers through a reference implementation.
+/// numbers through a reference implementation. Panics if there is no such input, or if `upstream` has not as many
+/// elements as the value.
 pub fn exact(
     reference: &dyn Fn(&[Array<Dual>]) -> Array<Dual>,
     inputs: &[Array<f64>],
@@ -91,7 +104,7 @@ pub fn exact(
 }
 
 /// The exact derivatives of <upstream, f(inputs)> when one input moves along [`LANES`] directions, given by lane and
-/// element.
+/// element. Panics as [`exact`] does.
 pub fn exact_along(
     reference: &dyn Fn(&[Array<Dual>]) -> Array<Dual>,
     inputs: &[Array<f64>],
@@ -108,6 +121,7 @@ pub fn exact_along(
         number.tangent = std::array::from_fn(|lane| direction(lane, element));
     }
     let output = reference(&lifted);
+    assert_eq!(output.data.len(), upstream.len(), "an upstream gradient of the value's elements");
     std::array::from_fn(|lane| output.data.iter().zip(upstream).map(|(y, u)| y.tangent[lane] * u).sum())
 }
 
@@ -123,7 +137,7 @@ pub fn sample(count: usize, most: usize, seed: u64) -> Vec<usize> {
 }
 
 /// The largest difference between two gradients, relative to the larger one's largest element. Two
-/// gradients that vanish agree.
+/// gradients that vanish agree. Panics if they have different lengths.
 pub fn relative_error(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len(), "two gradients of the same elements");
     let scale = a.iter().chain(b).fold(0.0, |scale: f64, x| scale.max(x.abs()));

@@ -3,8 +3,10 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `tape.rs` | [`Tape`], the list of what was computed; [`Var`], a value on it |
-//! | `rule.rs` | [`Rule`], the backward rule of one operation; [`InputGrads`], where it puts its results |
+//! | `rule.rs` | [`Rule`], the backward rule of one operation |
+//! | `input_grads.rs` | [`InputGrads`], where it puts its results |
 //! | `backward.rs` | the reverse walk |
+//! | `accumulated.rs` | what the walk has accumulated so far |
 //! | `recompute.rs` | values that are computed again in the backward pass instead of being kept |
 //! | `profile.rs` | [`Profile`]: where the time of a pass goes |
 //! | `pieces.rs` | a batch in pieces that stay in the cache |
@@ -13,10 +15,12 @@
 //! | `gradcheck.rs` | the comparison of a backward rule with differences and with dual numbers |
 //! | `error.rs` | [`Error`] |
 
+mod accumulated;
 mod backward;
 mod error;
 pub mod exact;
 pub mod gradcheck;
+mod input_grads;
 mod params;
 mod pieces;
 mod profile;
@@ -25,9 +29,10 @@ mod rule;
 mod tape;
 
 pub use error::{Error, Result};
+pub use input_grads::{InputGrads, Slot};
 pub use params::{Gradients, Layout, ParamId, Parameters, ParametersBuilder};
 pub use profile::{Line, MultiplyAdds, Profile, Work};
-pub use rule::{InputGrads, Recompute, Rule, Slot};
+pub use rule::{Recompute, Rule};
 pub use tape::{Node, Tape, Var};
 // For `rule_fields!`, so that a rule can be written in a crate that does not name the tensor crate itself.
 #[doc(hidden)]

@@ -1,7 +1,7 @@
 //! Parameters and their gradients, each in one flat buffer, so that clipping, AdamW and the moving average are each one
 //! sweep over memory.
 
-use crate::rule::FlatSpan;
+use crate::accumulated::FlatSpan;
 use crate::tape::TapeId;
 use crate::{Error, Result, Var};
 use std::collections::HashMap;
@@ -273,6 +273,12 @@ impl Gradients {
         }
     }
 
+    /// As if no backward pass had been in this step.
+    pub(crate) fn forget(&mut self) {
+        self.begin_step();
+        self.inputs.clear();
+    }
+
     /// The gradient of an input, if one reached it; `None` for an input of any tape but the last one walked.
     pub fn of(&self, input: &Var<'_>) -> Option<&Tensor> {
         let own = self.tape? == input.tape().id();
@@ -289,6 +295,13 @@ impl Gradients {
     /// this step still holds the gradient of an earlier step; call [`Gradients::require_all`] first to rule that out.
     pub fn flat(&self) -> Option<&Tensor> {
         self.flat.as_ref().map(|flat| &flat.values)
+    }
+
+    /// All parameters' gradients, (layout length), to be changed between the backward pass and the optimiser: by noise,
+    /// by the gradients of another thread's pass. The gaps between parameters must stay zero. None if there are no
+    /// parameters; [`tensor::Error::Shared`] while views of them live.
+    pub fn flat_mut<T: Element>(&mut self) -> Result<Option<&mut [T]>> {
+        Ok(self.flat.as_mut().map(|flat| flat.values.as_mut_slice("gradients")).transpose()?)
     }
 
     /// [`Error::Unreached`] when the loss does not depend on some parameter that is not frozen.

@@ -8,9 +8,10 @@
 //! How a batch is cut depends only on its size and that of the pieces. Gradients of parameters are accumulated within
 //! groups of pieces in order, and then group by group, so the bits are the same with any number of threads.
 
+use crate::InputGrads;
+use crate::accumulated::{Accumulated, FlatSpan, State};
 use crate::backward::walk;
 use crate::params::Owner;
-use crate::rule::{Accumulated, FlatSpan, InputGrads, State};
 use crate::tape::{Node, TapeKind};
 use crate::{Error, ParamId, Profile, Result, Rule, Tape, Var};
 use rayon::prelude::*;

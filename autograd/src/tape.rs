@@ -147,7 +147,7 @@ impl Tape {
         Var { tape: self, value, node: None }
     }
 
-    /// A value whose gradient is wanted. On the CPU, where bf16 is used only for the factors of matrix products, the
+    /// A floating-point value whose gradient is wanted. On the CPU, where bf16 is used only for the factors of matrix products, the
     /// gradient of a bf16 value is f32.
     pub fn input(&self, value: Tensor) -> Var<'_> {
         let (_, dtype) = gradient_of(&value);
@@ -198,6 +198,8 @@ impl Tape {
     /// Appends an operation: its inputs, its value, and the rule that will turn the gradient of its value
     /// into those of its inputs. The rule (with all that it saves) is only made when some input needs a
     /// gradient. There is no way to append an operation without a rule, and so no silent detach.
+    ///
+    /// Panics if the rule has another name than `name`, which is a mistake in the operation's code.
     pub fn record<'t, R: Rule>(
         &'t self,
         name: &'static str,
@@ -212,7 +214,9 @@ impl Tape {
         let needed = inputs.iter().any(|input| input.node.is_some());
         // A profile asks the rule for the operation's arithmetic, even if no gradient is needed.
         let rule = (needed || self.profile.is_some()).then(rule);
-        debug_assert!(rule.as_ref().is_none_or(|rule| rule.name() == name));
+        if let Some(rule) = &rule {
+            assert_eq!(rule.name(), name, "an operation and its rule have one name");
+        }
         if let (Some(profile), Some(rule)) = (&self.profile, &rule) {
             profile.forward(rule, inputs.iter().map(|input| input.value()), &value);
         }
@@ -272,7 +276,8 @@ impl Tape {
         (self.nodes.into_inner(), self.used.into_inner())
     }
 
-    /// The nodes, in the order in which they were recorded.
+    /// The nodes, in the order in which they were recorded. While they are borrowed, recording an operation, or walking
+    /// the tape, panics.
     pub fn nodes(&self) -> Ref<'_, [Node]> {
         Ref::map(self.nodes.borrow(), Vec::as_slice)
     }

@@ -91,6 +91,18 @@ fn dual_numbers_are_exact() {
 }
 
 #[test]
+fn differences_of_what_is_not_there_are_refused() {
+    for (input, element, upstream, expected) in [
+        (0, 0, &UPSTREAM[..2], "expected an upstream gradient of 3 elements, got shape (2)"),
+        (3, 0, &UPSTREAM[..], "input 3 is out of range, must be below 3"),
+        (0, 3, &UPSTREAM[..], "element 3 is out of range, must be below 3"),
+    ] {
+        let error = difference(&square, &inputs(), upstream, input, element).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn errors_are_relative_to_the_largest_element() {
     assert_eq!(relative_error(&[1.0, -8.0], &[1.0, -6.0]), 0.25);
     assert_eq!(relative_error(&[1.0, -6.0], &[1.0, -8.0]), 0.25);

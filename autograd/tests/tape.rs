@@ -184,6 +184,81 @@ fn a_rule_that_forgets_an_input_is_an_error() {
     assert_eq!(error, Error::MissingGradient { op: "forgetful", input: 1 });
 }
 
+/// A rule that does with its one input what it was given.
+struct Given<F>(F);
+
+impl<F> Rule for Given<F>
+where
+    F: FnOnce(&mut InputGrads<'_, '_>) -> Result<()> + Send + 'static,
+{
+    rule_fields!("given");
+    fn backward(self: Box<Self>, _: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
+        (self.0)(grads)
+    }
+}
+
+/// Memory that nobody wrote to, or in which a rule stopped halfway, does not pass for a gradient.
+#[test]
+fn a_rule_that_writes_nothing_or_fails_leaves_no_gradients() {
+    let (parameters, p, _) = parameters();
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    type Work = fn(&mut InputGrads<'_, '_>) -> Result<()>;
+    let unwritten: Work = |grads| {
+        let slot = grads.open(0)?;
+        grads.close(slot);
+        Ok(())
+    };
+    let left_open: Work = |grads| {
+        grads.open(0)?.out::<f64>()?.into_iter().for_each(|out| out.data.fill(1.0));
+        Ok(())
+    };
+    let failed: Work = |grads| {
+        grads.open(0)?.out::<f64>()?.into_iter().for_each(|out| out.data.fill(1.0));
+        Err(Error::NotRecorded)
+    };
+    let missing = Error::MissingGradient { op: "given", input: 0 };
+    let no_input = tensor::Error::OutOfRange { op: "given", what: "input", index: 1, bound: 1 };
+    for (work, expected) in [
+        (unwritten, missing.clone()),
+        (left_open, missing),
+        (failed, Error::NotRecorded),
+        (|grads| grads.open(1).map(drop), no_input.clone().into()),
+        (|grads| grads.give(1, vector(&[1.0])), no_input.into()),
+    ] {
+        pass(&parameters, p, &[5.0, 7.0], &mut gradients); // an earlier micro-batch
+        let tape = Tape::new();
+        let (x, w) = (tape.input(vector(&[1.0, 1.0])), tape.parameter(&parameters, p));
+        let of_input = times(&x, &w).unwrap();
+        let y = tape.record("given", &[&of_input], vector(&[1.0, 1.0]), || Given(work)).unwrap();
+        let sum = times(&y, &w).unwrap();
+        let error = tape.backward_from(&sum, vector(&[1.0, 1.0]), &mut gradients).unwrap_err();
+        assert_eq!(error, expected);
+        assert!(gradients.parameter(p).is_none() && gradients.of(&x).is_none());
+        assert!(gradients.require_all().unwrap_err().to_string().contains("p, q"));
+    }
+}
+
+#[test]
+#[should_panic(expected = "an operation and its rule have one name")]
+fn an_operation_has_its_rules_name() {
+    let tape = Tape::new();
+    let x = tape.input(vector(&[1.0]));
+    let _ = tape.record("taken", &[&x], vector(&[1.0]), || Given(|_: &mut InputGrads<'_, '_>| Ok(())));
+}
+
+#[test]
+fn gradients_can_be_changed_before_the_optimiser_sees_them() {
+    let (parameters, p, _) = parameters();
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    pass(&parameters, p, &[5.0, 7.0], &mut gradients);
+    gradients.flat_mut::<f64>().unwrap().unwrap()[parameters.layout().span(p)].fill(4.0);
+    assert_eq!(of(&gradients, p), [4.0, 4.0]);
+    let view = gradients.parameter(p);
+    assert!(matches!(gradients.flat_mut::<f64>(), Err(Error::Tensor(tensor::Error::Shared { .. }))));
+    drop(view);
+    assert!(Gradients::default().flat_mut::<f64>().unwrap().is_none());
+}
+
 #[test]
 fn parameters_that_the_loss_does_not_depend_on_are_named() {
     let (parameters, p, _) = parameters();

@@ -15,6 +15,8 @@ use tensor::{DType, Device, Tensor};
 /// Weight of a new batch in the running statistics.
 const MOMENTUM: f64 = 0.1;
 
+const FOREIGN_TRACE: Error = Error::Pass { reason: "its trace is another model's" };
+
 /// BiFormer: stages of blocks, each preceded by a merging that shrinks the map; then a classifier, or the features that
 /// it would classify by, or the maps.
 pub struct BiFormer {
@@ -148,8 +150,17 @@ impl BiFormer {
     }
 
     /// Moves the model to a device, where its layers and convolutions multiply in the type `factors`: that of its
-    /// parameters, or bf16, and then on a GPU the maps between them are bf16, too. Errors: those of the device.
+    /// parameters, or bf16 if those are f32, and then on a GPU the maps between them are bf16, too. Errors: those of the
+    /// device; [`tensor::Error::DType`] for another type.
     pub fn place(&mut self, device: &Device, factors: DType) -> Result<()> {
+        match (self.parameters.layout().dtype(), factors) {
+            (DType::F32, DType::Bf16) => {}
+            (own, _) if own == factors => {}
+            (DType::F32, actual) => {
+                return Err(tensor::Error::DType { op: "place", expected: "f32 or bf16", actual }.into());
+            }
+            (own, actual) => return Err(tensor::Error::DType { op: "place", expected: own.name(), actual }.into()),
+        }
         self.parameters = self.parameters.to_device(device)?;
         for running in &mut self.statistics {
             running.mean = running.mean.to_device(device)?;
@@ -225,17 +236,28 @@ impl BiFormer {
         Ok(factors.with(prepared))
     }
 
-    /// Moves the running statistics towards those of a training step's batches. Panics if the trace is of another model
-    /// with more BatchNorms. Errors: [`tensor::Error::Shared`] as long as there is a tape that has read the running
-    /// statistics.
+    /// Moves the running statistics towards those of a training step's batches, and counts these. Errors:
+    /// [`Error::Pass`] if the trace is another model's; [`tensor::Error::Shared`] as long as there is a tape that has
+    /// read the running statistics. After an error they are as they were.
     pub fn update_statistics(&mut self, trace: &Trace) -> Result<()> {
         self.move_statistics(trace)?;
-        self.count_batch();
+        trace.statistics.iter().for_each(|(id, _)| self.statistics[id.index()].batches += 1);
         Ok(())
     }
 
     /// The part of [`BiFormer::update_statistics`] that a GPU does, and that can be recorded with the pass.
     pub fn move_statistics(&mut self, trace: &Trace) -> Result<()> {
+        for (id, batch) in &trace.statistics {
+            let Some(running) = self.statistics.get(id.index()) else { return Err(FOREIGN_TRACE) };
+            for (running, batch) in [(&running.mean, &batch.mean), (&running.variance, &batch.variance)] {
+                if running.shape() != batch.shape() {
+                    return Err(FOREIGN_TRACE);
+                }
+                if !running.is_unique() {
+                    return Err(tensor::Error::Shared { op: "move_towards" }.into());
+                }
+            }
+        }
         for (id, batch) in &trace.statistics {
             let running = &mut self.statistics[id.index()];
             for (running, batch) in [(&mut running.mean, &batch.mean), (&mut running.variance, &batch.variance)] {
@@ -245,7 +267,7 @@ impl BiFormer {
         Ok(())
     }
 
-    /// The rest of it: counts a batch that went into all running statistics but the frozen ones.
+    /// The rest of it for a step that a GPU repeats, which leaves no trace: counts a batch that went into all running statistics but the frozen ones.
     pub fn count_batch(&mut self) {
         let layout = self.parameters.layout();
         let is_frozen = |name: &str| layout.find(&format!("{name}.weight")).is_some_and(|id| layout.is_frozen(id));

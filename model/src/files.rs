@@ -50,6 +50,12 @@ impl TensorFile {
         Self::parse(&read(u64::MAX)?, &shown)
     }
 
+    /// The same in buffers of its own: what a model goes on to change stays here as it was.
+    pub fn duplicate(&self) -> Result<Self> {
+        let copies = self.tensors.iter().map(|(name, tensor)| Ok((name.clone(), tensor.duplicate()?)));
+        Ok(Self { tensors: copies.collect::<tensor::Result<_>>()?, metadata: self.metadata.clone() })
+    }
+
     /// The metadata of a safetensors file; nothing else is read, so the checksum is not verified. Errors:
     /// [`Error::Io`], [`Error::Foreign`], [`Error::Format`].
     pub fn read_metadata(path: &Path) -> Result<HashMap<String, String>> {

@@ -118,6 +118,9 @@ impl Trace {
 impl<'t> Pass<'t> {
     /// A pass on a tape. It shares the parameters and the running statistics: while it lives, or a segment that it left
     /// on a tape, neither can be written ([`tensor::Error::Shared`]). [`into_trace`](Self::into_trace) ends it.
+    ///
+    /// A layer that runs on a pass with another model's parameters or statistics panics, or silently takes wrong ones;
+    /// [`BiFormer::run`](crate::BiFormer::run) checks names and shapes.
     pub fn new(tape: &'t Tape, mode: Mode, parameters: &Parameters, running: &[RunningStatistics]) -> Self {
         let factors = Factors::new(parameters.share());
         let (parameters, running) = (Arc::new(parameters.share()), running.to_vec());
@@ -160,10 +163,15 @@ impl<'t> Pass<'t> {
         self.with(|given| given.grouped_as = Some(image))
     }
 
-    /// Checks that parameters and factors are those of a model with this layout, and fit the mode.
-    pub(crate) fn ensure_of(&self, layout: &Arc<Layout>) -> Result<()> {
+    /// Checks that parameters, statistics and factors are those of a model with this layout and these statistics, and
+    /// fit the mode.
+    pub(crate) fn ensure_of(&self, layout: &Arc<Layout>, running: &[RunningStatistics]) -> Result<()> {
         let same = |other: &Arc<Layout>| Arc::ptr_eq(layout, other) || layout == other;
+        fn of(running: &[RunningStatistics]) -> impl Iterator<Item = (&str, usize)> {
+            running.iter().map(|running| (&running.name[..], running.mean.count()))
+        }
         let reason = match self.given.mode {
+            _ if !of(running).eq(of(&self.given.running)) => "its running statistics are another model's",
             _ if !same(self.given.parameters.layout()) => "its parameters are another model's",
             _ if !same(self.given.factors.layout()) => "its factors are another model's",
             Mode::Train { .. } if self.given.factors.are_prepared() => {
@@ -291,7 +299,7 @@ impl<'t> Pass<'t> {
         self.given.factors.is_folded(norm)
     }
 
-    /// The running statistics of a BatchNorm.
+    /// The running statistics of a BatchNorm. Panics if the pass has none of this number.
     pub fn running(&self, id: StatisticsId) -> &RunningStatistics {
         &self.given.running[id.index()]
     }

@@ -52,7 +52,7 @@ impl BiFormer {
     /// On the CPU, inference processes a batch [a number of images](BiFormer::images_at_once) at a time: a large batch
     /// needs hardly more memory than a small one, and is as fast.
     pub fn run<'t>(&self, pass: &Pass<'t>, images: &Tensor) -> Result<Vec<Var<'t>>> {
-        pass.ensure_of(self.parameters.layout())?;
+        pass.ensure_of(self.parameters.layout(), &self.statistics)?;
         let [_, height, width, channels] = images.dims("biformer", "images (N, H, W, 3)")?;
         if channels != 3 {
             return Err(tensor::Error::shape("biformer", "images (N, H, W, 3)", images.shape()).into());

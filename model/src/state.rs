@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use autograd::{ParamId, Parameters, ParametersBuilder};
+use std::collections::HashSet;
 use std::iter::repeat_n;
 use tensor::rng::{Philox, Sequence};
 use tensor::{DType, Shape, Tensor};
@@ -18,6 +19,9 @@ pub struct RunningStatistics {
     /// How many batches went in.
     pub batches: u64,
 }
+
+/// What a BatchNorm's running statistics are called in a state_dict, behind its name.
+pub(crate) const STATISTICS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
 
 /// Names one of a model's [`RunningStatistics`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +53,8 @@ pub struct Builder {
     statistics: Vec<(String, usize)>,
     /// Of all parameters and statistics so far, in order.
     pub(crate) names: Vec<String>,
+    /// What a state_dict will call them.
+    keys: HashSet<String>,
     /// None: what would be drawn is zero.
     seed: Option<u64>,
 }
@@ -62,13 +68,14 @@ impl Builder {
     /// An empty collection for a model that is to be loaded or only looked at: nothing is drawn. Constants are what
     /// they are elsewhere: a file that lacks a norm's weight must not leave a norm that gives zeros.
     pub fn blank() -> Self {
-        Self { parameters: ParametersBuilder::default(), statistics: vec![], names: vec![], seed: None }
+        let (parameters, keys) = (ParametersBuilder::default(), HashSet::new());
+        Self { parameters, statistics: vec![], names: vec![], keys, seed: None }
     }
 
-    /// Adds a parameter. Its initial values depend on the seed and its name alone.
+    /// Adds a parameter. Its initial values depend on the seed and its name alone. Panics if the name is taken.
     pub fn parameter(&mut self, name: String, shape: impl Into<Shape>, init: Init) -> ParamId {
         const PURPOSE: u64 = 0x69_6E69_7421;
-        self.names.push(name.clone());
+        self.claim(&name, [name.clone()]);
         let shape = shape.into();
         let count = shape.count();
         let Some(seed) = self.seed else {
@@ -80,11 +87,20 @@ impl Builder {
         self.parameters.add(name, shape, (0..count).map(move |_| init.draw(&mut draws)))
     }
 
-    /// Adds running statistics of `channels` channels.
+    /// Adds running statistics of `channels` channels. Panics if the name is taken by others.
     pub fn statistics(&mut self, name: String, channels: usize) -> StatisticsId {
-        self.names.push(name.clone());
+        self.claim(&name, STATISTICS.map(|field| format!("{name}.{field}")));
         self.statistics.push((name, channels));
         StatisticsId(self.statistics.len() - 1)
+    }
+
+    /// Notes a name, and the keys that a state_dict will have for it: of two tensors of one key it would lose one.
+    fn claim<const N: usize>(&mut self, name: &str, keys: [String; N]) {
+        for key in keys {
+            assert!(!self.keys.contains(&key), "two tensors named {key}");
+            self.keys.insert(key);
+        }
+        self.names.push(name.to_owned());
     }
 
     /// Lays everything out.

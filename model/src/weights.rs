@@ -5,14 +5,13 @@ use crate::config::{Features, ModelConfig};
 use crate::error::{Differences, Error, Result};
 use crate::files::TensorFile;
 use crate::presets::{PRESETS, Preset};
+use crate::state::STATISTICS;
 use tensor::{DType, Device, Tensor};
 
 /// What wrappers put before all names: DataParallel, and torch.compile.
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
 /// What the names of a classifier's head begin with.
 const HEAD: &str = "head.";
-/// What a BatchNorm's running statistics are called, behind its name.
-const STATISTICS: [&str; 3] = ["running_mean", "running_var", "num_batches_tracked"];
 
 impl TensorFile {
     /// A state_dict under its model's own names: without the `module.` (DataParallel) or `_orig_mod.` (torch.compile) that
@@ -54,7 +53,9 @@ pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
 }
 
 impl BiFormer {
-    /// All weights and running statistics by name, in the machine's memory.
+    /// All weights and running statistics by name, in the machine's memory. On the CPU they share the model's buffers:
+    /// as long as they live, the model can be neither trained nor loaded ([`tensor::Error::Shared`]). To keep them, take
+    /// their [`duplicate`](TensorFile::duplicate).
     pub fn state_dict(&self) -> Result<TensorFile> {
         let mut file = TensorFile::default();
         let (layout, parameters) = (self.parameters.layout(), self.parameters.to_device(&Device::Cpu)?);
@@ -75,7 +76,8 @@ impl BiFormer {
     /// [`Error::Weights`] lists all differences. [`Error::Unusable`]: a number is not finite in the model's type, or is a
     /// variance below 0. After an error the model is as it was. `path` names the file in errors.
     ///
-    /// A model without a head also loads a classifier's weights. Tensors that the file lacks and that may be missing (a
+    /// The names are those of the model; those of a wrapped one are [unwrapped](TensorFile::unwrapped) first. A model
+    /// without a head also loads a classifier's weights. Tensors that the file lacks and that may be missing (a
     /// dense backbone's norms, and layers that came [with](Self::with) the model) keep their initial values; their
     /// names are returned.
     pub fn load(&mut self, file: &TensorFile, path: &str) -> Result<Vec<String>> {
@@ -102,9 +104,11 @@ impl BiFormer {
     /// this model's classes which one of the file's it is, or that it stays as it is. Nothing happens where either has no head.
     ///
     /// Errors: [`tensor::Error::Shape`] where the file's head is of another width, or `from` is not of as many classes as the
-    /// model has; [`tensor::Error::OutOfRange`] where the file has no such class. Numbers are not looked at.
+    /// model has; [`tensor::Error::OutOfRange`] where the file has no such class. After an error the model is as it was.
+    /// Numbers are not looked at.
     pub fn load_classes(&mut self, file: &TensorFile, from: &[Option<usize>]) -> Result<()> {
         let layout = self.parameters.layout().clone();
+        let mut heads = vec![];
         for id in layout.ids().filter(|&id| layout.name(id).starts_with(HEAD)) {
             if from.len() != layout.shape(id)[0] {
                 let expected = format!("a class or none for each of {}", layout.shape(id)[0]);
@@ -113,14 +117,23 @@ impl BiFormer {
             let Some(theirs) = file.tensors.get(layout.name(id)) else { continue };
             let (theirs, own) =
                 (theirs.cast(layout.dtype())?, self.parameters.get(id).to_device(&Device::Cpu)?.duplicate()?);
+            let bound = theirs.shape().first().copied().unwrap_or(0);
+            if let Some(&index) = from.iter().flatten().find(|&&from| from >= bound) {
+                let out_of_range = tensor::Error::OutOfRange { op: "load_classes", what: "class", index, bound };
+                return Err(out_of_range.into());
+            }
             let row = |(class, from): (usize, &Option<usize>)| match *from {
                 Some(from) => theirs.slice(0, from..from + 1),
                 None => own.slice(0, class..class + 1),
             };
             let rows = from.iter().enumerate().map(row).collect::<tensor::Result<Vec<_>>>()?;
-            self.parameters.set(id, &Tensor::join(&rows)?)?;
+            let head = Tensor::join(&rows)?;
+            if head.shape() != layout.shape(id) {
+                return Err(tensor::Error::shape("load_classes", layout.shape(id).to_string(), head.shape()).into());
+            }
+            heads.push((id, head));
         }
-        Ok(())
+        heads.iter().try_for_each(|(id, head)| Ok(self.parameters.set(*id, head)?))
     }
 
     /// Takes weights over. Tensors whose names begin with one of `apart` may be missing from the file, or surplus in

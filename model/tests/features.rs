@@ -1,9 +1,10 @@
 //! What a model returns without a head: what the head would see, and what one's own sees.
 
 use autograd::Tape;
-use model::{BatchNorm, BiFormer, Error, Linear, Mode, Pass, Result, TensorFile, preset};
+use model::{BatchNorm, BiFormer, Builder, Error, Init, Linear, Mode, Pass, Result, TensorFile, preset};
+use std::panic::catch_unwind;
 use tensor::rng::Philox;
-use tensor::{DType, Tensor};
+use tensor::{DType, Device, Tensor};
 
 #[test]
 fn the_head_makes_logits_of_pooled_features() -> Result<()> {
@@ -40,13 +41,13 @@ fn layers_of_ones_own_go_with_the_model() -> Result<()> {
     assert_eq!(model.parameters.layout().count(), alone.parameters.layout().count() + 2 * 48 + 48 * 5 + 5);
 
     // Not views of the model's own numbers, which are to change.
-    let drawn = TensorFile::parse(&model.state_dict()?.to_bytes()?, "drawn")?;
+    let drawn = model.state_dict()?.duplicate()?;
     let mut kept = model.load(&alone.state_dict()?, "alone")?;
     kept.sort();
     let all = ["bias", "num_batches_tracked", "running_mean", "running_var", "weight"];
     let norms = all.map(|name| format!("own.norm.{name}"));
     assert_eq!(kept, [&["own.head.bias".into(), "own.head.weight".into()][..], &norms].concat());
-    let now = TensorFile::parse(&model.state_dict()?.to_bytes()?, "now")?;
+    let now = model.state_dict()?.duplicate()?;
     let same = |name: &str, other: &TensorFile| {
         Ok::<_, Error>(now.tensors[name].to_vec::<f64>()? == other.tensors[name].to_vec::<f64>()?)
     };
@@ -104,13 +105,103 @@ fn passes_of_another_model_are_refused() -> Result<()> {
         let error = own.forward_with(factors, &tape, &images, mode).err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains(said)), "{error:?}");
     }
-    let pass = Pass::new(&tape, train, &deeper.parameters, &deeper.statistics);
-    assert!(matches!(own.run(&pass, &images), Err(Error::Pass { .. })));
+    let wider = model(&["depth=1,1,1", "embed_dim=24,48,72"])?;
+    for (parameters, statistics) in [
+        (&deeper.parameters, &deeper.statistics[..]),
+        (&own.parameters, &wider.statistics),
+        (&own.parameters, &own.statistics[1..]),
+        (&own.parameters, &[]),
+    ] {
+        let pass = Pass::new(&tape, train, parameters, statistics);
+        assert!(matches!(own.run(&pass, &images), Err(Error::Pass { .. })));
+    }
     for wrong in [Tensor::full([2, 3, 32, 32], 0.5), Tensor::full([2, 32, 32, 4], 0.5), Tensor::full([32, 32, 3], 0.5)]
     {
         let error = own.forward(&tape, &wrong, train).err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains("images (N, H, W, 3)")), "{error:?}");
     }
     own.forward_with(own.prepared()?, &tape, &images, Mode::Evaluate)?;
+    Ok(())
+}
+
+/// A state_dict would lose one of the two.
+#[test]
+fn names_that_are_taken_are_refused() {
+    let config = preset("nano").unwrap().config().with_overrides(["depth=1,1,1", "embed_dim=24,48,48"]).unwrap();
+    let twice: [fn(&mut Builder); 5] = [
+        |builder| _ = builder.parameter("norm.weight".into(), [3], Init::Normal),
+        |builder| _ = builder.parameter("norm.running_mean".into(), [3], Init::Constant(7.0)),
+        |builder| _ = builder.statistics("norm".into(), 16),
+        |builder| _ = (builder.statistics("own".into(), 4), builder.statistics("own".into(), 4)),
+        |builder| _ = (BatchNorm::new(builder, "own", 4), builder.parameter("own.bias".into(), [1], Init::Normal)),
+    ];
+    for more in twice {
+        let built = catch_unwind(|| BiFormer::with(&config, 1, DType::F32, more).map(drop));
+        let said = *built.expect_err("the name is taken").downcast::<String>().unwrap();
+        assert!(said.starts_with("two tensors named"), "{said}");
+    }
+}
+
+/// A trace without batch statistics changes nothing, nor does another model's.
+#[test]
+fn statistics_move_by_ones_own_batches_alone() -> Result<()> {
+    let model = |fields: [&str; 2]| BiFormer::new(&preset("nano")?.config().with_overrides(fields)?, 1, DType::F32);
+    let (mut own, wider) =
+        (model(["depth=1,1,1", "embed_dim=24,48,48"])?, model(["depth=1,1,1", "embed_dim=24,48,72"])?);
+    let images = Tensor::full([2, 32, 32, 3], 0.5);
+    let before = own.state_dict()?.to_bytes()?;
+    for (is_own, mode) in [(true, Mode::Evaluate), (false, Mode::Train { seed: 1, step: 0 })] {
+        let tape = Tape::new();
+        let trace = if is_own { &own } else { &wider }.forward(&tape, &images, mode)?.trace;
+        drop(tape);
+        let moved = own.update_statistics(&trace);
+        assert!(if is_own { moved.is_ok() } else { matches!(moved, Err(Error::Pass { .. })) }, "{moved:?}");
+        assert_eq!(own.state_dict()?.to_bytes()?, before);
+    }
+    Ok(())
+}
+
+#[test]
+fn classes_that_a_file_lacks_change_nothing() -> Result<()> {
+    let config = preset("nano")?.config().with_overrides(["depth=1,1,1", "embed_dim=24,48,48", "num_classes=3"])?;
+    let mut model = BiFormer::new(&config, 1, DType::F32)?;
+    let theirs = BiFormer::new(&config, 2, DType::F32)?.state_dict()?;
+    let before = model.state_dict()?.duplicate()?;
+    let mut torn = theirs.clone();
+    torn.tensors.insert("head.bias".into(), Tensor::full([1], 0f32));
+    for (file, from) in [(&torn, [Some(2); 3]), (&theirs, [None, None, Some(3)]), (&theirs, [Some(usize::MAX); 3])] {
+        let error = model.load_classes(file, &from).unwrap_err();
+        let out_of_range = tensor::Error::OutOfRange { op: "load_classes", what: "class", index: 0, bound: 0 };
+        let kind = |error: &tensor::Error| std::mem::discriminant(error);
+        assert!(
+            matches!(&error, Error::Engine(autograd::Error::Tensor(error)) if kind(error) == kind(&out_of_range)),
+            "{error}"
+        );
+        assert_eq!(model.state_dict()?.to_bytes()?, before.to_bytes()?);
+    }
+    model.load_classes(&theirs, &[None, Some(2), Some(0)])?;
+    let rows = |file: &TensorFile| file.tensors["head.weight"].to_vec::<f32>();
+    let (now, theirs, before) = (rows(&model.state_dict()?)?, rows(&theirs)?, rows(&before)?);
+    assert_eq!(now, [&before[..48], &theirs[96..], &theirs[..48]].concat());
+    Ok(())
+}
+
+/// What could not be computed with is refused before anything is moved.
+#[test]
+fn a_model_is_placed_in_types_that_it_computes_in() -> Result<()> {
+    let config = preset("nano")?.config().with_overrides(["depth=1,1,1", "embed_dim=24,48,48"])?;
+    for (own, factors, fits) in [
+        (DType::F32, DType::F32, true),
+        (DType::F32, DType::Bf16, true),
+        (DType::F32, DType::F64, false),
+        (DType::F32, DType::Index, false),
+        (DType::F64, DType::F64, true),
+        (DType::F64, DType::F32, false),
+        (DType::F64, DType::Bf16, false),
+    ] {
+        let mut model = BiFormer::blank(&config, own)?;
+        let placed = model.place(&Device::Cpu, factors);
+        assert_eq!(placed.is_ok(), fits, "{own} with {factors}: {placed:?}");
+    }
     Ok(())
 }

@@ -1,0 +1,258 @@
+//! Where a backward rule puts its gradients.
+
+use crate::accumulated::{Accumulated, FlatSpan, State, Target};
+use crate::backward::walk;
+use crate::params::Owner;
+use crate::{Error, Result, Tape};
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use tensor::cpu::parallel::Out;
+use tensor::{DType, Device, Error as TensorError, Float, Tensor, cuda, match_float};
+
+/// The gradients of one operation's inputs, as its backward rule sees them.
+///
+/// The first contribution to a gradient is stored and later ones are added, without clearing anything
+/// first: [`InputGrads::open`] hands out the memory and says which of the two it is.
+pub struct InputGrads<'s, 'a> {
+    op: &'static str,
+    device: Device,
+    targets: SmallVec<[Option<Target>; 4]>,
+    accumulated: &'s mut Accumulated<'a>,
+    /// Further contributions to a node that is several of the operation's inputs at once, added when the rule is done.
+    pending: Vec<(usize, Tensor)>,
+    given: SmallVec<[bool; 4]>,
+}
+
+/// A gradient that is being written. Close it with [`InputGrads::close`].
+#[must_use = "a slot that is not closed is a missing gradient"]
+pub struct Slot<'a> {
+    input: usize,
+    dtype: DType,
+    memory: SlotMemory<'a>,
+    accumulate: bool,
+    /// Whether somebody has asked where to write.
+    taken: bool,
+}
+
+enum SlotMemory<'a> {
+    /// Nobody wants this gradient.
+    Unwanted,
+    /// A parameter's span of the flat buffer.
+    Flat(FlatSpan<'a>),
+    /// An interior node's buffer.
+    Pooled(Tensor),
+    /// A buffer for the second gradient of a node that is open already.
+    Second(Tensor),
+}
+
+impl Slot<'_> {
+    /// Where a CPU kernel writes, or none when the gradient is not wanted.
+    pub fn out<T: Float>(&mut self) -> Result<Option<Out<'_, T>>> {
+        self.taken = true;
+        let data = match &mut self.memory {
+            SlotMemory::Unwanted => return Ok(None),
+            SlotMemory::Flat(FlatSpan::Cpu(bytes)) => {
+                self.dtype.ensure_dtype("backward", T::DTYPE)?;
+                bytemuck::cast_slice_mut(bytes)
+            }
+            SlotMemory::Flat(FlatSpan::Cuda(_)) => return Err(elsewhere("cpu", "cuda")),
+            SlotMemory::Pooled(tensor) | SlotMemory::Second(tensor) => tensor.as_mut_slice::<T>("backward")?,
+        };
+        Ok(Some(Out { data, accumulate: self.accumulate }))
+    }
+
+    /// Where a GPU kernel writes, or none when the gradient is not wanted.
+    pub fn out_on_gpu(&mut self) -> Result<Option<cuda::Out<'_>>> {
+        self.taken = true;
+        match &mut self.memory {
+            SlotMemory::Unwanted => Ok(None),
+            SlotMemory::Flat(FlatSpan::Cuda(span)) => Ok(Some(span.out(self.dtype, self.accumulate))),
+            SlotMemory::Flat(FlatSpan::Cpu(_)) => Err(elsewhere("cuda", "cpu")),
+            SlotMemory::Pooled(tensor) | SlotMemory::Second(tensor) => {
+                Ok(Some(tensor.as_out("backward", self.accumulate)?))
+            }
+        }
+    }
+}
+
+impl<'s, 'a> InputGrads<'s, 'a> {
+    pub(crate) fn new(
+        op: &'static str,
+        device: Device,
+        targets: SmallVec<[Option<Target>; 4]>,
+        accumulated: &'s mut Accumulated<'a>,
+    ) -> InputGrads<'s, 'a> {
+        let given = SmallVec::from_elem(false, targets.len());
+        InputGrads { op, device, targets, accumulated, pending: vec![], given }
+    }
+
+    /// Whether the gradient of this input is needed.
+    pub fn wanted(&self, input: usize) -> bool {
+        self.targets.get(input).is_some_and(Option::is_some)
+    }
+
+    /// Takes the memory for an input's gradient, in the input's shape, contiguous. [`tensor::Error::OutOfRange`] if the
+    /// operation was recorded with fewer inputs.
+    pub fn open(&mut self, input: usize) -> Result<Slot<'a>> {
+        let slot = |dtype, memory, accumulate| Slot { input, dtype, memory, accumulate, taken: false };
+        self.ensure_input(input)?;
+        let Some(target) = &self.targets[input] else {
+            return Ok(slot(DType::F32, SlotMemory::Unwanted, false));
+        };
+        let dtype = target.dtype;
+        let fresh = || Tensor::empty_on(&self.device, target.shape.clone(), dtype);
+        if let Some(parameter) = target.parameter {
+            return Ok(match self.accumulated.spans[parameter].take() {
+                Some(span) => {
+                    let accumulate = std::mem::replace(&mut self.accumulated.written[parameter], true);
+                    slot(dtype, SlotMemory::Flat(span), accumulate)
+                }
+                None => slot(dtype, SlotMemory::Second(fresh()?), false),
+            });
+        }
+        Ok(match std::mem::replace(&mut self.accumulated.interior[target.node], State::Open) {
+            State::Empty => slot(dtype, SlotMemory::Pooled(fresh()?), false),
+            State::Filled(partial) => slot(dtype, SlotMemory::Pooled(own(partial)?), true),
+            State::Open => slot(dtype, SlotMemory::Second(fresh()?), false),
+        })
+    }
+
+    fn ensure_input(&self, input: usize) -> Result<()> {
+        let (op, bound) = (self.op, self.targets.len());
+        let out_of_range = TensorError::OutOfRange { op, what: "input", index: input, bound };
+        if input < bound { Ok(()) } else { Err(out_of_range.into()) }
+    }
+
+    /// Gives the memory back, written.
+    pub fn close(&mut self, slot: Slot<'a>) {
+        let Some(Some(target)) = self.targets.get(slot.input) else { return };
+        // Nobody can have written to memory that nobody asked for.
+        self.given[slot.input] |= slot.taken;
+        match slot.memory {
+            SlotMemory::Unwanted => {}
+            SlotMemory::Flat(span) => {
+                if let Some(parameter) = target.parameter {
+                    self.accumulated.spans[parameter] = Some(span);
+                }
+            }
+            SlotMemory::Pooled(tensor) => self.accumulated.interior[target.node] = State::Filled(tensor),
+            SlotMemory::Second(tensor) => self.pending.push((slot.input, tensor)),
+        }
+    }
+
+    /// Gives a gradient that exists already: it is moved in if it is the first, and added otherwise.
+    /// It must have the input's shape and type; a view is copied. Errors: as for [`open`](Self::open).
+    pub fn give(&mut self, input: usize, gradient: Tensor) -> Result<()> {
+        self.ensure_input(input)?;
+        let Some(target) = &self.targets[input] else { return Ok(()) };
+        if *gradient.shape() != target.shape {
+            let expected = format!("a gradient of shape {}", target.shape);
+            return Err(tensor::Error::shape(self.op, expected, gradient.shape()).into());
+        }
+        gradient.ensure_dtype(self.op, target.dtype)?;
+        if target.parameter.is_none() && matches!(self.accumulated.interior[target.node], State::Empty) {
+            self.given[input] = true;
+            self.accumulated.interior[target.node] = State::Filled(gradient.contiguous()?);
+            return Ok(());
+        }
+        let mut slot = self.open(input)?;
+        match gradient.device() {
+            Device::Cpu => match_float!(gradient.dtype(), self.op, T => {
+                if let Some(mut out) = slot.out::<T>()? {
+                    out.put(gradient.contiguous()?.as_slice::<T>(self.op)?);
+                }
+            }),
+            Device::Cuda(_) => {
+                if let Some(out) = slot.out_on_gpu()? {
+                    cuda::elements::put(out, &gradient)?;
+                }
+            }
+        }
+        self.close(slot);
+        Ok(())
+    }
+
+    /// Lets the backward walk of another tape, from node `last` down, supply the gradients: that tape's node
+    /// `inputs[i]` stands for the operation's input i. Gradients accumulated so far go in and come out again, so that
+    /// the additions happen in the same order as on one long tape.
+    pub(crate) fn walk(
+        &mut self,
+        tape: &Tape,
+        inputs: &[Option<usize>],
+        last: Option<usize>,
+        upstream: Tensor,
+    ) -> Result<()> {
+        // An input that the walk does not reach has no influence on the result, and would have no gradient on one long
+        // tape either.
+        self.given.fill(true);
+        let Some(last) = last else { return Ok(()) };
+        if let Some(input) = inputs.iter().position(|&input| input == Some(last)) {
+            return self.give(input, upstream);
+        }
+        let mut interior: Vec<State> = (0..=last).map(|_| State::Empty).collect();
+        for (input, target) in inputs.iter().zip(&self.targets) {
+            if let (&Some(input), Some(target)) = (input, target)
+                && target.parameter.is_none()
+            {
+                interior[input] = std::mem::take(&mut self.accumulated.interior[target.node]);
+            }
+        }
+        interior[last] = State::Filled(upstream);
+        let outside = std::mem::replace(&mut self.accumulated.interior, interior);
+        let mut gradients = HashMap::new();
+        let walked = walk(&mut tape.nodes_mut(), tape.profile(), last, self.accumulated, &mut gradients);
+        self.accumulated.interior = outside;
+        walked?;
+        for (input, node) in inputs.iter().enumerate() {
+            if let Some(gradient) = node.and_then(|node| gradients.remove(&node)) {
+                self.give(input, gradient)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The spans of the flat buffer of gradients, and which of them hold a gradient of this step. Errors:
+    /// [`Error::ForeignGradients`] and [`Error::TwoModels`] unless they belong to this owner.
+    pub(crate) fn parameters(&mut self, owner: &Owner) -> Result<(&mut [Option<FlatSpan<'a>>], &mut [bool])> {
+        self.accumulated.ensure_of(owner)?;
+        Ok((&mut self.accumulated.spans, self.accumulated.written))
+    }
+
+    /// After the rule: adds second gradients, and makes sure that no wanted one is missing.
+    pub(crate) fn finish(mut self) -> Result<()> {
+        for (input, gradient) in std::mem::take(&mut self.pending) {
+            self.give(input, gradient)?;
+        }
+        for (input, target) in self.targets.iter().enumerate() {
+            let Some(target) = target else { continue };
+            let open = match target.parameter {
+                Some(parameter) => self.accumulated.spans[parameter].is_none(),
+                None => matches!(self.accumulated.interior[target.node], State::Open),
+            };
+            if open || !self.given[input] {
+                return Err(Error::MissingGradient { op: self.op, input });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The tensor in a buffer of its own: a copy if its buffer is shared.
+fn own(tensor: Tensor) -> Result<Tensor> {
+    if tensor.is_unique() && tensor.is_contiguous() {
+        return Ok(tensor);
+    }
+    if tensor.device() != Device::Cpu {
+        return Ok(tensor.duplicate()?);
+    }
+    // A copy that is made by all threads.
+    match_float!(tensor.dtype(), "backward", T => {
+        let mut copy = Tensor::empty(tensor.shape().clone(), tensor.dtype());
+        Out::store(copy.as_mut_slice::<T>("backward")?).put(tensor.contiguous()?.as_slice::<T>("backward")?);
+        Ok(copy)
+    })
+}
+
+fn elsewhere(expected: &str, actual: &str) -> Error {
+    TensorError::Device { op: "backward", expected: expected.into(), actual: actual.into() }.into()
+}
