@@ -164,7 +164,8 @@ pub enum Error {
         /// The number of samples.
         len: usize,
     },
-    /// Any other error that a program's own [`Dataset`](crate::Dataset) reports.
+    /// Any other error that a program's own [`Dataset`](crate::Dataset) reports. A loader passes it on as it is, and ends
+    /// the epoch with it.
     #[error("{0}")]
     Other(Box<dyn std::error::Error + Send + Sync>),
     /// A loader thread could not be started, or panicked.
@@ -208,6 +209,11 @@ fn several(errors: &[Error]) -> String {
 }
 
 impl Error {
+    /// Whether it is no fault of an image, so that another image cannot take its place.
+    pub(crate) fn ends_epoch(&self) -> bool {
+        matches!(self, Self::Label { .. } | Self::Index { .. } | Self::Other(_))
+    }
+
     /// For `map_err`: the failure to read `path`.
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |cause| Self::Io { path: path.to_owned(), cause }

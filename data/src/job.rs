@@ -1,5 +1,6 @@
 //! The work of an epoch: how its batches are made, on several threads.
 
+use std::any::Any;
 use std::fmt::Display;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,7 +81,7 @@ impl Job {
         for (slot, label) in labels.into_iter().enumerate() {
             batch.labels.push(*label.as_ref().unwrap_or(&0));
             if let Err(error) = label {
-                if let Error::Label { .. } | Error::Index { .. } = error {
+                if error.ends_epoch() {
                     return Some(Err(error));
                 }
                 let Showing { sample, before } = self.order[start + slot];
@@ -139,7 +140,7 @@ impl Job {
                     (batch.labels[0], batch.samples[0]) = (label, showing.sample);
                     return Some(Ok(()));
                 }
-                Err(error @ (Error::Label { .. } | Error::Index { .. })) => return Some(Err(error)),
+                Err(error) if error.ends_epoch() => return Some(Err(error)),
                 Err(error) if showing.before == 0 => reasons.push(error.to_string()),
                 Err(_) => (),
             }
@@ -156,8 +157,7 @@ impl Job {
         }))
     }
 
-    /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label. [`Error::Label`] and [`Error::Index`]
-    /// are not bad images that could be skipped.
+    /// Writes the floats of a sample to `out`, (H, W, 3), and gives its label.
     fn load(&self, Showing { sample, before }: Showing, out: &mut [f32]) -> Result<u32> {
         let loaded = self.dataset.get(sample)?;
         let (label, classes) = (loaded.label, self.dataset.classes().len());
@@ -176,4 +176,12 @@ impl Job {
 /// The error of threads that do not start.
 pub(crate) fn cannot_start(cause: impl Display) -> Error {
     Error::Worker(format!("cannot start it: {cause}"))
+}
+
+/// The error of a thread that has panicked.
+pub(crate) fn panicked(payload: Option<Box<dyn Any + Send>>) -> Error {
+    let text = payload.as_ref().and_then(|payload| {
+        payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied())
+    });
+    Error::Worker(format!("it panicked: {}", text.unwrap_or("no message")))
 }

@@ -6,6 +6,7 @@
 //! change what a batch holds: the order of an epoch is a function of (seed, epoch), the augmentation of a sample one of
 //! (seed, epoch, sample, how often it was shown), and how images are mixed one of (seed, epoch, batch).
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -13,7 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use tensor::lock;
 
-use crate::job::{Job, NAMED, cannot_start};
+use crate::job::{Job, NAMED, cannot_start, panicked};
 use crate::order::{Showing, check_balance, order};
 use crate::{Batch, Dataset, Error, Mixing, Result, Transform};
 
@@ -179,7 +180,9 @@ impl Loader {
         let samples = samples.into_iter().chain(0..self.dataset.len());
         let order = samples.map(|sample| Showing { sample, before: 0 }).collect();
         let job = self.job(config.into(), 0, order);
-        job.build(0).unwrap_or_else(|| Err(Error::Worker("it was told to stop".to_owned())))
+        // The batch of a build that panicked is dropped with it, so that nothing half-made is seen.
+        let built = catch_unwind(AssertUnwindSafe(|| job.build(0))).map_err(|payload| panicked(Some(payload)))?;
+        built.unwrap_or_else(|| Err(Error::Worker("it was told to stop".to_owned())))
     }
 
     fn job(&self, config: Arc<LoaderConfig>, epoch: u64, order: Vec<Showing>) -> Job {
@@ -250,15 +253,11 @@ impl Batches {
             return result;
         }
         // The thread did not start, or hung up before it was done, which only a panic makes it do.
-        let payload = match self.worker.take() {
-            Some(Err(error)) => return Err(error),
-            Some(Ok(worker)) => worker.thread.join().err(),
-            None => None,
-        };
-        let text = payload.as_ref().and_then(|payload| {
-            payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref::<&str>().copied())
-        });
-        Err(Error::Worker(format!("it panicked: {}", text.unwrap_or("no message"))))
+        Err(match self.worker.take() {
+            Some(Err(error)) => error,
+            Some(Ok(worker)) => panicked(worker.thread.join().err()),
+            None => panicked(None),
+        })
     }
 
     /// Counts the batch's bad images. Done here, in the order of the batches, so that the same batch exceeds the

@@ -149,3 +149,27 @@ fn a_panic_reaches_the_consumer_as_an_error() {
     let error = results[4].as_ref().unwrap_err();
     assert!(matches!(error, Error::Worker(text) if text.contains("sample 23 bites")), "{error}");
 }
+
+/// The loader's own threads, and the caller's.
+#[test]
+fn a_panic_in_a_batch_of_chosen_images_is_an_error_too() {
+    let faulty = Faulty { panics_at: 2, ..Faulty::new(5, |_| false) };
+    let loader = Loader::new(Arc::new(faulty), in_order(5, 0)).unwrap();
+    let error = loader.batch_of(vec![1, 2]).unwrap_err();
+    assert!(matches!(&error, Error::Worker(text) if text.contains("sample 2 bites")), "{error}");
+    assert_eq!(loader.batch_of(vec![1, 3]).unwrap().samples, [1, 3]);
+}
+
+/// However many bad images may be replaced: this is no fault of an image.
+#[test]
+fn an_error_of_another_kind_ends_the_epoch() {
+    for bad in [(|_| false) as fn(usize) -> bool, |index| (5..7).contains(&index)] {
+        let faulty = Faulty { fails_at: 7, ..Faulty::new(40, bad) };
+        let loader = Loader::new(Arc::new(faulty), in_order(2, usize::MAX)).unwrap();
+        let results: Vec<_> = loader.epoch(0, 0).collect();
+        let error = results.last().unwrap().as_ref().unwrap_err();
+        assert!(matches!(error, Error::Other(cause) if cause.to_string() == "the store is gone"), "{error}");
+        assert_eq!(results.len(), 4);
+        assert!(matches!(loader.batch_of(vec![7]), Err(Error::Other(_))));
+    }
+}

@@ -34,6 +34,8 @@ pub struct Faulty {
     /// How many of the ten classes it says there are.
     pub known: usize,
     pub panics_at: usize,
+    /// The sample that fails for another reason than its image.
+    pub fails_at: usize,
     pub delay: Duration,
     /// How often it was asked for a sample.
     pub asked: AtomicUsize,
@@ -41,8 +43,8 @@ pub struct Faulty {
 
 impl Faulty {
     pub fn new(len: usize, bad: fn(usize) -> bool) -> Self {
-        let (panics_at, delay) = (usize::MAX, Duration::ZERO);
-        Self { inner: in_memory(len), bad, known: 10, panics_at, delay, asked: AtomicUsize::new(0) }
+        let (panics_at, fails_at, delay) = (usize::MAX, usize::MAX, Duration::ZERO);
+        Self { inner: in_memory(len), bad, known: 10, panics_at, fails_at, delay, asked: AtomicUsize::new(0) }
     }
 }
 
@@ -63,6 +65,9 @@ impl Dataset for Faulty {
         self.asked.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(self.delay);
         assert!(index != self.panics_at, "sample {index} bites");
+        if index == self.fails_at {
+            return Err(Error::Other("the store is gone".into()));
+        }
         if (self.bad)(index) {
             return Err(Error::Undecodable { path: format!("{index}.png").into(), cause: "torn".to_owned() });
         }
