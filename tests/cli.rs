@@ -5,7 +5,7 @@ mod common;
 use biformer::commands::Cli;
 use biformer::data::load_image;
 use clap::CommandFactory;
-use common::program::{Ran, biformer, command, copy_folder, fresh, text};
+use common::program::{Ran, biformer, command, copy_folder, fresh, text, unread};
 use common::samples;
 use serde_json::Value;
 use std::fs;
@@ -202,15 +202,13 @@ fn cifar_100_works_like_cifar_10() {
 #[test]
 fn gradcheck_reports_and_writes_json() {
     let folder = fresh("cli-gradcheck");
-    let [report, unread] = ["report.json", "unread.json"].map(|name| folder.join(name));
+    let [report, alone] = ["report.json", "alone.json"].map(|name| folder.join(name));
     let said = biformer(&["gradcheck", "--op", "linear", "--json", text(&report)]).ok().out;
     assert!(said.contains("linear") && said.contains("0 failures") && said.contains("100%"), "{said}");
     // Whoever reads no further has the report, too.
-    let mut alone = command(&["gradcheck", "--op", "linear", "--json", text(&unread)]).spawn().unwrap();
-    drop(alone.stdout.take());
-    assert!(alone.wait().unwrap().success());
+    unread(command(&["gradcheck", "--op", "linear", "--json", text(&alone)])).ok();
     let report = fs::read_to_string(report).unwrap();
-    assert_eq!(report, fs::read_to_string(unread).unwrap());
+    assert_eq!(report, fs::read_to_string(alone).unwrap());
     let report = json(&report);
     assert_eq!(report[0]["op"], "linear");
     assert_eq!(report[0]["passed"], true);
@@ -292,9 +290,7 @@ fn help_tells_every_option() {
 #[cfg(target_os = "linux")]
 #[test]
 fn output_that_cannot_be_written_is_no_panic() {
-    let mut child = command(&["info"]).spawn().unwrap();
-    drop(child.stdout.take());
-    let ended = Ran::from(child.wait_with_output().unwrap());
+    let ended = unread(command(&["info"]));
     assert!(ended.status == Some(0) && ended.err.is_empty(), "{ended:?}");
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let ended = Ran::from(command(&["info"]).stdout(full).spawn().unwrap().wait_with_output().unwrap());

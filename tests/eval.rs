@@ -5,9 +5,9 @@ mod common;
 use biformer::data::load_image;
 use biformer::paths::quoted;
 use biformer::trainer::checkpoint::Checkpoint;
-#[cfg(unix)]
-use common::program::limited;
 use common::program::{biformer, copy_folder, fresh, text};
+#[cfg(unix)]
+use common::program::{limited, limited_command, unread};
 use common::samples::{self, Trained};
 use serde_json::Value;
 use std::fs;
@@ -244,6 +244,11 @@ fn a_report_is_not_lost_with_a_file_that_cannot_be_written() {
     assert_eq!(said.status, Some(2), "{said:?}");
     assert!(said.out.contains("mean top-1 of the classes") && said.err.contains("test.jsonl"), "{said:?}");
     assert!(!file.exists());
+    // It is an error also where nobody reads the report.
+    for json in [&[][..], &["--json"]] {
+        let asked = ["eval", "--checkpoint", text(run), "--predictions", text(&file)];
+        unread(limited_command(no_room, &[&asked[..], json].concat())).refused(&["test.jsonl"]);
+    }
 }
 
 #[test]

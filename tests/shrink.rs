@@ -4,6 +4,8 @@ mod common;
 
 use biformer::lock::Locked;
 use common::program::{biformer, contents, fresh, text};
+#[cfg(unix)]
+use common::program::{command, limited, unread};
 use common::samples;
 use image::{GenericImageView, ImageFormat};
 use std::fs;
@@ -168,9 +170,29 @@ fn links_lead_no_picture_astray() {
     std::os::unix::fs::symlink("nowhere", &broken).unwrap();
     let said = shrink();
     assert!(said.status == Some(2) && said.err.contains("b.png") && said.out.contains("1 picture could"), "{said:?}");
+    let asked = ["shrink", "--data", text(&photos), "--output", text(&small), "--side", "8"];
+    assert_eq!(unread(command(&asked)).status, Some(2), "how it ended does not depend on who listens");
     fs::remove_file(&broken).unwrap();
     fs::remove_dir_all(small.join("cat")).unwrap();
     std::os::unix::fs::symlink(&photos, small.join("cat")).unwrap();
     shrink().refused(&["cat", "into --data", "another --output"]);
     assert!(!photos.join("a.png").exists());
+}
+
+/// A limit on the size of files stands for a disk that fills up.
+#[test]
+#[cfg(unix)]
+fn a_picture_is_written_whole_or_not_at_all() {
+    let folder = fresh("shrink-full");
+    let [photos, small] = ["photos", "small"].map(|name| folder.join(name));
+    fs::create_dir_all(photos.join("cat")).unwrap();
+    // Noise, which does not become small.
+    let pixels = (0..90 * 90 * 3).map(|index: u32| (index.wrapping_mul(0x9E37_79B9) >> 16) as u8).collect();
+    image::RgbImage::from_raw(90, 90, pixels).unwrap().save(photos.join("cat/a.png")).unwrap();
+    let asked = ["shrink", "--data", text(&photos), "--output", text(&small), "--side", "64"];
+    limited("ulimit -f 8", &asked).refused(&["cat/a.png"]);
+    assert!(contents(&small.join("cat")).is_empty());
+    assert!(contents(&small).keys().all(|name| [".lock", "cat"].contains(&&name[..])), "{:?}", contents(&small).keys());
+    assert!(biformer(&asked).ok().out.contains("1 picture written"));
+    assert!(image::open(small.join("cat/a.png")).is_ok());
 }

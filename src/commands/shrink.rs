@@ -4,7 +4,7 @@ use super::Status;
 use super::options::{Threads, pictures_in, whole};
 use crate::lock::Locked;
 use crate::paths::resolved;
-use crate::printing::{bar, plural, tell};
+use crate::printing::{bar, plural, tell, unless_closed};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use data::shrunk;
@@ -88,21 +88,25 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
                 Outcome::Left => {}
             }
         }
-        let [before, now] = bytes.map(|bytes| bytes as f64 / 1e6);
-        say!("{shown}: {written} picture{} written, {before:.1} MB reduced to {now:.1} MB", plural(written));
-        match there {
-            0 => {}
-            1 => say!("1 was there already, made with this --side or another"),
-            _ => say!("{there} were there already, made with this --side or another"),
-        }
-        match pictures.len() - written - there {
-            0 => Ok(Status::Done),
-            unread => {
-                say!("{unread} picture{} could not be read", plural(unread));
-                Ok(Status::InputsSkipped)
-            }
-        }
+        let unread = pictures.len() - written - there;
+        unless_closed(print_counts(&arguments.output, [written, there, unread], bytes))?;
+        Ok(if unread == 0 { Status::Done } else { Status::InputsSkipped })
     })
+}
+
+/// Prints how many pictures were written, were there and could not be read, and how many bytes became how many.
+fn print_counts(output: &Path, [written, there, unread]: [usize; 3], bytes: [u64; 2]) -> Result<()> {
+    let ([before, now], shown) = (bytes.map(|bytes| bytes as f64 / 1e6), output.display());
+    say!("{shown}: {written} picture{} written, {before:.1} MB reduced to {now:.1} MB", plural(written));
+    match there {
+        0 => {}
+        1 => say!("1 was there already, made with this --side or another"),
+        _ => say!("{there} were there already, made with this --side or another"),
+    }
+    if unread > 0 {
+        say!("{unread} picture{} could not be read", plural(unread));
+    }
+    Ok(())
 }
 
 /// The folders of the original and of the smaller pictures, with symbolic links resolved. Errors: one of them is not a

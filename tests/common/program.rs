@@ -25,9 +25,22 @@ pub fn biformer(arguments: &[&str]) -> Ran {
 /// Runs the program to its end, in a shell that has set limits first: of files in blocks of 512 bytes, of memory in
 /// KiB.
 pub fn limited(limits: &str, arguments: &[&str]) -> Ran {
+    Ran::from(limited_command(limits, arguments).output().unwrap())
+}
+
+/// The same, to be started.
+pub fn limited_command(limits: &str, arguments: &[&str]) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{limits}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_biformer")]).args(arguments);
-    Ran::from(without_wishes(&mut shell).output().unwrap())
+    without_wishes(&mut shell).stdout(Stdio::piped()).stderr(Stdio::piped());
+    shell
+}
+
+/// Runs the program to its end, whose output nobody reads: as in `biformer info | head -0`.
+pub fn unread(mut command: Command) -> Ran {
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    Ran::from(child.wait_with_output().unwrap())
 }
 
 /// What whoever runs the tests may wish of the program is not what they ask of it.

@@ -11,7 +11,7 @@ use crate::inference::Inference;
 use crate::memory::ensure_room_to_infer;
 use crate::paths::resolved;
 use crate::pictures::confusion;
-use crate::printing::{bar, tell};
+use crate::printing::{bar, tell, unless_closed};
 use crate::staging::numbered;
 use crate::trainer::score::evaluate;
 use crate::trainer::trained::{DataFacts, OF_THE_RUN, TrainedModel, note_unsaid};
@@ -74,11 +74,9 @@ pub fn run(arguments: &Arguments) -> Result<Status> {
         Some(data::Error::TooManyBadImages { .. }) => anyhow!("{error:#}, with --max-bad-images"),
         _ => error,
     })?;
-    match arguments.json {
-        true => say!("{}", serde_json::to_string_pretty(&report)?),
-        false => print(&report)?,
-    }
-    // A report that took long to compute is printed even if a file could not be written.
+    // A report that took long to compute is printed even if a file could not be written, and that is an error even if
+    // nobody reads the report.
+    unless_closed(print(&report, arguments.json))?;
     written.map(|()| Status::Done)
 }
 

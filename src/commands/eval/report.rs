@@ -1,6 +1,6 @@
 //! What an evaluation reports: the counts that it adds up, and how they are printed.
 
-use crate::printing::{column, printable};
+use crate::printing::{column, print_lines, printable};
 use crate::trainer::score::{Score, Verdict};
 use anyhow::Result;
 use data::{Dataset, Split};
@@ -53,8 +53,11 @@ struct Class {
     precision: Option<f64>,
 }
 
-/// Prints a report as a table.
-pub(super) fn print(report: &Report) -> Result<()> {
+/// Prints a report, as JSON or as a table.
+pub(super) fn print(report: &Report, json: bool) -> Result<()> {
+    if json {
+        return print_lines(format_args!("{}", serde_json::to_string_pretty(report)?));
+    }
     let (heading, names) = column("class", report.classes.iter().map(|class| class.name.as_str()).chain(["all"]));
     say!("{}:", of_images(report.split, &report.data));
     say!("{heading}  {:>7}  {:>6}  {:>6}  {:>9}", "images", "top-1", "top-5", "precision");
