@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::program::{biformer, fresh, text};
+use common::program::{biformer, copy_folder, fresh, text};
 use common::samples::{self, Trained, train};
 use std::fs;
 use std::path::Path;
@@ -23,6 +23,19 @@ fn a_default_batch_gives_way_to_few_images_and_no_other() {
     assert!(
         said.contains("note: batches of 5, as there are 20 training images") && config.contains("batch_size = 5\n")
     );
+    // Few images are not divided by four, nor, where there are fewer, by anything.
+    for (images, size) in [(12, 4), (6, 4), (2, 2)] {
+        let few = folder.join(format!("few-{images}"));
+        copy_folder(&data, &few);
+        let numbers = images / 2..10;
+        numbers
+            .flat_map(|number| ["dark", "light"].map(|class| few.join(format!("train/{class}/{number}.png"))))
+            .for_each(|picture| fs::remove_file(picture).unwrap());
+        let out = text(&few).to_owned() + "-run";
+        let said =
+            biformer(&["train", "--model", "micro", "--epochs", "1", "--data", text(&few), "--out", &out]).ok().err;
+        assert!(said.contains(&format!("note: batches of {size}, as there are {images} training images")), "{said}");
+    }
     let (_, config) = train("in-parts", &["--set", "micro_batches=2"]);
     assert!(config.contains("batch_size = 4\n"), "a multiple of the parts: {config}");
     // What the smaller batch makes of the model is looked at again.

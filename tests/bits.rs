@@ -1,4 +1,4 @@
-//! The bits of a short training run, as they were recorded: the same on every machine with an instruction set, whatever its
+//! The bits of two short training runs, as they were recorded: the same on every machine with an instruction set, whatever its
 //! system. Who changes how something is rounded records them anew: `UPDATE=1 cargo test --release --test bits` writes
 //! `tests/fixtures/bits.txt`, on a machine that has them all.
 
@@ -45,20 +45,26 @@ fn a_run_has_the_recorded_bits_on_every_instruction_set() {
             skipped(format!("this machine has no {name}"));
             continue;
         }
-        let run = folder.join(name);
-        let files = ["--config", text(&config), "--data", text(&data), "--out", text(&run)];
-        let mut train = command(&[&["train"], &files[..]].concat());
-        Ran::from(train.env("BIFORMER_ISA", isa.name()).output().unwrap()).ok();
-        found.insert(name, format!("{:016x}", bits(&run)));
+        // Batches of the small model are computed whole, those of the larger one in pieces of two images.
+        for (batches, model) in [
+            ("whole", &["--config", text(&config)][..]),
+            ("pieces", &["--model", "nano", "--set", "depth=1,1,1", "--batch-size", "80", "--epochs", "1"]),
+        ] {
+            let run = folder.join(format!("{name}-{batches}"));
+            let files = ["--data", text(&data), "--out", text(&run)];
+            let mut train = command(&[&["train"], model, &files[..]].concat());
+            Ran::from(train.env("BIFORMER_ISA", isa.name()).output().unwrap()).ok();
+            found.insert((name, batches), format!("{:016x}", bits(&run)));
+        }
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORD);
     if std::env::var_os("UPDATE").is_some() {
-        let lines = found.iter().map(|(name, bits)| format!("{name} {bits}\n"));
+        let lines = found.iter().map(|((name, batches), bits)| format!("{name} {batches} {bits}\n"));
         return fs::write(path, lines.collect::<String>()).unwrap();
     }
     let recorded = fs::read_to_string(path).unwrap();
-    for (name, bits) in found {
-        let line = format!("{name} {bits}");
+    for ((name, batches), bits) in found {
+        let line = format!("{name} {batches} {bits}");
         assert!(recorded.lines().any(|known| known == line), "{line} is not in {RECORD}; UPDATE=1 puts it there");
     }
 }

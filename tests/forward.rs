@@ -6,6 +6,7 @@ use biformer::model::{BiFormer, TensorFile, preset};
 use biformer::tensor::{DType, Tensor};
 use common::program::{biformer, fresh, text};
 use common::{generator, golden, samples};
+use std::fs;
 use std::path::Path;
 
 #[test]
@@ -81,7 +82,7 @@ fn forward_gives_gradients() {
     let folder = fresh("forward-gradients");
     let [weights, input, output] =
         ["weights", "input", "output"].map(|name| folder.join(format!("{name}.safetensors")));
-    let fields = ["depth=1,1,1", "embed_dim=24,48,96", "layer_scale=0.5", "drop_path=0.3"];
+    let fields = ["depth=1,1,1", "embed_dim=24,48,96", "layer_scale=0.5"];
     let config = preset("nano").unwrap().config().with_overrides(fields).unwrap();
     let mut model = generator::state_dict(&BiFormer::new(&config, 0, DType::F64).unwrap().state_dict().unwrap());
     let mut given = TensorFile::default();
@@ -114,6 +115,10 @@ fn forward_gives_gradients() {
         "{said}"
     );
     let (loss, logits) = (numbers("loss")[0], numbers("logits"));
+    // No block is dropped, however likely that is in training.
+    let whole = fs::read(&output).unwrap();
+    forward(&given, &["drop_path=0.9"]).ok();
+    assert!(fs::read(&output).unwrap() == whole);
     let of_image = |(row, &label): (&[f64], &u32)| row.iter().map(|x| x.exp()).sum::<f64>().ln() - row[label as usize];
     approx::assert_relative_eq!(loss, logits.chunks(10).zip(&labels).map(of_image).sum::<f64>() / 3.0, epsilon = 1e-12);
     for (name, place) in [

@@ -5,11 +5,11 @@
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
 # The stages are in order of importance. On a host that is lent for a quarter of an hour, transfers included, use these
-# two calls; the third is for another:
+# two calls; the third is for another. A call clears its OUT, so that each has one of its own:
 #
 #     DEADLINE=420 benches/gpu/run.sh look quick profile tensor operations forms bench
-#     DEADLINE=240 benches/gpu/run.sh steps peers
-#     benches/gpu/run.sh look epilogues kernels precisions sanitize
+#     DEADLINE=240 OUT=results/2 benches/gpu/run.sh steps peers
+#     OUT=results/3 benches/gpu/run.sh look epilogues kernels precisions sanitize
 #
 # After DEADLINE seconds nothing is started, and what runs is killed: such hosts are paid by the minute. OUT gets five
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and

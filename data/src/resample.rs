@@ -1,4 +1,4 @@
-//! Resizing with antialiasing, as Pillow does it, to the bit: the published weights were trained on what it makes, and
+//! Resizing with antialiasing, as Pillow does it up to version 12, to the bit: the published weights were trained on what it makes, and
 //! measured on it.
 //!
 //! Every output pixel is a weighted mean of the input pixels that its filter covers. Along one axis, with

@@ -29,7 +29,7 @@ pub struct TensorFile {
 
 impl TensorFile {
     /// Reads a file: safetensors, or one that PyTorch's `torch.save` wrote, which has no metadata and of which no code
-    /// is executed. Tensors may be f64, f32, bf16 or f16 (widened to f32), or integers of 32 or 64 bits whose values
+    /// is executed. Tensors may be f64, f32, bf16 or f16 (widened to f32), or integers of 8 to 64 bits whose values
     /// fit into u32 (read as index tensors).
     ///
     /// Of a PyTorch dictionary that contains others, as training programs save them, the tensors of the entry `model`

@@ -174,7 +174,7 @@ fn show(arguments: &Arguments) -> Result<()> {
         say!("A training step{how} keeps {:.2} MB of activations per image in f32.", activations as f64 / 1e6);
         say!(
             "Training in batches of {batch}{how} takes about {:.0} MB of memory; data sets that are held in memory as a whole come on top \
-             (embedded 15 MB, CIFAR 184 MB), and some 60 MB when a run ends and draws its pictures.",
+             (embedded 18 MB, CIFAR 184 MB), and some 60 MB when a run ends and draws its pictures.",
             megabytes(training)
         );
     }

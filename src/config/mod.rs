@@ -50,7 +50,7 @@ pub struct RunConfig {
     /// Passes over the training images, 1 or more.
     pub epochs: usize,
     /// Images per step, 1 or more; if it is not given, reduced for small data sets to a quarter of the training images,
-    /// but not below 4. Images left over at the end of an epoch, too few for a batch, are skipped; which ones differs
+    /// but not below 4, or all of them if there are fewer. Images left over at the end of an epoch, too few for a batch, are skipped; which ones differs
     /// from epoch to epoch.
     pub batch_size: usize,
     /// Parts that a batch is computed in, one after the other, to save memory; their gradients add up. A divisor of

@@ -5,3 +5,4 @@ pub mod generator;
 pub mod golden;
 pub mod program;
 pub mod samples;
+pub mod undisturbed;
