@@ -216,15 +216,16 @@ fn a_rule_that_writes_nothing_or_fails_leaves_no_gradients() {
         grads.open(0)?.out::<f64>()?.into_iter().for_each(|out| out.data.fill(1.0));
         Err(Error::NotRecorded)
     };
+    // An input that there is not, such as no bias, may be written to: nobody wants it.
+    let another: Work = |grads| {
+        let slot = grads.open(1)?;
+        grads.close(slot);
+        grads.give(2, vector(&[1.0]))
+    };
     let missing = Error::MissingGradient { op: "given", input: 0 };
-    let no_input = tensor::Error::OutOfRange { op: "given", what: "input", index: 1, bound: 1 };
-    for (work, expected) in [
-        (unwritten, missing.clone()),
-        (left_open, missing),
-        (failed, Error::NotRecorded),
-        (|grads| grads.open(1).map(drop), no_input.clone().into()),
-        (|grads| grads.give(1, vector(&[1.0])), no_input.into()),
-    ] {
+    for (work, expected) in
+        [(unwritten, missing.clone()), (left_open, missing.clone()), (another, missing), (failed, Error::NotRecorded)]
+    {
         pass(&parameters, p, &[5.0, 7.0], &mut gradients); // an earlier micro-batch
         let tape = Tape::new();
         let (x, w) = (tape.input(vector(&[1.0, 1.0])), tape.parameter(&parameters, p));
