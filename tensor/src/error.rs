@@ -108,7 +108,9 @@ pub enum Error {
         message: String,
     },
     /// Writing to memory that another tensor shares.
-    #[error("{op}: cannot write what another tensor shares; drop that view, tape or saved state first")]
+    #[error(
+        "{op}: cannot write what another tensor shares; drop that view, tape, pass, state_dict or saved state first"
+    )]
     Shared {
         /// The operation.
         op: &'static str,

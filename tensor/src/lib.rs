@@ -12,6 +12,11 @@
 //! | `cuda/` | GPUs: memory, kernels, matrix products; and a device that is emulated on the CPU |
 //! | `error.rs` | [`Error`]: one variant per kind of failure |
 //! | `lock.rs` | [`lock()`]: locks that outlive a panic |
+//!
+//! Where the machine itself has no memory left, everything that makes a tensor panics, with a message that begins with
+//! [`OUT_OF_MEMORY`]: as with `Vec`, nothing could go on. A GPU's memory running out is an error,
+//! [`Error::OutOfMemory`], because a smaller batch may fit. Shapes that no memory could hold are errors wherever there
+//! is a `Result`.
 
 mod arena;
 mod buffer;

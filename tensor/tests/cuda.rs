@@ -76,6 +76,9 @@ fn tensors_of_two_devices_do_not_mix() {
     assert!(matches!(here.as_slice::<f32>("test"), Err(Error::Device { op: "test", .. })));
     let out = here.as_out("test", false).unwrap();
     assert!(matches!(elements::put(out, &there), Err(Error::Device { .. })));
+    let Some(other) = Gpu::for_tests(2) else { return };
+    let error = here.address("test", &other).unwrap_err().to_string();
+    assert!(error.contains("got one on another cuda ("), "two of one kind: {error}");
 }
 
 /// Whoever copies them need not wait, and may have other use for their memory at once.

@@ -1,7 +1,7 @@
 //! Views against a model: a tensor as a function from positions to elements.
 
 use proptest::prelude::*;
-use tensor::{DType, Error, Tensor};
+use tensor::{DType, Device, Error, Tensor};
 
 /// Extents, and the elements in order.
 type Model = (Vec<usize>, Vec<u32>);
@@ -97,6 +97,14 @@ fn what_does_not_exist_is_refused() {
     let none = Tensor::zeros([0], DType::F32);
     assert!(matches!(none.reshape([1 << 62, 4]), Err(Error::Shape { .. })));
     assert!(matches!(none.reshape([1 << 62, 4, 0]), Err(Error::Shape { .. })));
+    for extents in [vec![1 << 61], vec![1 << 62, 4], vec![1 << 40, 1 << 40, 0]] {
+        let made = [
+            Tensor::empty_on(&Device::Cpu, extents.clone(), DType::Bf16),
+            Tensor::zeros_on(&Device::Cpu, extents.clone(), DType::F32),
+            Tensor::full_on(&Device::Cpu, extents, 1.0, DType::F64),
+        ];
+        assert!(made.iter().all(|made| matches!(made, Err(Error::Argument { .. }))), "{made:?}");
+    }
 }
 
 #[test]

@@ -35,7 +35,7 @@ enum Storage {
 
 impl Tensor {
     /// A tensor whose elements are whatever the recycled buffer held. For results that are about to be
-    /// written in full.
+    /// written in full. Panics for more bytes than can be counted, or than the machine has.
     pub fn empty(shape: impl Into<Shape>, dtype: DType) -> Self {
         let shape = shape.into();
         let bytes = shape.count().checked_mul(dtype.size());
@@ -44,14 +44,14 @@ impl Tensor {
         Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0, carried: Carried::default() }
     }
 
-    /// A tensor of zeros.
+    /// A tensor of zeros. Panics as [`Tensor::empty`] does.
     pub fn zeros(shape: impl Into<Shape>, dtype: DType) -> Self {
         let mut tensor = Self::empty(shape, dtype);
         tensor.fresh_buffer().clear();
         tensor
     }
 
-    /// A tensor of one value.
+    /// A tensor of one value. Panics as [`Tensor::empty`] does.
     pub fn full<T: Element>(shape: impl Into<Shape>, value: T) -> Self {
         let mut tensor = Self::empty(shape, T::DTYPE);
         tensor.fresh_buffer().slice_mut::<T>().fill(value);

@@ -7,31 +7,33 @@ use crate::{DType, Device, Error, Result, Shape};
 use std::sync::Arc;
 
 impl Tensor {
-    /// As [`Tensor::empty`], on a device. [`Error::OutOfMemory`] where a GPU has no room.
+    /// As [`Tensor::empty`], on a device. Errors: [`Error::Argument`] for more bytes than can be counted;
+    /// [`Error::OutOfMemory`] where a GPU has no room. Panics where the machine has none.
     pub fn empty_on(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
-        let Device::Cuda(gpu) = device else { return Ok(Self::empty(shape, dtype)) };
         let shape = shape.into();
-        let bytes = shape.count().checked_mul(dtype.size());
-        let bytes = bytes.unwrap_or_else(|| panic!("a tensor of shape {shape} cannot exist"));
-        let memory = Memory::new(gpu, bytes).map_err(|error| error.of_tensor(format!("{dtype} {shape}")))?;
+        let Device::Cuda(gpu) = device else { return Ok(Self::empty(shape.countable("empty")?, dtype)) };
+        let memory = Memory::new(gpu, shape.bytes("empty", dtype)?)
+            .map_err(|error| error.of_tensor(format!("{dtype} {shape}")))?;
         let storage = Storage::Cuda(Arc::new(memory));
         Ok(Self { storage, dtype, strides: shape.contiguous_strides(), shape, offset: 0, carried: Carried::default() })
     }
 
-    /// As [`Tensor::zeros`], on a device.
+    /// As [`Tensor::zeros`], on a device. Errors: those of [`Tensor::empty_on`].
     pub fn zeros_on(device: &Device, shape: impl Into<Shape>, dtype: DType) -> Result<Self> {
-        let Device::Cuda(gpu) = device else { return Ok(Self::zeros(shape, dtype)) };
+        let shape = shape.into();
+        let Device::Cuda(gpu) = device else { return Ok(Self::zeros(shape.countable("zeros")?, dtype)) };
         let zeros = Self::empty_on(device, shape, dtype)?;
         // SAFETY: the memory belongs to this tensor alone, and has this many bytes.
         unsafe { gpu.driver().fill(zeros.address("zeros", gpu)?, 0, zeros.bytes())? };
         Ok(zeros)
     }
 
-    /// A tensor of one floating-point number, on a device. [`Error::DType`] for another type.
+    /// A tensor of one floating-point number, on a device. Errors: [`Error::DType`] for another type; those of
+    /// [`Tensor::empty_on`].
     pub fn full_on(device: &Device, shape: impl Into<Shape>, value: f64, dtype: DType) -> Result<Self> {
         let shape = shape.into();
         if *device == Device::Cpu {
-            return Tensor::full(shape, value).cast(dtype);
+            return Tensor::full(shape.countable("full")?, value).cast(dtype);
         }
         let mut full = Self::empty_on(device, shape, dtype)?;
         elements::fill(&mut full, value)?;
@@ -101,7 +103,10 @@ impl Tensor {
     }
 
     pub(super) fn wrong_device(&self, op: &'static str, expected: &Device) -> Error {
-        Error::Device { op, expected: expected.to_string(), actual: self.device().to_string() }
+        let (expected, actual) = (expected.to_string(), self.device().to_string());
+        // Of two GPUs of one kind.
+        let actual = if actual == expected { format!("another {actual}") } else { actual };
+        Error::Device { op, expected, actual }
     }
 
     /// Where its elements are.
