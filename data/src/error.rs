@@ -50,8 +50,8 @@ pub enum Error {
         got: String,
     },
     /// A label names no class.
-    #[error("{place}: label {label} is outside the {classes} classes (0 to {}); the data are damaged, or of other classes",
-        classes.saturating_sub(1))]
+    #[error("{place}: label {label} is outside the {classes} classes{}; the data are damaged, or of other classes",
+        classes.checked_sub(1).map_or_else(String::new, |last| format!(" (0 to {last})")))]
     Label {
         /// The file and its record, or the data set and its sample, counted from 0.
         place: String,

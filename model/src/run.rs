@@ -154,8 +154,9 @@ impl BiFormer {
     fn images_per_piece(&self, image: [usize; 2], stage: usize) -> usize {
         const CACHE: usize = 1 << 19;
         let [height, width] = image.map(|side| self.config().map_side(side, stage));
-        let (tokens, channels) = ((height * width).max(1), self.config().embed_dim[stage]);
-        let fit = CACHE / (3 * tokens * channels * self.map_type.size()).max(1);
+        let (tokens, channels) = (height.saturating_mul(width).max(1), self.config().embed_dim[stage]);
+        let bytes = tokens.saturating_mul(3 * channels * self.map_type.size());
+        let fit = CACHE / bytes.max(1);
         let worth_reading = if self.factor_type == DType::Bf16 { 2 * channels } else { channels };
         fit.max(worth_reading.div_ceil(tokens)).max(1)
     }

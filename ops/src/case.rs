@@ -141,7 +141,7 @@ pub fn separated(shape: impl Into<Shape>, stream: u64) -> Tensor {
     from_fn(shape, |i| order[i] as f64 / 8.0 - 1.0)
 }
 
-/// Index tensor with numbers below `bound`.
+/// Index tensor with numbers below `bound`, which is 1 or more.
 pub fn indices(shape: impl Into<Shape>, bound: usize, stream: u64) -> Tensor {
     let shape = shape.into();
     let mut sequence = Philox::new(0xB1F2, stream).sequence();
@@ -157,7 +157,7 @@ pub struct Draw {
 }
 
 impl Draw {
-    /// The `index`-th number, folded into a range.
+    /// The `index`-th number, below 8, folded into a range, which is not empty.
     pub fn within(&self, index: usize, range: RangeInclusive<usize>) -> usize {
         let (low, high) = (*range.start(), *range.end());
         low + usize::from(self.numbers[index]) % (high - low + 1)

@@ -13,7 +13,8 @@ pub struct Op {
     pub summary: &'static str,
     /// Its named cases.
     pub cases: fn() -> Vec<Case>,
-    /// A small case from random numbers.
+    /// A small case from random numbers, for property tests, as in `ops/tests/registry.rs`;
+    /// [`check`](crate::check::check()) is about the named ones.
     pub drawn: fn(&Draw) -> Case,
     /// Its own CUDA kernels; `None` if it only runs those of other operations.
     pub kernels: Option<&'static Module>,

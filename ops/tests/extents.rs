@@ -1,4 +1,5 @@
-//! Results whose extents cannot be counted are refused, although their operands can: beside a zero, or a number repeated.
+//! What cannot be computed is refused: results whose extents cannot be counted, although their operands can (beside a
+//! zero, or a number repeated), and deviations that may be 0.
 
 use autograd::{Error, Tape, Var};
 use tensor::{DType, Tensor};
@@ -7,6 +8,22 @@ const MANY: usize = 1 << 40;
 const HALF: usize = 1 << (usize::BITS - 1);
 /// So many squared can be counted, and no buffer has room for them.
 const LARGE: usize = 1 << 30;
+
+#[test]
+fn an_epsilon_that_keeps_no_variance_above_0_is_refused() {
+    let tape = Tape::inference();
+    let [x, ones] = [&[2, 3][..], &[3]].map(|shape| tape.constant(Tensor::full(shape, 1.0f64)));
+    for epsilon in [0.0, -1e-6, f64::NAN, f64::INFINITY] {
+        for (op, result) in [
+            ("layer_norm", ops::layer_norm(&x, &ones, &ones, epsilon).map(drop)),
+            ("batch_norm", ops::batch_norm_train(&x, &ones, &ones, epsilon).map(drop)),
+            ("batch_norm", ops::batch_norm_eval(&x, &ones, &ones, ones.value(), ones.value(), epsilon).map(drop)),
+        ] {
+            let error = result.unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{op}: epsilon is ")), "{error}");
+        }
+    }
+}
 
 #[test]
 fn results_that_cannot_be_counted_are_refused() {

@@ -4,7 +4,7 @@ use autograd::gradcheck::Function;
 use autograd::{Tape, Var};
 use ops::case::{Case, Draw};
 use ops::check::{Report, check, check_case};
-use ops::registry::OPS;
+use ops::registry::{self, OPS, Op};
 use proptest::prelude::*;
 
 #[test]
@@ -46,6 +46,14 @@ proptest! {
 
 /// Which operations take a tensor whose elements lie apart; all others refuse it, as it might be copied in secret.
 /// (That both give the right bits, or the right error, is one of the laws.)
+/// Nothing to fail is nothing that passed.
+#[test]
+fn an_operation_without_cases_fails() {
+    let Op { name, summary, drawn, kernels, .. } = *registry::find("gelu").unwrap();
+    let report = check(&Op { name, summary, cases: Vec::new, drawn, kernels });
+    assert!(!report.passed() && report.failures[0].contains("no cases"), "{report:?}");
+}
+
 #[test]
 fn the_operations_that_take_strided_views() {
     let takes_a_view = |case: &Case| {

@@ -21,6 +21,7 @@ mod cpu;
 mod cuda;
 pub mod reference;
 
+use crate::layer_norm::ensure_epsilon;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
@@ -47,7 +48,7 @@ pub struct BatchStatistics {
 }
 
 /// Normalises the channels of x (..., C) by their own mean and variance, then scales by `weight` (C) and
-/// shifts by `bias` (C). Also gives the statistics, for running averages.
+/// shifts by `bias` (C). Also gives the statistics, for running averages. `epsilon` is above 0.
 pub fn batch_norm_train<'t>(
     x: &Var<'t>,
     weight: &Var<'t>,
@@ -55,6 +56,7 @@ pub fn batch_norm_train<'t>(
     epsilon: f64,
 ) -> Result<(Var<'t>, BatchStatistics)> {
     let channels = channels(x, [weight.value(), bias.value()])?;
+    ensure_epsilon("batch_norm", epsilon)?;
     let rows = x.shape()[..x.shape().len() - 1].iter().product::<usize>();
     if rows < 2 {
         let message = format!("training needs two or more values per channel, got {rows} in shape {}", x.shape());
@@ -80,7 +82,7 @@ pub fn batch_norm_train<'t>(
 }
 
 /// Normalises the channels of x (..., C) by a given `mean` (C) and `variance` (C), then scales by `weight` (C)
-/// and shifts by `bias` (C).
+/// and shifts by `bias` (C). `epsilon` is above 0.
 pub fn batch_norm_eval<'t>(
     x: &Var<'t>,
     weight: &Var<'t>,
@@ -90,6 +92,7 @@ pub fn batch_norm_eval<'t>(
     epsilon: f64,
 ) -> Result<Var<'t>> {
     let channels = channels(x, [weight.value(), bias.value(), mean, variance])?;
+    ensure_epsilon("batch_norm", epsilon)?;
     let device = x.value().device();
     let mut rstd = Tensor::empty_on(&device, [channels], x.dtype().of_sums())?;
     match device {

@@ -68,10 +68,13 @@ impl Report {
 }
 
 /// Checks an operation on all its cases, and by mutation testing whether the check would catch a wrong backward rule of
-/// it.
+/// it. An operation without cases fails.
 pub fn check(op: &Op) -> Report {
     let cases = (op.cases)();
     let mut report = Report { op: op.name, ..Report::default() };
+    if cases.is_empty() {
+        report.failures.push(format!("{}: it has no cases, so that nothing was checked", op.name));
+    }
     for case in &cases {
         check_case(case, &mut report);
     }
