@@ -6,6 +6,7 @@ use crate::params::Owner;
 use crate::{Error, Result, Tape};
 use smallvec::SmallVec;
 use std::collections::HashMap;
+use std::fmt;
 use tensor::cpu::parallel::Out;
 use tensor::{DType, Device, Error as TensorError, Float, Tensor, cuda, match_float};
 
@@ -23,6 +24,12 @@ pub struct InputGrads<'s, 'a> {
     given: SmallVec<[bool; 4]>,
 }
 
+impl fmt::Debug for InputGrads<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InputGrads").field("op", &self.op).field("given", &self.given).finish_non_exhaustive()
+    }
+}
+
 /// A gradient that is being written. Close it with [`InputGrads::close`].
 #[must_use = "a slot that is not closed is a missing gradient"]
 pub struct Slot<'a> {
@@ -32,6 +39,16 @@ pub struct Slot<'a> {
     accumulate: bool,
     /// Whether somebody has asked where to write.
     taken: bool,
+}
+
+impl fmt::Debug for Slot<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slot")
+            .field("input", &self.input)
+            .field("dtype", &self.dtype)
+            .field("accumulate", &self.accumulate)
+            .finish_non_exhaustive()
+    }
 }
 
 enum SlotMemory<'a> {

@@ -5,6 +5,7 @@ use crate::accumulated::FlatSpan;
 use crate::tape::TapeId;
 use crate::{Error, Result, Var};
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,6 +103,12 @@ impl Owner {
 #[derive(Default)]
 pub struct ParametersBuilder {
     entries: Vec<Entry>,
+}
+
+impl fmt::Debug for ParametersBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ParametersBuilder").field("parameters", &self.entries.len()).finish_non_exhaustive()
+    }
 }
 
 struct Entry {

@@ -56,11 +56,12 @@ pub struct Line {
 }
 
 /// A stopwatch that knows what it measures. A tape fills it in: see [`Tape::profiled`](crate::Tape::profiled).
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Profile {
     laps: Mutex<Laps>,
 }
 
+#[derive(Debug)]
 struct Laps {
     last: Instant,
     lines: Vec<Line>,

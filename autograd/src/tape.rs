@@ -24,6 +24,15 @@ pub struct Tape {
     profile: Option<Arc<Profile>>,
 }
 
+impl fmt::Debug for Tape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tape")
+            .field("nodes", &self.nodes.try_borrow().ok().map(|nodes| nodes.len()))
+            .field("kind", &self.kind)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Tells a tape from all others, also from those that are gone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TapeId(u64);
@@ -36,7 +45,7 @@ impl Default for TapeId {
 }
 
 /// What a tape records, and what it keeps of that.
-#[derive(Clone, Copy, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum TapeKind {
     #[default]
     Record,
@@ -57,6 +66,16 @@ pub struct Node {
     /// The type of its gradient. For a parameter it is the layout's type, even where the value itself was cast to bf16;
     /// otherwise see [`gradient_of`].
     pub(crate) dtype: DType,
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node")
+            .field("name", &self.name())
+            .field("inputs", &self.inputs)
+            .field("shape", &self.shape)
+            .finish_non_exhaustive()
+    }
 }
 
 pub(crate) enum Origin {

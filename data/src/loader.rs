@@ -6,6 +6,7 @@
 //! change what a batch holds: the order of an epoch is a function of (seed, epoch), the augmentation of a sample one of
 //! (seed, epoch, sample, how often it was shown), and how images are mixed one of (seed, epoch, batch).
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -92,6 +93,16 @@ pub struct Loader {
     config: Arc<LoaderConfig>,
     workers: usize,
     spare: Arc<Mutex<Vec<Batch>>>,
+}
+
+impl fmt::Debug for Loader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loader")
+            .field("dataset", &self.dataset.name())
+            .field("config", &self.config)
+            .field("workers", &self.workers)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Loader {
@@ -220,6 +231,16 @@ pub struct Batches {
     bad: Vec<String>, // the failures so far, at most `max_bad_images`
     left: usize,
     worker: Option<Result<Worker>>,
+}
+
+impl fmt::Debug for Batches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batches")
+            .field("epoch", &self.job.epoch)
+            .field("left", &self.left)
+            .field("bad", &self.bad)
+            .finish_non_exhaustive()
+    }
 }
 
 struct Worker {

@@ -1,5 +1,6 @@
 //! A data set of small square images that lies in memory as a whole.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::{Dataset, Error, Image, Result, Sample, Statistics};
@@ -14,6 +15,17 @@ pub struct InMemory {
     side: usize,
     pixels: Arc<Vec<u8>>, // (N, side, side, 3)
     labels: Vec<u32>,     // (N)
+}
+
+impl fmt::Debug for InMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InMemory")
+            .field("name", &self.name)
+            .field("images", &self.labels.len())
+            .field("side", &self.side)
+            .field("classes", &self.classes)
+            .finish_non_exhaustive()
+    }
 }
 
 impl InMemory {

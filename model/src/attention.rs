@@ -11,6 +11,7 @@ use autograd::Var;
 use ops::Bra;
 
 /// The attention of a block, from normalised tokens (N, H, W, C) to (N, H, W, C).
+#[derive(Debug)]
 pub struct Attention {
     qkv: Linear,
     core: Core,
@@ -18,12 +19,14 @@ pub struct Attention {
 }
 
 /// What happens between the projections.
+#[derive(Debug)]
 enum Core {
     Routed(RoutedAttention),
     Full(FullAttention),
 }
 
 /// Bi-level routing attention. The projection and the padding of the published variants differ in order.
+#[derive(Debug)]
 struct RoutedAttention {
     name: String,
     family: Family,
@@ -37,6 +40,7 @@ struct RoutedAttention {
 }
 
 /// Attention of every token to every other.
+#[derive(Debug)]
 struct FullAttention {
     name: String,
     dim: usize,
@@ -45,6 +49,7 @@ struct FullAttention {
 }
 
 /// The local context of full attention.
+#[derive(Debug)]
 enum Context {
     /// Of the normalised tokens themselves: what the published linear-layer models do, and were trained with.
     Input(DepthwiseConv),

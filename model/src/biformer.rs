@@ -9,6 +9,7 @@ use crate::pass::Trace;
 use crate::state::{Builder, RunningStatistics};
 use autograd::Parameters;
 use ops::Conv2d;
+use std::fmt;
 use std::sync::Arc;
 use tensor::{DType, Device, Tensor};
 
@@ -35,6 +36,16 @@ pub struct BiFormer {
     momentum: Tensor,
     /// Names of what is not the model's own: see [`BiFormer::with`].
     added: Vec<String>,
+}
+
+impl fmt::Debug for BiFormer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BiFormer")
+            .field("config", &self.config)
+            .field("parameters", &self.parameters.layout().count())
+            .field("device", &self.device())
+            .finish_non_exhaustive()
+    }
 }
 
 pub(crate) struct Stage {

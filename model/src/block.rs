@@ -10,6 +10,7 @@ use crate::state::{Builder, Init};
 use autograd::{ParamId, Var};
 
 /// x ← x + dwconv(x); x ← x + γ₁·attention(norm(x)); x ← x + γ₂·mlp(norm(x)), on maps (N, H, W, C).
+#[derive(Debug)]
 pub struct Block {
     position: Option<DepthwiseConv>,
     norm1: LayerNorm,

@@ -9,13 +9,14 @@ use tensor::Tensor;
 
 /// The parameters as operands of linear layers and convolutions: rounded to the type in which those multiply. Cloning
 /// shares them.
+#[derive(Debug)]
 pub struct Factors {
     rounded: Parameters,
     prepared: Arc<Prepared>,
 }
 
 /// What was made of parameters that will not change: see [`BiFormer::prepared`](crate::BiFormer::prepared).
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Prepared {
     /// Tensors that are used in place of these parameters.
     pub tensors: HashMap<ParamId, Tensor>,

@@ -8,6 +8,7 @@ use autograd::{ParamId, Parameters, Var};
 use tensor::{DType, Device, Tensor};
 
 /// A linear layer, x (..., I) to (..., O).
+#[derive(Debug)]
 pub struct Linear {
     weight: ParamId,
     bias: Option<ParamId>,
@@ -56,6 +57,7 @@ impl Linear {
 }
 
 /// A convolution with a bias, (N, H, W, I) to (N, H', W', O).
+#[derive(Debug)]
 pub struct Conv {
     weight: ParamId,
     bias: ParamId,
@@ -117,6 +119,7 @@ impl Conv {
 }
 
 /// A depthwise convolution of stride 1 that keeps the map's size.
+#[derive(Debug)]
 pub struct DepthwiseConv {
     weight: ParamId,
     bias: ParamId,
@@ -150,6 +153,7 @@ impl DepthwiseConv {
 }
 
 /// Layer normalisation over channels.
+#[derive(Debug)]
 pub struct LayerNorm {
     weight: ParamId,
     bias: ParamId,
@@ -179,6 +183,7 @@ impl LayerNorm {
 }
 
 /// Batch normalisation over all but the channels.
+#[derive(Debug)]
 pub struct BatchNorm {
     weight: ParamId,
     bias: ParamId,

@@ -9,6 +9,7 @@ use autograd::Var;
 use ops::MlpLayers;
 
 /// Two linear layers with GELU between them, after a normalisation; (N, H, W, C) to (N, H, W, C).
+#[derive(Debug)]
 pub struct Mlp {
     norm: LayerNorm,
     layers: [Linear; 2],

@@ -8,6 +8,7 @@ use crate::state::StatisticsId;
 use autograd::{Layout, ParamId, Parameters, Tape, Var};
 use ops::BatchStatistics;
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::sync::Arc;
 use tensor::Tensor;
 use tensor::rng::Philox;
@@ -44,6 +45,16 @@ pub struct Pass<'t> {
     /// Which image of the batch is the first of this pass.
     first_image: usize,
     trace: RefCell<Trace>,
+}
+
+impl fmt::Debug for Pass<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pass")
+            .field("mode", &self.given.mode)
+            .field("first_image", &self.first_image)
+            .field("trace", &self.trace)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What all parts of a pass have in common.

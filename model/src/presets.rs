@@ -4,6 +4,7 @@ use crate::config::{Family, ModelConfig, PerStage};
 use crate::error::{Error, Result, nearest};
 
 /// A named model.
+#[derive(Debug)]
 pub struct Preset {
     /// Its name on the command line.
     pub name: &'static str,

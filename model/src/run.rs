@@ -9,6 +9,7 @@ use std::sync::Arc;
 use tensor::{DType, Device, Tensor};
 
 /// The result of a pass.
+#[derive(Debug)]
 pub struct Output<'t> {
     /// As the configuration's [`Features`](crate::Features) say: logits (N, classes), the pooled last map (N, C), or
     /// the stages' maps (N, H, W, C).

@@ -3,6 +3,7 @@
 use crate::error::Result;
 use autograd::{ParamId, Parameters, ParametersBuilder};
 use std::collections::HashSet;
+use std::fmt;
 use std::iter::repeat_n;
 use tensor::rng::{Philox, Sequence};
 use tensor::{DType, Shape, Tensor};
@@ -57,6 +58,12 @@ pub struct Builder {
     keys: HashSet<String>,
     /// None: what would be drawn is zero.
     seed: Option<u64>,
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("names", &self.names).field("seed", &self.seed).finish_non_exhaustive()
+    }
 }
 
 impl Builder {

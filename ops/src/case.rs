@@ -3,6 +3,7 @@
 use autograd::Var;
 use autograd::exact::{Array, Dual, Scalar};
 use autograd::gradcheck::Function;
+use std::fmt;
 use std::ops::RangeInclusive;
 use tensor::rng::Philox;
 use tensor::{DType, Shape, Tensor};
@@ -50,6 +51,12 @@ pub struct Case {
     /// The inputs: f64, or index tensors.
     pub inputs: Vec<Tensor>,
     definition: Box<dyn AnyDefinition>,
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Case").field("name", &self.name).field("inputs", &self.inputs).finish_non_exhaustive()
+    }
 }
 
 impl Case {

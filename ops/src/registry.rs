@@ -5,6 +5,7 @@ use crate::case::{Case, Draw};
 use tensor::cuda::Module;
 
 /// An operation as the registry knows it.
+#[derive(Debug)]
 pub struct Op {
     /// Its name, which is that of its folder and of its node on the tape; a composed operation may record its parts
     /// instead.

@@ -27,6 +27,7 @@ const PARTS: [Split; 3] = [Split::Train, Split::Val, Split::Test];
 /// Classes are sorted by name and their files by path, so an index means the same on every machine. Hidden files and
 /// folders are ignored; so are files without an image extension (see [`extensions`](crate::extensions)), but they are
 /// counted. Symbolic links are followed, but not round in circles. Opening lists names and reads no image.
+#[derive(Debug)]
 pub struct ImageFolder {
     name: String,
     classes: Vec<String>,

@@ -27,7 +27,7 @@ pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "layer normalisation, then two linear layers with GELU between them";
 
 /// The parameters of an MLP.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct MlpLayers<'v, 't> {
     /// γ (C) and β (C)
     pub norm: [&'v Var<'t>; 2],
