@@ -72,9 +72,9 @@ pub mod trainer;
 
 /// What a program that uses this library begins with: `use biformer::prelude::*;`
 pub mod prelude {
-    pub use crate::autograd::{Gradients, Parameters, Tape, Var};
-    pub use crate::model::{BiFormer, Mode, ModelConfig, preset};
+    pub use crate::autograd::{Gradients, InputGrads, Parameters, ParametersBuilder, Rule, Tape, Var};
+    pub use crate::model::{BiFormer, Mode, ModelConfig, Pass, TensorFile, preset};
     pub use crate::ops;
-    pub use crate::optim::{AdamW, AdamWConfig, Schedule};
-    pub use crate::tensor::{DType, Shape, Tensor};
+    pub use crate::optim::{AdamW, AdamWConfig, Schedule, clip_factor, gradient_norm};
+    pub use crate::tensor::{DType, Device, Shape, Tensor};
 }
