@@ -54,7 +54,7 @@ fn values_that_make_no_sense() {
     let nowhere = samples::config(&folder, "out = \"\"");
     biformer(&["train", "--config", text(&nowhere), "--data", text(data)])
         .refused(&["config-asked.toml", "out is empty, expected a folder"]);
-    let cases: [(&str, &[&str]); 21] = [
+    let cases: [(&str, &[&str]); 24] = [
         ("seed = \"one\"", &["config-asked.toml", "seed", "expected"]),
         ("threads = 4000", &["threads = 4000", "1024", "0 for one per core"]),
         ("image_size = 34", &["a 34x34 image does not fit", "a side of 32 or 40 fits", "auto_pad = true"]),
@@ -62,6 +62,9 @@ fn values_that_make_no_sense() {
         ("micro_batches = 3", &["micro_batches = 3 does not divide batch_size = 16"]),
         ("label_smoothing = 1.0", &["label_smoothing = 1", "less than 1"]),
         ("clip_norm = nan", &["clip_norm = NaN", "0 for no clipping"]),
+        ("backbone_lr = 0.0", &["backbone_lr = 0", "a share above 0", "freeze"]),
+        ("backbone_lr = 1.5", &["backbone_lr = 1.5", "up to 1"]),
+        ("backbone_lr = nan", &["backbone_lr = NaN"]),
         ("seed = -1", &["seed", "-1"]),
         ("seed = ", &["config-asked.toml: line 1"]),
         ("optimizer = 3", &["optimizer: expected a table, got 3"]),

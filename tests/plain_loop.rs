@@ -23,7 +23,7 @@ fn config(folder: &std::path::Path, mixed: bool) -> Result<RunConfig> {
     let fields = ["depth=1,1", "embed_dim=8,16", "topks=2,-2", "n_win=2", "head_dim=4", "full_attention_heads=4"];
     config.architecture = config.architecture.with_overrides(fields)?.with_overrides(["drop_path=0.5"])?;
     (config.epochs, config.batch_size, config.micro_batches, config.seed) = (2, 32, 2, 6);
-    (config.label_smoothing, config.clip_norm) = (0.3, 0.01);
+    (config.label_smoothing, config.clip_norm, config.backbone_lr) = (0.3, 0.01, 0.25);
     config.optimizer = AdamWConfig { betas: [0.5, 0.9], eps: 1e-6, weight_decay: 0.5 };
     config.schedule.warmup_epochs = 0.5;
     config.augmentation.erase = 0.5;
@@ -39,7 +39,8 @@ fn config(folder: &std::path::Path, mixed: bool) -> Result<RunConfig> {
 fn plain_loop(config: &RunConfig) -> Result<BiFormer> {
     let mut model = BiFormer::new(&config.architecture, config.seed, DType::F32)?;
     let mut gradients = Gradients::new(&model.parameters)?;
-    let mut adamw = AdamW::new(&model.parameters, config.optimizer)?;
+    let rate_of = |name: &str| if ["head.weight", "head.bias"].contains(&name) { 1.0 } else { 0.25 };
+    let mut adamw = AdamW::with_rates(&model.parameters, config.optimizer, rate_of)?;
     let images = data::open(&config.data, Split::Train)?;
     let transform = Transform::train(config.image_size, images.statistics(), &config.augmentation)?;
     let mut loading = LoaderConfig::train(config.batch_size, config.seed, transform);

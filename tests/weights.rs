@@ -224,7 +224,7 @@ fn a_run_has_the_model_of_its_weights() {
     }
     let sized = |asked: &[&str]| config(&tune("weights-tuned-sized", two, data, asked).0).image_size;
     assert_eq!((sized(&[]), sized(&["--image-size", "48", "--set", "auto_pad=true"])), (32, 48));
-    for gentle in [&["--lr", "1e-4"][..], &["--set", "freeze=stages"]] {
+    for gentle in [&["--lr", "1e-4"][..], &["--set", "freeze=stages"], &["--set", "backbone_lr=0.1"]] {
         let said = tune("weights-tuned-gently", two, data, gentle).1.ok().out;
         assert!(!said.contains("the weights forget"), "{said}");
     }

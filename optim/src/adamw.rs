@@ -1,6 +1,6 @@
 //! AdamW: Adam with decoupled weight decay.
 //!
-//! With the gradient g of step t = 1, 2, ..., the learning rate η, the weight decay λ and the decays β₁
+//! With the gradient g of step t = 1, 2, ..., the learning rate η (times a parameter's own rate, if it has one), the weight decay λ and the decays β₁
 //! and β₂ of the moments, each element of the parameters p goes through
 //!
 //! ```text
@@ -21,7 +21,7 @@
 use crate::cuda::Controls;
 use crate::ema::Ema;
 use crate::error::{Error, Result, ensure, ensure_flat, ensure_layout};
-use crate::groups::Runs;
+use crate::groups::{Group, Groups};
 use autograd::{Gradients, Layout, Parameters};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -67,7 +67,7 @@ impl AdamWConfig {
 pub struct AdamW {
     config: AdamWConfig,
     layout: Arc<Layout>,
-    runs: Runs,
+    groups: Groups,
     /// On a GPU, what changes from step to step.
     controls: Option<Controls>,
     /// Whether the controls hold a step that was prepared but not finished yet.
@@ -91,16 +91,22 @@ pub struct AdamWState {
 impl AdamW {
     /// An optimiser for these parameters, on their device, that has made no step. Errors: [`Error::Setting`].
     pub fn new(parameters: &Parameters, config: AdamWConfig) -> Result<Self> {
+        Self::with_rates(parameters, config, |_| 1.0)
+    }
+
+    /// The same where each parameter, by name, has a learning rate of its own: that of the step times `rate_of(name)`.
+    /// Errors: [`Error::Setting`], also for a rate that is negative or not finite, and for more than 128 different ones.
+    pub fn with_rates(parameters: &Parameters, config: AdamWConfig, rate_of: impl Fn(&str) -> f64) -> Result<Self> {
         config.check()?;
         let layout = Arc::clone(parameters.layout());
         let device = parameters.flat().device();
         let zeros = || Tensor::zeros_on(&device, [layout.len()], layout.dtype());
-        let (runs, m, v) = (Runs::new(&layout), zeros()?, zeros()?);
+        let (groups, m, v) = (Groups::new(&layout, rate_of)?, zeros()?, zeros()?);
         let controls = match &device {
             Device::Cpu => None,
-            Device::Cuda(_) => Some(Controls::new(&device, layout.len(), layout.dtype(), runs.ends())?),
+            Device::Cuda(_) => Some(Controls::new(&device, layout.len(), layout.dtype(), &groups)?),
         };
-        Ok(Self { config, runs, controls, prepared: false, steps: 0, m, v, layout })
+        Ok(Self { config, groups, controls, prepared: false, steps: 0, m, v, layout })
     }
 
     /// The number of steps made.
@@ -141,7 +147,7 @@ impl AdamW {
             let g = gradients_flat.as_slice::<T>("adamw")?;
             let m = self.m.as_mut_slice::<T>("adamw")?;
             let v = self.v.as_mut_slice::<T>("adamw")?;
-            sweep(&constants.rounded::<T>(), &self.runs, p, g, m, v);
+            sweep(&constants.rounded::<T>(), &self.groups, p, g, m, v);
         });
         self.steps += 1;
         Ok(())
@@ -150,7 +156,7 @@ impl AdamW {
     fn constants(&self, lr: f64, grad_scale: f64) -> Result<StepConstants<f64>> {
         ensure("lr", lr, "finite and at least 0", lr >= 0.0 && lr.is_finite())?;
         ensure("grad_scale", grad_scale, "finite", grad_scale.is_finite())?;
-        Ok(StepConstants::new(&self.config, self.steps + 1, lr, grad_scale))
+        Ok(StepConstants::new(&self.config, self.groups.all(), self.steps + 1, lr, grad_scale))
     }
 
     /// The gradients, flat, if they and the parameters are those of this optimiser's model.
@@ -265,8 +271,6 @@ impl AdamW {
 pub(crate) struct StepConstants<T> {
     /// On the gradient.
     pub scale: T,
-    /// 1 − η·λ
-    pub keep: T,
     /// 1 − β₁
     pub rate_m: T,
     /// β₂ and 1 − β₂
@@ -275,6 +279,15 @@ pub(crate) struct StepConstants<T> {
     /// 1/√(1 − β₂ᵗ), which turns √v into √v̂
     pub root: T,
     pub eps: T,
+    /// Those of each group, by number.
+    pub groups: Vec<GroupConstants<T>>,
+}
+
+/// The constants of a group, whose learning rate is η.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupConstants<T> {
+    /// 1 − η·λ, or 1 without weight decay
+    pub keep: T,
     /// −η/(1 − β₁ᵗ)
     pub step: T,
 }
@@ -293,57 +306,68 @@ fn power(mut x: f64, mut n: u64) -> f64 {
 }
 
 impl StepConstants<f64> {
-    fn new(config: &AdamWConfig, t: u64, lr: f64, scale: f64) -> Self {
+    fn new(config: &AdamWConfig, groups: &[Group], t: u64, lr: f64, scale: f64) -> Self {
         let [beta_m, beta_v] = config.betas;
         let correction = |beta: f64| 1.0 - power(beta, t);
+        let of_group = |group: &Group| {
+            let lr = lr * group.rate;
+            let keep = if group.decays { 1.0 - lr * config.weight_decay } else { 1.0 };
+            GroupConstants { keep, step: -lr / correction(beta_m) }
+        };
         StepConstants {
             scale,
-            keep: 1.0 - lr * config.weight_decay,
             rate_m: 1.0 - beta_m,
             beta_v,
             rate_v: 1.0 - beta_v,
             root: 1.0 / correction(beta_v).sqrt(),
             eps: config.eps,
-            step: -lr / correction(beta_m),
+            groups: groups.iter().map(of_group).collect(),
         }
     }
 
     fn rounded<T: Float>(&self) -> StepConstants<T> {
+        let of_group =
+            |group: &GroupConstants<f64>| GroupConstants { keep: T::of(group.keep), step: T::of(group.step) };
         StepConstants {
             scale: T::of(self.scale),
-            keep: T::of(self.keep),
             rate_m: T::of(self.rate_m),
             beta_v: T::of(self.beta_v),
             rate_v: T::of(self.rate_v),
             root: T::of(self.root),
             eps: T::of(self.eps),
-            step: T::of(self.step),
+            groups: self.groups.iter().map(of_group).collect(),
         }
     }
 }
 
-fn sweep<T: Float>(constants: &StepConstants<T>, runs: &Runs, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
+fn sweep<T: Float>(constants: &StepConstants<T>, groups: &Groups, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
     let moments = m.par_chunks_mut(GRAIN).zip(v.par_chunks_mut(GRAIN));
     p.par_chunks_mut(GRAIN).zip(g.par_chunks(GRAIN)).zip(moments).enumerate().for_each(|(chunk, ((p, g), (m, v)))| {
         let start = chunk * GRAIN;
-        for (run, decays) in runs.within(start..start + p.len()) {
+        for (run, group) in groups.within(start..start + p.len()) {
             let run = run.start - start..run.end - start;
-            let keep = if decays { constants.keep } else { T::one() };
             let (p, g) = (&mut p[run.clone()], &g[run.clone()]);
             let (m, v) = (&mut m[run.clone()], &mut v[run]);
-            simd!(A => update::<T, A>(constants, keep, p, g, m, v));
+            simd!(A => update::<T, A>(constants, constants.groups[group], p, g, m, v));
         }
     });
 }
 
 #[inline(always)]
-fn update<T: Float, A: Arch>(f: &StepConstants<T>, keep: T, p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
+fn update<T: Float, A: Arch>(
+    f: &StepConstants<T>,
+    group: GroupConstants<T>,
+    p: &mut [T],
+    g: &[T],
+    m: &mut [T],
+    v: &mut [T],
+) {
     for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
         let g = g * f.scale;
         *m = A::mul_add(f.rate_m, g - *m, *m);
         *v = A::mul_add(f.beta_v, *v, f.rate_v * g * g);
         let deviation = A::mul_add(v.sqrt(), f.root, f.eps);
-        *p = A::mul_add(f.step, *m / deviation, *p * keep);
+        *p = A::mul_add(group.step, *m / deviation, *p * group.keep);
     }
 }
 

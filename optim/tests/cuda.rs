@@ -50,7 +50,9 @@ fn give(parameters: &Parameters, gradients: &mut Gradients, value: impl Fn(usize
 fn train(start: &Parameters, device: &Device) -> [Vec<f64>; 3] {
     let mut parameters = start.duplicate().unwrap().to_device(device).unwrap();
     let mut gradients = Gradients::new(&parameters).unwrap();
-    let mut adamw = AdamW::new(&parameters, AdamWConfig { weight_decay: 0.3, ..AdamWConfig::default() }).unwrap();
+    let config = AdamWConfig { weight_decay: 0.3, ..AdamWConfig::default() };
+    let rate_of = |name: &str| if name.starts_with("a.") { 0.25 } else { 1.0 };
+    let mut adamw = AdamW::with_rates(&parameters, config, rate_of).unwrap();
     let mut ema = Ema::new(&parameters, EmaConfig { decay: 0.9, warmup: false }).unwrap();
     let mut norms = vec![];
     for step in 0..4 {

@@ -45,13 +45,17 @@ pub struct RunConfig {
     /// "stages.0"]`. Their BatchNorms keep their running statistics unchanged, and normalise by them.
     #[serde(default)] // absent from the files of older runs
     pub freeze: Vec<String>,
+    /// The learning rate of everything but the head, as a share of the schedule's, above 0 and up to 1: less for weights
+    /// that are good already, to which a new head is to be added.
+    #[serde(default = "full_rate")] // absent from the files of older runs
+    pub backbone_lr: f64,
     /// The run folder.
     pub out: PathBuf,
     /// Passes over the training images, 1 or more.
     pub epochs: usize,
     /// Images per step, 1 or more; if it is not given, reduced for small data sets to a quarter of the training images,
-    /// but not below 4, or all of them if there are fewer. Images left over at the end of an epoch, too few for a batch, are skipped; which ones differs
-    /// from epoch to epoch.
+    /// but not below 4, or all of them if there are fewer. Images left over at the end of an epoch, too few for a
+    /// batch, are skipped; which ones differs from epoch to epoch.
     pub batch_size: usize,
     /// Parts that a batch is computed in, one after the other, to save memory; their gradients add up. A divisor of
     /// `batch_size`.
@@ -157,6 +161,7 @@ impl RunConfig {
             data: "embedded".into(),
             weights: String::new(),
             freeze: vec![],
+            backbone_lr: full_rate(),
             out: usual_folder(name),
             epochs: 24,
             batch_size: 64,
@@ -312,6 +317,12 @@ impl RunConfig {
         if !(self.clip_norm >= 0.0 && self.clip_norm.is_finite()) {
             bail!("clip_norm = {}, expected a length above 0, or 0 for no clipping", self.clip_norm);
         }
+        if !(self.backbone_lr > 0.0 && self.backbone_lr <= 1.0) {
+            bail!(
+                "backbone_lr = {}, expected a share above 0, up to 1; for what is to stay as it is: freeze",
+                self.backbone_lr
+            );
+        }
         self.schedule.check(self.epochs)?;
         self.augmentation.check(self.image_size).context("augmentation")?;
         self.optimizer.check().context("optimizer")?;
@@ -375,6 +386,11 @@ impl RunConfig {
         if self.clip_norm == 0.0 { f64::INFINITY } else { self.clip_norm }
     }
 
+    /// What the learning rate is multiplied by for a parameter of this name.
+    pub fn rate_of(&self, name: &str) -> f64 {
+        if name.starts_with("head.") { 1.0 } else { self.backbone_lr }
+    }
+
     /// Where and how it computes.
     pub fn compute(&self) -> Compute {
         Compute { device: self.device, precision: self.precision }
@@ -384,6 +400,11 @@ impl RunConfig {
     pub fn schedule(&self, steps_per_epoch: usize) -> Result<Schedule> {
         self.schedule.over(self.epochs, steps_per_epoch)
     }
+}
+
+/// What [`RunConfig::backbone_lr`] is unless something else is asked for.
+fn full_rate() -> f64 {
+    1.0
 }
 
 /// A table as a configuration, or the field that is wrong, in one line.

@@ -46,8 +46,8 @@ pub fn introduce(learner: &Learner, progress: &Progress, facts: &DataFacts, [tra
             tell!(io::stdout(), "note: without --weights they are random, and stay so.");
         }
     }
-    if begins && config.freeze.is_empty() && !config.weights.is_empty() && config.schedule.peak >= FORGETS {
-        let peak = config.schedule.peak;
+    let peak = config.schedule.peak * config.backbone_lr;
+    if begins && config.freeze.is_empty() && !config.weights.is_empty() && peak >= FORGETS {
         tell!(
             io::stdout(),
             "note: with a learning rate of {peak} the weights forget much of what they know; to keep it: --lr 1e-4"

@@ -97,7 +97,7 @@ impl Learner {
             true => Some(Average::new(&model, config.ema.settings())?),
             false => None,
         };
-        let optimizer = AdamW::new(&model.parameters, config.optimizer)?;
+        let optimizer = AdamW::with_rates(&model.parameters, config.optimizer, |name| config.rate_of(name))?;
         let gradients = Gradients::new(&model.parameters)?;
         let config = config.clone();
         Ok(Self { config, model, device, gradients, optimizer, average, staged: None, profile: None, head_note: None })

@@ -1,6 +1,7 @@
 //! The optimiser's sweeps on a GPU.
 
 use crate::adamw::StepConstants;
+use crate::groups::Groups;
 use tensor::cuda::{Module, partial_sums};
 use tensor::{DType, Device, Result, Tensor};
 
@@ -15,9 +16,9 @@ pub static KERNELS: Module = Module {
 /// Elements per piece of the norm's sum, and the maximum number of pieces.
 const PIECE: usize = 1 << 14;
 const MAX_PIECES: usize = 1024;
-/// The place of the norm among the controls of a step, and how many there are.
-const NORM: usize = 9;
-const CONTROLS: usize = 10;
+/// The place of the norm among the controls of a step, and how many there are before those of the groups.
+const NORM: usize = 7;
+const CONTROLS: usize = 8;
 
 /// What a step on a GPU needs besides its buffers, held in the GPU's memory so that a recorded step can be replayed
 /// with other values.
@@ -25,21 +26,22 @@ const CONTROLS: usize = 10;
 pub(crate) struct Controls {
     /// As `Control` in kernel.cu.
     numbers: Tensor,
-    /// A bit for each cache line of the flat buffers: whether weight decay applies to it.
-    decays: Tensor,
+    /// Four bytes in each number: the group of each cache line of the flat buffers.
+    groups: Tensor,
 }
 
 impl Controls {
-    /// Controls for flat buffers with these runs of elements (where each ends, and whether weight decay applies to it).
-    pub fn new(device: &Device, len: usize, dtype: DType, runs: impl Iterator<Item = (usize, bool)>) -> Result<Self> {
-        let decays = line_bits(device, len, dtype, runs)?;
-        Ok(Self { numbers: Tensor::zeros_on(device, [CONTROLS], dtype)?, decays })
+    /// Controls for flat buffers of these groups.
+    pub fn new(device: &Device, len: usize, dtype: DType, groups: &Groups) -> Result<Self> {
+        let numbers = Tensor::zeros_on(device, [CONTROLS + 2 * groups.all().len()], dtype)?;
+        Ok(Self { numbers, groups: group_bytes(device, len, dtype, groups)? })
     }
 
     /// Sets the constants of the next step; `max_norm` is the length to which gradients are clipped.
     pub fn set(&mut self, f: &StepConstants<f64>, max_norm: f64) -> Result<()> {
-        let numbers = [f.scale, f.keep, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, f.step, max_norm, 0.0];
-        let numbers = Tensor::from_slice(&numbers, [CONTROLS])?.cast(self.numbers.dtype())?;
+        let mut numbers = vec![f.scale, f.rate_m, f.beta_v, f.rate_v, f.root, f.eps, max_norm, 0.0];
+        numbers.extend(f.groups.iter().flat_map(|group| [group.keep, group.step]));
+        let numbers = Tensor::from_slice(&numbers, [numbers.len()])?.cast(self.numbers.dtype())?;
         self.numbers.overwrite(0, &numbers)
     }
 
@@ -63,10 +65,10 @@ impl Controls {
     ) -> Result<()> {
         let (count, dtype) = (p.count(), p.dtype());
         let launch = KERNELS.launch(gradients.gpu("adamw")?, "adamw<T>", dtype)?.over(count);
-        let launch = launch.output(p)?.input(gradients)?.output(m)?.output(v)?.input(&self.decays)?.count(count);
+        let launch = launch.output(p)?.input(gradients)?.output(m)?.output(v)?.input(&self.groups)?.count(count);
         let (average, rate) = average.unzip();
         let launch = launch.input(&self.numbers)?.optional_output(average)?.optional(rate)?;
-        // SAFETY: all five are of one layout, whose lines have a bit each.
+        // SAFETY: all five are of one layout, whose lines have a byte each, the number of a group among the controls.
         unsafe { launch.run() }
     }
 }
@@ -88,15 +90,14 @@ fn find_norm(x: &Tensor, norm: Option<&mut Tensor>, controls: Option<&mut Tensor
     unsafe { launch.count(x.count()).run() }
 }
 
-/// A bit for each cache line of a flat buffer, from runs of elements (their end, and whether they decay).
-fn line_bits(device: &Device, len: usize, dtype: DType, runs: impl Iterator<Item = (usize, bool)>) -> Result<Tensor> {
+/// The group of each cache line of a flat buffer, four to a number.
+fn group_bytes(device: &Device, len: usize, dtype: DType, groups: &Groups) -> Result<Tensor> {
     let per_line = tensor::ALIGNMENT / dtype.size();
-    let lines = len.div_ceil(per_line);
-    let mut words = vec![0u32; lines.div_ceil(32).max(1)];
+    let mut words = vec![0u32; len.div_ceil(per_line).div_ceil(4).max(1)];
     let mut line = 0;
-    for (end, decays) in runs {
+    for (end, group) in groups.ends() {
         for line in line..end.div_ceil(per_line) {
-            words[line / 32] |= u32::from(decays) << (line % 32);
+            words[line / 4] |= (group as u32) << (line % 4 * 8);
         }
         line = end.div_ceil(per_line);
     }
