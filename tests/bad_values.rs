@@ -23,7 +23,7 @@ fn a_default_batch_gives_way_to_few_images_and_no_other() {
     assert!(
         said.contains("note: batches of 5, as there are 20 training images") && config.contains("batch_size = 5\n")
     );
-    // Few images are not divided by four, nor, where there are fewer, by anything.
+    // A batch has at least 4 images, or all where there are fewer.
     for (images, size) in [(12, 4), (6, 4), (2, 2)] {
         let few = folder.join(format!("few-{images}"));
         copy_folder(&data, &few);

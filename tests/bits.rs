@@ -1,5 +1,5 @@
-//! The bits of two short training runs, as they were recorded: the same on every machine with an instruction set, whatever its
-//! system. Who changes how something is rounded records them anew: `UPDATE=1 cargo test --release --test bits` writes
+//! The bits of two short training runs, as they were recorded: the same on every machine with an instruction set,
+//! whatever its system. Who changes how something is rounded records them anew: `UPDATE=1 cargo test --release --test bits` writes
 //! `tests/fixtures/bits.txt`, on a machine that has them all.
 
 mod common;
@@ -45,7 +45,7 @@ fn a_run_has_the_recorded_bits_on_every_instruction_set() {
             skipped(format!("this machine has no {name}"));
             continue;
         }
-        // Batches of the small model are computed whole, those of the larger one in pieces of two images.
+        // Batches of the small model are computed whole, those of the larger one in pieces of a few images.
         for (batches, model) in [
             ("whole", &["--config", text(&config)][..]),
             ("pieces", &["--model", "nano", "--set", "depth=1,1,1", "--batch-size", "80", "--epochs", "1"]),

@@ -102,6 +102,7 @@ fn the_best_epoch_is_kept() {
     std::fs::remove_file(first.join("best.safetensors")).unwrap();
     biformer(&resume).ok();
 }
+
 #[test]
 fn a_finished_run_says_so_and_can_be_made_longer() {
     let shared = shared();

@@ -34,7 +34,7 @@ fn a_run_that_is_stopped_at_every_step_goes_on_to_the_bit() {
     }
     let outcome = trainer.run(&AtomicBool::new(false)).unwrap();
     assert_eq!(outcome, Outcome::Finished);
-    assert_same_run("stopped at every step", &shared.whole, &run);
+    assert_same_run("stopped at every step", &shared.whole(), &run);
 }
 
 /// A batch in parts is not given up because of a request that was there before it began.
@@ -49,11 +49,12 @@ fn one_step_is_all_parts_of_a_batch() {
     assert_eq!(trainer.run(&AtomicBool::new(true)).unwrap(), Outcome::Interrupted);
     assert_eq!(place(&run), Some((0, 1)));
 }
+
 #[test]
 fn a_run_that_is_killed_again_and_again_never_breaks() {
     let shared = shared();
     let run = shared.run("killed");
-    let (mut kills, mut took) = (0, shared.took);
+    let (mut kills, mut took) = (0, shared.took());
     for attempt in 0..60 {
         let before = place(&run);
         let resume: &[&str] = if before.is_some() { &["--resume"] } else { &[] };
@@ -81,10 +82,11 @@ fn a_run_that_is_killed_again_and_again_never_breaks() {
     assert!(kills > 0, "every run was over before it could be killed");
     assert!(place(&run) > Some((1, 4)), "no run came further before it was killed");
     biformer(&shared.train("killed", &["--resume"])).ok();
-    assert_same_run("killed", &shared.whole, &run);
+    assert_same_run("killed", &shared.whole(), &run);
     let left: Vec<String> = contents(&run).into_keys().filter(|name| name.ends_with("tmp")).collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
 /// What stops a run, where there are signals.
 #[cfg(unix)]
 mod signals {
@@ -156,7 +158,7 @@ mod signals {
             assert!(place(&run) < Some((3, 0)), "it stopped before the end");
             let resumed = biformer(&shared.train(&name, &["--resume"])).ok();
             assert!(resumed.out.contains("Test accuracy"), "{resumed:?}");
-            assert_same_run(name_of_signal, &shared.whole, &run);
+            assert_same_run(name_of_signal, &shared.whole(), &run);
             return;
         }
         panic!("every run was over before it could be stopped");

@@ -14,16 +14,24 @@ impl Tape {
     ///
     /// After an error `gradients` holds none: the step has to begin anew.
     pub fn backward(&self, loss: &Var<'_>, gradients: &mut Gradients) -> Result<()> {
-        if loss.value().count() != 1 {
-            return Err(tensor::Error::shape("backward", "a loss of one element", loss.shape()).into());
-        }
-        let one = Tensor::full_on(&loss.value().device(), loss.shape().clone(), 1.0, loss.dtype())?;
+        let one = || {
+            if loss.value().count() != 1 {
+                return Err(tensor::Error::shape("backward", "a loss of one element", loss.shape()));
+            }
+            Tensor::full_on(&loss.value().device(), loss.shape().clone(), 1.0, loss.dtype())
+        };
+        let one = one().inspect_err(|_| gradients.forget())?;
         self.backward_from(loss, one, gradients)
     }
 
     /// As [`Tape::backward`], but from any value, given the upstream gradient, which must have the value's shape and
     /// type.
     pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
+        // What a failed pass leaves behind is incomplete, and must not pass for gradients.
+        self.walk_from(output, upstream, gradients).inspect_err(|_| gradients.forget())
+    }
+
+    fn walk_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
         if !std::ptr::eq(output.tape(), self) {
             return Err(Error::ForeignVar { op: "backward" });
         }
@@ -48,9 +56,7 @@ impl Tape {
         accumulated.interior.resize_with(last + 1, State::default);
         accumulated.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
-        let walked = walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs);
-        // What a failed walk leaves behind is incomplete, and must not pass for gradients.
-        walked.inspect_err(|_| gradients.forget())
+        walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs)
     }
 }
 

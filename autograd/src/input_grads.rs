@@ -108,8 +108,8 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         self.targets.get(input).is_some_and(Option::is_some)
     }
 
-    /// Takes the memory for an input's gradient, in the input's shape, contiguous. Where the
-    /// operation was recorded with fewer inputs, such as without a bias, it is as if the gradient was not wanted.
+    /// Takes the memory for an input's gradient, in the input's shape, contiguous. Where the operation was recorded with
+    /// fewer inputs, such as without a bias, it is as if the gradient were not wanted.
     pub fn open(&mut self, input: usize) -> Result<Slot<'a>> {
         let slot = |dtype, memory, accumulate| Slot { input, dtype, memory, accumulate, taken: false };
         let Some(Some(target)) = self.targets.get(input) else {
@@ -119,10 +119,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         let fresh = || Tensor::empty_on(&self.device, target.shape.clone(), dtype);
         if let Some(parameter) = target.parameter {
             return Ok(match self.accumulated.spans[parameter].take() {
-                Some(span) => {
-                    let accumulate = std::mem::replace(&mut self.accumulated.written[parameter], true);
-                    slot(dtype, SlotMemory::Flat(span), accumulate)
-                }
+                Some(span) => slot(dtype, SlotMemory::Flat(span), self.accumulated.written[parameter]),
                 None => slot(dtype, SlotMemory::Second(fresh()?), false),
             });
         }
@@ -133,20 +130,26 @@ impl<'s, 'a> InputGrads<'s, 'a> {
         })
     }
 
-    /// Gives the memory back, written.
+    /// Gives the memory back, written. If nobody has asked for it by [`Slot::out`] or [`Slot::out_on_gpu`], nobody can
+    /// have written to it, and it is as if the slot had not been opened.
     pub fn close(&mut self, slot: Slot<'a>) {
         let Some(Some(target)) = self.targets.get(slot.input) else { return };
-        // Nobody can have written to memory that nobody asked for.
         self.given[slot.input] |= slot.taken;
+        let holds_gradient = slot.taken || slot.accumulate;
         match slot.memory {
             SlotMemory::Unwanted => {}
             SlotMemory::Flat(span) => {
                 if let Some(parameter) = target.parameter {
                     self.accumulated.spans[parameter] = Some(span);
+                    self.accumulated.written[parameter] = holds_gradient;
                 }
             }
-            SlotMemory::Pooled(tensor) => self.accumulated.interior[target.node] = State::Filled(tensor),
-            SlotMemory::Second(tensor) => self.pending.push((slot.input, tensor)),
+            SlotMemory::Pooled(tensor) => {
+                self.accumulated.interior[target.node] =
+                    if holds_gradient { State::Filled(tensor) } else { State::Empty };
+            }
+            SlotMemory::Second(tensor) if slot.taken => self.pending.push((slot.input, tensor)),
+            SlotMemory::Second(_) => {}
         }
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `tape.rs` | [`Tape`], the list of what was computed; [`Var`], a value on it |
 //! | `rule.rs` | [`Rule`], the backward rule of one operation |
-//! | `input_grads.rs` | [`InputGrads`], where it puts its results |
+//! | `input_grads.rs` | [`InputGrads`], where a rule puts its results |
 //! | `backward.rs` | the reverse walk |
 //! | `accumulated.rs` | what the walk has accumulated so far |
 //! | `recompute.rs` | values that are computed again in the backward pass instead of being kept |

@@ -166,8 +166,8 @@ impl Tape {
         Var { tape: self, value, node: None }
     }
 
-    /// A floating-point value whose gradient is wanted. On the CPU, where bf16 is used only for the factors of matrix products, the
-    /// gradient of a bf16 value is f32.
+    /// A floating-point value whose gradient is wanted. On the CPU, where bf16 is used only for the factors of matrix
+    /// products, the gradient of a bf16 value is f32.
     pub fn input(&self, value: Tensor) -> Var<'_> {
         let (_, dtype) = gradient_of(&value);
         self.leaf(Origin::Input, value, dtype)
@@ -218,7 +218,7 @@ impl Tape {
     /// into those of its inputs. The rule (with all that it saves) is only made when some input needs a
     /// gradient. There is no way to append an operation without a rule, and so no silent detach.
     ///
-    /// Panics if the rule has another name than `name`, which is a mistake in the operation's code.
+    /// Panics if the rule, where it is made, has another name than `name`: a mistake in the operation's code.
     pub fn record<'t, R: Rule>(
         &'t self,
         name: &'static str,

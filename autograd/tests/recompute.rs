@@ -1,45 +1,12 @@
 //! Segments: what runs twice gives the gradients that running once would give.
 
-use autograd::{
-    Error, Gradients, InputGrads, ParametersBuilder, Profile, Recompute, Result, Rule, Tape, Var, Work, rule_fields,
-};
+mod support;
+
+use autograd::{Error, Gradients, ParametersBuilder, Profile, Tape, Work};
 use std::cell::Cell;
 use std::sync::Arc;
-use tensor::{DType, Tensor};
-
-/// a·b, element by element.
-fn times<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
-    let product = multiply(a.value(), b.value())?;
-    a.tape().record("times", &[a, b], product, || Times { a: a.value().clone(), b: b.value().clone() })
-}
-
-fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let (x, y) = (a.to_vec::<f64>()?, b.to_vec::<f64>()?);
-    let product: Vec<f64> = x.iter().zip(&y).map(|(x, y)| x * y).collect();
-    Ok(Tensor::from_slice(&product, a.shape())?)
-}
-
-struct Times {
-    a: Tensor,
-    b: Tensor,
-}
-
-impl Rule for Times {
-    rule_fields!("times", a, b);
-
-    fn recompute(&self) -> Option<Recompute<'_>> {
-        Some(Box::new(|| multiply(&self.a, &self.b)))
-    }
-
-    fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        grads.give(0, multiply(&upstream, &self.b)?)?;
-        grads.give(1, multiply(&upstream, &self.a)?)
-    }
-}
-
-fn vector(values: &[f64]) -> Tensor {
-    Tensor::from_slice(values, [values.len()]).unwrap()
-}
+use support::{times, vector};
+use tensor::DType;
 
 /// Two sums of three terms differ in their last bits with the order: the inner uses of x must come in the place
 /// that they have on one long tape.

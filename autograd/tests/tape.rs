@@ -1,70 +1,11 @@
 //! What the tape promises: gradients that add up, and nothing lost in silence.
 
-use autograd::{
-    Error, Gradients, InputGrads, MultiplyAdds, ParamId, Parameters, ParametersBuilder, Profile, Result, Rule, Tape,
-    Var, Work, rule_fields,
-};
+mod support;
+
+use autograd::{Error, Gradients, Parameters, ParametersBuilder, Profile, Tape, Work};
 use std::sync::Arc;
-use tensor::{DType, Shape, Tensor};
-
-/// a·b, element by element; the simplest operation with two inputs.
-fn times<'t>(a: &Var<'t>, b: &Var<'t>) -> Result<Var<'t>> {
-    let (x, y) = (a.value().to_vec::<f64>()?, b.value().to_vec::<f64>()?);
-    let product: Vec<f64> = x.iter().zip(&y).map(|(x, y)| x * y).collect();
-    let rule = || Times { a: a.value().clone(), b: b.value().clone() };
-    a.tape().record("times", &[a, b], Tensor::from_slice(&product, a.shape())?, rule)
-}
-
-struct Times {
-    a: Tensor,
-    b: Tensor,
-}
-
-impl Rule for Times {
-    rule_fields!("times", a, b);
-
-    fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        // Both open at once, as a fused kernel has them.
-        let (mut da, mut db) = (grads.open(0)?, grads.open(1)?);
-        let upstream = upstream.as_slice::<f64>("times")?;
-        for (slot, other) in [(&mut da, &self.b), (&mut db, &self.a)] {
-            let other = other.to_vec::<f64>()?;
-            if let Some(mut out) = slot.out::<f64>()? {
-                out.put(&upstream.iter().zip(&other).map(|(u, o)| u * o).collect::<Vec<_>>());
-            }
-        }
-        grads.close(da);
-        grads.close(db);
-        Ok(())
-    }
-
-    fn multiply_adds(&self, value: &Shape) -> MultiplyAdds {
-        MultiplyAdds::product(value.count())
-    }
-}
-
-fn vector(values: &[f64]) -> Tensor {
-    Tensor::from_slice(values, [values.len()]).unwrap()
-}
-
-/// Parameters p (2) and q (3).
-fn parameters() -> (Parameters, ParamId, ParamId) {
-    let mut builder = ParametersBuilder::default();
-    let p = builder.add("p", [2], vec![2.0, 3.0]);
-    let q = builder.add("q", [3], vec![1.0; 3]);
-    (builder.build(DType::F64).unwrap(), p, q)
-}
-
-/// One pass over x·p, from the gradient (1, 1).
-fn pass(parameters: &Parameters, p: ParamId, x: &[f64], gradients: &mut Gradients) {
-    let tape = Tape::new();
-    let y = times(&tape.constant(vector(x)), &tape.parameter(parameters, p)).unwrap();
-    tape.backward_from(&y, vector(&[1.0, 1.0]), gradients).unwrap();
-}
-
-fn of(gradients: &Gradients, id: ParamId) -> Vec<f64> {
-    gradients.parameter(id).unwrap().to_vec().unwrap()
-}
+use support::{of, parameters, pass, times, vector};
+use tensor::{DType, Tensor};
 
 #[test]
 fn micro_batches_add_up_until_the_next_step_begins() {
@@ -166,85 +107,6 @@ fn a_tape_is_walked_once() {
     let error = tape.backward(&y, &mut Gradients::default()).unwrap_err();
     assert_eq!(error, Error::Walked { op: "times" });
     assert!(error.to_string().contains("walked already"), "{error}");
-}
-
-#[test]
-fn a_rule_that_forgets_an_input_is_an_error() {
-    struct Forgetful;
-    impl Rule for Forgetful {
-        rule_fields!("forgetful");
-        fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-            grads.give(0, upstream)
-        }
-    }
-    let tape = Tape::new();
-    let (a, b) = (tape.input(vector(&[1.0])), tape.input(vector(&[1.0])));
-    let y = tape.record("forgetful", &[&a, &b], vector(&[1.0]), || Forgetful).unwrap();
-    let error = tape.backward(&y, &mut Gradients::default()).unwrap_err();
-    assert_eq!(error, Error::MissingGradient { op: "forgetful", input: 1 });
-}
-
-/// A rule that does with its one input what it was given.
-struct Given<F>(F);
-
-impl<F> Rule for Given<F>
-where
-    F: FnOnce(&mut InputGrads<'_, '_>) -> Result<()> + Send + 'static,
-{
-    rule_fields!("given");
-    fn backward(self: Box<Self>, _: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        (self.0)(grads)
-    }
-}
-
-/// Memory that nobody wrote to, or in which a rule stopped halfway, does not pass for a gradient.
-#[test]
-fn a_rule_that_writes_nothing_or_fails_leaves_no_gradients() {
-    let (parameters, p, _) = parameters();
-    let mut gradients = Gradients::new(&parameters).unwrap();
-    type Work = fn(&mut InputGrads<'_, '_>) -> Result<()>;
-    let unwritten: Work = |grads| {
-        let slot = grads.open(0)?;
-        grads.close(slot);
-        Ok(())
-    };
-    let left_open: Work = |grads| {
-        grads.open(0)?.out::<f64>()?.into_iter().for_each(|out| out.data.fill(1.0));
-        Ok(())
-    };
-    let failed: Work = |grads| {
-        grads.open(0)?.out::<f64>()?.into_iter().for_each(|out| out.data.fill(1.0));
-        Err(Error::NotRecorded)
-    };
-    // An input that there is not, such as no bias, may be written to: nobody wants it.
-    let another: Work = |grads| {
-        let slot = grads.open(1)?;
-        grads.close(slot);
-        grads.give(2, vector(&[1.0]))
-    };
-    let missing = Error::MissingGradient { op: "given", input: 0 };
-    for (work, expected) in
-        [(unwritten, missing.clone()), (left_open, missing.clone()), (another, missing), (failed, Error::NotRecorded)]
-    {
-        pass(&parameters, p, &[5.0, 7.0], &mut gradients); // an earlier micro-batch
-        let tape = Tape::new();
-        let (x, w) = (tape.input(vector(&[1.0, 1.0])), tape.parameter(&parameters, p));
-        let of_input = times(&x, &w).unwrap();
-        let y = tape.record("given", &[&of_input], vector(&[1.0, 1.0]), || Given(work)).unwrap();
-        let sum = times(&y, &w).unwrap();
-        let error = tape.backward_from(&sum, vector(&[1.0, 1.0]), &mut gradients).unwrap_err();
-        assert_eq!(error, expected);
-        assert!(gradients.parameter(p).is_none() && gradients.of(&x).is_none());
-        assert!(gradients.require_all().unwrap_err().to_string().contains("p, q"));
-    }
-}
-
-#[test]
-#[should_panic(expected = "an operation and its rule have one name")]
-fn an_operation_has_its_rules_name() {
-    let tape = Tape::new();
-    let x = tape.input(vector(&[1.0]));
-    let _ = tape.record("taken", &[&x], vector(&[1.0]), || Given(|_: &mut InputGrads<'_, '_>| Ok(())));
 }
 
 #[test]
@@ -392,39 +254,32 @@ fn an_upstream_gradient_that_is_not_like_the_value_is_refused() {
     assert_eq!(error.to_string(), "backward: expected the value's own type of elements, got f32");
 }
 
-/// The layout's type is that of the gradients, and a kernel writes its own.
+/// Also where it fails before it begins.
 #[test]
-fn a_kernel_of_another_type_than_the_gradients_is_refused() {
-    struct Ones;
-    impl Rule for Ones {
-        rule_fields!("ones");
-        fn backward(self: Box<Self>, upstream: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-            let mut slot = grads.open(0)?;
-            match upstream.dtype() {
-                DType::F32 => slot.out::<f32>()?.into_iter().for_each(|out| out.data.fill(1.0)),
-                _ => slot.out::<f64>()?.into_iter().for_each(|out| out.data.fill(1.0)),
-            }
-            grads.close(slot);
-            Ok(())
-        }
-    }
+fn a_backward_pass_that_fails_leaves_no_gradients() {
     let (parameters, p, _) = parameters();
-    for dtype in [DType::F64, DType::F32] {
-        let (parameters, mut gradients) = (parameters.cast(dtype).unwrap(), Gradients::new(&parameters).unwrap());
-        let tape = Tape::new();
-        let x = tape.parameter(&parameters, p);
-        let y = tape.record("ones", &[&x], x.value().clone(), || Ones).unwrap();
-        let upstream = vector(&[1.0, 1.0]).cast(dtype).unwrap();
-        let walked = tape.backward_from(&y, upstream, &mut gradients);
-        match (dtype, walked) {
-            (DType::F64, walked) => {
-                walked.unwrap();
-                assert_eq!(of(&gradients, p), [1.0, 1.0]);
+    let mut gradients = Gradients::new(&parameters).unwrap();
+    let (tape, elsewhere) = (Tape::new(), Tape::new());
+    let parameter = tape.parameter(&parameters, p);
+    let y = times(&tape.constant(vector(&[1.0, 2.0])), &parameter).unwrap();
+    let constant = tape.constant(vector(&[1.0]));
+    let one = || vector(&[1.0, 1.0]);
+    for attempt in 0..5 {
+        pass(&parameters, p, &[5.0, 7.0], &mut gradients);
+        let failed = match attempt {
+            0 => tape.backward(&y, &mut gradients),
+            1 => tape.backward(&constant, &mut gradients),
+            2 => elsewhere.backward_from(&y, one(), &mut gradients),
+            3 => tape.backward_from(&y, vector(&[1.0]), &mut gradients),
+            _ => {
+                let view = gradients.parameter(p);
+                let failed = tape.backward_from(&y, one(), &mut gradients);
+                drop(view);
+                failed
             }
-            (_, walked) => {
-                let error = walked.unwrap_err();
-                assert!(matches!(error, Error::Tensor(tensor::Error::DType { op: "backward", .. })), "{error}");
-            }
-        }
+        };
+        assert!(failed.is_err() && gradients.parameter(p).is_none(), "attempt {attempt}");
     }
+    tape.backward_from(&y, one(), &mut gradients).unwrap();
+    assert_eq!(of(&gradients, p), [1.0, 2.0]);
 }

@@ -98,8 +98,8 @@ pub trait Dataset: Send + Sync {
     /// The sample `index`, the same one each time.
     ///
     /// Errors: [`Error::Index`] if `index` is not below [`len`](Self::len); for images that are decoded on request,
-    /// those of [`load_image`](crate::load_image). A loader takes these for faults of the image, in whose place it may
-    /// show another; it ends the epoch with [`Error::Index`], [`Error::Label`] and [`Error::Other`].
+    /// those of [`load_image`](crate::load_image). A loader ends the epoch with [`Error::Index`], [`Error::Label`] and
+    /// [`Error::Other`]; any other error it takes for a fault of the image, in whose place it may show another.
     fn get(&self, index: usize) -> Result<Sample>;
 
     /// The channel statistics to normalise with.

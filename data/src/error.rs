@@ -164,11 +164,11 @@ pub enum Error {
         /// The number of samples.
         len: usize,
     },
-    /// Any other error that a program's own [`Dataset`](crate::Dataset) reports. A loader passes it on as it is, and ends
-    /// the epoch with it.
+    /// Any other error that a program's own [`Dataset`](crate::Dataset) reports. A loader passes it on as it is, and
+    /// ends the epoch with it.
     #[error("{0}")]
     Other(Box<dyn std::error::Error + Send + Sync>),
-    /// A loader thread could not be started, or panicked.
+    /// A loader thread could not be started, or the making of a batch panicked.
     #[error("a loader thread failed: {0}")]
     Worker(String),
 }

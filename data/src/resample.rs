@@ -1,5 +1,5 @@
-//! Resizing with antialiasing, as Pillow does it up to version 12, to the bit: the published weights were trained on what it makes, and
-//! measured on it.
+//! Resizing with antialiasing, as Pillow does it up to version 12, to the bit: the published weights were trained on what
+//! it makes, and measured on it.
 //!
 //! Every output pixel is a weighted mean of the input pixels that its filter covers. Along one axis, with
 //! `scale = input / output` and `stretch = max(scale, 1)` (so that a reduction covers all of the input), output pixel `o`

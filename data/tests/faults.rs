@@ -150,7 +150,7 @@ fn a_panic_reaches_the_consumer_as_an_error() {
     assert!(matches!(error, Error::Worker(text) if text.contains("sample 23 bites")), "{error}");
 }
 
-/// The loader's own threads, and the caller's.
+/// It is made by the caller's thread, which does not panic either.
 #[test]
 fn a_panic_in_a_batch_of_chosen_images_is_an_error_too() {
     let faulty = Faulty { panics_at: 2, ..Faulty::new(5, |_| false) };

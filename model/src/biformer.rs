@@ -16,7 +16,7 @@ use tensor::{DType, Device, Tensor};
 /// Weight of a new batch in the running statistics.
 const MOMENTUM: f64 = 0.1;
 
-const FOREIGN_TRACE: Error = Error::Pass { reason: "its trace is another model's" };
+const FOREIGN_TRACE: Error = Error::Pass { reason: "its batch statistics are not those of the model's layers" };
 
 /// BiFormer: stages of blocks, each preceded by a merging that shrinks the map; then a classifier, or the features that
 /// it would classify by, or the maps.
@@ -161,16 +161,13 @@ impl BiFormer {
     }
 
     /// Moves the model to a device, where its layers and convolutions multiply in the type `factors`: that of its
-    /// parameters, or bf16 if those are f32, and then on a GPU the maps between them are bf16, too. Errors: those of the
-    /// device; [`tensor::Error::DType`] for another type.
+    /// parameters, or bf16 if those are f32, and then on a GPU the maps between them are bf16, too. Errors: those of
+    /// the device; [`tensor::Error::DType`] for another type.
     pub fn place(&mut self, device: &Device, factors: DType) -> Result<()> {
-        match (self.parameters.layout().dtype(), factors) {
-            (DType::F32, DType::Bf16) => {}
-            (own, _) if own == factors => {}
-            (DType::F32, actual) => {
-                return Err(tensor::Error::DType { op: "place", expected: "f32 or bf16", actual }.into());
-            }
-            (own, actual) => return Err(tensor::Error::DType { op: "place", expected: own.name(), actual }.into()),
+        let own = self.parameters.layout().dtype();
+        if factors != own && (own, factors) != (DType::F32, DType::Bf16) {
+            let expected = if own == DType::F32 { "f32 or bf16" } else { own.name() };
+            return Err(tensor::Error::DType { op: "place", expected, actual: factors }.into());
         }
         self.parameters = self.parameters.to_device(device)?;
         for running in &mut self.statistics {
@@ -247,16 +244,17 @@ impl BiFormer {
         Ok(factors.with(prepared))
     }
 
-    /// Moves the running statistics towards those of a training step's batches, and counts these. Errors:
-    /// [`Error::Pass`] if the trace is another model's; [`tensor::Error::Shared`] as long as there is a tape that has
-    /// read the running statistics. After an error they are as they were.
+    /// Moves the running statistics towards those of a training step's batches, and counts these. Errors: those of
+    /// [`BiFormer::move_statistics`].
     pub fn update_statistics(&mut self, trace: &Trace) -> Result<()> {
         self.move_statistics(trace)?;
         trace.statistics.iter().for_each(|(id, _)| self.statistics[id.index()].batches += 1);
         Ok(())
     }
 
-    /// The part of [`BiFormer::update_statistics`] that a GPU does, and that can be recorded with the pass.
+    /// The part of [`BiFormer::update_statistics`] that a GPU does, and that can be recorded with the pass. Errors:
+    /// [`Error::Pass`] if the trace does not fit the model; [`tensor::Error::Shared`] as long as there is a tape that
+    /// has read the running statistics. After either they are as they were.
     pub fn move_statistics(&mut self, trace: &Trace) -> Result<()> {
         for (id, batch) in &trace.statistics {
             let Some(running) = self.statistics.get(id.index()) else { return Err(FOREIGN_TRACE) };
@@ -278,7 +276,8 @@ impl BiFormer {
         Ok(())
     }
 
-    /// The rest of it for a step that a GPU repeats, which leaves no trace: counts a batch that went into all running statistics but the frozen ones.
+    /// The rest of it, for a step that a GPU replays and that therefore leaves no trace: counts a batch for all running
+    /// statistics but the frozen ones.
     pub fn count_batch(&mut self) {
         let layout = self.parameters.layout();
         let is_frozen = |name: &str| layout.find(&format!("{name}.weight")).is_some_and(|id| layout.is_frozen(id));

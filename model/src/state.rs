@@ -102,10 +102,9 @@ impl Builder {
     }
 
     /// Notes a name, and the keys that a state_dict will have for it: of two tensors of one key it would lose one.
-    fn claim<const N: usize>(&mut self, name: &str, keys: [String; N]) {
+    fn claim(&mut self, name: &str, keys: impl IntoIterator<Item = String>) {
         for key in keys {
-            assert!(!self.keys.contains(&key), "two tensors named {key}");
-            self.keys.insert(key);
+            assert!(self.keys.insert(key.clone()), "two tensors named {key}");
         }
         self.names.push(name.to_owned());
     }

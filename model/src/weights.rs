@@ -54,8 +54,8 @@ pub fn recognised(file: &TensorFile) -> Result<Option<&'static Preset>> {
 
 impl BiFormer {
     /// All weights and running statistics by name, in the machine's memory. On the CPU they share the model's buffers:
-    /// as long as they live, the model can be neither trained nor loaded ([`tensor::Error::Shared`]). To keep them, take
-    /// their [`duplicate`](TensorFile::duplicate).
+    /// as long as they live, the model can be neither trained nor loaded ([`tensor::Error::Shared`]). To keep them,
+    /// take their [`duplicate`](TensorFile::duplicate).
     pub fn state_dict(&self) -> Result<TensorFile> {
         let mut file = TensorFile::default();
         let (layout, parameters) = (self.parameters.layout(), self.parameters.to_device(&Device::Cpu)?);
@@ -100,12 +100,13 @@ impl BiFormer {
         }
     }
 
-    /// Takes classes over from the head of a file whose backbone has been [loaded](Self::load_backbone): `from` says for each of
-    /// this model's classes which one of the file's it is, or that it stays as it is. Nothing happens where either has no head.
+    /// Takes classes over from the head of a file whose backbone has been [loaded](Self::load_backbone): `from` says for
+    /// each of this model's classes which one of the file's it is, or that it stays as it is. Nothing happens where
+    /// either has no head.
     ///
-    /// Errors: [`tensor::Error::Shape`] where the file's head is of another width, or `from` is not of as many classes as the
-    /// model has; [`tensor::Error::OutOfRange`] where the file has no such class. After an error the model is as it was.
-    /// Numbers are not looked at.
+    /// Errors: [`tensor::Error::Shape`] where the file's head is of another width, or `from` is not of as many classes
+    /// as the model has; [`tensor::Error::OutOfRange`] where the file has no such class. After an error the model is as
+    /// it was. Numbers are not looked at.
     pub fn load_classes(&mut self, file: &TensorFile, from: &[Option<usize>]) -> Result<()> {
         let layout = self.parameters.layout().clone();
         let mut heads = vec![];
@@ -115,8 +116,7 @@ impl BiFormer {
                 return Err(tensor::Error::shape("load_classes", expected, &[from.len()]).into());
             }
             let Some(theirs) = file.tensors.get(layout.name(id)) else { continue };
-            let (theirs, own) =
-                (theirs.cast(layout.dtype())?, self.parameters.get(id).to_device(&Device::Cpu)?.duplicate()?);
+            let (theirs, own) = (theirs.cast(layout.dtype())?, self.parameters.get(id).to_device(&Device::Cpu)?);
             let bound = theirs.shape().first().copied().unwrap_or(0);
             if let Some(&index) = from.iter().flatten().find(|&&from| from >= bound) {
                 let out_of_range = tensor::Error::OutOfRange { op: "load_classes", what: "class", index, bound };

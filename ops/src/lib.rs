@@ -6,12 +6,13 @@
 //! | `case.rs` | cases: inputs on which an operation is checked, compared and timed |
 //! | `check/` | the check of an operation from its cases, of its kernels on a GPU, and the check of the check |
 //! | `regions.rs` | [`Regions`], how a map is cut into a grid of them |
-//! | `broadcast/`, `give.rs`, `axis_range.rs`, `reference.rs` | what several operations share |
+//! | `broadcast/`, `give.rs`, `axis_range.rs`, `epsilon.rs`, `reference.rs` | what several operations share |
 
 mod axis_range;
 mod broadcast;
 pub mod case;
 pub mod check;
+mod epsilon;
 mod give;
 mod reference;
 mod regions;

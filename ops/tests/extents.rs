@@ -2,6 +2,7 @@
 //! zero, or a number repeated), and deviations that may be 0.
 
 use autograd::{Error, Tape, Var};
+use ops::{Mlp, MlpLayers};
 use tensor::{DType, Tensor};
 
 const MANY: usize = 1 << 40;
@@ -13,8 +14,14 @@ const LARGE: usize = 1 << 30;
 fn an_epsilon_that_keeps_no_variance_above_0_is_refused() {
     let tape = Tape::inference();
     let [x, ones] = [&[2, 3][..], &[3]].map(|shape| tape.constant(Tensor::full(shape, 1.0f64)));
+    let in_f32 = [&x, &ones].map(|operand| tape.constant(operand.value().cast(DType::F32).unwrap()));
+    let [y, scale] = &in_f32;
+    let error = ops::layer_norm(y, scale, scale, 1e-50).unwrap_err().to_string();
+    assert!(error.contains("epsilon is 1e-50"), "which in f32 is 0: {error}");
     for epsilon in [0.0, -1e-6, f64::NAN, f64::INFINITY] {
+        let layers = MlpLayers { norm: [&ones, &ones], first: (&x, None), second: (&x, None) };
         for (op, result) in [
+            ("mlp", ops::mlp(&x, layers, Mlp { epsilon, residual: false }).map(drop)),
             ("layer_norm", ops::layer_norm(&x, &ones, &ones, epsilon).map(drop)),
             ("batch_norm", ops::batch_norm_train(&x, &ones, &ones, epsilon).map(drop)),
             ("batch_norm", ops::batch_norm_eval(&x, &ones, &ones, ones.value(), ones.value(), epsilon).map(drop)),

@@ -44,8 +44,6 @@ proptest! {
     }
 }
 
-/// Which operations take a tensor whose elements lie apart; all others refuse it, as it might be copied in secret.
-/// (That both give the right bits, or the right error, is one of the laws.)
 /// Nothing to fail is nothing that passed.
 #[test]
 fn an_operation_without_cases_fails() {
@@ -54,6 +52,8 @@ fn an_operation_without_cases_fails() {
     assert!(!report.passed() && report.failures[0].contains("no cases"), "{report:?}");
 }
 
+/// Which operations take a tensor whose elements lie apart; all others refuse it, as it might be copied in secret.
+/// (That both give the right bits, or the right error, is one of the laws.)
 #[test]
 fn the_operations_that_take_strided_views() {
     let takes_a_view = |case: &Case| {

@@ -1,7 +1,7 @@
 //! AdamW: Adam with decoupled weight decay.
 //!
-//! With the gradient g of step t = 1, 2, ..., the learning rate η (times a parameter's own rate, if it has one), the weight decay λ and the decays β₁
-//! and β₂ of the moments, each element of the parameters p goes through
+//! With the gradient g of step t = 1, 2, ..., the learning rate η (times a parameter's own rate, if it has one), the
+//! weight decay λ and the decays β₁ and β₂ of the moments, each element of the parameters p goes through
 //!
 //! ```text
 //! p ← p·(1 − η·λ)                          only of what has two axes or more, see `groups.rs`

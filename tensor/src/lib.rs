@@ -15,8 +15,8 @@
 //!
 //! Where the machine itself has no memory left, everything that makes a tensor panics, with a message that begins with
 //! [`OUT_OF_MEMORY`]: as with `Vec`, nothing could go on. A GPU's memory running out is an error,
-//! [`Error::OutOfMemory`], because a smaller batch may fit. Shapes that no memory could hold are errors wherever there
-//! is a `Result`.
+//! [`Error::OutOfMemory`], because a smaller batch may fit. Shapes with more bytes than can be counted are errors
+//! wherever there is a `Result`.
 
 mod arena;
 mod buffer;

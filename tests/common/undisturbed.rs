@@ -3,26 +3,25 @@
 use super::program::{biformer, fresh, text};
 use super::samples;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Steps of an epoch of [`Undisturbed::data`].
 pub const STEPS: u64 = samples::TRAIN as u64 / 16;
 
-/// The run, and what it was made from.
+/// The run, and what it is made from.
 pub struct Undisturbed {
     folder: PathBuf,
     /// The data set.
     pub data: PathBuf,
     /// The configuration's file.
     pub config: PathBuf,
-    /// The run folder.
-    pub whole: PathBuf,
-    /// How long it took.
-    pub took: Duration,
+    /// How long the run took, once it was made.
+    took: OnceLock<Duration>,
 }
 
 impl Undisturbed {
-    /// Trains it, in a folder of this name.
+    /// What it takes to train it, in a folder of this name.
     pub fn new(name: &str) -> Self {
         let folder = fresh(name);
         let data = samples::cifar10(&folder.join("data"));
@@ -30,12 +29,22 @@ impl Undisturbed {
             &folder,
             "checkpoint_every = 1\nlabel_smoothing = 0.0\naugmentation = { mixup = 0.8, cutmix = 1.0, repeats = 2 }",
         );
-        let whole = folder.join("whole");
-        let mut run = Self { folder, data, config, whole, took: Duration::ZERO };
-        let started = Instant::now();
-        biformer(&run.train("whole", &["--threads", "1"])).ok();
-        run.took = started.elapsed();
-        run
+        Self { folder, data, config, took: OnceLock::new() }
+    }
+
+    /// The run's folder; the first call trains it.
+    pub fn whole(&self) -> PathBuf {
+        self.took();
+        self.run("whole")
+    }
+
+    /// How long it took.
+    pub fn took(&self) -> Duration {
+        *self.took.get_or_init(|| {
+            let started = Instant::now();
+            biformer(&self.train("whole", &["--threads", "1"])).ok();
+            started.elapsed()
+        })
     }
 
     /// The arguments that train another run of this name.

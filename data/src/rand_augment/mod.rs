@@ -7,7 +7,7 @@
 //! | `colour.rs` | those that change colours where they are |
 //! | `geometry.rs` | those that move pixels |
 //!
-//! Each gives the bytes that Pillow gives, with which the published weights were trained. (Newer versions refuse
+//! Each gives the bytes that Pillow gave when the published weights were trained. (Newer versions refuse
 //! [`Operation::Posterize`] with 0 bits, which made an image black.)
 
 mod colour;

@@ -21,7 +21,7 @@ mod cpu;
 mod cuda;
 pub mod reference;
 
-use crate::layer_norm::ensure_epsilon;
+use crate::epsilon::ensure_epsilon;
 use autograd::{InputGrads, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
@@ -56,7 +56,7 @@ pub fn batch_norm_train<'t>(
     epsilon: f64,
 ) -> Result<(Var<'t>, BatchStatistics)> {
     let channels = channels(x, [weight.value(), bias.value()])?;
-    ensure_epsilon("batch_norm", epsilon)?;
+    ensure_epsilon("batch_norm", epsilon, x.dtype())?;
     let rows = x.shape()[..x.shape().len() - 1].iter().product::<usize>();
     if rows < 2 {
         let message = format!("training needs two or more values per channel, got {rows} in shape {}", x.shape());
@@ -92,7 +92,7 @@ pub fn batch_norm_eval<'t>(
     epsilon: f64,
 ) -> Result<Var<'t>> {
     let channels = channels(x, [weight.value(), bias.value(), mean, variance])?;
-    ensure_epsilon("batch_norm", epsilon)?;
+    ensure_epsilon("batch_norm", epsilon, x.dtype())?;
     let device = x.value().device();
     let mut rstd = Tensor::empty_on(&device, [channels], x.dtype().of_sums())?;
     match device {

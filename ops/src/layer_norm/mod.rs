@@ -16,6 +16,7 @@ mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 
+use crate::epsilon::ensure_epsilon;
 use autograd::{InputGrads, Recompute, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
@@ -23,7 +24,8 @@ use tensor::{Device, Error, Tensor, match_float};
 pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "normalises rows to mean 0 and variance 1, then γ·x̂ + β";
 
-/// Normalises x (..., C) over its last axis, then scales by `weight` (C) and shifts by `bias` (C). `epsilon` is above 0.
+/// Normalises x (..., C) over its last axis, then scales by `weight` (C) and shifts by `bias` (C). `epsilon` is above
+/// 0.
 pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f64) -> Result<Var<'t>> {
     let Some(&channels) = x.shape().last() else {
         return Err(Error::shape("layer_norm", "x (..., C)", x.shape()).into());
@@ -33,7 +35,7 @@ pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f6
             return Err(Error::shape("layer_norm", format!("weight and bias of ({channels})"), operand.shape()).into());
         }
     }
-    ensure_epsilon("layer_norm", epsilon)?;
+    ensure_epsilon("layer_norm", epsilon, x.dtype())?;
     let rows = x.value().count().checked_div(channels).unwrap_or(0);
     let device = x.value().device();
     let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
@@ -57,14 +59,6 @@ pub fn layer_norm<'t>(x: &Var<'t>, weight: &Var<'t>, bias: &Var<'t>, epsilon: f6
         let [x, weight, bias] = [x, weight, bias].map(|operand| operand.value().clone());
         LayerNorm { x, weight, mean, rstd, bias }
     })
-}
-
-/// [`Error::Argument`] unless the ε that is added to a variance keeps it above 0.
-pub(crate) fn ensure_epsilon(op: &'static str, epsilon: f64) -> tensor::Result<()> {
-    match epsilon > 0.0 && epsilon.is_finite() {
-        true => Ok(()),
-        false => Err(Error::argument(op, format!("epsilon is {epsilon}, but must be above 0, such as 1e-6"))),
-    }
 }
 
 struct LayerNorm {

@@ -18,6 +18,7 @@ pub mod cases;
 mod cuda;
 pub mod reference;
 
+use crate::epsilon::ensure_epsilon;
 use crate::gelu::gelu_of;
 use crate::{layer_norm, linear, linear_residual};
 use autograd::{Result, Var};
@@ -40,7 +41,7 @@ pub struct MlpLayers<'v, 't> {
 /// How an MLP is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mlp {
-    /// ε of the normalisation.
+    /// ε of the normalisation, above 0.
     pub epsilon: f64,
     /// Whether x is added to the result.
     pub residual: bool,
@@ -48,6 +49,7 @@ pub struct Mlp {
 
 /// gelu(layer_norm(x)·W₁ᵀ + b₁)·W₂ᵀ + b₂, and plus x if there is a residual; x (..., C) to (..., C).
 pub fn mlp<'t>(x: &Var<'t>, layers: MlpLayers<'_, 't>, attributes: Mlp) -> Result<Var<'t>> {
+    ensure_epsilon("mlp", attributes.epsilon, x.dtype())?;
     if let Some(fused) = cuda::FusedMlp::of(x, layers) {
         return fused.run(attributes);
     }

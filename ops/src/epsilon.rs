@@ -1,0 +1,13 @@
+//! The ε that normalisations add to a variance.
+
+use tensor::{DType, Error, Result};
+
+/// Checks that ε, rounded to the type that a normalisation of `dtype` computes in, keeps a variance above 0. Errors:
+/// [`Error::Argument`].
+pub(crate) fn ensure_epsilon(op: &'static str, epsilon: f64, dtype: DType) -> Result<()> {
+    let rounded = if dtype == DType::F64 { epsilon } else { f64::from(epsilon as f32) };
+    match rounded > 0.0 && rounded.is_finite() {
+        true => Ok(()),
+        false => Err(Error::argument(op, format!("epsilon is {epsilon:?}, but must be above 0, such as 1e-6"))),
+    }
+}
