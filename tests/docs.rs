@@ -137,12 +137,11 @@ fn configuration() -> String {
          generated from the comments in the source: `UPDATE=1 cargo test --release --test docs` writes it.\n",
     );
     let defaults = toml::Table::try_from(RunConfig::for_model("nano").unwrap()).unwrap();
-    let run = read("src/config/mod.rs");
     let sections = [
-        ("", "RunConfig", run.clone()),
+        ("", "RunConfig", read("src/config/mod.rs") + &read("src/config/recompute.rs")),
         ("schedule", "ScheduleConfig", read("src/config/schedule.rs")),
         ("optimizer", "AdamWConfig", read("optim/src/adamw.rs")),
-        ("ema", "AverageConfig", run.clone()),
+        ("ema", "AverageConfig", read("src/config/average.rs")),
         ("preprocessing", "Preprocessing", read("src/config/preprocessing.rs")),
         ("augmentation", "Augmentation", read("data/src/augmentation.rs") + &read("data/src/resample.rs")),
         ("architecture", "ModelConfig", read("model/src/config.rs")),

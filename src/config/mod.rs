@@ -1,27 +1,28 @@
 //! The configuration of a run: what can be set in a TOML file and on the command line.
 
+mod average;
 mod changes;
 mod fields;
 mod preprocessing;
+mod recompute;
 mod schedule;
 
+pub use average::AverageConfig;
 pub use changes::{Changes, DEFAULT_MODEL, merge};
 pub use preprocessing::Preprocessing;
+pub use recompute::Recompute;
 pub use schedule::{ScheduleConfig, ScheduleRule};
 
 use crate::device::{Compute, DeviceName, Precision};
 use crate::printing::one_line;
 use crate::threads::MAX_THREADS;
 use anyhow::{Context, Result, bail};
-use autograd::Tape;
 use changes::{differences, parse_table, subnormal, usual_folder};
-use clap::ValueEnum;
 use data::Augmentation;
 use model::{Features, ModelConfig, in_plain_words, preset};
-use optim::{AdamWConfig, EmaConfig, Schedule};
+use optim::{AdamWConfig, Schedule};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use tensor::Device;
 use toml::Table;
 
 /// Fields that may change when a run is resumed. All others determined what has already been computed.
@@ -101,54 +102,6 @@ pub struct RunConfig {
     pub augmentation: Augmentation,
     /// The model.
     pub architecture: ModelConfig,
-}
-
-/// How much of the forward pass is recomputed in the backward pass, to save memory (activation checkpointing): see
-/// [`autograd::Tape::segment`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub enum Recompute {
-    /// What suits the device: cheap on the CPU, none on a GPU
-    #[default]
-    Auto,
-    /// Nothing
-    None,
-    /// The results of GELU and layer normalisation: less memory; about as fast on a CPU, whose caches hold them while
-    /// they are used
-    Cheap,
-    /// All of each block, of which only the input is kept: far less memory, somewhat slower
-    Block,
-}
-
-impl Recompute {
-    /// A tape that recomputes this much and keeps the other activations.
-    pub fn tape(self, device: &Device) -> Tape {
-        match (self, device) {
-            (Recompute::None, _) | (Recompute::Auto, Device::Cuda(_)) => Tape::new(),
-            (Recompute::Cheap, _) | (Recompute::Auto, Device::Cpu) => Tape::recomputing_cheap(),
-            (Recompute::Block, _) => Tape::recomputing_segments(),
-        }
-    }
-}
-
-/// The moving average of the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AverageConfig {
-    /// Whether there is one; evaluation then uses it.
-    pub enabled: bool,
-    /// The weight of the old average: at least 0, less than 1.
-    pub decay: f64,
-    /// Averages over fewer steps at the start, so that the random initial weights are soon forgotten: update t = 0, 1,
-    /// ... uses a decay of at most (1 + t)/(10 + t).
-    pub warmup: bool,
-}
-
-impl AverageConfig {
-    /// The optimiser crate's form.
-    pub fn settings(&self) -> EmaConfig {
-        EmaConfig { decay: self.decay, warmup: self.warmup }
-    }
 }
 
 impl RunConfig {
