@@ -4,7 +4,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `adamw.rs` | [`AdamW`]: moments, bias correction and decoupled weight decay in one sweep |
-//! | `groups.rs` | which parameters weight decay applies to |
+//! | `groups.rs` | which parameters weight decay applies to, and what their learning rates are |
 //! | `clip.rs` | [`gradient_norm`] and [`clip_factor`] |
 //! | `schedule.rs` | [`Schedule`]: warm-up and cosine, per step or as the reference model was trained |
 //! | `ema.rs` | [`Ema`]: the exponential moving average of the weights |
