@@ -5,11 +5,15 @@
 //! | `routing.cuh` | region means, the choice of regions, the inverted list |
 //! | `attention.cuh` | attention, forward and backward, for any type and head |
 //! | `tensor_cores.cuh`, `tiles.cuh` | attention in bf16 on tensor cores |
+//! | `masked.rs`, `masked.cuh` | the same for maps so small that all keys are multiplied, and weights masked |
 //! | `geometry.cuh` | where tokens, heads and regions lie |
+
+mod masked;
 
 use super::geometry::Geometry;
 use crate::dwconv::cuda::{self as dwconv, Kernel, Map, MapMut};
 use crate::dwconv::geometry::Geometry as Context;
+use masked::Masked;
 use tensor::cuda::{Gpu, Launch, Module, Out};
 use tensor::{DType, Error, Result, Tensor};
 
@@ -22,6 +26,7 @@ pub static KERNELS: Module = Module {
         ("attention.cuh", include_str!("attention.cuh")),
         ("tiles.cuh", include_str!("tiles.cuh")),
         ("tensor_cores.cuh", include_str!("tensor_cores.cuh")),
+        ("masked.cuh", include_str!("masked.cuh")),
     ],
     kernels: &[
         "region_means<T>",
@@ -35,6 +40,8 @@ pub static KERNELS: Module = Module {
         "attend_backward_queries_on_tensor_cores<24|32|64|96, false|true>",
         "attend_backward_keys_on_tensor_cores<24|32|64|96, false|true>",
         "attend_backward_few_keys_on_tensor_cores<24|32|64|96>",
+        "attend_masked<24|32|64|96>",
+        "attend_backward_masked<24|32|64|96>",
     ],
 };
 
@@ -127,6 +134,9 @@ pub fn forward(
     let gpu = qkv.gpu("bra")?;
     let maps = [qkv.address("bra", gpu)?, out.address("bra", gpu)?];
     if let Some(form) = Form::of(gpu, g, qkv.dtype(), scale, &maps) {
+        if let Some(masked) = Masked::of(gpu, g, form.dim) {
+            return masked.forward(g, [qkv, routes], scale, [out, lse]);
+        }
         return form.forward(g, [qkv, routes], scale, [out, lse]);
     }
     let [d, dv] = g.head_dims();
@@ -157,10 +167,14 @@ pub struct Given<'a> {
 pub fn backward(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
     let (dtype, gpu) = (given.qkv.dtype(), given.qkv.gpu("bra")?);
     dqkv.ensure_dtype("bra", dtype)?;
+    let maps = [given.qkv.address("bra", gpu)?, given.dout.address("bra", gpu)?, dqkv.address()];
+    let form = Form::of(gpu, g, dtype, given.scale, &maps);
+    if let Some(masked) = form.and_then(|form| Masked::of(gpu, g, form.dim)) {
+        return masked.backward(g, given, dqkv);
+    }
     let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), given.lse.dtype())?;
     let (starts, entries) = invert(g, given.routes)?;
-    let maps = [given.qkv.address("bra", gpu)?, given.dout.address("bra", gpu)?, dqkv.address()];
-    match Form::of(gpu, g, dtype, given.scale, &maps) {
+    match form {
         Some(form) => {
             form.backward_queries(g, given, dqkv, &mut delta)?;
             form.backward_keys(g, given, [&starts, &entries, &delta], dqkv)
@@ -243,7 +257,7 @@ fn invert(g: Geometry, routes: &Tensor) -> Result<(Tensor, Tensor)> {
 }
 
 /// Which variant of the kernels in `tensor_cores.cuh` an attention uses.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Form {
     /// Channels of a head.
     dim: usize,

@@ -24,6 +24,9 @@ fn geometries(dim: usize) -> Vec<Geometry> {
         geometry([7, 7], [1, 1], 1, 1),
         geometry([9, 10], [1, 1], 1, 1),
         geometry([6, 18], [1, 2], 2, 1),
+        geometry([8, 6], [4, 6], 7, 1),
+        geometry([8, 8], [4, 2], 2, 2),
+        geometry([14, 14], [7, 7], 16, 1),
     ]
 }
 
@@ -66,17 +69,28 @@ fn every_form_agrees_with_the_cpu() {
             let there = |tensor: &Tensor| tensor.to_device(&device).unwrap();
             let (qkv, routes, dout) = (there(&qkv), there(&routes), there(&dout));
             let (starts, entries) = invert(g, &routes).unwrap();
-            for (groups, resident) in [(1, false), (1, true), (2, false), (2, true)] {
-                let form = Form { dim, groups, resident };
+            let forms =
+                [(1, false), (1, true), (2, false), (2, true)].map(|(groups, resident)| Form { dim, groups, resident });
+            // Without a form: masked.
+            for form in forms.into_iter().map(Some).chain(Masked::suits(g).then_some(None)) {
+                let masked = Masked { dim };
                 let empty = |like: &Tensor, dtype| Tensor::empty_on(&device, like.shape().clone(), dtype).unwrap();
                 let (mut got, mut got_lse) = (empty(&out, DType::Bf16), empty(&lse, DType::F32));
-                form.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap();
+                match form {
+                    Some(form) => form.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap(),
+                    None => masked.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap(),
+                }
                 let (mut got_dqkv, mut delta) = (empty(&dqkv, DType::Bf16), empty(&lse, DType::F32));
                 let given = Given { qkv: &qkv, routes: &routes, scale, lse: &got_lse, dout: &dout };
                 for accumulate in [false, true] {
                     let place = got_dqkv.as_out("test", accumulate).unwrap();
-                    form.backward_queries(g, &given, &place, &mut delta).unwrap();
-                    form.backward_keys(g, &given, [&starts, &entries, &delta], &place).unwrap();
+                    match form {
+                        Some(form) => {
+                            form.backward_queries(g, &given, &place, &mut delta).unwrap();
+                            form.backward_keys(g, &given, [&starts, &entries, &delta], &place).unwrap();
+                        }
+                        None => masked.backward(g, &given, &place).unwrap(),
+                    }
                     let times = if accumulate { 2.0 } else { 1.0 };
                     let expected: Vec<f64> = dqkv.to_vec::<f64>().unwrap().iter().map(|x| times * x).collect();
                     let error = |got: &Tensor, expected: &[f64]| {
@@ -87,7 +101,7 @@ fn every_form_agrees_with_the_cpu() {
                         error(&got_lse, &lse.to_vec::<f64>().unwrap()),
                         error(&got_dqkv, &expected),
                     ];
-                    let named = format!("{dim} channels, {groups} groups, resident {resident}, {g:?}: {errors:?}");
+                    let named = format!("{dim} channels, {form:?}, {g:?}: {errors:?}");
                     assert!(errors[0] < 1e-2 && errors[1] < 1e-5 && errors[2] < 1e-2, "{named}");
                 }
             }

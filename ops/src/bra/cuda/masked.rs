@@ -1,0 +1,75 @@
+//! Attention on tensor cores over small maps: all keys are multiplied, and those that are not routed have no weight.
+
+use super::{Geometry, Given, KERNELS, with_geometry};
+use tensor::cuda::{Gpu, Launch, Out};
+use tensor::{DType, Result, Tensor};
+
+/// The kernels of `masked.cuh` for heads of so many channels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Masked {
+    pub dim: usize,
+}
+
+impl Masked {
+    /// The maximum number of threads of a block, as in `masked.cuh`; and of tokens, of which a warp takes 32 at a time.
+    const MOST: usize = 224;
+    /// A row's regions are the bits of a 64-bit word.
+    const MOST_REGIONS: usize = 64;
+    /// Products with all keys are worth it if at least one of so many is routed.
+    const OF_KEYS: usize = 4;
+
+    /// `None` unless the map [`suits`](Self::suits), and blocks for whole heads fit the GPU and fill it.
+    pub fn of(gpu: &Gpu, g: Geometry, dim: usize) -> Option<Self> {
+        let (form, properties) = (Self { dim }, gpu.driver().properties());
+        let fits = form.shared(g, 4) <= properties.shared_memory;
+        let fills = g.images * g.heads >= properties.multiprocessors;
+        (Self::suits(g) && fits && fills).then_some(form)
+    }
+
+    /// Whether a map is small, most of its products are needed, and two neighbouring columns of a product lie in the
+    /// same region.
+    pub fn suits(g: Geometry) -> bool {
+        let of_region = g.regions.tokens();
+        let small = g.tokens() <= Self::MOST && g.regions.count() <= Self::MOST_REGIONS;
+        small && [2, 4, 8, 16].contains(&of_region) && Self::OF_KEYS * g.topk * of_region >= g.tokens()
+    }
+
+    /// Bytes of shared memory with so many maps: they, two words for each region, and two numbers for each token.
+    fn shared(self, g: Geometry, maps: usize) -> usize {
+        let rows = g.tokens().next_multiple_of(32);
+        let of_row = maps * self.dim.next_multiple_of(16) * DType::Bf16.size() + 2 * DType::F32.size();
+        rows * of_row + 2 * g.regions.count() * size_of::<u64>()
+    }
+
+    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry, maps: usize) -> Result<Launch<'a>> {
+        let launch = KERNELS.launch_on(qkv, &format!("{kernel}<{}>", self.dim))?.shared(self.shared(g, maps));
+        Ok(launch.threads(g.tokens().next_multiple_of(32)).grid([g.heads, g.images, 1]))
+    }
+
+    /// log₂ of the tokens of a region.
+    fn shift(g: Geometry) -> i32 {
+        g.regions.tokens().ilog2() as i32
+    }
+
+    /// As [`forward`](super::forward).
+    pub fn forward(
+        self,
+        g: Geometry,
+        [qkv, routes]: [&Tensor; 2],
+        scale: f64,
+        [out, lse]: [&mut Tensor; 2],
+    ) -> Result<()> {
+        let launch = self.launch(qkv, "attend_masked", g, 3)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
+        let launch = launch.output(out)?.output(lse)?.int(Self::shift(g));
+        // SAFETY: the tensors are those of this geometry; heads have the kernel's channels, and rows of qkv are packs.
+        unsafe { with_geometry(launch, g)?.run() }
+    }
+
+    /// As [`backward`](super::backward).
+    pub fn backward(self, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
+        let launch = self.launch(given.qkv, "attend_backward_masked", g, 4)?.input(given.qkv)?.input(given.routes)?;
+        let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(given.dout)?.out(Some(dqkv));
+        // SAFETY: as above; dqkv is like qkv.
+        unsafe { with_geometry(launch.int(Self::shift(g)), g)?.run() }
+    }
+}
