@@ -33,6 +33,19 @@ __device__ __forceinline__ void multiply_add(float (&d)[4], const u32 (&a)[4], c
 #endif
 }
 
+// D = A·B
+__device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#ifdef EMULATED
+    d[0] = d[1] = d[2] = d[3] = 0;
+    emulated::multiply_add(d, a, b);
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%10, %10, %10, %10};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
+#endif
+}
+
 // Four 8x8 matrices from shared memory: lane l names row l % 8 of matrix l / 8, 16 bytes, aligned.
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], const bf16* row) {
 #ifdef EMULATED

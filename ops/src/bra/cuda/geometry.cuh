@@ -37,6 +37,8 @@ struct Geometry {
     __device__ __forceinline__ int pixel(int region, int token) const {
         return (top(region) + token / region_width) * width() + left(region) + token % region_width;
     }
+    // The pixel of a token, counted region after region.
+    __device__ __forceinline__ int pixel_of(int token) const { return pixel(token / region_tokens, token % region_tokens); }
 };
 
 // The kernel parameters that describe a Geometry, and the Geometry that is built from them.

@@ -1,67 +1,94 @@
 // Attention in bf16 on tensor cores for maps so small that a block holds a whole head of them: products of all queries
-// with all keys, where those that are not routed get a weight of zero. With regions of a few tokens that takes half of
-// the instructions of `tensor_cores.cuh`, which looks up where the keys of each region lie and leaves rows of its
-// products empty, and the loads of one step need not wait for the one before.
+// with all keys, where keys that are not routed get a weight of zero. With regions of a few tokens that takes far fewer
+// instructions than in `tensor_cores.cuh`, which looks up where the keys of each region lie and leaves half of its
+// products empty. (Zero times NaN is NaN: one among a head's values reaches all of its queries.)
 //
-// A warp owns rows: 16 queries (or, for their keys' gradients, keys), or twice as many, so that what it loads of the
-// others serves more products. It iterates over the others in steps of 16, which are columns: S = Q·Kᵀ comes out laid
-// out as the left operand of P·V.
+// A warp owns rows: 16 queries, or (for their own gradients) keys, a tile. It iterates over the others in steps of 16,
+// which are columns: S = Q·Kᵀ comes out laid out as the left operand of P·V. A lane has rows lane / 4 and lane / 4 + 8
+// of a tile, its two `halves`, and of each group of eight columns, two a step, columns 2p and 2p + 1 (p = lane % 4).
 
 #pragma once
 #include "tiles.cuh"
 
-constexpr int MASKED_THREADS = 224; // the most registers that two blocks of a multiprocessor leave a thread
+constexpr int MASKED_THREADS = 256; // for 256 tokens: a warp owns two tiles of them
 constexpr int STEP = 16;
+constexpr int AT_ONCE = 5; // steps whose scores a warp keeps in the forward pass: seven would be too many for its registers
 
-// The regions that a row is routed to (or that are routed to it), from the lane's next columns on. Regions have 2ˢ tokens,
-// two to sixteen, and a lane's two neighbouring columns lie in the same region.
-struct Routed {
-    u64 left;
+// Regions of a head's map that are routed to each other. They have 2ˢ tokens, two to sixteen, so that a lane's two
+// neighbouring columns lie in the same one.
+struct Routing {
+    u64* bits;  // of each region: the regions that it is routed to
+    int shift;
 
-    __device__ __forceinline__ bool has(int group, int shift) const { return left >> (group * 8 >> shift) & 1; }
-    __device__ __forceinline__ void advance(int shift) { left >>= STEP >> shift; }
-};
-
-// N maps of a head's channels in shared memory, all of their tokens region after region, and zeros up to `rows`.
-template <int D, int N>
-struct Held {
-    Rows<D> maps[N];
-    int rows;
-    bf16* end; // of the shared memory that they take
-
-    __device__ __forceinline__ Held(const Geometry& g, bf16* shared, const bf16* const (&from)[N], const int (&strides)[N])
-        : rows((int(g.tokens()) + 2 * STEP - 1) / (2 * STEP) * (2 * STEP)), end(shared + N * rows * PADDED<D>) {
-        constexpr int CHUNKS = PADDED<D> / 8;
-#pragma unroll
-        for (int map = 0; map < N; map++) maps[map].data = shared + map * rows * PADDED<D>;
-        for (int i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
-            const int token = i / CHUNKS, channel = i % CHUNKS * 8;
-            const bool exists = token < g.tokens() && channel < D;
-            const i64 pixel = exists ? g.pixel(token / g.region_tokens, token % g.region_tokens) : 0;
-#pragma unroll
-            for (int map = 0; map < N; map++)
-                copy_async(maps[map].row(token).at(channel), from[map] + pixel * strides[map] + channel, exists);
+    __device__ __forceinline__ void collect(const Geometry& g, const u32* routes) const {
+        for (int region = threadIdx.x; region < g.regions(); region += blockDim.x) {
+            u64 own = 0;
+            for (int i = 0; i < g.topk; i++) own |= u64(1) << routes[region * g.topk + i];
+            bits[region] = own;
         }
     }
+
+    // words[region][p]: bit j says whether a row of this region is routed to its columns 2p and 2p + 1 of the j-th group
+    // of eight; or (`reached`), whether those are routed to it.
+    __device__ __forceinline__ void spread(const Geometry& g, u32* words, bool reached) const {
+        for (int i = threadIdx.x; i < 4 * g.regions(); i += blockDim.x) {
+            u32 word = 0;
+            for (int column = i % 4 * 2, group = 0; column < g.tokens(); column += 8, group++) {
+                const int region = i / 4, other = column >> shift;
+                word |= u32((reached ? bits[other] >> region : bits[region] >> other) & 1) << group;
+            }
+            words[i] = word;
+        }
+    }
+
+    // The word of a row; no column is routed to rows past the last.
+    __device__ __forceinline__ u32 word(const Geometry& g, const u32* words, int row) const {
+        return row < g.tokens() ? words[(row >> shift) * 4 + lane() % 4] : 0;
+    }
 };
 
-// to[p] = the regions that region p is routed to, or (`reached`) those that are routed to it, as bits.
-__device__ __forceinline__ void collect_routes(const Geometry& g, const u32* routes, u64* to) {
-    for (int region = threadIdx.x; region < g.regions(); region += blockDim.x) {
-        u64 bits = 0;
-        for (int i = 0; i < g.topk; i++) bits |= u64(1) << routes[region * g.topk + i];
-        to[region] = bits;
-    }
-}
-__device__ __forceinline__ void collect_reached(const Geometry& g, const u64* routed, u64* to) {
-    for (int region = threadIdx.x; region < g.regions(); region += blockDim.x) {
-        u64 bits = 0;
-        for (int i = 0; i < g.regions(); i++) bits |= (routed[i] >> region & 1) << i;
-        to[region] = bits;
+__device__ __forceinline__ int own_row(int tile, int half) { return tile * 16 + half * 8 + lane() / 4; }
+
+// Starts the copies of N maps of a head's channels to shared memory: all tokens, region after region, and zeros up to
+// `rows`.
+template <int D, int N>
+__device__ __forceinline__ void hold(const Geometry& g, const Rows<D> (&to)[N], int rows, const bf16* const (&from)[N],
+                                     const int (&strides)[N]) {
+    constexpr int CHUNKS = PADDED<D> / 8;
+    for (int i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
+        const int token = i / CHUNKS, channel = i % CHUNKS * 8;
+        const bool exists = token < g.tokens() && channel < D;
+        const int pixel = exists ? g.pixel_of(token) : 0;
+#pragma unroll
+        for (int map = 0; map < N; map++)
+            copy_async(to[map].row(token).at(channel), from[map] + i64(pixel) * strides[map] + channel, exists);
     }
 }
 
-// Rows first, first + 1, ... of a map as left operands, 16 a tile.
+// Writes, or adds, the tokens of N maps in shared memory to theirs in global memory.
+template <int D, int N>
+__device__ __forceinline__ void put(const Geometry& g, const Rows<D> (&from)[N], int tokens, bf16* const (&to)[N], int stride,
+                                    int accumulate) {
+    constexpr int CHUNKS = PADDED<D> / 8;
+    for (int i = threadIdx.x; i < tokens * CHUNKS; i += blockDim.x) {
+        const int token = i / CHUNKS, channel = i % CHUNKS * 8;
+        if (channel >= D) continue;
+        const i64 place = i64(g.pixel_of(token)) * stride + channel;
+#pragma unroll
+        for (int map = 0; map < N; map++) {
+            Pack<bf16> own = *reinterpret_cast<const Pack<bf16>*>(from[map].row(token).at(channel));
+            Pack<bf16>* there = reinterpret_cast<Pack<bf16>*>(to[map] + place);
+            if (accumulate) {
+                const Pack<bf16> old = *there;
+#pragma unroll
+                for (int j = 0; j < 8; j++) own.at[j] = narrow<bf16>(widen(old.at[j]) + widen(own.at[j]));
+            }
+            *there = own;
+        }
+    }
+}
+
+// Rows first, first + 1, ... of a map as left operands.
 template <int D, int TILES>
 struct Own {
     u32 at[TILES][PARTS<D>][4];
@@ -75,45 +102,69 @@ struct Own {
     }
 };
 
-// products (16 rows a tile, 16 columns in two groups) = own·othersᵀ, for the others from `first` on.
+// Row `from + i` of a map, where `from` is a multiple of the swizzle's period, so that only the data move on with it.
+template <int D>
+__device__ __forceinline__ Row moved(Rows<D> map, int from, int i) {
+    const Row row = map.row(i);
+    return {row.data + from * PADDED<D>, row.turn};
+}
+
+// products (tiles of 16 rows, two groups of 8 columns) = own·othersᵀ, for the others from `from` on.
 template <int D, int TILES>
-__device__ __forceinline__ void multiply(float (&products)[TILES][2][4], const Own<D, TILES>& own, Rows<D> others, int first) {
-    const Row row = others.row(first + lane() / 16 * 8 + lane() % 8);
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-        for (int i = 0; i < 8; i++) products[tile][i / 4][i % 4] = 0;
+__device__ __forceinline__ void multiply_step(float (&products)[TILES][2][4], const Own<D, TILES>& own, Rows<D> others, int from) {
+    const Row row = moved(others, from, lane() / 16 * 8 + lane() % 8);
 #pragma unroll
     for (int part = 0; part < PARTS<D>; part++) {
         u32 right[4];
         load_matrices(right, row.at(part * 16 + lane() / 8 % 2 * 8));
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            multiply_add(products[tile][0], own.at[tile][part], {right[0], right[1]});
-            multiply_add(products[tile][1], own.at[tile][part], {right[2], right[3]});
+        for (int i = 0; i < 2 * TILES; i++) {
+            float(&to)[4] = products[i / 2][i % 2];
+            const u32 own_right[2] = {right[i % 2 * 2], right[i % 2 * 2 + 1]};
+            if (part == 0) multiply(to, own.at[i / 2][0], own_right);
+            else multiply_add(to, own.at[i / 2][part], own_right);
         }
     }
 }
 
-// sums (16 rows a tile, D channels) += weights·others.
+// Weights (tiles of 16 rows, two groups of 8 columns) as left operands.
+template <int TILES>
+__device__ __forceinline__ void pack(u32 (&left)[TILES][4], const float (&weights)[TILES][2][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * TILES; i++) {
+        const float* pair = weights[i / 4][i / 2 % 2] + i % 2 * 2;
+        left[i / 4][i % 4] = pack_bf16(pair[0], pair[1]);
+    }
+}
+
+// sums (tiles of 16 rows, D channels) += weights·others.
 template <int D, int TILES>
-__device__ __forceinline__ void add_products(float (&sums)[TILES][2 * PARTS<D>][4], const float (&weights)[TILES][2][4],
-                                             Rows<D> others, int first) {
-    u32 left[TILES][4];
-#pragma unroll
-    for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            left[tile][i] = pack_bf16(weights[tile][i / 2][i % 2 * 2], weights[tile][i / 2][i % 2 * 2 + 1]);
-    const Row row = others.row(first + lane() % 16);
+__device__ __forceinline__ void add_step(float (&sums)[TILES][2 * PARTS<D>][4], const u32 (&weights)[TILES][4], Rows<D> others,
+                                         int from) {
+    const Row row = moved(others, from, lane() % 16);
 #pragma unroll
     for (int part = 0; part < PARTS<D>; part++) {
         u32 right[4];
         load_transposed(right, row.at(part * 16 + lane() / 16 * 8));
 #pragma unroll
         for (int tile = 0; tile < TILES; tile++) {
-            multiply_add(sums[tile][2 * part], left[tile], {right[0], right[1]});
-            multiply_add(sums[tile][2 * part + 1], left[tile], {right[2], right[3]});
+            multiply_add(sums[tile][2 * part], weights[tile], {right[0], right[1]});
+            multiply_add(sums[tile][2 * part + 1], weights[tile], {right[2], right[3]});
+        }
+    }
+}
+
+// Rounds a tile's sums, times a factor for each half, and stores them into rows of a map in shared memory.
+template <int D>
+__device__ __forceinline__ void keep(Rows<D> map, int first, const float (&sums)[2 * PARTS<D>][4], const float (&factors)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const Row row = map.row(first + own_row(0, half));
+#pragma unroll
+        for (int group = 0; group < 2 * PARTS<D>; group++) {
+            const float* pair = sums[group] + half * 2;
+            *reinterpret_cast<u32*>(row.at(group * 8 + lane() % 4 * 2)) =
+                pack_bf16(pair[0] * factors[half], pair[1] * factors[half]);
         }
     }
 }
@@ -128,23 +179,11 @@ __device__ __forceinline__ float row_max(float x) {
     return x;
 }
 
-// A lane has rows lane / 4 and lane / 4 + 8 of a tile, its two `halves`.
-__device__ __forceinline__ int own_row(int tile, int half) { return tile * 16 + half * 8 + lane() / 4; }
-
-// What the rows from `first` on are routed to.
-template <int TILES>
-__device__ __forceinline__ void begin(Routed (&routed)[TILES][2], const Geometry& g, const u64* routes, int first, int shift) {
-#pragma unroll
-    for (int i = 0; i < 2 * TILES; i++) {
-        const int region = (first + own_row(i / 2, i % 2)) >> shift;
-        routed[i / 2][i % 2].left = region < g.regions() ? routes[region] >> (lane() % 4 * 2 >> shift) : 0;
-    }
-}
-
-// out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh.
+// out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh. Of each map `held`
+// rows are in shared memory, as many as AT_ONCE steps have or a multiple of them.
 template <int D>
-__global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 3)
-    attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, int shift, GEOMETRY) {
+__global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 1 : 2)
+    attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, int held, int shift, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), v_dim = g.v_dim(), tokens = g.tokens();
@@ -152,173 +191,197 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 3)
     out += image * tokens * v_dim + head * D;
     lse += (image * heads + head) * tokens;
     DYNAMIC_SHARED(bf16, shared);
-    const Held<D, 3> held(g, shared, {qkv, qkv + g.qk_dim(), qkv + 2 * g.qk_dim()}, {row, row, row});
-    u64* bits = reinterpret_cast<u64*>(held.end);
-    collect_routes(g, routes + image * g.regions() * topk, bits);
+    const Rows<D> queries = {shared}, keys = {shared + held * PADDED<D>}, values = {keys.data + held * PADDED<D>};
+    const Routing routing = {reinterpret_cast<u64*>(values.data + held * PADDED<D>), shift};
+    u32* words = reinterpret_cast<u32*>(routing.bits + g.regions());
+    float* logarithms = reinterpret_cast<float*>(words + 4 * g.regions()); // lse
+    hold<D, 3>(g, {queries, keys, values}, held, {qkv, qkv + g.qk_dim(), qkv + 2 * g.qk_dim()}, {row, row, row});
+    routing.collect(g, routes + image * g.regions() * topk);
+    __syncthreads();
+    routing.spread(g, words, false);
     wait_for_copies();
     __syncthreads();
     for (int first = warp() * 16; first < tokens; first += blockDim.x / 2) {
-        const Own<D, 1> queries(held.maps[0], first);
-        float outputs[1][2 * PARTS<D>][4] = {};
-        // Of each row: the largest score so far, as an exponent of two, and the lane's part of the sum of weights
-        // relative to it.
-        float most[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-        Routed routed[1][2];
-        begin(routed, g, bits, first, shift);
-        for (int from = 0; from < tokens; from += TILE) {
-            float scores[STEPS][1][2][4];
+        const Own<D, 1> own(queries, first);
+        float sums[1][2 * PARTS<D>][4] = {};
+        // Of each row: the largest score so far, as an exponent of two, and the lane's part of the sum of weights relative
+        // to it.
+        float most[2] = {-INFINITY, -INFINITY}, totals[2] = {};
+        u32 routed[2];
 #pragma unroll
-            for (int step = 0; step < STEPS; step++) {
-                // Rows past the last are not routed to.
-                if (from + step * STEP < tokens) multiply(scores[step], queries, held.maps[1], from + step * STEP);
+        for (int half = 0; half < 2; half++) routed[half] = routing.word(g, words, first + own_row(0, half));
+        for (int from = 0; from < tokens; from += AT_ONCE * STEP) {
+            float scores[AT_ONCE][1][2][4], base[2];
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-#pragma unroll
-                    for (int group = 0; group < 2; group++)
-                        if (!routed[0][half].has(group, shift))
-                            scores[step][0][group][half * 2] = scores[step][0][group][half * 2 + 1] = -INFINITY;
-                    routed[0][half].advance(shift);
-                }
-            }
+            for (int step = 0; step < AT_ONCE; step++) multiply_step<D, 1>(scores[step], own, keys, from + step * STEP);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float largest = -INFINITY;
 #pragma unroll
-                for (int i = 0; i < 4 * STEPS; i++)
-                    largest = fmaxf(largest, scores[i / 4][0][i / 2 % 2][half * 2 + i % 2]);
-                // The scale is positive. Without a key so far, weights are relative to any number, and zero.
-                const float now = fmaxf(most[half], row_max(largest) * scale * LOG2_E), base = now == -INFINITY ? 0 : now;
-                const float shrink = exp2_fast(most[half] - base);
-                most[half] = now, sum[half] *= shrink;
-#pragma unroll
-                for (int i = 0; i < 4 * STEPS; i++) {
-                    float& weight = scores[i / 4][0][i / 2 % 2][half * 2 + i % 2];
-                    weight = exp2_fast(weight * (scale * LOG2_E) - base);
-                    sum[half] += weight;
+                for (int i = 0; i < 4 * AT_ONCE; i++) {
+                    float& score = scores[i / 4][0][i / 2 % 2][half * 2 + i % 2];
+                    score = routed[half] >> i / 2 & 1 ? score : -INFINITY;
+                    largest = fmaxf(largest, score);
                 }
+                routed[half] >>= 2 * AT_ONCE;
+                // The scale is positive. Without any key so far, weights are zero, relative to whatever number.
+                const float now = fmaxf(most[half], row_max(largest) * (scale * LOG2_E));
+                base[half] = now == -INFINITY ? 0 : now;
+                const float shrink = exp2_fast(most[half] - base[half]);
+                most[half] = now, totals[half] *= shrink;
 #pragma unroll
-                for (int i = 0; i < 4 * PARTS<D>; i++) outputs[0][i / 2][half * 2 + i % 2] *= shrink;
+                for (int i = 0; i < 4 * PARTS<D>; i++) sums[0][i / 2][half * 2 + i % 2] *= shrink;
             }
 #pragma unroll
-            for (int step = 0; step < STEPS; step++)
-                if (from + step * STEP < tokens) add_products(outputs, scores[step], held.maps[2], from + step * STEP);
+            for (int step = 0; step < AT_ONCE; step++) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    float& score = scores[step][0][i / 4][i % 4];
+                    score = exp2_fast(score * (scale * LOG2_E) - base[i / 2 % 2]);
+                    totals[i / 2 % 2] += score;
+                }
+                u32 weights[1][4];
+                pack(weights, scores[step]);
+                add_step(sums, weights, values, from + step * STEP);
+            }
         }
-        auto pixel = [&](int i) { return g.pixel((first + i) / g.region_tokens, (first + i) % g.region_tokens); };
+        float inverse[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float total = row_sum(sum[half]), inverse = reciprocal_fast(total);
-            const int own = own_row(0, half);
-            if (lane() % 4 == 0 && first + own < tokens) lse[pixel(own)] = (most[half] + log2_fast(total)) * LN_2;
-#pragma unroll
-            for (int i = 0; i < 4 * PARTS<D>; i++) outputs[0][i / 2][half * 2 + i % 2] *= inverse;
+            const float total = row_sum(totals[half]);
+            inverse[half] = reciprocal_fast(total);
+            if (lane() % 4 == 0) logarithms[first + own_row(0, half)] = (most[half] + log2_fast(total)) * LN_2;
         }
-        store_rows<D>(outputs[0], out, v_dim, tokens - first, 0, pixel);
+        __syncwarp(); // only now has every lane read these queries; nobody else does
+        keep<D>(queries, first, sums[0], inverse);
     }
+    __syncthreads();
+    put<D, 1>(g, {queries}, tokens, {out}, v_dim, 0);
+    for (int token = threadIdx.x; token < tokens; token += blockDim.x) lse[g.pixel_of(token)] = logarithms[token];
 }
 
-// dqkv of all three, in two parts: queries own rows first, then keys do, which recompute P. With dP = dO·Vᵀ, delta = the
-// sum of P∘dP over a row, and dS = P∘(dP − delta): dQ = s·dS·K, dK = s·dSᵀ·Q, dV = Pᵀ·dO.
+// Of a query: log₂ of the denominator of its weights, and the sum of P∘dP.
+struct __align__(8) OfQuery {
+    float denominator, delta;
+};
+
+// dqkv, all of it: first queries own rows, then keys do, and P is computed again. With dP = dO·Vᵀ, delta = the sum of P∘dP
+// over a row, and dS = P∘(dP − delta): dQ = s·dS·K, dK = s·dSᵀ·Q, dV = Pᵀ·dO.
 template <int D>
 __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 1 : 2)
     attend_backward_masked(const bf16* qkv, const u32* routes, float scale, const float* lse, const bf16* dout, bf16* dqkv,
-                           int accumulate, int shift, GEOMETRY) {
-    constexpr int TILES = D > 32 ? 1 : 2; // what registers allow
+                           int accumulate, int held, int shift, GEOMETRY) {
+    constexpr int TILES = D == 32 ? 2 : 1; // what registers allow
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
-    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.tokens();
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.tokens(), of_map = held * PADDED<D>;
     qkv += image * tokens * row + head * D, dqkv += image * tokens * row + head * D;
     dout += image * tokens * v_dim + head * D;
     lse += (image * heads + head) * tokens;
     DYNAMIC_SHARED(bf16, shared);
-    const Held<D, 4> held(g, shared, {qkv, qkv + qk_dim, qkv + 2 * qk_dim, dout}, {row, row, row, v_dim});
-    const Rows<D> queries = held.maps[0], keys = held.maps[1], values = held.maps[2], upstream = held.maps[3];
-    u64* routed = reinterpret_cast<u64*>(held.end);
-    u64* reached = routed + g.regions();
-    // Of each query: log₂ of its weights' denominator, and delta.
-    float* denominators = reinterpret_cast<float*>(reached + g.regions());
-    float* deltas = denominators + held.rows;
-    collect_routes(g, routes + image * g.regions() * topk, routed);
-    auto pixel_of = [&](int token) { return g.pixel(token / g.region_tokens, token % g.region_tokens); };
-    for (int i = threadIdx.x; i < held.rows; i += blockDim.x)
-        denominators[i] = i < tokens ? lse[pixel_of(i)] * LOG2_E : INFINITY;
+    const Rows<D> queries = {shared}, keys = {shared + of_map}, values = {shared + 2 * of_map};
+    const Rows<D> upstream = {shared + 3 * of_map}, dqueries = {shared + 4 * of_map};
+    const Routing routing = {reinterpret_cast<u64*>(shared + 5 * of_map), shift};
+    u32* routed = reinterpret_cast<u32*>(routing.bits + g.regions());
+    u32* reached = routed + 4 * g.regions();
+    OfQuery* of_query = reinterpret_cast<OfQuery*>(reached + 4 * g.regions());
+    hold<D, 4>(g, {queries, keys, values, upstream}, held, {qkv, qkv + qk_dim, qkv + 2 * qk_dim, dout}, {row, row, row, v_dim});
+    routing.collect(g, routes + image * g.regions() * topk);
+    for (int i = threadIdx.x; i < held; i += blockDim.x)
+        of_query[i].denominator = i < tokens ? lse[g.pixel_of(i)] * LOG2_E : INFINITY;
+    __syncthreads();
+    routing.spread(g, routed, false);
+    routing.spread(g, reached, true);
     wait_for_copies();
     __syncthreads();
-    collect_reached(g, routed, reached);
 
     for (int first = warp() * 16 * TILES; first < tokens; first += blockDim.x / 2 * TILES) {
         const Own<D, TILES> own_queries(queries, first), own_upstream(upstream, first);
-        float gradients[TILES][2 * PARTS<D>][4] = {}, delta[TILES][2] = {};
-        for (int pass = 0; pass < 2; pass++) {
-            Routed own_routes[TILES][2];
-            begin(own_routes, g, routed, first, shift);
-            for (int from = 0; from < tokens; from += STEP) {
-                float scores[TILES][2][4], slopes[TILES][2][4];
-                multiply(scores, own_queries, keys, from);
-                multiply(slopes, own_upstream, values, from);
+        float denominators[TILES][2], delta[TILES][2] = {};
+        u32 all[TILES][2], left[TILES][2];
 #pragma unroll
-                for (int i = 0; i < 2 * TILES; i++) {
-                    const int tile = i / 2, half = i % 2;
-                    const float denominator = denominators[first + own_row(tile, half)];
+        for (int i = 0; i < 2 * TILES; i++) {
+            const int token = first + own_row(i / 2, i % 2);
+            denominators[i / 2][i % 2] = of_query[token].denominator;
+            left[i / 2][i % 2] = all[i / 2][i % 2] = routing.word(g, routed, token);
+        }
+        // P of a step, and dP.
+        float weights[TILES][2][4], slopes[TILES][2][4];
+        auto recompute = [&](int from) {
+            multiply_step(weights, own_queries, keys, from);
+            multiply_step(slopes, own_upstream, values, from);
 #pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        float& score = scores[tile][j / 2][half * 2 + j % 2];
-                        const float slope = slopes[tile][j / 2][half * 2 + j % 2];
-                        const bool is_key = own_routes[tile][half].has(j / 2, shift);
-                        score = is_key ? exp2_fast(score * (scale * LOG2_E) - denominator) : 0;
-                        if (pass == 0) delta[tile][half] += score * slope;
-                        else score *= slope - delta[tile][half];
-                    }
-                    own_routes[tile][half].advance(shift);
-                }
-                if (pass == 1) add_products(gradients, scores, keys, from);
+            for (int i = 0; i < 8 * TILES; i++) {
+                const int tile = i / 8, group = i / 4 % 2, half = i / 2 % 2;
+                float& weight = weights[tile][group][i % 4];
+                weight = exp2_fast(weight * (scale * LOG2_E) - denominators[tile][half]);
+                weight = left[tile][half] >> group & 1 ? weight : 0;
             }
-            if (pass == 0)
 #pragma unroll
-                for (int i = 0; i < 2 * TILES; i++) delta[i / 2][i % 2] = row_sum(delta[i / 2][i % 2]);
+            for (int i = 0; i < 2 * TILES; i++) left[i / 2][i % 2] >>= 2;
+        };
+        for (int from = 0; from < tokens; from += STEP) {
+            recompute(from);
+#pragma unroll
+            for (int i = 0; i < 8 * TILES; i++)
+                delta[i / 8][i / 2 % 2] += weights[i / 8][i / 4 % 2][i % 4] * slopes[i / 8][i / 4 % 2][i % 4];
         }
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            const int begin = first + tile * 16;
-            if (lane() % 4 == 0)
-                for (int half = 0; half < 2; half++) deltas[first + own_row(tile, half)] = delta[tile][half];
-#pragma unroll
-            for (int i = 0; i < 8 * PARTS<D>; i++) gradients[tile][i / 4][i % 4] *= scale;
-            store_rows<D>(gradients[tile], dqkv, row, tokens - begin, accumulate, [&](int i) { return pixel_of(begin + i); });
+        for (int i = 0; i < 2 * TILES; i++) {
+            float& own = delta[i / 2][i % 2];
+            own = row_sum(own);
+            left[i / 2][i % 2] = all[i / 2][i % 2];
+            if (lane() % 4 == 0) of_query[first + own_row(i / 2, i % 2)].delta = own;
         }
+        float gradients[TILES][2 * PARTS<D>][4] = {};
+        for (int from = 0; from < tokens; from += STEP) {
+            recompute(from);
+#pragma unroll
+            for (int i = 0; i < 8 * TILES; i++)
+                weights[i / 8][i / 4 % 2][i % 4] *= slopes[i / 8][i / 4 % 2][i % 4] - delta[i / 8][i / 2 % 2];
+            u32 packed[TILES][4];
+            pack(packed, weights);
+            add_step(gradients, packed, keys, from);
+        }
+#pragma unroll
+        for (int tile = 0; tile < TILES; tile++) keep<D>(dqueries, first + tile * 16, gradients[tile], {scale, scale});
     }
     __syncthreads();
 
     for (int first = warp() * 16; first < tokens; first += blockDim.x / 2) {
         const Own<D, 1> own_keys(keys, first), own_values(values, first);
         float dkeys[1][2 * PARTS<D>][4] = {}, dvalues[1][2 * PARTS<D>][4] = {};
-        Routed own_routes[1][2];
-        begin(own_routes, g, reached, first, shift);
-        for (int from = 0; from < tokens; from += STEP) {
-            float scores[1][2][4], slopes[1][2][4];
-            multiply(scores, own_keys, queries, from);
-            multiply(slopes, own_values, upstream, from);
+        u32 left[2];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int query = from + j / 2 * 8 + lane() % 4 * 2 + j % 2;
-                const float denominator = denominators[query], delta = deltas[query];
+        for (int half = 0; half < 2; half++) left[half] = routing.word(g, reached, first + own_row(0, half));
+        for (int from = 0; from < tokens; from += STEP) {
+            float weights[1][2][4], slopes[1][2][4];
+            multiply_step(weights, own_keys, queries, from);
+            multiply_step(slopes, own_values, upstream, from);
+#pragma unroll
+            for (int column = 0; column < 4; column++) {
+                const int group = column / 2;
+                const OfQuery query = of_query[from + group * 8 + lane() % 4 * 2 + column % 2];
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    float& score = scores[0][j / 2][half * 2 + j % 2];
-                    float& slope = slopes[0][j / 2][half * 2 + j % 2];
-                    const bool is_query = own_routes[0][half].has(j / 2, shift);
-                    score = is_query ? exp2_fast(score * (scale * LOG2_E) - denominator) : 0;
-                    slope = score * (slope - delta);
+                    float& weight = weights[0][group][half * 2 + column % 2];
+                    float& slope = slopes[0][group][half * 2 + column % 2];
+                    weight = exp2_fast(weight * (scale * LOG2_E) - query.denominator);
+                    weight = left[half] >> group & 1 ? weight : 0;
+                    slope = weight * (slope - query.delta);
                 }
             }
-#pragma unroll
-            for (int half = 0; half < 2; half++) own_routes[0][half].advance(shift);
-            add_products(dvalues, scores, upstream, from);
-            add_products(dkeys, slopes, queries, from);
+            left[0] >>= 2, left[1] >>= 2;
+            u32 packed[1][4];
+            pack(packed, weights);
+            add_step(dvalues, packed, upstream, from);
+            pack(packed, slopes);
+            add_step(dkeys, packed, queries, from);
         }
-#pragma unroll
-        for (int i = 0; i < 8 * PARTS<D>; i++) dkeys[0][i / 4][i % 4] *= scale;
-        auto pixel = [&](int i) { return pixel_of(first + i); };
-        store_rows<D>(dkeys[0], dqkv + qk_dim, row, tokens - first, accumulate, pixel);
-        store_rows<D>(dvalues[0], dqkv + 2 * qk_dim, row, tokens - first, accumulate, pixel);
+        __syncwarp(); // as above
+        keep<D>(keys, first, dkeys[0], {scale, scale});
+        keep<D>(values, first, dvalues[0], {1, 1});
     }
+    __syncthreads();
+    put<D, 3>(g, {dqueries, keys, values}, tokens, {dqkv, dqkv + qk_dim, dqkv + 2 * qk_dim}, row, accumulate);
 }
