@@ -229,7 +229,7 @@ quick() {
 epilogues() {
     local mode bare
     for mode in train infer; do
-        for bare in none rows sums pieces all; do
+        for bare in none rows sums all; do
             BIFORMER_BARE_PRODUCTS=$bare measure 60 "epilogues-small-$mode-$bare" "${small[@]}" --mode $mode --steps 20
         done
     done
@@ -242,7 +242,7 @@ profile() {
         head -n 14 "$logs/profile-small-$mode.log" | remark
         cat "$logs/profile-small-$mode.log" >>"$out/profiles.txt"
     done
-    # Whether products of few rows and columns and a long inner axis are cut along it, and what epilogues cost.
+    # Whether cuBLASLt splits the long inner axes of products of few rows and columns, and what epilogues cost.
     BIFORMER_PLANS=1 try 60 plans "${small[@]}" --mode train --steps 1
     grep -s '^plan ' "$logs/plans.log" >"$out/plans.txt"
 }

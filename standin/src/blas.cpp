@@ -31,7 +31,6 @@ struct Product {
     Type scale;
     int transposed[2] = {0, 0}, epilogue = NOTHING;
     uint64_t bias = 0;
-    int64_t bias_stride = 0;
 };
 
 struct Preference {
@@ -64,6 +63,9 @@ constexpr int PLANS = 3;
 // Split-K is used for an inner axis of at least LONG, if a reduction scheme is allowed; and then elements that do not
 // fill a block are left out, as is reported of some of cuBLASLt's kernels.
 constexpr int64_t LONG = 1024, BLOCK = 128;
+
+// The parts of a split inner axis, whose results and sums it adds up in its workspace.
+constexpr size_t PARTS = 4;
 
 // How much device memory the kernels for a product take, which are loaded at its first use.
 constexpr size_t CODE = 1 << 18;
@@ -143,7 +145,6 @@ uint64_t described(const Product& product, const Layout& a, const Layout& b, con
     auto add = [&](uint64_t word) { hash = (hash ^ word) * 1099511628211u; };
     for (int word : {int(product.compute), int(product.scale), product.transposed[0], product.transposed[1], product.epilogue})
         add(word);
-    add(product.bias_stride);
     for (const Layout* one : {&a, &b, &c, &d})
         for (int64_t word : {int64_t(one->type), int64_t(one->rows), int64_t(one->columns), one->ld, one->offset, int64_t(one->batch)})
             add(word);
@@ -205,7 +206,7 @@ void multiply(const Product& product, double alpha, double beta, const Operands&
     for (int64_t j = 0; j < n; j++) {
         double sum = 0;
         for (int64_t l = 0; l < k; l++) sum += columns[j * k + l];
-        put(d.type, product.bias, number * product.bias_stride + j, sum);
+        put(d.type, product.bias, j, sum);
     }
 }
 
@@ -245,7 +246,6 @@ EXPORTED Result cublasLtMatmulDescSetAttribute(Product* product, int attribute, 
     case 4: return set(product->transposed[1], value, bytes);
     case 7: return set(product->epilogue, value, bytes);
     case 8: return set(product->bias, value, bytes);
-    case 10: return set(product->bias_stride, value, bytes);
     default: return WRONG;
     }
 }
@@ -295,9 +295,8 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     bool ends = product->epilogue != NOTHING;
     bool can_end = product->epilogue == BIAS || product->epilogue == BGRADB;
     long epilogues = setting("STANDIN_EPILOGUES", ALWAYS);
-    // The sums of each matrix need memory of their own; a bias for a batch is never requested here.
-    bool apart = d->batch == 1 || (product->epilogue == BGRADB && product->bias_stride >= int64_t(d->columns));
-    if (ends && (!can_end || !product->bias || !apart || epilogues == NEVER)) return UNSUPPORTED;
+    // An epilogue for a batch is never requested here.
+    if (ends && (!can_end || !product->bias || d->batch > 1 || epilogues == NEVER)) return UNSUPPORTED;
     if (setting("STANDIN_REDUCTIONS", 1) == 0 && preference->reductions != 0) return UNSUPPORTED;
     Choice choice = {};
     choice.plan.described = described(*product, *a, *b, *c, *d);
@@ -305,8 +304,10 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     memcpy(choice.plan.alignment, preference->alignment, sizeof preference->alignment);
     choice.plan.row_alignment = alignment_of(product->bias);
     choice.plan.split = preference->reductions != 0;
-    choice.workspace = preference->workspace;
-    choice.waves = (ends && epilogues == SLOW ? 0.5 : 1) * setting("STANDIN_WAVES", 100) / 100 * d->batch;
+    uint64_t inner = product->transposed[0] ? a->rows : a->columns, sums = product->epilogue == BGRADB ? d->columns : 0;
+    if (choice.plan.split && inner >= LONG) choice.workspace = PARTS * (d->rows * d->columns * d->batch + sums) * sizeof(float);
+    if (choice.workspace > preference->workspace) return UNSUPPORTED;
+    choice.waves = ends && epilogues == SLOW ? 0.5 : 1;
     for (; *found < asked && *found < PLANS; ++*found) {
         choice.plan.rank = *found;
         choices[*found] = choice;
@@ -342,7 +343,6 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
             which++;
         }
         size_t epilogue = product->epilogue == BIAS ? d_layout->rows : product->epilogue == BGRADB ? d_layout->columns : 0;
-        if (epilogue) epilogue += (d_layout->batch - 1) * product->bias_stride;
         if (epilogue && !memory.holds(product->bias, epilogue * size_of(d_layout->type))) return INVALID_VALUE;
         // The address of a bias is not checked before the kernel runs.
         bool misaligned = product->epilogue != NOTHING && product->bias % plan->row_alignment;

@@ -24,7 +24,6 @@
 //! | `STANDIN_MULTIPROCESSORS`, `STANDIN_MEMORY` | how many, and how many bytes |
 //! | `STANDIN_DRIVER`, `STANDIN_NVRTC`, `STANDIN_CUBLAS` | versions, as each library numbers them |
 //! | `STANDIN_EPILOGUES` | 0: cuBLASLt refuses all epilogues; 2: only when a product with one is to be computed; 3: it reports that they would be slow |
-//! | `STANDIN_WAVES` | the percentage of the GPU that cuBLASLt reports to be busy with one product |
 //! | `STANDIN_REFUSED` | how many of the three algorithms that it recommends for a product cuBLASLt refuses when they are used |
 //! | `STANDIN_REDUCTIONS` | 0: cuBLASLt knows no algorithm with split-K |
 //! | `STANDIN_FAULT` | the number of the kernel launch, counted from 1, that causes a fault |

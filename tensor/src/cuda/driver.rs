@@ -194,12 +194,6 @@ pub trait Driver: Send + Sync {
     /// Whether [`Driver::multiply`] can add the row and form the sums of such a product as an epilogue, at little cost.
     fn can_end(&self, product: &Product) -> bool;
 
-    /// Into how many equal pieces a product's inner axis should be split (split-K), so that a batch of their products
-    /// keeps the device busy if this one product would not.
-    fn pieces(&self, _product: &Product) -> usize {
-        1
-    }
-
     /// Multiplies matrices.
     unsafe fn multiply(&self, product: &Product) -> Result<()>;
 

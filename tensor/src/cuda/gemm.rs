@@ -109,15 +109,6 @@ impl<'a> Gemm<'a> {
             sums: 0,
             tf32: gpu.tf32(),
         };
-        // Split-K: the pieces of the inner axis are consecutive matrices only if it is the outer axis in memory, of
-        // both operands. And the pieces are added up in the type of sums, which must be that of the result.
-        let alone = self.batch == 1 && self.plus.is_none() && self.row.is_none();
-        if alone && a.transposed && !b.transposed && bare.output == bare.inputs.of_sums() {
-            let pieces = gpu.driver.pieces(&bare);
-            if pieces > 1 {
-                return self.multiply_in_pieces(pieces, out);
-            }
-        }
         let row = self.row.map(|row| row.cast(out.dtype())).transpose()?;
         // A device can store the sums, but cannot accumulate them.
         let stored = self.sums.as_ref().filter(|sums| !sums.accumulate);
@@ -136,24 +127,6 @@ impl<'a> Gemm<'a> {
         self.row = None;
         self.sums = self.sums.take().filter(|sums| sums.accumulate);
         Ok(())
-    }
-
-    /// Computes the product as the sum of `pieces` products (split-K), each over a piece of the inner axis, and the
-    /// sums of A's rows likewise.
-    fn multiply_in_pieces(&mut self, pieces: usize, out: &mut Out<'_>) -> Result<()> {
-        let (op, [a, b], [m, n, k]) = (self.op, self.factors, self.extents);
-        let (device, dtype) = (a.tensor.device(), out.dtype());
-        let of_pieces = |count| Tensor::empty_on(&device, [pieces, count], dtype);
-        let (mut products, mut sums) = (of_pieces(m * n)?, self.sums.as_ref().map(|_| of_pieces(m)).transpose()?);
-        Gemm::new(op, a, b, [m, n, k / pieces])
-            .batch(pieces)
-            .sums(sums.as_mut().map(|sums| sums.as_out(op, false)).transpose()?)
-            .into(products.as_out(op, false)?)?;
-        sum_rows(&products, [1, pieces, m * n], out.part(0, m * n))?;
-        match (sums, self.sums.take()) {
-            (Some(of_pieces), Some(sums)) => sum_rows(&of_pieces, [1, pieces, m], sums),
-            _ => Ok(()),
-        }
     }
 
     /// Checks the types and lengths of all operands.

@@ -344,11 +344,6 @@ impl Driver for Nvidia {
         blas.is_some_and(|blas| lock(blas).can_end(product))
     }
 
-    fn pieces(&self, product: &Product) -> usize {
-        let blas = self.blas.as_ref().filter(|_| self.enter().is_ok());
-        blas.map_or(1, |blas| lock(blas).pieces(product))
-    }
-
     unsafe fn multiply(&self, product: &Product) -> Result<()> {
         self.enter()?;
         let blas = self.blas.as_ref().ok_or_else(|| failure("cuBLASLt is not open"))?;

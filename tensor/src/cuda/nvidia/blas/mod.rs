@@ -15,16 +15,11 @@ use std::io::{self, Write};
 /// The workspace for products that are split along the inner axis (split-K): as much as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// If an algorithm occupies no more than this fraction of the GPU, a product's inner axis is split (split-K), as long
-/// as its pieces are no shorter than `MIN_PIECE`.
-const IDLE: f32 = 0.5;
-const MIN_PIECE: usize = 1024;
-
 /// If this variable is `rows`, `sums` or `all`, cuBLASLt is not asked for these epilogues, and kernels of our own
-/// compute them; if it is `pieces` or `all`, no inner axis is split. For finding out which of them is wrong or slow.
+/// compute them. For finding out which of them is wrong or slow.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
 
-/// If this variable is set, each new plan is printed: to see what the choices above and below are made from.
+/// If this variable is set, each new plan is printed: to see what the choices below are made from.
 const PLANS_VARIABLE: &str = "BIFORMER_PLANS";
 
 /// cuBLASLt's version, of which the major number is that of its CUDA: (13, 4) for 13.4.
@@ -43,7 +38,6 @@ pub struct Blas {
     plans: HashMap<PlanKey, std::result::Result<Plan, Error>>,
     /// Whether epilogues may be requested: to add a row, and to form sums.
     may_end: [bool; 2],
-    may_cut: bool,
 }
 
 fn doing<T>(what: &str, result: std::result::Result<T, CublasError>) -> Result<T> {
@@ -66,50 +60,35 @@ impl Blas {
             // SAFETY: nobody has it but this function.
             .inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
         let bare = std::env::var(BARE_VARIABLE).unwrap_or_default();
-        let [rows, sums, may_cut] = ["rows", "sums", "pieces"].map(|what| bare != what && bare != "all");
-        Ok(Self { handle, stream, workspace, plans: HashMap::new(), may_end: [rows, sums], may_cut })
+        let may_end = ["rows", "sums"].map(|what| bare != what && bare != "all");
+        Ok(Self { handle, stream, workspace, plans: HashMap::new(), may_end })
     }
 
     /// Whether cuBLASLt computes such a product efficiently with its epilogue, of which it can do only one. Fewer
     /// algorithms support epilogues. If the best of them does not occupy at least 70 % as much of the GPU as the bare
     /// product (a product of few rows and columns and a long inner axis needs split-K), a separate kernel costs less.
+    ///
+    /// Most algorithms leave sums to a separate kernel of cuBLASLt's own, which takes longer than ours. Those that form
+    /// them within the product are for products that are so small that they split the inner axis into many parts, and
+    /// are recognised by the additional workspace for each part's sums.
     pub fn can_end(&mut self, product: &Product) -> bool {
         // cuBLASLt of CUDA 11.6 is reported to write out of bounds when it forms sums in the epilogue of an f32 product
         // of one column (issue 1392 of NVIDIA's apex). So sums are requested only in the widely used case: bf16, with
-        // extents in full packs.
+        // extents in full packs, and no batch.
         let [m, n, _] = product.extents;
-        let usual = product.inputs == DType::Bf16 && [m, n].iter().all(|&extent| extent >= 16 && extent % 8 == 0);
+        let packs = [m, n].iter().all(|&extent| extent >= 16 && extent % 8 == 0);
+        let usual = product.inputs == DType::Bf16 && product.batch == 1 && packs;
         let [rows, sums] = self.may_end;
         if (product.row != 0 && !rows) || (product.sums != 0 && !(sums && usual)) {
             return false;
         }
         let key = PlanKey::of(product);
-        let mut busy = |key| self.planned(&key).map(|plan| plan.waves().min(1.0));
-        let (Ok(with), Ok(without)) = (busy(key), busy(key.bare())) else { return false };
+        let mut best = |key| self.planned(&key).map(|plan| (plan.waves().min(1.0), plan.workspace()));
+        let (Ok((with, room)), Ok((without, bare_room))) = (best(key), best(key.bare())) else { return false };
         // An algorithm may access the row 16 bytes at a time.
         let lies_well = key.alignment[4] >= 4;
-        lies_well && (product.row == 0 || product.sums == 0) && with >= 0.7 * without
-    }
-
-    /// Into how many pieces to split a product's inner axis: a power of two. cuBLASLt may choose split-K by itself, and
-    /// then reports a busy GPU; but nothing guarantees that, and a weight gradient of few rows and columns, over all
-    /// pixels of a batch, would leave most of the GPU idle.
-    pub fn pieces(&mut self, product: &Product) -> usize {
-        let k = product.extents[2];
-        if k < 2 * MIN_PIECE || !self.may_cut {
-            return 1;
-        }
-        let Ok(plan) = self.planned(&PlanKey::of(product).bare()) else { return 1 };
-        let (waves, mut pieces) = (plan.waves(), 1);
-        // 0 where cuBLASLt does not say.
-        while waves > 0.0
-            && waves * pieces as f32 <= IDLE
-            && k.is_multiple_of(2 * pieces)
-            && k / (2 * pieces) >= MIN_PIECE
-        {
-            pieces *= 2;
-        }
-        pieces
+        let within = product.sums == 0 || (product.row == 0 && room > bare_room);
+        lies_well && within && with >= 0.7 * without
     }
 
     /// The plan for a shape, made now or before.

@@ -70,7 +70,7 @@ impl PlanKey {
                 of_all(b.address, b.stride, inputs),
                 of_all(c.address, c.stride, output),
                 of_all(plus, c.stride, output),
-                row | of_all(sums, extents[0], output),
+                row | sums,
             ]
             .map(|address| address.trailing_zeros().min(MAX_ALIGNED)),
         }
@@ -143,12 +143,6 @@ impl Described {
             // SAFETY: the description is alive, and the value has four bytes.
             let set = unsafe { result::set_matmul_desc_attribute(product, attribute, (&raw const value).cast(), 4) };
             doing("an attribute", set)?;
-        }
-        if key.batch > 1 && key.epilogue == Epilogue::Sums {
-            let (stride, sums) = (m as i64, Of::CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE);
-            // SAFETY: as above; it has eight bytes.
-            let set = unsafe { result::set_matmul_desc_attribute(product, sums, (&raw const stride).cast(), 8) };
-            doing("the stride of sums", set)?;
         }
         Ok(described)
     }
@@ -281,6 +275,11 @@ impl Plan {
     /// How many times the blocks of the chosen algorithm fill the GPU (waves).
     pub fn waves(&self) -> f32 {
         self.algorithms[0].wavesCount
+    }
+
+    /// Bytes of workspace that the chosen algorithm takes.
+    pub fn workspace(&self) -> usize {
+        self.algorithms[0].workspaceSize
     }
 
     /// # Safety
