@@ -151,12 +151,13 @@ fn a_view_goes_into_a_part_of_a_tensor() {
 fn blocks_finish_their_sums() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
     let device = Device::Cuda(gpu);
-    for (outer, rows, columns) in
-        [(1, 1, 1), (3, 1, 20), (2, 257, 5), (1, 9000, 3), (2, 513, 200), (1500, 300, 2), (3000, 2, 2)]
-    {
+    let in_f64 = [(1, 1, 1), (3, 1, 20), (2, 257, 5), (1, 9000, 3), (2, 513, 200), (400, 300, 2), (3000, 2, 2)];
+    let in_f64 = in_f64.map(|shape| (DType::F64, shape));
+    for (dtype, (outer, rows, columns)) in [&in_f64[..], &[(DType::Bf16, (1, 33_000, 64))]].concat() {
         let numbers: Vec<f64> = (0..outer * rows * columns).map(|i| (i % 17) as f64).collect();
-        let x = Tensor::from_slice(&numbers, [outer, rows, columns]).unwrap().to_device(&device).unwrap();
-        let mut sums = Tensor::full([outer, columns], f64::NAN).to_device(&device).unwrap();
+        let there = |tensor: Tensor, dtype| tensor.cast(dtype).unwrap().to_device(&device).unwrap();
+        let x = there(Tensor::from_slice(&numbers, [outer, rows, columns]).unwrap(), dtype);
+        let mut sums = there(Tensor::full([outer, columns], f64::NAN), dtype.of_sums());
         for times in [1.0, 2.0] {
             elements::sum_rows(&x, [outer, rows, columns], sums.as_out("test", times > 1.0).unwrap()).unwrap();
             let sum = |place: usize| -> f64 {
@@ -164,9 +165,10 @@ fn blocks_finish_their_sums() {
                 (0..rows).map(|row| numbers[(outer * rows + row) * columns + column]).sum()
             };
             let expected: Vec<f64> = (0..outer * columns).map(|place| times * sum(place)).collect();
-            assert_eq!(sums.to_vec::<f64>().unwrap(), expected, "{outer}, {rows}, {columns}, {times}");
+            let got = sums.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+            assert_eq!(got, expected, "{outer}, {rows}, {columns}, {times}");
         }
-        let mut short = Tensor::zeros_on(&device, [outer * columns + 1], DType::F64).unwrap();
+        let mut short = Tensor::zeros_on(&device, [outer * columns + 1], dtype.of_sums()).unwrap();
         let error = elements::sum_rows(&x, [outer, rows, columns], short.as_out("test", false).unwrap());
         assert!(matches!(error, Err(Error::Shape { .. })));
     }

@@ -52,16 +52,19 @@ struct Tile {
         }
     }
 
-    // The sum of the block's values for column `own`, in order of the rows.
+    // The sum of the block's values for column `own`, in order of the rows. A warp reads all N values of 32 / N threads
+    // at once: the padding puts them into different banks.
     __device__ __forceinline__ W add_up(const W (&values)[N], int across) const {
-        __shared__ W shared[THREADS * N];
+        __shared__ W shared[N][THREADS + 32 / N];
         __syncthreads(); // the sums before this one are done
 #pragma unroll
-        for (int j = 0; j < N; j++) shared[threadIdx.x * N + j] = values[j];
+        for (int j = 0; j < N; j++) shared[j][threadIdx.x] = values[j];
         __syncthreads();
         W sum = 0;
         if (own < 0) return sum;
-        for (int place = threadIdx.x; place < step * across * N; place += across * N) sum += shared[place];
+        const W* column = shared[threadIdx.x % N] + threadIdx.x / N;
+#pragma unroll 8
+        for (int place = 0; place < step; place++) sum += column[place * across];
         return sum;
     }
 

@@ -1,14 +1,18 @@
 //! How the kernels that include `rows.cuh` divide a matrix (rows, columns) among blocks.
 
 use super::Launch;
-use super::sums::{ENOUGH_BLOCKS, partial_sums, pieces};
+use super::sums::{partial_sums, pieces};
 use crate::{DType, Result, Tensor};
 
 /// Threads of a block, and how many rows each of them asks for at once: as in the kernels.
 const THREADS: usize = 256;
 const BATCH: usize = 4;
-/// Packs of columns that a block has at most.
+/// Packs of columns that a block has at most: a cache line of them, or more if there are too few rows for its threads.
+/// Narrow blocks leave few sums to each block that finishes them.
+const LINE: usize = 8;
 const MAX_ACROSS: usize = 32;
+/// Blocks that keep any GPU busy.
+const ENOUGH_BLOCKS: usize = 2048;
 
 /// How x (R, C) is divided among blocks.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +31,7 @@ impl Tiles {
     /// The division for elements of a type.
     pub fn new(rows: usize, columns: usize, dtype: DType) -> Self {
         let packs = columns.div_ceil(16 / dtype.size());
-        let strips = packs.div_ceil(MAX_ACROSS);
+        let strips = packs.div_ceil((THREADS / rows.max(1)).clamp(LINE, MAX_ACROSS));
         let across = packs.checked_div(strips).map_or(1, |_| packs.div_ceil(strips));
         Self { rows, columns, strips, across }
     }

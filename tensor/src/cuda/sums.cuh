@@ -1,7 +1,7 @@
 // Sums over the blocks of a launch, finished within the launch. Each block writes its partial sums to memory and takes
-// a ticket; the block with the last ticket adds up all partial sums, in the order of the blocks, so that it does not
-// matter which block it is. Many blocks are reduced in two levels, first within groups and then across them: a single
-// block would read for longer than another launch takes to start.
+// a ticket; the block with the last ticket adds up all partial sums, in a fixed order, so that it does not matter which
+// block it is. Very many blocks are reduced in two levels, first within groups and then across them: a single block would
+// read for longer than another launch takes to start.
 #pragma once
 
 // Counters of tickets, as in `sums.rs`.
@@ -54,11 +54,15 @@ __device__ __forceinline__ W* piece_of(W* partial, i64 piece, int count) {
 constexpr int TOGETHER = 8;
 
 // Once every block has written its piece of partial (pieces, count), calls put(i, sum) for each sum over the pieces.
-// Blocks with another `strip` belong to other sums, with other memory.
+// Blocks with another `strip` belong to other sums, with other memory. So that few sums occupy all threads as well,
+// `sharers` lanes of a warp take turns at the pieces of a pack, whose other lanes have `width` neighbouring packs.
 template <typename W, typename Put>
 __device__ __forceinline__ void finish_sums(W* partial, int count, int piece, int pieces, int strip, Put put) {
     constexpr int M = Pack<W>::size;
-    int size = 16; // of a group: about the number of groups
+    int packs = (count + M - 1) / M, sharers = 1;
+    while (sharers < 32 && 2 * sharers * packs <= int(blockDim.x)) sharers *= 2;
+    int width = 32 / sharers, turn = lane() / width;
+    int size = 2 * TOGETHER * sharers; // of a group: at least the number of groups
     while (size * size < pieces) size *= 2;
     int counter = strip * ((pieces + size - 1) / size + 1);
     for (int step = 1;; step *= size) { // a sum is left every `step` pieces
@@ -66,19 +70,26 @@ __device__ __forceinline__ void finish_sums(W* partial, int count, int piece, in
         int first = group * step * size, members = min((pieces - first + step - 1) / step, size);
         if (!last_block(counter + group, members)) return;
         W* left = piece_of(partial, first, count);
-        for (int i = threadIdx.x * M; i < count; i += blockDim.x * M) {
+        for (int base = warp() * width; base < packs; base += blockDim.x / sharers) {
+            int pack = base + lane() % width, i = pack * M;
             Pack<W> sums = {};
             // Several loads are issued before the first is waited for, also for the last few pieces.
-            for (int member = 0; member < members; member += TOGETHER) {
+            for (int member = turn; member < members; member += TOGETHER * sharers) {
                 Pack<W> asked[TOGETHER] = {};
 #pragma unroll
-                for (int k = 0; k < TOGETHER; k++)
-                    if (member + k < members) asked[k] = load_fresh(piece_of(left, (member + k) * step, count) + i);
+                for (int k = 0; k < TOGETHER; k++) {
+                    int next = member + k * sharers;
+                    if (next < members && pack < packs) asked[k] = load_fresh(piece_of(left, next * step, count) + i);
+                }
 #pragma unroll
                 for (int k = 0; k < TOGETHER; k++)
 #pragma unroll
                     for (int j = 0; j < M; j++) sums.at[j] += asked[k].at[j];
             }
+            for (int apart = width; apart < 32; apart *= 2)
+#pragma unroll
+                for (int j = 0; j < M; j++) sums.at[j] += __shfl_xor_sync(~0u, sums.at[j], apart);
+            if (turn > 0 || pack >= packs) continue;
             if (groups > 1) {
                 store_pack(left + i, sums, M);
                 continue;

@@ -5,16 +5,14 @@ use crate::{DType, Device, Error, Result, Tensor};
 /// Counters of tickets that the kernels of a module have, as in `sums.cuh`.
 const COUNTERS: usize = 2048;
 
-/// How many rows make a piece of a sum worth a block, and the most pieces.
-const PIECE: usize = 256;
-const MAX_PIECES: usize = 512;
-/// Blocks that keep any GPU busy.
-pub(super) const ENOUGH_BLOCKS: usize = 2048;
+/// How many rows make a piece of a sum worth a block.
+const PIECE: usize = 128;
+/// The most blocks: about as many as the largest GPUs execute at once. More would only leave more to be added up.
+const MAX_BLOCKS: usize = 512;
 
 /// Into how many pieces the rows of each of `strips` sums are split: this depends on these two numbers alone.
 pub fn pieces(rows: usize, strips: usize) -> usize {
-    let pieces = rows.div_ceil(PIECE).clamp(1, MAX_PIECES).min(ENOUGH_BLOCKS.div_ceil(strips.max(1)));
-    if have_counters(strips, pieces) { pieces } else { 1 }
+    rows.div_ceil(PIECE).clamp(1, MAX_BLOCKS.div_ceil(strips.max(1)))
 }
 
 /// Whether there are enough counters for the blocks: one for each group of 16 or more, and one for the groups. A single
@@ -44,9 +42,9 @@ mod tests {
         for strips in 0..3000 {
             for rows in [0, 1, 256, 257, 4096, 4097, 50_000, 200_000, 10_000_000] {
                 let pieces = pieces(rows, strips);
-                assert!((1..=MAX_PIECES).contains(&pieces) && have_counters(strips, pieces), "{strips} sums of {rows}");
+                assert!((1..=MAX_BLOCKS).contains(&pieces) && have_counters(strips, pieces), "{strips} sums of {rows}");
             }
         }
-        assert_eq!([pieces(257, 1024), pieces(257, 1025), pieces(257, 2047)], [2, 1, 1]);
+        assert_eq!([pieces(129, 511), pieces(129, 512), pieces(129, 2047)], [2, 1, 1]);
     }
 }
