@@ -10,7 +10,7 @@ pub static KERNELS: Module = Module {
     name: "mlp",
     source: include_str!("kernel.cu"),
     headers: &[gelu::cuda::NORMAL],
-    kernels: &["mlp_forward<64|96|128>"],
+    kernels: &["mlp_forward<64|96>"],
 };
 
 /// Rows and threads of a block, as in the kernel.
@@ -32,7 +32,7 @@ impl<'v, 't> FusedMlp<'v, 't> {
             [(gamma, &[channels]), (beta, &[channels]), (b1, &[hidden]), (w2, &[channels, hidden]), (b2, &[channels])];
         let fit =
             x.shape().last() == Some(&channels) && shapes.iter().all(|(operand, shape)| operand.shape()[..] == **shape);
-        let known = x.dtype() == DType::Bf16 && [64, 96, 128].contains(&channels) && hidden.is_multiple_of(8);
+        let known = x.dtype() == DType::Bf16 && [64, 96].contains(&channels) && hidden.is_multiple_of(8);
         let wide = [gamma, beta].iter().all(|parameter| parameter.dtype() == DType::F32);
         // The kernel reads packs; operands still to be rounded to bf16 will be copied to aligned memory.
         let in_packs = |operand: &Var<'_>| match operand.value().address("mlp", gpu) {

@@ -1,4 +1,4 @@
-// The MLP of a block in bf16 on tensor cores, for maps of C channels: 64, 96 or 128. Between its two products the hidden
+// The MLP of a block in bf16 on tensor cores, for maps of C channels: 64 or 96. Between its two products the hidden
 // channels stay in registers; on wider maps the products are no longer bound by memory, and cuBLASLt does them better.
 //
 // A warp takes 16 rows and a block 128; all of them iterate over the hidden channels in chunks, whose weights are
@@ -81,7 +81,7 @@ struct Chunk {
 // and shifted by beta. What a backward pass needs is written if the pointers to it are not null: the rows' moments (R),
 // n (R, C), the hidden channels before and after GELU (R, H). H is a whole number of packs.
 template <int C>
-__global__ void __launch_bounds__(2 * ROWS, C == 128 ? 1 : 2)
+__global__ void __launch_bounds__(2 * ROWS, 2)
     mlp_forward(const bf16* x, const float* gamma, const float* beta, float epsilon, const bf16* w1, const bf16* b1,
                 const bf16* w2, const bf16* b2, int residual, bf16* y, float* mean, float* rstd, bf16* normed,
                 bf16* pre_gelu, bf16* post_gelu, i64 rows, int hidden) {
