@@ -7,6 +7,9 @@
 enum Control { SCALE, RATE_M, BETA_V, RATE_V, ROOT, EPS, MAX_NORM, NORM, GROUPS };
 enum GroupControl { KEEP, STEP, GROUP_CONTROLS };
 
+// Packs of gradients that a thread asks for at once.
+constexpr int BATCH = 4;
+
 // Parameters begin on cache lines, and are of one group each: byte l of `groups` is the group of the elements of line l.
 template <typename T>
 __device__ __forceinline__ const T* group_of(const u32* groups, i64 i, const T* controls) {
@@ -20,10 +23,22 @@ __device__ __forceinline__ const T* group_of(const u32* groups, i64 i, const T* 
 // of the elements into `partial`.
 template <typename T>
 __global__ void gradient_norm(const T* x, double* partial, double* norm, T* controls, i64 count) {
+    constexpr int N = Pack<T>::size;
     __shared__ double sums[8];
-    i64 begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
+    i64 packs = (count + N - 1) / N, end = packs * (blockIdx.x + 1) / gridDim.x;
     double sum = 0;
-    for (i64 i = begin + threadIdx.x; i < end; i += blockDim.x) sum += double(x[i]) * double(x[i]);
+    for (i64 first = packs * blockIdx.x / gridDim.x + threadIdx.x; first < end; first += BATCH * blockDim.x) {
+        Pack<T> batch[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; b++) {
+            i64 pack = first + b * blockDim.x;
+            batch[b] = load_pack(x + pack * N, pack < end ? count - pack * N : 0);
+        }
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+#pragma unroll
+            for (int j = 0; j < N; j++) sum = fma(double(batch[b].at[j]), double(batch[b].at[j]), sum);
+    }
     sum = block_sum(sum, sums);
     if (threadIdx.x < Pack<double>::size) piece_of(partial, blockIdx.x, 1)[threadIdx.x] = threadIdx.x == 0 ? sum : 0;
     finish_sums(partial, 1, blockIdx.x, gridDim.x, 0, [&](int, double sum) {
@@ -40,16 +55,26 @@ __global__ void gradient_norm(const T* x, double* partial, double* norm, T* cont
 template <typename T>
 __global__ void adamw(T* p, const T* g, T* m, T* v, const u32* groups, i64 count, const T* controls, T* average,
                       const T* rate) {
-    i64 i = thread_number();
-    if (i >= count || !(controls[NORM] < INFINITY)) return;
-    T gradient = g[i] * controls[SCALE];
-    T mean = fma(controls[RATE_M], gradient - m[i], m[i]);
-    T square = fma(controls[BETA_V], v[i], controls[RATE_V] * gradient * gradient);
-    T deviation = fma(sqrt(square), controls[ROOT], controls[EPS]);
+    constexpr int N = Pack<T>::size; // of one cache line
+    i64 i = thread_number() * N, left = count - i;
+    if (left <= 0 || !(controls[NORM] < INFINITY)) return;
+    Pack<T> gradients = load_pack(g + i, left);
+    Pack<T> parameters = load_pack(p + i, left), means = load_pack(m + i, left), squares = load_pack(v + i, left);
     const T* group = group_of(groups, i, controls);
-    T parameter = fma(group[STEP], mean / deviation, p[i] * group[KEEP]);
-    p[i] = parameter;
-    m[i] = mean;
-    v[i] = square;
-    if (average) average[i] = fma(*rate, parameter - average[i], average[i]);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        T gradient = gradients.at[j] * controls[SCALE], &mean = means.at[j], &square = squares.at[j];
+        mean = fma(controls[RATE_M], gradient - mean, mean);
+        square = fma(controls[BETA_V], square, controls[RATE_V] * gradient * gradient);
+        T deviation = fma(sqrt(square), controls[ROOT], controls[EPS]);
+        parameters.at[j] = fma(group[STEP], mean / deviation, parameters.at[j] * group[KEEP]);
+    }
+    store_pack(p + i, parameters, left);
+    store_pack(m + i, means, left);
+    store_pack(v + i, squares, left);
+    if (!average) return;
+    Pack<T> averages = load_pack(average + i, left);
+#pragma unroll
+    for (int j = 0; j < N; j++) averages.at[j] = fma(*rate, parameters.at[j] - averages.at[j], averages.at[j]);
+    store_pack(average + i, averages, left);
 }

@@ -15,7 +15,7 @@ pub static KERNELS: Module = Module {
 
 /// Elements per piece of the norm's sum, and the maximum number of pieces.
 const PIECE: usize = 1 << 14;
-const MAX_PIECES: usize = 1024;
+const MAX_PIECES: usize = 512;
 /// The place of the norm among the controls of a step, and how many there are before those of the groups.
 const NORM: usize = 7;
 const CONTROLS: usize = 8;
@@ -64,7 +64,7 @@ impl Controls {
         average: Option<(&mut Tensor, &Tensor)>,
     ) -> Result<()> {
         let (count, dtype) = (p.count(), p.dtype());
-        let launch = KERNELS.launch(gradients.gpu("adamw")?, "adamw<T>", dtype)?.over(count);
+        let launch = KERNELS.launch(gradients.gpu("adamw")?, "adamw<T>", dtype)?.over_packs(count, dtype);
         let launch = launch.output(p)?.input(gradients)?.output(m)?.output(v)?.input(&self.groups)?.count(count);
         let (average, rate) = average.unzip();
         let launch = launch.input(&self.numbers)?.optional_output(average)?.optional(rate)?;
