@@ -34,11 +34,10 @@ struct Tile {
 
     // This thread's columns of a batch of rows of x; zeros for rows beyond the end.
     __device__ __forceinline__ void load(const T* x, i64 row, int columns, Pack<T> (&batch)[BATCH]) const {
+        i64 apart = i64(step) * columns;
+        x += row * columns + column;
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            i64 at = row + b * step;
-            batch[b] = load_pack(x + at * columns + column, at < end ? left : 0);
-        }
+        for (int b = 0; b < BATCH; b++, x += apart) batch[b] = load_pack(x, row + b * step < end ? left : 0);
     }
 
     // Loads this thread's columns of a parameter (C).
