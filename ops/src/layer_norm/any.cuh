@@ -58,7 +58,8 @@ __global__ void layer_norm_recompute_any(const T* x, const wide<T>* weight, cons
     normalise(x + row * channels, weight, bias, means[row], rstds[row], y + row * channels, channels);
 }
 
-// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy
+// dx = r·(g − mean(g) − x̂·mean(g·x̂)), g = γ·dy. Of a single channel g is its own mean, and dx must be exactly 0: were
+// the product fused into the subtraction of its rounded mean, its rounding error would remain, times r.
 template <typename T>
 __global__ void layer_norm_backward_any(const T* dy, const T* x, const wide<T>* weight, const wide<T>* means,
                                     const wide<T>* rstds, T* dx, int accumulate, i64 rows, int channels) {
@@ -72,7 +73,7 @@ __global__ void layer_norm_backward_any(const T* dy, const T* x, const wide<T>* 
         Pack<T> upstream = load_pack(dy + c, channels - c), in = load_pack(x + c, channels - c);
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            W g = widen(upstream.at[j]) * weight[min(c + j, channels - 1)]; // zero past the end
+            W g = rounded_product(widen(upstream.at[j]), weight[min(c + j, channels - 1)]); // zero past the end
             sum_g += g;
             sum_gx += g * (widen(in.at[j]) - mean);
         }
@@ -83,7 +84,7 @@ __global__ void layer_norm_backward_any(const T* dy, const T* x, const wide<T>* 
         W values[N];
 #pragma unroll
         for (int j = 0; j < N; j++) {
-            W g = widen(upstream.at[j]) * weight[min(c + j, channels - 1)];
+            W g = rounded_product(widen(upstream.at[j]), weight[min(c + j, channels - 1)]);
             values[j] = rstd * (g - mean_g - (widen(in.at[j]) - mean) * rstd * mean_gx);
         }
         put_pack(dx + c, values, channels - c, accumulate);
