@@ -53,9 +53,11 @@ const KEYS: usize = 32;
 const OWN: usize = 4;
 const WARPS: usize = 8;
 const CHOOSING_TILES: usize = 13 << 10;
-/// Warps per block of the kernel that routes a whole image, as in `routing.cuh`, and the maximum number of regions for
-/// which it is used.
-const ROUTING_WARPS: usize = 25;
+/// Of the kernel that routes a whole image, as in `routing.cuh`: warps per block, the regions of a warp, and into how
+/// many shares warps divide the channels. The maximum number of regions for which it is used.
+const ROUTING_WARPS: usize = 28;
+const ROWS: usize = 7;
+const SHARES: usize = 4;
 const FEW_REGIONS: usize = 64;
 /// Even if there are too few images to fill the GPU, one block reads this many bytes of queries and keys in less time
 /// than it takes to launch another kernel.
@@ -88,29 +90,33 @@ pub fn route(
     qkv: &Tensor,
     [routes, logits]: [&mut Tensor; 2],
 ) -> Result<()> {
-    let (dtype, device) = (qkv.dtype(), qkv.device());
-    let regions = g.regions.count();
-    let mut means = Tensor::empty_on(&device, [g.images, regions, 2 * g.qk_dim], dtype.of_sums())?;
+    let (dtype, regions, gpu) = (qkv.dtype(), g.regions.count(), qkv.gpu("bra")?);
     let (pack, of_image) = (16 / dtype.size(), g.tokens() * 2 * g.qk_dim * dtype.size());
     let in_packs = [g.qk_dim, g.v_dim].iter().all(|dim| dim.is_multiple_of(pack));
-    let gpu = qkv.gpu("bra")?;
     let in_packs = in_packs && qkv.address("bra", gpu)?.is_multiple_of(16);
-    let filled = 4 * g.images >= 3 * gpu.driver().properties().multiprocessors;
-    if regions <= FEW_REGIONS && in_packs && (filled || of_image <= OF_BLOCK) {
-        let launch = KERNELS.launch_on(qkv, "route<T>")?.threads(32 * ROUTING_WARPS).blocks(g.images);
-        let launch =
-            launch.shared(ROUTING_WARPS * OWN * regions * dtype.of_sums().size()).input(qkv)?.output(&mut means)?;
-        let launch = launch.extents(valid)?.number(scale, dtype).output(routes)?.output(logits)?;
-        // SAFETY: qkv is a map of this geometry, and there is a place for each region's means and its k choices.
+    let properties = gpu.driver().properties();
+    let filled = 4 * g.images >= 3 * properties.multiprocessors;
+    // In shared memory, all regions' affinities and means.
+    let pack_of_sums = 16 / dtype.of_sums().size();
+    let affinities = regions.next_multiple_of(pack_of_sums);
+    let shared = SHARES * regions * affinities + 2 * g.qk_dim * (regions.next_multiple_of(ROWS) | 1);
+    let shared = shared * dtype.of_sums().size();
+    let fits = regions <= FEW_REGIONS && shared <= properties.shared_memory;
+    if fits && in_packs && (filled || of_image <= OF_BLOCK) {
+        let launch = KERNELS.launch_on(qkv, "route<T>")?.threads(32 * ROUTING_WARPS).blocks(g.images).shared(shared);
+        let launch = launch.input(qkv)?.extents(valid)?.number(scale, dtype).output(routes)?.output(logits)?;
+        let launch = launch.int(magic(2 * g.qk_dim / pack));
+        // SAFETY: qkv is a map of this geometry, and there is a place for each region's k choices.
         return unsafe { with_geometry(launch, g)?.run() };
     }
+    let mut means = Tensor::empty_on(&qkv.device(), [g.images, regions, 2 * g.qk_dim], dtype.of_sums())?;
     let launch = KERNELS.launch_on(qkv, "region_means<T>")?.grid([regions, g.images, 1]).input(qkv)?;
     let launch = with_geometry(launch.output(&mut means)?.extents(valid)?, g)?;
-    // SAFETY: as above.
+    // SAFETY: as above, and for its means.
     unsafe { launch.run()? };
     // A warp keeps the affinities of its regions in shared memory, beside what the kernel declares.
-    let of_warp = OWN * regions * dtype.of_sums().size();
-    let most = gpu.driver().properties().shared_memory - CHOOSING_TILES;
+    let of_warp = OWN * affinities * dtype.of_sums().size();
+    let most = properties.shared_memory - CHOOSING_TILES;
     let warps = (most / 2 / of_warp).clamp(1, WARPS);
     if of_warp > most {
         return Err(Error::argument("bra", format!("{regions} regions do not fit a GPU's shared memory; use fewer")));

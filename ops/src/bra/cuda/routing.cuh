@@ -1,6 +1,7 @@
 // Routing: the regions' means, which regions each one matches best, and for the backward pass who chose whom.
 
 #include "geometry.cuh"
+#include "instructions.cuh"
 
 // How many of a region's rows and columns of tokens are valid.
 struct Valid {
@@ -53,57 +54,137 @@ __global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int
     }
 }
 
-// The same for a whole image per block, for pixels of whole packs. A thread sums one pack of channels over a region,
-// and loads BATCH tokens at once.
+// Element j of a pack of T that was loaded as words. Were it loaded as halves under a condition, the compiler would move
+// one half at a time, and wait for each load before the next one; see `load_pack`.
 template <typename T>
-__device__ __forceinline__ void means_of_image(const T* qkv, wide<T>* means, int valid_height, int valid_width,
-                                               const Geometry& g) {
+__device__ __forceinline__ wide<T> element(const Pack<u32>& words, int j) {
+    return reinterpret_cast<const T*>(words.at)[j];
+}
+template <>
+__device__ __forceinline__ float element<bf16>(const Pack<u32>& words, int j) {
+    return j % 2 ? high_half(words.at[j / 2]) : low_half(words.at[j / 2]);
+}
+
+// The same for a whole image per block, for pixels of whole packs, to packs (2D / their size, `column`) of means: those
+// of all regions lie side by side. A thread sums one of `packs` packs of channels over a region's valid tokens, and
+// loads BATCH of them at once.
+template <typename T>
+__device__ __forceinline__ void means_of_image(const T* qkv, Pack<wide<T>>* means, int column, const Divisor& packs,
+                                               int valid_height, int valid_width, const Geometry& g) {
     typedef wide<T> W;
-    constexpr int N = Pack<T>::size, M = Pack<W>::size, BATCH = 8;
-    const int channels = 2 * g.qk_dim(), packs = channels / N;
+    constexpr int N = Pack<T>::size, M = Pack<W>::size, BATCH = 4;
     for (int item = threadIdx.x; item < g.regions() * packs; item += blockDim.x) {
-        const int region = item / packs, channel = (item - region * packs) * N;
+        const int region = item / packs, channel = item % packs * N;
         const Valid valid(g, region, valid_height, valid_width);
+        const int count = valid.across * valid.down;
+        const W inverse = W(1) / count;
+        const T* from = qkv + i64(g.pixel(region, 0)) * g.row() + channel;
+        int across = 0;
         W sum[N] = {};
-        for (int first = 0; first < g.region_tokens; first += BATCH) {
-            Pack<T> batch[BATCH] = {};
+        for (int first = 0; first < count; first += BATCH) {
+            Pack<u32> batch[BATCH] = {};
 #pragma unroll
             for (int b = 0; b < BATCH; b++) {
-                const T* from = qkv + i64(g.pixel(region, first + b)) * g.row() + channel;
-                if (valid.has(g, first + b)) batch[b] = *reinterpret_cast<const Pack<T>*>(from);
+                if (first + b < count) batch[b] = *reinterpret_cast<const Pack<u32>*>(from);
+                const bool ends = ++across == valid.across;
+                from += ends ? i64(g.width() - valid.across + 1) * g.row() : i64(g.row());
+                across = ends ? 0 : across;
             }
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
 #pragma unroll
-                for (int j = 0; j < N; j++) sum[j] += widen(batch[b].at[j]);
+                for (int j = 0; j < N; j++) sum[j] += element<T>(batch[b], j);
         }
-        const W count = valid.across * valid.down;
 #pragma unroll
         for (int j = 0; j < N; j += M) {
             Pack<W> mean;
 #pragma unroll
-            for (int i = 0; i < M; i++) mean.at[i] = sum[j + i] / count;
-            store_pack(means + region * channels + channel + j, mean, M);
+            for (int i = 0; i < M; i++) mean.at[i] = sum[j + i] * inverse;
+            means[(channel + j) / M * column + region] = mean;
         }
     }
+}
+
+// The number of elements, filled up to whole packs.
+template <typename W>
+__device__ __forceinline__ int in_packs(int count) {
+    return (count + Pack<W>::size - 1) / Pack<W>::size * Pack<W>::size;
+}
+
+// A warp writes the k largest of a region's affinities, ties to the lower index and NaN last: their regions and logits.
+// An affinity's rank is the number of those that come before it, summed without branches or long dependency chains, as
+// floats, because a comparison gives 0 or 1 as a float in one instruction. It is wrong for NaN and, unless TIES, for
+// ties. The affinities are filled up to whole packs with −∞, which comes before none. Returns a lane's part of the sum
+// of k − rank over all ranks below k, which is least if there is one of each.
+template <bool TIES, typename T>
+__device__ __forceinline__ int keep_largest(const wide<T>* affinities, int regions, int topk, u32* routes, T* logits) {
+    typedef wide<T> W;
+    constexpr int N = Pack<W>::size, OWN = 2; // candidates of a lane, which it ranks at once
+    int sum = 0;
+#pragma unroll 1
+    for (int first = lane(); first < regions; first += 32 * OWN) {
+        float before[OWN] = {};
+        W mine[OWN];
+#pragma unroll
+        for (int i = 0; i < OWN; i++) mine[i] = affinities[min(first + 32 * i, regions - 1)];
+#pragma unroll 2
+        for (int other = 0; other < regions; other += N) {
+            const Pack<W> pack = *reinterpret_cast<const Pack<W>*>(affinities + other);
+#pragma unroll
+            for (int j = 0; j < N; j++)
+#pragma unroll
+                for (int i = 0; i < OWN; i++) {
+                    const bool ties = TIES && (pack.at[j] == mine[i]) & (other + j < first + 32 * i);
+                    before[i] += (pack.at[j] > mine[i]) | ties ? 1.0f : 0.0f;
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const int own = first + 32 * i;
+            int rank = before[i];
+            if (TIES && mine[i] != mine[i])
+                for (int r = 0; r < regions; r++) rank += affinities[r] == affinities[r] || r < own;
+            if (own >= regions || rank >= topk) continue;
+            routes[rank] = own, logits[rank] = narrow<T>(mine[i]);
+            sum += topk - rank;
+        }
+    }
+    return sum;
+}
+
+// The same, whatever the affinities: most often they all differ.
+template <typename T>
+__device__ __forceinline__ void keep_largest(const wide<T>* affinities, int regions, int topk, u32* routes, T* logits) {
+    const int sum = warp_sum(keep_largest<false>(affinities, regions, topk, routes, logits));
+    __syncwarp(); // what was written for ranks that several have is overwritten
+    if (sum != topk * (topk + 1) / 2) keep_largest<true>(affinities, regions, topk, routes, logits);
+}
+
+// Adds a query's products with two keys.
+template <typename W, int N>
+__device__ __forceinline__ void add_products(const Pack<W, N>& query, const Pack<W, N> (&keys)[2], W (&sums)[2]) {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) sums[half] += query.at[j] * keys[half].at[j];
 }
 
 constexpr int OWN = 4;      // regions per warp when choosing
 constexpr int OTHERS = 64;  // candidate regions in shared memory: two per lane
 constexpr int CHUNK = 8;    // packs of channels of each, in shared memory
 
-// Routes and logits (N, P, k) of one image, for the regions from `first` on that a block of at most WARPS warps
-// handles: the k largest of s·q̂·k̂ for each region, ties to the lower index. A warp keeps the P affinities of each of
-// its regions in shared memory.
-template <int WARPS, typename T>
-__device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions,
-                                       int qk_dim, int topk, i64 image, int first) {
+// routes and logits (N, P, k) from means: the k largest of s·q̂·k̂ for each region. A block of at most WARPS warps
+// handles OWN regions per warp, which keeps the P affinities of each in shared memory.
+template <typename T>
+__global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions, int qk_dim,
+                               int topk) {
     typedef wide<T> W;
-    constexpr int N = Pack<W>::size;
+    constexpr int N = Pack<W>::size, WARPS = 8;
     __shared__ Pack<W> queries[WARPS * OWN][CHUNK], keys[OTHERS][CHUNK + 1]; // one more, for lanes that read a column
     DYNAMIC_SHARED(W, affinities);
-    const int own = blockDim.x / 32 * OWN;
-    W* affinity = affinities + warp() * OWN * regions;
+    const int own = blockDim.x / 32 * OWN, first = blockIdx.x * own, stride = in_packs<W>(regions);
+    const i64 image = blockIdx.y;
+    W* affinity = affinities + warp() * OWN * stride;
     means += image * regions * 2 * qk_dim;
     for (int other = 0; other < regions; other += OTHERS) {
         W sums[OWN][2] = {};
@@ -124,14 +205,7 @@ __device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32*
             for (int pack = 0; pack < CHUNK; pack++) {
                 const Pack<W> key[2] = {keys[lane()][pack], keys[lane() + 32][pack]};
 #pragma unroll
-                for (int i = 0; i < OWN; i++) {
-                    const Pack<W> query = queries[warp() * OWN + i][pack];
-#pragma unroll
-                    for (int j = 0; j < N; j++) {
-                        sums[i][0] += query.at[j] * key[0].at[j];
-                        sums[i][1] += query.at[j] * key[1].at[j];
-                    }
-                }
+                for (int i = 0; i < OWN; i++) add_products(queries[warp() * OWN + i][pack], key, sums[i]);
             }
         }
 #pragma unroll
@@ -139,47 +213,74 @@ __device__ __forceinline__ void choose(const wide<T>* means, wide<T> scale, u32*
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 int r = other + half * 32 + lane();
-                if (r < regions) affinity[i * regions + r] = sums[i][half] * scale;
+                if (r < stride) affinity[i * stride + r] = r < regions ? sums[i][half] * scale : -W(INFINITY);
             }
     }
     __syncwarp();
-    // A region's rank is the number of regions that come before it, summed without branches or long dependency chains.
-    // NaN comes last.
-    for (int i = 0; i < OWN; i++, affinity += regions) {
-        int row = first + warp() * OWN + i;
-        if (row >= regions) break;
-        i64 to = (image * regions + row) * topk;
-        for (int r = lane(); r < regions; r += 32) {
-            const W mine = affinity[r];
-            int rank = 0;
-            for (int s = 0; s < regions; s++) rank += (affinity[s] > mine) | ((affinity[s] == mine) & (s < r));
-            if (mine != mine)
-                for (int s = 0; s < regions; s++) rank += affinity[s] == affinity[s] || s < r;
-            if (rank < topk) routes[to + rank] = r, logits[to + rank] = narrow<T>(mine);
-        }
+    for (int i = 0; i < OWN; i++) {
+        const int region = first + warp() * OWN + i;
+        if (region >= regions) break;
+        const i64 to = (image * regions + region) * topk;
+        keep_largest(affinity + i * stride, regions, topk, routes + to, logits + to);
     }
 }
 
-// routes and logits (N, P, k) from means. A block handles OWN regions per warp.
-template <typename T>
-__global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions, int qk_dim,
-                               int topk) {
-    choose<8>(means, scale, routes, logits, regions, qk_dim, topk, blockIdx.y, blockIdx.x * (blockDim.x / 32 * OWN));
-}
-
-// Means and routes in one kernel: one block per image, which has at most OWN regions per warp. 25 warps share the packs
-// of 7x7 regions with 64, 128 or 256 channels evenly.
-constexpr int ROUTING_WARPS = 25;
+// Means and routes in one kernel: one block per image, which keeps the means in shared memory. For the affinities a
+// warp takes ROWS regions, with up to 64 others, and one of SHARES parts of the channels: 28 warps divide 7x7 regions
+// evenly.
+constexpr int ROUTING_WARPS = 28, ROWS = 7, SHARES = 4;
 template <typename T>
 __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
-    route(const T* qkv, wide<T>* means, int valid_height, int valid_width, wide<T> scale, u32* routes, T* logits,
+    route(const T* qkv, int valid_height, int valid_width, wide<T> scale, u32* routes, T* logits, u32 packs_magic,
           GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
+    typedef wide<T> W;
+    constexpr int N = Pack<W>::size;
+    DYNAMIC_SHARED(W, affinities); // (SHARES, P, P), and the means
+    const int regions = g.regions(), packs = g.qk_dim() / N;
+    const int stride = in_packs<W>(regions), of_share = regions * stride;
+    // Whole tiles of ROWS, so that a warp reads its regions' packs without regard to where they end, and an odd number
+    // of packs, so that those of several channels lie in different banks.
+    const int column = (regions + ROWS - 1) / ROWS * ROWS | 1;
+    Pack<W>* means = reinterpret_cast<Pack<W>*>(affinities + SHARES * of_share);
     const i64 image = blockIdx.x;
-    const int regions = g.regions(), qk_dim = g.qk_dim();
-    means_of_image(qkv + image * g.tokens() * g.row(), means + image * regions * 2 * qk_dim, valid_height, valid_width, g);
+    const Divisor loaded(2 * g.qk_dim() / Pack<T>::size, packs_magic);
+    means_of_image(qkv + image * g.tokens() * g.row(), means, column, loaded, valid_height, valid_width, g);
     __syncthreads();
-    choose<ROUTING_WARPS>(means, scale, routes, logits, regions, qk_dim, topk, image, 0);
+    for (int task = warp(); task < (regions + ROWS - 1) / ROWS * SHARES; task += ROUTING_WARPS) {
+        const int share = task % SHARES, first = task / SHARES * ROWS;
+        const int begin = packs * share / SHARES, end = packs * (share + 1) / SHARES;
+        const Pack<W>*queries = means + begin * column + first, *keys = means + (packs + begin) * column;
+        const int own[2] = {min(int(lane()), regions - 1), min(int(lane()) + 32, regions - 1)};
+        W sums[ROWS][2] = {};
+#pragma unroll 1 // otherwise registers do not suffice
+        for (int pack = begin; pack < end; pack++, queries += column, keys += column) {
+            const Pack<W> key[2] = {keys[own[0]], keys[own[1]]};
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) add_products(queries[i], key, sums[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = first + i, other = half * 32 + lane();
+                if (row < regions && other < regions) affinities[share * of_share + row * stride + other] = sums[i][half];
+            }
+    }
+    __syncthreads();
+    for (int region = warp(); region < regions; region += ROUTING_WARPS) {
+        W* affinity = affinities + region * stride;
+#pragma unroll 2
+        for (int r = lane(); r < stride; r += 32) {
+            W sum = 0;
+#pragma unroll
+            for (int share = 0; share < SHARES; share++) sum += affinity[share * of_share + r];
+            affinity[r] = r < regions ? sum * scale : -W(INFINITY);
+        }
+        __syncwarp();
+        const i64 to = (image * regions + region) * topk;
+        keep_largest(affinity, regions, topk, routes + to, logits + to);
+    }
 }
 
 // For each region the regions that are routed to it, in order: those of region r are entries[starts[r]..starts[r + 1]],
