@@ -12,25 +12,17 @@ pub static KERNELS: Module = Module {
     kernels: &[
         "dwconv_forward<T, 3|5|7, false>",
         "dwconv_forward<float|bf16, 3|5|7, true>",
-        "dwconv_backward<T, 3|5|7, false>",
-        "dwconv_backward<float|bf16, 3|5|7, true>",
+        "dwconv_backward_weight<T, 3|5|7, false>",
+        "dwconv_backward_weight<float|bf16, 3|5|7, true>",
     ],
 };
 
-/// Threads per block in the forward and the backward pass, and the maximum number of threads that share the channels of
-/// one pixel; as in the kernels.
-const THREADS: usize = 128;
-const THREADS_BACKWARD: usize = 256;
-const TILE: usize = 32;
+/// The maximum number of strips of rows in a band of an image, each for a warp; as in the kernels.
+const STRIPS: usize = 7;
 
-/// Columns are split among more threads until there are this many threads, or only this many columns per thread.
-const ENOUGH_THREADS: usize = 1 << 16;
-const FEW_COLUMNS: usize = 8;
-
-/// The maximum number of blocks of the backward kernel: one per multiprocessor of an H200, whose registers allow no
-/// more; a few extra blocks would run after all others and double its time. A constant, because the order of summation
-/// depends on it.
-const BLOCKS_BACKWARD: usize = 132;
+/// The maximum number of blocks that sum up a weight's gradient: two per multiprocessor of an H200, whose registers allow
+/// no more; a few extra blocks would run after all others. A constant, because the order of summation depends on it.
+const BLOCKS: usize = 264;
 
 /// An operand (N, H, W, C) that is read: pixel p, counted in (N, H, W) order, is the C elements from p·stride on.
 #[derive(Clone, Debug)]
@@ -71,11 +63,59 @@ pub(crate) fn forward(
     bias: Option<&Tensor>,
     y: MapMut<'_>,
 ) -> Result<()> {
+    convolve(g, x, Kernel { weight, residual }, false, bias, y)
+}
+
+/// From dy and x those of dx = dy ∗ the kernel rotated by 180°, dweight (C, 1, K, K) and dbias (C) that are wanted, each
+/// stored or accumulated.
+pub(crate) fn backward(
+    g: Geometry,
+    dy: &Map,
+    x: &Map,
+    kernel: Kernel<'_>,
+    dx: Option<MapMut<'_>>,
+    [dweight, dbias]: [Option<Out<'_>>; 2],
+) -> Result<()> {
+    if let Some(dx) = dx {
+        convolve(g, dy, kernel, true, None, dx)?;
+    }
+    if dweight.is_none() && dbias.is_none() {
+        return Ok(());
+    }
+    let dtype = x.elements.dtype();
+    dy.elements.ensure_dtype("dwconv", dtype)?;
+    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.ensure_dtype("dwconv", dtype.of_sums()))?;
+    let gpu = x.elements.gpu("dwconv")?;
+    let [dy_address, x_address] = [address(g, dy, gpu)?, address(g, x, gpu)?];
+    let Tiling { packed, tile, tiles, strips, bands } =
+        Tiling::new(g, dtype, [(dy_address, dy.stride), (x_address, x.stride)]);
+    let all_bands = if g.is_empty() { 0 } else { g.images * bands };
+    let pieces = all_bands.clamp(1, (BLOCKS / tiles.max(1)).max(1));
+    let sums = [tiles, pieces, tile * (g.taps() + 1)];
+    let mut partial = partial_sums(&x.elements.device(), dtype.of_sums(), sums)?;
+    let launch = KERNELS.launch(gpu, &format!("dwconv_backward_weight<T, {}, {packed}>", g.kernel), dtype)?;
+    let launch = launch.threads(32 * strips).blocks(pieces * tiles);
+    let launch = launch.shared(chunks(g.kernel, dtype, tile, &[g.kernel - 1, 0]));
+    let launch = launch.pointer(dy_address).count(dy.stride).pointer(x_address).count(x.stride);
+    let launch = launch.output(&mut partial)?.out(dweight.as_ref()).out(dbias.as_ref()).count(all_bands);
+    // SAFETY: both hold maps of these extents, by the checks above, the gradients fit them, and there is a place for each
+    // piece's sums.
+    unsafe { launch.extents([g.height, g.width, g.channels, tiles, bands])?.run() }
+}
+
+/// y = x ∗ kernel + bias, or y += x ∗ kernel + bias, with the kernel `turned` by 180° or not.
+fn convolve(
+    g: Geometry,
+    x: &Map,
+    Kernel { weight, residual }: Kernel<'_>,
+    turned: bool,
+    bias: Option<&Tensor>,
+    MapMut { out, stride }: MapMut<'_>,
+) -> Result<()> {
     if g.is_empty() {
         return Ok(());
     }
     let dtype = x.elements.dtype();
-    let MapMut { out, stride } = y;
     out.ensure_dtype("dwconv", dtype)?;
     [Some(weight), bias]
         .into_iter()
@@ -83,100 +123,52 @@ pub(crate) fn forward(
         .try_for_each(|parameter| parameter.ensure_dtype("dwconv", dtype.of_sums()))?;
     let x_address = address(g, x, out.gpu())?;
     ensure_room(g, stride, out.count())?;
-    let pairs = pairs(g, dtype, &[(x_address, x.stride), (out.address(), stride)]);
-    let Tiling { tile, tiles } = Tiling::new(g, pairs);
-    let segments = ENOUGH_THREADS / (g.images * strips(g) * tile * tiles);
-    let length = g.width.div_ceil(segments.clamp(1, g.width.div_ceil(FEW_COLUMNS)));
-    let segments = g.width.div_ceil(length);
-    let blocks = (strips(g) * tile).div_ceil(THREADS) * tiles * segments * g.images;
-    let launch = KERNELS.launch(out.gpu(), &format!("dwconv_forward<T, {}, {pairs}>", g.kernel), dtype)?;
-    let launch = launch.threads(THREADS).blocks(blocks).pointer(x_address).count(x.stride).input(weight)?;
-    let launch = launch.int(residual.into()).optional(bias)?.out(Some(&out)).count(stride);
+    let Tiling { packed, tile, tiles, strips, bands } =
+        Tiling::new(g, dtype, [(x_address, x.stride), (out.address(), stride)]);
+    let launch = KERNELS.launch(out.gpu(), &format!("dwconv_forward<T, {}, {packed}>", g.kernel), dtype)?;
+    let launch = launch.threads(32 * strips).blocks(g.images * bands * tiles);
+    let launch = launch.shared(chunks(g.kernel, dtype, tile, &[g.kernel - 1]));
+    let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into()).int(turned.into());
+    let launch = launch.optional(bias)?.out(Some(&out)).count(stride);
     // SAFETY: x and y hold maps of these extents, by the checks above, and `dwconv::geometry` that the parameters fit
     // them.
-    unsafe { launch.extents([g.height, g.width, g.channels, tile, tiles, length, segments])?.run() }
+    unsafe { launch.extents([g.height, g.width, g.channels, tiles, bands])?.run() }
 }
 
-/// From dy and x, in one pass, those of dx = dy ∗ the kernel rotated by 180°, dweight (C, 1, K, K) and dbias (C) that
-/// are wanted, each stored or accumulated.
-pub(crate) fn backward(
-    g: Geometry,
-    dy: &Map,
-    x: &Map,
-    Kernel { weight, residual }: Kernel<'_>,
-    dx: Option<MapMut<'_>>,
-    [dweight, dbias]: [Option<Out<'_>>; 2],
-) -> Result<()> {
-    let of_parameters = dweight.is_some() || dbias.is_some();
-    if dx.is_none() && !of_parameters {
-        return Ok(());
-    }
-    let dtype = x.elements.dtype();
-    dy.elements.ensure_dtype("dwconv", dtype)?;
-    weight.ensure_dtype("dwconv", dtype.of_sums())?;
-    [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.ensure_dtype("dwconv", dtype.of_sums()))?;
-    let gpu = x.elements.gpu("dwconv")?;
-    let [dy_address, x_address] = [address(g, dy, gpu)?, address(g, x, gpu)?];
-    // If dx is not wanted, it goes to a scratch tensor.
-    let mut waste = None;
-    let dx = match dx {
-        Some(dx) => dx,
-        None => {
-            let shape = [g.images, g.height, g.width, g.channels];
-            let waste = waste.insert(Tensor::empty_on(&x.elements.device(), shape, dtype)?);
-            MapMut { out: waste.as_out("dwconv", false)?, stride: g.channels }
-        }
-    };
-    dx.out.ensure_dtype("dwconv", dtype)?;
-    ensure_room(g, dx.stride, dx.out.count())?;
-    let maps = [(dy_address, dy.stride), (x_address, x.stride), (dx.out.address(), dx.stride)];
-    let pairs = pairs(g, dtype, &maps);
-    let Tiling { tile, tiles } = Tiling::new(g, pairs);
-    let strips = if g.is_empty() { 0 } else { g.images * strips(g) };
-    let pieces = strips.div_ceil(THREADS_BACKWARD / tile).clamp(1, (BLOCKS_BACKWARD / tiles.max(1)).max(1));
-    let sums = tile * if pairs { 2 } else { 1 } * (g.taps() + 1);
-    let partial = of_parameters.then(|| partial_sums(&x.elements.device(), dtype.of_sums(), [tiles, pieces, sums]));
-    let mut partial = partial.transpose()?;
-    let launch = KERNELS.launch(gpu, &format!("dwconv_backward<T, {}, {pairs}>", g.kernel), dtype)?;
-    let launch = launch.threads(THREADS_BACKWARD).blocks(pieces * tiles).pointer(dy_address).count(dy.stride);
-    let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into());
-    let launch = launch.out(Some(&dx.out)).count(dx.stride);
-    let launch = launch.optional_output(partial.as_mut())?.out(dweight.as_ref()).out(dbias.as_ref());
-    // SAFETY: the three hold maps of these extents, by the checks above, the parameters and their gradients fit them,
-    // and there is a place for each piece's sums.
-    unsafe { launch.count(strips).extents([g.height, g.width, g.channels, tile, tiles])?.run() }
+/// Rows of a strip; as in the kernels.
+fn rows(kernel: usize) -> usize {
+    if kernel < 7 { 2 } else { 1 }
 }
 
-/// Strips of rows of an image, each for one thread; as in the kernels.
-fn strips(g: Geometry) -> usize {
-    let rows = match g.kernel {
-        3 => 4,
-        5 => 2,
-        _ => 1,
-    };
-    g.height.div_ceil(rows)
+/// Bytes of shared memory for two chunks of columns of maps, each with so many rows more than a band has.
+fn chunks(kernel: usize, dtype: DType, tile: usize, more: &[usize]) -> usize {
+    let columns = if kernel == 3 { 6 } else { kernel } * if dtype == DType::Bf16 { 2 } else { 1 };
+    let rows: usize = more.iter().map(|more| STRIPS * rows(kernel) + more).sum();
+    2 * columns * rows * tile * dtype.size()
 }
 
-/// How channels are shared out: among `tile` threads in each of `tiles` blocks.
+/// How a map is shared out among blocks: in `tiles` of `tile` channels, and each image in `bands` of `strips`.
 struct Tiling {
+    /// Whether each thread takes a pair of channels, and packs of 16 bytes are copied: if all packs are whole and
+    /// aligned. In f64 there are too few registers.
+    packed: bool,
     tile: usize,
     tiles: usize,
+    strips: usize,
+    bands: usize,
 }
 
 impl Tiling {
-    fn new(g: Geometry, pairs: bool) -> Self {
-        let threads = if pairs { g.channels / 2 } else { g.channels };
-        let tiles = threads.div_ceil(TILE);
-        Self { tile: threads.div_ceil(tiles.max(1)).max(1), tiles }
+    /// For maps at these addresses, with these strides.
+    fn new(g: Geometry, dtype: DType, maps: [(u64, usize); 2]) -> Self {
+        let pack = 16 / dtype.size();
+        let whole = |(address, stride): (u64, usize)| address.is_multiple_of(16) && stride.is_multiple_of(pack);
+        let packed = dtype != DType::F64 && g.channels.is_multiple_of(pack) && maps.into_iter().all(whole);
+        let tile = if packed { 64 } else { 32 };
+        let strips = g.height.div_ceil(rows(g.kernel)).max(1);
+        let bands = strips.div_ceil(STRIPS);
+        Self { packed, tile, tiles: g.channels.div_ceil(tile), strips: strips.div_ceil(bands), bands }
     }
-}
-
-/// Whether each thread takes a pair of channels: if pairs are aligned in all maps, so that one instruction can load
-/// them. In f64 there are too few registers.
-fn pairs(g: Geometry, dtype: DType, maps: &[(u64, usize)]) -> bool {
-    let even =
-        |&(address, stride): &(u64, usize)| address.is_multiple_of(2 * dtype.size() as u64) && stride.is_multiple_of(2);
-    dtype != DType::F64 && g.channels.is_multiple_of(2) && maps.iter().all(even)
 }
 
 /// The address of a map, once it is checked that its tensor holds all its pixels.

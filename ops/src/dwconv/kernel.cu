@@ -1,32 +1,33 @@
 // Depthwise convolutions of maps (N, H, W, C) that may lie inside wider tensors: `stride` elements from a pixel to the
 // next. P = (K − 1)/2, and pixels outside the image are zeros.
 //
-// A thread handles a few neighbouring channels of a few neighbouring rows, and moves along the rows. What it needs at
-// every column, including the weights, stays in registers, so that a step is little more than its multiply-adds: a
-// loaded element is multiplied by K taps for each of the rows. Consecutive threads of a block take the `tile` pieces of
-// the channels, then the next rows, which read mostly the same pixels.
+// A block handles a tile of the channels in a band of an image's rows, and moves along the rows. The pixels pass through
+// shared memory, some columns at a time: while one chunk is used, the next one arrives. There they lie where constants
+// tell, so that nearly all that remains of a step is its multiply-adds. A warp handles a strip of R rows of the band, and
+// each of its threads V channels; what it needs at every column stays in registers, and a loaded element is multiplied by
+// K taps for each of the rows.
+#include "instructions.cuh"
 #include "sums.cuh"
 
-// Threads per block, forward and backward.
-constexpr int THREADS = 128, THREADS_BACKWARD = 256;
-// The maximum number of threads that share the channels of one pixel.
-constexpr int TILE = 32;
+// The maximum number of strips of a band, which are the warps of a block: in 14 rows, the loads of rows of a neighbouring
+// band are few, and the images of most models are multiples of 7 rows high.
+constexpr int STRIPS = 7, THREADS = 32 * STRIPS;
 
-// Rows per thread: the more there are, the fewer are loaded twice, but registers are limited.
+// Rows per strip: the more there are, the fewer are loaded twice, but registers are limited.
 template <int K>
-constexpr int ROWS = K == 3 ? 4 : K == 5 ? 2 : 1;
+constexpr int ROWS = K < 7 ? 2 : 1;
 
-// A large kernel has no registers to spare: the unroll factor of the loop over columns, and whether the backward kernel
-// holds the taps in registers beside their gradients.
+// Columns per chunk: a multiple of the unroll factor of the loop over them. A large kernel has no registers to spare for
+// unrolling.
+template <typename T, int K>
+constexpr int COLUMNS = (K == 3 ? 6 : K) * (sizeof(T) == 2 ? 2 : 1);
 template <int K>
 constexpr int UNROLLED = K < 7 ? K : 1;
-template <int K>
-constexpr bool HELD = K < 7;
 
-// How many columns are loaded ahead of use: registers suffice for only a few warps, and a few warps that load early
-// keep the memory as busy as many that do not.
+// Blocks per multiprocessor, which limit the registers. The more blocks, the better they hide each other's waiting, but
+// taps and sums of a 5x5 kernel leave room for two.
 template <typename T, int K>
-constexpr int AHEAD = K < 7 && sizeof(T) == 2 ? 3 : 1;
+constexpr int RESIDENT = sizeof(T) > 2 || K == 7 ? 1 : K == 5 ? 2 : 4;
 
 // Neighbouring channels, which one instruction loads or stores.
 template <typename T, int V>
@@ -46,79 +47,86 @@ struct Channels<bf16, 2> {
     __device__ __forceinline__ void set(int v, float value) { bits |= u32(narrow<bf16>(value).bits) << 16 * v; }
 };
 
-// A thread's channels of R rows of an image, column by column, each loaded D columns before it is used. What lies
-// outside the image is zero. Only the load depends on where a column lies: with a branch around more than that, values
-// that move on by a column would have to be copied between registers instead of just being renamed.
-template <typename T, int V, int R, int D>
-struct Rows {
-    const T* next;
-    i64 stride, row_stride;
-    int position, count;
-    bool exists[R];
-    Channels<T, V> coming[D][R];
+// A band of a map, from row `top` on, in which there are `span` of the chunk's ROWS rows. `map` points to the tile's first
+// channel in the image's first pixel, and `channels` is how many there are from it on.
+template <typename T, int V, int ROWS, int COLUMNS>
+struct Band {
+    static constexpr int TILE = 32 * V, SIZE = COLUMNS * ROWS * TILE;
 
-    // `count` columns from `first` on, after `lead` that are zero, from row `row` on. `image` points to the channels in the
-    // image's first pixel.
-    __device__ __forceinline__ Rows(const T* image, i64 stride, int row, int first, int count, int lead, int height,
-                                    int width)
-        : next(image + (i64(row) * width + first - lead) * stride), stride(stride), row_stride(width * stride),
-          position(-lead), count(count) {
+    const T* map;
+    i64 stride;
+    int top, span, height, width, channels;
+
+    // Starts to copy the columns from `column` on to `to` (COLUMNS, ROWS, TILE); what lies outside the image is zero. Pairs
+    // of channels are copied in packs.
+    __device__ __forceinline__ void ask_for(int column, T* to) const {
+        constexpr int UNIT = V > 1 ? Pack<T>::size : 1, UNITS = TILE / UNIT;
+        for (int item = threadIdx.x; item < span * UNITS; item += blockDim.x) {
+            int row = top + item / UNITS, channel = item % UNITS * UNIT;
+            bool exists = row >= 0 && row < height && channel < channels;
+            const T* from = map + (i64(row) * width + column) * stride + channel;
+            T* at = to + item / UNITS * TILE + channel;
 #pragma unroll
-        for (int r = 0; r < R; r++) exists[r] = row + r >= 0 && row + r < height;
-#pragma unroll
-        for (int d = 0; d < D; d++) ask(coming[d]);
+            for (int c = 0; c < COLUMNS; c++, from += stride, at += ROWS * TILE) {
+                bool within = exists && u32(column + c) < u32(width);
+                if constexpr (V > 1) copy_async(at, from, within);
+                else *at = within ? *from : T{};
+            }
+        }
     }
 
-    __device__ __forceinline__ void ask(Channels<T, V> (&to)[R]) {
-        bool within = u32(position++) < u32(count);
-        const T* at = next;
+    // This thread's channels of R rows of a column, from `row` on.
+    template <int R>
+    static __device__ __forceinline__ void take(const T* chunk, int column, int row, wide<T> (&taken)[R][V]) {
+        const Channels<T, V>* at = reinterpret_cast<const Channels<T, V>*>(chunk) + (column * ROWS + row) * 32 + lane();
 #pragma unroll
-        for (int r = 0; r < R; r++, at += row_stride) {
-            to[r] = {};
-            if (within && exists[r]) to[r] = *reinterpret_cast<const Channels<T, V>*>(at);
-        }
-        next += stride;
-    }
-
-    // The next column.
-    __device__ __forceinline__ void take(wide<T> (&column)[R][V]) {
+        for (int r = 0; r < R; r++)
 #pragma unroll
-        for (int r = 0; r < R; r++) {
-#pragma unroll
-            for (int v = 0; v < V; v++) column[r][v] = coming[0][r].at(v);
-#pragma unroll
-            for (int d = 0; d + 1 < D; d++) coming[d][r] = coming[d + 1][r];
-        }
-        ask(coming[D - 1]);
+            for (int v = 0; v < V; v++) taken[r][v] = at[r * 32].at(v);
     }
 };
 
-// Where a thread's sums go, column by column: in place of what is there, or added to it. Arguments are those of `Rows`.
-template <typename T, int V, int R, int D>
+// Where a thread's sums go, column by column: in place of what is there, or added to it. That is loaded a column ahead.
+template <typename T, int V, int R>
 struct Results {
     T* next;
-    Rows<T, V, R, D> old;
+    i64 stride, row_stride;
+    bool exists[R], adds[R];
+    Channels<T, V> old[R];
 
-    __device__ __forceinline__ Results(T* image, int accumulate, i64 stride, int row, int first, int count, int lead,
-                                       int height, int width)
-        : next(image + (i64(row) * width + first) * stride),
-          old(image, stride, row, first, accumulate ? count : 0, lead, height, width) {}
+    // `image` points to the thread's channels in the image's first pixel, if they exist.
+    __device__ __forceinline__ Results(T* image, i64 stride, int row, int height, int width, bool exists, bool accumulate)
+        : next(image + i64(row) * width * stride), stride(stride), row_stride(width * stride) {
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            this->exists[r] = exists && row + r < height;
+            adds[r] = accumulate && this->exists[r];
+        }
+        ask(true);
+    }
 
-    // Writes the sums of the next column, which are those at [.][0], if they are complete (`whole`).
+    __device__ __forceinline__ void ask(bool more) {
+        const T* at = next;
+#pragma unroll
+        for (int r = 0; r < R; r++, at += row_stride) {
+            old[r] = {};
+            if (adds[r] && more) old[r] = *reinterpret_cast<const Channels<T, V>*>(at);
+        }
+    }
+
+    // Writes the sums of the next column, which are those at [.][0]. There may be `more` columns.
     template <int K>
-    __device__ __forceinline__ void put(const wide<T> (&sums)[R][K][V], bool whole) {
-        wide<T> before[R][V];
-        old.take(before);
-        if (!whole) return;
+    __device__ __forceinline__ void put(const wide<T> (&sums)[R][K][V], bool more) {
         T* at = next;
 #pragma unroll
-        for (int r = 0; r < R; r++, at += old.row_stride) {
+        for (int r = 0; r < R; r++, at += row_stride) {
             Channels<T, V> out = {};
 #pragma unroll
-            for (int v = 0; v < V; v++) out.set(v, before[r][v] + sums[r][0][v]);
-            if (old.exists[r]) *reinterpret_cast<Channels<T, V>*>(at) = out;
+            for (int v = 0; v < V; v++) out.set(v, old[r].at(v) + sums[r][0][v]);
+            if (exists[r]) *reinterpret_cast<Channels<T, V>*>(at) = out;
         }
-        next += old.stride;
+        next += stride;
+        ask(more);
     }
 };
 
@@ -133,53 +141,49 @@ __device__ __forceinline__ void move_on(W (&to)[R][K][V], const W (&last)[R][V])
             for (int v = 0; v < V; v++) to[r][s][v] = s + 1 < K ? to[r][s + 1][v] : last[r][v];
 }
 
-// `count` rows of a weight (C, 1, K, K) of a tile, from `first` on, with one added to their centres for a residual;
-// after them come arbitrary values, for threads without a channel. A thread issues all its loads before it waits for
-// any.
-template <int TAPS, int MOST, int THREADS, typename W>
-__device__ __forceinline__ void stage(const W* weight, int first, int count, int residual, W (&staged)[MOST * TAPS]) {
+// The taps of `count` channels of a weight (C, 1, K, K), from channel `first` on, `turned` by 180° or not, with one added
+// to their centres for a residual; after them come zeros, for threads without a channel. A thread issues several loads
+// before it waits for any.
+template <int TAPS, int MOST, typename W>
+__device__ __forceinline__ void stage(const W* weight, int first, int count, int residual, int turned, W (&staged)[MOST * TAPS]) {
     constexpr int TURNS = (MOST * TAPS + THREADS - 1) / THREADS;
-    W own[TURNS];
+    for (int begin = threadIdx.x; begin < MOST * TAPS; begin += TURNS * blockDim.x) {
+        W own[TURNS];
 #pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) {
-        int i = turn * THREADS + threadIdx.x;
-        own[turn] = i < count * TAPS ? weight[i64(first) * TAPS + i] : W(0);
-    }
+        for (int turn = 0; turn < TURNS; turn++) {
+            int i = begin + turn * blockDim.x;
+            own[turn] = i < count * TAPS ? weight[i64(first) * TAPS + i] : W(0);
+        }
 #pragma unroll
-    for (int turn = 0; turn < TURNS; turn++) {
-        int i = turn * THREADS + threadIdx.x;
-        if (i < MOST * TAPS) staged[i] = own[turn] + (residual && i % TAPS == TAPS / 2 ? W(1) : W(0));
+        for (int turn = 0; turn < TURNS; turn++) {
+            int i = begin + turn * blockDim.x, tap = i % TAPS;
+            if (i < MOST * TAPS) staged[turned ? i - tap + TAPS - 1 - tap : i] = own[turn] + W(residual && tap == TAPS / 2);
+        }
     }
     __syncthreads();
 }
 
-// y (+)= x ∗ weight + bias: y[i, j] = Σ x[i + a − P, j + b − P]·w[a, b]. A thread handles `length` columns of a row.
-// Blocks are ordered by image, then segment of the columns, tile of the channels, and rows. In bf16 a 3x3 kernel is
-// limited to as many registers as let four blocks share a multiprocessor.
+// y (+)= x ∗ weight + bias: y[i, j] = Σ x[i + a − P, j + b − P]·w[a, b]; or dx from dy, with the weight turned: dx[i, j] =
+// Σ dy[i − a + P, j − b + P]·w[a, b]. Blocks are ordered by image, then band, then tile of the channels.
 template <typename T, int K, bool PAIRS>
-__global__ void __launch_bounds__(THREADS, K == 3 && sizeof(T) == 2 ? 4 : 1)
-    dwconv_forward(const T* __restrict__ x, i64 x_stride, const wide<T>* weight, int residual, const wide<T>* bias,
-                   T* __restrict__ y, int accumulate, i64 y_stride, int height, int width, int channels, int tile,
-                   int tiles, int length, int segments) {
+__global__ void __launch_bounds__(THREADS, (RESIDENT<T, K>))
+    dwconv_forward(const T* __restrict__ x, i64 x_stride, const wide<T>* weight, int residual, int turned,
+                   const wide<T>* bias, T* __restrict__ y, int accumulate, i64 y_stride, int height, int width,
+                   int channels, int tiles, int bands) {
     typedef wide<T> W;
-    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, D = AHEAD<T, K>;
-    u32 pieces = ((height + R - 1) / R * tile + THREADS - 1) / THREADS, block = blockIdx.x / pieces;
-    int first = block % tiles * tile * V, begin = block / tiles % segments * length, end = min(begin + length, width);
-    i64 image = block / tiles / segments;
+    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, C = COLUMNS<T, K>;
+    typedef Band<T, V, STRIPS * R + K - 1, C> Input;
+    int strips = blockDim.x / 32, first = blockIdx.x % tiles * Input::TILE;
+    i64 pixel = i64(blockIdx.x / tiles / bands) * height * width;
+    int top = blockIdx.x / tiles % bands * strips * R, row = warp() * R, place = lane() * V, channel = first + place;
+    bool exists = channel < channels;
 
-    int item = blockIdx.x % pieces * THREADS + threadIdx.x;
-    int place = item % tile * V, channel = first + place, row = item / tile * R;
-    bool exists = row < height && channel < channels;
-    int column = max(begin - P, 0), behind = min(end + P, width);
-    x += image * height * width * x_stride + channel;
-    y += image * height * width * y_stride + channel;
-    // Their first loads overlap with those of the weights.
-    Rows<T, V, R + K - 1, D> rows(x, x_stride, row - P, column, exists ? behind - column : 0, 0, height, width);
-    Results<T, V, R, D> results(y, accumulate && exists, y_stride, row, begin, end - begin, begin + P - column, height, width);
-
-    __shared__ W staged[TILE * V * TAPS];
-    stage<TAPS, TILE * V, THREADS>(weight, first, min(tile * V, channels - first), residual, staged);
-    if (!exists) return;
+    DYNAMIC_SHARED(T, chunks);
+    Input input = {x + pixel * x_stride + first, x_stride, top - P, strips * R + K - 1, height, width, channels - first};
+    input.ask_for(0, chunks);
+    Results<T, V, R> results(y + pixel * y_stride + channel, y_stride, top + row, height, width, exists, accumulate);
+    __shared__ W staged[Input::TILE * TAPS];
+    stage<TAPS, Input::TILE>(weight, first, min(Input::TILE, channels - first), residual, turned, staged);
     W taps[TAPS][V];
 #pragma unroll
     for (int t = 0; t < TAPS; t++)
@@ -189,132 +193,128 @@ __global__ void __launch_bounds__(THREADS, K == 3 && sizeof(T) == 2 ? 4 : 1)
 #pragma unroll
     for (int r = 0; r < R; r++)
 #pragma unroll
-        for (int v = 0; v < V; v++) start[r][v] = bias ? bias[channel + v] : W(0);
+        for (int v = 0; v < V; v++) start[r][v] = bias && exists ? bias[channel + v] : W(0);
     W sums[R][K][V]; // those of y[row + r, column − P + s] at [r][s]
 #pragma unroll
     for (int s = 0; s < K; s++) move_on(sums, start);
 
-    // Columns are counted down: NVRTC 13.0 compiles a loop that counts up to the last column into one of whole unrolled
-    // iterations only (in PTX for 8.0 to 9.0), which writes past the row if the number of columns is not a multiple of
-    // the unroll factor.
+    for (int begin = 0, turn = 0; begin < width + P; begin += C, turn ^= 1) {
+        wait_for_copies();
+        __syncthreads(); // also ends the use of the chunk before, whose place the next one takes
+        if (begin + C < width + P) input.ask_for(begin + C, chunks + (turn ^ 1) * Input::SIZE);
+        const T* chunk = chunks + turn * Input::SIZE;
 #pragma unroll UNROLLED<K> // so that sums are renamed, not copied between registers
-    for (int left = end + P - column; left > 0; left--, column++) {
-        W in[R + K - 1][V];
-        rows.take(in);
-        if (column < width) {
+        for (int c = 0; c < C; c++) {
+            int column = begin + c;
+            if (column < width) {
+                W in[R + K - 1][V];
+                Input::take(chunk, c, row, in);
 #pragma unroll
-            for (int r = 0; r < R; r++)
+                for (int r = 0; r < R; r++)
 #pragma unroll
-                for (int a = 0; a < K; a++)
+                    for (int a = 0; a < K; a++)
 #pragma unroll
-                    for (int s = 0; s < K; s++)
+                        for (int s = 0; s < K; s++)
 #pragma unroll
-                        for (int v = 0; v < V; v++) sums[r][s][v] += in[r + a][v] * taps[a * K + K - 1 - s][v];
+                            for (int v = 0; v < V; v++) sums[r][s][v] += in[r + a][v] * taps[a * K + K - 1 - s][v];
+            }
+            if (u32(column - P) < u32(width)) results.put(sums, column - P + 1 < width);
+            move_on(sums, start);
         }
-        results.put(sums, column - P >= begin);
-        move_on(sums, start);
     }
 }
 
-// to[channel·step + i] = the sum of values[i][channel] over the lines of a block, in order, for the channels of a tile;
-// zeros for those that are not there.
+// to[i][channel] = the sum of values[i][channel] over the warps of a block, in order, for the channels of a tile.
 template <int COUNT, int V, typename W>
-__device__ __forceinline__ void sum_lines(const W (&values)[COUNT][V], W* shared, u32 tile, W* to, int step) {
+__device__ __forceinline__ void sum_warps(const W (&values)[COUNT][V], W* shared, W* to) {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
 #pragma unroll
-        for (int v = 0; v < V; v++) shared[(i * V + v) * THREADS_BACKWARD + threadIdx.x] = values[i][v];
+        for (int v = 0; v < V; v++) shared[(i * blockDim.x + threadIdx.x) * V + v] = values[i][v];
     __syncthreads();
 #pragma unroll 1
-    for (u32 item = threadIdx.x; item < COUNT * V * tile; item += THREADS_BACKWARD) {
-        u32 place = item % tile, i = item / tile / V, v = item / tile % V, channel = place * V + v;
+    for (u32 item = threadIdx.x; item < COUNT * V * 32; item += blockDim.x) {
+        u32 i = item / (V * 32), channel = item % (V * 32);
         W sum = 0;
-#pragma unroll 4
-        for (u32 line = 0; line < THREADS_BACKWARD / tile; line++) sum += shared[(i * V + v) * THREADS_BACKWARD + line * tile + place];
-        to[i64(channel) * step + i] = sum;
+        for (u32 warp = 0; warp < blockDim.x / 32; warp++) sum += shared[i * blockDim.x * V + warp * V * 32 + channel];
+        to[item] = sum;
     }
 }
 
-// dx (+)= dy ∗ weight rotated by 180°: dx[i, j] = Σ dy[i − a + P, j − b + P]·w[a, b]. The same elements of dy times
-// x[i, j], summed over all pixels, give the gradient of w[a, b], and dy itself that of the bias; both are reduced
-// through `partial` (tiles, pieces, channels of a tile·(K² + 1)), which may be null. A piece is a range of all images'
-// strips of R rows, which lines of `tile` threads take in turn: one strip each, or parts of strips if fewer are left
-// than there are lines. Blocks are ordered by piece, then tile of the channels.
+// dw[a, b] (+)= Σ dy[i, j]·x[i + a − P, j + b − P] over all pixels, and dbias (+)= Σ dy, reduced through `partial` (tiles,
+// pieces, K² + 1, channels of a tile). A piece is a range of all images' bands. Blocks are ordered by piece, then tile of the
+// channels.
 template <typename T, int K, bool PAIRS>
-__global__ void __launch_bounds__(THREADS_BACKWARD, 1)
-    dwconv_backward(const T* __restrict__ dy, i64 dy_stride, const T* __restrict__ x, i64 x_stride, const wide<T>* weight,
-                    int residual, T* __restrict__ dx, int accumulate, i64 dx_stride, wide<T>* partial, wide<T>* dweights,
-                    int add_weights, wide<T>* dbiases, int add_biases, i64 strips, int height, int width, int channels,
-                    int tile, int tiles) {
+__global__ void __launch_bounds__(THREADS, (sizeof(T) == 2 && K < 7 ? 2 : 1))
+    dwconv_backward_weight(const T* __restrict__ dy, i64 dy_stride, const T* __restrict__ x, i64 x_stride,
+                           wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases, int add_biases,
+                           i64 all_bands, int height, int width, int channels, int tiles, int bands) {
     typedef wide<T> W;
-    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, D = AHEAD<T, K>;
-    int own_tile = blockIdx.x % tiles, piece = blockIdx.x / tiles, pieces = gridDim.x / tiles;
-    int first = own_tile * tile * V, count = min(tile * V, channels - first);
-    int place = threadIdx.x % tile * V, line = threadIdx.x / tile, lines = THREADS_BACKWARD / tile;
-    int strips_of_image = (height + R - 1) / R;
-    i64 turn = strips * piece / pieces, last = strips * (piece + 1) / pieces;
-    if (line >= lines || place >= count) last = 0; // surplus threads get no strips
+    constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, C = COLUMNS<T, K>;
+    typedef Band<T, V, STRIPS * R + K - 1, C> Input;
+    typedef Band<T, V, STRIPS * R, C> Upstream;
+    int strips = blockDim.x / 32, row = warp() * R;
+    int tile = blockIdx.x % tiles, piece = blockIdx.x / tiles, pieces = gridDim.x / tiles;
+    int first = tile * Input::TILE, count = min(Input::TILE, channels - first);
+    i64 band = all_bands * piece / pieces, last = all_bands * (piece + 1) / pieces;
 
-    __shared__ W staged[TILE * V * TAPS];
-    stage<TAPS, TILE * V, THREADS_BACKWARD>(weight, first, count, residual, staged);
-    W held[HELD<K> ? TAPS : 1][V], dtaps[K][K][V] = {}, totals[1][V] = {};
-#pragma unroll
-    for (int t = 0; HELD<K> && t < TAPS; t++)
-#pragma unroll
-        for (int v = 0; v < V; v++) held[t][v] = staged[(place + v) * TAPS + t];
-    auto tap = [&](int t, int v) { return HELD<K> ? held[HELD<K> ? t : 0][v] : staged[(place + v) * TAPS + t]; };
-
-    dy += first + place, x += first + place, dx += first + place;
-    for (; turn < last; turn += lines) {
-        int here = min(last - turn, i64(lines)), parts = lines / here, part = line / here;
-        if (part >= parts) break;
-        i64 strip = turn + line % here, pixel = strip / strips_of_image * height * width;
-        int row = strip % strips_of_image * R, begin = width * part / parts, end = width * (part + 1) / parts;
-        // dx needs P more columns of dy on either side.
-        int before = min(begin, P), seen = min(end + P, width) - (begin - before);
-        Rows<T, V, R + K - 1, D> upstream(dy + pixel * dy_stride, dy_stride, row - P, begin - before, seen, P - before, height,
-                                          width);
-        Rows<T, V, R, D> rows(x + pixel * x_stride, x_stride, row, begin, end - begin, 0, height, width);
-        Results<T, V, R, D> results(dx + pixel * dx_stride, accumulate, dx_stride, row, begin, end - begin, 2 * P, height,
-                                    width);
-        // x[row + r, column − P + s] at [r][s], and the sums of dx there.
-        W window[R][K][V] = {}, sums[R][K][V] = {}, none[R][V] = {};
+    // A chunk of dy comes with the columns of x that lie P to the left.
+    DYNAMIC_SHARED(T, chunks);
+    constexpr int SIZE = Input::SIZE + Upstream::SIZE;
+    auto ask_for = [&](i64 band, int column, T* to) {
+        i64 pixel = band / bands * height * width;
+        int top = band % bands * strips * R;
+        Input input = {x + pixel * x_stride + first, x_stride, top - P, strips * R + K - 1, height, width, count};
+        Upstream upstream = {dy + pixel * dy_stride + first, dy_stride, top, strips * R, height, width, count};
+        input.ask_for(column - P, to);
+        upstream.ask_for(column, to + Input::SIZE);
+    };
+    if (band < last) ask_for(band, 0, chunks);
+    W dtaps[K][K][V] = {}, totals[1][V] = {};
+    for (int turn = 0; band < last; band++) {
+        W window[R][K][V] = {}; // dy[row + r, column − 2·P + s] at [r][s]
+        for (int begin = 0; begin < width + P; begin += C, turn ^= 1) {
+            wait_for_copies();
+            __syncthreads(); // also ends the use of the chunk before, whose place the next one takes
+            T* next = chunks + (turn ^ 1) * SIZE;
+            if (begin + C < width + P) ask_for(band, begin + C, next);
+            else if (band + 1 < last) ask_for(band + 1, 0, next);
+            const T* chunk = chunks + turn * SIZE;
 #pragma unroll UNROLLED<K> // so that elements are renamed, not copied between registers
-        for (int column = begin - P; column < end + P; column++) {
-            W arriving[R][V], in[R + K - 1][V];
-            rows.take(arriving), upstream.take(in);
-            move_on(window, arriving);
-            if (column >= 0 && column < width) {
+            for (int c = 0; c < C; c++) {
+                int column = begin + c;
+                W arriving[R][V];
+                Upstream::take(chunk + Input::SIZE, c, row, arriving);
+                move_on(window, arriving);
+                if (column < P || column >= width + P) continue;
+                W in[R + K - 1][V];
+                Input::take(chunk, c, row, in);
 #pragma unroll
                 for (int r = 0; r < R; r++)
 #pragma unroll
                     for (int v = 0; v < V; v++) {
-                        if (column >= begin && column < end) totals[0][v] += in[r + P][v];
+                        totals[0][v] += window[r][K - 1 - P][v];
 #pragma unroll
                         for (int a = 0; a < K; a++)
 #pragma unroll
-                            for (int b = 0; b < K; b++) {
-                                sums[r][b][v] += in[r + K - 1 - a][v] * tap(a * K + b, v);
-                                dtaps[a][b][v] += in[r + K - 1 - a][v] * window[r][b][v];
-                            }
+                            for (int b = 0; b < K; b++) dtaps[a][b][v] += in[r + a][v] * window[r][K - 1 - b][v];
                     }
             }
-            results.put(sums, column >= begin + P);
-            move_on(sums, none);
         }
     }
 
-    if (!partial) return;
-    __shared__ W shared[K * V * THREADS_BACKWARD];
-    int behind = tile * V * TAPS, all = behind + tile * V; // where a tile's biases begin and end
-    partial = piece_of(partial, i64(own_tile) * pieces, all);
-    W* own = piece_of(partial, piece, all);
+    constexpr int ALL = (TAPS + 1) * Input::TILE; // a tile's sums of each tap, and of dy
+    W* shared = reinterpret_cast<W*>(chunks);
+    partial = piece_of(partial, i64(tile) * pieces, ALL);
+    W* own = piece_of(partial, piece, ALL);
 #pragma unroll
-    for (int a = 0; a < K; a++) sum_lines(dtaps[a], shared, tile, own + a * K, TAPS);
-    sum_lines(totals, shared, tile, own + behind, 1);
-    finish_sums(partial, all, piece, pieces, own_tile, [&](int i, W sum) {
-        if (i < count * TAPS) put_wanted(dweights, i64(first) * TAPS + i, sum, add_weights);
-        else if (i >= behind && i < behind + count) put_wanted(dbiases, first + i - behind, sum, add_biases);
+    for (int a = 0; a < K; a++) sum_warps(dtaps[a], shared, own + a * K * Input::TILE);
+    sum_warps(totals, shared, own + TAPS * Input::TILE);
+    finish_sums(partial, ALL, piece, pieces, tile, [&](int i, W sum) {
+        int tap = i / Input::TILE, channel = first + i % Input::TILE;
+        if (channel >= channels) return;
+        if (tap < TAPS) put_wanted(dweights, i64(channel) * TAPS + tap, sum, add_weights);
+        else put_wanted(dbiases, channel, sum, add_biases);
     });
 }

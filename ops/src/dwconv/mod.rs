@@ -270,14 +270,16 @@ mod tests {
             assert_close(&[products(&dweight, &weight.data)], &[expected], 1e-3, "<dw, w>");
             tensor::Result::Ok(())
         };
-        // Pairs of channels, as the values of a qkv buffer; misaligned pairs; odd channels; and so many rows that
-        // groups of blocks add up the weight's gradient.
+        // Whole packs of channels, as the values of a qkv buffer, in several tiles, bands and chunks; misaligned packs;
+        // parts of packs; odd channels; and so many rows that blocks take several bands, and groups of blocks add up the
+        // weight's gradient.
         for (extents, offset, stride) in [
+            ([17, 11, 72, 5], 144, 216),
+            ([6, 3, 8, 3], 3, 12),
             ([5, 11, 70, 5], 140, 210),
-            ([6, 3, 8, 3], 4, 12),
             ([4, 3, 8, 7], 3, 12),
             ([3, 9, 7, 5], 14, 21),
-            ([260, 2, 64, 3], 64, 128),
+            ([1900, 2, 8, 3], 8, 16),
         ] {
             check(extents, offset, stride).unwrap();
         }
