@@ -1,7 +1,7 @@
 // Sums over the blocks of a launch, finished within the launch. Each block writes its partial sums to memory and takes
 // a ticket; the block with the last ticket adds up all partial sums, in a fixed order, so that it does not matter which
-// block it is. Very many blocks are reduced in two levels, first within groups and then across them: a single block would
-// read for longer than another launch takes to start.
+// block it is. Very many blocks are reduced in two levels, first within groups and then across them: a single block
+// would read for longer than another launch takes to start.
 #pragma once
 
 // Counters of tickets, as in `sums.rs`.
