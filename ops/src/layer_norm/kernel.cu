@@ -11,28 +11,69 @@ constexpr int AHEAD = 4;
 template <int PACKS>
 constexpr int RESIDENT = PACKS == 4 ? 1 : 4 - PACKS;
 
+// Packs of T are loaded and stored as words: halves that are loaded or stored under a condition the compiler would move
+// one by one, and wait for each load before the next one; see `load_pack`. Element j of a pack:
+template <typename T>
+__device__ __forceinline__ wide<T> element(const Pack<u32>& words, int j) {
+    return reinterpret_cast<const T*>(words.at)[j];
+}
+template <>
+__device__ __forceinline__ float element<bf16>(const Pack<u32>& words, int j) {
+    return j % 2 ? high_half(words.at[j / 2]) : low_half(words.at[j / 2]);
+}
+
+// A pack of T with these elements.
+template <typename T>
+__device__ __forceinline__ Pack<u32> words_of(const wide<T> (&values)[Pack<T>::size]) {
+    union {
+        T at[Pack<T>::size];
+        Pack<u32> words;
+    } pack;
+#pragma unroll
+    for (int j = 0; j < Pack<T>::size; j++) pack.at[j] = values[j];
+    return pack.words;
+}
+template <>
+__device__ __forceinline__ Pack<u32> words_of<bf16>(const float (&values)[8]) {
+    Pack<u32> words;
+#pragma unroll
+    for (int i = 0; i < 4; i++) words.at[i] = pack_bf16(values[2 * i], values[2 * i + 1]);
+    return words;
+}
+
 // The rows of a block, and this lane's channels in them.
 template <typename T, int PACKS>
 struct Part {
     typedef wide<T> W;
     static constexpr int N = Pack<T>::size;
     int channels, lanes, groups; // groups of lanes in a block; each has a row at a time
-    i64 first;
-    int rows;
+    int column;                  // of this lane's first pack
+    i64 row, place;              // its next row, and where that pack lies in it
+    int rows;                    // how many there are from that row on in the block
 
-    // `share` of all rows to a block, `sharing` lanes to a row.
+    // `share` of all rows to a block, `sharing` lanes to a row: a power of two.
     __device__ __forceinline__ Part(i64 all, int share, int channels, int sharing)
-        : channels(channels), lanes(PACKS > 1 ? 32 : sharing), groups(THREADS / lanes), first(i64(blockIdx.x) * share),
-          rows(max(min(all - first, i64(share)), i64(0))) {}
+        : channels(channels), lanes(PACKS > 1 ? 32 : sharing), groups(THREADS >> (31 - __clz(lanes))),
+          column(int(threadIdx.x & (lanes - 1)) * N) {
+        const int group = threadIdx.x >> (31 - __clz(lanes));
+        row = i64(blockIdx.x) * share + group;
+        place = row * channels + column;
+        rows = min(all - row, i64(share) - group);
+    }
 
-    __device__ __forceinline__ int own_lane() const { return threadIdx.x & (lanes - 1); }
-    __device__ __forceinline__ int channel(int pack) const { return (own_lane() + pack * lanes) * N; }
-    __device__ __forceinline__ bool has(int pack) const { return channel(pack) < channels; }
-    // This lane's b-th row of the turn that begins at row `turn` of the block.
-    __device__ __forceinline__ int row(int turn, int b) const { return turn + b * groups + threadIdx.x / lanes; }
-    // Where its pack lies in x (R, C).
-    __device__ __forceinline__ i64 place(int turn, int b, int pack) const {
-        return first * channels + (row(turn, b) * channels + channel(pack));
+    __device__ __forceinline__ int channel(int pack) const { return column + pack * lanes * N; }
+    // Of the next rows, one per group each, the b-th: whether there is one, and a pack of this lane's.
+    __device__ __forceinline__ bool has(int b) const { return b * groups < rows; }
+    __device__ __forceinline__ bool has(int b, int pack) const { return has(b) && channel(pack) < channels; }
+    // That pack in x (R, C).
+    __device__ __forceinline__ const Pack<u32>* at(const T* x, int b, int pack) const {
+        return reinterpret_cast<const Pack<u32>*>(x + place + (b * groups * channels + pack * lanes * N));
+    }
+    __device__ __forceinline__ Pack<u32>* at(T* x, int b, int pack) const {
+        return const_cast<Pack<u32>*>(at(const_cast<const T*>(x), b, pack));
+    }
+    __device__ __forceinline__ void advance(int count) {
+        row += count * groups, place += count * groups * channels, rows -= count * groups;
     }
 
     // This lane's channels of a parameter (C); zeros where it has none.
@@ -48,62 +89,63 @@ struct Part {
             }
     }
 
-    // This lane's packs of a turn's rows of x; zeros where there are none.
+    // This lane's packs of the next rows of x; zeros where there are none.
     template <int B>
-    __device__ __forceinline__ void load(const T* x, int turn, Pack<T> (&packs)[B][PACKS]) const {
+    __device__ __forceinline__ void load(const T* x, Pack<u32> (&packs)[B][PACKS]) const {
 #pragma unroll
         for (int b = 0; b < B; b++)
 #pragma unroll
             for (int p = 0; p < PACKS; p++) {
                 packs[b][p] = {};
-                if (row(turn, b) < rows && has(p)) packs[b][p] = *reinterpret_cast<const Pack<T>*>(x + place(turn, b, p));
+                if (has(b, p)) packs[b][p] = *at(x, b, p);
             }
     }
 
     // Prefetches what `load` would load, which takes no registers.
     template <int B>
-    __device__ __forceinline__ void expect(const T* x, int turn) const {
+    __device__ __forceinline__ void expect(const T* x) const {
 #pragma unroll
         for (int b = 0; b < B; b++)
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
-                if (row(turn, b) < rows && has(p)) prefetch(x + place(turn, b, p));
+                if (has(b, p)) prefetch(at(x, b, p));
     }
 
-    // A number per row of a turn.
+    // A number per row.
     template <int B>
-    __device__ __forceinline__ void load(const W* numbers, int turn, W (&values)[B]) const {
+    __device__ __forceinline__ void load(const W* numbers, W (&values)[B]) const {
 #pragma unroll
-        for (int b = 0; b < B; b++) values[b] = row(turn, b) < rows ? numbers[first + row(turn, b)] : W(0);
+        for (int b = 0; b < B; b++) values[b] = has(b) ? numbers[row + b * groups] : W(0);
     }
 
     // Adds values up over the lanes of each row.
     template <int B>
     __device__ __forceinline__ void add_up(W (&values)[B]) const {
-        for (int step = lanes / 2; step > 0; step /= 2)
+        for (int step = lanes >> 1; step > 0; step >>= 1)
 #pragma unroll
             for (int b = 0; b < B; b++) values[b] += __shfl_xor_sync(~0u, values[b], step);
     }
 
-    // y = γ·x̂ + β in a turn's rows.
+    // y = γ·x̂ + β in the next rows.
     template <int B>
-    __device__ __forceinline__ void normalise(const Pack<T> (&in)[B][PACKS], const W (&mean)[B], const W (&rstd)[B],
-                                              const W (&weight)[PACKS][N], const W (&bias)[PACKS][N], T* y, int turn) const {
+    __device__ __forceinline__ void normalise(const Pack<u32> (&in)[B][PACKS], const W (&mean)[B], const W (&rstd)[B],
+                                              const W (&weight)[PACKS][N], const W (&bias)[PACKS][N], T* y) const {
 #pragma unroll
         for (int b = 0; b < B; b++)
 #pragma unroll
             for (int p = 0; p < PACKS; p++) {
-                Pack<T> out;
+                W out[N];
 #pragma unroll
                 for (int j = 0; j < N; j++)
-                    out.at[j] = narrow<T>((widen(in[b][p].at[j]) - mean[b]) * rstd[b] * weight[p][j] + bias[p][j]);
-                if (row(turn, b) < rows && has(p)) *reinterpret_cast<Pack<T>*>(y + place(turn, b, p)) = out;
+                    out[j] = (element<T>(in[b][p], j) - mean[b]) * rstd[b] * weight[p][j] + bias[p][j];
+                if (has(b, p)) store_at_once(at(y, b, p), words_of<T>(out).at);
             }
     }
 
     // to[c] = the sum of the block's values for channel c, in order.
     __device__ __forceinline__ void sum_groups(const W (&values)[PACKS][N], W* to) const {
-        __shared__ W shared[PACKS * N][THREADS];
+        // The rows begin in different banks, so that neighbouring channels are read at once.
+        __shared__ W shared[PACKS * N][THREADS + 32 / N];
         __syncthreads();
 #pragma unroll
         for (int p = 0; p < PACKS; p++)
@@ -111,7 +153,8 @@ struct Part {
             for (int j = 0; j < N; j++) shared[p * N + j][threadIdx.x] = values[p][j];
         __syncthreads();
         for (int c = threadIdx.x; c < channels; c += THREADS) {
-            const W* own = shared[c / N / lanes * N + c % N] + c / N % lanes;
+            const int pack = c / N, lane = pack & (lanes - 1);
+            const W* own = shared[(pack - lane) / lanes * N + c % N] + lane;
             W sum = 0;
             for (int group = 0; group < groups; group++) sum += own[group * lanes];
             to[c] = sum;
@@ -128,16 +171,16 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     Part<T, PACKS> part(rows, share, channels, sharing);
     W weight[PACKS][N], bias[PACKS][N], inverse = W(1) / channels;
     part.hold(weights, weight), part.hold(biases, bias);
-    for (int turn = 0; turn < part.rows; turn += B * part.groups) {
-        Pack<T> in[B][PACKS];
+    for (int turn = 0; turn < share; turn += B * part.groups, part.advance(B)) {
+        Pack<u32> in[B][PACKS];
         W mean[B] = {}, rstd[B] = {};
-        part.load(x, turn, in);
+        part.load(x, in);
 #pragma unroll
         for (int b = 0; b < B; b++)
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
 #pragma unroll
-                for (int j = 0; j < N; j++) mean[b] += widen(in[b][p].at[j]);
+                for (int j = 0; j < N; j++) mean[b] += element<T>(in[b][p], j);
         part.add_up(mean);
 #pragma unroll
         for (int b = 0; b < B; b++) {
@@ -146,7 +189,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
             for (int p = 0; p < PACKS; p++)
 #pragma unroll
                 for (int j = 0; j < N; j++) {
-                    W deviation = part.has(p) ? widen(in[b][p].at[j]) - mean[b] : W(0);
+                    W deviation = part.channel(p) < channels ? element<T>(in[b][p], j) - mean[b] : W(0);
                     rstd[b] += deviation * deviation;
                 }
         }
@@ -154,12 +197,12 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
 #pragma unroll
         for (int b = 0; b < B; b++) {
             rstd[b] = rsqrt(rstd[b] * inverse + epsilon);
-            if (part.own_lane() == 0 && part.row(turn, b) < part.rows) {
-                means[part.first + part.row(turn, b)] = mean[b];
-                rstds[part.first + part.row(turn, b)] = rstd[b];
+            if (part.column == 0 && part.has(b)) {
+                means[part.row + b * part.groups] = mean[b];
+                rstds[part.row + b * part.groups] = rstd[b];
             }
         }
-        part.normalise(in, mean, rstd, weight, bias, y, turn);
+        part.normalise(in, mean, rstd, weight, bias, y);
     }
 }
 
@@ -173,11 +216,11 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     Part<T, PACKS> part(rows, share, channels, sharing);
     W weight[PACKS][N], bias[PACKS][N];
     part.hold(weights, weight), part.hold(biases, bias);
-    for (int turn = 0; turn < part.rows; turn += B * part.groups) {
-        Pack<T> in[B][PACKS];
+    for (int turn = 0; turn < share; turn += B * part.groups, part.advance(B)) {
+        Pack<u32> in[B][PACKS];
         W mean[B], rstd[B];
-        part.load(x, turn, in), part.load(means, turn, mean), part.load(rstds, turn, rstd);
-        part.normalise(in, mean, rstd, weight, bias, y, turn);
+        part.load(x, in), part.load(means, mean), part.load(rstds, rstd);
+        part.normalise(in, mean, rstd, weight, bias, y);
     }
 }
 
@@ -185,49 +228,50 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
 // pointers to results may be null.
 template <typename T, int PACKS>
 __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
-    layer_norm_backward(const T* dy, const T* x, const wide<T>* weights, const wide<T>* means, const wide<T>* rstds, T* dx,
-                        int accumulate, wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases,
+    layer_norm_backward(const T* dy, const T* x, const wide<T>* weights, const wide<T>* means, const wide<T>* rstds,
+                        T* dx, int accumulate, wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases,
                         int add_biases, i64 rows, int share, int channels, int sharing) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size, B = (AHEAD / 2 + PACKS - 1) / PACKS; // there are two operands to ask for
     Part<T, PACKS> part(rows, share, channels, sharing);
     W weight[PACKS][N], dweight[PACKS][N] = {}, dbias[PACKS][N] = {}, inverse = W(1) / channels;
     part.hold(weights, weight);
-    for (int turn = 0; turn < part.rows; turn += B * part.groups) {
-        Pack<T> upstream[B][PACKS], in[B][PACKS];
-        W mean[B], rstd[B], mean_g[B] = {}, mean_gx[B] = {};
-        if (accumulate) part.template expect<B>(dx, turn);
-        part.load(dy, turn, upstream), part.load(x, turn, in);
-        part.load(means, turn, mean), part.load(rstds, turn, rstd);
+    for (int turn = 0; turn < share; turn += B * part.groups, part.advance(B)) {
+        Pack<u32> upstream[B][PACKS], in[B][PACKS];
+        W mean[B], rstd[B];
+        part.load(dy, upstream), part.load(x, in);
+        if (accumulate) part.template expect<B>(dx);
+        part.load(means, mean), part.load(rstds, rstd);
 #pragma unroll
-        for (int b = 0; b < B; b++)
+        for (int b = 0; b < B; b++) { // one row after the other: registers do not suffice for the floats of several
+            W sums[2] = {}; // of g and g·x̂
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
 #pragma unroll
                 for (int j = 0; j < N; j++) {
-                    W arriving = widen(upstream[b][p].at[j]), normal = (widen(in[b][p].at[j]) - mean[b]) * rstd[b];
+                    W arriving = element<T>(upstream[b][p], j), normal = (element<T>(in[b][p], j) - mean[b]) * rstd[b];
                     dweight[p][j] += arriving * normal;
                     dbias[p][j] += arriving;
-                    mean_g[b] += arriving * weight[p][j];
-                    mean_gx[b] += arriving * weight[p][j] * normal;
+                    sums[0] += arriving * weight[p][j];
+                    sums[1] += arriving * weight[p][j] * normal;
                 }
-        if (!dx) continue;
-        part.add_up(mean_g), part.add_up(mean_gx);
+            if (!dx) continue;
+            Pack<u32> old[PACKS] = {};
 #pragma unroll
-        for (int b = 0; b < B; b++) {
-            mean_g[b] *= inverse, mean_gx[b] *= inverse;
+            for (int p = 0; p < PACKS; p++)
+                if (accumulate && part.has(b, p)) old[p] = *part.at(dx, b, p);
+            part.add_up(sums);
+            W mean_g = sums[0] * inverse, mean_gx = sums[1] * inverse;
 #pragma unroll
             for (int p = 0; p < PACKS; p++) {
-                if (part.row(turn, b) >= part.rows || !part.has(p)) break;
-                Pack<T>* to = reinterpret_cast<Pack<T>*>(dx + part.place(turn, b, p));
-                Pack<T> sum = {};
-                if (accumulate) sum = *to;
+                W sum[N];
 #pragma unroll
                 for (int j = 0; j < N; j++) {
-                    W g = widen(upstream[b][p].at[j]) * weight[p][j], normal = (widen(in[b][p].at[j]) - mean[b]) * rstd[b];
-                    sum.at[j] = narrow<T>(widen(sum.at[j]) + rstd[b] * (g - mean_g[b] - normal * mean_gx[b]));
+                    W g = element<T>(upstream[b][p], j) * weight[p][j];
+                    W normal = (element<T>(in[b][p], j) - mean[b]) * rstd[b];
+                    sum[j] = element<T>(old[p], j) + rstd[b] * (g - mean_g - normal * mean_gx);
                 }
-                *to = sum;
+                if (part.has(b, p)) store_at_once(part.at(dx, b, p), words_of<T>(sum).at);
             }
         }
     }
