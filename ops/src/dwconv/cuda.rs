@@ -20,9 +20,10 @@ pub static KERNELS: Module = Module {
 /// The maximum number of strips of rows in a band of an image, each for a warp; as in the kernels.
 const STRIPS: usize = 7;
 
-/// The maximum number of blocks that sum up a weight's gradient: two per multiprocessor of an H200, whose registers allow
-/// no more; a few extra blocks would run after all others. A constant, because the order of summation depends on it.
-const BLOCKS: usize = 264;
+/// The maximum number of blocks among which the bands are shared out: two per multiprocessor of an H200, whose
+/// registers have no room for more with a 5x5 kernel, rounded down so that bands, often a power of two, are shared out
+/// evenly. A constant, because the order of summation depends on it.
+const BLOCKS: usize = 256;
 
 /// An operand (N, H, W, C) that is read: pixel p, counted in (N, H, W) order, is the C elements from p·stride on.
 #[derive(Clone, Debug)]
@@ -66,22 +67,24 @@ pub(crate) fn forward(
     convolve(g, x, Kernel { weight, residual }, false, bias, y)
 }
 
-/// From dy and x those of dx = dy ∗ the kernel rotated by 180°, dweight (C, 1, K, K) and dbias (C) that are wanted, each
-/// stored or accumulated.
+/// From dy and x those of dx = dy ∗ the kernel rotated by 180°, dweight (C, 1, K, K) and dbias (C) that are wanted,
+/// each stored or accumulated.
 pub(crate) fn backward(
     g: Geometry,
     dy: &Map,
     x: &Map,
     kernel: Kernel<'_>,
     dx: Option<MapMut<'_>>,
-    [dweight, dbias]: [Option<Out<'_>>; 2],
+    of_parameters: [Option<Out<'_>>; 2],
 ) -> Result<()> {
-    if let Some(dx) = dx {
-        convolve(g, dy, kernel, true, None, dx)?;
+    if of_parameters.iter().any(Option::is_some) {
+        backward_weight(g, dy, x, of_parameters)?;
     }
-    if dweight.is_none() && dbias.is_none() {
-        return Ok(());
-    }
+    dx.map_or(Ok(()), |dx| convolve(g, dy, kernel, true, None, dx))
+}
+
+/// dweight and dbias.
+fn backward_weight(g: Geometry, dy: &Map, x: &Map, [dweight, dbias]: [Option<Out<'_>>; 2]) -> Result<()> {
     let dtype = x.elements.dtype();
     dy.elements.ensure_dtype("dwconv", dtype)?;
     [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.ensure_dtype("dwconv", dtype.of_sums()))?;
@@ -90,17 +93,17 @@ pub(crate) fn backward(
     let Tiling { packed, tile, tiles, strips, bands } =
         Tiling::new(g, dtype, [(dy_address, dy.stride), (x_address, x.stride)]);
     let all_bands = if g.is_empty() { 0 } else { g.images * bands };
-    let pieces = all_bands.clamp(1, (BLOCKS / tiles.max(1)).max(1));
+    let pieces = pieces(all_bands, BLOCKS, tiles);
     let sums = [tiles, pieces, tile * (g.taps() + 1)];
     let mut partial = partial_sums(&x.elements.device(), dtype.of_sums(), sums)?;
     let launch = KERNELS.launch(gpu, &format!("dwconv_backward_weight<T, {}, {packed}>", g.kernel), dtype)?;
     let launch = launch.threads(32 * strips).blocks(pieces * tiles);
     let launch = launch.shared(chunks(g.kernel, dtype, tile, &[g.kernel - 1, 0]));
     let launch = launch.pointer(dy_address).count(dy.stride).pointer(x_address).count(x.stride);
-    let launch = launch.output(&mut partial)?.out(dweight.as_ref()).out(dbias.as_ref()).count(all_bands);
-    // SAFETY: both hold maps of these extents, by the checks above, the gradients fit them, and there is a place for each
-    // piece's sums.
-    unsafe { launch.extents([g.height, g.width, g.channels, tiles, bands])?.run() }
+    let launch = launch.output(&mut partial)?.out(dweight.as_ref()).out(dbias.as_ref());
+    // SAFETY: both hold maps of these extents, by the checks above, the gradients fit them, and there is a place for
+    // each piece's sums.
+    unsafe { launch.extents([all_bands, g.height, g.width, g.channels, tiles, bands])?.run() }
 }
 
 /// y = x ∗ kernel + bias, or y += x ∗ kernel + bias, with the kernel `turned` by 180° or not.
@@ -126,13 +129,20 @@ fn convolve(
     let Tiling { packed, tile, tiles, strips, bands } =
         Tiling::new(g, dtype, [(x_address, x.stride), (out.address(), stride)]);
     let launch = KERNELS.launch(out.gpu(), &format!("dwconv_forward<T, {}, {packed}>", g.kernel), dtype)?;
-    let launch = launch.threads(32 * strips).blocks(g.images * bands * tiles);
+    // A 3x3 kernel leaves room for twice as many blocks.
+    let pieces = pieces(g.images * bands, BLOCKS * if g.kernel == 3 { 2 } else { 1 }, tiles);
+    let launch = launch.threads(32 * strips).blocks(pieces * tiles);
     let launch = launch.shared(chunks(g.kernel, dtype, tile, &[g.kernel - 1]));
     let launch = launch.pointer(x_address).count(x.stride).input(weight)?.int(residual.into()).int(turned.into());
     let launch = launch.optional(bias)?.out(Some(&out)).count(stride);
     // SAFETY: x and y hold maps of these extents, by the checks above, and `dwconv::geometry` that the parameters fit
     // them.
-    unsafe { launch.extents([g.height, g.width, g.channels, tiles, bands])?.run() }
+    unsafe { launch.extents([g.images * bands, g.height, g.width, g.channels, tiles, bands])?.run() }
+}
+
+/// Among how many blocks the bands of each tile of the channels are shared out, if there are `blocks` in all.
+fn pieces(bands: usize, blocks: usize, tiles: usize) -> usize {
+    bands.clamp(1, (blocks / tiles.max(1)).max(1))
 }
 
 /// Rows of a strip; as in the kernels.

@@ -1,24 +1,24 @@
 // Depthwise convolutions of maps (N, H, W, C) that may lie inside wider tensors: `stride` elements from a pixel to the
 // next. P = (K − 1)/2, and pixels outside the image are zeros.
 //
-// A block handles a tile of the channels in a band of an image's rows, and moves along the rows. The pixels pass through
-// shared memory, some columns at a time: while one chunk is used, the next one arrives. There they lie where constants
-// tell, so that nearly all that remains of a step is its multiply-adds. A warp handles a strip of R rows of the band, and
-// each of its threads V channels; what it needs at every column stays in registers, and a loaded element is multiplied by
-// K taps for each of the rows.
+// A block handles a tile of the channels in a band of an image's rows, and moves along the rows. The pixels pass
+// through shared memory, some columns at a time: while one chunk is used, the next one arrives. There they lie where
+// constants tell, so that nearly all that remains of a step is its multiply-adds. A warp handles a strip of R rows of
+// the band, and each of its threads V channels; what it needs at every column stays in registers, and a loaded element
+// is multiplied by K taps for each of the rows.
 #include "instructions.cuh"
 #include "sums.cuh"
 
-// The maximum number of strips of a band, which are the warps of a block: in 14 rows, the loads of rows of a neighbouring
-// band are few, and the images of most models are multiples of 7 rows high.
+// The maximum number of strips of a band, which are the warps of a block: in 14 rows, the loads of rows of a
+// neighbouring band are few, and the images of most models are multiples of 7 rows high.
 constexpr int STRIPS = 7, THREADS = 32 * STRIPS;
 
 // Rows per strip: the more there are, the fewer are loaded twice, but registers are limited.
 template <int K>
 constexpr int ROWS = K < 7 ? 2 : 1;
 
-// Columns per chunk: a multiple of the unroll factor of the loop over them. A large kernel has no registers to spare for
-// unrolling.
+// Columns per chunk: a multiple of the unroll factor of the loop over them. A large kernel has no registers to spare
+// for unrolling.
 template <typename T, int K>
 constexpr int COLUMNS = (K == 3 ? 6 : K) * (sizeof(T) == 2 ? 2 : 1);
 template <int K>
@@ -47,8 +47,8 @@ struct Channels<bf16, 2> {
     __device__ __forceinline__ void set(int v, float value) { bits |= u32(narrow<bf16>(value).bits) << 16 * v; }
 };
 
-// A band of a map, from row `top` on, in which there are `span` of the chunk's ROWS rows. `map` points to the tile's first
-// channel in the image's first pixel, and `channels` is how many there are from it on.
+// A band of a map, from row `top` on, in which there are `span` of the chunk's ROWS rows. `map` points to the tile's
+// first channel in the image's first pixel, and `channels` is how many there are from it on.
 template <typename T, int V, int ROWS, int COLUMNS>
 struct Band {
     static constexpr int TILE = 32 * V, SIZE = COLUMNS * ROWS * TILE;
@@ -57,8 +57,8 @@ struct Band {
     i64 stride;
     int top, span, height, width, channels;
 
-    // Starts to copy the columns from `column` on to `to` (COLUMNS, ROWS, TILE); what lies outside the image is zero. Pairs
-    // of channels are copied in packs.
+    // Starts to copy the columns from `column` on to `to` (COLUMNS, ROWS, TILE); what lies outside the image is zero.
+    // Pairs of channels are copied in packs.
     __device__ __forceinline__ void ask_for(int column, T* to) const {
         constexpr int UNIT = V > 1 ? Pack<T>::size : 1, UNITS = TILE / UNIT;
         for (int item = threadIdx.x; item < span * UNITS; item += blockDim.x) {
@@ -94,9 +94,11 @@ struct Results {
     bool exists[R], adds[R];
     Channels<T, V> old[R];
 
-    // `image` points to the thread's channels in the image's first pixel, if they exist.
-    __device__ __forceinline__ Results(T* image, i64 stride, int row, int height, int width, bool exists, bool accumulate)
-        : next(image + i64(row) * width * stride), stride(stride), row_stride(width * stride) {
+    // From row `row` on. `image` points to the thread's channels in the image's first pixel, if they exist.
+    __device__ __forceinline__ void start(T* image, i64 stride, int row, int height, int width, bool exists,
+                                          bool accumulate) {
+        next = image + i64(row) * width * stride;
+        this->stride = stride, row_stride = width * stride;
 #pragma unroll
         for (int r = 0; r < R; r++) {
             this->exists[r] = exists && row + r < height;
@@ -141,11 +143,12 @@ __device__ __forceinline__ void move_on(W (&to)[R][K][V], const W (&last)[R][V])
             for (int v = 0; v < V; v++) to[r][s][v] = s + 1 < K ? to[r][s + 1][v] : last[r][v];
 }
 
-// The taps of `count` channels of a weight (C, 1, K, K), from channel `first` on, `turned` by 180° or not, with one added
-// to their centres for a residual; after them come zeros, for threads without a channel. A thread issues several loads
-// before it waits for any.
+// The taps of `count` channels of a weight (C, 1, K, K), from channel `first` on, `turned` by 180° or not, with one
+// added to their centres for a residual; after them come zeros, for threads without a channel. A thread issues several
+// loads before it waits for any.
 template <int TAPS, int MOST, typename W>
-__device__ __forceinline__ void stage(const W* weight, int first, int count, int residual, int turned, W (&staged)[MOST * TAPS]) {
+__device__ __forceinline__ void stage(const W* weight, int first, int count, int residual, int turned,
+                                      W (&staged)[MOST * TAPS]) {
     constexpr int TURNS = (MOST * TAPS + THREADS - 1) / THREADS;
     for (int begin = threadIdx.x; begin < MOST * TAPS; begin += TURNS * blockDim.x) {
         W own[TURNS];
@@ -157,31 +160,55 @@ __device__ __forceinline__ void stage(const W* weight, int first, int count, int
 #pragma unroll
         for (int turn = 0; turn < TURNS; turn++) {
             int i = begin + turn * blockDim.x, tap = i % TAPS;
-            if (i < MOST * TAPS) staged[turned ? i - tap + TAPS - 1 - tap : i] = own[turn] + W(residual && tap == TAPS / 2);
+            if (i >= MOST * TAPS) continue;
+            staged[turned ? i - tap + TAPS - 1 - tap : i] = own[turn] + W(residual && tap == TAPS / 2);
         }
     }
     __syncthreads();
 }
 
-// y (+)= x ∗ weight + bias: y[i, j] = Σ x[i + a − P, j + b − P]·w[a, b]; or dx from dy, with the weight turned: dx[i, j] =
-// Σ dy[i − a + P, j − b + P]·w[a, b]. Blocks are ordered by image, then band, then tile of the channels.
+// Calls use(band, column, chunk) for the chunks of C columns of bands, in order, each with the first of its columns.
+// While one is used, the next one arrives: ask_for(band, column, to) starts its copies. Those of the first one have
+// been started, to `chunks`, which has room for two of `size` elements.
+template <int C, typename T, typename Ask, typename Use>
+__device__ __forceinline__ void walk(int band, int last, int columns, T* chunks, int size, Ask ask_for, Use use) {
+    int turn = 0;
+    for (; band < last; band++) {
+        for (int column = 0; column < columns; column += C, turn ^= 1) {
+            wait_for_copies();
+            __syncthreads(); // also ends the use of the chunk before, whose place the next one takes
+            T* next = chunks + (turn ^ 1) * size;
+            bool more = column + C < columns;
+            if (more || band + 1 < last) ask_for(more ? band : band + 1, more ? column + C : 0, next);
+            use(band, column, chunks + turn * size);
+        }
+    }
+}
+
+// y (+)= x ∗ weight + bias: y[i, j] = Σ x[i + a − P, j + b − P]·w[a, b]; or dx from dy, with the weight turned: dx[i,
+// j] = Σ dy[i − a + P, j − b + P]·w[a, b]. A piece is a range of all images' bands. Blocks are ordered by piece, then
+// tile of the channels.
 template <typename T, int K, bool PAIRS>
 __global__ void __launch_bounds__(THREADS, (RESIDENT<T, K>))
     dwconv_forward(const T* __restrict__ x, i64 x_stride, const wide<T>* weight, int residual, int turned,
-                   const wide<T>* bias, T* __restrict__ y, int accumulate, i64 y_stride, int height, int width,
-                   int channels, int tiles, int bands) {
+                   const wide<T>* bias, T* __restrict__ y, int accumulate, i64 y_stride, int all_bands, int height,
+                   int width, int channels, int tiles, int bands) {
     typedef wide<T> W;
     constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, C = COLUMNS<T, K>;
     typedef Band<T, V, STRIPS * R + K - 1, C> Input;
-    int strips = blockDim.x / 32, first = blockIdx.x % tiles * Input::TILE;
-    i64 pixel = i64(blockIdx.x / tiles / bands) * height * width;
-    int top = blockIdx.x / tiles % bands * strips * R, row = warp() * R, place = lane() * V, channel = first + place;
+    int strips = blockDim.x / 32, row = warp() * R, first = blockIdx.x % tiles * Input::TILE;
+    int piece = blockIdx.x / tiles, pieces = gridDim.x / tiles, place = lane() * V, channel = first + place;
+    int band = i64(all_bands) * piece / pieces, last = i64(all_bands) * (piece + 1) / pieces;
     bool exists = channel < channels;
 
     DYNAMIC_SHARED(T, chunks);
-    Input input = {x + pixel * x_stride + first, x_stride, top - P, strips * R + K - 1, height, width, channels - first};
-    input.ask_for(0, chunks);
-    Results<T, V, R> results(y + pixel * y_stride + channel, y_stride, top + row, height, width, exists, accumulate);
+    auto ask_for = [&](int band, int column, T* to) {
+        i64 pixel = i64(band / bands) * height * width;
+        int top = band % bands * strips * R, rows = strips * R + K - 1;
+        Input input = {x + pixel * x_stride + first, x_stride, top - P, rows, height, width, channels - first};
+        input.ask_for(column, to);
+    };
+    ask_for(band, 0, chunks);
     __shared__ W staged[Input::TILE * TAPS];
     stage<TAPS, Input::TILE>(weight, first, min(Input::TILE, channels - first), residual, turned, staged);
     W taps[TAPS][V];
@@ -195,14 +222,14 @@ __global__ void __launch_bounds__(THREADS, (RESIDENT<T, K>))
 #pragma unroll
         for (int v = 0; v < V; v++) start[r][v] = bias && exists ? bias[channel + v] : W(0);
     W sums[R][K][V]; // those of y[row + r, column − P + s] at [r][s]
+    Results<T, V, R> results;
+    walk<C>(band, last, width + P, chunks, Input::SIZE, ask_for, [&](int band, int begin, const T* chunk) {
+        if (begin == 0) {
+            T* image = y + i64(band / bands) * height * width * y_stride + channel;
+            results.start(image, y_stride, band % bands * strips * R + row, height, width, exists, accumulate);
 #pragma unroll
-    for (int s = 0; s < K; s++) move_on(sums, start);
-
-    for (int begin = 0, turn = 0; begin < width + P; begin += C, turn ^= 1) {
-        wait_for_copies();
-        __syncthreads(); // also ends the use of the chunk before, whose place the next one takes
-        if (begin + C < width + P) input.ask_for(begin + C, chunks + (turn ^ 1) * Input::SIZE);
-        const T* chunk = chunks + turn * Input::SIZE;
+            for (int s = 0; s < K; s++) move_on(sums, start);
+        }
 #pragma unroll UNROLLED<K> // so that sums are renamed, not copied between registers
         for (int c = 0; c < C; c++) {
             int column = begin + c;
@@ -221,7 +248,7 @@ __global__ void __launch_bounds__(THREADS, (RESIDENT<T, K>))
             if (u32(column - P) < u32(width)) results.put(sums, column - P + 1 < width);
             move_on(sums, start);
         }
-    }
+    });
 }
 
 // to[i][channel] = the sum of values[i][channel] over the warps of a block, in order, for the channels of a tile.
@@ -242,14 +269,14 @@ __device__ __forceinline__ void sum_warps(const W (&values)[COUNT][V], W* shared
     }
 }
 
-// dw[a, b] (+)= Σ dy[i, j]·x[i + a − P, j + b − P] over all pixels, and dbias (+)= Σ dy, reduced through `partial` (tiles,
-// pieces, K² + 1, channels of a tile). A piece is a range of all images' bands. Blocks are ordered by piece, then tile of the
-// channels.
+// dw[a, b] (+)= Σ dy[i, j]·x[i + a − P, j + b − P] over all pixels, and dbias (+)= Σ dy, reduced through `partial`
+// (tiles, pieces, K² + 1, channels of a tile). A piece is a range of all images' bands. Blocks are ordered by piece,
+// then tile of the channels.
 template <typename T, int K, bool PAIRS>
 __global__ void __launch_bounds__(THREADS, (sizeof(T) == 2 && K < 7 ? 2 : 1))
     dwconv_backward_weight(const T* __restrict__ dy, i64 dy_stride, const T* __restrict__ x, i64 x_stride,
                            wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases, int add_biases,
-                           i64 all_bands, int height, int width, int channels, int tiles, int bands) {
+                           int all_bands, int height, int width, int channels, int tiles, int bands) {
     typedef wide<T> W;
     constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, C = COLUMNS<T, K>;
     typedef Band<T, V, STRIPS * R + K - 1, C> Input;
@@ -257,13 +284,13 @@ __global__ void __launch_bounds__(THREADS, (sizeof(T) == 2 && K < 7 ? 2 : 1))
     int strips = blockDim.x / 32, row = warp() * R;
     int tile = blockIdx.x % tiles, piece = blockIdx.x / tiles, pieces = gridDim.x / tiles;
     int first = tile * Input::TILE, count = min(Input::TILE, channels - first);
-    i64 band = all_bands * piece / pieces, last = all_bands * (piece + 1) / pieces;
+    int band = i64(all_bands) * piece / pieces, last = i64(all_bands) * (piece + 1) / pieces;
 
     // A chunk of dy comes with the columns of x that lie P to the left.
     DYNAMIC_SHARED(T, chunks);
     constexpr int SIZE = Input::SIZE + Upstream::SIZE;
-    auto ask_for = [&](i64 band, int column, T* to) {
-        i64 pixel = band / bands * height * width;
+    auto ask_for = [&](int band, int column, T* to) {
+        i64 pixel = i64(band / bands) * height * width;
         int top = band % bands * strips * R;
         Input input = {x + pixel * x_stride + first, x_stride, top - P, strips * R + K - 1, height, width, count};
         Upstream upstream = {dy + pixel * dy_stride + first, dy_stride, top, strips * R, height, width, count};
@@ -272,37 +299,33 @@ __global__ void __launch_bounds__(THREADS, (sizeof(T) == 2 && K < 7 ? 2 : 1))
     };
     if (band < last) ask_for(band, 0, chunks);
     W dtaps[K][K][V] = {}, totals[1][V] = {};
-    for (int turn = 0; band < last; band++) {
-        W window[R][K][V] = {}; // dy[row + r, column − 2·P + s] at [r][s]
-        for (int begin = 0; begin < width + P; begin += C, turn ^= 1) {
-            wait_for_copies();
-            __syncthreads(); // also ends the use of the chunk before, whose place the next one takes
-            T* next = chunks + (turn ^ 1) * SIZE;
-            if (begin + C < width + P) ask_for(band, begin + C, next);
-            else if (band + 1 < last) ask_for(band + 1, 0, next);
-            const T* chunk = chunks + turn * SIZE;
-#pragma unroll UNROLLED<K> // so that elements are renamed, not copied between registers
-            for (int c = 0; c < C; c++) {
-                int column = begin + c;
-                W arriving[R][V];
-                Upstream::take(chunk + Input::SIZE, c, row, arriving);
-                move_on(window, arriving);
-                if (column < P || column >= width + P) continue;
-                W in[R + K - 1][V];
-                Input::take(chunk, c, row, in);
+    W window[R][K][V]; // dy[row + r, column − 2·P + s] at [r][s]
+    walk<C>(band, last, width + P, chunks, SIZE, ask_for, [&](int, int begin, const T* chunk) {
+        if (begin == 0) {
 #pragma unroll
-                for (int r = 0; r < R; r++)
-#pragma unroll
-                    for (int v = 0; v < V; v++) {
-                        totals[0][v] += window[r][K - 1 - P][v];
-#pragma unroll
-                        for (int a = 0; a < K; a++)
-#pragma unroll
-                            for (int b = 0; b < K; b++) dtaps[a][b][v] += in[r + a][v] * window[r][K - 1 - b][v];
-                    }
-            }
+            for (int s = 0; s < K; s++) move_on<R, K, V, W>(window, {});
         }
-    }
+#pragma unroll UNROLLED<K> // so that elements are renamed, not copied between registers
+        for (int c = 0; c < C; c++) {
+            int column = begin + c;
+            W arriving[R][V];
+            Upstream::take(chunk + Input::SIZE, c, row, arriving);
+            move_on(window, arriving);
+            if (column < P || column >= width + P) continue;
+            W in[R + K - 1][V];
+            Input::take(chunk, c, row, in);
+#pragma unroll
+            for (int r = 0; r < R; r++)
+#pragma unroll
+                for (int v = 0; v < V; v++) {
+                    totals[0][v] += window[r][K - 1 - P][v];
+#pragma unroll
+                    for (int a = 0; a < K; a++)
+#pragma unroll
+                        for (int b = 0; b < K; b++) dtaps[a][b][v] += in[r + a][v] * window[r][K - 1 - b][v];
+                }
+        }
+    });
 
     constexpr int ALL = (TAPS + 1) * Input::TILE; // a tile's sums of each tap, and of dy
     W* shared = reinterpret_cast<W*>(chunks);

@@ -271,8 +271,8 @@ mod tests {
             tensor::Result::Ok(())
         };
         // Whole packs of channels, as the values of a qkv buffer, in several tiles, bands and chunks; misaligned packs;
-        // parts of packs; odd channels; and so many rows that blocks take several bands, and groups of blocks add up the
-        // weight's gradient.
+        // parts of packs; odd channels; and so many rows that blocks take several bands, and groups of blocks add up
+        // the weight's gradient.
         for (extents, offset, stride) in [
             ([17, 11, 72, 5], 144, 216),
             ([6, 3, 8, 3], 3, 12),
