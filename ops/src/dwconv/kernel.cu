@@ -161,7 +161,8 @@ __device__ __forceinline__ void stage(const W* weight, int first, int count, int
         for (int turn = 0; turn < TURNS; turn++) {
             int i = begin + turn * blockDim.x, tap = i % TAPS;
             if (i >= MOST * TAPS) continue;
-            staged[turned ? i - tap + TAPS - 1 - tap : i] = own[turn] + W(residual && tap == TAPS / 2);
+            int place = turned ? i - tap + TAPS - 1 - tap : i;
+            staged[place] = own[turn] + (residual && tap == TAPS / 2 ? W(1) : W(0));
         }
     }
     __syncthreads();
