@@ -2,7 +2,7 @@
 // several rows at once. A lane always handles the same PACKS packs of channels, whose parameters stay in its registers,
 // and iterates over its block's rows. Rows that do not fit this scheme are left to `any.cuh`.
 #include "any.cuh"
-#include "instructions.cuh"
+#include "words.cuh"
 
 constexpr int THREADS = 256;
 // Packs that a lane loads before it uses the first, so that enough loads are in flight.
@@ -10,36 +10,6 @@ constexpr int AHEAD = 4;
 // Blocks that a multiprocessor has registers for.
 template <int PACKS>
 constexpr int RESIDENT = PACKS == 4 ? 1 : 4 - PACKS;
-
-// Packs of T are loaded and stored as words: halves that are loaded or stored under a condition the compiler would move
-// one by one, and wait for each load before the next one; see `load_pack`. Element j of a pack:
-template <typename T>
-__device__ __forceinline__ wide<T> element(const Pack<u32>& words, int j) {
-    return reinterpret_cast<const T*>(words.at)[j];
-}
-template <>
-__device__ __forceinline__ float element<bf16>(const Pack<u32>& words, int j) {
-    return j % 2 ? high_half(words.at[j / 2]) : low_half(words.at[j / 2]);
-}
-
-// A pack of T with these elements.
-template <typename T>
-__device__ __forceinline__ Pack<u32> words_of(const wide<T> (&values)[Pack<T>::size]) {
-    union {
-        T at[Pack<T>::size];
-        Pack<u32> words;
-    } pack;
-#pragma unroll
-    for (int j = 0; j < Pack<T>::size; j++) pack.at[j] = values[j];
-    return pack.words;
-}
-template <>
-__device__ __forceinline__ Pack<u32> words_of<bf16>(const float (&values)[8]) {
-    Pack<u32> words;
-#pragma unroll
-    for (int i = 0; i < 4; i++) words.at[i] = pack_bf16(values[2 * i], values[2 * i + 1]);
-    return words;
-}
 
 // The rows of a block, and this lane's channels in them.
 template <typename T, int PACKS>

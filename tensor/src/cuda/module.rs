@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub struct Module {
     /// The operation.
     pub name: &'static str,
-    /// CUDA C++ that begins with `prelude.cuh`, and may include `instructions.cuh`, `sums.cuh`,
+    /// CUDA C++ that begins with `prelude.cuh`, and may include `instructions.cuh`, `words.cuh`, `sums.cuh`,
     /// `rows.cuh` and [`Module::headers`].
     pub source: &'static str,
     /// Other sources that it includes: name and text.
@@ -80,6 +80,7 @@ impl Module {
         let common = [
             ("prelude.cuh", include_str!("prelude.cuh")),
             ("instructions.cuh", include_str!("instructions.cuh")),
+            ("words.cuh", include_str!("words.cuh")),
             ("sums.cuh", include_str!("sums.cuh")),
             ("rows.cuh", include_str!("rows.cuh")),
         ];

@@ -76,12 +76,13 @@ __device__ __forceinline__ void put(const Geometry& g, const Rows<D> (&from)[N],
         const i64 place = i64(g.pixel_of(token)) * stride + channel;
 #pragma unroll
         for (int map = 0; map < N; map++) {
-            Pack<bf16> own = *reinterpret_cast<const Pack<bf16>*>(from[map].row(token).at(channel));
-            Pack<bf16>* there = reinterpret_cast<Pack<bf16>*>(to[map] + place);
+            Pack<u32> own = *reinterpret_cast<const Pack<u32>*>(from[map].row(token).at(channel));
+            Pack<u32>* there = reinterpret_cast<Pack<u32>*>(to[map] + place);
             if (accumulate) {
-                const Pack<bf16> old = *there;
+                const Pack<u32> old = *there;
 #pragma unroll
-                for (int j = 0; j < 8; j++) own.at[j] = narrow<bf16>(widen(old.at[j]) + widen(own.at[j]));
+                for (int j = 0; j < 4; j++)
+                    own.at[j] = pack_bf16(low_half(old.at[j]) + low_half(own.at[j]), high_half(old.at[j]) + high_half(own.at[j]));
             }
             *there = own;
         }

@@ -1,7 +1,7 @@
 // Routing: the regions' means, which regions each one matches best, and for the backward pass who chose whom.
 
 #include "geometry.cuh"
-#include "instructions.cuh"
+#include "words.cuh"
 
 // How many of a region's rows and columns of tokens are valid.
 struct Valid {
@@ -52,17 +52,6 @@ __global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int
         }
         __syncthreads();
     }
-}
-
-// Element j of a pack of T that was loaded as words. Were it loaded as halves under a condition, the compiler would move
-// one half at a time, and wait for each load before the next one; see `load_pack`.
-template <typename T>
-__device__ __forceinline__ wide<T> element(const Pack<u32>& words, int j) {
-    return reinterpret_cast<const T*>(words.at)[j];
-}
-template <>
-__device__ __forceinline__ float element<bf16>(const Pack<u32>& words, int j) {
-    return j % 2 ? high_half(words.at[j / 2]) : low_half(words.at[j / 2]);
 }
 
 // The same for a whole image per block, for pixels of whole packs, to packs (2D / their size, `column`) of means: those
