@@ -9,14 +9,14 @@
 #
 #     DEADLINE=420 benches/gpu/run.sh look quick profile tensor operations forms bench
 #     DEADLINE=240 OUT=results/2 benches/gpu/run.sh steps peers
-#     OUT=results/3 benches/gpu/run.sh look epilogues kernels precisions sanitize
+#     OUT=results/3 benches/gpu/run.sh look kernels precisions sanitize
 #
 # After DEADLINE seconds nothing is started, and what runs is killed: such hosts are paid by the minute. OUT gets five
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
 # kernels.txt the tables of these two stages; plans.txt what cuBLASLt recommends for each product of a step. The
 # status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-stages=(look quick profile tensor operations forms bench steps peers epilogues kernels precisions sanitize)
+stages=(look quick profile tensor operations forms bench steps peers kernels precisions sanitize)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -129,7 +129,7 @@ check() {
     case $status in 0 | 124 | 137 | "$late") return ;; esac
     a_rerun || return
     shift 2
-    BIFORMER_BARE_PRODUCTS=all try 45 "$name-bare" "$@"
+    BIFORMER_BARE_PRODUCTS=1 try 45 "$name-bare" "$@"
     [[ $status -ge 128 ]] || grep -qE "$fault" "$logs/$name.log" || return
     CUDA_LAUNCH_BLOCKING=1 try 45 "$name-blocking" "$@"
     [[ -n $(no_sanitizer) ]] || try 90 "$name-memcheck" compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 9 "$@"
@@ -207,7 +207,7 @@ forms() {
 }
 
 # A few figures, in case all else fails; whether a step of realistic size is correct, and repeatable; and a
-# question: if something fails, is it the recording, or cuBLASLt's epilogues?
+# question: if something fails, is it the recording, or cuBLASLt's epilogues? (And are these worth their while?)
 quick() {
     local mode full=("${ours[@]}" --precision f32 --model small --batch-size 128 --steps 10)
     local few=(target/gpu/biformer bench --model small --batch-size 8 --steps 1)
@@ -215,23 +215,13 @@ quick() {
         measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10
         measure 60 "quick-small-$mode-again" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNRECORDED=1 measure 60 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
-        BIFORMER_BARE_PRODUCTS=all measure 60 "quick-small-$mode-bare" "${small[@]}" --mode $mode --steps 10
+        BIFORMER_BARE_PRODUCTS=1 measure 60 "quick-small-$mode-bare" "${small[@]}" --mode $mode --steps 10
         measure 60 "quick-small-$mode-f32" "${full[@]}" --mode $mode
         measure 60 "quick-few-$mode" "${few[@]}" --mode $mode --device cuda
         measure 120 "quick-few-$mode-cpu" "${few[@]}" --mode $mode
         agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded}
         agree 1e-2 "quick-small-$mode" "quick-small-$mode"-{bare,f32}
         agree 1e-4 "quick-few-$mode" "quick-few-$mode-cpu"
-    done
-}
-
-# Is what cuBLASLt does beside a product worth its while?
-epilogues() {
-    local mode bare
-    for mode in train infer; do
-        for bare in none rows sums all; do
-            BIFORMER_BARE_PRODUCTS=$bare measure 60 "epilogues-small-$mode-$bare" "${small[@]}" --mode $mode --steps 20
-        done
     done
 }
 
@@ -242,7 +232,7 @@ profile() {
         head -n 14 "$logs/profile-small-$mode.log" | remark
         cat "$logs/profile-small-$mode.log" >>"$out/profiles.txt"
     done
-    # Whether cuBLASLt splits the long inner axes of products of few rows and columns, and what epilogues cost.
+    # Whether cuBLASLt splits the long inner axes of products of few rows and columns.
     BIFORMER_PLANS=1 try 60 plans "${small[@]}" --mode train --steps 1
     grep -s '^plan ' "$logs/plans.log" >"$out/plans.txt"
 }

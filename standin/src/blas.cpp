@@ -1,5 +1,5 @@
 // cuBLASLt's products, as its manual describes them: D = alpha op(A) op(B) + beta C, column-major, for each matrix of a
-// batch, with the epilogues that add a bias to the rows or form sums. It relies on nothing but what it was told: a plan
+// batch, with the epilogue that adds a bias to the rows. It relies on nothing but what it was told: a plan
 // is valid only for the descriptions that it was made from, and for addresses that have the alignment that was
 // promised.
 
@@ -17,7 +17,7 @@ enum Result : int { DONE = 0, WRONG = 7, FAILED = 13, UNSUPPORTED = 15 };
 enum { NEVER, ALWAYS, PROMISED, SLOW };
 enum Type : int { F32 = 0, F64 = 1, BF16 = 14 };
 enum Compute : int { IN_F32 = 68, IN_F64 = 70, IN_TF32 = 77 };
-enum Epilogue : int { NOTHING = 1, BIAS = 4, BGRADB = 512 };
+enum Epilogue : int { NOTHING = 1, BIAS = 4 };
 
 struct Layout {
     Type type;
@@ -42,7 +42,7 @@ struct Preference {
 struct Plan {
     uint64_t described, workspace;
     unsigned alignment[4];
-    uint64_t row_alignment; // of the bias, or of the sums: the alignment of the address that it was made with
+    uint64_t row_alignment; // of the bias: the alignment of the address that it was made with
     uint64_t rank;          // among those for this product, from 0
     uint64_t split;         // whether the inner axis is cut into parts that are added up
     uint64_t unused;
@@ -64,7 +64,7 @@ constexpr int PLANS = 3;
 // fill a block are left out, as is reported of some of cuBLASLt's kernels.
 constexpr int64_t LONG = 1024, BLOCK = 128;
 
-// The parts of a split inner axis, whose results and sums it adds up in its workspace.
+// The parts of a split inner axis, whose results it adds up in its workspace.
 constexpr size_t PARTS = 4;
 
 // How much device memory the kernels for a product take, which are loaded at its first use.
@@ -201,13 +201,6 @@ void multiply(const Product& product, double alpha, double beta, const Operands&
             put(d.type, to, i + j * d.ld, sum);
         }
     }
-    if (product.epilogue != BGRADB) return;
-    // As many sums as D has columns, each along the inner axis of op(B).
-    for (int64_t j = 0; j < n; j++) {
-        double sum = 0;
-        for (int64_t l = 0; l < k; l++) sum += columns[j * k + l];
-        put(d.type, product.bias, j, sum);
-    }
 }
 
 } // namespace
@@ -293,10 +286,9 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     *found = 0;
     if (!fits(*product, *a, *b, *c, *d) || asked < 1) return WRONG;
     bool ends = product->epilogue != NOTHING;
-    bool can_end = product->epilogue == BIAS || product->epilogue == BGRADB;
     long epilogues = setting("STANDIN_EPILOGUES", ALWAYS);
     // An epilogue for a batch is never requested here.
-    if (ends && (!can_end || !product->bias || d->batch > 1 || epilogues == NEVER)) return UNSUPPORTED;
+    if (ends && (product->epilogue != BIAS || !product->bias || d->batch > 1 || epilogues == NEVER)) return UNSUPPORTED;
     if (setting("STANDIN_REDUCTIONS", 1) == 0 && preference->reductions != 0) return UNSUPPORTED;
     Choice choice = {};
     choice.plan.described = described(*product, *a, *b, *c, *d);
@@ -304,8 +296,8 @@ EXPORTED Result cublasLtMatmulAlgoGetHeuristic(Handle*, const Product* product, 
     memcpy(choice.plan.alignment, preference->alignment, sizeof preference->alignment);
     choice.plan.row_alignment = alignment_of(product->bias);
     choice.plan.split = preference->reductions != 0;
-    uint64_t inner = product->transposed[0] ? a->rows : a->columns, sums = product->epilogue == BGRADB ? d->columns : 0;
-    if (choice.plan.split && inner >= LONG) choice.workspace = PARTS * (d->rows * d->columns * d->batch + sums) * sizeof(float);
+    uint64_t inner = product->transposed[0] ? a->rows : a->columns;
+    if (choice.plan.split && inner >= LONG) choice.workspace = PARTS * d->rows * d->columns * d->batch * sizeof(float);
     if (choice.workspace > preference->workspace) return UNSUPPORTED;
     choice.waves = ends && epilogues == SLOW ? 0.5 : 1;
     for (; *found < asked && *found < PLANS; ++*found) {
@@ -342,10 +334,10 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
             if (!(which == 2 && plus == 0) && !memory.holds(address, elements * size_of(one->type))) return INVALID_VALUE;
             which++;
         }
-        size_t epilogue = product->epilogue == BIAS ? d_layout->rows : product->epilogue == BGRADB ? d_layout->columns : 0;
-        if (epilogue && !memory.holds(product->bias, epilogue * size_of(d_layout->type))) return INVALID_VALUE;
+        bool ends = product->epilogue == BIAS;
+        if (ends && !memory.holds(product->bias, d_layout->rows * size_of(d_layout->type))) return INVALID_VALUE;
         // The address of a bias is not checked before the kernel runs.
-        bool misaligned = product->epilogue != NOTHING && product->bias % plan->row_alignment;
+        bool misaligned = ends && product->bias % plan->row_alignment;
         return device().ask(stream, [=, product = *product] {
             if (misaligned) throw Fault{"a bias is less aligned than its plan expects"};
             // Partial sums may be written anywhere in the workspace.

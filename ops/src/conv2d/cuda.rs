@@ -41,10 +41,8 @@ pub fn backward(
     [dx, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
     dx.map_or(Ok(()), |dx| backward_input(g, dy, weight, dx))?;
-    match dweight {
-        Some(dweight) => backward_weight(g, dy, x, dweight, dbias),
-        None => dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, g.pixels(), g.outputs], dbias)),
-    }
+    dweight.map_or(Ok(()), |dweight| backward_weight(g, dy, x, dweight))?;
+    dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, g.pixels(), g.outputs], dbias))
 }
 
 /// dx from dy.
@@ -70,18 +68,15 @@ fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -
     Ok(())
 }
 
-/// dweight and dbias from dy and x.
-fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>, mut dbias: Option<Out<'_>>) -> Result<()> {
+/// dweight from dy and x.
+fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>) -> Result<()> {
     let ([down, across], outputs, row) = (g.kernel, g.outputs, row(g, x.dtype()));
     let mut sums = Tensor::zeros_on(&x.device(), [outputs, row], dweight.dtype())?;
     for images in chunks(g, x.dtype()) {
         let (upstream, patches) = (part(dy, &images)?, patches(g, x, images.clone())?);
         let extents = [outputs, row, pixels(g, &images).len()];
         let product = Gemm::new("conv2d", Matrix::transposed(&upstream), Matrix::plain(&patches), extents);
-        let of_bias = dbias.as_mut().map(|dbias| dbias.part(0, outputs));
-        product.sums(of_bias).into(sums.as_out("conv2d", true)?)?;
-        // The following chunks are accumulated.
-        dbias.iter_mut().for_each(|dbias| dbias.accumulate = true);
+        product.into(sums.as_out("conv2d", true)?)?;
     }
     let sums = sums.slice(1, 0..g.patch())?.contiguous()?.reshape([outputs, down, across, g.inputs])?;
     put(dweight, &sums.permute(&[0, 3, 1, 2])?.contiguous()?)

@@ -27,12 +27,10 @@ pub fn backward(dy: &Tensor, x: &Tensor, weight: &Tensor, [dx, dweight, dbias]: 
         let weight = weight.cast(dy.dtype())?;
         Gemm::new("linear", Matrix::plain(dy), Matrix::plain(&weight), [rows, inputs, outputs]).into(dx)?;
     }
-    match dweight {
-        Some(dweight) => Gemm::new("linear", Matrix::transposed(dy), Matrix::plain(x), [outputs, inputs, rows])
-            .sums(dbias)
-            .into(dweight),
-        None => dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias)),
+    if let Some(dweight) = dweight {
+        Gemm::new("linear", Matrix::transposed(dy), Matrix::plain(x), [outputs, inputs, rows]).into(dweight)?;
     }
+    dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias))
 }
 
 /// The number of rows R, from x (R, I) or from the `count` elements of y (R, O), as one of the two may have no columns.

@@ -101,8 +101,6 @@ pub struct Product {
     pub plus: u64,
     /// A row (n) of C's type that is added to every row.
     pub row: u64,
-    /// Where the sums of A's rows go, (batch, m) of C's type.
-    pub sums: u64,
     /// Whether f32 operands may be rounded to TF32, whose mantissa has 10 bits.
     pub tf32: bool,
 }
@@ -191,7 +189,7 @@ pub trait Driver: Send + Sync {
     /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
     unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
 
-    /// Whether [`Driver::multiply`] can add the row and form the sums of such a product as an epilogue, at little cost.
+    /// Whether [`Driver::multiply`] can add the row to such a product as an epilogue, at little cost.
     fn can_end(&self, product: &Product) -> bool;
 
     /// Multiplies matrices.

@@ -1,6 +1,6 @@
 //! Matrix products of tensors on a GPU.
 
-use super::elements::{add_row, put, sum_rows};
+use super::elements::{add_row, put};
 use super::{Operand, Out, Product};
 use crate::{Error, Result, Tensor};
 
@@ -24,8 +24,8 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// A batch of matrix products, A (m, k) · B (k, n), with the operations that are fused with them (the epilogue). A and
-/// B have one floating-point type; sums are computed in that of its sums ([`DType::of_sums`](crate::DType::of_sums)).
+/// A batch of matrix products, A (m, k) · B (k, n), with what is added to them on the way (the epilogue). A and B have one
+/// floating-point type; sums are computed in that of its sums ([`DType::of_sums`](crate::DType::of_sums)).
 #[derive(Debug)]
 pub struct Gemm<'a> {
     op: &'static str,
@@ -34,13 +34,12 @@ pub struct Gemm<'a> {
     extents: [usize; 3],
     plus: Option<&'a Tensor>,
     row: Option<&'a Tensor>,
-    sums: Option<Out<'a>>,
 }
 
 impl<'a> Gemm<'a> {
     /// A product of two matrices, whose extents are m, n and k.
     pub fn new(op: &'static str, a: Matrix<'a>, b: Matrix<'a>, extents: [usize; 3]) -> Self {
-        Self { op, factors: [a, b], batch: 1, extents, plus: None, row: None, sums: None }
+        Self { op, factors: [a, b], batch: 1, extents, plus: None, row: None }
     }
 
     /// Makes it a batch of this many products, of matrices that lie one after the other.
@@ -58,11 +57,6 @@ impl<'a> Gemm<'a> {
         Self { row, ..self }
     }
 
-    /// Puts the sums of A's rows (batch, m), which have the result's type, into this place, if there is one.
-    pub fn sums(self, sums: Option<Out<'a>>) -> Self {
-        Self { sums, ..self }
-    }
-
     /// Computes the product and everything that was asked for with it. The result is stored or accumulated, in the
     /// factors' type or that of their sums. Errors: [`Error::Shape`], [`Error::DType`], [`Error::NotContiguous`],
     /// [`Error::Device`], [`Error::Argument`] for a matrix to be added to a result that is itself added.
@@ -75,17 +69,11 @@ impl<'a> Gemm<'a> {
             None if !out.accumulate => out.clear()?,
             None => {}
         }
-        // What the device did not do as an epilogue of the product.
-        if let Some(row) = self.row {
-            add_row(out.part(0, self.batch * m * n), row)?;
-        }
-        let Some(sums) = self.sums else { return Ok(()) };
-        let Matrix { tensor, transposed } = self.factors[0];
-        sum_rows(tensor, if transposed { [self.batch, k, m] } else { [self.batch * m, k, 1] }, sums)
+        // If the device did not add it as an epilogue of the product.
+        self.row.map_or(Ok(()), |row| add_row(out.part(0, self.batch * m * n), row))
     }
 
-    /// Computes the product, with as much of the rest as the device can do as an epilogue; that part is removed from
-    /// `self`.
+    /// Computes the product, and adds the row if the device can do that as an epilogue; then it is removed from `self`.
     fn multiply(&mut self, out: &mut Out<'_>) -> Result<()> {
         let (op, gpu, [m, n, k]) = (self.op, out.gpu(), self.extents);
         let [a, b] = self.factors;
@@ -106,17 +94,10 @@ impl<'a> Gemm<'a> {
                 None => 0,
             },
             row: 0,
-            sums: 0,
             tf32: gpu.tf32(),
         };
         let row = self.row.map(|row| row.cast(out.dtype())).transpose()?;
-        // A device can store the sums, but cannot accumulate them.
-        let stored = self.sums.as_ref().filter(|sums| !sums.accumulate);
-        let full = Product {
-            row: row.as_ref().map_or(Ok(0), |row| row.address(op, gpu))?,
-            sums: stored.map_or(0, Out::address),
-            ..bare
-        };
+        let full = Product { row: row.as_ref().map_or(Ok(0), |row| row.address(op, gpu))?, ..bare };
         // SAFETY: the operands have the elements that the extents ask for: see `check`.
         let multiply = |product| gpu.with_room(|| unsafe { gpu.driver.multiply(product) });
         // A device may refuse an epilogue that it said it could do. If the device itself has failed, the bare product
@@ -125,7 +106,6 @@ impl<'a> Gemm<'a> {
             return multiply(&bare);
         }
         self.row = None;
-        self.sums = self.sums.take().filter(|sums| sums.accumulate);
         Ok(())
     }
 
@@ -161,12 +141,6 @@ impl<'a> Gemm<'a> {
         }
         if let Some(row) = self.row.filter(|row| row.count() != n) {
             return Err(Error::shape(op, format!("a row of {n}"), row.shape()));
-        }
-        if let Some(sums) = &self.sums {
-            sums.ensure_dtype(op, out.dtype())?;
-            if sums.count() != self.batch * m {
-                return Err(Error::shape(op, format!("{} sums", self.batch * m), &[sums.count()]));
-            }
         }
         if out.count() != of_c {
             return Err(Error::shape(op, format!("a product of {of_c} elements"), &[out.count()]));

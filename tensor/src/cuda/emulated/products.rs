@@ -36,7 +36,7 @@ where
     C: Element + AsPrimitive<f64>,
     f64: AsPrimitive<C>,
 {
-    let Product { extents: [m, n, k], batch, a, b, c, plus, row, sums, .. } = *product;
+    let Product { extents: [m, n, k], batch, a, b, c, plus, row, .. } = *product;
     let read = |operand: Operand, index: usize, count: usize| -> Vec<W> {
         let start = operand.address as *const T;
         // SAFETY: the operand lies there, by the caller's promise.
@@ -57,14 +57,6 @@ where
             let value = value.as_f64() + at(plus, place) + at(row, i % n);
             // SAFETY: C lies there, by the caller's promise.
             unsafe { (c.address as *mut C).add(place).write(value.as_()) };
-        }
-        if sums != 0 {
-            let mut summed = vec![W::zero(); m];
-            gemm(left, Mat::new(&vec![W::one(); k], k, 1), Out::store(&mut summed));
-            for (i, value) in summed.into_iter().enumerate() {
-                // SAFETY: there is a place for each row's sum, by the caller's promise.
-                unsafe { (sums as *mut C).add(index * m + i).write(value.as_f64().as_()) };
-            }
         }
     }
 }

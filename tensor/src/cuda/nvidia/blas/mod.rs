@@ -2,10 +2,10 @@
 
 mod plan;
 
-use self::plan::{Epilogue, Plan, PlanKey};
+use self::plan::{Plan, PlanKey};
 use super::{driver_failure, ensure_no_fault, failure, no_room};
 use crate::cuda::Product;
-use crate::{DType, Error, Result};
+use crate::{Error, Result};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
 use cudarc::driver::{self, sys::CUresult};
@@ -15,8 +15,8 @@ use std::io::{self, Write};
 /// The workspace for products that are split along the inner axis (split-K): as much as NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// If this variable is `rows`, `sums` or `all`, cuBLASLt is not asked for these epilogues, and kernels of our own
-/// compute them. For finding out which of them is wrong or slow.
+/// If this variable is set, cuBLASLt is not asked for epilogues, and kernels of our own compute them. For finding out
+/// whether they are wrong or slow.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
 
 /// If this variable is set, each new plan is printed: to see what the choices below are made from.
@@ -36,8 +36,8 @@ pub struct Blas {
     workspace: u64,
     /// The plan for each key, or why there is none.
     plans: HashMap<PlanKey, std::result::Result<Plan, Error>>,
-    /// Whether epilogues may be requested: to add a row, and to form sums.
-    may_end: [bool; 2],
+    /// Whether epilogues may be requested.
+    may_end: bool,
 }
 
 fn doing<T>(what: &str, result: std::result::Result<T, CublasError>) -> Result<T> {
@@ -59,36 +59,20 @@ impl Blas {
             })
             // SAFETY: nobody has it but this function.
             .inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
-        let bare = std::env::var(BARE_VARIABLE).unwrap_or_default();
-        let may_end = ["rows", "sums"].map(|what| bare != what && bare != "all");
+        let may_end = std::env::var_os(BARE_VARIABLE).is_none();
         Ok(Self { handle, stream, workspace, plans: HashMap::new(), may_end })
     }
 
-    /// Whether cuBLASLt computes such a product efficiently with its epilogue, of which it can do only one. Fewer
-    /// algorithms support epilogues. If the best of them does not occupy at least 70 % as much of the GPU as the bare
-    /// product (a product of few rows and columns and a long inner axis needs split-K), a separate kernel costs less.
-    ///
-    /// Most algorithms leave sums to a separate kernel of cuBLASLt's own, which takes longer than ours. Those that form
-    /// them within the product are for products that are so small that they split the inner axis into many parts, and
-    /// are recognised by the additional workspace for each part's sums.
+    /// Whether cuBLASLt computes such a product efficiently with its epilogue. Fewer algorithms support one. If the best
+    /// of them does not occupy at least 70 % as much of the GPU as the bare product, a separate kernel costs less.
     pub fn can_end(&mut self, product: &Product) -> bool {
-        // cuBLASLt of CUDA 11.6 is reported to write out of bounds when it forms sums in the epilogue of an f32 product
-        // of one column (issue 1392 of NVIDIA's apex). So sums are requested only in the widely used case: bf16, with
-        // extents in full packs, and no batch.
-        let [m, n, _] = product.extents;
-        let packs = [m, n].iter().all(|&extent| extent >= 16 && extent % 8 == 0);
-        let usual = product.inputs == DType::Bf16 && product.batch == 1 && packs;
-        let [rows, sums] = self.may_end;
-        if (product.row != 0 && !rows) || (product.sums != 0 && !(sums && usual)) {
+        let key = PlanKey::of(product);
+        // An algorithm may access the row 16 bytes at a time.
+        if !self.may_end || key.alignment[4] < 4 {
             return false;
         }
-        let key = PlanKey::of(product);
-        let mut best = |key| self.planned(&key).map(|plan| (plan.waves().min(1.0), plan.workspace()));
-        let (Ok((with, room)), Ok((without, bare_room))) = (best(key), best(key.bare())) else { return false };
-        // An algorithm may access the row 16 bytes at a time.
-        let lies_well = key.alignment[4] >= 4;
-        let within = product.sums == 0 || (product.row == 0 && room > bare_room);
-        lies_well && within && with >= 0.7 * without
+        let mut busy = |key| self.planned(&key).map(|plan| plan.waves().min(1.0));
+        matches!((busy(key), busy(key.bare())), (Ok(with), Ok(without)) if with >= 0.7 * without)
     }
 
     /// The plan for a shape, made now or before.
@@ -97,7 +81,7 @@ impl Blas {
             match Plan::new(key, self.handle, self.workspace) {
                 // A refused epilogue is remembered and not requested again; a bare product is, because there is no
                 // alternative to it.
-                Err(error) if key.epilogue == Epilogue::None || matches!(error, Error::OutOfMemory { .. }) => {
+                Err(error) if !key.row || matches!(error, Error::OutOfMemory { .. }) => {
                     return Err(error);
                 }
                 plan => {
@@ -148,7 +132,7 @@ impl Blas {
             // epilogue.
             match self.plans.get_mut(&key) {
                 Some(Ok(plan)) if plan.algorithms.len() > 1 => _ = plan.algorithms.remove(0),
-                Some(plan) if key.epilogue != Epilogue::None => {
+                Some(plan) if key.row => {
                     *plan = Err(refused.clone());
                     return outcome;
                 }

@@ -29,24 +29,15 @@ pub struct PlanKey {
     transposed: [bool; 2],
     types: [DType; 2],
     tf32: bool,
-    pub epilogue: Epilogue,
-    /// The trailing zero bits of the addresses of A, B, C, what is added to C, and the row or the sums.
+    /// Whether a row is added.
+    pub row: bool,
+    /// The trailing zero bits of the addresses of A, B, C, what is added to C, and the row.
     pub alignment: [u32; 5],
-}
-
-/// What a product computes in addition.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Epilogue {
-    None,
-    /// Adds a row.
-    Row,
-    /// Sums up the rows of A.
-    Sums,
 }
 
 impl PlanKey {
     pub fn of(product: &Product) -> Self {
-        let Product { extents, batch, a, b, c, inputs, output, tf32, plus, row, sums } = *product;
+        let Product { extents, batch, a, b, c, inputs, output, tf32, plus, row } = *product;
         let plus = if plus == 0 { c.address } else { plus };
         // The address of every matrix of the batch has at least as many trailing zero bits as this value.
         let of_all = |address: u64, stride: usize, dtype: DType| match batch {
@@ -60,17 +51,13 @@ impl PlanKey {
             transposed: [a.transposed, b.transposed],
             types: [inputs, output],
             tf32,
-            epilogue: match (row, sums) {
-                (0, 0) => Epilogue::None,
-                (_, 0) => Epilogue::Row,
-                _ => Epilogue::Sums,
-            },
+            row: row != 0,
             alignment: [
                 of_all(a.address, a.stride, inputs),
                 of_all(b.address, b.stride, inputs),
                 of_all(c.address, c.stride, output),
                 of_all(plus, c.stride, output),
-                row | sums,
+                row,
             ]
             .map(|address| address.trailing_zeros().min(MAX_ALIGNED)),
         }
@@ -78,11 +65,11 @@ impl PlanKey {
     /// The key of the product without its epilogue.
     pub fn bare(self) -> Self {
         let [a, b, c, plus, _] = self.alignment;
-        Self { epilogue: Epilogue::None, alignment: [a, b, c, plus, MAX_ALIGNED], ..self }
+        Self { row: false, alignment: [a, b, c, plus, MAX_ALIGNED], ..self }
     }
 }
 
-/// `64x401408 by 401408x128, bf16 to f32, with sums`
+/// `401408x64 by 64x192, bf16 to bf16, a row added`
 impl fmt::Display for PlanKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [m, n, k] = self.extents;
@@ -90,11 +77,7 @@ impl fmt::Display for PlanKey {
         if self.batch > 1 {
             write!(f, ", {} of them", self.batch)?;
         }
-        match self.epilogue {
-            Epilogue::None => Ok(()),
-            Epilogue::Row => f.write_str(", a row added"),
-            Epilogue::Sums => f.write_str(", with sums"),
-        }
+        f.write_str(if self.row { ", a row added" } else { "" })
     }
 }
 
@@ -127,13 +110,8 @@ impl Described {
         ];
         let product = doing("describing", result::create_matmul_desc(compute, data_type(scale)?))?;
         let described = Self { product, layouts };
-        let epilogue = match key.epilogue {
-            Epilogue::None => Asked::CUBLASLT_EPILOGUE_DEFAULT,
-            // One element for each row of cuBLASLt's column-major D: each of our columns.
-            Epilogue::Row => Asked::CUBLASLT_EPILOGUE_BIAS,
-            // The sums of its B, which is our A.
-            Epilogue::Sums => Asked::CUBLASLT_EPILOGUE_BGRADB,
-        };
+        // A bias has one element for each row of cuBLASLt's column-major D: each of our columns.
+        let epilogue = if key.row { Asked::CUBLASLT_EPILOGUE_BIAS } else { Asked::CUBLASLT_EPILOGUE_DEFAULT };
         for (attribute, value) in [
             // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
             (Of::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(b_transposed)),
@@ -200,7 +178,7 @@ impl Described {
         }
     }
 
-    /// Sets the address of the row that is added, or of the sums.
+    /// Sets the address of the row that is added.
     fn end_with(&self, address: u64) -> std::result::Result<(), CublasError> {
         let pointer = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
         let value: *const c_void = (&raw const address).cast();
@@ -257,7 +235,7 @@ impl Plan {
     /// The algorithms that cuBLASLt recommends, for a workspace at this address.
     pub fn new(key: &PlanKey, handle: sys::cublasLtHandle_t, workspace: u64) -> Result<Self> {
         let described = Described::new(key)?;
-        if key.epilogue != Epilogue::None {
+        if key.row {
             // cuBLASLt's choice depends on the alignment of this address: a placeholder that is aligned like the real
             // one.
             doing("a row", described.end_with(workspace + ((1 << key.alignment[4]) & 255)))?;
@@ -277,11 +255,6 @@ impl Plan {
         self.algorithms[0].wavesCount
     }
 
-    /// Bytes of workspace that the chosen algorithm takes.
-    pub fn workspace(&self) -> usize {
-        self.algorithms[0].workspaceSize
-    }
-
     /// # Safety
     /// The plan was made for such a product, and its operands lie where it says, in memory of the current context, to
     /// which handle and stream belong. The workspace has [`WORKSPACE`] bytes.
@@ -292,9 +265,9 @@ impl Plan {
         workspace: u64,
         stream: driver::sys::CUstream,
     ) -> std::result::Result<(), CublasError> {
-        let Product { a, b, c, plus, row, sums, .. } = *product;
-        if row | sums != 0 {
-            self.described.end_with(row | sums)?;
+        let Product { a, b, c, plus, row, .. } = *product;
+        if row != 0 {
+            self.described.end_with(row)?;
         }
         let (one, beta) = (1.0f32, if plus == 0 { 0.0f32 } else { 1.0 });
         let (wide_one, wide_beta) = (1.0f64, f64::from(beta));
