@@ -12,7 +12,6 @@
 
 constexpr int MASKED_THREADS = 256; // for 256 tokens: a warp owns two tiles of them
 constexpr int STEP = 16;
-constexpr int AT_ONCE = 5; // steps whose scores a warp keeps in the forward pass: seven would be too many for its registers
 
 // Regions of a head's map that are routed to each other. They have 2ˢ tokens, two to sixteen, so that a lane's two
 // neighbouring columns lie in the same one.
@@ -180,10 +179,11 @@ __device__ __forceinline__ float row_max(float x) {
     return x;
 }
 
-// out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh. Of each map `held`
-// rows are in shared memory, as many as AT_ONCE steps have or a multiple of them.
+// out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh. S is computed twice, first to find each row's
+// largest score: a warp then keeps only the scores of a step, and its few registers leave room for many warps. Of each map
+// `held` rows are in shared memory, a multiple of 32.
 template <int D>
-__global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 1 : 2)
+__global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 4)
     attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, int held, int shift, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
@@ -204,54 +204,47 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 1 : 2)
     __syncthreads();
     for (int first = warp() * 16; first < tokens; first += blockDim.x / 2) {
         const Own<D, 1> own(queries, first);
-        float sums[1][2 * PARTS<D>][4] = {};
-        // Of each row: the largest score so far, as an exponent of two, and the lane's part of the sum of weights relative
-        // to it.
-        float most[2] = {-INFINITY, -INFINITY}, totals[2] = {};
-        u32 routed[2];
+        u32 routed[2], left[2];
 #pragma unroll
-        for (int half = 0; half < 2; half++) routed[half] = routing.word(g, words, first + own_row(0, half));
-        for (int from = 0; from < tokens; from += AT_ONCE * STEP) {
-            float scores[AT_ONCE][1][2][4], base[2];
+        for (int half = 0; half < 2; half++) left[half] = routed[half] = routing.word(g, words, first + own_row(0, half));
+        float largest[2] = {-INFINITY, -INFINITY}, totals[2] = {}, sums[1][2 * PARTS<D>][4] = {};
+        for (int from = 0; from < tokens; from += STEP) {
+            float scores[1][2][4];
+            multiply_step(scores, own, keys, from);
 #pragma unroll
-            for (int step = 0; step < AT_ONCE; step++) multiply_step<D, 1>(scores[step], own, keys, from + step * STEP);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float largest = -INFINITY;
-#pragma unroll
-                for (int i = 0; i < 4 * AT_ONCE; i++) {
-                    float& score = scores[i / 4][0][i / 2 % 2][half * 2 + i % 2];
-                    score = routed[half] >> i / 2 & 1 ? score : -INFINITY;
-                    largest = fmaxf(largest, score);
-                }
-                routed[half] >>= 2 * AT_ONCE;
-                // The scale is positive. Without any key so far, weights are zero, relative to whatever number.
-                const float now = fmaxf(most[half], row_max(largest) * (scale * LOG2_E));
-                base[half] = now == -INFINITY ? 0 : now;
-                const float shrink = exp2_fast(most[half] - base[half]);
-                most[half] = now, totals[half] *= shrink;
-#pragma unroll
-                for (int i = 0; i < 4 * PARTS<D>; i++) sums[0][i / 2][half * 2 + i % 2] *= shrink;
+            for (int i = 0; i < 8; i++) {
+                float& so_far = largest[i / 2 % 2];
+                so_far = left[i / 2 % 2] >> i / 4 & 1 ? fmaxf(so_far, scores[0][i / 4][i % 4]) : so_far;
             }
+            left[0] >>= 2, left[1] >>= 2;
+        }
 #pragma unroll
-            for (int step = 0; step < AT_ONCE; step++) {
+        for (int half = 0; half < 2; half++) {
+            largest[half] = row_max(largest[half]) * (scale * LOG2_E); // the scale is positive
+            left[half] = routed[half];
+        }
+        for (int from = 0; from < tokens; from += STEP) {
+            float weights[1][2][4];
+            multiply_step(weights, own, keys, from);
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
-                    float& score = scores[step][0][i / 4][i % 4];
-                    score = exp2_fast(score * (scale * LOG2_E) - base[i / 2 % 2]);
-                    totals[i / 2 % 2] += score;
-                }
-                u32 weights[1][4];
-                pack(weights, scores[step]);
-                add_step(sums, weights, values, from + step * STEP);
+            for (int i = 0; i < 8; i++) {
+                const int half = i / 2 % 2;
+                float& weight = weights[0][i / 4][i % 4];
+                weight = exp2_fast(weight * (scale * LOG2_E) - largest[half]);
+                weight = left[half] >> i / 4 & 1 ? weight : 0;
+                totals[half] += weight;
             }
+            left[0] >>= 2, left[1] >>= 2;
+            u32 packed[1][4];
+            pack(packed, weights);
+            add_step(sums, packed, values, from);
         }
         float inverse[2];
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const float total = row_sum(totals[half]);
             inverse[half] = reciprocal_fast(total);
-            if (lane() % 4 == 0) logarithms[first + own_row(0, half)] = (most[half] + log2_fast(total)) * LN_2;
+            if (lane() % 4 == 0) logarithms[first + own_row(0, half)] = (largest[half] + log2_fast(total)) * LN_2;
         }
         __syncwarp(); // only now has every lane read these queries; nobody else does
         keep<D>(queries, first, sums[0], inverse);

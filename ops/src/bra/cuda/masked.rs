@@ -10,18 +10,12 @@ pub(super) struct Masked {
     pub dim: usize,
 }
 
-/// What a kernel keeps in shared memory of each head: so many maps, of so many rows.
-#[derive(Clone, Copy)]
-struct Held {
-    maps: usize,
-    rows: usize,
-}
-
 impl Masked {
     /// The maximum number of threads of a block, as in `masked.cuh`; and of tokens, since a warp takes 32 of them.
     const MOST: usize = 256;
-    /// Rows that the forward pass multiplies at once, as in `masked.cuh`.
-    const AT_ONCE: usize = 5 * 16;
+    /// Maps of a head that the kernels keep in shared memory: queries, into which the result goes, keys and values; backward
+    /// also dout, and the queries' gradients.
+    const HELD: [usize; 2] = [3, 5];
     /// A region's routes are the bits of a word.
     const MOST_REGIONS: usize = 64;
     /// Products with all keys are worth it if at least one of so many is routed.
@@ -30,9 +24,7 @@ impl Masked {
     /// `None` unless the map [`suits`](Self::suits), and blocks for whole heads fit the GPU and fill it.
     pub fn of(gpu: &Gpu, g: Geometry, dim: usize) -> Option<Self> {
         let (form, properties) = (Self { dim }, gpu.driver().properties());
-        let fits = [Self::forward_holds(g), Self::backward_holds(g)]
-            .iter()
-            .all(|&held| form.shared(g, held) <= properties.shared_memory);
+        let fits = Self::HELD.iter().all(|&maps| form.shared(g, maps) <= properties.shared_memory);
         let fills = g.images * g.heads >= properties.multiprocessors;
         (Self::suits(g) && fits && fills).then_some(form)
     }
@@ -45,31 +37,26 @@ impl Masked {
         small && [2, 4, 8, 16].contains(&of_region) && Self::OF_KEYS * g.topk * of_region >= g.tokens()
     }
 
-    /// Queries, into which the result goes, keys and values.
-    fn forward_holds(g: Geometry) -> Held {
-        Held { maps: 3, rows: g.tokens().next_multiple_of(Self::AT_ONCE) }
-    }
-
-    /// These, dout, and the queries' gradients.
-    fn backward_holds(g: Geometry) -> Held {
-        Held { maps: 5, rows: g.tokens().next_multiple_of(32) }
+    /// Rows of each map, with those that no token has: as many as the warps take.
+    fn rows(g: Geometry) -> usize {
+        g.tokens().next_multiple_of(32)
     }
 
     /// Bytes of shared memory: the maps, for each region its routes and for each of four lanes what is routed to and
     /// from, and two numbers for each row.
-    fn shared(self, g: Geometry, held: Held) -> usize {
-        let of_row = held.maps * self.dim.next_multiple_of(16) * DType::Bf16.size() + 2 * DType::F32.size();
-        held.rows * of_row + g.regions.count() * (size_of::<u64>() + 2 * 4 * size_of::<u32>())
+    fn shared(self, g: Geometry, maps: usize) -> usize {
+        let of_row = maps * self.dim.next_multiple_of(16) * DType::Bf16.size() + 2 * DType::F32.size();
+        Self::rows(g) * of_row + g.regions.count() * (size_of::<u64>() + 2 * 4 * size_of::<u32>())
     }
 
-    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry, held: Held) -> Result<Launch<'a>> {
-        let launch = KERNELS.launch_on(qkv, &format!("{kernel}<{}>", self.dim))?.shared(self.shared(g, held));
-        Ok(launch.threads(g.tokens().next_multiple_of(32)).grid([g.heads, g.images, 1]))
+    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry, maps: usize) -> Result<Launch<'a>> {
+        let launch = KERNELS.launch_on(qkv, &format!("{kernel}<{}>", self.dim))?.shared(self.shared(g, maps));
+        Ok(launch.threads(Self::rows(g)).grid([g.heads, g.images, 1]))
     }
 
     /// The kernels' last parameters: rows in shared memory, log₂ of a region's tokens, and the geometry.
-    fn finish<'a>(launch: Launch<'a>, g: Geometry, held: Held) -> Result<Launch<'a>> {
-        with_geometry(launch.extents([held.rows])?.int(g.regions.tokens().ilog2() as i32), g)
+    fn finish(launch: Launch<'_>, g: Geometry) -> Result<Launch<'_>> {
+        with_geometry(launch.extents([Self::rows(g)])?.int(g.regions.tokens().ilog2() as i32), g)
     }
 
     /// As [`forward`](super::forward).
@@ -80,19 +67,18 @@ impl Masked {
         scale: f64,
         [out, lse]: [&mut Tensor; 2],
     ) -> Result<()> {
-        let held = Self::forward_holds(g);
-        let launch = self.launch(qkv, "attend_masked", g, held)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
+        let launch = self.launch(qkv, "attend_masked", g, Self::HELD[0])?.input(qkv)?.input(routes)?;
+        let launch = launch.number(scale, DType::F32).output(out)?.output(lse)?;
         // SAFETY: the tensors are those of this geometry; heads have the kernel's channels, and rows of qkv are packs.
-        unsafe { Self::finish(launch.output(out)?.output(lse)?, g, held)?.run() }
+        unsafe { Self::finish(launch, g)?.run() }
     }
 
     /// As [`backward`](super::backward).
     pub fn backward(self, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
-        let held = Self::backward_holds(g);
-        let launch =
-            self.launch(given.qkv, "attend_backward_masked", g, held)?.input(given.qkv)?.input(given.routes)?;
+        let launch = self.launch(given.qkv, "attend_backward_masked", g, Self::HELD[1])?;
+        let launch = launch.input(given.qkv)?.input(given.routes)?;
         let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(given.dout)?.out(Some(dqkv));
         // SAFETY: as above; dqkv is like qkv.
-        unsafe { Self::finish(launch, g, held)?.run() }
+        unsafe { Self::finish(launch, g)?.run() }
     }
 }
