@@ -49,6 +49,7 @@ const LIBRARIES: [(&str, &str, &[&str]); 3] = [
             "native.cpp",
             "ptx/parse.cpp",
             "ptx/instructions.cpp",
+            "ptx/fuse.cpp",
             "ptx/memory.cpp",
             "ptx/run.cpp",
         ],
@@ -57,12 +58,13 @@ const LIBRARIES: [(&str, &str, &[&str]); 3] = [
     ("libcublasLt.so", "libcublasLt.so.13", &["blas.cpp", "libcuda.so"]),
 ];
 /// What they depend on.
-const SOURCES: [&str; 16] = [
+const SOURCES: [&str; 17] = [
     include_str!("device.cpp"),
     include_str!("driver.cpp"),
     include_str!("native.cpp"),
     include_str!("ptx/parse.cpp"),
     include_str!("ptx/instructions.cpp"),
+    include_str!("ptx/fuse.cpp"),
     include_str!("ptx/memory.cpp"),
     include_str!("ptx/run.cpp"),
     include_str!("compiler.cpp"),

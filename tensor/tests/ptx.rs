@@ -22,6 +22,11 @@ static FAULTS: Module = Module {
             __syncthreads();
             out[thread_number()] = shared[127 - threadIdx.x];
         }
+        // A product that is subtracted may stay unrounded.
+        __global__ void fused(u32* out) {
+            float x = 1 + (2 * thread_number() + 1) * 0x1p-12f, rounded = rounded_product(x, x);
+            out[thread_number()] = rounded - x * x != 0;
+        }
         __global__ void no_barrier(u32* out) {
             __shared__ u32 shared[128];
             shared[127 - threadIdx.x] = 0;
@@ -153,6 +158,7 @@ static FAULTS: Module = Module {
     headers: &[],
     kernels: &[
         "none",
+        "fused",
         "no_barrier",
         "too_late_a_barrier",
         "no_meeting_of_the_warp",
@@ -189,8 +195,17 @@ fn a_kernel_of_these() {
     // SAFETY: it is not safe, which is what is looked at.
     let outcome = unsafe { launch.output(&mut out).unwrap().run() }.and_then(|()| out.to_vec::<u32>());
     match outcome {
-        Ok(numbers) => assert!(kernel == "none" && numbers[..128].iter().copied().eq((0..128).rev()), "{kernel}"),
-        Err(error) => assert!(kernel != "none" && error.to_string().contains("launch failure"), "{error}"),
+        Ok(numbers) => match kernel.as_str() {
+            "none" => assert!(numbers[..128].iter().copied().eq((0..128).rev())),
+            "fused" => assert_eq!(numbers, [1; 256]),
+            _ => panic!("{kernel} makes no mistake"),
+        },
+        Err(error) => {
+            assert!(
+                !["none", "fused"].contains(&kernel.as_str()) && error.to_string().contains("launch failure"),
+                "{error}"
+            );
+        }
     }
 }
 
@@ -199,6 +214,7 @@ fn mistakes_are_found() {
     let Some(standin) = Standin::in_ptx(version()) else { return };
     for (kernel, words) in [
         ("none", ""),
+        ("fused", ""),
         ("no_barrier", " what another "),
         ("too_late_a_barrier", " what another "),
         ("no_meeting_of_the_warp", "reads what another writes: thread "),
@@ -225,6 +241,6 @@ fn mistakes_are_found() {
     ] {
         let said = standin.repeat(&["a_kernel_of_these"], &[(FAULT, kernel)]);
         assert!(said.contains(words), "{kernel}: expected \"{words}\" in: {said}");
-        assert_eq!(said.contains("the stand-in GPU"), kernel != "none", "{said}");
+        assert_eq!(said.contains("the stand-in GPU"), !words.is_empty(), "{said}");
     }
 }

@@ -69,6 +69,12 @@ f32 fma_down(f32 a, f32 b, f32 c) {
     return sum;
 }
 
+// Towards zero, and to the nearest number that there is; NaN is 0.
+s32 whole(f64 value) {
+    if (value != value) return 0;
+    return std::min(std::max(std::trunc(value), -2147483648.0), 2147483647.0);
+}
+
 u16 bf16(f32 value) {
     if (value != value) return 0x7fff;
     u32 bits = bits_of<u32>(value);
@@ -277,7 +283,9 @@ void load_matrices(Warp& warp, const Instruction& i) {
 #define FLOATS(T)                                                                                                    \
     TWO("add." #T, T, T, T, a + b), TWO("add.rn." #T, T, T, T, a + b), TWO("sub." #T, T, T, T, a - b),               \
     TWO("mul." #T, T, T, T, a * b), TWO("mul.rn." #T, T, T, T, a * b), TWO("div.rn." #T, T, T, T, a / b),            \
-    THREE("fma.rn." #T, T, T, T, T, std::fma(a, b, c)), TWO("min." #T, T, T, T, lower(a, b)),                        \
+    THREE("fma.rn." #T, T, T, T, T, std::fma(a, b, c)), THREE("fused.add." #T, T, T, T, T, std::fma(a, b, c)),       \
+    THREE("fused.sub." #T, T, T, T, T, std::fma(a, b, -c)), THREE("fused.from." #T, T, T, T, T, std::fma(-a, b, c)), \
+    TWO("min." #T, T, T, T, lower(a, b)),                        \
     TWO("max." #T, T, T, T, higher(a, b)), ONE("neg." #T, T, T, -a), ONE("abs." #T, T, T, std::fabs(a)),             \
     ONE("sqrt.rn." #T, T, T, std::sqrt(a)), ONE("rcp.rn." #T, T, T, 1 / a), COMPARISONS(T), MOVES(T),                \
     TWO("setp.equ." #T, pred, T, T, !(a < b || a > b)), TWO("setp.neu." #T, pred, T, T, a != b),                     \
@@ -315,14 +323,14 @@ std::map<std::string, Known> make_table() {
               u32* from = row<u32>(warp, i, 2);
               each(warp, [=](unsigned l) { low[l] = from[l], high[l] = from[l] >> 16; });
           },
-          {2, 2, 4}}},
+          {2, 2, 4}, Flow::ON, 2}},
         {"mov.b64.apart",
          {[](Warp& warp, const Instruction& i) {
               u32 *low = row<u32>(warp, i, 0), *high = row<u32>(warp, i, 1);
               u64* from = row<u64>(warp, i, 2);
               each(warp, [=](unsigned l) { low[l] = from[l], high[l] = from[l] >> 32; });
           },
-          {4, 4, 8}}},
+          {4, 4, 8}, Flow::ON, 2}},
         // The sign is that of the first.
         TWO("copysign.f32", f32, f32, f32, std::copysign(b, a)), TWO("copysign.f64", f64, f64, f64, std::copysign(b, a)),
         // Generic addresses of global memory are those of global memory.
@@ -335,6 +343,7 @@ std::map<std::string, Known> make_table() {
         ONE("cvt.rn.f32.u64", f32, u64, a), ONE("cvt.rn.f64.u64", f64, u64, a), ONE("cvt.rn.f64.s32", f64, s32, a),
         ONE("cvt.rn.f64.s64", f64, s64, a), ONE("cvt.rn.f32.f64", f32, f64, a),
         ONE("cvt.f64.f32", f64, f32, a), ONE("cvt.sat.f32.f32", f32, f32, a > 0 ? std::min(a, 1.0f) : 0.0f),
+        ONE("cvt.rzi.s32.f32", s32, f32, whole(a)), ONE("cvt.rzi.s32.f64", s32, f64, whole(a)),
         ONE("cvt.rni.f32.f32", f32, f32, std::nearbyint(a)), ONE("cvt.rn.bf16.f32", u16, f32, bf16(a)),
         // Here the first is the upper one.
         TWO("cvt.rn.bf16x2.f32", u32, f32, f32, u32(bf16(a)) << 16 | bf16(b)),
@@ -342,17 +351,17 @@ std::map<std::string, Known> make_table() {
         ONE("rcp.approx.ftz.f32", f32, f32, rcp(a)), ONE("rcp.approx.ftz.f64", f64, f64, rcp_half(a)),
         ONE("rsqrt.approx.f32", f32, f32, rsqrt(a)), ONE("rsqrt.approx.f64", f64, f64, 1 / std::sqrt(a)),
         THREE("fma.rm.f32", f32, f32, f32, f32, fma_down(a, b, c)),
-        {"shfl.sync.bfly.b32", {shuffle_butterfly, {4, 1, 4, 4, 4, 4}, Flow::TOGETHER}},
-        {"shfl.sync.idx.b32", {shuffle_index, {4, 1, 4, 4, 4, 4}, Flow::TOGETHER}},
+        {"shfl.sync.bfly.b32", {shuffle_butterfly, {4, 1, 4, 4, 4, 4}, Flow::TOGETHER, 2}},
+        {"shfl.sync.idx.b32", {shuffle_index, {4, 1, 4, 4, 4, 4}, Flow::TOGETHER, 2}},
         {"vote.sync.ballot.b32", {vote, {4, 1, 4}, Flow::TOGETHER}},
-        {"bar.warp.sync", {meet, {4}, Flow::TOGETHER}},
-        {"bar.sync", {reach_barrier, {4}, Flow::BARRIER}},
-        {"membar.gl", {fence, {}}},
-        {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", {multiply, std::vector<uint32_t>(14, 4), Flow::TOGETHER}},
-        {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", {load_matrices<false>, {4, 4, 4, 4, 4}, Flow::TOGETHER}},
-        {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", {load_matrices<true>, {4, 4, 4, 4, 4}, Flow::TOGETHER}},
+        {"bar.warp.sync", {meet, {4}, Flow::TOGETHER, 0}},
+        {"bar.sync", {reach_barrier, {4}, Flow::BARRIER, 0}},
+        {"membar.gl", {fence, {}, Flow::ON, 0}},
+        {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", {multiply, std::vector<uint32_t>(14, 4), Flow::TOGETHER, 4}},
+        {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", {load_matrices<false>, {4, 4, 4, 4, 4}, Flow::TOGETHER, 4}},
+        {"ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16", {load_matrices<true>, {4, 4, 4, 4, 4}, Flow::TOGETHER, 4}},
         {"movmatrix.sync.aligned.m8n8.trans.b16", {transpose, {4, 4}, Flow::TOGETHER}},
-        {"ret", {nullptr, {}, Flow::END}},
+        {"ret", {nullptr, {}, Flow::END, 0}},
     };
     for (auto& [name, known] : memory_instructions()) table.emplace(name, known);
     return table;

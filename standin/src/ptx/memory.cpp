@@ -117,10 +117,10 @@ Step load_or_store(bool loads, const std::string& type, uint32_t held) {
 
 std::map<std::string, Known> memory_instructions() {
     return {
-        {"cp.async.cg.shared.global", {begin_copy, {4, 8, 4, 4}}},
-        {"cp.async.wait_all", {await_copies, {}}},
+        {"cp.async.cg.shared.global", {begin_copy, {4, 8, 4, 4}, Flow::ON, 0}},
+        {"cp.async.wait_all", {await_copies, {}, Flow::ON, 0}},
         {"atom.global.inc.u32", {take_ticket, {4, 8, 4}}},
-        {"prefetch.global.L2", {[](Warp&, const Instruction&) {}, {8}}},
+        {"prefetch.global.L2", {[](Warp&, const Instruction&) {}, {8}, Flow::ON, 0}},
     };
 }
 

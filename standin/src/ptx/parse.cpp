@@ -264,6 +264,7 @@ private:
         uint32_t held = 0; // the width of its registers
         if (access) {
             type = read_access(instruction, name);
+            instruction.results = load ? instruction.count : 0;
             widths.assign(instruction.count, 0);
             if (instruction.space != Space::PARAMETER) widths.insert(load ? widths.end() : widths.begin(), 0);
         } else {
@@ -275,6 +276,7 @@ private:
             if (!found) reader.fail("no instruction is known by the name of " + name);
             instruction.step = found->step;
             instruction.flow = found->flow;
+            instruction.results = found->results;
             widths = found->widths;
         }
         int count = 0;
@@ -339,6 +341,7 @@ private:
         Instruction end;
         end.flow = Flow::END;
         kernel.code.push_back(end);
+        fuse(kernel.code);
     }
 };
 

@@ -34,6 +34,7 @@ struct Instruction {
     Space space = Space::PARAMETER;
     Path path = Path::USUAL;
     uint8_t count = 0; // of operands, or of a vector's elements
+    uint8_t results = 0; // how many of its operands, the first, it writes
     bool unless = false, guarded = false;
     bool short_base = false; // whether an address is 32 bits, as those in shared memory can be
     uint32_t guard = 0; // the row of its predicate
@@ -82,9 +83,12 @@ struct Known {
     Step step;
     std::vector<uint32_t> widths;
     Flow flow = Flow::ON;
+    uint8_t results = 1; // how many of them, the first, it writes
 };
 // Null if the instruction is not supported, or is a load or a store.
 const Known* known(const std::string& name);
+// Fuses products with sums, as NVIDIA's assembler may.
+void fuse(std::vector<Instruction>& code);
 // The instructions for asynchronous copies, tickets and prefetches.
 std::map<std::string, Known> memory_instructions();
 // The load or store for elements of a type, such as `.f32`, in registers of this width; null if that combination is not supported.

@@ -235,6 +235,8 @@ __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
     const i64 image = blockIdx.x;
     const Divisor loaded(2 * g.qk_dim() / Pack<T>::size, packs_magic);
     means_of_image(qkv + image * g.tokens() * g.row(), means, column, loaded, valid_height, valid_width, g);
+    for (int pack = threadIdx.x; pack < packs; pack += blockDim.x)
+        for (int none = regions; none < column; none++) means[pack * column + none] = {};
     __syncthreads();
     for (int task = warp(); task < (regions + ROWS - 1) / ROWS * SHARES; task += ROUTING_WARPS) {
         const int share = task % SHARES, first = task / SHARES * ROWS;
@@ -262,8 +264,9 @@ __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
 #pragma unroll 2
         for (int r = lane(); r < stride; r += 32) {
             W sum = 0;
+            if (r < regions)
 #pragma unroll
-            for (int share = 0; share < SHARES; share++) sum += affinity[share * of_share + r];
+                for (int share = 0; share < SHARES; share++) sum += affinity[share * of_share + r];
             affinity[r] = r < regions ? sum * scale : -W(INFINITY);
         }
         __syncwarp();
