@@ -150,7 +150,8 @@ fn rows(kernel: usize) -> usize {
     if kernel < 7 { 2 } else { 1 }
 }
 
-/// Bytes of shared memory for two chunks of columns of maps, each with so many rows more than a band has.
+/// Bytes of shared memory for two chunks of columns of maps, as in the kernels, each with so many rows more than a band
+/// has.
 fn chunks(kernel: usize, dtype: DType, tile: usize, more: &[usize]) -> usize {
     let columns = if kernel == 3 { 6 } else { kernel } * if dtype == DType::Bf16 { 2 } else { 1 };
     let rows: usize = more.iter().map(|more| STRIPS * rows(kernel) + more).sum();

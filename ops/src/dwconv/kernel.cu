@@ -43,7 +43,7 @@ template <>
 struct Channels<bf16, 2> {
     u32 bits;
 
-    __device__ __forceinline__ float at(int v) const { return __uint_as_float(v ? bits & 0xffff0000 : bits << 16); }
+    __device__ __forceinline__ float at(int v) const { return v ? high_half(bits) : low_half(bits); }
     __device__ __forceinline__ void set(int v, float value) { bits |= u32(narrow<bf16>(value).bits) << 16 * v; }
 };
 
@@ -144,8 +144,8 @@ __device__ __forceinline__ void move_on(W (&to)[R][K][V], const W (&last)[R][V])
 }
 
 // The taps of `count` channels of a weight (C, 1, K, K), from channel `first` on, `turned` by 180° or not, with one
-// added to their centres for a residual; after them come zeros, for threads without a channel. A thread issues several
-// loads before it waits for any.
+// added to their centres for a residual; what comes after them is for threads without a channel, whose input
+// is zero. A thread issues several loads before it waits for any.
 template <int TAPS, int MOST, typename W>
 __device__ __forceinline__ void stage(const W* weight, int first, int count, int residual, int turned,
                                       W (&staged)[MOST * TAPS]) {

@@ -55,7 +55,7 @@ __global__ void gradient_norm(const T* x, double* partial, double* norm, T* cont
 template <typename T>
 __global__ void adamw(T* p, const T* g, T* m, T* v, const u32* groups, i64 count, const T* controls, T* average,
                       const T* rate) {
-    constexpr int N = Pack<T>::size; // of one cache line
+    constexpr int N = Pack<T>::size; // they lie within a cache line, and so are of one group
     i64 i = thread_number() * N, left = count - i;
     if (left <= 0 || !(controls[NORM] < INFINITY)) return;
     Pack<T> gradients = load_pack(g + i, left);
@@ -63,7 +63,8 @@ __global__ void adamw(T* p, const T* g, T* m, T* v, const u32* groups, i64 count
     const T* group = group_of(groups, i, controls);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        T gradient = gradients.at[j] * controls[SCALE], &mean = means.at[j], &square = squares.at[j];
+        const T gradient = gradients.at[j] * controls[SCALE];
+        T &mean = means.at[j], &square = squares.at[j];
         mean = fma(controls[RATE_M], gradient - mean, mean);
         square = fma(controls[BETA_V], square, controls[RATE_V] * gradient * gradient);
         T deviation = fma(sqrt(square), controls[ROOT], controls[EPS]);

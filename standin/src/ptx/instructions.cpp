@@ -284,8 +284,8 @@ void load_matrices(Warp& warp, const Instruction& i) {
     TWO("add." #T, T, T, T, a + b), TWO("add.rn." #T, T, T, T, a + b), TWO("sub." #T, T, T, T, a - b),               \
     TWO("mul." #T, T, T, T, a * b), TWO("mul.rn." #T, T, T, T, a * b), TWO("div.rn." #T, T, T, T, a / b),            \
     THREE("fma.rn." #T, T, T, T, T, std::fma(a, b, c)), THREE("fused.add." #T, T, T, T, T, std::fma(a, b, c)),       \
-    THREE("fused.sub." #T, T, T, T, T, std::fma(a, b, -c)), THREE("fused.from." #T, T, T, T, T, std::fma(-a, b, c)), \
-    TWO("min." #T, T, T, T, lower(a, b)),                        \
+    THREE("fused.sub." #T, T, T, T, T, std::fma(a, b, -c)),                                                          \
+    THREE("fused.from." #T, T, T, T, T, std::fma(-a, b, c)), TWO("min." #T, T, T, T, lower(a, b)),                   \
     TWO("max." #T, T, T, T, higher(a, b)), ONE("neg." #T, T, T, -a), ONE("abs." #T, T, T, std::fabs(a)),             \
     ONE("sqrt.rn." #T, T, T, std::sqrt(a)), ONE("rcp.rn." #T, T, T, 1 / a), COMPARISONS(T), MOVES(T),                \
     TWO("setp.equ." #T, pred, T, T, !(a < b || a > b)), TWO("setp.neu." #T, pred, T, T, a != b),                     \

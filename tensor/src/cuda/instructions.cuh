@@ -20,6 +20,9 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
 
 __device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ u32 add_pairs(u32 a, u32 b) {
+    return pack_bf16(low_half(a) + low_half(b), high_half(a) + high_half(b));
+}
 
 // D += A·B
 __device__ __forceinline__ void multiply_add(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {

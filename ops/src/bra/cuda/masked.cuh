@@ -51,7 +51,7 @@ __device__ __forceinline__ int own_row(int tile, int half) { return tile * 16 + 
 // Starts the copies of N maps of a head's channels to shared memory: all tokens, region after region, and zeros up to
 // `rows`.
 template <int D, int N>
-__device__ __forceinline__ void hold(const Geometry& g, const Rows<D> (&to)[N], int rows, const bf16* const (&from)[N],
+__device__ __forceinline__ void ask_for(const Geometry& g, const Rows<D> (&to)[N], int rows, const bf16* const (&from)[N],
                                      const int (&strides)[N]) {
     constexpr int CHUNKS = PADDED<D> / 8;
     for (int i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void put(const Geometry& g, const Rows<D> (&from)[N],
                 const Pack<u32> old = *there;
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    own.at[j] = pack_bf16(low_half(old.at[j]) + low_half(own.at[j]), high_half(old.at[j]) + high_half(own.at[j]));
+                    own.at[j] = add_pairs(old.at[j], own.at[j]);
             }
             *there = own;
         }
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 4)
     const Routing routing = {reinterpret_cast<u64*>(values.data + held * PADDED<D>), shift};
     u32* words = reinterpret_cast<u32*>(routing.bits + g.regions());
     float* logarithms = reinterpret_cast<float*>(words + 4 * g.regions()); // lse
-    hold<D, 3>(g, {queries, keys, values}, held, {qkv, qkv + g.qk_dim(), qkv + 2 * g.qk_dim()}, {row, row, row});
+    ask_for<D, 3>(g, {queries, keys, values}, held, {qkv, qkv + g.qk_dim(), qkv + 2 * g.qk_dim()}, {row, row, row});
     routing.collect(g, routes + image * g.regions() * topk);
     __syncthreads();
     routing.spread(g, words, false);
@@ -265,7 +265,7 @@ template <int D>
 __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 1 : 2)
     attend_backward_masked(const bf16* qkv, const u32* routes, float scale, const float* lse, const bf16* dout, bf16* dqkv,
                            int accumulate, int held, int shift, GEOMETRY) {
-    constexpr int TILES = D == 32 ? 2 : 1; // what registers allow
+    constexpr int TILES = D == 32 ? 2 : 1; // what registers allow: with 24 channels, padded to 32, it is a few too many
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.tokens(), of_map = held * PADDED<D>;
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 1 : 2)
     u32* routed = reinterpret_cast<u32*>(routing.bits + g.regions());
     u32* reached = routed + 4 * g.regions();
     OfQuery* of_query = reinterpret_cast<OfQuery*>(reached + 4 * g.regions());
-    hold<D, 4>(g, {queries, keys, values, upstream}, held, {qkv, qkv + qk_dim, qkv + 2 * qk_dim, dout}, {row, row, row, v_dim});
+    ask_for<D, 4>(g, {queries, keys, values, upstream}, held, {qkv, qkv + qk_dim, qkv + 2 * qk_dim, dout}, {row, row, row, v_dim});
     routing.collect(g, routes + image * g.regions() * topk);
     for (int i = threadIdx.x; i < held; i += blockDim.x)
         of_query[i].denominator = i < tokens ? lse[g.pixel_of(i)] * LOG2_E : INFINITY;

@@ -15,7 +15,7 @@ impl Masked {
     const MOST: usize = 256;
     /// Maps of a head that the kernels keep in shared memory: queries, into which the result goes, keys and values; backward
     /// also dout, and the queries' gradients.
-    const HELD: [usize; 2] = [3, 5];
+    const MAPS: [usize; 2] = [3, 5];
     /// A region's routes are the bits of a word.
     const MOST_REGIONS: usize = 64;
     /// Products with all keys are worth it if at least one of so many is routed.
@@ -23,13 +23,18 @@ impl Masked {
 
     /// `None` unless the map [`suits`](Self::suits), and blocks for whole heads fit the GPU and fill it.
     pub fn of(gpu: &Gpu, g: Geometry, dim: usize) -> Option<Self> {
-        let (form, properties) = (Self { dim }, gpu.driver().properties());
-        let fits = Self::HELD.iter().all(|&maps| form.shared(g, maps) <= properties.shared_memory);
-        let fills = g.images * g.heads >= properties.multiprocessors;
-        (Self::suits(g) && fits && fills).then_some(form)
+        let form = Self { dim };
+        let fills = g.images * g.heads >= gpu.driver().properties().multiprocessors;
+        (Self::suits(g) && form.fits(gpu, g) && fills).then_some(form)
     }
 
-    /// Whether a map is small, most of its products are needed, and two neighbouring columns of a product lie in the
+    /// Whether a head fits the shared memory of a block.
+    pub fn fits(self, gpu: &Gpu, g: Geometry) -> bool {
+        let most = gpu.driver().properties().shared_memory;
+        Self::MAPS.iter().all(|&maps| self.shared(g, maps) <= most)
+    }
+
+    /// Whether a map is small, enough of its products are needed, and two neighbouring columns of a product lie in the
     /// same region.
     pub fn suits(g: Geometry) -> bool {
         let of_region = g.regions.tokens();
@@ -67,7 +72,7 @@ impl Masked {
         scale: f64,
         [out, lse]: [&mut Tensor; 2],
     ) -> Result<()> {
-        let launch = self.launch(qkv, "attend_masked", g, Self::HELD[0])?.input(qkv)?.input(routes)?;
+        let launch = self.launch(qkv, "attend_masked", g, Self::MAPS[0])?.input(qkv)?.input(routes)?;
         let launch = launch.number(scale, DType::F32).output(out)?.output(lse)?;
         // SAFETY: the tensors are those of this geometry; heads have the kernel's channels, and rows of qkv are packs.
         unsafe { Self::finish(launch, g)?.run() }
@@ -75,7 +80,7 @@ impl Masked {
 
     /// As [`backward`](super::backward).
     pub fn backward(self, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
-        let launch = self.launch(given.qkv, "attend_backward_masked", g, Self::HELD[1])?;
+        let launch = self.launch(given.qkv, "attend_backward_masked", g, Self::MAPS[1])?;
         let launch = launch.input(given.qkv)?.input(given.routes)?;
         let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(given.dout)?.out(Some(dqkv));
         // SAFETY: as above; dqkv is like qkv.

@@ -102,33 +102,33 @@ __device__ __forceinline__ int in_packs(int count) {
 
 // A warp writes the k largest of a region's affinities, ties to the lower index and NaN last: their regions and logits.
 // An affinity's rank is the number of those that come before it, summed without branches or long dependency chains, as
-// floats, because a comparison gives 0 or 1 as a float in one instruction. It is wrong for NaN and, unless TIES, for
-// ties. The affinities are filled up to whole packs with −∞, which comes before none. Returns a lane's part of the sum
-// of k − rank over all ranks below k, which is least if there is one of each.
+// floats, because a comparison gives 0 or 1 as a float in one instruction. Unless TIES, it is
+// wrong for NaN and for ties. The affinities are filled up to whole packs with −∞, which comes before none. Returns a
+// lane's part of the sum of k − rank over all ranks below k, which is least if there is one of each.
 template <bool TIES, typename T>
-__device__ __forceinline__ int keep_largest(const wide<T>* affinities, int regions, int topk, u32* routes, T* logits) {
+__device__ __forceinline__ int keep_ranked(const wide<T>* affinities, int regions, int topk, u32* routes, T* logits) {
     typedef wide<T> W;
-    constexpr int N = Pack<W>::size, OWN = 2; // candidates of a lane, which it ranks at once
+    constexpr int N = Pack<W>::size, AT_ONCE = 2; // candidates that a lane ranks
     int sum = 0;
 #pragma unroll 1
-    for (int first = lane(); first < regions; first += 32 * OWN) {
-        float before[OWN] = {};
-        W mine[OWN];
+    for (int first = lane(); first < regions; first += 32 * AT_ONCE) {
+        float before[AT_ONCE] = {};
+        W mine[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < OWN; i++) mine[i] = affinities[min(first + 32 * i, regions - 1)];
+        for (int i = 0; i < AT_ONCE; i++) mine[i] = affinities[min(first + 32 * i, regions - 1)];
 #pragma unroll 2
         for (int other = 0; other < regions; other += N) {
             const Pack<W> pack = *reinterpret_cast<const Pack<W>*>(affinities + other);
 #pragma unroll
             for (int j = 0; j < N; j++)
 #pragma unroll
-                for (int i = 0; i < OWN; i++) {
+                for (int i = 0; i < AT_ONCE; i++) {
                     const bool ties = TIES && (pack.at[j] == mine[i]) & (other + j < first + 32 * i);
                     before[i] += (pack.at[j] > mine[i]) | ties ? 1.0f : 0.0f;
                 }
         }
 #pragma unroll
-        for (int i = 0; i < OWN; i++) {
+        for (int i = 0; i < AT_ONCE; i++) {
             const int own = first + 32 * i;
             int rank = before[i];
             if (TIES && mine[i] != mine[i])
@@ -144,9 +144,9 @@ __device__ __forceinline__ int keep_largest(const wide<T>* affinities, int regio
 // The same, whatever the affinities: most often they all differ.
 template <typename T>
 __device__ __forceinline__ void keep_largest(const wide<T>* affinities, int regions, int topk, u32* routes, T* logits) {
-    const int sum = warp_sum(keep_largest<false>(affinities, regions, topk, routes, logits));
+    const int sum = warp_sum(keep_ranked<false>(affinities, regions, topk, routes, logits));
     __syncwarp(); // what was written for ranks that several have is overwritten
-    if (sum != topk * (topk + 1) / 2) keep_largest<true>(affinities, regions, topk, routes, logits);
+    if (sum != topk * (topk + 1) / 2) keep_ranked<true>(affinities, regions, topk, routes, logits);
 }
 
 // Adds a query's products with two keys.
@@ -220,7 +220,7 @@ __global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes,
 constexpr int ROUTING_WARPS = 28, ROWS = 7, SHARES = 4;
 template <typename T>
 __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
-    route(const T* qkv, int valid_height, int valid_width, wide<T> scale, u32* routes, T* logits, u32 packs_magic,
+    route(const T* qkv, int valid_height, int valid_width, wide<T> scale, u32* routes, T* logits, u32 loaded_magic,
           GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     typedef wide<T> W;
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
     const int column = (regions + ROWS - 1) / ROWS * ROWS | 1;
     Pack<W>* means = reinterpret_cast<Pack<W>*>(affinities + SHARES * of_share);
     const i64 image = blockIdx.x;
-    const Divisor loaded(2 * g.qk_dim() / Pack<T>::size, packs_magic);
+    const Divisor loaded(2 * g.qk_dim() / Pack<T>::size, loaded_magic);
     means_of_image(qkv + image * g.tokens() * g.row(), means, column, loaded, valid_height, valid_width, g);
     for (int pack = threadIdx.x; pack < packs; pack += blockDim.x)
         for (int none = regions; none < column; none++) means[pack * column + none] = {};

@@ -27,13 +27,14 @@ fn geometries(dim: usize) -> Vec<Geometry> {
         geometry([8, 6], [4, 6], 7, 1),
         geometry([8, 8], [4, 2], 2, 2),
         geometry([14, 14], [7, 7], 16, 1),
+        geometry([16, 16], [8, 8], 16, 1),
     ]
 }
 
 #[test]
 fn every_form_agrees_with_the_cpu() {
     let Some(gpu) = Gpu::for_tests(11) else { return };
-    let device = Device::Cuda(gpu);
+    let device = Device::Cuda(Arc::clone(&gpu));
     for dim in [24, 32, 64, 96] {
         for g in geometries(dim) {
             let scale = (g.qk_dim as f64).powf(-0.5);
@@ -72,8 +73,9 @@ fn every_form_agrees_with_the_cpu() {
             let forms =
                 [(1, false), (1, true), (2, false), (2, true)].map(|(groups, resident)| Form { dim, groups, resident });
             // Without a form: masked.
-            for form in forms.into_iter().map(Some).chain(Masked::suits(g).then_some(None)) {
-                let masked = Masked { dim };
+            let masked = Masked { dim };
+            let suits = Masked::suits(g) && masked.fits(&gpu, g);
+            for form in forms.into_iter().map(Some).chain(suits.then_some(None)) {
                 let empty = |like: &Tensor, dtype| Tensor::empty_on(&device, like.shape().clone(), dtype).unwrap();
                 let (mut got, mut got_lse) = (empty(&out, DType::Bf16), empty(&lse, DType::F32));
                 match form {

@@ -1,4 +1,5 @@
-// Tiles of tokens in shared memory, and their products on tensor cores: the building blocks of tensor_cores.cuh.
+// Tiles of tokens in shared memory, and their products on tensor cores: the building blocks of tensor_cores.cuh and
+// masked.cuh.
 
 #pragma once
 #include "geometry.cuh"
@@ -157,7 +158,7 @@ __device__ __forceinline__ void store_columns(const float (&columns)[GROUPS][PAR
             if (query >= count) continue;
             if (accumulate) {
                 u32 old = *reinterpret_cast<u32*>(to + 8 * i);
-                packed = pack_bf16(low_half(old) + low_half(packed), high_half(old) + high_half(packed));
+                packed = add_pairs(old, packed);
             }
             *reinterpret_cast<u32*>(to + 8 * i) = packed;
         }
@@ -274,7 +275,7 @@ struct Pair {
         const int held = RESIDENT ? int(g.tokens()) : TILE;
         first.data = shared, second.data = shared + held * PADDED<D>;
         if (RESIDENT) {
-            ask_for(held, held, [&](int i) { return g.pixel(i / g.region_tokens, i % g.region_tokens); });
+            ask_for(held, held, [&](int i) { return g.pixel_of(i); });
             wait();
         }
     }

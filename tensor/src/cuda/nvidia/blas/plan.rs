@@ -62,6 +62,7 @@ impl PlanKey {
             .map(|address| address.trailing_zeros().min(MAX_ALIGNED)),
         }
     }
+
     /// The key of the product without its epilogue.
     pub fn bare(self) -> Self {
         let [a, b, c, plus, _] = self.alignment;
