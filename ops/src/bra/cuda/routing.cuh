@@ -100,53 +100,62 @@ __device__ __forceinline__ int in_packs(int count) {
     return (count + Pack<W>::size - 1) / Pack<W>::size * Pack<W>::size;
 }
 
-// A warp writes the k largest of a region's affinities, ties to the lower index and NaN last: their regions and logits.
-// An affinity's rank is the number of those that come before it, summed without branches or long dependency chains, as
-// floats, because a comparison gives 0 or 1 as a float in one instruction. Unless TIES, it is
-// wrong for NaN and for ties. The affinities are filled up to whole packs with −∞, which comes before none. Returns a
-// lane's part of the sum of k − rank over all ranks below k, which is least if there is one of each.
-template <bool TIES, typename T>
-__device__ __forceinline__ int keep_ranked(const wide<T>* affinities, int regions, int topk, u32* routes, T* logits) {
-    typedef wide<T> W;
-    constexpr int N = Pack<W>::size, AT_ONCE = 2; // candidates that a lane ranks
-    int sum = 0;
-#pragma unroll 1
-    for (int first = lane(); first < regions; first += 32 * AT_ONCE) {
-        float before[AT_ONCE] = {};
-        W mine[AT_ONCE];
+constexpr int RANKED = 2; // candidates that a lane ranks at once: `first`, and 32 further on
+
+// The ranks of a lane's candidates: how many affinities come before each. They are summed without branches or long
+// dependency chains, as floats, because a comparison gives 0 or 1 as a float in one instruction. Unless TIES, they are
+// wrong for NaN and for ties. The affinities are filled up to whole packs with −∞, which comes before none. What is no
+// candidate ranks last.
+template <bool TIES, typename W>
+__device__ __forceinline__ void rank(const W* affinities, int regions, int first, W (&mine)[RANKED], int (&ranks)[RANKED]) {
+    constexpr int N = Pack<W>::size;
+    float before[RANKED] = {};
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) mine[i] = affinities[min(first + 32 * i, regions - 1)];
+    for (int i = 0; i < RANKED; i++) mine[i] = affinities[min(first + 32 * i, regions - 1)];
 #pragma unroll 2
-        for (int other = 0; other < regions; other += N) {
-            const Pack<W> pack = *reinterpret_cast<const Pack<W>*>(affinities + other);
+    for (int other = 0; other < regions; other += N) {
+        const Pack<W> pack = *reinterpret_cast<const Pack<W>*>(affinities + other);
 #pragma unroll
-            for (int j = 0; j < N; j++)
+        for (int j = 0; j < N; j++)
 #pragma unroll
-                for (int i = 0; i < AT_ONCE; i++) {
-                    const bool ties = TIES && (pack.at[j] == mine[i]) & (other + j < first + 32 * i);
-                    before[i] += (pack.at[j] > mine[i]) | ties ? 1.0f : 0.0f;
-                }
-        }
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            const int own = first + 32 * i;
-            int rank = before[i];
-            if (TIES && mine[i] != mine[i])
-                for (int r = 0; r < regions; r++) rank += affinities[r] == affinities[r] || r < own;
-            if (own >= regions || rank >= topk) continue;
-            routes[rank] = own, logits[rank] = narrow<T>(mine[i]);
-            sum += topk - rank;
-        }
+            for (int i = 0; i < RANKED; i++) {
+                const bool ties = TIES && (pack.at[j] == mine[i]) & (other + j < first + 32 * i);
+                before[i] += (pack.at[j] > mine[i]) | ties ? 1.0f : 0.0f;
+            }
     }
-    return sum;
+#pragma unroll
+    for (int i = 0; i < RANKED; i++) {
+        const int own = first + 32 * i;
+        ranks[i] = own < regions ? int(before[i]) : regions;
+        if (TIES && own < regions && mine[i] != mine[i])
+            for (int r = 0; r < regions; r++) ranks[i] += affinities[r] == affinities[r] || r < own;
+    }
 }
 
-// The same, whatever the affinities: most often they all differ.
+// A warp writes the k largest of a region's affinities, ties to the lower index and NaN last: their regions and logits.
+// Most often all affinities differ, which the sum of k − rank over the ranks below k tells: it is least if there is one of
+// each.
 template <typename T>
 __device__ __forceinline__ void keep_largest(const wide<T>* affinities, int regions, int topk, u32* routes, T* logits) {
-    const int sum = warp_sum(keep_ranked<false>(affinities, regions, topk, routes, logits));
-    __syncwarp(); // what was written for ranks that several have is overwritten
-    if (sum != topk * (topk + 1) / 2) keep_ranked<true>(affinities, regions, topk, routes, logits);
+    wide<T> mine[RANKED];
+    int ranks[RANKED];
+    auto write = [&](int first) {
+#pragma unroll
+        for (int i = 0; i < RANKED; i++)
+            if (ranks[i] < topk) routes[ranks[i]] = first + 32 * i, logits[ranks[i]] = narrow<T>(mine[i]);
+    };
+    if (regions <= 32 * RANKED) {
+        rank<false>(affinities, regions, lane(), mine, ranks);
+        int sum = 0;
+#pragma unroll
+        for (int i = 0; i < RANKED; i++) sum += max(topk - ranks[i], 0);
+        if (warp_sum(sum) == topk * (topk + 1) / 2) return write(lane());
+    }
+#pragma unroll 1
+    for (int first = lane(); first < regions; first += 32 * RANKED) {
+        rank<true>(affinities, regions, first, mine, ranks);
+        write(first);
+    }
 }
 
 // Adds a query's products with two keys.
