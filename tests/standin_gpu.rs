@@ -90,6 +90,7 @@ fn what_is_recommended_for_a_product_is_printed_if_asked_for() {
     let said = run(standin, &settings, &bench).ok().err;
     let plans: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("plan ")).collect();
     assert!(plans.len() > 10 && plans.iter().all(|plan| plan.contains(" by ") && plan.contains(" waves (")), "{said}");
+    assert!(plans.iter().all(|plan| plan.contains(" µs)") && !plan.contains("refused")), "{said}");
     assert!(plans.iter().any(|plan| plan.contains(", a row added: ")), "{said}");
 }
 

@@ -15,7 +15,7 @@
 #
 # After DEADLINE seconds nothing is started, and what runs is killed: such hosts are paid by the minute. OUT gets five
 # files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
-# kernels.txt the tables of these two stages; plans.txt what cuBLASLt recommends for each product of a step. The
+# kernels.txt the tables of these two stages; plans.txt how long the algorithms take for each product of a step. The
 # status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
 stages=(look quick profile tensor operations forms bench steps peers kernels precisions sanitize)
@@ -234,7 +234,7 @@ profile() {
         head -n 14 "$logs/profile-small-$mode.log" | remark
         cat "$logs/profile-small-$mode.log" >>"$out/profiles.txt"
     done
-    # Whether cuBLASLt splits the long inner axes of products of few rows and columns.
+    # Whether the first algorithm that cuBLASLt recommends for a product is the fastest.
     BIFORMER_PLANS=1 try 60 plans "${small[@]}" --mode train --steps 1
     grep -s '^plan ' "$logs/plans.log" >"$out/plans.txt"
 }

@@ -19,9 +19,11 @@ pub fn forward(x: &Tensor, y: &mut Tensor) -> Result<()> {
     unsafe { launch.input(x)?.output(y)?.count(x.count()).run() }
 }
 
-pub fn backward(dy: &Tensor, x: &Tensor, dx: Out<'_>) -> Result<()> {
+/// dx from dy; and `y`, the value of the forward pass, for a caller that did not keep it.
+pub fn backward(dy: &Tensor, x: &Tensor, dx: Out<'_>, y: Option<&mut Tensor>) -> Result<()> {
     dx.ensure_dtype("gelu", x.dtype())?;
     let launch = KERNELS.launch_on(x, "gelu_backward<T>")?.over_packs(x.count(), x.dtype());
-    // SAFETY: dy and dx have as many elements as x, of its type.
-    unsafe { launch.input(dy)?.input(x)?.out(Some(&dx)).count(x.count()).run() }
+    let launch = launch.input(dy)?.input(x)?.out(Some(&dx)).optional_output(y)?;
+    // SAFETY: dy, dx and y have as many elements as x, of its type.
+    unsafe { launch.count(x.count()).run() }
 }

@@ -70,7 +70,7 @@ impl Rule for Gelu {
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         give!(grads, 0, dy, "gelu", out => {
             Cpu<T>: cpu::backward(dy.as_slice("gelu")?, self.x.as_slice("gelu")?, out),
-            Cuda: cuda::backward(&dy, &self.x, out)?,
+            Cuda: cuda::backward(&dy, &self.x, out, None)?,
         });
         Ok(())
     }

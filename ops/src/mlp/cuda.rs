@@ -60,21 +60,20 @@ impl<'v, 't> FusedMlp<'v, 't> {
             |shape: Shape, dtype| Tensor::empty_on(&device, if wanted { shape } else { Shape::from([0]) }, dtype);
         let wide = shape.with(shape.len() - 1, hidden);
         let [mut mean, mut rstd] = [kept([rows].into(), DType::F32)?, kept([rows].into(), DType::F32)?];
-        let [mut normed, mut pre_gelu, mut post_gelu] =
-            [kept(shape, DType::Bf16)?, kept(wide.clone(), DType::Bf16)?, kept(wide, DType::Bf16)?];
+        let [mut normed, mut pre_gelu] = [kept(shape, DType::Bf16)?, kept(wide, DType::Bf16)?];
         let launch = KERNELS.launch_on(x.value(), &format!("mlp_forward<{channels}>"))?;
         let launch = launch.threads(THREADS).blocks(rows.div_ceil(ROWS)).shared(shared(channels));
         let launch = launch.input(x.value())?.input(gamma.value())?.input(beta.value())?;
         let launch = launch.number(attributes.epsilon, DType::Bf16).input(&w1)?.input(&b1)?.input(&w2)?.input(&b2)?;
         let mut launch = launch.int(attributes.residual.into()).output(&mut y)?;
-        for kept in [&mut mean, &mut rstd, &mut normed, &mut pre_gelu, &mut post_gelu] {
+        for kept in [&mut mean, &mut rstd, &mut normed, &mut pre_gelu] {
             launch = launch.optional_output(wanted.then_some(kept))?;
         }
         // SAFETY: `of` has seen to the shapes, and what is kept has a place for each row.
         unsafe { launch.count(rows).extents([hidden])?.run()? };
         x.tape().record("mlp", &inputs, y, || {
             let (x, gamma, residual) = (x.value().clone(), gamma.value().clone(), attributes.residual);
-            MlpRule { x, mean, rstd, normed, pre_gelu, post_gelu, gamma, w1, w2, residual }
+            MlpRule { x, mean, rstd, normed, pre_gelu, gamma, w1, w2, residual }
         })
     }
 }
@@ -85,9 +84,9 @@ struct MlpRule {
     mean: Tensor,
     rstd: Tensor,
     normed: Tensor,
-    /// The hidden map before and after GELU.
+    /// The hidden map before GELU. After it, it is computed again: maps three times as wide as x are what a step has
+    /// most of in memory, and GELU's backward pass reads this one anyway.
     pre_gelu: Tensor,
-    post_gelu: Tensor,
     gamma: Tensor,
     w1: Tensor,
     w2: Tensor,
@@ -95,21 +94,21 @@ struct MlpRule {
 }
 
 impl Rule for MlpRule {
-    rule_fields!("mlp", x, mean, rstd, normed, pre_gelu, post_gelu, gamma, w1, w2);
+    rule_fields!("mlp", x, mean, rstd, normed, pre_gelu, gamma, w1, w2);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let MlpRule { x, mean, rstd, normed, pre_gelu, post_gelu, gamma, w1, w2, residual } = *self;
+        let MlpRule { x, mean, rstd, normed, pre_gelu, gamma, w1, w2, residual } = *self;
         let like = |map: &Tensor| Tensor::empty_on(&map.device(), map.shape().clone(), map.dtype());
         let mut open = |input: usize| grads.open(input);
         let [mut dgamma, mut dbeta, mut dw1, mut db1, mut dw2, mut db2] =
             [open(1)?, open(2)?, open(3)?, open(4)?, open(5)?, open(6)?];
-        let mut dpost_gelu = like(&post_gelu)?;
-        let outs = [Some(dpost_gelu.as_out("mlp", false)?), dw2.out_on_gpu()?, db2.out_on_gpu()?];
-        linear::cuda::backward(&dy, &post_gelu, &w2, outs)?;
-        drop(post_gelu);
-        let mut dpre_gelu = like(&pre_gelu)?;
-        gelu::cuda::backward(&dpost_gelu, &pre_gelu, dpre_gelu.as_out("mlp", false)?)?;
+        let mut dpost_gelu = like(&pre_gelu)?;
+        linear::cuda::backward(&dy, &pre_gelu, &w2, [Some(dpost_gelu.as_out("mlp", false)?), None, None])?;
+        let [mut dpre_gelu, mut post_gelu] = [like(&pre_gelu)?, like(&pre_gelu)?];
+        gelu::cuda::backward(&dpost_gelu, &pre_gelu, dpre_gelu.as_out("mlp", false)?, Some(&mut post_gelu))?;
         drop([dpost_gelu, pre_gelu]);
+        linear::cuda::backward(&dy, &post_gelu, &w2, [None, dw2.out_on_gpu()?, db2.out_on_gpu()?])?;
+        drop(post_gelu);
         let mut dnormed = like(&normed)?;
         let outs = [Some(dnormed.as_out("mlp", false)?), dw1.out_on_gpu()?, db1.out_on_gpu()?];
         linear::cuda::backward(&dpre_gelu, &normed, &w1, outs)?;

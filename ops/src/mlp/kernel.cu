@@ -79,12 +79,12 @@ struct Chunk {
 
 // y (R, C) = W₂·gelu(W₁·n + b₁) + b₂, plus x if there is a residual, with n the normalised rows of x, scaled by gamma
 // and shifted by beta. What a backward pass needs is written if the pointers to it are not null: the rows' moments (R),
-// n (R, C), the hidden channels before and after GELU (R, H). H is a whole number of packs.
+// n (R, C), the hidden channels before GELU (R, H). H is a whole number of packs.
 template <int C>
 __global__ void __launch_bounds__(2 * ROWS, 2)
     mlp_forward(const bf16* x, const float* gamma, const float* beta, float epsilon, const bf16* w1, const bf16* b1,
                 const bf16* w2, const bf16* b2, int residual, bf16* y, float* mean, float* rstd, bf16* normed,
-                bf16* pre_gelu, bf16* post_gelu, i64 rows, int hidden) {
+                bf16* pre_gelu, i64 rows, int hidden) {
     constexpr int GROUPS = C / GROUP;
     DYNAMIC_SHARED(Chunk<C>, chunks);
     chunks[0].fetch(w1, w2, 0, hidden);
@@ -160,8 +160,10 @@ __global__ void __launch_bounds__(2 * ROWS, 2)
 #pragma unroll
                 for (int side = 0; side < 2; side++) {
                     const float low = sums[2 * side], high = sums[2 * side + 1];
-                    linear[side][pair] = pack_bf16(low, high);
-                    active[side][pair] = pack_bf16(low * Normal<bf16>(low).distribution, high * Normal<bf16>(high).distribution);
+                    const u32 pre = pack_bf16(low, high);
+                    const float a = low_half(pre), b = high_half(pre); // rounded, as the backward pass has them
+                    linear[side][pair] = pre;
+                    active[side][pair] = pack_bf16(a * Normal<bf16>(a).distribution, b * Normal<bf16>(b).distribution);
                 }
             }
             if (pre_gelu && channel < hidden)
@@ -170,7 +172,6 @@ __global__ void __launch_bounds__(2 * ROWS, 2)
                     const i64 row = first + 8 * side;
                     if (row >= rows) break;
                     store_at_once(pre_gelu + row * hidden + channel, linear[side]);
-                    store_at_once(post_gelu + row * hidden + channel, active[side]);
                 }
             __syncwarp(); // reconverges the lanes that stored with those that did not
 #pragma unroll

@@ -1,6 +1,7 @@
 //! cuBLASLt: matrix products, each shape's plan made once.
 
 mod plan;
+mod trial;
 
 use self::plan::{Plan, PlanKey};
 use super::{driver_failure, ensure_no_fault, failure, no_room};
@@ -19,7 +20,8 @@ const WORKSPACE: usize = 32 << 20;
 /// whether they are wrong or slow.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
 
-/// If this variable is set, each new plan is printed: to see what the choices below are made from.
+/// If this variable is set, each new plan is printed, with the time that each of its algorithms takes: to see what the
+/// choices below are made from, and whether they are good.
 const PLANS_VARIABLE: &str = "BIFORMER_PLANS";
 
 /// cuBLASLt's version, of which the major number is that of its CUDA: (13, 4) for 13.4.
@@ -86,7 +88,12 @@ impl Blas {
                 }
                 plan => {
                     if std::env::var_os(PLANS_VARIABLE).is_some() {
-                        let said = plan.as_ref().map_or_else(Error::to_string, Plan::to_string);
+                        let (handle, workspace, stream) = (self.handle, self.workspace, self.stream);
+                        let said = plan.as_ref().map_err(Error::clone).and_then(|plan| {
+                            // SAFETY: the plan is that of the key, and all else this value's.
+                            unsafe { trial::describe(key, plan, handle, workspace, stream) }
+                        });
+                        let said = said.unwrap_or_else(|error| error.to_string());
                         // It changes nothing if nobody reads it.
                         let _ = writeln!(io::stderr(), "plan {key}: {said}");
                     }
@@ -115,7 +122,7 @@ impl Blas {
             let (handle, workspace, stream) = (self.handle, self.workspace, self.stream);
             let plan = self.planned(&key)?;
             // SAFETY: the caller's promise; the plan is that of the product, and all else this value's.
-            let Err(error) = (unsafe { plan.multiply(product, handle, workspace, stream) }) else { return Ok(()) };
+            let Err(error) = (unsafe { plan.multiply(0, product, handle, workspace, stream) }) else { return Ok(()) };
             let what = format!("a product of {m}x{k} and {k}x{n}");
             if ![Status::CUBLAS_STATUS_INVALID_VALUE, Status::CUBLAS_STATUS_NOT_SUPPORTED].contains(&error.0) {
                 // Perhaps an earlier kernel failed, and cuBLASLt is the first to notice; or there was no memory for

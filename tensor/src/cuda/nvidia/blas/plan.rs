@@ -1,7 +1,7 @@
 //! How a product is described to cuBLASLt, and the algorithms that it recommends.
 
 use super::{WORKSPACE, doing, failure};
-use crate::cuda::Product;
+use crate::cuda::{Operand, Product};
 use crate::{DType, Result};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
@@ -61,6 +61,27 @@ impl PlanKey {
             ]
             .map(|address| address.trailing_zeros().min(MAX_ALIGNED)),
         }
+    }
+
+    /// A product like this whose operands lie one after the other from `address` on, and where they end.
+    pub fn product(&self, address: u64) -> (Product, u64) {
+        let PlanKey { extents: [m, n, k], batch, strides, transposed, types: [inputs, output], tf32, row, .. } = *self;
+        let mut end = address;
+        let mut place = |count: usize, dtype: DType| {
+            let start = end.next_multiple_of(1 << MAX_ALIGNED);
+            end = start + (count * dtype.size()) as u64;
+            start
+        };
+        let mut operand = |count, which: usize, transposed, dtype| Operand {
+            address: place((batch - 1) * strides[which] + count, dtype),
+            transposed,
+            stride: strides[which],
+        };
+        let a = operand(m * k, 0, transposed[0], inputs);
+        let b = operand(k * n, 1, transposed[1], inputs);
+        let c = operand(m * n, 2, false, output);
+        let row = if row { place(n, output) } else { 0 };
+        (Product { extents: self.extents, batch, a, b, c, inputs, output, plus: 0, row, tf32 }, end)
     }
 
     /// The key of the product without its epilogue.
@@ -256,11 +277,14 @@ impl Plan {
         self.algorithms[0].wavesCount
     }
 
+    /// Multiplies by the algorithm of this place in the list.
+    ///
     /// # Safety
     /// The plan was made for such a product, and its operands lie where it says, in memory of the current context, to
     /// which handle and stream belong. The workspace has [`WORKSPACE`] bytes.
     pub unsafe fn multiply(
         &self,
+        choice: usize,
         product: &Product,
         handle: sys::cublasLtHandle_t,
         workspace: u64,
@@ -295,23 +319,12 @@ impl Plan {
                 result,
                 at(c.address),
                 result,
-                &self.algorithms[0].algo,
+                &self.algorithms[choice].algo,
                 at(workspace),
                 WORKSPACE,
                 stream.cast(),
             )
         }
-    }
-}
-
-/// How busy each recommended algorithm keeps the GPU, and the workspace that it takes.
-impl fmt::Display for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, choice) in self.algorithms.iter().enumerate() {
-            let comma = if place == 0 { "" } else { ", " };
-            write!(f, "{comma}{:.2} waves ({} kB)", choice.wavesCount, choice.workspaceSize / 1000)?;
-        }
-        Ok(())
     }
 }
 
