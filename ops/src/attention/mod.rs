@@ -46,7 +46,7 @@ pub fn attention<'t>(qkv: &Var<'t>, heads: usize, scale: f64) -> Result<Var<'t>>
             let (out, lse) = (out.as_mut_slice("attention")?, lse.as_mut_slice("attention")?);
             cpu::forward::<T>(g, qkv, routes.as_slice("attention")?, scale as T, out, lse);
         }),
-        Device::Cuda(_) => cuda::forward(g, qkv.value(), &routes, scale, &mut out, &mut lse)?,
+        Device::Cuda(_) => _ = cuda::forward(g, [qkv.value(), &routes], scale, [&mut out, &mut lse], false)?,
     }
     let rule = || Attention { qkv: qkv.value().clone(), lse, geometry: g, scale };
     qkv.tape().record("attention", &[qkv], out, rule)
@@ -77,7 +77,7 @@ impl Rule for Attention {
                 cpu::backward::<T>(geometry, qkv, routes, scale as T, lse, dout, out);
             },
             Cuda: {
-                let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
+                let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, attended: None, dout: &dout };
                 cuda::backward(geometry, &given, &out)?;
             },
         });

@@ -99,6 +99,8 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
     let device = qkv.value().device();
     let mut out = Tensor::empty_on(&device, map, qkv.dtype())?;
     let mut lse = Tensor::empty_on(&device, [g.images, g.heads, g.tokens()], qkv.dtype().of_sums())?;
+    let inputs: Vec<&Var<'t>> = [qkv].into_iter().chain(lepe.into_iter().flatten()).collect();
+    let mut attended = None;
     match device {
         Device::Cpu => match_float!(qkv.dtype(), "bra", T => {
             let qkv = qkv.value().as_slice::<T>("bra")?;
@@ -112,17 +114,18 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
             }
         }),
         Device::Cuda(_) => {
-            cuda::forward(g, qkv.value(), &routes, attributes.scale, &mut out, &mut lse)?;
+            let wanted = inputs.iter().any(|input| input.node().is_some());
+            attended = cuda::forward(g, [qkv.value(), &routes], attributes.scale, [&mut out, &mut lse], wanted)?;
             if let (Some(context), Some([weight, bias])) = (context, lepe) {
                 cuda::add_context(g, context, qkv.value(), [weight.value(), bias.value()], &mut out)?;
             }
         }
     }
-    let inputs: Vec<&Var<'t>> = [qkv].into_iter().chain(lepe.into_iter().flatten()).collect();
     let rule = || BraRule {
         qkv: qkv.value().clone(),
         routes: routes.clone(),
         lse,
+        attended,
         lepe: lepe.as_ref().map(|[weight, _]| weight.value().clone()),
         geometry: g,
         scale: attributes.scale,
@@ -140,6 +143,8 @@ struct BraRule {
     qkv: Tensor,
     routes: Tensor,
     lse: Tensor,
+    /// out before the local context was added, if a GPU's kernels need it.
+    attended: Option<Tensor>,
     /// The weight of the local context's convolution.
     lepe: Option<Tensor>,
     geometry: Geometry,
@@ -153,19 +158,23 @@ impl Rule for BraRule {
 
     fn saved(&self) -> Vec<(&'static str, &Tensor)> {
         let always = [("qkv", &self.qkv), ("routes", &self.routes), ("lse", &self.lse)];
-        always.into_iter().chain(self.lepe.as_ref().map(|weight| ("lepe", weight))).collect()
+        let sometimes = [("attended", &self.attended), ("lepe", &self.lepe)];
+        let sometimes = sometimes.into_iter().filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)));
+        always.into_iter().chain(sometimes).collect()
     }
 
     fn saved_mut(&mut self) -> Vec<&mut Tensor> {
-        [&mut self.qkv, &mut self.routes, &mut self.lse].into_iter().chain(self.lepe.as_mut()).collect()
+        let always = [&mut self.qkv, &mut self.routes, &mut self.lse];
+        always.into_iter().chain(self.attended.as_mut()).chain(self.lepe.as_mut()).collect()
     }
 
     fn backward(self: Box<Self>, dout: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let BraRule { qkv, routes, lse, lepe, geometry: g, scale } = *self;
+        let BraRule { qkv, routes, lse, attended, lepe, geometry: g, scale } = *self;
         let (mut dqkv, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
         match dout.device() {
             Device::Cuda(_) => {
-                let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, dout: &dout };
+                let attended = attended.as_ref();
+                let given = cuda::Given { qkv: &qkv, routes: &routes, scale, lse: &lse, attended, dout: &dout };
                 if let Some(out) = dqkv.out_on_gpu()? {
                     cuda::backward(g, &given, &out)?;
                 }

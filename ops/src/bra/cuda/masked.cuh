@@ -10,6 +10,7 @@
 
 #pragma once
 #include "tiles.cuh"
+#include "words.cuh"
 
 constexpr int MASKED_THREADS = 256; // for 256 tokens: a warp owns two tiles of them
 constexpr int STEP = 16;
@@ -47,7 +48,7 @@ struct Routing {
     }
 };
 
-__device__ __forceinline__ int own_row(int tile, int half) { return tile * 16 + half * 8 + lane() / 4; }
+__device__ __forceinline__ int own_row(int first, int half) { return first + half * 8 + lane() / 4; }
 
 // Starts the copies of N maps of a head's channels to shared memory: all tokens, region after region, and zeros up to
 // `rows`.
@@ -89,17 +90,15 @@ __device__ __forceinline__ void put(const Geometry& g, const Rows<D> (&from)[N],
     }
 }
 
-// Rows first, first + 1, ... of a map as left operands.
-template <int D, int TILES>
+// Sixteen rows of a map, from `first` on, as left operands.
+template <int D>
 struct Own {
-    u32 at[TILES][PARTS<D>][4];
+    u32 at[PARTS<D>][4];
 
     __device__ __forceinline__ Own(Rows<D> map, int first) {
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-            for (int part = 0; part < PARTS<D>; part++)
-                load_matrices(at[tile][part], map.row(first + tile * 16 + lane() % 16).at(part * 16 + lane() / 16 * 8));
+        for (int part = 0; part < PARTS<D>; part++)
+            load_matrices(at[part], map.row(first + lane() % 16).at(part * 16 + lane() / 16 * 8));
     }
 };
 
@@ -110,61 +109,56 @@ __device__ __forceinline__ Row moved(Rows<D> map, int from, int i) {
     return {row.data + from * PADDED<D>, row.turn};
 }
 
-// products (tiles of 16 rows, two groups of 8 columns) = own·othersᵀ, for the others from `from` on.
-template <int D, int TILES>
-__device__ __forceinline__ void multiply_step(float (&products)[TILES][2][4], const Own<D, TILES>& own, Rows<D> others, int from) {
+// products (16 rows, two groups of 8 columns) = own·othersᵀ, for the others from `from` on.
+template <int D>
+__device__ __forceinline__ void multiply_step(float (&products)[2][4], const Own<D>& own, Rows<D> others, int from) {
     const Row row = moved(others, from, lane() / 16 * 8 + lane() % 8);
 #pragma unroll
     for (int part = 0; part < PARTS<D>; part++) {
         u32 right[4];
         load_matrices(right, row.at(part * 16 + lane() / 8 % 2 * 8));
 #pragma unroll
-        for (int i = 0; i < 2 * TILES; i++) {
-            float(&to)[4] = products[i / 2][i % 2];
-            const u32 own_right[2] = {right[i % 2 * 2], right[i % 2 * 2 + 1]};
-            if (part == 0) multiply(to, own.at[i / 2][0], own_right);
-            else multiply_add(to, own.at[i / 2][part], own_right);
+        for (int group = 0; group < 2; group++) {
+            const u32 own_right[2] = {right[group * 2], right[group * 2 + 1]};
+            if (part == 0) multiply(products[group], own.at[0], own_right);
+            else multiply_add(products[group], own.at[part], own_right);
         }
     }
 }
 
-// Weights (tiles of 16 rows, two groups of 8 columns) as left operands.
-template <int TILES>
-__device__ __forceinline__ void pack(u32 (&left)[TILES][4], const float (&weights)[TILES][2][4]) {
+// Weights (16 rows, two groups of 8 columns) as left operands.
+__device__ __forceinline__ void pack(u32 (&left)[4], const float (&weights)[2][4]) {
 #pragma unroll
-    for (int i = 0; i < 4 * TILES; i++) {
-        const float* pair = weights[i / 4][i / 2 % 2] + i % 2 * 2;
-        left[i / 4][i % 4] = pack_bf16(pair[0], pair[1]);
-    }
+    for (int i = 0; i < 4; i++) left[i] = pack_bf16(weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1]);
 }
 
-// sums (tiles of 16 rows, D channels) += weights·others.
-template <int D, int TILES>
-__device__ __forceinline__ void add_step(float (&sums)[TILES][2 * PARTS<D>][4], const u32 (&weights)[TILES][4], Rows<D> others,
-                                         int from) {
+// sums (16 rows, 16 channels from `channel` on) += weights·others.
+__device__ __forceinline__ void add_part(float (&low)[4], float (&high)[4], const u32 (&weights)[4], Row others, int channel) {
+    u32 right[4];
+    load_transposed(right, others.at(channel + lane() / 16 * 8));
+    multiply_add(low, weights, {right[0], right[1]});
+    multiply_add(high, weights, {right[2], right[3]});
+}
+
+// sums (16 rows, D channels) += weights·others.
+template <int D>
+__device__ __forceinline__ void add_step(float (&sums)[2 * PARTS<D>][4], const u32 (&weights)[4], Rows<D> others, int from) {
     const Row row = moved(others, from, lane() % 16);
 #pragma unroll
-    for (int part = 0; part < PARTS<D>; part++) {
-        u32 right[4];
-        load_transposed(right, row.at(part * 16 + lane() / 16 * 8));
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            multiply_add(sums[tile][2 * part], weights[tile], {right[0], right[1]});
-            multiply_add(sums[tile][2 * part + 1], weights[tile], {right[2], right[3]});
-        }
-    }
+    for (int part = 0; part < PARTS<D>; part++) add_part(sums[2 * part], sums[2 * part + 1], weights, row, part * 16);
 }
 
-// Rounds a tile's sums, times a factor for each half, and stores them into rows of a map in shared memory.
-template <int D>
-__device__ __forceinline__ void keep(Rows<D> map, int first, const float (&sums)[2 * PARTS<D>][4], const float (&factors)[2]) {
+// Rounds the sums of sixteen rows, times a factor for each half, and stores them into a map in shared memory, from
+// `channel` on.
+template <int D, int GROUPS>
+__device__ __forceinline__ void keep(Rows<D> map, int first, int channel, const float (&sums)[GROUPS][4], const float (&factors)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const Row row = map.row(first + own_row(0, half));
+        const Row row = map.row(own_row(first, half));
 #pragma unroll
-        for (int group = 0; group < 2 * PARTS<D>; group++) {
+        for (int group = 0; group < GROUPS; group++) {
             const float* pair = sums[group] + half * 2;
-            *reinterpret_cast<u32*>(row.at(group * 8 + lane() % 4 * 2)) =
+            *reinterpret_cast<u32*>(row.at(channel + group * 8 + lane() % 4 * 2)) =
                 pack_bf16(pair[0] * factors[half], pair[1] * factors[half]);
         }
     }
@@ -180,17 +174,19 @@ __device__ __forceinline__ float row_max(float x) {
     return x;
 }
 
-// out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh. S is computed twice, first to find each row's
+// out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh; unless it is null, `kept` gets what out gets, to
+// which others will add. S is computed twice, first to find each row's
 // largest score: a warp then keeps only the scores of a step, and its few registers leave room for many warps. Of each map
 // `held` rows are in shared memory, a multiple of 32.
 template <int D>
 __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 4)
-    attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, int held, int shift, GEOMETRY) {
+    attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, bf16* kept, float* lse, int held, int shift, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), v_dim = g.v_dim(), tokens = g.tokens();
     qkv += image * tokens * row + head * D;
     out += image * tokens * v_dim + head * D;
+    if (kept) kept += image * tokens * v_dim + head * D;
     lse += (image * heads + head) * tokens;
     DYNAMIC_SHARED(bf16, shared);
     const Rows<D> queries = {shared}, keys = {shared + held * PADDED<D>}, values = {keys.data + held * PADDED<D>};
@@ -204,18 +200,18 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 4)
     wait_for_copies();
     __syncthreads();
     for (int first = warp() * 16; first < tokens; first += blockDim.x / 2) {
-        const Own<D, 1> own(queries, first);
+        const Own<D> own(queries, first);
         u32 routed[2], left[2];
 #pragma unroll
-        for (int half = 0; half < 2; half++) left[half] = routed[half] = routing.word(g, words, first + own_row(0, half));
-        float largest[2] = {-INFINITY, -INFINITY}, totals[2] = {}, sums[1][2 * PARTS<D>][4] = {};
+        for (int half = 0; half < 2; half++) left[half] = routed[half] = routing.word(g, words, own_row(first, half));
+        float largest[2] = {-INFINITY, -INFINITY}, totals[2] = {}, sums[2 * PARTS<D>][4] = {};
         for (int from = 0; from < tokens; from += STEP) {
-            float scores[1][2][4];
+            float scores[2][4];
             multiply_step(scores, own, keys, from);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 float& so_far = largest[i / 2 % 2];
-                so_far = left[i / 2 % 2] >> i / 4 & 1 ? fmaxf(so_far, scores[0][i / 4][i % 4]) : so_far;
+                so_far = left[i / 2 % 2] >> i / 4 & 1 ? fmaxf(so_far, scores[i / 4][i % 4]) : so_far;
             }
             left[0] >>= 2, left[1] >>= 2;
         }
@@ -225,18 +221,18 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 4)
             left[half] = routed[half];
         }
         for (int from = 0; from < tokens; from += STEP) {
-            float weights[1][2][4];
+            float weights[2][4];
             multiply_step(weights, own, keys, from);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 const int half = i / 2 % 2;
-                float& weight = weights[0][i / 4][i % 4];
+                float& weight = weights[i / 4][i % 4];
                 weight = exp2_fast(weight * (scale * LOG2_E) - largest[half]);
                 weight = left[half] >> i / 4 & 1 ? weight : 0;
                 totals[half] += weight;
             }
             left[0] >>= 2, left[1] >>= 2;
-            u32 packed[1][4];
+            u32 packed[4];
             pack(packed, weights);
             add_step(sums, packed, values, from);
         }
@@ -245,138 +241,114 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 4)
         for (int half = 0; half < 2; half++) {
             const float total = row_sum(totals[half]);
             inverse[half] = reciprocal_fast(total);
-            if (lane() % 4 == 0) logarithms[first + own_row(0, half)] = (largest[half] + log2_fast(total)) * LN_2;
+            if (lane() % 4 == 0) logarithms[own_row(first, half)] = (largest[half] + log2_fast(total)) * LN_2;
         }
         __syncwarp(); // only now has every lane read these queries; nobody else does
-        keep<D>(queries, first, sums[0], inverse);
+        keep(queries, first, 0, sums, inverse);
     }
     __syncthreads();
     put<D, 1>(g, {queries}, tokens, {out}, v_dim, 0);
+    if (kept) put<D, 1>(g, {queries}, tokens, {kept}, v_dim, 0);
     for (int token = threadIdx.x; token < tokens; token += blockDim.x) lse[g.pixel_of(token)] = logarithms[token];
 }
 
-// Of a query: log₂ of the denominator of its weights, and the sum of P∘dP.
-struct __align__(8) OfQuery {
-    float denominator, delta;
+// Of two neighbouring queries: log₂ of the denominators of their weights, and the sums of P∘dP.
+struct __align__(16) TwoQueries {
+    float denominators[2], deltas[2];
 };
 
-// dqkv, all of it: first queries own rows, then keys do, and P is computed again. With dP = dO·Vᵀ, delta = the sum of P∘dP
-// over a row, and dS = P∘(dP − delta): dQ = s·dS·K, dK = s·dSᵀ·Q, dV = Pᵀ·dO.
+// dqkv, all of it, with P computed once: keys own rows. With dP = dO·Vᵀ, delta = the sum of P∘dP over a query's keys, which
+// is that of dO∘O over its channels, and dS = P∘(dP − delta): dV = Pᵀ·dO, dK = s·dSᵀ·Q, dQ = s·dS·K. The last one is a sum
+// over keys, whose warps share dSᵀ through shared memory, `chunk` queries at a time: after each chunk queries own rows.
 template <int D>
-__global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 1 : 2)
-    attend_backward_masked(const bf16* qkv, const u32* routes, float scale, const float* lse, const bf16* dout, bf16* dqkv,
-                           int accumulate, int held, int shift, GEOMETRY) {
-    constexpr int TILES = D == 32 ? 2 : 1; // what registers allow: with 24 channels, padded to 32, it is a few too many
+__global__ void __launch_bounds__(2 * MASKED_THREADS, 1)
+    attend_backward_masked(const bf16* qkv, const u32* routes, float scale, const bf16* out, const float* lse,
+                           const bf16* dout, bf16* dqkv, int accumulate, int held, int chunk, int shift, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.tokens(), of_map = held * PADDED<D>;
     qkv += image * tokens * row + head * D, dqkv += image * tokens * row + head * D;
-    dout += image * tokens * v_dim + head * D;
+    out += image * tokens * v_dim + head * D, dout += image * tokens * v_dim + head * D;
     lse += (image * heads + head) * tokens;
     DYNAMIC_SHARED(bf16, shared);
-    const Rows<D> queries = {shared}, keys = {shared + of_map}, values = {shared + 2 * of_map};
-    const Rows<D> upstream = {shared + 3 * of_map}, dqueries = {shared + 4 * of_map};
-    const Routing routing = {reinterpret_cast<u64*>(shared + 5 * of_map), shift};
-    u32* routed = reinterpret_cast<u32*>(routing.bits + g.regions());
-    u32* reached = routed + 4 * g.regions();
-    OfQuery* of_query = reinterpret_cast<OfQuery*>(reached + 4 * g.regions());
+    const Rows<D> queries = {shared}, keys = {shared + of_map}, values = {shared + 2 * of_map}, upstream = {shared + 3 * of_map};
+    // dSᵀ (keys, queries of a chunk). Rows are an odd number of packs apart, so that eight of them lie in different banks.
+    bf16* slopes = shared + 4 * of_map;
+    const int apart = chunk + 8;
+    TwoQueries* of_queries = reinterpret_cast<TwoQueries*>(slopes + held * apart);
+    const Routing routing = {reinterpret_cast<u64*>(of_queries + held / 2), shift};
+    u32* reached = reinterpret_cast<u32*>(routing.bits + g.regions());
     ask_for<D, 4>(g, {queries, keys, values, upstream}, held, {qkv, qkv + qk_dim, qkv + 2 * qk_dim, dout}, {row, row, row, v_dim});
     routing.collect(g, routes + image * g.regions() * topk);
-    for (int i = threadIdx.x; i < held; i += blockDim.x)
-        of_query[i].denominator = i < tokens ? lse[g.pixel_of(i)] * LOG2_E : INFINITY;
+    for (int i = threadIdx.x; i < 4 * held; i += blockDim.x) {
+        const int token = i / 4, channel = i % 4 * 8, pixel = token < tokens ? g.pixel_of(token) : 0;
+        const int at = pixel * v_dim + (channel < D ? channel : 0);
+        const Pack<u32> own = *reinterpret_cast<const Pack<u32>*>(out + at);
+        const Pack<u32> up = *reinterpret_cast<const Pack<u32>*>(dout + at);
+        float delta = 0;
+#pragma unroll
+        for (int j = 0; j < 8; j++) delta += element<bf16>(own, j) * element<bf16>(up, j);
+        delta = row_sum(channel < D ? delta : 0);
+        if (channel > 0) continue;
+        of_queries[token / 2].denominators[token % 2] = token < tokens ? lse[pixel] * LOG2_E : INFINITY;
+        of_queries[token / 2].deltas[token % 2] = token < tokens ? delta : 0;
+    }
     __syncthreads();
-    routing.spread(g, routed, false);
     routing.spread(g, reached, true);
     wait_for_copies();
     __syncthreads();
 
-    for (int first = warp() * 16 * TILES; first < tokens; first += blockDim.x / 2 * TILES) {
-        const Own<D, TILES> own_queries(queries, first), own_upstream(upstream, first);
-        float denominators[TILES][2], delta[TILES][2] = {};
-        u32 all[TILES][2], left[TILES][2];
+    const int first = warp() * 16;
+    const Own<D> own_keys(keys, first), own_values(values, first);
+    float dkeys[2 * PARTS<D>][4] = {}, dvalues[2 * PARTS<D>][4] = {};
+    u32 left[2];
 #pragma unroll
-        for (int i = 0; i < 2 * TILES; i++) {
-            const int token = first + own_row(i / 2, i % 2);
-            denominators[i / 2][i % 2] = of_query[token].denominator;
-            left[i / 2][i % 2] = all[i / 2][i % 2] = routing.word(g, routed, token);
-        }
-        // P of a step, and dP.
-        float weights[TILES][2][4], slopes[TILES][2][4];
-        auto recompute = [&](int from) {
-            multiply_step(weights, own_queries, keys, from);
-            multiply_step(slopes, own_upstream, values, from);
-#pragma unroll
-            for (int i = 0; i < 8 * TILES; i++) {
-                const int tile = i / 8, group = i / 4 % 2, half = i / 2 % 2;
-                float& weight = weights[tile][group][i % 4];
-                weight = exp2_fast(weight * (scale * LOG2_E) - denominators[tile][half]);
-                weight = left[tile][half] >> group & 1 ? weight : 0;
-            }
-#pragma unroll
-            for (int i = 0; i < 2 * TILES; i++) left[i / 2][i % 2] >>= 2;
-        };
-        for (int from = 0; from < tokens; from += STEP) {
-            recompute(from);
-#pragma unroll
-            for (int i = 0; i < 8 * TILES; i++)
-                delta[i / 8][i / 2 % 2] += weights[i / 8][i / 4 % 2][i % 4] * slopes[i / 8][i / 4 % 2][i % 4];
-        }
-#pragma unroll
-        for (int i = 0; i < 2 * TILES; i++) {
-            float& own = delta[i / 2][i % 2];
-            own = row_sum(own);
-            left[i / 2][i % 2] = all[i / 2][i % 2];
-            if (lane() % 4 == 0) of_query[first + own_row(i / 2, i % 2)].delta = own;
-        }
-        float gradients[TILES][2 * PARTS<D>][4] = {};
-        for (int from = 0; from < tokens; from += STEP) {
-            recompute(from);
-#pragma unroll
-            for (int i = 0; i < 8 * TILES; i++)
-                weights[i / 8][i / 4 % 2][i % 4] *= slopes[i / 8][i / 4 % 2][i % 4] - delta[i / 8][i / 2 % 2];
-            u32 packed[TILES][4];
-            pack(packed, weights);
-            add_step(gradients, packed, keys, from);
-        }
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) keep<D>(dqueries, first + tile * 16, gradients[tile], {scale, scale});
-    }
-    __syncthreads();
-
-    for (int first = warp() * 16; first < tokens; first += blockDim.x / 2) {
-        const Own<D, 1> own_keys(keys, first), own_values(values, first);
-        float dkeys[1][2 * PARTS<D>][4] = {}, dvalues[1][2 * PARTS<D>][4] = {};
-        u32 left[2];
-#pragma unroll
-        for (int half = 0; half < 2; half++) left[half] = routing.word(g, reached, first + own_row(0, half));
-        for (int from = 0; from < tokens; from += STEP) {
-            float weights[1][2][4], slopes[1][2][4];
+    for (int half = 0; half < 2; half++) left[half] = routing.word(g, reached, own_row(first, half));
+    for (int begin = 0; begin < tokens; begin += chunk) {
+        const int end = min(begin + chunk, tokens);
+        for (int from = begin; from < end && first < tokens; from += STEP) {
+            float weights[2][4], slope[2][4];
             multiply_step(weights, own_keys, queries, from);
-            multiply_step(slopes, own_values, upstream, from);
+            multiply_step(slope, own_values, upstream, from);
 #pragma unroll
-            for (int column = 0; column < 4; column++) {
-                const int group = column / 2;
-                const OfQuery query = of_query[from + group * 8 + lane() % 4 * 2 + column % 2];
+            for (int group = 0; group < 2; group++) {
+                const TwoQueries two = of_queries[(from + group * 8) / 2 + lane() % 4];
 #pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    float& weight = weights[0][group][half * 2 + column % 2];
-                    float& slope = slopes[0][group][half * 2 + column % 2];
-                    weight = exp2_fast(weight * (scale * LOG2_E) - query.denominator);
-                    weight = left[half] >> group & 1 ? weight : 0;
-                    slope = weight * (slope - query.delta);
+                for (int i = 0; i < 4; i++) {
+                    float& weight = weights[group][i];
+                    weight = exp2_fast(weight * (scale * LOG2_E) - two.denominators[i % 2]);
+                    weight = left[i / 2] >> group & 1 ? weight : 0;
+                    slope[group][i] = weight * (slope[group][i] - two.deltas[i % 2]);
                 }
             }
             left[0] >>= 2, left[1] >>= 2;
-            u32 packed[1][4];
+            u32 packed[4];
             pack(packed, weights);
             add_step(dvalues, packed, upstream, from);
-            pack(packed, slopes);
+            pack(packed, slope);
             add_step(dkeys, packed, queries, from);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int column = from - begin + i / 2 * 8 + lane() % 4 * 2;
+                *reinterpret_cast<u32*>(slopes + own_row(first, i % 2) * apart + column) = packed[i];
+            }
         }
-        __syncwarp(); // as above
-        keep<D>(keys, first, dkeys[0], {scale, scale});
-        keep<D>(values, first, dvalues[0], {1, 1});
+        __syncthreads();
+        // A warp takes 16 channels of 16 queries, over which their gradients are written.
+        for (int i = warp(); i < (end - begin + 15) / 16 * PARTS<D>; i += blockDim.x / 32) {
+            const int query = i / PARTS<D> * 16, channel = i % PARTS<D> * 16;
+            float dqueries[2][4] = {};
+            for (int key = 0; key < tokens; key += STEP) {
+                u32 weights[4];
+                load_transposed(weights, slopes + (key + lane() / 16 * 8 + lane() % 8) * apart + query + lane() / 8 % 2 * 8);
+                add_part(dqueries[0], dqueries[1], weights, moved(keys, key, lane() % 16), channel);
+            }
+            keep(queries, begin + query, channel, dqueries, {scale, scale});
+        }
+        __syncthreads();
     }
+    keep(keys, first, 0, dkeys, {scale, scale});
+    keep(values, first, 0, dvalues, {1, 1});
     __syncthreads();
-    put<D, 3>(g, {dqueries, keys, values}, tokens, {dqkv, dqkv + qk_dim, dqkv + 2 * qk_dim}, row, accumulate);
+    put<D, 3>(g, {queries, keys, values}, tokens, {dqkv, dqkv + qk_dim, dqkv + 2 * qk_dim}, row, accumulate);
 }

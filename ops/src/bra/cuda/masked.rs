@@ -2,7 +2,7 @@
 
 use super::{Geometry, Given, KERNELS, with_geometry};
 use tensor::cuda::{Gpu, Launch, Out};
-use tensor::{DType, Result, Tensor};
+use tensor::{DType, Error, Result, Tensor};
 
 /// The kernels of `masked.cuh` for heads of so many channels.
 #[derive(Clone, Copy, Debug)]
@@ -11,11 +11,10 @@ pub(super) struct Masked {
 }
 
 impl Masked {
-    /// The maximum number of threads of a block, as in `masked.cuh`; and of tokens, since a warp takes 32 of them.
+    /// The channels of a head that there are kernels for.
+    const DIMS: [usize; 2] = [24, 32];
+    /// The maximum number of tokens, as in `masked.cuh`: a warp takes 32 of them, and 16 backward.
     const MOST: usize = 256;
-    /// Maps of a head that the kernels keep in shared memory: queries, into which the result goes, keys and values; backward
-    /// also dout, and the queries' gradients.
-    const MAPS: [usize; 2] = [3, 5];
     /// A region's routes are the bits of a word.
     const MOST_REGIONS: usize = 64;
     /// Products with all keys are worth it if at least one of so many is routed.
@@ -31,7 +30,7 @@ impl Masked {
     /// Whether a head fits the shared memory of a block.
     pub fn fits(self, gpu: &Gpu, g: Geometry) -> bool {
         let most = gpu.driver().properties().shared_memory;
-        Self::MAPS.iter().all(|&maps| self.shared(g, maps) <= most)
+        Self::DIMS.contains(&self.dim) && self.shared_forward(g) <= most && self.chunk(gpu, g).is_some()
     }
 
     /// Whether a map is small, enough of its products are needed, and two neighbouring columns of a product lie in the
@@ -47,43 +46,81 @@ impl Masked {
         g.tokens().next_multiple_of(32)
     }
 
-    /// Bytes of shared memory: the maps, for each region its routes and for each of four lanes what is routed to and
-    /// from, and two numbers for each row.
-    fn shared(self, g: Geometry, maps: usize) -> usize {
-        let of_row = maps * self.dim.next_multiple_of(16) * DType::Bf16.size() + 2 * DType::F32.size();
-        Self::rows(g) * of_row + g.regions.count() * (size_of::<u64>() + 2 * 4 * size_of::<u32>())
+    /// Bytes of a map in shared memory.
+    fn map(self, g: Geometry) -> usize {
+        Self::rows(g) * self.dim.next_multiple_of(16) * DType::Bf16.size()
     }
 
-    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry, maps: usize) -> Result<Launch<'a>> {
-        let launch = KERNELS.launch_on(qkv, &format!("{kernel}<{}>", self.dim))?.shared(self.shared(g, maps));
-        Ok(launch.threads(Self::rows(g)).grid([g.heads, g.images, 1]))
+    /// Bytes of shared memory that both kernels need: for each region its routes, and for each of four lanes what these are
+    /// along its columns; and for each token two numbers.
+    fn of_routes(g: Geometry) -> usize {
+        g.regions.count() * (size_of::<u64>() + 4 * size_of::<u32>()) + Self::rows(g) * 2 * DType::F32.size()
     }
 
-    /// The kernels' last parameters: rows in shared memory, log₂ of a region's tokens, and the geometry.
+    /// Bytes of shared memory, forward: queries, into which the result goes, keys and values.
+    fn shared_forward(self, g: Geometry) -> usize {
+        3 * self.map(g) + Self::of_routes(g)
+    }
+
+    /// Bytes of shared memory, backward: dout as well, and dSᵀ of all keys and so many queries.
+    fn shared_backward(self, g: Geometry, chunk: usize) -> usize {
+        4 * self.map(g) + Self::rows(g) * (chunk + 8) * DType::Bf16.size() + Self::of_routes(g)
+    }
+
+    /// The queries for which the backward pass has dSᵀ in shared memory at once: as many as fit, whole tiles.
+    fn chunk(self, gpu: &Gpu, g: Geometry) -> Option<usize> {
+        let most = gpu.driver().properties().shared_memory;
+        let chunk = |parts| Self::rows(g).div_ceil(parts).next_multiple_of(16);
+        (1..=4).map(chunk).find(|&chunk| self.shared_backward(g, chunk) <= most)
+    }
+
+    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry, of_warp: usize) -> Result<Launch<'a>> {
+        let launch = KERNELS.launch_on(qkv, &format!("{kernel}<{}>", self.dim))?;
+        Ok(launch.threads(Self::rows(g) / of_warp * 32).grid([g.heads, g.images, 1]))
+    }
+
+    /// The kernels' last parameters: log₂ of a region's tokens, and the geometry.
     fn finish(launch: Launch<'_>, g: Geometry) -> Result<Launch<'_>> {
-        with_geometry(launch.extents([Self::rows(g)])?.int(g.regions.tokens().ilog2() as i32), g)
+        with_geometry(launch.int(g.regions.tokens().ilog2() as i32), g)
     }
 
-    /// As [`forward`](super::forward).
+    /// As [`forward`](super::forward); `attended`, if it is wanted, gets a copy of `out`.
     pub fn forward(
         self,
         g: Geometry,
         [qkv, routes]: [&Tensor; 2],
         scale: f64,
         [out, lse]: [&mut Tensor; 2],
+        attended: Option<&mut Tensor>,
     ) -> Result<()> {
-        let launch = self.launch(qkv, "attend_masked", g, Self::MAPS[0])?.input(qkv)?.input(routes)?;
-        let launch = launch.number(scale, DType::F32).output(out)?.output(lse)?;
+        let launch = self.launch(qkv, "attend_masked", g, 32)?.shared(self.shared_forward(g));
+        let launch = launch.input(qkv)?.input(routes)?.number(scale, DType::F32).output(out)?;
+        let launch = launch.optional_output(attended)?.output(lse)?.extents([Self::rows(g)])?;
         // SAFETY: the tensors are those of this geometry; heads have the kernel's channels, and rows of qkv are packs.
         unsafe { Self::finish(launch, g)?.run() }
     }
 
-    /// As [`backward`](super::backward).
-    pub fn backward(self, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
-        let launch = self.launch(given.qkv, "attend_backward_masked", g, Self::MAPS[1])?;
-        let launch = launch.input(given.qkv)?.input(given.routes)?;
-        let launch = launch.number(given.scale, DType::F32).input(given.lse)?.input(given.dout)?.out(Some(dqkv));
-        // SAFETY: as above; dqkv is like qkv.
+    /// As [`backward`](super::backward), given what the forward pass has kept in `attended`.
+    pub fn backward(self, g: Geometry, given: &Given<'_>, attended: &Tensor, dqkv: &Out<'_>) -> Result<()> {
+        let Some(chunk) = self.chunk(given.qkv.gpu("bra")?, g) else {
+            return Err(Error::argument("bra", "a masked attention that does not fit the GPU"));
+        };
+        self.backward_in_chunks(chunk, g, given, attended, dqkv)
+    }
+
+    /// The same with dSᵀ of so many queries, a whole number of tiles, in shared memory at once.
+    pub fn backward_in_chunks(
+        self,
+        chunk: usize,
+        g: Geometry,
+        given: &Given<'_>,
+        attended: &Tensor,
+        dqkv: &Out<'_>,
+    ) -> Result<()> {
+        let launch = self.launch(given.qkv, "attend_backward_masked", g, 16)?.shared(self.shared_backward(g, chunk));
+        let launch = launch.input(given.qkv)?.input(given.routes)?.number(given.scale, DType::F32).input(attended)?;
+        let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv)).extents([Self::rows(g), chunk])?;
+        // SAFETY: as above; `attended` is like dout, and dqkv like qkv.
         unsafe { Self::finish(launch, g)?.run() }
     }
 }

@@ -40,8 +40,8 @@ pub static KERNELS: Module = Module {
         "attend_backward_queries_on_tensor_cores<24|32|64|96, false|true>",
         "attend_backward_keys_on_tensor_cores<24|32|64|96, false|true>",
         "attend_backward_few_keys_on_tensor_cores<24|32|64|96>",
-        "attend_masked<24|32|64|96>",
-        "attend_backward_masked<24|32|64|96>",
+        "attend_masked<24|32>",
+        "attend_backward_masked<24|32>",
     ],
 };
 
@@ -128,22 +128,26 @@ pub fn route(
     unsafe { launch.extents([regions, g.qk_dim, g.topk])?.run() }
 }
 
-/// out (N, H, W, C) and lse (N, heads, H·W) of qkv (N, H, W, 2D + C).
+/// out (N, H, W, C) and lse (N, heads, H·W) of qkv (N, H, W, 2D + C). If the backward pass will be `wanted`, and needs
+/// out as it is before the local context is added, a copy of it.
 pub fn forward(
     g: Geometry,
-    qkv: &Tensor,
-    routes: &Tensor,
+    [qkv, routes]: [&Tensor; 2],
     scale: f64,
-    out: &mut Tensor,
-    lse: &mut Tensor,
-) -> Result<()> {
+    [out, lse]: [&mut Tensor; 2],
+    wanted: bool,
+) -> Result<Option<Tensor>> {
     let gpu = qkv.gpu("bra")?;
     let maps = [qkv.address("bra", gpu)?, out.address("bra", gpu)?];
     if let Some(form) = Form::of(gpu, g, qkv.dtype(), scale, &maps) {
         if let Some(masked) = Masked::of(gpu, g, form.dim) {
-            return masked.forward(g, [qkv, routes], scale, [out, lse]);
+            let like_out = || Tensor::empty_on(&out.device(), out.shape().clone(), out.dtype());
+            let mut attended = wanted.then(like_out).transpose()?;
+            masked.forward(g, [qkv, routes], scale, [out, lse], attended.as_mut())?;
+            return Ok(attended);
         }
-        return form.forward(g, [qkv, routes], scale, [out, lse]);
+        form.forward(g, [qkv, routes], scale, [out, lse])?;
+        return Ok(None);
     }
     let [d, dv] = g.head_dims();
     let elements = QUERIES * d + KEYS * (d + 1) + KEYS * dv + QUERIES * KEYS + QUERIES * dv + 3 * QUERIES;
@@ -151,7 +155,8 @@ pub fn forward(
     let launch = launch.shared(elements * qkv.dtype().of_sums().size()).input(qkv)?.input(routes)?;
     let launch = launch.number(scale, qkv.dtype()).output(out)?.output(lse)?;
     // SAFETY: the tensors are those of this geometry, and routes are regions of the map.
-    unsafe { with_geometry(launch, g)?.run() }
+    unsafe { with_geometry(launch, g)?.run()? };
+    Ok(None)
 }
 
 /// What a backward pass is given.
@@ -165,6 +170,8 @@ pub struct Given<'a> {
     pub scale: f64,
     /// (N, heads, H·W)
     pub lse: &'a Tensor,
+    /// (N, H, W, C), if the forward pass kept it.
+    pub attended: Option<&'a Tensor>,
     /// (N, H, W, C)
     pub dout: &'a Tensor,
 }
@@ -175,8 +182,9 @@ pub fn backward(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
     dqkv.ensure_dtype("bra", dtype)?;
     let maps = [given.qkv.address("bra", gpu)?, given.dout.address("bra", gpu)?, dqkv.address()];
     let form = Form::of(gpu, g, dtype, given.scale, &maps);
-    if let Some(masked) = form.and_then(|form| Masked::of(gpu, g, form.dim)) {
-        return masked.backward(g, given, dqkv);
+    let masked = form.and_then(|form| Masked::of(gpu, g, form.dim));
+    if let (Some(masked), Some(attended)) = (masked, given.attended) {
+        return masked.backward(g, given, attended, dqkv);
     }
     let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), given.lse.dtype())?;
     let (starts, entries) = invert(g, given.routes)?;

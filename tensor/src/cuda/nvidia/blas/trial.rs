@@ -43,8 +43,8 @@ pub unsafe fn describe(
     let bytes = key.product(0).1 as usize;
     // SAFETY: the memory is used as what it is.
     let memory = Memory(unsafe { result::malloc_sync(bytes) }.map_err(failed)?);
-    // SAFETY: it has this many bytes.
-    unsafe { result::memset_d8_sync(memory.0, BYTE, bytes) }.map_err(failed)?;
+    // SAFETY: it has this many bytes, and is waited for below.
+    unsafe { result::memset_d8_async(memory.0, BYTE, bytes, stream) }.map_err(failed)?;
     let (product, _) = key.product(memory.0);
     let mut said = String::new();
     for (place, choice) in plan.algorithms.iter().enumerate() {
