@@ -13,12 +13,17 @@
 #     DEADLINE=240 OUT=results/2 benches/gpu/run.sh steps peers
 #     OUT=results/3 benches/gpu/run.sh look kernels precisions sanitize
 #
-# After DEADLINE seconds nothing is started, and what runs is killed: such hosts are paid by the minute. OUT gets five
-# files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
-# kernels.txt the tables of these two stages; plans.txt how long the algorithms take for each product of a step. The
-# status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
+# The last stage, cifar10, trains for most of such a quarter of an hour, on what DATA names, the folder with CIFAR-10's
+# binary version:
+#
+#     DATA=cifar-10-batches-bin DEADLINE=600 OUT=results/4 benches/gpu/run.sh cifar10
+#
+# After DEADLINE seconds nothing is started, and what runs is killed: such hosts are paid by the minute. OUT gets up to
+# six files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and
+# kernels.txt the tables of these two stages; plans.txt how long the algorithms take for each product of a step;
+# cifar10.tar.xz the run. The status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-stages=(look quick profile tensor operations forms bench steps peers kernels precisions sanitize)
+stages=(look quick profile tensor operations forms bench steps peers kernels precisions sanitize cifar10)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -32,7 +37,7 @@ summary=$out/summary.txt
 kept=${TMPDIR:-/tmp}/biformer-gpu
 logs=$kept/logs
 # Start afresh: otherwise a host that was used before would run its old files.
-rm -rf target/gpu "$logs" "$out"/{summary.txt,all.log,profiles.txt,kernels.txt,plans.txt}
+rm -rf target/gpu "$logs" "$out"/{summary.txt,all.log,profiles.txt,kernels.txt,plans.txt,cifar10.tar.xz}
 mkdir -p "$out" "$logs" "$kept/kernels"
 tar -C target -xJf target/gpu.tar.xz 2>/dev/null || python3 -m tarfile -e target/gpu.tar.xz target || exit
 [[ ! -d target/gpu/kernels ]] || cp -r target/gpu/kernels "$kept/"
@@ -331,6 +336,15 @@ sanitize() {
             ONLY=$name try 90 "$tool-$name" compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 "${parity[@]}"
         done
     done
+}
+
+# From scratch, by the configuration that is kept for GPUs.
+cifar10() {
+    [[ -d ${DATA-} ]] || { skip cifar10 "DATA names no folder"; return; }
+    rm -rf "$kept/cifar10"
+    try 600 cifar10 target/gpu/biformer train --config configs/cifar10-gpu.toml --data "$DATA" --out "$kept/cifar10"
+    tail -n 3 "$logs/cifar10.log" | remark
+    cp "$logs/cifar10.log" "$kept/cifar10/log.txt" && tar -C "$kept" --exclude '*.safetensors' -cJf "$out/cifar10.tar.xz" cifar10
 }
 
 for stage in "${stages[@]}"; do
