@@ -150,6 +150,25 @@ static FAULTS: Module = Module {
             wait_for_copies();
             out[thread_number()] = shared[(127 - threadIdx.x) * 4];
         }
+        __device__ void copy_two_groups(u32* shared, const u32* out) {
+            for (int group = 0; group < 2; group++) {
+                copy_async(shared + (group * 128 + threadIdx.x) * 4, out, false);
+                group_copies();
+            }
+            wait_for_groups_but<1>();
+        }
+        __global__ void first_group(u32* out) {
+            __shared__ __align__(16) u32 shared[256 * 4];
+            copy_two_groups(shared, out);
+            out[thread_number()] = shared[threadIdx.x * 4];
+            wait_for_copies();
+        }
+        __global__ void the_last_group_is_not_awaited(u32* out) {
+            __shared__ __align__(16) u32 shared[256 * 4];
+            copy_two_groups(shared, out);
+            out[thread_number()] = shared[(128 + threadIdx.x) * 4];
+            wait_for_copies();
+        }
         __global__ void a_copy_comes_when_all_is_over(u32* out) {
             __shared__ __align__(16) u32 shared[128 * 4];
             copy_async(shared + threadIdx.x * 4, out, true);
@@ -159,6 +178,7 @@ static FAULTS: Module = Module {
     kernels: &[
         "none",
         "fused",
+        "first_group",
         "no_barrier",
         "too_late_a_barrier",
         "no_meeting_of_the_warp",
@@ -181,6 +201,7 @@ static FAULTS: Module = Module {
         "lanes_at_two_places",
         "a_copy_is_not_awaited",
         "others_copies_are_not_awaited",
+        "the_last_group_is_not_awaited",
         "a_copy_comes_when_all_is_over",
     ],
 };
@@ -198,11 +219,12 @@ fn a_kernel_of_these() {
         Ok(numbers) => match kernel.as_str() {
             "none" => assert!(numbers[..128].iter().copied().eq((0..128).rev())),
             "fused" => assert_eq!(numbers, [1; 256]),
+            "first_group" => assert_eq!(numbers, [0; 256]),
             _ => panic!("{kernel} makes no mistake"),
         },
         Err(error) => {
             assert!(
-                !["none", "fused"].contains(&kernel.as_str()) && error.to_string().contains("launch failure"),
+                !["none", "fused", "first_group"].contains(&kernel.as_str()) && error.to_string().contains("launch failure"),
                 "{error}"
             );
         }
@@ -215,6 +237,7 @@ fn mistakes_are_found() {
     for (kernel, words) in [
         ("none", ""),
         ("fused", ""),
+        ("first_group", ""),
         ("no_barrier", " what another "),
         ("too_late_a_barrier", " what another "),
         ("no_meeting_of_the_warp", "reads what another writes: thread "),
@@ -237,6 +260,7 @@ fn mistakes_are_found() {
         ("lanes_at_two_places", "waits for lanes of its warp that wait at another place"),
         ("a_copy_is_not_awaited", "has what a copy is on its way to"),
         ("others_copies_are_not_awaited", " what another "),
+        ("the_last_group_is_not_awaited", "has what a copy is on its way to"),
         ("a_copy_comes_when_all_is_over", "ends before its copies have come"),
     ] {
         let said = standin.repeat(&["a_kernel_of_these"], &[(FAULT, kernel)]);

@@ -127,6 +127,25 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
+// Makes a group of the copies that this thread has started since its last group. There may be none.
+__device__ __forceinline__ void group_copies() {
+#ifdef EMULATED
+    emulated::group_copies();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// As `wait_for_copies`, for all of this thread's groups but the last N.
+template <int N>
+__device__ __forceinline__ void wait_for_groups_but() {
+#ifdef EMULATED
+    emulated::wait_for_groups_but(N);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+#endif
+}
+
 // 2ˣ, to 2 ulp; 0 for −∞.
 __device__ __forceinline__ float exp2_fast(float x) {
 #ifdef EMULATED
