@@ -127,6 +127,13 @@ static FAULTS: Module = Module {
             out[thread_number()] = 1;
             if (last_block(0, 2)) out[thread_number()] = out[(thread_number() + 128) % 256] + 1;
         }
+        __global__ void a_copy_of_an_old_line(u32* out) {
+            __shared__ __align__(16) u32 shared[128 * 4];
+            out[thread_number()] = 1;
+            if (!last_block(0, 2)) return;
+            copy_async_cached(shared + threadIdx.x * 4, out + (thread_number() / 4 * 4 + 128) % 256, true);
+            wait_for_copies();
+        }
         __global__ void a_constant_that_changes(u32* out) { out[thread_number()] = __ldg(out + thread_number()) + 1; }
         __global__ void half_a_warp(u32* out) {
             if (lane() < 7) return;
@@ -196,6 +203,7 @@ static FAULTS: Module = Module {
         "a_block_without_a_ticket",
         "tickets_are_set_back",
         "an_old_line",
+        "a_copy_of_an_old_line",
         "a_constant_that_changes",
         "half_a_warp",
         "lanes_at_two_places",
@@ -224,7 +232,8 @@ fn a_kernel_of_these() {
         },
         Err(error) => {
             assert!(
-                !["none", "fused", "first_group"].contains(&kernel.as_str()) && error.to_string().contains("launch failure"),
+                !["none", "fused", "first_group"].contains(&kernel.as_str())
+                    && error.to_string().contains("launch failure"),
                 "{error}"
             );
         }
@@ -255,6 +264,7 @@ fn mistakes_are_found() {
         ("a_block_without_a_ticket", "reads what another writes: thread "),
         ("tickets_are_set_back", "has what tickets are taken from"),
         ("an_old_line", "reads what another block wrote, through the first-level cache"),
+        ("a_copy_of_an_old_line", "reads what another block wrote, through the first-level cache"),
         ("a_constant_that_changes", "writes what is read as constant"),
         ("half_a_warp", "waits for lanes of its warp that have ended"),
         ("lanes_at_two_places", "waits for lanes of its warp that wait at another place"),

@@ -43,7 +43,8 @@ void store(Warp& warp, const Instruction& i) {
 }
 
 // Starts a copy of 16 bytes, of which as many are read as the last operand says (the rest is zero), at any time between
-// start and end, bypassing the L1 cache.
+// start and end; READ_FRESH bypasses the L1 cache.
+template <Access access>
 void begin_copy(Warp& warp, const Instruction& i) {
     const uint32_t *to = row<uint32_t>(warp, i, 0), *count = row<uint32_t>(warp, i, 3);
     const uint64_t* from = row<uint64_t>(warp, i, 1);
@@ -51,7 +52,7 @@ void begin_copy(Warp& warp, const Instruction& i) {
         bool whole = row<uint32_t>(warp, i, 2)[l] == 16 && (count[l] == 16 || count[l] == 0);
         if (!whole) warp.fail("copies neither 16 bytes nor none", l);
         memset(warp.place(Space::SHARED, to[l], 16, l, Access::BEGIN_WRITE), 0xff, 16);
-        if (count[l]) warp.place(Space::GLOBAL, from[l], count[l], l, Access::READ_FRESH);
+        if (count[l]) warp.place(Space::GLOBAL, from[l], count[l], l, access);
         warp.copies[l].push_back({to[l], from[l], count[l], warp.groups[l]});
     });
 }
@@ -134,7 +135,8 @@ Step load_or_store(bool loads, const std::string& type, uint32_t held) {
 
 std::map<std::string, Known> memory_instructions() {
     return {
-        {"cp.async.cg.shared.global", {begin_copy, {4, 8, 4, 4}, Flow::ON, 0}},
+        {"cp.async.cg.shared.global", {begin_copy<Access::READ_FRESH>, {4, 8, 4, 4}, Flow::ON, 0}},
+        {"cp.async.ca.shared.global", {begin_copy<Access::READ>, {4, 8, 4, 4}, Flow::ON, 0}},
         {"cp.async.wait_all", {await_copies, {}, Flow::ON, 0}},
         {"cp.async.commit_group", {group_copies, {}, Flow::ON, 0}},
         {"cp.async.wait_group", {await_groups, {4}, Flow::ON, 0}},

@@ -97,6 +97,17 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
 #endif
 }
 
+// The same by way of the L1 cache, for what this block will soon copy again.
+__device__ __forceinline__ void copy_async_cached(void* shared, const void* global, bool exists) {
+#ifdef EMULATED
+    emulated::copy_async(shared, global, exists);
+#else
+    u32 address = __cvta_generic_to_shared(shared);
+    int bytes = exists ? 16 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes) : "memory");
+#endif
+}
+
 // Stores 16 bytes with one instruction. (The compiler would store a value that was assembled from halves in two
 // halves.)
 __device__ __forceinline__ void store_at_once(void* global, const u32 (&words)[4]) {
