@@ -127,6 +127,13 @@ static FAULTS: Module = Module {
             out[thread_number()] = 1;
             if (last_block(0, 2)) out[thread_number()] = out[(thread_number() + 128) % 256] + 1;
         }
+        __global__ void a_copy_of_an_old_line(u32* out) {
+            __shared__ __align__(16) u32 shared[128 * 4];
+            out[thread_number()] = 1;
+            if (!last_block(0, 2)) return;
+            copy_async_cached(shared + threadIdx.x * 4, out + (thread_number() / 4 * 4 + 128) % 256, true);
+            wait_for_copies();
+        }
         __global__ void a_constant_that_changes(u32* out) { out[thread_number()] = __ldg(out + thread_number()) + 1; }
         __global__ void half_a_warp(u32* out) {
             if (lane() < 7) return;
@@ -150,6 +157,25 @@ static FAULTS: Module = Module {
             wait_for_copies();
             out[thread_number()] = shared[(127 - threadIdx.x) * 4];
         }
+        __device__ void copy_two_groups(u32* shared, const u32* out) {
+            for (int group = 0; group < 2; group++) {
+                copy_async(shared + (group * 128 + threadIdx.x) * 4, out, false);
+                group_copies();
+            }
+            wait_for_groups_but<1>();
+        }
+        __global__ void first_group(u32* out) {
+            __shared__ __align__(16) u32 shared[256 * 4];
+            copy_two_groups(shared, out);
+            out[thread_number()] = shared[threadIdx.x * 4];
+            wait_for_copies();
+        }
+        __global__ void the_last_group_is_not_awaited(u32* out) {
+            __shared__ __align__(16) u32 shared[256 * 4];
+            copy_two_groups(shared, out);
+            out[thread_number()] = shared[(128 + threadIdx.x) * 4];
+            wait_for_copies();
+        }
         __global__ void a_copy_comes_when_all_is_over(u32* out) {
             __shared__ __align__(16) u32 shared[128 * 4];
             copy_async(shared + threadIdx.x * 4, out, true);
@@ -159,6 +185,7 @@ static FAULTS: Module = Module {
     kernels: &[
         "none",
         "fused",
+        "first_group",
         "no_barrier",
         "too_late_a_barrier",
         "no_meeting_of_the_warp",
@@ -176,11 +203,13 @@ static FAULTS: Module = Module {
         "a_block_without_a_ticket",
         "tickets_are_set_back",
         "an_old_line",
+        "a_copy_of_an_old_line",
         "a_constant_that_changes",
         "half_a_warp",
         "lanes_at_two_places",
         "a_copy_is_not_awaited",
         "others_copies_are_not_awaited",
+        "the_last_group_is_not_awaited",
         "a_copy_comes_when_all_is_over",
     ],
 };
@@ -198,11 +227,13 @@ fn a_kernel_of_these() {
         Ok(numbers) => match kernel.as_str() {
             "none" => assert!(numbers[..128].iter().copied().eq((0..128).rev())),
             "fused" => assert_eq!(numbers, [1; 256]),
+            "first_group" => assert_eq!(numbers, [0; 256]),
             _ => panic!("{kernel} makes no mistake"),
         },
         Err(error) => {
             assert!(
-                !["none", "fused"].contains(&kernel.as_str()) && error.to_string().contains("launch failure"),
+                !["none", "fused", "first_group"].contains(&kernel.as_str())
+                    && error.to_string().contains("launch failure"),
                 "{error}"
             );
         }
@@ -215,6 +246,7 @@ fn mistakes_are_found() {
     for (kernel, words) in [
         ("none", ""),
         ("fused", ""),
+        ("first_group", ""),
         ("no_barrier", " what another "),
         ("too_late_a_barrier", " what another "),
         ("no_meeting_of_the_warp", "reads what another writes: thread "),
@@ -232,11 +264,13 @@ fn mistakes_are_found() {
         ("a_block_without_a_ticket", "reads what another writes: thread "),
         ("tickets_are_set_back", "has what tickets are taken from"),
         ("an_old_line", "reads what another block wrote, through the first-level cache"),
+        ("a_copy_of_an_old_line", "reads what another block wrote, through the first-level cache"),
         ("a_constant_that_changes", "writes what is read as constant"),
         ("half_a_warp", "waits for lanes of its warp that have ended"),
         ("lanes_at_two_places", "waits for lanes of its warp that wait at another place"),
         ("a_copy_is_not_awaited", "has what a copy is on its way to"),
         ("others_copies_are_not_awaited", " what another "),
+        ("the_last_group_is_not_awaited", "has what a copy is on its way to"),
         ("a_copy_comes_when_all_is_over", "ends before its copies have come"),
     ] {
         let said = standin.repeat(&["a_kernel_of_these"], &[(FAULT, kernel)]);

@@ -46,6 +46,13 @@ pub fn cases() -> Vec<Case> {
         case("a stride longer than the image", [2, 3, 2, 2], [3, 2, 2], [9, 1], true),
         case("images between whose rows a block ends", [9, 5, 13, 1], [2, 3, 3], [2, 1], false),
         case("several parts of the weight", [1, 2, 3, 97], [130, 2, 3], [2, 1], false),
+        case("32 outputs at a time, packs of channels", [2, 9, 7, 8], [16, 3, 3], [2, 1], true),
+        case("64 outputs at a time, slices of channels", [1, 5, 6, 64], [64, 3, 3], [2, 1], true),
+        case("128 outputs at a time, several tiles", [1, 17, 18, 40], [72, 3, 3], [1, 1], true),
+        case("a kernel of 5x4 on tensor cores", [1, 7, 9, 8], [8, 5, 4], [2, 3], true),
+        case("outputs in parts, pixels that no tap sees", [1, 7, 4, 72], [136, 1, 2], [3, 1], false),
+        case("64 outputs of single channels", [1, 9, 8, 3], [40, 3, 3], [2, 1], true),
+        case("128 outputs of single channels", [1, 3, 4, 13], [88, 2, 1], [1, 0], false),
         case("several blocks of pixels and of taps", [3, 11, 9, 33], [2, 3, 3], [1, 1], true),
     ]
 }

@@ -43,7 +43,8 @@ void store(Warp& warp, const Instruction& i) {
 }
 
 // Starts a copy of 16 bytes, of which as many are read as the last operand says (the rest is zero), at any time between
-// start and end, bypassing the L1 cache.
+// start and end; READ_FRESH bypasses the L1 cache.
+template <Access access>
 void begin_copy(Warp& warp, const Instruction& i) {
     const uint32_t *to = row<uint32_t>(warp, i, 0), *count = row<uint32_t>(warp, i, 3);
     const uint64_t* from = row<uint64_t>(warp, i, 1);
@@ -51,19 +52,36 @@ void begin_copy(Warp& warp, const Instruction& i) {
         bool whole = row<uint32_t>(warp, i, 2)[l] == 16 && (count[l] == 16 || count[l] == 0);
         if (!whole) warp.fail("copies neither 16 bytes nor none", l);
         memset(warp.place(Space::SHARED, to[l], 16, l, Access::BEGIN_WRITE), 0xff, 16);
-        if (count[l]) warp.place(Space::GLOBAL, from[l], count[l], l, Access::READ_FRESH);
-        warp.copies[l].push_back({to[l], from[l], count[l]});
+        if (count[l]) warp.place(Space::GLOBAL, from[l], count[l], l, access);
+        warp.copies[l].push_back({to[l], from[l], count[l], warp.groups[l]});
     });
 }
 
+// Does a lane's copies of its first `groups` groups.
+void end_copies(Warp& warp, unsigned l, uint32_t groups) {
+    std::vector<Copy>& copies = warp.copies[l];
+    auto copy = copies.begin();
+    for (; copy != copies.end() && copy->group < groups; copy++) {
+        char* to = warp.place(Space::SHARED, copy->to, 16, l, Access::END_WRITE);
+        memset(to, 0, 16);
+        if (copy->bytes) memcpy(to, warp.place(Space::GLOBAL, copy->from, copy->bytes, l, Access::READ_FRESH), copy->bytes);
+    }
+    copies.erase(copies.begin(), copy);
+}
+
 void await_copies(Warp& warp, const Instruction&) {
+    each(warp, [&](unsigned l) { end_copies(warp, l, ~uint32_t(0)); });
+}
+
+void group_copies(Warp& warp, const Instruction&) {
+    each(warp, [&](unsigned l) { warp.groups[l]++; });
+}
+
+// All groups of copies but the last few, as many as the operand says.
+void await_groups(Warp& warp, const Instruction& i) {
+    const uint32_t* last = row<uint32_t>(warp, i, 0);
     each(warp, [&](unsigned l) {
-        for (const Copy& copy : warp.copies[l]) {
-            char* to = warp.place(Space::SHARED, copy.to, 16, l, Access::END_WRITE);
-            memset(to, 0, 16);
-            if (copy.bytes) memcpy(to, warp.place(Space::GLOBAL, copy.from, copy.bytes, l, Access::READ_FRESH), copy.bytes);
-        }
-        warp.copies[l].clear();
+        if (warp.groups[l] > last[l]) end_copies(warp, l, warp.groups[l] - last[l]);
     });
 }
 
@@ -117,8 +135,11 @@ Step load_or_store(bool loads, const std::string& type, uint32_t held) {
 
 std::map<std::string, Known> memory_instructions() {
     return {
-        {"cp.async.cg.shared.global", {begin_copy, {4, 8, 4, 4}, Flow::ON, 0}},
+        {"cp.async.cg.shared.global", {begin_copy<Access::READ_FRESH>, {4, 8, 4, 4}, Flow::ON, 0}},
+        {"cp.async.ca.shared.global", {begin_copy<Access::READ>, {4, 8, 4, 4}, Flow::ON, 0}},
         {"cp.async.wait_all", {await_copies, {}, Flow::ON, 0}},
+        {"cp.async.commit_group", {group_copies, {}, Flow::ON, 0}},
+        {"cp.async.wait_group", {await_groups, {4}, Flow::ON, 0}},
         {"atom.global.inc.u32", {take_ticket, {4, 8, 4}}},
         {"prefetch.global.L2", {[](Warp&, const Instruction&) {}, {8}, Flow::ON, 0}},
     };

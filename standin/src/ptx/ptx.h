@@ -98,6 +98,7 @@ Step load_or_store(bool loads, const std::string& type, uint32_t held);
 struct Copy {
     uint64_t to, from;
     unsigned bytes; // 0: zeros are written
+    uint32_t group;
 };
 
 // Global memory, with the allocation that was accessed last.
@@ -125,6 +126,7 @@ struct Warp {
     uint16_t meetings; // synchronisations of its lanes, which make their writes visible to each other
     bool at_barrier;
     std::vector<Copy> copies[LANES];
+    uint32_t groups[LANES]; // of copies, that are complete
 
     void begin(Block& of, unsigned its_number, const unsigned threads[3]);
     // Runs until all lanes have ended, or the warp waits at a barrier of the block.

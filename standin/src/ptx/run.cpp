@@ -148,6 +148,7 @@ void Warp::begin(Block& of, unsigned its_number, const unsigned threads[3]) {
     at_barrier = false;
     left = uint64_t(1) << 32;
     for (auto& lane : copies) lane.clear();
+    std::fill(groups, groups + LANES, 0);
 }
 
 void Block::run(const unsigned threads[3], uint64_t& random) {

@@ -97,6 +97,17 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
 #endif
 }
 
+// The same by way of the L1 cache, for what this block will soon copy again.
+__device__ __forceinline__ void copy_async_cached(void* shared, const void* global, bool exists) {
+#ifdef EMULATED
+    emulated::copy_async(shared, global, exists);
+#else
+    u32 address = __cvta_generic_to_shared(shared);
+    int bytes = exists ? 16 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes) : "memory");
+#endif
+}
+
 // Stores 16 bytes with one instruction. (The compiler would store a value that was assembled from halves in two
 // halves.)
 __device__ __forceinline__ void store_at_once(void* global, const u32 (&words)[4]) {
@@ -124,6 +135,25 @@ __device__ __forceinline__ void wait_for_copies() {
     emulated::wait_for_copies();
 #else
     asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Makes a group of the copies that this thread has started since its last group. There may be none.
+__device__ __forceinline__ void group_copies() {
+#ifdef EMULATED
+    emulated::group_copies();
+#else
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// As `wait_for_copies`, for all of this thread's groups but the last N.
+template <int N>
+__device__ __forceinline__ void wait_for_groups_but() {
+#ifdef EMULATED
+    emulated::wait_for_groups_but(N);
+#else
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
 }
 

@@ -36,7 +36,7 @@ namespace emulated {
 struct Copy {
     void* to;
     const void* from;
-    unsigned bytes;
+    unsigned bytes, group;
 };
 
 struct Fiber {
@@ -44,6 +44,7 @@ struct Fiber {
     Index3 index;
     bool done;
     std::vector<Copy> copies; // begun, and not waited for
+    unsigned groups; // of copies, that are complete
 };
 
 // A rendezvous of the threads of a block or a warp: how many there are, how many have arrived, and how many rendezvous have been held.
@@ -225,6 +226,7 @@ inline void prepare_fiber(Fiber& fiber, char* stack) {
     fiber.stack_pointer = words;
     fiber.done = false;
     fiber.copies.clear();
+    fiber.groups = 0;
 }
 
 inline void run_block(char* stacks) {

@@ -73,15 +73,29 @@ inline void store_at_once(void* to, const uint32_t (&words)[4]) {
 inline void copy_async(void* to, const void* from, bool exists) {
     if (reinterpret_cast<uintptr_t>(to) % 16 || (exists && reinterpret_cast<uintptr_t>(from) % 16))
         block.error = "an asynchronous copy is not aligned to 16 bytes";
-    block.fibers[block.current].copies.push_back({to, exists ? from : nullptr, 16});
+    Fiber& fiber = block.fibers[block.current];
+    fiber.copies.push_back({to, exists ? from : nullptr, 16, fiber.groups});
 }
 
-inline void wait_for_copies() {
-    for (Copy& copy : block.fibers[block.current].copies) {
+inline void group_copies() { block.fibers[block.current].groups++; }
+
+// Does the copies of the first `groups` groups.
+inline void end_copies(unsigned groups) {
+    std::vector<Copy>& copies = block.fibers[block.current].copies;
+    size_t ended = 0;
+    for (; ended < copies.size() && copies[ended].group < groups; ended++) {
+        Copy& copy = copies[ended];
         if (copy.from) memcpy(copy.to, copy.from, copy.bytes);
         else memset(copy.to, 0, copy.bytes);
     }
-    block.fibers[block.current].copies.clear();
+    copies.erase(copies.begin(), copies.begin() + ended);
+}
+
+inline void wait_for_copies() { end_copies(~0u); }
+
+inline void wait_for_groups_but(unsigned last) {
+    unsigned groups = block.fibers[block.current].groups;
+    if (groups > last) end_copies(groups - last);
 }
 
 } // namespace emulated

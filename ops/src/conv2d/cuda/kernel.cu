@@ -1,6 +1,8 @@
 // Matrices of patches (im2col): row (n, i, j) of `patches` (N·HO·WO, P) holds what output pixel (i, j) sees of image n
 // of x (N, H, W, I), with zeros for the padding p around the image. P is KH·KW·I, padded with zeros so that every row
-// is aligned to packs: matrix products read other rows slowly.
+// is aligned to packs: matrix products read other rows slowly. In bf16 most convolutions need none: tensor_cores.cuh.
+
+#include "tensor_cores.cuh"
 
 // patches[n, i, j][a, b, c] = x[n, i·s + a − p, j·s + b − p, c]: one block per row of output pixels. Each row of the
 // kernel reads a run of neighbouring elements of a row of x. A pack belongs to one pixel: its start is found by

@@ -1,17 +1,20 @@
 //! The GPU's side of [`conv2d`](super::conv2d): matrices of patches (im2col), some images at a time, and matrix
-//! products.
+//! products; in bf16 [on tensor cores](tensor_cores) without such matrices, unless there are many output channels.
+
+mod tensor_cores;
 
 use super::geometry::Geometry;
 use std::ops::Range;
 use tensor::cuda::elements::{put, put_within, sum_rows};
 use tensor::cuda::{Gemm, Matrix, Module, Out};
 use tensor::{DType, Result, Tensor};
+use tensor_cores::Direct;
 
 pub static KERNELS: Module = Module {
     name: "conv2d",
     source: include_str!("kernel.cu"),
-    headers: &[],
-    kernels: &["conv2d_patches<T>", "conv2d_gather<T>"],
+    headers: &[("tensor_cores.cuh", include_str!("tensor_cores.cuh"))],
+    kernels: &["conv2d_patches<T>", "conv2d_gather<T>", "conv2d_on_tensor_cores<32|64|128, false|true>"],
 };
 
 /// The maximum bytes of a matrix of patches, unless a single image needs more. In this crate's own tests it is so small
@@ -20,8 +23,11 @@ const PATCHES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
 
 /// y (N, HO, WO, O) from x (N, H, W, I), weight (O, I, KH, KW) and bias (O).
 pub fn forward(g: &Geometry, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
-    let weight = reorder(g, weight, x.dtype())?;
     let mut out = y.as_out("conv2d", false)?;
+    if let Some(product) = Direct::forward(g, x, weight, &out)? {
+        return product.run(&reorder(g, weight, x.dtype())?, bias, &out);
+    }
+    let weight = reorder(g, weight, x.dtype())?;
     for images in chunks(g, x.dtype()) {
         let patches = patches(g, x, images.clone())?;
         let Range { start, end } = pixels(g, &images);
@@ -48,6 +54,10 @@ pub fn backward(
 /// dx from dy.
 fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -> Result<()> {
     dx.ensure_dtype("conv2d", dy.dtype())?;
+    if let Some(product) = Direct::backward(g, dy, weight, &dx)? {
+        let weight = weight.permute(&[1, 2, 3, 0])?.contiguous()?.cast(dy.dtype())?;
+        return product.run(&weight, None, &dx);
+    }
     let weight = reorder(g, weight, dy.dtype())?;
     let ([height, width], row) = (g.input, row(g, dy.dtype()));
     for images in chunks(g, dy.dtype()) {
