@@ -2,7 +2,7 @@
 //! of weight and bias where they are bound by memory.
 
 use tensor::cuda::elements::sum_rows;
-use tensor::cuda::{Gemm, Gpu, Matrix, Module, Out};
+use tensor::cuda::{Gemm, Matrix, Module, Out};
 use tensor::{DType, Result, Tensor};
 
 pub static KERNELS: Module =
@@ -83,14 +83,16 @@ impl Tall {
         // is read: so it matters that everything is read just once. And there are so many rows that there are enough
         // pieces for all multiprocessors, with little to add up for each.
         let bound_by_memory = outputs * inputs <= 96 * (outputs + inputs) && rows >= 128 * (outputs + inputs);
-        let in_packs = [outputs, inputs].iter().all(|&channels| channels > 0 && channels.is_multiple_of(8));
-        for map in [dy, x] {
-            let usable = map.dtype() == DType::Bf16 && map.is_contiguous();
-            if !usable || !map.address("linear", gpu)?.is_multiple_of(16) {
-                return Ok(None);
-            }
+        let whole_packs = [outputs, inputs].iter().all(|&channels| channels > 0 && channels.is_multiple_of(8));
+        let usable = |map: &Tensor| -> Result<bool> {
+            let in_order = map.dtype() == DType::Bf16 && map.is_contiguous();
+            Ok(in_order && map.address("linear", gpu)?.is_multiple_of(16))
+        };
+        if !(bound_by_memory && whole_packs && usable(dy)? && usable(x)?) {
+            return Ok(None);
         }
-        Ok(Some(Self::new(extents)).filter(|tall| bound_by_memory && in_packs && tall.fits(gpu)))
+        let tall = Self::new(extents);
+        Ok((tall.shared() <= gpu.driver().properties().shared_memory).then_some(tall))
     }
 
     /// The division for maps (R, O) and (R, I): R, O and I.
@@ -121,10 +123,6 @@ impl Tall {
         STAGES * ROWS * (self.tile[0] + self.tile[1] + 8) * DType::Bf16.size()
     }
 
-    fn fits(&self, gpu: &Gpu) -> bool {
-        self.shared() <= gpu.driver().properties().shared_memory
-    }
-
     /// dweight (O, I) and dbias (O) from dy (R, O) and x (R, I).
     fn gradients(&self, dy: &Tensor, x: &Tensor, dweight: Out<'_>, dbias: Option<Out<'_>>) -> Result<()> {
         let Self { rows, outputs, inputs, tile, pieces } = *self;
@@ -149,6 +147,7 @@ mod tests {
     use autograd::gradcheck::relative_error;
     use standin::Standin;
     use tensor::Device;
+    use tensor::cuda::Gpu;
     use tensor::cuda::nvidia::compiler::version;
 
     /// Tile and pieces of a weight (O, I) for so many rows.
