@@ -224,7 +224,8 @@ fn a_kernel_of_these() {
         },
         Err(error) => {
             assert!(
-                !["none", "fused", "first_group"].contains(&kernel.as_str()) && error.to_string().contains("launch failure"),
+                !["none", "fused", "first_group"].contains(&kernel.as_str())
+                    && error.to_string().contains("launch failure"),
                 "{error}"
             );
         }

@@ -2,11 +2,15 @@
 //! of weight and bias where they are bound by memory.
 
 use tensor::cuda::elements::sum_rows;
-use tensor::cuda::{Gemm, Matrix, Module, Out};
+use tensor::cuda::{Gemm, Matrix, Module, Out, Tiles};
 use tensor::{DType, Result, Tensor};
 
-pub static KERNELS: Module =
-    Module { name: "linear", source: include_str!("kernel.cu"), headers: &[], kernels: &["linear_backward_weight"] };
+pub static KERNELS: Module = Module {
+    name: "linear",
+    source: include_str!("kernel.cu"),
+    headers: &[],
+    kernels: &["linear_backward_weight", "linear_add_pieces<float|bf16>"],
+};
 
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O) + residual (R, O).
 pub fn forward(
@@ -32,8 +36,8 @@ pub fn backward(dy: &Tensor, x: &Tensor, weight: &Tensor, [dx, dweight, dbias]: 
         Gemm::new("linear", Matrix::plain(dy), Matrix::plain(&weight), [rows, inputs, outputs]).into(dx)?;
     }
     if let Some(dweight) = dweight {
-        if let Some(tall) = Tall::of(dy, x, [rows, outputs, inputs])? {
-            return tall.gradients(dy, x, dweight, dbias);
+        if let Some(tall) = Tall::of([dy, x], [rows, outputs, inputs], &dweight, dbias.as_ref())? {
+            return tall.gradients([dy, x], dweight, dbias);
         }
         Gemm::new("linear", Matrix::transposed(dy), Matrix::plain(x), [outputs, inputs, rows]).into(dweight)?;
     }
@@ -76,19 +80,28 @@ struct Tall {
 }
 
 impl Tall {
-    /// `None` if the kernel cannot take these maps, or if cuBLASLt is better at them.
-    fn of(dy: &Tensor, x: &Tensor, extents: [usize; 3]) -> Result<Option<Self>> {
-        let (gpu, [rows, outputs, inputs]) = (dy.gpu("linear")?, extents);
+    /// `None` if the kernels cannot take these operands, or if cuBLASLt is better at them.
+    fn of(
+        [dy, x]: [&Tensor; 2],
+        extents: [usize; 3],
+        dweight: &Out<'_>,
+        dbias: Option<&Out<'_>>,
+    ) -> Result<Option<Self>> {
+        let (gpu, [rows, outputs, inputs]) = (dweight.gpu(), extents);
         // For each element that is read there are fewer than 96 multiply-adds, of the 150 that tensor cores do while it
         // is read: so it matters that everything is read just once. And there are so many rows that there are enough
         // pieces for all multiprocessors, with little to add up for each.
         let bound_by_memory = outputs * inputs <= 96 * (outputs + inputs) && rows >= 128 * (outputs + inputs);
-        let whole_packs = [outputs, inputs].iter().all(|&channels| channels > 0 && channels.is_multiple_of(8));
-        let usable = |map: &Tensor| -> Result<bool> {
-            let in_order = map.dtype() == DType::Bf16 && map.is_contiguous();
-            Ok(in_order && map.address("linear", gpu)?.is_multiple_of(16))
+        let usable = |map: &Tensor, channels: usize| -> Result<bool> {
+            let whole_packs = channels > 0 && channels.is_multiple_of(8) && map.dtype() == DType::Bf16;
+            let in_order = map.is_contiguous() && map.count() == rows * channels;
+            Ok(whole_packs && in_order && map.address("linear", gpu)?.is_multiple_of(16))
         };
-        if !(bound_by_memory && whole_packs && usable(dy)? && usable(x)?) {
+        let known = |out: &Out<'_>, count| out.count() == count && out.dtype() == dweight.dtype();
+        let outs = dweight.dtype().of_sums() == DType::F32
+            && known(dweight, outputs * inputs)
+            && dbias.is_none_or(|dbias| known(dbias, outputs));
+        if !(bound_by_memory && outs && usable(dy, outputs)? && usable(x, inputs)?) {
             return Ok(None);
         }
         let tall = Self::new(extents);
@@ -124,19 +137,21 @@ impl Tall {
     }
 
     /// dweight (O, I) and dbias (O) from dy (R, O) and x (R, I).
-    fn gradients(&self, dy: &Tensor, x: &Tensor, dweight: Out<'_>, dbias: Option<Out<'_>>) -> Result<()> {
+    fn gradients(&self, [dy, x]: [&Tensor; 2], dweight: Out<'_>, dbias: Option<Out<'_>>) -> Result<()> {
         let Self { rows, outputs, inputs, tile, pieces } = *self;
-        let room = |count: usize| Tensor::empty_on(&dy.device(), [pieces, count], DType::F32);
-        let mut partial = room(outputs * inputs)?;
-        let mut partial_bias = dbias.is_some().then(|| room(outputs)).transpose()?;
+        let weights = outputs * inputs;
+        let columns = weights + dbias.as_ref().map_or(0, Out::count);
+        let mut partial = Tensor::empty_on(&dy.device(), [pieces, columns], DType::F32)?;
         let launch = KERNELS.launch_on(dy, "linear_backward_weight")?.grid([self.tiles(), pieces, 1]);
-        let launch = launch.threads(warps(tile) * 32).shared(self.shared());
-        let launch = launch.input(dy)?.input(x)?.output(&mut partial)?.optional_output(partial_bias.as_mut())?;
+        let launch =
+            launch.threads(warps(tile) * 32).shared(self.shared()).input(dy)?.input(x)?.output(&mut partial)?;
         // SAFETY: the maps have so many rows, and each piece has a place for its sums.
-        unsafe { launch.count(rows).extents([outputs, inputs])?.extents(tile)?.run()? };
-        sum_rows(&partial, [1, pieces, outputs * inputs], dweight)?;
-        let bias = dbias.zip(partial_bias);
-        bias.map_or(Ok(()), |(dbias, partial)| sum_rows(&partial, [1, pieces, outputs], dbias))
+        unsafe { launch.int(dbias.is_some().into()).count(rows).extents([outputs, inputs])?.extents(tile)?.run()? };
+        let tiles = Tiles::new(pieces, columns, DType::F32);
+        let launch = KERNELS.launch(dweight.gpu(), "linear_add_pieces<T>", dweight.dtype())?.blocks(tiles.strips);
+        let launch = launch.input(&partial)?.out(Some(&dweight)).out(dbias.as_ref()).extents([weights])?;
+        // SAFETY: the two have so many elements, of one type: see `of`.
+        unsafe { tiles.describe(launch)?.run() }
     }
 }
 
@@ -144,6 +159,7 @@ impl Tall {
 mod tests {
     use super::*;
     use crate::case::{array, uniform};
+    use crate::check::device::tolerance;
     use autograd::gradcheck::relative_error;
     use standin::Standin;
     use tensor::Device;
@@ -171,27 +187,28 @@ mod tests {
     }
 
     /// The kernel's gradients, stored or added to ones, against those of a product and a sum.
-    fn check([rows, outputs, inputs]: [usize; 3], accumulate: bool) -> Result<()> {
+    fn check([rows, outputs, inputs]: [usize; 3], dtype: DType, accumulate: bool) -> Result<()> {
         let Some(gpu) = Gpu::for_tests(3) else { return Ok(()) };
         let device = Device::Cuda(gpu);
         let map = |columns, stream| uniform([rows, columns], stream).cast(DType::Bf16)?.to_device(&device);
-        let ones = |count| Tensor::full([count], 1.0f32).to_device(&device);
+        let ones = |count| Tensor::full([count], 1.0f32).cast(dtype)?.to_device(&device);
         let (dy, x) = (map(outputs, 1)?, map(inputs, 2)?);
         let [mut dweight, mut expected] = [ones(outputs * inputs)?, ones(outputs * inputs)?];
         let [mut dbias, mut expected_bias] = [ones(outputs)?, ones(outputs)?];
         let product = Gemm::new("linear", Matrix::transposed(&dy), Matrix::plain(&x), [outputs, inputs, rows]);
         product.into(expected.as_out("linear", accumulate)?)?;
         sum_rows(&dy, [1, rows, outputs], expected_bias.as_out("linear", accumulate)?)?;
-        let outs = (dweight.as_out("linear", accumulate)?, dbias.as_out("linear", accumulate)?);
-        Tall::new([rows, outputs, inputs]).gradients(&dy, &x, outs.0, Some(outs.1))?;
+        let tall = Tall::new([rows, outputs, inputs]);
+        let out = dweight.as_out("linear", accumulate)?;
+        tall.gradients([&dy, &x], out, Some(dbias.as_out("linear", accumulate)?))?;
         for (got, expected) in [(&dweight, &expected), (&dbias, &expected_bias)] {
             let error = relative_error(&array(got).data, &array(expected).data);
-            assert!(error < 1e-5, "{rows} rows, {outputs}x{inputs}: {error}");
+            assert!(error < tolerance(dtype), "{rows} rows, {outputs}x{inputs}, {dtype}: {error}");
         }
         // The weight's gradient has the same bits if nobody wants the bias's.
         let mut alone = ones(outputs * inputs)?;
-        Tall::new([rows, outputs, inputs]).gradients(&dy, &x, alone.as_out("linear", accumulate)?, None)?;
-        assert_eq!(alone.to_vec::<f32>()?, dweight.to_vec::<f32>()?);
+        tall.gradients([&dy, &x], alone.as_out("linear", accumulate)?, None)?;
+        assert_eq!(array(&alone).data, array(&dweight).data);
         Ok(())
     }
 
@@ -200,9 +217,10 @@ mod tests {
         for extents in
             [[777, 192, 64], [512, 64, 192], [300, 384, 128], [100, 96, 288], [1000, 72, 40], [49, 8, 8], [1, 16, 24]]
         {
-            check(extents, false).unwrap();
+            check(extents, DType::F32, false).unwrap();
         }
-        check([96, 64, 64], true).unwrap();
+        check([96, 64, 64], DType::F32, true).unwrap();
+        check([600, 64, 64], DType::Bf16, true).unwrap();
     }
 
     #[test]

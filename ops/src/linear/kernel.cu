@@ -3,19 +3,20 @@
 //
 // A block takes a piece of the rows and a tile of the weight, tall x wide. It streams its columns of both maps through
 // shared memory, in stages of ROWS rows, most of which are on their way at any time. Rows are the products' inner axis,
-// so both operands are transposed as they are loaded from there. What a block has summed it writes as partial sums, which
-// another launch adds up.
+// so both operands are transposed as they are loaded from there. What a block has summed it writes as partial sums. There
+// are too many of them for the last block to add up, so that is another launch.
 #include "instructions.cuh"
+#include "rows.cuh"
 
 // As in `cuda.rs`.
 constexpr int ROWS = 48, STAGES = 4;
 constexpr int DOWN = 64, ACROSS = 32; // a warp's part of the tile
 
-// partial (pieces, O, I) = the pieces' products; partial_bias (pieces, O) their sums of dy, unless it is null. blockIdx.x
-// numbers the tiles, blockIdx.y the pieces. O and I are whole packs.
+// partial (pieces, O·I + O) = the products of the pieces, then, if `biased`, their sums of dy. blockIdx.x numbers the
+// tiles, blockIdx.y the pieces. O and I are whole packs.
 __global__ void __launch_bounds__(512, 1)
-    linear_backward_weight(const bf16* dy, const bf16* x, float* partial, float* partial_bias, i64 rows, int outputs,
-                           int inputs, int tall, int wide) {
+    linear_backward_weight(const bf16* dy, const bf16* x, float* partial, int biased, i64 rows, int outputs, int inputs,
+                           int tall, int wide) {
     constexpr int N = Pack<bf16>::size;
     DYNAMIC_SHARED(bf16, shared);
     // One pack more than the columns is an odd number of packs: so the eight rows that a load of a matrix reads lie in
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(512, 1)
 
     // Neighbouring warps differ in their outputs: so those that also sum up dy belong to different schedulers.
     const int warps_down = tall / DOWN, output = warp() % warps_down * DOWN, input = warp() / warps_down * ACROSS;
-    const bool sums_dy = partial_bias && first_input + input == 0;
+    const bool sums_dy = biased && first_input + input == 0;
     const int g = lane() / 4, p = lane() % 4;
     const bf16* left = shared + (lane() / 16 * 8 + lane() % 8) * stride + output + lane() / 8 % 2 * 8;
     const bf16* right = shared + lane() % 16 * stride + tall + input + lane() / 16 * 8;
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(512, 1)
         }
     }
 
-    partial += piece * outputs * inputs;
+    const int weights = outputs * inputs;
+    partial += piece * (weights + (biased ? outputs : 0));
 #pragma unroll
     for (int i = 0; i < DOWN / 16; i++)
 #pragma unroll
@@ -93,6 +95,27 @@ __global__ void __launch_bounds__(512, 1)
                 const Pack<float, 2> pair = {{sums[i][j][2 * side], sums[i][j][2 * side + 1]}};
                 if (at < inputs) store_pack(partial + o * inputs + at, pair, 2);
             }
-            if (sums_dy && p == i / 2) partial_bias[piece * outputs + o] = bias[2 * side + i % 2];
+            if (sums_dy && p == i / 2) partial[weights + o] = bias[2 * side + i % 2];
         }
+}
+
+// dweight (O, I) and dbias (O), if there is one: the sums of partial (pieces, O·I + O) over the pieces.
+template <typename T>
+__global__ void linear_add_pieces(const float* partial, T* dweight, int accumulate, T* dbias, int accumulate_bias,
+                                  int weights, i64 pieces, int columns, int across) {
+    constexpr int N = Pack<float>::size;
+    Tile<float> tile(pieces, columns, across, blockIdx.x);
+    float sums[N] = {};
+    for (i64 piece = tile.row; piece < tile.end; piece += BATCH * tile.step) {
+        Pack<float> batch[BATCH];
+        tile.load(partial, piece, columns, batch);
+#pragma unroll
+        for (int b = 0; b < BATCH; b++)
+#pragma unroll
+            for (int j = 0; j < N; j++) sums[j] += batch[b].at[j]; // zeros beyond the end
+    }
+    const float sum = tile.add_up(sums, across);
+    if (tile.own < 0) return;
+    if (tile.own < weights) put(dweight + tile.own, sum, accumulate);
+    else put(dbias + (tile.own - weights), sum, accumulate_bias);
 }
