@@ -47,6 +47,7 @@ pub fn cases() -> Vec<Case> {
         case("images between whose rows a block ends", [9, 5, 13, 1], [2, 3, 3], [2, 1], false),
         case("several parts of the weight", [1, 2, 3, 97], [130, 2, 3], [2, 1], false),
         case("several blocks of pixels and of taps", [3, 11, 9, 33], [2, 3, 3], [1, 1], true),
+        case("many pixels of few channels", [1, 73, 71, 8], [8, 2, 2], [1, 1], true),
     ]
 }
 

@@ -17,6 +17,7 @@ pub mod cases;
 mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
+pub(crate) mod tall;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};
 use tensor::cpu::packed::{Packed, Right};
