@@ -1,5 +1,5 @@
 //! The GPU's side of [`conv2d`](super::conv2d): matrices of patches (im2col), some images at a time, and matrix
-//! products.
+//! products; and a kernel for the gradient of a weight with few channels, which needs no such matrix.
 
 use super::geometry::Geometry;
 use crate::linear::cuda::backward_weight as backward_product;

@@ -39,8 +39,8 @@ pub struct Tall {
 
 impl Tall {
     /// For maps (R, O) and (R, I), whose extents are R, O and I. `None` unless there are at most `intensity`
-    /// multiply-adds for each element that is read, and so many rows that there are enough pieces for all
-    /// multiprocessors, with little to add up for each; or if kernels cannot take such extents or results.
+    /// multiply-adds for each element that is read, and so many rows that they make enough pieces for all
+    /// multiprocessors, with far fewer partial sums than elements; or if kernels cannot take such extents or results.
     pub fn of(extents: [usize; 3], intensity: usize, dweight: &Out<'_>, dbias: Option<&Out<'_>>) -> Option<Self> {
         let [rows, outputs, inputs] = extents;
         let pays = outputs * inputs <= intensity * (outputs + inputs) && rows >= 128 * (outputs + inputs);
