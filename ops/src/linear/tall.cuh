@@ -25,7 +25,8 @@ struct Rows {
     __device__ __forceinline__ bool exists() const { return true; }
 };
 
-// Starts copying every `step`-th row of a stage from `row` on, or zeros from row `end` on; the stage's first row is `first`.
+// Starts copying every `step`-th row of a stage from `row` on, or zeros from row `end` on. Row 0 of the stage is row
+// `first` of the map.
 template <typename Map>
 __device__ __forceinline__ void copy_rows(Map& map, i64 first, bf16* to, int row, int step, int end, int stride) {
     for (map.go_to(first + row); row < ROWS; row += step) {
