@@ -21,7 +21,7 @@ pub static KERNELS: Module = Module {
 const PATCHES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
 
 /// The most multiply-adds for each element of a patch and of dy with which patches are not written to memory for the
-/// gradient of the weight. Writing and reading them takes longer than a product that is not quite bound by memory loses.
+/// gradient of the weight. Writing and reading them takes longer than a product not quite bound by memory loses.
 const INTENSITY: usize = 128;
 
 /// y (N, HO, WO, O) from x (N, H, W, I), weight (O, I, KH, KW) and bias (O).

@@ -1,5 +1,5 @@
-//! The GPU's side of [`linear`](super::linear): matrix products by cuBLASLt, and the bias; and a kernel for the gradients
-//! of weight and bias where they are bound by memory.
+//! The GPU's side of [`linear`](super::linear): matrix products by cuBLASLt, and the bias; and a kernel for the
+//! gradients of weight and bias where they are bound by memory.
 
 use super::tall::{self, Tall};
 use tensor::cuda::elements::sum_rows;

@@ -3,8 +3,8 @@
 //
 // A block takes a piece of the rows and a tile of the weight, tall x wide. It streams its columns of both maps through
 // shared memory, in stages of ROWS rows, most of which are on their way at any time. Rows are the products' inner axis,
-// so both operands are transposed as they are loaded from there. What a block has summed it writes as partial sums. There
-// are too many of them for the last block to add up, so that is another launch.
+// so both operands are transposed as they are loaded from there. What a block has summed it writes as partial sums.
+// There are too many of them for the last block to add up, so that is another launch.
 #pragma once
 #include "instructions.cuh"
 

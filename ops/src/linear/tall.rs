@@ -13,8 +13,8 @@ const STAGES: usize = 4;
 const WARP: [usize; 2] = [64, 32];
 /// The most warps for which a multiprocessor has registers, and so the largest tile of a weight that a block has.
 const WARPS: usize = 16;
-/// An H200's multiprocessors and the shared memory of each, less what a block takes besides. Constants, because the order
-/// of summation depends on them.
+/// An H200's multiprocessors, the shared memory of each, and what a block takes of it besides its own. Constants,
+/// because the order of summation depends on them.
 const MULTIPROCESSORS: usize = 132;
 const SHARED_MEMORY: usize = 228 << 10;
 const RESERVED: usize = 1 << 10;
