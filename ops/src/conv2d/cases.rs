@@ -54,6 +54,7 @@ pub fn cases() -> Vec<Case> {
         case("64 outputs of single channels", [1, 9, 8, 3], [40, 3, 3], [2, 1], true),
         case("128 outputs of single channels", [1, 3, 4, 13], [88, 2, 1], [1, 0], false),
         case("several blocks of pixels and of taps", [3, 11, 9, 33], [2, 3, 3], [1, 1], true),
+        case("many pixels of few channels", [1, 73, 71, 8], [8, 2, 2], [1, 1], true),
     ]
 }
 

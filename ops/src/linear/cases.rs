@@ -59,6 +59,8 @@ pub fn cases() -> Vec<Case> {
         case("no outputs", &[3], [2, 0], true, true),
         case("a vector", &[], [5, 3], true, false),
         case("more than one thread", &[5, 400], [33, 65], true, true),
+        case("many rows of few channels", &[7, 293], [8, 8], true, false),
+        case("many rows without bias", &[3080], [16, 8], false, false),
     ]
 }
 

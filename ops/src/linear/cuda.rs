@@ -1,8 +1,21 @@
-//! The GPU's side of [`linear`](super::linear): matrix products by cuBLASLt, and the bias.
+//! The GPU's side of [`linear`](super::linear): matrix products by cuBLASLt, and the bias; and a kernel for the
+//! gradients of weight and bias where they are bound by memory.
 
+use super::tall::{self, Tall};
 use tensor::cuda::elements::sum_rows;
-use tensor::cuda::{Gemm, Matrix, Out};
+use tensor::cuda::{Gemm, Matrix, Module, Out};
 use tensor::{Result, Tensor};
+
+pub static KERNELS: Module = Module {
+    name: "linear",
+    source: include_str!("kernel.cu"),
+    headers: &[tall::HEADER],
+    kernels: &["linear_backward_weight", "linear_add_pieces<float|bf16>"],
+};
+
+/// The most multiply-adds for each element that is read with which our kernel is used: tensor cores do about 150 while
+/// memory delivers one, so with fewer it matters that every element is read just once.
+const INTENSITY: usize = 96;
 
 /// y (R, O) = x (R, I) · weight (O, I)ᵀ + bias (O) + residual (R, O).
 pub fn forward(
@@ -27,10 +40,38 @@ pub fn backward(dy: &Tensor, x: &Tensor, weight: &Tensor, [dx, dweight, dbias]: 
         let weight = weight.cast(dy.dtype())?;
         Gemm::new("linear", Matrix::plain(dy), Matrix::plain(&weight), [rows, inputs, outputs]).into(dx)?;
     }
-    if let Some(dweight) = dweight {
-        Gemm::new("linear", Matrix::transposed(dy), Matrix::plain(x), [outputs, inputs, rows]).into(dweight)?;
+    match dweight {
+        Some(dweight) => backward_weight([dy, x], [rows, outputs, inputs], dweight, dbias),
+        None => dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias)),
     }
+}
+
+/// dweight (O, I) and dbias (O) from dy (R, O) and x (R, I); `extents` are R, O and I.
+pub fn backward_weight(
+    [dy, x]: [&Tensor; 2],
+    extents: [usize; 3],
+    dweight: Out<'_>,
+    dbias: Option<Out<'_>>,
+) -> Result<()> {
+    let [rows, outputs, inputs] = extents;
+    if let Some(tall) = Tall::of(extents, INTENSITY, &dweight, dbias.as_ref())
+        && tall::in_packs(dy, rows * outputs)?
+        && tall::in_packs(x, rows * inputs)?
+    {
+        return multiply(&tall, [dy, x], dweight, dbias);
+    }
+    Gemm::new("linear", Matrix::transposed(dy), Matrix::plain(x), [outputs, inputs, rows]).into(dweight)?;
     dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias))
+}
+
+/// The same by our kernels. The maps are [in packs](tall::in_packs).
+pub(super) fn multiply(tall: &Tall, [dy, x]: [&Tensor; 2], dweight: Out<'_>, dbias: Option<Out<'_>>) -> Result<()> {
+    let mut partial = tall.partial(dy, dbias.is_some())?;
+    let launch = KERNELS.launch_on(dy, "linear_backward_weight")?.input(dy)?.input(x)?;
+    let launch = launch.output(&mut partial)?.int(dbias.is_some().into());
+    // SAFETY: the maps have the extents that `tall` describes.
+    unsafe { tall.describe(launch)?.run()? };
+    tall.add_up(&partial, dweight, dbias)
 }
 
 /// The number of rows R, from x (R, I) or from the `count` elements of y (R, O), as one of the two may have no columns.

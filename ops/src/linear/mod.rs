@@ -17,13 +17,14 @@ pub mod cases;
 mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
+pub(crate) mod tall;
 
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};
 use tensor::cpu::packed::{Packed, Right};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Shape, Tensor, match_factor};
 
-pub(crate) const MODULE: Option<&Module> = None;
+pub(crate) const MODULE: Option<&Module> = Some(&cuda::KERNELS);
 pub(crate) const SUMMARY: &str = "x·Wᵀ + b over the last axis";
 
 /// x (..., I) times W (O, I) transposed, plus b (O) if there is one: (..., O).

@@ -1,7 +1,8 @@
 // Matrices of patches (im2col): row (n, i, j) of `patches` (N·HO·WO, P) holds what output pixel (i, j) sees of image n
 // of x (N, H, W, I), with zeros for the padding p around the image. P is KH·KW·I, padded with zeros so that every row
-// is aligned to packs: matrix products read other rows slowly. In bf16 most convolutions need none: tensor_cores.cuh.
-
+// is aligned to packs: matrix products read other rows slowly. In bf16 most convolutions need none: tensor_cores.cuh, and
+// for gradients of weights tall.cuh.
+#include "tall.cuh"
 #include "tensor_cores.cuh"
 
 // patches[n, i, j][a, b, c] = x[n, i·s + a − p, j·s + b − p, c]: one block per row of output pixels. Each row of the
@@ -63,4 +64,45 @@ __global__ void conv2d_gather(const T* dpatches, T* dx, int accumulate, int heig
         }
         put_pack(dx + i64(pixel) * inputs + c, sums, inputs - c, accumulate);
     }
+}
+
+// A thread's column of the matrix of patches, as `tall::Rows`: eight channels that a tap sees, which lie together in x.
+struct Patches {
+    const bf16* from; // these channels of the first pixel of x
+    int height, width, inputs, out_height, out_width, stride; // as above
+    int a, b; // where the tap is, from the first pixel that output pixel (0, 0) would see without padding
+    const bf16* at;
+    int image, i, j; // the output pixel
+    bool inside;     // its row is
+
+    __device__ __forceinline__ void go_to(i64 row) {
+        const int line = int(row) / out_width;
+        j = int(row) - line * out_width, image = line / out_height, i = line - image * out_height;
+        find();
+    }
+    __device__ __forceinline__ void skip(int rows) {
+        j += rows, at += rows * stride * inputs;
+        if (j < out_width) return;
+        for (; j >= out_width; j -= out_width)
+            if (++i == out_height) i = 0, image++;
+        find();
+    }
+    __device__ __forceinline__ void find() {
+        const int row = i * stride + a;
+        inside = row >= 0 && row < height;
+        at = from + ((i64(image) * height + row) * width + j * stride + b) * inputs;
+    }
+    __device__ __forceinline__ bool exists() const { return inside && j * stride + b >= 0 && j * stride + b < width; }
+};
+
+// The partial sums of dyᵀ·patches, with patches as above, whose packs are copied from x itself: see `tall::multiply`.
+__global__ void __launch_bounds__(tall::MOST_THREADS, 1)
+    conv2d_backward_weight(const bf16* dy, const bf16* x, float* partial, i64 rows, int outputs, int patch, int tall,
+                           int wide, int height, int width, int inputs, int across, int out_height, int out_width,
+                           int stride, int padding) {
+    auto column = [&](int c) {
+        const int tap = c / inputs, a = tap / across, b = tap % across;
+        return Patches{x + c % inputs, height, width, inputs, out_height, out_width, stride, a - padding, b - padding};
+    };
+    tall::multiply(dy, column, partial, false, rows, outputs, patch, tall, wide);
 }

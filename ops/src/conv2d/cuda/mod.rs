@@ -1,9 +1,12 @@
 //! The GPU's side of [`conv2d`](super::conv2d): matrices of patches (im2col), some images at a time, and matrix
-//! products; in bf16 [on tensor cores](tensor_cores) without such matrices, unless there are many output channels.
+//! products; in bf16 kernels without such matrices, [on tensor cores](tensor_cores) unless there are many output channels,
+//! and for the gradient of a weight with few channels.
 
 mod tensor_cores;
 
 use super::geometry::Geometry;
+use crate::linear::cuda::backward_weight as backward_product;
+use crate::linear::tall::{self, Tall};
 use std::ops::Range;
 use tensor::cuda::elements::{put, put_within, sum_rows};
 use tensor::cuda::{Gemm, Matrix, Module, Out};
@@ -13,13 +16,22 @@ use tensor_cores::Direct;
 pub static KERNELS: Module = Module {
     name: "conv2d",
     source: include_str!("kernel.cu"),
-    headers: &[("tensor_cores.cuh", include_str!("tensor_cores.cuh"))],
-    kernels: &["conv2d_patches<T>", "conv2d_gather<T>", "conv2d_on_tensor_cores<32|64|128, false|true>"],
+    headers: &[tall::HEADER, ("tensor_cores.cuh", include_str!("tensor_cores.cuh"))],
+    kernels: &[
+        "conv2d_patches<T>",
+        "conv2d_gather<T>",
+        "conv2d_on_tensor_cores<32|64|128, false|true>",
+        "conv2d_backward_weight",
+    ],
 };
 
 /// The maximum bytes of a matrix of patches, unless a single image needs more. In this crate's own tests it is so small
 /// that the images take several matrices.
 const PATCHES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
+
+/// The most multiply-adds for each element of a patch and of dy with which patches are not written to memory for the
+/// gradient of the weight. Writing and reading them takes longer than a product not quite bound by memory loses.
+const INTENSITY: usize = 128;
 
 /// y (N, HO, WO, O) from x (N, H, W, I), weight (O, I, KH, KW) and bias (O).
 pub fn forward(g: &Geometry, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
@@ -82,14 +94,33 @@ fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -
 fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>) -> Result<()> {
     let ([down, across], outputs, row) = (g.kernel, g.outputs, row(g, x.dtype()));
     let mut sums = Tensor::zeros_on(&x.device(), [outputs, row], dweight.dtype())?;
-    for images in chunks(g, x.dtype()) {
-        let (upstream, patches) = (part(dy, &images)?, patches(g, x, images.clone())?);
-        let extents = [outputs, row, pixels(g, &images).len()];
-        let product = Gemm::new("conv2d", Matrix::transposed(&upstream), Matrix::plain(&patches), extents);
-        product.into(sums.as_out("conv2d", true)?)?;
+    let tall = Tall::of([g.pixels(), outputs, row], INTENSITY, &sums.as_out("conv2d", true)?, None);
+    // A pack of a patch is one of x if it has whole packs; the kernel counts pixels in an `int`.
+    let in_place = g.inputs.is_multiple_of(8) && i32::try_from(g.pixels()).is_ok();
+    match tall.filter(|_| in_place) {
+        Some(tall) if tall::in_packs(dy, dy.count())? && tall::in_packs(x, x.count())? => {
+            multiply_in_place(&tall, g, [dy, x], sums.as_out("conv2d", false)?)?;
+        }
+        _ => {
+            for images in chunks(g, x.dtype()) {
+                let (upstream, patches) = (part(dy, &images)?, patches(g, x, images.clone())?);
+                let extents = [pixels(g, &images).len(), outputs, row];
+                backward_product([&upstream, &patches], extents, sums.as_out("conv2d", true)?, None)?;
+            }
+        }
     }
     let sums = sums.slice(1, 0..g.patch())?.contiguous()?.reshape([outputs, down, across, g.inputs])?;
     put(dweight, &sums.permute(&[0, 3, 1, 2])?.contiguous()?)
+}
+
+/// dyᵀ·patches (O, P), of patches whose packs are copied from x itself.
+fn multiply_in_place(tall: &Tall, g: &Geometry, [dy, x]: [&Tensor; 2], sums: Out<'_>) -> Result<()> {
+    let mut partial = tall.partial(dy, false)?;
+    let launch = KERNELS.launch_on(dy, "conv2d_backward_weight")?.input(dy)?.input(x)?.output(&mut partial)?;
+    let launch = tall.describe(launch)?.extents(g.input)?.extents([g.inputs, g.kernel[1]])?;
+    // SAFETY: the maps have the extents of the convolution, and the patches those that `tall` describes.
+    unsafe { launch.extents(g.output)?.extents([g.stride, g.padding])?.run()? };
+    tall.add_up(&partial, sums, None)
 }
 
 /// The ranges of images whose patches form one matrix each; without images, a single empty range.
@@ -142,10 +173,14 @@ fn reorder(g: &Geometry, weight: &Tensor, dtype: DType) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::case::{array, uniform};
     use crate::check::device::{parity, tolerance};
+    use autograd::gradcheck::relative_error;
+    use standin::Standin;
     use tensor::Device;
     use tensor::cpu::isa::unlimited;
     use tensor::cuda::Gpu;
+    use tensor::cuda::nvidia::compiler::version;
 
     #[test]
     fn images_in_several_matrices_of_patches() {
@@ -159,5 +194,38 @@ mod tests {
                 assert!(found.value.max(found.gradient) <= tolerance(dtype), "{} {dtype}: {found:?}", case.name);
             }
         }
+    }
+
+    #[test]
+    fn the_weights_gradient_without_a_matrix_of_patches() {
+        let Some(gpu) = Gpu::for_tests(9) else { return };
+        let device = Device::Cuda(gpu);
+        let map =
+            |shape: [usize; 4], stream| uniform(shape, stream).cast(DType::Bf16).unwrap().to_device(&device).unwrap();
+        for ([images, height, width, inputs], outputs, kernel, [stride, padding]) in [
+            ([2, 9, 7, 8], 16, [3, 3], [2, 1]),
+            ([1, 40, 23, 16], 72, [3, 3], [1, 1]),
+            ([3, 5, 4, 8], 8, [5, 2], [3, 2]),
+            ([9, 2, 1, 8], 8, [2, 1], [1, 0]),
+        ] {
+            let output = [(height, kernel[0]), (width, kernel[1])]
+                .map(|(extent, taps): (usize, usize)| (extent + 2 * padding - taps) / stride + 1);
+            let g = Geometry { images, input: [height, width], inputs, kernel, output, outputs, stride, padding };
+            let (x, dy) = (map([images, height, width, inputs], 1), map([images, output[0], output[1], outputs], 2));
+            let sums = || Tensor::zeros_on(&device, [outputs, g.patch()], DType::F32).unwrap();
+            let (mut got, mut expected) = (sums(), sums());
+            let extents = [g.pixels(), outputs, g.patch()];
+            multiply_in_place(&Tall::new(extents), &g, [&dy, &x], got.as_out("conv2d", false).unwrap()).unwrap();
+            let patches = patches(&g, &x, 0..images).unwrap();
+            backward_product([&dy, &patches], extents, expected.as_out("conv2d", false).unwrap(), None).unwrap();
+            let error = relative_error(&array(&got).data, &array(&expected).data);
+            assert!(error < tolerance(DType::F32), "{g:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn in_ptx() {
+        let standin = Standin::in_ptx(version());
+        standin.into_iter().for_each(|standin| _ = standin.repeat(&["without_a_matrix_of_patches"], &[]));
     }
 }
