@@ -2,17 +2,12 @@
 // with all keys, where keys that are not routed get a weight of zero. With regions of a few tokens that is about as fast
 // forward as in `tensor_cores.cuh`, which looks up where the keys of each region lie and leaves half of its products
 // empty, and takes a quarter less time backward. (Zero times NaN is NaN: one among a head's values reaches all of its
-// queries.)
-//
-// A warp owns rows: 16 queries, or (for their own gradients) keys, a tile. It iterates over the others in steps of 16,
-// which are columns: S = Q·Kᵀ comes out laid out as the left operand of P·V. A lane has rows lane / 4 and lane / 4 + 8
-// of a tile, its two `halves`, and of each group of eight columns, two a step, columns 2p and 2p + 1 (p = lane % 4).
+// queries.) A warp owns rows: 16 queries, or (for their own gradients) keys, a tile.
 
 #pragma once
-#include "tiles.cuh"
+#include "own_rows.cuh"
 
 constexpr int MASKED_THREADS = 256; // for 256 tokens: a warp owns two tiles of them
-constexpr int STEP = 16;
 
 // Regions of a head's map that are routed to each other. They have 2ˢ tokens, two to sixteen, so that a lane's two
 // neighbouring columns lie in the same one.
@@ -46,8 +41,6 @@ struct Routing {
         return row < g.tokens() ? words[(row >> shift) * 4 + lane() % 4] : 0;
     }
 };
-
-__device__ __forceinline__ int own_row(int tile, int half) { return tile * 16 + half * 8 + lane() / 4; }
 
 // Starts the copies of N maps of a head's channels to shared memory: all tokens, region after region, and zeros up to
 // `rows`.
@@ -87,97 +80,6 @@ __device__ __forceinline__ void put(const Geometry& g, const Rows<D> (&from)[N],
             *there = own;
         }
     }
-}
-
-// Rows first, first + 1, ... of a map as left operands.
-template <int D, int TILES>
-struct Own {
-    u32 at[TILES][PARTS<D>][4];
-
-    __device__ __forceinline__ Own(Rows<D> map, int first) {
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++)
-#pragma unroll
-            for (int part = 0; part < PARTS<D>; part++)
-                load_matrices(at[tile][part], map.row(first + tile * 16 + lane() % 16).at(part * 16 + lane() / 16 * 8));
-    }
-};
-
-// Row `from + i` of a map, where `from` is a multiple of the swizzle's period, so that only the data move on with it.
-template <int D>
-__device__ __forceinline__ Row moved(Rows<D> map, int from, int i) {
-    const Row row = map.row(i);
-    return {row.data + from * PADDED<D>, row.turn};
-}
-
-// products (tiles of 16 rows, two groups of 8 columns) = own·othersᵀ, for the others from `from` on.
-template <int D, int TILES>
-__device__ __forceinline__ void multiply_step(float (&products)[TILES][2][4], const Own<D, TILES>& own, Rows<D> others, int from) {
-    const Row row = moved(others, from, lane() / 16 * 8 + lane() % 8);
-#pragma unroll
-    for (int part = 0; part < PARTS<D>; part++) {
-        u32 right[4];
-        load_matrices(right, row.at(part * 16 + lane() / 8 % 2 * 8));
-#pragma unroll
-        for (int i = 0; i < 2 * TILES; i++) {
-            float(&to)[4] = products[i / 2][i % 2];
-            const u32 own_right[2] = {right[i % 2 * 2], right[i % 2 * 2 + 1]};
-            if (part == 0) multiply(to, own.at[i / 2][0], own_right);
-            else multiply_add(to, own.at[i / 2][part], own_right);
-        }
-    }
-}
-
-// Weights (tiles of 16 rows, two groups of 8 columns) as left operands.
-template <int TILES>
-__device__ __forceinline__ void pack(u32 (&left)[TILES][4], const float (&weights)[TILES][2][4]) {
-#pragma unroll
-    for (int i = 0; i < 4 * TILES; i++) {
-        const float* pair = weights[i / 4][i / 2 % 2] + i % 2 * 2;
-        left[i / 4][i % 4] = pack_bf16(pair[0], pair[1]);
-    }
-}
-
-// sums (tiles of 16 rows, D channels) += weights·others.
-template <int D, int TILES>
-__device__ __forceinline__ void add_step(float (&sums)[TILES][2 * PARTS<D>][4], const u32 (&weights)[TILES][4], Rows<D> others,
-                                         int from) {
-    const Row row = moved(others, from, lane() % 16);
-#pragma unroll
-    for (int part = 0; part < PARTS<D>; part++) {
-        u32 right[4];
-        load_transposed(right, row.at(part * 16 + lane() / 16 * 8));
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            multiply_add(sums[tile][2 * part], weights[tile], {right[0], right[1]});
-            multiply_add(sums[tile][2 * part + 1], weights[tile], {right[2], right[3]});
-        }
-    }
-}
-
-// Rounds a tile's sums, times a factor for each half, and stores them into rows of a map in shared memory.
-template <int D>
-__device__ __forceinline__ void keep(Rows<D> map, int first, const float (&sums)[2 * PARTS<D>][4], const float (&factors)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const Row row = map.row(first + own_row(0, half));
-#pragma unroll
-        for (int group = 0; group < 2 * PARTS<D>; group++) {
-            const float* pair = sums[group] + half * 2;
-            *reinterpret_cast<u32*>(row.at(group * 8 + lane() % 4 * 2)) =
-                pack_bf16(pair[0] * factors[half], pair[1] * factors[half]);
-        }
-    }
-}
-
-// The sum, or the largest, of a row: over the lanes that hold its columns.
-__device__ __forceinline__ float row_sum(float x) {
-    for (int step = 1; step < 4; step *= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-__device__ __forceinline__ float row_max(float x) {
-    for (int step = 1; step < 4; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-    return x;
 }
 
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh. S is computed twice, first to find each row's

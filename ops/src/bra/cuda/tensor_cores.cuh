@@ -11,7 +11,7 @@
 // after another.
 
 #pragma once
-#include "tiles.cuh"
+#include "own_rows.cuh"
 
 // The state of one warp's queries while it iterates over their keys.
 template <int D, int GROUPS>
@@ -315,8 +315,8 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
         for (int part = 0; part < 2 * PARTS<D>; part++)
 #pragma unroll
             for (int i = 0; i < 4; i++) dkeys[part][i] *= scale;
-        store_rows<D>(dkeys, dqkv + qk_dim, row, count, accumulate, key);
-        store_rows<D>(dvalues, dqkv + 2 * qk_dim, row, count, accumulate, key);
+        store_rows(dkeys, D / 8, dqkv + qk_dim, row, count, accumulate, key);
+        store_rows(dvalues, D / 8, dqkv + 2 * qk_dim, row, count, accumulate, key);
     });
 }
 

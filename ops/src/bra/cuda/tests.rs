@@ -24,11 +24,20 @@ fn geometries(dim: usize) -> Vec<Geometry> {
         geometry([7, 7], [1, 1], 1, 1),
         geometry([9, 10], [1, 1], 1, 1),
         geometry([6, 18], [1, 2], 2, 1),
+        geometry([8, 24], [1, 3], 1, 2),
+        geometry([15, 7], [3, 1], 1, 1),
         geometry([8, 6], [4, 6], 7, 1),
         geometry([8, 8], [4, 2], 2, 2),
         geometry([14, 14], [7, 7], 16, 1),
         geometry([16, 16], [8, 8], 16, 1),
     ]
+}
+
+/// How attention is computed: with the kernels of `tensor_cores.cuh`, perhaps with one for the backward pass, or masked.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Gathered(Form, Option<Single>),
+    Masked(Masked),
 }
 
 #[test]
@@ -72,26 +81,30 @@ fn every_form_agrees_with_the_cpu() {
             let (starts, entries) = invert(g, &routes).unwrap();
             let forms =
                 [(1, false), (1, true), (2, false), (2, true)].map(|(groups, resident)| Form { dim, groups, resident });
-            // Without a form: masked.
+            let single = Single::of(g, dim).map(|single| Way::Gathered(forms[0], Some(single)));
             let masked = Masked { dim };
-            let suits = Masked::suits(g) && masked.fits(&gpu, g);
-            for form in forms.into_iter().map(Some).chain(suits.then_some(None)) {
+            let masked = (Masked::suits(g) && masked.fits(&gpu, g)).then_some(Way::Masked(masked));
+            let gathered = forms.map(|form| Way::Gathered(form, None));
+            for way in gathered.into_iter().chain(single).chain(masked) {
                 let empty = |like: &Tensor, dtype| Tensor::empty_on(&device, like.shape().clone(), dtype).unwrap();
                 let (mut got, mut got_lse) = (empty(&out, DType::Bf16), empty(&lse, DType::F32));
-                match form {
-                    Some(form) => form.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap(),
-                    None => masked.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap(),
+                match way {
+                    Way::Gathered(form, _) => form.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap(),
+                    Way::Masked(masked) => masked.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap(),
                 }
                 let (mut got_dqkv, mut delta) = (empty(&dqkv, DType::Bf16), empty(&lse, DType::F32));
                 let given = Given { qkv: &qkv, routes: &routes, scale, lse: &got_lse, dout: &dout };
                 for accumulate in [false, true] {
                     let place = got_dqkv.as_out("test", accumulate).unwrap();
-                    match form {
-                        Some(form) => {
+                    match way {
+                        Way::Gathered(form, None) => {
                             form.backward_queries(g, &given, &place, &mut delta).unwrap();
                             form.backward_keys(g, &given, [&starts, &entries, &delta], &place).unwrap();
                         }
-                        None => masked.backward(g, &given, &place).unwrap(),
+                        Way::Gathered(_, Some(single)) => {
+                            single.backward(g, &given, [&starts, &entries], &place).unwrap()
+                        }
+                        Way::Masked(masked) => masked.backward(g, &given, &place).unwrap(),
                     }
                     let times = if accumulate { 2.0 } else { 1.0 };
                     let expected: Vec<f64> = dqkv.to_vec::<f64>().unwrap().iter().map(|x| times * x).collect();
@@ -103,7 +116,7 @@ fn every_form_agrees_with_the_cpu() {
                         error(&got_lse, &lse.to_vec::<f64>().unwrap()),
                         error(&got_dqkv, &expected),
                     ];
-                    let named = format!("{dim} channels, {form:?}, {g:?}: {errors:?}");
+                    let named = format!("{dim} channels, {way:?}, {g:?}: {errors:?}");
                     assert!(errors[0] < 1e-2 && errors[1] < 1e-5 && errors[2] < 1e-2, "{named}");
                 }
             }
