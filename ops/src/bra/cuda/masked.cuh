@@ -69,15 +69,8 @@ __device__ __forceinline__ void put(const Geometry& g, const Rows<D> (&from)[N],
         const i64 place = i64(g.pixel_of(token)) * stride + channel;
 #pragma unroll
         for (int map = 0; map < N; map++) {
-            Pack<u32> own = *reinterpret_cast<const Pack<u32>*>(from[map].row(token).at(channel));
-            Pack<u32>* there = reinterpret_cast<Pack<u32>*>(to[map] + place);
-            if (accumulate) {
-                const Pack<u32> old = *there;
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    own.at[j] = add_pairs(old.at[j], own.at[j]);
-            }
-            *there = own;
+            const Pack<u32> own = *reinterpret_cast<const Pack<u32>*>(from[map].row(token).at(channel));
+            put_pairs(to[map] + place, own, accumulate);
         }
     }
 }
@@ -150,7 +143,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 4)
             if (lane() % 4 == 0) logarithms[first + own_row(0, half)] = (largest[half] + log2_fast(total)) * LN_2;
         }
         __syncwarp(); // only now has every lane read these queries; nobody else does
-        keep<D>(queries, first, sums[0], inverse);
+        keep(queries, first, sums[0], inverse);
     }
     __syncthreads();
     put<D, 1>(g, {queries}, tokens, {out}, v_dim, 0);
@@ -241,7 +234,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 1 : 2)
             add_step(gradients, packed, keys, from);
         }
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) keep<D>(dqueries, first + tile * 16, gradients[tile], {scale, scale});
+        for (int tile = 0; tile < TILES; tile++) keep(dqueries, first + tile * 16, gradients[tile], {scale, scale});
     }
     __syncthreads();
 
@@ -276,8 +269,8 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 1 : 2)
             add_step(dkeys, packed, queries, from);
         }
         __syncwarp(); // as above
-        keep<D>(keys, first, dkeys[0], {scale, scale});
-        keep<D>(values, first, dvalues[0], {1, 1});
+        keep(keys, first, dkeys[0], {scale, scale});
+        keep(values, first, dvalues[0], {1, 1});
     }
     __syncthreads();
     put<D, 3>(g, {dqueries, keys, values}, tokens, {dqkv, dqkv + qk_dim, dqkv + 2 * qk_dim}, row, accumulate);

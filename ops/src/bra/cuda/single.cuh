@@ -6,114 +6,134 @@
 #pragma once
 #include "own_rows.cuh"
 
-constexpr int SINGLE_THREADS = 256; // two warps for each of the tile's 16 queries, or keys
+constexpr int SINGLE_THREADS = 128; // a warp for each 16 tokens of a tile; four blocks a multiprocessor with 32 channels
 
 // dqkv, all of it, as `attend_backward_masked`. A block has the keys of a region and a head of an image, and iterates over
-// the regions that are routed to it, whose queries are copied while it works on those before. A warp has 16 of the
-// queries and half of the keys: P and dS are shared in memory, because dK and dV are sums over queries.
+// the regions that are routed to it, whose queries are copied while it works on those before. First a warp owns 16 of the
+// queries; then 16 of the keys, for which P and dS are exchanged through shared memory.
 template <int D>
-__global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 3)
+__global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
     attend_backward_single(const bf16* qkv, const u32* starts, const u32* entries, float scale, const float* lse,
                            const bf16* dout, bf16* dqkv, int accumulate, GEOMETRY) {
-    constexpr int OF_WARP = TILE / STEP / 2; // steps: half of the keys
+    constexpr int OF_SQUARE = TILE * PaddedRows<TILE>::STRIDE, OF_MAP = TILE * PaddedRows<D>::STRIDE;
     const Geometry g = THE_GEOMETRY;
-    const i64 image = blockIdx.z, head = blockIdx.y;
-    const int region = blockIdx.x, row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.region_tokens;
-    qkv += image * g.tokens() * row + head * D, dqkv += image * g.tokens() * row + head * D;
-    dout += image * g.tokens() * v_dim + head * D;
-    lse += (image * heads + head) * g.tokens();
+    const int region = blockIdx.x, head = blockIdx.y, image = blockIdx.z;
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.region_tokens;
+    const int all = g.tokens(); // of an image; its elements are counted with an int
     starts += image * (g.regions() + 1) + region;
     const u32* routed = entries + image * g.regions() + starts[0];
     const int arriving = starts[1] - starts[0];
+    qkv += i64(image) * (all * row) + head * D, dqkv += i64(image) * (all * row) + head * D;
+    dout += i64(image) * (all * v_dim) + head * D;
+    lse += i64(image) * (all * heads) + head * all;
     DYNAMIC_SHARED(bf16, shared);
-    const Rows<TILE> weights = {shared}, slopes = {shared + TILE * TILE}; // P and dS: (queries, keys)
-    bf16* const maps = shared + 2 * TILE * TILE;                         // three pairs, the second and third in turn
-    __shared__ float parts_of_delta[2][TILE];
-    const int first = warp() % 4 * 16, side = warp() / 4; // the warp's rows, and which half of the columns
-    auto query = [&](int i, int token) { return g.pixel(routed[i], token); };
-    auto pair_of = [&](int i) {
-        return Pair<D, false>(g, maps + (1 + i % 2) * 2 * TILE * PADDED<D>, qkv, row, dout, v_dim);
+    const PaddedRows<TILE> weights = {shared}, slopes = {shared + OF_SQUARE}; // P and dS: (queries, keys)
+    const PaddedRows<D> keys = {slopes.data + OF_SQUARE}, values = {keys.data + OF_MAP};
+    auto maps = [&](int i) { return PaddedRows<D>{values.data + (1 + i) * OF_MAP}; }; // two of queries and dO, in turn
+
+    // A lane copies every fourth piece of its two rows.
+    const int first = warp() * 16, piece = lane() % 4 * 8, tokens_left = tokens - first;
+    const PixelsOfRows after_corner = find_rows(tokens_left, [&](int token) { return g.after_corner(first + token); });
+    auto pixels_in = [&](int region) {
+        const int corner = g.corner(region);
+        return PixelsOfRows{{corner + after_corner.of_half[0], corner + after_corner.of_half[1]}};
     };
-    float coming[2]; // log₂ of the denominators, of the queries that are being copied
-    auto ask_for_queries = [&](int i) {
-        pair_of(i).ask_for(TILE, tokens, [&](int token) { return query(i, token); });
+    // Where a piece of a row lies in a padded map.
+    auto spot = [&](int half, int channel) { return (first + own_row(0, half)) * PaddedRows<D>::STRIDE + channel; };
+    auto ask_for = [&](PaddedRows<D> to, const bf16* map, int stride, const PixelsOfRows& pixels) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int token = first + own_row(0, half);
-            const float own = lse[query(i, min(token, tokens - 1))] * LOG2_E;
-            coming[half] = token < tokens ? own : INFINITY;
+        for (int i = 0; i < PARTS<D>; i++) {
+            const int half = i % 2, channel = i / 2 * 32 + piece;
+            copy_async(to.data + spot(half, channel), map + (pixels.of_half[half] * stride + channel),
+                       own_row(0, half) < tokens_left && channel < D);
         }
     };
-    Pair<D, false> held(g, maps, qkv + qk_dim, row, qkv + 2 * qk_dim, row);
+    PixelsOfRows coming;
+    float logarithms[2]; // lse of these rows
+    auto ask_for_queries = [&](int i) {
+        coming = pixels_in(routed[i]);
+        ask_for(maps(i % 2 * 2), qkv, row, coming);
+        ask_for(maps(i % 2 * 2 + 1), dout, v_dim, coming);
+#pragma unroll
+        for (int half = 0; half < 2; half++) logarithms[half] = lse[coming.of_half[half]];
+    };
     if (arriving) {
-        held.ask_for(TILE, tokens, [&](int token) { return g.pixel(region, token); });
+        const PixelsOfRows pixels = pixels_in(region);
+        ask_for(keys, qkv + qk_dim, row, pixels);
+        ask_for(values, qkv + 2 * qk_dim, row, pixels);
         ask_for_queries(0);
     }
-    float sums[1][2 * PARTS<D>][4] = {}; // of 16 keys: dV if side is 0, dK if it is 1
+    float dkeys[1][2 * PARTS<D>][4] = {}, dvalues[1][2 * PARTS<D>][4] = {};
     for (int i = 0; i < arriving; i++) {
-        held.wait(); // also until no warp reads what is about to be overwritten
-        const Pair<D, false> own = pair_of(i);
-        const float denominators[2] = {coming[0], coming[1]};
+        const PaddedRows<D> queries = maps(i % 2 * 2), upstream = maps(i % 2 * 2 + 1);
+        const PixelsOfRows pixels = coming;
+        float denominators[2], delta[2] = {};
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            denominators[half] = own_row(0, half) < tokens_left ? logarithms[half] * LOG2_E : INFINITY;
+        wait_for_copies();
+        __syncthreads(); // nor does any warp read what is overwritten next
         if (i + 1 < arriving) ask_for_queries(i + 1);
-        float p[OF_WARP][1][2][4], ds[OF_WARP][1][2][4], delta[2] = {};
-        {
-            const Own<D, 1> queries(own.first, first), upstream(own.second, first);
+
+        float p[STEPS][1][2][4], ds[STEPS][1][2][4];
+        const Own<D, 1> own_queries(queries, first), own_upstream(upstream, first);
 #pragma unroll
-            for (int step = 0; step < OF_WARP; step++) {
-                const int from = (side * OF_WARP + step) * STEP;
-                multiply_step(p[step], queries, held.first, from);
-                multiply_step(ds[step], upstream, held.second, from);
-            }
+        for (int step = 0; step < STEPS; step++) {
+            multiply_step(p[step], own_queries, keys, step * STEP);
+            multiply_step(ds[step], own_upstream, values, step * STEP);
+        }
+        if (tokens < TILE) {
+#pragma unroll
+            for (int j = 0; j < 8 * STEPS; j++)
+                if (j / 4 * 8 + int(lane()) % 4 * 2 + j % 2 >= tokens) p[j / 8][0][j / 4 % 2][j % 4] = -INFINITY;
         }
 #pragma unroll
-        for (int j = 0; j < 8 * OF_WARP; j++) {
-            const int step = j / 8, group = j / 4 % 2, half = j / 2 % 2;
-            const int key = (side * OF_WARP + step) * STEP + group * 8 + lane() % 4 * 2 + j % 2;
-            float& weight = p[step][0][group][j % 4];
-            weight = exp2_fast(weight * (scale * LOG2_E) - denominators[half]);
-            if (key >= tokens) weight = 0;
-            delta[half] += weight * ds[step][0][group][j % 4];
+        for (int j = 0; j < 8 * STEPS; j++) {
+            float& weight = p[j / 8][0][j / 4 % 2][j % 4];
+            weight = exp2_fast(weight * (scale * LOG2_E) - denominators[j / 2 % 2]);
+            delta[j / 2 % 2] += weight * ds[j / 8][0][j / 4 % 2][j % 4];
         }
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            delta[half] = row_sum(delta[half]);
-            if (lane() % 4 == 0) parts_of_delta[side][first + own_row(0, half)] = delta[half];
-        }
-        __syncthreads();
+        for (int half = 0; half < 2; half++) delta[half] = row_sum(delta[half]) * scale;
+        u32 left[STEPS][1][4];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int token = first + own_row(0, half);
-            delta[half] = parts_of_delta[0][token] + parts_of_delta[1][token];
-        }
-#pragma unroll
-        for (int step = 0; step < OF_WARP; step++) {
+        for (int step = 0; step < STEPS; step++) {
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 float& slope = ds[step][0][j / 4][j % 4];
-                slope = p[step][0][j / 4][j % 4] * (slope - delta[j / 2 % 2]);
+                slope = p[step][0][j / 4][j % 4] * (slope * scale - delta[j / 2 % 2]);
             }
-            const int from = (side * OF_WARP + step) * STEP;
-            keep(weights, first, p[step][0], {1, 1}, from);
-            keep(slopes, first, ds[step][0], {1, 1}, from);
+            keep(weights, first, p[step][0], {1, 1}, step * STEP);
+            keep(slopes, first, ds[step][0], {1, 1}, step * STEP);
+            pack(left[step], ds[step]);
         }
+        float dqueries[1][2 * PARTS<D>][4] = {};
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) add_step(dqueries, left[step], keys, step * STEP);
+        store_rows(dqueries[0], D / 8, dqkv, row, tokens_left, accumulate, pixels);
         __syncthreads();
-        float gradients[1][PARTS<D>][4] = {}; // dQ of 16 queries: half of its channels
 #pragma unroll
-        for (int from = 0; from < TILE; from += STEP) {
+        for (int step = 0; step < STEPS; step++) {
             u32 left[1][4];
-            const Row of_queries = moved(side == 0 ? weights : slopes, from, lane() / 16 * 8 + lane() % 8);
-            load_transposed(left[0], of_queries.at(first + lane() / 8 % 2 * 8));
-            add_step(sums, left, side == 0 ? own.second : own.first, from);
-            load_matrices(left[0], moved(slopes, first, lane() % 16).at(from + lane() / 16 * 8));
-            add_step(gradients, left, held.first, from, side * PARTS<D> * 8);
+            const PaddedRows<TILE> own_weights = {weights.data + first}, own_slopes = {slopes.data + first};
+            const Place weight = right_rows(own_weights, step * STEP, 0), slope = right_rows(own_slopes, step * STEP, 0);
+            load_transposed(left[0], weight.at, weight.after);
+            add_step(dvalues, left, upstream, step * STEP);
+            load_transposed(left[0], slope.at, slope.after);
+            add_step(dkeys, left, queries, step * STEP);
         }
-#pragma unroll
-        for (int j = 0; j < 4 * PARTS<D>; j++) gradients[0][j / 4][j % 4] *= scale;
-        store_rows(gradients[0], D / 8 - side * PARTS<D>, dqkv + side * PARTS<D> * 8, row, tokens - first, accumulate,
-                   [&](int token) { return query(i, first + token); });
     }
+    // Through shared memory, where nobody reads keys and values any more, so that a lane stores pieces of its rows.
+    keep(keys, first, dkeys[0], {1, 1});
+    keep(values, first, dvalues[0], {1, 1});
+    __syncwarp();
+    const PixelsOfRows pixels = pixels_in(region);
 #pragma unroll
-    for (int j = 0; j < 8 * PARTS<D>; j++) sums[0][j / 4][j % 4] *= side == 0 ? 1 : scale;
-    store_rows(sums[0], D / 8, dqkv + (2 - side) * qk_dim, row, tokens - first, accumulate,
-               [&](int token) { return g.pixel(region, first + token); });
+    for (int i = 0; i < PARTS<D>; i++) {
+        const int half = i % 2, channel = i / 2 * 32 + piece;
+        if (own_row(0, half) >= tokens_left || channel >= D) continue;
+        bf16* const to = dqkv + (pixels.of_half[half] * row + qk_dim + channel);
+        put_pairs(to, *reinterpret_cast<const Pack<u32>*>(keys.data + spot(half, channel)), accumulate);
+        put_pairs(to + qk_dim, *reinterpret_cast<const Pack<u32>*>(values.data + spot(half, channel)), accumulate);
+    }
 }

@@ -12,20 +12,24 @@ pub(super) struct Single {
 
 impl Single {
     /// Threads of a block, as in `single.cuh`.
-    const THREADS: usize = 256;
+    const THREADS: usize = 128;
     /// Maps of which shared memory holds a tile: keys and values, queries and dout; and the latter of the next region.
     const MAPS: usize = 6;
+    /// Channels by which rows are padded, as in `own_rows.cuh`.
+    const PADDING: usize = 8;
 
-    /// `None` unless each query attends to one region whose tokens are a tile, or more than half of one: a block computes
-    /// with whole tiles.
+    /// `None` unless each query attends to one region whose tokens are a tile, or more than half of one, since a block
+    /// computes with whole tiles; and unless an `int` counts the elements of an image.
     pub fn of(g: Geometry, dim: usize) -> Option<Self> {
         let tokens = g.regions.tokens();
-        (g.topk == 1 && tokens <= Form::TILE && 2 * tokens > Form::TILE).then_some(Self { dim })
+        let suits = g.topk == 1 && tokens <= Form::TILE && 2 * tokens > Form::TILE;
+        (suits && i32::try_from(g.tokens() * g.row()).is_ok()).then_some(Self { dim })
     }
 
-    /// Bytes of shared memory: P, dS and the maps. That is 88 KiB at most, which every GPU with bf16 has.
+    /// Bytes of shared memory: P, dS and the maps. That is 96 KiB at most, which every GPU with bf16 has.
     fn shared(self) -> usize {
-        Form::TILE * (2 * Form::TILE + Self::MAPS * self.dim.next_multiple_of(16)) * DType::Bf16.size()
+        let row = 2 * (Form::TILE + Self::PADDING) + Self::MAPS * (self.dim.next_multiple_of(16) + Self::PADDING);
+        Form::TILE * row * DType::Bf16.size()
     }
 
     /// As [`backward`](super::backward), with the inverted lists of the routes.

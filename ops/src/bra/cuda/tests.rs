@@ -89,7 +89,9 @@ fn every_form_agrees_with_the_cpu() {
                 let empty = |like: &Tensor, dtype| Tensor::empty_on(&device, like.shape().clone(), dtype).unwrap();
                 let (mut got, mut got_lse) = (empty(&out, DType::Bf16), empty(&lse, DType::F32));
                 match way {
-                    Way::Gathered(form, _) => form.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap(),
+                    Way::Gathered(form, _) => {
+                        form.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap()
+                    }
                     Way::Masked(masked) => masked.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap(),
                 }
                 let (mut got_dqkv, mut delta) = (empty(&dqkv, DType::Bf16), empty(&lse, DType::F32));
@@ -165,6 +167,16 @@ fn maps_that_begin_between_packs_and_negative_scales_are_left_to_the_kernels_for
     let form = |scale, maps: &[u64]| Form::of(&gpu, g, DType::Bf16, scale, maps).is_some();
     assert!(form(0.2, &[512, 1024]) && !form(0.2, &[512, 1026]));
     assert!(!form(0.0, &[512, 1024]) && !form(-0.2, &[512, 1024]));
+}
+
+#[test]
+fn one_kernel_goes_backward_where_one_region_has_all_keys_and_more_than_half_a_tile_of_them() {
+    let suits = |side: usize, grid: usize, topk: usize| {
+        let regions = Regions::cut("test", [side, side], [grid, grid]).unwrap();
+        Single::of(Geometry { images: 1, regions, heads: 1, qk_dim: 32, v_dim: 32, topk }, 32).is_some()
+    };
+    assert!(suits(56, 7, 1) && suits(7, 1, 1) && suits(42, 7, 1));
+    assert!(!suits(56, 7, 2) && !suits(63, 7, 1) && !suits(35, 7, 1) && !suits(8 << 14, 1 << 14, 1));
 }
 
 #[test]

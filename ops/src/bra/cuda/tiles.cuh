@@ -30,6 +30,18 @@ struct Rows {
     __device__ __forceinline__ Row row(int i) const { return {data + i * PADDED<D>, D == 64 ? i & 7 : i >> 1 & 3}; }
 };
 
+// Writes pairs of channels, stored or added.
+template <int N>
+__device__ __forceinline__ void put_pairs(bf16* to, Pack<u32, N> own, int accumulate) {
+    Pack<u32, N>* there = reinterpret_cast<Pack<u32, N>*>(to);
+    if (accumulate) {
+        const Pack<u32, N> old = *there;
+#pragma unroll
+        for (int i = 0; i < N; i++) own.at[i] = add_pairs(old.at[i], own.at[i]);
+    }
+    *there = own;
+}
+
 // Queries (or their upstream gradients) as right operands: groups of eight columns, PADDED<D> rows. A lane holds
 // elements of column lane / 4, loaded directly from global memory; zeros where there is no query.
 template <int D, int GROUPS, typename Pixel>
@@ -223,9 +235,9 @@ struct Pair {
         for (int i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
             const int row = i / CHUNKS, channel = i % CHUNKS * 8;
             const bool exists = row < count && channel < D;
-            const i64 at = exists ? pixel(row) : 0;
-            copy_async(first.row(row).at(channel), first_map + at * first_stride + channel, exists);
-            copy_async(second.row(row).at(channel), second_map + at * second_stride + channel, exists);
+            const int at = exists ? pixel(row) : 0;
+            copy_async(first.row(row).at(channel), first_map + i64(at) * first_stride + channel, exists);
+            copy_async(second.row(row).at(channel), second_map + i64(at) * second_stride + channel, exists);
         }
     }
 
