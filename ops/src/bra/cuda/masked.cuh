@@ -185,7 +185,9 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 1 : 2)
     wait_for_copies();
     __syncthreads();
 
-    for (int first = warp() * 16 * TILES; first < tokens; first += blockDim.x / 2 * TILES) {
+    for (int round = 0; round < tokens; round += blockDim.x / 2 * TILES) { // the same in all lanes, so it takes no register
+        const int first = round + warp() * 16 * TILES;
+        if (first >= tokens) break;
         const Own<D, TILES> own_queries(queries, first), own_upstream(upstream, first);
         float denominators[TILES][2], delta[TILES][2] = {};
         u32 all[TILES][2], left[TILES][2];
