@@ -1,5 +1,5 @@
 // Bi-level routing attention: routing.cuh chooses regions, attention.cuh attends to them; in bf16 tensor_cores.cuh
-// does, for the head sizes that it supports, masked.cuh on small maps, and single.cuh if there is one region to attend to.
+// does, for the head sizes that it supports, masked.cuh on small maps, and single.cuh if each query attends to one region.
 
 #include "attention.cuh"
 #include "masked.cuh"

@@ -6,7 +6,7 @@
 //! | `attention.cuh` | attention, forward and backward, for any type and head |
 //! | `tensor_cores.cuh`, `tiles.cuh`, `own_rows.cuh` | attention in bf16 on tensor cores |
 //! | `masked.rs`, `masked.cuh` | the same for maps so small that all keys are multiplied, and weights masked |
-//! | `single.rs`, `single.cuh` | the same where each query attends to one region: backward |
+//! | `single.rs`, `single.cuh` | the same where each query attends to one region |
 //! | `geometry.cuh` | where tokens, heads and regions lie |
 
 mod masked;
@@ -47,6 +47,7 @@ pub static KERNELS: Module = Module {
         "attend_backward_few_keys_on_tensor_cores<24|32|64|96>",
         "attend_masked<24|32|64|96>",
         "attend_backward_masked<24|32|64|96>",
+        "attend_single<24|32|64|96>",
         "attend_backward_single<24|32|64|96>",
     ],
 };
@@ -148,6 +149,9 @@ pub fn forward(
     if let Some(form) = Form::of(gpu, g, qkv.dtype(), scale, &maps) {
         if let Some(masked) = Masked::of(gpu, g, form.dim) {
             return masked.forward(g, [qkv, routes], scale, [out, lse]);
+        }
+        if let Some(single) = Single::of(g, form.dim) {
+            return single.forward(g, [qkv, routes], scale, [out, lse]);
         }
         return form.forward(g, [qkv, routes], scale, [out, lse]);
     }

@@ -1,16 +1,129 @@
-// Attention in bf16 on tensor cores where each query attends to one region (k = 1), of at most a tile of keys: backward, in
-// one kernel. The block that owns a region's keys then sees all keys of the queries that are routed to it, so besides dK
-// and dV it computes their dQ: S is computed once, and everything is read once. (tensor_cores.cuh computes S for queries,
-// and again for keys.)
+// Attention in bf16 on tensor cores where each query attends to one region (k = 1), of at most a tile of keys. Then its
+// weights are known as soon as its scores are; and backward, the block that owns a region's keys sees all keys of the
+// queries that are routed to it, so besides dK and dV it computes their dQ: S is computed once, and everything is read
+// once. (tensor_cores.cuh goes through tiles of keys with a running maximum, and backward computes S for queries, and again
+// for keys.)
+//
+// A block has a region of a head and an image, and a warp sixteen of its tokens, as rows.
 
 #pragma once
 #include "own_rows.cuh"
 
-constexpr int SINGLE_THREADS = 128; // a warp for each 16 tokens of a tile; four blocks a multiprocessor with 32 channels
+constexpr int SINGLE_THREADS = 128; // a warp for each 16 tokens of a tile
 
-// dqkv, all of it, as `attend_backward_masked`. A block has the keys of a region and a head of an image, and iterates over
-// the regions that are routed to it, whose queries are copied while it works on those before. First a warp owns 16 of the
-// queries; then 16 of the keys, for which P and dS are exchanged through shared memory.
+// A warp's tokens of a region, whichever it is. A lane copies and stores pieces of its two rows: eight channels, every
+// fourth piece.
+template <int D>
+struct OwnTokens {
+    const Geometry& g;
+    int first, count; // the first token, and how many there are from it on
+    PixelsOfRows after_corner;
+
+    __device__ __forceinline__ OwnTokens(const Geometry& g) : g(g), first(warp() * 16), count(g.region_tokens - first) {
+        after_corner = find_rows(count, [&](int token) { return g.after_corner(first + token); });
+    }
+
+    __device__ __forceinline__ PixelsOfRows in(int region) const {
+        const int corner = g.corner(region);
+        return {{corner + after_corner.of_half[0], corner + after_corner.of_half[1]}};
+    }
+
+    // Calls visit(half, channel, where it is in a padded map, whether there is such a token and channel).
+    template <typename Visit>
+    __device__ __forceinline__ void for_each_piece(Visit visit) const {
+#pragma unroll
+        for (int i = 0; i < PARTS<D>; i++) {
+            const int half = i % 2, channel = i / 2 * 32 + lane() % 4 * 8, spot = (first + own_row(0, half)) * PaddedRows<D>::STRIDE;
+            visit(half, channel, spot + channel, own_row(0, half) < count && channel < D);
+        }
+    }
+
+    // Starts the copies of these tokens, and of zeros where there are none.
+    __device__ __forceinline__ void ask_for(PaddedRows<D> to, const bf16* map, int stride, const PixelsOfRows& pixels) const {
+        for_each_piece([&](int half, int channel, int spot, bool exists) {
+            copy_async(to.data + spot, map + (pixels.of_half[half] * stride + channel), exists);
+        });
+    }
+
+    // Rounds these tokens' rows, times a factor for each half, and writes them by way of `shared`, where only this warp's
+    // lanes have read these rows, or nobody reads any more.
+    __device__ __forceinline__ void put(const float (&rows)[2 * PARTS<D>][4], const float (&factors)[2], PaddedRows<D> shared,
+                                        bf16* map, int stride, const PixelsOfRows& pixels, int accumulate) const {
+        __syncwarp();
+        keep(shared, first, rows, factors);
+        __syncwarp();
+        for_each_piece([&](int half, int channel, int spot, bool exists) {
+            const Pack<u32> own = *reinterpret_cast<const Pack<u32>*>(shared.data + spot);
+            if (exists) put_pairs(map + (pixels.of_half[half] * stride + channel), own, accumulate);
+        });
+    }
+};
+
+// Masks the scores of columns from `count` on, which are not keys.
+__device__ __forceinline__ void hide_columns(int count, float (&scores)[STEPS][1][2][4]) {
+#pragma unroll
+    for (int i = 0; i < 8 * STEPS; i++)
+        if (i / 4 * 8 + int(lane()) % 4 * 2 + i % 2 >= count) scores[i / 8][0][i / 4 % 2][i % 4] = -INFINITY;
+}
+
+// out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh.
+template <int D>
+__global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 3 : 6)
+    attend_single(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
+    constexpr int OF_MAP = TILE * PaddedRows<D>::STRIDE;
+    const Geometry g = THE_GEOMETRY;
+    const int region = blockIdx.x, head = blockIdx.y, image = blockIdx.z;
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.region_tokens;
+    const int all = g.tokens(); // of an image; its elements are counted with an int
+    const int route = routes[image * g.regions() + region];
+    qkv += i64(image) * (all * row) + head * D;
+    out += i64(image) * (all * v_dim) + head * D;
+    lse += i64(image) * (all * heads) + head * all;
+    DYNAMIC_SHARED(bf16, shared);
+    const PaddedRows<D> queries = {shared}, keys = {shared + OF_MAP}, values = {shared + 2 * OF_MAP};
+    const OwnTokens<D> own(g);
+    const PixelsOfRows pixels = own.in(region), others = own.in(route);
+    own.ask_for(queries, qkv, row, pixels);
+    own.ask_for(keys, qkv + qk_dim, row, others);
+    own.ask_for(values, qkv + 2 * qk_dim, row, others);
+    wait_for_copies();
+    __syncthreads();
+
+    float weights[STEPS][1][2][4], largest[2] = {-INFINITY, -INFINITY}, totals[2] = {}, inverse[2];
+    const Own<D, 1> own_queries(queries, own.first);
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) multiply_step(weights[step], own_queries, keys, step * STEP);
+    if (tokens < TILE) hide_columns(tokens, weights);
+#pragma unroll
+    for (int i = 0; i < 8 * STEPS; i++) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], weights[i / 8][0][i / 4 % 2][i % 4]);
+#pragma unroll
+    for (int half = 0; half < 2; half++) largest[half] = row_max(largest[half]) * (scale * LOG2_E); // the scale is positive
+#pragma unroll
+    for (int i = 0; i < 8 * STEPS; i++) {
+        float& weight = weights[i / 8][0][i / 4 % 2][i % 4];
+        weight = exp2_fast(weight * (scale * LOG2_E) - largest[i / 2 % 2]);
+        totals[i / 2 % 2] += weight;
+    }
+    float outputs[1][2 * PARTS<D>][4] = {};
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        u32 left[1][4];
+        pack(left, weights[step]);
+        add_step(outputs, left, values, step * STEP);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float total = row_sum(totals[half]);
+        inverse[half] = reciprocal_fast(total);
+        if (lane() % 4 == 0 && own_row(0, half) < own.count)
+            lse[pixels.of_half[half]] = (largest[half] + log2_fast(total)) * LN_2;
+    }
+    own.put(outputs[0], inverse, queries, out, v_dim, pixels, 0);
+}
+
+// dqkv, all of it, as `attend_backward_masked`. A block iterates over the regions that are routed to its keys; their queries
+// are copied while it works on those before. First a warp owns 16 of the queries; then 16 of the keys, for which P and dS
+// are exchanged through shared memory.
 template <int D>
 __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
     attend_backward_single(const bf16* qkv, const u32* starts, const u32* entries, float scale, const float* lse,
@@ -19,7 +132,7 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
     const Geometry g = THE_GEOMETRY;
     const int region = blockIdx.x, head = blockIdx.y, image = blockIdx.z;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.region_tokens;
-    const int all = g.tokens(); // of an image; its elements are counted with an int
+    const int all = g.tokens(); // as above
     starts += image * (g.regions() + 1) + region;
     const u32* routed = entries + image * g.regions() + starts[0];
     const int arriving = starts[1] - starts[0];
@@ -30,37 +143,20 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
     const PaddedRows<TILE> weights = {shared}, slopes = {shared + OF_SQUARE}; // P and dS: (queries, keys)
     const PaddedRows<D> keys = {slopes.data + OF_SQUARE}, values = {keys.data + OF_MAP};
     auto maps = [&](int i) { return PaddedRows<D>{values.data + (1 + i) * OF_MAP}; }; // two of queries and dO, in turn
-
-    // A lane copies every fourth piece of its two rows.
-    const int first = warp() * 16, piece = lane() % 4 * 8, tokens_left = tokens - first;
-    const PixelsOfRows after_corner = find_rows(tokens_left, [&](int token) { return g.after_corner(first + token); });
-    auto pixels_in = [&](int region) {
-        const int corner = g.corner(region);
-        return PixelsOfRows{{corner + after_corner.of_half[0], corner + after_corner.of_half[1]}};
-    };
-    // Where a piece of a row lies in a padded map.
-    auto spot = [&](int half, int channel) { return (first + own_row(0, half)) * PaddedRows<D>::STRIDE + channel; };
-    auto ask_for = [&](PaddedRows<D> to, const bf16* map, int stride, const PixelsOfRows& pixels) {
-#pragma unroll
-        for (int i = 0; i < PARTS<D>; i++) {
-            const int half = i % 2, channel = i / 2 * 32 + piece;
-            copy_async(to.data + spot(half, channel), map + (pixels.of_half[half] * stride + channel),
-                       own_row(0, half) < tokens_left && channel < D);
-        }
-    };
+    const OwnTokens<D> own(g);
     PixelsOfRows coming;
     float logarithms[2]; // lse of these rows
     auto ask_for_queries = [&](int i) {
-        coming = pixels_in(routed[i]);
-        ask_for(maps(i % 2 * 2), qkv, row, coming);
-        ask_for(maps(i % 2 * 2 + 1), dout, v_dim, coming);
+        coming = own.in(routed[i]);
+        own.ask_for(maps(i % 2 * 2), qkv, row, coming);
+        own.ask_for(maps(i % 2 * 2 + 1), dout, v_dim, coming);
 #pragma unroll
         for (int half = 0; half < 2; half++) logarithms[half] = lse[coming.of_half[half]];
     };
     if (arriving) {
-        const PixelsOfRows pixels = pixels_in(region);
-        ask_for(keys, qkv + qk_dim, row, pixels);
-        ask_for(values, qkv + 2 * qk_dim, row, pixels);
+        const PixelsOfRows pixels = own.in(region);
+        own.ask_for(keys, qkv + qk_dim, row, pixels);
+        own.ask_for(values, qkv + 2 * qk_dim, row, pixels);
         ask_for_queries(0);
     }
     float dkeys[1][2 * PARTS<D>][4] = {}, dvalues[1][2 * PARTS<D>][4] = {};
@@ -70,23 +166,19 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
         float denominators[2], delta[2] = {};
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            denominators[half] = own_row(0, half) < tokens_left ? logarithms[half] * LOG2_E : INFINITY;
+            denominators[half] = own_row(0, half) < own.count ? logarithms[half] * LOG2_E : INFINITY;
         wait_for_copies();
         __syncthreads(); // nor does any warp read what is overwritten next
         if (i + 1 < arriving) ask_for_queries(i + 1);
 
         float p[STEPS][1][2][4], ds[STEPS][1][2][4];
-        const Own<D, 1> own_queries(queries, first), own_upstream(upstream, first);
+        const Own<D, 1> own_queries(queries, own.first), own_upstream(upstream, own.first);
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             multiply_step(p[step], own_queries, keys, step * STEP);
             multiply_step(ds[step], own_upstream, values, step * STEP);
         }
-        if (tokens < TILE) {
-#pragma unroll
-            for (int j = 0; j < 8 * STEPS; j++)
-                if (j / 4 * 8 + int(lane()) % 4 * 2 + j % 2 >= tokens) p[j / 8][0][j / 4 % 2][j % 4] = -INFINITY;
-        }
+        if (tokens < TILE) hide_columns(tokens, p);
 #pragma unroll
         for (int j = 0; j < 8 * STEPS; j++) {
             float& weight = p[j / 8][0][j / 4 % 2][j % 4];
@@ -103,19 +195,19 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
                 float& slope = ds[step][0][j / 4][j % 4];
                 slope = p[step][0][j / 4][j % 4] * (slope * scale - delta[j / 2 % 2]);
             }
-            keep(weights, first, p[step][0], {1, 1}, step * STEP);
-            keep(slopes, first, ds[step][0], {1, 1}, step * STEP);
+            keep(weights, own.first, p[step][0], {1, 1}, step * STEP);
+            keep(slopes, own.first, ds[step][0], {1, 1}, step * STEP);
             pack(left[step], ds[step]);
         }
         float dqueries[1][2 * PARTS<D>][4] = {};
 #pragma unroll
         for (int step = 0; step < STEPS; step++) add_step(dqueries, left[step], keys, step * STEP);
-        store_rows(dqueries[0], D / 8, dqkv, row, tokens_left, accumulate, pixels);
+        store_rows(dqueries[0], D / 8, dqkv, row, own.count, accumulate, pixels);
         __syncthreads();
+        const PaddedRows<TILE> own_weights = {weights.data + own.first}, own_slopes = {slopes.data + own.first};
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             u32 left[1][4];
-            const PaddedRows<TILE> own_weights = {weights.data + first}, own_slopes = {slopes.data + first};
             const Place weight = right_rows(own_weights, step * STEP, 0), slope = right_rows(own_slopes, step * STEP, 0);
             load_transposed(left[0], weight.at, weight.after);
             add_step(dvalues, left, upstream, step * STEP);
@@ -123,17 +215,8 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
             add_step(dkeys, left, queries, step * STEP);
         }
     }
-    // Through shared memory, where nobody reads keys and values any more, so that a lane stores pieces of its rows.
-    keep(keys, first, dkeys[0], {1, 1});
-    keep(values, first, dvalues[0], {1, 1});
-    __syncwarp();
-    const PixelsOfRows pixels = pixels_in(region);
-#pragma unroll
-    for (int i = 0; i < PARTS<D>; i++) {
-        const int half = i % 2, channel = i / 2 * 32 + piece;
-        if (own_row(0, half) >= tokens_left || channel >= D) continue;
-        bf16* const to = dqkv + (pixels.of_half[half] * row + qk_dim + channel);
-        put_pairs(to, *reinterpret_cast<const Pack<u32>*>(keys.data + spot(half, channel)), accumulate);
-        put_pairs(to + qk_dim, *reinterpret_cast<const Pack<u32>*>(values.data + spot(half, channel)), accumulate);
-    }
+    // Nobody reads keys and values any more.
+    const PixelsOfRows pixels = own.in(region);
+    own.put(dkeys[0], {1, 1}, keys, dqkv + qk_dim, row, pixels, accumulate);
+    own.put(dvalues[0], {1, 1}, values, dqkv + 2 * qk_dim, row, pixels, accumulate);
 }

@@ -33,11 +33,12 @@ fn geometries(dim: usize) -> Vec<Geometry> {
     ]
 }
 
-/// How attention is computed: with the kernels of `tensor_cores.cuh`, perhaps with one for the backward pass, or masked.
+/// With which kernels attention is computed.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    Gathered(Form, Option<Single>),
+    Gathered(Form),
     Masked(Masked),
+    Single(Single),
 }
 
 #[test]
@@ -81,32 +82,29 @@ fn every_form_agrees_with_the_cpu() {
             let (starts, entries) = invert(g, &routes).unwrap();
             let forms =
                 [(1, false), (1, true), (2, false), (2, true)].map(|(groups, resident)| Form { dim, groups, resident });
-            let single = Single::of(g, dim).map(|single| Way::Gathered(forms[0], Some(single)));
+            let single = Single::of(g, dim).map(Way::Single);
             let masked = Masked { dim };
             let masked = (Masked::suits(g) && masked.fits(&gpu, g)).then_some(Way::Masked(masked));
-            let gathered = forms.map(|form| Way::Gathered(form, None));
-            for way in gathered.into_iter().chain(single).chain(masked) {
+            for way in forms.map(Way::Gathered).into_iter().chain(single).chain(masked) {
                 let empty = |like: &Tensor, dtype| Tensor::empty_on(&device, like.shape().clone(), dtype).unwrap();
                 let (mut got, mut got_lse) = (empty(&out, DType::Bf16), empty(&lse, DType::F32));
+                let (read, written) = ([&qkv, &routes], [&mut got, &mut got_lse]);
                 match way {
-                    Way::Gathered(form, _) => {
-                        form.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap()
-                    }
-                    Way::Masked(masked) => masked.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap(),
+                    Way::Gathered(form) => form.forward(g, read, scale, written).unwrap(),
+                    Way::Masked(masked) => masked.forward(g, read, scale, written).unwrap(),
+                    Way::Single(single) => single.forward(g, read, scale, written).unwrap(),
                 }
                 let (mut got_dqkv, mut delta) = (empty(&dqkv, DType::Bf16), empty(&lse, DType::F32));
                 let given = Given { qkv: &qkv, routes: &routes, scale, lse: &got_lse, dout: &dout };
                 for accumulate in [false, true] {
                     let place = got_dqkv.as_out("test", accumulate).unwrap();
                     match way {
-                        Way::Gathered(form, None) => {
+                        Way::Gathered(form) => {
                             form.backward_queries(g, &given, &place, &mut delta).unwrap();
                             form.backward_keys(g, &given, [&starts, &entries, &delta], &place).unwrap();
                         }
-                        Way::Gathered(_, Some(single)) => {
-                            single.backward(g, &given, [&starts, &entries], &place).unwrap()
-                        }
                         Way::Masked(masked) => masked.backward(g, &given, &place).unwrap(),
+                        Way::Single(single) => single.backward(g, &given, [&starts, &entries], &place).unwrap(),
                     }
                     let times = if accumulate { 2.0 } else { 1.0 };
                     let expected: Vec<f64> = dqkv.to_vec::<f64>().unwrap().iter().map(|x| times * x).collect();
@@ -170,7 +168,7 @@ fn maps_that_begin_between_packs_and_negative_scales_are_left_to_the_kernels_for
 }
 
 #[test]
-fn one_kernel_goes_backward_where_one_region_has_all_keys_and_more_than_half_a_tile_of_them() {
+fn the_form_for_single_regions_wants_more_than_half_a_tile_of_keys() {
     let suits = |side: usize, grid: usize, topk: usize| {
         let regions = Regions::cut("test", [side, side], [grid, grid]).unwrap();
         Single::of(Geometry { images: 1, regions, heads: 1, qk_dim: 32, v_dim: 32, topk }, 32).is_some()
