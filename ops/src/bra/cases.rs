@@ -111,6 +111,8 @@ pub fn cases() -> Vec<Case> {
         Setup { images: 1, grid: [1, 1], region: [9, 8], heads: 1, dims: [2, 2], topk: 1, kernel: 0 }
             .case("one region, more queries than a block"),
         Setup { grid: [2, 3], dims: [32, 32], topk: 5, kernel: 3, images: 1, ..usual() }.case("heads for tensor cores"),
+        Setup { grid: [1, 2], region: [5, 7], dims: [24, 24], topk: 1, heads: 1, kernel: 0, images: 1 }
+            .case("the same where one region has all keys"),
         Setup { images: 0, ..usual() }.case("no images"),
         Setup { grid: [1, 1], region: [1, 1], topk: 1, ..usual() }.case("one token"),
         skewed,

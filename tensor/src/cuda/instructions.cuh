@@ -49,12 +49,13 @@ __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], const
 #endif
 }
 
-// Four 8x8 matrices from shared memory: lane l names row l % 8 of matrix l / 8, 16 bytes, aligned.
-__device__ __forceinline__ void load_matrices(u32 (&to)[4], const bf16* row) {
+// Four 8x8 matrices from shared memory: lane l names row l % 8 of matrix l / 8, 16 bytes, aligned. A constant number of
+// elements that the row lies `after` the given address is part of the instruction, if it is not added to that before.
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], const bf16* row, int after = 0) {
 #ifdef EMULATED
-    emulated::load_matrices(to, row, false);
+    emulated::load_matrices(to, row + after, false);
 #else
-    u32 address = __cvta_generic_to_shared(row);
+    u32 address = __cvta_generic_to_shared(row) + after * sizeof(bf16);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(address)
@@ -63,11 +64,11 @@ __device__ __forceinline__ void load_matrices(u32 (&to)[4], const bf16* row) {
 }
 
 // The same, each matrix transposed.
-__device__ __forceinline__ void load_transposed(u32 (&to)[4], const bf16* row) {
+__device__ __forceinline__ void load_transposed(u32 (&to)[4], const bf16* row, int after = 0) {
 #ifdef EMULATED
-    emulated::load_matrices(to, row, true);
+    emulated::load_matrices(to, row + after, true);
 #else
-    u32 address = __cvta_generic_to_shared(row);
+    u32 address = __cvta_generic_to_shared(row) + after * sizeof(bf16);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(address)

@@ -31,12 +31,15 @@ struct Geometry {
     __device__ __forceinline__ int v_dim() const { return heads * value_dim; } // C
     __device__ __forceinline__ int row() const { return 2 * qk_dim() + v_dim(); }
 
-    // The row and the column of a region's upper left corner, and the pixel of one of its tokens.
+    // The row and the column of a region's upper left corner, and the pixel of one of its tokens: that of its corner, and how
+    // many pixels after it the token lies.
     __device__ __forceinline__ int top(int region) const { return region / cols * region_height; }
     __device__ __forceinline__ int left(int region) const { return region % cols * region_width; }
-    __device__ __forceinline__ int pixel(int region, int token) const {
-        return (top(region) + token / region_width) * width() + left(region) + token % region_width;
+    __device__ __forceinline__ int corner(int region) const { return top(region) * width() + left(region); }
+    __device__ __forceinline__ int after_corner(int token) const {
+        return token / region_width * width() + token % region_width;
     }
+    __device__ __forceinline__ int pixel(int region, int token) const { return corner(region) + after_corner(token); }
     // The pixel of a token, counted region after region.
     __device__ __forceinline__ int pixel_of(int token) const { return pixel(token / region_tokens, token % region_tokens); }
 };

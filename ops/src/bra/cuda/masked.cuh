@@ -2,18 +2,13 @@
 // with all keys, where keys that are not routed get a weight of zero. With regions of a few tokens that is about as fast
 // forward as in `tensor_cores.cuh`, which looks up where the keys of each region lie and leaves half of its products
 // empty, and takes a quarter less time backward. (Zero times NaN is NaN: one among a head's values reaches all of its
-// queries.)
-//
-// A warp owns rows: 16 queries, or (for their own gradients) keys, a tile. It iterates over the others in steps of 16,
-// which are columns: S = Q·Kᵀ comes out laid out as the left operand of P·V. A lane has rows lane / 4 and lane / 4 + 8
-// of a tile, its two `halves`, and of each group of eight columns, two a step, columns 2p and 2p + 1 (p = lane % 4).
+// queries.) A warp owns rows: 16 queries, backward keys, a tile.
 
 #pragma once
-#include "tiles.cuh"
+#include "own_rows.cuh"
 #include "words.cuh"
 
 constexpr int MASKED_THREADS = 256; // for 256 tokens: a warp owns two tiles of them
-constexpr int STEP = 16;
 
 // Regions of a head's map that are routed to each other. They have 2ˢ tokens, two to sixteen, so that a lane's two
 // neighbouring columns lie in the same one.
@@ -48,8 +43,6 @@ struct Routing {
     }
 };
 
-__device__ __forceinline__ int own_row(int first, int half) { return first + half * 8 + lane() / 4; }
-
 // Starts the copies of N maps of a head's channels to shared memory: all tokens, region after region, and zeros up to
 // `rows`.
 template <int D, int N>
@@ -77,101 +70,10 @@ __device__ __forceinline__ void put(const Geometry& g, const Rows<D> (&from)[N],
         const i64 place = i64(g.pixel_of(token)) * stride + channel;
 #pragma unroll
         for (int map = 0; map < N; map++) {
-            Pack<u32> own = *reinterpret_cast<const Pack<u32>*>(from[map].row(token).at(channel));
-            Pack<u32>* there = reinterpret_cast<Pack<u32>*>(to[map] + place);
-            if (accumulate) {
-                const Pack<u32> old = *there;
-#pragma unroll
-                for (int j = 0; j < 4; j++)
-                    own.at[j] = add_pairs(old.at[j], own.at[j]);
-            }
-            *there = own;
+            const Pack<u32> own = *reinterpret_cast<const Pack<u32>*>(from[map].row(token).at(channel));
+            put_pairs(to[map] + place, own, accumulate);
         }
     }
-}
-
-// Sixteen rows of a map, from `first` on, as left operands.
-template <int D>
-struct Own {
-    u32 at[PARTS<D>][4];
-
-    __device__ __forceinline__ Own(Rows<D> map, int first) {
-#pragma unroll
-        for (int part = 0; part < PARTS<D>; part++)
-            load_matrices(at[part], map.row(first + lane() % 16).at(part * 16 + lane() / 16 * 8));
-    }
-};
-
-// Row `from + i` of a map, where `from` is a multiple of the swizzle's period, so that only the data move on with it.
-template <int D>
-__device__ __forceinline__ Row moved(Rows<D> map, int from, int i) {
-    const Row row = map.row(i);
-    return {row.data + from * PADDED<D>, row.turn};
-}
-
-// products (16 rows, two groups of 8 columns) = own·othersᵀ, for the others from `from` on.
-template <int D>
-__device__ __forceinline__ void multiply_step(float (&products)[2][4], const Own<D>& own, Rows<D> others, int from) {
-    const Row row = moved(others, from, lane() / 16 * 8 + lane() % 8);
-#pragma unroll
-    for (int part = 0; part < PARTS<D>; part++) {
-        u32 right[4];
-        load_matrices(right, row.at(part * 16 + lane() / 8 % 2 * 8));
-#pragma unroll
-        for (int group = 0; group < 2; group++) {
-            const u32 own_right[2] = {right[group * 2], right[group * 2 + 1]};
-            if (part == 0) multiply(products[group], own.at[0], own_right);
-            else multiply_add(products[group], own.at[part], own_right);
-        }
-    }
-}
-
-// Weights (16 rows, two groups of 8 columns) as left operands.
-__device__ __forceinline__ void pack(u32 (&left)[4], const float (&weights)[2][4]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) left[i] = pack_bf16(weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1]);
-}
-
-// sums (16 rows, 16 channels from `channel` on) += weights·others.
-__device__ __forceinline__ void add_part(float (&low)[4], float (&high)[4], const u32 (&weights)[4], Row others, int channel) {
-    u32 right[4];
-    load_transposed(right, others.at(channel + lane() / 16 * 8));
-    multiply_add(low, weights, {right[0], right[1]});
-    multiply_add(high, weights, {right[2], right[3]});
-}
-
-// sums (16 rows, D channels) += weights·others.
-template <int D>
-__device__ __forceinline__ void add_step(float (&sums)[2 * PARTS<D>][4], const u32 (&weights)[4], Rows<D> others, int from) {
-    const Row row = moved(others, from, lane() % 16);
-#pragma unroll
-    for (int part = 0; part < PARTS<D>; part++) add_part(sums[2 * part], sums[2 * part + 1], weights, row, part * 16);
-}
-
-// Rounds the sums of sixteen rows, times a factor for each half, and stores them into a map in shared memory, from
-// `channel` on.
-template <int D, int GROUPS>
-__device__ __forceinline__ void keep(Rows<D> map, int first, int channel, const float (&sums)[GROUPS][4], const float (&factors)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const Row row = map.row(own_row(first, half));
-#pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            const float* pair = sums[group] + half * 2;
-            *reinterpret_cast<u32*>(row.at(channel + group * 8 + lane() % 4 * 2)) =
-                pack_bf16(pair[0] * factors[half], pair[1] * factors[half]);
-        }
-    }
-}
-
-// The sum, or the largest, of a row: over the lanes that hold its columns.
-__device__ __forceinline__ float row_sum(float x) {
-    for (int step = 1; step < 4; step *= 2) x += __shfl_xor_sync(~0u, x, step);
-    return x;
-}
-__device__ __forceinline__ float row_max(float x) {
-    for (int step = 1; step < 4; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
-    return x;
 }
 
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh; unless it is null, `kept` gets what out gets, to
@@ -203,7 +105,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 4)
         const Own<D> own(queries, first);
         u32 routed[2], left[2];
 #pragma unroll
-        for (int half = 0; half < 2; half++) left[half] = routed[half] = routing.word(g, words, own_row(first, half));
+        for (int half = 0; half < 2; half++) left[half] = routed[half] = routing.word(g, words, first + own_row(half));
         float largest[2] = {-INFINITY, -INFINITY}, totals[2] = {}, sums[2 * PARTS<D>][4] = {};
         for (int from = 0; from < tokens; from += STEP) {
             float scores[2][4];
@@ -241,10 +143,10 @@ __global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 4)
         for (int half = 0; half < 2; half++) {
             const float total = row_sum(totals[half]);
             inverse[half] = reciprocal_fast(total);
-            if (lane() % 4 == 0) logarithms[own_row(first, half)] = (largest[half] + log2_fast(total)) * LN_2;
+            if (lane() % 4 == 0) logarithms[first + own_row(half)] = (largest[half] + log2_fast(total)) * LN_2;
         }
         __syncwarp(); // only now has every lane read these queries; nobody else does
-        keep(queries, first, 0, sums, inverse);
+        keep(queries, first, sums, inverse);
     }
     __syncthreads();
     put<D, 1>(g, {queries}, tokens, {out}, v_dim, 0);
@@ -303,7 +205,7 @@ __global__ void __launch_bounds__(2 * MASKED_THREADS, 1)
     float dkeys[2 * PARTS<D>][4] = {}, dvalues[2 * PARTS<D>][4] = {};
     u32 left[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) left[half] = routing.word(g, reached, own_row(first, half));
+    for (int half = 0; half < 2; half++) left[half] = routing.word(g, reached, first + own_row(half));
     for (int begin = 0; begin < tokens; begin += chunk) {
         const int end = min(begin + chunk, tokens);
         for (int from = begin; from < end && first < tokens; from += STEP) {
@@ -330,7 +232,7 @@ __global__ void __launch_bounds__(2 * MASKED_THREADS, 1)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int column = from - begin + i / 2 * 8 + lane() % 4 * 2;
-                *reinterpret_cast<u32*>(slopes + own_row(first, i % 2) * apart + column) = packed[i];
+                *reinterpret_cast<u32*>(slopes + (first + own_row(i % 2)) * apart + column) = packed[i];
             }
         }
         __syncthreads();
@@ -341,14 +243,14 @@ __global__ void __launch_bounds__(2 * MASKED_THREADS, 1)
             for (int key = 0; key < tokens; key += STEP) {
                 u32 weights[4];
                 load_transposed(weights, slopes + (key + lane() / 16 * 8 + lane() % 8) * apart + query + lane() / 8 % 2 * 8);
-                add_part(dqueries[0], dqueries[1], weights, moved(keys, key, lane() % 16), channel);
+                add_step(dqueries, weights, keys, key, channel);
             }
-            keep(queries, begin + query, channel, dqueries, {scale, scale});
+            keep(queries, begin + query, dqueries, {scale, scale}, channel);
         }
         __syncthreads();
     }
-    keep(keys, first, 0, dkeys, {scale, scale});
-    keep(values, first, 0, dvalues, {1, 1});
+    keep(keys, first, dkeys, {scale, scale});
+    keep(values, first, dvalues, {1, 1});
     __syncthreads();
     put<D, 3>(g, {queries, keys, values}, tokens, {dqkv, dqkv + qk_dim, dqkv + 2 * qk_dim}, row, accumulate);
 }

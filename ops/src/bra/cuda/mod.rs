@@ -4,16 +4,19 @@
 //! |---|---|
 //! | `routing.cuh` | region means, the choice of regions, the inverted list |
 //! | `attention.cuh` | attention, forward and backward, for any type and head |
-//! | `tensor_cores.cuh`, `tiles.cuh` | attention in bf16 on tensor cores |
+//! | `tensor_cores.cuh`, `tiles.cuh`, `own_rows.cuh` | attention in bf16 on tensor cores |
 //! | `masked.rs`, `masked.cuh` | the same for maps so small that all keys are multiplied, and weights masked |
+//! | `single.rs`, `single.cuh` | the same where each query attends to one region |
 //! | `geometry.cuh` | where tokens, heads and regions lie |
 
 mod masked;
+mod single;
 
 use super::geometry::Geometry;
 use crate::dwconv::cuda::{self as dwconv, Kernel, Map, MapMut};
 use crate::dwconv::geometry::Geometry as Context;
 use masked::Masked;
+use single::Single;
 use tensor::cuda::{Gpu, Launch, Module, Out};
 use tensor::{DType, Error, Result, Tensor};
 
@@ -25,8 +28,10 @@ pub static KERNELS: Module = Module {
         ("routing.cuh", include_str!("routing.cuh")),
         ("attention.cuh", include_str!("attention.cuh")),
         ("tiles.cuh", include_str!("tiles.cuh")),
+        ("own_rows.cuh", include_str!("own_rows.cuh")),
         ("tensor_cores.cuh", include_str!("tensor_cores.cuh")),
         ("masked.cuh", include_str!("masked.cuh")),
+        ("single.cuh", include_str!("single.cuh")),
     ],
     kernels: &[
         "region_means<T>",
@@ -42,6 +47,8 @@ pub static KERNELS: Module = Module {
         "attend_backward_few_keys_on_tensor_cores<24|32|64|96>",
         "attend_masked<24|32>",
         "attend_backward_masked<24|32>",
+        "attend_single<24|32|64|96>",
+        "attend_backward_single<24|32|64|96>",
     ],
 };
 
@@ -146,7 +153,10 @@ pub fn forward(
             masked.forward(g, [qkv, routes], scale, [out, lse], attended.as_mut())?;
             return Ok(attended);
         }
-        form.forward(g, [qkv, routes], scale, [out, lse])?;
+        match Single::of(g, form.dim) {
+            Some(single) => single.forward(g, [qkv, routes], scale, [out, lse])?,
+            None => form.forward(g, [qkv, routes], scale, [out, lse])?,
+        }
         return Ok(None);
     }
     let [d, dv] = g.head_dims();
@@ -186,8 +196,11 @@ pub fn backward(g: Geometry, given: &Given<'_>, dqkv: &Out<'_>) -> Result<()> {
     if let (Some(masked), Some(attended)) = (masked, given.attended) {
         return masked.backward(g, given, attended, dqkv);
     }
-    let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), given.lse.dtype())?;
     let (starts, entries) = invert(g, given.routes)?;
+    if let Some(single) = form.and_then(|form| Single::of(g, form.dim)) {
+        return single.backward(g, given, [&starts, &entries], dqkv);
+    }
+    let mut delta = Tensor::empty_on(&given.qkv.device(), given.lse.shape().clone(), given.lse.dtype())?;
     match form {
         Some(form) => {
             form.backward_queries(g, given, dqkv, &mut delta)?;

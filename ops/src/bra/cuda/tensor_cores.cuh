@@ -11,7 +11,7 @@
 // after another.
 
 #pragma once
-#include "tiles.cuh"
+#include "own_rows.cuh"
 
 // The state of one warp's queries while it iterates over their keys.
 template <int D, int GROUPS>
@@ -249,8 +249,9 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
         auto key = [&](int i) { return g.pixel(region, first + i); };
         auto chooser = [&](int i) { return int(routed[i]); };
         u32 keys[PARTS<D>][4], values[PARTS<D>][4];
-        load_rows<D>(keys, qkv + qk_dim, row, count, key);
-        load_rows<D>(values, qkv + 2 * qk_dim, row, count, key);
+        const PixelsOfRows pixels = find_rows(count, key);
+        load_rows<D>(keys, qkv + qk_dim, row, count, pixels);
+        load_rows<D>(values, qkv + 2 * qk_dim, row, count, pixels);
         float dkeys[2 * PARTS<D>][4], dvalues[2 * PARTS<D>][4];
 #pragma unroll
         for (int part = 0; part < 2 * PARTS<D>; part++)
@@ -315,8 +316,8 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
         for (int part = 0; part < 2 * PARTS<D>; part++)
 #pragma unroll
             for (int i = 0; i < 4; i++) dkeys[part][i] *= scale;
-        store_rows<D>(dkeys, dqkv + qk_dim, row, count, accumulate, key);
-        store_rows<D>(dvalues, dqkv + 2 * qk_dim, row, count, accumulate, key);
+        store_rows(dkeys, D / 8, dqkv + qk_dim, row, count, accumulate, pixels);
+        store_rows(dvalues, D / 8, dqkv + 2 * qk_dim, row, count, accumulate, pixels);
     });
 }
 

@@ -24,11 +24,21 @@ fn geometries(dim: usize) -> Vec<Geometry> {
         geometry([7, 7], [1, 1], 1, 1),
         geometry([9, 10], [1, 1], 1, 1),
         geometry([6, 18], [1, 2], 2, 1),
+        geometry([8, 24], [1, 3], 1, 2),
+        geometry([15, 7], [3, 1], 1, 1),
         geometry([8, 6], [4, 6], 7, 1),
         geometry([8, 8], [4, 2], 2, 2),
         geometry([14, 14], [7, 7], 16, 1),
         geometry([16, 16], [8, 8], 16, 1),
     ]
+}
+
+/// With which kernels attention is computed.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Gathered(Form),
+    Masked(Masked),
+    Single(Single),
 }
 
 #[test]
@@ -72,34 +82,34 @@ fn every_form_agrees_with_the_cpu() {
             let (starts, entries) = invert(g, &routes).unwrap();
             let forms =
                 [(1, false), (1, true), (2, false), (2, true)].map(|(groups, resident)| Form { dim, groups, resident });
-            // Without a form: masked.
+            let single = Single::of(g, dim).map(Way::Single);
             let masked = Masked { dim };
-            let suits = Masked::suits(g) && masked.fits(&gpu, g);
-            for form in forms.into_iter().map(Some).chain(suits.then_some(None)) {
+            let masked = (Masked::suits(g) && masked.fits(&gpu, g)).then_some(Way::Masked(masked));
+            for way in forms.map(Way::Gathered).into_iter().chain(single).chain(masked) {
                 let empty = |like: &Tensor, dtype| Tensor::empty_on(&device, like.shape().clone(), dtype).unwrap();
                 let (mut got, mut got_lse) = (empty(&out, DType::Bf16), empty(&lse, DType::F32));
                 let mut attended = empty(&out, DType::Bf16);
-                match form {
-                    Some(form) => form.forward(g, [&qkv, &routes], scale, [&mut got, &mut got_lse]).unwrap(),
-                    None => {
-                        let (attended, maps) = (Some(&mut attended), [&mut got, &mut got_lse]);
-                        masked.forward(g, [&qkv, &routes], scale, maps, attended).unwrap();
-                    }
+                let (read, written) = ([&qkv, &routes], [&mut got, &mut got_lse]);
+                match way {
+                    Way::Gathered(form) => form.forward(g, read, scale, written).unwrap(),
+                    Way::Masked(masked) => masked.forward(g, read, scale, written, Some(&mut attended)).unwrap(),
+                    Way::Single(single) => single.forward(g, read, scale, written).unwrap(),
                 }
                 let (mut got_dqkv, mut delta) = (empty(&dqkv, DType::Bf16), empty(&lse, DType::F32));
                 let given = Given { qkv: &qkv, routes: &routes, scale, lse: &got_lse, attended: None, dout: &dout };
                 for accumulate in [false, true] {
                     let place = got_dqkv.as_out("test", accumulate).unwrap();
-                    match form {
-                        Some(form) => {
+                    match way {
+                        Way::Gathered(form) => {
                             form.backward_queries(g, &given, &place, &mut delta).unwrap();
                             form.backward_keys(g, &given, [&starts, &entries, &delta], &place).unwrap();
                         }
                         // On a GPU with little shared memory there are several chunks.
-                        None if accumulate => {
+                        Way::Masked(masked) if accumulate => {
                             masked.backward_in_chunks(64, g, &given, &attended, &place).unwrap();
                         }
-                        None => masked.backward(g, &given, &attended, &place).unwrap(),
+                        Way::Masked(masked) => masked.backward(g, &given, &attended, &place).unwrap(),
+                        Way::Single(single) => single.backward(g, &given, [&starts, &entries], &place).unwrap(),
                     }
                     let times = if accumulate { 2.0 } else { 1.0 };
                     let expected: Vec<f64> = dqkv.to_vec::<f64>().unwrap().iter().map(|x| times * x).collect();
@@ -111,7 +121,7 @@ fn every_form_agrees_with_the_cpu() {
                         error(&got_lse, &lse.to_vec::<f64>().unwrap()),
                         error(&got_dqkv, &expected),
                     ];
-                    let named = format!("{dim} channels, {form:?}, {g:?}: {errors:?}");
+                    let named = format!("{dim} channels, {way:?}, {g:?}: {errors:?}");
                     assert!(errors[0] < 1e-2 && errors[1] < 1e-5 && errors[2] < 1e-2, "{named}");
                 }
             }
@@ -161,6 +171,16 @@ fn maps_that_begin_between_packs_and_negative_scales_are_left_to_the_kernels_for
     let form = |scale, maps: &[u64]| Form::of(&gpu, g, DType::Bf16, scale, maps).is_some();
     assert!(form(0.2, &[512, 1024]) && !form(0.2, &[512, 1026]));
     assert!(!form(0.0, &[512, 1024]) && !form(-0.2, &[512, 1024]));
+}
+
+#[test]
+fn the_form_for_single_regions_wants_more_than_half_a_tile_of_keys() {
+    let suits = |side: usize, grid: usize, topk: usize| {
+        let regions = Regions::cut("test", [side, side], [grid, grid]).unwrap();
+        Single::of(Geometry { images: 1, regions, heads: 1, qk_dim: 32, v_dim: 32, topk }, 32).is_some()
+    };
+    assert!(suits(56, 7, 1) && suits(7, 1, 1) && suits(42, 7, 1));
+    assert!(!suits(56, 7, 2) && !suits(63, 7, 1) && !suits(35, 7, 1) && !suits(8 << 14, 1 << 14, 1));
 }
 
 #[test]

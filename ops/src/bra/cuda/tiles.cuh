@@ -1,5 +1,5 @@
-// Tiles of tokens in shared memory, and their products on tensor cores: the building blocks of tensor_cores.cuh and
-// masked.cuh.
+// Tiles of tokens in shared memory, and their products on tensor cores: the building blocks of tensor_cores.cuh,
+// masked.cuh and single.cuh.
 
 #pragma once
 #include "geometry.cuh"
@@ -29,6 +29,18 @@ struct Rows {
 
     __device__ __forceinline__ Row row(int i) const { return {data + i * PADDED<D>, D == 64 ? i & 7 : i >> 1 & 3}; }
 };
+
+// Writes pairs of channels, stored or added.
+template <int N>
+__device__ __forceinline__ void put_pairs(bf16* to, Pack<u32, N> own, int accumulate) {
+    Pack<u32, N>* there = reinterpret_cast<Pack<u32, N>*>(to);
+    if (accumulate) {
+        const Pack<u32, N> old = *there;
+#pragma unroll
+        for (int i = 0; i < N; i++) own.at[i] = add_pairs(old.at[i], own.at[i]);
+    }
+    *there = own;
+}
 
 // Queries (or their upstream gradients) as right operands: groups of eight columns, PADDED<D> rows. A lane holds
 // elements of column lane / 4, loaded directly from global memory; zeros where there is no query.
@@ -192,40 +204,6 @@ struct OwnColumn {
     }
 };
 
-// Sixteen rows of a map as a left factor, straight from memory; zeros where there is no row.
-template <int D, typename Pixel>
-__device__ __forceinline__ void load_rows(u32 (&to)[PARTS<D>][4], const bf16* map, int stride, int count, Pixel pixel) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int row = half * 8 + lane() / 4;
-        const bf16* from = map + i64(pixel(max(min(row, count - 1), 0))) * stride + lane() % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < 2 * PARTS<D>; i++)
-            to[i / 2][i % 2 * 2 + half] = row < count && i < D / 8 ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
-    }
-}
-
-// Writes sixteen rows (D / 8 of their groups of channels), stored or added.
-template <int D, typename Pixel>
-__device__ __forceinline__ void store_rows(const float (&rows)[2 * PARTS<D>][4], bf16* map, int stride, int count, int accumulate,
-                                           Pixel pixel) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int row = half * 8 + lane() / 4;
-        if (row >= count) continue;
-        bf16* to = map + i64(pixel(row)) * stride + lane() % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            float low = rows[i][half * 2], high = rows[i][half * 2 + 1];
-            if (accumulate) {
-                u32 old = *reinterpret_cast<u32*>(to + 8 * i);
-                low += low_half(old), high += high_half(old);
-            }
-            *reinterpret_cast<u32*>(to + 8 * i) = pack_bf16(low, high);
-        }
-    }
-}
-
 // The maximum number of threads of a block whose warps take SIZE tokens at a time: many if all tokens are resident, as
 // shared memory then leaves room for only a few blocks; otherwise as many as share one tile.
 template <bool RESIDENT, int SIZE>
@@ -257,9 +235,9 @@ struct Pair {
         for (int i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
             const int row = i / CHUNKS, channel = i % CHUNKS * 8;
             const bool exists = row < count && channel < D;
-            const i64 at = exists ? pixel(row) : 0;
-            copy_async(first.row(row).at(channel), first_map + at * first_stride + channel, exists);
-            copy_async(second.row(row).at(channel), second_map + at * second_stride + channel, exists);
+            const int at = exists ? pixel(row) : 0;
+            copy_async(first.row(row).at(channel), first_map + i64(at) * first_stride + channel, exists);
+            copy_async(second.row(row).at(channel), second_map + i64(at) * second_stride + channel, exists);
         }
     }
 

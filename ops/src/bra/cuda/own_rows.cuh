@@ -1,0 +1,180 @@
+// Products in which a warp owns rows, sixteen a tile, and iterates over the others in steps of sixteen, which are columns:
+// the building blocks of masked.cuh and single.cuh, and in part of a kernel in tensor_cores.cuh. S = Q·Kᵀ comes out laid out
+// as the left operand of P·V. A lane has rows lane / 4 and lane / 4 + 8 of a tile, its two `halves`, and of each group of
+// eight columns, two a step, columns 2p and 2p + 1 (p = lane % 4).
+
+#pragma once
+#include "tiles.cuh"
+
+constexpr int STEP = 16;
+
+// Which of a tile's rows one of the halves is.
+__device__ __forceinline__ int own_row(int half) { return half * 8 + lane() / 4; }
+
+// Rows of PADDED<D> channels and eight more, so that the same channels of eight rows lie in different banks. That takes more
+// memory than the swizzled `Rows`, but a lane's addresses differ by constants.
+template <int D>
+struct PaddedRows {
+    static constexpr int STRIDE = PADDED<D> + 8;
+    bf16* data;
+};
+
+// Where channel `part + channel` of row `from + i` of a map lies: `from` and `part` are constants, or the same in all lanes,
+// and multiples of 8, the swizzle's period.
+struct Place {
+    bf16* at;
+    int after; // in elements
+};
+template <int D>
+__device__ __forceinline__ Place place(Rows<D> map, int from, int i, int part, int channel) {
+    return {map.row(i).at(part + channel), from * PADDED<D>};
+}
+template <int D>
+__device__ __forceinline__ Place place(PaddedRows<D> map, int from, int i, int part, int channel) {
+    return {map.data + i * PaddedRows<D>::STRIDE + channel, from * PaddedRows<D>::STRIDE + part};
+}
+
+// The map from row `first` on, a multiple of 8.
+template <int D>
+__device__ __forceinline__ Rows<D> from_row(Rows<D> map, int first) {
+    return {map.data + first * PADDED<D>};
+}
+template <int D>
+__device__ __forceinline__ PaddedRows<D> from_row(PaddedRows<D> map, int first) {
+    return {map.data + first * PaddedRows<D>::STRIDE};
+}
+
+// The rows whose addresses a lane supplies to matrix loads of rows `from` to `from` + 15 and sixteen channels: for left
+// operands as stored, and for right ones transposed.
+template <typename Map>
+__device__ __forceinline__ Place left_rows(Map map, int from, int part) {
+    return place(map, from, lane() % 16, part, lane() / 16 * 8);
+}
+// For right operands as stored, and for left ones transposed.
+template <typename Map>
+__device__ __forceinline__ Place right_rows(Map map, int from, int part) {
+    return place(map, from, lane() / 16 * 8 + lane() % 8, part, lane() / 8 % 2 * 8);
+}
+
+// Sixteen rows of a map, from `first` on, as left operands.
+template <int D>
+struct Own {
+    u32 at[PARTS<D>][4];
+
+    template <typename Map>
+    __device__ __forceinline__ Own(Map map, int first) {
+#pragma unroll
+        for (int part = 0; part < PARTS<D>; part++) {
+            const Place own = left_rows(from_row(map, first), 0, part * 16);
+            load_matrices(at[part], own.at, own.after);
+        }
+    }
+};
+
+// products (16 rows, two groups of 8 columns) = own·othersᵀ, for the others from `from` on.
+template <int D, typename Map>
+__device__ __forceinline__ void multiply_step(float (&products)[2][4], const Own<D>& own, Map others, int from) {
+#pragma unroll
+    for (int part = 0; part < PARTS<D>; part++) {
+        u32 right[4];
+        const Place other = right_rows(others, from, part * 16);
+        load_matrices(right, other.at, other.after);
+#pragma unroll
+        for (int group = 0; group < 2; group++) {
+            const u32 own_right[2] = {right[group * 2], right[group * 2 + 1]};
+            if (part == 0) multiply(products[group], own.at[0], own_right);
+            else multiply_add(products[group], own.at[part], own_right);
+        }
+    }
+}
+
+// Weights (16 rows, two groups of 8 columns) as a left operand.
+__device__ __forceinline__ void pack(u32 (&left)[4], const float (&weights)[2][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) left[i] = pack_bf16(weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1]);
+}
+
+// sums (16 rows, groups of 8 channels from `channel` on) += weights·others.
+template <int GROUPS, typename Map>
+__device__ __forceinline__ void add_step(float (&sums)[GROUPS][4], const u32 (&weights)[4], Map others, int from,
+                                         int channel = 0) {
+#pragma unroll
+    for (int part = 0; part < GROUPS / 2; part++) {
+        u32 right[4];
+        const Place other = left_rows(others, from, channel + part * 16);
+        load_transposed(right, other.at, other.after);
+        multiply_add(sums[2 * part], weights, {right[0], right[1]});
+        multiply_add(sums[2 * part + 1], weights, {right[2], right[3]});
+    }
+}
+
+// Rounds a tile's groups of 8 columns, times a factor for each half, and stores them into a map in shared memory: rows from
+// `first` on, columns from `column` on.
+template <int GROUPS, typename Map>
+__device__ __forceinline__ void keep(Map map, int first, const float (&sums)[GROUPS][4], const float (&factors)[2],
+                                     int column = 0) {
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            const float* pair = sums[group] + half * 2;
+            const Place to = place(from_row(map, first), half * 8, lane() / 4, column + group * 8, lane() % 4 * 2);
+            *reinterpret_cast<u32*>(to.at + to.after) = pack_bf16(pair[0] * factors[half], pair[1] * factors[half]);
+        }
+}
+
+// The sum, or the largest, of a row: over the lanes that hold its columns.
+__device__ __forceinline__ float row_sum(float x) {
+    for (int step = 1; step < 4; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+__device__ __forceinline__ float row_max(float x) {
+    for (int step = 1; step < 4; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+    return x;
+}
+
+// Where a lane's two rows lie.
+struct PixelsOfRows {
+    int of_half[2];
+};
+
+// The same of sixteen rows of which `count` exist; past the last row, where that lies.
+template <typename Pixel>
+__device__ __forceinline__ PixelsOfRows find_rows(int count, Pixel pixel) {
+    return {{pixel(max(min(own_row(0), count - 1), 0)), pixel(max(min(own_row(1), count - 1), 0))}};
+}
+
+// Sixteen rows of a map as a left factor, straight from memory; zeros where there is no row.
+template <int D>
+__device__ __forceinline__ void load_rows(u32 (&to)[PARTS<D>][4], const bf16* map, int stride, int count,
+                                          const PixelsOfRows& pixels) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const bf16* from = map + i64(pixels.of_half[half]) * stride + lane() % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 2 * PARTS<D>; i++)
+            to[i / 2][i % 2 * 2 + half] =
+                own_row(half) < count && i < D / 8 ? *reinterpret_cast<const u32*>(from + 8 * i) : 0;
+    }
+}
+
+// Writes sixteen rows, stored or added: the first `groups` of their groups of eight channels. Of two groups, a lane gets
+// four channels of one in exchange for its neighbour's two of the other, so that memory gets whole sectors of 32 bytes.
+template <int GROUPS>
+__device__ __forceinline__ void store_rows(const float (&rows)[GROUPS][4], int groups, bf16* map, int stride, int count,
+                                           int accumulate, const PixelsOfRows& pixels) {
+    const int odd = lane() % 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        bf16* to = map + i64(pixels.of_half[half]) * stride + odd * 8 + lane() % 4 / 2 * 4;
+#pragma unroll
+        for (int i = 0; i < GROUPS; i += 2) {
+            __syncwarp(); // reconverges the lanes that stored with those that did not
+            const u32 first = pack_bf16(rows[i][half * 2], rows[i][half * 2 + 1]);
+            const u32 second = pack_bf16(rows[i + 1][half * 2], rows[i + 1][half * 2 + 1]);
+            const u32 other = __shfl_xor_sync(~0u, odd ? first : second, 1);
+            const Pack<u32, 2> own = {{odd ? other : first, odd ? second : other}};
+            if (own_row(half) < count && i + odd < groups) put_pairs(to + 8 * i, own, accumulate);
+        }
+    }
+}
