@@ -97,12 +97,12 @@ struct Patches {
 
 // The partial sums of dyᵀ·patches, with patches as above, whose packs are copied from x itself: see `tall::multiply`.
 __global__ void __launch_bounds__(tall::MOST_THREADS, 1)
-    conv2d_backward_weight(const bf16* dy, const bf16* x, float* partial, i64 rows, int outputs, int patch, int tall,
-                           int wide, int height, int width, int inputs, int across, int out_height, int out_width,
+    conv2d_backward_weight(const bf16* dy, const bf16* x, float* partial, int biased, i64 rows, int outputs, int patch,
+                           int tall, int wide, int height, int width, int inputs, int across, int out_height, int out_width,
                            int stride, int padding) {
     auto column = [&](int c) {
         const int tap = c / inputs, a = tap / across, b = tap % across;
         return Patches{x + c % inputs, height, width, inputs, out_height, out_width, stride, a - padding, b - padding};
     };
-    tall::multiply(dy, column, partial, false, rows, outputs, patch, tall, wide);
+    tall::multiply(dy, column, partial, biased, rows, outputs, patch, tall, wide);
 }

@@ -59,7 +59,14 @@ pub fn backward(
     [dx, dweight, dbias]: [Option<Out<'_>>; 3],
 ) -> Result<()> {
     dx.map_or(Ok(()), |dx| backward_input(g, dy, weight, dx))?;
-    dweight.map_or(Ok(()), |dweight| backward_weight(g, dy, x, dweight))?;
+    match dweight {
+        Some(dweight) => backward_weight(g, dy, x, dweight, dbias),
+        None => backward_bias(g, dy, dbias),
+    }
+}
+
+/// dbias from dy.
+fn backward_bias(g: &Geometry, dy: &Tensor, dbias: Option<Out<'_>>) -> Result<()> {
     dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, g.pixels(), g.outputs], dbias))
 }
 
@@ -90,16 +97,16 @@ fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -
     Ok(())
 }
 
-/// dweight from dy and x.
-fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>) -> Result<()> {
+/// dweight and dbias from dy and x.
+fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>, dbias: Option<Out<'_>>) -> Result<()> {
     let ([down, across], outputs, row) = (g.kernel, g.outputs, row(g, x.dtype()));
     let mut sums = Tensor::zeros_on(&x.device(), [outputs, row], dweight.dtype())?;
-    let tall = Tall::of([g.pixels(), outputs, row], INTENSITY, &sums.as_out("conv2d", true)?, None);
+    let tall = Tall::of([g.pixels(), outputs, row], INTENSITY, &sums.as_out("conv2d", true)?, dbias.as_ref());
     // A pack of a patch is one of x if it has whole packs; the kernel counts pixels in an `int`.
     let in_place = g.inputs.is_multiple_of(8) && i32::try_from(g.pixels()).is_ok();
     match tall.filter(|_| in_place) {
         Some(tall) if tall::in_packs(dy, dy.count())? && tall::in_packs(x, x.count())? => {
-            multiply_in_place(&tall, g, [dy, x], sums.as_out("conv2d", false)?)?;
+            multiply_in_place(&tall, g, [dy, x], sums.as_out("conv2d", false)?, dbias)?;
         }
         _ => {
             for images in chunks(g, x.dtype()) {
@@ -107,20 +114,28 @@ fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>) -> R
                 let extents = [pixels(g, &images).len(), outputs, row];
                 backward_product([&upstream, &patches], extents, sums.as_out("conv2d", true)?, None)?;
             }
+            backward_bias(g, dy, dbias)?;
         }
     }
     let sums = sums.slice(1, 0..g.patch())?.contiguous()?.reshape([outputs, down, across, g.inputs])?;
     put(dweight, &sums.permute(&[0, 3, 1, 2])?.contiguous()?)
 }
 
-/// dyᵀ·patches (O, P), of patches whose packs are copied from x itself.
-fn multiply_in_place(tall: &Tall, g: &Geometry, [dy, x]: [&Tensor; 2], sums: Out<'_>) -> Result<()> {
-    let mut partial = tall.partial(dy, false)?;
+/// dyᵀ·patches (O, P), of patches whose packs are copied from x itself, and the sum of dy's rows.
+fn multiply_in_place(
+    tall: &Tall,
+    g: &Geometry,
+    [dy, x]: [&Tensor; 2],
+    sums: Out<'_>,
+    dbias: Option<Out<'_>>,
+) -> Result<()> {
+    let mut partial = tall.partial(dy, dbias.is_some())?;
     let launch = KERNELS.launch_on(dy, "conv2d_backward_weight")?.input(dy)?.input(x)?.output(&mut partial)?;
-    let launch = tall.describe(launch)?.extents(g.input)?.extents([g.inputs, g.kernel[1]])?;
+    let launch =
+        tall.describe(launch.int(dbias.is_some().into()))?.extents(g.input)?.extents([g.inputs, g.kernel[1]])?;
     // SAFETY: the maps have the extents of the convolution, and the patches those that `tall` describes.
     unsafe { launch.extents(g.output)?.extents([g.stride, g.padding])?.run()? };
-    tall.add_up(&partial, sums, None)
+    tall.add_up(&partial, sums, dbias)
 }
 
 /// The ranges of images whose patches form one matrix each; without images, a single empty range.
@@ -196,6 +211,10 @@ mod tests {
         }
     }
 
+    fn place(tensor: &mut Tensor) -> Out<'_> {
+        tensor.as_out("conv2d", false).unwrap()
+    }
+
     #[test]
     fn the_weights_gradient_without_a_matrix_of_patches() {
         let Some(gpu) = Gpu::for_tests(9) else { return };
@@ -213,13 +232,17 @@ mod tests {
             let g = Geometry { images, input: [height, width], inputs, kernel, output, outputs, stride, padding };
             let (x, dy) = (map([images, height, width, inputs], 1), map([images, output[0], output[1], outputs], 2));
             let sums = || Tensor::zeros_on(&device, [outputs, g.patch()], DType::F32).unwrap();
-            let (mut got, mut expected) = (sums(), sums());
+            let biases = || Tensor::zeros_on(&device, [outputs], DType::F32).unwrap();
+            let ([mut got, mut expected], [mut got_bias, mut expected_bias]) = ([sums(), sums()], [biases(), biases()]);
             let extents = [g.pixels(), outputs, g.patch()];
-            multiply_in_place(&Tall::new(extents), &g, [&dy, &x], got.as_out("conv2d", false).unwrap()).unwrap();
+            let tall = Tall::new(extents);
+            multiply_in_place(&tall, &g, [&dy, &x], place(&mut got), Some(place(&mut got_bias))).unwrap();
             let patches = patches(&g, &x, 0..images).unwrap();
-            backward_product([&dy, &patches], extents, expected.as_out("conv2d", false).unwrap(), None).unwrap();
-            let error = relative_error(&array(&got).data, &array(&expected).data);
-            assert!(error < tolerance(DType::F32), "{g:?}: {error}");
+            backward_product([&dy, &patches], extents, place(&mut expected), None).unwrap();
+            backward_bias(&g, &dy, Some(place(&mut expected_bias))).unwrap();
+            let error = [(got, expected), (got_bias, expected_bias)]
+                .map(|(got, expected)| relative_error(&array(&got).data, &array(&expected).data));
+            assert!(error.iter().all(|&error| error < tolerance(DType::F32)), "{g:?}: {error:?}");
         }
     }
 
