@@ -81,8 +81,9 @@ __device__ __forceinline__ void put(const Geometry& g, const Rows<D> (&from)[N],
 // largest score: a warp then keeps only the scores of a step, and its few registers leave room for many warps. Of each map
 // `held` rows are in shared memory, a multiple of 32.
 template <int D>
-__global__ void __launch_bounds__(MASKED_THREADS, D > 32 ? 2 : 4)
-    attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, bf16* kept, float* lse, int held, int shift, GEOMETRY) {
+__global__ void __launch_bounds__(MASKED_THREADS, 4)
+    attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, bf16* kept, float* lse, int held, int shift,
+                  GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), v_dim = g.v_dim(), tokens = g.tokens();
@@ -159,9 +160,10 @@ struct __align__(16) TwoQueries {
     float denominators[2], deltas[2];
 };
 
-// dqkv, all of it, with P computed once: keys own rows. With dP = dO·Vᵀ, delta = the sum of P∘dP over a query's keys, which
-// is that of dO∘O over its channels, and dS = P∘(dP − delta): dV = Pᵀ·dO, dK = s·dSᵀ·Q, dQ = s·dS·K. The last one is a sum
-// over keys, whose warps share dSᵀ through shared memory, `chunk` queries at a time: after each chunk queries own rows.
+// dqkv, all of it, with P computed once: keys own rows. With dP = dO·Vᵀ, delta = the sum of P∘dP over a query's keys,
+// which is that of dO∘O over its channels, and dS = P∘(dP − delta): dV = Pᵀ·dO, dK = s·dSᵀ·Q, dQ = s·dS·K. The last one is
+// a sum over keys, whose warps share dSᵀ through shared memory, `chunk` queries at a time: after each chunk queries own
+// rows.
 template <int D>
 __global__ void __launch_bounds__(2 * MASKED_THREADS, 1)
     attend_backward_masked(const bf16* qkv, const u32* routes, float scale, const bf16* out, const float* lse,
@@ -173,14 +175,16 @@ __global__ void __launch_bounds__(2 * MASKED_THREADS, 1)
     out += image * tokens * v_dim + head * D, dout += image * tokens * v_dim + head * D;
     lse += (image * heads + head) * tokens;
     DYNAMIC_SHARED(bf16, shared);
-    const Rows<D> queries = {shared}, keys = {shared + of_map}, values = {shared + 2 * of_map}, upstream = {shared + 3 * of_map};
+    const Rows<D> queries = {shared}, keys = {shared + of_map}, values = {shared + 2 * of_map};
+    const Rows<D> upstream = {shared + 3 * of_map};
     // dSᵀ (keys, queries of a chunk). Rows are an odd number of packs apart, so that eight of them lie in different banks.
     bf16* slopes = shared + 4 * of_map;
     const int apart = chunk + 8;
     TwoQueries* of_queries = reinterpret_cast<TwoQueries*>(slopes + held * apart);
     const Routing routing = {reinterpret_cast<u64*>(of_queries + held / 2), shift};
     u32* reached = reinterpret_cast<u32*>(routing.bits + g.regions());
-    ask_for<D, 4>(g, {queries, keys, values, upstream}, held, {qkv, qkv + qk_dim, qkv + 2 * qk_dim, dout}, {row, row, row, v_dim});
+    ask_for<D, 4>(g, {queries, keys, values, upstream}, held, {qkv, qkv + qk_dim, qkv + 2 * qk_dim, dout},
+                  {row, row, row, v_dim});
     routing.collect(g, routes + image * g.regions() * topk);
     for (int i = threadIdx.x; i < 4 * held; i += blockDim.x) {
         const int token = i / 4, channel = i % 4 * 8, pixel = token < tokens ? g.pixel_of(token) : 0;

@@ -20,7 +20,11 @@ struct OwnTokens {
     PixelsOfRows after_corner;
 
     __device__ __forceinline__ OwnTokens(const Geometry& g) : g(g), first(warp() * 16), count(g.region_tokens - first) {
-        after_corner = find_rows(count, [&](int token) { return g.after_corner(first + token); });
+        // Past the region's last token that one again, even if no token is this warp's: lse is read without a branch.
+        const int last = g.region_tokens - 1;
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            after_corner.of_half[half] = g.after_corner(min(first + own_row(half), last));
     }
 
     __device__ __forceinline__ PixelsOfRows in(int region) const {
