@@ -331,7 +331,7 @@ sanitize() {
             compute-sanitizer --tool initcheck --report-api-errors no --error-exitcode 9 \
             "${ours[@]}" --precision $precision --model nano --batch-size 8 --steps 2
     done
-    for name in bra mlp dwconv layer_norm linear batch_norm softmax cross_entropy attention; do
+    for name in bra linear conv2d mlp attention dwconv layer_norm batch_norm softmax cross_entropy; do
         for tool in memcheck racecheck synccheck; do
             ONLY=$name try 90 "$tool-$name" compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 9 "${parity[@]}"
         done
