@@ -14,7 +14,7 @@ __global__ void gelu_forward(const T* x, T* y, i64 count) {
     store_pack(y + i, out, count - i);
 }
 
-// dx = dy·(Φ(x) + x·φ(x)). If y is not null, it gets gelu(x) again, which is cheaper than to have kept it.
+// dx = dy·(Φ(x) + x·φ(x)). If y is not null, it gets gelu(x) again, for a caller that did not keep it.
 template <typename T>
 __global__ void gelu_backward(const T* dy, const T* x, T* dx, int accumulate, T* y, i64 count) {
     typedef wide<T> W;
