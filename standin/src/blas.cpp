@@ -4,8 +4,10 @@
 // promised.
 
 #include "device.h"
+#include <chrono>
 #include <cstring>
 #include <set>
+#include <thread>
 
 using namespace standin;
 
@@ -162,12 +164,12 @@ Result set(T& attribute, const void* value, size_t bytes) {
 struct Operands {
     Layout a, b, c, d;
     uint64_t at[4];
-    bool split;
+    bool split, inexact;
 };
 
 // The product of one matrix of the batch.
 void multiply(const Product& product, double alpha, double beta, const Operands& of, int number) {
-    auto& [a, b, c, d, at, split] = of;
+    auto& [a, b, c, d, at, split, inexact] = of;
     auto start = [&](const Layout& layout, int which) { return at[which] + number * layout.offset * size_of(layout.type); };
     uint64_t from_a = start(a, 0), from_b = start(b, 1), plus = start(c, 2), to = start(d, 3);
     int64_t m = d.rows, n = d.columns, k = product.transposed[0] ? a.rows : a.columns;
@@ -195,7 +197,7 @@ void multiply(const Product& product, double alpha, double beta, const Operands&
             for (; l < end; l++) chains[0] += row[l] * column[l];
             double sum = 0;
             for (double chain : chains) sum += chain;
-            sum *= alpha;
+            sum *= inexact ? alpha * (1 + 0x1p-12) : alpha;
             if (beta != 0) sum += beta * get(c.type, plus, i + j * c.ld);
             if (product.epilogue == BIAS) sum += get(d.type, product.bias, i);
             put(d.type, to, i + j * d.ld, sum);
@@ -314,10 +316,11 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
     if (long(plan->rank) < setting("STANDIN_REFUSED", 0)) return UNSUPPORTED;
     Status status = call([&] {
         if (handle->on != &device()) return INVALID_CONTEXT;
+        auto among = [plan](const char* ranks) { return (setting(ranks, 0) >> plan->rank & 1) != 0; };
         if (!handle->loaded.count(plan->described) && !device().memory.reserve(CODE)) return OUT_OF_MEMORY;
         handle->loaded.insert(plan->described);
         if (plan->described != described(*product, *a_layout, *b_layout, *c_layout, *d_layout)) return INVALID_VALUE;
-        Operands operands = {*a_layout, *b_layout, *c_layout, *d_layout, {a, b, c, d}, plan->split != 0};
+        Operands operands = {*a_layout, *b_layout, *c_layout, *d_layout, {a, b, c, d}, plan->split != 0, among("STANDIN_INEXACT")};
         Memory& memory = device().memory;
         if (bytes < plan->workspace || !memory.holds(workspace, bytes)) return INVALID_VALUE;
         auto number = [&](const void* scalar) {
@@ -337,9 +340,10 @@ EXPORTED Result cublasLtMatmul(Handle* handle, const Product* product, const voi
         bool ends = product->epilogue == BIAS;
         if (ends && !memory.holds(product->bias, d_layout->rows * size_of(d_layout->type))) return INVALID_VALUE;
         // The address of a bias is not checked before the kernel runs.
-        bool misaligned = ends && product->bias % plan->row_alignment;
+        bool misaligned = ends && product->bias % plan->row_alignment, slow = among("STANDIN_SLOW");
         return device().ask(stream, [=, product = *product] {
             if (misaligned) throw Fault{"a bias is less aligned than its plan expects"};
+            if (slow) std::this_thread::sleep_for(std::chrono::seconds(1));
             // Partial sums may be written anywhere in the workspace.
             for (uint64_t place = 0; place < bytes; place += 1 << 20) stored<uint64_t>(workspace + place, ~0ull);
             for (int i = 0; i < operands.d.batch; i++) multiply(product, by, plus, operands, i);

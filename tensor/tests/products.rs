@@ -172,6 +172,43 @@ fn a_long_product_is_exact() {
     }
 }
 
+/// That is the third one if the first is slow, and the second gives other bits; and the first if both others do, or if it is
+/// the only fast one.
+#[test]
+fn the_fastest_algorithm_that_changes_no_bit_is_used() {
+    if std::env::var_os("BIFORMER_TEST_GPU").is_none() {
+        let Some(standin) = Standin::compiled() else { return };
+        let this = ["--exact", "the_fastest_algorithm_that_changes_no_bit_is_used"];
+        for (slow, inexact, used) in [("1", "2", "3"), ("1", "6", "1"), ("6", "0", "1")] {
+            let settings = [("STANDIN_SLOW", slow), ("STANDIN_INEXACT", inexact), ("BIFORMER_PLANS", "1")];
+            let said = standin.repeat(&this, &settings);
+            assert!(said.contains(&format!("; number {used} is used")), "{settings:?}: {said}");
+        }
+        return;
+    }
+    let Some(gpu) = Gpu::for_tests(1) else { return };
+    let device = Device::Cuda(gpu);
+    let (width, k) = (256, 300);
+    // Small whole numbers, so that all sums are exact.
+    let small = |step: usize| -> Vec<f32> { (0..k * width).map(|i| (i * step % 11) as f32 - 4.0).collect() };
+    let there = |data: &[f32]| Tensor::from_slice(data, [k, width]).unwrap().to_device(&device).unwrap();
+    let (a, b) = (small(7), small(3));
+    let (a_there, b_there) = (there(&a), there(&b));
+    let mut c = Tensor::zeros_on(&device, [width, width], DType::F32).unwrap();
+    let mut multiply = || {
+        Gemm::new("test", Matrix::transposed(&a_there), Matrix::plain(&b_there), [width, width, k])
+            .into(c.as_out("test", false).unwrap())
+            .unwrap();
+        c.to_vec::<f32>().unwrap()
+    };
+    let first = multiply();
+    for (place, got) in first.iter().enumerate() {
+        let sum: f32 = (0..k).map(|l| a[l * width + place / width] * b[l * width + place % width]).sum();
+        assert_eq!(*got, sum);
+    }
+    assert!(multiply() == first, "other bits");
+}
+
 /// Also where cuBLASLt does nothing besides, refuses at last what it had promised, or would be slow; where it refuses all
 /// but the last of its algorithms; and where it knows none that adds up parts.
 #[test]

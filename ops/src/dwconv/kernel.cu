@@ -75,6 +75,16 @@ struct Band {
         }
     }
 
+    // Prefetches the columns from `column` on into the second-level cache.
+    __device__ __forceinline__ void expect(int column) const {
+        constexpr int SECTOR = 32 / sizeof(T), SECTORS = TILE / SECTOR; // 32 bytes are fetched at once
+        for (int item = threadIdx.x; item < span * COLUMNS * SECTORS; item += blockDim.x) {
+            int channel = item % SECTORS * SECTOR, c = column + item / SECTORS % COLUMNS;
+            int row = top + item / (SECTORS * COLUMNS);
+            if (row < height && c < width && channel < channels) prefetch(map + (i64(row) * width + c) * stride + channel);
+        }
+    }
+
     // This thread's channels of R rows of a column, from `row` on.
     template <int R>
     static __device__ __forceinline__ void take(const T* chunk, int column, int row, wide<T> (&taken)[R][V]) {
@@ -86,7 +96,8 @@ struct Band {
     }
 };
 
-// Where a thread's sums go, column by column: in place of what is there, or added to it. That is loaded a column ahead.
+// Where a thread's sums go, column by column: in place of what is there, or added to it. That is loaded a column ahead,
+// which is time enough for the second-level cache, but not for memory.
 template <typename T, int V, int R>
 struct Results {
     T* next;
@@ -197,6 +208,7 @@ __global__ void __launch_bounds__(THREADS, (RESIDENT<T, K>))
     typedef wide<T> W;
     constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, C = COLUMNS<T, K>;
     typedef Band<T, V, STRIPS * R + K - 1, C> Input;
+    typedef Band<T, V, STRIPS * R, C> Output;
     int strips = blockDim.x / 32, row = warp() * R, first = blockIdx.x % tiles * Input::TILE;
     int piece = blockIdx.x / tiles, pieces = gridDim.x / tiles, place = lane() * V, channel = first + place;
     int band = i64(all_bands) * piece / pieces, last = i64(all_bands) * (piece + 1) / pieces;
@@ -205,9 +217,11 @@ __global__ void __launch_bounds__(THREADS, (RESIDENT<T, K>))
     DYNAMIC_SHARED(T, chunks);
     auto ask_for = [&](int band, int column, T* to) {
         i64 pixel = i64(band / bands) * height * width;
-        int top = band % bands * strips * R, rows = strips * R + K - 1;
-        Input input = {x + pixel * x_stride + first, x_stride, top - P, rows, height, width, channels - first};
+        int top = band % bands * strips * R, rows = strips * R;
+        Input input = {x + pixel * x_stride + first, x_stride, top - P, rows + K - 1, height, width, channels - first};
         input.ask_for(column, to);
+        Output output = {y + pixel * y_stride + first, y_stride, top, rows, height, width, channels - first};
+        if (accumulate) output.expect(column);
     };
     ask_for(band, 0, chunks);
     __shared__ W staged[Input::TILE * TAPS];

@@ -20,8 +20,11 @@ const WORKSPACE: usize = 32 << 20;
 /// whether they are wrong or slow.
 const BARE_VARIABLE: &str = "BIFORMER_BARE_PRODUCTS";
 
+/// If this variable is set, the algorithm that cuBLASLt recommends first is used for each product, and no other is tried.
+const UNTRIED_VARIABLE: &str = "BIFORMER_UNTRIED_PRODUCTS";
+
 /// If this variable is set, each new plan is printed, with the time that each of its algorithms takes: to see what the
-/// choices below are made from, and whether they are good.
+/// choices are made from, and whether they are good.
 const PLANS_VARIABLE: &str = "BIFORMER_PLANS";
 
 /// cuBLASLt's version, of which the major number is that of its CUDA: (13, 4) for 13.4.
@@ -40,6 +43,8 @@ pub struct Blas {
     plans: HashMap<PlanKey, std::result::Result<Plan, Error>>,
     /// Whether epilogues may be requested.
     may_end: bool,
+    /// Whether algorithms are tried.
+    may_try: bool,
 }
 
 fn doing<T>(what: &str, result: std::result::Result<T, CublasError>) -> Result<T> {
@@ -61,8 +66,9 @@ impl Blas {
             })
             // SAFETY: nobody has it but this function.
             .inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
-        let may_end = std::env::var_os(BARE_VARIABLE).is_none();
-        Ok(Self { handle, stream, workspace, plans: HashMap::new(), may_end })
+        let unset = |variable| std::env::var_os(variable).is_none();
+        let (may_end, may_try) = (unset(BARE_VARIABLE), unset(UNTRIED_VARIABLE));
+        Ok(Self { handle, stream, workspace, plans: HashMap::new(), may_end, may_try })
     }
 
     /// Whether cuBLASLt computes such a product efficiently with its epilogue. Fewer algorithms support one. If the best
@@ -73,7 +79,7 @@ impl Blas {
         if !self.may_end || key.alignment[4] < 4 {
             return false;
         }
-        let mut busy = |key| self.planned(&key).map(|plan| plan.waves().min(1.0));
+        let mut busy = |key| self.planned(&key).map(|plan| plan.waves.min(1.0));
         matches!((busy(key), busy(key.bare())), (Ok(with), Ok(without)) if with >= 0.7 * without)
     }
 
@@ -86,16 +92,9 @@ impl Blas {
                 Err(error) if !key.row || matches!(error, Error::OutOfMemory { .. }) => {
                     return Err(error);
                 }
-                plan => {
-                    if std::env::var_os(PLANS_VARIABLE).is_some() {
-                        let (handle, workspace, stream) = (self.handle, self.workspace, self.stream);
-                        let said = plan.as_ref().map_err(Error::clone).and_then(|plan| {
-                            // SAFETY: the plan is that of the key, and all else this value's.
-                            unsafe { trial::describe(key, plan, handle, workspace, stream) }
-                        });
-                        let said = said.unwrap_or_else(|error| error.to_string());
-                        // It changes nothing if nobody reads it.
-                        let _ = writeln!(io::stderr(), "plan {key}: {said}");
+                mut plan => {
+                    if let Ok(plan) = &mut plan {
+                        self.settle(key, plan);
                     }
                     self.plans.insert(*key, plan);
                 }
@@ -104,6 +103,30 @@ impl Blas {
         match self.plans.get(key) {
             Some(plan) => plan.as_ref().map_err(Error::clone),
             None => Err(failure("a plan that is not there")),
+        }
+    }
+
+    /// Lets a new plan prefer its fastest algorithm, of those with the first one's bits. If that cannot be found out, the
+    /// order is cuBLASLt's.
+    fn settle(&self, key: &PlanKey, plan: &mut Plan) {
+        let (says, tries) = (std::env::var_os(PLANS_VARIABLE).is_some(), self.may_try && trial::matters(key));
+        if !says && !tries {
+            return;
+        }
+        // SAFETY: the plan is that of the key, and all else this value's.
+        let tried = unsafe { trial::of(key, plan, self.handle, self.workspace, self.stream) };
+        let best = tried.as_deref().map_or(0, trial::best);
+        if tries {
+            plan.prefer(best);
+        }
+        if says {
+            let said = match &tried {
+                Ok(tried) => tried.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+                Err(error) => error.to_string(),
+            };
+            let used = if tries { best + 1 } else { 1 };
+            // It changes nothing if nobody reads it.
+            let _ = writeln!(io::stderr(), "plan {key}: {said}; number {used} is used");
         }
     }
 

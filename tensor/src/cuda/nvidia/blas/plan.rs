@@ -84,6 +84,17 @@ impl PlanKey {
         (Product { extents: self.extents, batch, a, b, c, inputs, output, plus: 0, row, tf32 }, end)
     }
 
+    pub fn multiply_adds(&self) -> usize {
+        let extents = self.extents.iter().product::<usize>();
+        extents * self.batch
+    }
+
+    /// From the first byte of the result to the last, of all of a batch.
+    pub fn bytes_of_result(&self) -> usize {
+        let [m, n, _] = self.extents;
+        ((self.batch - 1) * self.strides[2] + m * n) * self.types[1].size()
+    }
+
     /// The key of the product without its epilogue.
     pub fn bare(self) -> Self {
         let [a, b, c, plus, _] = self.alignment;
@@ -249,8 +260,11 @@ impl Drop for Layout {
 /// A product and the algorithms for it, at least one.
 pub struct Plan {
     described: Described,
-    /// In the order in which cuBLASLt recommends them, without those that it then refused.
+    /// In the order in which cuBLASLt recommends them, behind the one that is preferred, and without those that it then
+    /// refused.
     pub algorithms: Vec<sys::cublasLtMatmulHeuristicResult_t>,
+    /// How many times the blocks of the algorithm that cuBLASLt recommends first fill the GPU (waves).
+    pub waves: f32,
 }
 
 impl Plan {
@@ -269,12 +283,13 @@ impl Plan {
             let _ = result::destroy_matmul_pref(preference);
             algorithms?
         };
-        Ok(Self { described, algorithms })
+        let waves = algorithms[0].wavesCount;
+        Ok(Self { described, algorithms, waves })
     }
 
-    /// How many times the blocks of the chosen algorithm fill the GPU (waves).
-    pub fn waves(&self) -> f32 {
-        self.algorithms[0].wavesCount
+    /// From now on the algorithm of this place is the first.
+    pub fn prefer(&mut self, place: usize) {
+        self.algorithms[..=place].rotate_right(1);
     }
 
     /// Multiplies by the algorithm of this place in the list.

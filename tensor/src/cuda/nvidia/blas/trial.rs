@@ -1,21 +1,35 @@
-//! How long each of the algorithms takes that cuBLASLt recommends for a product: it only estimates that, and its first
-//! choice is not always the fastest.
+//! Which of the algorithms that cuBLASLt recommends for a product is the fastest. It only estimates that: its first choice
+//! has been seen to take up to 1.6 times as long as its best one (docs/performance.md).
+//!
+//! Only those take part whose results have the first choice's bits: most of them add up the same products in the same
+//! order, and differ in how they divide the result among blocks. So bits depend on no clock.
 
 use super::plan::{Plan, PlanKey};
 use super::{doing, driver_failure};
 use crate::Result;
 use cudarc::cublaslt::sys::cublasLtHandle_t;
-use cudarc::driver::{result, sys::CUstream};
-use std::fmt::Write;
-use std::time::Instant;
+use cudarc::driver::{
+    result,
+    sys::{CUstream, CUstreamCaptureStatus_enum},
+};
+use std::fmt;
+use std::time::{Duration, Instant};
 
-/// How often an algorithm is run before it is timed, and then. Together the runs take far longer than the host does to
-/// request them.
-const WARM: u32 = 3;
-const TIMED: u32 = 30;
+/// How often an algorithm is run to be timed; less often, so that it takes about as long as this, if it is slow.
+const TIMES: u32 = 20;
+const LONG: Duration = Duration::from_millis(3);
 
-/// What the operands' bytes are: numbers that are neither zero nor very large in any type. A GPU multiplies zeros faster.
-const BYTE: u8 = 0x3c;
+/// Of the first choice's time, how much another one may take to be preferred: the rest may be noise.
+const SHARE: f64 = 0.95;
+
+/// Multiply-adds below which a product takes as long as its start, whatever the algorithm.
+const FEW: usize = 1 << 24;
+
+/// Bytes of random numbers with which the operands are filled, again and again, and of each slice of the result that is
+/// compared, at so many places.
+const PATTERN: usize = 1 << 20;
+const SLICE: usize = 1 << 16;
+const SLICES: usize = 16;
 
 /// Memory for a product's operands, freed when this value goes.
 struct Memory(u64);
@@ -27,45 +41,147 @@ impl Drop for Memory {
     }
 }
 
-/// For each algorithm how busy it keeps the GPU, the workspace that it takes, and its time, measured on operands of the
-/// trial's own: `5.94 waves (0 kB, 48.1 µs), 7.92 waves (0 kB, 51.0 µs)`.
+/// What an algorithm did.
+#[derive(Clone, Copy)]
+pub enum Tried {
+    /// It had so many waves of blocks and this workspace, and took so many µs for the first choice's bits or others.
+    Took { waves: f32, workspace: usize, micros: f64, same_bits: bool },
+    /// cuBLASLt refused it.
+    Refused,
+}
+
+impl Tried {
+    fn micros(self) -> Option<f64> {
+        match self {
+            Self::Took { micros, same_bits: true, .. } => Some(micros),
+            _ => None,
+        }
+    }
+}
+
+/// `5.94 waves (0 kB, 48.1 µs)`
+impl fmt::Display for Tried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Took { waves, workspace, micros, same_bits } = self else { return f.write_str("refused") };
+        let others = if *same_bits { "" } else { ", other bits" };
+        write!(f, "{waves:.2} waves ({} kB, {micros:.1} µs{others})", workspace / 1000)
+    }
+}
+
+/// Whether the choice among algorithms matters for such a product.
+pub fn matters(key: &PlanKey) -> bool {
+    key.multiply_adds() >= FEW
+}
+
+/// The place of the algorithm to be used, by what all of them did.
+pub fn best(tried: &[Tried]) -> usize {
+    let times = tried.iter().enumerate().filter_map(|(place, tried)| Some((place, tried.micros()?)));
+    let Some((first, usual)) = times.clone().next() else { return 0 };
+    let faster = times.min_by(|a, b| a.1.total_cmp(&b.1)).filter(|(_, micros)| *micros < SHARE * usual);
+    faster.map_or(first, |(place, _)| place)
+}
+
+/// Tries each algorithm of a plan, on operands of the trial's own: numbers of both signs and different sizes, so that sums
+/// in different orders differ. Fails where there is no memory for these, and while a stream is being captured.
 ///
 /// # Safety
 /// As for [`Plan::multiply`], for a plan that was made for this key.
-pub unsafe fn describe(
+pub unsafe fn of(
     key: &PlanKey,
     plan: &Plan,
     handle: cublasLtHandle_t,
     workspace: u64,
     stream: CUstream,
-) -> Result<String> {
-    let failed = |error| driver_failure("a product on trial", error);
+) -> Result<Vec<Tried>> {
+    const WHAT: &str = "a product on trial";
+    let failed = |error| driver_failure(WHAT, error);
+    // SAFETY: the stream is the caller's.
+    let status = unsafe { result::stream::is_capturing(stream) }.map_err(failed)?;
+    if status != CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE {
+        return Err(super::failure("products are not tried while work is recorded"));
+    }
     let bytes = key.product(0).1 as usize;
     // SAFETY: the memory is used as what it is.
     let memory = Memory(unsafe { result::malloc_sync(bytes) }.map_err(failed)?);
-    // SAFETY: it has this many bytes, and is waited for below.
-    unsafe { result::memset_d8_async(memory.0, BYTE, bytes, stream) }.map_err(failed)?;
-    let (product, _) = key.product(memory.0);
-    let mut said = String::new();
-    for (place, choice) in plan.algorithms.iter().enumerate() {
-        let comma = if place == 0 { "" } else { ", " };
-        let _ = write!(said, "{comma}{:.2} waves ({} kB, ", choice.wavesCount, choice.workspaceSize / 1000);
-        let run = |times| -> Result<()> {
-            for _ in 0..times {
-                // SAFETY: the operands lie in this value's memory, the rest is the caller's promise.
-                doing("a product on trial", unsafe { plan.multiply(place, &product, handle, workspace, stream) })?;
-            }
-            // SAFETY: the stream is the caller's.
-            unsafe { result::stream::synchronize(stream) }.map_err(failed)
-        };
-        let took = run(WARM).and_then(|()| {
-            let start = Instant::now();
-            run(TIMED).map(|()| start.elapsed().as_secs_f64() * 1e6 / f64::from(TIMED))
-        });
-        let _ = match took {
-            Ok(micros) => write!(said, "{micros:.1} µs)"),
-            Err(_) => write!(said, "refused)"),
-        };
+    let finish = || {
+        // SAFETY: as above.
+        unsafe { result::stream::synchronize(stream) }.map_err(failed)
+    };
+    let pattern = random_numbers();
+    let mut filled = bytes.min(PATTERN);
+    // SAFETY: these are bytes of the memory, and the pattern lives until they have been written.
+    unsafe {
+        result::memcpy_htod_async(memory.0, &pattern[..filled], stream).map_err(failed)?;
+        while filled < bytes {
+            let more = filled.min(bytes - filled);
+            result::memcpy_dtod_async(memory.0 + filled as u64, memory.0, more, stream).map_err(failed)?;
+            filled += more;
+        }
     }
-    Ok(said)
+    finish()?;
+    let (product, _) = key.product(memory.0);
+    let (start, size) = (product.c.address, key.bytes_of_result());
+    let run = |place| {
+        // SAFETY: the operands lie in this value's memory, the rest is the caller's promise.
+        doing(WHAT, unsafe { plan.multiply(place, &product, handle, workspace, stream) })
+    };
+    let mut first: Option<Vec<u8>> = None;
+    let mut tried = Vec::with_capacity(plan.algorithms.len());
+    for (place, choice) in plan.algorithms.iter().enumerate() {
+        // What an algorithm leaves out must not look right.
+        // SAFETY: the result lies in the memory.
+        unsafe { result::memset_d8_async(start, 0xff, size, stream) }.map_err(failed)?;
+        if run(place).is_err() {
+            tried.push(Tried::Refused);
+            continue;
+        }
+        let slice = size.min(SLICE);
+        let mut result = vec![0; slice * SLICES];
+        for (i, to) in result.chunks_mut(slice).enumerate() {
+            // From the first bytes to the last.
+            let from = start + ((size - slice) * i / (SLICES - 1)) as u64;
+            // SAFETY: these are bytes of the result, and `to` is waited for.
+            unsafe { result::memcpy_dtoh_async(to, from, stream) }.map_err(failed)?;
+        }
+        finish()?;
+        let same_bits = *first.get_or_insert_with(|| result.clone()) == result;
+        let seconds = |times| {
+            let began = Instant::now();
+            (0..times).try_for_each(|_| run(place))?;
+            finish().map(|()| began.elapsed().as_secs_f64() / f64::from(times))
+        };
+        let times = (LONG.as_secs_f64() / seconds(1)?).clamp(1.0, f64::from(TIMES));
+        let micros = seconds(times as u32)? * 1e6;
+        tried.push(Tried::Took { waves: choice.wavesCount, workspace: choice.workspaceSize, micros, same_bits });
+    }
+    Ok(tried)
+}
+
+/// Numbers in bf16 from 2⁻⁷ to 2, or from −2 to −2⁻⁷. As halves of f32, or quarters of f64, they are harmless as well.
+fn random_numbers() -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64; // xorshift's must not be zero
+    let numbers = (0..PATTERN / 2).flat_map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let bits = (state >> 40) as u16;
+        (bits & 0x8000 | 0x3c00 | bits & 0x03ff).to_ne_bytes()
+    });
+    numbers.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fastest_with_the_first_ones_bits_is_used() {
+        let took = |micros, same_bits| Tried::Took { waves: 1.0, workspace: 0, micros, same_bits };
+        assert_eq!(best(&[took(80.0, true), took(60.0, true), took(50.0, false), took(61.0, true)]), 1);
+        assert_eq!(best(&[took(80.0, true), took(79.0, true)]), 0, "that may be noise");
+        assert_eq!(best(&[Tried::Refused, took(80.0, true), took(79.0, true), took(70.0, true)]), 3);
+        assert_eq!(best(&[Tried::Refused, took(80.0, true)]), 1);
+        assert_eq!(best(&[Tried::Refused]), 0);
+        assert_eq!(best(&[]), 0);
+    }
 }
