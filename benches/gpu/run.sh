@@ -4,14 +4,14 @@
 #
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
-# The stages are in order of importance. On an H200 with 16 cores, look to bench took two and a half minutes, steps a
-# quarter of one, kernels three quarters; of peers an eager run 20 s, and a compiled one more than 80. On a host that is
-# lent for a quarter of an hour, transfers included, use these two calls; the third is for another. A call clears its
-# OUT, so that each has one of its own:
+# The stages are in order of importance. On an H200 with 16 cores, look to profile took one minute, bench and kernels 40
+# seconds each, tensor to forms together 45, steps 15, each run of peers 20. On a host that is lent for a quarter of an
+# hour, transfers included, use these two calls; the third is for another. A call clears its OUT, so that each has one of
+# its own:
 #
-#     DEADLINE=420 benches/gpu/run.sh look quick profile tensor operations forms bench
-#     DEADLINE=240 OUT=results/2 benches/gpu/run.sh steps peers
-#     OUT=results/3 benches/gpu/run.sh look kernels precisions sanitize
+#     DEADLINE=420 benches/gpu/run.sh look quick profile bench kernels tensor operations forms
+#     DEADLINE=240 OUT=results/2 benches/gpu/run.sh ahead steps compiled peers
+#     OUT=results/3 benches/gpu/run.sh look precisions sanitize
 #
 # The last stage, cifar10, trains for most of such a quarter of an hour, on what DATA names, the folder with CIFAR-10's
 # binary version:
@@ -23,7 +23,7 @@
 # kernels.txt the tables of these two stages; plans.txt how long the algorithms take for each product of a step;
 # cifar10.tar.xz the run. The status is 0 if nothing failed, nor was SKIPPED or CUT for lack of it.
 set -uo pipefail
-stages=(look quick profile tensor operations forms bench steps peers kernels precisions sanitize cifar10)
+stages=(look quick profile bench kernels ahead tensor operations forms steps compiled peers precisions sanitize cifar10)
 for stage in "$@"; do
     [[ " ${stages[*]} " == *" $stage "* ]] || { echo "no stage is called $stage: there are ${stages[*]}" >&2; exit 2; }
 done
@@ -154,6 +154,12 @@ no_sanitizer() {
 # Waits until fewer than four run in the background.
 a_place() { while [[ $(jobs -rp | wc -l) -ge 4 ]]; do wait -n; done; }
 
+# Waits for all of them, but not for `ahead`.
+no_more() {
+    local job
+    for job in $(jobs -rp); do [[ $job == "${compiling-}" ]] || wait "$job"; done
+}
+
 # [cap=SECONDS] each BINARY [FILTER...]: runs its tests, each in its own process: after a fault CUDA
 # refuses all further work of a process
 each() {
@@ -163,7 +169,7 @@ each() {
         a_place
         check "$cap" "$binary-${name##*::}" "target/gpu/$binary" --exact "$name" --nocapture &
     done
-    wait
+    no_more
 }
 
 # An idle GPU is shut down, and takes seconds to start for each of the many processes here: so one stays. It
@@ -204,7 +210,7 @@ operations() {
         a_place
         ONLY=$name check 45 "op-$name" "${parity[@]}" &
     done
-    wait
+    no_more
 }
 
 forms() {
@@ -277,34 +283,56 @@ kernels() {
     done
 }
 
+has_torch() { python3 -c 'import importlib.util as i, sys; sys.exit(i.find_spec("torch") is None)' 2>/dev/null; }
+
+# twin COMMAND CAP NAME WORK GATHER OPTION...: the twin's speed, measured by `measure` or `try`
+twin() {
+    local command=$1 cap=$2 name=$3 work=$4 gather=$5 mode LD_LIBRARY_PATH=$torch_libraries
+    shift 5
+    mode=(--mode "$work")
+    [[ $work != only-bra ]] || mode=(--only-bra)
+    "$command" "$cap" "$name" python3 benches/peers/bench_torch.py --device cuda --dtype bf16 --gather "$gather" \
+        --attention sdpa --model-json small --image-size 224 --batch-size 128 "${mode[@]}" "$@"
+}
+
 # The twin, with the published gather and with its own. What the comparison is about comes first.
 peers() {
-    local form work gather options LD_LIBRARY_PATH=$torch_libraries
-    python3 -c 'import importlib.util as i, sys; sys.exit(i.find_spec("torch") is None)' 2>/dev/null ||
-        { skip peers "there is no PyTorch"; return; }
+    local work gather
+    has_torch || { skip peers "there is no PyTorch"; return; }
     try 60 torch python3 -c 'import torch; print(torch.__version__)'
     tail -n 1 "$logs/torch.log" | remark
-    while read -r form work gather; do
-        options=(--mode "$work")
-        [[ $work != only-bra ]] || options=(--only-bra)
-        [[ $form == eager ]] || options+=(--compile)
-        measure 150 "torch-small-$work-$gather-$form" python3 benches/peers/bench_torch.py --device cuda \
-            --dtype bf16 --gather "$gather" --attention sdpa --model-json small --image-size 224 \
-            --batch-size 128 --steps 20 "${options[@]}"
+    while read -r work gather; do
+        twin measure 150 "torch-small-$work-$gather-eager" "$work" "$gather" --steps 20
     done <<'RUNS'
-eager train published
-eager only-bra published
-eager train index
-compile train published
-compile train index
-eager only-bra index
-eager infer published
-eager infer index
-compile only-bra published
-compile infer published
-compile infer index
-compile only-bra index
+train published
+only-bra published
+train index
+only-bra index
+infer published
+infer index
 RUNS
+}
+
+to_compile=(train infer)
+
+# The same with torch.compile, which takes a minute or two of a processor's time, unless `ahead` was there before.
+compiled() {
+    local work
+    has_torch || { skip compiled "there is no PyTorch"; return; }
+    [[ -z ${compiling-} ]] || wait "$compiling"
+    for work in "${to_compile[@]}"; do
+        twin measure 150 "torch-small-$work-published-compiled" "$work" published --steps 20 --compile
+    done
+}
+
+# Fills the cache of torch.compile, while the next stages check what is right.
+ahead() {
+    local work
+    has_torch || return
+    for work in "${to_compile[@]}"; do
+        twin try 240 "torch-small-$work-ahead" "$work" published --steps 1 --warmup 1 --compile
+    done &
+    compiling=$!
 }
 
 steps() {

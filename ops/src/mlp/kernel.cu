@@ -11,6 +11,7 @@
 #include "normal.cuh"
 
 constexpr int ROWS = 128;    // of a block, 16 to a warp
+constexpr int THREADS = 2 * ROWS;
 constexpr int CHUNK = 64;    // hidden channels in shared memory
 constexpr int GROUP = 32;    // channels that a row's four lanes read at once
 constexpr int PAIRS = 4;     // pairs of channels of a lane among them
@@ -61,16 +62,20 @@ struct Chunk {
     static constexpr int FIRST = C % 64 == 0 ? C + 32 : C, SECOND = CHUNK + 32;
     bf16 first[CHUNK][FIRST]; // hidden, channels
     bf16 second[C][SECOND];   // channels, hidden
+    static constexpr int UNROLLED = C == 64 ? 2 : 1; // of the loops over copies, as far as there are registers
 
     // Starts copying the weights of the hidden channels from `begin` on; zeros past the last.
     __device__ __forceinline__ void fetch(const bf16* w1, const bf16* w2, int begin, int hidden) {
-        for (int i = threadIdx.x; i < CHUNK * (C / 8); i += blockDim.x) {
-            const int row = i / (C / 8), column = i % (C / 8) * 8;
+        static_assert(CHUNK * (C / 8) % THREADS == 0, "each thread copies as much");
+#pragma unroll UNROLLED
+        for (int turn = 0; turn < CHUNK * (C / 8) / THREADS; turn++) {
+            const int i = turn * THREADS + threadIdx.x, row = i / (C / 8), column = i % (C / 8) * 8;
             const bool exists = begin + row < hidden;
             copy_async(&first[row][column], w1 + i64(exists ? begin + row : 0) * C + column, exists);
         }
-        for (int i = threadIdx.x; i < C * (CHUNK / 8); i += blockDim.x) {
-            const int row = i / (CHUNK / 8), column = i % (CHUNK / 8) * 8;
+#pragma unroll UNROLLED
+        for (int turn = 0; turn < C * (CHUNK / 8) / THREADS; turn++) {
+            const int i = turn * THREADS + threadIdx.x, row = i / (CHUNK / 8), column = i % (CHUNK / 8) * 8;
             const bool exists = begin + column < hidden;
             copy_async(&second[row][column], w2 + i64(row) * hidden + (exists ? begin + column : 0), exists);
         }
@@ -81,7 +86,7 @@ struct Chunk {
 // and shifted by beta. What a backward pass needs is written if the pointers to it are not null: the rows' moments (R),
 // n (R, C), the hidden channels before GELU (R, H). H is a whole number of packs.
 template <int C>
-__global__ void __launch_bounds__(2 * ROWS, 2)
+__global__ void __launch_bounds__(THREADS, 2)
     mlp_forward(const bf16* x, const float* gamma, const float* beta, float epsilon, const bf16* w1, const bf16* b1,
                 const bf16* w2, const bf16* b2, int residual, bf16* y, float* mean, float* rstd, bf16* normed,
                 bf16* pre_gelu, i64 rows, int hidden) {
