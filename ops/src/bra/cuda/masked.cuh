@@ -8,8 +8,12 @@
 #include "own_rows.cuh"
 #include "words.cuh"
 
-constexpr int OWN_TILES = 2, OWN_TOKENS = 16 * OWN_TILES; // as many as a warp has lanes, so a block has a thread a token
+// Two tiles have as many tokens as a warp has lanes: a block has a thread a token.
+constexpr int OWN_TILES = 2, OWN_TOKENS = 16 * OWN_TILES;
 constexpr int MASKED_THREADS = 256;
+
+// The rows of a map in shared memory, whole tiles.
+__device__ __forceinline__ int rows_of(const Geometry& g) { return (int(g.tokens()) + 15) / 16 * 16; }
 
 // Regions of a head's map that are routed to each other. They have 2ˢ tokens, two to sixteen, so that a lane's two
 // neighbouring columns lie in the same one.
@@ -44,20 +48,21 @@ struct Routing {
     }
 };
 
-// A lane's pieces of a warp's rows, from `first` on: eight channels of every eighth row. Calls visit(i, token, channel, pixel,
-// whether there is such a token and channel) for the i-th.
+// A lane's pieces of a warp's rows, from `first` on: eight channels of every eighth row. For the i-th, if there is such a row,
+// calls visit(i, token, channel, pixel, whether there is such a token and channel).
 template <int D, int ROWS, typename Visit>
 __device__ __forceinline__ void for_each_piece(const Geometry& g, int first, Visit visit) {
     static_assert(PADDED<D> == 32, "four lanes share a row");
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++) {
+        if (first + i / 2 * 16 >= rows_of(g)) break; // a tile that there is not
         const int token = first + i * 8 + lane() / 4, channel = lane() % 4 * 8;
         const bool exists = token < int(g.tokens());
         visit(i, token, channel, exists ? g.pixel_of(token) : 0, exists && channel < D);
     }
 }
 
-// Writes, or adds, a warp's rows of N maps in shared memory to theirs in global memory.
+// Writes, or adds, rows of N maps in shared memory, which this warp's lanes have written, to theirs in global memory.
 template <int D, int ROWS, int N, typename Map>
 __device__ __forceinline__ void put(const Geometry& g, int first, const Map (&from)[N], bf16* const (&to)[N], int stride,
                                     int accumulate) {
@@ -70,18 +75,18 @@ __device__ __forceinline__ void put(const Geometry& g, int first, const Map (&fr
 #pragma unroll
         for (int map = 0; map < N; map++) put_pairs(to[map] + i64(pixel) * stride + channel, own[map], accumulate);
     });
+    __syncwarp();
 }
 
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh; unless it is null, `kept` gets what out gets, to
-// which others will add. S is computed twice, first to find each row's
-// largest score: a warp then keeps only the scores of a step, and its few registers leave room for many warps. Of each map
-// as many rows are in shared memory as there are threads.
+// which others will add. S is computed twice, first to find each row's largest score: a warp then keeps only the scores of a
+// step, and its few registers leave room for many warps.
 template <int D>
 __global__ void __launch_bounds__(MASKED_THREADS, 4)
     attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, bf16* kept, float* lse, int shift, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
-    const int row = g.row(), v_dim = g.v_dim(), tokens = g.tokens(), of_map = blockDim.x * PADDED<D>;
+    const int row = g.row(), v_dim = g.v_dim(), tokens = g.tokens(), of_map = rows_of(g) * PADDED<D>;
     qkv += image * tokens * row + head * D;
     out += image * tokens * v_dim + head * D;
     if (kept) kept += image * tokens * v_dim + head * D;
@@ -154,10 +159,45 @@ __global__ void __launch_bounds__(MASKED_THREADS, 4)
     if (kept) put<D, OWN_TOKENS, 1, Rows<D>>(g, own_tokens, {queries}, {kept}, v_dim, 0);
 }
 
-// Backward, maps lie in pairs, side by side: then a lane's addresses differ by constants, and the warp's few registers suffice.
+// Backward, maps lie in pairs, side by side: a lane's addresses then differ by constants, which take no registers.
 typedef PaddedRows<64> Left;
 typedef PaddedRows<64, 32> Right;
 constexpr int PAIR = Left::STRIDE;
+
+// As `multiply_step`, for a warp's two tiles, the second so many rows after the first. They are loaded each time: there are
+// not registers for all.
+template <int D, typename Map>
+__device__ __forceinline__ void multiply_tiles(float (&products)[OWN_TILES][2][4], Map own, int second, Map others) {
+#pragma unroll
+    for (int part = 0; part < PARTS<D>; part++) {
+        u32 left[OWN_TILES][4], right[4];
+        const Place other = right_rows(others, 0, part * 16);
+        load_matrices(right, other.at, other.after);
+#pragma unroll
+        for (int tile = 0; tile < OWN_TILES; tile++) {
+            const Place at = left_rows(from_row(own, tile * second), 0, part * 16);
+            load_matrices(left[tile], at.at, at.after);
+        }
+#pragma unroll
+        for (int tile = 0; tile < OWN_TILES; tile++) multiply_part(products[tile], left[tile], right, part);
+    }
+}
+
+// As `add_step`, for both tiles.
+template <int GROUPS, typename Map>
+__device__ __forceinline__ void add_tiles(float (&sums)[OWN_TILES][GROUPS][4], const u32 (&weights)[OWN_TILES][4], Map others) {
+#pragma unroll
+    for (int part = 0; part < GROUPS / 2; part++) {
+        u32 right[4];
+        const Place other = left_rows(others, 0, part * 16);
+        load_transposed(right, other.at, other.after);
+#pragma unroll
+        for (int tile = 0; tile < OWN_TILES; tile++) {
+            multiply_add(sums[tile][2 * part], weights[tile], {right[0], right[1]});
+            multiply_add(sums[tile][2 * part + 1], weights[tile], {right[2], right[3]});
+        }
+    }
+}
 
 // Of two neighbouring queries: log₂ of the denominators of their weights, and the sums of P∘dP.
 struct __align__(16) TwoQueries {
@@ -175,7 +215,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.tokens();
-    const int held = blockDim.x, of_pair = held * PAIR, apart = chunk + 8;
+    const int held = rows_of(g), of_pair = held * PAIR, apart = chunk + 8;
     qkv += image * tokens * row + head * D, dqkv += image * tokens * row + head * D;
     out += image * tokens * v_dim + head * D, dout += image * tokens * v_dim + head * D;
     lse += (image * heads + head) * tokens;
@@ -185,10 +225,10 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
     // dSᵀ (keys, queries of a chunk). Rows are an odd number of packs apart, so that eight of them lie in different banks.
     bf16* slopes = shared + 2 * of_pair;
     TwoQueries* of_queries = reinterpret_cast<TwoQueries*>(slopes + held * apart);
-    const Routing routing = {reinterpret_cast<u64*>(of_queries + held / 2), shift};
+    const Routing routing = {reinterpret_cast<u64*>(of_queries + blockDim.x / 2), shift};
     u32* reached = reinterpret_cast<u32*>(routing.bits + g.regions());
     const int first = warp() * OWN_TOKENS;
-    Pack<u32> results[OWN_TOKENS / 8], gradients[OWN_TOKENS / 8];
+    Pack<u32> results[OWN_TOKENS / 8] = {}, gradients[OWN_TOKENS / 8] = {};
     int own_pixel = 0; // a lane has a token, too: of its four pieces, one in turn with the lanes that share the rows
     for_each_piece<D, OWN_TOKENS>(g, first, [&](int i, int token, int channel, int pixel, bool exists) {
         const bf16* from = qkv + i64(pixel) * row + channel;
@@ -204,6 +244,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
     const int own_token = first + lane() % 4 * 8 + lane() / 4;
     const float logarithm = lse[own_pixel];
     routing.collect(g, routes + image * g.regions() * topk);
+    __syncwarp(); // the last regions' lanes with the others
     float own_delta = 0;
 #pragma unroll
     for (int i = 0; i < OWN_TOKENS / 8; i++) { // all of these loads are on their way before the first is awaited
@@ -220,20 +261,21 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
     wait_for_copies();
     __syncthreads();
 
+    // A warp without a second tile does its first one twice, with the same results.
+    const int second = first + 16 < tokens ? 16 : 0;
     float dkeys[OWN_TILES][2 * PARTS<D>][4] = {}, dvalues[OWN_TILES][2 * PARTS<D>][4] = {};
     u32 left[OWN_TILES][2];
 #pragma unroll
-    for (int i = 0; i < 2 * OWN_TILES; i++) left[i / 2][i % 2] = routing.word(g, reached, first + i / 2 * 16 + own_row(i % 2));
+    for (int i = 0; i < 2 * OWN_TILES; i++)
+        left[i / 2][i % 2] = routing.word(g, reached, first + i / 2 * second + own_row(i % 2));
     const TwoQueries* of_lane = of_queries + lane() % 4;
     bf16* own_slopes = slopes + (first + lane() / 4) * apart + lane() % 4 * 2;
     for (int begin = 0; begin < tokens; begin += chunk) {
         const int end = min(begin + chunk, tokens);
         for (int from = begin; from < end; from += STEP) {
             float weights[OWN_TILES][2][4], slope[OWN_TILES][2][4];
-            multiply_step<PARTS<D>>(weights, from_row(keys, first), from_row(queries, from));
-            multiply_step<PARTS<D>>(slope, from_row(values, first), from_row(upstream, from));
-            bf16* to = own_slopes + from - begin;
-            u32 packed[OWN_TILES][4], packed_slope[OWN_TILES][4];
+            multiply_tiles<D>(weights, from_row(keys, first), second, from_row(queries, from));
+            multiply_tiles<D>(slope, from_row(values, first), second, from_row(upstream, from));
 #pragma unroll
             for (int group = 0; group < 2; group++) {
                 const TwoQueries two = of_lane[(from >> 1) + group * 4];
@@ -246,6 +288,8 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
                     change = weight * (change - two.deltas[i % 2]);
                 }
             }
+            bf16* to = own_slopes + from - begin;
+            u32 packed[OWN_TILES][4], packed_slope[OWN_TILES][4];
 #pragma unroll
             for (int tile = 0; tile < OWN_TILES; tile++) {
                 left[tile][0] >>= 2, left[tile][1] >>= 2;
@@ -253,10 +297,10 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
                 pack(packed_slope[tile], slope[tile]);
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    *reinterpret_cast<u32*>(to + (tile * 16 + i % 2 * 8) * apart + i / 2 * 8) = packed_slope[tile][i];
+                    *reinterpret_cast<u32*>(to + (tile * second + i % 2 * 8) * apart + i / 2 * 8) = packed_slope[tile][i];
             }
-            add_step(dvalues, packed, from_row(upstream, from));
-            add_step(dkeys, packed_slope, from_row(queries, from));
+            add_tiles(dvalues, packed, from_row(upstream, from));
+            add_tiles(dkeys, packed_slope, from_row(queries, from));
         }
         __syncthreads();
         for (int query = begin + int(warp()) * 16; query < end; query += blockDim.x / 2) {
@@ -268,7 +312,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
                 load_transposed(weights, slopes + own_key * apart + query - begin + lane() / 8 % 2 * 8);
                 add_step(dqueries, weights, keys, key);
             }
-            keep(queries, query, dqueries, {scale, scale}); // nobody reads them any more
+            keep(queries, query, dqueries, {scale, scale}); // nobody reads these any more
             put<D, 16, 1, Left>(g, query, {queries}, {dqkv}, row, accumulate);
         }
         if (end < tokens) __syncthreads();
@@ -276,8 +320,8 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
     // The last products with these maps came before the last barrier.
 #pragma unroll
     for (int tile = 0; tile < OWN_TILES; tile++) {
-        keep(upstream, first + tile * 16, dkeys[tile], {scale, scale});
-        keep(values, first + tile * 16, dvalues[tile], {1, 1});
+        keep(upstream, first + tile * second, dkeys[tile], {scale, scale});
+        keep(values, first + tile * second, dvalues[tile], {1, 1});
     }
     put<D, OWN_TOKENS, 2, Right>(g, first, {upstream, values}, {dqkv + qk_dim, dqkv + 2 * qk_dim}, row, accumulate);
 }

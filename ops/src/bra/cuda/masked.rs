@@ -45,9 +45,9 @@ impl Masked {
         small && [2, 4, 8, 16].contains(&of_region) && Self::OF_KEYS * g.topk * of_region >= g.tokens()
     }
 
-    /// Rows of each map, with those that no token has: as many as there are threads.
+    /// Rows of each map in shared memory: whole tiles.
     fn rows(g: Geometry) -> usize {
-        g.tokens().next_multiple_of(32)
+        g.tokens().next_multiple_of(16)
     }
 
     /// Bytes of shared memory that both kernels need: for each region its routes, and for each of four lanes what these are
@@ -62,10 +62,10 @@ impl Masked {
     }
 
     /// Bytes of shared memory, backward: queries and dout, keys and values, dSᵀ of all keys and so many queries, and for
-    /// each token two numbers.
+    /// each thread's token two numbers.
     fn shared_backward(g: Geometry, chunk: usize) -> usize {
-        let of_row = (2 * Self::PAIR + chunk + 8) * DType::Bf16.size() + 2 * DType::F32.size();
-        Self::rows(g) * of_row + Self::of_routes(g)
+        let elements = Self::rows(g) * (2 * Self::PAIR + chunk + 8);
+        elements * DType::Bf16.size() + g.tokens().next_multiple_of(32) * 2 * DType::F32.size() + Self::of_routes(g)
     }
 
     /// The queries for which the backward pass has dSᵀ in shared memory at once: as many as leave room for a second block,
@@ -80,7 +80,7 @@ impl Masked {
 
     fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry) -> Result<Launch<'a>> {
         let launch = KERNELS.launch_on(qkv, &format!("{kernel}<{}>", self.dim))?;
-        Ok(launch.threads(Self::rows(g)).grid([g.heads, g.images, 1]))
+        Ok(launch.threads(g.tokens().next_multiple_of(32)).grid([g.heads, g.images, 1]))
     }
 
     /// The kernels' last parameters: log₂ of a region's tokens, and the geometry.

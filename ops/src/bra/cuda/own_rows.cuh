@@ -82,8 +82,8 @@ struct Own {
     }
 };
 
-// products (16 rows, two groups of 8 columns) = own·othersᵀ, for the others from `from` on; of sixteen channels at a time,
-// the first of which replace what was there.
+// products (16 rows, two groups of 8 columns) = own·othersᵀ, of the part-th sixteen channels: the first replaces what was
+// there, and the next are added.
 __device__ __forceinline__ void multiply_part(float (&products)[2][4], const u32 (&own)[4], const u32 (&others)[4], int part) {
 #pragma unroll
     for (int group = 0; group < 2; group++) {
@@ -92,6 +92,8 @@ __device__ __forceinline__ void multiply_part(float (&products)[2][4], const u32
         else multiply_add(products[group], own, right);
     }
 }
+
+// The same of all channels, for the others from `from` on.
 template <int D, typename Map>
 __device__ __forceinline__ void multiply_step(float (&products)[2][4], const Own<D>& own, Map others, int from) {
 #pragma unroll
@@ -100,23 +102,6 @@ __device__ __forceinline__ void multiply_step(float (&products)[2][4], const Own
         const Place other = right_rows(others, from, part * 16);
         load_matrices(right, other.at, other.after);
         multiply_part(products, own.at[part], right, part);
-    }
-}
-// The same for several tiles, from row `first` of a map on, which are loaded each time: there are not registers for all.
-template <int PARTS, int TILES, typename Own, typename Others>
-__device__ __forceinline__ void multiply_step(float (&products)[TILES][2][4], Own own, Others others) {
-#pragma unroll
-    for (int part = 0; part < PARTS; part++) {
-        u32 left[TILES][4], right[4];
-        const Place other = right_rows(others, 0, part * 16);
-        load_matrices(right, other.at, other.after);
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            const Place at = left_rows(own, tile * 16, part * 16);
-            load_matrices(left[tile], at.at, at.after);
-        }
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) multiply_part(products[tile], left[tile], right, part);
     }
 }
 
@@ -138,22 +123,6 @@ __device__ __forceinline__ void add_step(float (&sums)[GROUPS][4], const u32 (&w
         multiply_add(sums[2 * part + 1], weights, {right[2], right[3]});
     }
 }
-// The same for several tiles.
-template <int TILES, int GROUPS, typename Map>
-__device__ __forceinline__ void add_step(float (&sums)[TILES][GROUPS][4], const u32 (&weights)[TILES][4], Map others) {
-#pragma unroll
-    for (int part = 0; part < GROUPS / 2; part++) {
-        u32 right[4];
-        const Place other = left_rows(others, 0, part * 16);
-        load_transposed(right, other.at, other.after);
-#pragma unroll
-        for (int tile = 0; tile < TILES; tile++) {
-            multiply_add(sums[tile][2 * part], weights[tile], {right[0], right[1]});
-            multiply_add(sums[tile][2 * part + 1], weights[tile], {right[2], right[3]});
-        }
-    }
-}
-
 // Rounds a tile's groups of 8 columns, times a factor for each half, and stores them into a map in shared memory: rows from
 // `first` on, columns from `column` on.
 template <int GROUPS, typename Map>
