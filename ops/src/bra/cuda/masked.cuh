@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(MASKED_THREADS, 4)
         __syncwarp(); // only now has every lane read these queries; nobody else does
         keep(queries, first, sums, inverse);
     }
-    put<D, OWN_TOKENS, 1, Rows<D>>(g, own_tokens, {queries}, {out}, v_dim, 0);
-    if (kept) put<D, OWN_TOKENS, 1, Rows<D>>(g, own_tokens, {queries}, {kept}, v_dim, 0);
+    if (kept) put<D, OWN_TOKENS, 2, Rows<D>>(g, own_tokens, {queries, queries}, {out, kept}, v_dim, 0);
+    else put<D, OWN_TOKENS, 1, Rows<D>>(g, own_tokens, {queries}, {out}, v_dim, 0);
 }
 
 // Backward, maps lie in pairs, side by side: a lane's addresses then differ by constants, which take no registers.
