@@ -109,8 +109,8 @@ __device__ __forceinline__ void copy_async_cached(void* shared, const void* glob
 #endif
 }
 
-// Stores 16 bytes with one instruction. (The compiler would store a value that was assembled from halves in two
-// halves.)
+// Stores 16 or 8 bytes with one instruction. (The compiler would store a value that was assembled from halves in two
+// halves, and one that is added to under a condition word by word.)
 __device__ __forceinline__ void store_at_once(void* global, const u32 (&words)[4]) {
 #ifdef EMULATED
     emulated::store_at_once(global, words);
@@ -118,6 +118,14 @@ __device__ __forceinline__ void store_at_once(void* global, const u32 (&words)[4
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(global), "r"(words[0]), "r"(words[1]), "r"(words[2]),
                  "r"(words[3])
                  : "memory");
+#endif
+}
+
+__device__ __forceinline__ void store_at_once(void* global, const u32 (&words)[2]) {
+#ifdef EMULATED
+    emulated::store_at_once(global, words);
+#else
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(global), "r"(words[0]), "r"(words[1]) : "memory");
 #endif
 }
 

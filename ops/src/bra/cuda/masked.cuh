@@ -2,13 +2,18 @@
 // with all keys, where keys that are not routed get a weight of zero. With regions of a few tokens that is about as fast
 // forward as in `tensor_cores.cuh`, which looks up where the keys of each region lie and leaves half of its products
 // empty; backward it took a quarter less time even when P was computed three times. (Zero times NaN is NaN: one among a
-// head's values reaches all of its queries.) A warp owns rows: 16 queries, backward keys, a tile.
+// head's values reaches all of its queries.) A warp owns rows, queries or, backward, keys: two tiles of 16.
 
 #pragma once
 #include "own_rows.cuh"
 #include "words.cuh"
 
-constexpr int MASKED_THREADS = 256; // for 256 tokens: a warp owns two tiles of them
+// Two tiles have as many tokens as a warp has lanes: a block has a thread a token.
+constexpr int OWN_TILES = 2, OWN_TOKENS = 16 * OWN_TILES;
+constexpr int MASKED_THREADS = 256;
+
+// The rows of a map in shared memory, whole tiles.
+__device__ __forceinline__ int rows_of(const Geometry& g) { return (int(g.tokens()) + 15) / 16 * 16; }
 
 // Regions of a head's map that are routed to each other. They have 2ˢ tokens, two to sixteen, so that a lane's two
 // neighbouring columns lie in the same one.
@@ -43,66 +48,66 @@ struct Routing {
     }
 };
 
-// Starts the copies of N maps of a head's channels to shared memory: all tokens, region after region, and zeros up to
-// `rows`.
-template <int D, int N>
-__device__ __forceinline__ void ask_for(const Geometry& g, const Rows<D> (&to)[N], int rows, const bf16* const (&from)[N],
-                                     const int (&strides)[N]) {
-    constexpr int CHUNKS = PADDED<D> / 8;
-    for (int i = threadIdx.x; i < rows * CHUNKS; i += blockDim.x) {
-        const int token = i / CHUNKS, channel = i % CHUNKS * 8;
-        const bool exists = token < g.tokens() && channel < D;
-        const int pixel = exists ? g.pixel_of(token) : 0;
+// A lane's pieces of a warp's rows, from `first` on: eight channels of every eighth row. For the i-th, if there is such a row,
+// calls visit(i, token, channel, pixel, whether there is such a token and channel).
+template <int D, int ROWS, typename Visit>
+__device__ __forceinline__ void for_each_piece(const Geometry& g, int first, Visit visit) {
+    static_assert(PADDED<D> == 32, "four lanes share a row");
 #pragma unroll
-        for (int map = 0; map < N; map++)
-            copy_async(to[map].row(token).at(channel), from[map] + i64(pixel) * strides[map] + channel, exists);
+    for (int i = 0; i < ROWS / 8; i++) {
+        if (first + i / 2 * 16 >= rows_of(g)) break; // a tile that there is not
+        const int token = first + i * 8 + lane() / 4, channel = lane() % 4 * 8;
+        const bool exists = token < int(g.tokens());
+        visit(i, token, channel, exists ? g.pixel_of(token) : 0, exists && channel < D);
     }
 }
 
-// Writes, or adds, the tokens of N maps in shared memory to theirs in global memory.
-template <int D, int N>
-__device__ __forceinline__ void put(const Geometry& g, const Rows<D> (&from)[N], int tokens, bf16* const (&to)[N], int stride,
+// Writes, or adds, rows of N maps in shared memory, which this warp's lanes have written, to theirs in global memory.
+template <int D, int ROWS, int N, typename Map>
+__device__ __forceinline__ void put(const Geometry& g, int first, const Map (&from)[N], bf16* const (&to)[N], int stride,
                                     int accumulate) {
-    constexpr int CHUNKS = PADDED<D> / 8;
-    for (int i = threadIdx.x; i < tokens * CHUNKS; i += blockDim.x) {
-        const int token = i / CHUNKS, channel = i % CHUNKS * 8;
-        if (channel >= D) continue;
-        const i64 place = i64(g.pixel_of(token)) * stride + channel;
+    __syncwarp();
+    for_each_piece<D, ROWS>(g, first, [&](int, int token, int channel, int pixel, bool exists) {
+        Pack<u32> own[N];
 #pragma unroll
-        for (int map = 0; map < N; map++) {
-            const Pack<u32> own = *reinterpret_cast<const Pack<u32>*>(from[map].row(token).at(channel));
-            put_pairs(to[map] + place, own, accumulate);
-        }
-    }
+        for (int map = 0; map < N; map++) own[map] = *reinterpret_cast<const Pack<u32>*>(piece(from[map], token, channel));
+        if (!exists) return;
+#pragma unroll
+        for (int map = 0; map < N; map++) put_pairs(to[map] + i64(pixel) * stride + channel, own[map], accumulate);
+    });
+    __syncwarp();
 }
 
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh; unless it is null, `kept` gets what out gets, to
-// which others will add. S is computed twice, first to find each row's
-// largest score: a warp then keeps only the scores of a step, and its few registers leave room for many warps. Of each map
-// `held` rows are in shared memory, a multiple of 32.
+// which others will add. S is computed twice, first to find each row's largest score: a warp then keeps only the scores of a
+// step, and its few registers leave room for many warps.
 template <int D>
 __global__ void __launch_bounds__(MASKED_THREADS, 4)
-    attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, bf16* kept, float* lse, int held, int shift,
-                  GEOMETRY) {
+    attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, bf16* kept, float* lse, int shift, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
-    const int row = g.row(), v_dim = g.v_dim(), tokens = g.tokens();
+    const int row = g.row(), v_dim = g.v_dim(), tokens = g.tokens(), of_map = rows_of(g) * PADDED<D>;
     qkv += image * tokens * row + head * D;
     out += image * tokens * v_dim + head * D;
     if (kept) kept += image * tokens * v_dim + head * D;
     lse += (image * heads + head) * tokens;
     DYNAMIC_SHARED(bf16, shared);
-    const Rows<D> queries = {shared}, keys = {shared + held * PADDED<D>}, values = {keys.data + held * PADDED<D>};
-    const Routing routing = {reinterpret_cast<u64*>(values.data + held * PADDED<D>), shift};
+    const Rows<D> queries = {shared}, keys = {shared + of_map}, values = {shared + 2 * of_map};
+    const Routing routing = {reinterpret_cast<u64*>(shared + 3 * of_map), shift};
     u32* words = reinterpret_cast<u32*>(routing.bits + g.regions());
-    float* logarithms = reinterpret_cast<float*>(words + 4 * g.regions()); // lse
-    ask_for<D, 3>(g, {queries, keys, values}, held, {qkv, qkv + g.qk_dim(), qkv + 2 * g.qk_dim()}, {row, row, row});
+    const int own_tokens = warp() * OWN_TOKENS;
+    for_each_piece<D, OWN_TOKENS>(g, own_tokens, [&](int, int token, int channel, int pixel, bool exists) {
+        const bf16* from = qkv + i64(pixel) * row + channel;
+        copy_async(queries.row(token).at(channel), from, exists);
+        copy_async(keys.row(token).at(channel), from + g.qk_dim(), exists);
+        copy_async(values.row(token).at(channel), from + 2 * g.qk_dim(), exists);
+    });
     routing.collect(g, routes + image * g.regions() * topk);
     __syncthreads();
     routing.spread(g, words, false);
     wait_for_copies();
     __syncthreads();
-    for (int first = warp() * 16; first < tokens; first += blockDim.x / 2) {
+    for (int first = own_tokens; first < min(own_tokens + OWN_TOKENS, tokens); first += 16) {
         const Own<D> own(queries, first);
         u32 routed[2], left[2];
 #pragma unroll
@@ -144,15 +149,54 @@ __global__ void __launch_bounds__(MASKED_THREADS, 4)
         for (int half = 0; half < 2; half++) {
             const float total = row_sum(totals[half]);
             inverse[half] = reciprocal_fast(total);
-            if (lane() % 4 == 0) logarithms[first + own_row(half)] = (largest[half] + log2_fast(total)) * LN_2;
+            const int token = first + own_row(half);
+            if (lane() % 4 == 0 && token < tokens) lse[g.pixel_of(token)] = (largest[half] + log2_fast(total)) * LN_2;
         }
         __syncwarp(); // only now has every lane read these queries; nobody else does
         keep(queries, first, sums, inverse);
     }
-    __syncthreads();
-    put<D, 1>(g, {queries}, tokens, {out}, v_dim, 0);
-    if (kept) put<D, 1>(g, {queries}, tokens, {kept}, v_dim, 0);
-    for (int token = threadIdx.x; token < tokens; token += blockDim.x) lse[g.pixel_of(token)] = logarithms[token];
+    if (kept) put<D, OWN_TOKENS, 2, Rows<D>>(g, own_tokens, {queries, queries}, {out, kept}, v_dim, 0);
+    else put<D, OWN_TOKENS, 1, Rows<D>>(g, own_tokens, {queries}, {out}, v_dim, 0);
+}
+
+// Backward, maps lie in pairs, side by side: a lane's addresses then differ by constants, which take no registers.
+typedef PaddedRows<64> Left;
+typedef PaddedRows<64, 32> Right;
+constexpr int PAIR = Left::STRIDE;
+
+// As `multiply_step`, for a warp's two tiles, the second so many rows after the first. They are loaded each time: there are
+// not registers for all.
+template <int D, typename Map>
+__device__ __forceinline__ void multiply_tiles(float (&products)[OWN_TILES][2][4], Map own, int second, Map others) {
+#pragma unroll
+    for (int part = 0; part < PARTS<D>; part++) {
+        u32 left[OWN_TILES][4], right[4];
+        const Place other = right_rows(others, 0, part * 16);
+        load_matrices(right, other.at, other.after);
+#pragma unroll
+        for (int tile = 0; tile < OWN_TILES; tile++) {
+            const Place at = left_rows(from_row(own, tile * second), 0, part * 16);
+            load_matrices(left[tile], at.at, at.after);
+        }
+#pragma unroll
+        for (int tile = 0; tile < OWN_TILES; tile++) multiply_part(products[tile], left[tile], right, part);
+    }
+}
+
+// As `add_step`, for both tiles.
+template <int GROUPS, typename Map>
+__device__ __forceinline__ void add_tiles(float (&sums)[OWN_TILES][GROUPS][4], const u32 (&weights)[OWN_TILES][4], Map others) {
+#pragma unroll
+    for (int part = 0; part < GROUPS / 2; part++) {
+        u32 right[4];
+        const Place other = left_rows(others, 0, part * 16);
+        load_transposed(right, other.at, other.after);
+#pragma unroll
+        for (int tile = 0; tile < OWN_TILES; tile++) {
+            multiply_add(sums[tile][2 * part], weights[tile], {right[0], right[1]});
+            multiply_add(sums[tile][2 * part + 1], weights[tile], {right[2], right[3]});
+        }
+    }
 }
 
 // Of two neighbouring queries: log₂ of the denominators of their weights, and the sums of P∘dP.
@@ -163,98 +207,121 @@ struct __align__(16) TwoQueries {
 // dqkv, all of it, with P computed once: keys own rows. With dP = dO·Vᵀ, delta = the sum of P∘dP over a query's keys,
 // which is that of dO∘O over its channels, and dS = P∘(dP − delta): dV = Pᵀ·dO, dK = s·dSᵀ·Q, dQ = s·dS·K. The last one is
 // a sum over keys, whose warps share dSᵀ through shared memory, `chunk` queries at a time: after each chunk queries own
-// rows.
+// rows. Of two blocks per multiprocessor, one computes while the other loads or stores.
 template <int D>
-__global__ void __launch_bounds__(2 * MASKED_THREADS, 1)
+__global__ void __launch_bounds__(MASKED_THREADS, 2)
     attend_backward_masked(const bf16* qkv, const u32* routes, float scale, const bf16* out, const float* lse,
-                           const bf16* dout, bf16* dqkv, int accumulate, int held, int chunk, int shift, GEOMETRY) {
+                           const bf16* dout, bf16* dqkv, int accumulate, int chunk, int shift, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
-    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.tokens(), of_map = held * PADDED<D>;
+    const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.tokens();
+    const int held = rows_of(g), of_pair = held * PAIR, apart = chunk + 8;
     qkv += image * tokens * row + head * D, dqkv += image * tokens * row + head * D;
     out += image * tokens * v_dim + head * D, dout += image * tokens * v_dim + head * D;
     lse += (image * heads + head) * tokens;
     DYNAMIC_SHARED(bf16, shared);
-    const Rows<D> queries = {shared}, keys = {shared + of_map}, values = {shared + 2 * of_map};
-    const Rows<D> upstream = {shared + 3 * of_map};
+    const Left queries = {shared}, keys = {shared + of_pair};
+    const Right upstream = {queries.data}, values = {keys.data};
     // dSᵀ (keys, queries of a chunk). Rows are an odd number of packs apart, so that eight of them lie in different banks.
-    bf16* slopes = shared + 4 * of_map;
-    const int apart = chunk + 8;
+    bf16* slopes = shared + 2 * of_pair;
     TwoQueries* of_queries = reinterpret_cast<TwoQueries*>(slopes + held * apart);
-    const Routing routing = {reinterpret_cast<u64*>(of_queries + held / 2), shift};
+    const Routing routing = {reinterpret_cast<u64*>(of_queries + blockDim.x / 2), shift};
     u32* reached = reinterpret_cast<u32*>(routing.bits + g.regions());
-    ask_for<D, 4>(g, {queries, keys, values, upstream}, held, {qkv, qkv + qk_dim, qkv + 2 * qk_dim, dout},
-                  {row, row, row, v_dim});
+    const int first = warp() * OWN_TOKENS;
+    Pack<u32> results[OWN_TOKENS / 8] = {}, gradients[OWN_TOKENS / 8] = {};
+    int own_pixel = 0; // a lane has a token, too: of its four pieces, one in turn with the lanes that share the rows
+    for_each_piece<D, OWN_TOKENS>(g, first, [&](int i, int token, int channel, int pixel, bool exists) {
+        const bf16* from = qkv + i64(pixel) * row + channel;
+        const int at = pixel * v_dim + (exists ? channel : 0);
+        copy_async(piece(queries, token, channel), from, exists);
+        copy_async(piece(keys, token, channel), from + qk_dim, exists);
+        copy_async(piece(values, token, channel), from + 2 * qk_dim, exists);
+        copy_async(piece(upstream, token, channel), dout + at, exists);
+        results[i] = *reinterpret_cast<const Pack<u32>*>(out + at);
+        gradients[i] = *reinterpret_cast<const Pack<u32>*>(dout + at);
+        if (i == lane() % 4) own_pixel = pixel;
+    });
+    const int own_token = first + lane() % 4 * 8 + lane() / 4;
+    const float logarithm = lse[own_pixel];
     routing.collect(g, routes + image * g.regions() * topk);
-    for (int i = threadIdx.x; i < 4 * held; i += blockDim.x) {
-        const int token = i / 4, channel = i % 4 * 8, pixel = token < tokens ? g.pixel_of(token) : 0;
-        const int at = pixel * v_dim + (channel < D ? channel : 0);
-        const Pack<u32> own = *reinterpret_cast<const Pack<u32>*>(out + at);
-        const Pack<u32> up = *reinterpret_cast<const Pack<u32>*>(dout + at);
+    __syncwarp(); // the last regions' lanes with the others
+    float own_delta = 0;
+#pragma unroll
+    for (int i = 0; i < OWN_TOKENS / 8; i++) { // all of these loads are on their way before the first is awaited
         float delta = 0;
 #pragma unroll
-        for (int j = 0; j < 8; j++) delta += element<bf16>(own, j) * element<bf16>(up, j);
-        delta = row_sum(channel < D ? delta : 0);
-        if (channel > 0) continue;
-        of_queries[token / 2].denominators[token % 2] = token < tokens ? lse[pixel] * LOG2_E : INFINITY;
-        of_queries[token / 2].deltas[token % 2] = token < tokens ? delta : 0;
+        for (int j = 0; j < 8; j++) delta += element<bf16>(results[i], j) * element<bf16>(gradients[i], j);
+        delta = row_sum(lane() % 4 * 8 < D ? delta : 0);
+        if (i == lane() % 4) own_delta = delta;
     }
+    of_queries[own_token / 2].denominators[own_token % 2] = own_token < tokens ? logarithm * LOG2_E : INFINITY;
+    of_queries[own_token / 2].deltas[own_token % 2] = own_token < tokens ? own_delta : 0;
     __syncthreads();
     routing.spread(g, reached, true);
     wait_for_copies();
     __syncthreads();
 
-    const int first = warp() * 16;
-    const Own<D> own_keys(keys, first), own_values(values, first);
-    float dkeys[2 * PARTS<D>][4] = {}, dvalues[2 * PARTS<D>][4] = {};
-    u32 left[2];
+    // A warp without a second tile does its first one twice, with the same results.
+    const int second = first + 16 < tokens ? 16 : 0;
+    float dkeys[OWN_TILES][2 * PARTS<D>][4] = {}, dvalues[OWN_TILES][2 * PARTS<D>][4] = {};
+    u32 left[OWN_TILES][2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) left[half] = routing.word(g, reached, first + own_row(half));
+    for (int i = 0; i < 2 * OWN_TILES; i++)
+        left[i / 2][i % 2] = routing.word(g, reached, first + i / 2 * second + own_row(i % 2));
+    const TwoQueries* of_lane = of_queries + lane() % 4;
+    bf16* own_slopes = slopes + (first + lane() / 4) * apart + lane() % 4 * 2;
     for (int begin = 0; begin < tokens; begin += chunk) {
         const int end = min(begin + chunk, tokens);
-        for (int from = begin; from < end && first < tokens; from += STEP) {
-            float weights[2][4], slope[2][4];
-            multiply_step(weights, own_keys, queries, from);
-            multiply_step(slope, own_values, upstream, from);
+        for (int from = begin; from < end; from += STEP) {
+            float weights[OWN_TILES][2][4], slope[OWN_TILES][2][4];
+            multiply_tiles<D>(weights, from_row(keys, first), second, from_row(queries, from));
+            multiply_tiles<D>(slope, from_row(values, first), second, from_row(upstream, from));
 #pragma unroll
             for (int group = 0; group < 2; group++) {
-                const TwoQueries two = of_queries[(from + group * 8) / 2 + lane() % 4];
+                const TwoQueries two = of_lane[(from >> 1) + group * 4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    float& weight = weights[group][i];
+                for (int i = 0; i < 4 * OWN_TILES; i++) {
+                    const int tile = i / 4, half = i / 2 % 2;
+                    float &weight = weights[tile][group][i % 4], &change = slope[tile][group][i % 4];
                     weight = exp2_fast(weight * (scale * LOG2_E) - two.denominators[i % 2]);
-                    weight = left[i / 2] >> group & 1 ? weight : 0;
-                    slope[group][i] = weight * (slope[group][i] - two.deltas[i % 2]);
+                    weight = left[tile][half] & 1 << group ? weight : 0;
+                    change = weight * (change - two.deltas[i % 2]);
                 }
             }
-            left[0] >>= 2, left[1] >>= 2;
-            u32 packed[4];
-            pack(packed, weights);
-            add_step(dvalues, packed, upstream, from);
-            pack(packed, slope);
-            add_step(dkeys, packed, queries, from);
+            bf16* to = own_slopes + from - begin;
+            u32 packed[OWN_TILES][4], packed_slope[OWN_TILES][4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int column = from - begin + i / 2 * 8 + lane() % 4 * 2;
-                *reinterpret_cast<u32*>(slopes + (first + own_row(i % 2)) * apart + column) = packed[i];
+            for (int tile = 0; tile < OWN_TILES; tile++) {
+                left[tile][0] >>= 2, left[tile][1] >>= 2;
+                pack(packed[tile], weights[tile]);
+                pack(packed_slope[tile], slope[tile]);
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    *reinterpret_cast<u32*>(to + (tile * second + i % 2 * 8) * apart + i / 2 * 8) = packed_slope[tile][i];
             }
+            add_tiles(dvalues, packed, from_row(upstream, from));
+            add_tiles(dkeys, packed_slope, from_row(queries, from));
         }
         __syncthreads();
-        // A warp takes 16 channels of 16 queries, over which their gradients are written.
-        for (int i = warp(); i < (end - begin + 15) / 16 * PARTS<D>; i += blockDim.x / 32) {
-            const int query = i / PARTS<D> * 16, channel = i % PARTS<D> * 16;
-            float dqueries[2][4] = {};
+        for (int query = begin + int(warp()) * 16; query < end; query += blockDim.x / 2) {
+            float dqueries[2 * PARTS<D>][4] = {};
+#pragma unroll 2
             for (int key = 0; key < tokens; key += STEP) {
                 u32 weights[4];
-                load_transposed(weights, slopes + (key + lane() / 16 * 8 + lane() % 8) * apart + query + lane() / 8 % 2 * 8);
-                add_step(dqueries, weights, keys, key, channel);
+                const int own_key = key + lane() / 16 * 8 + lane() % 8;
+                load_transposed(weights, slopes + own_key * apart + query - begin + lane() / 8 % 2 * 8);
+                add_step(dqueries, weights, keys, key);
             }
-            keep(queries, begin + query, dqueries, {scale, scale}, channel);
+            keep(queries, query, dqueries, {scale, scale}); // nobody reads these any more
+            put<D, 16, 1, Left>(g, query, {queries}, {dqkv}, row, accumulate);
         }
-        __syncthreads();
+        if (end < tokens) __syncthreads();
     }
-    keep(keys, first, dkeys, {scale, scale});
-    keep(values, first, dvalues, {1, 1});
-    __syncthreads();
-    put<D, 3>(g, {queries, keys, values}, tokens, {dqkv, dqkv + qk_dim, dqkv + 2 * qk_dim}, row, accumulate);
+    // The last products with these maps came before the last barrier.
+#pragma unroll
+    for (int tile = 0; tile < OWN_TILES; tile++) {
+        keep(upstream, first + tile * second, dkeys[tile], {scale, scale});
+        keep(values, first + tile * second, dvalues[tile], {1, 1});
+    }
+    put<D, OWN_TOKENS, 2, Right>(g, first, {upstream, values}, {dqkv + qk_dim, dqkv + 2 * qk_dim}, row, accumulate);
 }

@@ -13,12 +13,16 @@ pub(super) struct Masked {
 impl Masked {
     /// The channels of a head that there are kernels for.
     const DIMS: [usize; 2] = [24, 32];
-    /// The maximum number of tokens, as in `masked.cuh`: a warp takes 32 of them, and 16 backward.
+    /// The maximum number of tokens, as in `masked.cuh`, where a block has a thread for each.
     const MOST: usize = 256;
     /// A region's routes are the bits of a word.
     const MOST_REGIONS: usize = 64;
     /// Products with all keys are worth it if at least one of so many is routed.
     const OF_KEYS: usize = 4;
+    /// Elements from one row to the next of two maps side by side, as in `masked.cuh`.
+    const PAIR: usize = 72;
+    /// Bytes of shared memory that the driver takes for itself of each block's.
+    const RESERVED: usize = 1 << 10;
 
     /// `None` unless the map [`suits`](Self::suits), and blocks for whole heads fit the GPU and fill it.
     pub fn of(gpu: &Gpu, g: Geometry, dim: usize) -> Option<Self> {
@@ -30,7 +34,7 @@ impl Masked {
     /// Whether a head fits the shared memory of a block.
     pub fn fits(self, gpu: &Gpu, g: Geometry) -> bool {
         let most = gpu.driver().properties().shared_memory;
-        Self::DIMS.contains(&self.dim) && self.shared_forward(g) <= most && self.chunk(gpu, g).is_some()
+        Self::DIMS.contains(&self.dim) && self.shared_forward(g) <= most && Self::chunk(gpu, g).is_some()
     }
 
     /// Whether a map is small, enough of its products are needed, and two neighbouring columns of a product lie in the
@@ -41,42 +45,42 @@ impl Masked {
         small && [2, 4, 8, 16].contains(&of_region) && Self::OF_KEYS * g.topk * of_region >= g.tokens()
     }
 
-    /// Rows of each map, with those that no token has: as many as the warps take.
+    /// Rows of each map in shared memory: whole tiles.
     fn rows(g: Geometry) -> usize {
-        g.tokens().next_multiple_of(32)
-    }
-
-    /// Bytes of a map in shared memory.
-    fn map(self, g: Geometry) -> usize {
-        Self::rows(g) * self.dim.next_multiple_of(16) * DType::Bf16.size()
+        g.tokens().next_multiple_of(16)
     }
 
     /// Bytes of shared memory that both kernels need: for each region its routes, and for each of four lanes what these are
-    /// along its columns; and for each token two numbers.
+    /// along its columns.
     fn of_routes(g: Geometry) -> usize {
-        g.regions.count() * (size_of::<u64>() + 4 * size_of::<u32>()) + Self::rows(g) * 2 * DType::F32.size()
+        g.regions.count() * (size_of::<u64>() + 4 * size_of::<u32>())
     }
 
     /// Bytes of shared memory, forward: queries, into which the result goes, keys and values.
     fn shared_forward(self, g: Geometry) -> usize {
-        3 * self.map(g) + Self::of_routes(g)
+        Self::rows(g) * 3 * self.dim.next_multiple_of(16) * DType::Bf16.size() + Self::of_routes(g)
     }
 
-    /// Bytes of shared memory, backward: dout as well, and dSᵀ of all keys and so many queries.
-    fn shared_backward(self, g: Geometry, chunk: usize) -> usize {
-        4 * self.map(g) + Self::rows(g) * (chunk + 8) * DType::Bf16.size() + Self::of_routes(g)
+    /// Bytes of shared memory, backward: queries and dout, keys and values, dSᵀ of all keys and so many queries, and for
+    /// each thread's token two numbers.
+    fn shared_backward(g: Geometry, chunk: usize) -> usize {
+        let elements = Self::rows(g) * (2 * Self::PAIR + chunk + 8);
+        elements * DType::Bf16.size() + g.tokens().next_multiple_of(32) * 2 * DType::F32.size() + Self::of_routes(g)
     }
 
-    /// The queries for which the backward pass has dSᵀ in shared memory at once: as many as fit, whole tiles.
-    fn chunk(self, gpu: &Gpu, g: Geometry) -> Option<usize> {
+    /// The queries for which the backward pass has dSᵀ in shared memory at once: as many as leave room for a second block,
+    /// or, if that is impossible, for one; whole tiles.
+    fn chunk(gpu: &Gpu, g: Geometry) -> Option<usize> {
         let most = gpu.driver().properties().shared_memory;
         let chunk = |parts| Self::rows(g).div_ceil(parts).next_multiple_of(16);
-        (1..=4).map(chunk).find(|&chunk| self.shared_backward(g, chunk) <= most)
+        let within = |most| (1..=4).map(chunk).find(|&chunk| Self::shared_backward(g, chunk) <= most);
+        // A multiprocessor has what its largest block can have, and what the driver reserves for that.
+        within((most + Self::RESERVED) / 2 - Self::RESERVED).or_else(|| within(most))
     }
 
-    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry, of_warp: usize) -> Result<Launch<'a>> {
+    fn launch<'a>(self, qkv: &'a Tensor, kernel: &str, g: Geometry) -> Result<Launch<'a>> {
         let launch = KERNELS.launch_on(qkv, &format!("{kernel}<{}>", self.dim))?;
-        Ok(launch.threads(Self::rows(g) / of_warp * 32).grid([g.heads, g.images, 1]))
+        Ok(launch.threads(g.tokens().next_multiple_of(32)).grid([g.heads, g.images, 1]))
     }
 
     /// The kernels' last parameters: log₂ of a region's tokens, and the geometry.
@@ -93,16 +97,16 @@ impl Masked {
         [out, lse]: [&mut Tensor; 2],
         attended: Option<&mut Tensor>,
     ) -> Result<()> {
-        let launch = self.launch(qkv, "attend_masked", g, 32)?.shared(self.shared_forward(g));
+        let launch = self.launch(qkv, "attend_masked", g)?.shared(self.shared_forward(g));
         let launch = launch.input(qkv)?.input(routes)?.number(scale, DType::F32).output(out)?;
-        let launch = launch.optional_output(attended)?.output(lse)?.extents([Self::rows(g)])?;
+        let launch = launch.optional_output(attended)?.output(lse)?;
         // SAFETY: the tensors are those of this geometry; heads have the kernel's channels, and rows of qkv are packs.
         unsafe { Self::finish(launch, g)?.run() }
     }
 
     /// As [`backward`](super::backward), given what the forward pass has kept in `attended`.
     pub fn backward(self, g: Geometry, given: &Given<'_>, attended: &Tensor, dqkv: &Out<'_>) -> Result<()> {
-        let Some(chunk) = self.chunk(given.qkv.gpu("bra")?, g) else {
+        let Some(chunk) = Self::chunk(given.qkv.gpu("bra")?, g) else {
             return Err(Error::argument("bra", "a masked attention that does not fit the GPU"));
         };
         self.backward_in_chunks(chunk, g, given, attended, dqkv)
@@ -117,9 +121,9 @@ impl Masked {
         attended: &Tensor,
         dqkv: &Out<'_>,
     ) -> Result<()> {
-        let launch = self.launch(given.qkv, "attend_backward_masked", g, 16)?.shared(self.shared_backward(g, chunk));
+        let launch = self.launch(given.qkv, "attend_backward_masked", g)?.shared(Self::shared_backward(g, chunk));
         let launch = launch.input(given.qkv)?.input(given.routes)?.number(given.scale, DType::F32).input(attended)?;
-        let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv)).extents([Self::rows(g), chunk])?;
+        let launch = launch.input(given.lse)?.input(given.dout)?.out(Some(dqkv)).extents([chunk])?;
         // SAFETY: as above; `attended` is like dout, and dqkv like qkv.
         unsafe { Self::finish(launch, g)?.run() }
     }

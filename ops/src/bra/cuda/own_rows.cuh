@@ -12,8 +12,9 @@ constexpr int STEP = 16;
 __device__ __forceinline__ int own_row(int half) { return half * 8 + lane() / 4; }
 
 // Rows of PADDED<D> channels and eight more, so that the same channels of eight rows lie in different banks. That takes more
-// memory than the swizzled `Rows`, but a lane's addresses differ by constants.
-template <int D>
+// memory than the swizzled `Rows`, but a lane's addresses differ by constants. A map may be part of the rows, its channels
+// those from FIRST on.
+template <int D, int FIRST = 0>
 struct PaddedRows {
     static constexpr int STRIDE = PADDED<D> + 8;
     bf16* data;
@@ -29,9 +30,9 @@ template <int D>
 __device__ __forceinline__ Place place(Rows<D> map, int from, int i, int part, int channel) {
     return {map.row(i).at(part + channel), from * PADDED<D>};
 }
-template <int D>
-__device__ __forceinline__ Place place(PaddedRows<D> map, int from, int i, int part, int channel) {
-    return {map.data + i * PaddedRows<D>::STRIDE + channel, from * PaddedRows<D>::STRIDE + part};
+template <int D, int FIRST>
+__device__ __forceinline__ Place place(PaddedRows<D, FIRST> map, int from, int i, int part, int channel) {
+    return {map.data + i * map.STRIDE + channel, from * map.STRIDE + FIRST + part};
 }
 
 // The map from row `first` on, a multiple of 8.
@@ -39,9 +40,19 @@ template <int D>
 __device__ __forceinline__ Rows<D> from_row(Rows<D> map, int first) {
     return {map.data + first * PADDED<D>};
 }
+template <int D, int FIRST>
+__device__ __forceinline__ PaddedRows<D, FIRST> from_row(PaddedRows<D, FIRST> map, int first) {
+    return {map.data + first * map.STRIDE};
+}
+
+// Eight channels of a row, from `channel` on.
 template <int D>
-__device__ __forceinline__ PaddedRows<D> from_row(PaddedRows<D> map, int first) {
-    return {map.data + first * PaddedRows<D>::STRIDE};
+__device__ __forceinline__ bf16* piece(Rows<D> map, int row, int channel) {
+    return map.row(row).at(channel);
+}
+template <int D, int FIRST>
+__device__ __forceinline__ bf16* piece(PaddedRows<D, FIRST> map, int row, int channel) {
+    return map.data + row * map.STRIDE + FIRST + channel;
 }
 
 // The rows whose addresses a lane supplies to matrix loads of rows `from` to `from` + 15 and sixteen channels: for left
@@ -71,7 +82,18 @@ struct Own {
     }
 };
 
-// products (16 rows, two groups of 8 columns) = own·othersᵀ, for the others from `from` on.
+// products (16 rows, two groups of 8 columns) = own·othersᵀ, of the part-th sixteen channels: the first replaces what was
+// there, and the next are added.
+__device__ __forceinline__ void multiply_part(float (&products)[2][4], const u32 (&own)[4], const u32 (&others)[4], int part) {
+#pragma unroll
+    for (int group = 0; group < 2; group++) {
+        const u32 right[2] = {others[group * 2], others[group * 2 + 1]};
+        if (part == 0) multiply(products[group], own, right);
+        else multiply_add(products[group], own, right);
+    }
+}
+
+// The same of all channels, for the others from `from` on.
 template <int D, typename Map>
 __device__ __forceinline__ void multiply_step(float (&products)[2][4], const Own<D>& own, Map others, int from) {
 #pragma unroll
@@ -79,12 +101,7 @@ __device__ __forceinline__ void multiply_step(float (&products)[2][4], const Own
         u32 right[4];
         const Place other = right_rows(others, from, part * 16);
         load_matrices(right, other.at, other.after);
-#pragma unroll
-        for (int group = 0; group < 2; group++) {
-            const u32 own_right[2] = {right[group * 2], right[group * 2 + 1]};
-            if (part == 0) multiply(products[group], own.at[0], own_right);
-            else multiply_add(products[group], own.at[part], own_right);
-        }
+        multiply_part(products, own.at[part], right, part);
     }
 }
 
@@ -94,20 +111,18 @@ __device__ __forceinline__ void pack(u32 (&left)[4], const float (&weights)[2][4
     for (int i = 0; i < 4; i++) left[i] = pack_bf16(weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1]);
 }
 
-// sums (16 rows, groups of 8 channels from `channel` on) += weights·others.
+// sums (16 rows, groups of 8 channels) += weights·others.
 template <int GROUPS, typename Map>
-__device__ __forceinline__ void add_step(float (&sums)[GROUPS][4], const u32 (&weights)[4], Map others, int from,
-                                         int channel = 0) {
+__device__ __forceinline__ void add_step(float (&sums)[GROUPS][4], const u32 (&weights)[4], Map others, int from) {
 #pragma unroll
     for (int part = 0; part < GROUPS / 2; part++) {
         u32 right[4];
-        const Place other = left_rows(others, from, channel + part * 16);
+        const Place other = left_rows(others, from, part * 16);
         load_transposed(right, other.at, other.after);
         multiply_add(sums[2 * part], weights, {right[0], right[1]});
         multiply_add(sums[2 * part + 1], weights, {right[2], right[3]});
     }
 }
-
 // Rounds a tile's groups of 8 columns, times a factor for each half, and stores them into a map in shared memory: rows from
 // `first` on, columns from `column` on.
 template <int GROUPS, typename Map>

@@ -104,7 +104,7 @@ fn every_form_agrees_with_the_cpu() {
                             form.backward_queries(g, &given, &place, &mut delta).unwrap();
                             form.backward_keys(g, &given, [&starts, &entries, &delta], &place).unwrap();
                         }
-                        // On a GPU with little shared memory there are several chunks.
+                        // On a GPU with less shared memory chunks are smaller.
                         Way::Masked(masked) if accumulate => {
                             masked.backward_in_chunks(64, g, &given, &attended, &place).unwrap();
                         }

@@ -33,13 +33,12 @@ struct Rows {
 // Writes pairs of channels, stored or added.
 template <int N>
 __device__ __forceinline__ void put_pairs(bf16* to, Pack<u32, N> own, int accumulate) {
-    Pack<u32, N>* there = reinterpret_cast<Pack<u32, N>*>(to);
     if (accumulate) {
-        const Pack<u32, N> old = *there;
+        const Pack<u32, N> old = *reinterpret_cast<const Pack<u32, N>*>(to);
 #pragma unroll
         for (int i = 0; i < N; i++) own.at[i] = add_pairs(old.at[i], own.at[i]);
     }
-    *there = own;
+    store_at_once(to, own.at);
 }
 
 // Queries (or their upstream gradients) as right operands: groups of eight columns, PADDED<D> rows. A lane holds

@@ -65,9 +65,10 @@ inline uint32_t transpose(uint32_t matrix) {
     return static_cast<uint32_t>(warp.taken[lane]);
 }
 
-inline void store_at_once(void* to, const uint32_t (&words)[4]) {
-    if (reinterpret_cast<uintptr_t>(to) % 16) block.error = "a store of 16 bytes is not aligned to 16 bytes";
-    else memcpy(to, words, 16);
+template <size_t N>
+void store_at_once(void* to, const uint32_t (&words)[N]) {
+    if (reinterpret_cast<uintptr_t>(to) % sizeof(words)) block.error = "a store is not aligned to its size";
+    else memcpy(to, words, sizeof(words));
 }
 
 inline void copy_async(void* to, const void* from, bool exists) {
