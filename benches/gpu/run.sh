@@ -222,11 +222,12 @@ quick() {
         measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10
         measure 60 "quick-small-$mode-again" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNRECORDED=1 measure 60 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
+        BIFORMER_SERIAL=1 measure 60 "quick-small-$mode-serial" "${small[@]}" --mode $mode --steps 10
         BIFORMER_BARE_PRODUCTS=1 measure 60 "quick-small-$mode-bare" "${small[@]}" --mode $mode --steps 10
         measure 60 "quick-small-$mode-f32" "${full[@]}" --mode $mode
         measure 60 "quick-few-$mode" "${few[@]}" --mode $mode --device cuda
         measure 120 "quick-few-$mode-cpu" "${few[@]}" --mode $mode
-        agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded}
+        agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded,serial}
         agree 1e-2 "quick-small-$mode" "quick-small-$mode"-{bare,f32}
         agree 1e-4 "quick-few-$mode" "quick-few-$mode-cpu"
     done

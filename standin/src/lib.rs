@@ -26,6 +26,7 @@
 //! | `STANDIN_EPILOGUES` | 0: cuBLASLt refuses all epilogues; 2: only when a product with one is to be computed; 3: it reports that they would be slow |
 //! | `STANDIN_REFUSED` | how many of the three algorithms that it recommends for a product cuBLASLt refuses when they are used |
 //! | `STANDIN_REDUCTIONS` | 0: cuBLASLt knows no algorithm with split-K |
+//! | `STANDIN_SERIAL` | 1: a kernel that may start before the previous one has ended is refused |
 //! | `STANDIN_FAULT` | the number of the kernel launch, counted from 1, that causes a fault |
 //! | `STANDIN_LAUNCHED` | a file to which the names of all kernels whose PTX has run are appended |
 

@@ -84,6 +84,7 @@ template <int D>
 __global__ void __launch_bounds__(MASKED_THREADS, 4)
     attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, bf16* kept, float* lse, int held, int shift,
                   GEOMETRY) {
+    await_previous_kernel();
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), v_dim = g.v_dim(), tokens = g.tokens();
@@ -168,6 +169,7 @@ template <int D>
 __global__ void __launch_bounds__(2 * MASKED_THREADS, 1)
     attend_backward_masked(const bf16* qkv, const u32* routes, float scale, const bf16* out, const float* lse,
                            const bf16* dout, bf16* dqkv, int accumulate, int held, int chunk, int shift, GEOMETRY) {
+    await_previous_kernel();
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.tokens(), of_map = held * PADDED<D>;
