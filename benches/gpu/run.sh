@@ -214,7 +214,8 @@ forms() {
 }
 
 # A few figures, in case all else fails; whether a step of realistic size is correct, and repeatable; and a
-# question: if something fails, is it the recording, or cuBLASLt's epilogues? (And are these worth their while?)
+# question: if something fails, is it the recording, the overlap of kernels, or cuBLASLt's epilogues? (And are
+# these worth their while?)
 quick() {
     local mode full=("${ours[@]}" --precision f32 --model small --batch-size 128 --steps 10)
     local few=(target/gpu/biformer bench --model small --batch-size 8 --steps 1)

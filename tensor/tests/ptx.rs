@@ -70,7 +70,10 @@ static FAULTS: Module = Module {
             __syncthreads();
             out[thread_number()] = shared[threadIdx.x];
         }
-        __global__ void not_aligned(u32* out) { await_previous_kernel(); reinterpret_cast<u64*>(out + 1)[thread_number()] = 1; }
+        __global__ void not_aligned(u32* out) {
+            await_previous_kernel();
+            reinterpret_cast<u64*>(out + 1)[thread_number()] = 1;
+        }
         __global__ void two_blocks_at_one_place(u32* out) { await_previous_kernel(); out[threadIdx.x] = blockIdx.x; }
         __global__ void no_ticket(u32* out) {
             await_previous_kernel();
@@ -151,7 +154,10 @@ static FAULTS: Module = Module {
             copy_async_cached(shared + threadIdx.x * 4, out + (thread_number() / 4 * 4 + 128) % 256, true);
             wait_for_copies();
         }
-        __global__ void a_constant_that_changes(u32* out) { await_previous_kernel(); out[thread_number()] = __ldg(out + thread_number()) + 1; }
+        __global__ void a_constant_that_changes(u32* out) {
+            await_previous_kernel();
+            out[thread_number()] = __ldg(out + thread_number()) + 1;
+        }
         __global__ void half_a_warp(u32* out) {
             await_previous_kernel();
             if (lane() < 7) return;
