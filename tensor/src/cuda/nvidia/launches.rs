@@ -25,8 +25,8 @@ const OLDEST_DRIVER: (i32, i32) = (12, 3);
 pub struct Launches {
     /// Whether kernels may overlap.
     may_overlap: bool,
-    /// Whether the last request to the stream was a kernel. Only a kernel's end can be awaited in a kernel: whatever else
-    /// comes before it must be over when it starts.
+    /// Whether the last request to the stream was a kernel, or a product after one. Only the end of a kernel can be
+    /// awaited in another one: whatever else comes before it must be over when it starts.
     after_kernel: AtomicBool,
 }
 
@@ -38,7 +38,7 @@ impl Launches {
         Ok(Self { may_overlap, after_kernel: AtomicBool::new(false) })
     }
 
-    /// Says that the stream has been asked for something that is no kernel.
+    /// Says that the stream is asked for something that is no kernel.
     pub fn interrupt(&self) {
         self.after_kernel.store(false, Ordering::Relaxed);
     }
@@ -56,32 +56,33 @@ impl Launches {
         values: &mut [*mut c_void],
     ) -> Result<()> {
         let Extent { grid: [x, y, z], threads, shared } = extent;
-        let after_kernel = self.after_kernel.swap(true, Ordering::Relaxed);
+        let mut overlap = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: stream,
+            attrs: &mut overlap,
+            numAttrs: 1,
+        };
         // SAFETY: the caller's promise; the driver copies all that it is given before it returns.
-        unsafe {
-            if !(self.may_overlap && after_kernel) {
-                let launched = result::launch_kernel(function, (x, y, z), (threads, 1, 1), shared, stream, values);
-                return launched.doing("starting a kernel");
+        let launched = unsafe {
+            if self.may_overlap && self.after_kernel.load(Ordering::Relaxed) {
+                sys::cuLaunchKernelEx(&config, function, values.as_mut_ptr(), std::ptr::null_mut()).result()
+            } else {
+                result::launch_kernel(function, (x, y, z), (threads, 1, 1), shared, stream, values)
             }
-            let mut overlap = CUlaunchAttribute {
-                id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                pad: [0; 4],
-                value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-            };
-            let config = CUlaunchConfig {
-                gridDimX: x,
-                gridDimY: y,
-                gridDimZ: z,
-                blockDimX: threads,
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: shared,
-                hStream: stream,
-                attrs: &mut overlap,
-                numAttrs: 1,
-            };
-            let launched = sys::cuLaunchKernelEx(&config, function, values.as_mut_ptr(), std::ptr::null_mut());
-            launched.result().doing("starting a kernel")
-        }
+        };
+        launched.doing("starting a kernel")?;
+        self.after_kernel.store(true, Ordering::Relaxed);
+        Ok(())
     }
 }
