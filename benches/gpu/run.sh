@@ -220,8 +220,7 @@ forms() {
 }
 
 # A few figures, in case all else fails; whether a step of realistic size is correct, and repeatable; and a
-# question: if something fails, is it the recording, the overlap of kernels, or cuBLASLt's epilogues? (And are
-# these worth their while?)
+# question: if something fails, is it the recording, or cuBLASLt's epilogues? (And are these worth their while?)
 quick() {
     local mode full=("${ours[@]}" --precision f32 --model small --batch-size 128 --steps 1)
     local few=(target/gpu/biformer bench --model small --batch-size 8 --steps 1)
@@ -229,7 +228,6 @@ quick() {
         measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10
         measure 60 "quick-small-$mode-again" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNRECORDED=1 measure 60 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
-        BIFORMER_SERIAL=1 measure 60 "quick-small-$mode-serial" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNTRIED_PRODUCTS=1 measure 60 "quick-small-$mode-untried" "${small[@]}" --mode $mode --steps 10
         # What is rounded otherwise soon goes its own way: so these are compared after few steps.
         measure 60 "quick-small-$mode-early" "${small[@]}" --mode $mode --steps 1
@@ -237,7 +235,7 @@ quick() {
         measure 60 "quick-small-$mode-f32" "${full[@]}" --mode $mode
         measure 60 "quick-few-$mode" "${few[@]}" --mode $mode --device cuda
         measure 120 "quick-few-$mode-cpu" "${few[@]}" --mode $mode
-        agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded,serial,untried}
+        agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded,untried}
         agree 1e-2 "quick-small-$mode-early" "quick-small-$mode"-{bare,f32}
         agree 1e-4 "quick-few-$mode" "quick-few-$mode-cpu"
     done

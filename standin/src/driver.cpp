@@ -341,16 +341,16 @@ EXPORTED Status cuFuncSetAttribute(Function* function, int attribute, int value)
     });
 }
 
-static Status launch(Function* function, Grid asked, Stream* stream, void** values, void** extra) {
+EXPORTED Status cuLaunchKernel(Function* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
+                               unsigned threads_y, unsigned threads_z, unsigned shared, Stream* stream, void** values,
+                               void** extra) {
     return call([&] {
         if (function->on != &device()) return INVALID_HANDLE;
         Kernel* kernel = function->kernel;
-        auto [x, y, z] = asked.blocks;
-        auto [threads_x, threads_y, threads_z] = asked.threads;
         bool grid = x && y && z && x <= 0x7fffffff && y <= 65535 && z <= 65535;
         uint64_t threads = uint64_t(threads_x) * threads_y * threads_z;
         bool block = threads_x && threads_y && threads_z && threads <= kernel->most_threads;
-        if (!grid || !block || extra || int(asked.shared_bytes) > function->dynamic_shared) return INVALID_VALUE;
+        if (!grid || !block || extra || int(shared) > function->dynamic_shared) return INVALID_VALUE;
         std::vector<std::vector<char>> arguments;
         for (size_t i = 0; i < kernel->parameters.size(); i++) {
             auto value = static_cast<const char*>(values[i]);
@@ -362,45 +362,10 @@ static Status launch(Function* function, Grid asked, Stream* stream, void** valu
             if (++number == faulty) throw Fault{}; // as STANDIN_FAULT demands
             std::vector<void*> places;
             for (auto& argument : arguments) places.push_back(argument.data());
+            Grid asked = {{x, y, z}, {threads_x, threads_y, threads_z}, shared};
             kernel->run(*function->on, asked, places, number);
         });
     });
-}
-
-EXPORTED Status cuLaunchKernel(Function* function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
-                               unsigned threads_y, unsigned threads_z, unsigned shared, Stream* stream, void** values,
-                               void** extra) {
-    return launch(function, {{x, y, z}, {threads_x, threads_y, threads_z}, shared}, stream, values, extra);
-}
-
-// As the manual declares them: CUlaunchAttribute and CUlaunchConfig.
-struct Attribute {
-    int id;
-    char pad[4];
-    union {
-        char bytes[64];
-        int value;
-    };
-};
-
-struct Configuration {
-    unsigned blocks[3], threads[3], shared;
-    Stream* stream;
-    const Attribute* attributes;
-    unsigned count;
-};
-
-EXPORTED Status cuLaunchKernelEx(const Configuration* asked, Function* function, void** values, void** extra) {
-    // That a kernel may start before the previous one has ended; graphs have this since CUDA 12.3. Nothing is made of it
-    // here but that kernels have to wait: see `ptx/run.cpp`.
-    bool can = setting("STANDIN_CAPABILITY", 90) >= 90 && setting("STANDIN_DRIVER", 13000) >= 12030;
-    can &= !setting("STANDIN_SERIAL", 0);
-    for (unsigned i = 0; i < asked->count; i++)
-        if (asked->attributes[i].id != 6 || asked->attributes[i].value != 1 || !can) return INVALID_VALUE;
-    Grid grid = {{}, {}, asked->shared};
-    std::copy(asked->blocks, asked->blocks + 3, grid.blocks);
-    std::copy(asked->threads, asked->threads + 3, grid.threads);
-    return launch(function, grid, asked->stream, values, extra);
 }
 
 // Graphs.

@@ -181,22 +181,19 @@ static FAULTS: Module = Module {
     name: "faults",
     source: r"
         __global__ void half_a_warp(int* out) {
-            await_previous_kernel();
             if (lane() < 7) return;
             *out = __shfl_xor_sync(~0u, 1, 1);
         }
         // Each thread reads what its neighbour wrote, without waiting for it.
         __global__ void missing_barrier(int* out) {
-            await_previous_kernel();
             __shared__ int shared[64];
             shared[threadIdx.x] = -1;
             __syncthreads();
             shared[threadIdx.x] = threadIdx.x;
             out[threadIdx.x] = shared[(threadIdx.x + 1) % 64];
         }
-        __global__ void one_too_many(int* out) { await_previous_kernel(); out[256] = 1; }
+        __global__ void one_too_many(int* out) { out[256] = 1; }
         __global__ void block_sums(int* out) {
-            await_previous_kernel();
             __shared__ int partial[8];
             out[thread_number()] = block_sum(int(threadIdx.x), partial);
         }
@@ -229,7 +226,7 @@ const SHARING: &[(&str, &str)] = &[(
 )];
 const SHARES: &str = "
     #include \"sharing.cuh\"
-    __global__ void where(u64* out) { await_previous_kernel(); *out = reinterpret_cast<u64>(shared_memory<int>()); }
+    __global__ void where(u64* out) { *out = reinterpret_cast<u64>(shared_memory<int>()); }
 ";
 static ONE: Module = Module { name: "one", source: SHARES, headers: SHARING, kernels: &["where"] };
 static ANOTHER: Module = Module { name: "another", source: SHARES, headers: SHARING, kernels: &["where"] };

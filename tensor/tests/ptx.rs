@@ -17,7 +17,6 @@ static FAULTS: Module = Module {
         #include "sums.cuh"
 
         __global__ void none(u32* out) {
-            await_previous_kernel();
             __shared__ u32 shared[128];
             shared[threadIdx.x] = threadIdx.x;
             __syncthreads();
@@ -25,12 +24,10 @@ static FAULTS: Module = Module {
         }
         // A product that is subtracted may stay unrounded.
         __global__ void fused(u32* out) {
-            await_previous_kernel();
             float x = 1 + (2 * thread_number() + 1) * 0x1p-12f, rounded = rounded_product(x, x);
             out[thread_number()] = rounded - x * x != 0;
         }
         __global__ void no_barrier(u32* out) {
-            await_previous_kernel();
             __shared__ u32 shared[128];
             shared[127 - threadIdx.x] = 0;
             __syncthreads();
@@ -38,7 +35,6 @@ static FAULTS: Module = Module {
             out[thread_number()] = shared[127 - threadIdx.x];
         }
         __global__ void too_late_a_barrier(u32* out) {
-            await_previous_kernel();
             __shared__ u32 shared[128];
             shared[threadIdx.x] = threadIdx.x;
             __syncthreads();
@@ -48,7 +44,6 @@ static FAULTS: Module = Module {
             out[thread_number()] = shared[127 - threadIdx.x];
         }
         __global__ void no_meeting_of_the_warp(u32* out) {
-            await_previous_kernel();
             __shared__ u32 shared[128];
             shared[127 - threadIdx.x] = 0;
             __syncthreads();
@@ -56,41 +51,33 @@ static FAULTS: Module = Module {
             out[thread_number()] = shared[threadIdx.x ^ 1];
         }
         __global__ void never_written(u32* out) {
-            await_previous_kernel();
             __shared__ u32 shared[128];
             if (threadIdx.x < 100) shared[threadIdx.x] = 1;
             __syncthreads();
             out[thread_number()] = shared[threadIdx.x];
         }
-        __global__ void far_beyond(u32* out) { await_previous_kernel(); out[thread_number() << 24] = 1; }
+        __global__ void far_beyond(u32* out) { out[thread_number() << 24] = 1; }
         __global__ void beyond_shared_memory(u32* out) {
-            await_previous_kernel();
             __shared__ u32 shared[128];
             shared[threadIdx.x + gridDim.x * 64] = 1;
             __syncthreads();
             out[thread_number()] = shared[threadIdx.x];
         }
-        __global__ void not_aligned(u32* out) {
-            await_previous_kernel();
-            reinterpret_cast<u64*>(out + 1)[thread_number()] = 1;
-        }
-        __global__ void two_blocks_at_one_place(u32* out) { await_previous_kernel(); out[threadIdx.x] = blockIdx.x; }
+        __global__ void not_aligned(u32* out) { reinterpret_cast<u64*>(out + 1)[thread_number()] = 1; }
+        __global__ void two_blocks_at_one_place(u32* out) { out[threadIdx.x] = blockIdx.x; }
         __global__ void no_ticket(u32* out) {
-            await_previous_kernel();
             out[thread_number()] = 1;
             __syncthreads();
             if (blockIdx.x == 1) out[thread_number()] = out[threadIdx.x] + 1;
             else out[thread_number()] = out[threadIdx.x + 128] + 1;
         }
         __global__ void no_fence(u32* out) {
-            await_previous_kernel();
             out[thread_number()] = 1;
             __syncthreads();
             if (threadIdx.x == 0) atomicInc(counters, 1);
         }
         __device__ bool last_ticket() { return atomicInc(counters, 1) == 1; }
         __global__ void no_barrier_before_the_ticket(u32* out) {
-            await_previous_kernel();
             __shared__ bool last;
             out[thread_number()] = 1;
             if (threadIdx.x == 0) {
@@ -102,7 +89,6 @@ static FAULTS: Module = Module {
             if (last) out[thread_number()] = load_fresh(out + 4 * lane() % 256).at[0];
         }
         __global__ void no_barrier_after_the_ticket(u32* out) {
-            await_previous_kernel();
             __shared__ bool last;
             out[thread_number()] = 1;
             __syncthreads();
@@ -114,13 +100,11 @@ static FAULTS: Module = Module {
             out[thread_number()] = load_fresh(out + (thread_number() / 4 * 4 + 128) % 256).at[0];
         }
         __global__ void written_after_the_ticket(u32* out) {
-            await_previous_kernel();
             bool last = last_block(0, 2);
             if (!last) out[thread_number()] = 1;
             else out[thread_number()] = load_fresh(out + (thread_number() / 4 * 4 + 128) % 256).at[0];
         }
         __global__ void written_after_the_fence(u32* out) {
-            await_previous_kernel();
             __shared__ bool last;
             if (threadIdx.x == 0) {
                 __threadfence();
@@ -130,53 +114,42 @@ static FAULTS: Module = Module {
             }
         }
         __global__ void a_block_without_a_ticket(u32* out) {
-            await_previous_kernel();
             out[thread_number()] = 1;
             if (blockIdx.x == 0) return;
             if (!last_block(0, 2)) __threadfence();
             out[thread_number()] = load_fresh(out + (thread_number() / 4 * 4 + 128) % 256).at[0];
         }
         __global__ void tickets_are_set_back(u32* out) {
-            await_previous_kernel();
             out[thread_number()] = last_block(0, 2);
             counters[0] = 0;
         }
         __global__ void an_old_line(u32* out) {
-            await_previous_kernel();
             out[thread_number()] = 1;
             if (last_block(0, 2)) out[thread_number()] = out[(thread_number() + 128) % 256] + 1;
         }
         __global__ void a_copy_of_an_old_line(u32* out) {
-            await_previous_kernel();
             __shared__ __align__(16) u32 shared[128 * 4];
             out[thread_number()] = 1;
             if (!last_block(0, 2)) return;
             copy_async_cached(shared + threadIdx.x * 4, out + (thread_number() / 4 * 4 + 128) % 256, true);
             wait_for_copies();
         }
-        __global__ void a_constant_that_changes(u32* out) {
-            await_previous_kernel();
-            out[thread_number()] = __ldg(out + thread_number()) + 1;
-        }
+        __global__ void a_constant_that_changes(u32* out) { out[thread_number()] = __ldg(out + thread_number()) + 1; }
         __global__ void half_a_warp(u32* out) {
-            await_previous_kernel();
             if (lane() < 7) return;
             out[thread_number()] = __shfl_xor_sync(~0u, lane(), 1);
         }
         __global__ void lanes_at_two_places(u32* out) {
-            await_previous_kernel();
             u32 other = lane() < 7 ? __shfl_xor_sync(~0u, lane(), 1) : __shfl_xor_sync(~0u, lane() * 3, 2) / 5;
             out[thread_number()] = other;
         }
         __global__ void a_copy_is_not_awaited(u32* out) {
-            await_previous_kernel();
             __shared__ __align__(16) u32 shared[128 * 4];
             copy_async(shared + threadIdx.x * 4, out, true);
             out[thread_number()] = shared[threadIdx.x * 4];
             wait_for_copies();
         }
         __global__ void others_copies_are_not_awaited(u32* out) {
-            await_previous_kernel();
             __shared__ __align__(16) u32 shared[128 * 4];
             shared[(127 - threadIdx.x) * 4] = 0;
             __syncthreads();
@@ -192,30 +165,18 @@ static FAULTS: Module = Module {
             wait_for_groups_but<1>();
         }
         __global__ void first_group(u32* out) {
-            await_previous_kernel();
             __shared__ __align__(16) u32 shared[256 * 4];
             copy_two_groups(shared, out);
             out[thread_number()] = shared[threadIdx.x * 4];
             wait_for_copies();
         }
         __global__ void the_last_group_is_not_awaited(u32* out) {
-            await_previous_kernel();
             __shared__ __align__(16) u32 shared[256 * 4];
             copy_two_groups(shared, out);
             out[thread_number()] = shared[(128 + threadIdx.x) * 4];
             wait_for_copies();
         }
-        __global__ void too_early(u32* out) {
-            out[thread_number()] = 1;
-            await_previous_kernel();
-        }
-        __global__ void an_early_end(u32* out) {
-            if (lane() < 7) return;
-            await_previous_kernel();
-            out[thread_number()] = 1;
-        }
         __global__ void a_copy_comes_when_all_is_over(u32* out) {
-            await_previous_kernel();
             __shared__ __align__(16) u32 shared[128 * 4];
             copy_async(shared + threadIdx.x * 4, out, true);
         }
@@ -250,8 +211,6 @@ static FAULTS: Module = Module {
         "others_copies_are_not_awaited",
         "the_last_group_is_not_awaited",
         "a_copy_comes_when_all_is_over",
-        "too_early",
-        "an_early_end",
     ],
 };
 
@@ -313,8 +272,6 @@ fn mistakes_are_found() {
         ("others_copies_are_not_awaited", " what another "),
         ("the_last_group_is_not_awaited", "has what a copy is on its way to"),
         ("a_copy_comes_when_all_is_over", "ends before its copies have come"),
-        ("too_early", "is at global memory before the previous kernel has ended"),
-        ("an_early_end", "ends without having waited for the previous kernel"),
     ] {
         let said = standin.repeat(&["a_kernel_of_these"], &[(FAULT, kernel)]);
         assert!(said.contains(words), "{kernel}: expected \"{words}\" in: {said}");

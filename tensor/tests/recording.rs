@@ -11,7 +11,6 @@ static RANDOM: Module = Module {
     name: "random",
     source: r"
         __global__ void random_words(const u64* key, u64 seed, u64 stream, i64 first, u32* out) {
-            await_previous_kernel();
             i64 i = thread_number();
             out[i] = Philox(key, seed, stream).word(first + i);
         }

@@ -1,6 +1,6 @@
 //! What libraries in the role of CUDA's show, and a GPU seldom. One whose memory is full: what the driver needs for
 //! itself (kernels, recordings) finds room where tensors have left it, and is called by its name where there is none.
-//! Kernels that start before the previous one has ended. And several in one machine.
+//! And several in one machine.
 
 use standin::Standin;
 use std::sync::Arc;
@@ -11,10 +11,6 @@ use tensor::{DType, Device, Error, Result, Tensor};
 const MEMORY: &str = "STANDIN_MEMORY";
 /// Where this is not set, there may be one GPU.
 const DEVICES: &str = "STANDIN_DEVICES";
-/// Where this is not set, a GPU may let kernels overlap.
-const SERIAL: &str = "STANDIN_SERIAL";
-/// Where this is set, none are to.
-const ASKED_SERIAL: &str = "BIFORMER_SERIAL";
 
 /// The device, and tensors that take all of its memory: of 1 MiB, then of 64 KiB, then of 4 KiB.
 fn full() -> Option<(Arc<Gpu>, Vec<Tensor>)> {
@@ -72,23 +68,6 @@ fn recordings_find_room() {
     assert_eq!(gpu.stats().in_use, x.bytes());
 }
 
-/// Only a kernel that follows another one may start before that has ended; this GPU refuses those that may.
-#[test]
-fn kernels_overlap_with_kernels() {
-    if std::env::var_os(SERIAL).is_none() {
-        return;
-    }
-    let gpu = Gpu::open(0).unwrap();
-    let new_enough = gpu.driver().properties().capability >= (9, 0) && std::env::var_os("STANDIN_DRIVER").is_none();
-    let overlap = new_enough && std::env::var_os(ASKED_SERIAL).is_none();
-    let x = Tensor::from_slice(&[1.5f32, 2.5], [2]).unwrap().to_device(&Device::Cuda(gpu)).unwrap();
-    let cast = || x.cast(DType::F64);
-    let copied = cast().unwrap().to_vec::<f64>();
-    assert_eq!(copied.unwrap(), [1.5, 2.5]);
-    cast().unwrap();
-    assert_eq!(cast().is_err(), overlap);
-}
-
 #[test]
 fn several_work_side_by_side() {
     if std::env::var_os(DEVICES).is_none() {
@@ -129,14 +108,6 @@ fn on_the_standin_gpu() {
     let memory = ((52 << 20) + (300 << 10)).to_string();
     for test in ["kernels_find_room", "products_find_room", "recordings_find_room"] {
         standin.repeat(&[test], &[(MEMORY, &memory)]);
-    }
-    for settings in [
-        &[][..],
-        &[(ASKED_SERIAL, "1")],
-        &[("STANDIN_CAPABILITY", "89")],
-        &[("STANDIN_DRIVER", "12020"), ("STANDIN_NVRTC", "12"), ("STANDIN_CUBLAS", "120200")],
-    ] {
-        standin.repeat(&["kernels_overlap"], &[&[(SERIAL, "1")], settings].concat());
     }
     for eager in ["0", "1", "2"] {
         standin.repeat(&["side_by_side"], &[(DEVICES, "2"), ("STANDIN_EAGER", eager)]);

@@ -5,7 +5,6 @@
 // is Σd² − (Σd)²/n, and neither loses precision when the mean is far from zero.
 template <typename T>
 __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, int channels, int across) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     Tile<T> tile(rows, channels, across, blockIdx.x);
@@ -50,7 +49,6 @@ __global__ void batch_norm_statistics(const T* x, wide<T>* partial, i64 rows, in
 template <typename T>
 __global__ void batch_norm_moments(const wide<T>* partial, int pieces, wide<T> epsilon, wide<T>* means, wide<T>* variances,
                                    wide<T>* rstds, i64 rows, int channels) {
-    await_previous_kernel();
     typedef wide<T> W;
     int channel = warp_number();
     if (channel >= channels) return;
@@ -78,7 +76,6 @@ __global__ void batch_norm_moments(const wide<T>* partial, int pieces, wide<T> e
 // 1/√(variance + ε)
 template <typename T>
 __global__ void batch_norm_rstd(const wide<T>* variances, wide<T> epsilon, wide<T>* rstds, i64 channels) {
-    await_previous_kernel();
     i64 channel = thread_number();
     if (channel < channels) rstds[channel] = wide<T>(1) / sqrt(variances[channel] + epsilon);
 }
@@ -87,7 +84,6 @@ __global__ void batch_norm_rstd(const wide<T>* variances, wide<T> epsilon, wide<
 template <typename T>
 __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wide<T>* biases, const wide<T>* means,
                                    const wide<T>* rstds, T* y, i64 rows, int channels, int across) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     Tile<T> tile(rows, channels, across, blockIdx.x);
@@ -115,7 +111,6 @@ template <typename T>
 __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, const wide<T>* rstds, wide<T>* partial,
                                 wide<T>* sums, wide<T>* dweights, int add_weights, wide<T>* dbiases, int add_biases,
                                 i64 rows, int channels, int across) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     Tile<T> tile(rows, channels, across, blockIdx.x);
@@ -150,7 +145,6 @@ template <typename T>
 __global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weights, const wide<T>* means,
                                     const wide<T>* rstds, const wide<T>* sums, T* dx, int accumulate, i64 rows,
                                     int channels, int across) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     Tile<T> tile(rows, channels, across, blockIdx.x);

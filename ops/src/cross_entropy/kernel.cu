@@ -15,7 +15,6 @@ struct Smoothed {
 template <typename T>
 __global__ void cross_entropy_forward(const T* x, const u32* labels, wide<T> smoothing, wide<T>* p, wide<T>* losses,
                                       i64 rows, int classes) {
-    await_previous_kernel();
     i64 n = warp_number();
     if (n >= rows) return;
     Smoothed<wide<T>> target(labels[n], smoothing, classes);
@@ -25,7 +24,6 @@ __global__ void cross_entropy_forward(const T* x, const u32* labels, wide<T> smo
 template <typename T>
 __global__ void cross_entropy_backward(const wide<T>* dy, const wide<T>* p, const u32* labels, wide<T> smoothing, T* dx,
                                        int accumulate, i64 rows, int classes) {
-    await_previous_kernel();
     i64 n = warp_number();
     if (n >= rows) return;
     Smoothed<wide<T>> target(labels[n], smoothing, classes);

@@ -3,7 +3,6 @@
 template <typename T>
 __global__ void drop_path(const T* x, const u64* key, u64 seed, u64 stream, u32 threshold, wide<T> scale, i64 first, T* y, int accumulate, i64 size,
                           u32 blocks) {
-    await_previous_kernel();
     constexpr int N = Pack<T>::size;
     i64 sample = blockIdx.x / blocks;
     i64 i = (i64(blockIdx.x % blocks) * blockDim.x + threadIdx.x) * N;

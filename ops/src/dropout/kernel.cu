@@ -1,7 +1,6 @@
 // y[i] (+)= scale·x[i] where the upper 24 bits of the stream's i-th word are the threshold or more, else 0.
 template <typename T>
 __global__ void dropout(const T* x, const u64* key, u64 seed, u64 stream, u32 threshold, wide<T> scale, T* y, int accumulate, i64 count) {
-    await_previous_kernel();
     constexpr int N = Pack<T>::size;
     i64 i = thread_number() * N;
     if (i >= count) return;

@@ -205,7 +205,6 @@ __global__ void __launch_bounds__(THREADS, (RESIDENT<T, K>))
     dwconv_forward(const T* __restrict__ x, i64 x_stride, const wide<T>* weight, int residual, int turned,
                    const wide<T>* bias, T* __restrict__ y, int accumulate, i64 y_stride, int all_bands, int height,
                    int width, int channels, int tiles, int bands) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, C = COLUMNS<T, K>;
     typedef Band<T, V, STRIPS * R + K - 1, C> Input;
@@ -293,7 +292,6 @@ __global__ void __launch_bounds__(THREADS, (sizeof(T) == 2 && K < 7 ? 2 : 1))
     dwconv_backward_weight(const T* __restrict__ dy, i64 dy_stride, const T* __restrict__ x, i64 x_stride,
                            wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases, int add_biases,
                            int all_bands, int height, int width, int channels, int tiles, int bands) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int P = K / 2, TAPS = K * K, R = ROWS<K>, V = PAIRS ? 2 : 1, C = COLUMNS<T, K>;
     typedef Band<T, V, STRIPS * R + K - 1, C> Input;

@@ -4,7 +4,6 @@
 template <typename T>
 __global__ void gather_forward(const T* x, const u32* indices, T* y, i64 positions, i64 picks, i64 rows, i64 width,
                                i64 packs) {
-    await_previous_kernel();
     i64 i = thread_number(), position = i / packs, d = i % packs * Pack<T>::size;
     if (position >= positions) return;
     u32 row = indices[position];
@@ -22,7 +21,6 @@ __global__ void gather_forward(const T* x, const u32* indices, T* y, i64 positio
 template <typename T>
 __global__ void gather_backward(const T* dy, const u32* indices, T* dx, int accumulate, i64 all_rows, i64 picks, i64 rows,
                                 i64 width, i64 packs) {
-    await_previous_kernel();
     i64 i = thread_number(), row = i / packs, d = i % packs * Pack<T>::size;
     if (row >= all_rows) return;
     i64 image = row / rows;

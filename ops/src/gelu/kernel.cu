@@ -3,7 +3,6 @@
 // y = x·Φ(x)
 template <typename T>
 __global__ void gelu_forward(const T* x, T* y, i64 count) {
-    await_previous_kernel();
     i64 i = thread_number() * Pack<T>::size;
     if (i >= count) return;
     Pack<T> in = load_pack(x + i, count - i), out;
@@ -18,7 +17,6 @@ __global__ void gelu_forward(const T* x, T* y, i64 count) {
 // dx = dy·(Φ(x) + x·φ(x)). If y is not null, it gets gelu(x) again, for a caller that did not keep it.
 template <typename T>
 __global__ void gelu_backward(const T* dy, const T* x, T* dx, int accumulate, T* y, i64 count) {
-    await_previous_kernel();
     typedef wide<T> W;
     i64 i = thread_number() * Pack<T>::size;
     if (i >= count) return;

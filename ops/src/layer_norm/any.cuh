@@ -22,7 +22,6 @@ __device__ __forceinline__ void normalise(const T* x, const wide<T>* weight, con
 template <typename T>
 __global__ void layer_norm_forward_any(const T* x, const wide<T>* weight, const wide<T>* bias, wide<T> epsilon, T* y,
                                    wide<T>* means, wide<T>* rstds, i64 rows, int channels) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     i64 row = warp_number();
@@ -54,7 +53,6 @@ __global__ void layer_norm_forward_any(const T* x, const wide<T>* weight, const 
 template <typename T>
 __global__ void layer_norm_recompute_any(const T* x, const wide<T>* weight, const wide<T>* bias, const wide<T>* means,
                                  const wide<T>* rstds, T* y, i64 rows, int channels) {
-    await_previous_kernel();
     i64 row = warp_number();
     if (row >= rows) return;
     normalise(x + row * channels, weight, bias, means[row], rstds[row], y + row * channels, channels);
@@ -65,7 +63,6 @@ __global__ void layer_norm_recompute_any(const T* x, const wide<T>* weight, cons
 template <typename T>
 __global__ void layer_norm_backward_any(const T* dy, const T* x, const wide<T>* weight, const wide<T>* means,
                                     const wide<T>* rstds, T* dx, int accumulate, i64 rows, int channels) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     i64 row = warp_number();
@@ -100,7 +97,6 @@ template <typename T>
 __global__ void layer_norm_parameters_any(const T* dy, const T* x, const wide<T>* means, const wide<T>* rstds,
                                       wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases,
                                       int add_biases, i64 rows, int channels) {
-    await_previous_kernel();
     typedef wide<T> W;
     __shared__ W sums[2][8][32];
     int first = blockIdx.x * 32, channel = first + lane();

@@ -136,7 +136,6 @@ template <typename T, int PACKS>
 __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     layer_norm_forward(const T* x, const wide<T>* weights, const wide<T>* biases, wide<T> epsilon, T* y, wide<T>* means,
                        wide<T>* rstds, i64 rows, int share, int channels, int sharing) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size, B = AHEAD / PACKS;
     Part<T, PACKS> part(rows, share, channels, sharing);
@@ -182,7 +181,6 @@ template <typename T, int PACKS>
 __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     layer_norm_recompute(const T* x, const wide<T>* weights, const wide<T>* biases, const wide<T>* means,
                      const wide<T>* rstds, T* y, i64 rows, int share, int channels, int sharing) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size, B = AHEAD / PACKS;
     Part<T, PACKS> part(rows, share, channels, sharing);
@@ -203,7 +201,6 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     layer_norm_backward(const T* dy, const T* x, const wide<T>* weights, const wide<T>* means, const wide<T>* rstds,
                         T* dx, int accumulate, wide<T>* partial, wide<T>* dweights, int add_weights, wide<T>* dbiases,
                         int add_biases, i64 rows, int share, int channels, int sharing) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size, B = (AHEAD / 2 + PACKS - 1) / PACKS; // there are two operands to ask for
     Part<T, PACKS> part(rows, share, channels, sharing);

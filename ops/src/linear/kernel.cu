@@ -6,7 +6,6 @@
 __global__ void __launch_bounds__(tall::MOST_THREADS, 1)
     linear_backward_weight(const bf16* dy, const bf16* x, float* partial, int biased, i64 rows, int outputs, int inputs,
                            int tall, int wide) {
-    await_previous_kernel();
     auto column = [&](int c) { return tall::Rows(x, inputs, c); };
     tall::multiply(dy, column, partial, biased, rows, outputs, inputs, tall, wide);
 }
@@ -15,7 +14,6 @@ __global__ void __launch_bounds__(tall::MOST_THREADS, 1)
 template <typename T>
 __global__ void linear_add_pieces(const float* partial, T* dweight, int accumulate, T* dbias, int accumulate_bias,
                                   int weights, i64 pieces, int columns, int across) {
-    await_previous_kernel();
     constexpr int N = Pack<float>::size;
     Tile<float> tile(pieces, columns, across, blockIdx.x);
     float sums[N] = {};

@@ -90,7 +90,6 @@ __global__ void __launch_bounds__(THREADS, 2)
     mlp_forward(const bf16* x, const float* gamma, const float* beta, float epsilon, const bf16* w1, const bf16* b1,
                 const bf16* w2, const bf16* b2, int residual, bf16* y, float* mean, float* rstd, bf16* normed,
                 bf16* pre_gelu, i64 rows, int hidden) {
-    await_previous_kernel();
     constexpr int GROUPS = C / GROUP;
     DYNAMIC_SHARED(Chunk<C>, chunks);
     chunks[0].fetch(w1, w2, 0, hidden);

@@ -1,7 +1,6 @@
 // y = a * b, with broadcasting.
 template <typename T>
 __global__ void mul_values(const T* a, Layout a_layout, const T* b, Layout b_layout, T* y, i64 count) {
-    await_previous_kernel();
     i64 i = thread_number();
     if (i < count) y[i] = narrow<T>(widen(a[a_layout.place(i)]) * widen(b[b_layout.place(i)]));
 }
@@ -9,7 +8,6 @@ __global__ void mul_values(const T* a, Layout a_layout, const T* b, Layout b_lay
 // The same where all three are contiguous and of one shape.
 template <typename T>
 __global__ void mul_packs(const T* a, const T* b, T* y, i64 count) {
-    await_previous_kernel();
     constexpr int N = Pack<T>::size;
     i64 i = thread_number() * N;
     if (i >= count) return;

@@ -5,7 +5,6 @@
 template <typename T>
 __global__ void region_pool_forward(const T* x, Layout map, T* y, i64 regions, int down, int across, int h, int w,
                                     int channels, int packs) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     i64 i = thread_number(), region = i / packs;
@@ -34,7 +33,6 @@ __global__ void region_pool_forward(const T* x, Layout map, T* y, i64 regions, i
 template <typename T>
 __global__ void region_pool_backward(const T* dy, T* dx, int accumulate, int across, int h, int w, int channels,
                                      int packs, int packs_of_line) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     i64 line = blockIdx.x;

@@ -1,7 +1,6 @@
 // y (+)= factor·x
 template <typename T>
 __global__ void scale_values(const T* x, wide<T> factor, T* y, int accumulate, i64 count) {
-    await_previous_kernel();
     i64 i = thread_number() * Pack<T>::size;
     if (i >= count) return;
     Pack<T> in = load_pack(x + i, count - i);

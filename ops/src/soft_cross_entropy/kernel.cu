@@ -11,7 +11,6 @@ struct Soft {
 template <typename T>
 __global__ void soft_cross_entropy_forward(const T* x, const wide<T>* t, wide<T>* p, wide<T>* losses, i64 rows,
                                            int classes) {
-    await_previous_kernel();
     i64 n = warp_number();
     if (n >= rows) return;
     Soft<wide<T>> target = {t + n * classes};
@@ -21,7 +20,6 @@ __global__ void soft_cross_entropy_forward(const T* x, const wide<T>* t, wide<T>
 template <typename T>
 __global__ void soft_cross_entropy_backward(const wide<T>* dy, const wide<T>* p, const wide<T>* t, T* dx, int accumulate,
                                             i64 rows, int classes) {
-    await_previous_kernel();
     i64 n = warp_number();
     if (n >= rows) return;
     Soft<wide<T>> target = {t + n * classes};

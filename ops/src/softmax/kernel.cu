@@ -4,7 +4,6 @@
 // y = exp(x − max(x)) / Σ exp(x − max(x))
 template <typename T>
 __global__ void softmax_forward(const T* x, T* y, i64 rows, int channels) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     i64 row = warp_number();
@@ -24,7 +23,6 @@ __global__ void softmax_forward(const T* x, T* y, i64 rows, int channels) {
 // from that rounding.
 template <typename T>
 __global__ void softmax_backward(const T* dy, const T* y, T* dx, int accumulate, i64 rows, int channels) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     i64 row = warp_number();

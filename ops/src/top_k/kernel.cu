@@ -18,7 +18,6 @@ struct Element {
 // the elements that come after the one found last.
 template <typename T>
 __global__ void top_k_forward(const T* x, T* y, u32* indices, i64 rows, int extent, int k) {
-    await_previous_kernel();
     typedef Element<wide<T>> Candidate;
     i64 row = warp_number();
     if (row >= rows) return;
@@ -45,7 +44,6 @@ __global__ void top_k_forward(const T* x, T* y, u32* indices, i64 rows, int exte
 // dx (R, T) is dy (R, k) where an element was chosen, and 0 elsewhere.
 template <typename T>
 __global__ void top_k_backward(const T* dy, const u32* indices, T* dx, int accumulate, i64 rows, int extent, int k) {
-    await_previous_kernel();
     i64 row = warp_number();
     if (row >= rows) return;
     dy += row * k, indices += row * k, dx += row * extent;

@@ -23,7 +23,6 @@ __device__ __forceinline__ const T* group_of(const u32* groups, i64 i, const T* 
 // of the elements into `partial`.
 template <typename T>
 __global__ void gradient_norm(const T* x, double* partial, double* norm, T* controls, i64 count) {
-    await_previous_kernel();
     constexpr int N = Pack<T>::size;
     __shared__ double sums[8];
     i64 packs = (count + N - 1) / N, end = packs * (blockIdx.x + 1) / gridDim.x;
@@ -56,7 +55,6 @@ __global__ void gradient_norm(const T* x, double* partial, double* norm, T* cont
 template <typename T>
 __global__ void adamw(T* p, const T* g, T* m, T* v, const u32* groups, i64 count, const T* controls, T* average,
                       const T* rate) {
-    await_previous_kernel();
     constexpr int N = Pack<T>::size; // they lie within a cache line, and so are of one group
     i64 i = thread_number() * N, left = count - i;
     if (left <= 0 || !(controls[NORM] < INFINITY)) return;

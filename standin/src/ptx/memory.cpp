@@ -101,8 +101,6 @@ void take_ticket(Warp& warp, const Instruction& i) {
     warp.ticketed |= warp.active;
 }
 
-void await_previous(Warp& warp, const Instruction&) { warp.after_previous |= warp.active; }
-
 } // namespace
 
 template <typename T, typename Held>
@@ -144,9 +142,6 @@ std::map<std::string, Known> memory_instructions() {
         {"cp.async.wait_group", {await_groups, {4}, Flow::ON, 0}},
         {"atom.global.inc.u32", {take_ticket, {4, 8, 4}}},
         {"prefetch.global.L2", {[](Warp&, const Instruction&) {}, {8}, Flow::ON, 0}},
-        // Kernels run one after the other here: there is nobody to start early.
-        {"griddepcontrol.launch_dependents", {[](Warp&, const Instruction&) {}, {}, Flow::ON, 0}},
-        {"griddepcontrol.wait", {await_previous, {}, Flow::ON, 0}},
     };
 }
 
@@ -177,7 +172,6 @@ char* Warp::place(Space space, uint64_t address, size_t bytes, unsigned lane, Ac
     char* found = untraced(space, address, bytes, lane);
     bool shared = space == Space::SHARED;
     if (!shared && space != Space::GLOBAL) return found;
-    if (!shared && !(after_previous >> lane & 1)) fail("is at global memory before the previous kernel has ended", lane);
     uint32_t era = shared ? block->serial : block->launch;
     Moment now = {era, thread(lane), block->barriers, meetings};
     const Piece& piece = block->global.piece;

@@ -2,7 +2,7 @@
 //
 // A warp's active lanes execute an instruction together. After a divergent branch the lanes that are furthest behind in the code go first, so that all reconverge as soon as possible. Where the manual leaves a choice, the worst case is taken: approximations in f32 have the largest allowed error, tensor cores truncate sums, warps and blocks run in random order, copies are done only when they are waited for.
 //
-// Reported, with the line of the PTX, are: accesses out of bounds or not aligned; reads of uninitialised shared memory; data races, between threads of a warp, of a block or of different blocks (`traces.h`); lanes that wait for lanes that never arrive; threads that do not wait for the previous kernel; and instructions that are not supported here.
+// Reported, with the line of the PTX, are: accesses out of bounds or not aligned; reads of uninitialised shared memory; data races, between threads of a warp, of a block or of different blocks (`traces.h`); lanes that wait for lanes that never arrive; and instructions that are not supported here.
 #pragma once
 #include "../code.h"
 #include <algorithm>
@@ -89,7 +89,7 @@ struct Known {
 const Known* known(const std::string& name);
 // Fuses products with sums, as NVIDIA's assembler may.
 void fuse(std::vector<Instruction>& code);
-// The instructions for asynchronous copies, tickets, prefetches, and the order of kernels.
+// The instructions for asynchronous copies, tickets and prefetches.
 std::map<std::string, Known> memory_instructions();
 // The load or store for elements of a type, such as `.f32`, in registers of this width; null if that combination is not supported.
 Step load_or_store(bool loads, const std::string& type, uint32_t held);
@@ -118,8 +118,8 @@ struct Warp {
     unsigned number;
     std::vector<char> registers, local;
     char* rows; // the registers, aligned
-    // The lanes that have not ended; that are executing; that wait for others; that have executed a fence after their last write to global memory; that have taken a ticket; and that have waited for the previous kernel.
-    Lanes alive, active, waiting, fenced, ticketed, after_previous;
+    // The lanes that have not ended; that are executing; that wait for others; that have executed a fence after their last write to global memory; and that have taken a ticket.
+    Lanes alive, active, waiting, fenced, ticketed;
     uint64_t left; // the instructions left before the warp is considered to be in an infinite loop
     uint32_t at[LANES]; // which instruction each lane is at
     uint32_t now; // that of the active ones

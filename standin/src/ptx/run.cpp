@@ -91,9 +91,6 @@ void Warp::run() {
             case Flow::END:
                 for (unsigned l = 0; l < LANES; l++)
                     if (active >> l & 1 && !copies[l].empty()) fail("ends before its copies have come", l);
-                // The kernel would end before the previous one has, for which the next kernel does not wait.
-                if (Lanes early = active & ~after_previous)
-                    fail("ends without having waited for the previous kernel", __builtin_ctz(early));
                 alive &= ~active;
                 together = false;
                 break;
@@ -145,7 +142,7 @@ void Warp::begin(Block& of, unsigned its_number, const unsigned threads[3]) {
     }
     local.assign(of.kernel->local_bytes * LANES, char(0xff));
     alive = ALL;
-    active = waiting = fenced = ticketed = after_previous = 0;
+    active = waiting = fenced = ticketed = 0;
     go_to(ALL, 0);
     meetings = 0;
     at_barrier = false;

@@ -186,8 +186,7 @@ pub trait Driver: Send + Sync {
     /// [`Module::instances`].
     fn load(&self, module: &Module) -> Result<Vec<Function>>;
 
-    /// Runs a kernel, which must begin with `await_previous_kernel`. The arguments must be those that it declares, and it
-    /// must stay within memory that is the caller's.
+    /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
     unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
 
     /// Whether [`Driver::multiply`] can add the row to such a product as an epilogue, at little cost.

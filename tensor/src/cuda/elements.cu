@@ -5,7 +5,6 @@
 // bits, so T may be any type of the right size.
 template <typename T>
 __global__ void put_view(const T* from, Layout source, T* to, Layout target, int accumulate, i64 count) {
-    await_previous_kernel();
     i64 i = thread_number();
     if (i >= count) return;
     T value = from[source.place(i)];
@@ -16,7 +15,6 @@ __global__ void put_view(const T* from, Layout source, T* to, Layout target, int
 // As `put_view`, where both views consist of whole packs.
 template <typename T>
 __global__ void put_packs(const T* from, Layout source, T* to, Layout target, int accumulate, i64 count) {
-    await_previous_kernel();
     constexpr int N = Pack<T>::size;
     i64 i = thread_number() * N;
     if (i >= count) return;
@@ -32,7 +30,6 @@ __global__ void put_packs(const T* from, Layout source, T* to, Layout target, in
 
 template <typename From, typename To>
 __global__ void convert(const From* from, To* to, i64 count) {
-    await_previous_kernel();
     constexpr int N = 16 / (sizeof(From) > sizeof(To) ? sizeof(From) : sizeof(To));
     i64 i = thread_number() * N;
     if (i >= count) return;
@@ -46,7 +43,6 @@ __global__ void convert(const From* from, To* to, i64 count) {
 // y (R, C) += row (C)
 template <typename T>
 __global__ void add_row(T* y, const wide<T>* row, i64 rows, int columns, int across) {
-    await_previous_kernel();
     constexpr int N = Pack<T>::size;
     Tile<T> tile(rows, columns, across, blockIdx.x);
     wide<T> held[N];
@@ -69,7 +65,6 @@ __global__ void add_row(T* y, const wide<T>* row, i64 rows, int columns, int acr
 template <typename T, typename Out>
 __global__ void sum_rows(const T* x, wide<T>* partial, Out* out, int accumulate, int strips, i64 rows, int columns,
                          int across) {
-    await_previous_kernel();
     constexpr int N = Pack<T>::size;
     i64 outer = blockIdx.x / strips;
     Tile<T> tile(rows, columns, across, blockIdx.x % strips);
@@ -91,14 +86,12 @@ __global__ void sum_rows(const T* x, wide<T>* partial, Out* out, int accumulate,
 // y ← y + rate·(x − y)
 template <typename T>
 __global__ void move_towards(T* y, const T* x, const T* rate, i64 count) {
-    await_previous_kernel();
     i64 i = thread_number();
     if (i < count) y[i] = fma(*rate, x[i] - y[i], y[i]);
 }
 
 template <typename T>
 __global__ void fill_with(T* to, wide<T> value, i64 count) {
-    await_previous_kernel();
     i64 i = thread_number();
     if (i < count) to[i] = narrow<T>(value);
 }

@@ -268,7 +268,7 @@ impl Launch<'_> {
     ///
     /// # Safety
     /// The arguments are those that the kernel declares, and with them it reads and writes only within the tensors
-    /// that were given. It begins with `await_previous_kernel()`.
+    /// that were given.
     pub unsafe fn run(mut self) -> Result<()> {
         if let Some(elements) = self.elements {
             let blocks = elements.div_ceil(self.extent.threads as usize);

@@ -74,16 +74,6 @@ __device__ __forceinline__ void put_wanted(T* to, i64 i, wide<T> value, int accu
     if (to) put(to + i, value, accumulate);
 }
 
-// The first statement of every kernel, in all of its threads. From compute capability 9.0 on, blocks of the next kernel
-// may start once all of this kernel's have (`launch_dependents`), so they take only room that this one does not need. They
-// wait here until it has ended and its writes can be seen (`wait`). As each kernel waits, it ends after all those before
-// it, and to wait for the previous one is enough.
-__device__ __forceinline__ void await_previous_kernel() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 // The number of this thread in a one-dimensional grid.
 __device__ __forceinline__ i64 thread_number() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
 

@@ -45,7 +45,6 @@ struct Work {
 // out (N, H, W, C), and lse (N, heads, H·W): the log-sum-exp of each query's scores.
 template <typename T>
 __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, wide<T>* lse, GEOMETRY) {
-    await_previous_kernel();
     typedef wide<T> W;
     const Geometry g = THE_GEOMETRY;
     const Work work(g, QUERIES);
@@ -106,7 +105,6 @@ __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, w
 template <typename T>
 __global__ void attend_backward_queries(const T* qkv, const u32* routes, wide<T> scale, const wide<T>* lse, const T* dout,
                                         T* dqkv, int accumulate, wide<T>* delta, GEOMETRY) {
-    await_previous_kernel();
     typedef wide<T> W;
     const Geometry g = THE_GEOMETRY;
     const Work work(g, QUERIES);
@@ -173,7 +171,6 @@ template <typename T>
 __global__ void attend_backward_keys(const T* qkv, const u32* starts, const u32* entries, wide<T> scale,
                                      const wide<T>* lse, const wide<T>* delta, const T* dout, T* dqkv, int accumulate,
                                      GEOMETRY) {
-    await_previous_kernel();
     typedef wide<T> W;
     const Geometry g = THE_GEOMETRY;
     const Work work(g, KEYS);

@@ -84,7 +84,6 @@ __device__ __forceinline__ void put(const Geometry& g, int first, const Map (&fr
 template <int D>
 __global__ void __launch_bounds__(MASKED_THREADS, 4)
     attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, bf16* kept, float* lse, int shift, GEOMETRY) {
-    await_previous_kernel();
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), v_dim = g.v_dim(), tokens = g.tokens(), of_map = rows_of(g) * PADDED<D>;
@@ -213,7 +212,6 @@ template <int D>
 __global__ void __launch_bounds__(MASKED_THREADS, 2)
     attend_backward_masked(const bf16* qkv, const u32* routes, float scale, const bf16* out, const float* lse,
                            const bf16* dout, bf16* dqkv, int accumulate, int chunk, int shift, GEOMETRY) {
-    await_previous_kernel();
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.tokens();

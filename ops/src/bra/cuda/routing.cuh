@@ -19,7 +19,6 @@ struct Valid {
 // pack of channels; if there are enough threads, several share the tokens of a pack.
 template <typename T>
 __global__ void region_means(const T* qkv, wide<T>* means, int valid_height, int valid_width, GEOMETRY) {
-    await_previous_kernel();
     const Geometry g = THE_GEOMETRY;
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
@@ -177,7 +176,6 @@ constexpr int CHUNK = 8;    // packs of channels of each, in shared memory
 template <typename T>
 __global__ void choose_regions(const wide<T>* means, wide<T> scale, u32* routes, T* logits, int regions, int qk_dim,
                                int topk) {
-    await_previous_kernel();
     typedef wide<T> W;
     constexpr int N = Pack<W>::size, WARPS = 8;
     __shared__ Pack<W> queries[WARPS * OWN][CHUNK], keys[OTHERS][CHUNK + 1]; // one more, for lanes that read a column
@@ -233,7 +231,6 @@ template <typename T>
 __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
     route(const T* qkv, int valid_height, int valid_width, wide<T> scale, u32* routes, T* logits, u32 loaded_magic,
           GEOMETRY) {
-    await_previous_kernel();
     const Geometry g = THE_GEOMETRY;
     typedef wide<T> W;
     constexpr int N = Pack<W>::size;
@@ -291,7 +288,6 @@ __global__ void __launch_bounds__(32 * ROUTING_WARPS, 1)
 // of starts (N, P + 1) and entries (N, P·k). One warp per region, and one for the end of the last list.
 __global__ void invert_routes(const u32* __restrict__ routes, u32* __restrict__ starts, u32* __restrict__ entries,
                               int regions, int topk, u32 topk_magic) {
-    await_previous_kernel();
     const Divisor chosen(topk, topk_magic);
     const u32 region = warp_number();
     if (region > regions) return;

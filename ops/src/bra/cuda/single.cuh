@@ -74,7 +74,6 @@ __device__ __forceinline__ void hide_columns(int count, float (&scores)[STEPS][2
 template <int D>
 __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 3 : 6)
     attend_single(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
-    await_previous_kernel();
     constexpr int OF_MAP = TILE * PaddedRows<D>::STRIDE;
     const Geometry g = THE_GEOMETRY;
     const int region = blockIdx.x, head = blockIdx.y, image = blockIdx.z;
@@ -133,7 +132,6 @@ template <int D>
 __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 2 : 4)
     attend_backward_single(const bf16* qkv, const u32* starts, const u32* entries, float scale, const float* lse,
                            const bf16* dout, bf16* dqkv, int accumulate, GEOMETRY) {
-    await_previous_kernel();
     constexpr int OF_SQUARE = TILE * PaddedRows<TILE>::STRIDE, OF_MAP = TILE * PaddedRows<D>::STRIDE;
     const Geometry g = THE_GEOMETRY;
     const int region = blockIdx.x, head = blockIdx.y, image = blockIdx.z;

@@ -98,7 +98,6 @@ struct Attending {
 template <int D, int GROUPS, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT, GROUPS * 8>, BLOCKS<D, RESIDENT, GROUPS * 8>)
     attend_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
-    await_previous_kernel();
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.z, head = blockIdx.y;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
@@ -129,7 +128,6 @@ template <int D, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT, 8>, D > 32 ? 1 : 2)
     attend_backward_queries_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, const float* lse,
                                             const bf16* dout, bf16* dqkv, int accumulate, float* delta, GEOMETRY) {
-    await_previous_kernel();
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.z, head = blockIdx.y;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
@@ -234,7 +232,6 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, 16>, BLOCKS<D, RESIDENT, 16>
     attend_backward_keys_on_tensor_cores(const bf16* qkv, const u32* starts, const u32* entries, float scale,
                                          const float* lse, const float* delta, const bf16* dout, bf16* dqkv,
                                          int accumulate, GEOMETRY) {
-    await_previous_kernel();
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.z, head = blockIdx.y;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
@@ -331,7 +328,6 @@ __global__ void __launch_bounds__(THREADS<true, 8>, BLOCKS<D, true, 8>)
     attend_backward_few_keys_on_tensor_cores(const bf16* qkv, const u32* starts, const u32* entries, float scale,
                                              const float* lse, const float* delta, const bf16* dout, bf16* dqkv,
                                              int accumulate, GEOMETRY) {
-    await_previous_kernel();
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.z, head = blockIdx.y;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();

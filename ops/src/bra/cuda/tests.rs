@@ -201,7 +201,6 @@ static DIVISIONS: Module = Module {
     source: r#"
 #include "geometry.cuh"
 __global__ void divide(const u32* by, const u32* magic, u32* wrong) {
-    await_previous_kernel();
     const int d = by[threadIdx.x];
     const Divisor divisor(d, magic[threadIdx.x]);
     u32 count = 0;

@@ -11,7 +11,6 @@
 template <typename T>
 __global__ void conv2d_patches(const T* x, T* patches, int height, int width, int inputs, int down, int across,
                                int out_height, u32 out_count, u32 patch, int stride, int padding) {
-    await_previous_kernel();
     constexpr int N = Pack<T>::size;
     i64 image = blockIdx.x / out_height, row_size = i64(width) * inputs;
     int row = int(blockIdx.x % out_height) * stride - padding, run = across * inputs;
@@ -44,7 +43,6 @@ __global__ void conv2d_patches(const T* x, T* patches, int height, int width, in
 template <typename T>
 __global__ void conv2d_gather(const T* dpatches, T* dx, int accumulate, int height, int width, int inputs, int down,
                               int across, int out_height, int out_width, i64 patch, int stride, int padding) {
-    await_previous_kernel();
     constexpr int N = Pack<T>::size;
     int packs = (inputs + N - 1) / N, row = int(blockIdx.x % height) + padding;
     i64 image = blockIdx.x / height;
@@ -102,7 +100,6 @@ __global__ void __launch_bounds__(tall::MOST_THREADS, 1)
     conv2d_backward_weight(const bf16* dy, const bf16* x, float* partial, int biased, i64 rows, int outputs, int patch,
                            int tall, int wide, int height, int width, int inputs, int across, int out_height, int out_width,
                            int stride, int padding) {
-    await_previous_kernel();
     auto column = [&](int c) {
         const int tap = c / inputs, a = tap / across, b = tap % across;
         return Patches{x + c % inputs, height, width, inputs, out_height, out_width, stride, a - padding, b - padding};

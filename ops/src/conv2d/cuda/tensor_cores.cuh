@@ -178,7 +178,6 @@ __global__ void __launch_bounds__(THREADS, N == 32 && PACKS ? 3 : 2)
                            int transposed, int images, int height, int width, int channels, int result_height,
                            int result_width, int outputs, int kernel_down, int kernel_across, int patch, int stride,
                            int padding) {
-    await_previous_kernel();
     typedef Tiles<N> Tiles;
     constexpr int ROWS = Tiles::ROWS, COLUMNS = Tiles::COLUMNS;
     DYNAMIC_SHARED(Tiles, tiles);

@@ -57,11 +57,6 @@ impl Target {
         })
     }
 
-    fn number(self) -> u32 {
-        let (Self::Machine(number) | Self::Ptx(number)) = self;
-        number
-    }
-
     fn options(self) -> Vec<String> {
         // No fast-math options: kernels call fast approximations explicitly.
         let mut options = vec!["--std=c++17".into()];
@@ -176,11 +171,6 @@ pub fn version() -> Result<(i32, i32)> {
     let outcome = unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result();
     outcome.map_err(|error| failure(format!("NVRTC's version: {error}")))?;
     Ok((major, minor))
-}
-
-/// The generation that kernels for GPUs of a compute capability are compiled for, 90 for 9.0.
-pub(super) fn generation(capability: (u32, u32)) -> Result<u32> {
-    Ok(Target::of(capability)?.number())
 }
 
 /// What the machine code depends on.

@@ -29,7 +29,7 @@ fn start_driver() -> Result<()> {
 }
 
 /// The latest CUDA that the driver knows, (13, 0) for 13.0.
-pub(super) fn driver_version() -> Result<(i32, i32)> {
+fn driver_version() -> Result<(i32, i32)> {
     let mut version = 0;
     // SAFETY: a valid pointer.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().doing("asking for the driver's version")?;

@@ -3,7 +3,6 @@
 
 mod blas;
 pub mod compiler;
-mod launches;
 mod libraries;
 mod machine;
 mod uploads;
@@ -17,7 +16,6 @@ use cudarc::driver::sys::{
     self, CUcontext, CUevent_flags, CUevent_wait_flags, CUfunction, CUfunction_attribute, CUgraphExec,
     CUgraphInstantiate_flags, CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
-use launches::Launches;
 pub use machine::devices;
 use std::ffi::CString;
 use std::ptr::NonNull;
@@ -37,8 +35,6 @@ pub struct Nvidia {
     context: CUcontext,
     /// That of [`Stream::Work`].
     stream: CUstream,
-    /// On the work's stream.
-    launches: Launches,
     /// That of [`Stream::Copies`].
     copies: CUstream,
     /// Declared to be dropped before the context goes.
@@ -118,7 +114,6 @@ impl Nvidia {
         libraries::compiler()?;
         libraries::blas()?;
         machine::ensure_libraries_for_driver()?;
-        let launches = Launches::new(properties.capability)?;
         let device = result::device::get(ordinal as i32).doing("asking for a GPU")?;
         // SAFETY: the device is one that the driver gave.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(|error| match error.0 {
@@ -132,7 +127,6 @@ impl Nvidia {
             properties,
             context,
             stream: std::ptr::null_mut(),
-            launches,
             copies: std::ptr::null_mut(),
             blas: None,
             uploads: Mutex::default(),
@@ -154,15 +148,9 @@ impl Nvidia {
         unsafe { result::ctx::set_current(self.context) }.doing("entering a GPU's context")
     }
 
-    /// The work's stream, for a request that is no kernel.
-    fn work(&self) -> CUstream {
-        self.launches.interrupt();
-        self.stream
-    }
-
     fn handle(&self, stream: Stream) -> CUstream {
         match stream {
-            Stream::Work => self.work(),
+            Stream::Work => self.stream,
             Stream::Copies => self.copies,
         }
     }
@@ -254,7 +242,7 @@ impl Driver for Nvidia {
         self.enter()?;
         // SAFETY: the caller's promise.
         let copy =
-            |from: &[u8]| unsafe { result::memcpy_htod_async(to, from, self.work()) }.doing("copying to the GPU");
+            |from: &[u8]| unsafe { result::memcpy_htod_async(to, from, self.stream) }.doing("copying to the GPU");
         let mut uploads = lock(&self.uploads);
         if let Some(own) = uploads.keep(from) {
             return copy(own);
@@ -267,7 +255,7 @@ impl Driver for Nvidia {
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller's promise; the copy has happened when this returns.
-        unsafe { result::memcpy_dtoh_async(to, from, self.work()) }.doing("copying from the GPU")?;
+        unsafe { result::memcpy_dtoh_async(to, from, self.stream) }.doing("copying from the GPU")?;
         self.finish(Stream::Work)
     }
 
@@ -314,7 +302,7 @@ impl Driver for Nvidia {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.work()) }.doing("copying on the GPU")
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }.doing("copying on the GPU")
     }
 
     unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
@@ -323,7 +311,7 @@ impl Driver for Nvidia {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { result::memset_d8_async(to, byte, bytes, self.work()) }.doing("filling memory")
+        unsafe { result::memset_d8_async(to, byte, bytes, self.stream) }.doing("filling memory")
     }
 
     fn load(&self, module: &Module) -> Result<Vec<Function>> {
@@ -345,8 +333,10 @@ impl Driver for Nvidia {
         self.enter()?;
         let handle = lock(&self.functions)[function.0];
         let mut values: Vec<_> = arguments.iter().map(Arg::value).collect();
-        // SAFETY: the caller's promise.
-        unsafe { self.launches.launch(self.stream, handle, extent, &mut values) }
+        let Extent { grid: [x, y, z], threads, shared } = extent;
+        // SAFETY: the caller's promise; the values are copied before this returns.
+        unsafe { result::launch_kernel(handle, (x, y, z), (threads, 1, 1), shared, self.stream, &mut values) }
+            .doing("starting a kernel")
     }
 
     fn can_end(&self, product: &Product) -> bool {
@@ -366,14 +356,14 @@ impl Driver for Nvidia {
         // Relaxed, because memory may be allocated during the capture, which is not part of the recording.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is this value's.
-        unsafe { result::stream::begin_capture(self.work(), mode) }.doing("beginning to record")
+        unsafe { result::stream::begin_capture(self.stream, mode) }.doing("beginning to record")
     }
 
     fn end_recording(&self) -> Result<RecordingId> {
         self.enter()?;
         // SAFETY: the stream is this value's, and the graph is taken apart once it is executable.
         let executable = unsafe {
-            let graph = result::stream::end_capture(self.work()).doing("ending a recording")?;
+            let graph = result::stream::end_capture(self.stream).doing("ending a recording")?;
             let executable = result::graph::instantiate(graph, CUgraphInstantiate_flags(0));
             let _ = result::graph::destroy(graph);
             executable.doing("preparing a recording")?
@@ -388,7 +378,7 @@ impl Driver for Nvidia {
         let executable = lock(&self.recordings)[recording.0];
         let executable = executable.ok_or_else(|| failure("the recording has been released already"))?;
         // SAFETY: the caller's promise.
-        unsafe { result::graph::launch(executable, self.work()) }.doing("replaying a recording")
+        unsafe { result::graph::launch(executable, self.stream) }.doing("replaying a recording")
     }
 
     fn forget(&self, recording: RecordingId) {
