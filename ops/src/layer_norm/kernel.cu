@@ -71,14 +71,14 @@ struct Part {
             }
     }
 
-    // Prefetches what `load` would load, `later` rows of each group from now, which takes no registers.
+    // Prefetches what `load` would load, which takes no registers.
     template <int B>
-    __device__ __forceinline__ void expect(const T* x, int later) const {
+    __device__ __forceinline__ void expect(const T* x) const {
 #pragma unroll
         for (int b = 0; b < B; b++)
 #pragma unroll
             for (int p = 0; p < PACKS; p++)
-                if (has(b + later, p)) prefetch(at(x, b + later, p));
+                if (has(b, p)) prefetch(at(x, b, p));
     }
 
     // A number per row.
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     for (int turn = 0; turn < share; turn += B * part.groups, part.advance(B)) {
         Pack<u32> in[B][PACKS];
         W mean[B] = {}, rstd[B] = {};
-        part.load(x, in), part.template expect<B>(x, B);
+        part.load(x, in);
 #pragma unroll
         for (int b = 0; b < B; b++)
 #pragma unroll
@@ -205,14 +205,12 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<PACKS>)
     constexpr int N = Pack<T>::size, B = (AHEAD / 2 + PACKS - 1) / PACKS; // there are two operands to ask for
     Part<T, PACKS> part(rows, share, channels, sharing);
     W weight[PACKS][N], dweight[PACKS][N] = {}, dbias[PACKS][N] = {}, inverse = W(1) / channels;
-    if (accumulate) part.template expect<B>(dx, 0);
     part.hold(weights, weight);
     for (int turn = 0; turn < share; turn += B * part.groups, part.advance(B)) {
         Pack<u32> upstream[B][PACKS], in[B][PACKS];
         W mean[B], rstd[B];
         part.load(dy, upstream), part.load(x, in);
-        part.template expect<B>(dy, B), part.template expect<B>(x, B);
-        if (accumulate) part.template expect<B>(dx, B);
+        if (accumulate) part.template expect<B>(dx);
         part.load(means, mean), part.load(rstds, rstd);
 #pragma unroll
         for (int b = 0; b < B; b++) { // one row after the other: registers do not suffice for the floats of several

@@ -2,7 +2,6 @@
 // threads processes one pack, whose parameters it keeps in registers, in every `step`-th row of the piece. `rows.rs`
 // chooses these numbers.
 #pragma once
-#include "instructions.cuh"
 #include "sums.cuh"
 
 constexpr int THREADS = 256;
@@ -33,15 +32,12 @@ struct Tile {
         row = place < step ? first + place : end; // surplus threads get no rows
     }
 
-    // This thread's columns of a batch of rows of x; zeros for rows beyond the end. The next batch is prefetched.
+    // This thread's columns of a batch of rows of x; zeros for rows beyond the end.
     __device__ __forceinline__ void load(const T* x, i64 row, int columns, Pack<T> (&batch)[BATCH]) const {
         i64 apart = i64(step) * columns;
         x += row * columns + column;
 #pragma unroll
         for (int b = 0; b < BATCH; b++, x += apart) batch[b] = load_pack(x, row + b * step < end ? left : 0);
-#pragma unroll
-        for (int b = BATCH; b < 2 * BATCH; b++, x += apart)
-            if (row + b * step < end && left > 0) prefetch(x);
     }
 
     // Loads this thread's columns of a parameter (C).
