@@ -60,44 +60,45 @@ impl<'v, 't> FusedMlp<'v, 't> {
             |shape: Shape, dtype| Tensor::empty_on(&device, if wanted { shape } else { Shape::from([0]) }, dtype);
         let wide = shape.with(shape.len() - 1, hidden);
         let [mut mean, mut rstd] = [kept([rows].into(), DType::F32)?, kept([rows].into(), DType::F32)?];
-        let [mut normed, mut pre_gelu] = [kept(shape, DType::Bf16)?, kept(wide, DType::Bf16)?];
+        let mut pre_gelu = kept(wide, DType::Bf16)?;
         let launch = KERNELS.launch_on(x.value(), &format!("mlp_forward<{channels}>"))?;
         let launch = launch.threads(THREADS).blocks(rows.div_ceil(ROWS)).shared(shared(channels));
         let launch = launch.input(x.value())?.input(gamma.value())?.input(beta.value())?;
         let launch = launch.number(attributes.epsilon, DType::Bf16).input(&w1)?.input(&b1)?.input(&w2)?.input(&b2)?;
         let mut launch = launch.int(attributes.residual.into()).output(&mut y)?;
-        for kept in [&mut mean, &mut rstd, &mut normed, &mut pre_gelu] {
+        for kept in [&mut mean, &mut rstd, &mut pre_gelu] {
             launch = launch.optional_output(wanted.then_some(kept))?;
         }
         // SAFETY: `of` has seen to the shapes, and what is kept has a place for each row.
         unsafe { launch.count(rows).extents([hidden])?.run()? };
         x.tape().record("mlp", &inputs, y, || {
-            let (x, gamma, residual) = (x.value().clone(), gamma.value().clone(), attributes.residual);
-            MlpRule { x, mean, rstd, normed, pre_gelu, gamma, w1, w2, residual }
+            let [x, gamma, beta] = [x, gamma, beta].map(|operand| operand.value().clone());
+            MlpRule { x, mean, rstd, pre_gelu, gamma, beta, w1, w2, residual: attributes.residual }
         })
     }
 }
 
-/// What the kernel saves for the backward pass of a whole MLP.
+/// What the kernel saves for the backward pass of a whole MLP. The normalised map is computed again: that is one pass more
+/// over a map of C channels, and a step keeps one less for each such block.
 struct MlpRule {
     x: Tensor,
     mean: Tensor,
     rstd: Tensor,
-    normed: Tensor,
     /// The hidden map before GELU. After it, it is computed again: maps three times as wide as x are what a step has
     /// most of in memory, and GELU's backward pass reads this one anyway.
     pre_gelu: Tensor,
     gamma: Tensor,
+    beta: Tensor,
     w1: Tensor,
     w2: Tensor,
     residual: bool,
 }
 
 impl Rule for MlpRule {
-    rule_fields!("mlp", x, mean, rstd, normed, pre_gelu, gamma, w1, w2);
+    rule_fields!("mlp", x, mean, rstd, pre_gelu, gamma, beta, w1, w2);
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
-        let MlpRule { x, mean, rstd, normed, pre_gelu, gamma, w1, w2, residual } = *self;
+        let MlpRule { x, mean, rstd, pre_gelu, gamma, beta, w1, w2, residual } = *self;
         let like = |map: &Tensor| Tensor::empty_on(&map.device(), map.shape().clone(), map.dtype());
         let mut open = |input: usize| grads.open(input);
         let [mut dgamma, mut dbeta, mut dw1, mut db1, mut dw2, mut db2] =
@@ -109,7 +110,8 @@ impl Rule for MlpRule {
         drop([dpost_gelu, pre_gelu]);
         linear::cuda::backward(&dy, &post_gelu, &w2, [None, dw2.out_on_gpu()?, db2.out_on_gpu()?])?;
         drop(post_gelu);
-        let mut dnormed = like(&normed)?;
+        let [mut normed, mut dnormed] = [like(&x)?, like(&x)?];
+        layer_norm::cuda::recompute(&x, [&gamma, &beta], [&mean, &rstd], &mut normed)?;
         let outs = [Some(dnormed.as_out("mlp", false)?), dw1.out_on_gpu()?, db1.out_on_gpu()?];
         linear::cuda::backward(&dpre_gelu, &normed, &w1, outs)?;
         drop([dpre_gelu, normed]);

@@ -83,13 +83,13 @@ struct Chunk {
 };
 
 // y (R, C) = W₂·gelu(W₁·n + b₁) + b₂, plus x if there is a residual, with n the normalised rows of x, scaled by gamma
-// and shifted by beta. What a backward pass needs is written if the pointers to it are not null: the rows' moments (R),
-// n (R, C), the hidden channels before GELU (R, H). H is a whole number of packs.
+// and shifted by beta. What a backward pass needs is written if the pointers to it are not null: the rows' moments (R), and
+// the hidden channels before GELU (R, H). H is a whole number of packs.
 template <int C>
 __global__ void __launch_bounds__(THREADS, 2)
     mlp_forward(const bf16* x, const float* gamma, const float* beta, float epsilon, const bf16* w1, const bf16* b1,
-                const bf16* w2, const bf16* b2, int residual, bf16* y, float* mean, float* rstd, bf16* normed,
-                bf16* pre_gelu, i64 rows, int hidden) {
+                const bf16* w2, const bf16* b2, int residual, bf16* y, float* mean, float* rstd, bf16* pre_gelu,
+                i64 rows, int hidden) {
     constexpr int GROUPS = C / GROUP;
     DYNAMIC_SHARED(Chunk<C>, chunks);
     chunks[0].fetch(w1, w2, 0, hidden);
@@ -132,7 +132,6 @@ __global__ void __launch_bounds__(THREADS, 2)
                 const float low = (low_half(pair) - centre) * scale, high = (high_half(pair) - centre) * scale;
                 pair = pack_bf16(low * scales[2 * i] + shifts[2 * i], high * scales[2 * i + 1] + shifts[2 * i + 1]);
             }
-            if (normed && row < rows) store_at_once(normed + row * C + channel, n[group][side]);
         }
         if (mean && row < rows && own == 0) mean[row] = centre, rstd[row] = scale;
     }
