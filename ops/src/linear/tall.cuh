@@ -14,6 +14,7 @@ namespace tall {
 constexpr int ROWS = 48, STAGES = 4;
 constexpr int DOWN = 64, ACROSS = 32; // a warp's part of the tile
 constexpr int MOST_THREADS = 512;
+constexpr int MOST_SUMS = DOWN / 16; // how many times 16 outputs a warp sums up, if all are one above the other
 // Copies between two branches: each branch before a copy costs as much as a copy. Steps are at most ROWS / BATCH rows.
 constexpr int BATCH = 3;
 
@@ -56,11 +57,9 @@ struct Share {
     }
 };
 
-// The products of a stage's rows: sums += leftᵀ·right, and, if BIASED, bias += the sums of the left operand. Column i of
-// `bias` belongs to the i-th 16 outputs.
-template <bool BIASED>
+// The products of a stage's rows: sums += leftᵀ·right.
 __device__ __forceinline__ void add_products(const bf16* left, const bf16* right, int stride,
-                                             float (&sums)[DOWN / 16][ACROSS / 8][4], float (&bias)[4]) {
+                                             float (&sums)[DOWN / 16][ACROSS / 8][4]) {
 #pragma unroll
     for (int row = 0; row < ROWS; row += 16) {
         u32 a[2][4], b[ACROSS / 16][4];
@@ -75,12 +74,19 @@ __device__ __forceinline__ void add_products(const bf16* left, const bf16* right
                 const u32 half[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
                 multiply_add(sums[i][j], a[i % 2], half);
             }
-            if (BIASED) { // a product with ones in column i: so all sums share an accumulator
-                const u32 pair = lane() / 4 == i ? 0x3f803f80 : 0, ones[2] = {pair, pair};
-                multiply_add(bias, a[i % 2], ones);
-            }
         }
         left += 16 * stride, right += 16 * stride;
+    }
+}
+
+// The sums of 16 of its columns: column i of `bias` += leftᵀ·1. So up to eight times 16 columns share an accumulator.
+__device__ __forceinline__ void add_rows(const bf16* left, int stride, u32 i, float (&bias)[4]) {
+    const u32 pair = lane() / 4 == i ? 0x3f803f80 : 0, ones[2] = {pair, pair};
+#pragma unroll
+    for (int row = 0; row < ROWS; row += 16) {
+        u32 a[4];
+        load_transposed(a, left + row * stride);
+        multiply_add(bias, a, ones);
     }
 }
 
@@ -109,11 +115,11 @@ __device__ __forceinline__ void multiply(const bf16* dy, Column column_of, float
     const int left_to = left_share.row * stride + left_share.column;
     const int right_to = right_share.row * stride + tall + right_share.column;
 
-    // Neighbouring warps differ in their outputs: so those that also sum up dy belong to different schedulers.
     const int warps_down = tall / DOWN, output = warp() % warps_down * DOWN, input = warp() / warps_down * ACROSS;
-    const bool sums_dy = biased && first_input + input == 0;
-    const int g = lane() / 4, p = lane() % 4;
-    const int left = (lane() / 16 * 8 + lane() % 8) * stride + output + lane() / 8 % 2 * 8;
+    // The warps of some blocks also share the sums of dy: each takes every `apart`-th output, 16 at a time.
+    const bool sums_dy = biased && first_input == 0;
+    const int apart = blockDim.x / 32 * 16, first_sum = warp() * 16;
+    const int left = (lane() / 16 * 8 + lane() % 8) * stride + lane() / 8 % 2 * 8;
     const int right = lane() % 16 * stride + tall + input + lane() / 16 * 8;
     float sums[DOWN / 16][ACROSS / 8][4] = {}, bias[4] = {};
 #pragma unroll 1
@@ -132,11 +138,13 @@ __device__ __forceinline__ void multiply(const bf16* dy, Column column_of, float
         __syncwarp(); // reconverges: lanes copy different numbers of rows
         if (stage < 0) continue;
         const bf16* from = shared + stage % STAGES * ROWS * stride;
-        if (sums_dy) add_products<true>(from + left, from + right, stride, sums, bias);
-        else add_products<false>(from + left, from + right, stride, sums, bias);
+        add_products(from + left + output, from + right, stride, sums);
+        if (!sums_dy) continue;
+#pragma unroll 1
+        for (int i = 0, sum = first_sum; sum < tall; i++, sum += apart) add_rows(from + left + sum, stride, i, bias);
     }
 
-    const int weights = outputs * inputs;
+    const int weights = outputs * inputs, g = lane() / 4, p = lane() % 4;
     partial += piece * (weights + (biased ? outputs : 0));
 #pragma unroll
     for (int i = 0; i < DOWN / 16; i++)
@@ -149,7 +157,14 @@ __device__ __forceinline__ void multiply(const bf16* dy, Column column_of, float
             for (int j = 0; j < ACROSS / 8; j++) // whole packs: so pairs are aligned, and all of eight columns exist
                 if (first_input + input + j * 8 < inputs)
                     *reinterpret_cast<Pack<float, 2>*>(to + j * 8) = {{sums[i][j][2 * side], sums[i][j][2 * side + 1]}};
-            if (sums_dy && p == i / 2) partial[weights + o] = bias[2 * side + i % 2];
+        }
+    if (!sums_dy) return;
+#pragma unroll
+    for (int i = 0; i < MOST_SUMS; i++)
+#pragma unroll
+        for (int side = 0; side < 2; side++) {
+            const int own = first_sum + i * apart + side * 8 + g, o = first_output + own;
+            if (p == i / 2 && own < tall && o < outputs) partial[weights + o] = bias[2 * side + i % 2];
         }
 }
 
