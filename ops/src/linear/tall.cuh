@@ -14,7 +14,7 @@ namespace tall {
 constexpr int ROWS = 48, STAGES = 4;
 constexpr int DOWN = 64, ACROSS = 32; // a warp's part of the tile
 constexpr int MOST_THREADS = 512;
-constexpr int MOST_SUMS = DOWN / 16; // how many times 16 outputs a warp sums up, if all are one above the other
+constexpr int MOST_SUMS = DOWN / 16; // of how many times 16 outputs a warp sums up dy: fewer if the tile is wider
 // Copies between two branches: each branch before a copy costs as much as a copy. Steps are at most ROWS / BATCH rows.
 constexpr int BATCH = 3;
 
@@ -30,8 +30,8 @@ struct Rows {
     __device__ __forceinline__ void copy(bf16* to, bool exists) const { copy_async(to, at, exists); }
 };
 
-// What a thread copies of `columns` of a stage: a pack of every `step`-th row. Steps divide the rows, so after the last of
-// these a thread's next row is the first of its next stage. Threads that are too many for that have no rows.
+// What a thread copies of `columns` of a stage: a pack of every `step`-th row. Steps divide the rows, so after the last
+// of these a thread's next row is the first of its next stage. Threads that are too many for that have no rows.
 struct Share {
     int step, row, column;
 
@@ -95,7 +95,7 @@ __device__ __forceinline__ void add_rows(const bf16* left, int stride, u32 i, fl
 // `Rows` or the like.
 template <typename Column>
 __device__ __forceinline__ void multiply(const bf16* dy, Column column_of, float* partial, int biased, i64 rows,
-                                              int outputs, int inputs, int tall, int wide) {
+                                         int outputs, int inputs, int tall, int wide) {
     constexpr int N = Pack<bf16>::size;
     DYNAMIC_SHARED(bf16, shared);
     // One pack more than the columns is an odd number of packs: so the eight rows that a load of a matrix reads lie in
@@ -116,9 +116,8 @@ __device__ __forceinline__ void multiply(const bf16* dy, Column column_of, float
     const int right_to = right_share.row * stride + tall + right_share.column;
 
     const int warps_down = tall / DOWN, output = warp() % warps_down * DOWN, input = warp() / warps_down * ACROSS;
-    // The warps of some blocks also share the sums of dy: each takes every `apart`-th output, 16 at a time.
-    const bool sums_dy = biased && first_input == 0;
-    const int apart = blockDim.x / 32 * 16, first_sum = warp() * 16;
+    // If the block has the first inputs, its warps share the sums of dy: 16 outputs of every `apart` are this one's.
+    const int sums_end = biased && first_input == 0 ? tall : 0, apart = blockDim.x / 32 * 16, first_sum = warp() * 16;
     const int left = (lane() / 16 * 8 + lane() % 8) * stride + lane() / 8 % 2 * 8;
     const int right = lane() % 16 * stride + tall + input + lane() / 16 * 8;
     float sums[DOWN / 16][ACROSS / 8][4] = {}, bias[4] = {};
@@ -127,7 +126,7 @@ __device__ __forceinline__ void multiply(const bf16* dy, Column column_of, float
         wait_for_groups_but<STAGES - 2>();
         __syncthreads(); // for this stage's copies, and for the stage before, whose place is free now
         const int next = stage + STAGES - 1, more = count - next * ROWS;
-        if (const int place = next % STAGES * ROWS * stride; more >= ROWS) {
+        if (const int place = u32(next) % STAGES * ROWS * stride; more >= ROWS) {
             left_share.copy<true>(left_map, shared, left_to + place, stride, ROWS);
             right_share.copy<true>(right_map, shared, right_to + place, stride, ROWS);
         } else if (more > 0) {
@@ -137,11 +136,11 @@ __device__ __forceinline__ void multiply(const bf16* dy, Column column_of, float
         group_copies();
         __syncwarp(); // reconverges: lanes copy different numbers of rows
         if (stage < 0) continue;
-        const bf16* from = shared + stage % STAGES * ROWS * stride;
-        add_products(from + left + output, from + right, stride, sums);
-        if (!sums_dy) continue;
+        const bf16* from = shared + u32(stage) % STAGES * ROWS * stride;
 #pragma unroll 1
-        for (int i = 0, sum = first_sum; sum < tall; i++, sum += apart) add_rows(from + left + sum, stride, i, bias);
+        for (int i = 0, sum = first_sum; sum < sums_end; i++, sum += apart)
+            add_rows(from + left + sum, stride, i, bias);
+        add_products(from + left + output, from + right, stride, sums);
     }
 
     const int weights = outputs * inputs, g = lane() / 4, p = lane() % 4;
@@ -158,13 +157,12 @@ __device__ __forceinline__ void multiply(const bf16* dy, Column column_of, float
                 if (first_input + input + j * 8 < inputs)
                     *reinterpret_cast<Pack<float, 2>*>(to + j * 8) = {{sums[i][j][2 * side], sums[i][j][2 * side + 1]}};
         }
-    if (!sums_dy) return;
 #pragma unroll
     for (int i = 0; i < MOST_SUMS; i++)
 #pragma unroll
         for (int side = 0; side < 2; side++) {
             const int own = first_sum + i * apart + side * 8 + g, o = first_output + own;
-            if (p == i / 2 && own < tall && o < outputs) partial[weights + o] = bias[2 * side + i % 2];
+            if (p == i / 2 && own < sums_end && o < outputs) partial[weights + o] = bias[2 * side + i % 2];
         }
 }
 
