@@ -66,33 +66,37 @@ __global__ void conv2d_gather(const T* dpatches, T* dx, int accumulate, int heig
     }
 }
 
-// A thread's column of the matrix of patches, as `tall::Rows`: eight channels that a tap sees, which lie together in x.
+// A thread's place in the matrix of patches, as `tall::Rows`: eight channels that a tap sees, which lie together in x.
+// It moves on by additions alone.
 struct Patches {
-    const bf16* from; // these channels of the first pixel of x
     int height, width, inputs, out_height, out_width, stride; // as above
-    int a, b; // where the tap is, from the first pixel that output pixel (0, 0) would see without padding
-    const bf16* at;
-    int image, i, j; // the output pixel
-    bool inside;     // its row is
+    int step;           // from one output pixel to the next
+    const bf16* at;     // these channels of the pixel of x, which may be in the padding
+    int i, row, column; // the output pixel's row, and the pixel of x
+    int end;            // `column` of the output pixel past the end of a row
+    u32 limit;          // the columns of x in `row`: none if that is in the padding
 
-    __device__ __forceinline__ void go_to(i64 row) {
-        const int line = int(row) / out_width;
-        j = int(row) - line * out_width, image = line / out_height, i = line - image * out_height;
-        find();
+    // The tap is `a` and `b` from the first pixel that output pixel (0, 0) would see without padding.
+    __device__ __forceinline__ void start(const bf16* x, int a, int b, i64 pixel) {
+        const int line = int(pixel) / out_width, image = line / out_height;
+        i = line - image * out_height, row = i * stride + a;
+        column = (int(pixel) - line * out_width) * stride + b, end = out_width * stride + b;
+        at = x + ((i64(image) * height + row) * width + column) * inputs;
+        limit = u32(row) < u32(height) ? width : 0;
     }
-    __device__ __forceinline__ void skip(int rows) {
-        j += rows, at += rows * stride * inputs;
-        if (j < out_width) return;
-        for (; j >= out_width; j -= out_width)
-            if (++i == out_height) i = 0, image++;
-        find();
+    __device__ __forceinline__ void next() {
+        column += step * stride, at += step * stride * inputs;
+        if (column < end) return;
+        do {
+            column -= out_width * stride, row += stride, at += stride * (width - out_width) * inputs;
+            if (++i == out_height)
+                i = 0, row -= out_height * stride, at += i64(height - out_height * stride) * width * inputs;
+        } while (column >= end);
+        limit = u32(row) < u32(height) ? width : 0;
     }
-    __device__ __forceinline__ void find() {
-        const int row = i * stride + a;
-        inside = row >= 0 && row < height;
-        at = from + ((i64(image) * height + row) * width + j * stride + b) * inputs;
-    }
-    __device__ __forceinline__ bool exists() const { return inside && j * stride + b >= 0 && j * stride + b < width; }
+    __device__ __forceinline__ bool exists() const { return u32(column) < limit; }
+    // By way of the L1 cache: another thread soon copies the same for another tap.
+    __device__ __forceinline__ void copy(bf16* to, bool exists) const { copy_async_cached(to, at, exists); }
 };
 
 // The partial sums of dyᵀ·patches, with patches as above, whose packs are copied from x itself: see `tall::multiply`.
@@ -100,9 +104,11 @@ __global__ void __launch_bounds__(tall::MOST_THREADS, 1)
     conv2d_backward_weight(const bf16* dy, const bf16* x, float* partial, int biased, i64 rows, int outputs, int patch,
                            int tall, int wide, int height, int width, int inputs, int across, int out_height, int out_width,
                            int stride, int padding) {
-    auto column = [&](int c) {
+    auto column = [&](int c, i64 row, int step) {
+        Patches patches{height, width, inputs, out_height, out_width, stride, step};
         const int tap = c / inputs, a = tap / across, b = tap % across;
-        return Patches{x + c % inputs, height, width, inputs, out_height, out_width, stride, a - padding, b - padding};
+        patches.start(x + c % inputs, a - padding, b - padding, row);
+        return patches;
     };
     tall::multiply(dy, column, partial, biased, rows, outputs, patch, tall, wide);
 }
