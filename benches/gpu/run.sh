@@ -4,8 +4,8 @@
 #
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
-# The stages are in order of importance. On an H200 with 16 cores, look to profile took one minute, bench and kernels 40
-# seconds each, tensor to forms together 45, steps 15, each run of peers 20. On a host that is lent for a quarter of an
+# The stages are in order of importance. On an H200 with 16 cores, look to profile took a minute and a half, bench and
+# kernels 45 seconds each, tensor to forms together 45, steps 15, each run of peers 20. On a host that is lent for a quarter of an
 # hour, transfers included, use these two calls; the third is for another. A call clears its OUT, so that each has one of
 # its own:
 #
