@@ -1,5 +1,5 @@
 //! Which of the algorithms that cuBLASLt recommends for a product is the fastest. It only estimates that: its first choice
-//! has been seen to take up to 1.6 times as long as its best one (docs/performance.md).
+//! has been seen to take up to 1.7 times as long as its best one (docs/performance.md).
 //!
 //! Only those take part whose results have the first choice's bits: most of them add up the same products in the same
 //! order, and differ in how they divide the result among blocks. So bits depend on no clock.
@@ -31,13 +31,16 @@ const PATTERN: usize = 1 << 20;
 const SLICE: usize = 1 << 16;
 const SLICES: usize = 16;
 
-/// Memory for a product's operands, freed when this value goes.
-struct Memory(u64);
+/// Memory for a product's operands, at this address, freed when this value goes and the stream that uses it has done so.
+struct Memory(u64, CUstream);
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it is this value's, and the stream has been waited for. There is nobody to tell of an error.
-        let _ = unsafe { result::free_sync(self.0) };
+        // SAFETY: it is this value's, and nothing uses it any more. There is nobody to tell of an error.
+        unsafe {
+            let _ = result::stream::synchronize(self.1);
+            let _ = result::free_sync(self.0);
+        }
     }
 }
 
@@ -102,7 +105,7 @@ pub unsafe fn of(
     }
     let bytes = key.product(0).1 as usize;
     // SAFETY: the memory is used as what it is.
-    let memory = Memory(unsafe { result::malloc_sync(bytes) }.map_err(failed)?);
+    let memory = Memory(unsafe { result::malloc_sync(bytes) }.map_err(failed)?, stream);
     let finish = || {
         // SAFETY: as above.
         unsafe { result::stream::synchronize(stream) }.map_err(failed)
