@@ -55,6 +55,7 @@ pub fn cases() -> Vec<Case> {
         case("no columns", [2, 3, 0, 2], 3, true),
         case("no channels", [2, 3, 3, 0], 3, true),
         case("chunks of columns, bands of rows, tiles of channels", [1, 16, 13, 72], 5, true),
+        case("tiles of pixels", [1, 17, 18, 8], 5, true),
         case("more than one thread", [3, 23, 17, 17], 3, true),
         with_residual("position encoding with its residual", [2, 4, 5, 16], 3, true, true),
         with_residual("a residual, 5x5, without bias", [1, 3, 6, 5], 5, false, true),

@@ -1,4 +1,7 @@
-//! CUDA kernels of [`dwconv`](super::dwconv), also run by operations that hold its operands inside wider tensors.
+//! CUDA kernels of [`dwconv`](super::dwconv), also run by operations that hold its operands inside wider tensors; in bf16
+//! [on tensor cores](tensor_cores), if possible.
+
+mod tensor_cores;
 
 use super::geometry::Geometry;
 use std::sync::Arc;
@@ -8,12 +11,14 @@ use tensor::{DType, Error, Result, Tensor};
 pub static KERNELS: Module = Module {
     name: "dwconv",
     source: include_str!("kernel.cu"),
-    headers: &[],
+    headers: &[("tensor_cores.cuh", include_str!("tensor_cores.cuh"))],
     kernels: &[
         "dwconv_forward<T, 3|5|7, false>",
-        "dwconv_forward<float|bf16, 3|5|7, true>",
+        "dwconv_forward<float, 3|5|7, true>",
         "dwconv_backward_weight<T, 3|5|7, false>",
-        "dwconv_backward_weight<float|bf16, 3|5|7, true>",
+        "dwconv_backward_weight<float, 3|5|7, true>",
+        "dwconv_on_tensor_cores<3|5|7>",
+        "dwconv_backward_weight_on_tensor_cores<3|5|7>",
     ],
 };
 
@@ -90,8 +95,11 @@ fn backward_weight(g: Geometry, dy: &Map, x: &Map, [dweight, dbias]: [Option<Out
     [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.ensure_dtype("dwconv", dtype.of_sums()))?;
     let gpu = x.elements.gpu("dwconv")?;
     let [dy_address, x_address] = [address(g, dy, gpu)?, address(g, x, gpu)?];
-    let Tiling { packed, tile, tiles, strips, bands } =
-        Tiling::new(g, dtype, [(dy_address, dy.stride), (x_address, x.stride)]);
+    let packed = packed(g, dtype, [(dy_address, dy.stride), (x_address, x.stride)]);
+    if packed && dtype == DType::Bf16 && tensor_cores::usable(g, [dy.stride, x.stride]) {
+        return tensor_cores::backward_weight(g, gpu, (dy_address, dy.stride), (x_address, x.stride), [dweight, dbias]);
+    }
+    let Tiling { tile, tiles, strips, bands } = Tiling::new(g, packed);
     let all_bands = if g.is_empty() { 0 } else { g.images * bands };
     let pieces = pieces(all_bands, BLOCKS, tiles);
     let sums = [tiles, pieces, tile * (g.taps() + 1)];
@@ -126,8 +134,11 @@ fn convolve(
         .try_for_each(|parameter| parameter.ensure_dtype("dwconv", dtype.of_sums()))?;
     let x_address = address(g, x, out.gpu())?;
     ensure_room(g, stride, out.count())?;
-    let Tiling { packed, tile, tiles, strips, bands } =
-        Tiling::new(g, dtype, [(x_address, x.stride), (out.address(), stride)]);
+    let packed = packed(g, dtype, [(x_address, x.stride), (out.address(), stride)]);
+    if packed && dtype == DType::Bf16 && tensor_cores::usable(g, [x.stride, stride]) {
+        return tensor_cores::convolve(g, (x_address, x.stride), (weight, residual, turned), bias, (&out, stride));
+    }
+    let Tiling { tile, tiles, strips, bands } = Tiling::new(g, packed);
     let launch = KERNELS.launch(out.gpu(), &format!("dwconv_forward<T, {}, {packed}>", g.kernel), dtype)?;
     // A 3x3 kernel leaves room for twice as many blocks.
     let pieces = pieces(g.images * bands, BLOCKS * if g.kernel == 3 { 2 } else { 1 }, tiles);
@@ -158,11 +169,16 @@ fn chunks(kernel: usize, dtype: DType, tile: usize, more: &[usize]) -> usize {
     2 * columns * rows * tile * dtype.size()
 }
 
+/// Whether each pixel of maps at these addresses, with these strides, is a number of whole packs of 16 bytes, aligned.
+/// These are copied at once, and each thread takes a pair of channels. In f64 there are too few registers for that.
+fn packed(g: Geometry, dtype: DType, maps: [(u64, usize); 2]) -> bool {
+    let pack = 16 / dtype.size();
+    let whole = |(address, stride): (u64, usize)| address.is_multiple_of(16) && stride.is_multiple_of(pack);
+    dtype != DType::F64 && g.channels.is_multiple_of(pack) && maps.into_iter().all(whole)
+}
+
 /// How a map is shared out among blocks: in `tiles` of `tile` channels, and each image in `bands` of `strips`.
 struct Tiling {
-    /// Whether each thread takes a pair of channels, and packs of 16 bytes are copied: if all packs are whole and
-    /// aligned. In f64 there are too few registers.
-    packed: bool,
     tile: usize,
     tiles: usize,
     strips: usize,
@@ -170,15 +186,11 @@ struct Tiling {
 }
 
 impl Tiling {
-    /// For maps at these addresses, with these strides.
-    fn new(g: Geometry, dtype: DType, maps: [(u64, usize); 2]) -> Self {
-        let pack = 16 / dtype.size();
-        let whole = |(address, stride): (u64, usize)| address.is_multiple_of(16) && stride.is_multiple_of(pack);
-        let packed = dtype != DType::F64 && g.channels.is_multiple_of(pack) && maps.into_iter().all(whole);
+    fn new(g: Geometry, packed: bool) -> Self {
         let tile = if packed { 64 } else { 32 };
         let strips = g.height.div_ceil(rows(g.kernel)).max(1);
         let bands = strips.div_ceil(STRIPS);
-        Self { packed, tile, tiles: g.channels.div_ceil(tile), strips: strips.div_ceil(bands), bands }
+        Self { tile, tiles: g.channels.div_ceil(tile), strips: strips.div_ceil(bands), bands }
     }
 }
 
