@@ -182,12 +182,13 @@ impl LayerNorm {
     }
 }
 
-/// Batch normalisation over all but the channels.
+/// Batch normalisation over all but the channels, and GELU if it follows.
 #[derive(Debug)]
 pub struct BatchNorm {
     weight: ParamId,
     bias: ParamId,
     running: StatisticsId,
+    gelu: bool,
 }
 
 impl BatchNorm {
@@ -197,23 +198,30 @@ impl BatchNorm {
     pub fn new(builder: &mut Builder, name: &str, channels: usize) -> Self {
         let weight = builder.parameter(format!("{name}.weight"), [channels], Init::Constant(1.0));
         let bias = builder.parameter(format!("{name}.bias"), [channels], Init::Constant(0.0));
-        Self { weight, bias, running: builder.statistics(name.to_owned(), channels) }
+        Self { weight, bias, running: builder.statistics(name.to_owned(), channels), gelu: false }
+    }
+
+    /// The same with GELU after it.
+    pub fn with_gelu(self) -> Self {
+        Self { gelu: true, ..self }
     }
 
     /// The normalised map: by the batch's statistics in training, which go into the pass's trace; by the
     /// running ones otherwise, and where this layer is frozen.
-    pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
+    pub fn forward<'t>(&self, pass: &Pass<'t>, x: Var<'t>) -> Result<Var<'t>> {
         let (weight, bias) = (pass.parameter(self.weight), pass.parameter(self.bias));
         match pass.mode() {
             Mode::Train { .. } if !pass.is_frozen(self.weight) => {
-                let (y, batch) = ops::batch_norm_train(x, &weight, &bias, Self::EPSILON)?;
+                let train = if self.gelu { ops::batch_norm_gelu_train } else { ops::batch_norm_train };
+                let (y, batch) = train(&x, &weight, &bias, Self::EPSILON)?;
                 pass.record_statistics(self.running, batch);
                 Ok(y)
             }
-            Mode::Evaluate if pass.is_folded(self.running) => Ok(x.clone()),
+            Mode::Evaluate if pass.is_folded(self.running) => Ok(if self.gelu { ops::gelu_of(x)? } else { x }),
             _ => {
                 let running = pass.running(self.running);
-                Ok(ops::batch_norm_eval(x, &weight, &bias, &running.mean, &running.variance, Self::EPSILON)?)
+                let evaluate = if self.gelu { ops::batch_norm_gelu_eval } else { ops::batch_norm_eval };
+                Ok(evaluate(&x, &weight, &bias, &running.mean, &running.variance, Self::EPSILON)?)
             }
         }
     }

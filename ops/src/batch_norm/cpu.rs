@@ -1,6 +1,8 @@
-//! CPU kernels of [`batch_norm`](super): sums over rows, then one pass over the elements.
+//! CPU kernels of [`batch_norm`](super): sums over rows, then one pass over the elements. GELU processes each block of
+//! rows while it is in the cache.
 
 use super::Mode;
+use crate::gelu;
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, add_rows, items_per_task, sum_in_pieces};
@@ -89,8 +91,8 @@ fn scale_of<T: Float>(weight: &[T], rstd: &[T]) -> Scratch<T> {
     scale
 }
 
-/// y = (x − μ)·γr + β.
-pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T]; 2], y: &mut [T]) {
+/// y = (x − μ)·γr + β, or GELU of that.
+pub fn forward<T: Float>(x: &[T], [weight, bias]: [&[T]; 2], [mean, rstd]: [&[T]; 2], gelu: bool, y: &mut [T]) {
     let channels = weight.len();
     if channels == 0 {
         return;
@@ -101,6 +103,9 @@ pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T];
     let block = items_per_task(channels) * channels;
     y.par_chunks_mut(block).zip(x.par_chunks(block)).for_each(|(y, x)| {
         simd!(A => forward_rows::<T, A>(x, scale, bias, mean, y));
+        if gelu {
+            gelu::cpu::forward_in_place(y);
+        }
     });
 }
 
@@ -117,9 +122,9 @@ fn forward_rows<T: Float, A: Arch>(x: &[T], scale: &[T], bias: &[T], mean: &[T],
 pub fn backward<T: Float>(
     dy: &[T],
     x: &[T],
-    weight: &[T],
+    [weight, bias]: [&[T]; 2],
     [mean, rstd]: [&[T]; 2],
-    mode: Mode,
+    (mode, gelu): (Mode, bool),
     [dx, dweight, dbias]: [Option<Out<'_, T>>; 3],
 ) {
     let channels = weight.len();
@@ -127,14 +132,23 @@ pub fn backward<T: Float>(
         return;
     }
     let rows = dy.len() / channels;
+    let scale = scale_of(weight, rstd);
+    let mut room = None;
+    let [scale, bias, mean] = repeated([&scale, bias, mean], &mut room);
+    let block = items_per_task(mean.len()) * mean.len();
+    let gelu = gelu.then_some([scale, bias, mean]);
     let mut sums = Scratch::<T>::new(2 * channels);
     if mode == Mode::Train || dweight.is_some() || dbias.is_some() {
-        let mut room = None;
-        let [mean] = repeated([mean], &mut room);
         sum_in_pieces(rows, 2 * channels, 2 * channels, Out::store(&mut sums), |rows, sums| {
-            let block = rows.start * channels..rows.end * channels;
-            let (dy, x) = (&dy[block.clone()], &x[block]);
-            in_one_row(sums, mean.len(), |sums| simd!(A => sum_gradients::<T, A>(dy, x, mean, sums)));
+            let piece = rows.start * channels..rows.end * channels;
+            let blocks = dy[piece.clone()].chunks(block).zip(x[piece].chunks(block));
+            in_one_row(sums, mean.len(), |sums| {
+                for (dy, x) in blocks {
+                    let mut room = None;
+                    let dy = before_gelu(gelu, dy, x, &mut room);
+                    simd!(A => sum_gradients::<T, A>(dy, x, mean, sums));
+                }
+            });
         });
     } else {
         sums.fill(T::zero());
@@ -149,22 +163,36 @@ pub fn backward<T: Float>(
         dbias.put(sum_dy);
     }
     let Some(dx) = dx else { return };
-    let scale = scale_of(weight, rstd);
     // Replace the sums by the terms that are subtracted in dx, dβ/R and r·dγ/R; evaluation does not use them.
     let inverse = T::one() / T::of(rows as f64);
     sum_dy.iter_mut().for_each(|sum| *sum *= inverse);
     sum_dy_x.iter_mut().zip(rstd).for_each(|(sum, &r)| *sum *= r * inverse);
     let mut room = None;
-    let [mean, scale, sum_dy, sum_dy_x] = repeated([mean, &scale, sum_dy, sum_dy_x], &mut room);
-    let block = items_per_task(channels) * channels;
+    let [sum_dy, sum_dy_x] = repeated([sum_dy, sum_dy_x], &mut room);
     let accumulate = dx.accumulate;
     dx.data.par_chunks_mut(block).zip(dy.par_chunks(block).zip(x.par_chunks(block))).for_each(|(data, (dy, x))| {
-        let out = Out { data, accumulate };
+        let mut room = None;
+        let (dy, out) = (before_gelu(gelu, dy, x, &mut room), Out { data, accumulate });
         match mode {
             Mode::Train => simd!(A => train_rows::<T, A>(dy, x, mean, scale, [sum_dy, sum_dy_x], out)),
             Mode::Eval => simd!(A => eval_rows::<T, A>(dy, scale, out)),
         }
     });
+}
+
+/// The gradient of the normalised values of some rows, from that of GELU of them if that follows. It computes these
+/// values again, from the scale γr, β and μ.
+fn before_gelu<'a, T: Float>(
+    gelu: Option<[&[T]; 3]>,
+    dy: &'a [T],
+    x: &[T],
+    room: &'a mut Option<Scratch<T>>,
+) -> &'a [T] {
+    let Some([scale, bias, mean]) = gelu else { return dy };
+    let (values, before) = room.insert(Scratch::new(2 * dy.len())).split_at_mut(dy.len());
+    simd!(A => forward_rows::<T, A>(x, scale, bias, mean, values));
+    gelu::cpu::backward(dy, values, Out::store(before));
+    before
 }
 
 /// Σ dy and Σ dy·(x − μ).
