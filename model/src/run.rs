@@ -89,7 +89,7 @@ impl BiFormer {
             self.stage_by_stage(pass, images, size)?
         };
         let Tail::Pool { norm, head } = &self.tail else { return Ok(maps) };
-        let pooled = ops::mean_pool(&norm.forward(pass, x)?)?;
+        let pooled = ops::mean_pool(&norm.forward(pass, &x)?)?;
         Ok(vec![head.as_ref().map_or(Ok(pooled.clone()), |head| head.forward(pass, &pooled))?])
     }
 
@@ -132,7 +132,7 @@ impl BiFormer {
     fn merge<'t>(&self, pass: &Pass<'t>, x: Var<'t>, stage: usize) -> Result<Var<'t>> {
         let x = self.stages[stage].merging.iter().try_fold(x, |x, step| match step {
             Merging::Conv(conv) => conv.forward(pass, &x),
-            Merging::Norm(norm) => norm.forward(pass, x),
+            Merging::Norm(norm) => norm.forward(pass, &x),
         })?;
         pass.record_map(|| format!("down{stage}"), &x);
         Ok(x)

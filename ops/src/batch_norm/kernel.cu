@@ -179,10 +179,11 @@ __global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weig
         by_mean[j] /= rows;
         by_deviation[j] *= rstd[j] / rows;
     }
+    const bool reads_x = GELU || sums;
     for (i64 row = tile.row; row < tile.end; row += BATCH * tile.step) {
         Pack<T> upstream[BATCH], in[BATCH];
         tile.load(dy, row, channels, upstream);
-        if (GELU || sums) tile.load(x, row, channels, in);
+        if (reads_x) tile.load(x, row, channels, in);
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
             i64 at = row + b * tile.step;
@@ -190,9 +191,9 @@ __global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weig
             W values[N];
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                W deviation = GELU || sums ? widen(in[b].at[j]) - mean[j] : W(0);
+                W deviation = reads_x ? widen(in[b].at[j]) - mean[j] : W(0);
                 W g = before_gelu<T, GELU>(widen(upstream[b].at[j]), deviation * scale[j] + bias[j]);
-                W through = sums ? by_mean[j] + deviation * by_deviation[j] : W(0);
+                W through = reads_x ? by_mean[j] + deviation * by_deviation[j] : W(0);
                 values[j] = scale[j] * (g - through);
             }
             put_pack(dx + at * channels + tile.column, values, tile.left, accumulate);

@@ -10,7 +10,7 @@
 //!
 //! **With GELU** after it ([`gelu`](mod@crate::gelu)), the value is gelu(y), and dy·gelu'(y) takes the place of dy. Both
 //! passes compute y from x as they go: neither it nor its gradient is ever a map in memory. The backward pass needs the
-//! slope twice, for the sums and for dx, and computes it twice, which is faster than to write and read that gradient.
+//! slope twice, for the sums and for dx, and computes it twice rather than write and read that gradient.
 //!
 //! The statistics of a batch are returned beside y, with the *unbiased* variance R/(R − 1)·σ², which is what
 //! running statistics are updated with. They are not part of the tape: no gradient flows through them.
@@ -206,7 +206,7 @@ impl BatchNorm {
 impl Rule for BatchNorm {
     rule_fields!("batch_norm", x, weight, bias, mean, rstd);
 
-    /// As after GELU alone: x, which is kept, gives the value again.
+    /// Only where [`gelu`](crate::gelu()) would be recomputed.
     fn recompute(&self) -> Option<Recompute<'_>> {
         self.gelu.then(|| -> Recompute<'_> { Box::new(|| self.value()) })
     }
