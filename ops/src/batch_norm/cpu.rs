@@ -131,24 +131,17 @@ pub fn backward<T: Float>(
     if channels == 0 {
         return;
     }
+    let before = gelu.then(|| before_gelu(dy, x, [weight, bias], [mean, rstd]));
+    let dy = before.as_deref().unwrap_or(dy);
     let rows = dy.len() / channels;
-    let scale = scale_of(weight, rstd);
-    let mut room = None;
-    let [scale, bias, mean] = repeated([&scale, bias, mean], &mut room);
-    let block = items_per_task(mean.len()) * mean.len();
-    let gelu = gelu.then_some([scale, bias, mean]);
     let mut sums = Scratch::<T>::new(2 * channels);
     if mode == Mode::Train || dweight.is_some() || dbias.is_some() {
+        let mut room = None;
+        let [mean] = repeated([mean], &mut room);
         sum_in_pieces(rows, 2 * channels, 2 * channels, Out::store(&mut sums), |rows, sums| {
-            let piece = rows.start * channels..rows.end * channels;
-            let blocks = dy[piece.clone()].chunks(block).zip(x[piece].chunks(block));
-            in_one_row(sums, mean.len(), |sums| {
-                for (dy, x) in blocks {
-                    let mut room = None;
-                    let dy = before_gelu(gelu, dy, x, &mut room);
-                    simd!(A => sum_gradients::<T, A>(dy, x, mean, sums));
-                }
-            });
+            let block = rows.start * channels..rows.end * channels;
+            let (dy, x) = (&dy[block.clone()], &x[block]);
+            in_one_row(sums, mean.len(), |sums| simd!(A => sum_gradients::<T, A>(dy, x, mean, sums)));
         });
     } else {
         sums.fill(T::zero());
@@ -163,16 +156,17 @@ pub fn backward<T: Float>(
         dbias.put(sum_dy);
     }
     let Some(dx) = dx else { return };
+    let scale = scale_of(weight, rstd);
     // Replace the sums by the terms that are subtracted in dx, dβ/R and r·dγ/R; evaluation does not use them.
     let inverse = T::one() / T::of(rows as f64);
     sum_dy.iter_mut().for_each(|sum| *sum *= inverse);
     sum_dy_x.iter_mut().zip(rstd).for_each(|(sum, &r)| *sum *= r * inverse);
     let mut room = None;
-    let [sum_dy, sum_dy_x] = repeated([sum_dy, sum_dy_x], &mut room);
+    let [mean, scale, sum_dy, sum_dy_x] = repeated([mean, &scale, sum_dy, sum_dy_x], &mut room);
+    let block = items_per_task(channels) * channels;
     let accumulate = dx.accumulate;
     dx.data.par_chunks_mut(block).zip(dy.par_chunks(block).zip(x.par_chunks(block))).for_each(|(data, (dy, x))| {
-        let mut room = None;
-        let (dy, out) = (before_gelu(gelu, dy, x, &mut room), Out { data, accumulate });
+        let out = Out { data, accumulate };
         match mode {
             Mode::Train => simd!(A => train_rows::<T, A>(dy, x, mean, scale, [sum_dy, sum_dy_x], out)),
             Mode::Eval => simd!(A => eval_rows::<T, A>(dy, scale, out)),
@@ -180,18 +174,18 @@ pub fn backward<T: Float>(
     });
 }
 
-/// The gradient of the normalised values of some rows, from that of GELU of them if that follows. It computes these
-/// values again, from the scale γr, β and μ.
-fn before_gelu<'a, T: Float>(
-    gelu: Option<[&[T]; 3]>,
-    dy: &'a [T],
-    x: &[T],
-    room: &'a mut Option<Scratch<T>>,
-) -> &'a [T] {
-    let Some([scale, bias, mean]) = gelu else { return dy };
-    let (values, before) = room.insert(Scratch::new(2 * dy.len())).split_at_mut(dy.len());
-    simd!(A => forward_rows::<T, A>(x, scale, bias, mean, values));
-    gelu::cpu::backward(dy, values, Out::store(before));
+/// The gradient of the normalised values (R, C), from that of GELU of them. A block of these values is computed again at
+/// a time; the gradient is kept, as the slope of GELU takes a CPU longer than memory takes to give it again.
+fn before_gelu<T: Float>(dy: &[T], x: &[T], [weight, bias]: [&[T]; 2], [mean, rstd]: [&[T]; 2]) -> Scratch<T> {
+    let (scale, mut room) = (scale_of(weight, rstd), None);
+    let [scale, bias, mean] = repeated([&scale, bias, mean], &mut room);
+    let mut before = Scratch::<T>::new(dy.len());
+    let block = items_per_task(weight.len()) * weight.len();
+    before.par_chunks_mut(block).zip(dy.par_chunks(block).zip(x.par_chunks(block))).for_each(|(before, (dy, x))| {
+        let mut values = Scratch::<T>::new(x.len());
+        simd!(A => forward_rows::<T, A>(x, scale, bias, mean, &mut values));
+        gelu::cpu::backward(dy, &values, Out::store(before));
+    });
     before
 }
 

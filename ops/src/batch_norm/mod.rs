@@ -9,8 +9,9 @@
 //! axis: with R rows, dx = γ·r·(dy − dβ/R − x̂·dγ/R). Saved: x, γ, β, μ and r; x̂ is recomputed.
 //!
 //! **With GELU** after it ([`gelu`](mod@crate::gelu)), the value is gelu(y), and dy·gelu'(y) takes the place of dy. Both
-//! passes compute y from x as they go: neither it nor its gradient is ever a map in memory. The backward pass needs the
-//! slope twice, for the sums and for dx, and computes it twice rather than write and read that gradient.
+//! passes compute y from x as they go, so it is never a map in memory. A GPU's backward pass computes the slope twice,
+//! for the sums and for dx, rather than write and read dy·gelu'(y); the CPU's, for which the slope is the dearer, keeps
+//! that for as long as it runs.
 //!
 //! The statistics of a batch are returned beside y, with the *unbiased* variance R/(R − 1)·σ², which is what
 //! running statistics are updated with. They are not part of the tape: no gradient flows through them.
