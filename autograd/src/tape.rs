@@ -132,8 +132,8 @@ impl Tape {
         Self::default()
     }
 
-    /// A tape that records, but does not keep values that are cheap to recompute: those of GELU and layer
-    /// normalisation. The gradients have the same bits.
+    /// A tape that records, but does not keep values that are cheap to recompute: those of GELU, also after a
+    /// batch normalisation that it is fused with, and of layer normalisation. The gradients have the same bits.
     pub fn recomputing_cheap() -> Self {
         Self { kind: TapeKind::RecomputeCheap, ..Self::default() }
     }

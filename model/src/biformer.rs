@@ -58,7 +58,6 @@ pub(crate) struct Stage {
 pub(crate) enum Merging {
     Conv(Conv),
     Norm(BatchNorm),
-    Gelu,
 }
 
 pub(crate) enum Tail {
@@ -310,9 +309,8 @@ fn merging(builder: &mut Builder, config: &ModelConfig, stage: usize) -> Vec<Mer
             let half = dims[0] / 2;
             let [first, second] = config.stem_strides;
             let (a, b) = (conv(0, [3, half], 3, first, 1), conv(3, [half, dims[0]], 3, second, 1));
-            let norm =
-                |builder: &mut Builder, index, channels| Merging::Norm(BatchNorm::new(builder, &name(index), channels));
-            vec![a, norm(builder, 1, half), Merging::Gelu, b, norm(builder, 4, dims[0])]
+            let mut norm = |index, channels| BatchNorm::new(builder, &name(index), channels);
+            vec![a, Merging::Norm(norm(1, half).with_gelu()), b, Merging::Norm(norm(4, dims[0]))]
         }
         (Family::Biformer, _) => {
             let conv = conv(0, [dims[stage - 1], dims[stage]], 3, 2, 1);

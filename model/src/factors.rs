@@ -22,6 +22,8 @@ pub(crate) struct Prepared {
     pub tensors: HashMap<ParamId, Tensor>,
     /// The BatchNorms that have been folded into the convolutions before them.
     pub folded: Vec<StatisticsId>,
+    /// The weights of those convolutions, if GELU follows, which they then apply as well.
+    pub before_gelu: Vec<ParamId>,
 }
 
 impl Clone for Factors {
@@ -81,5 +83,10 @@ impl Factors {
     /// Whether a BatchNorm has been folded into the convolution before it.
     pub(crate) fn is_folded(&self, norm: StatisticsId) -> bool {
         self.prepared.folded.contains(&norm)
+    }
+
+    /// Whether a convolution with this weight applies the GELU that follows.
+    pub(crate) fn applies_gelu(&self, weight: ParamId) -> bool {
+        self.prepared.before_gelu.contains(&weight)
     }
 }

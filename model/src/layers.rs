@@ -81,7 +81,8 @@ impl Conv {
 
     /// The convolution of a map.
     pub fn forward<'t>(&self, pass: &Pass<'t>, x: &Var<'t>) -> Result<Var<'t>> {
-        Ok(ops::conv2d(x, &pass.factor(self.weight), Some(&pass.factor(self.bias)), self.attributes)?)
+        let conv2d = if pass.applies_gelu(self.weight) { ops::conv2d_gelu } else { ops::conv2d };
+        Ok(conv2d(x, &pass.factor(self.weight), Some(&pass.factor(self.bias)), self.attributes)?)
     }
 
     /// Prepares the weight for many passes.
@@ -90,8 +91,9 @@ impl Conv {
         Ok(())
     }
 
-    /// The same, with the BatchNorm that follows folded in: s·(W·x + b) + t = (s·W)·x + (s·b + t), with s and t its
-    /// scale and shift. The bias keeps the type of the parameters, as the normalisation's result would.
+    /// The same, with the BatchNorm that follows folded in, and its GELU if it has one: s·(W·x + b) + t = (s·W)·x +
+    /// (s·b + t), with s and t its scale and shift. The bias keeps the type of the parameters, as the normalisation's
+    /// result would.
     pub(crate) fn prepare_with(
         &self,
         norm: &BatchNorm,
@@ -114,6 +116,9 @@ impl Conv {
         let shifted = folded(&bias, bias.dtype(), &|i, bias| scale[i] * bias + shift[i])?;
         prepared.tensors.insert(self.bias, shifted);
         prepared.folded.push(norm.running);
+        if norm.gelu {
+            prepared.before_gelu.push(self.weight);
+        }
         Ok(())
     }
 }
@@ -182,12 +187,13 @@ impl LayerNorm {
     }
 }
 
-/// Batch normalisation over all but the channels.
+/// Batch normalisation over all but the channels, and GELU if it follows.
 #[derive(Debug)]
 pub struct BatchNorm {
     weight: ParamId,
     bias: ParamId,
     running: StatisticsId,
+    gelu: bool,
 }
 
 impl BatchNorm {
@@ -197,7 +203,12 @@ impl BatchNorm {
     pub fn new(builder: &mut Builder, name: &str, channels: usize) -> Self {
         let weight = builder.parameter(format!("{name}.weight"), [channels], Init::Constant(1.0));
         let bias = builder.parameter(format!("{name}.bias"), [channels], Init::Constant(0.0));
-        Self { weight, bias, running: builder.statistics(name.to_owned(), channels) }
+        Self { weight, bias, running: builder.statistics(name.to_owned(), channels), gelu: false }
+    }
+
+    /// The same with GELU after it.
+    pub fn with_gelu(self) -> Self {
+        Self { gelu: true, ..self }
     }
 
     /// The normalised map: by the batch's statistics in training, which go into the pass's trace; by the
@@ -206,14 +217,16 @@ impl BatchNorm {
         let (weight, bias) = (pass.parameter(self.weight), pass.parameter(self.bias));
         match pass.mode() {
             Mode::Train { .. } if !pass.is_frozen(self.weight) => {
-                let (y, batch) = ops::batch_norm_train(x, &weight, &bias, Self::EPSILON)?;
+                let train = if self.gelu { ops::batch_norm_gelu_train } else { ops::batch_norm_train };
+                let (y, batch) = train(x, &weight, &bias, Self::EPSILON)?;
                 pass.record_statistics(self.running, batch);
                 Ok(y)
             }
             Mode::Evaluate if pass.is_folded(self.running) => Ok(x.clone()),
             _ => {
                 let running = pass.running(self.running);
-                Ok(ops::batch_norm_eval(x, &weight, &bias, &running.mean, &running.variance, Self::EPSILON)?)
+                let evaluate = if self.gelu { ops::batch_norm_gelu_eval } else { ops::batch_norm_eval };
+                Ok(evaluate(x, &weight, &bias, &running.mean, &running.variance, Self::EPSILON)?)
             }
         }
     }

@@ -310,6 +310,11 @@ impl<'t> Pass<'t> {
         self.given.factors.is_folded(norm)
     }
 
+    /// Whether a convolution applies the GELU after the BatchNorm that has been folded into it.
+    pub fn applies_gelu(&self, weight: ParamId) -> bool {
+        self.given.factors.applies_gelu(weight)
+    }
+
     /// The running statistics of a BatchNorm. Panics if the pass has none of this number.
     pub fn running(&self, id: StatisticsId) -> &RunningStatistics {
         &self.given.running[id.index()]

@@ -133,7 +133,6 @@ impl BiFormer {
         let x = self.stages[stage].merging.iter().try_fold(x, |x, step| match step {
             Merging::Conv(conv) => conv.forward(pass, &x),
             Merging::Norm(norm) => norm.forward(pass, &x),
-            Merging::Gelu => Ok(ops::gelu_of(x)?),
         })?;
         pass.record_map(|| format!("down{stage}"), &x);
         Ok(x)

@@ -52,11 +52,11 @@ pub mod top_k;
 
 pub use add::add;
 pub use attention::attention;
-pub use batch_norm::{BatchStatistics, batch_norm_eval, batch_norm_train};
+pub use batch_norm::{BatchStatistics, batch_norm_eval, batch_norm_gelu_eval, batch_norm_gelu_train, batch_norm_train};
 pub use bra::{Bra, RouteKind, Routed, Routing, bra, bra_composed, route};
 pub use concat::concat;
 pub use contiguous::contiguous;
-pub use conv2d::{Conv2d, conv2d};
+pub use conv2d::{Conv2d, conv2d, conv2d_gelu};
 pub use cross_entropy::cross_entropy;
 pub use drop_path::drop_path;
 pub use dropout::dropout;

@@ -1,21 +1,29 @@
 //! Inputs on which [`batch_norm_train`](super::batch_norm_train) and
-//! [`batch_norm_eval`](super::batch_norm_eval) are checked.
+//! [`batch_norm_eval`](super::batch_norm_eval) are checked, and their forms with GELU.
 
 use crate::case::{Case, Definition, Draw, array, from_fn, uniform};
 use autograd::exact::{Array, Scalar};
 use autograd::{Result, Var};
 use tensor::Tensor;
 
+/// The reference of GELU if it follows.
+fn activated<S: Scalar>(y: Array<S>, gelu: bool) -> Array<S> {
+    if gelu { crate::gelu::reference::gelu(&y) } else { y }
+}
+
 struct Train {
     epsilon: f64,
+    gelu: bool,
 }
 
 impl Definition for Train {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
-        super::batch_norm_train(&x[0], &x[1], &x[2], self.epsilon).map(|(y, _)| y)
+        let train = if self.gelu { super::batch_norm_gelu_train } else { super::batch_norm_train };
+        train(&x[0], &x[1], &x[2], self.epsilon).map(|(y, _)| y)
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
-        super::reference::batch_norm(&x[0], &x[1], &x[2], super::reference::statistics(&x[0]), self.epsilon)
+        let statistics = super::reference::statistics(&x[0]);
+        activated(super::reference::batch_norm(&x[0], &x[1], &x[2], statistics, self.epsilon), self.gelu)
     }
     fn is_parameter(&self, input: usize) -> bool {
         input > 0
@@ -26,18 +34,20 @@ struct Eval {
     mean: Tensor,
     variance: Tensor,
     epsilon: f64,
+    gelu: bool,
 }
 
 impl Definition for Eval {
     fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
         let like_x = |statistic: &Tensor| statistic.cast(x[0].dtype().of_sums())?.to_device(&x[0].value().device());
         let (mean, variance) = (like_x(&self.mean)?, like_x(&self.variance)?);
-        super::batch_norm_eval(&x[0], &x[1], &x[2], &mean, &variance, self.epsilon)
+        let evaluate = if self.gelu { super::batch_norm_gelu_eval } else { super::batch_norm_eval };
+        evaluate(&x[0], &x[1], &x[2], &mean, &variance, self.epsilon)
     }
     fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
         let constants = |tensor| array(tensor).data.into_iter().map(S::of).collect();
         let statistics = [constants(&self.mean), constants(&self.variance)];
-        super::reference::batch_norm(&x[0], &x[1], &x[2], statistics, self.epsilon)
+        activated(super::reference::batch_norm(&x[0], &x[1], &x[2], statistics, self.epsilon), self.gelu)
     }
     fn is_parameter(&self, input: usize) -> bool {
         input > 0
@@ -49,46 +59,55 @@ fn operands(shape: &[usize]) -> Vec<Tensor> {
     vec![uniform(shape, 1), uniform([channels], 2), uniform([channels], 3)]
 }
 
-fn train(name: &str, shape: &[usize], epsilon: f64) -> Case {
-    Case::new(format!("training: {name}"), operands(shape), Train { epsilon })
+fn train(name: &str, shape: &[usize], epsilon: f64, gelu: bool) -> Case {
+    let mode = if gelu { "training with GELU" } else { "training" };
+    Case::new(format!("{mode}: {name}"), operands(shape), Train { epsilon, gelu })
 }
 
-fn eval(name: &str, shape: &[usize], epsilon: f64) -> Case {
+fn eval(name: &str, shape: &[usize], epsilon: f64, gelu: bool) -> Case {
     let channels = shape[shape.len() - 1];
     let variance = from_fn([channels], |i| 0.5 + 0.3 * (i as f64).sin());
-    let definition = Eval { mean: uniform([channels], 4), variance, epsilon };
-    Case::new(format!("evaluation: {name}"), operands(shape), definition)
+    let definition = Eval { mean: uniform([channels], 4), variance, epsilon, gelu };
+    let mode = if gelu { "evaluation with GELU" } else { "evaluation" };
+    Case::new(format!("{mode}: {name}"), operands(shape), definition)
 }
 
 /// The named cases.
 pub fn cases() -> Vec<Case> {
-    let mut offset = train("a mean far larger than the deviation", &[40, 3], 1e-5);
+    let mut offset = train("a mean far larger than the deviation", &[40, 3], 1e-5, false);
     offset.inputs[0] = from_fn([40, 3], |i| 100.0 + (i as f64 * 0.7).sin());
     vec![
-        train("a 4x4 map, (N, H, W, C)", &[2, 4, 4, 8], 1e-5),
-        train("a large epsilon", &[5, 3], 0.5),
-        train("primes", &[13, 7], 1e-5),
-        train("two rows", &[2, 5], 1e-2),
-        train("one channel", &[9, 1], 1e-5),
-        train("no channels", &[3, 0], 1e-5),
-        train("more than one thread", &[1500, 24], 1e-5),
+        train("a 4x4 map, (N, H, W, C)", &[2, 4, 4, 8], 1e-5, false),
+        train("a large epsilon", &[5, 3], 0.5, false),
+        train("primes", &[13, 7], 1e-5, false),
+        train("two rows", &[2, 5], 1e-2, false),
+        train("one channel", &[9, 1], 1e-5, false),
+        train("no channels", &[3, 0], 1e-5, false),
+        train("more than one thread", &[1500, 24], 1e-5, false),
         offset,
-        eval("a 4x4 map, (N, H, W, C)", &[2, 4, 4, 8], 1e-5),
-        eval("primes", &[13, 7], 0.3),
-        eval("one row", &[1, 5], 1e-5),
-        eval("a vector", &[3], 1e-5),
-        eval("no rows", &[0, 4], 1e-5),
-        eval("no channels", &[3, 0], 1e-5),
-        eval("more than one thread", &[1500, 24], 1e-5),
+        train("a 4x4 map, (N, H, W, C)", &[2, 4, 4, 8], 1e-5, true),
+        train("primes", &[13, 7], 1e-5, true),
+        train("no channels", &[3, 0], 1e-5, true),
+        train("more than one thread", &[1500, 24], 1e-5, true),
+        eval("a 4x4 map, (N, H, W, C)", &[2, 4, 4, 8], 1e-5, false),
+        eval("primes", &[13, 7], 0.3, false),
+        eval("one row", &[1, 5], 1e-5, false),
+        eval("a vector", &[3], 1e-5, false),
+        eval("no rows", &[0, 4], 1e-5, false),
+        eval("no channels", &[3, 0], 1e-5, false),
+        eval("more than one thread", &[1500, 24], 1e-5, false),
+        eval("a 4x4 map, (N, H, W, C)", &[2, 4, 4, 8], 1e-5, true),
+        eval("primes", &[13, 7], 0.3, true),
+        eval("no rows", &[0, 4], 1e-5, true),
     ]
 }
 
 /// A case from random numbers.
 pub fn drawn(draw: &Draw) -> Case {
-    let channels = draw.within(2, 0..=20);
+    let (channels, gelu) = (draw.within(2, 0..=20), draw.within(4, 0..=1) == 1);
     if draw.within(3, 0..=1) == 0 {
         // Few rows can come out nearly equal: a large epsilon keeps the derivatives moderate.
-        return train("drawn", &[draw.within(0, 1..=5), draw.within(1, 2..=4), channels], 0.1);
+        return train("drawn", &[draw.within(0, 1..=5), draw.within(1, 2..=4), channels], 0.1, gelu);
     }
-    eval("drawn", &[draw.within(0, 0..=5), draw.within(1, 0..=4), channels], 1e-3)
+    eval("drawn", &[draw.within(0, 0..=5), draw.within(1, 0..=4), channels], 1e-3, gelu)
 }

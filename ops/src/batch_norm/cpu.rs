@@ -1,6 +1,8 @@
-//! CPU kernels of [`batch_norm`](super): sums over rows, then one pass over the elements.
+//! CPU kernels of [`batch_norm`](super): sums over rows, then one pass over the elements. GELU processes each block of
+//! rows while it is in the cache.
 
 use super::Mode;
+use crate::gelu;
 use rayon::prelude::*;
 use tensor::cpu::isa::Arch;
 use tensor::cpu::parallel::{Out, add_rows, items_per_task, sum_in_pieces};
@@ -89,8 +91,8 @@ fn scale_of<T: Float>(weight: &[T], rstd: &[T]) -> Scratch<T> {
     scale
 }
 
-/// y = (x − μ)·γr + β.
-pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T]; 2], y: &mut [T]) {
+/// y = (x − μ)·γr + β, or GELU of that.
+pub fn forward<T: Float>(x: &[T], [weight, bias]: [&[T]; 2], [mean, rstd]: [&[T]; 2], gelu: bool, y: &mut [T]) {
     let channels = weight.len();
     if channels == 0 {
         return;
@@ -101,6 +103,9 @@ pub fn forward<T: Float>(x: &[T], weight: &[T], bias: &[T], [mean, rstd]: [&[T];
     let block = items_per_task(channels) * channels;
     y.par_chunks_mut(block).zip(x.par_chunks(block)).for_each(|(y, x)| {
         simd!(A => forward_rows::<T, A>(x, scale, bias, mean, y));
+        if gelu {
+            gelu::cpu::forward_in_place(y);
+        }
     });
 }
 
@@ -117,15 +122,17 @@ fn forward_rows<T: Float, A: Arch>(x: &[T], scale: &[T], bias: &[T], mean: &[T],
 pub fn backward<T: Float>(
     dy: &[T],
     x: &[T],
-    weight: &[T],
+    [weight, bias]: [&[T]; 2],
     [mean, rstd]: [&[T]; 2],
-    mode: Mode,
+    (mode, gelu): (Mode, bool),
     [dx, dweight, dbias]: [Option<Out<'_, T>>; 3],
 ) {
     let channels = weight.len();
     if channels == 0 {
         return;
     }
+    let before = gelu.then(|| before_gelu(dy, x, [weight, bias], [mean, rstd]));
+    let dy = before.as_deref().unwrap_or(dy);
     let rows = dy.len() / channels;
     let mut sums = Scratch::<T>::new(2 * channels);
     if mode == Mode::Train || dweight.is_some() || dbias.is_some() {
@@ -165,6 +172,21 @@ pub fn backward<T: Float>(
             Mode::Eval => simd!(A => eval_rows::<T, A>(dy, scale, out)),
         }
     });
+}
+
+/// The gradient of the normalised values (R, C), from that of GELU of them. A block of these values is computed again at
+/// a time; the gradient is kept, as the slope of GELU takes a CPU longer than memory takes to give it again.
+fn before_gelu<T: Float>(dy: &[T], x: &[T], [weight, bias]: [&[T]; 2], [mean, rstd]: [&[T]; 2]) -> Scratch<T> {
+    let (scale, mut room) = (scale_of(weight, rstd), None);
+    let [scale, bias, mean] = repeated([&scale, bias, mean], &mut room);
+    let mut before = Scratch::<T>::new(dy.len());
+    let block = items_per_task(weight.len()) * weight.len();
+    before.par_chunks_mut(block).zip(dy.par_chunks(block).zip(x.par_chunks(block))).for_each(|(before, (dy, x))| {
+        let mut values = Scratch::<T>::new(x.len());
+        simd!(A => forward_rows::<T, A>(x, scale, bias, mean, &mut values));
+        gelu::cpu::backward(dy, &values, Out::store(before));
+    });
+    before
 }
 
 /// Σ dy and Σ dy·(x − μ).

@@ -1,3 +1,4 @@
+#include "normal.cuh"
 #include "rows.cuh"
 
 // For each piece of the rows, its mean and its sum of squared deviations from that mean, (pieces, 2, C), in one pass.
@@ -80,8 +81,8 @@ __global__ void batch_norm_rstd(const wide<T>* variances, wide<T> epsilon, wide<
     if (channel < channels) rstds[channel] = wide<T>(1) / sqrt(variances[channel] + epsilon);
 }
 
-// y = (x − μ)·γr + β
-template <typename T>
+// y = (x − μ)·γr + β, and GELU of that if it follows.
+template <typename T, bool GELU>
 __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wide<T>* biases, const wide<T>* means,
                                    const wide<T>* rstds, T* y, i64 rows, int channels, int across) {
     typedef wide<T> W;
@@ -99,23 +100,40 @@ __global__ void batch_norm_forward(const T* x, const wide<T>* weights, const wid
             Pack<T> out;
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                out.at[j] = narrow<T>((widen(in[b].at[j]) - mean[j]) * (weight[j] * rstd[j]) + bias[j]);
+                W value = (widen(in[b].at[j]) - mean[j]) * (weight[j] * rstd[j]) + bias[j];
+                out.at[j] = narrow<T>(GELU ? value * Normal<T>(value).distribution : value);
             }
             store_pack(y + at * channels + tile.column, out, tile.left);
         }
     }
 }
 
-// Σ dy·x̂ and Σ dy: written to `sums` (2, C), and to the parameters' gradients if those are wanted.
-template <typename T>
-__global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, const wide<T>* rstds, wide<T>* partial,
-                                wide<T>* sums, wide<T>* dweights, int add_weights, wide<T>* dbiases, int add_biases,
-                                i64 rows, int channels, int across) {
+// The gradient of a normalised value, from that of GELU of it if that follows.
+template <typename T, bool GELU>
+__device__ __forceinline__ wide<T> before_gelu(wide<T> dy, wide<T> value) {
+    if (!GELU) return dy;
+    Normal<T> normal(value);
+    return dy * (normal.distribution + value * normal.density);
+}
+
+// Σ dn·x̂ and Σ dn, where dn is dy, or the gradient before GELU if that follows: written to `sums` (2, C), and to the
+// parameters' gradients if those are wanted.
+template <typename T, bool GELU>
+__global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* weights, const wide<T>* biases,
+                                const wide<T>* means, const wide<T>* rstds, wide<T>* partial, wide<T>* sums,
+                                wide<T>* dweights, int add_weights, wide<T>* dbiases, int add_biases, i64 rows,
+                                int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     Tile<T> tile(rows, channels, across, blockIdx.x);
-    W mean[N], with_x[N] = {}, alone[N] = {};
+    W scale[N] = {}, bias[N] = {}, mean[N], with_x[N] = {}, alone[N] = {};
     tile.hold(means, mean);
+    if (GELU) {
+        W rstd[N];
+        tile.hold(weights, scale), tile.hold(rstds, rstd), tile.hold(biases, bias);
+#pragma unroll
+        for (int j = 0; j < N; j++) scale[j] *= rstd[j];
+    }
     for (i64 row = tile.row; row < tile.end; row += BATCH * tile.step) {
         Pack<T> upstream[BATCH], in[BATCH];
         tile.load(dy, row, channels, upstream);
@@ -124,8 +142,10 @@ __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, c
         for (int b = 0; b < BATCH; b++) {
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                W g = widen(upstream[b].at[j]); // zero behind the end
-                with_x[j] += g * (widen(in[b].at[j]) - mean[j]);
+                W deviation = widen(in[b].at[j]) - mean[j];
+                // dy is zero behind the end.
+                W g = before_gelu<T, GELU>(widen(upstream[b].at[j]), deviation * scale[j] + bias[j]);
+                with_x[j] += g * deviation;
                 alone[j] += g;
             }
         }
@@ -139,18 +159,19 @@ __global__ void batch_norm_sums(const T* dy, const T* x, const wide<T>* means, c
     });
 }
 
-// dx = γr·(dy − dβ/R − x̂·dγ/R), with dγ and dβ (2, C) in `sums`; in evaluation, where the statistics are given, `sums`
-// is null and dx = γr·dy.
-template <typename T>
-__global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weights, const wide<T>* means,
-                                    const wide<T>* rstds, const wide<T>* sums, T* dx, int accumulate, i64 rows,
-                                    int channels, int across) {
+// dx = γr·(dn − dβ/R − x̂·dγ/R), with dn as above, and dγ and dβ (2, C) in `sums`; in evaluation, where the statistics
+// are given, `sums` is null and dx = γr·dn.
+template <typename T, bool GELU>
+__global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weights, const wide<T>* biases,
+                                    const wide<T>* means, const wide<T>* rstds, const wide<T>* sums, T* dx,
+                                    int accumulate, i64 rows, int channels, int across) {
     typedef wide<T> W;
     constexpr int N = Pack<T>::size;
     Tile<T> tile(rows, channels, across, blockIdx.x);
     // Per-channel coefficients: γr, dβ/R, and r·dγ/R, the factor on x − μ.
-    W scale[N], mean[N], rstd[N], by_mean[N] = {}, by_deviation[N] = {};
+    W scale[N], bias[N] = {}, mean[N], rstd[N], by_mean[N] = {}, by_deviation[N] = {};
     tile.hold(weights, scale), tile.hold(means, mean), tile.hold(rstds, rstd);
+    if (GELU) tile.hold(biases, bias);
     if (sums) tile.hold(sums, by_deviation), tile.hold(sums + channels, by_mean);
 #pragma unroll
     for (int j = 0; j < N; j++) {
@@ -158,10 +179,11 @@ __global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weig
         by_mean[j] /= rows;
         by_deviation[j] *= rstd[j] / rows;
     }
+    const bool reads_x = GELU || sums;
     for (i64 row = tile.row; row < tile.end; row += BATCH * tile.step) {
         Pack<T> upstream[BATCH], in[BATCH];
         tile.load(dy, row, channels, upstream);
-        if (sums) tile.load(x, row, channels, in);
+        if (reads_x) tile.load(x, row, channels, in);
 #pragma unroll
         for (int b = 0; b < BATCH; b++) {
             i64 at = row + b * tile.step;
@@ -169,8 +191,10 @@ __global__ void batch_norm_backward(const T* dy, const T* x, const wide<T>* weig
             W values[N];
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                W through = sums ? by_mean[j] + (widen(in[b].at[j]) - mean[j]) * by_deviation[j] : W(0);
-                values[j] = scale[j] * (widen(upstream[b].at[j]) - through);
+                W deviation = reads_x ? widen(in[b].at[j]) - mean[j] : W(0);
+                W g = before_gelu<T, GELU>(widen(upstream[b].at[j]), deviation * scale[j] + bias[j]);
+                W through = reads_x ? by_mean[j] + deviation * by_deviation[j] : W(0);
+                values[j] = scale[j] * (g - through);
             }
             put_pack(dx + at * channels + tile.column, values, tile.left, accumulate);
         }

@@ -6,7 +6,12 @@
 //!
 //! **Backward.** dβ = Σ dy and dγ = Σ dy·x̂ over the rows, in both modes. In evaluation x̂ is affine in x:
 //! dx = γ·r·dy. In training x̂ depends on x also through μ and r, as in layer normalisation but along the other
-//! axis: with R rows, dx = γ·r·(dy − dβ/R − x̂·dγ/R). Saved: x, γ, μ and r; x̂ is recomputed.
+//! axis: with R rows, dx = γ·r·(dy − dβ/R − x̂·dγ/R). Saved: x, γ, β, μ and r; x̂ is recomputed.
+//!
+//! **With GELU** after it ([`gelu`](mod@crate::gelu)), the value is gelu(y), and dy·gelu'(y) takes the place of dy. Both
+//! passes compute y from x as they go, so it is never a map in memory. A GPU's backward pass computes the slope twice,
+//! for the sums and for dx, rather than write and read dy·gelu'(y); the CPU's, for which the slope is the dearer, keeps
+//! that for as long as it runs.
 //!
 //! The statistics of a batch are returned beside y, with the *unbiased* variance R/(R − 1)·σ², which is what
 //! running statistics are updated with. They are not part of the tape: no gradient flows through them.
@@ -22,7 +27,7 @@ mod cuda;
 pub mod reference;
 
 use crate::epsilon::ensure_epsilon;
-use autograd::{InputGrads, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, Recompute, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Tensor, match_float};
 
@@ -55,6 +60,26 @@ pub fn batch_norm_train<'t>(
     bias: &Var<'t>,
     epsilon: f64,
 ) -> Result<(Var<'t>, BatchStatistics)> {
+    train(x, weight, bias, epsilon, false)
+}
+
+/// The same, and GELU of the result.
+pub fn batch_norm_gelu_train<'t>(
+    x: &Var<'t>,
+    weight: &Var<'t>,
+    bias: &Var<'t>,
+    epsilon: f64,
+) -> Result<(Var<'t>, BatchStatistics)> {
+    train(x, weight, bias, epsilon, true)
+}
+
+fn train<'t>(
+    x: &Var<'t>,
+    weight: &Var<'t>,
+    bias: &Var<'t>,
+    epsilon: f64,
+    gelu: bool,
+) -> Result<(Var<'t>, BatchStatistics)> {
     let channels = channels(x, [weight.value(), bias.value()])?;
     ensure_epsilon("batch_norm", epsilon, x.dtype())?;
     let rows = x.shape()[..x.shape().len() - 1].iter().product::<usize>();
@@ -77,7 +102,7 @@ pub fn batch_norm_train<'t>(
         )),
         Device::Cuda(_) => cuda::statistics(x.value(), epsilon, [&mut mean, &mut variance, &mut rstd])?,
     }
-    let y = normalise(x, weight, bias, mean.clone(), rstd, Mode::Train)?;
+    let y = normalise([x, weight, bias], [mean.clone(), rstd], Mode::Train, gelu)?;
     Ok((y, BatchStatistics { mean, variance }))
 }
 
@@ -91,6 +116,27 @@ pub fn batch_norm_eval<'t>(
     variance: &Tensor,
     epsilon: f64,
 ) -> Result<Var<'t>> {
+    evaluate([x, weight, bias], [mean, variance], epsilon, false)
+}
+
+/// The same, and GELU of the result.
+pub fn batch_norm_gelu_eval<'t>(
+    x: &Var<'t>,
+    weight: &Var<'t>,
+    bias: &Var<'t>,
+    mean: &Tensor,
+    variance: &Tensor,
+    epsilon: f64,
+) -> Result<Var<'t>> {
+    evaluate([x, weight, bias], [mean, variance], epsilon, true)
+}
+
+fn evaluate<'t>(
+    [x, weight, bias]: [&Var<'t>; 3],
+    [mean, variance]: [&Tensor; 2],
+    epsilon: f64,
+    gelu: bool,
+) -> Result<Var<'t>> {
     let channels = channels(x, [weight.value(), bias.value(), mean, variance])?;
     ensure_epsilon("batch_norm", epsilon, x.dtype())?;
     let device = x.value().device();
@@ -102,7 +148,7 @@ pub fn batch_norm_eval<'t>(
         }),
         Device::Cuda(_) => cuda::reciprocal_deviation(variance, epsilon, x.dtype(), &mut rstd)?,
     }
-    normalise(x, weight, bias, mean.clone(), rstd, Mode::Eval)
+    normalise([x, weight, bias], [mean.clone(), rstd], Mode::Eval, gelu)
 }
 
 /// The number of channels of x; all other operands must be of shape (C).
@@ -120,56 +166,67 @@ fn channels<const N: usize>(x: &Var<'_>, operands: [&Tensor; N]) -> tensor::Resu
 }
 
 fn normalise<'t>(
-    x: &Var<'t>,
-    weight: &Var<'t>,
-    bias: &Var<'t>,
-    mean: Tensor,
-    rstd: Tensor,
+    [x, weight, bias]: [&Var<'t>; 3],
+    [mean, rstd]: [Tensor; 2],
     mode: Mode,
+    gelu: bool,
 ) -> Result<Var<'t>> {
-    let device = x.value().device();
-    let mut y = Tensor::empty_on(&device, x.shape().clone(), x.dtype())?;
-    match device {
-        Device::Cpu => match_float!(x.dtype(), "batch_norm", T => cpu::forward::<T>(
-            x.value().as_slice("batch_norm")?,
-            weight.value().as_slice("batch_norm")?,
-            bias.value().as_slice("batch_norm")?,
-            [mean.as_slice("batch_norm")?, rstd.as_slice("batch_norm")?],
-            y.as_mut_slice("batch_norm")?,
-        )),
-        Device::Cuda(_) => {
-            cuda::forward(x.value(), [weight.value(), bias.value()], [&mean, &rstd], &mut y)?;
-        }
-    }
-    let rule = || BatchNorm { x: x.value().clone(), weight: weight.value().clone(), mean, rstd, mode };
-    x.tape().record("batch_norm", &[x, weight, bias], y, rule)
+    let [x_value, weight_value, bias_value] = [x, weight, bias].map(|operand| operand.value().clone());
+    let rule = BatchNorm { x: x_value, weight: weight_value, bias: bias_value, mean, rstd, mode, gelu };
+    x.tape().record("batch_norm", &[x, weight, bias], rule.value()?, || rule)
 }
 
 struct BatchNorm {
     x: Tensor,
     weight: Tensor,
+    bias: Tensor,
     mean: Tensor,
     rstd: Tensor,
     mode: Mode,
+    gelu: bool,
+}
+
+impl BatchNorm {
+    fn value(&self) -> Result<Tensor> {
+        let Self { x, weight, bias, mean, rstd, gelu, .. } = self;
+        let mut y = Tensor::empty_on(&x.device(), x.shape().clone(), x.dtype())?;
+        match x.device() {
+            Device::Cpu => match_float!(x.dtype(), "batch_norm", T => cpu::forward::<T>(
+                x.as_slice("batch_norm")?,
+                [weight.as_slice("batch_norm")?, bias.as_slice("batch_norm")?],
+                [mean.as_slice("batch_norm")?, rstd.as_slice("batch_norm")?],
+                *gelu,
+                y.as_mut_slice("batch_norm")?,
+            )),
+            Device::Cuda(_) => cuda::forward(x, [weight, bias], [mean, rstd], *gelu, &mut y)?,
+        }
+        Ok(y)
+    }
 }
 
 impl Rule for BatchNorm {
-    rule_fields!("batch_norm", x, weight, mean, rstd);
+    rule_fields!("batch_norm", x, weight, bias, mean, rstd);
+
+    /// Only where [`gelu`](crate::gelu()) would be recomputed.
+    fn recompute(&self) -> Option<Recompute<'_>> {
+        self.gelu.then(|| -> Recompute<'_> { Box::new(|| self.value()) })
+    }
 
     fn backward(self: Box<Self>, dy: Tensor, grads: &mut InputGrads<'_, '_>) -> Result<()> {
         let (mut dx, mut dweight, mut dbias) = (grads.open(0)?, grads.open(1)?, grads.open(2)?);
+        let Self { x, weight, bias, mean, rstd, mode, gelu } = *self;
         match dy.device() {
             Device::Cpu => match_float!(dy.dtype(), "batch_norm", T => cpu::backward::<T>(
                 dy.as_slice("batch_norm")?,
-                self.x.as_slice("batch_norm")?,
-                self.weight.as_slice("batch_norm")?,
-                [self.mean.as_slice("batch_norm")?, self.rstd.as_slice("batch_norm")?],
-                self.mode,
+                x.as_slice("batch_norm")?,
+                [weight.as_slice("batch_norm")?, bias.as_slice("batch_norm")?],
+                [mean.as_slice("batch_norm")?, rstd.as_slice("batch_norm")?],
+                (mode, gelu),
                 [dx.out()?, dweight.out()?, dbias.out()?],
             )),
             Device::Cuda(_) => {
                 let outs = [dx.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
-                cuda::backward(&dy, &self.x, &self.weight, [&self.mean, &self.rstd], self.mode, outs)?;
+                cuda::backward(&dy, &x, [&weight, &bias], [&mean, &rstd], (mode, gelu), outs)?;
             }
         }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
@@ -180,7 +237,11 @@ impl Rule for BatchNorm {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::case::uniform;
+    use crate::gelu;
     use autograd::Tape;
+    use autograd::gradcheck::{Function, backward, value};
+    use tensor::{DType, Shape};
 
     #[test]
     fn the_variance_for_running_averages_is_unbiased() {
@@ -203,6 +264,49 @@ mod tests {
         assert_eq!(mean.item::<f32>().unwrap(), 1000.5);
         let variance = variance.item::<f32>().unwrap();
         assert!((variance - 0.2500025).abs() < 1e-6, "{variance}");
+    }
+
+    /// Batch normalisation with GELU, as one operation or as two.
+    struct WithGelu {
+        fused: bool,
+        mode: Mode,
+    }
+
+    impl Function for WithGelu {
+        fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
+            let [x, weight, bias] = x else { unreachable!() };
+            let (mean, variance, epsilon) = (bias.value(), weight.value(), 1e-5);
+            match (self.mode, self.fused) {
+                (Mode::Train, true) => Ok(batch_norm_gelu_train(x, weight, bias, epsilon)?.0),
+                (Mode::Train, false) => gelu(&batch_norm_train(x, weight, bias, epsilon)?.0),
+                (Mode::Eval, true) => batch_norm_gelu_eval(x, weight, bias, mean, variance, epsilon),
+                (Mode::Eval, false) => gelu(&batch_norm_eval(x, weight, bias, mean, variance, epsilon)?),
+            }
+        }
+    }
+
+    #[test]
+    fn gelu_on_the_cpu_gives_the_bits_of_its_own_operation() -> Result<()> {
+        // Several blocks of rows: of few channels, and of more than a register has places for.
+        for (rows, channels) in [(3000, 24), (200, 300)] {
+            let operand = |shape: Shape, seed| uniform(shape, seed).cast(DType::F32);
+            let x = [
+                operand([rows, channels].into(), 1)?,
+                Tensor::full([channels], 0.7f32),
+                operand([channels].into(), 2)?,
+            ];
+            let upstream = operand([rows, channels].into(), 3)?;
+            for mode in [Mode::Train, Mode::Eval] {
+                let run = |fused| -> Result<Vec<Option<Tensor>>> {
+                    let f = WithGelu { fused, mode };
+                    Ok([vec![Some(value(&f, &x)?)], backward(&f, &x, &upstream)?].concat())
+                };
+                for (one, two) in run(true)?.into_iter().flatten().zip(run(false)?.into_iter().flatten()) {
+                    assert!(one.to_vec::<f32>()? == two.to_vec::<f32>()?, "{mode:?}, {channels} channels");
+                }
+            }
+        }
+        Ok(())
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Inputs on which [`conv2d`](super::conv2d) is checked.
+//! Inputs on which [`conv2d`](super::conv2d) is checked, and its form with GELU.
 
 use super::Conv2d;
 use crate::case::{Case, Definition, Draw, uniform};
@@ -17,6 +17,20 @@ impl Definition for Conv2d {
     }
 }
 
+struct WithGelu(Conv2d);
+
+impl Definition for WithGelu {
+    fn apply<'t>(&self, x: &[Var<'t>]) -> Result<Var<'t>> {
+        super::conv2d_gelu(&x[0], &x[1], x.get(2), self.0)
+    }
+    fn reference<S: Scalar>(&self, x: &[Array<S>]) -> Array<S> {
+        crate::gelu::reference::gelu(&self.0.reference(x))
+    }
+    fn is_parameter(&self, input: usize) -> bool {
+        input > 0
+    }
+}
+
 /// A case from the shape of x, the output channels and the kernel's extents, and stride and padding.
 fn case(name: &str, x: [usize; 4], [outputs, down, across]: [usize; 3], window: [usize; 2], bias: bool) -> Case {
     let mut operands = vec![uniform(x, 1), uniform([outputs, x[3], down, across], 2)];
@@ -24,6 +38,12 @@ fn case(name: &str, x: [usize; 4], [outputs, down, across]: [usize; 3], window: 
         operands.push(uniform([outputs], 3));
     }
     Case::new(name, operands, Conv2d { stride: window[0], padding: window[1] })
+}
+
+/// The same with GELU.
+fn with_gelu(name: &str, x: [usize; 4], [outputs, down, across]: [usize; 3], [stride, padding]: [usize; 2]) -> Case {
+    let operands = vec![uniform(x, 1), uniform([outputs, x[3], down, across], 2), uniform([outputs], 3)];
+    Case::new(name, operands, WithGelu(Conv2d { stride, padding }))
 }
 
 /// The named cases.
@@ -55,6 +75,9 @@ pub fn cases() -> Vec<Case> {
         case("128 outputs of single channels", [1, 3, 4, 13], [88, 2, 1], [1, 0], false),
         case("several blocks of pixels and of taps", [3, 11, 9, 33], [2, 3, 3], [1, 1], true),
         case("many pixels of few channels", [1, 73, 71, 8], [8, 2, 2], [1, 1], true),
+        with_gelu("GELU, 3x3, stride 2", [1, 6, 5, 3], [16, 3, 3], [2, 1]),
+        with_gelu("GELU, packs of channels", [1, 5, 4, 8], [40, 3, 3], [2, 1]),
+        with_gelu("GELU, odd outputs", [1, 4, 5, 2], [3, 2, 2], [1, 0]),
     ]
 }
 

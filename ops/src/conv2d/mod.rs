@@ -24,6 +24,7 @@ mod cuda;
 mod geometry;
 pub mod reference;
 
+use crate::gelu::gelu_of;
 use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use geometry::Geometry;
 use std::borrow::Cow;
@@ -46,6 +47,19 @@ pub struct Conv2d {
 
 /// x (N, H, W, I) convolved with `weight` (O, I, KH, KW), plus `bias` (O) if there is one: (N, HO, WO, O).
 pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window: Conv2d) -> Result<Var<'t>> {
+    convolve(x, weight, bias, window, false)
+}
+
+/// GELU of the convolution. In inference, which needs no value before GELU, a GPU applies it as it stores the result.
+pub fn conv2d_gelu<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window: Conv2d) -> Result<Var<'t>> {
+    if x.tape().is_inference() && x.value().device() != Device::Cpu {
+        return convolve(x, weight, bias, window, true);
+    }
+    gelu_of(conv2d(x, weight, bias, window)?)
+}
+
+/// The convolution, or on a GPU GELU of it.
+fn convolve<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window: Conv2d, gelu: bool) -> Result<Var<'t>> {
     let geometry = geometry(x.value(), weight.value(), window)?;
     let Geometry { images, output: [height, width], outputs, .. } = geometry;
     if let Some(bias) = bias.filter(|bias| *bias.shape() != [outputs]) {
@@ -64,7 +78,7 @@ pub fn conv2d<'t>(x: &Var<'t>, weight: &Var<'t>, bias: Option<&Var<'t>>, window:
             let (x, y) = (x.value().as_slice("conv2d")?, y.as_mut_slice("conv2d")?);
             cpu::forward::<F>(geometry, x, packed, bias.as_deref(), y);
         }),
-        Device::Cuda(_) => cuda::forward(&geometry, x.value(), weight.value(), bias.map(Var::value), &mut y)?,
+        Device::Cuda(_) => cuda::forward(&geometry, x.value(), weight.value(), bias.map(Var::value), gelu, &mut y)?,
     }
     let rule = || Convolution { x: x.value().clone(), weight: weight.value().clone(), geometry };
     match bias {

@@ -13,7 +13,7 @@
 //! approximation.
 
 pub mod cases;
-mod cpu;
+pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
 

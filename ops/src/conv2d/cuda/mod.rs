@@ -5,6 +5,7 @@
 mod tensor_cores;
 
 use super::geometry::Geometry;
+use crate::gelu;
 use crate::linear::cuda::backward_weight as backward_product;
 use crate::linear::tall::{self, Tall};
 use std::ops::Range;
@@ -16,7 +17,7 @@ use tensor_cores::Direct;
 pub static KERNELS: Module = Module {
     name: "conv2d",
     source: include_str!("kernel.cu"),
-    headers: &[tall::HEADER, ("tensor_cores.cuh", include_str!("tensor_cores.cuh"))],
+    headers: &[tall::HEADER, gelu::cuda::NORMAL, ("tensor_cores.cuh", include_str!("tensor_cores.cuh"))],
     kernels: &[
         "conv2d_patches<T>",
         "conv2d_gather<T>",
@@ -33,11 +34,18 @@ const PATCHES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
 /// gradient of the weight. Writing and reading them takes longer than a product not quite bound by memory loses.
 const INTENSITY: usize = 128;
 
-/// y (N, HO, WO, O) from x (N, H, W, I), weight (O, I, KH, KW) and bias (O).
-pub fn forward(g: &Geometry, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
+/// y (N, HO, WO, O) from x (N, H, W, I), weight (O, I, KH, KW) and bias (O); or GELU of that.
+pub fn forward(
+    g: &Geometry,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    gelu: bool,
+    y: &mut Tensor,
+) -> Result<()> {
     let mut out = y.as_out("conv2d", false)?;
     if let Some(product) = Direct::forward(g, x, weight, &out)? {
-        return product.run(&reorder(g, weight, x.dtype())?, bias, &out);
+        return product.run(&reorder(g, weight, x.dtype())?, bias, gelu, &out);
     }
     let weight = reorder(g, weight, x.dtype())?;
     for images in chunks(g, x.dtype()) {
@@ -46,6 +54,10 @@ pub fn forward(g: &Geometry, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>,
         let extents = [end - start, g.outputs, row(g, x.dtype())];
         let product = Gemm::new("conv2d", Matrix::plain(&patches), Matrix::transposed(&weight), extents);
         product.row(bias).into(out.part(start * g.outputs, (end - start) * g.outputs))?;
+    }
+    if gelu {
+        let before = std::mem::replace(y, Tensor::empty_on(&y.device(), y.shape().clone(), y.dtype())?);
+        gelu::cuda::forward(&before, y)?;
     }
     Ok(())
 }
@@ -75,7 +87,7 @@ fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -
     dx.ensure_dtype("conv2d", dy.dtype())?;
     if let Some(product) = Direct::backward(g, dy, weight, &dx)? {
         let weight = weight.permute(&[1, 2, 3, 0])?.contiguous()?.cast(dy.dtype())?;
-        return product.run(&weight, None, &dx);
+        return product.run(&weight, None, false, &dx);
     }
     let weight = reorder(g, weight, dy.dtype())?;
     let ([height, width], row) = (g.input, row(g, dy.dtype()));

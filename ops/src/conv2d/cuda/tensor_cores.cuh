@@ -7,6 +7,7 @@
 // other classes, each time a product with the weights of those taps: so nothing is multiplied with zeros that only fill
 // up a patch. The pixels of y are a single class.
 #include "instructions.cuh"
+#include "normal.cuh"
 
 constexpr int THREADS = 256;
 constexpr int DEPTH = 32;                // elements of the inner axis in a step
@@ -170,11 +171,11 @@ private:
 };
 
 // result (images, .., outputs) (+)= the convolution of the map (images, .., channels), or with `transposed` its dx, plus
-// a row if there is one. The weight is (outputs, taps, channels), its rows padded to `patch`. PACKS: the map has a
-// multiple of 8 channels. Neighbouring blocks take the parts of N outputs of the same pixels.
+// a row if there is one; with `gelu`, GELU of that. The weight is (outputs, taps, channels), its rows padded to `patch`.
+// PACKS: the map has a multiple of 8 channels. Neighbouring blocks take the parts of N outputs of the same pixels.
 template <int N, bool PACKS>
 __global__ void __launch_bounds__(THREADS, N == 32 && PACKS ? 3 : 2)
-    conv2d_on_tensor_cores(const bf16* map, const bf16* weight, const bf16* bias, bf16* result, int accumulate,
+    conv2d_on_tensor_cores(const bf16* map, const bf16* weight, const bf16* bias, bf16* result, int accumulate, int gelu,
                            int transposed, int images, int height, int width, int channels, int result_height,
                            int result_width, int outputs, int kernel_down, int kernel_across, int patch, int stride,
                            int padding) {
@@ -290,6 +291,10 @@ __global__ void __launch_bounds__(THREADS, N == 32 && PACKS ? 3 : 2)
                         const Pack<bf16> old = *reinterpret_cast<const Pack<bf16>*>(to + output);
 #pragma unroll
                         for (int j = 0; j < 8; j++) values[j] += widen(old.at[j]);
+                    }
+                    if (gelu) {
+#pragma unroll
+                        for (int j = 0; j < 8; j++) values[j] *= Normal<bf16>(values[j]).distribution;
                     }
                     u32 words[4];
 #pragma unroll

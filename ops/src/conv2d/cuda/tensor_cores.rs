@@ -66,8 +66,9 @@ impl<'a> Direct<'a> {
         if self.transposed { [y, x] } else { [x, y] }
     }
 
-    /// Stores or accumulates the result. The weight is (outputs, taps, channels), its rows padded to whole packs.
-    pub fn run(self, weight: &Tensor, bias: Option<&Tensor>, result: &Out<'_>) -> Result<()> {
+    /// Stores or accumulates the result, or stores GELU of it. The weight is (outputs, taps, channels), its rows padded
+    /// to whole packs.
+    pub fn run(self, weight: &Tensor, bias: Option<&Tensor>, gelu: bool, result: &Out<'_>) -> Result<()> {
         let Self { geometry: g, map, transposed } = self;
         let [(extents, channels), (result_extents, outputs)] = self.maps();
         // A block's columns and rows of the product, and the pixels of the first class: see the kernel.
@@ -81,7 +82,8 @@ impl<'a> Direct<'a> {
         let kernel = format!("conv2d_on_tensor_cores<{columns}, {packs}>");
         let launch = KERNELS.launch_on(map, &kernel)?.threads(THREADS).blocks(blocks).shared(shared(rows, columns));
         let launch = launch.input(map)?.input(weight)?.optional(bias.as_ref())?.out(Some(result));
-        let launch = launch.int(transposed.into()).extents([g.images])?.extents(extents)?.extents([channels])?;
+        let launch = launch.int(gelu.into()).int(transposed.into());
+        let launch = launch.extents([g.images])?.extents(extents)?.extents([channels])?;
         let launch = launch.extents(result_extents)?.extents([outputs])?.extents(g.kernel)?;
         let launch = launch.extents([weight.count() / outputs, g.stride, g.padding])?;
         // SAFETY: the map, the weight and the result have these extents; what lies beyond is not read or written.
