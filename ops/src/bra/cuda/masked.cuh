@@ -111,7 +111,7 @@ __device__ __forceinline__ void list_groups(const Geometry& g, const u32* routes
 // powers of two) they hold those of usual scores, so that nobody has to find the largest first. A row's scores are usual if
 // the weights add up to between LEAST_TOTAL and 1: no weight is above 1 then, as none is with the largest subtracted, and
 // those that vanish are too small to matter.
-constexpr float USUAL_SHIFT = 24, LEAST_TOTAL = 1.0f / (1ll << 48);
+constexpr float USUAL_SHIFT = 32, LEAST_TOTAL = 1.0f / (1ll << 56);
 
 // A number in the eight elements after a row's last channel.
 template <int D>
