@@ -50,30 +50,42 @@ __device__ __forceinline__ int pixel_of_lane(const Geometry& g, int first) {
     return g.pixel_of(min(first + int(lane()), int(g.tokens()) - 1));
 }
 
-// A lane's pieces of a warp's rows, from `first` on: eight channels of every eighth row. For the i-th, if there is such a row,
-// calls visit(i, token, channel, pixel, whether there is such a token and channel). Lanes look up one pixel each, and get
-// the others' by shuffles.
-template <int D, int ROWS, typename Visit>
-__device__ __forceinline__ void for_each_piece(const Geometry& g, int first, Visit visit) {
-    static_assert(PADDED<D> == 32, "four lanes share a row");
-    const int own_pixel = pixel_of_lane(g, first);
-    int pixels[ROWS / 8]; // all of them before lanes diverge
+// A lane's pieces of a warp's rows, from `first` on, are eight channels of every eighth row. The pixel of the i-th, if there is
+// such a row:
+struct LookedUp {
+    const Geometry& g;
+    __device__ __forceinline__ int of(int, int token) const { return token < int(g.tokens()) ? g.pixel_of(token) : 0; }
+};
+// The same with fewer instructions and more registers: lanes look up one each, and get the others by shuffles.
+template <int ROWS>
+struct Exchanged {
+    int pixels[ROWS / 8];
+    __device__ __forceinline__ Exchanged(const Geometry& g, int first) {
+        const int own = pixel_of_lane(g, first);
 #pragma unroll
-    for (int i = 0; i < ROWS / 8; i++) pixels[i] = __shfl_sync(~0u, own_pixel, i * 8 + lane() / 4);
+        for (int i = 0; i < ROWS / 8; i++) pixels[i] = __shfl_sync(~0u, own, i * 8 + lane() / 4);
+    }
+    __device__ __forceinline__ int of(int i, int) const { return pixels[i]; }
+};
+
+// Calls visit(i, token, channel, pixel, whether there is such a token and channel) for the i-th of these pieces.
+template <int D, int ROWS, typename Pixel, typename Visit>
+__device__ __forceinline__ void for_each_piece(const Geometry& g, int first, const Pixel& pixel, Visit visit) {
+    static_assert(PADDED<D> == 32, "four lanes share a row");
 #pragma unroll
     for (int i = 0; i < ROWS / 8; i++) {
         if (first + i / 2 * 16 >= rows_of(g)) break; // a tile that there is not
         const int token = first + i * 8 + lane() / 4, channel = lane() % 4 * 8;
-        visit(i, token, channel, pixels[i], token < int(g.tokens()) && channel < D);
+        visit(i, token, channel, pixel.of(i, token), token < int(g.tokens()) && channel < D);
     }
 }
 
 // Writes, or adds, rows of N maps in shared memory, which this warp's lanes have written, to theirs in global memory.
-template <int D, int ROWS, int N, typename Map>
-__device__ __forceinline__ void put(const Geometry& g, int first, const Map (&from)[N], bf16* const (&to)[N], int stride,
-                                    int accumulate) {
+template <int D, int ROWS, int N, typename Map, typename Pixel>
+__device__ __forceinline__ void put(const Geometry& g, int first, const Pixel& pixel, const Map (&from)[N],
+                                    bf16* const (&to)[N], int stride, int accumulate) {
     __syncwarp();
-    for_each_piece<D, ROWS>(g, first, [&](int, int token, int channel, int pixel, bool exists) {
+    for_each_piece<D, ROWS>(g, first, pixel, [&](int, int token, int channel, int pixel, bool exists) {
         Pack<u32> own[N];
 #pragma unroll
         for (int map = 0; map < N; map++) own[map] = *reinterpret_cast<const Pack<u32>*>(piece(from[map], token, channel));
@@ -184,7 +196,8 @@ __global__ void __launch_bounds__(MASKED_THREADS, 4)
     u32* words = reinterpret_cast<u32*>(queries.data + held * queries.STRIDE);
     const int own_tokens = warp() * OWN_TOKENS;
     const float factor = scale * LOG2_E;
-    for_each_piece<D, OWN_TOKENS>(g, own_tokens, [&](int, int token, int channel, int pixel, bool exists) {
+    const Exchanged<OWN_TOKENS> pixels(g, own_tokens);
+    for_each_piece<D, OWN_TOKENS>(g, own_tokens, pixels, [&](int, int token, int channel, int pixel, bool exists) {
         const bf16* from = qkv + (pixel * row + channel);
         copy_async(piece(queries, token, channel), from, exists);
         copy_async(piece(keys, token, channel), from + qk_dim, exists);
@@ -226,10 +239,11 @@ __global__ void __launch_bounds__(MASKED_THREADS, 4)
         keep(queries, first, sums, inverse);
     }
     __syncwarp();
+    const Exchanged<OWN_TOKENS> places(g, own_tokens); // again, as registers were scarce in between
     if (own_tokens + int(lane()) < tokens)
         lse[pixel_of_lane(g, own_tokens)] = *after_row(queries, own_tokens + int(lane()));
-    if (kept) put<D, OWN_TOKENS, 2, PaddedRows<D>>(g, own_tokens, {queries, queries}, {out, kept}, v_dim, 0);
-    else put<D, OWN_TOKENS, 1, PaddedRows<D>>(g, own_tokens, {queries}, {out}, v_dim, 0);
+    if (kept) put<D, OWN_TOKENS, 2, PaddedRows<D>>(g, own_tokens, places, {queries, queries}, {out, kept}, v_dim, 0);
+    else put<D, OWN_TOKENS, 1, PaddedRows<D>>(g, own_tokens, places, {queries}, {out}, v_dim, 0);
 }
 
 // As `multiply_step`, for a warp's two tiles, the second so many rows after the first. They are loaded each time: there are
@@ -298,7 +312,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
     const int first = warp() * OWN_TOKENS;
     Pack<u32> results[OWN_TOKENS / 8] = {}, gradients[OWN_TOKENS / 8] = {};
     int own_pixel = 0; // a lane has a token, too: of its four pieces, one in turn with the lanes that share the rows
-    for_each_piece<D, OWN_TOKENS>(g, first, [&](int i, int token, int channel, int pixel, bool exists) {
+    for_each_piece<D, OWN_TOKENS>(g, first, LookedUp{g}, [&](int i, int token, int channel, int pixel, bool exists) {
         const bf16* from = qkv + i64(pixel) * row + channel;
         const int at = pixel * v_dim + (exists ? channel : 0);
         copy_async(piece(queries, token, channel), from, exists);
@@ -381,7 +395,7 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
                 add_step(dqueries, weights, keys, key);
             }
             keep(queries, query, dqueries, {scale, scale}); // nobody reads these any more
-            put<D, 16, 1, Left>(g, query, {queries}, {dqkv}, row, accumulate);
+            put<D, 16, 1, Left>(g, query, LookedUp{g}, {queries}, {dqkv}, row, accumulate);
         }
         if (end < tokens) __syncthreads();
     }
@@ -391,5 +405,5 @@ __global__ void __launch_bounds__(MASKED_THREADS, 2)
         keep(upstream, first + tile * second, dkeys[tile], {scale, scale});
         keep(values, first + tile * second, dvalues[tile], {1, 1});
     }
-    put<D, OWN_TOKENS, 2, Right>(g, first, {upstream, values}, {dqkv + qk_dim, dqkv + 2 * qk_dim}, row, accumulate);
+    put<D, OWN_TOKENS, 2, Right>(g, first, LookedUp{g}, {upstream, values}, {dqkv + qk_dim, dqkv + 2 * qk_dim}, row, accumulate);
 }
