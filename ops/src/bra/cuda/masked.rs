@@ -50,22 +50,23 @@ impl Masked {
         g.tokens().next_multiple_of(16)
     }
 
-    /// Bytes of shared memory that both kernels need: for each region its routes, and for each of four lanes what these are
-    /// along its columns.
-    fn of_routes(g: Geometry) -> usize {
-        g.regions.count() * (size_of::<u64>() + 4 * size_of::<u32>())
+    /// For each region and each of four lanes, the bits that say which of its columns count.
+    fn of_columns(g: Geometry) -> usize {
+        g.regions.count() * 4 * size_of::<u32>()
     }
 
-    /// Bytes of shared memory, forward: queries, into which the result goes, keys and values.
+    /// Bytes of shared memory, forward: keys and values, and queries, into which the result goes.
     fn shared_forward(self, g: Geometry) -> usize {
-        Self::rows(g) * 3 * self.dim.next_multiple_of(16) * DType::Bf16.size() + Self::of_routes(g)
+        let elements = Self::rows(g) * (Self::PAIR + self.dim.next_multiple_of(16) + 8);
+        elements * DType::Bf16.size() + Self::of_columns(g)
     }
 
-    /// Bytes of shared memory, backward: queries and dout, keys and values, dSᵀ of all keys and so many queries, and for
-    /// each thread's token two numbers.
+    /// Bytes of shared memory, backward: queries and dout, keys and values, dSᵀ of all keys and so many queries, for each
+    /// thread's token two numbers, and for each region its routes.
     fn shared_backward(g: Geometry, chunk: usize) -> usize {
         let elements = Self::rows(g) * (2 * Self::PAIR + chunk + 8);
-        elements * DType::Bf16.size() + g.tokens().next_multiple_of(32) * 2 * DType::F32.size() + Self::of_routes(g)
+        let of_regions = g.regions.count() * size_of::<u64>() + Self::of_columns(g);
+        elements * DType::Bf16.size() + g.tokens().next_multiple_of(32) * 2 * DType::F32.size() + of_regions
     }
 
     /// The queries for which the backward pass has dSᵀ in shared memory at once: as many as leave room for a second block,

@@ -129,6 +129,68 @@ fn every_form_agrees_with_the_cpu() {
     }
 }
 
+/// Rows whose largest scores are usual, and rows of the same tile for which exponentials of unshifted ones would overflow, or
+/// all vanish; values that a weight above one would carry to infinity, and tiny ones.
+#[test]
+fn masked_attention_holds_for_scores_of_any_size() {
+    let Some(gpu) = Gpu::for_tests(11) else { return };
+    let device = Device::Cuda(Arc::clone(&gpu));
+    let far = |n: i32| 2f64.powi(n);
+    for dim in [24, 32] {
+        let g = geometries(dim).remove(0);
+        let scale = 0.2;
+        let regions = g.regions.count();
+        let routes = (0..g.images * regions * g.topk).map(|i| ((i / g.topk + i % g.topk) % regions) as u32);
+        let routes = Tensor::from_slice(&routes.collect::<Vec<_>>(), [g.images, regions, g.topk]).unwrap();
+        for [shift, spread, size] in [
+            [0.0, 1.0, 1.0],
+            [12.0, 1.0, far(110)],
+            [17.0, 1.0, far(-75)],
+            [40.0, 1.0, far(120)],
+            [3000.0, 1.0, 1.0],
+            [0.0, 100.0, 1.0],
+            [40.0, far(40), far(120)],
+        ] {
+            let mut qkv = uniform(g.shape(g.row()), 1).to_vec::<f64>().unwrap();
+            for (token, channels) in qkv.chunks_mut(g.row()).enumerate() {
+                for (channel, x) in channels.iter_mut().enumerate() {
+                    let [of_query, of_key] = [0, g.qk_dim].map(|begin| (begin..begin + g.qk_dim).contains(&channel));
+                    // The first channel adds -shift, 0 or shift to all of a query's scores.
+                    *x = match channel % dim {
+                        0 if of_query => shift / scale * (token % 3) as f64 - shift / scale,
+                        0 if of_key => 1.0,
+                        _ if of_query => *x * spread,
+                        _ if of_key => *x,
+                        _ => *x * size,
+                    };
+                }
+            }
+            let qkv = Tensor::from_slice(&qkv, g.shape(g.row())).unwrap().cast(DType::Bf16).unwrap();
+            let mut out = Tensor::empty(g.shape(g.v_dim), DType::F64);
+            let mut lse = Tensor::empty([g.images, g.heads, g.tokens()], DType::F64);
+            cpu::forward::<f64>(
+                g,
+                qkv.cast(DType::F64).unwrap().as_slice("test").unwrap(),
+                routes.as_slice("test").unwrap(),
+                scale,
+                out.as_mut_slice("test").unwrap(),
+                lse.as_mut_slice("test").unwrap(),
+            );
+            let empty = |like: &Tensor, dtype| Tensor::empty_on(&device, like.shape().clone(), dtype).unwrap();
+            let (mut got, mut got_lse) = (empty(&out, DType::Bf16), empty(&lse, DType::F32));
+            let read = [&qkv.to_device(&device).unwrap(), &routes.to_device(&device).unwrap()];
+            Masked { dim }.forward(g, read, scale, [&mut got, &mut got_lse], None).unwrap();
+            let named = format!("{dim} channels, {shift}, {spread}, {size}");
+            let numbers = |of: &Tensor| of.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
+            let error = relative_error(&numbers(&got), &numbers(&out));
+            assert!(error < 1e-2, "{named}: {error}");
+            for (got, expected) in numbers(&got_lse).iter().zip(numbers(&lse)) {
+                assert!((got - expected).abs() <= 1e-5 * expected.abs().max(1.0), "{named}: {got}, not {expected}");
+            }
+        }
+    }
+}
+
 /// On misaligned maps the copies of the tensor-core kernels would fault, after which a GPU refuses all further work
 /// from the process.
 #[test]
