@@ -62,11 +62,9 @@ struct Schedule {
 template <typename T>
 struct Column {
     T* first;
-    int skip; // bytes to the next row
+    int skip; // elements to the next row
 
-    __device__ __forceinline__ T* row(int source) const {
-        return reinterpret_cast<T*>(u64(first) + i64(source) * skip);
-    }
+    __device__ __forceinline__ T* row(int source) const { return first + i64(source) * skip; }
 };
 
 // A tile of the columns and channels, and where this thread's packs lie: a column of all rows that it sees, or one of every
@@ -89,11 +87,11 @@ struct Tile {
     // The thread's column of a map, in what is seen or in the tile itself.
     template <int P, typename T>
     __device__ __forceinline__ Column<T> seen(T* map, i64 stride, int width) const {
-        return {map + (left - P + column()) * stride + first + pack(), int(width * stride * sizeof(bf16))};
+        return {map + (left - P + column()) * stride + first + pack(), int(width * stride)};
     }
     template <typename T>
     __device__ __forceinline__ Column<T> own(T* map, i64 stride, int width) const {
-        return {map + (left + own_column()) * stride + first + pack(), int(width * stride * sizeof(bf16))};
+        return {map + (left + own_column()) * stride + first + pack(), int(width * stride)};
     }
     static __device__ __forceinline__ int own_place() { return (own_row() * SIDE + own_column()) * PITCH + pack(); }
 };

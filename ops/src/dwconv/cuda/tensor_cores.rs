@@ -24,11 +24,10 @@ type At = (u64, usize);
 /// Whether the kernels are for maps of these extents and strides, if their type and places are.
 pub fn usable(g: Geometry, strides: [usize; 2]) -> bool {
     let Tiling { strips: [channels, columns], groups, .. } = Tiling::new(g);
-    // A kernel counts rows, from some before the first to some after the last, and a row's bytes, with `int`s.
+    // A kernel counts rows, from some before the first to some after the last, and a row's elements, with `int`s.
     let rows = (groups + 2 * RING) * GROUP;
-    let countable = |count: usize| i32::try_from(count).is_ok();
-    let bytes = strides.map(|stride| g.width.saturating_mul(stride).saturating_mul(DType::Bf16.size()));
-    channels * columns <= BLOCKS && countable(rows) && bytes.into_iter().all(countable)
+    let mut counts = strides.into_iter().map(|stride| g.width.saturating_mul(stride)).chain([rows]);
+    channels * columns <= BLOCKS && counts.all(|count| i32::try_from(count).is_ok())
 }
 
 /// As [`convolve`](super::convolve), with a kernel that is residual and turned, or not.
