@@ -7,7 +7,7 @@
 // the band, and each of its threads V channels; what it needs at every column stays in registers, and a loaded element
 // is multiplied by K taps for each of the rows.
 //
-// In bf16, and where pixels consist of whole packs, tensor cores do it instead: `tensor_cores.cuh`.
+// In bf16, where pixels consist of whole packs, tensor cores compute most of this instead: `tensor_cores.cuh`.
 #include "instructions.cuh"
 #include "sums.cuh"
 #include "tensor_cores.cuh"
@@ -39,6 +39,15 @@ struct alignas(V * sizeof(T)) Channels {
 
     __device__ __forceinline__ wide<T> at(int v) const { return widen(values[v]); }
     __device__ __forceinline__ void set(int v, wide<T> value) { values[v] = narrow<T>(value); }
+};
+
+// Two of 16 bits stay together in one register; each is set once, among zeros.
+template <>
+struct Channels<bf16, 2> {
+    u32 bits;
+
+    __device__ __forceinline__ float at(int v) const { return v ? high_half(bits) : low_half(bits); }
+    __device__ __forceinline__ void set(int v, float value) { bits |= u32(narrow<bf16>(value).bits) << 16 * v; }
 };
 
 // A band of a map, from row `top` on, in which there are `span` of the chunk's ROWS rows. `map` points to the tile's

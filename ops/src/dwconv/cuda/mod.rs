@@ -15,9 +15,10 @@ pub static KERNELS: Module = Module {
     kernels: &[
         "dwconv_forward<T, 3|5|7, false>",
         "dwconv_forward<float, 3|5|7, true>",
+        "dwconv_forward<bf16, 3, true>",
         "dwconv_backward_weight<T, 3|5|7, false>",
         "dwconv_backward_weight<float, 3|5|7, true>",
-        "dwconv_on_tensor_cores<3|5|7>",
+        "dwconv_on_tensor_cores<5|7>",
         "dwconv_backward_weight_on_tensor_cores<3|5|7>",
     ],
 };
@@ -99,6 +100,7 @@ fn backward_weight(g: Geometry, dy: &Map, x: &Map, [dweight, dbias]: [Option<Out
     if packed && dtype == DType::Bf16 && tensor_cores::usable(g, [dy.stride, x.stride]) {
         return tensor_cores::backward_weight(g, gpu, (dy_address, dy.stride), (x_address, x.stride), [dweight, dbias]);
     }
+    let packed = packed && dtype == DType::F32;
     let Tiling { tile, tiles, strips, bands } = Tiling::new(g, packed);
     let all_bands = if g.is_empty() { 0 } else { g.images * bands };
     let pieces = pieces(all_bands, BLOCKS, tiles);
@@ -135,9 +137,12 @@ fn convolve(
     let x_address = address(g, x, out.gpu())?;
     ensure_room(g, stride, out.count())?;
     let packed = packed(g, dtype, [(x_address, x.stride), (out.address(), stride)]);
-    if packed && dtype == DType::Bf16 && tensor_cores::usable(g, [x.stride, stride]) {
+    let on_tensor_cores = packed && dtype == DType::Bf16 && tensor_cores::usable(g, [x.stride, stride]);
+    // The nine multiply-adds of a 3x3 kernel take less time than what comes with tensor cores.
+    if on_tensor_cores && g.kernel > 3 {
         return tensor_cores::convolve(g, (x_address, x.stride), (weight, residual, turned), bias, (&out, stride));
     }
+    let packed = packed && (dtype == DType::F32 || g.kernel == 3);
     let Tiling { tile, tiles, strips, bands } = Tiling::new(g, packed);
     let launch = KERNELS.launch(out.gpu(), &format!("dwconv_forward<T, {}, {packed}>", g.kernel), dtype)?;
     // A 3x3 kernel leaves room for twice as many blocks.

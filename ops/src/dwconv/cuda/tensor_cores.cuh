@@ -166,11 +166,20 @@ __device__ __forceinline__ void load_weights(const float* own, bool exists, int 
         }
 }
 
-// Two floats of neighbouring pixels of a channel += those of a row in shared memory, of which `from` points to two channels
-// of a pixel.
-__device__ __forceinline__ void add_row(const bf16* from, float (&sums)[4], int half) {
-    u32 row = transpose(*reinterpret_cast<const u32*>(from));
-    sums[2 * half] += low_half(row), sums[2 * half + 1] += high_half(row);
+// A step's sums of eight columns += its rows in shared memory: at(i) points to this lane's two channels of a pixel of row i.
+// As elsewhere, the same is done of all rows before the next thing is: so nothing waits for a single result.
+template <typename At>
+__device__ __forceinline__ void add_rows(float (&sums)[GROUP / 2][4], At at) {
+    u32 rows[GROUP];
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) rows[i] = *reinterpret_cast<const u32*>(at(i));
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) rows[i] = transpose(rows[i]); // two pixels of a channel, as in the sums
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) {
+        float* own = sums[i / 2] + i % 2 * 2;
+        own[0] += low_half(rows[i]), own[1] += high_half(rows[i]);
+    }
 }
 
 // A step's rows of eight columns and a warp's channels. `seen` points to the first pixel seen of each group.
@@ -185,24 +194,25 @@ __device__ __forceinline__ void convolve(const bf16* const (&seen)[Kernel<K>::SE
     const bf16* from[Kernel<K>::SEEN];
 #pragma unroll
     for (int i = 0; i < Kernel<K>::SEEN; i++) from[i] = seen[i] + lane() / 8 * ROW + lane() % 8 * PITCH;
+    u32 right[2][2 * Kernel<K>::SEEN][2]; // what is seen through a column, and through the next one
+    look<K, false>(from, 0, right[0]);
 #pragma unroll
     for (int b = 0; b < K; b++) {
-        u32 right[2 * Kernel<K>::SEEN][2];
-        look<K, false>(from, b, right);
+        if (b + 1 < K) look<K, false>(from, b + 1, right[(b + 1) % 2]);
 #pragma unroll
         for (int j = 0; j < Kernel<K>::PAIRS; j++)
 #pragma unroll
-            for (int t = 0; t < GROUP / 2; t++) multiply_add(sums[t], weights[b][j], right[t + j]);
+            for (int t = 0; t < GROUP / 2; t++) multiply_add(sums[t], weights[b][j], right[b % 2][t + j]);
     }
-    int place = lane() / 4 * PITCH + lane() % 4 * 2; // of two channels of a pixel
+    int place = lane() / 4 * PITCH + lane() % 4 * 2;
+    if (residual)
+        add_rows(sums, [&](int i) { return seen[(i + P) / GROUP] + (i + P) % GROUP * ROW + P * PITCH + place; });
+    if (accumulate) add_rows(sums, [&](int i) { return results + i * SIDE * PITCH + place; });
+    u32 rows[GROUP];
 #pragma unroll
-    for (int i = 0; i < GROUP; i++) {
-        float(&own)[4] = sums[i / 2];
-        bf16* to = results + i * SIDE * PITCH + place;
-        if (residual) add_row(seen[(i + P) / GROUP] + (i + P) % GROUP * ROW + P * PITCH + place, own, i % 2);
-        if (accumulate) add_row(to, own, i % 2);
-        *reinterpret_cast<u32*>(to) = transpose(pack_bf16(own[i % 2 * 2], own[i % 2 * 2 + 1]));
-    }
+    for (int i = 0; i < GROUP; i++) rows[i] = transpose(pack_bf16(sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]));
+#pragma unroll
+    for (int i = 0; i < GROUP; i++) *reinterpret_cast<u32*>(results + i * SIDE * PITCH + place) = rows[i];
 }
 
 // As `dwconv_forward`, with weights rounded to bf16. Blocks: tiles of the channels, of the columns, `wide` at most, and
@@ -329,14 +339,15 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
                 multiply_add(totals, left[t], ones);
                 left_from[t] += 8 * PITCH;
             }
+            u32 right[2][2 * SEEN][2]; // as in `convolve`
+            look<K, true>(from, 0, right[0]);
 #pragma unroll
             for (int b = 0; b < K; b++) {
-                u32 right[2 * SEEN][2];
-                look<K, true>(from, b, right);
+                if (b + 1 < K) look<K, true>(from, b + 1, right[(b + 1) % 2]);
 #pragma unroll
-                for (int j = 0; j < Kernel<K>::PAIRS; j++)
+                for (int t = 0; t < 2; t++)
 #pragma unroll
-                    for (int t = 0; t < 2; t++) multiply_add(sums[b][j], left[t], right[t + j]);
+                    for (int j = 0; j < Kernel<K>::PAIRS; j++) multiply_add(sums[b][j], left[t], right[b % 2][t + j]);
             }
 #pragma unroll
             for (int i = 0; i < SEEN; i++) from[i] += 8 * PITCH;
