@@ -5,18 +5,17 @@
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
 # The stages are in order of importance. On an H200 with 16 cores, look to profile took a minute and a half, bench and
-# kernels 45 seconds each, tensor to forms together 45, steps 15, each run of peers 20. On a host that is lent for a
-# quarter of an hour, transfers included, use these two calls; the third is for another. A call clears its OUT, so that
-# each has one of its own:
+# kernels 45 seconds each, tensor to forms together 45, steps 15, each run of peers 20; torch.compile took three minutes
+# for a training step. On a host that is lent for a quarter of an hour, transfers included, use these two calls; the
+# third is for another. A call clears its OUT, so that each has one of its own:
 #
-#     DEADLINE=420 benches/gpu/run.sh look quick profile bench kernels tensor operations forms
-#     DEADLINE=240 OUT=results/2 benches/gpu/run.sh ahead steps compiled peers
+#     DEADLINE=360 benches/gpu/run.sh look quick profile bench kernels tensor operations forms
+#     DEADLINE=360 OUT=results/2 benches/gpu/run.sh ahead steps compiled peers
 #     OUT=results/3 benches/gpu/run.sh look precisions sanitize
 #
-# The last stage, cifar10, trains for most of such a quarter of an hour, on what DATA names, the folder with CIFAR-10's
-# binary version:
+# The last stage, cifar10, trains for four minutes on what DATA names, the folder with CIFAR-10's binary version:
 #
-#     DATA=cifar-10-batches-bin DEADLINE=600 OUT=results/4 benches/gpu/run.sh cifar10
+#     DATA=cifar-10-batches-bin OUT=results/4 benches/gpu/run.sh cifar10
 #
 # After DEADLINE seconds nothing is started, and what runs is killed: such hosts are paid by the minute. OUT gets up to
 # six files: summary.txt has a line for each part, and its figures; all.log what each part said; profiles.txt and

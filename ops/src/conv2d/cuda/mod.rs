@@ -121,12 +121,14 @@ fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>, dbia
             multiply_in_place(&tall, g, [dy, x], sums.as_out("conv2d", false)?, dbias)?;
         }
         _ => {
+            let mut dbias = dbias;
             for images in chunks(g, x.dtype()) {
                 let (upstream, patches) = (part(dy, &images)?, patches(g, x, images.clone())?);
                 let extents = [pixels(g, &images).len(), outputs, row];
-                backward_product([&upstream, &patches], extents, sums.as_out("conv2d", true)?, None)?;
+                let of_bias = dbias.as_mut().map(|dbias| dbias.part(0, outputs));
+                backward_product([&upstream, &patches], extents, sums.as_out("conv2d", true)?, of_bias)?;
+                dbias.iter_mut().for_each(|dbias| dbias.accumulate = true); // the next images' are added
             }
-            backward_bias(g, dy, dbias)?;
         }
     }
     let sums = sums.slice(1, 0..g.patch())?.contiguous()?.reshape([outputs, down, across, g.inputs])?;

@@ -67,8 +67,8 @@ struct Column {
     __device__ __forceinline__ T* row(int source) const { return first + i64(source) * skip; }
 };
 
-// A tile of the columns and channels, and where this thread's packs lie: a column of all rows that it sees, or one of every
-// STEP-th row of the tile itself.
+// A tile of the columns and channels, and where this thread's packs lie: a column of all rows that it sees, or one of
+// every STEP-th row of the tile itself.
 struct Tile {
     int left, columns, first, channels;
 
@@ -166,8 +166,8 @@ __device__ __forceinline__ void load_weights(const float* own, bool exists, int 
         }
 }
 
-// A step's sums of eight columns += its rows in shared memory: at(i) points to this lane's two channels of a pixel of row i.
-// As elsewhere, the same is done of all rows before the next thing is: so nothing waits for a single result.
+// A step's sums of eight columns += its rows in shared memory: at(i) points to this lane's two channels of a pixel of row
+// i. Each instruction is for all rows before the next one is: a single row would wait for each of them.
 template <typename At>
 __device__ __forceinline__ void add_rows(float (&sums)[GROUP / 2][4], At at) {
     u32 rows[GROUP];
@@ -235,7 +235,8 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
     Column<bf16> output = tile.own(y, y_stride, width);
     auto ask_for = [&](int seen_group, int old_group) {
         if (seen_group < steps + SEEN - 1) ask_seen<K>(tile, input, width, schedule, seen_group, seen.group(seen_group));
-        if (accumulate && old_group >= 0 && old_group < steps) ask_own<P>(tile, old, schedule, old_group, results.group(old_group));
+        if (accumulate && old_group >= 0 && old_group < steps)
+            ask_own<P>(tile, old, schedule, old_group, results.group(old_group));
     };
 #pragma unroll
     for (int i = 0; i < 4; i++) schedule.plan(i, i * GROUP);
@@ -263,7 +264,8 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
             for (int k = 0; k < GROUP; k += Tile::STEP) {
                 int row = schedule.at(step - 1, P + Tile::own_row() + k);
                 const bf16* from = results.group(step - 1) + Tile::own_place() + k * SIDE * PITCH;
-                if (row >= 0) *reinterpret_cast<Pack<bf16>*>(output.row(row)) = *reinterpret_cast<const Pack<bf16>*>(from);
+                const Pack<bf16> pack = *reinterpret_cast<const Pack<bf16>*>(from);
+                if (row >= 0) *reinterpret_cast<Pack<bf16>*>(output.row(row)) = pack;
             }
         }
         __syncwarp();
@@ -280,9 +282,9 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
     }
 }
 
-// As `dwconv_backward_weight`. A left operand is [dYᵣ dYᵣ₊₁; dYᵣ₋₁ dYᵣ]ᵀ: with rows r + 2j and r + 2j + 1 of x it gives the
-// gradients of rows 2j and 2j + 1 of the weight, the latter for rows r − 1 and r of dy. So a piece has, for these, the
-// last row of the piece before instead of its own.
+// As `dwconv_backward_weight`. A left operand is [dYᵣ dYᵣ₊₁; dYᵣ₋₁ dYᵣ]ᵀ: with rows r + 2j and r + 2j + 1 of x it gives
+// the gradients of rows 2j and 2j + 1 of the weight, the latter for rows r − 1 and r of dy. So a piece has, for these,
+// the last row of the piece before instead of its own.
 template <int K>
 __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
     dwconv_backward_weight_on_tensor_cores(const bf16* __restrict__ dy, i64 dy_stride, const bf16* __restrict__ x,
