@@ -43,19 +43,39 @@ struct Ring {
 // The rows of a piece, in groups: each is a row of all images below each other, or none, −1, between two images. They are
 // looked up in shared memory, where group i is from the beginning of step i − 4 on, and until that of step i + 3.
 struct Schedule {
-    static constexpr int GROUPS = 8, SIZE = GROUPS * GROUP;
-    int* rows;
+    static constexpr int GROUPS = 8, ROWS = GROUPS * GROUP, SIZE = ROWS + 2 * GROUP;
+    int* rows; // of the groups; then which row of which image is the next one of each of the planning threads
     int begin, height, period, all; // the first row; of an image, and with the gap that follows; of all images
 
     // Writes group i, by its threads, whose numbers begin with `first`. The next barrier makes it visible.
     __device__ __forceinline__ void plan(int i, int first) const {
         int k = threadIdx.x - first, at = begin + i * GROUP + k;
         if (u32(k) >= GROUP) return;
-        int image = at / period, row = at - image * period, source = image * height + row;
-        rows[(i + GROUPS) % GROUPS * GROUP + k] = at >= 0 && row < height && source < all ? source : -1;
+        int image = at / period;
+        write(i, k, at >= 0 ? image : -1, at - image * period);
+    }
+    // The same of the groups after group i, one after the other and by the first threads, which need no division then.
+    __device__ __forceinline__ void begin_after(int i) const {
+        int at = begin + (i + 1) * GROUP + threadIdx.x, image = at / period;
+        if (threadIdx.x < GROUP) next_row() = at - image * period, next_image() = image;
+    }
+    __device__ __forceinline__ void plan_next(int i) const {
+        if (threadIdx.x >= GROUP) return;
+        int row = next_row(), image = next_image();
+        write(i, threadIdx.x, image, row);
+        for (row += GROUP; row >= period; row -= period) image++;
+        next_row() = row, next_image() = image;
     }
     // Row k from the beginning of group i on.
-    __device__ __forceinline__ int at(int i, int k) const { return rows[u32(i * GROUP + k) % SIZE]; }
+    __device__ __forceinline__ int at(int i, int k) const { return rows[u32(i * GROUP + k) % ROWS]; }
+
+private:
+    __device__ __forceinline__ int& next_row() const { return rows[ROWS + threadIdx.x]; }
+    __device__ __forceinline__ int& next_image() const { return rows[ROWS + GROUP + threadIdx.x]; }
+    __device__ __forceinline__ void write(int i, int k, int image, int row) const {
+        int source = image * height + row;
+        rows[(i + GROUPS) % GROUPS * GROUP + k] = image >= 0 && row < height && source < all ? source : -1;
+    }
 };
 
 // This thread's column of a map: a pack of each row.
@@ -240,6 +260,7 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
     };
 #pragma unroll
     for (int i = 0; i < 4; i++) schedule.plan(i, i * GROUP);
+    schedule.begin_after(3);
     __syncthreads();
     ask_for(0, 0);
     ask_for(1, -1);
@@ -258,7 +279,7 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
         __syncthreads(); // for this step's groups, for the results of the step before, and the end of its use of others
         if (step < steps) ask_for(step + 3, step + 2);
         group_copies();
-        schedule.plan(step + 4, 0);
+        schedule.plan_next(step + 4);
         if (step > 0 && tile.is_own()) {
 #pragma unroll
             for (int k = 0; k < GROUP; k += Tile::STEP) {
@@ -309,6 +330,7 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
     };
 #pragma unroll
     for (int i = -1; i < 4; i++) schedule.plan(i, (i + 1) * GROUP);
+    schedule.begin_after(3);
     __syncthreads();
     ask_for(0, -1);
     ask_for(1, 0);
@@ -325,7 +347,7 @@ __global__ void __launch_bounds__(32 * OCTETS, (K < 7 ? 4 : 2))
         __syncthreads();
         ask_for(step + 3, step + 2);
         group_copies();
-        schedule.plan(step + 4, 0);
+        schedule.plan_next(step + 4);
         __syncwarp();
         const bf16* left_from[2] = {upstream.group(step + RING) + apart * SIDE * PITCH + own, nullptr};
         left_from[1] = left_from[0] + 2 * SIDE * PITCH;

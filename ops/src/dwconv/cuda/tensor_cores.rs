@@ -99,3 +99,22 @@ impl Tiling {
         launch.extents([g.images * g.height, self.groups, g.height, g.width, g.channels, self.wide])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_that_the_kernels_cannot_count_are_left_to_others() {
+        let usual = Geometry { images: 3, height: 14, width: 14, channels: 256, kernel: 5 };
+        assert!(usable(usual, [256, 768]));
+        assert!(!usable(Geometry { width: SIDE * BLOCKS, ..usual }, [256; 2]));
+        assert!(!usable(Geometry { images: 1 << 28, ..usual }, [256; 2]));
+        assert!(!usable(usual, [256, usize::MAX]));
+        // Every row has its group, and no piece is without one.
+        for images in [0, 1, 5, 1000] {
+            let Tiling { groups, pieces, g, .. } = Tiling::new(Geometry { images, ..usual });
+            assert!(groups * GROUP >= g.rows() + images * g.reach() && (pieces <= groups || images == 0));
+        }
+    }
+}
