@@ -60,7 +60,7 @@ pub fn batch_norm_train<'t>(
     bias: &Var<'t>,
     epsilon: f64,
 ) -> Result<(Var<'t>, BatchStatistics)> {
-    train(x, weight, bias, epsilon, false)
+    train([x, weight, bias], epsilon, false)
 }
 
 /// The same, and GELU of the result.
@@ -70,16 +70,10 @@ pub fn batch_norm_gelu_train<'t>(
     bias: &Var<'t>,
     epsilon: f64,
 ) -> Result<(Var<'t>, BatchStatistics)> {
-    train(x, weight, bias, epsilon, true)
+    train([x, weight, bias], epsilon, true)
 }
 
-fn train<'t>(
-    x: &Var<'t>,
-    weight: &Var<'t>,
-    bias: &Var<'t>,
-    epsilon: f64,
-    gelu: bool,
-) -> Result<(Var<'t>, BatchStatistics)> {
+fn train<'t>([x, weight, bias]: [&Var<'t>; 3], epsilon: f64, gelu: bool) -> Result<(Var<'t>, BatchStatistics)> {
     let channels = channels(x, [weight.value(), bias.value()])?;
     ensure_epsilon("batch_norm", epsilon, x.dtype())?;
     let rows = x.shape()[..x.shape().len() - 1].iter().product::<usize>();
