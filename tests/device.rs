@@ -293,14 +293,14 @@ fn a_run_goes_on_on_another_device() {
 const FEW: (&str, &str) = ("STEPS", "4");
 
 /// With one multiprocessor, when requests are done as late as can be, and copies before all else; and with as many as a
-/// large GPU has, where kernels take other forms.
+/// large GPU has, where kernels take other forms, and work aside before all else.
 #[test]
 fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
     let one = ("STANDIN_MULTIPROCESSORS", "1");
     standin.repeat(&["recorded", "stops_and_goes_on"], &[one, FEW]);
     standin.repeat(&["sent_ahead"], &[one, ("STANDIN_EAGER", "2")]);
-    standin.repeat(&["ten_steps"], &[("STANDIN_MULTIPROCESSORS", "132"), FEW]);
+    standin.repeat(&["ten_steps"], &[("STANDIN_MULTIPROCESSORS", "132"), ("STANDIN_EAGER", "3"), FEW]);
 }
 
 /// Whole steps from what NVRTC makes of the kernels, instruction by instruction.

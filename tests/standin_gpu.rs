@@ -79,7 +79,7 @@ fn the_libraries_that_are_named_are_used() {
 fn memory_that_runs_out_is_called_by_its_name() {
     let Some(standin) = Standin::compiled() else { return };
     let bench = ["bench", "--device", "cuda", "--batch-size", "8", "--steps", "1"];
-    run(standin, &[("STANDIN_MEMORY", "60000000")], &bench).refused(&["memory", "--batch-size"]);
+    run(standin, &[("STANDIN_MEMORY", "93500000")], &bench).refused(&["memory", "--batch-size"]);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_run_goes_on_after_its_gpu_has_failed() {
     let failed = train(standin, &folder, "parts", &[("STANDIN_FAULT", "2000")], &[]);
     failed.refused(&["epoch 2", "unspecified launch failure; what was saved before is unharmed: go on with --resume"]);
     // Or where others have taken its memory meanwhile.
-    let full = train(standin, &folder, "parts", &[("STANDIN_MEMORY", "40000000")], &["--resume"]);
+    let full = train(standin, &folder, "parts", &[("STANDIN_MEMORY", "73500000")], &["--resume"]);
     full.refused(&["--recompute block", "no room on the GPU for", "--resume --recompute block --out", "another --out"]);
     train(standin, &folder, "parts", &[], &["--resume"]).ok();
     assert_same_run("after a fault", &folder.join("whole"), &folder.join("parts"));

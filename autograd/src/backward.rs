@@ -6,7 +6,7 @@ use crate::{Error, Gradients, InputGrads, Profile, Result, Rule, Tape, Var, reco
 use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::sync::Arc;
-use tensor::Tensor;
+use tensor::{Device, Tensor};
 
 impl Tape {
     /// Differentiates a scalar: walks the tape once in reverse and leaves the gradients of its parameters
@@ -56,7 +56,13 @@ impl Tape {
         accumulated.interior.resize_with(last + 1, State::default);
         accumulated.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
-        walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs)
+        let device = output.value().device();
+        let walked = walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs);
+        match device {
+            // Gradients of parameters may have been written aside.
+            Device::Cuda(gpu) => Ok(walked.and(gpu.join().map_err(Error::from))?),
+            Device::Cpu => walked,
+        }
     }
 }
 

@@ -78,7 +78,7 @@ void Memory::open(bool to_device) {
 Stream* Device::new_stream() {
     streams.push_back(std::make_unique<Stream>());
     static thread_local unsigned made; // per thread, whatever streams other threads create
-    streams.back()->eager = setting("STANDIN_EAGER", 0) == made++ % 2 + 1;
+    streams.back()->eager = setting("STANDIN_EAGER", 0) == made++ % 3 + 1;
     return streams.back().get();
 }
 
@@ -93,9 +93,37 @@ void Device::end(Stream* stream) {
 Status Device::ask(Stream* stream, Request request) {
     if (!knows(stream)) return INVALID_HANDLE;
     if (stream->capture) {
-        stream->capture->push_back(std::move(request));
+        stream->capture->parts[stream].requests.push_back(std::move(request));
     } else {
         stream->waiting.push_back(std::move(request));
+    }
+    return SUCCESS;
+}
+
+Status Device::launch(Stream* stream, const Graph& graph) {
+    streams.erase(std::remove_if(streams.begin(), streams.end(),
+                                 [](auto& known) { return known->passing && known->waiting.empty(); }),
+                  streams.end());
+    // Each launch has moments of its own.
+    std::map<Moment*, std::shared_ptr<Moment>> moments;
+    auto fresh = [&](std::shared_ptr<Moment>& moment) {
+        if (!moment) return;
+        auto& own = moments[moment.get()];
+        if (!own) own = std::make_shared<Moment>();
+        moment = own;
+    };
+    for (auto& [eager, requests] : graph) {
+        if (&requests != &graph.front().second) {
+            streams.push_back(std::make_unique<Stream>());
+            stream = streams.back().get();
+            stream->eager = eager;
+            stream->passing = true;
+        }
+        for (Request request : requests) {
+            fresh(request.reaches);
+            fresh(request.awaits);
+            if (Status status = ask(stream, std::move(request))) return status;
+        }
     }
     return SUCCESS;
 }

@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +31,9 @@ enum Status : int {
     LAUNCH_FAILED = 719,
     CAPTURE_UNSUPPORTED = 900,
     CAPTURE_INVALIDATED = 901,
+    CAPTURE_MERGE = 902,
+    CAPTURE_UNMATCHED = 903,
+    CAPTURE_UNJOINED = 904,
     CAPTURE_ISOLATION = 905,
 };
 
@@ -51,17 +53,34 @@ struct Request {
     std::shared_ptr<Moment> reaches, awaits;
 };
 
-typedef std::vector<Request> Graph;
+// What is captured of a stream's requests, and how many of them the capture's first stream has been made to wait for.
+struct Part {
+    std::vector<Request> requests;
+    size_t joined = 0;
+};
+
+// Of the stream on which it began, and of those that wait for what it has captured.
+struct Capture {
+    struct Stream* first;
+    std::map<struct Stream*, Part> parts;
+    bool broken = false;
+};
 
 struct Stream {
     std::deque<Request> waiting;
-    std::optional<Graph> capture;
-    bool capture_broken = false, eager = false;
+    std::shared_ptr<Capture> capture;
+    bool eager = false, passing = false; // one that passes belongs to a graph's launch, and ends with it
 };
+
+// A graph: the requests of the stream on which it is launched, then those of others, each with whether it is eager.
+typedef std::vector<std::pair<bool, std::vector<Request>>> Graph;
 
 struct Event {
     std::shared_ptr<Moment> moment;
-    bool captured = false;
+    // Where it was captured, if it was: behind so many requests of this stream.
+    std::shared_ptr<Capture> capture;
+    Stream* on = nullptr;
+    size_t position = 0;
 };
 
 // The number in an environment variable, or the default.
@@ -110,6 +129,8 @@ public:
     Stream* new_stream();
     bool knows(const Stream* stream) const;
     void end(Stream* stream);
+    // Requests what a graph consists of.
+    Status launch(Stream* stream, const Graph& graph);
 
     // Asks a stream for something, or records it where the stream is being captured.
     Status ask(Stream* stream, Request request);

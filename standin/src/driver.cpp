@@ -217,7 +217,12 @@ EXPORTED Status cuMemsetD8Async(uint64_t to, unsigned char byte, size_t bytes, S
 
 // Streams and events.
 
-EXPORTED Status cuStreamCreate(Stream** stream, unsigned) {
+EXPORTED Status cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+    return call([&] { return *least = 0, *greatest = -5, SUCCESS; });
+}
+
+// What is executed first depends on STANDIN_EAGER alone.
+EXPORTED Status cuStreamCreateWithPriority(Stream** stream, unsigned, int) {
     return call([&] { return *stream = device().new_stream(), SUCCESS; });
 }
 
@@ -233,7 +238,7 @@ EXPORTED Status cuStreamDestroy_v2(Stream* stream) {
 EXPORTED Status cuStreamSynchronize(Stream* stream) {
     return call([&] {
         if (!device().knows(stream)) return INVALID_HANDLE;
-        if (stream->capture) return stream->capture_broken = true, CAPTURE_UNSUPPORTED;
+        if (stream->capture) return stream->capture->broken = true, CAPTURE_UNSUPPORTED;
         return device().finish(stream);
     });
 }
@@ -241,7 +246,7 @@ EXPORTED Status cuStreamSynchronize(Stream* stream) {
 EXPORTED Status cuStreamQuery(Stream* stream) {
     return call([&] {
         if (!device().knows(stream)) return INVALID_HANDLE;
-        if (stream->capture) return stream->capture_broken = true, CAPTURE_UNSUPPORTED;
+        if (stream->capture) return stream->capture->broken = true, CAPTURE_UNSUPPORTED;
         return stream->waiting.empty() ? SUCCESS : NOT_READY;
     });
 }
@@ -249,7 +254,7 @@ EXPORTED Status cuStreamQuery(Stream* stream) {
 EXPORTED Status cuStreamIsCapturing(Stream* stream, int* status) {
     return call([&] {
         if (!device().knows(stream)) return INVALID_HANDLE;
-        *status = !stream->capture ? 0 : stream->capture_broken ? 2 : 1;
+        *status = !stream->capture ? 0 : stream->capture->broken ? 2 : 1;
         return SUCCESS;
     });
 }
@@ -271,8 +276,11 @@ EXPORTED Status cuEventRecord(Event* event, Stream* stream) {
     return call([&] {
         if (!events.count(event) || !device().knows(stream)) return INVALID_HANDLE;
         event->moment = std::make_shared<Moment>();
-        event->captured = stream->capture.has_value();
-        return device().ask(stream, Request{{}, event->moment, {}});
+        Status asked = device().ask(stream, Request{{}, event->moment, {}});
+        event->capture = stream->capture;
+        event->on = stream;
+        event->position = stream->capture ? stream->capture->parts[stream].requests.size() : 0;
+        return asked;
     });
 }
 
@@ -280,9 +288,14 @@ EXPORTED Status cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     return call([&] {
         if (!events.count(event) || !device().knows(stream)) return INVALID_HANDLE;
         if (!event->moment) return SUCCESS; // an event that was never recorded is not waited for
-        // Captured work may not wait for work that is not captured. A stream that waits for captured work would join
-        // the capture, which CUDA allows, but which is not supported here.
-        if (event->captured || stream->capture) return CAPTURE_ISOLATION;
+        // Captured work may not wait for work that is not captured, nor for another capture.
+        if (stream->capture && !event->capture) return CAPTURE_ISOLATION;
+        if (stream->capture && stream->capture != event->capture) return CAPTURE_MERGE;
+        if (event->capture) {
+            stream->capture = event->capture; // it joins the capture, if it was not part of it
+            Part& part = event->capture->parts[event->on];
+            if (stream == event->capture->first) part.joined = std::max(part.joined, event->position);
+        }
         return device().ask(stream, Request{{}, {}, event->moment});
     });
 }
@@ -374,8 +387,7 @@ EXPORTED Status cuStreamBeginCapture_v2(Stream* stream, int mode) {
     return call([&] {
         if (!device().knows(stream)) return INVALID_HANDLE;
         if (stream->capture || mode < 0 || mode > 2) return INVALID_VALUE;
-        stream->capture.emplace();
-        stream->capture_broken = false;
+        stream->capture = std::make_shared<Capture>(Capture{stream, {}, false});
         return SUCCESS;
     });
 }
@@ -384,9 +396,20 @@ EXPORTED Status cuStreamEndCapture(Stream* stream, const void** graph) {
     return call([&] {
         if (!device().knows(stream)) return INVALID_HANDLE;
         if (!stream->capture) return INVALID_VALUE;
-        Graph captured = std::move(*stream->capture);
+        std::shared_ptr<Capture> capture = stream->capture;
+        if (stream != capture->first) return CAPTURE_UNMATCHED;
+        *graph = nullptr;
+        Graph captured = {{stream->eager, std::move(capture->parts[stream].requests)}};
+        bool joined = true;
         stream->capture.reset();
-        if (stream->capture_broken) return *graph = nullptr, CAPTURE_INVALIDATED;
+        for (auto& [other, part] : capture->parts) {
+            if (other == stream) continue;
+            other->capture.reset();
+            joined &= part.joined == part.requests.size();
+            captured.emplace_back(other->eager, std::move(part.requests));
+        }
+        if (capture->broken) return CAPTURE_INVALIDATED;
+        if (!joined) return CAPTURE_UNJOINED;
         *graph = new char;
         graphs[*graph] = std::move(captured);
         return SUCCESS;
@@ -421,7 +444,6 @@ EXPORTED Status cuGraphLaunch(const void* executable, Stream* stream) {
     return call([&] {
         auto found = graphs.find(executable);
         if (found == graphs.end() || !device().knows(stream) || stream->capture) return INVALID_VALUE;
-        for (const Request& request : found->second) device().ask(stream, request);
-        return SUCCESS;
+        return device().launch(stream, found->second);
     });
 }

@@ -18,7 +18,7 @@
 //!
 //! | variable | what it says |
 //! |---|---|
-//! | `STANDIN_EAGER` | 1: of the two streams that a program makes the first executes requests as early as possible, 2: the second; otherwise nothing executes before something waits for it |
+//! | `STANDIN_EAGER` | 1: of the three streams that a program makes the first executes requests as early as possible, 2: the second, 3: the third; otherwise nothing executes before something waits for it |
 //! | `STANDIN_DEVICES` | how many GPUs there are |
 //! | `STANDIN_CAPABILITY` | 90 for 9.0 |
 //! | `STANDIN_MULTIPROCESSORS`, `STANDIN_MEMORY` | how many, and how many bytes |

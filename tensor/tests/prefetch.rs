@@ -52,11 +52,11 @@ fn the_emulated_device_notices_copies_out_of_order() {
     // SAFETY: all places have 16 bytes, and what is sent from them stays.
     unsafe {
         driver.send(&host, there).unwrap();
-        driver.copy(there, elsewhere, 16).unwrap();
+        driver.copy(Stream::Work, there, elsewhere, 16).unwrap();
         assert_eq!(read(elsewhere), [0xFF; 16], "work that does not wait for a copy");
 
         driver.order(Stream::Copies, Stream::Work).unwrap();
-        driver.copy(there, elsewhere, 16).unwrap();
+        driver.copy(Stream::Work, there, elsewhere, 16).unwrap();
         assert!(driver.send(&host, there).unwrap_err().to_string().contains("no order"), "a copy that overtakes work");
         driver.order(Stream::Work, Stream::Copies).unwrap();
         driver.send(&host, there).unwrap();
@@ -69,11 +69,11 @@ fn the_emulated_device_notices_copies_out_of_order() {
     }
 }
 
-/// When requests are done as late as can be, and where one of the two streams is ahead of the other.
+/// When requests are done as late as can be, and where one of the streams is ahead of the others.
 #[test]
 fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
-    for eager in ["0", "1", "2"] {
+    for eager in ["0", "1", "2", "3"] {
         standin.repeat(&[], &[("STANDIN_EAGER", eager)]);
     }
 }

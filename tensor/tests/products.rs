@@ -2,7 +2,7 @@
 
 use standin::Standin;
 use std::sync::Arc;
-use tensor::cuda::{Gemm, Gpu, Matrix, Operand, Product};
+use tensor::cuda::{Gemm, Gpu, Matrix, Operand, Product, Stream};
 use tensor::{DType, Device, Error, Tensor, bf16};
 
 fn numbers(count: usize) -> Vec<f32> {
@@ -45,7 +45,7 @@ fn products_of_every_kind() {
             product.plus = product.c.address;
             for times in 1..3 {
                 // SAFETY: the operands are the tensors above.
-                unsafe { gpu.driver().multiply(&product).unwrap() };
+                unsafe { gpu.driver().multiply(Stream::Work, &product).unwrap() };
                 let got = c.cast(DType::F64).unwrap().to_vec::<f64>().unwrap();
                 for (place, got) in got.into_iter().enumerate() {
                     let (image, row, col) = (place / (m * n), place / n % m, place % n);

@@ -152,11 +152,11 @@ fn what_a_recording_uses_stays_its_own_when_the_tensors_go() {
     assert!(gpu.stats().held < held, "and goes with the last recording that may use it");
 }
 
-/// When requests are done as late as can be, and where one of the two streams is ahead of the other.
+/// When requests are done as late as can be, and where one of the streams is ahead of the others.
 #[test]
 fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
-    for eager in ["0", "1", "2"] {
+    for eager in ["0", "1", "2", "3"] {
         standin.repeat(&[], &[("STANDIN_EAGER", eager)]);
     }
 }

@@ -104,12 +104,12 @@ fn several_work_side_by_side() {
 #[test]
 fn on_the_standin_gpu() {
     let Some(standin) = Standin::compiled() else { return };
-    // One after another: there is one device. Beside what is full at once it has 32 MiB for cuBLASLt.
-    let memory = ((52 << 20) + (300 << 10)).to_string();
+    // One after another: there is one device. Beside what is full at once it has 64 MiB for cuBLASLt.
+    let memory = ((84 << 20) + (300 << 10)).to_string();
     for test in ["kernels_find_room", "products_find_room", "recordings_find_room"] {
         standin.repeat(&[test], &[(MEMORY, &memory)]);
     }
-    for eager in ["0", "1", "2"] {
+    for eager in ["0", "1", "2", "3"] {
         standin.repeat(&["side_by_side"], &[(DEVICES, "2"), ("STANDIN_EAGER", eager)]);
     }
 }

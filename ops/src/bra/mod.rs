@@ -36,7 +36,7 @@ mod routing;
 use crate::Regions;
 use crate::dwconv;
 use crate::dwconv::cpu::{Kernel, Map, MapMut};
-use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var};
 use geometry::Geometry;
 use tensor::cpu::parallel::Out;
 use tensor::cuda::Module;
@@ -180,8 +180,12 @@ impl Rule for BraRule {
                 }
                 if let Some(weight) = &lepe {
                     let context = dwconv::geometry("bra", g.shape(g.v_dim), weight, None)?;
-                    let outs = [dqkv.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
-                    cuda::add_context_backward(g, context, &given, weight, outs)?;
+                    Slot::write_aside([&mut dweight, &mut dbias], [&qkv, &dout], |outs| {
+                        Ok(cuda::backward_context_weight(g, context, &given, outs)?)
+                    })?;
+                    if let Some(out) = dqkv.out_on_gpu()? {
+                        cuda::add_context_backward(g, context, &given, weight, out)?;
+                    }
                 }
             }
             Device::Cpu => match_float!(dout.dtype(), "bra", T => {

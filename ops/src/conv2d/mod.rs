@@ -25,7 +25,7 @@ mod geometry;
 pub mod reference;
 
 use crate::gelu::gelu_of;
-use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};
 use geometry::Geometry;
 use std::borrow::Cow;
 use tensor::cpu::factor::Factor;
@@ -174,8 +174,12 @@ impl Rule for Convolution {
                 }
             }),
             Device::Cuda(_) => {
-                let outs = [dx.out_on_gpu()?, dweight.out_on_gpu()?, dbias.out_on_gpu()?];
-                cuda::backward(&geometry, &dy, &x, &weight, outs)?;
+                Slot::write_aside([&mut dweight, &mut dbias], [&dy, &x], |outs| {
+                    Ok(cuda::backward_weight(&geometry, &dy, &x, outs)?)
+                })?;
+                if let Some(dx) = dx.out_on_gpu()? {
+                    cuda::backward_input(&geometry, &dy, &weight, dx)?;
+                }
             }
         }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));

@@ -23,7 +23,7 @@ pub(crate) mod cuda;
 pub(crate) mod geometry;
 pub mod reference;
 
-use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};
 use cpu::{Kernel, Map, MapMut};
 use geometry::Geometry;
 use tensor::cpu::parallel::Out;
@@ -117,10 +117,14 @@ impl Rule for Dwconv {
                 cpu::backward_weight(geometry, dy, x, dweight.out()?, dbias.out()?);
             }),
             Device::Cuda(_) => {
-                let [dy, x] = [cuda::Map::new(&dy, 0, stride)?, cuda::Map::new(&self.x, 0, stride)?];
-                let kernel = cuda::Kernel { weight: &self.weight, residual: self.residual };
-                let dx = dx.out_on_gpu()?.map(|out| cuda::MapMut { out, stride });
-                cuda::backward(geometry, &dy, &x, kernel, dx, [dweight.out_on_gpu()?, dbias.out_on_gpu()?])?;
+                let [dy_map, x_map] = [cuda::Map::new(&dy, 0, stride)?, cuda::Map::new(&self.x, 0, stride)?];
+                Slot::write_aside([&mut dweight, &mut dbias], [&dy, &self.x], |outs| {
+                    Ok(cuda::backward_weight(geometry, &dy_map, &x_map, outs)?)
+                })?;
+                if let Some(out) = dx.out_on_gpu()? {
+                    let kernel = cuda::Kernel { weight: &self.weight, residual: self.residual };
+                    cuda::backward_input(geometry, &dy_map, kernel, cuda::MapMut { out, stride })?;
+                }
             }
         }
         [dx, dweight, dbias].into_iter().for_each(|slot| grads.close(slot));
@@ -254,7 +258,8 @@ mod tests {
                 let mut whole = wide.as_out("dwconv", accumulate)?;
                 let out = cuda::MapMut { out: whole.part(offset, count - offset), stride };
                 let of_parameters = [dweight.as_out("dwconv", false)?, dbias.as_out("dwconv", false)?];
-                cuda::backward(e, &narrow_dy, x, kernel_there, Some(out), of_parameters.map(Some))?;
+                cuda::backward_weight(e, &narrow_dy, x, of_parameters.map(Some))?;
+                cuda::backward_input(e, &narrow_dy, kernel_there, out)?;
                 let sum = dx.data.iter().zip(&old.data).map(|(dx, old)| if accumulate { dx + old } else { *dx });
                 let expected = spread::<f64>(&Array { data: sum.collect(), ..dx.clone() }, offset, stride);
                 assert_close(&wide.to_vec::<f32>()?, &expected, 1e-5, "dx");
@@ -262,7 +267,7 @@ mod tests {
             }
             assert_eq!(found[0], found[1]);
             let mut alone = of(&weight)?;
-            cuda::backward(e, &narrow_dy, &x_map, kernel_there, None, [Some(alone.as_out("dwconv", false)?), None])?;
+            cuda::backward_weight(e, &narrow_dy, &x_map, [Some(alone.as_out("dwconv", false)?), None])?;
             assert_eq!(alone.to_vec::<f32>()?, found[0][0]);
             // <dy, dwconv(x, w)> is linear in w, so <dw, w> must give it back.
             let dweight: Vec<f64> = found[0][0].iter().map(|&dw| dw.into()).collect();

@@ -25,35 +25,29 @@ pub fn forward(
     residual: Option<&Tensor>,
     y: &mut Tensor,
 ) -> Result<()> {
-    let [outputs, inputs] = weight.dims("linear", "a weight (O, I)")?;
-    let rows = rows(x, inputs, y.count(), outputs);
+    let [rows, outputs, inputs] = extents(weight, [y.count(), x.count()])?;
     let weight = weight.cast(x.dtype())?;
     let product = Gemm::new("linear", Matrix::plain(x), Matrix::transposed(&weight), [rows, outputs, inputs]);
     product.row(bias).plus(residual).into(y.as_out("linear", false)?)
 }
 
-/// dx (R, I), dweight (O, I) and dbias (O) from dy (R, O).
-pub fn backward(dy: &Tensor, x: &Tensor, weight: &Tensor, [dx, dweight, dbias]: [Option<Out<'_>>; 3]) -> Result<()> {
-    let [outputs, inputs] = weight.dims("linear", "a weight (O, I)")?;
-    let rows = rows(x, inputs, dy.count(), outputs);
-    if let Some(dx) = dx {
-        let weight = weight.cast(dy.dtype())?;
-        Gemm::new("linear", Matrix::plain(dy), Matrix::plain(&weight), [rows, inputs, outputs]).into(dx)?;
-    }
-    match dweight {
-        Some(dweight) => backward_weight([dy, x], [rows, outputs, inputs], dweight, dbias),
-        None => dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias)),
-    }
+/// dx (R, I) from dy (R, O).
+pub fn backward_input(dy: &Tensor, weight: &Tensor, dx: Out<'_>) -> Result<()> {
+    let [rows, outputs, inputs] = extents(weight, [dy.count(), dx.count()])?;
+    let weight = weight.cast(dy.dtype())?;
+    Gemm::new("linear", Matrix::plain(dy), Matrix::plain(&weight), [rows, inputs, outputs]).into(dx)
 }
 
-/// dweight (O, I) and dbias (O) from dy (R, O) and x (R, I); `extents` are R, O and I.
+/// dweight (O, I) and dbias (O), if they are wanted, from dy (R, O) and x (R, I); `extents` are R, O and I.
 pub fn backward_weight(
     [dy, x]: [&Tensor; 2],
     extents: [usize; 3],
-    dweight: Out<'_>,
-    dbias: Option<Out<'_>>,
+    [dweight, dbias]: [Option<Out<'_>>; 2],
 ) -> Result<()> {
     let [rows, outputs, inputs] = extents;
+    let Some(dweight) = dweight else {
+        return dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias));
+    };
     if let Some(tall) = Tall::of(extents, INTENSITY, &dweight, dbias.as_ref())
         && tall::in_packs(dy, rows * outputs)?
         && tall::in_packs(x, rows * inputs)?
@@ -74,7 +68,10 @@ pub(super) fn multiply(tall: &Tall, [dy, x]: [&Tensor; 2], dweight: Out<'_>, dbi
     tall.add_up(&partial, dweight, dbias)
 }
 
-/// The number of rows R, from x (R, I) or from the `count` elements of y (R, O), as one of the two may have no columns.
-fn rows(x: &Tensor, inputs: usize, count: usize, outputs: usize) -> usize {
-    x.count().checked_div(inputs).or(count.checked_div(outputs)).unwrap_or(0)
+/// R, O and I: of a weight (O, I), and from how many elements y (R, O) and x (R, I) have, as one of the two may have no
+/// columns.
+pub fn extents(weight: &Tensor, [of_y, of_x]: [usize; 2]) -> Result<[usize; 3]> {
+    let [outputs, inputs] = weight.dims("linear", "a weight (O, I)")?;
+    let rows = of_x.checked_div(inputs).or(of_y.checked_div(outputs)).unwrap_or(0);
+    Ok([rows, outputs, inputs])
 }

@@ -113,21 +113,26 @@ impl Rule for Linear {
             grads.give(residual, dy.clone())?;
         }
         let (mut dx, mut dw) = (grads.open(0)?, grads.open(1)?);
-        let mut db = self.bias.map(|bias| grads.open(bias)).transpose()?;
+        let mut db = grads.open(self.bias)?;
         match dy.device() {
             Device::Cpu => match_factor!(self.weight.dtype(), "linear", F => cpu::backward::<F>(
                 dy.as_slice("linear")?,
                 self.x.as_slice("linear")?,
                 self.weight.as_slice("linear")?,
                 extents,
-                [dx.out()?, dw.out()?, db.as_mut().map_or(Ok(None), Slot::out)?],
+                [dx.out()?, dw.out()?, db.out()?],
             )),
             Device::Cuda(_) => {
-                let outs = [dx.out_on_gpu()?, dw.out_on_gpu()?, db.as_mut().map_or(Ok(None), Slot::out_on_gpu)?];
-                cuda::backward(&dy, &self.x, &self.weight, outs)?;
+                let extents = cuda::extents(&self.weight, [dy.count(), self.x.count()])?;
+                Slot::write_aside([&mut dw, &mut db], [&dy, &self.x], |outs| {
+                    Ok(cuda::backward_weight([&dy, &self.x], extents, outs)?)
+                })?;
+                if let Some(dx) = dx.out_on_gpu()? {
+                    cuda::backward_input(&dy, &self.weight, dx)?;
+                }
             }
         }
-        [Some(dx), Some(dw), db].into_iter().flatten().for_each(|slot| grads.close(slot));
+        [dx, dw, db].into_iter().for_each(|slot| grads.close(slot));
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Mlp, MlpLayers};
 use crate::{gelu, layer_norm, linear};
-use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{DType, Shape, Tensor};
 
@@ -104,16 +104,22 @@ impl Rule for MlpRule {
         let [mut dgamma, mut dbeta, mut dw1, mut db1, mut dw2, mut db2] =
             [open(1)?, open(2)?, open(3)?, open(4)?, open(5)?, open(6)?];
         let mut dpost_gelu = like(&pre_gelu)?;
-        linear::cuda::backward(&dy, &pre_gelu, &w2, [Some(dpost_gelu.as_out("mlp", false)?), None, None])?;
+        linear::cuda::backward_input(&dy, &w2, dpost_gelu.as_out("mlp", false)?)?;
         let [mut dpre_gelu, mut post_gelu] = [like(&pre_gelu)?, like(&pre_gelu)?];
         gelu::cuda::backward(&dpost_gelu, &pre_gelu, dpre_gelu.as_out("mlp", false)?, Some(&mut post_gelu))?;
         drop([dpost_gelu, pre_gelu]);
-        linear::cuda::backward(&dy, &post_gelu, &w2, [None, dw2.out_on_gpu()?, db2.out_on_gpu()?])?;
+        let extents = linear::cuda::extents(&w2, [dy.count(), post_gelu.count()])?;
+        Slot::write_aside([&mut dw2, &mut db2], [&dy, &post_gelu], |outs| {
+            Ok(linear::cuda::backward_weight([&dy, &post_gelu], extents, outs)?)
+        })?;
         drop(post_gelu);
         let [mut normed, mut dnormed] = [like(&x)?, like(&x)?];
         layer_norm::cuda::recompute(&x, [&gamma, &beta], [&mean, &rstd], &mut normed)?;
-        let outs = [Some(dnormed.as_out("mlp", false)?), dw1.out_on_gpu()?, db1.out_on_gpu()?];
-        linear::cuda::backward(&dpre_gelu, &normed, &w1, outs)?;
+        let extents = linear::cuda::extents(&w1, [dpre_gelu.count(), normed.count()])?;
+        Slot::write_aside([&mut dw1, &mut db1], [&dpre_gelu, &normed], |outs| {
+            Ok(linear::cuda::backward_weight([&dpre_gelu, &normed], extents, outs)?)
+        })?;
+        linear::cuda::backward_input(&dpre_gelu, &w1, dnormed.as_out("mlp", false)?)?;
         drop([dpre_gelu, normed]);
         // Not earlier: later gradients are accumulated in place into one that is given whole, and dy was still needed
         // above.

@@ -120,18 +120,20 @@ pub struct Properties {
     pub shared_memory: usize,
 }
 
-/// One of a device's two streams: each executes its requests in order, concurrently with the other.
+/// One of a device's streams: each executes its requests in order, concurrently with the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
-    /// Everything but [`Driver::send`].
+    /// Everything else.
     Work,
+    /// [Work that nothing waits for yet](super::Gpu::aside). If there is too much to do, the other work has priority.
+    Aside,
     /// [`Driver::send`].
     Copies,
 }
 
-/// A device. Requests execute in the order in which they were made, and may be asynchronous; a download never is.
-/// Copies by [`Driver::send`] are the exception: they run concurrently with everything else, and only [`Driver::order`]
-/// orders the two.
+/// A device. Requests that name no stream are made on [`Stream::Work`], unless they say otherwise. Those of one stream
+/// execute in the order in which they were made, and may be asynchronous; a download never is. Those of different
+/// streams are ordered by [`Driver::order`] alone.
 ///
 /// # Safety
 /// Of the unsafe functions: addresses lie, with all the bytes that are read or written there, in memory of
@@ -159,7 +161,7 @@ pub trait Driver: Send + Sync {
     /// Copies from the host.
     unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()>;
 
-    /// Copies to the host, once everything asked for before has been done.
+    /// Copies to the host, once everything asked of the stream before has been done.
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
 
     /// Page-locked host memory, from which [`Driver::send`] copies asynchronously; `None` if it cannot be allocated.
@@ -177,31 +179,32 @@ pub trait Driver: Send + Sync {
     fn order(&self, first: Stream, then: Stream) -> Result<()>;
 
     /// Copies within the device, between places that do not overlap.
-    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
+    unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()>;
 
     /// Fills memory with a byte.
-    unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()>;
+    unsafe fn fill(&self, stream: Stream, to: u64, byte: u8, bytes: usize) -> Result<()>;
 
     /// Compiles a module, or takes it from the cache on disk, and gives its kernels, in the order of
     /// [`Module::instances`].
     fn load(&self, module: &Module) -> Result<Vec<Function>>;
 
     /// Runs a kernel. The arguments must be those that it declares, and it must stay within memory that is the caller's.
-    unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
+    unsafe fn launch(&self, stream: Stream, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()>;
 
     /// Whether [`Driver::multiply`] can add the row to such a product as an epilogue, at little cost.
     fn can_end(&self, product: &Product) -> bool;
 
     /// Multiplies matrices.
-    unsafe fn multiply(&self, product: &Product) -> Result<()>;
+    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<()>;
 
-    /// From now on requests are recorded instead of executed.
+    /// From now on requests of [`Stream::Work`] are recorded instead of executed, and so are those of other streams from
+    /// when these are made to wait for it.
     fn begin_recording(&self) -> Result<()>;
 
-    /// Ends the recording.
+    /// Ends the recording. Before, [`Stream::Work`] must have been made to wait for all else that was recorded.
     fn end_recording(&self) -> Result<RecordingId>;
 
-    /// Executes recorded work once more.
+    /// Executes recorded work once more. Later requests of [`Stream::Work`] wait for all of it.
     unsafe fn replay(&self, recording: RecordingId) -> Result<()>;
 
     /// Releases recorded work.

@@ -99,7 +99,7 @@ impl<'a> Gemm<'a> {
         let row = self.row.map(|row| row.cast(out.dtype())).transpose()?;
         let full = Product { row: row.as_ref().map_or(Ok(0), |row| row.address(op, gpu))?, ..bare };
         // SAFETY: the operands have the elements that the extents ask for: see `check`.
-        let multiply = |product| gpu.with_room(|| unsafe { gpu.driver.multiply(product) });
+        let multiply = |product| gpu.with_room(|| unsafe { gpu.driver.multiply(gpu.stream(), product) });
         // A device may refuse an epilogue that it said it could do. If the device itself has failed, the bare product
         // reports that.
         if full == bare || !gpu.driver.can_end(&full) || multiply(&full).is_err() {

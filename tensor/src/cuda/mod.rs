@@ -11,6 +11,7 @@
 //! | `layout.rs` | where the elements of a view lie |
 //! | `module.rs` | [`Module`], the source of some kernels; [`Launch`], a call of one |
 //! | `recording.rs` | [`Recording`]: work that is recorded once and done again and again |
+//! | `aside.rs` | [`Gpu::aside`]: work beside other work |
 //! | `prefetch.rs` | [`Prefetch`]: copies from host memory that overlap with the device's work |
 //! | `prelude.cuh` | what every kernel begins with |
 //! | `instructions.cuh` | what is written as inline PTX: tensor cores, asynchronous copies, fast functions |
@@ -20,9 +21,10 @@
 //! | `elements.rs`, `.cu` | copies of views, conversions, sums: what tensors need of a device |
 //!
 //! Everything that is asked of a device happens in order, on one stream. So memory can be recycled as soon as its
-//! tensor is gone: whatever uses it next comes later on the stream. The one exception is [`Prefetch`], which orders its
-//! copies itself.
+//! tensor is gone: whatever uses it next comes later on the stream. There are two exceptions, each with a stream of its
+//! own: [`Gpu::aside`], and [`Prefetch`], which orders its copies itself.
 
+mod aside;
 mod cache;
 mod driver;
 pub mod elements;
@@ -65,6 +67,8 @@ pub struct Gpu {
     functions: Mutex<HashMap<usize, Arc<Functions>>>,
     /// The random streams of what is being recorded, if anything is.
     keys: Mutex<Option<Keys>>,
+    /// What the work that is aside reads.
+    aside: Mutex<aside::Reads>,
     /// Whether products of f32 matrices may round their factors to TF32.
     tf32: AtomicBool,
     /// Whether memory is filled with 0xFF before it is handed out: NaN, and an impossible index.
@@ -114,6 +118,7 @@ impl Gpu {
             pool: Mutex::default(),
             functions: Mutex::default(),
             keys: Mutex::default(),
+            aside: Mutex::default(),
             tf32: AtomicBool::new(false),
             poison,
         })
@@ -137,8 +142,7 @@ impl Gpu {
 
     /// Waits until all work has finished. Errors: those of that work.
     pub fn synchronize(&self) -> Result<()> {
-        self.driver.finish(Stream::Copies)?;
-        self.driver.finish(Stream::Work)
+        [Stream::Copies, Stream::Aside, Stream::Work].into_iter().try_for_each(|stream| self.driver.finish(stream))
     }
 
     /// Copies bytes from the machine's memory. [`Error::Gpu`] while work is recorded: a replay would read the source

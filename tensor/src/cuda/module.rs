@@ -291,7 +291,8 @@ impl Launch<'_> {
             return Err(Error::argument(self.op, message));
         }
         // SAFETY: the caller's promise.
-        let launch = || unsafe { self.gpu.driver.launch(self.function, self.extent, &self.arguments) };
+        let launch =
+            || unsafe { self.gpu.driver.launch(self.gpu.stream(), self.function, self.extent, &self.arguments) };
         self.gpu.with_room(launch).map_err(|error| error.within(&self.kernel))
     }
 }

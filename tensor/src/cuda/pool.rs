@@ -17,6 +17,10 @@ pub(super) struct Pool {
     pub(super) recordings: Vec<u64>,
     /// Blocks that no tensor owns any more, but that recordings may use: (age, capacity, address).
     pub(super) retained: Vec<(u64, usize, u64)>,
+    /// Whether returned blocks are held back, because work that is being submitted [aside](Gpu::aside) may use them, and
+    /// those that were.
+    pub(super) holds_back: bool,
+    held_back: Vec<(u64, usize, u64)>,
 }
 
 impl Pool {
@@ -91,7 +95,7 @@ impl Gpu {
         drop(pool);
         if self.poison {
             // SAFETY: the block is nobody else's.
-            unsafe { self.driver.fill(address, 0xFF, capacity)? };
+            unsafe { self.driver.fill(self.stream(), address, 0xFF, capacity)? };
         }
         Ok((address, capacity, age))
     }
@@ -124,13 +128,27 @@ impl Gpu {
     pub(super) fn give_back(&self, address: u64, capacity: usize, bytes: usize, age: u64) {
         let mut pool = lock(&self.pool);
         pool.stats.in_use -= bytes;
+        match pool.holds_back {
+            true => pool.held_back.push((age, capacity, address)),
+            false => self.settle(&mut pool, (age, capacity, address)),
+        }
+    }
+
+    /// Gives back the blocks that were held back, when other work waits for the work that was aside.
+    pub(super) fn release_held_back(&self) {
+        let mut pool = lock(&self.pool);
+        std::mem::take(&mut pool.held_back).into_iter().for_each(|block| self.settle(&mut pool, block));
+    }
+
+    /// Takes in a block that no tensor owns any more.
+    fn settle(&self, pool: &mut Pool, (age, capacity, address): (u64, usize, u64)) {
         // The recording in progress may use the block, too. If the device recycles blocks that is no problem: the next
         // user comes later on the stream.
         let recording = lock(&self.keys).is_some() && !self.driver.recycles();
         if recording || pool.may_be_used(age) {
             return pool.retained.push((age, capacity, address));
         }
-        self.put_away(&mut pool, address, capacity);
+        self.put_away(pool, address, capacity);
     }
 
     /// Takes in a block that nobody will use any more.

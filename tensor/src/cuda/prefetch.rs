@@ -104,7 +104,7 @@ impl Prefetch {
         let mut from = self.block.address();
         for (to, bytes) in places {
             // SAFETY: the tensor is as long, and nobody else sees it; the block has as many bytes from here on.
-            unsafe { gpu.driver.copy(from, to, bytes)? };
+            unsafe { gpu.driver.copy(Stream::Work, from, to, bytes)? };
             from += bytes as u64;
         }
         // The next transfer must not overwrite the block before these copies are done.

@@ -78,14 +78,20 @@ impl Gpu {
             return Err(Error::argument("record", "a recording cannot start within another").into());
         }
         // Free blocks that the pool holds would be lacking for the recording.
+        self.join()?;
         self.trim()?;
         let keys = Keys::new(self)?;
         self.driver.begin_recording().map_err(|error| error.beside_tensors(self.stats().in_use))?;
         *lock(&self.keys) = Some(keys);
         // A panic, too, must not leave the device recording.
         let result = catch_unwind(AssertUnwindSafe(work));
+        let joined = self.join();
         let keys = lock(&self.keys).take();
-        let id = self.driver.end_recording().map_err(|error| error.beside_tensors(self.stats().in_use));
+        let id = self
+            .driver
+            .end_recording()
+            .and_then(|id| joined.map(|()| id))
+            .map_err(|error| error.beside_tensors(self.stats().in_use));
         let kept = std::mem::take(&mut lock(&self.pool).free);
         match (result, id, keys) {
             (Ok(Ok(value)), Ok(id), Some(keys)) => {

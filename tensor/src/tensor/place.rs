@@ -24,7 +24,7 @@ impl Tensor {
         let Device::Cuda(gpu) = device else { return Ok(Self::zeros(shape.countable("zeros")?, dtype)) };
         let zeros = Self::empty_on(device, shape, dtype)?;
         // SAFETY: the memory belongs to this tensor alone, and has this many bytes.
-        unsafe { gpu.driver().fill(zeros.address("zeros", gpu)?, 0, zeros.bytes())? };
+        unsafe { gpu.driver().fill(gpu.stream(), zeros.address("zeros", gpu)?, 0, zeros.bytes())? };
         Ok(zeros)
     }
 
@@ -96,7 +96,7 @@ impl Tensor {
             Device::Cuda(gpu) => {
                 let (from, to) = (from.address("duplicate", &gpu)?, copy.address_mut("duplicate", &gpu)?);
                 // SAFETY: both have this many bytes, and do not overlap.
-                unsafe { gpu.driver().copy(from, to, copy.bytes())? };
+                unsafe { gpu.driver().copy(gpu.stream(), from, to, copy.bytes())? };
             }
         }
         Ok(copy)

@@ -251,23 +251,30 @@ pub fn add_context(
     dwconv::forward(context, &values(g, qkv)?, Kernel { weight, residual: false }, Some(bias), out)
 }
 
-/// The local context's gradients: dqkv, into which the attention has written the values' part, dweight and dbias.
+/// dqkv += the values' gradient through the local context; the attention has written theirs through itself.
 pub fn add_context_backward(
     g: Geometry,
     context: Context,
     given: &Given<'_>,
     weight: &Tensor,
-    [mut dqkv, dweight, dbias]: [Option<Out<'_>>; 3],
+    mut dqkv: Out<'_>,
 ) -> Result<()> {
-    let dout = Map::new(given.dout, 0, g.v_dim)?;
-    let dvalues = dqkv.as_mut().map(|dqkv| {
-        let start = (2 * g.qk_dim).min(dqkv.count());
-        let mut out = dqkv.part(start, dqkv.count() - start);
-        out.accumulate = true;
-        MapMut { out, stride: g.row() }
-    });
+    let start = (2 * g.qk_dim).min(dqkv.count());
+    let mut out = dqkv.part(start, dqkv.count() - start);
+    out.accumulate = true;
     let kernel = Kernel { weight, residual: false };
-    dwconv::backward(context, &dout, &values(g, given.qkv)?, kernel, dvalues, [dweight, dbias])
+    let dout = Map::new(given.dout, 0, g.v_dim)?;
+    dwconv::backward_input(context, &dout, kernel, MapMut { out, stride: g.row() })
+}
+
+/// The gradients of the local context's weight and bias, if they are wanted.
+pub fn backward_context_weight(
+    g: Geometry,
+    context: Context,
+    given: &Given<'_>,
+    outs: [Option<Out<'_>>; 2],
+) -> Result<()> {
+    dwconv::backward_weight(context, &Map::new(given.dout, 0, g.v_dim)?, &values(g, given.qkv)?, outs)
 }
 
 /// For each region the regions routed to it: starts (N, P + 1) and entries (N, P·k).

@@ -62,28 +62,13 @@ pub fn forward(
     Ok(())
 }
 
-/// dx (N, H, W, I), dweight (O, I, KH, KW) and dbias (O) from dy (N, HO, WO, O).
-pub fn backward(
-    g: &Geometry,
-    dy: &Tensor,
-    x: &Tensor,
-    weight: &Tensor,
-    [dx, dweight, dbias]: [Option<Out<'_>>; 3],
-) -> Result<()> {
-    dx.map_or(Ok(()), |dx| backward_input(g, dy, weight, dx))?;
-    match dweight {
-        Some(dweight) => backward_weight(g, dy, x, dweight, dbias),
-        None => backward_bias(g, dy, dbias),
-    }
-}
-
 /// dbias from dy.
 fn backward_bias(g: &Geometry, dy: &Tensor, dbias: Option<Out<'_>>) -> Result<()> {
     dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, g.pixels(), g.outputs], dbias))
 }
 
-/// dx from dy.
-fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -> Result<()> {
+/// dx (N, H, W, I) from dy (N, HO, WO, O).
+pub fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -> Result<()> {
     dx.ensure_dtype("conv2d", dy.dtype())?;
     if let Some(product) = Direct::backward(g, dy, weight, &dx)? {
         let weight = weight.permute(&[1, 2, 3, 0])?.contiguous()?.cast(dy.dtype())?;
@@ -109,8 +94,9 @@ fn backward_input(g: &Geometry, dy: &Tensor, weight: &Tensor, mut dx: Out<'_>) -
     Ok(())
 }
 
-/// dweight and dbias from dy and x.
-fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>, dbias: Option<Out<'_>>) -> Result<()> {
+/// dweight (O, I, KH, KW) and dbias (O), if they are wanted, from dy (N, HO, WO, O) and x.
+pub fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, [dweight, dbias]: [Option<Out<'_>>; 2]) -> Result<()> {
+    let Some(dweight) = dweight else { return backward_bias(g, dy, dbias) };
     let ([down, across], outputs, row) = (g.kernel, g.outputs, row(g, x.dtype()));
     let mut sums = Tensor::zeros_on(&x.device(), [outputs, row], dweight.dtype())?;
     let tall = Tall::of([g.pixels(), outputs, row], INTENSITY, &sums.as_out("conv2d", true)?, dbias.as_ref());
@@ -126,7 +112,7 @@ fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, dweight: Out<'_>, dbia
                 let (upstream, patches) = (part(dy, &images)?, patches(g, x, images.clone())?);
                 let extents = [pixels(g, &images).len(), outputs, row];
                 let of_bias = dbias.as_mut().map(|dbias| dbias.part(0, outputs));
-                backward_product([&upstream, &patches], extents, sums.as_out("conv2d", true)?, of_bias)?;
+                backward_product([&upstream, &patches], extents, [Some(sums.as_out("conv2d", true)?), of_bias])?;
                 dbias.iter_mut().for_each(|dbias| dbias.accumulate = true); // the next images' are added
             }
         }
@@ -252,7 +238,7 @@ mod tests {
             let tall = Tall::new(extents);
             multiply_in_place(&tall, &g, [&dy, &x], place(&mut got), Some(place(&mut got_bias))).unwrap();
             let patches = patches(&g, &x, 0..images).unwrap();
-            backward_product([&dy, &patches], extents, place(&mut expected), None).unwrap();
+            backward_product([&dy, &patches], extents, [Some(place(&mut expected)), None]).unwrap();
             backward_bias(&g, &dy, Some(place(&mut expected_bias))).unwrap();
             let error = [(got, expected), (got_bias, expected_bias)]
                 .map(|(got, expected)| relative_error(&array(&got).data, &array(&expected).data));

@@ -73,24 +73,16 @@ pub(crate) fn forward(
     convolve(g, x, Kernel { weight, residual }, false, bias, y)
 }
 
-/// From dy and x those of dx = dy ∗ the kernel rotated by 180°, dweight (C, 1, K, K) and dbias (C) that are wanted,
-/// each stored or accumulated.
-pub(crate) fn backward(
-    g: Geometry,
-    dy: &Map,
-    x: &Map,
-    kernel: Kernel<'_>,
-    dx: Option<MapMut<'_>>,
-    of_parameters: [Option<Out<'_>>; 2],
-) -> Result<()> {
-    if of_parameters.iter().any(Option::is_some) {
-        backward_weight(g, dy, x, of_parameters)?;
-    }
-    dx.map_or(Ok(()), |dx| convolve(g, dy, kernel, true, None, dx))
+/// dx = dy ∗ the kernel rotated by 180°, stored or accumulated.
+pub(crate) fn backward_input(g: Geometry, dy: &Map, kernel: Kernel<'_>, dx: MapMut<'_>) -> Result<()> {
+    convolve(g, dy, kernel, true, None, dx)
 }
 
-/// dweight and dbias.
-fn backward_weight(g: Geometry, dy: &Map, x: &Map, [dweight, dbias]: [Option<Out<'_>>; 2]) -> Result<()> {
+/// dweight (C, 1, K, K) and dbias (C), if they are wanted, each stored or accumulated.
+pub(crate) fn backward_weight(g: Geometry, dy: &Map, x: &Map, [dweight, dbias]: [Option<Out<'_>>; 2]) -> Result<()> {
+    if dweight.is_none() && dbias.is_none() {
+        return Ok(());
+    }
     let dtype = x.elements.dtype();
     dy.elements.ensure_dtype("dwconv", dtype)?;
     [&dweight, &dbias].into_iter().flatten().try_for_each(|out| out.ensure_dtype("dwconv", dtype.of_sums()))?;

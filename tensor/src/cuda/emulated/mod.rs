@@ -34,18 +34,26 @@ pub struct Emulated {
     blocks: Mutex<HashMap<u64, Layout>>,
     copies: Mutex<Copies>,
     loaded: Mutex<Vec<Arc<Kernel>>>,
+    /// Requests of [`Stream::Aside`], which are executed as late as possible: when something waits for them.
+    aside: Mutex<Vec<Request>>,
     /// What is being recorded, if anything is, and what has been.
-    recording: Mutex<Option<Vec<Request>>>,
-    recordings: Mutex<Vec<Arc<Vec<Request>>>>,
+    recording: Mutex<Option<Recorded>>,
+    recordings: Mutex<Vec<Arc<Recorded>>>,
 }
 
 /// What can be recorded.
+#[derive(Clone)]
 enum Request {
     Copy(u64, u64, usize),
     Fill(u64, u8, usize),
     Launch(Function, Extent, Vec<Arg>),
     Multiply(Product),
+    /// The stream waits for this one.
+    Await(Stream),
 }
+
+/// Requests, each with its stream.
+type Recorded = Vec<(Stream, Request)>;
 
 /// As `device.h` declares it.
 #[repr(C)]
@@ -96,14 +104,95 @@ impl Emulated {
             blocks: Mutex::default(),
             copies: Mutex::default(),
             loaded: Mutex::default(),
+            aside: Mutex::default(),
             recording: Mutex::default(),
             recordings: Mutex::default(),
         })
     }
 
-    /// Adds a request to the recording in progress. Returns whether there is one.
-    fn records(&self, request: impl FnOnce() -> Request) -> bool {
-        lock(&self.recording).as_mut().map(|recorded| recorded.push(request())).is_some()
+    /// Records a request if a recording is in progress; otherwise executes it, or lets it wait if it is aside.
+    ///
+    /// # Safety
+    /// As [`Driver`]'s.
+    unsafe fn ask(&self, stream: Stream, request: Request) -> Result<()> {
+        if let Some(recorded) = lock(&self.recording).as_mut() {
+            recorded.push((stream, request));
+            return Ok(());
+        }
+        match (stream, &request) {
+            // All that they could wait for has been executed.
+            (Stream::Aside, Request::Await(_)) => Ok(()),
+            (Stream::Aside, _) => {
+                lock(&self.aside).push(request);
+                Ok(())
+            }
+            // SAFETY: the caller's promise.
+            _ => unsafe { self.execute(stream, &request) },
+        }
+    }
+
+    unsafe fn execute(&self, stream: Stream, request: &Request) -> Result<()> {
+        // SAFETY: the caller's promise; device memory is the host's here.
+        unsafe {
+            match *request {
+                Request::Copy(from, to, bytes) => {
+                    [from, to].into_iter().for_each(|address| lock(&self.copies).mark_used(address, bytes));
+                    std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes);
+                    Ok(())
+                }
+                Request::Fill(to, byte, bytes) => {
+                    lock(&self.copies).mark_used(to, bytes);
+                    (to as *mut u8).write_bytes(byte, bytes);
+                    Ok(())
+                }
+                Request::Launch(function, extent, ref arguments) => self.run(function, extent, arguments),
+                Request::Multiply(ref product) => products::multiply(product),
+                Request::Await(first) => {
+                    match (first, stream) {
+                        (Stream::Work, Stream::Copies) => lock(&self.copies).follow_work(),
+                        (Stream::Copies, Stream::Work) => lock(&self.copies).arrive(),
+                        (Stream::Aside, _) => self.execute_aside()?,
+                        _ => {}
+                    }
+                    Ok(())
+                }
+            }
+        }
+    }
+
+    fn execute_aside(&self) -> Result<()> {
+        let waiting = std::mem::take(&mut *lock(&self.aside));
+        // SAFETY: promised when they were asked for.
+        waiting.iter().try_for_each(|request| unsafe { self.execute(Stream::Aside, request) })
+    }
+
+    /// Runs a kernel.
+    unsafe fn run(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()> {
+        let kernel = Arc::clone(&lock(&self.loaded)[function.0]);
+        let given: Vec<u8> = arguments.iter().map(|argument| argument.letter()).collect();
+        if given != kernel.signature {
+            let [given, declared] = [&given, &kernel.signature].map(|letters| String::from_utf8_lossy(letters));
+            return Err(failure(format!("{} is called with ({given}), and declares ({declared})", kernel.name)));
+        }
+        let mut values: Vec<*mut c_void> = arguments.iter().map(Arg::value).collect();
+        let launch = Launch {
+            grid: extent.grid,
+            threads: [extent.threads, 1, 1],
+            shared_bytes: extent.shared,
+            seed: self.seed.fetch_add(1, Ordering::Relaxed),
+            arguments: values.as_mut_ptr(),
+        };
+        let running = lock(&kernel.library);
+        // SAFETY: the library is loaded, the arguments have the declared types, and where they point to is the
+        // caller's promise.
+        let error = unsafe { (kernel.launch)(&launch) };
+        drop(running);
+        if error.is_null() {
+            return Ok(());
+        }
+        // SAFETY: a string literal of the library.
+        let message = unsafe { CStr::from_ptr(error) }.to_string_lossy();
+        Err(failure(format!("{}: {message}", kernel.name)))
     }
 }
 
@@ -169,32 +258,18 @@ impl Driver for Emulated {
     }
 
     fn order(&self, first: Stream, then: Stream) -> Result<()> {
-        match (first, then) {
-            (Stream::Work, Stream::Copies) => lock(&self.copies).follow_work(),
-            (Stream::Copies, Stream::Work) => lock(&self.copies).arrive(),
-            _ => {}
-        }
-        Ok(())
+        // SAFETY: it reads and writes no memory.
+        unsafe { self.ask(then, Request::Await(first)) }
     }
 
-    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
-        if self.records(|| Request::Copy(from, to, bytes)) {
-            return Ok(());
-        }
-        [from, to].into_iter().for_each(|address| lock(&self.copies).mark_used(address, bytes));
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
-        Ok(())
+    unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.ask(stream, Request::Copy(from, to, bytes)) }
     }
 
-    unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
-        if self.records(|| Request::Fill(to, byte, bytes)) {
-            return Ok(());
-        }
-        lock(&self.copies).mark_used(to, bytes);
+    unsafe fn fill(&self, stream: Stream, to: u64, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: as above.
-        unsafe { (to as *mut u8).write_bytes(byte, bytes) };
-        Ok(())
+        unsafe { self.ask(stream, Request::Fill(to, byte, bytes)) }
     }
 
     fn load(&self, module: &Module) -> Result<Vec<Function>> {
@@ -220,35 +295,9 @@ impl Driver for Emulated {
         Ok(functions)
     }
 
-    unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()> {
-        if self.records(|| Request::Launch(function, extent, arguments.to_vec())) {
-            return Ok(());
-        }
-        let kernel = Arc::clone(&lock(&self.loaded)[function.0]);
-        let given: Vec<u8> = arguments.iter().map(|argument| argument.letter()).collect();
-        if given != kernel.signature {
-            let [given, declared] = [&given, &kernel.signature].map(|letters| String::from_utf8_lossy(letters));
-            return Err(failure(format!("{} is called with ({given}), and declares ({declared})", kernel.name)));
-        }
-        let mut values: Vec<*mut c_void> = arguments.iter().map(Arg::value).collect();
-        let launch = Launch {
-            grid: extent.grid,
-            threads: [extent.threads, 1, 1],
-            shared_bytes: extent.shared,
-            seed: self.seed.fetch_add(1, Ordering::Relaxed),
-            arguments: values.as_mut_ptr(),
-        };
-        let running = lock(&kernel.library);
-        // SAFETY: the library is loaded, the arguments have the declared types, and where they point to is the
-        // caller's promise.
-        let error = unsafe { (kernel.launch)(&launch) };
-        drop(running);
-        if error.is_null() {
-            return Ok(());
-        }
-        // SAFETY: a string literal of the library.
-        let message = unsafe { CStr::from_ptr(error) }.to_string_lossy();
-        Err(failure(format!("{}: {message}", kernel.name)))
+    unsafe fn launch(&self, stream: Stream, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.ask(stream, Request::Launch(function, extent, arguments.to_vec())) }
     }
 
     fn can_end(&self, product: &Product) -> bool {
@@ -256,12 +305,9 @@ impl Driver for Emulated {
         product.output != DType::F64
     }
 
-    unsafe fn multiply(&self, product: &Product) -> Result<()> {
-        if self.records(|| Request::Multiply(*product)) {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        unsafe { products::multiply(product) }
+    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.ask(stream, Request::Multiply(*product)) }
     }
 
     fn begin_recording(&self) -> Result<()> {
@@ -278,18 +324,8 @@ impl Driver for Emulated {
 
     unsafe fn replay(&self, recording: RecordingId) -> Result<()> {
         let requests = Arc::clone(&lock(&self.recordings)[recording.0]);
-        for request in requests.iter() {
-            // SAFETY: the caller's promise.
-            unsafe {
-                match request {
-                    Request::Copy(from, to, bytes) => self.copy(*from, *to, *bytes)?,
-                    Request::Fill(to, byte, bytes) => self.fill(*to, *byte, *bytes)?,
-                    Request::Launch(function, extent, arguments) => self.launch(*function, *extent, arguments)?,
-                    Request::Multiply(product) => self.multiply(product)?,
-                }
-            }
-        }
-        Ok(())
+        // SAFETY: the caller's promise.
+        requests.iter().try_for_each(|(stream, request)| unsafe { self.ask(*stream, request.clone()) })
     }
 
     fn forget(&self, recording: RecordingId) {
@@ -297,11 +333,11 @@ impl Driver for Emulated {
     }
 
     fn finish(&self, stream: Stream) -> Result<()> {
-        let mut copies = lock(&self.copies);
         match stream {
-            Stream::Work => copies.follow_work(),
-            Stream::Copies => copies.arrive(),
+            Stream::Work => lock(&self.copies).follow_work(),
+            Stream::Aside => return self.execute_aside(),
+            Stream::Copies => lock(&self.copies).arrive(),
         }
-        copies.leave()
+        lock(&self.copies).leave()
     }
 }

@@ -33,10 +33,10 @@ const WAITING: &str = "waiting for the GPU";
 pub struct Nvidia {
     properties: Properties,
     context: CUcontext,
-    /// That of [`Stream::Work`].
-    stream: CUstream,
-    /// That of [`Stream::Copies`].
+    /// Those of [`Stream::Work`], [`Stream::Copies`] and [`Stream::Aside`].
+    work: CUstream,
     copies: CUstream,
+    aside: CUstream,
     /// Declared to be dropped before the context goes.
     blas: Option<Mutex<Blas>>,
     /// On the work's stream.
@@ -126,18 +126,24 @@ impl Nvidia {
         let mut gpu = Self {
             properties,
             context,
-            stream: std::ptr::null_mut(),
+            work: std::ptr::null_mut(),
             copies: std::ptr::null_mut(),
+            aside: std::ptr::null_mut(),
             blas: None,
             uploads: Mutex::default(),
             functions: Mutex::default(),
             recordings: Mutex::default(),
         };
         gpu.enter()?;
-        let stream = || result::stream::create(result::stream::StreamKind::NonBlocking).doing("making a stream");
-        gpu.stream = stream()?;
-        gpu.copies = stream()?;
-        gpu.blas = Some(Mutex::new(Blas::new(gpu.stream)?));
+        let (least, greatest) = result::stream::get_priority_range().doing("asking for the streams' priorities")?;
+        let stream = |priority| {
+            let kind = result::stream::StreamKind::NonBlocking;
+            result::stream::create_with_priority(kind, priority).doing("making a stream")
+        };
+        gpu.work = stream(greatest)?;
+        gpu.copies = stream(least)?;
+        gpu.aside = stream(least)?;
+        gpu.blas = Some(Mutex::new(Blas::new([gpu.work, gpu.aside])?));
         gpu.uploads = Mutex::new(Uploads::new(gpu.allocate_locked(uploads::ROOM)?));
         Ok(gpu)
     }
@@ -150,7 +156,8 @@ impl Nvidia {
 
     fn handle(&self, stream: Stream) -> CUstream {
         match stream {
-            Stream::Work => self.stream,
+            Stream::Work => self.work,
+            Stream::Aside => self.aside,
             Stream::Copies => self.copies,
         }
     }
@@ -158,7 +165,7 @@ impl Nvidia {
     /// Waits for the work stream; the kept bytes of uploads are not needed any more then.
     fn finish_work(&self, uploads: &mut Uploads) -> Result<()> {
         // SAFETY: the stream is this value's.
-        unsafe { result::stream::synchronize(self.stream) }.doing(WAITING)?;
+        unsafe { result::stream::synchronize(self.work) }.doing(WAITING)?;
         uploads.all_read();
         Ok(())
     }
@@ -198,7 +205,7 @@ impl Drop for Nvidia {
         // There is nobody to tell of an error here.
         if self.enter().is_ok() {
             // Those that were made before opening failed, if it did.
-            let streams = [self.stream, self.copies].into_iter().filter(|stream| !stream.is_null());
+            let streams = [self.work, self.copies, self.aside].into_iter().filter(|stream| !stream.is_null());
             // SAFETY: the streams are this value's, and nothing uses them any more.
             unsafe {
                 streams.clone().for_each(|stream| _ = result::stream::synchronize(stream));
@@ -241,8 +248,7 @@ impl Driver for Nvidia {
     unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller's promise.
-        let copy =
-            |from: &[u8]| unsafe { result::memcpy_htod_async(to, from, self.stream) }.doing("copying to the GPU");
+        let copy = |from: &[u8]| unsafe { result::memcpy_htod_async(to, from, self.work) }.doing("copying to the GPU");
         let mut uploads = lock(&self.uploads);
         if let Some(own) = uploads.keep(from) {
             return copy(own);
@@ -255,7 +261,7 @@ impl Driver for Nvidia {
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller's promise; the copy has happened when this returns.
-        unsafe { result::memcpy_dtoh_async(to, from, self.stream) }.doing("copying from the GPU")?;
+        unsafe { result::memcpy_dtoh_async(to, from, self.work) }.doing("copying from the GPU")?;
         self.finish(Stream::Work)
     }
 
@@ -296,22 +302,22 @@ impl Driver for Nvidia {
         }
     }
 
-    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+    unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
         self.enter()?;
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream) }.doing("copying on the GPU")
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.handle(stream)) }.doing("copying on the GPU")
     }
 
-    unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
+    unsafe fn fill(&self, stream: Stream, to: u64, byte: u8, bytes: usize) -> Result<()> {
         self.enter()?;
         if bytes == 0 {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { result::memset_d8_async(to, byte, bytes, self.stream) }.doing("filling memory")
+        unsafe { result::memset_d8_async(to, byte, bytes, self.handle(stream)) }.doing("filling memory")
     }
 
     fn load(&self, module: &Module) -> Result<Vec<Function>> {
@@ -329,13 +335,13 @@ impl Driver for Nvidia {
         Ok((first..known.len()).map(Function).collect())
     }
 
-    unsafe fn launch(&self, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()> {
+    unsafe fn launch(&self, stream: Stream, function: Function, extent: Extent, arguments: &[Arg]) -> Result<()> {
         self.enter()?;
-        let handle = lock(&self.functions)[function.0];
+        let (stream, kernel) = (self.handle(stream), lock(&self.functions)[function.0]);
         let mut values: Vec<_> = arguments.iter().map(Arg::value).collect();
         let Extent { grid: [x, y, z], threads, shared } = extent;
         // SAFETY: the caller's promise; the values are copied before this returns.
-        unsafe { result::launch_kernel(handle, (x, y, z), (threads, 1, 1), shared, self.stream, &mut values) }
+        unsafe { result::launch_kernel(kernel, (x, y, z), (threads, 1, 1), shared, stream, &mut values) }
             .doing("starting a kernel")
     }
 
@@ -344,11 +350,11 @@ impl Driver for Nvidia {
         blas.is_some_and(|blas| lock(blas).can_end(product))
     }
 
-    unsafe fn multiply(&self, product: &Product) -> Result<()> {
+    unsafe fn multiply(&self, stream: Stream, product: &Product) -> Result<()> {
         self.enter()?;
         let blas = self.blas.as_ref().ok_or_else(|| failure("cuBLASLt is not open"))?;
         // SAFETY: the caller's promise.
-        unsafe { lock(blas).multiply(product) }
+        unsafe { lock(blas).multiply(self.handle(stream), product) }
     }
 
     fn begin_recording(&self) -> Result<()> {
@@ -356,14 +362,14 @@ impl Driver for Nvidia {
         // Relaxed, because memory may be allocated during the capture, which is not part of the recording.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is this value's.
-        unsafe { result::stream::begin_capture(self.stream, mode) }.doing("beginning to record")
+        unsafe { result::stream::begin_capture(self.work, mode) }.doing("beginning to record")
     }
 
     fn end_recording(&self) -> Result<RecordingId> {
         self.enter()?;
         // SAFETY: the stream is this value's, and the graph is taken apart once it is executable.
         let executable = unsafe {
-            let graph = result::stream::end_capture(self.stream).doing("ending a recording")?;
+            let graph = result::stream::end_capture(self.work).doing("ending a recording")?;
             let executable = result::graph::instantiate(graph, CUgraphInstantiate_flags(0));
             let _ = result::graph::destroy(graph);
             executable.doing("preparing a recording")?
@@ -378,7 +384,7 @@ impl Driver for Nvidia {
         let executable = lock(&self.recordings)[recording.0];
         let executable = executable.ok_or_else(|| failure("the recording has been released already"))?;
         // SAFETY: the caller's promise.
-        unsafe { result::graph::launch(executable, self.stream) }.doing("replaying a recording")
+        unsafe { result::graph::launch(executable, self.work) }.doing("replaying a recording")
     }
 
     fn forget(&self, recording: RecordingId) {
@@ -394,7 +400,7 @@ impl Driver for Nvidia {
         match stream {
             Stream::Work => self.finish_work(&mut lock(&self.uploads)),
             // SAFETY: the stream is this value's.
-            Stream::Copies => unsafe { result::stream::synchronize(self.copies) }.doing(WAITING),
+            stream => unsafe { result::stream::synchronize(self.handle(stream)) }.doing(WAITING),
         }
     }
 }

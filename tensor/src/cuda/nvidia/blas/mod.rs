@@ -9,7 +9,10 @@ use crate::cuda::Product;
 use crate::{Error, Result};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
-use cudarc::driver::{self, sys::CUresult};
+use cudarc::driver::{
+    self,
+    sys::{CUresult, CUstream},
+};
 use std::collections::HashMap;
 use std::io::{self, Write};
 
@@ -37,14 +40,39 @@ pub fn version() -> (i32, i32) {
 /// An open cuBLASLt.
 pub struct Blas {
     handle: sys::cublasLtHandle_t,
-    stream: driver::sys::CUstream,
-    workspace: u64,
+    /// Those of the work, on which algorithms are tried, and of the work aside.
+    places: [Place; 2],
     /// The plan for each key, or why there is none.
     plans: HashMap<PlanKey, std::result::Result<Plan, Error>>,
     /// Whether epilogues may be requested.
     may_end: bool,
     /// Whether algorithms are tried.
     may_try: bool,
+}
+
+/// A stream, and the workspace of the products on it.
+#[derive(Clone, Copy)]
+struct Place {
+    stream: CUstream,
+    workspace: u64,
+}
+
+impl Place {
+    fn new(stream: CUstream) -> Result<Self> {
+        // SAFETY: the memory is used as what it is.
+        let workspace = unsafe { driver::result::malloc_sync(WORKSPACE) }.map_err(|error| match error.0 {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => no_room("cuBLASLt's workspace", Some(WORKSPACE)),
+            _ => driver_failure("asking for cuBLASLt's workspace", error),
+        })?;
+        Ok(Self { stream, workspace })
+    }
+
+    /// # Safety
+    /// Nobody uses the workspace any more.
+    unsafe fn free(self) {
+        // SAFETY: the caller's promise. There is nobody to tell of an error.
+        let _ = unsafe { driver::result::free_sync(self.workspace) };
+    }
 }
 
 fn doing<T>(what: &str, result: std::result::Result<T, CublasError>) -> Result<T> {
@@ -55,20 +83,20 @@ fn doing<T>(what: &str, result: std::result::Result<T, CublasError>) -> Result<T
 }
 
 impl Blas {
-    /// Opens cuBLASLt for a stream of the current context.
-    pub fn new(stream: driver::sys::CUstream) -> Result<Self> {
+    /// Opens cuBLASLt for two streams of the current context.
+    pub fn new([work, aside]: [CUstream; 2]) -> Result<Self> {
         let handle = doing("opening", result::create_handle())?;
-        // SAFETY: the memory is used as what it is, and freed when this value goes.
-        let workspace = unsafe { driver::result::malloc_sync(WORKSPACE) }
-            .map_err(|error| match error.0 {
-                CUresult::CUDA_ERROR_OUT_OF_MEMORY => no_room("cuBLASLt's workspace", Some(WORKSPACE)),
-                _ => driver_failure("asking for cuBLASLt's workspace", error),
-            })
+        let places = || {
+            let first = Place::new(work)?;
             // SAFETY: nobody has it but this function.
-            .inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
+            let second = Place::new(aside).inspect_err(|_| unsafe { first.free() })?;
+            Ok([first, second])
+        };
+        // SAFETY: as above.
+        let places = places().inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
         let unset = |variable| std::env::var_os(variable).is_none();
         let (may_end, may_try) = (unset(BARE_VARIABLE), unset(UNTRIED_VARIABLE));
-        Ok(Self { handle, stream, workspace, plans: HashMap::new(), may_end, may_try })
+        Ok(Self { handle, places, plans: HashMap::new(), may_end, may_try })
     }
 
     /// Whether cuBLASLt computes such a product efficiently with its epilogue. Fewer algorithms support one. If the best
@@ -86,7 +114,7 @@ impl Blas {
     /// The plan for a shape, made now or before.
     fn planned(&mut self, key: &PlanKey) -> Result<&Plan> {
         if !self.plans.contains_key(key) {
-            match Plan::new(key, self.handle, self.workspace) {
+            match Plan::new(key, self.handle, self.places[0].workspace) {
                 // A refused epilogue is remembered and not requested again; a bare product is, because there is no
                 // alternative to it.
                 Err(error) if !key.row || matches!(error, Error::OutOfMemory { .. }) => {
@@ -114,7 +142,7 @@ impl Blas {
             return;
         }
         // SAFETY: the plan is that of the key, and all else this value's.
-        let tried = unsafe { trial::of(key, plan, self.handle, self.workspace, self.stream) };
+        let tried = unsafe { trial::of(key, plan, self.handle, &self.places) };
         let best = tried.as_deref().map_or(0, trial::best);
         if tries {
             plan.prefer(best);
@@ -132,7 +160,7 @@ impl Blas {
 
     /// # Safety
     /// The operands lie where the product says, in memory of the current context.
-    pub unsafe fn multiply(&mut self, product: &Product) -> Result<()> {
+    pub unsafe fn multiply(&mut self, stream: CUstream, product: &Product) -> Result<()> {
         let Product { extents: [m, n, k], batch, .. } = *product;
         if m == 0 || n == 0 || batch == 0 {
             return Ok(());
@@ -140,12 +168,13 @@ impl Blas {
         if k == 0 {
             return Err(failure("a product with an empty inner axis"));
         }
-        let key = PlanKey::of(product);
+        let (key, handle) = (PlanKey::of(product), self.handle);
+        let place = self.places.into_iter().find(|place| place.stream == stream);
+        let place = place.ok_or_else(|| failure("a product on a stream without a workspace"))?;
         loop {
-            let (handle, workspace, stream) = (self.handle, self.workspace, self.stream);
             let plan = self.planned(&key)?;
             // SAFETY: the caller's promise; the plan is that of the product, and all else this value's.
-            let Err(error) = (unsafe { plan.multiply(0, product, handle, workspace, stream) }) else { return Ok(()) };
+            let Err(error) = (unsafe { plan.multiply(0, product, handle, place) }) else { return Ok(()) };
             let what = format!("a product of {m}x{k} and {k}x{n}");
             if ![Status::CUBLAS_STATUS_INVALID_VALUE, Status::CUBLAS_STATUS_NOT_SUPPORTED].contains(&error.0) {
                 // Perhaps an earlier kernel failed, and cuBLASLt is the first to notice; or there was no memory for
@@ -177,7 +206,7 @@ impl Drop for Blas {
         // SAFETY: all of it is this value's. There is nobody to tell of an error.
         unsafe {
             let _ = result::destroy_handle(self.handle);
-            let _ = driver::result::free_sync(self.workspace);
+            self.places.into_iter().for_each(|place| place.free());
         }
     }
 }

@@ -1,11 +1,10 @@
 //! How a product is described to cuBLASLt, and the algorithms that it recommends.
 
-use super::{WORKSPACE, doing, failure};
+use super::{Place, WORKSPACE, doing, failure};
 use crate::cuda::{Operand, Product};
 use crate::{DType, Result};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{self, cublasStatus_t as Status};
-use cudarc::driver;
 use std::ffi::c_void;
 use std::fmt;
 
@@ -296,14 +295,13 @@ impl Plan {
     ///
     /// # Safety
     /// The plan was made for such a product, and its operands lie where it says, in memory of the current context, to
-    /// which handle and stream belong. The workspace has [`WORKSPACE`] bytes.
+    /// which handle and stream belong.
     pub unsafe fn multiply(
         &self,
         choice: usize,
         product: &Product,
         handle: sys::cublasLtHandle_t,
-        workspace: u64,
-        stream: driver::sys::CUstream,
+        place: Place,
     ) -> std::result::Result<(), CublasError> {
         let Product { a, b, c, plus, row, .. } = *product;
         if row != 0 {
@@ -335,9 +333,9 @@ impl Plan {
                 at(c.address),
                 result,
                 &self.algorithms[choice].algo,
-                at(workspace),
+                at(place.workspace),
                 WORKSPACE,
-                stream.cast(),
+                place.stream.cast(),
             )
         }
     }

@@ -5,7 +5,7 @@
 //! order, and differ in how they divide the result among blocks. So bits depend on no clock.
 
 use super::plan::{Plan, PlanKey};
-use super::{doing, driver_failure};
+use super::{Place, doing, driver_failure};
 use crate::Result;
 use cudarc::cublaslt::sys::cublasLtHandle_t;
 use cudarc::driver::{
@@ -84,25 +84,23 @@ pub fn best(tried: &[Tried]) -> usize {
     faster.map_or(first, |(place, _)| place)
 }
 
-/// Tries each algorithm of a plan, on operands of the trial's own: numbers of both signs and different sizes, so that sums
+/// Tries each algorithm of a plan, on the first of the streams, on operands of the trial's own: numbers of both signs and different sizes, so that sums
 /// in different orders differ. Fails where there is no memory for these, and while a stream is being captured.
 ///
 /// # Safety
 /// As for [`Plan::multiply`], for a plan that was made for this key.
-pub unsafe fn of(
-    key: &PlanKey,
-    plan: &Plan,
-    handle: cublasLtHandle_t,
-    workspace: u64,
-    stream: CUstream,
-) -> Result<Vec<Tried>> {
+pub unsafe fn of(key: &PlanKey, plan: &Plan, handle: cublasLtHandle_t, places: &[Place; 2]) -> Result<Vec<Tried>> {
     const WHAT: &str = "a product on trial";
+    let (place, stream) = (places[0], places[0].stream);
     let failed = |error| driver_failure(WHAT, error);
     // SAFETY: the stream is the caller's.
     let status = unsafe { result::stream::is_capturing(stream) }.map_err(failed)?;
     if status != CUstreamCaptureStatus_enum::CU_STREAM_CAPTURE_STATUS_NONE {
         return Err(super::failure("products are not tried while work is recorded"));
     }
+    // Nothing else runs while times are taken.
+    // SAFETY: as above.
+    places.iter().try_for_each(|place| unsafe { result::stream::synchronize(place.stream) }).map_err(failed)?;
     let bytes = key.product(0).1 as usize;
     // SAFETY: the memory is used as what it is.
     let memory = Memory(unsafe { result::malloc_sync(bytes) }.map_err(failed)?, stream);
@@ -124,17 +122,17 @@ pub unsafe fn of(
     finish()?;
     let (product, _) = key.product(memory.0);
     let (start, size) = (product.c.address, key.bytes_of_result());
-    let run = |place| {
+    let run = |choice| {
         // SAFETY: the operands lie in this value's memory, the rest is the caller's promise.
-        doing(WHAT, unsafe { plan.multiply(place, &product, handle, workspace, stream) })
+        doing(WHAT, unsafe { plan.multiply(choice, &product, handle, place) })
     };
     let mut first: Option<Vec<u8>> = None;
     let mut tried = Vec::with_capacity(plan.algorithms.len());
-    for (place, choice) in plan.algorithms.iter().enumerate() {
+    for (number, choice) in plan.algorithms.iter().enumerate() {
         // What an algorithm leaves out must not look right.
         // SAFETY: the result lies in the memory.
         unsafe { result::memset_d8_async(start, 0xff, size, stream) }.map_err(failed)?;
-        if run(place).is_err() {
+        if run(number).is_err() {
             tried.push(Tried::Refused);
             continue;
         }
@@ -150,7 +148,7 @@ pub unsafe fn of(
         let same_bits = *first.get_or_insert_with(|| result.clone()) == result;
         let seconds = |times| {
             let began = Instant::now();
-            (0..times).try_for_each(|_| run(place))?;
+            (0..times).try_for_each(|_| run(number))?;
             finish().map(|()| began.elapsed().as_secs_f64() / f64::from(times))
         };
         let times = (LONG.as_secs_f64() / seconds(1)?).clamp(1.0, f64::from(TIMES));

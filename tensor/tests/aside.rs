@@ -1,0 +1,143 @@
+//! Work that executes beside other work.
+
+use standin::Standin;
+use std::sync::Arc;
+use tensor::cuda::{Gpu, elements};
+use tensor::{DType, Device, Error, Result, Tensor};
+
+const COUNT: usize = 1000;
+
+/// A device, and tensors on it whose elements are all the same.
+fn device() -> Option<(Arc<Gpu>, impl Fn(f32) -> Tensor)> {
+    let gpu = Gpu::for_tests(1)?;
+    let device = Device::Cuda(Arc::clone(&gpu));
+    Some((gpu, move |number: f32| Tensor::full_on(&device, [COUNT], number.into(), DType::F32).unwrap()))
+}
+
+fn assert_all(tensor: &Tensor, expected: f32, what: &str) {
+    let numbers = tensor.to_vec::<f32>().unwrap();
+    assert!(numbers.iter().all(|&number| number == expected), "{what}: {}, not {expected}", numbers[0]);
+}
+
+/// `sum` = x plus a temporary copy of x, aside.
+fn double_aside(gpu: &Gpu, x: &Tensor, sum: &mut Tensor) -> Result<()> {
+    gpu.aside(&[x], || {
+        elements::put(sum.as_out("test", false)?, x)?;
+        let copy = x.duplicate()?;
+        elements::put(sum.as_out("test", true)?, &copy)
+    })
+}
+
+#[test]
+fn it_is_done_when_it_is_joined() {
+    let Some((gpu, numbers)) = device() else { return };
+    let held = gpu.stats().in_use;
+    for round in 1..4 {
+        let factor = round as f32;
+        let (x, mut sum) = (numbers(factor), numbers(0.0));
+        double_aside(&gpu, &x, &mut sum).unwrap();
+        assert!(!x.is_unique(), "nobody may write to what it reads");
+        drop(x);
+        // Neither the memory of what it reads nor that of its temporary tensor is given to others before.
+        let others = [7.0, 8.0, 9.0].map(&numbers);
+        gpu.join().unwrap();
+        assert_all(&sum, 2.0 * factor, "the sum");
+        others.iter().zip([7.0, 8.0, 9.0]).for_each(|(other, factor)| assert_all(other, factor, "another tensor"));
+    }
+    gpu.join().unwrap();
+    assert_eq!(gpu.stats().in_use, held);
+}
+
+#[test]
+fn it_sees_what_was_before_and_later_work_sees_it() {
+    let Some((gpu, numbers)) = device() else { return };
+    let (mut x, mut sum) = (numbers(1.0), numbers(0.0));
+    elements::put(x.as_out("test", true).unwrap(), &numbers(4.0)).unwrap();
+    double_aside(&gpu, &x, &mut sum).unwrap();
+    // Begins by joining what is aside.
+    let mut twice = numbers(0.0);
+    double_aside(&gpu, &sum, &mut twice).unwrap();
+    assert!(x.is_unique() && !sum.is_unique());
+    let mut later = numbers(1.0);
+    gpu.join().unwrap();
+    elements::put(later.as_out("test", true).unwrap(), &twice).unwrap();
+    assert_all(&later, 21.0, "a sum of sums");
+}
+
+#[test]
+fn a_recording_holds_it_as_well() {
+    let Some((gpu, numbers)) = device() else { return };
+    let (x, mut total) = (numbers(3.0), numbers(0.0));
+    let work = || {
+        let mut sum = Tensor::empty_on(&x.device(), [COUNT], DType::F32)?;
+        double_aside(&gpu, &x, &mut sum)?;
+        let other = Tensor::full_on(&x.device(), [COUNT], 100.0, DType::F32)?;
+        gpu.join()?;
+        [&sum, &other].into_iter().try_for_each(|term| elements::put(total.as_out("test", true)?, term))?;
+        // What is not joined when a recording ends is joined by that.
+        let mut unused = Tensor::empty_on(&x.device(), [COUNT], DType::F32)?;
+        double_aside(&gpu, &x, &mut unused)?;
+        Ok::<_, Error>(unused)
+    };
+    let (recording, unused) = gpu.record(work).unwrap();
+    for round in 1..4 {
+        recording.replay(&[]).unwrap();
+        assert_all(&total, 106.0 * round as f32, "a total");
+        assert_all(&unused, 6.0, "what was joined last");
+    }
+}
+
+#[test]
+fn after_an_error_other_work_goes_on() {
+    let Some((gpu, numbers)) = device() else { return };
+    let x = numbers(2.0);
+    let failed: Result<()> = gpu.aside(&[&x], || Err(Error::argument("test", "as it must")));
+    assert!(failed.unwrap_err().to_string().contains("as it must"));
+    let failed = gpu.record(|| gpu.aside(&[&x], || Err::<(), _>(Error::argument("test", "here, too"))));
+    assert!(failed.err().unwrap().to_string().contains("here, too"));
+    let mut sum = numbers(0.0);
+    // Work within work aside is a part of that, and there is nothing to join within.
+    gpu.aside(&[&x], || double_aside(&gpu, &x, &mut sum).and_then(|()| gpu.join())).unwrap();
+    gpu.join().unwrap();
+    assert_all(&sum, 4.0, "the sum");
+}
+
+#[test]
+fn threads_take_turns() {
+    let Some((gpu, numbers)) = device() else { return };
+    std::thread::scope(|scope| {
+        for thread in 1..4 {
+            let (gpu, numbers) = (&gpu, &numbers);
+            scope.spawn(move || {
+                for round in 1..20 {
+                    let factor = (thread * round) as f32;
+                    let (x, mut sum) = (numbers(factor), numbers(0.0));
+                    double_aside(gpu, &x, &mut sum).unwrap();
+                    drop(x);
+                    gpu.join().unwrap();
+                    assert_all(&sum, 2.0 * factor, "a thread's sum");
+                }
+            });
+        }
+    });
+}
+
+/// On a GPU it might be done earlier.
+#[test]
+fn the_emulated_device_does_it_as_late_as_possible() {
+    let Some((gpu, numbers)) = device() else { return };
+    let (x, mut sum) = (numbers(1.0), numbers(0.0));
+    double_aside(&gpu, &x, &mut sum).unwrap();
+    assert_all(&sum, 0.0, "before it is joined");
+    gpu.synchronize().unwrap();
+    assert_all(&sum, 2.0, "when the device has done everything");
+}
+
+/// When requests are done as late as can be, and where one of the streams is ahead of the others.
+#[test]
+fn on_the_standin_gpu() {
+    let Some(standin) = Standin::compiled() else { return };
+    for eager in ["0", "1", "2", "3"] {
+        standin.repeat(&[], &[("STANDIN_EAGER", eager)]);
+    }
+}
