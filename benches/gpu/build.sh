@@ -25,6 +25,7 @@ take tensor biformer-tensor --test cuda
 take products biformer-tensor --test products
 take recording biformer-tensor --test recording
 take prefetch biformer-tensor --test prefetch
+take aside biformer-tensor --test aside
 take ops biformer-ops --test cuda
 take extremes biformer-ops --test cuda_extremes
 take forms biformer-ops --lib

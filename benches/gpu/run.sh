@@ -201,6 +201,7 @@ tensor() {
     each products
     each recording
     each prefetch --skip emulated
+    each aside --skip emulated
 }
 
 operations() {
@@ -227,6 +228,7 @@ quick() {
         measure 60 "quick-small-$mode" "${small[@]}" --mode $mode --steps 10
         measure 60 "quick-small-$mode-again" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNRECORDED=1 measure 60 "quick-small-$mode-unrecorded" "${small[@]}" --mode $mode --steps 10
+        BIFORMER_ONE_STREAM=1 measure 60 "quick-small-$mode-one-stream" "${small[@]}" --mode $mode --steps 10
         BIFORMER_UNTRIED_PRODUCTS=1 measure 60 "quick-small-$mode-untried" "${small[@]}" --mode $mode --steps 10
         # What is rounded otherwise soon goes its own way: so these are compared after few steps.
         measure 60 "quick-small-$mode-early" "${small[@]}" --mode $mode --steps 1
@@ -234,7 +236,7 @@ quick() {
         measure 60 "quick-small-$mode-f32" "${full[@]}" --mode $mode
         measure 60 "quick-few-$mode" "${few[@]}" --mode $mode --device cuda
         measure 120 "quick-few-$mode-cpu" "${few[@]}" --mode $mode
-        agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded,untried}
+        agree 0 "quick-small-$mode" "quick-small-$mode"-{again,unrecorded,one-stream,untried}
         agree 1e-2 "quick-small-$mode-early" "quick-small-$mode"-{bare,f32}
         agree 1e-4 "quick-few-$mode" "quick-few-$mode-cpu"
     done
@@ -257,6 +259,9 @@ bench() {
     for model in small tiny stl; do
         for mode in train infer; do
             measure 60 "bench-$model-$mode" "${bf16[@]}" --model $model --batch-size 128 --mode $mode --steps 100
+            # What does it gain that two kernels run at once?
+            BIFORMER_ONE_STREAM=1 measure 60 "bench-$model-$mode-one-stream" "${bf16[@]}" --model $model \
+                --batch-size 128 --mode $mode --steps 60
         done
     done
     measure 60 bench-small-only-bra "${small[@]}" --only-bra --steps 50

@@ -95,14 +95,15 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
     let map = g.shape(g.v_dim);
     let context = lepe.map(|[weight, bias]| dwconv::geometry("bra", map, weight.value(), Some(bias.value())));
     let context = context.transpose()?;
-    let routes = route(qkv.value(), attributes)?.routes;
     let device = qkv.value().device();
     let mut out = Tensor::empty_on(&device, map, qkv.dtype())?;
     let mut lse = Tensor::empty_on(&device, [g.images, g.heads, g.tokens()], qkv.dtype().of_sums())?;
     let inputs: Vec<&Var<'t>> = [qkv].into_iter().chain(lepe.into_iter().flatten()).collect();
-    let mut attended = None;
+    let route = || route(qkv.value(), attributes);
+    let (routes, attended);
     match device {
         Device::Cpu => match_float!(qkv.dtype(), "bra", T => {
+            (routes, attended) = (route()?.routes, None);
             let qkv = qkv.value().as_slice::<T>("bra")?;
             let out = out.as_mut_slice::<T>("bra")?;
             cpu::forward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, out, lse.as_mut_slice("bra")?);
@@ -113,12 +114,19 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
                 dwconv::cpu::forward(context, values(g, qkv), kernel, Some(bias), out);
             }
         }),
-        Device::Cuda(_) => {
+        Device::Cuda(gpu) => {
             let wanted = inputs.iter().any(|input| input.node().is_some());
-            attended = cuda::forward(g, [qkv.value(), &routes], attributes.scale, [&mut out, &mut lse], wanted)?;
-            if let (Some(context), Some([weight, bias])) = (context, lepe) {
-                cuda::add_context(g, context, qkv.value(), [weight.value(), bias.value()], &mut out)?;
-            }
+            routes = match (context, lepe) {
+                // Routing alone does not fill the GPU. The attention then adds to the local context.
+                (Some(context), Some([weight, bias])) => {
+                    let parameters = [weight.value(), bias.value()];
+                    let aside = || cuda::context(g, context, qkv.value(), parameters, out.as_out("bra", false)?);
+                    gpu.overlap(&[qkv.value()], aside, route)?.routes
+                }
+                _ => route()?.routes,
+            };
+            let place = out.as_out("bra", context.is_some())?;
+            attended = cuda::forward(g, [qkv.value(), &routes], attributes.scale, &place, &mut lse, wanted)?;
         }
     }
     let rule = || BraRule {
@@ -143,7 +151,7 @@ struct BraRule {
     qkv: Tensor,
     routes: Tensor,
     lse: Tensor,
-    /// out before the local context was added, if a GPU's kernels need it.
+    /// out without the local context, if a GPU's kernels need it.
     attended: Option<Tensor>,
     /// The weight of the local context's convolution.
     lepe: Option<Tensor>,

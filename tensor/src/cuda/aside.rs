@@ -12,6 +12,15 @@ use super::{Gpu, Stream};
 use crate::{Error, Result, Tensor, lock};
 use std::cell::Cell;
 
+/// If this variable is set, nothing is aside: all work is done in order. For finding out whether the second stream is at
+/// fault, and what it gains.
+const ONE_STREAM_VARIABLE: &str = "BIFORMER_ONE_STREAM";
+
+/// Whether work may be aside.
+pub(super) fn allowed() -> bool {
+    std::env::var_os(ONE_STREAM_VARIABLE).is_none()
+}
+
 thread_local! {
     /// The device whose second stream this thread is using, if any.
     static ASIDE_ON: Cell<*const Gpu> = const { Cell::new(std::ptr::null()) };
@@ -48,13 +57,14 @@ impl Gpu {
 
     /// Submits work that executes beside everything that is submitted after it, until [`Gpu::join`]. `reads` are all
     /// tensors that it reads and that somebody else could drop or change meanwhile; nobody but it may use what it
-    /// writes. Within other work aside it is a part of that. Errors: those of the work, and [`Error::Gpu`].
+    /// writes. Within other work aside it is a part of that; with the variable `BIFORMER_ONE_STREAM` set, nothing is aside.
+    /// Errors: those of the work, and [`Error::Gpu`].
     pub fn aside<R, E: From<Error>>(
         &self,
         reads: &[&Tensor],
         work: impl FnOnce() -> std::result::Result<R, E>,
     ) -> std::result::Result<R, E> {
-        if self.stream() == Stream::Aside {
+        if !self.may_divert || self.stream() == Stream::Aside {
             return work();
         }
         // Locked to the end: a join by another thread must not miss a part of the work.
@@ -64,6 +74,19 @@ impl Gpu {
         *aside = Some(reads.iter().map(|&tensor| tensor.clone()).collect());
         let _diverted = Diverted::new(self);
         work()
+    }
+
+    /// Does two pieces of work at once, the first one [aside](Gpu::aside), and joins them. Errors: those of both, and
+    /// [`Error::Gpu`].
+    pub fn overlap<R, E: From<Error>>(
+        &self,
+        reads: &[&Tensor],
+        aside: impl FnOnce() -> std::result::Result<(), E>,
+        work: impl FnOnce() -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E> {
+        let done = self.aside(reads, aside).and_then(|()| work());
+        self.join()?;
+        done
     }
 
     /// Makes all later work wait for the work that is aside. Within that, does nothing. Errors: [`Error::Gpu`].

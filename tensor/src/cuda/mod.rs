@@ -67,8 +67,9 @@ pub struct Gpu {
     functions: Mutex<HashMap<usize, Arc<Functions>>>,
     /// The random streams of what is being recorded, if anything is.
     keys: Mutex<Option<Keys>>,
-    /// What the work that is aside reads.
+    /// What the work that is aside reads; whether there may be such work.
     aside: Mutex<aside::Reads>,
+    may_divert: bool,
     /// Whether products of f32 matrices may round their factors to TF32.
     tf32: AtomicBool,
     /// Whether memory is filled with 0xFF before it is handed out: NaN, and an impossible index.
@@ -119,6 +120,7 @@ impl Gpu {
             functions: Mutex::default(),
             keys: Mutex::default(),
             aside: Mutex::default(),
+            may_divert: aside::allowed(),
             tf32: AtomicBool::new(false),
             poison,
         })
