@@ -65,7 +65,7 @@ pub(super) fn multiply(tall: &Tall, [dy, x]: [&Tensor; 2], dweight: Out<'_>, dbi
     let launch = launch.output(&mut partial)?.int(dbias.is_some().into());
     // SAFETY: the maps have the extents that `tall` describes.
     unsafe { tall.describe(launch)?.run()? };
-    tall.add_up(&partial, dweight, dbias)
+    tall::add_up(&partial, dweight, dbias)
 }
 
 /// R, O and I: of a weight (O, I), and from how many elements y (R, O) and x (R, I) have, as one of the two may have no

@@ -2,6 +2,7 @@
 // of x (N, H, W, I), with zeros for the padding p around the image. P is KH·KW·I, padded with zeros so that every row
 // is aligned to packs: matrix products read other rows slowly. In bf16 most convolutions need none: tensor_cores.cuh, and
 // for gradients of weights tall.cuh.
+#include "few_channels.cuh"
 #include "tall.cuh"
 #include "tensor_cores.cuh"
 

@@ -2,12 +2,14 @@
 //! products; in bf16 kernels without such matrices, [on tensor cores](tensor_cores) unless there are many output channels,
 //! and for the gradient of a weight with few channels.
 
+mod few_channels;
 mod tensor_cores;
 
 use super::geometry::Geometry;
 use crate::gelu;
 use crate::linear::cuda::backward_weight as backward_product;
 use crate::linear::tall::{self, Tall};
+use few_channels::FewChannels;
 use std::ops::Range;
 use tensor::cuda::elements::{put, put_within, sum_rows};
 use tensor::cuda::{Gemm, Matrix, Module, Out};
@@ -17,12 +19,18 @@ use tensor_cores::Direct;
 pub static KERNELS: Module = Module {
     name: "conv2d",
     source: include_str!("kernel.cu"),
-    headers: &[tall::HEADER, gelu::cuda::NORMAL, ("tensor_cores.cuh", include_str!("tensor_cores.cuh"))],
+    headers: &[
+        tall::HEADER,
+        gelu::cuda::NORMAL,
+        ("tensor_cores.cuh", include_str!("tensor_cores.cuh")),
+        ("few_channels.cuh", include_str!("few_channels.cuh")),
+    ],
     kernels: &[
         "conv2d_patches<T>",
         "conv2d_gather<T>",
         "conv2d_on_tensor_cores<32|64|128, false|true>",
         "conv2d_backward_weight",
+        "conv2d_backward_weight_of_few_channels<16|32|48|64>",
     ],
 };
 
@@ -102,8 +110,10 @@ pub fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, [dweight, dbias]: 
     let tall = Tall::of([g.pixels(), outputs, row], INTENSITY, &sums.as_out("conv2d", true)?, dbias.as_ref());
     // A pack of a patch is one of x if it has whole packs; the kernel counts pixels in an `int`.
     let in_place = g.inputs.is_multiple_of(8) && i32::try_from(g.pixels()).is_ok();
-    match tall.filter(|_| in_place) {
-        Some(tall) if tall::in_packs(dy, dy.count())? && tall::in_packs(x, x.count())? => {
+    let few = if sums.dtype() == DType::F32 { FewChannels::of(g, dy, x, dbias.as_ref())? } else { None };
+    match (few, tall.filter(|_| in_place)) {
+        (Some(few), _) => few.run(sums.as_out("conv2d", false)?, dbias)?,
+        (None, Some(tall)) if tall::in_packs(dy, dy.count())? && tall::in_packs(x, x.count())? => {
             multiply_in_place(&tall, g, [dy, x], sums.as_out("conv2d", false)?, dbias)?;
         }
         _ => {
@@ -135,7 +145,7 @@ fn multiply_in_place(
         tall.describe(launch.int(dbias.is_some().into()))?.extents(g.input)?.extents([g.inputs, g.kernel[1]])?;
     // SAFETY: the maps have the extents of the convolution, and the patches those that `tall` describes.
     unsafe { launch.extents(g.output)?.extents([g.stride, g.padding])?.run()? };
-    tall.add_up(&partial, sums, dbias)
+    tall::add_up(&partial, sums, dbias)
 }
 
 /// The ranges of images whose patches form one matrix each; without images, a single empty range.
@@ -226,21 +236,29 @@ mod tests {
             ([1, 40, 23, 16], 72, [3, 3], [1, 1]),
             ([3, 5, 4, 8], 8, [5, 2], [3, 2]),
             ([9, 2, 1, 8], 8, [2, 1], [1, 0]),
+            // Few channels; so many rows that a block takes several, also past the end of an image.
+            ([1, 1300, 8, 3], 32, [3, 3], [1, 1]),
+            ([41, 40, 16, 1], 64, [5, 5], [1, 2]),
+            ([2, 900, 40, 3], 48, [3, 3], [2, 4]),
         ] {
             let output = [(height, kernel[0]), (width, kernel[1])]
                 .map(|(extent, taps): (usize, usize)| (extent + 2 * padding - taps) / stride + 1);
             let g = Geometry { images, input: [height, width], inputs, kernel, output, outputs, stride, padding };
             let (x, dy) = (map([images, height, width, inputs], 1), map([images, output[0], output[1], outputs], 2));
-            let sums = || Tensor::zeros_on(&device, [outputs, g.patch()], DType::F32).unwrap();
+            let sums = || Tensor::zeros_on(&device, [outputs, row(&g, DType::Bf16)], DType::F32).unwrap();
             let biases = || Tensor::zeros_on(&device, [outputs], DType::F32).unwrap();
             let ([mut got, mut expected], [mut got_bias, mut expected_bias]) = ([sums(), sums()], [biases(), biases()]);
-            let extents = [g.pixels(), outputs, g.patch()];
-            let tall = Tall::new(extents);
-            multiply_in_place(&tall, &g, [&dy, &x], place(&mut got), Some(place(&mut got_bias))).unwrap();
+            let extents = [g.pixels(), outputs, row(&g, DType::Bf16)];
+            let of_bias = Some(place(&mut got_bias));
+            match FewChannels::of(&g, &dy, &x, of_bias.as_ref()).unwrap() {
+                Some(few) => few.run(place(&mut got), of_bias).unwrap(),
+                None => multiply_in_place(&Tall::new(extents), &g, [&dy, &x], place(&mut got), of_bias).unwrap(),
+            }
             let patches = patches(&g, &x, 0..images).unwrap();
             backward_product([&dy, &patches], extents, [Some(place(&mut expected)), None]).unwrap();
             backward_bias(&g, &dy, Some(place(&mut expected_bias))).unwrap();
-            let error = [(got, expected), (got_bias, expected_bias)]
+            let of_patch = |sums: Tensor| sums.slice(1, 0..g.patch()).unwrap().contiguous().unwrap();
+            let error = [(of_patch(got), of_patch(expected)), (got_bias, expected_bias)]
                 .map(|(got, expected)| relative_error(&array(&got).data, &array(&expected).data));
             assert!(error.iter().all(|&error| error < tolerance(DType::F32)), "{g:?}: {error:?}");
         }
