@@ -80,6 +80,7 @@ pub fn cases() -> Vec<Case> {
         case("more pixels than a block takes at once", [1, 3, 136, 3], [32, 3, 3], [1, 0], true),
         case("many pixels of few channels", [1, 73, 71, 8], [8, 2, 2], [1, 1], true),
         with_gelu("GELU, 3x3, stride 2", [1, 6, 5, 3], [16, 3, 3], [2, 1]),
+        with_gelu("GELU, three channels in rows of whole packs", [1, 6, 8, 3], [48, 3, 3], [2, 1]),
         with_gelu("GELU, packs of channels", [1, 5, 4, 8], [40, 3, 3], [2, 1]),
         with_gelu("GELU, odd outputs", [1, 4, 5, 2], [3, 2, 2], [1, 0]),
     ]

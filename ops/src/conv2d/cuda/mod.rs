@@ -1,6 +1,6 @@
 //! The GPU's side of [`conv2d`](super::conv2d): matrices of patches (im2col), some images at a time, and matrix
 //! products; in bf16 kernels without such matrices, [on tensor cores](tensor_cores) unless there are many output channels,
-//! and for the gradient of a weight with few channels.
+//! for the gradient of a weight with few of them, and for [images](few_channels).
 
 mod few_channels;
 mod tensor_cores;
@@ -30,6 +30,7 @@ pub static KERNELS: Module = Module {
         "conv2d_gather<T>",
         "conv2d_on_tensor_cores<32|64|128, false|true>",
         "conv2d_backward_weight",
+        "conv2d_of_few_channels<16|32|48|64>",
         "conv2d_backward_weight_of_few_channels<16|32|48|64>",
     ],
 };
@@ -52,10 +53,14 @@ pub fn forward(
     y: &mut Tensor,
 ) -> Result<()> {
     let mut out = y.as_out("conv2d", false)?;
-    if let Some(product) = Direct::forward(g, x, weight, &out)? {
-        return product.run(&reorder(g, weight, x.dtype())?, bias, gelu, &out);
-    }
+    let direct = Direct::forward(g, x, weight, &out)?;
     let weight = reorder(g, weight, x.dtype())?;
+    if let Some(call) = FewChannels::of(g, x, (out.dtype(), out.address()))? {
+        return call.forward(&weight, bias, gelu, &out);
+    }
+    if let Some(product) = direct {
+        return product.run(&weight, bias, gelu, &out);
+    }
     for images in chunks(g, x.dtype()) {
         let patches = patches(g, x, images.clone())?;
         let Range { start, end } = pixels(g, &images);
@@ -110,9 +115,10 @@ pub fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, [dweight, dbias]: 
     let tall = Tall::of([g.pixels(), outputs, row], INTENSITY, &sums.as_out("conv2d", true)?, dbias.as_ref());
     // A pack of a patch is one of x if it has whole packs; the kernel counts pixels in an `int`.
     let in_place = g.inputs.is_multiple_of(8) && i32::try_from(g.pixels()).is_ok();
-    let few = if sums.dtype() == DType::F32 { FewChannels::of(g, dy, x, dbias.as_ref())? } else { None };
-    match (few, tall.filter(|_| in_place)) {
-        (Some(few), _) => few.run(sums.as_out("conv2d", false)?, dbias)?,
+    let few = FewChannels::of(g, x, (dy.dtype(), dy.address("conv2d", dweight.gpu())?))?;
+    let typed = dbias.iter().chain([&dweight]).all(|out| out.dtype() == DType::F32) && dy.is_contiguous();
+    match (few.filter(|_| typed), tall.filter(|_| in_place)) {
+        (Some(call), _) => call.backward_weight(dy, sums.as_out("conv2d", false)?, dbias)?,
         (None, Some(tall)) if tall::in_packs(dy, dy.count())? && tall::in_packs(x, x.count())? => {
             multiply_in_place(&tall, g, [dy, x], sums.as_out("conv2d", false)?, dbias)?;
         }
@@ -226,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_weights_gradient_without_a_matrix_of_patches() {
+    fn what_is_computed_without_a_matrix_of_patches() {
         let Some(gpu) = Gpu::for_tests(9) else { return };
         let device = Device::Cuda(gpu);
         let map =
@@ -250,11 +256,21 @@ mod tests {
             let ([mut got, mut expected], [mut got_bias, mut expected_bias]) = ([sums(), sums()], [biases(), biases()]);
             let extents = [g.pixels(), outputs, row(&g, DType::Bf16)];
             let of_bias = Some(place(&mut got_bias));
-            match FewChannels::of(&g, &dy, &x, of_bias.as_ref()).unwrap() {
-                Some(few) => few.run(place(&mut got), of_bias).unwrap(),
+            let patches = patches(&g, &x, 0..images).unwrap();
+            match FewChannels::of(&g, &x, (DType::Bf16, 0)).unwrap() {
+                Some(call) => {
+                    let weight = map([1, 1, outputs, row(&g, DType::Bf16)], 3);
+                    let [mut y, mut expected_y] =
+                        [(); 2].map(|()| Tensor::empty_on(&device, [g.pixels() * outputs], DType::Bf16).unwrap());
+                    call.forward(&weight, None, false, &place(&mut y)).unwrap();
+                    let product = Gemm::new("conv2d", Matrix::plain(&patches), Matrix::transposed(&weight), extents);
+                    product.into(place(&mut expected_y)).unwrap();
+                    let error = relative_error(&array(&y).data, &array(&expected_y).data);
+                    assert!(error < tolerance(DType::Bf16), "{g:?}: {error}");
+                    call.backward_weight(&dy, place(&mut got), of_bias).unwrap();
+                }
                 None => multiply_in_place(&Tall::new(extents), &g, [&dy, &x], place(&mut got), of_bias).unwrap(),
             }
-            let patches = patches(&g, &x, 0..images).unwrap();
             backward_product([&dy, &patches], extents, [Some(place(&mut expected)), None]).unwrap();
             backward_bias(&g, &dy, Some(place(&mut expected_bias))).unwrap();
             let of_patch = |sums: Tensor| sums.slice(1, 0..g.patch()).unwrap().contiguous().unwrap();
