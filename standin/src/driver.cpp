@@ -416,10 +416,11 @@ EXPORTED Status cuStreamEndCapture(Stream* stream, const void** graph) {
     });
 }
 
-EXPORTED Status cuGraphInstantiateWithFlags(const void** executable, const void* graph, unsigned long long) {
+EXPORTED Status cuGraphInstantiateWithFlags(const void** executable, const void* graph, unsigned long long flags) {
     return call([&] {
         auto found = graphs.find(graph);
-        if (found == graphs.end()) return INVALID_VALUE;
+        // Only nodes' priorities can be asked for, and are ignored, as those of streams are.
+        if (found == graphs.end() || flags & ~8ull) return INVALID_VALUE;
         if (!device().memory.reserve(OWN)) return OUT_OF_MEMORY;
         *executable = new char;
         graphs[*executable] = found->second;

@@ -367,10 +367,12 @@ impl Driver for Nvidia {
 
     fn end_recording(&self) -> Result<RecordingId> {
         self.enter()?;
+        // Kernels keep the priority of the stream on which they were recorded.
+        let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
         // SAFETY: the stream is this value's, and the graph is taken apart once it is executable.
         let executable = unsafe {
             let graph = result::stream::end_capture(self.work).doing("ending a recording")?;
-            let executable = result::graph::instantiate(graph, CUgraphInstantiate_flags(0));
+            let executable = result::graph::instantiate(graph, flags);
             let _ = result::graph::destroy(graph);
             executable.doing("preparing a recording")?
         };
