@@ -56,12 +56,14 @@ impl Tape {
         accumulated.interior.resize_with(last + 1, State::default);
         accumulated.interior[last] = State::Filled(upstream.contiguous()?);
         drop(upstream);
-        let device = output.value().device();
-        let walked = walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs);
-        match device {
-            // Gradients of parameters may have been written aside.
-            Device::Cuda(gpu) => Ok(walked.and(gpu.join().map_err(Error::from))?),
-            Device::Cpu => walked,
+        match output.value().device() {
+            Device::Cpu => walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs),
+            Device::Cuda(gpu) => {
+                // Gradients of parameters may be written aside.
+                let _joining = gpu.joining();
+                let walked = walk(&mut self.nodes_mut(), self.profile(), last, &mut accumulated, inputs);
+                walked.and(gpu.join().map_err(Error::from))
+            }
         }
     }
 }

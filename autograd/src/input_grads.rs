@@ -80,16 +80,20 @@ impl Slot<'_> {
 
     /// Where a GPU kernel writes, or none when the gradient is not wanted.
     pub fn out_on_gpu(&mut self) -> Result<Option<cuda::Out<'_>>> {
+        if let SlotMemory::Flat(FlatSpan::Cuda(span)) = &self.memory
+            && self.accumulate
+        {
+            // What is there already may still be being written aside.
+            span.gpu().join()?;
+        }
+        self.place()
+    }
+
+    fn place(&mut self) -> Result<Option<cuda::Out<'_>>> {
         self.taken = true;
         match &mut self.memory {
             SlotMemory::Unwanted => Ok(None),
-            SlotMemory::Flat(FlatSpan::Cuda(span)) => {
-                if self.accumulate {
-                    // What is there already may still be being written aside.
-                    span.gpu().join()?;
-                }
-                Ok(Some(span.out(self.dtype, self.accumulate)))
-            }
+            SlotMemory::Flat(FlatSpan::Cuda(span)) => Ok(Some(span.out(self.dtype, self.accumulate))),
             SlotMemory::Flat(FlatSpan::Cpu(_)) => Err(elsewhere("cuda", "cpu")),
             SlotMemory::Pooled(tensor) | SlotMemory::Second(tensor) => {
                 Ok(Some(tensor.as_out("backward", self.accumulate)?))
@@ -98,8 +102,8 @@ impl Slot<'_> {
     }
 
     /// Lets a GPU write gradients [aside](cuda::Gpu::aside), if they are parameters': nobody reads those before the
-    /// backward pass is over. Other gradients are written at once. `write` is given their places, and reads no other
-    /// tensors that somebody could drop or change meanwhile than `reads`. Errors: those of `write`, and
+    /// backward pass is over. Other gradients are written at once. `write` is given their places; of the tensors that it
+    /// reads, all that somebody could drop or change meanwhile must be in `reads`. Errors: those of `write`, and
     /// [`TensorError::Gpu`].
     pub fn write_aside<const N: usize>(
         mut slots: [&mut Slot<'_>; N],
@@ -109,10 +113,11 @@ impl Slot<'_> {
         let of_parameters = slots.iter().all(|slot| matches!(slot.memory, SlotMemory::Unwanted | SlotMemory::Flat(_)));
         let mut outs = [const { None }; N];
         for (out, slot) in outs.iter_mut().zip(&mut slots) {
-            *out = slot.out_on_gpu()?;
+            *out = if of_parameters { slot.place()? } else { slot.out_on_gpu()? };
         }
         match reads[0].device() {
-            Device::Cuda(gpu) if of_parameters && outs.iter().any(Option::is_some) => gpu.aside(&reads, || write(outs)),
+            _ if outs.iter().all(Option::is_none) => Ok(()),
+            Device::Cuda(gpu) if of_parameters => gpu.aside(&reads, || write(outs)),
             _ => write(outs),
         }
     }
@@ -135,7 +140,7 @@ impl<'s, 'a> InputGrads<'s, 'a> {
     }
 
     /// Takes the memory for an input's gradient, in the input's shape, contiguous. Where the operation was recorded with
-    /// fewer inputs, such as without a bias, and for no input at all, it is as if the gradient were not wanted.
+    /// fewer inputs, such as without a bias, or `input` is `None`, it is as if the gradient were not wanted.
     pub fn open(&mut self, input: impl Into<Option<usize>>) -> Result<Slot<'a>> {
         let input = input.into().unwrap_or(usize::MAX);
         let slot = |dtype, memory, accumulate| Slot { input, dtype, memory, accumulate, taken: false };
@@ -283,7 +288,7 @@ fn own(tensor: Tensor) -> Result<Tensor> {
     }
     if let Device::Cuda(gpu) = tensor.device() {
         // Perhaps only work aside shares it.
-        gpu.join()?;
+        gpu.join_readers(&tensor)?;
         return if tensor.is_unique() && tensor.is_contiguous() { Ok(tensor) } else { Ok(tensor.duplicate()?) };
     }
     // A copy that is made by all threads.

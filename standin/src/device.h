@@ -63,7 +63,7 @@ struct Part {
 struct Capture {
     struct Stream* first;
     std::map<struct Stream*, Part> parts;
-    bool broken = false;
+    bool broken = false, over = false;
 };
 
 struct Stream {

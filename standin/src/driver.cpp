@@ -15,10 +15,17 @@ std::map<void*, size_t> locked; // page-locked host memory, with its length
 std::map<Event*, std::unique_ptr<Event>> events;
 std::map<const void*, Graph> graphs; // captured graphs, and executable ones
 
-std::map<void*, std::unique_ptr<Code>> modules;
+// A loaded module, and the stream on which its kernels run. On several they might run at once, which kernels that count in
+// their module's memory how many of their blocks are done do not survive: so that is refused.
+struct Module {
+    std::unique_ptr<Code> code;
+    Stream* stream = nullptr;
+};
+std::map<void*, Module> modules;
 
 struct Function {
     Device* on;
+    Module* module;
     Kernel* kernel;
     int dynamic_shared; // that it may have
 };
@@ -289,6 +296,7 @@ EXPORTED Status cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
         if (!events.count(event) || !device().knows(stream)) return INVALID_HANDLE;
         if (!event->moment) return SUCCESS; // an event that was never recorded is not waited for
         // Captured work may not wait for work that is not captured, nor for another capture.
+        if (event->capture && event->capture->over) return INVALID_VALUE;
         if (stream->capture && !event->capture) return CAPTURE_ISOLATION;
         if (stream->capture && stream->capture != event->capture) return CAPTURE_MERGE;
         if (event->capture) {
@@ -313,7 +321,7 @@ EXPORTED Status cuModuleLoadData(void** module, const void* image) {
         }
         if (!device().memory.reserve(OWN)) return OUT_OF_MEMORY;
         *module = code.get();
-        modules[*module] = std::move(code);
+        modules[*module].code = std::move(code);
         return SUCCESS;
     });
 }
@@ -329,10 +337,10 @@ EXPORTED Status cuModuleUnload(void* module) {
 EXPORTED Status cuModuleGetFunction(Function** function, void* module, const char* name) {
     return call([&] {
         auto found = modules.find(module);
-        Kernel* kernel = found == modules.end() ? nullptr : found->second->kernel(name);
+        Kernel* kernel = found == modules.end() ? nullptr : found->second.code->kernel(name);
         if (!kernel) return NOT_FOUND;
         // Never freed, like the module. By default a block may have 48 KiB of shared memory in total.
-        *function = new Function{&device(), kernel, (48 << 10) - kernel->shared_bytes};
+        *function = new Function{&device(), &found->second, kernel, (48 << 10) - kernel->shared_bytes};
         return SUCCESS;
     });
 }
@@ -359,6 +367,12 @@ EXPORTED Status cuLaunchKernel(Function* function, unsigned x, unsigned y, unsig
                                void** extra) {
     return call([&] {
         if (function->on != &device()) return INVALID_HANDLE;
+        Stream*& own = function->module->stream;
+        if (!own) own = stream;
+        if (own != stream) {
+            fprintf(stderr, "the stand-in GPU: kernels of one loaded module on two streams may run at once\n");
+            return INVALID_HANDLE;
+        }
         Kernel* kernel = function->kernel;
         bool grid = x && y && z && x <= 0x7fffffff && y <= 65535 && z <= 65535;
         uint64_t threads = uint64_t(threads_x) * threads_y * threads_z;
@@ -387,7 +401,7 @@ EXPORTED Status cuStreamBeginCapture_v2(Stream* stream, int mode) {
     return call([&] {
         if (!device().knows(stream)) return INVALID_HANDLE;
         if (stream->capture || mode < 0 || mode > 2) return INVALID_VALUE;
-        stream->capture = std::make_shared<Capture>(Capture{stream, {}, false});
+        stream->capture = std::make_shared<Capture>(Capture{stream, {}});
         return SUCCESS;
     });
 }
@@ -398,6 +412,7 @@ EXPORTED Status cuStreamEndCapture(Stream* stream, const void** graph) {
         if (!stream->capture) return INVALID_VALUE;
         std::shared_ptr<Capture> capture = stream->capture;
         if (stream != capture->first) return CAPTURE_UNMATCHED;
+        capture->over = true;
         *graph = nullptr;
         Graph captured = {{stream->eager, std::move(capture->parts[stream].requests)}};
         bool joined = true;

@@ -54,10 +54,9 @@ fn it_sees_what_was_before_and_later_work_sees_it() {
     let (mut x, mut sum) = (numbers(1.0), numbers(0.0));
     elements::put(x.as_out("test", true).unwrap(), &numbers(4.0)).unwrap();
     double_aside(&gpu, &x, &mut sum).unwrap();
-    // Begins by joining what is aside.
     let mut twice = numbers(0.0);
     double_aside(&gpu, &sum, &mut twice).unwrap();
-    assert!(x.is_unique() && !sum.is_unique());
+    assert!(x.is_unique() && !sum.is_unique(), "of so few tensors no two pieces can be aside");
     let mut later = numbers(1.0);
     gpu.join().unwrap();
     elements::put(later.as_out("test", true).unwrap(), &twice).unwrap();
@@ -65,15 +64,44 @@ fn it_sees_what_was_before_and_later_work_sees_it() {
 }
 
 #[test]
+fn several_pieces_are_aside_as_long_as_they_keep_little() {
+    let Some((gpu, numbers)) = device() else { return };
+    // Of 4 MiB, work aside may keep 40 KiB: five pieces, with 8 KiB each.
+    let much = Tensor::empty_on(&Device::Cuda(Arc::clone(&gpu)), [1 << 20], DType::F32).unwrap();
+    let mut terms: Vec<Tensor> = (1..=20).map(|factor| numbers(factor as f32)).collect();
+    let mut sums: Vec<Tensor> = terms.iter().map(|_| numbers(0.0)).collect();
+    terms.iter().zip(&mut sums).for_each(|(x, sum)| double_aside(&gpu, x, sum).unwrap());
+    let are_read = |terms: &[Tensor]| terms.iter().map(|x| !x.is_unique()).collect::<Vec<_>>();
+    let from = are_read(&terms).iter().position(|&read| read).unwrap();
+    assert!((14..18).contains(&from) && are_read(&terms)[from..].iter().all(|&read| read), "the last few");
+    let one = numbers(1.0);
+    // One that is read can be written when those that read it are joined, and the others stay aside.
+    gpu.join_readers(&terms[18]).unwrap();
+    assert_eq!(are_read(&terms[17..]), [false, false, true]);
+    elements::put(terms[18].as_out("test", true).unwrap(), &one).unwrap();
+    gpu.join_readers(&terms[18]).unwrap();
+    assert!(!terms[19].is_unique());
+    gpu.join().unwrap();
+    for (place, (x, sum)) in terms.iter().zip(&sums).enumerate() {
+        let factor = place as f32 + 1.0;
+        assert_all(x, if place == 18 { factor + 1.0 } else { factor }, "a term");
+        assert_all(sum, 2.0 * factor, "a sum");
+    }
+    drop(much);
+}
+
+#[test]
 fn a_recording_holds_it_as_well() {
     let Some((gpu, numbers)) = device() else { return };
     let (x, mut total) = (numbers(3.0), numbers(0.0));
+    let _much = Tensor::empty_on(&x.device(), [1 << 20], DType::F32).unwrap();
     let work = || {
-        let mut sum = Tensor::empty_on(&x.device(), [COUNT], DType::F32)?;
+        let [mut sum, mut again] = [(); 2].map(|()| Tensor::empty_on(&x.device(), [COUNT], DType::F32).unwrap());
         double_aside(&gpu, &x, &mut sum)?;
+        double_aside(&gpu, &x, &mut again)?;
         let other = Tensor::full_on(&x.device(), [COUNT], 100.0, DType::F32)?;
         gpu.join()?;
-        [&sum, &other].into_iter().try_for_each(|term| elements::put(total.as_out("test", true)?, term))?;
+        [&sum, &again, &other].into_iter().try_for_each(|term| elements::put(total.as_out("test", true)?, term))?;
         // What is not joined when a recording ends is joined by that.
         let mut unused = Tensor::empty_on(&x.device(), [COUNT], DType::F32)?;
         double_aside(&gpu, &x, &mut unused)?;
@@ -82,7 +110,7 @@ fn a_recording_holds_it_as_well() {
     let (recording, unused) = gpu.record(work).unwrap();
     for round in 1..4 {
         recording.replay(&[]).unwrap();
-        assert_all(&total, 106.0 * round as f32, "a total");
+        assert_all(&total, 112.0 * round as f32, "a total");
         assert_all(&unused, 6.0, "what was joined last");
     }
 }
@@ -126,11 +154,17 @@ fn threads_take_turns() {
 #[test]
 fn the_emulated_device_does_it_as_late_as_possible() {
     let Some((gpu, numbers)) = device() else { return };
-    let (x, mut sum) = (numbers(1.0), numbers(0.0));
-    double_aside(&gpu, &x, &mut sum).unwrap();
-    assert_all(&sum, 0.0, "before it is joined");
+    let much = Tensor::empty_on(&Device::Cuda(Arc::clone(&gpu)), [1 << 20], DType::F32).unwrap();
+    let terms = [1.0, 2.0].map(&numbers);
+    let mut sums = [0.0; 2].map(&numbers);
+    terms.iter().zip(&mut sums).for_each(|(x, sum)| double_aside(&gpu, x, sum).unwrap());
+    assert_all(&sums[0], 0.0, "before it is joined");
+    gpu.join_readers(&terms[0]).unwrap();
+    assert_all(&sums[0], 2.0, "when it has been joined");
+    assert_all(&sums[1], 0.0, "what came later");
     gpu.synchronize().unwrap();
-    assert_all(&sum, 2.0, "when the device has done everything");
+    assert_all(&sums[1], 4.0, "when the device has done everything");
+    drop(much);
 }
 
 /// When requests are done as late as can be, and where one of the streams is ahead of the others.

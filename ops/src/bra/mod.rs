@@ -6,8 +6,8 @@
 //!    regions r with the largest s·q̂ₚ·k̂ᵣ (ties to the lower index). All heads share the routes.
 //! 2. *Attention.* For each head and each query q in region p: o = Σⱼ softmaxⱼ(s·q·kⱼ) vⱼ, where j runs over
 //!    all tokens of the k regions of p. The scale s is D^(−1/2) in the published model, not the head's.
-//! 3. *Local context (LCE, "lepe").* out = o + dwconv(v): a depthwise convolution of the values, written
-//!    where the attention wrote. Optional.
+//! 3. *Local context (LCE, "lepe").* out = o + dwconv(v): a depthwise convolution of the values, added to the
+//!    attention's result; on a GPU the latter is added to it. Optional.
 //!
 //! **Backward.** Routing is a choice among regions and has no gradient: routes are chosen off the tape, as published.
 //! For the rest, with A = softmax(S), S = s·q·kᵀ and dO the gradient of o: dV = Aᵀ·dO, dA = dO·vᵀ, dS = A∘(dA − Σⱼ

@@ -2,6 +2,7 @@
 //! gradients of weight and bias where they are bound by memory.
 
 use super::tall::{self, Tall};
+use autograd::Slot;
 use tensor::cuda::elements::sum_rows;
 use tensor::cuda::{Gemm, Matrix, Module, Out};
 use tensor::{Result, Tensor};
@@ -58,6 +59,12 @@ pub fn backward_weight(
     dbias.map_or(Ok(()), |dbias| sum_rows(dy, [1, rows, outputs], dbias))
 }
 
+/// The gradients of a weight (O, I) and a bias (O) [aside](Slot::write_aside), from dy (R, O) and x (R, I).
+pub fn write_aside(slots: [&mut Slot<'_>; 2], weight: &Tensor, [dy, x]: [&Tensor; 2]) -> autograd::Result<()> {
+    let extents = extents(weight, [dy.count(), x.count()])?;
+    Slot::write_aside(slots, [dy, x], |outs| Ok(backward_weight([dy, x], extents, outs)?))
+}
+
 /// The same by our kernels. The maps are [in packs](tall::in_packs).
 pub(super) fn multiply(tall: &Tall, [dy, x]: [&Tensor; 2], dweight: Out<'_>, dbias: Option<Out<'_>>) -> Result<()> {
     let mut partial = tall.partial(dy, dbias.is_some())?;
@@ -70,7 +77,7 @@ pub(super) fn multiply(tall: &Tall, [dy, x]: [&Tensor; 2], dweight: Out<'_>, dbi
 
 /// R, O and I: of a weight (O, I), and from how many elements y (R, O) and x (R, I) have, as one of the two may have no
 /// columns.
-pub fn extents(weight: &Tensor, [of_y, of_x]: [usize; 2]) -> Result<[usize; 3]> {
+fn extents(weight: &Tensor, [of_y, of_x]: [usize; 2]) -> Result<[usize; 3]> {
     let [outputs, inputs] = weight.dims("linear", "a weight (O, I)")?;
     let rows = of_x.checked_div(inputs).or(of_y.checked_div(outputs)).unwrap_or(0);
     Ok([rows, outputs, inputs])

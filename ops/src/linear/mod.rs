@@ -19,7 +19,7 @@ pub(crate) mod cuda;
 pub mod reference;
 pub(crate) mod tall;
 
-use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use tensor::cpu::packed::{Packed, Right};
 use tensor::cuda::Module;
 use tensor::{Device, Error, Shape, Tensor, match_factor};
@@ -123,10 +123,7 @@ impl Rule for Linear {
                 [dx.out()?, dw.out()?, db.out()?],
             )),
             Device::Cuda(_) => {
-                let extents = cuda::extents(&self.weight, [dy.count(), self.x.count()])?;
-                Slot::write_aside([&mut dw, &mut db], [&dy, &self.x], |outs| {
-                    Ok(cuda::backward_weight([&dy, &self.x], extents, outs)?)
-                })?;
+                cuda::write_aside([&mut dw, &mut db], &self.weight, [&dy, &self.x])?;
                 if let Some(dx) = dx.out_on_gpu()? {
                     cuda::backward_input(&dy, &self.weight, dx)?;
                 }

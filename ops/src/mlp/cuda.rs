@@ -2,7 +2,7 @@
 
 use super::{Mlp, MlpLayers};
 use crate::{gelu, layer_norm, linear};
-use autograd::{InputGrads, MultiplyAdds, Result, Rule, Slot, Var, rule_fields};
+use autograd::{InputGrads, MultiplyAdds, Result, Rule, Var, rule_fields};
 use tensor::cuda::Module;
 use tensor::{DType, Shape, Tensor};
 
@@ -108,17 +108,11 @@ impl Rule for MlpRule {
         let [mut dpre_gelu, mut post_gelu] = [like(&pre_gelu)?, like(&pre_gelu)?];
         gelu::cuda::backward(&dpost_gelu, &pre_gelu, dpre_gelu.as_out("mlp", false)?, Some(&mut post_gelu))?;
         drop([dpost_gelu, pre_gelu]);
-        let extents = linear::cuda::extents(&w2, [dy.count(), post_gelu.count()])?;
-        Slot::write_aside([&mut dw2, &mut db2], [&dy, &post_gelu], |outs| {
-            Ok(linear::cuda::backward_weight([&dy, &post_gelu], extents, outs)?)
-        })?;
+        linear::cuda::write_aside([&mut dw2, &mut db2], &w2, [&dy, &post_gelu])?;
         drop(post_gelu);
         let [mut normed, mut dnormed] = [like(&x)?, like(&x)?];
         layer_norm::cuda::recompute(&x, [&gamma, &beta], [&mean, &rstd], &mut normed)?;
-        let extents = linear::cuda::extents(&w1, [dpre_gelu.count(), normed.count()])?;
-        Slot::write_aside([&mut dw1, &mut db1], [&dpre_gelu, &normed], |outs| {
-            Ok(linear::cuda::backward_weight([&dpre_gelu, &normed], extents, outs)?)
-        })?;
+        linear::cuda::write_aside([&mut dw1, &mut db1], &w1, [&dpre_gelu, &normed])?;
         linear::cuda::backward_input(&dpre_gelu, &w1, dnormed.as_out("mlp", false)?)?;
         drop([dpre_gelu, normed]);
         // Not earlier: later gradients are accumulated in place into one that is given whole, and dy was still needed

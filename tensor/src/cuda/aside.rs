@@ -1,19 +1,24 @@
 //! Work that nothing waits for yet, on a stream of its own, beside all other work: a GPU fills with it what one kernel
 //! after another would leave idle.
 //!
-//! Three things make that correct. Work aside waits for all work before it, and later work waits for it from the
-//! [`Gpu::join`] on. Until then the tensors that it reads are kept, so nobody can reuse their memory or write to them
-//! in place. And memory that is returned while it is being submitted, its own temporary tensors above all, goes back to
-//! the pool only when it is joined.
+//! Four things make that correct. Work aside waits for all work before it, and later work waits for it from the
+//! [`Gpu::join`] on. Until then the tensors that it reads are kept, so nobody can reuse their memory; whoever wants to
+//! write to one in place calls [`Gpu::join_readers`]. Memory that is returned while it is being submitted, its own
+//! temporary tensors above all, goes back to the pool only when it is joined. And it has its own instance of each module,
+//! as kernels count in a module's memory which of their blocks are done.
 //!
-//! At most one piece of work is aside: the next one joins it first, which bounds what is kept.
+//! Several pieces of work can be aside, which execute in order. How much memory they keep is limited: a new piece joins
+//! the first ones, if need be.
 
-use super::{Gpu, Stream};
+use super::pool::Block;
+use super::{Gpu, Mark, Stream};
 use crate::{Error, Result, Tensor, lock};
 use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// If this variable is set, nothing is aside: all work is done in order. For finding out whether the second stream is at
-/// fault, and what it gains.
+/// If this variable is set, nothing is aside: all work is done in order. For finding out whether that stream is at fault,
+/// and what it gains.
 const ONE_STREAM_VARIABLE: &str = "BIFORMER_ONE_STREAM";
 
 /// Whether work may be aside.
@@ -22,14 +27,30 @@ pub(super) fn allowed() -> bool {
 }
 
 thread_local! {
-    /// The device whose second stream this thread is using, if any.
+    /// The device on whose stream aside this thread makes its requests, if any.
     static ASIDE_ON: Cell<*const Gpu> = const { Cell::new(std::ptr::null()) };
 }
 
-/// What the work that is aside reads; none if there is no such work.
-pub(super) type Reads = Option<Vec<Tensor>>;
+/// Work aside may keep one in so many bytes of all tensors: so little more memory makes no difference to a user. One piece
+/// may always be aside, whatever it keeps.
+const OF_BYTES: usize = 100;
 
-/// While it lives, this thread's requests go to the second stream.
+/// A piece of work that is aside: where it ends, what it reads, and what it has used.
+pub(super) struct Pending {
+    end: Mark,
+    reads: Vec<Tensor>,
+    used: Vec<Block>,
+}
+
+impl Pending {
+    /// The bytes that it keeps.
+    fn kept(&self) -> usize {
+        let read: usize = self.reads.iter().map(Tensor::bytes).sum();
+        read + self.used.iter().map(|(_, capacity, _)| capacity).sum::<usize>()
+    }
+}
+
+/// While it lives, this thread's requests go aside.
 struct Diverted<'a> {
     gpu: &'a Gpu,
     before: *const Gpu,
@@ -49,14 +70,24 @@ impl Drop for Diverted<'_> {
     }
 }
 
+/// Joins what is aside when it goes: at the latest, and even by a panic.
+pub struct Joining<'a>(&'a Gpu);
+
+impl Drop for Joining<'_> {
+    fn drop(&mut self) {
+        // Whoever wants to know of an error has joined before.
+        let _ = self.0.join();
+    }
+}
+
 impl Gpu {
     /// The stream of this thread's requests.
     pub(crate) fn stream(&self) -> Stream {
         if std::ptr::eq(ASIDE_ON.get(), self) { Stream::Aside } else { Stream::Work }
     }
 
-    /// Submits work that executes beside everything that is submitted after it, until [`Gpu::join`]. `reads` are all
-    /// tensors that it reads and that somebody else could drop or change meanwhile; nobody but it may use what it
+    /// Submits work that executes beside everything that is submitted after it, until [`Gpu::join`]. All tensors that it
+    /// reads, and that somebody else could drop or change meanwhile, must be in `reads`; nobody but it may use what it
     /// writes. Within other work aside it is a part of that; with the variable `BIFORMER_ONE_STREAM` set, nothing is aside.
     /// Errors: those of the work, and [`Error::Gpu`].
     pub fn aside<R, E: From<Error>>(
@@ -69,11 +100,17 @@ impl Gpu {
         }
         // Locked to the end: a join by another thread must not miss a part of the work.
         let mut aside = lock(&self.aside);
-        self.join_all(&mut aside)?;
+        let reads: Vec<Tensor> = reads.iter().map(|&tensor| tensor.clone()).collect();
+        let (own, most) = (reads.iter().map(Tensor::bytes).sum::<usize>(), self.stats().in_use / OF_BYTES);
+        self.join_while(&mut aside, |aside| own + aside.iter().map(Pending::kept).sum::<usize>() > most)?;
+        // From now on what other threads return is held back: their requests are not ordered before this work.
+        let diverted = Diverted::new(self);
         self.driver.order(Stream::Work, Stream::Aside)?;
-        *aside = Some(reads.iter().map(|&tensor| tensor.clone()).collect());
-        let _diverted = Diverted::new(self);
-        work()
+        let done = catch_unwind(AssertUnwindSafe(work));
+        drop(diverted);
+        // Even if the work has failed: what it had submitted before will execute.
+        aside.push_back(Pending { end: self.driver.mark(Stream::Aside)?, reads, used: self.held_back() });
+        done.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Does two pieces of work at once, the first one [aside](Gpu::aside), and joins them. Errors: those of both, and
@@ -84,6 +121,7 @@ impl Gpu {
         aside: impl FnOnce() -> std::result::Result<(), E>,
         work: impl FnOnce() -> std::result::Result<R, E>,
     ) -> std::result::Result<R, E> {
+        let _joining = self.joining();
         let done = self.aside(reads, aside).and_then(|()| work());
         self.join()?;
         done
@@ -93,17 +131,43 @@ impl Gpu {
     pub fn join(&self) -> Result<()> {
         match self.stream() {
             Stream::Aside => Ok(()),
-            _ => self.join_all(&mut lock(&self.aside)),
+            _ => self.join_while(&mut lock(&self.aside), |_| true),
         }
     }
 
-    fn join_all(&self, aside: &mut Reads) -> Result<()> {
-        if aside.is_none() {
-            return Ok(());
+    /// As [`Gpu::join`], when the returned value is dropped.
+    pub fn joining(&self) -> Joining<'_> {
+        Joining(self)
+    }
+
+    /// As [`Gpu::join`], of the work that reads this tensor, and what comes before it: then the tensor may be written.
+    pub fn join_readers(&self, tensor: &Tensor) -> Result<()> {
+        let reads = |pending: &Pending| pending.reads.iter().any(|read| read.buffer_id() == tensor.buffer_id());
+        match self.stream() {
+            Stream::Aside => Ok(()),
+            _ => self.join_while(&mut lock(&self.aside), |aside| aside.iter().any(reads)),
         }
-        self.driver.order(Stream::Aside, Stream::Work)?;
-        *aside = None;
-        self.release_held_back();
+    }
+
+    /// Joins the first of what is aside while there is anything, and this holds for it.
+    fn join_while(&self, aside: &mut VecDeque<Pending>, holds: impl Fn(&VecDeque<Pending>) -> bool) -> Result<()> {
+        while holds(aside)
+            && let Some(first) = aside.front()
+        {
+            self.driver.wait(Stream::Work, first.end)?;
+            self.let_go(aside.pop_front());
+        }
         Ok(())
+    }
+
+    /// Lets go of what was aside in a recording that has failed: it will never execute.
+    pub(super) fn forget_aside(&self) {
+        let aside = std::mem::take(&mut *lock(&self.aside));
+        aside.into_iter().for_each(|pending| self.let_go(Some(pending)));
+    }
+
+    fn let_go(&self, pending: Option<Pending>) {
+        let used = pending.map_or(vec![], |pending| pending.used);
+        self.release(used);
     }
 }

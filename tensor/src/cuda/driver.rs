@@ -121,9 +121,9 @@ pub struct Properties {
 }
 
 /// One of a device's streams: each executes its requests in order, concurrently with the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
-    /// Everything else.
+    /// All requests but those of the other two.
     Work,
     /// [Work that nothing waits for yet](super::Gpu::aside). If there is too much to do, the other work has priority.
     Aside,
@@ -131,9 +131,18 @@ pub enum Stream {
     Copies,
 }
 
-/// A device. Requests that name no stream are made on [`Stream::Work`], unless they say otherwise. Those of one stream
+/// A point in a stream: behind all requests that were made on it before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The stream.
+    pub(super) on: Stream,
+    /// By which the driver knows it.
+    pub(super) id: u64,
+}
+
+/// A device. Requests that take no stream are made on [`Stream::Work`], but for [`Driver::send`]. Those of one stream
 /// execute in the order in which they were made, and may be asynchronous; a download never is. Those of different
-/// streams are ordered by [`Driver::order`] alone.
+/// streams are ordered by [`Driver::wait`] alone.
 ///
 /// # Safety
 /// Of the unsafe functions: addresses lie, with all the bytes that are read or written there, in memory of
@@ -175,8 +184,17 @@ pub trait Driver: Send + Sync {
     /// for the copy.
     unsafe fn send(&self, from: &[u8], to: u64) -> Result<()>;
 
-    /// Makes all later requests on `then` wait for all earlier requests on `first`. The host does not wait.
-    fn order(&self, first: Stream, then: Stream) -> Result<()>;
+    /// Marks the present end of a stream.
+    fn mark(&self, stream: Stream) -> Result<Mark>;
+
+    /// Makes all later requests on a stream wait for what another one was asked for before the mark, which can be waited
+    /// for once. The host does not wait.
+    fn wait(&self, stream: Stream, mark: Mark) -> Result<()>;
+
+    /// Makes all later requests on `then` wait for all earlier requests on `first`.
+    fn order(&self, first: Stream, then: Stream) -> Result<()> {
+        self.wait(then, self.mark(first)?)
+    }
 
     /// Copies within the device, between places that do not overlap.
     unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()>;

@@ -40,7 +40,8 @@ mod recording;
 mod rows;
 mod sums;
 
-pub use driver::{Arg, Driver, Extent, Function, Operand, Product, Properties, Stream};
+pub use aside::Joining;
+pub use driver::{Arg, Driver, Extent, Function, Mark, Operand, Product, Properties, Stream};
 pub use gemm::{Gemm, Matrix};
 pub use memory::{Memory, Out, Span};
 pub use module::{Launch, Module};
@@ -54,7 +55,7 @@ use crate::rng::Philox;
 use crate::{Error, Result, lock};
 use pool::Pool;
 use recording::Keys;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,11 +65,12 @@ use std::sync::{Arc, Mutex, Once};
 pub struct Gpu {
     driver: Box<dyn Driver>,
     pool: Mutex<Pool>,
-    functions: Mutex<HashMap<usize, Arc<Functions>>>,
+    /// The kernels of each module, loaded once for each stream.
+    functions: Mutex<HashMap<(usize, Stream), Arc<Functions>>>,
     /// The random streams of what is being recorded, if anything is.
     keys: Mutex<Option<Keys>>,
-    /// What the work that is aside reads; whether there may be such work.
-    aside: Mutex<aside::Reads>,
+    /// The work that is aside, in order; whether there may be any.
+    aside: Mutex<VecDeque<aside::Pending>>,
     may_divert: bool,
     /// Whether products of f32 matrices may round their factors to TF32.
     tf32: AtomicBool,
@@ -158,7 +160,7 @@ impl Gpu {
         if from.is_empty() { Ok(()) } else { unsafe { self.driver.upload(from, to) } }
     }
 
-    /// Copies bytes to the machine's memory, when all work asked for before is done. [`Error::Gpu`] while work is
+    /// Copies bytes to the machine's memory, when all work asked for before is done, but for work that is aside. [`Error::Gpu`] while work is
     /// recorded.
     ///
     /// # Safety
@@ -193,11 +195,12 @@ impl Gpu {
         outcome.map_err(|error| error.beside_tensors(self.stats().in_use))
     }
 
-    /// The kernels of a module, compiled at the first call.
+    /// The kernels of a module for this thread's stream, compiled at the first call.
     fn functions(&self, module: &'static Module) -> Result<Arc<Functions>> {
         let mut known = lock(&self.functions);
-        // A static has a unique address, which identifies the module.
-        let key = std::ptr::from_ref(module) as usize;
+        // A static has a unique address, which identifies the module. On streams of their own, kernels may run at the same
+        // time, and must not share the module's counters.
+        let key = (std::ptr::from_ref(module) as usize, self.stream());
         if let Some(functions) = known.get(&key) {
             return Ok(Arc::clone(functions));
         }

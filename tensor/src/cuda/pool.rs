@@ -1,11 +1,21 @@
 //! The pool of a device's memory: blocks that tensors have given back, for the next ones.
 
-use super::Gpu;
+use super::{Gpu, Stream};
 use crate::{Error, Result, lock};
 use std::collections::BTreeMap;
 
 /// The capacities of recycled blocks are multiples of this many bytes.
 const PAGE: usize = 512;
+
+/// A block that no tensor owns any more: its age, its capacity, its address.
+pub(super) type Block = (u64, usize, u64);
+
+/// What was returned while work was being submitted aside: by that work, which may take it again, and by other threads.
+#[derive(Default)]
+struct HeldBack {
+    own: Vec<Block>,
+    others: Vec<Block>,
+}
 
 #[derive(Default)]
 pub(super) struct Pool {
@@ -15,12 +25,12 @@ pub(super) struct Pool {
     /// How many recordings were made, and the numbers of those that live.
     recorded: u64,
     pub(super) recordings: Vec<u64>,
-    /// Blocks that no tensor owns any more, but that recordings may use: (age, capacity, address).
-    pub(super) retained: Vec<(u64, usize, u64)>,
+    /// Blocks that no tensor owns any more, but that recordings may use.
+    pub(super) retained: Vec<Block>,
     /// Whether returned blocks are held back, because work that is being submitted [aside](Gpu::aside) may use them, and
     /// those that were.
     pub(super) holds_back: bool,
-    held_back: Vec<(u64, usize, u64)>,
+    held_back: HeldBack,
 }
 
 impl Pool {
@@ -77,15 +87,26 @@ impl Gpu {
     /// A block of at least `bytes`: address, capacity, and its age in recordings. A recycled block may be up to twice
     /// as large.
     pub(super) fn take(&self, bytes: usize) -> Result<(u64, usize, u64)> {
+        match self.take_now(bytes) {
+            // What is aside may keep some.
+            Err(Error::OutOfMemory { .. }) => self.join().and_then(|()| self.take_now(bytes)),
+            taken => taken,
+        }
+    }
+
+    fn take_now(&self, bytes: usize) -> Result<(u64, usize, u64)> {
         let mut pool = lock(&self.pool);
         // More than there can be, and capacities must not wrap around.
         if bytes >= isize::MAX as usize / 2 {
             return Err(self.out_of_memory(&pool, bytes));
         }
         let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
-        let recycled =
-            pool.free.range_mut(capacity..=2 * capacity).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
-        let (address, capacity) = match recycled {
+        let fits = capacity..=2 * capacity;
+        let own = &mut pool.held_back.own;
+        let again = own.iter().position(|(_, size, _)| fits.contains(size)).filter(|_| self.stream() == Stream::Aside);
+        let again = again.map(|place| own.swap_remove(place)).map(|(_, size, address)| (address, size));
+        let recycled = || pool.free.range_mut(fits).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
+        let (address, capacity) = match again.or_else(recycled) {
             Some(block) => block,
             None => (self.allocate(&mut pool, capacity, bytes)?, capacity),
         };
@@ -128,20 +149,28 @@ impl Gpu {
     pub(super) fn give_back(&self, address: u64, capacity: usize, bytes: usize, age: u64) {
         let mut pool = lock(&self.pool);
         pool.stats.in_use -= bytes;
-        match pool.holds_back {
-            true => pool.held_back.push((age, capacity, address)),
-            false => self.settle(&mut pool, (age, capacity, address)),
+        let block = (age, capacity, address);
+        match (pool.holds_back, self.stream()) {
+            (true, Stream::Aside) => pool.held_back.own.push(block),
+            (true, _) => pool.held_back.others.push(block),
+            (false, _) => self.settle(&mut pool, block),
         }
     }
 
-    /// Gives back the blocks that were held back, when other work waits for the work that was aside.
-    pub(super) fn release_held_back(&self) {
+    /// The blocks that were held back.
+    pub(super) fn held_back(&self) -> Vec<Block> {
+        let HeldBack { own, others } = std::mem::take(&mut lock(&self.pool).held_back);
+        [own, others].concat()
+    }
+
+    /// Gives them back, when other work waits for the work that used them.
+    pub(super) fn release(&self, held_back: Vec<Block>) {
         let mut pool = lock(&self.pool);
-        std::mem::take(&mut pool.held_back).into_iter().for_each(|block| self.settle(&mut pool, block));
+        held_back.into_iter().for_each(|block| self.settle(&mut pool, block));
     }
 
     /// Takes in a block that no tensor owns any more.
-    fn settle(&self, pool: &mut Pool, (age, capacity, address): (u64, usize, u64)) {
+    fn settle(&self, pool: &mut Pool, (age, capacity, address): Block) {
         // The recording in progress may use the block, too. If the device recycles blocks that is no problem: the next
         // user comes later on the stream.
         let recording = lock(&self.keys).is_some() && !self.driver.recycles();

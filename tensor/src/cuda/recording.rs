@@ -102,6 +102,7 @@ impl Gpu {
                 if let Ok(id) = id {
                     self.driver.forget(id);
                 }
+                self.forget_aside();
                 self.take_in(kept, &mut lock(&self.pool));
                 match result {
                     Err(panic) => resume_unwind(panic),

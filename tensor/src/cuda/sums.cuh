@@ -6,8 +6,8 @@
 
 // Counters of tickets, as in `sums.rs`.
 constexpr int COUNTERS = 2048;
-// How many tickets have been taken. All are zero between two launches: launches run one after the other, and each
-// resets its counters.
+// How many tickets have been taken. All are zero between two launches of a loaded module: they run one after the other, as
+// each stream loads its own, and each resets its counters.
 __device__ u32 counters[COUNTERS];
 
 // Whether this block is the last of `blocks` to arrive here. If so, it sees what the others wrote before, except

@@ -136,7 +136,7 @@ pub fn route(
 }
 
 /// out (N, H, W, C), stored or added, and lse (N, heads, H·W) of qkv (N, H, W, 2D + C). If the backward pass will be
-/// `wanted`, and needs what is added to out, that by itself.
+/// `wanted`, and needs what is added to out, also that alone.
 pub fn forward(
     g: Geometry,
     [qkv, routes]: [&Tensor; 2],

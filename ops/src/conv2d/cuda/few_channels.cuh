@@ -1,5 +1,5 @@
 // Convolutions in bf16 on tensor cores of maps that have so few channels (the three colours of an image) that a patch has at
-// most 32 elements, and gradients of their weight and bias, without patches in memory. Packs of 16 bytes hold parts of
+// most 32 elements (25 at least, as it is padded to 32), and gradients of their weight and bias, without patches in memory. Packs of 16 bytes hold parts of
 // several pixels, so patches cannot be copied pack by pack. Instead, a block goes down the rows of y, copies the whole rows
 // of x that these see to shared memory, as they lie in x, and picks the elements of patches from there.
 #pragma once
@@ -29,11 +29,11 @@ struct Lines {
 };
 
 // A block's rows of y, of all images: `count` from `row` on, and which one of which image is the next to be copied.
-struct Piece {
+struct Rows {
     i64 row, image;
     int count, i;
 
-    __device__ __forceinline__ Piece(i64 rows, int out_height)
+    __device__ __forceinline__ Rows(i64 rows, int out_height)
         : row(rows * blockIdx.x / gridDim.x), count(int(rows * (blockIdx.x + 1) / gridDim.x - row)) {
         image = row / out_height, i = int(row - image * out_height);
     }
@@ -100,14 +100,14 @@ __global__ void __launch_bounds__(few_channels::MOST_THREADS, OUTPUTS > 32 ? 2 :
             places[j][k] = lines.place(min(element, lines.patch() - 1));
         }
     }
-    Piece piece(rows, out_height);
-    y += piece.row * (out_width * OUTPUTS) + p * OWN;
+    Rows own(rows, out_height);
+    y += own.row * (out_width * OUTPUTS) + p * OWN;
 #pragma unroll 1
-    for (int stage = 1 - STAGES; stage < piece.count; stage++) {
+    for (int stage = 1 - STAGES; stage < own.count; stage++) {
         wait_for_groups_but<STAGES - 2>();
         __syncthreads(); // for this stage's copies, and for the stage before, whose place is free now
-        if (const int next = stage + STAGES - 1; next < piece.count)
-            piece.copy_lines(lines, shared + u32(next) % STAGES * stage_size);
+        if (const int next = stage + STAGES - 1; next < own.count)
+            own.copy_lines(lines, shared + u32(next) % STAGES * stage_size);
         group_copies();
         __syncwarp(); // reconverges: lanes copy different numbers of packs
         if (stage < 0) continue;
@@ -168,14 +168,14 @@ __global__ void __launch_bounds__(few_channels::MOST_THREADS, OUTPUTS > 32 ? 2 :
     const Lines lines{x, height, row_size, inputs, down, across, out_height, stride, padding, lead, line};
     const int of_pixels = (out_width + 15) / 16 * 16 * PIXEL, stage_size = of_pixels + lines.size();
     clear(shared, STAGES * stage_size);
-    Piece piece(rows, out_height);
-    dy += piece.row * (out_width * OUTPUTS);
+    Rows own(rows, out_height);
+    dy += own.row * (out_width * OUTPUTS);
     // Starts copying the next row.
     auto copy = [&](bf16* to) {
         for (int pack = threadIdx.x; pack < out_width * PACKS; pack += blockDim.x)
             copy_async(to + pack / PACKS * PIXEL + pack % PACKS * N, dy + pack * N, true);
         dy += out_width * OUTPUTS;
-        piece.copy_lines(lines, to + of_pixels);
+        own.copy_lines(lines, to + of_pixels);
     };
     // A lane's elements of patches, one of each eight. Past the last one that one again: nobody wants what comes of it.
     int places[PATCH / 8];
@@ -184,10 +184,10 @@ __global__ void __launch_bounds__(few_channels::MOST_THREADS, OUTPUTS > 32 ? 2 :
     const u32 one = lane() / 4 == 0 ? 0x3f803f80 : 0, ones[2] = {one, one}; // a matrix whose first column is ones
     float sums[TILES][PATCH / 8][4] = {}, bias[TILES][4] = {};
 #pragma unroll 1
-    for (int stage = 1 - STAGES; stage < piece.count; stage++) {
+    for (int stage = 1 - STAGES; stage < own.count; stage++) {
         wait_for_groups_but<STAGES - 2>();
         __syncthreads(); // for this stage's copies, and for the stage before, whose place is free now
-        if (const int next = stage + STAGES - 1; next < piece.count) copy(shared + u32(next) % STAGES * stage_size);
+        if (const int next = stage + STAGES - 1; next < own.count) copy(shared + u32(next) % STAGES * stage_size);
         group_copies();
         __syncwarp(); // reconverges: lanes copy different numbers of packs
         if (stage < 0) continue;

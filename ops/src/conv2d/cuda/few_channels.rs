@@ -28,7 +28,9 @@ impl<'a> FewChannels<'a> {
     /// lies at this address.
     pub fn of(g: &'a Geometry, x: &'a Tensor, (dtype, address): (DType, u64)) -> Result<Option<Self>> {
         let call = Self { geometry: g, x };
-        let known = OUTPUTS.contains(&g.outputs) && row(g, DType::Bf16) == PATCH && !g.inputs.is_multiple_of(8);
+        let known = OUTPUTS.contains(&g.outputs) && row(g, DType::Bf16) == PATCH;
+        // Whole packs of channels need not be picked apart: for those there are faster kernels.
+        let known = known && !g.inputs.is_multiple_of(8);
         // Rows of x are copied in packs, and places within an image are counted with an `int`.
         let whole = (g.input[1] * g.inputs).is_multiple_of(8);
         let fits = call.shared(g.outputs + 8) <= x.gpu("conv2d")?.driver().properties().shared_memory;

@@ -53,19 +53,18 @@ pub fn forward(
     y: &mut Tensor,
 ) -> Result<()> {
     let mut out = y.as_out("conv2d", false)?;
-    let direct = Direct::forward(g, x, weight, &out)?;
-    let weight = reorder(g, weight, x.dtype())?;
+    let reordered = reorder(g, weight, x.dtype())?;
     if let Some(call) = FewChannels::of(g, x, (out.dtype(), out.address()))? {
-        return call.forward(&weight, bias, gelu, &out);
+        return call.forward(&reordered, bias, gelu, &out);
     }
-    if let Some(product) = direct {
-        return product.run(&weight, bias, gelu, &out);
+    if let Some(product) = Direct::forward(g, x, weight, &out)? {
+        return product.run(&reordered, bias, gelu, &out);
     }
     for images in chunks(g, x.dtype()) {
         let patches = patches(g, x, images.clone())?;
         let Range { start, end } = pixels(g, &images);
         let extents = [end - start, g.outputs, row(g, x.dtype())];
-        let product = Gemm::new("conv2d", Matrix::plain(&patches), Matrix::transposed(&weight), extents);
+        let product = Gemm::new("conv2d", Matrix::plain(&patches), Matrix::transposed(&reordered), extents);
         product.row(bias).into(out.part(start * g.outputs, (end - start) * g.outputs))?;
     }
     if gelu {

@@ -1,6 +1,6 @@
-//! The emulated device's second stream. A GPU may copy at any time that the order of its streams allows; here the time
+//! The emulated device's stream of copies. A GPU may copy at any time that the order of its streams allows; here the time
 //! is always the one that exposes a missing order or wait. A copy arrives as late as possible, and its target is
-//! poisoned until then. It is an error to send to memory that a copy or fill on the other stream may still use, or to
+//! poisoned until then. It is an error to send to memory that a copy or fill of the other work may still use, or to
 //! change the source before the host has waited for the copy.
 
 use super::failure;
@@ -14,7 +14,7 @@ pub struct Copies {
     pending: Vec<Sent>,
     /// Copies that are done, but for which the host has not waited.
     arrived: Vec<Sent>,
-    /// The memory that copies and fills on the other stream have used since sent copies were last ordered after them:
+    /// The memory that copies and fills of the other work have used since sent copies were last ordered after them:
     /// start and end of each range.
     used: HashMap<u64, u64>,
 }

@@ -6,13 +6,13 @@ mod compiler;
 mod copies;
 mod products;
 
-use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId, Stream};
+use super::driver::{Arg, Driver, Extent, Function, Mark, Product, Properties, RecordingId, Stream};
 use super::module::Module;
 use crate::{DType, Error, Result, lock};
 use compiler::{Compiler, Shared};
 use copies::Copies;
 use std::alloc::{Layout, alloc, dealloc};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
 use std::str::FromStr;
@@ -35,7 +35,9 @@ pub struct Emulated {
     copies: Mutex<Copies>,
     loaded: Mutex<Vec<Arc<Kernel>>>,
     /// Requests of [`Stream::Aside`], which are executed as late as possible: when something waits for them.
-    aside: Mutex<Vec<Request>>,
+    aside: Mutex<VecDeque<Request>>,
+    /// How many marks were made.
+    marks: AtomicU64,
     /// What is being recorded, if anything is, and what has been.
     recording: Mutex<Option<Recorded>>,
     recordings: Mutex<Vec<Arc<Recorded>>>,
@@ -48,8 +50,10 @@ enum Request {
     Fill(u64, u8, usize),
     Launch(Function, Extent, Vec<Arg>),
     Multiply(Product),
-    /// The stream waits for this one.
-    Await(Stream),
+    /// Here is the mark of this number.
+    Mark(u64),
+    /// Wait for what was asked of another stream before this mark.
+    Await(Stream, u64),
 }
 
 /// Requests, each with its stream.
@@ -105,6 +109,7 @@ impl Emulated {
             copies: Mutex::default(),
             loaded: Mutex::default(),
             aside: Mutex::default(),
+            marks: AtomicU64::new(0),
             recording: Mutex::default(),
             recordings: Mutex::default(),
         })
@@ -120,10 +125,10 @@ impl Emulated {
             return Ok(());
         }
         match (stream, &request) {
-            // All that they could wait for has been executed.
-            (Stream::Aside, Request::Await(_)) => Ok(()),
+            // All that it could wait for has been executed.
+            (Stream::Aside, Request::Await(..)) => Ok(()),
             (Stream::Aside, _) => {
-                lock(&self.aside).push(request);
+                lock(&self.aside).push_back(request);
                 Ok(())
             }
             // SAFETY: the caller's promise.
@@ -147,11 +152,12 @@ impl Emulated {
                 }
                 Request::Launch(function, extent, ref arguments) => self.run(function, extent, arguments),
                 Request::Multiply(ref product) => products::multiply(product),
-                Request::Await(first) => {
+                Request::Mark(_) => Ok(()),
+                Request::Await(first, mark) => {
                     match (first, stream) {
                         (Stream::Work, Stream::Copies) => lock(&self.copies).follow_work(),
                         (Stream::Copies, Stream::Work) => lock(&self.copies).arrive(),
-                        (Stream::Aside, _) => self.execute_aside()?,
+                        (Stream::Aside, _) => self.execute_aside(Some(mark))?,
                         _ => {}
                     }
                     Ok(())
@@ -160,8 +166,17 @@ impl Emulated {
         }
     }
 
-    fn execute_aside(&self) -> Result<()> {
-        let waiting = std::mem::take(&mut *lock(&self.aside));
+    /// Executes what is aside up to a mark, if it has not been executed yet, or everything.
+    fn execute_aside(&self, mark: Option<u64>) -> Result<()> {
+        let waiting: Vec<Request> = {
+            let mut aside = lock(&self.aside);
+            let is_mark = |request: &Request| matches!(request, Request::Mark(id) if Some(*id) == mark);
+            let count = match mark {
+                Some(_) => aside.iter().position(is_mark).map_or(0, |place| place + 1),
+                None => aside.len(),
+            };
+            aside.drain(..count).collect()
+        };
         // SAFETY: promised when they were asked for.
         waiting.iter().try_for_each(|request| unsafe { self.execute(Stream::Aside, request) })
     }
@@ -257,9 +272,16 @@ impl Driver for Emulated {
         unsafe { lock(&self.copies).send(from, to) }
     }
 
-    fn order(&self, first: Stream, then: Stream) -> Result<()> {
+    fn mark(&self, stream: Stream) -> Result<Mark> {
+        let id = self.marks.fetch_add(1, Ordering::Relaxed);
         // SAFETY: it reads and writes no memory.
-        unsafe { self.ask(then, Request::Await(first)) }
+        unsafe { self.ask(stream, Request::Mark(id))? };
+        Ok(Mark { on: stream, id })
+    }
+
+    fn wait(&self, stream: Stream, mark: Mark) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.ask(stream, Request::Await(mark.on, mark.id)) }
     }
 
     unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
@@ -335,7 +357,7 @@ impl Driver for Emulated {
     fn finish(&self, stream: Stream) -> Result<()> {
         match stream {
             Stream::Work => lock(&self.copies).follow_work(),
-            Stream::Aside => return self.execute_aside(),
+            Stream::Aside => return self.execute_aside(None),
             Stream::Copies => lock(&self.copies).arrive(),
         }
         lock(&self.copies).leave()

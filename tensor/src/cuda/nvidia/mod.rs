@@ -7,13 +7,13 @@ mod libraries;
 mod machine;
 mod uploads;
 
-use super::driver::{Arg, Driver, Extent, Function, Product, Properties, RecordingId, Stream};
+use super::driver::{Arg, Driver, Extent, Function, Mark, Product, Properties, RecordingId, Stream};
 use super::module::Module;
 use crate::{Error, Result, lock};
 use blas::Blas;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
-    self, CUcontext, CUevent_flags, CUevent_wait_flags, CUfunction, CUfunction_attribute, CUgraphExec,
+    self, CUcontext, CUevent, CUevent_flags, CUevent_wait_flags, CUfunction, CUfunction_attribute, CUgraphExec,
     CUgraphInstantiate_flags, CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 pub use machine::devices;
@@ -28,6 +28,7 @@ const OLDEST: (u32, u32) = (8, 0);
 const CAPTURES_NOTHING: CUstreamCaptureStatus = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
 /// What is reported to have failed if a stream has run into a fault.
 const WAITING: &str = "waiting for the GPU";
+const ORDERING: &str = "ordering streams";
 
 /// A GPU of NVIDIA's that is open for work.
 pub struct Nvidia {
@@ -289,16 +290,25 @@ impl Driver for Nvidia {
         unsafe { result::memcpy_htod_async(to, from, self.copies) }.doing("sending to the GPU")
     }
 
-    fn order(&self, first: Stream, then: Stream) -> Result<()> {
+    fn mark(&self, stream: Stream) -> Result<Mark> {
         self.enter()?;
         let event = result::event::create(CUevent_flags::CU_EVENT_DISABLE_TIMING).doing("making an event")?;
-        let wait = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the streams are this value's. Once one waits for it, the event may go: so says the driver's manual.
+        // SAFETY: the stream is this value's, and the event whoever's has the mark.
+        unsafe { result::event::record(event, self.handle(stream)) }
+            // SAFETY: then nobody has it.
+            .inspect_err(|_| _ = unsafe { result::event::destroy(event) })
+            .doing(ORDERING)?;
+        Ok(Mark { on: stream, id: event as u64 })
+    }
+
+    fn wait(&self, stream: Stream, mark: Mark) -> Result<()> {
+        self.enter()?;
+        let (event, wait) = (mark.id as CUevent, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT);
+        // SAFETY: the stream is this value's. Once one waits for it, the event may go: so says the driver's manual.
         unsafe {
-            let ordered = result::event::record(event, self.handle(first))
-                .and_then(|()| result::stream::wait_event(self.handle(then), event, wait));
+            let ordered = result::stream::wait_event(self.handle(stream), event, wait);
             let _ = result::event::destroy(event);
-            ordered.doing("ordering streams")
+            ordered.doing(ORDERING)
         }
     }
 

@@ -41,7 +41,7 @@ pub fn version() -> (i32, i32) {
 pub struct Blas {
     handle: sys::cublasLtHandle_t,
     /// Those of the work, on which algorithms are tried, and of the work aside.
-    places: [Place; 2],
+    queues: [Queue; 2],
     /// The plan for each key, or why there is none.
     plans: HashMap<PlanKey, std::result::Result<Plan, Error>>,
     /// Whether epilogues may be requested.
@@ -52,12 +52,12 @@ pub struct Blas {
 
 /// A stream, and the workspace of the products on it.
 #[derive(Clone, Copy)]
-struct Place {
+struct Queue {
     stream: CUstream,
     workspace: u64,
 }
 
-impl Place {
+impl Queue {
     fn new(stream: CUstream) -> Result<Self> {
         // SAFETY: the memory is used as what it is.
         let workspace = unsafe { driver::result::malloc_sync(WORKSPACE) }.map_err(|error| match error.0 {
@@ -86,17 +86,17 @@ impl Blas {
     /// Opens cuBLASLt for two streams of the current context.
     pub fn new([work, aside]: [CUstream; 2]) -> Result<Self> {
         let handle = doing("opening", result::create_handle())?;
-        let places = || {
-            let first = Place::new(work)?;
+        let queues = || {
+            let first = Queue::new(work)?;
             // SAFETY: nobody has it but this function.
-            let second = Place::new(aside).inspect_err(|_| unsafe { first.free() })?;
+            let second = Queue::new(aside).inspect_err(|_| unsafe { first.free() })?;
             Ok([first, second])
         };
         // SAFETY: as above.
-        let places = places().inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
+        let queues = queues().inspect_err(|_| _ = unsafe { result::destroy_handle(handle) })?;
         let unset = |variable| std::env::var_os(variable).is_none();
         let (may_end, may_try) = (unset(BARE_VARIABLE), unset(UNTRIED_VARIABLE));
-        Ok(Self { handle, places, plans: HashMap::new(), may_end, may_try })
+        Ok(Self { handle, queues, plans: HashMap::new(), may_end, may_try })
     }
 
     /// Whether cuBLASLt computes such a product efficiently with its epilogue. Fewer algorithms support one. If the best
@@ -114,7 +114,7 @@ impl Blas {
     /// The plan for a shape, made now or before.
     fn planned(&mut self, key: &PlanKey) -> Result<&Plan> {
         if !self.plans.contains_key(key) {
-            match Plan::new(key, self.handle, self.places[0].workspace) {
+            match Plan::new(key, self.handle, self.queues[0].workspace) {
                 // A refused epilogue is remembered and not requested again; a bare product is, because there is no
                 // alternative to it.
                 Err(error) if !key.row || matches!(error, Error::OutOfMemory { .. }) => {
@@ -142,7 +142,7 @@ impl Blas {
             return;
         }
         // SAFETY: the plan is that of the key, and all else this value's.
-        let tried = unsafe { trial::of(key, plan, self.handle, &self.places) };
+        let tried = unsafe { trial::of(key, plan, self.handle, &self.queues) };
         let best = tried.as_deref().map_or(0, trial::best);
         if tries {
             plan.prefer(best);
@@ -169,12 +169,12 @@ impl Blas {
             return Err(failure("a product with an empty inner axis"));
         }
         let (key, handle) = (PlanKey::of(product), self.handle);
-        let place = self.places.into_iter().find(|place| place.stream == stream);
-        let place = place.ok_or_else(|| failure("a product on a stream without a workspace"))?;
+        let queue = self.queues.into_iter().find(|queue| queue.stream == stream);
+        let queue = queue.ok_or_else(|| failure("a product on a stream without a workspace"))?;
         loop {
             let plan = self.planned(&key)?;
             // SAFETY: the caller's promise; the plan is that of the product, and all else this value's.
-            let Err(error) = (unsafe { plan.multiply(0, product, handle, place) }) else { return Ok(()) };
+            let Err(error) = (unsafe { plan.multiply(0, product, handle, queue) }) else { return Ok(()) };
             let what = format!("a product of {m}x{k} and {k}x{n}");
             if ![Status::CUBLAS_STATUS_INVALID_VALUE, Status::CUBLAS_STATUS_NOT_SUPPORTED].contains(&error.0) {
                 // Perhaps an earlier kernel failed, and cuBLASLt is the first to notice; or there was no memory for
@@ -206,7 +206,7 @@ impl Drop for Blas {
         // SAFETY: all of it is this value's. There is nobody to tell of an error.
         unsafe {
             let _ = result::destroy_handle(self.handle);
-            self.places.into_iter().for_each(|place| place.free());
+            self.queues.into_iter().for_each(|queue| queue.free());
         }
     }
 }

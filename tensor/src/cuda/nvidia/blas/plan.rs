@@ -1,6 +1,6 @@
 //! How a product is described to cuBLASLt, and the algorithms that it recommends.
 
-use super::{Place, WORKSPACE, doing, failure};
+use super::{Queue, WORKSPACE, doing, failure};
 use crate::cuda::{Operand, Product};
 use crate::{DType, Result};
 use cudarc::cublaslt::result::{self, CublasError};
@@ -301,7 +301,7 @@ impl Plan {
         choice: usize,
         product: &Product,
         handle: sys::cublasLtHandle_t,
-        place: Place,
+        queue: Queue,
     ) -> std::result::Result<(), CublasError> {
         let Product { a, b, c, plus, row, .. } = *product;
         if row != 0 {
@@ -333,9 +333,9 @@ impl Plan {
                 at(c.address),
                 result,
                 &self.algorithms[choice].algo,
-                at(place.workspace),
+                at(queue.workspace),
                 WORKSPACE,
-                place.stream.cast(),
+                queue.stream.cast(),
             )
         }
     }

@@ -5,7 +5,7 @@
 //! order, and differ in how they divide the result among blocks. So bits depend on no clock.
 
 use super::plan::{Plan, PlanKey};
-use super::{Place, doing, driver_failure};
+use super::{Queue, doing, driver_failure};
 use crate::Result;
 use cudarc::cublaslt::sys::cublasLtHandle_t;
 use cudarc::driver::{
@@ -84,14 +84,14 @@ pub fn best(tried: &[Tried]) -> usize {
     faster.map_or(first, |(place, _)| place)
 }
 
-/// Tries each algorithm of a plan, on the first of the streams, on operands of the trial's own: numbers of both signs and different sizes, so that sums
-/// in different orders differ. Fails where there is no memory for these, and while a stream is being captured.
+/// Tries each algorithm of a plan, on the first of the streams, on operands of the trial's own: numbers of both signs and
+/// different sizes, so that sums in different orders differ. Fails where there is no memory for these, and while a stream is being captured.
 ///
 /// # Safety
 /// As for [`Plan::multiply`], for a plan that was made for this key.
-pub unsafe fn of(key: &PlanKey, plan: &Plan, handle: cublasLtHandle_t, places: &[Place; 2]) -> Result<Vec<Tried>> {
+pub unsafe fn of(key: &PlanKey, plan: &Plan, handle: cublasLtHandle_t, queues: &[Queue; 2]) -> Result<Vec<Tried>> {
     const WHAT: &str = "a product on trial";
-    let (place, stream) = (places[0], places[0].stream);
+    let (queue, stream) = (queues[0], queues[0].stream);
     let failed = |error| driver_failure(WHAT, error);
     // SAFETY: the stream is the caller's.
     let status = unsafe { result::stream::is_capturing(stream) }.map_err(failed)?;
@@ -100,7 +100,7 @@ pub unsafe fn of(key: &PlanKey, plan: &Plan, handle: cublasLtHandle_t, places: &
     }
     // Nothing else runs while times are taken.
     // SAFETY: as above.
-    places.iter().try_for_each(|place| unsafe { result::stream::synchronize(place.stream) }).map_err(failed)?;
+    queues.iter().try_for_each(|queue| unsafe { result::stream::synchronize(queue.stream) }).map_err(failed)?;
     let bytes = key.product(0).1 as usize;
     // SAFETY: the memory is used as what it is.
     let memory = Memory(unsafe { result::malloc_sync(bytes) }.map_err(failed)?, stream);
@@ -124,7 +124,7 @@ pub unsafe fn of(key: &PlanKey, plan: &Plan, handle: cublasLtHandle_t, places: &
     let (start, size) = (product.c.address, key.bytes_of_result());
     let run = |choice| {
         // SAFETY: the operands lie in this value's memory, the rest is the caller's promise.
-        doing(WHAT, unsafe { plan.multiply(choice, &product, handle, place) })
+        doing(WHAT, unsafe { plan.multiply(choice, &product, handle, queue) })
     };
     let mut first: Option<Vec<u8>> = None;
     let mut tried = Vec::with_capacity(plan.algorithms.len());
