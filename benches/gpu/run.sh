@@ -4,9 +4,9 @@
 #
 #     [OUT=folder] [DEADLINE=560] benches/gpu/run.sh [STAGE...]   # all stages in the order below, unless some are named
 #
-# The stages are in order of importance. On an H200 with 16 cores, look to profile took a minute and a half, bench and
-# kernels 45 seconds each, tensor to forms together 45, steps 15, each run of peers 20; torch.compile took three minutes
-# for a training step. On a host that is lent for a quarter of an hour, transfers included, use these two calls; the
+# The stages are in order of importance. On an H200 with 16 cores, look to profile took a minute and a half, bench (without
+# BIFORMER_ONE_STREAM) and kernels 45 seconds each, tensor to forms together 45, steps 15, each run of peers 20;
+# torch.compile took three minutes for a training step. On a host that is lent for a quarter of an hour, transfers included, use these two calls; the
 # third is for another. A call clears its OUT, so that each has one of its own:
 #
 #     DEADLINE=360 benches/gpu/run.sh look quick profile bench kernels tensor operations forms
