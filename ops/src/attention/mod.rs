@@ -46,10 +46,7 @@ pub fn attention<'t>(qkv: &Var<'t>, heads: usize, scale: f64) -> Result<Var<'t>>
             let (out, lse) = (out.as_mut_slice("attention")?, lse.as_mut_slice("attention")?);
             cpu::forward::<T>(g, qkv, routes.as_slice("attention")?, scale as T, out, lse);
         }),
-        Device::Cuda(_) => {
-            let place = out.as_out("attention", false)?;
-            cuda::forward(g, [qkv.value(), &routes], scale, &place, &mut lse, false)?;
-        }
+        Device::Cuda(_) => _ = cuda::forward(g, [qkv.value(), &routes], scale, [&mut out, &mut lse], false)?,
     }
     let rule = || Attention { qkv: qkv.value().clone(), lse, geometry: g, scale };
     qkv.tape().record("attention", &[qkv], out, rule)

@@ -6,8 +6,8 @@
 //!    regions r with the largest s·q̂ₚ·k̂ᵣ (ties to the lower index). All heads share the routes.
 //! 2. *Attention.* For each head and each query q in region p: o = Σⱼ softmaxⱼ(s·q·kⱼ) vⱼ, where j runs over
 //!    all tokens of the k regions of p. The scale s is D^(−1/2) in the published model, not the head's.
-//! 3. *Local context (LCE, "lepe").* out = o + dwconv(v): a depthwise convolution of the values, added to the
-//!    attention's result; on a GPU the latter is added to it. Optional.
+//! 3. *Local context (LCE, "lepe").* out = o + dwconv(v): a depthwise convolution of the values, written
+//!    where the attention wrote. Optional.
 //!
 //! **Backward.** Routing is a choice among regions and has no gradient: routes are chosen off the tape, as published.
 //! For the rest, with A = softmax(S), S = s·q·kᵀ and dO the gradient of o: dV = Aᵀ·dO, dA = dO·vᵀ, dS = A∘(dA − Σⱼ
@@ -95,15 +95,14 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
     let map = g.shape(g.v_dim);
     let context = lepe.map(|[weight, bias]| dwconv::geometry("bra", map, weight.value(), Some(bias.value())));
     let context = context.transpose()?;
+    let routes = route(qkv.value(), attributes)?.routes;
     let device = qkv.value().device();
     let mut out = Tensor::empty_on(&device, map, qkv.dtype())?;
     let mut lse = Tensor::empty_on(&device, [g.images, g.heads, g.tokens()], qkv.dtype().of_sums())?;
     let inputs: Vec<&Var<'t>> = [qkv].into_iter().chain(lepe.into_iter().flatten()).collect();
-    let route = || route(qkv.value(), attributes);
-    let (routes, attended);
+    let mut attended = None;
     match device {
         Device::Cpu => match_float!(qkv.dtype(), "bra", T => {
-            (routes, attended) = (route()?.routes, None);
             let qkv = qkv.value().as_slice::<T>("bra")?;
             let out = out.as_mut_slice::<T>("bra")?;
             cpu::forward(g, qkv, routes.as_slice("bra")?, attributes.scale as T, out, lse.as_mut_slice("bra")?);
@@ -114,19 +113,12 @@ pub fn bra<'t>(qkv: &Var<'t>, lepe: Option<[&Var<'t>; 2]>, attributes: &Bra) -> 
                 dwconv::cpu::forward(context, values(g, qkv), kernel, Some(bias), out);
             }
         }),
-        Device::Cuda(gpu) => {
+        Device::Cuda(_) => {
             let wanted = inputs.iter().any(|input| input.node().is_some());
-            routes = match (context, lepe) {
-                // Routing alone does not fill the GPU. The attention then adds to the local context.
-                (Some(context), Some([weight, bias])) => {
-                    let parameters = [weight.value(), bias.value()];
-                    let aside = || cuda::context(g, context, qkv.value(), parameters, out.as_out("bra", false)?);
-                    gpu.overlap(&[qkv.value()], aside, route)?.routes
-                }
-                _ => route()?.routes,
-            };
-            let place = out.as_out("bra", context.is_some())?;
-            attended = cuda::forward(g, [qkv.value(), &routes], attributes.scale, &place, &mut lse, wanted)?;
+            attended = cuda::forward(g, [qkv.value(), &routes], attributes.scale, [&mut out, &mut lse], wanted)?;
+            if let (Some(context), Some([weight, bias])) = (context, lepe) {
+                cuda::add_context(g, context, qkv.value(), [weight.value(), bias.value()], &mut out)?;
+            }
         }
     }
     let rule = || BraRule {
@@ -151,7 +143,7 @@ struct BraRule {
     qkv: Tensor,
     routes: Tensor,
     lse: Tensor,
-    /// out without the local context, if a GPU's kernels need it.
+    /// out before the local context was added, if a GPU's kernels need it.
     attended: Option<Tensor>,
     /// The weight of the local context's convolution.
     lepe: Option<Tensor>,

@@ -113,20 +113,6 @@ impl Gpu {
         done.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Does two pieces of work at once, the first one [aside](Gpu::aside), and joins them. Errors: those of both, and
-    /// [`Error::Gpu`].
-    pub fn overlap<R, E: From<Error>>(
-        &self,
-        reads: &[&Tensor],
-        aside: impl FnOnce() -> std::result::Result<(), E>,
-        work: impl FnOnce() -> std::result::Result<R, E>,
-    ) -> std::result::Result<R, E> {
-        let _joining = self.joining();
-        let done = self.aside(reads, aside).and_then(|()| work());
-        self.join()?;
-        done
-    }
-
     /// Makes all later work wait for the work that is aside. Within that, does nothing. Errors: [`Error::Gpu`].
     pub fn join(&self) -> Result<()> {
         match self.stream() {

@@ -42,9 +42,9 @@ struct Work {
     }
 };
 
-// out (N, H, W, C), stored or added, and lse (N, heads, H·W): the log-sum-exp of each query's scores.
+// out (N, H, W, C), and lse (N, heads, H·W): the log-sum-exp of each query's scores.
 template <typename T>
-__global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, int accumulate, wide<T>* lse, GEOMETRY) {
+__global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, wide<T>* lse, GEOMETRY) {
     typedef wide<T> W;
     const Geometry g = THE_GEOMETRY;
     const Work work(g, QUERIES);
@@ -94,10 +94,8 @@ __global__ void attend(const T* qkv, const u32* routes, wide<T> scale, T* out, i
     }
 
     out += work.image * g.tokens() * v_dim + work.head * dv;
-    for (int i = threadIdx.x; i < work.count * dv; i += blockDim.x) {
-        T& to = out[i64(query(i / dv)) * v_dim + i % dv];
-        to = narrow<T>((accumulate ? widen(to) : W(0)) + o[i] / sum[i / dv]);
-    }
+    for (int i = threadIdx.x; i < work.count * dv; i += blockDim.x)
+        out[i64(query(i / dv)) * v_dim + i % dv] = narrow<T>(o[i] / sum[i / dv]);
     lse += (work.image * heads + work.head) * g.tokens();
     if (threadIdx.x < work.count) lse[query(threadIdx.x)] = most[threadIdx.x] + log(sum[threadIdx.x]);
 }

@@ -177,12 +177,11 @@ __device__ __forceinline__ void weigh(float (&totals)[2], float (&sums)[2 * PART
     for (int half = 0; half < 2; half++) totals[half] = row_sum(totals[half]);
 }
 
-// out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh; unless it is null, `kept` gets what out gets, or what
-// is added to it. A warp keeps only the scores of a step, and its few registers leave room for many warps.
+// out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh; unless it is null, `kept` gets what out gets, to
+// which others will add. A warp keeps only the scores of a step, and its few registers leave room for many warps.
 template <int D>
 __global__ void __launch_bounds__(MASKED_THREADS, 4)
-    attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, int accumulate, bf16* kept,
-                  float* lse, int shift, GEOMETRY) {
+    attend_masked(const bf16* qkv, const u32* routes, float scale, bf16* out, bf16* kept, float* lse, int shift, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.y, head = blockIdx.x;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim(), tokens = g.tokens(), held = rows_of(g);
@@ -243,8 +242,8 @@ __global__ void __launch_bounds__(MASKED_THREADS, 4)
     const Exchanged<OWN_TOKENS> places(g, own_tokens); // again, as registers were scarce in between
     if (own_tokens + int(lane()) < tokens)
         lse[pixel_of_lane(g, own_tokens)] = *after_row(queries, own_tokens + int(lane()));
-    put<D, OWN_TOKENS, 1, PaddedRows<D>>(g, own_tokens, places, {queries}, {out}, v_dim, accumulate);
-    if (kept) put<D, OWN_TOKENS, 1, PaddedRows<D>>(g, own_tokens, places, {queries}, {kept}, v_dim, 0);
+    if (kept) put<D, OWN_TOKENS, 2, PaddedRows<D>>(g, own_tokens, places, {queries, queries}, {out, kept}, v_dim, 0);
+    else put<D, OWN_TOKENS, 1, PaddedRows<D>>(g, own_tokens, places, {queries}, {out}, v_dim, 0);
 }
 
 // As `multiply_step`, for a warp's two tiles, the second so many rows after the first. They are loaded each time: there are

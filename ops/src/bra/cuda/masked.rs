@@ -89,18 +89,17 @@ impl Masked {
         with_geometry(launch.int(g.regions.tokens().ilog2() as i32), g)
     }
 
-    /// As [`forward`](super::forward); `attended`, if it is wanted, gets what `out` gets or what is added to it.
+    /// As [`forward`](super::forward); `attended`, if it is wanted, gets a copy of `out`.
     pub fn forward(
         self,
         g: Geometry,
         [qkv, routes]: [&Tensor; 2],
         scale: f64,
-        out: &Out<'_>,
-        lse: &mut Tensor,
+        [out, lse]: [&mut Tensor; 2],
         attended: Option<&mut Tensor>,
     ) -> Result<()> {
         let launch = self.launch(qkv, "attend_masked", g)?.shared(self.shared_forward(g));
-        let launch = launch.input(qkv)?.input(routes)?.number(scale, DType::F32).out(Some(out));
+        let launch = launch.input(qkv)?.input(routes)?.number(scale, DType::F32).output(out)?;
         let launch = launch.optional_output(attended)?.output(lse)?;
         // SAFETY: the tensors are those of this geometry; heads have the kernel's channels, and rows of qkv are packs.
         unsafe { Self::finish(launch, g)?.run() }

@@ -135,29 +135,27 @@ pub fn route(
     unsafe { launch.extents([regions, g.qk_dim, g.topk])?.run() }
 }
 
-/// out (N, H, W, C), stored or added, and lse (N, heads, H·W) of qkv (N, H, W, 2D + C). If the backward pass will be
-/// `wanted`, and needs what is added to out, also that alone.
+/// out (N, H, W, C) and lse (N, heads, H·W) of qkv (N, H, W, 2D + C). If the backward pass will be `wanted`, and needs
+/// out as it is before the local context is added, a copy of it.
 pub fn forward(
     g: Geometry,
     [qkv, routes]: [&Tensor; 2],
     scale: f64,
-    out: &Out<'_>,
-    lse: &mut Tensor,
+    [out, lse]: [&mut Tensor; 2],
     wanted: bool,
 ) -> Result<Option<Tensor>> {
-    out.ensure_dtype("bra", qkv.dtype())?;
     let gpu = qkv.gpu("bra")?;
-    let maps = [qkv.address("bra", gpu)?, out.address()];
+    let maps = [qkv.address("bra", gpu)?, out.address("bra", gpu)?];
     if let Some(form) = Form::of(gpu, g, qkv.dtype(), scale, &maps) {
         if let Some(masked) = Masked::of(gpu, g, form.dim) {
-            let like_out = || Tensor::empty_on(&qkv.device(), g.shape(g.v_dim), qkv.dtype());
+            let like_out = || Tensor::empty_on(&out.device(), out.shape().clone(), out.dtype());
             let mut attended = wanted.then(like_out).transpose()?;
-            masked.forward(g, [qkv, routes], scale, out, lse, attended.as_mut())?;
+            masked.forward(g, [qkv, routes], scale, [out, lse], attended.as_mut())?;
             return Ok(attended);
         }
         match Single::of(g, form.dim) {
-            Some(single) => single.forward(g, [qkv, routes], scale, out, lse)?,
-            None => form.forward(g, [qkv, routes], scale, out, lse)?,
+            Some(single) => single.forward(g, [qkv, routes], scale, [out, lse])?,
+            None => form.forward(g, [qkv, routes], scale, [out, lse])?,
         }
         return Ok(None);
     }
@@ -165,7 +163,7 @@ pub fn forward(
     let elements = QUERIES * d + KEYS * (d + 1) + KEYS * dv + QUERIES * KEYS + QUERIES * dv + 3 * QUERIES;
     let launch = KERNELS.launch_on(qkv, "attend<T>")?.threads(128).grid(tiles(g, QUERIES));
     let launch = launch.shared(elements * qkv.dtype().of_sums().size()).input(qkv)?.input(routes)?;
-    let launch = launch.number(scale, qkv.dtype()).out(Some(out)).output(lse)?;
+    let launch = launch.number(scale, qkv.dtype()).output(out)?.output(lse)?;
     // SAFETY: the tensors are those of this geometry, and routes are regions of the map.
     unsafe { with_geometry(launch, g)?.run()? };
     Ok(None)
@@ -241,10 +239,16 @@ fn values(g: Geometry, qkv: &Tensor) -> Result<Map> {
     Map::new(qkv, 2 * g.qk_dim, g.row())
 }
 
-/// out = dwconv(v): the local context, with the convolution's weight and bias.
-pub fn context(g: Geometry, context: Context, qkv: &Tensor, [weight, bias]: [&Tensor; 2], out: Out<'_>) -> Result<()> {
-    let kernel = Kernel { weight, residual: false };
-    dwconv::forward(context, &values(g, qkv)?, kernel, Some(bias), MapMut { out, stride: g.v_dim })
+/// out += dwconv(v): the local context, with the convolution's weight and bias.
+pub fn add_context(
+    g: Geometry,
+    context: Context,
+    qkv: &Tensor,
+    [weight, bias]: [&Tensor; 2],
+    out: &mut Tensor,
+) -> Result<()> {
+    let out = MapMut { out: out.as_out("bra", true)?, stride: g.v_dim };
+    dwconv::forward(context, &values(g, qkv)?, Kernel { weight, residual: false }, Some(bias), out)
 }
 
 /// dqkv += the values' gradient through the local context; the attention has written theirs through itself.
@@ -322,19 +326,12 @@ impl Form {
         2 * held * self.dim.next_multiple_of(16) * DType::Bf16.size()
     }
 
-    fn forward(
-        self,
-        g: Geometry,
-        [qkv, routes]: [&Tensor; 2],
-        scale: f64,
-        out: &Out<'_>,
-        lse: &mut Tensor,
-    ) -> Result<()> {
+    fn forward(self, g: Geometry, [qkv, routes]: [&Tensor; 2], scale: f64, [out, lse]: [&mut Tensor; 2]) -> Result<()> {
         let kernel = format!("attend_on_tensor_cores<{}, {}, {}>", self.dim, self.groups, self.resident);
         let launch =
             self.launch(qkv, &kernel, g, 8 * self.groups)?.input(qkv)?.input(routes)?.number(scale, DType::F32);
         // SAFETY: as in `forward`; heads have the kernel's channels, and rows of qkv are whole packs.
-        unsafe { with_geometry(launch.out(Some(out)).output(lse)?, g)?.run() }
+        unsafe { with_geometry(launch.output(out)?.output(lse)?, g)?.run() }
     }
 
     fn backward_queries(self, g: Geometry, given: &Given<'_>, dqkv: &Out<'_>, delta: &mut Tensor) -> Result<()> {

@@ -73,7 +73,7 @@ __device__ __forceinline__ void hide_columns(int count, float (&scores)[STEPS][2
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh.
 template <int D>
 __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 3 : 6)
-    attend_single(const bf16* qkv, const u32* routes, float scale, bf16* out, int accumulate, float* lse, GEOMETRY) {
+    attend_single(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
     constexpr int OF_MAP = TILE * PaddedRows<D>::STRIDE;
     const Geometry g = THE_GEOMETRY;
     const int region = blockIdx.x, head = blockIdx.y, image = blockIdx.z;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(SINGLE_THREADS, D > 32 ? 3 : 6)
         if (lane() % 4 == 0 && own_row(half) < own.count)
             lse[pixels.of_half[half]] = (largest[half] + log2_fast(total)) * LN_2;
     }
-    own.put(outputs, inverse, queries, out, v_dim, pixels, accumulate);
+    own.put(outputs, inverse, queries, out, v_dim, pixels, 0);
 }
 
 // dqkv, all of it, as `attend_backward_masked`. A block iterates over the regions that are routed to its keys; their queries

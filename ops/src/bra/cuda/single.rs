@@ -41,11 +41,10 @@ impl Single {
         g: Geometry,
         [qkv, routes]: [&Tensor; 2],
         scale: f64,
-        out: &Out<'_>,
-        lse: &mut Tensor,
+        [out, lse]: [&mut Tensor; 2],
     ) -> Result<()> {
         let launch = self.launch(qkv, "attend_single", g, Self::FORWARD)?;
-        let launch = launch.input(qkv)?.input(routes)?.number(scale, DType::F32).out(Some(out)).output(lse)?;
+        let launch = launch.input(qkv)?.input(routes)?.number(scale, DType::F32).output(out)?.output(lse)?;
         // SAFETY: the tensors are those of this geometry, in which the tokens of a region fit in a tile; heads have the
         // kernel's channels, and rows of qkv are packs.
         unsafe { with_geometry(launch, g)?.run() }

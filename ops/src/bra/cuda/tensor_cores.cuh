@@ -76,7 +76,7 @@ struct Attending {
     }
 
     template <typename Pixel>
-    __device__ __forceinline__ void finish(bf16* out, int accumulate, int stride, float* lse, int count, Pixel pixel) {
+    __device__ __forceinline__ void finish(bf16* out, int stride, float* lse, int count, Pixel pixel) {
         const OwnColumn<GROUPS> own;
         if (own.query < count) lse[pixel(own.query)] = (own.of(most) + log2_fast(own.of(sum))) * LN_2;
 #pragma unroll
@@ -90,14 +90,14 @@ struct Attending {
                     outputs[group][part][2 + column] *= inverse;
                 }
             }
-        store_columns<D>(outputs, out, stride, count, accumulate, pixel);
+        store_columns<D>(outputs, out, stride, count, 0, pixel);
     }
 };
 
 // out (N, H, W, C) and lse (N, heads, H·W), as `attend` of attention.cuh.
 template <int D, int GROUPS, bool RESIDENT>
 __global__ void __launch_bounds__(THREADS<RESIDENT, GROUPS * 8>, BLOCKS<D, RESIDENT, GROUPS * 8>)
-    attend_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, bf16* out, int accumulate, float* lse, GEOMETRY) {
+    attend_on_tensor_cores(const bf16* qkv, const u32* routes, float scale, bf16* out, float* lse, GEOMETRY) {
     const Geometry g = THE_GEOMETRY;
     const i64 image = blockIdx.z, head = blockIdx.y;
     const int row = g.row(), qk_dim = g.qk_dim(), v_dim = g.v_dim();
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(THREADS<RESIDENT, GROUPS * 8>, BLOCKS<D, RESID
         held.for_each_tile(g, g.keys(), routed, Nothing(), [&](const TileRows<RESIDENT>& rows, int keys, Nothing) {
             attending.attend(held.first, held.second, rows, keys, scale * LOG2_E);
         });
-        attending.finish(out, accumulate, v_dim, lse, count, query);
+        attending.finish(out, v_dim, lse, count, query);
     });
 }
 
