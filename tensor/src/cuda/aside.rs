@@ -141,7 +141,7 @@ impl Gpu {
             && let Some(first) = aside.front()
         {
             self.driver.wait(Stream::Work, first.end)?;
-            self.let_go(aside.pop_front());
+            aside.pop_front().into_iter().for_each(|done| self.let_go(done));
         }
         Ok(())
     }
@@ -149,11 +149,11 @@ impl Gpu {
     /// Lets go of what was aside in a recording that has failed: it will never execute.
     pub(super) fn forget_aside(&self) {
         let aside = std::mem::take(&mut *lock(&self.aside));
-        aside.into_iter().for_each(|pending| self.let_go(Some(pending)));
+        aside.into_iter().for_each(|lost| self.let_go(lost));
     }
 
-    fn let_go(&self, pending: Option<Pending>) {
-        let used = pending.map_or(vec![], |pending| pending.used);
+    fn let_go(&self, Pending { reads, used, .. }: Pending) {
+        drop(reads);
         self.release(used);
     }
 }

@@ -103,7 +103,8 @@ impl Gpu {
         let capacity = if self.driver.recycles() { capacity_for(bytes) } else { bytes };
         let fits = capacity..=2 * capacity;
         let own = &mut pool.held_back.own;
-        let again = own.iter().position(|(_, size, _)| fits.contains(size)).filter(|_| self.stream() == Stream::Aside);
+        let may_again = self.driver.recycles() && self.stream() == Stream::Aside;
+        let again = own.iter().position(|(_, size, _)| fits.contains(size)).filter(|_| may_again);
         let again = again.map(|place| own.swap_remove(place)).map(|(_, size, address)| (address, size));
         let recycled = || pool.free.range_mut(fits).find_map(|(&size, blocks)| Some((blocks.pop()?, size)));
         let (address, capacity) = match again.or_else(recycled) {
