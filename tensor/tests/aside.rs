@@ -91,6 +91,23 @@ fn several_pieces_are_aside_as_long_as_they_keep_little() {
 }
 
 #[test]
+fn its_own_temporary_memory_serves_it_again() {
+    let Some((gpu, numbers)) = device() else { return };
+    let (x, mut sum) = (numbers(1.5), numbers(0.0));
+    let work = || {
+        (0..20).try_for_each(|_| {
+            let copy = x.duplicate()?;
+            elements::put(sum.as_out("test", true)?, &copy)
+        })
+    };
+    let held = gpu.stats().held;
+    gpu.aside(&[&x], work).unwrap();
+    assert!(gpu.stats().held <= held + 2 * x.bytes(), "for one copy at a time");
+    gpu.join().unwrap();
+    assert_all(&sum, 30.0, "the sum");
+}
+
+#[test]
 fn a_recording_holds_it_as_well() {
     let Some((gpu, numbers)) = device() else { return };
     let (x, mut total) = (numbers(3.0), numbers(0.0));
