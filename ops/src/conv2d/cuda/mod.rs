@@ -115,8 +115,8 @@ pub fn backward_weight(g: &Geometry, dy: &Tensor, x: &Tensor, [dweight, dbias]: 
     // A pack of a patch is one of x if it has whole packs; the kernel counts pixels in an `int`.
     let in_place = g.inputs.is_multiple_of(8) && i32::try_from(g.pixels()).is_ok();
     let few = FewChannels::of(g, x, (dy.dtype(), dy.address("conv2d", dweight.gpu())?))?;
-    let typed = dbias.iter().chain([&dweight]).all(|out| out.dtype() == DType::F32) && dy.is_contiguous();
-    match (few.filter(|_| typed), tall.filter(|_| in_place)) {
+    let fit = dbias.iter().chain([&dweight]).all(|out| out.dtype() == DType::F32) && dy.is_contiguous();
+    match (few.filter(|_| fit), tall.filter(|_| in_place)) {
         (Some(call), _) => call.backward_weight(dy, sums.as_out("conv2d", false)?, dbias)?,
         (None, Some(tall)) if tall::in_packs(dy, dy.count())? && tall::in_packs(x, x.count())? => {
             multiply_in_place(&tall, g, [dy, x], sums.as_out("conv2d", false)?, dbias)?;

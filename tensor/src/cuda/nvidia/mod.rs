@@ -3,6 +3,7 @@
 
 mod blas;
 pub mod compiler;
+mod kernels;
 mod libraries;
 mod machine;
 mod uploads;
@@ -13,11 +14,10 @@ use crate::{Error, Result, lock};
 use blas::Blas;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{
-    self, CUcontext, CUevent, CUevent_flags, CUevent_wait_flags, CUfunction, CUfunction_attribute, CUgraphExec,
-    CUgraphInstantiate_flags, CUmodule, CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+    self, CUcontext, CUevent, CUevent_flags, CUevent_wait_flags, CUfunction, CUgraphExec, CUgraphInstantiate_flags,
+    CUresult, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 pub use machine::devices;
-use std::ffi::CString;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 use uploads::Uploads;
@@ -170,35 +170,6 @@ impl Nvidia {
         uploads.all_read();
         Ok(())
     }
-
-    /// A module's kernels, ready to run.
-    ///
-    /// # Safety
-    /// The module is loaded.
-    unsafe fn kernels_of(&self, module: CUmodule, symbols: Vec<String>) -> Result<Vec<CUfunction>> {
-        let kernel = |symbol: String| {
-            let name = CString::new(symbol.clone()).map_err(|_| failure("a kernel's name with a zero in it"))?;
-            // SAFETY: guaranteed by the caller.
-            let function =
-                unsafe { result::module::get_function(module, name) }.doing(&format!("looking for {symbol}"))?;
-            self.allow_shared_memory(function)?;
-            Ok(function)
-        };
-        symbols.into_iter().map(kernel).collect()
-    }
-
-    /// Lets a kernel have as much shared memory as the GPU can give it.
-    fn allow_shared_memory(&self, function: CUfunction) -> Result<()> {
-        use CUfunction_attribute as Attribute;
-        // SAFETY: the function is of a module that stays loaded.
-        unsafe {
-            let declared =
-                result::function::get_function_attribute(function, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
-            let most = self.properties.shared_memory as i32 - declared.doing("asking for a kernel's shared memory")?;
-            let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            result::function::set_function_attribute(function, dynamic, most).doing("allowing a kernel shared memory")
-        }
-    }
 }
 
 impl Drop for Nvidia {
@@ -304,12 +275,13 @@ impl Driver for Nvidia {
     fn wait(&self, stream: Stream, mark: Mark) -> Result<()> {
         self.enter()?;
         let (event, wait) = (mark.id as CUevent, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT);
-        // SAFETY: the stream is this value's. Once one waits for it, the event may go: so says the driver's manual.
+        // SAFETY: the stream is this value's. Once one waits for it, the event may go: so says the driver's manual. Until
+        // then, whoever has the mark may try again.
         unsafe {
-            let ordered = result::stream::wait_event(self.handle(stream), event, wait);
+            result::stream::wait_event(self.handle(stream), event, wait).doing(ORDERING)?;
             let _ = result::event::destroy(event);
-            ordered.doing(ORDERING)
         }
+        Ok(())
     }
 
     unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
@@ -336,9 +308,10 @@ impl Driver for Nvidia {
         // SAFETY: the image is as NVRTC made it: machine code, which knows its length, or PTX with a zero behind it.
         let loaded = unsafe { result::module::load_data(compiled.image.as_ptr().cast()) }
             .doing(&format!("loading the kernels of {}", module.name))?;
+        let most = self.properties.shared_memory;
         // SAFETY: the module is the one that was just loaded; where its kernels cannot be had, nobody has any of it.
         let handles =
-            unsafe { self.kernels_of(loaded, compiled.symbols).inspect_err(|_| _ = result::module::unload(loaded))? };
+            unsafe { kernels::of(loaded, compiled.symbols, most).inspect_err(|_| _ = result::module::unload(loaded))? };
         let mut known = lock(&self.functions);
         let first = known.len();
         known.extend(handles);

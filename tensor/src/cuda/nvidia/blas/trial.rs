@@ -85,7 +85,8 @@ pub fn best(tried: &[Tried]) -> usize {
 }
 
 /// Tries each algorithm of a plan, on the first of the streams, on operands of the trial's own: numbers of both signs and
-/// different sizes, so that sums in different orders differ. Fails where there is no memory for these, and while a stream is being captured.
+/// different sizes, so that sums in different orders differ. Fails where there is no memory for these, and while a stream
+/// is being captured.
 ///
 /// # Safety
 /// As for [`Plan::multiply`], for a plan that was made for this key.
