@@ -124,6 +124,9 @@ fn a_recording_holds_it_as_well() {
         double_aside(&gpu, &x, &mut unused)?;
         Ok::<_, Error>(unused)
     };
+    // Once before, as in training: that loads the kernels.
+    double_aside(&gpu, &x, &mut numbers(0.0)).unwrap();
+    gpu.join().unwrap();
     let (recording, unused) = gpu.record(work).unwrap();
     for round in 1..4 {
         recording.replay(&[]).unwrap();
@@ -138,8 +141,12 @@ fn after_an_error_other_work_goes_on() {
     let x = numbers(2.0);
     let failed: Result<()> = gpu.aside(&[&x], || Err(Error::argument("test", "as it must")));
     assert!(failed.unwrap_err().to_string().contains("as it must"));
-    let failed = gpu.record(|| gpu.aside(&[&x], || Err::<(), _>(Error::argument("test", "here, too"))));
+    let failed = gpu.record(|| gpu.aside(&[&x], || Err(Error::argument("test", "here, too"))));
     assert!(failed.err().unwrap().to_string().contains("here, too"));
+    let failed = gpu.aside(&[&x], || x.to_vec::<f32>().map(|_| ()));
+    assert!(failed.unwrap_err().to_string().contains("cannot be aside"));
+    let failed = gpu.aside(&[&x], || Tensor::from_slice(&[1.0f32], [1])?.to_device(&x.device()).map(|_| ()));
+    assert!(failed.unwrap_err().to_string().contains("cannot be aside"));
     let mut sum = numbers(0.0);
     // Work within work aside is a part of that, and there is nothing to join within.
     gpu.aside(&[&x], || double_aside(&gpu, &x, &mut sum).and_then(|()| gpu.join())).unwrap();

@@ -88,13 +88,13 @@ impl Gpu {
 
     /// Submits work that executes beside everything that is submitted after it, until [`Gpu::join`]. All tensors that it
     /// reads, and that somebody else could drop or change meanwhile, must be in `reads`; nobody but it may use what it
-    /// writes. Within other work aside it is a part of that; with the variable `BIFORMER_ONE_STREAM` set, nothing is aside.
+    /// writes. Nothing can be copied from or to the machine's memory. Within other work aside it is a part of that; with the variable `BIFORMER_ONE_STREAM` set, nothing is aside.
     /// Errors: those of the work, and [`Error::Gpu`].
-    pub fn aside<R, E: From<Error>>(
+    pub fn aside<E: From<Error>>(
         &self,
         reads: &[&Tensor],
-        work: impl FnOnce() -> std::result::Result<R, E>,
-    ) -> std::result::Result<R, E> {
+        work: impl FnOnce() -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
         if !self.may_divert || self.stream() == Stream::Aside {
             return work();
         }
@@ -109,7 +109,18 @@ impl Gpu {
         let done = catch_unwind(AssertUnwindSafe(work));
         drop(diverted);
         // Even if the work has failed: what it had submitted before will execute.
-        aside.push_back(Pending { end: self.driver.mark(Stream::Aside)?, reads, used: self.held_back() });
+        let (end, used) = (self.driver.mark(Stream::Aside), self.held_back());
+        match end {
+            Ok(end) => aside.push_back(Pending { end, reads, used }),
+            Err(error) => {
+                // Nothing could wait for it later.
+                let finished = self.driver.finish(Stream::Aside);
+                drop(reads);
+                self.release(used);
+                finished?;
+                return Err(error.into());
+            }
+        }
         done.unwrap_or_else(|panic| resume_unwind(panic))
     }
 

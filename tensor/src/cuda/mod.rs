@@ -150,33 +150,35 @@ impl Gpu {
     }
 
     /// Copies bytes from the machine's memory. [`Error::Gpu`] while work is recorded: a replay would read the source
-    /// again, which may hold something else by then.
+    /// again, which may hold something else by then; and [aside](Gpu::aside), where copies would not be in order.
     ///
     /// # Safety
     /// As [`Driver`]'s.
     pub(crate) unsafe fn upload(&self, from: &[u8], to: u64) -> Result<()> {
-        self.ensure_no_recording("a copy from the machine's memory")?;
+        self.ensure_in_order("a copy from the machine's memory")?;
         // SAFETY: the caller's promise.
         if from.is_empty() { Ok(()) } else { unsafe { self.driver.upload(from, to) } }
     }
 
-    /// Copies bytes to the machine's memory, when all work asked for before is done, but for work that is aside. [`Error::Gpu`] while work is
-    /// recorded.
+    /// Copies bytes to the machine's memory, when all work asked for before is done, but for work that is aside. Errors: as
+    /// of [`Gpu::upload`].
     ///
     /// # Safety
     /// As [`Driver`]'s.
     pub(crate) unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
-        self.ensure_no_recording("a copy to the machine's memory")?;
+        self.ensure_in_order("a copy to the machine's memory")?;
         // SAFETY: the caller's promise.
         if to.is_empty() { Ok(()) } else { unsafe { self.driver.download(from, to) } }
     }
 
-    fn ensure_no_recording(&self, what: &str) -> Result<()> {
-        if lock(&self.keys).is_none() {
-            return Ok(());
-        }
-        let device = self.driver.properties().name.clone();
-        Err(Error::Gpu { device, message: format!("{what} cannot be recorded") })
+    /// Refuses what is neither recorded nor aside but always part of the work in order.
+    fn ensure_in_order(&self, what: &str) -> Result<()> {
+        let problem = match self.stream() {
+            Stream::Aside => "cannot be aside",
+            _ if lock(&self.keys).is_some() => "cannot be recorded",
+            _ => return Ok(()),
+        };
+        Err(Error::Gpu { device: self.driver.properties().name.clone(), message: format!("{what} {problem}") })
     }
 
     /// The address of a random stream's key while work is recorded; 0 otherwise.

@@ -52,7 +52,7 @@ impl Prefetch {
     /// A prefetch buffer for up to `bytes` at a time. Errors: [`Error::OutOfMemory`] where the device has no room for
     /// them; [`Error::Gpu`].
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
-        gpu.ensure_no_recording("creating a prefetch buffer")?;
+        gpu.ensure_in_order("creating a prefetch buffer")?;
         let block = Memory::new(gpu, bytes).map_err(|error| error.of_tensor("a prefetch buffer".into()))?;
         // Earlier work may still be using the block.
         gpu.driver.order(Stream::Work, Stream::Copies)?;
@@ -69,7 +69,7 @@ impl Prefetch {
             return Err(Error::argument("send", message));
         }
         let gpu = self.block.gpu();
-        gpu.ensure_no_recording("a copy from the machine's memory")?;
+        gpu.ensure_in_order("a copy from the machine's memory")?;
         self.sent = None;
         // The previous copy from the page-locked memory must be complete.
         gpu.driver.finish(Stream::Copies)?;
@@ -91,7 +91,7 @@ impl Prefetch {
     /// [`Error::Shared`] while another tensor shares the buffer; [`Error::Gpu`], also while work is recorded.
     pub fn receive<'t>(&mut self, tensors: impl IntoIterator<Item = &'t mut Tensor>) -> Result<()> {
         let gpu = self.block.gpu();
-        gpu.ensure_no_recording("a copy from the machine's memory")?;
+        gpu.ensure_in_order("a copy from the machine's memory")?;
         let places = tensors.into_iter().map(|tensor| Ok((tensor.address_mut("receive", gpu)?, tensor.bytes())));
         let places: Vec<(u64, usize)> = places.collect::<Result<_>>()?;
         let bytes = places.iter().map(|(_, bytes)| bytes).sum();
