@@ -13,6 +13,12 @@ impl Tape {
     /// and inputs in `gradients`. What each operation saved is freed as the walk passes it.
     ///
     /// After an error `gradients` holds none: the step has to begin anew.
+    ///
+    /// Errors: [`tensor::Error::Shape`] unless the loss has one element; [`Error::ForeignVar`] if it is of another tape,
+    /// [`Error::NotRecorded`] if nothing that was recorded leads to it, [`Error::BareParameter`] if it is a parameter
+    /// itself; [`Error::Walked`] the second time; [`Error::ForeignGradients`], [`Error::TwoModels`];
+    /// [`tensor::Error::Shared`] while a view of the gradients lives; [`Error::MissingGradient`], [`Error::Recompute`]
+    /// and other failures of rules.
     pub fn backward(&self, loss: &Var<'_>, gradients: &mut Gradients) -> Result<()> {
         let one = || {
             if loss.value().count() != 1 {
@@ -25,7 +31,7 @@ impl Tape {
     }
 
     /// As [`Tape::backward`], but from any value, given the upstream gradient, which must have the value's shape and
-    /// type.
+    /// type ([`tensor::Error::Shape`], [`tensor::Error::DType`]). A view is copied.
     pub fn backward_from(&self, output: &Var<'_>, upstream: Tensor, gradients: &mut Gradients) -> Result<()> {
         // What a failed pass leaves behind is incomplete, and must not pass for gradients.
         self.walk_from(output, upstream, gradients).inspect_err(|_| gradients.forget())

@@ -31,7 +31,7 @@ mod tape;
 pub use error::{Error, Result};
 pub use input_grads::{InputGrads, Slot};
 pub use params::{Gradients, Layout, ParamId, Parameters, ParametersBuilder};
-pub use profile::{Line, MultiplyAdds, Profile, Work};
+pub use profile::{MultiplyAdds, Profile, ProfileLine, Work};
 pub use rule::{Recompute, Rule};
 pub use tape::{Node, Tape, Var};
 // For `rule_fields!`, so that a rule can be written in a crate that does not name the tensor crate itself.

@@ -40,7 +40,7 @@ pub enum Work {
 
 /// What was measured about one kind of work.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Line {
+pub struct ProfileLine {
     /// The operation's name, or that of other work.
     pub name: &'static str,
     /// Values, gradients, or neither.
@@ -64,7 +64,7 @@ pub struct Profile {
 #[derive(Debug)]
 struct Laps {
     last: Instant,
-    lines: Vec<Line>,
+    lines: Vec<ProfileLine>,
 }
 
 impl Default for Laps {
@@ -74,7 +74,7 @@ impl Default for Laps {
 }
 
 impl Laps {
-    fn take_in(&mut self, new: Line) {
+    fn take_in(&mut self, new: ProfileLine) {
         match self.lines.iter_mut().find(|line| line.name == new.name && line.work == new.work) {
             Some(line) => {
                 line.calls += new.calls;
@@ -99,7 +99,7 @@ impl Profile {
     }
 
     /// What was measured, in the order in which it first happened.
-    pub fn lines(&self) -> Vec<Line> {
+    pub fn lines(&self) -> Vec<ProfileLine> {
         lock(&self.laps).lines.clone()
     }
 
@@ -126,19 +126,19 @@ impl Profile {
     /// Adds the lines of other profiles, which ran at the same time since the last lap: the wall-clock time since then
     /// is divided among their lines in proportion to each line's own time.
     pub(crate) fn absorb<'p>(&self, others: impl Iterator<Item = &'p Arc<Self>>) {
-        let lines: Vec<Line> = others.flat_map(|other| other.lines()).collect();
+        let lines: Vec<ProfileLine> = others.flat_map(|other| other.lines()).collect();
         let total: f64 = lines.iter().map(|line| line.seconds).sum();
         let mut laps = lock(&self.laps);
         let now = Instant::now();
         let share = (now - std::mem::replace(&mut laps.last, now)).as_secs_f64() / total.max(f64::MIN_POSITIVE);
-        lines.into_iter().for_each(|line| laps.take_in(Line { seconds: share * line.seconds, ..line }));
+        lines.into_iter().for_each(|line| laps.take_in(ProfileLine { seconds: share * line.seconds, ..line }));
     }
 
     fn add(&self, name: &'static str, work: Work, multiply_adds: u64, bytes: usize) {
         let mut laps = lock(&self.laps);
         let now = Instant::now();
         let seconds = (now - std::mem::replace(&mut laps.last, now)).as_secs_f64();
-        laps.take_in(Line { name, work, calls: 1, seconds, multiply_adds, bytes: bytes as u64 });
+        laps.take_in(ProfileLine { name, work, calls: 1, seconds, multiply_adds, bytes: bytes as u64 });
     }
 }
 

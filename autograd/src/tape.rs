@@ -161,7 +161,8 @@ impl Tape {
         Self { profile, ..self }
     }
 
-    /// A value that needs no gradient: images, labels, masks.
+    /// A value that needs no gradient, such as images. (Labels, targets and indices are given to operations as plain
+    /// tensors.)
     pub fn constant(&self, value: Tensor) -> Var<'_> {
         Var { tape: self, value, node: None }
     }
@@ -200,7 +201,7 @@ impl Tape {
         Var { tape: self, value, node }
     }
 
-    /// Appends a line, with the shape and the type of its gradient.
+    /// Appends a node, with the shape and the type of its gradient.
     fn push(
         &self,
         origin: Origin,
@@ -217,6 +218,8 @@ impl Tape {
     /// Appends an operation: its inputs, its value, and the rule that will turn the gradient of its value
     /// into those of its inputs. The rule (with all that it saves) is only made when some input needs a
     /// gradient. There is no way to append an operation without a rule, and so no silent detach.
+    ///
+    /// Errors: [`Error::ForeignVar`]; on a tape that [checks](Self::checking_finite), [`Error::NotFinite`].
     ///
     /// Panics if the rule, where it is made, has another name than `name`: a mistake in the operation's code.
     pub fn record<'t, R: Rule>(
@@ -249,7 +252,7 @@ impl Tape {
         Ok(Var { tape: self, value, node })
     }
 
-    /// Appends a line whether or not its inputs need gradients: a segment may have parameters of its own.
+    /// Appends a node whether or not its inputs need gradients: a segment may have parameters of its own.
     pub(crate) fn append<'t>(&'t self, inputs: &[&Var<'t>], value: Tensor, rule: impl Rule) -> Result<Var<'t>> {
         self.ensure_own(rule.name(), inputs)?;
         let node = Some(self.push(Origin::Operation(Box::new(rule)), inputs, SmallVec::new(), gradient_of(&value)));

@@ -15,6 +15,7 @@ pub struct Block {
     position: Option<DepthwiseConv>,
     norm1: LayerNorm,
     attention: Attention,
+    /// With the normalisation before it, `norm2`: a GPU computes both as one.
     mlp: Mlp,
     gamma: Option<[ParamId; 2]>,
     drop_path: f64,

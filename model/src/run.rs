@@ -19,8 +19,8 @@ pub struct Output<'t> {
 }
 
 impl<'t> Output<'t> {
-    /// The first value: a classifier's logits (N, classes), or without a head, pooled features (N, C), or the first
-    /// stage's map (N, H, W, C).
+    /// The first value, whatever the configuration's [`Features`](crate::Features) make it: a classifier's logits (N,
+    /// classes), or without a head, pooled features (N, C), or the first stage's map (N, H, W, C).
     pub fn logits(&self) -> &Var<'t> {
         &self.values[0]
     }

@@ -95,7 +95,8 @@ impl AdamW {
     }
 
     /// The same where each parameter, by name, has a learning rate of its own: that of the step times `rate_of(name)`.
-    /// Errors: [`Error::Setting`], also for a rate that is negative or not finite, and for more than 128 different ones.
+    /// Errors: [`Error::Setting`], also for a rate that is negative or not finite, and if rates and decay make
+    /// more than 256 groups.
     pub fn with_rates(parameters: &Parameters, config: AdamWConfig, rate_of: impl Fn(&str) -> f64) -> Result<Self> {
         config.check()?;
         let layout = Arc::clone(parameters.layout());

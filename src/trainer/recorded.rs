@@ -63,7 +63,8 @@ impl Learner {
         for (part, ([loss, logits], tensors)) in results.iter().zip(batch.parts()).enumerate() {
             self.model.count_batch();
             let labels = &given.labels[given.slots(part, modes.len())];
-            score.add(judge(&self.model, tensors, labels, modes[part], [loss, logits])?);
+            let smoothing = self.config.label_smoothing;
+            score.add(judge(&self.model, tensors, labels, modes[part], smoothing, [loss, logits])?);
         }
         let norm = self.optimizer.finish(self.average.as_mut().map(Average::of_parameters))?;
         clip_factor(norm, self.config.max_norm()).context(LOWER_RATE)?;

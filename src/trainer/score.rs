@@ -83,7 +83,7 @@ pub fn evaluate<'b>(
     match counted.iter().find(|verdict| !verdict.score.loss.is_finite()) {
         None => Ok(counted),
         Some(Verdict { score, .. }) => {
-            let first = first_to_go_wrong(inference.model(), &tensors(batch, 0, 1)?, Mode::Evaluate);
+            let first = first_to_go_wrong(inference.model(), &tensors(batch, 0, 1)?, Mode::Evaluate, 0.0);
             bail!("{way_out}: the loss is {}; {first}", score.loss)
         }
     }
@@ -96,11 +96,12 @@ pub(super) fn judge(
     given: &[Tensor; 2],
     labels: &[u32],
     mode: Mode,
+    label_smoothing: f64,
     [loss, logits]: [&Tensor; 2],
 ) -> Result<Score> {
     let mean = f64::from(loss.item::<f32>()?);
     if !mean.is_finite() {
-        let first = first_to_go_wrong(model, given, mode);
+        let first = first_to_go_wrong(model, given, mode, label_smoothing);
         bail!("{LOWER_RATE}: the loss is {mean}; {first}");
     }
     let mut total = Score::default();
@@ -111,11 +112,11 @@ pub(super) fn judge(
 
 /// Repeats a pass whose loss was not finite, this time checking every value, to name the first operation that went
 /// wrong.
-fn first_to_go_wrong(model: &BiFormer, [images, targets]: &[Tensor; 2], mode: Mode) -> String {
+fn first_to_go_wrong(model: &BiFormer, [images, targets]: &[Tensor; 2], mode: Mode, label_smoothing: f64) -> String {
     let tape = Tape::checking_finite();
     let pass = model.forward(&tape, images, mode).map_err(anyhow::Error::from).and_then(|output| {
         let targets = targets.to_device(&output.logits().value().device())?;
-        loss(output.logits(), &targets, 0.0)?;
+        loss(output.logits(), &targets, label_smoothing)?;
         Ok(())
     });
     match pass {

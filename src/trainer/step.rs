@@ -153,7 +153,7 @@ impl Learner {
         let profile = self.profile.clone();
         let lap = |name| profile.iter().for_each(|profile| profile.lap(name));
         self.gradients.begin_step();
-        let parts = self.config.parts(batch.labels.len());
+        let (parts, smoothing) = (self.config.parts(batch.labels.len()), self.config.label_smoothing);
         let (mut score, mut traces) = (Score::default(), vec![]);
         for (part, mode) in modes(&self.config, step, parts).into_iter().enumerate() {
             if part > 0 && stop.load(Ordering::Relaxed) {
@@ -163,7 +163,7 @@ impl Learner {
             lap("copy of the images");
             traces.push(self.pass(&given, mode, batch.labels.len(), |model, left| {
                 // Before the backward pass, whose gradients a loss that is not finite would spoil.
-                score.add(judge(model, &given, &batch.labels[batch.slots(part, parts)], mode, left)?);
+                score.add(judge(model, &given, &batch.labels[batch.slots(part, parts)], mode, smoothing, left)?);
                 lap("score");
                 Ok(())
             })?);

@@ -7,7 +7,7 @@
 //! s·dS·k, dK = s·dSᵀ·q. Saved: qkv and the log-sum-exp of each query's scores; P is recomputed.
 //!
 //! It is bi-level routing attention with the whole map as the one region, routed to itself, and runs its
-//! kernels ([`bra`](mod@crate::bra)). Operands must be contiguous; f32 or f64, and bf16 on a GPU. Errors:
+//! kernels ([`bra`](mod@crate::bra), which also says how large scores may be). Operands must be contiguous; f32 or f64, and bf16 on a GPU. Errors:
 //! [`tensor::Error::Argument`], [`tensor::Error::Shape`], [`tensor::Error::DType`],
 //! [`tensor::Error::NotContiguous`]. Source: Vaswani
 //! et al., "Attention is all you need", 2017; here stage 4 of BiFormer, with s = (C/heads)^(−1/2).

@@ -1,5 +1,5 @@
-//! CPU kernels of [`layer_norm`](super::layer_norm): each row is read from memory once in the forward pass, and once in
-//! the backward pass.
+//! CPU kernels of [`layer_norm`](super::layer_norm): a row stays in the cache from its first use to its last.
+//! The forward pass goes over it three times (mean, variance, result), the backward pass once, or twice if it is long.
 
 use rayon::prelude::*;
 use tensor::cpu::parallel::{Interleaved, Out, items_per_task, sum_in_pieces};
@@ -192,7 +192,7 @@ unsafe fn backward_rows<T: Float, A: Registers>(
     unsafe { backward_in_two_sweeps::<T, A>(dy, x, weight, moments, dx, sums) };
 }
 
-/// Rows of any length, each of which is read twice: first for the sums, then for dx.
+/// Rows of any length, in two sweeps over each: first for the sums, then for dx.
 ///
 /// # Safety
 /// The machine must have the instruction set `A`.

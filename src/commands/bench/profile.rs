@@ -1,7 +1,7 @@
 //! `biformer bench --profile`: the operations of a step, compared with the machine's peak rates.
 
 use super::noise;
-use autograd::{Line, Profile, Work};
+use autograd::{Profile, ProfileLine, Work};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::fmt;
@@ -58,7 +58,7 @@ impl Report {
         };
         let (lines, steps) = (profile.lines(), steps as f64);
         let total: f64 = lines.iter().map(|line| line.seconds).sum();
-        let row = |line: &Line| {
+        let row = |line: &ProfileLine| {
             let per_nanosecond = |count: u64| count as f64 / line.seconds.max(f64::MIN_POSITIVE) / 1e9;
             let (gflops, gb_per_s) = (per_nanosecond(2 * line.multiply_adds), per_nanosecond(line.bytes));
             Row {

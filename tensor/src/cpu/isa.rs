@@ -47,7 +47,7 @@ impl Isa {
     /// unknown name, which everything else ignores.
     pub fn asked() -> Result<Option<Isa>> {
         let Some(name) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) else { return Ok(None) };
-        let found = Isa::ALL.into_iter().find(|isa| name == isa.name());
+        let found = Isa::ALL.into_iter().find(|isa| name == isa.name() || name == "portable" && *isa == Isa::Portable);
         let names = || Isa::ALL.map(Isa::name).join(", ");
         found.map(Some).ok_or_else(|| Error::argument(VARIABLE, format!("expected one of {}, got {name:?}", names())))
     }
